@@ -1,7 +1,7 @@
 """Draws the path from settings to a result that `docs/developers/architecture.md` shows.
 
 python docs/generate/architecture_picture.py writes docs/images/architecture.png. Every file that it
-names is one of the package (`tests/test_contributing.py`).
+names is one of the package (`tests/docs/test_contributing.py`).
 """
 
 from pathlib import Path

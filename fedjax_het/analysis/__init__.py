@@ -24,6 +24,8 @@ from fedjax_het.analysis.figures.metric_vs_setting import (
     plot_metric_vs_alpha,
     plot_metric_vs_setting,
 )
+from fedjax_het.analysis.figures.partition_plot import plot_partition
+from fedjax_het.analysis.figures.server_data_plot import plot_server_examples
 from fedjax_het.analysis.figures.table_curves import plot_table_curves
 from fedjax_het.analysis.grouping import find_varying_settings
 from fedjax_het.analysis.overview import make_overview_table, make_pivot_table, summarize_runs
@@ -53,6 +55,8 @@ __all__ = [
     "plot_learning_curves",
     "plot_metric_vs_alpha",
     "plot_metric_vs_setting",
+    "plot_partition",
+    "plot_server_examples",
     "plot_table_curves",
     "print_table",
     "run_paired_tests",

@@ -14,7 +14,6 @@ from typing import Any
 
 import yaml
 
-from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.utils.errors import ConfigError, display_name, format_value, require, require_name
 from fedjax_het.utils.text import to_one_line
 
@@ -23,14 +22,6 @@ MAPPING_SETTINGS = (
     *("hp", "options", "network_options", "partition_options", "server_options"),
     "optimizer_options",
 )
-
-
-def spec_to_yaml(spec: RunSpec) -> str:
-    """The YAML that makes this run again: what its settings say, in their order."""
-    nonempty_settings = {
-        name: value for name, value in spec.to_dict().items() if value not in (None, {})
-    }
-    return yaml.safe_dump(nonempty_settings, sort_keys=False, default_flow_style=None)
 
 
 def load_config_file(path: str | Path) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
+import yaml
+
 from fedjax_het.algorithms import METHODS
 from fedjax_het.utils.config import (
     Bounds,
@@ -272,3 +274,11 @@ if TYPE_CHECKING:
         protocol: str
 else:
     ResolvedRunSpec = RunSpec
+
+
+def spec_to_yaml(spec: RunSpec) -> str:
+    """Return the YAML text from which the run can be repeated, settings in their order."""
+    nonempty_settings = {
+        name: value for name, value in spec.to_dict().items() if value not in (None, {})
+    }
+    return yaml.safe_dump(nonempty_settings, sort_keys=False, default_flow_style=None)

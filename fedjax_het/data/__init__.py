@@ -1,7 +1,5 @@
 """What is learned from: data sets and how they are split among clients. NumPy, on the host."""
 
-from fedjax_het.analysis.figures.partition_plot import plot_partition
-from fedjax_het.analysis.figures.server_data_plot import plot_server_examples
 from fedjax_het.data.client_tests import (
     compute_client_mixtures,
     draw_local_tests,
@@ -69,8 +67,6 @@ __all__ = [
     "make_server_data",
     "make_server_pool",
     "partition_from_clients",
-    "plot_partition",
-    "plot_server_examples",
     "register_dataset",
     "register_partition",
     "register_server_source",

@@ -118,9 +118,9 @@ def show_environment() -> None:
     that are imported were replaced, or an installation, where hardware is not used."""
     import jax
 
-    import fedjax_het
+    from fedjax_het._version import __version__
 
-    print(f"fedjax_het {fedjax_het.__version__}, jax {jax.__version__}, {jax.devices()}")
+    print(f"fedjax_het {__version__}, jax {jax.__version__}, {jax.devices()}")
     if module_notes := find_replaced_modules():
         print(f"Restart the runtime, then run this cell again: {'; '.join(module_notes)}.")
     if hint := describe_unused_hardware():

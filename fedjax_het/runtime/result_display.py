@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedjax_het.algorithms import METHODS
-from fedjax_het.analysis.figures.output import style_axes
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.utils.errors import ConfigError, require, require_name
 from fedjax_het.utils.text import (
@@ -164,7 +163,8 @@ def plot_metric(
     )
     axes.set_xlabel(_LABELS[x])
     axes.set_ylabel(escape_mathtext(_LABELS.get(metric, metric.replace("_", " "))))
-    style_axes(axes)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
     return axes
 
 

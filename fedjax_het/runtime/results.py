@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 
 import numpy as np
 
-from fedjax_het.cli.config_file import spec_to_yaml
-from fedjax_het.config.run_spec import ResolvedRunSpec
+from fedjax_het.config.run_spec import ResolvedRunSpec, spec_to_yaml
 from fedjax_het.data import Partition
 from fedjax_het.metrics.convergence import rise_time, rolling_mean, rounds_to_reach
 from fedjax_het.metrics.costs import TrainingCost, cost_to_reach

@@ -26,13 +26,12 @@ import numpy as np
 import optax
 import pandas as pd
 
-from fedjax_het import RunSpec, simulate
 from fedjax_het.analysis import to_csv
 from fedjax_het.analysis.figure_style import add_legend
 from fedjax_het.analysis.figures.output import style_axes, write_figure
 from fedjax_het.analysis.report import write_text
 from fedjax_het.condensation import fine_tune
-from fedjax_het.config.run_spec import ResolvedRunSpec
+from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.papers.dynafed import settings
 from fedjax_het.papers.dynafed.fig6 import (
@@ -45,6 +44,7 @@ from fedjax_het.papers.programs import make_config_program
 from fedjax_het.runtime.data_assignment import build_partition
 from fedjax_het.runtime.progress import show_progress
 from fedjax_het.runtime.results import Result
+from fedjax_het.runtime.session import simulate
 from fedjax_het.runtime.sweep_log import format_run_label
 from fedjax_het.utils.config import NonNegativeInt, PositiveInt
 from fedjax_het.utils.errors import require, require_name

@@ -26,7 +26,6 @@ import numpy as np
 import pandas as pd
 from jax.flatten_util import ravel_pytree
 
-from fedjax_het import RunSpec, simulate
 from fedjax_het.analysis import to_csv
 from fedjax_het.analysis.direct_labels import LineLabel, label_line_ends
 from fedjax_het.analysis.figure_style import add_note, make_panels, set_integer_ticks
@@ -34,6 +33,7 @@ from fedjax_het.analysis.figures.output import style_axes, write_figure
 from fedjax_het.analysis.report import write_text
 from fedjax_het.condensation import SyntheticData, matching_loss, train_from_scratch, unroll
 from fedjax_het.condensation.downstream_eval import random_subset
+from fedjax_het.config.run_spec import ResolvedRunSpec
 from fedjax_het.core.evaluation import correct
 from fedjax_het.core.task import Task
 from fedjax_het.data import Dataset, load_dataset
@@ -42,6 +42,7 @@ from fedjax_het.papers.dynafed.settings import EXPERIMENT, FOLDER, PRESETS
 from fedjax_het.papers.table import TableRun, make_table_program
 from fedjax_het.runtime.progress import show_progress
 from fedjax_het.runtime.results import Result
+from fedjax_het.runtime.session import simulate
 from fedjax_het.runtime.sweep_log import format_run_label
 from fedjax_het.utils.errors import require
 
@@ -69,7 +70,7 @@ FIG6 = EXPERIMENT(
 )
 
 
-def build_network(spec: RunSpec, dataset: Dataset):
+def build_network(spec: ResolvedRunSpec, dataset: Dataset):
     """The task; `apply(params, images)` in training mode; parameters from and to a vector."""
     model = make_model(spec.model, dataset.input_shape, dataset.num_classes, **spec.model_options)
     variables = model.init(jax.random.key(spec.seed))

@@ -15,14 +15,14 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_het import RunSpec, simulate
 from fedjax_het.analysis.figure_style import PALETTE, add_legend, make_panels
 from fedjax_het.analysis.figures.output import write_figure
-from fedjax_het.config.run_spec import ResolvedRunSpec
+from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.papers.fedaf.domains import make_digit_domains
 from fedjax_het.papers.programs import make_config_program
 from fedjax_het.runtime.progress import show_progress
+from fedjax_het.runtime.session import simulate
 from fedjax_het.runtime.sweep_log import format_run_label
 from fedjax_het.utils.config import NonNegativeInt, PositiveInt, lower_bound
 from fedjax_het.utils.errors import require_name

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_het.data import Partition, make_partition, plot_partition
+from fedjax_het.analysis import plot_partition
+from fedjax_het.data import Partition, make_partition
 from fedjax_het.papers.programs import ProgramMain, make_function_program
 from fedjax_het.utils.config import NonNegativeInt
 from fedjax_het.utils.errors import require_name

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedjax_het.analysis import plot_server_examples
 from fedjax_het.analysis.figures.output import write_figure
 from fedjax_het.data import (
     load_dataset,
     make_partition,
     make_server_data,
     make_server_pool,
-    plot_server_examples,
 )
 from fedjax_het.papers.programs import ProgramMain, make_function_program
 from fedjax_het.utils.config import NonNegativeInt

@@ -9,9 +9,10 @@ from support.small_runs import FAST_OPTIONS
 from fedjax_het import ConfigError, Result, RunSpec, simulate
 from fedjax_het.algorithms import METHODS
 from fedjax_het.cli import COMMANDS, _add_config_file_words, main
-from fedjax_het.cli.config_file import load_config_file, spec_to_yaml
+from fedjax_het.cli.config_file import load_config_file
 from fedjax_het.cli.run import RunCommand
 from fedjax_het.cli.sweep import SweepCommand
+from fedjax_het.config.run_spec import spec_to_yaml
 
 SMALL = {"dataset": "digits", "model": "mlp", "num_clients": 4, "rounds": 2}
 

@@ -3,13 +3,12 @@
 import ast
 import pkgutil
 import re
-from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 
 import fedjax_het
 
-ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "fedjax_het"
 ARCHITECTURE = (ROOT / "docs" / "developers" / "architecture.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()

@@ -18,11 +18,10 @@ import fedjax_het  # noqa: F401  (first, since it asks for CPU devices)
 
 jax.config.update("jax_default_matmul_precision", "highest")
 
-from support.data import make_user_dataset  # noqa: E402
-from support.small_runs import make_spec  # noqa: E402
-
 from fedjax_het import Placement, sweep  # noqa: E402
 from fedjax_het.runtime import checkpointing, group_state, sweep_log, work_queue  # noqa: E402
+from support.data import make_user_dataset  # noqa: E402
+from support.small_runs import make_spec  # noqa: E402
 
 
 def specs_of(count, rounds):

@@ -1,7 +1,7 @@
 """Bad values at every door: one line that names what the user wrote, and nothing is computed.
 
 Fields, options, numbers and flags are those that their records have, so that a new one is tried by
-itself. `pytest -m long tests/test_entry_harness.py -s` tries all of them with every kind of mistake
+itself. `pytest -m long tests/fuzz/test_entry_points.py -s` tries all of them with every kind of mistake
 and prints the counts by kind.
 """
 

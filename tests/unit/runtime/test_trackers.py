@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.data import make_user_dataset
+from support.paths import ROOT, TESTS
 from support.small_runs import KilledError, assert_results_equal, make_spec, run_spec
 
 from fedjax_het import ConfigError, Placement, Result, federation, register_tracker, simulate, sweep
@@ -200,7 +201,7 @@ simulate(
 @pytest.mark.filterwarnings("ignore")
 def test_records_of_a_run_that_was_killed_again_and_again(tmp_path):
     """Its trackers are ahead of its checkpoints whenever it is killed."""
-    here = Path(__file__).parent
+    here = TESTS
     own = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     environment = {
         **own,  # W&B of this process would serve its children, too, and outlive them
@@ -294,7 +295,7 @@ def test_what_cannot_track_is_one_line(tmp_path, monkeypatch):
 def test_extras_have_what_trackers_import():
     import tomllib
 
-    project = Path(__file__).parents[1] / "pyproject.toml"
+    project = ROOT / "pyproject.toml"
     extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"]
     for name, tracker in TRACKERS.items():
         assert importlib.util.find_spec(f"fedjax_het.runtime.trackers.{name}")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.data import make_user_dataset
+from support.paths import ROOT, TESTS
 from support.small_runs import assert_results_equal, make_spec, with_placement
 
 from fedjax_het import ConfigError, Placement, RunSpec, sweep
@@ -156,7 +157,7 @@ def test_ray_itself_with_processes_killed(tmp_path):
     import psutil
     import ray
 
-    support = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parent)])
+    support = os.pathsep.join([str(ROOT), str(TESTS)])
     specs = [make_spec(seed=s, rounds=40) for s in range(48)]
     ray.init(num_cpus=4, runtime_env={"env_vars": {"PYTHONPATH": support}}, logging_level="error")
     lines, killed = [], []

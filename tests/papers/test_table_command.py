@@ -7,18 +7,14 @@ import subprocess
 import sys
 import tomllib
 from importlib import import_module
-from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 
 from fedjax_het.cli import main
-from fedjax_het.papers import programs
 from fedjax_het.papers.dynafed.table5 import NETWORKS
-from fedjax_het.papers.programs import find_experiments_folder, find_programs, load_program
+from fedjax_het.papers.programs import find_programs, load_program
 from fedjax_het.papers.reported import load_reported_values
-from fedjax_het.utils.errors import ConfigError
-
-ROOT = Path(__file__).parent.parent
 
 
 def test_every_item_of_every_paper_is_listed_with_what_it_is(capsys):
@@ -81,7 +77,6 @@ def test_a_folder_of_the_users_is_not_taken(installed, tmp_path):
             (folder / "experiments" / name).write_text("raise SystemExit('a stranger')\n")
     if installed:  # as a wheel has it
         shutil.copytree(ROOT / "fedjax_het", site / "fedjax_het")
-        shutil.copytree(ROOT / "experiments", site / "fedjax_het" / "experiments")
     environment = {**os.environ, "PYTHONPATH": str(site if installed else ROOT)}
     for words in (["--list"], ["table1", "--methods", "fedavg", "--list"]):
         command = [sys.executable, "-m", "fedjax_het.cli", "table", *words]
@@ -90,31 +85,10 @@ def test_a_folder_of_the_users_is_not_taken(installed, tmp_path):
         assert "fedavg, digits" in done.stdout or "DynaFed's Table 1" in done.stdout
 
 
-def test_a_wheel_carries_the_folder_where_it_is_looked_for():
+def test_a_wheel_carries_the_package_alone():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert wheel["sources"] == {"experiments": "fedjax_het/experiments"}
-    assert wheel["only-include"] == ["fedjax_het", "experiments"]  # none at the top but ours
-
-
-def test_another_package_of_that_name_is_refused(monkeypatch):
-    monkeypatch.setitem(sys.modules, "experiments", pytest)
-    with pytest.raises(ConfigError, match="another module named experiments"):
-        load_program("table1")
-
-
-def test_the_folder_inside_the_package_comes_first_and_a_strangers_never(tmp_path, monkeypatch):
-    assert find_experiments_folder() == ROOT / "experiments"
-    package = tmp_path / "fedjax_het"
-    (tmp_path / "experiments").mkdir()
-    package.mkdir()
-    monkeypatch.setattr(programs.fedjax_het, "__file__", str(package / "__init__.py"))
-    with pytest.raises(ConfigError, match="experiments is missing"):  # beside it is a stranger's
-        find_experiments_folder()
-    (tmp_path / "pyproject.toml").touch()
-    assert find_experiments_folder() == tmp_path / "experiments"
-    (package / "experiments").mkdir()
-    assert find_experiments_folder() == package / "experiments"
+    assert wheel["packages"] == ["fedjax_het"]  # none at the top but ours
 
 
 @pytest.mark.slow

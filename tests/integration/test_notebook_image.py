@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 
-ROOT = Path(__file__).parents[1]
 # Colab's at the end of 2025. The plugin comes without CUDA's libraries, which only a GPU needs.
 IMAGE = {"jax": "0.7.2", "jaxlib": "0.7.2", "flax": "0.11.2", "optax": "0.2.5", "numpy": "2.0.2"}
 PLUGIN = {"jax-cuda12-plugin": "0.7.2", "jax-cuda12-pjrt": "0.7.2"}

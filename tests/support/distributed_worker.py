@@ -16,10 +16,10 @@ if int(count) > 1:
     jax.distributed.initialize(coordinator, int(count), int(index))
 
 import numpy as np  # noqa: E402
-from support.data import make_user_dataset  # noqa: E402
-from support.small_runs import make_spec  # noqa: E402
 
 from fedjax_het import Placement, simulate, sweep  # noqa: E402
+from support.data import make_user_dataset  # noqa: E402
+from support.small_runs import make_spec  # noqa: E402
 
 folder = Path(folder)
 dataset, LANES = make_user_dataset(), Placement(lanes=1)

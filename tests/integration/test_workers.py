@@ -10,12 +10,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from support.data import make_user_dataset
+from support.paths import ROOT, TESTS, WORKERS
 from support.small_runs import KilledError, assert_results_equal, make_spec, with_placement
-from sweep_worker import specs_of
+from support.sweep_worker import specs_of
 
 from fedjax_het import sweep
 from fedjax_het.runtime import checkpointing, group_state, leases, sweep_log, work_queue
@@ -24,7 +24,7 @@ from fedjax_het.runtime.result_store import load_results
 from fedjax_het.runtime.sweep import plan_sweep
 from fedjax_het.runtime.work_queue import WorkQueue
 
-WORKER = Path(__file__).with_name("sweep_worker.py")
+WORKER = WORKERS / "sweep_worker.py"
 SPECS = [make_spec(seed=s) for s in range(4)]
 AT_ONCE = {"spread": "runs", "devices": 1, "lanes": 1, "blocks": 1}
 
@@ -242,7 +242,7 @@ def start(folder, log, count, rounds, seconds):
     environment = {
         **os.environ,
         "JAX_NUM_CPU_DEVICES": "1",
-        "PYTHONPATH": os.pathsep.join([str(WORKER.parents[1]), str(WORKER.parent)]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(TESTS)]),
     }
     with log.with_suffix(".output").open("w") as output:
         return subprocess.Popen(

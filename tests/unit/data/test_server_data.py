@@ -11,6 +11,7 @@ from PIL import Image
 from support.tfds_data import write_tfds_dataset
 
 from fedjax_het import RunSpec
+from fedjax_het.analysis import plot_server_examples
 from fedjax_het.data import (
     SERVER_SOURCES,
     dataset_from_arrays,
@@ -20,7 +21,6 @@ from fedjax_het.data import (
     make_server_data,
     make_server_pool,
     partition_from_clients,
-    plot_server_examples,
     resolve_server_options,
 )
 from fedjax_het.data.server_data import compute_total_variation

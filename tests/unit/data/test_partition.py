@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedjax_het.analysis import plot_partition
 from fedjax_het.data import (
     PARTITIONS,
     Partition,
     load_dataset,
     make_partition,
     partition_from_clients,
-    plot_partition,
 )
 from fedjax_het.data import partition_schemes as schemes_module
 from fedjax_het.data.quota_sampling import allocate_equal_counts
@@ -661,7 +661,7 @@ def test_plot_names_bad_class_names(tmp_path):
 @pytest.mark.slow
 def test_plot_leaves_pyplot_alone(tmp_path):
     code = (
-        "import sys, numpy as np; from fedjax_het.data import *; "
+        "import sys, numpy as np; from fedjax_het.data import *; from fedjax_het.analysis.figures.partition_plot import plot_partition; "
         "p = partition_from_clients([[0, 1], [2]]); "
         f"plot_partition(p, np.array([0, 1, 0]), 2, {str(tmp_path / 'x.svg')!r}); "
         "assert 'matplotlib.pyplot' not in sys.modules"

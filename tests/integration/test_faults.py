@@ -1,6 +1,6 @@
 """Kills, full disks and damaged files: nothing is lost, and the bits are the same.
 
-`pytest -m long tests/test_faults.py -s` goes through all methods and prints the counts by kind.
+`pytest -m long tests/integration/test_faults.py -s` goes through all methods and prints the counts by kind.
 """
 
 import json
@@ -25,6 +25,7 @@ from support.fault_injection import (
     simulate_full_disk,
     simulate_read_only_folder,
 )
+from support.paths import ROOT, TESTS, WORKERS
 from support.small_runs import KilledError, assert_results_equal, make_killing_callback
 
 from fedjax_het import ConfigError, Result, load_results, simulate, sweep
@@ -37,7 +38,7 @@ from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.runtime.result_store import ResultNotWrittenError
 from fedjax_het.utils.io import DamagedFileError
 
-WORKER = Path(__file__).with_name("fault_worker.py")
+WORKER = WORKERS / "fault_worker.py"
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 METHOD = "scaffold"  # states at the server and at clients
 
@@ -339,7 +340,7 @@ def test_results_without_a_checksum_are_read(tmp_path, whole):
 
 def start(what, folder, method):
     environment = {**os.environ, "FEDJAX_HET_CHECKPOINT_SECONDS": "0"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(WORKER.parents[1]), str(WORKER.parent)])
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(TESTS)])
     words = [sys.executable, str(WORKER), what, str(folder), method]
     return subprocess.Popen(
         words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

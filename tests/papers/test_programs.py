@@ -1,13 +1,12 @@
 """Programs beside the tables: a bad flag is one line with the flag as written, and status 2."""
 
 import importlib
-from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 
 from fedjax_het.papers.programs import make_function_program
 
-ROOT = Path(__file__).parent.parent
 # By module, flags with values that they cannot have.
 BAD = {
     "accelerator.launches": (["--target", "x"], ["--programs", "mlp"], ["--output", "no/x.json"]),

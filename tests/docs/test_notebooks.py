@@ -3,15 +3,15 @@
 import base64
 import os
 import re
-from pathlib import Path
 
 import nbformat
 import pytest
+from support.paths import ROOT
 
 import fedjax_het
 from notebooks.execute import RECORD, execute, lighten, small_picture, source_digest
 
-FOLDER = Path(__file__).parents[1] / "notebooks"
+FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 MOST_BYTES, MOST_SECONDS = 400_000, 120
 

@@ -2,14 +2,14 @@
 
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from support.paths import ROOT
 
 from fedjax_het.utils.errors import ConfigError
 
-EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+EXPERIMENTS = ROOT / "experiments"
 
 
 @pytest.fixture

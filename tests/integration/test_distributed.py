@@ -4,21 +4,21 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from support.paths import ROOT, TESTS, WORKERS
 
 from fedjax_het.runtime.result_store import load_results
 
-WORKER = Path(__file__).with_name("distributed_worker.py")
+WORKER = WORKERS / "distributed_worker.py"
 
 
 def start(folder, count, index, port, method, devices):
     environment = {
         **os.environ,
         "JAX_NUM_CPU_DEVICES": str(devices),
-        "PYTHONPATH": os.pathsep.join([str(WORKER.parents[1]), str(WORKER.parent)]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(TESTS)]),
     }
     words = [folder, f"127.0.0.1:{port}", count, index, method]
     return subprocess.Popen(

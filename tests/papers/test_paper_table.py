@@ -2,10 +2,10 @@
 
 import re
 import runpy
-from pathlib import Path
 
 import numpy as np
 import pytest
+from support.paths import ROOT
 
 import fedjax_het
 from fedjax_het.algorithms import METHODS
@@ -16,8 +16,6 @@ from fedjax_het.papers.table import TableArguments, make_cells
 from fedjax_het.papers.table1 import TABLE1, main
 from fedjax_het.runtime.result_store import load_results
 from fedjax_het.runtime.results import Result
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize("experiment", [TABLE1, TABLE5], ids=lambda e: e.name)
