@@ -205,8 +205,8 @@ class Result:
             summary.get("own_dataset") or data,
             summary.get("network_digest"),
             summary.get("own_partition"),
-            summary.get("compute_initial_digest"),
-            summary.get("compute_optimizer_digest"),
+            summary.get("initial_digest"),
+            summary.get("optimizer_digest"),
         )
 
     def save(self, directory: str | Path) -> Path:
