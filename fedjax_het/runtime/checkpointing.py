@@ -245,7 +245,7 @@ def _require_same_data(path: Path, record: dict, group_state: GroupState, i: int
         "dataset": group.dataset.digest(),
         "partition": group_state.prepared_runs[i].partition.digest(),
         "network": user_digests.get("network_digest"),
-        "optimizer": user_digests.get("compute_optimizer_digest"),
+        "optimizer": user_digests.get("optimizer_digest"),
         "initial": _get_initial_digest(group_state, i),
     }
     checkpoint_digests = {"initial": None, **record}

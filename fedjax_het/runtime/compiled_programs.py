@@ -239,7 +239,7 @@ class CompiledPrograms(NamedTuple):
         digests = dict(self.network_digest)
         if self.signature.optimizer == USER_PROVIDED:
             optimizer = self.signature.optimizer_source.value
-            digests["compute_optimizer_digest"] = compute_optimizer_digest(optimizer, hp)
+            digests["optimizer_digest"] = compute_optimizer_digest(optimizer, hp)
         return digests
 
     @property

@@ -221,6 +221,6 @@ def _summarize_data(group_state: GroupState, i: int) -> dict[str, Any]:
         **(
             {}
             if prepared_run.initial_model is None
-            else {"compute_initial_digest": prepared_run.initial_model.digest}
+            else {"initial_digest": prepared_run.initial_model.digest}
         ),
     }
