@@ -17,6 +17,7 @@ from fedjax_het.algorithms.builders import (
 from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.client_algorithm import Batch, ClientAlgorithm, with_contract_checks
 from fedjax_het.core.client_loop import ClientModels, Cohort, tile_over_clients, train_cohort
+from fedjax_het.core.drift import split_drift, with_drift_sums
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import (
     ClientTrainState,
@@ -200,7 +201,7 @@ def fedgen(
         old_server = state.server
         message = ServerMessage(old_server.variables, (old_server.generator, state.round))
         result = train_cohort(
-            client_algorithm,
+            with_drift_sums(client_algorithm) if training.measures_drift else client_algorithm,
             plan,
             hp,
             message,
@@ -209,6 +210,9 @@ def fedgen(
             cohort,
             gather_models=returns_client_models,
         )
+        client_update, drift = result.update, dict[str, jax.Array]()
+        if training.measures_drift:
+            client_update, drift = split_drift(client_update, message.variables["params"])
         models, teachers = _split_client_outputs(
             model, result.outputs, has_full_models=returns_client_models
         )
@@ -224,11 +228,11 @@ def fedgen(
         server_lr = plan.order_after(
             optax.tree.norm(generator_variables["params"]), hp["server_lr"]
         )
-        server = add_mean_change(hp | {"server_lr": server_lr}, old_server, result.update.mean)
+        server = add_mean_change(hp | {"server_lr": server_lr}, old_server, client_update.mean)
         change = jax.tree.map(
             jnp.subtract, server.variables["params"], old_server.variables["params"]
         )
-        info = RoundInfo(result.train_loss, optax.tree.norm(change), models=models)
+        info = RoundInfo(result.train_loss, optax.tree.norm(change), models=models, drift=drift)
         server = server._replace(generator=generator_variables, optimizer=optimizer)
         return State(server, result.states, state.round + 1), info
 

@@ -25,7 +25,6 @@ from fedjax_het.core.client_algorithm import (
     with_contract_checks,
 )
 from fedjax_het.core.divergence import has_no_new_nonfinite
-from fedjax_het.core.drift import with_drift_monitoring
 from fedjax_het.core.execution_plan import LANES_AXIS, ExecutionPlan
 from fedjax_het.core.resumable_loops import BLOCKS, CLIENTS, TURNS, map_loop, split_loop
 from fedjax_het.core.schedule import RoundSchedule
@@ -99,7 +98,7 @@ def train_cohort(
       and one output per slot.
     """
     schedule = cohort.schedule
-    algorithm, read_update = with_drift_monitoring(with_contract_checks(algorithm))
+    algorithm = with_contract_checks(algorithm)
     run_block: Callable[..., tuple] = partial(_run_block, algorithm, plan, loop_name)
     replicated_args = (hp, message, states, key, cohort.examples, schedule.max_steps)
     round_fields = (
@@ -177,7 +176,6 @@ def train_cohort(
         outputs = _select_client_models(schedule, *outputs)
     upload, loss, num_samples, num_trained, num_nonfinite = sums
     loss = jnp.where(num_nonfinite > 0, jnp.nan, loss / jnp.maximum(num_samples, 1))
-    upload = read_update(upload)
     return CohortResult(upload, num_trained.astype(jnp.int32), states, outputs, loss)
 
 

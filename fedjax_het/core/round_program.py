@@ -16,7 +16,7 @@ from fedjax_het.core.client_loop import (
     train_cohort,
 )
 from fedjax_het.core.divergence import count_nonfinite_replicated
-from fedjax_het.core.drift import monitor_drift, raise_no_model_change
+from fedjax_het.core.drift import raise_no_model_change
 from fedjax_het.core.evaluation import (
     ClientEvaluation,
     ClientTests,
@@ -349,16 +349,16 @@ def _run_round(
 
 
 def _run_algorithm_round(components: RoundComponents, hp, state, key, cohort: Cohort):
-    """The method's round: -> (state, its RoundInfo, what is found of what clients sent)."""
+    """Run the method's round.
+
+    Returns:
+      The new state, the method's `RoundInfo`, and the metrics of the clients' updates by name.
+    """
+    state, round_info = components.algorithm.round(hp, state, key, cohort)
     names = components.evaluation.update_metric_names
-    if not names:
-        return *components.algorithm.round(hp, state, key, cohort), {}
-    variables_shape = jax.eval_shape(components.task.model.init, jax.random.key(0))
-    with monitor_drift(variables_shape["params"]) as drift_monitor:
-        state, round_info = components.algorithm.round(hp, state, key, cohort)
-    if drift_monitor.values is None:
+    if names and not round_info.drift:
         raise_no_model_change()
-    return state, round_info, {name: drift_monitor.values[name] for name in names}
+    return state, round_info, {name: round_info.drift[name] for name in names}
 
 
 def _apply_lr_factor(inputs: ChunkInputs, r) -> ChunkInputs:
