@@ -248,8 +248,10 @@ def _make_setup(
     zero_variables = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
     _, unravel = ravel_pytree(zero_variables["params"])
 
-    def apply_params(params, images):
-        return model.apply({**zero_variables, "params": params}, images, train=True)[0]
+    def apply_params(params, images, **axis_argument):
+        return model.apply(
+            {**zero_variables, "params": params}, images, train=True, **axis_argument
+        )[0]
 
     num_samples = options.count_samples(model.num_classes)
     inner_batch_size = min(options.inner_batch_size or num_samples, num_samples)
@@ -331,8 +333,10 @@ def _fine_tune_if_ready(
     """The round's average fine-tuned on the data, if these are `ready`."""
 
     def fine_tune_on_shard(server_parallelism: ServerParallelism, variables, synthetic, key, lr):
-        def apply_params(params, images):
-            return model.apply({**variables, "params": params}, images, train=True)[0]
+        def apply_params(params, images, **axis_argument):
+            return model.apply(
+                {**variables, "params": params}, images, train=True, **axis_argument
+            )[0]
 
         params = fine_tune(
             apply_params,

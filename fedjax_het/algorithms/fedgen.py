@@ -31,7 +31,7 @@ from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.core.server_training import ServerTrainState, make_server_step
 from fedjax_het.nn import Generator, Model, make_generator
-from fedjax_het.nn.batch_axis import gather_rows, sum_over_shards
+from fedjax_het.nn.batch_axis import BatchAxis, gather_rows, sum_over_shards
 from fedjax_het.nn.model import Head
 from fedjax_het.utils.config import (
     Config,
@@ -378,10 +378,14 @@ def train_generator(
 
         def loss(params):
             features, state = generator.apply(
-                {**generator_variables, "params": params}, noise, labels, train=True
+                {**generator_variables, "params": params},
+                noise,
+                labels,
+                train=True,
+                batch_axis=batch.axis,
             )
             return compute_generator_loss(
-                model, hp, teachers.head, label_share_table, features, noise, labels
+                model, hp, teachers.head, label_share_table, features, noise, labels, batch.axis
             ), state
 
         (value, state), gradient = jax.value_and_grad(loss, has_aux=True)(
@@ -413,19 +417,28 @@ def compute_label_shares(teachers: TeacherHeads) -> jax.Array:
 
 
 def compute_generator_loss(
-    model: Model, hp, heads, label_share_table, features, noise, labels
+    model: Model,
+    hp,
+    heads,
+    label_share_table,
+    features,
+    noise,
+    labels,
+    batch_axis: BatchAxis | None = None,
 ) -> jax.Array:
     """The teachers' loss of features [B, F], heads and shares having a leading axis of clients, and
-    what keeps features apart as their noise [B, N] is."""
+    what keeps features apart as their noise [B, N] is; `batch_axis` are the devices that share the
+    batch, if any."""
     # In turn: products that are one with the reductions below have to be verified (`core.miscompile_guard`).
     logits = jax.lax.map(
         lambda head: _require_head(model).apply(head, features), heads
     )  # [S, B, C]
     teacher_losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels[None])
     teacher_loss = (label_share_table[:, labels] * teacher_losses).sum(0).mean()
-    noise_gaps = jnp.square(noise[:, None] - gather_rows(noise)).mean(-1)
-    feature_gaps = jnp.abs(features[:, None] - gather_rows(features)).mean(-1)
-    diversity = sum_over_shards((noise_gaps * feature_gaps).sum()) / noise_gaps.shape[1] ** 2
+    noise_gaps = jnp.square(noise[:, None] - gather_rows(noise, batch_axis)).mean(-1)
+    feature_gaps = jnp.abs(features[:, None] - gather_rows(features, batch_axis)).mean(-1)
+    diversity_sum = sum_over_shards((noise_gaps * feature_gaps).sum(), batch_axis)
+    diversity = diversity_sum / noise_gaps.shape[1] ** 2
     diversity_loss = jnp.exp(-diversity)
     return hp["teacher_weight"] * teacher_loss + hp["diversity_weight"] * diversity_loss
 

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.nn.batch_axis import BatchAxis
 from fedjax_het.utils.arrays import is_prng_key
 from fedjax_het.utils.errors import ConfigError
 
@@ -44,12 +45,17 @@ class ClientInfo(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One minibatch as stored; `mask` is 1 for samples and 0 for padding."""
+    """One minibatch as stored; `mask` is 1 for samples and 0 for padding.
+
+    axis: the devices that share the batch, whose part of it this is; None for a whole batch, which
+      is what clients always train on.
+    """
 
     images: jax.Array  # [B, H, W, C] uint8 or float32
     labels: jax.Array  # [B] int32
     mask: jax.Array  # [B] float32
     step_index: jax.Array  # [] int32: the client's steps so far in this round
+    axis: BatchAxis | None = None
 
 
 class ClientUpdate(NamedTuple):

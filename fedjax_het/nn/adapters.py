@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_het.nn.batch_axis import BatchAxis, make_axis_argument
 from fedjax_het.nn.conv.dispatch import AUTO
 from fedjax_het.nn.conv.primitive import conv2d
 from fedjax_het.nn.layers import BatchNorm, InstanceNorm, Linear
@@ -198,12 +199,12 @@ def make_flax_model(
 
     call_module = functools.partial(_apply_module, module, flag, info)
 
-    def apply(variables, x, *, train, key=None, conv_impl=AUTO):
-        out, _, state = call_module(variables, x, _Call(train, key, conv_impl))
+    def apply(variables, x, *, train, key=None, conv_impl=AUTO, batch_axis=None):
+        out, _, state = call_module(variables, x, _Call(train, key, conv_impl, batch_axis))
         return _get_logits(out), state
 
-    def embed(variables, x, *, train, key=None, conv_impl=AUTO):
-        out, features, state = call_module(variables, x, _Call(train, key, conv_impl))
+    def embed(variables, x, *, train, key=None, conv_impl=AUTO, batch_axis=None):
+        out, features, state = call_module(variables, x, _Call(train, key, conv_impl, batch_axis))
         if info.returns_features:
             return *out, state
         if features is None:
@@ -232,6 +233,7 @@ class _Call(NamedTuple):
     train: bool
     key: jax.Array | None
     conv_impl: str = AUTO
+    batch_axis: BatchAxis | None = None
 
 
 def _apply_module(
@@ -249,6 +251,8 @@ def _apply_module(
         **make_flag_arguments(flag, call.train),
         "rngs": None if call.key is None else {"dropout": call.key},
     }
+    if "batch_axis" in get_keyword_parameters(type(module).__call__):
+        kwargs |= make_axis_argument(call.batch_axis)
     mutable_collections = list(info.collections) if call.train else []
     calls = _CallRecorder(call)
     with _intercept_calls(calls, info):
