@@ -31,7 +31,7 @@ from fedjax_het.condensation.downstream_eval import random_subset
 from fedjax_het.condensation.synthesis_config import validate_step_size
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
-from fedjax_het.core.resumable_loops import cond_with_loops
+from fedjax_het.core.resumable_loops import LoopRunner
 from fedjax_het.core.rng import Purpose, Stream, fold_in_purpose, make_host_rng
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.nn import Model
@@ -355,9 +355,13 @@ def _fine_tune_if_ready(
 
     key = fold_in_purpose(context.key, Purpose.SERVER)
     args = context.variables_after, data, key, hp["fine_tune_lr"]
-    return cond_with_loops(
+
+    def run_fine_tuning(loops: LoopRunner, *args):
+        return plan.shard_server_work(fine_tune_on_shard, *args, loops=loops)
+
+    return context.cohort.loops.cond(
         is_ready,
-        partial(plan.shard_server_work, fine_tune_on_shard),
+        run_fine_tuning,
         lambda *args: context.variables_after,
         *args,
     )

@@ -26,7 +26,7 @@ from fedjax_het.core.local_training import (
     apply_gradient,
     make_local_sgd,
 )
-from fedjax_het.core.resumable_loops import SERVER, resumable_loop
+from fedjax_het.core.resumable_loops import SERVER
 from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.core.server_training import ServerTrainState, make_server_step
@@ -222,7 +222,14 @@ def fedgen(
         initial_state = old_server.generator, old_server.optimizer
         generator_key = fold_in_purpose(key, Purpose.GENERATOR)
         generator_variables, optimizer = plan.shard_server_work(
-            train_on_shard, hp, initial_state, teachers, generator_key, num_steps, lr
+            train_on_shard,
+            hp,
+            initial_state,
+            teachers,
+            generator_key,
+            num_steps,
+            lr,
+            loops=cohort.loops,
         )
         # Collectives in order: the new model, which is evaluated next, is known after them.
         server_lr = plan.order_after(
@@ -399,7 +406,7 @@ def train_generator(
         optimizer=_make_adam(hp, lr),
         server_parallelism=server_parallelism,
     )
-    trained = resumable_loop(
+    trained = server_parallelism.loops.run(
         SERVER,
         num_steps,
         step,

@@ -101,6 +101,8 @@ def train_on_synthetic_pool(
         epochs=epochs,
         max_epochs=max_epochs,
         samples_per_step=samples_per_step,
+        # The devices share the batches already, in `loss_and_gradient`.
+        server_parallelism=SINGLE_DEVICE._replace(loops=server_parallelism.loops),
     )[0]
 
 

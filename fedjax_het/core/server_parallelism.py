@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.core.resumable_loops import WHOLE_LOOPS, LoopRunner
 from fedjax_het.nn.batch_axis import (
     BatchAxis,
     gather_rows,
@@ -25,6 +26,7 @@ class ServerParallelism(NamedTuple):
 
     axis: str | None = None  # None: a device alone
     num_devices: int = 1
+    loops: LoopRunner = WHOLE_LOOPS  # runs the long loops of the work
 
     @property
     def batch_axis(self) -> BatchAxis | None:

@@ -10,7 +10,7 @@ import optax
 
 from fedjax_het.core.client_algorithm import Batch
 from fedjax_het.core.client_loop import Examples
-from fedjax_het.core.resumable_loops import DIAGNOSTICS, SERVER, resumable_loop, split_loop
+from fedjax_het.core.resumable_loops import DIAGNOSTICS, SERVER
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.core.task import Task
 from fedjax_het.nn.batch_axis import take_local_rows
@@ -202,7 +202,7 @@ def train_on_examples(
 
     start = ServerTrainState(variables, optimizer.init(variables["params"]), callback_state)
     max_num_epochs = epochs if max_epochs is None else max_epochs
-    train_state = split_loop(
+    train_state = server_parallelism.loops.run_split(
         SERVER,
         epochs * num_steps_per_epoch,
         run_steps,
@@ -324,7 +324,7 @@ def compute_gradient_moments(
 
     zeros = jax.tree.map(jnp.zeros_like, variables["params"])
     start = (zeros, jnp.zeros(()))
-    return resumable_loop(
+    return server_parallelism.loops.run(
         DIAGNOSTICS, batches.steps_per_epoch, add, start, samples_per_iteration=batches.size
     )
 
