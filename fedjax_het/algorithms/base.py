@@ -67,6 +67,7 @@ class RoundInfo(NamedTuple):
     update_norm: jax.Array  # L2 norm of the global model's change; of clients' own, see the method
     records: dict[str, jax.Array] = {}  # noqa: RUF012  what else: see `Algorithm.record_shapes`
     models: ClientModels | None = None  # where `LocalTraining.returns_client_models` asks for them
+    drift: dict[str, jax.Array] = {}  # noqa: RUF012  where `LocalTraining.measures_drift` asks
 
 
 class Traffic(NamedTuple):
