@@ -8,7 +8,6 @@ Federations made ready: settings checked, data placed, programs built but not co
 
 import functools
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from fedjax_het.runtime.compiled_programs import (
     compute_static_key,
     evict_programs,
 )
-from fedjax_het.runtime.data_assignment import assign_data, load_server_pool, resolve_dataset
+from fedjax_het.runtime.data_assignment import assign_data, load_server_pool
 from fedjax_het.runtime.group_state import RunGroup
 from fedjax_het.runtime.memory_limits import require_memory_for_plan, require_memory_for_settings
 from fedjax_het.runtime.placement import (
@@ -41,6 +40,7 @@ from fedjax_het.runtime.placement import (
     choose_client_state,
     choose_num_blocks,
     choose_num_lanes,
+    describe_workload,
     reduce_parallel_runs,
     should_shard_server_work,
 )
@@ -56,6 +56,7 @@ from fedjax_het.runtime.prepared_run import (
 )
 from fedjax_het.runtime.program_inputs import InputContext, build_group_inputs
 from fedjax_het.runtime.trained_model import ModelFile, read_model_file
+from fedjax_het.runtime.user_objects import UserObjects
 from fedjax_het.utils.errors import ConfigError, require
 
 
@@ -139,45 +140,42 @@ log = logging.getLogger("fedjax_het")
 
 def prepare_group(
     specs: Sequence[RunSpec],
-    *,
-    dataset: Dataset | None = None,
-    partitions: Sequence[Partition] | None = None,
-    user_partition: Partition | None = None,
-    network: Any = None,
-    optimizer: Any = None,
+    user_objects: UserObjects = UserObjects(),
     placement: Placement = Placement(),
-    data_dir: str | os.PathLike | None = None,
+    *,
+    partitions: Sequence[Partition] | None = None,
     pool: LabeledImages | None = None,
     num_runs: int | None = None,
 ) -> RunGroup:
     """Check the settings, make the partitions, place the data. Nothing is compiled yet.
 
     Args:
-      specs: of one `compute_static_key`.
-      dataset: the user's own, or one that is loaded already.
-      partitions: those that the settings name, one for each, where they are made already.
-      own_partition: the user's, in the place of those.
-      network: the user's own, for specs whose model is "user".
-      optimizer: the user's own, for specs whose local optimiser is "user".
-      placement: where they go.
-      data_dir: of the prepared data (default: TFDS_DATA_DIR).
-      pool: what `load_server_pool` gives for them, where it is there already.
-      count: of the runs that are made by these programs, of which these may be some; how devices
-        are shared out depends on it (default: these are all).
-    Raises: ConfigError.
+      specs: runs of one `compute_static_key`.
+      user_objects: the user's own objects; those that the settings name where there are none.
+      placement: devices, lanes and the place of client states.
+      partitions: the partitions that the settings name, one for each run, if they exist already.
+      pool: the result of `load_server_pool` for these runs, if it exists already.
+      num_runs: number of runs that the programs serve, of which these may be some; it decides how
+        devices are shared out (default: the number of `specs`).
+
+    Returns:
+      The runs, their programs (not compiled) and their data on the devices.
+
+    Raises:
+      ConfigError: if a setting or an object cannot be used.
     """
     evict_programs()
-    resolved_specs = [spec.resolved() for spec in specs]
+    resolved_specs = [spec.resolved() for spec in specs]  # nothing for those that are resolved
     assert len({compute_static_key(spec) for spec in resolved_specs}) == 1
     spec = resolved_specs[0]
-    dataset = resolve_dataset(spec, dataset, data_dir, caller="simulate")
+    dataset = user_objects.load_dataset(spec, caller="simulate")
     devices = placement.list_devices()
-    signature = build_signature(spec, dataset, network, optimizer)
+    signature = build_signature(spec, dataset, user_objects.network, user_objects.optimizer)
     require_memory_for_settings(spec, dataset, signature, placement, devices)
     algorithm = build_algorithm(signature)
     _warn_missing_norm_layers(signature)
     initial_model = load_initial_model(spec, signature)
-    pool = load_server_pool(spec, dataset, data_dir) if pool is None else pool
+    pool = load_server_pool(spec, dataset, user_objects.data_dir) if pool is None else pool
 
     trains_on_server_data = algorithm.trains_on_server_data
     named_partitions: Sequence[Partition | None] = partitions or (None,) * len(resolved_specs)
@@ -187,7 +185,7 @@ def prepare_group(
             dataset,
             pool,
             partition=named_partition,
-            user_partition=user_partition,
+            user_partition=user_objects.partition,
             trains_on_server_data=trains_on_server_data,
         )
         for resolved_spec, named_partition in zip(resolved_specs, named_partitions, strict=True)
@@ -204,8 +202,9 @@ def prepare_group(
     build_schedulers = functools.partial(
         build_trial_schedulers, resolved_specs, training_partitions, work_items, blocks
     )
+    workload = describe_workload(signature, algorithm, spec.batch_size)
     lane_choice = choose_num_lanes(
-        placement, signature, algorithm, devices, blocks, resolved_specs, build_schedulers, num_runs
+        placement, workload, devices, blocks, spec, build_schedulers, num_runs
     )
     if lane_choice.conv_impl != signature.conv_impl:
         log.info("convolutions: %s", lane_choice.conv_impl)

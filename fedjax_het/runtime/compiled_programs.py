@@ -1,13 +1,11 @@
 """What is compiled once: the programs that all runs of one static signature share."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import optax
 
 from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.algorithms.base import Algorithm
@@ -22,9 +20,7 @@ from fedjax_het.core.mmap_limit import evict_programs_if_needed
 from fedjax_het.core.optimizers import (
     OPTIMIZERS,
     LocalTrainingOptions,
-    check_transformation,
     compute_optimizer_digest,
-    make_user_transformation,
 )
 from fedjax_het.core.round_program import (
     ChunkInputs,
@@ -42,7 +38,6 @@ from fedjax_het.nn.flops import count_training_flops
 from fedjax_het.nn.precision import configure_compute
 from fedjax_het.runtime.program_inputs import ProgramSpec, get_input_kinds
 from fedjax_het.utils.arrays import is_prng_key
-from fedjax_het.utils.errors import require
 
 # Settings in which runs that share their programs may differ: they decide what the host draws, or
 # when it stops, or are traced.
@@ -122,42 +117,6 @@ class Signature(NamedTuple):
     training_options: LocalTrainingOptions  # of local training
     optimizer_source: ById  # what the optimiser's name stands for now
     conv_impl: str = AUTO  # what "auto" stands for in its convolutions
-
-
-def apply_user_network(spec: RunSpec, network: Any) -> RunSpec:
-    """The settings of a run whose network is given, or is to be the one that they name.
-
-    Raises ConfigError where they name one besides, or the user's where none is given.
-    """
-    if network is None:
-        require(
-            spec.model != USER_PROVIDED,
-            "model",
-            USER_PROVIDED,
-            "a network passed to the run: network=...",
-        )
-        return spec
-    is_allowed = spec.model in (None, USER_PROVIDED)
-    require(is_allowed, "model", spec.model, "none beside a network that is passed to the run")
-    return dataclasses.replace(spec, model=USER_PROVIDED)
-
-
-def apply_user_optimizer(spec: RunSpec, optimizer: Any) -> RunSpec:
-    """The same with an optimiser that is given, or the one that they name; see `apply_user_network`."""
-    name = spec.local_optimizer
-    if optimizer is None:
-        requirement = "an optimizer passed to the run: optimizer=..."
-        require(name != USER_PROVIDED, "local_optimizer", USER_PROVIDED, requirement)
-        return spec
-    expected = "none beside an optimizer that is passed to the run"
-    require(name in (None, USER_PROVIDED), "local_optimizer", name, expected)
-    expected_type = "an optax.GradientTransformation, or a function of hp that returns one"
-    is_valid = isinstance(optimizer, optax.GradientTransformation) or callable(optimizer)
-    require(is_valid, "optimizer", optimizer, expected_type)
-    spec = dataclasses.replace(spec, local_optimizer=USER_PROVIDED)
-    hp = spec.resolved().hp
-    check_transformation(USER_PROVIDED, functools.partial(make_user_transformation, optimizer), hp)
-    return spec
 
 
 def build_signature(

@@ -1,9 +1,7 @@
 """Who holds what: the examples of clients and server, and clients' tests, that settings name."""
 
 import dataclasses
-import functools
 import os
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,14 +14,12 @@ from fedjax_het.data import (
     Partition,
     ServerData,
     draw_withheld_examples,
-    load_dataset,
     make_client_tests,
     make_partition,
     make_server_data,
     make_server_pool,
     partition_from_clients,
 )
-from fedjax_het.data.dataset import validate_dataset
 from fedjax_het.data.normalization import get_normalization_constants
 from fedjax_het.data.partition import draw_held_out_clients, select_clients
 from fedjax_het.data.server_data import LabeledImages
@@ -47,39 +43,6 @@ class HeldOutClients(NamedTuple):
     partition: Partition  # what they hold
     tests: Partition  # of each
     clients: np.ndarray  # who they are, of all that the data were split among
-
-
-def resolve_dataset(
-    spec: ResolvedRunSpec,
-    dataset: Dataset | None,
-    data_dir: str | os.PathLike | None,
-    *,
-    caller: str,
-) -> Dataset:
-    """The user's own, or else the one that settings name. Raises ConfigError, or OSError and
-    ImportError where it is not there."""
-    if dataset is not None:
-        return validate_dataset(dataset)
-    require(
-        spec.dataset != USER_PROVIDED, "dataset", USER_PROVIDED, f"a Dataset passed to {caller}()"
-    )
-    return load_dataset(spec.dataset, normalisation=spec.normalisation, data_dir=data_dir)
-
-
-def build_dataset_selector(
-    specs: Sequence[ResolvedRunSpec], dataset: Dataset | None
-) -> Callable[[ResolvedRunSpec], Dataset | None]:
-    """Which of a sweep's runs have the user's data: those whose dataset is "user"; where none's is,
-    all, as a single run has. None of the others. ConfigError for what is no data set."""
-    validated = None if dataset is None else validate_dataset(dataset)
-    applies_to_all = all(spec.dataset != USER_PROVIDED for spec in specs)
-    return functools.partial(_select_dataset, validated, applies_to_all)  # which may be pickled
-
-
-def _select_dataset(
-    dataset: Dataset | None, applies_to_all: bool, spec: ResolvedRunSpec
-) -> Dataset | None:
-    return dataset if applies_to_all or spec.dataset == USER_PROVIDED else None
 
 
 def user_dataset_digest(spec: ResolvedRunSpec, dataset: Dataset) -> str | None:

@@ -20,6 +20,7 @@ from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.runtime.results import Result, summarize_metrics
 from fedjax_het.runtime.trained_model import InputSpec, TrainedModel, extract_model
 from fedjax_het.utils.arrays import fetch_to_host
+from fedjax_het.utils.errors import require
 
 
 def build_results(group_state: GroupState) -> list[Result]:
@@ -40,19 +41,29 @@ def compute_run_digest(group_state: GroupState, i: int) -> str:
     return Result(group_state.prepared_runs[i].spec, {}, summary).digest()
 
 
-def build_model_getter(
-    group_state: GroupState, i: int, state: Any
-) -> Callable[[int | None], TrainedModel]:
-    """What gives the models of a run in this state."""
+def build_model_getter(group_state: GroupState, i: int, state: Any) -> Callable[..., TrainedModel]:
+    """Return a function of a client's id, or None, to a trained model of a run in this state.
+
+    The function refuses a `network` and an `optimizer`, which only states in files need.
+    """
     group, prepared_run = group_state.group, group_state.prepared_runs[i]
-    return functools.partial(
-        extract_model,
-        group.program.signature,
-        prepared_run.spec,
-        InputSpec.from_dataset(group.dataset),
-        state,
-        prepared_run.hp,
-    )
+    arguments = {
+        "signature": group.program.signature,
+        "spec": prepared_run.spec,
+        "input_spec": InputSpec.from_dataset(group.dataset),
+        "state": state,
+        "hp": prepared_run.hp,
+    }
+    return functools.partial(_get_model, arguments)
+
+
+def _get_model(
+    arguments: dict[str, Any], client: int | None = None, **user_objects: Any
+) -> TrainedModel:
+    """Return a model of a run that `arguments` of `extract_model` describe."""
+    for name, value in user_objects.items():
+        require(value is None, name, value, "none: the run has its own")
+    return extract_model(**arguments, client=client)
 
 
 def _build_result(group_state: GroupState, i: int, state: Any) -> Result:

@@ -18,6 +18,7 @@ from fedjax_het.data import Dataset
 from fedjax_het.runtime.build import on_single_device, prepare_group
 from fedjax_het.runtime.group_state import GroupState, compute_state_shapes, init_group, init_states
 from fedjax_het.runtime.placement import DEVICE_STATE, Placement
+from fedjax_het.runtime.user_objects import UserObjects
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.validation import validate_arguments
@@ -98,7 +99,7 @@ def count_flops(
     """
     placement = Placement(lanes=lanes, blocks=1, devices=1, client_state=DEVICE_STATE)
     group = on_single_device(
-        prepare_group([spec], dataset=dataset, placement=placement, data_dir=data_dir)
+        prepare_group([spec], UserObjects(dataset, data_dir=data_dir), placement)
     )
     group_state = init_group(group, group.prepared_runs)
     return _count_run(group_state)
