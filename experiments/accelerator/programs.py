@@ -123,7 +123,7 @@ def lower_case(case: Case, dataset: Dataset, devices: Sequence[jax.Device]) -> A
     if case.devices > 1:
         placement = dataclasses.replace(placement, server_work="shared")
     group = prepare_group([spec], UserObjects(dataset), placement=placement)
-    host_plan = group.plan
+    host_plan = group.program.plan
     assert host_plan.mesh is not None
     mesh = Mesh(
         np.array(devices[: case.devices]),
@@ -131,8 +131,6 @@ def lower_case(case: Case, dataset: Dataset, devices: Sequence[jax.Device]) -> A
         axis_types=(jax.sharding.AxisType.Auto,),
     )
     program = build_programs(group.program.signature, host_plan._replace(mesh=mesh))
-    context = dataclasses.replace(group.context, plan=host_plan)
-    group = dataclasses.replace(group, context=context)
     runs = init_group(group, group.prepared_runs)
     state = compute_state_shapes(runs)
     inputs: tuple

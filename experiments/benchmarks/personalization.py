@@ -212,7 +212,7 @@ def time_messages(spec: RunSpec, dataset, repetitions: int = 10) -> float:
     from fedjax_het.runtime.build import prepare_group
 
     group = prepare_group([spec], UserObjects(dataset))
-    task, plan = group.program.task, group.plan
+    task, plan = group.program.task, group.program.plan
     keys = jax.random.split(jax.random.key(0), spec.num_clients)
     models = plan.put(jax.jit(jax.vmap(task.model.init))(keys)["params"])
     is_participating = plan.put(jnp.ones(spec.num_clients, bool))

@@ -61,5 +61,5 @@ def benchmark_rounds(
         [scheduler.draw_cohort(r) for r in range(rounds)],
         group_state.timing.compile_seconds,
         group.useful_work_fraction(group.prepared_runs),
-        group.plan.describe(),
+        group.program.plan.describe(),
     )

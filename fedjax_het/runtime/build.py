@@ -6,6 +6,7 @@ The model that a run begins with, where that is in a file.
 Federations made ready: settings checked, data placed, programs built but not compiled.
 """
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ import jax
 
 from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
-from fedjax_het.core.autotune.search import LaneChoice
+from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.data.server_data import LabeledImages
 from fedjax_het.runtime.compiled_programs import (
@@ -31,7 +32,6 @@ from fedjax_het.runtime.compiled_programs import (
     evict_programs,
 )
 from fedjax_het.runtime.data_assignment import assign_data, load_server_pool
-from fedjax_het.runtime.group_state import RunGroup
 from fedjax_het.runtime.memory_limits import require_memory_for_plan, require_memory_for_settings
 from fedjax_het.runtime.placement import (
     SPLIT_STATE,
@@ -47,6 +47,7 @@ from fedjax_het.runtime.placement import (
 from fedjax_het.runtime.prepared_run import (
     InitialModel,
     PreparedRun,
+    RunGroup,
     add_method_inputs,
     build_federation_data,
     build_prepared_run,
@@ -54,7 +55,7 @@ from fedjax_het.runtime.prepared_run import (
     build_work_items,
     compute_group_shapes,
 )
-from fedjax_het.runtime.program_inputs import InputContext, build_group_inputs
+from fedjax_het.runtime.program_inputs import GROUP_INPUTS, InputContext, build_inputs
 from fedjax_het.runtime.trained_model import ModelFile, read_model_file
 from fedjax_het.runtime.user_objects import UserObjects
 from fedjax_het.utils.errors import ConfigError, require
@@ -191,16 +192,13 @@ def prepare_group(
         for resolved_spec, named_partition in zip(resolved_specs, named_partitions, strict=True)
     ]
     work_items = [
-        build_work_items(resolved_spec, data_assignment.training_partition, dataset, algorithm)
-        for resolved_spec, data_assignment in zip(resolved_specs, data_assignments, strict=True)
+        build_work_items(data_assignment, dataset, algorithm)
+        for data_assignment in data_assignments
     ]
     blocks = choose_num_blocks(placement, devices, spec)
     num_runs = num_runs or len(resolved_specs)
-    training_partitions = [
-        data_assignment.training_partition for data_assignment in data_assignments
-    ]
     build_schedulers = functools.partial(
-        build_trial_schedulers, resolved_specs, training_partitions, work_items, blocks
+        build_trial_schedulers, data_assignments, work_items, blocks
     )
     workload = describe_workload(signature, algorithm, spec.batch_size)
     lane_choice = choose_num_lanes(
@@ -211,13 +209,14 @@ def prepare_group(
         signature = signature._replace(conv_impl=lane_choice.conv_impl)
     prepared_runs = [
         build_prepared_run(
-            *resolved_spec,
+            data_assignment,
+            items,
             algorithm,
             blocks=blocks,
             lanes=lane_choice.lanes,
             initial_model=initial_model,
         )
-        for resolved_spec in zip(resolved_specs, data_assignments, work_items, strict=True)
+        for data_assignment, items in zip(data_assignments, work_items, strict=True)
     ]
     prepared_runs = add_method_inputs(prepared_runs, algorithm, dataset, pool)
     server_sharding_check = functools.partial(
@@ -233,7 +232,10 @@ def prepare_group(
         program = build_programs(signature, plan._replace(has_sharded_client_states=True))
     check_traffic_contract(program, prepared_runs, dataset, pool)
     require_memory_for_plan(program, prepared_runs[0], client_state, placement)
-    return _place_group(program, dataset, pool, prepared_runs, lane_choice, client_state)
+    shapes = compute_group_shapes(prepared_runs, program.plan)
+    return _place_shared_inputs(
+        RunGroup(program, prepared_runs, dataset, pool, shapes, lane_choice, client_state)
+    )
 
 
 def _warn_missing_norm_layers(signature: Signature) -> None:
@@ -251,32 +253,22 @@ def _warn_missing_norm_layers(signature: Signature) -> None:
 
 
 def with_fewer_parallel_runs(group: RunGroup, num_parallel: int) -> RunGroup:
-    """The same federations, `width` at a time on each device; 0: one at a time on all devices."""
-    program = build_programs(
-        group.program.signature, reduce_parallel_runs(group.plan, num_parallel)
-    )
-    unchanged_fields = (group.prepared_runs, group.lane_choice, group.client_state)
-    return _place_group(program, group.dataset, group.pool, *unchanged_fields)
+    """Return the group with so many runs at a time on each device; 0: one on all devices."""
+    return _with_plan(group, reduce_parallel_runs(group.program.plan, num_parallel))
 
 
 def on_single_device(group: RunGroup) -> RunGroup:
-    """The same federations on the default device, of which programs know nothing."""
-    program = build_programs(group.program.signature, group.plan._replace(mesh=None))
-    unchanged_fields = (group.prepared_runs, group.lane_choice, group.client_state)
-    return _place_group(program, group.dataset, group.pool, *unchanged_fields)
+    """Return the group on the default device, of which programs know nothing."""
+    return _with_plan(group, group.program.plan._replace(mesh=None))
 
 
-def _place_group(
-    program: CompiledPrograms,
-    dataset: Dataset,
-    pool: LabeledImages | None,
-    prepared_runs: list[PreparedRun],
-    lane_choice: LaneChoice,
-    client_state: str,
-) -> RunGroup:
-    """A group with its data on the devices."""
-    shapes = compute_group_shapes(prepared_runs, program.plan)
-    context = InputContext(program.plan, program.program_spec, dataset, pool, shapes)
-    return RunGroup(
-        program, prepared_runs, context, build_group_inputs(context), lane_choice, client_state
-    )
+def _with_plan(group: RunGroup, plan: ExecutionPlan) -> RunGroup:
+    program = build_programs(group.program.signature, plan)
+    shapes = compute_group_shapes(group.prepared_runs, plan)
+    return _place_shared_inputs(dataclasses.replace(group, program=program, shapes=shapes))
+
+
+def _place_shared_inputs(group: RunGroup) -> RunGroup:
+    """Return the group with its data on the devices."""
+    shared_inputs = build_inputs(InputContext(group), GROUP_INPUTS)
+    return dataclasses.replace(group, shared_inputs=shared_inputs)

@@ -12,7 +12,13 @@ from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.builders import num_bytes, with_pretraining
 from fedjax_het.config.resolve import USER_PROVIDED, optional_hyperparameters
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
-from fedjax_het.core.execution_plan import PER_RUN, REPLICATED, ExecutionPlan, make_execution_plan
+from fedjax_het.core.execution_plan import (
+    PER_DEVICE,
+    PER_RUN,
+    REPLICATED,
+    ExecutionPlan,
+    make_execution_plan,
+)
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.lr_schedules import is_round_schedule_hyperparameter
 from fedjax_het.core.miscompile_guard import VerifiedJit
@@ -23,6 +29,7 @@ from fedjax_het.core.optimizers import (
     compute_optimizer_digest,
 )
 from fedjax_het.core.round_program import (
+    SCHEDULE_PLACEMENTS,
     ChunkInputs,
     EvaluationOptions,
     RoundComponents,
@@ -36,7 +43,6 @@ from fedjax_het.nn import NETWORKS, Model, compute_network_digest, make_model, t
 from fedjax_het.nn.conv.dispatch import AUTO
 from fedjax_het.nn.flops import count_training_flops
 from fedjax_het.nn.precision import configure_compute
-from fedjax_het.runtime.program_inputs import ProgramSpec, get_input_kinds
 from fedjax_het.utils.arrays import is_prng_key
 
 # Settings in which runs that share their programs may differ: they decide what the host draws, or
@@ -172,9 +178,9 @@ class CompiledPrograms(NamedTuple):
     signature: Signature
     task: Task
     plan: ExecutionPlan
-    program_spec: ProgramSpec
+    algorithm: Algorithm
+    input_kinds: ChunkInputs  # of what it reads, see `get_input_kinds`
     init: Callable  # (number of client states) -> (hp, key, first model: drawn) -> State
-    rounds: RoundComponents
     chunk: VerifiedJit
     partial_round: VerifiedJit  # a part of a round; compiled where rounds are long
     samples_per_round: dict[
@@ -183,8 +189,9 @@ class CompiledPrograms(NamedTuple):
     server_stages: dict[str, VerifiedJit]
 
     @property
-    def algorithm(self) -> Algorithm:
-        return self.program_spec.algorithm
+    def components(self) -> RoundComponents:
+        """The parts of a round, as `core.round_program` takes them."""
+        return RoundComponents(self.algorithm, self.task, self.plan, self.signature.evaluation)
 
     @property
     def network_digest(self) -> dict[str, str]:
@@ -201,9 +208,38 @@ class CompiledPrograms(NamedTuple):
             digests["optimizer_digest"] = compute_optimizer_digest(optimizer, hp)
         return digests
 
-    @property
-    def evaluation(self) -> EvaluationOptions:
-        return self.program_spec.evaluation
+
+def get_input_kinds(algorithm: Algorithm, signature: Signature) -> ChunkInputs:
+    """Return what a program reads.
+
+    Args:
+      algorithm: the method.
+      signature: the other static choices of its runs.
+
+    Returns:
+      What each input is to the runs that go in step, see `ExecutionPlan.map_runs`; None, or {}, for
+      an input that the program does not read.
+    """
+    has_global_model = algorithm.global_model is not None
+    has_client_tests = signature.evaluation.has_client_tests
+    has_diagnostics = signature.evaluation.diagnostics_every > 0
+    kinds: dict[str, Any] = dict(
+        hp=PER_RUN,
+        train_key=PER_RUN,
+        schedule=SCHEDULE_PLACEMENTS,
+        num_rounds=PER_DEVICE,
+        num_eval_batches=REPLICATED,
+        examples=REPLICATED,
+        tuning_schedule=SCHEDULE_PLACEMENTS if algorithm.fine_tuning is not None else None,
+        test_set=REPLICATED if has_global_model else None,
+        client_tests=PER_RUN if has_client_tests else None,
+        test_examples=REPLICATED if has_client_tests else None,
+        server_examples=PER_RUN if signature.has_server_data else None,
+        diagnostics_schedule=SCHEDULE_PLACEMENTS if has_diagnostics else None,
+        method_inputs=PER_RUN if algorithm.round_inputs else {},
+        lr_factors=PER_RUN if signature.has_lr_schedule else None,
+    )
+    return ChunkInputs(**kinds)
 
 
 @functools.lru_cache(maxsize=32)
@@ -255,10 +291,7 @@ def build_programs(signature: Signature, plan: ExecutionPlan) -> CompiledProgram
     """The programs, built but not compiled."""
     task, evaluation = build_local_training(signature).task, signature.evaluation
     algorithm = build_algorithm(signature, plan)
-    program_spec = ProgramSpec(
-        algorithm, evaluation, signature.has_server_data, signature.has_lr_schedule
-    )
-    kinds = get_input_kinds(program_spec)
+    kinds = get_input_kinds(algorithm, signature)
     rounds, samples_per_round = RoundComponents(algorithm, task, plan, evaluation), {}
 
     def record_samples(inputs: ChunkInputs, samples: float) -> None:
@@ -293,9 +326,9 @@ def build_programs(signature: Signature, plan: ExecutionPlan) -> CompiledProgram
         signature,
         task,
         plan,
-        program_spec,
+        algorithm,
+        kinds,
         init,
-        rounds,
         chunk,
         partial_round,
         samples_per_round,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,15 +27,29 @@ from fedjax_het.data.server_data import LabeledImages
 from fedjax_het.utils.errors import ConfigError, display_names_within, require
 
 
-class DataAssignment(NamedTuple):
-    """What the clients and the server of a federation have."""
+@dataclass(frozen=True, eq=False)
+class DataAssignment:
+    """The data of a run's clients and server; `prepared_run.PreparedRun` adds the schedules.
 
-    partition: Partition  # what clients hold of their own
-    training_partition: Partition  # and, where the method says so, the server's examples besides
-    client_tests: Partition | None  # of every client, where they are tested on their own
-    server_data: ServerData | None  # its examples, if it has any
-    held_out: "HeldOutClients | None" = None  # clients that take no part
-    user_digests: dict[str, str] = {}  # noqa: RUF012  what is not as the settings name it: see `collect_user_digests`
+    Attributes:
+      spec: the settings of the run.
+      partition: the examples of each client.
+      training_partition: the examples that each client trains on: its own, and those of the server
+        where the method trains clients on them.
+      client_tests: the test examples of each client, where clients are tested on their own.
+      server_data: the examples of the server, if it has any.
+      held_out: clients that take no part in training.
+      user_digests: digests of data that are not as the settings name them, see
+        `collect_user_digests`.
+    """
+
+    spec: ResolvedRunSpec
+    partition: Partition
+    training_partition: Partition
+    client_tests: Partition | None = None
+    server_data: ServerData | None = None
+    held_out: "HeldOutClients | None" = None
+    user_digests: dict[str, str] = field(default_factory=dict)
 
 
 class HeldOutClients(NamedTuple):
@@ -164,7 +179,7 @@ def assign_data(
             )
     user_digests = collect_user_digests(spec, dataset, user_partition)
     return DataAssignment(
-        partition, training_partition, client_tests, server_data, held_out, user_digests
+        spec, partition, training_partition, client_tests, server_data, held_out, user_digests
     )
 
 

@@ -164,11 +164,11 @@ class GroupRunner:
             or group_state.rounds_done == group_state.total_rounds
         ):
             return False
-        num_free = group_state.plan.max_parallel_runs - len(self.active_jobs)
+        num_free = group_state.group.program.plan.max_parallel_runs - len(self.active_jobs)
         if (
             group_state.round_progress is not None
             or not self.active_jobs
-            or num_free < MIN_FREE_FRACTION * group_state.plan.max_parallel_runs
+            or num_free < MIN_FREE_FRACTION * group_state.group.program.plan.max_parallel_runs
         ):
             return False
         waiting_jobs = [job for job in self.jobs if job.digest in self.work_queue.remaining]

@@ -123,7 +123,7 @@ class _TracedProgram(NamedTuple):
 
 
 def _count_run(group_state: GroupState) -> RunFlops:
-    stages = group_state.algorithm.server_stages
+    stages = group_state.group.program.algorithm.server_stages
     traced_programs = [
         _trace_rounds(group_state),
         *(_trace_server_stage(group_state, stage) for stage in stages),
@@ -162,7 +162,7 @@ def _count_run(group_state: GroupState) -> RunFlops:
             )
         )
     tuning = 0
-    if group_state.algorithm.fine_tuning is not None:
+    if group_state.group.program.algorithm.fine_tuning is not None:
         final_state = state
         evaluated_inputs = _build_round_inputs(
             group_state, group_state.total_rounds - 1, is_evaluated=True

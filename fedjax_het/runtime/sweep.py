@@ -245,12 +245,12 @@ def execute_runs(
             )
             for jobs, group in _precompile_groups(prepared_groups, placement.memory):
                 try:
-                    if group.plan.max_parallel_runs == 1:  # not even one by itself may fit
+                    if group.program.plan.max_parallel_runs == 1:  # not even one by itself may fit
                         single_run = init_group(group, group.prepared_runs[:1])
                         require_memory_for_programs(single_run, placement.memory)
                 except InsufficientMemoryError as error:
                     _reject_jobs(share, reasons, jobs, error)
-                while slots := share.acquire_slots(jobs, group.plan.max_parallel_runs):
+                while slots := share.acquire_slots(jobs, group.program.plan.max_parallel_runs):
                     group_runner = GroupRunner(group, jobs, slots, result_writer, share, callbacks)
                     jobs = group_runner.run_jobs(keep_state=options.keep_state)
     return share.results, reasons
@@ -434,8 +434,10 @@ def _precompile_groups(
             if group is None:
                 continue
             # What the group before leaves free counts, as long as it has not begun.
-            assert group.plan.mesh is not None
-            available_bytes = memory or usable_free_bytes(list(group.plan.mesh.devices.flat))
+            assert group.program.plan.mesh is not None
+            available_bytes = memory or usable_free_bytes(
+                list(group.program.plan.mesh.devices.flat)
+            )
             future = compiler.submit(_fit_to_memory, group, available_bytes)
             if pending is not None:
                 yield pending[0], pending[1].result()
@@ -449,7 +451,10 @@ def _fit_to_memory(group: RunGroup, available_bytes: int | None) -> RunGroup:
     """The group, compiled, with as many federations at a time as these bytes on each device
     allow."""
     while True:
-        capacity, num_parallel = group.plan.max_parallel_runs, group.plan.num_parallel
+        capacity, num_parallel = (
+            group.program.plan.max_parallel_runs,
+            group.program.plan.num_parallel,
+        )
         required_bytes = measure_required_memory(init_group(group, group.prepared_runs[:capacity]))
         if available_bytes is None or capacity == 1 or required_bytes <= available_bytes:
             return group
@@ -458,8 +463,10 @@ def _fit_to_memory(group: RunGroup, available_bytes: int | None) -> RunGroup:
             max(int(num_parallel * available_bytes / required_bytes), 1 if num_parallel > 1 else 0),
         )
         if fewer:
-            assert group.plan.mesh is not None
-            fewer = balance_parallel_runs(len(group.prepared_runs), group.plan.mesh.size, fewer)
+            assert group.program.plan.mesh is not None
+            fewer = balance_parallel_runs(
+                len(group.prepared_runs), group.program.plan.mesh.size, fewer
+            )
         log.info(
             "%d federations on each device would take %.2f GB and %.2f are free: %s",
             num_parallel,

@@ -248,7 +248,7 @@ def test_a_state_may_begin_with_what_is_not_finite():
     group = prepare_group([make_spec("dynafed")], UserObjects(make_user_dataset()))
     made = init_group(group, group.prepared_runs)
     init_states(made)
-    first = count_nonfinite_per_run(made.state, has_run_axis=made.context.runs_parallel)
+    first = count_nonfinite_per_run(made.state, has_run_axis=made.group.runs_parallel)
     assert (first > 0).sum() == 4  # no loss yet at any start, no best one, an empty log of two
     assert count_nonfinite({"a": jnp.array([jnp.inf, 1]), "n": jnp.arange(3)}).tolist() == [1]
     assert count_nonfinite({"k": jax.random.key(0), "b": jnp.array(True)}).tolist() == []

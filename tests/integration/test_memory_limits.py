@@ -178,7 +178,7 @@ def test_the_data_set_counts_on_every_device(monkeypatch):
 
 
 def test_what_clients_keep_goes_to_the_host_or_is_refused(monkeypatch):
-    monkeypatch.setattr(build, "_place_group", None)
+    monkeypatch.setattr(build, "_place_shared_inputs", None)
     one = make_spec("scaffold", num_clients=50, participation=0.1)
     with pytest.raises(
         InsufficientMemoryError
@@ -210,8 +210,8 @@ def test_a_run_that_finds_no_room_takes_fewer_lanes(monkeypatch):
     asked = []
 
     def refused(runs, memory):
-        asked.append(runs.plan.lanes)
-        if runs.plan.lanes > 1:
+        asked.append(runs.group.program.plan.lanes)
+        if runs.group.program.plan.lanes > 1:
             raise InsufficientMemoryError("none")
 
     monkeypatch.setattr("fedjax_het.runtime.session.require_memory_for_programs", refused)

@@ -208,8 +208,8 @@ def test_a_group_that_would_not_fit_is_split_before_it_runs(monkeypatch, caplog)
     fits = sweep_module._fit_to_memory(group, int(needed * 1.01))
     assert fits.plan.num_parallel == 4
     halved = sweep_module._fit_to_memory(group, int(needed * 0.6))
-    assert halved.plan.num_parallel in (1, 2) and halved.plan.mesh_axis == "runs"
-    first = init_group(halved, group.prepared_runs[: halved.plan.max_parallel_runs])
+    assert halved.program.plan.num_parallel in (1, 2) and halved.program.plan.mesh_axis == "runs"
+    first = init_group(halved, group.prepared_runs[: halved.program.plan.max_parallel_runs])
     assert measure_required_memory(first) < 0.6 * needed
     assert sweep_module._fit_to_memory(group, 1).plan.mesh_axis == "lanes"
     made = make(specs, spread="runs", width=4, memory=int(needed * 0.6)).results
