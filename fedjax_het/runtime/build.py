@@ -1,10 +1,4 @@
-"""What a method says of its traffic, asked before its program compiles: after the last round would
-be too late.
-
-The model that a run begins with, where that is in a file.
-
-Federations made ready: settings checked, data placed, programs built but not compiled.
-"""
+"""Preparation of runs: settings are checked, data are placed, programs are built but not compiled."""
 
 import dataclasses
 import functools
@@ -59,6 +53,8 @@ from fedjax_het.runtime.program_inputs import GROUP_INPUTS, InputContext, build_
 from fedjax_het.runtime.trained_model import ModelFile, read_model_file
 from fedjax_het.runtime.user_objects import UserObjects
 from fedjax_het.utils.errors import ConfigError, require
+
+log = logging.getLogger("fedjax_het")
 
 
 def check_traffic_contract(
@@ -134,9 +130,6 @@ def _format_leaf_shapes(tree: Any) -> dict[str, str]:
         jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype} {leaf.shape}"
         for path, leaf in leaves
     }
-
-
-log = logging.getLogger("fedjax_het")
 
 
 def prepare_group(

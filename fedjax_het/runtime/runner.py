@@ -1,6 +1,6 @@
-"""What calls of the rounds' program read, made by a thread while the devices work.
+"""Runs that go in step, from the first round to the last: the host's side of the work.
 
-Runs advanced in step, from the first round to the last: the host's side of the work.
+A thread prefetches the inputs of the next calls of the program while the devices work.
 """
 
 import logging

@@ -1,7 +1,4 @@
-"""One federation as a loop over its rounds, which whoever goes through it may look at and leave.
-
-Run one federation, from its settings to its result.
-"""
+"""One federation, from its settings to its result, as one call or as a loop over its rounds."""
 
 import dataclasses
 import os
@@ -34,10 +31,9 @@ from fedjax_het.runtime.memory_limits import (
 from fedjax_het.runtime.placement import Placement
 from fedjax_het.runtime.progress import Progress
 from fedjax_het.runtime.result_builder import build_result
-from fedjax_het.runtime.result_store import ResultWriter, save_run_files
-from fedjax_het.runtime.results import Result
+from fedjax_het.runtime.result_store import ResultWriter, SavedStateIndex, save_run_files
+from fedjax_het.runtime.results import Result, build_state_path
 from fedjax_het.runtime.runner import advance_runs, log_run_header, start_runs
-from fedjax_het.runtime.saved_states import SavedStateIndex, build_state_path
 from fedjax_het.runtime.trackers.callback import add_tracker_callback
 from fedjax_het.runtime.user_objects import UserObjects
 from fedjax_het.utils.config import PositiveInt

@@ -23,7 +23,6 @@ from fedjax_het.data import Dataset, Partition, load_dataset
 from fedjax_het.data.partition import select_clients
 from fedjax_het.nn import compute_network_digest, to_model
 from fedjax_het.runtime.build import (
-    RunGroup,
     compute_initial_digest,
     prepare_group,
     with_fewer_parallel_runs,
@@ -44,11 +43,16 @@ from fedjax_het.runtime.hardware import warn_unused_hardware
 from fedjax_het.runtime.leases import Leases, exit_on_sigterm
 from fedjax_het.runtime.memory_limits import InsufficientMemoryError, require_memory_for_programs
 from fedjax_het.runtime.placement import Placement, balance_parallel_runs
+from fedjax_het.runtime.prepared_run import RunGroup
 from fedjax_het.runtime.provenance import compute_run_digest, describe_environment
 from fedjax_het.runtime.result_display import build_runs_dataset, format_outcome, format_settings
-from fedjax_het.runtime.result_store import ResultWriter, build_dataframe, load_result
+from fedjax_het.runtime.result_store import (
+    ResultWriter,
+    SavedStateIndex,
+    build_dataframe,
+    load_result,
+)
 from fedjax_het.runtime.results import Result
-from fedjax_het.runtime.saved_states import SavedStateIndex
 from fedjax_het.runtime.sweep_log import Job
 from fedjax_het.runtime.trackers.callback import add_tracker_callback
 from fedjax_het.runtime.user_objects import UserObjects
