@@ -356,7 +356,7 @@ def _check_layer_without_flag(module: nn.Module, layer: nn.Module, kwargs: dict)
         (nn.Dropout, "deterministic", "dropout"),
         (nn.BatchNorm, "use_running_average", "batch norm"),
     ):
-        if not isinstance(layer, kind) or getattr(layer, "samples_per_second", 1) == 0:
+        if not isinstance(layer, kind) or getattr(layer, "rate", 1) == 0:
             continue
         if not (kwargs.get(name) or getattr(layer, name)):
             raise ConfigError(

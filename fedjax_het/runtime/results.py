@@ -35,7 +35,12 @@ from fedjax_het.runtime.result_schema import (
 from fedjax_het.utils.arrays import decode_arrays, encode_arrays, save_arrays
 from fedjax_het.utils.config import Bounds, validate_number
 from fedjax_het.utils.errors import ConfigError, require
-from fedjax_het.utils.io import DamagedFileError, write_atomically
+from fedjax_het.utils.io import (
+    DamagedFileError,
+    find_stored_file,
+    read_stored_file,
+    write_atomically,
+)
 from fedjax_het.utils.text import to_one_line
 
 if TYPE_CHECKING:
@@ -254,11 +259,10 @@ class Result:
         """
         path = Path(path)
         try:
-            text = path.read_bytes()
-            arrays = path.with_suffix(".npz").read_bytes() if text else b""
+            text = read_stored_file(path)
+            arrays = read_stored_file(path.with_suffix(".npz")) if text else b""
         except FileNotFoundError as error:
-            if not path.exists():
-                raise
+            find_stored_file(path)  # raises if the JSON is missing
             raise DamagedFileError(
                 f"result {str(path)!r}: {error.filename!r} is missing"
             ) from error

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -187,8 +186,11 @@ def build_training_functions(run: Result, dataset: Dataset) -> TrainingFunctions
 
 def load_run(path: str) -> Result:
     """ConfigError where it has no synthetic data."""
-    require(Path(path).is_file(), "result", path, "the JSON of a kept run")
-    run = Result.load(path)
+    try:
+        run = Result.load(path)
+    except OSError:
+        require(False, "result", path, "the JSON of a kept run")
+        raise
     load_synthetic_data(run, path)
     return run
 
