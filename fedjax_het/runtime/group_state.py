@@ -1,4 +1,4 @@
-"""Runs that go in step: what they keep while they are advanced, and how they begin."""
+"""The state of runs that go in step, and its initialization."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -52,37 +52,46 @@ class ChunkLimits(NamedTuple):
 
 @dataclass(eq=False)
 class GroupState:
-    """Runs of one group that go in step, and where they stand.
+    """The state of runs of one group that go in step.
 
-    prepared_runs: as many as run at once, or fewer. cached_inputs: of their program, those that stay
-    the same. state: of all of them, on the devices. pager: of their clients'
-    states, where those are on the host. stopped: of each run that diverged, the round, or how many
-    were done where work between rounds did. early: how each ended that was ended before its last
-    round. given: those whose results are made, while others go on. pause: calls end at multiples of
-    so many rounds, where something may be decided.
+    Attributes:
+      group: the runs that share the programs, with their data.
+      prepared_runs: the runs that go in step, at most one for each slot of the plan.
+      cached_inputs: the inputs of the programs that stay the same, by name.
+      limits: the rounds and client states that a call of the program has room for.
+      curves: the metrics of each run.
+      timing: seconds, and the rounds that were timed.
+      progress: called between calls of the programs.
+      state: the states of all runs, on the devices.
+      pager: client states, where they are on the host.
+      rounds_done: number of rounds that are done.
+      round_progress: the parts of the next round that are done, where it is split into parts.
+      force_resumable: whether rounds are split into parts, however long they take.
+      diverged_rounds: of each run, the round in which it diverged, or the number of rounds done if
+        server training between rounds diverged; None for a run that did not diverge.
+      early_stops: how runs ended that were ended before their last round.
+      reported: the runs whose results exist, while others go on.
+      pause_every: calls end at multiples of so many rounds (default: anywhere).
+      begun_under: version, device and precision of runs that were begun under others.
     """
 
     group: RunGroup
     prepared_runs: list[PreparedRun]
     cached_inputs: dict[str, Any]
     limits: ChunkLimits
-    curves: list[Curves]  # of each
+    curves: list[Curves]
     timing: Timing
     progress: Callable[[Progress], None]
     state: Any = None
     pager: StatePager | None = None
-    rounds_done: int = 0  # rounds
-    round_progress: RoundProgress | None = None  # the next round, where it has begun
-    force_resumable: bool = False  # whether rounds are cut, long or not
-    diverged_rounds: list[int | None] = field(
-        default_factory=list
-    )  # of each: the round it diverged in
+    rounds_done: int = 0
+    round_progress: RoundProgress | None = None
+    force_resumable: bool = False
+    diverged_rounds: list[int | None] = field(default_factory=list)
     early_stops: dict[int, EarlyStop] = field(default_factory=dict)
     reported: set[int] = field(default_factory=set)
     pause_every: int | None = None
-    begun_under: dict[int, dict] = field(
-        default_factory=dict
-    )  # of those begun elsewhere: its names
+    begun_under: dict[int, dict] = field(default_factory=dict)
 
     @property
     def slots(self) -> list[PreparedRun]:
@@ -221,12 +230,14 @@ def init_group(
     start_time: float | None = None,
     records: Sequence[dict] = (),
 ) -> GroupState:
-    """Runs of a group that are to go in step: nothing is allocated for their states yet.
+    """Return the state of runs that are to go in step; their states are not allocated yet.
 
     Args:
-      federations: as many as run at once, or fewer.
-      started: when their wall-clock began (default: now).
-      records: of the checkpoints that they are to go on from.
+      group: the runs that share the programs.
+      prepared_runs: at most `max_parallel_runs` of them.
+      progress: called between calls of the programs.
+      start_time: the start of their wall-clock time, of `time.perf_counter` (default: now).
+      records: the records of the checkpoints from which they go on.
     """
     assert len(prepared_runs) <= group.program.plan.max_parallel_runs
     prepared_runs, limits = list(prepared_runs), _compute_chunk_limits(group, prepared_runs)

@@ -1,8 +1,9 @@
-"""What the rounds' program reads, one record an input: its name, what it is to the federations,
-who wants it, and how it is made.
+"""The inputs of the rounds' program, one function for each.
 
-To add one, give it a field in `core.round_program.ChunkInputs`, where rounds read it, and a record in
-`PROGRAM_INPUTS`. What one method alone reads needs neither: see `algorithms.base.RoundInput`.
+To add an input, give it a field in `core.round_program.ChunkInputs`, where rounds read it, a line in
+`runtime.compiled_programs.get_input_kinds`, which says which programs read it, and a function in one
+of the tables below. An input that one method alone reads needs none of it: see
+`algorithms.base.RoundInput`.
 """
 
 from collections.abc import Callable, Sequence
@@ -65,7 +66,7 @@ class InputContext:
         return self.group.stack_slots([make_stream_key(f.spec.seed, stream) for f in self.slots])
 
 
-# --- once for all federations of a group ---------------------------------------------------------
+# --- once for all runs of a group ----------------------------------------------------------------
 
 
 def _build_examples(context: InputContext) -> Examples:
@@ -86,7 +87,7 @@ def _build_test_examples(context: InputContext) -> Examples:
     return context.plan.put(Examples(data.test_images, np.asarray(data.test_labels, np.int32)))
 
 
-# --- once for the federations that go in step ----------------------------------------------------
+# --- once for the runs that go in step -----------------------------------------------------------
 
 
 def _build_client_tests(context: InputContext) -> Any:
