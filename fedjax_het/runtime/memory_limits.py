@@ -244,8 +244,8 @@ def require_memory_for_programs(group_state: GroupState, memory: int | None) -> 
 
     Cost: none, as what was traced and compiled is kept for when the programs run.
     """
-    assert group_state.plan.mesh is not None
-    devices = list(group_state.plan.mesh.devices.flat)
+    assert group_state.group.program.plan.mesh is not None
+    devices = list(group_state.group.program.plan.mesh.devices.flat)
     available_bytes = memory or total_free_bytes(devices)
     programs = group_state.list_programs()
     for name, (program, inputs) in programs.items():
@@ -265,7 +265,7 @@ def _require_memory_for_program(
         return
     spec, lanes, fraction = (
         group_state.prepared_runs[0].spec,
-        group_state.plan.lanes,
+        group_state.group.program.plan.lanes,
         available_bytes / required,
     )
     suggestions = [f"lanes = {max(1, int(lanes * fraction))}"] if lanes > 1 else []
@@ -284,7 +284,7 @@ def reduce_memory_use(group_state: GroupState, placement: Placement) -> Placemen
     """Where runs that found no room may have some, as far as the `placement` that was asked for
     leaves it open: with what clients keep on the host, then with half the lanes; None where
     nothing is left."""
-    lanes = group_state.plan.lanes
+    lanes = group_state.group.program.plan.lanes
     current = dataclasses.replace(
         placement, lanes=lanes, client_state=group_state.group.client_state
     )
@@ -297,7 +297,9 @@ def reduce_memory_use(group_state: GroupState, placement: Placement) -> Placemen
 
 def _can_page_client_states(group_state: GroupState) -> bool:
     """Whether what clients keep, if anything, is on the devices and need not be."""
-    is_pageable = group_state.algorithm.can_page_state and not group_state.has_paged_states
+    is_pageable = (
+        group_state.group.program.algorithm.can_page_state and not group_state.has_paged_states
+    )
     return (
         is_pageable
         and compute_client_state_bytes(group_state.group.program, group_state.prepared_runs[0].spec)

@@ -32,7 +32,6 @@ from fedjax_het.runtime.result_schema import (
     validate_spec,
     validate_summary,
 )
-from fedjax_het.runtime.saved_states import build_state_path
 from fedjax_het.utils.arrays import decode_arrays, encode_arrays, save_arrays
 from fedjax_het.utils.config import Bounds, validate_number
 from fedjax_het.utils.errors import ConfigError, require
@@ -52,6 +51,13 @@ if TYPE_CHECKING:
     from fedjax_het.runtime.data_assignment import HeldOutClients
     from fedjax_het.runtime.synthetic_dataset import SyntheticDataset
     from fedjax_het.runtime.trained_model import TrainedModel
+
+STATE_SUFFIX = ".state.npz"
+
+
+def build_state_path(folder: Path, digest: str) -> Path:
+    """Return the file of the final state of a run, named by the digest of its result."""
+    return folder / f"{digest}{STATE_SUFFIX}"
 
 
 @dataclass(repr=False)
