@@ -44,7 +44,6 @@ from fedjax_het.runtime.progress import show_progress
 from fedjax_het.utils import console
 from fedjax_het.utils.errors import require_name
 from fedjax_het.utils.io import make_output_directory
-from fedjax_het.utils.text import escape_html
 
 HERE = Path(__file__).resolve().parent
 MAX_ERROR_LINES = 12  # of a program that failed
@@ -221,12 +220,15 @@ def write_report(
     command = " ".join(["python", "experiments/all.py", *cli_arguments])
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     provenance = (
-        f"<code>{escape_html(command)}</code> · fedjax_het {__version__} · {machine} · "
+        f"fedjax_het {__version__} · {machine} · "
         f"{time.strftime('%Y-%m-%d', time.gmtime())}. Each section says its own command, seconds, "
         "versions and device. Columns sort by a click on their names."
     )
     write_text(folder / "report.md", render_markdown(title, entries, folder))
-    write_text(folder / "report.html", render_html(title, entries, studies, provenance))
+    write_text(
+        folder / "report.html",
+        render_html(title, entries, studies, command=command, provenance=provenance),
+    )
 
 
 main = make_config_program(Arguments, run_all, "Every table and figure.")

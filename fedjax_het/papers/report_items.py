@@ -39,6 +39,11 @@ class PaperItem:
     def title(self) -> str:
         return self.module.description
 
+    @property
+    def script(self) -> str:
+        """The program's path in a checkout."""
+        return f"experiments/{self.module.name.replace('.', '/')}.py"
+
 
 @dataclass
 class ProgramRecord:
