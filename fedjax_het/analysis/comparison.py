@@ -1,30 +1,19 @@
-"""One cell of a paper's table: its place, and the runs that fill it.
-
-How methods rank, and whether measured and reported values rank them alike.
-
-What was measured of a paper's table beside what was reported, as numbers.
-"""
+"""Cells of a paper's table, comparison of measured with reported values, and ranks of methods."""
 
 import math
 from ast import literal_eval
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedjax_het.analysis.grouping import describe_settings
+from fedjax_het.analysis.grouping import describe_settings, get_metric_values, is_diverged
 from fedjax_het.config.run_spec import RunSpec
-from fedjax_het.utils.errors import ConfigError, require_columns
+from fedjax_het.runtime.result_store import compute_settings_digest
+from fedjax_het.utils.errors import ConfigError, require, require_columns
 from fedjax_het.utils.validation import validate_arguments
 
 if TYPE_CHECKING:
     import pandas as pd
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-from fedjax_het.analysis.grouping import is_diverged
-from fedjax_het.analysis.result_metrics import get_metric_values
-from fedjax_het.runtime.result_store import compute_settings_digest
-from fedjax_het.utils.errors import require
 
 AVERAGE = "average"
 # What places a cell besides its row and its domain: settings of its runs.

@@ -11,9 +11,15 @@ from fedjax_het.analysis.grouping import (
     find_varying_settings,
     format_setting_name,
     format_setting_value,
+    get_companion_metric,
+    get_display_scale,
+    get_metric_label,
+    get_metric_values,
     group_runs,
     is_diverged,
+    is_higher_better,
     is_shared_setting,
+    require_result_metric,
     resolve_group_settings,
 )
 from fedjax_het.analysis.render import (
@@ -25,14 +31,6 @@ from fedjax_het.analysis.render import (
     find_best_indices,
     format_mean_std,
     format_number,
-)
-from fedjax_het.analysis.result_metrics import (
-    get_companion_metric,
-    get_display_scale,
-    get_metric_label,
-    get_metric_values,
-    is_higher_better,
-    require_result_metric,
 )
 from fedjax_het.runtime.provenance import IDENTITY_FIELDS
 from fedjax_het.runtime.result_store import select_newest

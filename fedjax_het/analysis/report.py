@@ -11,10 +11,13 @@ from fedjax_het.analysis.figures.heat_map import find_numeric_pair, plot_heat_ma
 from fedjax_het.analysis.figures.learning_curves import SMOOTHING_WINDOW, plot_learning_curves
 from fedjax_het.analysis.figures.metric_vs_setting import plot_metric_vs_alpha
 from fedjax_het.analysis.figures.output import write_figure
-from fedjax_het.analysis.grouping import resolve_group_settings
+from fedjax_het.analysis.grouping import (
+    ROLLING_MEAN_METRICS,
+    choose_default_metric,
+    resolve_group_settings,
+)
 from fedjax_het.analysis.overview import make_overview_table, make_pivot_table, summarize_runs
 from fedjax_het.analysis.render import TextTable, print_table, to_csv, to_latex, to_markdown
-from fedjax_het.analysis.result_metrics import ROLLING_MEAN_METRICS, choose_default_metric
 from fedjax_het.metrics.convergence import WINDOW
 from fedjax_het.runtime.result_store import load_curves, load_results, select_newest
 from fedjax_het.utils.errors import require

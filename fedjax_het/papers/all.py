@@ -232,6 +232,3 @@ def write_report(
 
 
 main = make_config_program(Arguments, run_all, "Every table and figure.")
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from support.browser import find_chromium, open_browser
 
-from fedjax_het.analysis.figures.alt_text import describe_figure
-from fedjax_het.analysis.figures.output import write_extra_formats, write_figure
+from fedjax_het.analysis.figures.output import describe_figure, write_extra_formats, write_figure
 from fedjax_het.papers import archived_results as kept_results
 from fedjax_het.papers.archived_results import (
     ArchivedResults,

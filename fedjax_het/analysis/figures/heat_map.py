@@ -12,18 +12,16 @@ from fedjax_het.analysis.grouping import (
     find_varying_settings,
     format_setting_name,
     format_setting_value,
+    get_display_scale,
+    get_metric_label,
     group_runs,
     is_numeric,
     list_setting_columns,
+    require_result_metric,
     resolve_group_settings,
 )
 from fedjax_het.analysis.overview import summarize_runs
 from fedjax_het.analysis.render import choose_number_format, format_number
-from fedjax_het.analysis.result_metrics import (
-    get_display_scale,
-    get_metric_label,
-    require_result_metric,
-)
 from fedjax_het.runtime.result_store import select_newest
 from fedjax_het.utils.errors import ConfigError, require, require_name
 from fedjax_het.utils.text import DIVERGED, MISSING, escape_mathtext

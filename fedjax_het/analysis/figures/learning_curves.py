@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 from fedjax_het.analysis.curves import Curve, plot_curve_panels
 from fedjax_het.analysis.figure_style import AxisSharing
 from fedjax_het.analysis.grouping import (
+    get_display_scale,
+    get_metric_label,
     group_figure_lines,
     group_runs,
     is_diverged,
     is_shared_setting,
     resolve_group_settings,
 )
-from fedjax_het.analysis.result_metrics import get_display_scale, get_metric_label
 from fedjax_het.runtime.result_store import select_newest
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.errors import ConfigError, require_name

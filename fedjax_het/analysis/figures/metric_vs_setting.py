@@ -22,19 +22,17 @@ from fedjax_het.analysis.figures.output import style_axes
 from fedjax_het.analysis.grouping import (
     RunLine,
     format_setting_name,
-    group_figure_lines,
-    is_diverged,
-    is_numeric,
-    is_shared_setting,
-    list_setting_columns,
-    resolve_group_settings,
-)
-from fedjax_het.analysis.result_metrics import (
     get_display_scale,
     get_metric_label,
     get_metric_values,
+    group_figure_lines,
+    is_diverged,
     is_higher_better,
+    is_numeric,
+    is_shared_setting,
+    list_setting_columns,
     require_result_metric,
+    resolve_group_settings,
 )
 from fedjax_het.runtime.result_store import select_newest
 from fedjax_het.utils.errors import MAX_VALUE_LENGTH, require, require_name

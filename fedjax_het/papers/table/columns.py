@@ -3,21 +3,19 @@
 What rows gain over others: over random real images, and over the baseline that a paper names.
 """
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedjax_het.analysis.comparison import TableCell, select_cell_runs
+from fedjax_het.analysis.comparison import TableCell, parse_row, select_cell_runs
 from fedjax_het.analysis.grouping import is_diverged
 from fedjax_het.analysis.render import format_number
+from fedjax_het.papers.table.declaration import TableDeclaration
 
 if TYPE_CHECKING:
     import pandas as pd
-import math
-
-from fedjax_het.analysis.comparison import parse_row
-from fedjax_het.papers.table.declaration import TableDeclaration
 
 _LOSS_BY_START_PREFIX = "matching_loss_by_start."
 

@@ -1,11 +1,12 @@
-"""What is made of a table's outcome: the table itself, its learning curves, a drawing."""
+"""Output of a table: the table with its notes, its learning curves, and figures."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedjax_het.analysis.comparison import (
+    TableCell,
     compare_with_reported,
     compute_rank_correlations,
     list_diverged_runs,
@@ -18,6 +19,7 @@ from fedjax_het.analysis.figures.table_curves import plot_table_curves
 from fedjax_het.analysis.overview import make_overview_table, summarize_runs
 from fedjax_het.analysis.render import format_number
 from fedjax_het.analysis.report import write_table_files
+from fedjax_het.config.run_spec import RunSpec, drop_unused_settings
 from fedjax_het.papers.table.columns import (
     compute_gains_over_real,
     compute_matching_losses,
@@ -25,13 +27,18 @@ from fedjax_het.papers.table.columns import (
     describe_matching_losses,
     describe_relative_gains,
 )
-from fedjax_het.papers.table.protocol_deviations import list_protocol_deviations
+from fedjax_het.papers.table.declaration import (
+    TableDeclaration,
+    classify_variant_settings,
+    merge_settings,
+)
 from fedjax_het.papers.table.significance import compute_p_values, describe_p_values
 from fedjax_het.papers.table.table_run import TableRun
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
 
 _MAX_LINES_PER_PANEL = 6  # lines that one panel tells apart
 
@@ -173,3 +180,61 @@ def _describe_rank_correlations(table: "pd.DataFrame") -> list[str]:
 
 def _describe_diverged_runs(runs: Sequence[str]) -> list[str]:
     return [f"† Diverged, and left out of the mean: {'; '.join(runs)}."] if runs else []
+
+
+# A cell's place, or the seed's: no departure.
+_CELL_SETTINGS = {"algorithm", "dataset", "model", "alpha", "classes", "seed", "partition_seed"}
+
+
+def list_protocol_deviations(experiment: TableDeclaration, cells: Sequence[TableCell]) -> list[str]:
+    """Settings of these runs that are not those of the paper's table, each as a text that names
+    the rows where it is not of all."""
+    rows_by_deviation: dict[str, list[str]] = {}
+    for cell in cells:
+        for run in cell.runs[:1]:
+            used_spec, paper_spec = run.resolved(), _make_paper_spec(experiment, cell)
+            for name, (used_value, paper_value) in _find_differences(
+                used_spec.to_dict(), paper_spec.to_dict()
+            ).items():
+                used_value, paper_value = (
+                    f"{v:g}" if isinstance(v, float) else v for v in (used_value, paper_value)
+                )
+                text = f"{name} {used_value}" + (
+                    "" if paper_value is None else f" instead of {paper_value}"
+                )
+                rows = rows_by_deviation.setdefault(text, [])
+                if cell.method not in rows:
+                    rows.append(cell.method)
+    all_rows = {cell.method for cell in cells if cell.runs}
+    return [
+        text if set(rows) == all_rows else f"{text} ({', '.join(rows)})"
+        for text, rows in rows_by_deviation.items()
+    ]
+
+
+def _make_paper_spec(experiment: TableDeclaration, cell: TableCell) -> RunSpec:
+    """The run of a cell as the paper has it."""
+    method, variant = experiment.row_parser(cell.method, cell.dataset)
+    settings = merge_settings(
+        experiment.settings,
+        experiment.dataset_settings.get(cell.dataset, {}),
+        classify_variant_settings(method, variant),
+    )
+    return RunSpec(
+        method,
+        cell.dataset,
+        model=cell.model,
+        classes=cell.classes,
+        protocol=experiment.paper,
+        **drop_unused_settings(method, settings),
+    ).resolved()
+
+
+def _find_differences(used_settings: dict, paper_settings: dict) -> dict[str, tuple[Any, Any]]:
+    differences: dict[str, tuple[Any, Any]] = {}
+    for name, value in used_settings.items():
+        if isinstance(value, dict):
+            differences.update(_find_differences(value, paper_settings.get(name, {})))
+        elif name not in _CELL_SETTINGS and value != paper_settings.get(name):
+            differences[name] = (value, paper_settings.get(name))
+    return differences
