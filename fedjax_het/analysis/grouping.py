@@ -87,11 +87,14 @@ def list_setting_columns(results: "pd.DataFrame") -> list[str]:
 
 @validate_arguments
 def find_varying_settings(results: "pd.DataFrame") -> list[str]:
-    """`algorithm`, and the settings in which the runs differ apart from their seeds.
+    """List `algorithm` and the settings in which the runs differ, except seeds.
 
     A hyper-parameter or option counts if it differs between runs of the same method, local
-    optimiser and preset, an option of the partition or of the server's data between runs of the
-    same kind of them; else it follows from these, and is no column of its own.
+    optimizer and preset. An option of a partition or of the server's data counts if it differs
+    between runs of the same partition or source. Otherwise it follows from those settings.
+
+    Args:
+      results: as `load_results` returns it.
     """
     columns = list_setting_columns(results)
     varying = []
@@ -301,7 +304,11 @@ _OTHER_ACCURACIES = ("bmta", "bmta_worst_decile")
 
 
 def get_display_scale(metric: str) -> float:
-    """Accuracies are shown in percent, everything else as it is."""
+    """Return 100 for accuracies, which are shown in percent, otherwise 1.
+
+    Args:
+      metric: a column of `load_results` or `load_curves`.
+    """
     return 100 if "accuracy" in metric or metric in _OTHER_ACCURACIES else 1
 
 
@@ -310,8 +317,14 @@ def is_higher_better(metric: str) -> bool:
 
 
 def choose_default_metric(results: "pd.DataFrame") -> str:
-    """What a folder of runs is about: `final_accuracy`; `bmta` where at least as many runs have
-    that: personalised methods may have no global model."""
+    """Choose the metric of a folder of runs: `final_accuracy` or `bmta`.
+
+    `bmta` is chosen if at least as many runs have it, since personalized methods may have no
+    global model.
+
+    Args:
+      results: as `load_results` returns it.
+    """
     if "bmta" not in results:
         return "final_accuracy"
     converged_runs = results[~is_diverged(results)]
@@ -326,7 +339,11 @@ def choose_default_metric(results: "pd.DataFrame") -> str:
 
 
 def get_companion_metric(metric: str) -> tuple[str, str, str]:
-    """What stands beside a measure in an overview: a measure, its heading and what it is."""
+    """Return the metric that an overview shows beside a metric: its name, heading and description.
+
+    Args:
+      metric: the overview's main metric.
+    """
     if metric.startswith("bmta"):
         description = "mean over the worst tenth of clients in the round of the best mean"
         return "bmta_worst_decile", "Worst decile (%)", f"Worst decile: {description}"
@@ -339,19 +356,29 @@ def get_companion_metric(metric: str) -> tuple[str, str, str]:
 
 
 def get_metric_label(metric: str) -> str:
-    """For an axis or a heading."""
+    """Return the label of a metric for an axis or a heading."""
     return _METRIC_LABELS.get(metric) or to_one_line(metric)
 
 
 def require_result_metric(results: "pd.DataFrame", metric: str) -> None:
-    """ConfigError unless `measure` is a column of numbers, and no setting."""
+    """Raise ConfigError unless the metric is a numeric column that is no setting.
+
+    Args:
+      results: as `load_results` returns it.
+      metric: name of the column.
+    """
     settings = list_setting_columns(results)
     names = [n for n in results.columns if n not in settings and is_numeric(results[n])]
     require_name("metric", metric, names)
 
 
 def get_metric_values(results: "pd.DataFrame", metric: str) -> "pd.Series":
-    """One number per run, accuracies in percent; NaN where a run does not have it."""
+    """Return one number per run: percent for accuracies, NaN for a run without the metric.
+
+    Args:
+      results: as `load_results` returns it.
+      metric: a column of it.
+    """
     import pandas as pd
 
     if metric not in results:

@@ -37,11 +37,22 @@ def plot_partition(
     class_names: Sequence[str] = (),
     title: str | None = None,
 ) -> Path:
-    """Draw who holds what as in FedAF's Figures 6 to 8, and write it to `path` (.png, .pdf, .svg).
+    """Draw a partition as in FedAF's Figures 6 to 8, and write the figure to a file.
 
-    Each bubble's area is proportional to client k's examples of class c; a key gives the scale.
-    Bubbles are as large as their cells allow, so areas compare within one figure only. The figure
-    grows with the clients and classes. Uses no global state of matplotlib. Returns the path.
+    The area of a bubble is proportional to the number of examples of class c at client k; a key
+    gives the scale. Areas compare within one figure only, since bubbles are as large as their
+    cells allow. The figure grows with the numbers of clients and classes.
+
+    Args:
+      partition: the partition.
+      labels: labels of all training examples, int `[N]`.
+      num_classes: number of classes, C.
+      path: file to write (.png, .pdf or .svg).
+      class_names: names of the classes on the axis; default: their numbers.
+      title: title of the figure.
+
+    Returns:
+      The path.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -159,14 +170,18 @@ def plot_server_examples(
     num_classes: NumClasses = 10,
     num_images: PositiveInt = 10,
 ) -> "Figure":
-    """Training examples that clients learn from (left), the server's (right); a row for a class.
+    """Plot training examples of clients (left) beside the server's examples (right), a row per class.
 
     Args:
-      server_images, server_labels: D_0, as `ServerData.get_examples` gives it.
-      num_classes: rows at most; classes are taken at equal distances from those that D_0 has.
-      num_images: columns of each panel at most. The training examples are the first of a class;
-        the server's are taken at equal distances, so that all sizes and rotations show.
-    Errors: ConfigError: an empty D_0, labels that do not fit, or a number below 1.
+      dataset: data set of the clients.
+      server_images: images of the server, as `ServerData.get_examples` returns them.
+      server_labels: their labels.
+      num_classes: maximal number of rows; classes are taken at equal distances.
+      num_images: maximal number of images per row and panel. Training examples are the first of a
+        class; the server's are taken at equal distances, so that all sizes and rotations appear.
+
+    Raises:
+      ConfigError: if the server has no examples, or labels and numbers do not fit.
     """
     from matplotlib.figure import Figure
 

@@ -30,9 +30,14 @@ _extra_formats: tuple[str, ...] = ()
 
 @contextlib.contextmanager
 def write_extra_formats(formats: Sequence[str]) -> Iterator[None]:
-    """In here every figure that is written is written as these kinds, too, see `KINDS`.
+    """Return a context in which every figure is also written in these formats.
 
-    ConfigError for another kind."""
+    Args:
+      formats: formats of `FIGURE_FORMATS`; `dark` writes a variant for dark pages, `NAME-dark.png`.
+
+    Raises:
+      ConfigError: if a format is unknown.
+    """
     global _extra_formats
     for kind in formats:
         require_name("pictures", kind, FIGURE_FORMATS)
@@ -60,11 +65,21 @@ def split_figure_formats(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def write_figure(path: str | os.PathLike, figure: "Figure", *, dpi: int = 150) -> Path:
-    """Write a figure whole or not at all; the path's ending is the format (default: PNG). In
-    `write_extra_formats` its other kinds are written beside it.
+    """Write a figure to a file, and in the formats of `write_extra_formats` beside it.
 
-    A character that the font lacks is a box, and no warning: names may be foreign, and fonts
-    elsewhere. Raises OSError where it cannot be written. Returns the path.
+    The file is replaced in one step. A character that the font lacks becomes a box without a
+    warning, since names may be in any script.
+
+    Args:
+      path: file to write; its suffix determines the format (default: PNG).
+      figure: the figure.
+      dpi: resolution of a PNG.
+
+    Returns:
+      The path.
+
+    Raises:
+      OSError: if the file cannot be written.
     """
     path = Path(path)
     if not path.suffix:
