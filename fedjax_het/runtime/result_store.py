@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.config.run_spec import RunSpec, hash_settings
 from fedjax_het.runtime.results import Result
 from fedjax_het.utils.errors import require, require_columns
 from fedjax_het.utils.io import list_stored_names
@@ -76,7 +76,7 @@ def compute_settings_digest(spec: RunSpec) -> str:
     try:
         return spec.digest()
     except Exception:  # names, files and rules that are elsewhere, or of another time
-        return spec.resolved_digest()
+        return hash_settings(spec)
 
 
 def _build_dataframe(results: "Iterable[tuple[str, Result]]") -> "pd.DataFrame":

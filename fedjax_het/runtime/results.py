@@ -6,11 +6,11 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 
-from fedjax_het.config.run_spec import ResolvedRunSpec, spec_to_yaml
+from fedjax_het.config.run_spec import RunSpec, spec_to_yaml
 from fedjax_het.data import Partition
 from fedjax_het.metrics.convergence import rise_time, rolling_mean, rounds_to_reach
 from fedjax_het.metrics.costs import TrainingCost, cost_to_reach
@@ -70,7 +70,7 @@ class Result:
     of them is saved here.
     """
 
-    spec: ResolvedRunSpec
+    spec: RunSpec
     metrics: dict[str, np.ndarray]
     summary: dict[str, Any]
     artifacts: dict[str, np.ndarray] = field(default_factory=dict)
@@ -288,7 +288,7 @@ class Result:
             metrics, artifacts = validate_arrays(decode_arrays(data))
         summary = validate_summary(record["summary"])
         spec = validate_spec(record["spec"], summary.get("fedjax_het"))
-        return cls(cast(ResolvedRunSpec, spec), metrics, summary, artifacts)  # as it was saved
+        return cls(spec, metrics, summary, artifacts)
 
 
 def _load_state_model(path: Path, client: int | None, **user_objects: Any) -> "TrainedModel":
