@@ -44,7 +44,14 @@ _MAX_LINES_PER_PANEL = 6  # lines that one panel tells apart
 
 
 def write_comparison_table(table_run: TableRun) -> list[str]:
-    """Print the table, and write it in three forms and the learning curves."""
+    """Print the table, and write it as Markdown, LaTeX and CSV with its learning curves.
+
+    Args:
+      table_run: the table with its runs.
+
+    Returns:
+      Names of the files.
+    """
     experiment, cells, results = table_run.experiment, table_run.cells, table_run.results
     table = compare_with_reported(cells, results, table_run.reported)
     column_notes = []
@@ -81,8 +88,14 @@ def write_comparison_table(table_run: TableRun) -> list[str]:
 
 
 def make_curves_writer(name: str) -> Callable[[TableRun], list[str]]:
-    """For `program`: the learning curves alone, as `<name>.png`: the paper's own methods in colour,
-    the others in grey. Of more than six rows besides as `<name>_apart.png`, a small panel each."""
+    """Make a writer of the learning curves as `<name>.png`, for `make_table_program`.
+
+    The paper's methods are in color, the others in gray. If there are more than six rows,
+    `<name>_apart.png` has a small panel for each.
+
+    Args:
+      name: name of the file without suffix.
+    """
 
     def write_curve_figures(table_run: TableRun) -> list[str]:
         curve_inputs = (table_run.cells, table_run.results, table_run.curves, table_run.reported)
@@ -111,11 +124,15 @@ def make_figure_writer(
     by: Sequence[str],
     metric: str = "final_accuracy",
 ) -> Callable[[TableRun], list[str]]:
-    """For `program`, of a figure without reported numbers: print the means of its runs, and write
-    them and the figure under this name.
+    """Make a writer of a figure without reported numbers, for `make_table_program`.
 
-    draw: from results and curves, as `load_results` and `load_curves` give them, the figure.
-    by: settings that have rows of their own in the table, as far as the runs have them.
+    The writer prints the means of the runs, and writes them and the figure under one name.
+
+    Args:
+      name: name of the files without suffix.
+      draw: function of results and curves, as `load_results` and `load_curves` return them.
+      by: settings with rows of their own in the table, if the runs have them.
+      metric: a numeric column of the results.
     """
 
     def write_figure_and_table(table_run: TableRun) -> list[str]:
@@ -187,8 +204,15 @@ _CELL_SETTINGS = {"algorithm", "dataset", "model", "alpha", "classes", "seed", "
 
 
 def list_protocol_deviations(experiment: TableDeclaration, cells: Sequence[TableCell]) -> list[str]:
-    """Settings of these runs that are not those of the paper's table, each as a text that names
-    the rows where it is not of all."""
+    """List the settings of the runs that differ from the paper's table.
+
+    Args:
+      experiment: declaration of the table.
+      cells: cells of the table.
+
+    Returns:
+      Texts with the setting, its value and the paper's value.
+    """
     rows_by_deviation: dict[str, list[str]] = {}
     for cell in cells:
         for run in cell.runs[:1]:
