@@ -20,14 +20,14 @@ from fedjax_het.core.bitcast import bitcast_from_words, bitcast_to_words
 from fedjax_het.core.client_algorithm import (
     Batch,
     ClientAlgorithm,
+    ClientContext,
     ClientInfo,
     ClientUpdate,
     with_contract_checks,
 )
 from fedjax_het.core.divergence import has_no_new_nonfinite
-from fedjax_het.core.drift import with_drift_monitoring
 from fedjax_het.core.execution_plan import LANES_AXIS, ExecutionPlan
-from fedjax_het.core.resumable_loops import BLOCKS, CLIENTS, TURNS, map_loop, split_loop
+from fedjax_het.core.resumable_loops import BLOCKS, CLIENTS, TURNS, WHOLE_LOOPS, LoopRunner
 from fedjax_het.core.schedule import RoundSchedule
 from fedjax_het.core.server_parallelism import order_after
 from fedjax_het.utils.arrays import AnyArray, set_row, take_row
@@ -49,6 +49,7 @@ class Cohort(NamedTuple):
     examples: Examples
     server_examples: Examples | None = None  # [n_0, ...] the server's own; None where it has none
     inputs: dict[str, Tree] = {}  # noqa: RUF012  what the method asked for, by name
+    loops: LoopRunner = WHOLE_LOOPS  # runs the round's long loops
 
 
 class CohortResult(NamedTuple):
@@ -99,7 +100,7 @@ def train_cohort(
       and one output per slot.
     """
     schedule = cohort.schedule
-    algorithm, read_update = with_drift_monitoring(with_contract_checks(algorithm))
+    algorithm = with_contract_checks(algorithm)
     run_block: Callable[..., tuple] = partial(_run_block, algorithm, plan, loop_name)
     replicated_args = (hp, message, states, key, cohort.examples, schedule.max_steps)
     round_fields = (
@@ -131,9 +132,9 @@ def train_cohort(
                 lambda block_args: run(spans, block_args[0], block_args[1]), (carries, lanes)
             )
 
-        sums, new_states, outputs = map_loop(
+        sums, new_states, outputs = cohort.loops.map(
             run_blocks_in_turn,
-            lambda block_schedule: run_block(*replicated_args, block_schedule),
+            lambda loops, block_schedule: run_block(loops, *replicated_args, block_schedule),
             TURNS,
             len(schedule.state_rows),
         )
@@ -144,7 +145,7 @@ def train_cohort(
         is_split = plan.has_sharded_client_states and bool(jax.tree.leaves(states))
         client_spec = P(LANES_AXIS) if is_split else P()
 
-        def run_on_device(hp, message, states, key, examples, longest, lanes):
+        def run_on_device(loops, hp, message, states, key, examples, longest, lanes):
             block_schedule = jax.tree.map(lambda a: a[0], lanes)
             state_table, table_schedule = (
                 _fetch_client_states(states, block_schedule)
@@ -152,7 +153,7 @@ def train_cohort(
                 else (states, block_schedule)
             )
             sums, new_states, outputs = run_block(
-                hp, message, state_table, key, examples, longest, table_schedule
+                loops, hp, message, state_table, key, examples, longest, table_schedule
             )
             rows = block_schedule.state_rows if jax.tree.leaves(new_states) else ()
             row_outputs = new_states, rows, pair_with_slots(outputs, block_schedule)
@@ -170,14 +171,13 @@ def train_cohort(
                 check_vma=False,
             )(spans, carries, *replicated_args, lanes)
 
-        sums, states, outputs = map_loop(
+        sums, states, outputs = cohort.loops.map(
             map_devices, run_on_device, BLOCKS, len(schedule.state_rows)
         )
     if gather_models:
         outputs = _select_client_models(schedule, *outputs)
     upload, loss, num_samples, num_trained, num_nonfinite = sums
     loss = jnp.where(num_nonfinite > 0, jnp.nan, loss / jnp.maximum(num_samples, 1))
-    upload = read_update(upload)
     return CohortResult(upload, num_trained.astype(jnp.int32), states, outputs, loss)
 
 
@@ -375,26 +375,27 @@ def _make_lane_functions(
 ) -> _LaneFunctions:
     """The lane's functions of a method; `states` holds everyone's rows."""
 
-    def make_client_info(slots: _LaneSlots, slot):
+    def make_context(slots: _LaneSlots, slot) -> ClientContext:
         slot_values = jax.tree.map(lambda a: take_row(a, slot), slots)
         client_key = jax.random.fold_in(key, slot_values.ids)
         init_images = examples.images[slot_values.init_example_ids]
-        return ClientInfo(
-            slot_values.ids, slot_values.num_samples, slot_values.num_steps, client_key, init_images
+        client = ClientInfo(
+            slot_values.ids, slot_values.num_samples, slot_values.num_steps, init_images
         )
+        return ClientContext(hp, message, client, client_key)
 
     def begin(slots, slot):
         state = get_client_row(states, take_row(slots.state_rows, slot))
-        local = algorithm.begin(hp, message, state, make_client_info(slots, slot))
+        local = algorithm.begin(make_context(slots, slot), state)
         zero = jnp.zeros((), jnp.float32)
         return _ActiveClient(local, jnp.int32(0), zero, zero)
 
     def step(slots, slot, active, indices, size):
-        client = make_client_info(slots, slot)
+        context = make_context(slots, slot)
         mask = (jnp.arange(indices.shape[0]) < size).astype(jnp.float32)
         batch = Batch(examples.images[indices], examples.labels[indices], mask, active.steps)
-        step_key = jax.random.fold_in(client.key, active.steps)
-        local, loss = algorithm.step(hp, message, active.local, batch, client, step_key)
+        context = context._replace(key=jax.random.fold_in(context.key, active.steps))
+        local, loss = algorithm.step(context, active.local, batch)
         num_samples = size.astype(jnp.float32)
         return _ActiveClient(
             local,
@@ -404,18 +405,17 @@ def _make_lane_functions(
         )
 
     def end(slots, slot, active):
-        state, client = (
-            get_client_row(states, take_row(slots.state_rows, slot)),
-            make_client_info(slots, slot),
-        )
-        update, new_state, output = algorithm.end(hp, message, active.local, state, client)
+        state = get_client_row(states, take_row(slots.state_rows, slot))
+        update, new_state, output = algorithm.end(make_context(slots, slot), active.local, state)
         is_finite = has_no_new_nonfinite(new_state, state)
         return _weight_update(update, take_row(slots.weights, slot)), is_finite, new_state, output
 
     return _LaneFunctions(begin, step, end)
 
 
-def _run_block(algorithm, plan, loop_name, hp, message, states, key, examples, max_steps, schedule):
+def _run_block(
+    algorithm, plan, loop_name, loops, hp, message, states, key, examples, max_steps, schedule
+):
     """One block of lanes: -> ((upload, loss, samples, clients, those whose state is not finite any
     more: sums), states, outputs).
 
@@ -525,7 +525,7 @@ def _run_block(algorithm, plan, loop_name, hp, message, states, key, examples, m
     carry = (active, (update_sums, zero, zero, zero, zero), new_states, outputs)
     num_steps, batch_size = batches.shape[1:]
     total = take_row(schedule.segment_ends, jnp.maximum(schedule.num_segments - 1, 0))
-    return split_loop(
+    return loops.run_split(
         loop_name,
         jnp.where(schedule.num_segments > 0, total, 0),
         run_segments,

@@ -163,10 +163,10 @@ class CallbackRunner:
     def _bytes(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """`[rounds]` up and down, as the result counts them."""
         runs, federation = self._group_state, self._group_state.prepared_runs[i]
-        algorithm, found = runs.algorithm, []
+        algorithm, found = runs.group.program.algorithm, []
         shapes = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(
-                a.shape[1:] if runs.context.runs_parallel else a.shape, a.dtype
+                a.shape[1:] if runs.group.runs_parallel else a.shape, a.dtype
             ),
             runs.state,
         )
