@@ -36,11 +36,11 @@ class EnvironmentVariable(NamedTuple):
     parse: Callable[[str], Any]
 
 
-def _parse_seconds(text: str) -> float:
-    seconds = float(text)
-    if not (math.isfinite(seconds) and 0 <= seconds <= MAX_SECONDS):
+def _parse_number(text: str, low: float, high: float) -> float:
+    number = float(text)
+    if not low <= number <= high:
         raise ValueError
-    return seconds
+    return number
 
 
 def _parse_folder(text: str) -> Path:
@@ -82,13 +82,6 @@ def _parse_device_count(text: str) -> int:
     return int(text)
 
 
-def _parse_fraction(text: str) -> float:
-    fraction = float(text)
-    if not 0 < fraction <= 1:
-        raise ValueError
-    return fraction
-
-
 def _parse_xla_flags(text: str) -> str:
     """Check what XLA does not: it ends the process for an unknown flag and ignores other words."""
     words = text.split()
@@ -107,7 +100,7 @@ def _parse_xla_flags(text: str) -> str:
 CHECKPOINT_SECONDS = EnvironmentVariable(
     "FEDJAX_HET_CHECKPOINT_SECONDS",
     "seconds between checkpoints, a number from 0, for after every chunk of rounds, to 1e9",
-    _parse_seconds,
+    lambda text: _parse_number(text, 0, MAX_SECONDS),
 )
 CACHE_DIR = EnvironmentVariable(
     "FEDJAX_HET_CACHE",
@@ -142,7 +135,7 @@ XLA_FLAGS = EnvironmentVariable(
 MEMORY_FRACTION = EnvironmentVariable(
     "XLA_PYTHON_CLIENT_MEM_FRACTION",
     "the share of a device's memory that jax takes, up to 1",
-    _parse_fraction,
+    lambda text: _parse_number(text, math.ulp(0), 1),
 )
 VARIABLES = (
     *(CHECKPOINT_SECONDS, CACHE_DIR, XDG_CACHE_HOME, TFDS_DATA_DIR, CINIC10_DIR, RAY_ADDRESS),

@@ -147,16 +147,14 @@ def split_bounds(annotation: Any) -> tuple[Any, Bounds]:
 def is_supported_annotation(annotation: Any) -> bool:
     """Return whether an annotation may be a field of a `Config`: bool, int, float, str, Literal, a
     tuple of one of them, or a union; numbers may have `Bounds`."""
-    if get_origin(annotation) is Annotated:
-        inner_annotation, *metadata = get_args(annotation)
-        has_bounds = any(isinstance(extra, Bounds) for extra in metadata)
-        return has_bounds and is_supported_annotation(inner_annotation)
-    if get_origin(annotation) in _UNIONS:
+    origin, items = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return isinstance(items[1], Bounds) and is_supported_annotation(items[0])
+    if origin in _UNIONS:
         return all(map(is_supported_annotation, union_members(annotation)))
-    if get_origin(annotation) is tuple:
-        item, *rest = get_args(annotation)
-        return rest == [...] and is_supported_annotation(item)
-    return get_origin(annotation) is Literal or annotation in (bool, int, float, str)
+    if origin is tuple:
+        return items[1:] == (...,) and is_supported_annotation(items[0])
+    return origin is Literal or annotation in (bool, int, float, str)
 
 
 def describe(annotation: Any, *, brief: bool = False) -> str:
@@ -185,12 +183,9 @@ def describe(annotation: Any, *, brief: bool = False) -> str:
     if origin is type:
         return f"a class that is a {items[0].__name__}"
     if base_class is tuple:
-        is_variadic = items[-1:] == (...,)
-        return (
-            f"a list, each {describe(items[0], brief=brief)}"
-            if is_variadic
-            else (f"a list of {len(items)}")
-        )
+        if items[-1:] == (...,):
+            return f"a list, each {describe(items[0], brief=brief)}"
+        return f"a list of {len(items)}"
     if base_class in _LISTS:
         item = items[0] if items else Any
         if item in (str, int, float):
@@ -281,7 +276,7 @@ def _require_form(
     if _is_path(annotation):
         return _require_path(value)
     if base_class is tuple:
-        is_valid = is_list(value) and (items[-1] is ... or len(value) == len(items))
+        is_valid = is_list(value) and (items[-1:] == (...,) or len(value) == len(items))
         value = tuple(value) if is_valid else value
     elif base_class in _LISTS:
         is_valid = is_list(value, annotation)
