@@ -24,6 +24,7 @@ from fedjax_het.core.client_algorithm import (
     ClientInfo,
     ClientUpdate,
     with_contract_checks,
+    with_error_locations,
 )
 from fedjax_het.core.divergence import has_no_new_nonfinite
 from fedjax_het.core.drift import with_drift_monitoring
@@ -101,6 +102,8 @@ def train_cohort(
     """
     schedule = cohort.schedule
     algorithm, read_update = with_drift_monitoring(with_contract_checks(algorithm))
+    if plan.is_debug:
+        algorithm = with_error_locations(algorithm, schedule.round)
     run_block: Callable[..., tuple] = partial(_run_block, algorithm, plan, loop_name)
     replicated_args = (hp, message, states, key, cohort.examples, schedule.max_steps)
     round_fields = (
@@ -438,7 +441,7 @@ def _run_block(algorithm, plan, loop_name, hp, message, states, key, examples, m
     batches, batch_sizes = schedule.batches.swapaxes(0, 1), schedule.batch_sizes.swapaxes(0, 1)
     first_slots = jnp.zeros(num_lanes, jnp.int32)
     active = map_lanes(lane_functions.begin)(slots, first_slots)
-    shapes = jax.eval_shape(map_lanes(lane_functions.end), slots, first_slots, active)
+    shapes = plan.eval_shape(map_lanes(lane_functions.end), slots, first_slots, active)
     update_shape, _, *slot_shapes = shapes
     update_sums = jax.tree.map(lambda s: jnp.zeros(s.shape[1:], s.dtype), update_shape)
     num_slots = schedule.client_ids.shape[1]

@@ -308,9 +308,13 @@ def with_fewer_parallel_runs(group: RunGroup, num_parallel: int) -> RunGroup:
     return _place_group(program, group.dataset, group.pool, *unchanged_fields)
 
 
-def on_single_device(group: RunGroup) -> RunGroup:
-    """The same federations on the default device, of which programs know nothing."""
-    program = build_programs(group.program.signature, group.plan._replace(mesh=None))
+def on_single_device(group: RunGroup, *, is_debug: bool = False) -> RunGroup:
+    """Return the same federations on the default device, with programs that contain no devices.
+
+    is_debug: whether the programs run without jit, see `ExecutionPlan.is_debug`.
+    """
+    plan = group.plan._replace(mesh=None, is_debug=is_debug)
+    program = build_programs(group.program.signature, plan)
     unchanged_fields = (group.prepared_runs, group.lane_choice, group.client_state)
     return _place_group(program, group.dataset, group.pool, *unchanged_fields)
 

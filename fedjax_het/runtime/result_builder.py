@@ -200,8 +200,7 @@ def _summarize_costs(group_state: GroupState, i: int) -> dict[str, Any]:
 def _get_precision(group_state: GroupState) -> str:
     """In what the run's networks were computed."""
     requested = describe_environment()["matmul_precision"]
-    assert group_state.plan.mesh is not None
-    (platform,) = {device.platform for device in group_state.plan.mesh.devices.flat}
+    platform = group_state.plan.platform
     precision = group_state.group.program.signature.precision
     return describe_precision(precision, None if requested == "default" else requested, platform)
 

@@ -14,7 +14,7 @@ import jax
 
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.data import Dataset, Partition
-from fedjax_het.runtime.build import prepare_group
+from fedjax_het.runtime.build import on_single_device, prepare_group
 from fedjax_het.runtime.callbacks import Callback, CallbackRunner, RunStatus
 from fedjax_het.runtime.checkpointing import (
     CheckpointWriter,
@@ -32,7 +32,7 @@ from fedjax_het.runtime.memory_limits import (
     require_memory_for_programs,
     translate_out_of_memory,
 )
-from fedjax_het.runtime.placement import Placement
+from fedjax_het.runtime.placement import DEVICE_STATE, Placement
 from fedjax_het.runtime.progress import Progress
 from fedjax_het.runtime.result_builder import build_result
 from fedjax_het.runtime.result_store import ResultWriter, save_run_files
@@ -144,6 +144,7 @@ def simulate(
     track: Sequence[str] = (),
     placement: Placement = Placement(),
     data_dir: str | os.PathLike | None = None,
+    debug: bool = False,
 ) -> Result:
     """Run one federation.
 
@@ -174,6 +175,9 @@ def simulate(
       placement: on which devices, in how many lanes, with clients' states where: a matter of speed
         and memory, on which results do not depend beyond rounding.
       data_dir: of the prepared data that `spec` names (default: TFDS_DATA_DIR).
+      debug: run without jit on one device, client by client, so that the functions of a method can
+        print and test values. An exception of a client's function is a `ClientError` whose one line
+        names method, round, client and step. Slow: for small runs of a new method.
     Raises: ConfigError, before anything compiles, if a setting cannot be used, if `output_dir`
       holds the checkpoint of another configuration, or one that is damaged, or if the run needs
       more memory than there is; before the first round, if its compiled program does, with fewer
@@ -199,6 +203,7 @@ def simulate(
         track=track,
         placement=placement,
         data_dir=data_dir,
+        debug=debug,
     )
     for _ in session.advance():
         pass
@@ -222,6 +227,7 @@ def federation(
     track: Sequence[str] = (),
     placement: Placement = Placement(),
     data_dir: str | os.PathLike | None = None,
+    debug: bool = False,
 ) -> Session:
     """A federation whose rounds are gone through in a loop; it takes what `simulate` does.
 
@@ -257,6 +263,8 @@ def federation(
         placement = dataclasses.replace(placement, lanes=lanes, blocks=blocks, devices=devices)
     data_arguments: dict[str, Any] = {"dataset": dataset, "network": network, "data_dir": data_dir}
     data_arguments["optimizer"] = optimizer
+    if debug:
+        placement = Placement(devices=1, lanes=1, blocks=1, client_state=DEVICE_STATE)
     checkpoints = CheckpointWriter(None if folder is None else [folder])
     with translate_out_of_memory(spec):
         candidate: Placement | None = placement
@@ -264,6 +272,8 @@ def federation(
             group = prepare_group(
                 [spec], user_partition=partition, placement=candidate, **data_arguments
             )
+            if debug:
+                group = on_single_device(group, is_debug=True)
             group_state = init_group(
                 group,
                 group.prepared_runs,
@@ -273,6 +283,8 @@ def federation(
             )
             if existing_record is not None:
                 checkpoints.require_matching_data(group_state, [existing_record])
+            if debug:
+                break
             try:
                 require_memory_for_programs(group_state, placement.memory)
                 break
