@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.utils.arrays import is_prng_key
+from fedjax_het.utils.arrays import AnyArray, is_prng_key
 from fedjax_het.utils.errors import ConfigError
 
 Tree = Any
@@ -161,7 +161,7 @@ def with_contract_checks(algorithm: ClientAlgorithm) -> ClientAlgorithm:
     return ClientAlgorithm(init, begin, step, end, algorithm.extra_passes)
 
 
-def with_error_locations(algorithm: ClientAlgorithm, round_index: jax.Array) -> ClientAlgorithm:
+def with_error_locations(algorithm: ClientAlgorithm, round_index: AnyArray) -> ClientAlgorithm:
     """Return the algorithm with functions whose exceptions name round, client and step.
 
     For runs without jit, where the client's id and the step are values.
