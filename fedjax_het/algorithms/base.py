@@ -48,6 +48,8 @@ class RoundInfo(NamedTuple):
     "Further arrays by name, of the shapes that `Algorithm.record_shapes` announces."
     models: ClientModels | None = None
     "The clients' models after local training, if `LocalTraining.returns_client_models`."
+    drift: dict[str, jax.Array] = {}  # noqa: RUF012
+    "Metrics of client drift by name, if `LocalTraining.measures_drift`."
 
 
 class Traffic(NamedTuple):

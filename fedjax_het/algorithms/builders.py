@@ -42,6 +42,7 @@ from fedjax_het.core.client_loop import (
     tile_over_clients,
     train_cohort,
 )
+from fedjax_het.core.drift import split_drift, with_drift_sums
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import (
     ClientTrainState,
@@ -139,7 +140,7 @@ def build_federated_algorithm(
         )
         _require_message("make_message", message)
         result = train_cohort(
-            client_algorithm,
+            with_drift_sums(client_algorithm) if training.measures_drift else client_algorithm,
             plan,
             hp,
             message,
@@ -148,6 +149,9 @@ def build_federated_algorithm(
             cohort,
             gather_models=returns_client_models,
         )
+        client_update, drift = result.update, dict[str, jax.Array]()
+        if training.measures_drift:
+            client_update, drift = split_drift(client_update, message.variables["params"])
         schedule = cohort.schedule
         counts = CohortCounts(schedule.num_clients, result.num_trained, schedule.weight_fraction)
         server = call_user_function(
@@ -155,7 +159,7 @@ def build_federated_algorithm(
             update_server,
             hp=hp,
             server=state.server,
-            client_update=result.update,
+            client_update=client_update,
             counts=counts,
         )
         _require_message("update", server)
@@ -163,7 +167,7 @@ def build_federated_algorithm(
             jnp.subtract, server.variables["params"], state.server.variables["params"]
         )
         models = result.outputs if returns_client_models else None
-        info = RoundInfo(result.train_loss, optax.tree.norm(change), models=models)
+        info = RoundInfo(result.train_loss, optax.tree.norm(change), models=models, drift=drift)
         return State(server, result.states, state.round + 1), info
 
     def traffic(hp, state):
