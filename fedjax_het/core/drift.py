@@ -38,9 +38,9 @@ def with_drift_sums(algorithm: ClientAlgorithm) -> ClientAlgorithm:
       A client algorithm whose averaged update `split_drift` reads.
     """
 
-    def end(hp, message, local, state, client):
-        update, state, output = algorithm.end(hp, message, local, state, client)
-        change = _find_model_change(update.mean, message.variables["params"])
+    def end(context, local, state):
+        update, state, output = algorithm.end(context, local, state)
+        change = _find_model_change(update.mean, context.message.variables["params"])
         norm = optax.tree.norm(change)
         direction = jax.tree.map(lambda d: d / jnp.maximum(norm, 1e-30), change)
         return update._replace(mean=_DriftSums(update.mean, direction, norm**2)), state, output

@@ -28,7 +28,7 @@ from fedjax_het.runtime.result_builder import build_model_getter, compute_run_di
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.trained_model import TrainedModel
 from fedjax_het.utils.text import to_one_line
-from fedjax_het.utils.validation import validate_type
+from fedjax_het.utils.validation import validate
 
 START, END = "start", "end"
 
@@ -68,7 +68,7 @@ class RunStatus:
     def stop(self, reason: str) -> None:
         """End the run here: its result is of the rounds so far, and its summary's `stopped_early`
         says why. Nothing, after its last round."""
-        self._request_stop(to_one_line(validate_type("reason", reason, str)))
+        self._request_stop(to_one_line(validate("reason", reason, str)))
 
     def __repr__(self) -> str:
         description = f"{self.spec.algorithm} on {self.spec.dataset}, seed {self.spec.seed}"
@@ -163,10 +163,10 @@ class CallbackRunner:
     def _bytes(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """`[rounds]` up and down, as the result counts them."""
         runs, federation = self._group_state, self._group_state.prepared_runs[i]
-        algorithm, found = runs.algorithm, []
+        algorithm, found = runs.group.program.algorithm, []
         shapes = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(
-                a.shape[1:] if runs.context.runs_parallel else a.shape, a.dtype
+                a.shape[1:] if runs.group.runs_parallel else a.shape, a.dtype
             ),
             runs.state,
         )

@@ -1,20 +1,24 @@
 """What is compiled once: the programs that all runs of one static signature share."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import optax
 
 from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.builders import num_bytes, with_pretraining
 from fedjax_het.config.resolve import USER_PROVIDED, optional_hyperparameters
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
-from fedjax_het.core.execution_plan import PER_RUN, REPLICATED, ExecutionPlan, make_execution_plan
+from fedjax_het.core.execution_plan import (
+    PER_DEVICE,
+    PER_RUN,
+    REPLICATED,
+    ExecutionPlan,
+    make_execution_plan,
+)
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.lr_schedules import is_round_schedule_hyperparameter
 from fedjax_het.core.miscompile_guard import VerifiedJit
@@ -22,11 +26,10 @@ from fedjax_het.core.mmap_limit import evict_programs_if_needed
 from fedjax_het.core.optimizers import (
     OPTIMIZERS,
     LocalTrainingOptions,
-    check_transformation,
     compute_optimizer_digest,
-    make_user_transformation,
 )
 from fedjax_het.core.round_program import (
+    SCHEDULE_PLACEMENTS,
     ChunkInputs,
     EvaluationOptions,
     RoundComponents,
@@ -40,9 +43,7 @@ from fedjax_het.nn import NETWORKS, Model, compute_network_digest, make_model, t
 from fedjax_het.nn.conv.dispatch import AUTO
 from fedjax_het.nn.flops import count_training_flops
 from fedjax_het.nn.precision import configure_compute
-from fedjax_het.runtime.program_inputs import ProgramSpec, get_input_kinds
 from fedjax_het.utils.arrays import is_prng_key
-from fedjax_het.utils.errors import require
 
 # Settings in which runs that share their programs may differ: they decide what the host draws, or
 # when it stops, or are traced.
@@ -124,42 +125,6 @@ class Signature(NamedTuple):
     conv_impl: str = AUTO  # what "auto" stands for in its convolutions
 
 
-def apply_user_network(spec: RunSpec, network: Any) -> RunSpec:
-    """The settings of a run whose network is given, or is to be the one that they name.
-
-    Raises ConfigError where they name one besides, or the user's where none is given.
-    """
-    if network is None:
-        require(
-            spec.model != USER_PROVIDED,
-            "model",
-            USER_PROVIDED,
-            "a network passed to the run: network=...",
-        )
-        return spec
-    is_allowed = spec.model in (None, USER_PROVIDED)
-    require(is_allowed, "model", spec.model, "none beside a network that is passed to the run")
-    return dataclasses.replace(spec, model=USER_PROVIDED)
-
-
-def apply_user_optimizer(spec: RunSpec, optimizer: Any) -> RunSpec:
-    """The same with an optimiser that is given, or the one that they name; see `apply_user_network`."""
-    name = spec.local_optimizer
-    if optimizer is None:
-        requirement = "an optimizer passed to the run: optimizer=..."
-        require(name != USER_PROVIDED, "local_optimizer", USER_PROVIDED, requirement)
-        return spec
-    expected = "none beside an optimizer that is passed to the run"
-    require(name in (None, USER_PROVIDED), "local_optimizer", name, expected)
-    expected_type = "an optax.GradientTransformation, or a function of hp that returns one"
-    is_valid = isinstance(optimizer, optax.GradientTransformation) or callable(optimizer)
-    require(is_valid, "optimizer", optimizer, expected_type)
-    spec = dataclasses.replace(spec, local_optimizer=USER_PROVIDED)
-    hp = spec.resolved().hp
-    check_transformation(USER_PROVIDED, functools.partial(make_user_transformation, optimizer), hp)
-    return spec
-
-
 def build_signature(
     spec: ResolvedRunSpec, dataset: Dataset, network: Any = None, optimizer: Any = None
 ) -> Signature:
@@ -213,9 +178,9 @@ class CompiledPrograms(NamedTuple):
     signature: Signature
     task: Task
     plan: ExecutionPlan
-    program_spec: ProgramSpec
+    algorithm: Algorithm
+    input_kinds: ChunkInputs  # of what it reads, see `get_input_kinds`
     init: Callable  # (number of client states) -> (hp, key, first model: drawn) -> State
-    rounds: RoundComponents
     chunk: VerifiedJit
     partial_round: VerifiedJit  # a part of a round; compiled where rounds are long
     samples_per_round: dict[
@@ -224,8 +189,9 @@ class CompiledPrograms(NamedTuple):
     server_stages: dict[str, VerifiedJit]
 
     @property
-    def algorithm(self) -> Algorithm:
-        return self.program_spec.algorithm
+    def components(self) -> RoundComponents:
+        """The parts of a round, as `core.round_program` takes them."""
+        return RoundComponents(self.algorithm, self.task, self.plan, self.signature.evaluation)
 
     @property
     def network_digest(self) -> dict[str, str]:
@@ -242,9 +208,38 @@ class CompiledPrograms(NamedTuple):
             digests["optimizer_digest"] = compute_optimizer_digest(optimizer, hp)
         return digests
 
-    @property
-    def evaluation(self) -> EvaluationOptions:
-        return self.program_spec.evaluation
+
+def get_input_kinds(algorithm: Algorithm, signature: Signature) -> ChunkInputs:
+    """Return what a program reads.
+
+    Args:
+      algorithm: the method.
+      signature: the other static choices of its runs.
+
+    Returns:
+      What each input is to the runs that go in step, see `ExecutionPlan.map_runs`; None, or {}, for
+      an input that the program does not read.
+    """
+    has_global_model = algorithm.global_model is not None
+    has_client_tests = signature.evaluation.has_client_tests
+    has_diagnostics = signature.evaluation.diagnostics_every > 0
+    kinds: dict[str, Any] = dict(
+        hp=PER_RUN,
+        train_key=PER_RUN,
+        schedule=SCHEDULE_PLACEMENTS,
+        num_rounds=PER_DEVICE,
+        num_eval_batches=REPLICATED,
+        examples=REPLICATED,
+        tuning_schedule=SCHEDULE_PLACEMENTS if algorithm.fine_tuning is not None else None,
+        test_set=REPLICATED if has_global_model else None,
+        client_tests=PER_RUN if has_client_tests else None,
+        test_examples=REPLICATED if has_client_tests else None,
+        server_examples=PER_RUN if signature.has_server_data else None,
+        diagnostics_schedule=SCHEDULE_PLACEMENTS if has_diagnostics else None,
+        method_inputs=PER_RUN if algorithm.round_inputs else {},
+        lr_factors=PER_RUN if signature.has_lr_schedule else None,
+    )
+    return ChunkInputs(**kinds)
 
 
 @functools.lru_cache(maxsize=32)
@@ -297,10 +292,7 @@ def build_programs(signature: Signature, plan: ExecutionPlan) -> CompiledProgram
     """The programs, built but not compiled."""
     task, evaluation = build_local_training(signature).task, signature.evaluation
     algorithm = build_algorithm(signature, plan)
-    program_spec = ProgramSpec(
-        algorithm, evaluation, signature.has_server_data, signature.has_lr_schedule
-    )
-    kinds = get_input_kinds(program_spec)
+    kinds = get_input_kinds(algorithm, signature)
     rounds, samples_per_round = RoundComponents(algorithm, task, plan, evaluation), {}
 
     def record_samples(inputs: ChunkInputs, samples: float) -> None:
@@ -335,9 +327,9 @@ def build_programs(signature: Signature, plan: ExecutionPlan) -> CompiledProgram
         signature,
         task,
         plan,
-        program_spec,
+        algorithm,
+        kinds,
         init,
-        rounds,
         chunk,
         partial_round,
         samples_per_round,

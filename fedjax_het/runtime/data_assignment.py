@@ -1,9 +1,8 @@
 """Who holds what: the examples of clients and server, and clients' tests, that settings name."""
 
 import dataclasses
-import functools
 import os
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,29 +15,41 @@ from fedjax_het.data import (
     Partition,
     ServerData,
     draw_withheld_examples,
-    load_dataset,
     make_client_tests,
     make_partition,
     make_server_data,
     make_server_pool,
     partition_from_clients,
 )
-from fedjax_het.data.dataset import validate_dataset
 from fedjax_het.data.normalization import get_normalization_constants
 from fedjax_het.data.partition import draw_held_out_clients, select_clients
 from fedjax_het.data.server_data import LabeledImages
 from fedjax_het.utils.errors import ConfigError, display_names_within, require
 
 
-class DataAssignment(NamedTuple):
-    """What the clients and the server of a federation have."""
+@dataclass(frozen=True, eq=False)
+class DataAssignment:
+    """The data of a run's clients and server; `prepared_run.PreparedRun` adds the schedules.
 
-    partition: Partition  # what clients hold of their own
-    training_partition: Partition  # and, where the method says so, the server's examples besides
-    client_tests: Partition | None  # of every client, where they are tested on their own
-    server_data: ServerData | None  # its examples, if it has any
-    held_out: "HeldOutClients | None" = None  # clients that take no part
-    user_digests: dict[str, str] = {}  # noqa: RUF012  what is not as the settings name it: see `collect_user_digests`
+    Attributes:
+      spec: the settings of the run.
+      partition: the examples of each client.
+      training_partition: the examples that each client trains on: its own, and those of the server
+        where the method trains clients on them.
+      client_tests: the test examples of each client, where clients are tested on their own.
+      server_data: the examples of the server, if it has any.
+      held_out: clients that take no part in training.
+      user_digests: digests of data that are not as the settings name them, see
+        `collect_user_digests`.
+    """
+
+    spec: ResolvedRunSpec
+    partition: Partition
+    training_partition: Partition
+    client_tests: Partition | None = None
+    server_data: ServerData | None = None
+    held_out: "HeldOutClients | None" = None
+    user_digests: dict[str, str] = field(default_factory=dict)
 
 
 class HeldOutClients(NamedTuple):
@@ -47,39 +58,6 @@ class HeldOutClients(NamedTuple):
     partition: Partition  # what they hold
     tests: Partition  # of each
     clients: np.ndarray  # who they are, of all that the data were split among
-
-
-def resolve_dataset(
-    spec: ResolvedRunSpec,
-    dataset: Dataset | None,
-    data_dir: str | os.PathLike | None,
-    *,
-    caller: str,
-) -> Dataset:
-    """The user's own, or else the one that settings name. Raises ConfigError, or OSError and
-    ImportError where it is not there."""
-    if dataset is not None:
-        return validate_dataset(dataset)
-    require(
-        spec.dataset != USER_PROVIDED, "dataset", USER_PROVIDED, f"a Dataset passed to {caller}()"
-    )
-    return load_dataset(spec.dataset, normalisation=spec.normalisation, data_dir=data_dir)
-
-
-def build_dataset_selector(
-    specs: Sequence[ResolvedRunSpec], dataset: Dataset | None
-) -> Callable[[ResolvedRunSpec], Dataset | None]:
-    """Which of a sweep's runs have the user's data: those whose dataset is "user"; where none's is,
-    all, as a single run has. None of the others. ConfigError for what is no data set."""
-    validated = None if dataset is None else validate_dataset(dataset)
-    applies_to_all = all(spec.dataset != USER_PROVIDED for spec in specs)
-    return functools.partial(_select_dataset, validated, applies_to_all)  # which may be pickled
-
-
-def _select_dataset(
-    dataset: Dataset | None, applies_to_all: bool, spec: ResolvedRunSpec
-) -> Dataset | None:
-    return dataset if applies_to_all or spec.dataset == USER_PROVIDED else None
 
 
 def user_dataset_digest(spec: ResolvedRunSpec, dataset: Dataset) -> str | None:
@@ -201,7 +179,7 @@ def assign_data(
             )
     user_digests = collect_user_digests(spec, dataset, user_partition)
     return DataAssignment(
-        partition, training_partition, client_tests, server_data, held_out, user_digests
+        spec, partition, training_partition, client_tests, server_data, held_out, user_digests
     )
 
 

@@ -4,16 +4,15 @@ import contextlib
 import math
 from collections.abc import Sequence
 
-from fedjax_het.runtime.build import RunGroup
 from fedjax_het.runtime.callbacks import Callback, CallbackRunner
 from fedjax_het.runtime.checkpointing import UNFINISHED_FOLDER, CheckpointWriter, delete_checkpoint
 from fedjax_het.runtime.group_state import GroupState, init_group
+from fedjax_het.runtime.prepared_run import RunGroup
 from fedjax_het.runtime.progress import Progress
 from fedjax_het.runtime.result_builder import build_result, build_results
 from fedjax_het.runtime.result_store import ResultWriter
-from fedjax_het.runtime.results import Result
+from fedjax_het.runtime.results import Result, build_state_path
 from fedjax_het.runtime.runner import advance_runs, start_runs
-from fedjax_het.runtime.saved_states import build_state_path
 from fedjax_het.runtime.sweep_log import Job
 from fedjax_het.runtime.work_queue import LeaseLostError, WorkQueue
 from fedjax_het.utils.errors import ConfigError
@@ -164,11 +163,11 @@ class GroupRunner:
             or group_state.rounds_done == group_state.total_rounds
         ):
             return False
-        num_free = group_state.plan.max_parallel_runs - len(self.active_jobs)
+        num_free = group_state.group.program.plan.max_parallel_runs - len(self.active_jobs)
         if (
             group_state.round_progress is not None
             or not self.active_jobs
-            or num_free < MIN_FREE_FRACTION * group_state.plan.max_parallel_runs
+            or num_free < MIN_FREE_FRACTION * group_state.group.program.plan.max_parallel_runs
         ):
             return False
         waiting_jobs = [job for job in self.jobs if job.digest in self.work_queue.remaining]

@@ -12,7 +12,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,12 +37,10 @@ from fedjax_het.runtime.compiled_programs import (
     build_local_training,
     compute_client_state_bytes,
 )
+from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.placement import AUTO, HOST_STATE, SPLIT_STATE, Placement
 from fedjax_het.runtime.prepared_run import PreparedRun
 from fedjax_het.utils.errors import ConfigError
-
-if TYPE_CHECKING:
-    from fedjax_het.runtime.group_state import GroupState
 
 _FLOAT_BYTES = 4  # bytes
 _MIN_ACTIVATION_FACTOR = (
@@ -240,14 +238,14 @@ def require_memory_for_plan(
 # --- of the programs -----------------------------------------------------------------------------
 
 
-def require_memory_for_programs(group_state: "GroupState", memory: int | None) -> None:
+def require_memory_for_programs(group_state: GroupState, memory: int | None) -> None:
     """Raise InsufficientMemoryError if a program of these runs, which this traces and then compiles, needs more than
     `memory`, or than is free.
 
     Cost: none, as what was traced and compiled is kept for when the programs run.
     """
-    assert group_state.plan.mesh is not None
-    devices = list(group_state.plan.mesh.devices.flat)
+    assert group_state.group.program.plan.mesh is not None
+    devices = list(group_state.group.program.plan.mesh.devices.flat)
     available_bytes = memory or total_free_bytes(devices)
     programs = group_state.list_programs()
     for name, (program, inputs) in programs.items():
@@ -261,13 +259,13 @@ def require_memory_for_programs(group_state: "GroupState", memory: int | None) -
 
 
 def _require_memory_for_program(
-    group_state: "GroupState", name: str, required: int, available_bytes: int | None, qualifier: str
+    group_state: GroupState, name: str, required: int, available_bytes: int | None, qualifier: str
 ) -> None:
     if available_bytes is None or required <= available_bytes:
         return
     spec, lanes, fraction = (
         group_state.prepared_runs[0].spec,
-        group_state.plan.lanes,
+        group_state.group.program.plan.lanes,
         available_bytes / required,
     )
     suggestions = [f"lanes = {max(1, int(lanes * fraction))}"] if lanes > 1 else []
@@ -282,11 +280,11 @@ def _require_memory_for_program(
     )
 
 
-def reduce_memory_use(group_state: "GroupState", placement: Placement) -> Placement | None:
+def reduce_memory_use(group_state: GroupState, placement: Placement) -> Placement | None:
     """Where runs that found no room may have some, as far as the `placement` that was asked for
     leaves it open: with what clients keep on the host, then with half the lanes; None where
     nothing is left."""
-    lanes = group_state.plan.lanes
+    lanes = group_state.group.program.plan.lanes
     current = dataclasses.replace(
         placement, lanes=lanes, client_state=group_state.group.client_state
     )
@@ -297,9 +295,11 @@ def reduce_memory_use(group_state: "GroupState", placement: Placement) -> Placem
     return None
 
 
-def _can_page_client_states(group_state: "GroupState") -> bool:
+def _can_page_client_states(group_state: GroupState) -> bool:
     """Whether what clients keep, if anything, is on the devices and need not be."""
-    is_pageable = group_state.algorithm.can_page_state and not group_state.has_paged_states
+    is_pageable = (
+        group_state.group.program.algorithm.can_page_state and not group_state.has_paged_states
+    )
     return (
         is_pageable
         and compute_client_state_bytes(group_state.group.program, group_state.prepared_runs[0].spec)

@@ -256,32 +256,46 @@ def choose_num_blocks(
     return placement.blocks or min(len(devices), cohort)
 
 
+def describe_workload(signature: Signature, algorithm: Algorithm, batch_size: int) -> Workload:
+    """Return what is timed to choose the number of lanes of these runs."""
+    pairs = algorithm.condensation_work
+    return Workload(
+        build_local_training(signature),
+        batch_size,
+        _format_network_label(signature),
+        None if pairs is None else pairs.ipc,
+    )
+
+
 def choose_num_lanes(
     placement: Placement,
-    signature: Signature,
-    algorithm: Algorithm,
+    workload: Workload,
     devices: Sequence[jax.Device],
     blocks: int,
-    specs: Sequence[ResolvedRunSpec],
+    spec: ResolvedRunSpec,
     build_schedulers: Callable[[int], Sequence[Scheduler]],
     num_runs: int,
 ) -> LaneChoice:
-    """How many lanes there are in each block, for so many runs.
+    """Choose the number of lanes in each block.
 
-    planned(lanes): schedules of the first rounds of some of them.
+    Args:
+      placement: the number of lanes, or AUTO.
+      workload: the work of a step, which is timed.
+      devices: the devices that the runs share.
+      blocks: number of blocks of lanes.
+      spec: the settings of one of the runs.
+      build_schedulers: returns schedulers of the first rounds of some runs for a number of lanes.
+      num_runs: number of runs that go in step.
+
+    Returns:
+      The number of lanes, the number of runs in parallel on each device, and how long the steps of
+      each number that was tried took.
     """
-    spec, pairs = specs[0], algorithm.condensation_work
-    images_per_class = None if pairs is None else pairs.ipc
-    workload = Workload(
-        build_local_training(signature),
-        spec.batch_size,
-        _format_network_label(signature),
-        images_per_class,
-    )
+    condenses = workload.images_per_pair is not None
     if placement.lanes != AUTO:
         lanes = int(placement.lanes)
         return LaneChoice(lanes, 1, {}, lookup_conv_impl(workload, devices[:blocks], lanes))
-    if pairs is not None and jax.default_backend() == "cpu":
+    if condenses and jax.default_backend() == "cpu":
         return LaneChoice(1, 1, {})  # pairs go in turn
 
     @functools.cache
@@ -296,13 +310,13 @@ def choose_num_lanes(
         return float(count_block_steps(lanes).max(1).sum() * blocks * lanes / max(1, useful_steps))
 
     cohort = compute_cohort_size(spec.num_clients, spec.participation)
-    if pairs is not None:
+    if condenses:
         cohort = int(max(scheduler.work_counts.pairs.max() for scheduler in build_schedulers(1)))
     return choose_lanes(
         workload,
         devices=devices[:blocks],
         cohort_size=max(1, cohort),
-        num_runs=1 if pairs is not None else num_runs,
+        num_runs=1 if condenses else num_runs,
         idle_factor=idle_factor,
         memory_bytes=placement.memory,
     )

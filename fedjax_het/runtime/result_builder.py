@@ -20,6 +20,7 @@ from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.runtime.results import Result, summarize_metrics
 from fedjax_het.runtime.trained_model import InputSpec, TrainedModel, extract_model
 from fedjax_het.utils.arrays import fetch_to_host
+from fedjax_het.utils.errors import require
 
 
 def build_results(group_state: GroupState) -> list[Result]:
@@ -40,24 +41,34 @@ def compute_run_digest(group_state: GroupState, i: int) -> str:
     return Result(group_state.prepared_runs[i].spec, {}, summary).digest()
 
 
-def build_model_getter(
-    group_state: GroupState, i: int, state: Any
-) -> Callable[[int | None], TrainedModel]:
-    """What gives the models of a run in this state."""
+def build_model_getter(group_state: GroupState, i: int, state: Any) -> Callable[..., TrainedModel]:
+    """Return a function of a client's id, or None, to a trained model of a run in this state.
+
+    The function refuses a `network` and an `optimizer`, which only states in files need.
+    """
     group, prepared_run = group_state.group, group_state.prepared_runs[i]
-    return functools.partial(
-        extract_model,
-        group.program.signature,
-        prepared_run.spec,
-        InputSpec.from_dataset(group.dataset),
-        state,
-        prepared_run.hp,
-    )
+    arguments = {
+        "signature": group.program.signature,
+        "spec": prepared_run.spec,
+        "input_spec": InputSpec.from_dataset(group.dataset),
+        "state": state,
+        "hp": prepared_run.hp,
+    }
+    return functools.partial(_get_model, arguments)
+
+
+def _get_model(
+    arguments: dict[str, Any], client: int | None = None, **user_objects: Any
+) -> TrainedModel:
+    """Return a model of a run that `arguments` of `extract_model` describe."""
+    for name, value in user_objects.items():
+        require(value is None, name, value, "none: the run has its own")
+    return extract_model(**arguments, client=client)
 
 
 def _build_result(group_state: GroupState, i: int, state: Any) -> Result:
     algorithm, group, prepared_run = (
-        group_state.algorithm,
+        group_state.group.program.algorithm,
         group_state.group,
         group_state.prepared_runs[i],
     )
@@ -105,7 +116,7 @@ def _build_result(group_state: GroupState, i: int, state: Any) -> Result:
         prepared_run.partition,
         prepared_run.client_tests,
         build_model_getter(group_state, i, state),
-        held_out=prepared_run.data_assignment.held_out,
+        held_out=prepared_run.held_out,
     )
 
 
@@ -113,7 +124,7 @@ def _summarize_requested_metrics(group_state: GroupState, i: int) -> dict[str, f
     """Of the curves of its `measures` with one value a round, the mean of the last five that were
     measured, as `final_accuracy` is of accuracies."""
     summary: dict[str, float | None] = {}
-    for name in list_metric_names(group_state.group.program.evaluation):
+    for name in list_metric_names(group_state.group.program.signature.evaluation):
         curve = group_state.curves[i][name]
         finite_values = curve[np.isfinite(curve)] if curve.ndim == 1 else curve[:0]
         if curve.ndim == 1:
@@ -129,9 +140,9 @@ def _evaluate_held_out_clients(
     one's go to `artifacts`."""
     prepared_run, get_global_model = (
         group_state.prepared_runs[i],
-        group_state.algorithm.global_model,
+        group_state.group.program.algorithm.global_model,
     )
-    held_out = prepared_run.data_assignment.held_out
+    held_out = prepared_run.held_out
     if held_out is None or get_global_model is None:
         return {}
     program, variables = (
@@ -172,7 +183,7 @@ def _summarize_costs(group_state: GroupState, i: int) -> dict[str, Any]:
     timing, group, num_parallel = (
         group_state.timing,
         group_state.group,
-        group_state.plan.num_parallel,
+        group_state.group.program.plan.num_parallel,
     )
     num_runs, first_on_device = len(group_state.prepared_runs), i // num_parallel * num_parallel
     device_runs = group_state.prepared_runs[first_on_device : first_on_device + num_parallel]
@@ -186,7 +197,7 @@ def _summarize_costs(group_state: GroupState, i: int) -> dict[str, Any]:
         "server_seconds": timing.server_seconds / num_runs,
         "wall_seconds": timing.compute_wall_seconds(num_runs),
         "made_together": num_runs,
-        "lanes": group_state.plan.describe(),
+        "lanes": group_state.group.program.plan.describe(),
         "lane_probe_seconds_per_step": {
             str(lanes): step_seconds for lanes, step_seconds in seconds.items()
         },
@@ -200,8 +211,8 @@ def _summarize_costs(group_state: GroupState, i: int) -> dict[str, Any]:
 def _get_precision(group_state: GroupState) -> str:
     """In what the run's networks were computed."""
     requested = describe_environment()["matmul_precision"]
-    assert group_state.plan.mesh is not None
-    (platform,) = {device.platform for device in group_state.plan.mesh.devices.flat}
+    assert group_state.group.program.plan.mesh is not None
+    (platform,) = {device.platform for device in group_state.group.program.plan.mesh.devices.flat}
     precision = group_state.group.program.signature.precision
     return describe_precision(precision, None if requested == "default" else requested, platform)
 
@@ -217,7 +228,7 @@ def _summarize_data(group_state: GroupState, i: int) -> dict[str, Any]:
         "server": None if server is None else dataclasses.asdict(server),
         "dataset_note": group.dataset.note,
         **group.program.user_object_digests(prepared_run.spec.hp),
-        **prepared_run.data_assignment.user_digests,
+        **prepared_run.user_digests,
         **(
             {}
             if prepared_run.initial_model is None

@@ -14,7 +14,6 @@ from fedjax_het.core.execution_plan import PER_BLOCK, PER_RUN, REPLICATED, RUNS_
 from fedjax_het.core.resumable_loops import BLOCKS
 from fedjax_het.core.round_program import ChunkInputs, trace_loops
 from fedjax_het.runtime.compiled_programs import CompiledPrograms, flops_per_sample, workload_key
-from fedjax_het.runtime.program_inputs import get_input_kinds
 
 Tree = Any
 
@@ -104,7 +103,7 @@ def is_long_round(program: CompiledPrograms, inputs: ChunkInputs) -> bool:
 
 def trace_loop_layout(program: CompiledPrograms, state: Tree, inputs: ChunkInputs) -> LoopLayout:
     """How rounds are cut. Cost: they are traced."""
-    loops = trace_loops(program.rounds, get_input_kinds(program.program_spec), state, inputs)
+    loops = trace_loops(program.components, program.input_kinds, state, inputs)
     return LoopLayout(
         program.plan, [loop.name for loop in loops.loops], loops.layouts, loops.carries
     )

@@ -1,6 +1,6 @@
-"""What calls of the rounds' program read, made by a thread while the devices work.
+"""Runs that go in step, from the first round to the last: the host's side of the work.
 
-Runs advanced in step, from the first round to the last: the host's side of the work.
+A thread prefetches the inputs of the next calls of the program while the devices work.
 """
 
 import logging
@@ -23,7 +23,6 @@ from fedjax_het.runtime.checkpointing import CheckpointWriter
 from fedjax_het.runtime.early_stopping import count_rounds_until_rule, evaluate_run_rules
 from fedjax_het.runtime.group_state import GroupState, check_method_contract, init_states
 from fedjax_het.runtime.history import build_curves, get_latest_accuracy, record_rounds
-from fedjax_het.runtime.program_inputs import with_zero_rounds
 from fedjax_het.runtime.progress import Progress
 from fedjax_het.runtime.resumable_rounds import start_round
 from fedjax_het.utils.arrays import fetch_to_host
@@ -101,7 +100,7 @@ def log_run_header(group_state: GroupState) -> None:
             log.info("server: %s", group.summarize_server_data(prepared_run))
     log.info(
         "lanes: %s; %.1f %% of the samples that they run through are the clients'",
-        group_state.plan.describe(),
+        group_state.group.program.plan.describe(),
         100 * group.useful_work_fraction(group_state.prepared_runs),
     )
     if group_state.has_paged_states:
@@ -132,7 +131,7 @@ def start_runs(
         checkpoints.restore(group_state, records)
     start_time = time.perf_counter()
     first_step_inputs = _verify_round_program(group_state, "rounds")
-    _warm_up_compile(group_state, with_zero_rounds(group_state.context, first_step_inputs))
+    _warm_up_compile(group_state, group_state.without_rounds(first_step_inputs))
     group_state.timing.compile_seconds += time.perf_counter() - start_time
 
 
@@ -149,7 +148,7 @@ def advance_runs(group_state: GroupState, checkpoints: CheckpointWriter) -> Iter
     _apply_stopping_rules(group_state)
     with InputPrefetcher(group_state) as prefetcher:
         while group_state.rounds_done < group_state.total_rounds and group_state.active:
-            for stage in group_state.algorithm.server_stages:
+            for stage in group_state.group.program.algorithm.server_stages:
                 if (
                     stage.before_round == group_state.rounds_done
                     and group_state.stage_iterations_done(stage) < stage.num_iterations
@@ -175,7 +174,10 @@ def _apply_stopping_rules(group_state: GroupState) -> None:
         prepared_run = group_state.prepared_runs[i]
         if prepared_run.spec.has_early_stopping:
             early_stop = evaluate_run_rules(
-                prepared_run, group_state.algorithm, group_state.curves[i], group_state.rounds_done
+                prepared_run,
+                group_state.group.program.algorithm,
+                group_state.curves[i],
+                group_state.rounds_done,
             ).early_stop
             if early_stop is not None and early_stop.round < group_state.total_rounds:
                 group_state.early_stops[i] = early_stop
@@ -227,7 +229,7 @@ def _run_resumable_round(group_state: GroupState, checkpoints: CheckpointWriter)
         timing.round_seconds += seconds
         totals = fetch_to_host(totals)
         total = round_progress.advance(
-            carried, count, totals.max(0) if group_state.context.runs_parallel else totals
+            carried, count, totals.max(0) if group_state.group.runs_parallel else totals
         )
         if round_progress.is_complete:
             break
@@ -236,7 +238,7 @@ def _run_resumable_round(group_state: GroupState, checkpoints: CheckpointWriter)
         progress = Progress(layout.loop_names[loop], done, total, rate, 0.0, (total - done) / rate)
         group_state.progress(progress)
         checkpoints.save(group_state)
-        count = group_state.plan.sync_across_processes(
+        count = group_state.group.program.plan.sync_across_processes(
             max(1, min(int(CHUNK_SECONDS * rate), MAX_CALL_GROWTH * count))
         )
     group_state.state, group_state.round_progress = state, None
@@ -270,10 +272,10 @@ def _record_metrics(group_state: GroupState, metrics: Any, count: int) -> None:
             continue
         run_metrics = (
             jax.tree.map(lambda a, i=i: a[i], metrics)
-            if group_state.context.runs_parallel
+            if group_state.group.runs_parallel
             else metrics
         )
-        requested_metrics = group_state.group.program.evaluation.metrics
+        requested_metrics = group_state.group.program.signature.evaluation.metrics
         new_curves = build_curves(
             run_metrics,
             dataset,
@@ -296,7 +298,7 @@ def _compute_chunk_length(group_state: GroupState) -> int:
     """As many rounds as fit the time between two signs of life, up to the next stop."""
     stop_rounds = [
         w.before_round
-        for w in group_state.algorithm.server_stages
+        for w in group_state.group.program.algorithm.server_stages
         if w.before_round > group_state.rounds_done
     ]
     if group_state.pause_every is not None:
@@ -311,7 +313,7 @@ def _compute_chunk_length(group_state: GroupState) -> int:
     if not group_state.timing.timed_rounds:
         return 1
     seconds_per_round = group_state.timing.round_seconds / group_state.timing.timed_rounds
-    return group_state.plan.sync_across_processes(
+    return group_state.group.program.plan.sync_across_processes(
         max(1, min(max_rounds, int(CHUNK_SECONDS / seconds_per_round)))
     )
 
@@ -321,7 +323,7 @@ def _rounds_until_rules(group_state: GroupState) -> int:
     return min(
         count_rounds_until_rule(
             group_state.prepared_runs[i],
-            group_state.algorithm,
+            group_state.group.program.algorithm,
             group_state.curves[i],
             group_state.rounds_done,
         )
@@ -340,7 +342,9 @@ def _report_progress(group_state: GroupState) -> None:
             rate,
             group_state.timing.samples_per_second,
             (group_state.total_rounds - group_state.rounds_done) / rate,
-            get_latest_accuracy(group_state.algorithm, active_curves, group_state.rounds_done),
+            get_latest_accuracy(
+                group_state.group.program.algorithm, active_curves, group_state.rounds_done
+            ),
         )
     )
 
@@ -373,7 +377,7 @@ def _run_server_stage(
 
     start_time, nonfinite_counts = (
         time.perf_counter(),
-        count_nonfinite_per_run(state, has_run_axis=group_state.context.runs_parallel),
+        count_nonfinite_per_run(state, has_run_axis=group_state.group.runs_parallel),
     )
     program.verify((hp, state, key, jnp.int32(1), server))
     state = group_state.state = jax.block_until_ready(program(hp, state, key, jnp.int32(0), server))
@@ -382,7 +386,9 @@ def _run_server_stage(
     done = initial_done = group_state.stage_iterations_done(stage)
     start_time, count = time.perf_counter(), 1
     while done < stage.num_iterations and group_state.active:
-        count = group_state.plan.sync_across_processes(min(count, stage.num_iterations - done))
+        count = group_state.group.program.plan.sync_across_processes(
+            min(count, stage.num_iterations - done)
+        )
         state = jax.block_until_ready(program(hp, state, key, jnp.int32(count), server))
         done += count
         rate = (done - initial_done) / (time.perf_counter() - start_time)
@@ -397,7 +403,7 @@ def _run_server_stage(
         checkpoints.save(group_state)
     timing.server_seconds += time.perf_counter() - start_time
     if not group_state.shards_server_stages:
-        state = group_state.plan.map_state(state, group_state.plan.put)
+        state = group_state.group.program.plan.map_state(state, group_state.group.program.plan.put)
     group_state.state = state
 
     start_time = time.perf_counter()
@@ -409,7 +415,7 @@ def _stop_diverged(group_state: GroupState, previous_counts: np.ndarray, name: s
     """Stop the runs that work between rounds has left with more numbers that are not finite than
     were `counted` before it."""
     current_counts = count_nonfinite_per_run(
-        group_state.state, has_run_axis=group_state.context.runs_parallel
+        group_state.state, has_run_axis=group_state.group.runs_parallel
     )
     for i, prepared_run in enumerate(group_state.prepared_runs):
         if i in group_state.active and (current_counts[i] > previous_counts[i]).any():

@@ -1,7 +1,4 @@
-"""One federation as a loop over its rounds, which whoever goes through it may look at and leave.
-
-Run one federation, from its settings to its result.
-"""
+"""One federation, from its settings to its result, as one call or as a loop over its rounds."""
 
 import dataclasses
 import os
@@ -22,7 +19,6 @@ from fedjax_het.runtime.checkpointing import (
     find_checkpoint_record,
     find_resumable_record,
 )
-from fedjax_het.runtime.compiled_programs import apply_user_network, apply_user_optimizer
 from fedjax_het.runtime.early_stopping import CALLBACK, EarlyStop
 from fedjax_het.runtime.group_state import GroupState, init_group
 from fedjax_het.runtime.hardware import warn_unused_hardware
@@ -35,16 +31,16 @@ from fedjax_het.runtime.memory_limits import (
 from fedjax_het.runtime.placement import Placement
 from fedjax_het.runtime.progress import Progress
 from fedjax_het.runtime.result_builder import build_result
-from fedjax_het.runtime.result_store import ResultWriter, save_run_files
-from fedjax_het.runtime.results import Result
+from fedjax_het.runtime.result_store import ResultWriter, SavedStateIndex, save_run_files
+from fedjax_het.runtime.results import Result, build_state_path
 from fedjax_het.runtime.runner import advance_runs, log_run_header, start_runs
-from fedjax_het.runtime.saved_states import SavedStateIndex, build_state_path
 from fedjax_het.runtime.trackers.callback import add_tracker_callback
+from fedjax_het.runtime.user_objects import UserObjects
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.env import require_variables
 from fedjax_het.utils.errors import display_name, require
 from fedjax_het.utils.io import make_output_directory
-from fedjax_het.utils.validation import validate_arguments, validate_type
+from fedjax_het.utils.validation import validate, validate_arguments
 
 
 class Session:
@@ -73,7 +69,7 @@ class Session:
         checkpoint, where there is an `output_dir`, and goes on with another loop, or takes
         `result()`. Cost: the programs are compiled at the first round.
         """
-        return self._rounds(validate_type("every", every, PositiveInt | None))
+        return self._rounds(validate("every", every, PositiveInt | None))
 
     def _rounds(self, every: int | None) -> Iterator[RunStatus]:
         self._callback_runner.always_report, self._group_state.pause_every = True, every
@@ -184,22 +180,7 @@ def simulate(
     Where `jax.distributed` was initialised, every process calls this with the same arguments; the
     devices of all of them share the lanes, all return the result, and the first writes it.
     """
-    session = federation(
-        spec,
-        dataset=dataset,
-        partition=partition,
-        network=network,
-        optimizer=optimizer,
-        output_dir=output_dir,
-        resume=resume,
-        resume_anyway=resume_anyway,
-        keep_state=keep_state,
-        progress=progress,
-        callbacks=callbacks,
-        track=track,
-        placement=placement,
-        data_dir=data_dir,
-    )
+    session = federation(**locals())  # which takes the same arguments
     for _ in session.advance():
         pass
     return session.result()
@@ -238,7 +219,8 @@ def federation(
     require_variables()
     if not placement.has_explicit_cpus:
         warn_unused_hardware()
-    spec = apply_user_optimizer(apply_user_network(spec, network), optimizer).resolved()
+    user_objects = UserObjects(dataset, partition, network, optimizer, data_dir)
+    spec = user_objects.resolve(spec)
     folder = None if output_dir is None else make_output_directory(output_dir)
     require_output_dir_to_resume(folder, resume=resume, resume_anyway=resume_anyway)
     callbacks = add_tracker_callback(callbacks, track, folder)
@@ -255,15 +237,11 @@ def federation(
         lanes, blocks = record["lanes"], record["blocks"]
         devices = min(blocks, len(jax.devices()))
         placement = dataclasses.replace(placement, lanes=lanes, blocks=blocks, devices=devices)
-    data_arguments: dict[str, Any] = {"dataset": dataset, "network": network, "data_dir": data_dir}
-    data_arguments["optimizer"] = optimizer
     checkpoints = CheckpointWriter(None if folder is None else [folder])
     with translate_out_of_memory(spec):
         candidate: Placement | None = placement
         while candidate is not None:
-            group = prepare_group(
-                [spec], user_partition=partition, placement=candidate, **data_arguments
-            )
+            group = prepare_group([spec], user_objects, candidate)
             group_state = init_group(
                 group,
                 group.prepared_runs,

@@ -25,6 +25,7 @@ from fedjax_het.runtime.checkpoint_file import read_meta
 from fedjax_het.runtime.checkpointing import CheckpointWriter
 from fedjax_het.runtime.compiled_programs import flops_per_sample
 from fedjax_het.runtime.group_state import init_group
+from fedjax_het.runtime.user_objects import UserObjects
 
 EVERYTHING = 1e9  # seconds: of a call that goes to the end of its loop
 ROUNDING = {"rtol": 2e-5, "atol": 1e-6}  # of two programs
@@ -205,7 +206,9 @@ def test_a_stretch_has_the_collectives_of_a_round(name, long, monkeypatch):
     """XLA spreads over the devices what all hold where nothing says otherwise, by collectives of
     its own, two of which may wait for each other for ever."""
     data = make_user_dataset()
-    group = prepare_group([small(name)], dataset=data, placement=Placement(server_work="shared"))
+    group = prepare_group(
+        [small(name)], UserObjects(data), placement=Placement(server_work="shared")
+    )
     runs = init_group(group, group.prepared_runs)
     runner.init_states(runs)
     cut_, state, inputs = runs.loop_layout, runs.state, runs.build_chunk_inputs(0, 1)
@@ -227,7 +230,7 @@ def test_rounds_are_long_by_their_arithmetic(monkeypatch):
     def work(**settings):
         settings = {"gradient_gaps": None, "participation": 1.0, **settings}
         one = small("fsl", **settings)
-        group = prepare_group([one], dataset=make_user_dataset(), placement=Placement(lanes=1))
+        group = prepare_group([one], UserObjects(make_user_dataset()), placement=Placement(lanes=1))
         runs = init_group(group, group.prepared_runs)
         long = runs.loop_layout is not None
         (samples,) = group.program.samples_per_round.values()
