@@ -344,14 +344,14 @@ def _scatter_client_states(plan: ExecutionPlan, states, new_states, rows):
 
 
 class _BlockInputs(NamedTuple):
-    """What all blocks of lanes read besides their schedules."""
+    """What all blocks of lanes read besides their schedules, or how each of it is placed."""
 
     hp: Tree
     message: Tree
     states: Tree  # of all clients, or the rows of a table
-    key: jax.Array  # the round's
-    examples: Examples
-    max_steps: jax.Array  # [] int32 of the longest lane of all blocks
+    key: Any  # the round's
+    examples: Any  # an `Examples`
+    max_steps: Any  # [] int32 of the longest lane of all blocks
 
 
 class _ActiveClient(NamedTuple):
@@ -431,7 +431,7 @@ def _run_block(
     loop_name: str,
     loops: LoopRunner,
     inputs: _BlockInputs,
-    schedule: RoundSchedule,
+    schedule: Any,
 ) -> tuple:
     """Train the clients of one block of lanes.
 
@@ -441,7 +441,7 @@ def _run_block(
       loop_name: the round's phase, as progress shows it.
       loops: runs the loop over the lanes' steps, which is cut between two steps.
       inputs: what all blocks read.
-      schedule: the block's part of the round's schedule.
+      schedule: the block's part of the round's `RoundSchedule`, traced.
 
     Returns:
       The sums of this block (update, loss, samples, clients, and clients whose state is not finite
