@@ -35,7 +35,7 @@ def build_result(group_state: GroupState, i: int) -> Result:
     return _build_result(group_state, i, group_state.fetch_states()[i])
 
 
-def compute_run_digest(group_state: GroupState, i: int) -> str:
+def compute_result_digest(group_state: GroupState, i: int) -> str:
     """The name of a run's files, before there is a result."""
     summary = {**_summarize_data(group_state, i), **describe_environment()}
     return Result(group_state.prepared_runs[i].spec, {}, summary).digest()
