@@ -1,10 +1,9 @@
-"""The builder that most methods share: clients train, the server folds in what they send.
+"""Functions that build an `Algorithm`.
 
-Work that the server does on each round's model, over any method with one global model.
-
-FedAvg whose clients train a model of their own beside their copy of the global one.
-
-Pretraining: the server's model learns from the server's own examples before the first round.
+`build_federated_algorithm`: clients train, the server combines what they send.
+`with_server_step`: a step of the server on the global model after each round of another method.
+`build_dual_model_algorithm`: FedAvg whose clients also train a personal model.
+`with_pretraining`: the global model is trained on the server's examples before the first round.
 """
 
 from collections.abc import Callable
@@ -32,6 +31,7 @@ from fedjax_het.core.client_algorithm import (
     call_user_function,
     describe_value,
     require_like,
+    unpack_tuple,
     with_contract_checks,
 )
 from fedjax_het.core.client_loop import (
@@ -42,6 +42,7 @@ from fedjax_het.core.client_loop import (
     tile_over_clients,
     train_cohort,
 )
+from fedjax_het.core.drift import split_drift, with_drift_sums
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import (
     ClientTrainState,
@@ -61,14 +62,16 @@ Tree = Any
 
 
 class CohortCounts(NamedTuple):
-    """How many there are; scalars."""
+    """Numbers of clients in a round."""
 
-    num_clients: AnyArray  # int32: K
-    num_trained: AnyArray  # int32: of the round's, those that hold data
+    num_clients: AnyArray
+    "`[]` int32: clients of the federation, K."
+    num_trained: AnyArray
+    "`[]` int32: clients of the round that hold data and have trained."
     cohort_weight_share: AnyArray
-    """float32: of the weight of all K clients in the run's `averaging`, that of the round's. With
-    it the round's mean becomes its part of a mean over all: sum_i p_i x_i over the round's i is
-    share * mean."""
+    """`[]` float32: share of the round's clients in the weight of all K clients, by the run's
+    `averaging`. Times the mean of a round it is the round's part of the mean over all clients:
+    share * mean = sum_i p_i x_i over the round's clients i."""
 
 
 class EvaluatedClientState(NamedTuple):
@@ -137,7 +140,7 @@ def build_federated_algorithm(
         )
         _require_message("make_message", message)
         result = train_cohort(
-            client_algorithm,
+            with_drift_sums(client_algorithm) if training.measures_drift else client_algorithm,
             plan,
             hp,
             message,
@@ -146,6 +149,9 @@ def build_federated_algorithm(
             cohort,
             gather_models=returns_client_models,
         )
+        client_update, drift = result.update, dict[str, jax.Array]()
+        if training.measures_drift:
+            client_update, drift = split_drift(client_update, message.variables["params"])
         schedule = cohort.schedule
         counts = CohortCounts(schedule.num_clients, result.num_trained, schedule.weight_fraction)
         server = call_user_function(
@@ -153,7 +159,7 @@ def build_federated_algorithm(
             update_server,
             hp=hp,
             server=state.server,
-            client_update=result.update,
+            client_update=client_update,
             counts=counts,
         )
         _require_message("update", server)
@@ -161,7 +167,7 @@ def build_federated_algorithm(
             jnp.subtract, server.variables["params"], state.server.variables["params"]
         )
         models = result.outputs if returns_client_models else None
-        info = RoundInfo(result.train_loss, optax.tree.norm(change), models=models)
+        info = RoundInfo(result.train_loss, optax.tree.norm(change), models=models, drift=drift)
         return State(server, result.states, state.round + 1), info
 
     def traffic(hp, state):
@@ -275,25 +281,33 @@ def num_bytes(tree: Tree) -> int:
 
 
 class ServerStepState(NamedTuple):
-    """The server's state of the method that is refined, and what refining keeps besides."""
+    """The server's state of a method with a server step."""
 
     inner: Tree
+    "The server's state of the method itself."
     step_state: Tree
+    "What the server step carries from round to round."
 
 
 class ServerStepContext(NamedTuple):
-    """What a refinement reads of a round."""
+    """What a server step reads of a round."""
 
-    variables_before: Tree  # the variables that the round started from
-    variables_after: Tree  # those that the method made of its clients' work
-    round_index: Any  # [] int32, from 0
-    key: Any  # the round's
+    variables_before: Tree
+    "Variables of the global model at the start of the round."
+    variables_after: Tree
+    "Variables of the global model that the method made of its clients' updates."
+    round_index: Any
+    "`[]` int32: index of the round, counted from 0."
+    key: Any
+    "PRNG key of the round."
     cohort: Cohort
-    client_models: ClientModels | None  # where `LocalTraining.returns_client_models` asks for them
+    "Schedule, examples and inputs of the round."
+    client_models: ClientModels | None
+    "The clients' models after local training, if `LocalTraining.returns_client_models`."
 
 
 def get_server_examples(context: ServerStepContext) -> Examples:
-    """Those of a method whose entry says that it needs some."""
+    """Return the server's examples, for methods whose `AlgorithmSpec` requires them."""
     assert context.cohort.server_examples is not None
     return context.cohort.server_examples
 
@@ -305,23 +319,27 @@ def with_server_step(
     init_step_state: Callable[[Any, Any, Tree], Tree] = lambda hp, key, variables: (),
     server_batch_size: int = 0,
 ) -> Algorithm:
-    """`algorithm`, whose global model the server works on after each round.
+    """Return `algorithm` with a step of the server on the global model after each round.
 
-    What comes out is what is evaluated and broadcast; clients, their state and the traffic are
-    those of `algorithm`.
+    The step's result is evaluated and sent to the clients of the next round. Clients, their state
+    and the traffic are those of `algorithm`.
 
     Args:
-      refine(hp, own, round) -> (variables, own).
-      init(hp, key, variables) -> own, whatever is kept from round to round.
-      server_batch_size: of the refinement, see `Algorithm`.
+      algorithm: a method with one global model.
+      run_server_step: `run_server_step(hp, step_state, context) -> (variables, step_state)` with a
+        `ServerStepContext`.
+      init_step_state: `init_step_state(hp, key, variables) -> step_state`, what the step itself
+        carries from round to round.
+      server_batch_size: samples per step of the work, see `Algorithm.server_batch_size`.
     """
     get_model, set_model = require_global_model(algorithm)
 
     def init_state(hp, key, variables, num_clients):
         state = algorithm.init(hp, key, variables, num_clients)
-        return state._replace(
-            server=ServerStepState(state.server, init_step_state(hp, key, variables))
+        step_state = call_user_function(
+            "init_step_state", init_step_state, hp=hp, key=key, variables=variables
         )
+        return state._replace(server=ServerStepState(state.server, step_state))
 
     def round_(hp, state: State, key, cohort: Cohort):
         new_state, info = algorithm.round(hp, inner_state(state), key, cohort)
@@ -331,7 +349,16 @@ def with_server_step(
         context = ServerStepContext(
             variables_before, variables_after, state.round, key, cohort, info.models
         )
-        variables, step_state = run_server_step(hp, state.server.step_state, context)
+        outputs = call_user_function(
+            "run_server_step",
+            run_server_step,
+            hp=hp,
+            step_state=state.server.step_state,
+            context=context,
+        )
+        variables, step_state = unpack_tuple(
+            "run_server_step", outputs, ("variables", "step_state")
+        )
         new_state = set_model(new_state, variables)
         info = info._replace(models=None)
         return new_state._replace(server=ServerStepState(new_state.server, step_state)), info

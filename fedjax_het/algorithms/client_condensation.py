@@ -487,7 +487,14 @@ def _run_round(
     max_epochs = setup.options.server_epochs
     epochs = jnp.where(cohort.schedule.is_verification, min(1, max_epochs), max_epochs)
     new_variables = setup.plan.shard_server_work(
-        partial(_train_server, setup), hp, variables, pool, server_key, epochs, soft_label_targets
+        partial(_train_server, setup),
+        hp,
+        variables,
+        pool,
+        server_key,
+        epochs,
+        soft_label_targets,
+        loops=cohort.loops,
     )
     change = jax.tree.map(jnp.subtract, new_variables["params"], variables["params"])
     info = RoundInfo(result.train_loss, optax.tree.norm(change))

@@ -17,6 +17,7 @@ from fedjax_het.algorithms.builders import (
 from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.client_algorithm import Batch, ClientAlgorithm, with_contract_checks
 from fedjax_het.core.client_loop import ClientModels, Cohort, tile_over_clients, train_cohort
+from fedjax_het.core.drift import split_drift, with_drift_sums
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import (
     ClientTrainState,
@@ -25,12 +26,12 @@ from fedjax_het.core.local_training import (
     apply_gradient,
     make_local_sgd,
 )
-from fedjax_het.core.resumable_loops import SERVER, resumable_loop
+from fedjax_het.core.resumable_loops import SERVER
 from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.core.server_training import ServerTrainState, make_server_step
 from fedjax_het.nn import Generator, Model, make_generator
-from fedjax_het.nn.batch_axis import gather_rows, sum_over_shards
+from fedjax_het.nn.batch_axis import BatchAxis, gather_rows, sum_over_shards
 from fedjax_het.nn.model import Head
 from fedjax_het.utils.config import (
     Config,
@@ -200,7 +201,7 @@ def fedgen(
         old_server = state.server
         message = ServerMessage(old_server.variables, (old_server.generator, state.round))
         result = train_cohort(
-            client_algorithm,
+            with_drift_sums(client_algorithm) if training.measures_drift else client_algorithm,
             plan,
             hp,
             message,
@@ -209,6 +210,9 @@ def fedgen(
             cohort,
             gather_models=returns_client_models,
         )
+        client_update, drift = result.update, dict[str, jax.Array]()
+        if training.measures_drift:
+            client_update, drift = split_drift(client_update, message.variables["params"])
         models, teachers = _split_client_outputs(
             model, result.outputs, has_full_models=returns_client_models
         )
@@ -218,17 +222,24 @@ def fedgen(
         initial_state = old_server.generator, old_server.optimizer
         generator_key = fold_in_purpose(key, Purpose.GENERATOR)
         generator_variables, optimizer = plan.shard_server_work(
-            train_on_shard, hp, initial_state, teachers, generator_key, num_steps, lr
+            train_on_shard,
+            hp,
+            initial_state,
+            teachers,
+            generator_key,
+            num_steps,
+            lr,
+            loops=cohort.loops,
         )
         # Collectives in order: the new model, which is evaluated next, is known after them.
         server_lr = plan.order_after(
             optax.tree.norm(generator_variables["params"]), hp["server_lr"]
         )
-        server = add_mean_change(hp | {"server_lr": server_lr}, old_server, result.update.mean)
+        server = add_mean_change(hp | {"server_lr": server_lr}, old_server, client_update.mean)
         change = jax.tree.map(
             jnp.subtract, server.variables["params"], old_server.variables["params"]
         )
-        info = RoundInfo(result.train_loss, optax.tree.norm(change), models=models)
+        info = RoundInfo(result.train_loss, optax.tree.norm(change), models=models, drift=drift)
         server = server._replace(generator=generator_variables, optimizer=optimizer)
         return State(server, result.states, state.round + 1), info
 
@@ -374,10 +385,14 @@ def train_generator(
 
         def loss(params):
             features, state = generator.apply(
-                {**generator_variables, "params": params}, noise, labels, train=True
+                {**generator_variables, "params": params},
+                noise,
+                labels,
+                train=True,
+                batch_axis=batch.axis,
             )
             return compute_generator_loss(
-                model, hp, teachers.head, label_share_table, features, noise, labels
+                model, hp, teachers.head, label_share_table, features, noise, labels, batch.axis
             ), state
 
         (value, state), gradient = jax.value_and_grad(loss, has_aux=True)(
@@ -391,7 +406,7 @@ def train_generator(
         optimizer=_make_adam(hp, lr),
         server_parallelism=server_parallelism,
     )
-    trained = resumable_loop(
+    trained = server_parallelism.loops.run(
         SERVER,
         num_steps,
         step,
@@ -409,19 +424,28 @@ def compute_label_shares(teachers: TeacherHeads) -> jax.Array:
 
 
 def compute_generator_loss(
-    model: Model, hp, heads, label_share_table, features, noise, labels
+    model: Model,
+    hp,
+    heads,
+    label_share_table,
+    features,
+    noise,
+    labels,
+    batch_axis: BatchAxis | None = None,
 ) -> jax.Array:
     """The teachers' loss of features [B, F], heads and shares having a leading axis of clients, and
-    what keeps features apart as their noise [B, N] is."""
+    what keeps features apart as their noise [B, N] is; `batch_axis` are the devices that share the
+    batch, if any."""
     # In turn: products that are one with the reductions below have to be verified (`core.miscompile_guard`).
     logits = jax.lax.map(
         lambda head: _require_head(model).apply(head, features), heads
     )  # [S, B, C]
     teacher_losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels[None])
     teacher_loss = (label_share_table[:, labels] * teacher_losses).sum(0).mean()
-    noise_gaps = jnp.square(noise[:, None] - gather_rows(noise)).mean(-1)
-    feature_gaps = jnp.abs(features[:, None] - gather_rows(features)).mean(-1)
-    diversity = sum_over_shards((noise_gaps * feature_gaps).sum()) / noise_gaps.shape[1] ** 2
+    noise_gaps = jnp.square(noise[:, None] - gather_rows(noise, batch_axis)).mean(-1)
+    feature_gaps = jnp.abs(features[:, None] - gather_rows(features, batch_axis)).mean(-1)
+    diversity_sum = sum_over_shards((noise_gaps * feature_gaps).sum(), batch_axis)
+    diversity = diversity_sum / noise_gaps.shape[1] ** 2
     diversity_loss = jnp.exp(-diversity)
     return hp["teacher_weight"] * teacher_loss + hp["diversity_weight"] * diversity_loss
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedjax_het.nn.batch_axis import get_num_shards, take_local_rows
+from fedjax_het.nn.batch_axis import BatchAxis, get_num_shards, take_local_rows
 from fedjax_het.utils.errors import require
 
 DSA_STRATEGY = "color_crop_cutout_flip_scale_rotate"  # all six, as MTT and DynaFed use
@@ -128,7 +128,13 @@ def rotate(images: Array, angles: Array) -> Array:
 
 
 def augment(
-    key: Array, images: Array, *, strategy: str, siamese: bool = False, single: bool = True
+    key: Array,
+    images: Array,
+    *,
+    strategy: str,
+    siamese: bool = False,
+    single: bool = True,
+    batch_axis: BatchAxis | None = None,
 ) -> Array:
     """Change images at random, differentiably.
 
@@ -139,9 +145,10 @@ def augment(
         "none" or "" changes nothing.
       siamese: every sample gets the same parameters, which then depend on the key alone and not
         on B: a real and a synthetic batch under one key see the same transformation. Otherwise
-        each sample has its own, also where devices share the batch (`nn.batch_axis`).
+        each sample has its own, also where devices share the batch.
       single: draw one family per call, all equally likely (DSA's mode 'S', which DynaFed uses);
         otherwise apply all, in the order given.
+      batch_axis: the devices that share the batch, of which `images` are this device's part.
     Returns:
       images of the same shape and dtype.
     Errors:
@@ -153,8 +160,8 @@ def augment(
     if not families:
         return images
     # One draw of parameters serves the whole batch in siamese mode.
-    num_draws = 1 if siamese else get_num_shards() * images.shape[0]
-    transforms = [_draw_and_apply(_FAMILIES[name], num_draws) for name in families]
+    num_draws = 1 if siamese else get_num_shards(batch_axis) * images.shape[0]
+    transforms = [_draw_and_apply(_FAMILIES[name], num_draws, batch_axis) for name in families]
     if single:
         family_key, parameter_key = jax.random.split(key)
         family_index = jax.random.randint(family_key, (), 0, len(families))
@@ -242,7 +249,9 @@ _FAMILIES = {
 }
 
 
-def _draw_and_apply(family: Callable, num_draws: int) -> Callable[[Array, Array], Array]:
+def _draw_and_apply(
+    family: Callable, num_draws: int, batch_axis: BatchAxis | None
+) -> Callable[[Array, Array], Array]:
     """`(key, images) -> images`: uniform draws, whole numbers (both ends in) for whole bounds."""
 
     def transform(key: Array, images: Array) -> Array:
@@ -252,7 +261,7 @@ def _draw_and_apply(family: Callable, num_draws: int) -> Callable[[Array, Array]
             else:
                 values = jax.random.uniform(key, (num_draws,), images.dtype, low, high)
             if num_draws > 1:
-                values = take_local_rows(values)
+                values = take_local_rows(values, batch_axis)
             return jnp.broadcast_to(values, images.shape[:1])
 
         return family(key, images, draw)

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
+from fedjax_het.nn.batch_axis import BatchAxis
 from fedjax_het.nn.micro_batch import accumulate_micro_batches
 
 Tree = Any
@@ -43,9 +44,9 @@ class LossSum(Protocol):
 class SelectSamples(Protocol):
     """What a step learns from."""
 
-    def __call__(self, source: Tree, step: Tree, /) -> Tree:
+    def __call__(self, source: Tree, step: Tree, batch_axis: BatchAxis | None, /) -> Tree:
         """-> samples, floats: differentiable in `source`, not in `step`, which says which and how
-        (a number, a key). Where devices share a step (`nn.batch_axis`), those at hand."""
+        (a number, a key). Where devices share a step (`batch_axis`), this device's part."""
 
 
 class Gradient(Protocol):
@@ -68,7 +69,7 @@ def reverse_mode(loss_sum: LossSum, select_samples: SelectSamples) -> Gradient:
     """
 
     def gradient(vector: Array, source: Tree, step: Tree) -> Array:
-        return jax.grad(loss_sum)(vector, select_samples(source, step))
+        return jax.grad(loss_sum)(vector, select_samples(source, step, None))
 
     return jax.checkpoint(gradient, prevent_cse=False)
 
@@ -91,16 +92,17 @@ def mixed_mode(
       a step but its arguments.
     """
 
+    batch_axis = server_parallelism.batch_axis
+
     @jax.custom_vjp
     def gradient(vector: Array, source: Tree, step: Tree) -> Array:
         def sum_gradients(samples: Tree) -> tuple[Array, tuple[()]]:
             return jax.grad(loss_sum)(vector, samples), ()
 
-        with server_parallelism.shard_batch():
-            samples = select_samples(source, step)
-            local_gradient = accumulate_micro_batches(
-                sum_gradients, samples, micro_batch=micro_batch, pad_last=True
-            )[0]
+        samples = select_samples(source, step, batch_axis)
+        local_gradient = accumulate_micro_batches(
+            sum_gradients, samples, micro_batch=micro_batch, pad_last=True
+        )[0]
         return server_parallelism.sum_over_devices(local_gradient)
 
     def forward(vector: Array, source: Tree, step: Tree) -> tuple[Array, tuple]:
@@ -115,15 +117,14 @@ def mixed_mode(
                 1
             ]
 
-        with server_parallelism.shard_batch():
-            samples, pull_back_to_source = jax.vjp(
-                lambda source: select_samples(source, step), source
-            )
-            vector_and_sample_cotangents = accumulate_micro_batches(
-                directional_derivative, samples, micro_batch=micro_batch, pad_last=True
-            )
-            vector_cotangent, sample_cotangents = vector_and_sample_cotangents
-            local_cotangents = vector_cotangent, *pull_back_to_source(sample_cotangents)
+        samples, pull_back_to_source = jax.vjp(
+            lambda source: select_samples(source, step, batch_axis), source
+        )
+        vector_and_sample_cotangents = accumulate_micro_batches(
+            directional_derivative, samples, micro_batch=micro_batch, pad_last=True
+        )
+        vector_cotangent, sample_cotangents = vector_and_sample_cotangents
+        local_cotangents = vector_cotangent, *pull_back_to_source(sample_cotangents)
         return *server_parallelism.sum_over_devices(local_cotangents), None
 
     gradient.defvjp(forward, backward)

@@ -14,7 +14,7 @@ from jax import Array
 from fedjax_het.condensation.distribution_matching import clip_rows
 from fedjax_het.core.client_loop import Cohort
 from fedjax_het.core.execution_plan import ExecutionPlan
-from fedjax_het.core.resumable_loops import SOFT_LABELS, resumable_loop
+from fedjax_het.core.resumable_loops import SOFT_LABELS
 from fedjax_het.core.task import Task
 
 
@@ -92,7 +92,7 @@ def compute_class_mean_logits(
     num_pairs = num_clients * num_classes
     schedule, examples = cohort.schedule, cohort.examples
 
-    def sum_block(variables, images, trial, clip_norm, block_data):
+    def sum_block(loops, variables, images, trial, clip_norm, block_data):
         full_pass_indices, pair_indices = block_data
 
         def add_batch(i, sums):
@@ -113,7 +113,7 @@ def compute_class_mean_logits(
             full_pass_indices.shape,
         )
         max_batches_of_round = jnp.where(trial, jnp.minimum(1, max_batches), max_batches)
-        return resumable_loop(
+        return loops.run(
             SOFT_LABELS,
             num_batches,
             add_batch,
@@ -124,8 +124,11 @@ def compute_class_mean_logits(
         )
 
     replicated_inputs = (variables, examples.images, schedule.is_verification, clip_norm)
-    sums = plan.sum_over_blocks(
-        sum_block, replicated_inputs, (schedule.full_pass_indices, schedule.full_pass_pair_ids)
+    sums = plan.sum_loops_over_blocks(
+        cohort.loops,
+        sum_block,
+        replicated_inputs,
+        (schedule.full_pass_indices, schedule.full_pass_pair_ids),
     )
     count = sums[:, -1:]
     means = sums[:, :-1] / jnp.maximum(count, 1)

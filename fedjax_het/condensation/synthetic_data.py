@@ -16,10 +16,12 @@ from fedjax_het.core.server_training import (
     make_shuffled_batches,
     train_on_examples,
 )
+from fedjax_het.nn.batch_axis import make_axis_argument
 from fedjax_het.utils.errors import require_name
 
 Tree = Any
-ApplyParams = Callable[[Tree, Array], Array]
+# apply_params(params, images) -> logits; with `batch_axis` where devices share the images.
+ApplyParams = Callable[..., Array]
 
 
 class SyntheticData(NamedTuple):
@@ -188,10 +190,10 @@ def _train(
     is_full_batch = batch_size >= count  # then their order does not matter, and is left alone
 
     def loss_and_gradient(variables, batch, key):
-        images = augment(key, batch.images, strategy=augment_strategy)
+        images = augment(key, batch.images, strategy=augment_strategy, batch_axis=batch.axis)
 
         def loss_sum(params):
-            logits = apply_params(params, images)
+            logits = apply_params(params, images, **make_axis_argument(batch.axis))
             losses = soft_cross_entropies(logits, batch.labels, scaling=loss_scaling)
             return (batch.mask * losses).sum()
 

@@ -101,6 +101,8 @@ def train_on_synthetic_pool(
         epochs=epochs,
         max_epochs=max_epochs,
         samples_per_step=samples_per_step,
+        # The devices share the batches already, in `loss_and_gradient`.
+        server_parallelism=SINGLE_DEVICE._replace(loops=server_parallelism.loops),
     )[0]
 
 
@@ -112,18 +114,22 @@ def _make_batch_loss(
         model = model._replace(micro_batch=None)
     task = Task(model, mean=(0.0,), std=(1.0,))  # pixels are left as they are
 
-    def losses(network, images, labels, mask):
+    def compute_losses(batch_axis, network, images, labels, mask):
         logits, state = network(images)
         sample_losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         if soft_label_targets is not None:  # to every sample, so that their mean leaves it as it is
             local_sums = sum_logits_by_class(logits, labels, mask, model.num_classes)
-            sums, count = sum_over_shards(local_sums)
+            sums, count = sum_over_shards(local_sums, batch_axis)
             sample_losses += _weighted_matching_loss(soft_label_targets, sums, count)
         return sample_losses, state
 
     def loss_and_gradient(variables, batch, key):
         return task.loss_and_gradient(
-            variables, batch, key, sample_losses=losses, extra_sample_arrays=(batch.mask,)
+            variables,
+            batch,
+            key,
+            sample_losses=partial(compute_losses, batch.axis),
+            extra_sample_arrays=(batch.mask,),
         )
 
     return loss_and_gradient
@@ -184,8 +190,7 @@ def _exact_gradient(
     In two passes of equal pieces: the sums, then their cotangents pulled back piece by piece, so
     that memory is that of one batch.
     """
-    with server_parallelism.shard_batch():
-        pool = take_local_rows(pool)
+    pool = take_local_rows(pool, server_parallelism.batch_axis)
     num_padding = -len(pool.images) % batch_size
     images, labels, valid = (
         jnp.pad(a, ((0, num_padding),) + ((0, 0),) * (a.ndim - 1)).reshape(

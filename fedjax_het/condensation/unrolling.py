@@ -3,7 +3,7 @@ from its target it ends.
 
 Networks enter as `apply_params(params, images) -> logits [B, C]` on a parameter tree and as
 `unravel(vector [P]) -> params`, the second half of `jax.flatten_util.ravel_pytree`: one flat vector
-is carried through the loop.
+is carried through the loop. Where devices share a step, `apply_params` gets their `batch_axis` too.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from fedjax_het.condensation.augment import DSA_STRATEGY, augment
 from fedjax_het.condensation.mixed_mode import DifferentiationMode, mixed_mode, run_sgd
 from fedjax_het.condensation.synthetic_data import ApplyParams, SyntheticData, soft_cross_entropies
 from fedjax_het.core.server_training import get_epoch_batch
-from fedjax_het.nn.batch_axis import take_local_rows
+from fedjax_het.nn.batch_axis import BatchAxis, make_axis_argument, take_local_rows
 
 Tree = Any
 Unravel = Callable[[Array], Tree]
@@ -25,11 +25,12 @@ Unravel = Callable[[Array], Tree]
 
 class InnerBatch(NamedTuple):
     """Augmented images `[B, H, W, C]`, label logits `[B, num_classes]` and weights `[B]`, whose sum
-    is 1, of one inner step."""
+    is 1, of one inner step; `axis` are the devices that share the step, if any."""
 
     images: Array
     label_logits: Array
     weights: Array
+    axis: BatchAxis | None = None
 
 
 def unroll(
@@ -66,12 +67,16 @@ def unroll(
       activations of a (micro-)batch.
     """
 
-    def select_samples(synthetic: SyntheticData, step: tuple[Array, Array]) -> InnerBatch:
+    def select_samples(
+        synthetic: SyntheticData, step: tuple[Array, Array], batch_axis: BatchAxis | None
+    ) -> InnerBatch:
         key, step_index = step
-        return select_inner_batch(synthetic, key, step_index, batch_size, augment_strategy)
+        return select_inner_batch(
+            synthetic, key, step_index, batch_size, augment_strategy, batch_axis
+        )
 
     def loss_sum(vector: Array, batch: InnerBatch) -> Array:
-        logits = apply_params(unravel(vector), batch.images)
+        logits = apply_params(unravel(vector), batch.images, **make_axis_argument(batch.axis))
         losses = soft_cross_entropies(logits, batch.label_logits, scaling=loss_scaling)
         return (batch.weights * losses).sum()
 
@@ -91,21 +96,27 @@ def select_inner_batch(
     step_index: Array,
     batch_size: int | None,
     augment_strategy: str,
+    batch_axis: BatchAxis | None = None,
 ) -> InnerBatch:
-    """What step `step`, counted over all epochs, trains on: all samples for `batch_size` None; of
-    them those at hand, where devices share them (`nn.batch_axis`)."""
+    """What step `step_index`, counted over all epochs, trains on: all samples for `batch_size`
+    None; of them this device's part, where devices share them (`batch_axis`)."""
     order_key, augment_key = jax.random.split(key)
     images, labels = synthetic.images, synthetic.label_logits
     if batch_size is not None and batch_size < len(images):
         index, mask = get_epoch_batch(order_key, step_index, len(images), batch_size)
         weights = mask.astype(images.dtype) / mask.sum()
-        index, weights = take_local_rows((index, weights))
+        index, weights = take_local_rows((index, weights), batch_axis)
         images, labels = images[index], labels[index]
     else:
         weights = jnp.full(len(images), 1 / len(images), images.dtype)
-        images, labels, weights = take_local_rows((images, labels, weights))
-    images = augment(jax.random.fold_in(augment_key, step_index), images, strategy=augment_strategy)
-    return InnerBatch(images, labels, weights)
+        images, labels, weights = take_local_rows((images, labels, weights), batch_axis)
+    images = augment(
+        jax.random.fold_in(augment_key, step_index),
+        images,
+        strategy=augment_strategy,
+        batch_axis=batch_axis,
+    )
+    return InnerBatch(images, labels, weights, batch_axis)
 
 
 def matching_loss(

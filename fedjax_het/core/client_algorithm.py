@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.nn.batch_axis import BatchAxis
 from fedjax_het.utils.arrays import is_prng_key
 from fedjax_het.utils.errors import ConfigError
 
@@ -74,6 +75,9 @@ class Batch(NamedTuple):
     "`[B]` float32: 1 for examples, 0 for padding."
     step_index: jax.Array
     "`[]` int32: number of minibatches that the client has processed in this round."
+    axis: BatchAxis | None = None
+    """Devices that share the batch, of which this is one part; None for a whole batch, as clients
+    always have."""
 
 
 class ClientUpdate(NamedTuple):

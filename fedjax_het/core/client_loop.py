@@ -26,9 +26,8 @@ from fedjax_het.core.client_algorithm import (
     with_contract_checks,
 )
 from fedjax_het.core.divergence import has_no_new_nonfinite
-from fedjax_het.core.drift import with_drift_monitoring
 from fedjax_het.core.execution_plan import LANES_AXIS, ExecutionPlan
-from fedjax_het.core.resumable_loops import BLOCKS, CLIENTS, TURNS, map_loop, split_loop
+from fedjax_het.core.resumable_loops import BLOCKS, CLIENTS, TURNS, WHOLE_LOOPS, LoopRunner
 from fedjax_het.core.schedule import RoundSchedule
 from fedjax_het.core.server_parallelism import order_after
 from fedjax_het.utils.arrays import AnyArray, set_row, take_row
@@ -50,6 +49,7 @@ class Cohort(NamedTuple):
     examples: Examples
     server_examples: Examples | None = None  # [n_0, ...] the server's own; None where it has none
     inputs: dict[str, Tree] = {}  # noqa: RUF012  what the method asked for, by name
+    loops: LoopRunner = WHOLE_LOOPS  # runs the round's long loops
 
 
 class CohortResult(NamedTuple):
@@ -100,7 +100,7 @@ def train_cohort(
       and one output per slot.
     """
     schedule = cohort.schedule
-    algorithm, read_update = with_drift_monitoring(with_contract_checks(algorithm))
+    algorithm = with_contract_checks(algorithm)
     run_block: Callable[..., tuple] = partial(_run_block, algorithm, plan, loop_name)
     replicated_args = (hp, message, states, key, cohort.examples, schedule.max_steps)
     round_fields = (
@@ -132,9 +132,9 @@ def train_cohort(
                 lambda block_args: run(spans, block_args[0], block_args[1]), (carries, lanes)
             )
 
-        sums, new_states, outputs = map_loop(
+        sums, new_states, outputs = cohort.loops.map(
             run_blocks_in_turn,
-            lambda block_schedule: run_block(*replicated_args, block_schedule),
+            lambda loops, block_schedule: run_block(loops, *replicated_args, block_schedule),
             TURNS,
             len(schedule.state_rows),
         )
@@ -145,7 +145,7 @@ def train_cohort(
         is_split = plan.has_sharded_client_states and bool(jax.tree.leaves(states))
         client_spec = P(LANES_AXIS) if is_split else P()
 
-        def run_on_device(hp, message, states, key, examples, longest, lanes):
+        def run_on_device(loops, hp, message, states, key, examples, longest, lanes):
             block_schedule = jax.tree.map(lambda a: a[0], lanes)
             state_table, table_schedule = (
                 _fetch_client_states(states, block_schedule)
@@ -153,7 +153,7 @@ def train_cohort(
                 else (states, block_schedule)
             )
             sums, new_states, outputs = run_block(
-                hp, message, state_table, key, examples, longest, table_schedule
+                loops, hp, message, state_table, key, examples, longest, table_schedule
             )
             rows = block_schedule.state_rows if jax.tree.leaves(new_states) else ()
             row_outputs = new_states, rows, pair_with_slots(outputs, block_schedule)
@@ -171,14 +171,13 @@ def train_cohort(
                 check_vma=False,
             )(spans, carries, *replicated_args, lanes)
 
-        sums, states, outputs = map_loop(
+        sums, states, outputs = cohort.loops.map(
             map_devices, run_on_device, BLOCKS, len(schedule.state_rows)
         )
     if gather_models:
         outputs = _select_client_models(schedule, *outputs)
     upload, loss, num_samples, num_trained, num_nonfinite = sums
     loss = jnp.where(num_nonfinite > 0, jnp.nan, loss / jnp.maximum(num_samples, 1))
-    upload = read_update(upload)
     return CohortResult(upload, num_trained.astype(jnp.int32), states, outputs, loss)
 
 
@@ -414,7 +413,9 @@ def _make_lane_functions(
     return _LaneFunctions(begin, step, end)
 
 
-def _run_block(algorithm, plan, loop_name, hp, message, states, key, examples, max_steps, schedule):
+def _run_block(
+    algorithm, plan, loop_name, loops, hp, message, states, key, examples, max_steps, schedule
+):
     """One block of lanes: -> ((upload, loss, samples, clients, those whose state is not finite any
     more: sums), states, outputs).
 
@@ -524,7 +525,7 @@ def _run_block(algorithm, plan, loop_name, hp, message, states, key, examples, m
     carry = (active, (update_sums, zero, zero, zero, zero), new_states, outputs)
     num_steps, batch_size = batches.shape[1:]
     total = take_row(schedule.segment_ends, jnp.maximum(schedule.num_segments - 1, 0))
-    return split_loop(
+    return loops.run_split(
         loop_name,
         jnp.where(schedule.num_segments > 0, total, 0),
         run_segments,

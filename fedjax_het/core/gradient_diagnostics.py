@@ -13,6 +13,7 @@ from fedjax_het.core.client_loop import Cohort, train_cohort
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import ServerMessage
 from fedjax_het.core.resumable_loops import DIAGNOSTICS
+from fedjax_het.core.server_parallelism import SINGLE_DEVICE
 from fedjax_het.core.server_training import compute_gradient_moments, make_shuffled_batches
 from fedjax_het.core.task import Task
 
@@ -83,7 +84,13 @@ def measure_gradient_gaps(
     elif (examples := cohort.server_examples) is not None:
         batch_size = cohort.schedule.batches.shape[-1]
         batches = make_shuffled_batches(key, len(examples.labels), batch_size)
-        gradient, squared_batch_norm = compute_gradient_moments(task, variables, examples, batches)
+        gradient, squared_batch_norm = compute_gradient_moments(
+            task,
+            variables,
+            examples,
+            batches,
+            server_parallelism=SINGLE_DEVICE._replace(loops=cohort.loops),
+        )
         server_gradient_vector = ravel_pytree(gradient)[0]
         server_noise = squared_batch_norm - server_gradient_vector @ server_gradient_vector
     return {

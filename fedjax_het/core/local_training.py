@@ -51,6 +51,8 @@ class LocalTraining(NamedTuple):
     "client", its model after local training, which is then kept."""
     returns_client_models: bool = False
     """Whether a round gives all its clients' models to what refines the server's."""
+    measures_drift: bool = False
+    """Whether a round measures client drift, see `core.drift`."""
     options: LocalTrainingOptions = LocalTrainingOptions()
 
     @property

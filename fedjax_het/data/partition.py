@@ -21,7 +21,7 @@ from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.introspection import call_with_supported
 from fedjax_het.utils.io import DamagedFileError
 from fedjax_het.utils.npz import read_npz, write_npz
-from fedjax_het.utils.validation import validate_arguments, validate_type
+from fedjax_het.utils.validation import validate, validate_arguments
 
 # Partitions draw from a stream of their own, so that the same seed elsewhere is independent.
 _PARTITION_STREAM = 0x5EED
@@ -87,7 +87,7 @@ class Partition:
 
     def __post_init__(self):
         for name, kind in (("scheme", str), ("seed", Seed), ("parameters", dict[str, Any])):
-            object.__setattr__(self, name, validate_type(name, getattr(self, name), kind))
+            object.__setattr__(self, name, validate(name, getattr(self, name), kind))
         for name in ("indices", "offsets"):
             array = to_array(name, getattr(self, name), "integers of rank 1")
             ok = array.ndim == 1 and np.issubdtype(array.dtype, np.integer)

@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_het.nn.batch_axis import BatchAxis, make_axis_argument
+from fedjax_het.nn.conv.dispatch import AUTO
 from fedjax_het.nn.conv.primitive import conv2d
 from fedjax_het.nn.layers import BatchNorm, InstanceNorm, Linear
 from fedjax_het.nn.model import Head, Model, Variables
@@ -97,8 +99,13 @@ def is_supported_conv(module: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def override_convolution(module: nn.Conv) -> Iterator[None]:
-    """Inside, a call of `module` takes `conv2d`, by flax's own field for another convolution."""
+def override_convolution(module: nn.Conv, impl: str = AUTO) -> Iterator[None]:
+    """Compute calls of `module` by `conv2d`, through flax's own field for another convolution.
+
+    Args:
+      module: a layer that `is_supported_conv` accepts.
+      impl: implementation of the convolution, as `conv2d` has it.
+    """
 
     def convolve(x, kernel, strides, padding, **kwargs: Any) -> jax.Array:
         if isinstance(padding, str):
@@ -108,7 +115,7 @@ def override_convolution(module: nn.Conv) -> Iterator[None]:
             zero = jax.numpy.zeros((), x.dtype)
             x = jax.lax.pad(x, zero, [(0, 0, 0), *((*side, 0) for side in padding), (0, 0, 0)])
             pad_widths = {0}
-        return conv2d(x, kernel, pad_widths.pop(), stride=strides[0])
+        return conv2d(x, kernel, pad_widths.pop(), impl, strides[0])
 
     # A module's fields are frozen for users; the call that reads this one is between these lines.
     object.__setattr__(module, "conv_general_dilated", convolve)
@@ -192,12 +199,12 @@ def make_flax_model(
 
     call_module = functools.partial(_apply_module, module, flag, info)
 
-    def apply(variables, x, *, train, key=None):
-        out, _, state = call_module(variables, x, train, key)
+    def apply(variables, x, *, train, key=None, conv_impl=AUTO, batch_axis=None):
+        out, _, state = call_module(variables, x, _Call(train, key, conv_impl, batch_axis))
         return _get_logits(out), state
 
-    def embed(variables, x, *, train, key=None):
-        out, features, state = call_module(variables, x, train, key)
+    def embed(variables, x, *, train, key=None, conv_impl=AUTO, batch_axis=None):
+        out, features, state = call_module(variables, x, _Call(train, key, conv_impl, batch_axis))
         if info.returns_features:
             return *out, state
         if features is None:
@@ -216,7 +223,17 @@ def make_flax_model(
         lambda: _list_norm_paths(info),
         _make_head(info),
         can_shard_batch,
+        takes_conv_impl=True,
     )
+
+
+class _Call(NamedTuple):
+    """The arguments of one call of a network, besides its variables and images."""
+
+    train: bool
+    key: jax.Array | None
+    conv_impl: str = AUTO
+    batch_axis: BatchAxis | None = None
 
 
 def _apply_module(
@@ -224,18 +241,20 @@ def _apply_module(
     flag: str | None,
     info: _ModuleInfo,
     variables: Variables,
-    x,
-    train: bool,
-    key,
+    x: jax.Array,
+    call: _Call,
 ) -> tuple[Any, Any, Any]:
     """(what the module returns, what its last fully connected layer reads or None, new state)."""
+    module = _bind_call(module, call)
     by_collection = to_collections(variables, info.collections)
     kwargs: dict[str, Any] = {
-        **make_flag_arguments(flag, train),
-        "rngs": None if key is None else {"dropout": key},
+        **make_flag_arguments(flag, call.train),
+        "rngs": None if call.key is None else {"dropout": call.key},
     }
-    mutable_collections = list(info.collections) if train else []
-    calls = _CallRecorder(train=train, key=key)
+    if "batch_axis" in get_keyword_parameters(type(module).__call__):
+        kwargs |= make_axis_argument(call.batch_axis)
+    mutable_collections = list(info.collections) if call.train else []
+    calls = _CallRecorder(call)
     with _intercept_calls(calls, info):
         if not mutable_collections:
             out, state = module.apply(by_collection, x, **kwargs), variables["state"]
@@ -243,6 +262,13 @@ def _apply_module(
             out, updates = module.apply(by_collection, x, **kwargs, mutable=mutable_collections)
             state = to_state({**by_collection, **updates}, info.collections)
     return out, calls.find_last_input(_get_logits(out)), state
+
+
+def _bind_call(module: nn.Module, call: _Call) -> nn.Module:
+    """Return the module with the choices of the call in the fields that leave them open."""
+    if call.conv_impl != AUTO and getattr(module, "conv_impl", None) == AUTO:
+        return module.clone(conv_impl=call.conv_impl)
+    return module
 
 
 def _get_logits(out: Any) -> Any:
@@ -271,8 +297,8 @@ def _list_norm_paths(info: _ModuleInfo) -> frozenset[tuple[str, ...]]:
 class _CallRecorder:
     """The calls of fully connected layers in one pass, and how that pass is made."""
 
-    def __init__(self, *, train: bool, key: jax.Array | None):
-        self.train, self.key = train, key
+    def __init__(self, call: _Call):
+        self.call = call
         self.layers: list[tuple[nn.Module, Any, Any]] = []  # module, input, output
 
     def find_last_call(self, logits: Any) -> tuple[nn.Module, Any, Any] | None:
@@ -287,10 +313,10 @@ class _CallRecorder:
         module = context.module
         if context.method_name != "__call__":
             return call(*args, **kwargs)
-        if isinstance(module, nn.Dropout) and self.train and self.key is None:
+        if isinstance(module, nn.Dropout) and self.call.train and self.call.key is None:
             return args[0] if args else kwargs["inputs"]  # without a key nothing is dropped
         if is_supported_conv(module):
-            with override_convolution(module):
+            with override_convolution(module, self.call.conv_impl):
                 return call(*args, **kwargs)
         out = call(*args, **kwargs)
         if isinstance(module, _DENSE_LAYERS):
@@ -305,7 +331,7 @@ def _intercept_calls(calls: _CallRecorder, info: _ModuleInfo) -> contextlib.Abst
 
 
 def _inspect_module(module: nn.Module, input_shape: Sequence[int], flag: str | None) -> _ModuleInfo:
-    calls = _CallRecorder(train=False, key=None)
+    calls = _CallRecorder(_Call(train=False, key=None))
     norms: set[tuple[str, ...]] = set()
     layer_info: dict[str, Any] = {"has_conv": False, "has_dropout": False, "activation_shape": None}
     head: list[tuple[nn.Module, tuple[str, ...]] | None] = []

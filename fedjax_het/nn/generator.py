@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.nn.batch_axis import BatchAxis
 from fedjax_het.nn.layers import BatchNorm, Linear
 from fedjax_het.nn.model import Variables
 
@@ -14,8 +15,9 @@ from fedjax_het.nn.model import Variables
 class Generator(NamedTuple):
     """`init(key) -> Variables` and
 
-    `apply(variables, noise [B, noise_size], labels [B], *, train) -> (features [B, F], new_state)`,
-    where new_state is `variables["state"]` with the batch in its statistics if `train` is true.
+    `apply(variables, noise [B, noise_size], labels [B], *, train, batch_axis=None) -> (features
+    [B, F], new_state)`, where new_state is `variables["state"]` with the batch in its statistics if
+    `train` is true, and `batch_axis` are the devices that share the batch, if any.
     """
 
     noise_size: int
@@ -31,10 +33,11 @@ class FeatureGenerator(nn.Module):
     hidden: int
 
     @nn.compact
-    def __call__(self, noise, labels, train):
+    def __call__(self, noise, labels, train, batch_axis: BatchAxis | None = None):
         x = jnp.concatenate([noise, jax.nn.one_hot(labels, self.num_classes)], axis=1)
         x = Linear(self.hidden, name="hidden")(x)
-        x = BatchNorm(name="norm")(x[:, None, None], train)[:, 0, 0]  # as images of one pixel
+        x = x[:, None, None]  # as images of one pixel
+        x = BatchNorm(name="norm")(x, train, batch_axis)[:, 0, 0]
         return Linear(self.num_features, name="features")(jax.nn.relu(x))
 
 
@@ -48,10 +51,12 @@ def make_generator(num_classes: int, num_features: int, hidden: int, noise_size:
         noise, labels = jnp.zeros((1, noise_size)), jnp.zeros(1, jnp.int32)
         return dict(module.init(key, noise, labels, train=False))
 
-    def apply(variables, noise, labels, *, train):
+    def apply(variables, noise, labels, *, train, batch_axis: BatchAxis | None = None):
         if not train:
             return module.apply(variables, noise, labels, train=False), variables["state"]
-        features, updates = module.apply(variables, noise, labels, train=True, mutable=["state"])
+        features, updates = module.apply(
+            variables, noise, labels, train=True, batch_axis=batch_axis, mutable=["state"]
+        )
         return features, updates["state"]
 
     return Generator(noise_size, init, apply)

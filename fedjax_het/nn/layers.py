@@ -6,7 +6,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.nn.batch_axis import get_global_row_indices, get_num_shards, sum_over_shards
+from fedjax_het.nn.batch_axis import (
+    BatchAxis,
+    get_global_row_indices,
+    get_num_shards,
+    sum_over_shards,
+)
 from fedjax_het.nn.conv.primitive import conv2d
 
 NORM_EPSILON = 1e-5
@@ -91,7 +96,7 @@ class InstanceNorm(nn.Module):
     """Normalise each channel of each sample over its pixels, then scale and shift."""
 
     @nn.compact
-    def __call__(self, x, train):
+    def __call__(self, x, train, batch_axis: BatchAxis | None = None):
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
         shift = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
         inputs, x = x, _to_float32(x)
@@ -106,12 +111,12 @@ class BatchNorm(nn.Module):
     """Normalise each channel over the batch and its pixels; running statistics for evaluation.
 
     As in PyTorch the batch is normalised by its biased variance and the running variance averages
-    the unbiased one. Statistics are of the given batch alone, never shared across mapped axes; of
-    all its parts where devices share it.
+    the unbiased one. Statistics are of the given batch alone, never shared across mapped axes, and
+    of the whole batch where devices share it (`batch_axis`).
     """
 
     @nn.compact
-    def __call__(self, x, train):
+    def __call__(self, x, train, batch_axis: BatchAxis | None = None):
         channels = (x.shape[-1],)
         scale = self.param("scale", nn.initializers.ones, channels)
         shift = self.param("bias", nn.initializers.zeros, channels)
@@ -119,12 +124,13 @@ class BatchNorm(nn.Module):
         running_variance = self.variable("state", "variance", jnp.ones, channels)
         inputs, x = x, _to_float32(x)
         if train:
-            count = get_num_shards() * (x.size // x.shape[-1])
+            num_shards = get_num_shards(batch_axis)
+            count = num_shards * (x.size // x.shape[-1])
 
             def compute_mean(values):
-                if get_num_shards() == 1:
+                if num_shards == 1:
                     return values.mean(axis=(0, 1, 2))
-                return sum_over_shards(values.sum(axis=(0, 1, 2))) / count
+                return sum_over_shards(values.sum(axis=(0, 1, 2)), batch_axis) / count
 
             mean = compute_mean(x)
             variance = compute_mean(jnp.square(x - mean))
@@ -178,13 +184,13 @@ class Dropout(nn.Module):
     rate: float
 
     @nn.compact
-    def __call__(self, x, train):
+    def __call__(self, x, train, batch_axis: BatchAxis | None = None):
         if not (train and self.has_rng("dropout")):
             return x
         flat = x.reshape(x.shape[0], -1)
         key, words = self.make_rng("dropout"), (-(-flat.shape[1] // 4),)
         keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(
-            get_global_row_indices(x.shape[0])
+            get_global_row_indices(x.shape[0], batch_axis)
         )
         bits = jax.vmap(lambda key: jax.random.bits(key, words))(keys)
         bits = jax.lax.optimization_barrier(bits)  # or they are drawn again in the backward pass

@@ -49,8 +49,12 @@ class Model(NamedTuple):
     training). `cached_samples` is how many samples' activations fit a core's cache (None: as many
     as there are), for passes with train=False, in which no network mixes samples.
 
-    `spreads` says that devices may share a batch in training, each taking a part of the samples:
-    the network is made of layers that are the same either way, see `spread`.
+    `can_shard_batch` says that devices may share a batch in training, each taking a part of the
+    samples: `apply` and `embed` then get the `BatchAxis` of the batch as `batch_axis`, and give what
+    they give for the whole batch, see `nn.batch_axis`.
+
+    `takes_conv_impl` says that `apply` and `embed` take `conv_impl`, the implementation of the
+    convolutions that leave it open ("auto").
 
     `norm_layers()` are the paths of the normalisation layers within `params` and within `state`,
     see `norm_mask`.
@@ -67,6 +71,7 @@ class Model(NamedTuple):
     norm_layers: Callable[[], frozenset[tuple[str, ...]]] = frozenset
     head: Head | None = None
     can_shard_batch: bool = False
+    takes_conv_impl: bool = False
 
 
 def count_cached_samples(height: int, width: int, channels: int) -> int:

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.nn.conv.dispatch import AUTO, override_auto_impl
+from fedjax_het.nn.conv.dispatch import AUTO
 from fedjax_het.nn.conv.primitive import CONV_OUTPUT
 from fedjax_het.nn.model import Model
 
@@ -32,26 +32,39 @@ _MATMUL_PRECISIONS = {FLOAT32: "float32", TF32: "tensorfloat32"}
 def configure_compute(
     model: Model, *, conv_impl: str = AUTO, precision: str | None = None
 ) -> Model:
-    """The same network, of which convolutions that leave it open take `conv_impl`, and all products
-    `precision` (None: the backend's own); their derivatives too. Programs are the same where
-    neither says anything."""
+    """Bind how a network's numbers, and their derivatives, are computed.
+
+    Args:
+      model: any network.
+      conv_impl: implementation of the convolutions that leave it open. It has no effect on a network
+        without `takes_conv_impl`.
+      precision: one of `PRECISIONS`; None for the backend's own.
+
+    Returns:
+      The network with these choices; `model` itself if both are left open.
+    """
     if conv_impl == AUTO and precision is None:
         return model
+    conv_arguments = (
+        {} if conv_impl == AUTO or not model.takes_conv_impl else {"conv_impl": conv_impl}
+    )
 
     def wrap(function: Callable, cast_function: Callable) -> Callable:
         target = cast_function(function) if precision == BFLOAT16 else function
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            with override_auto_impl(conv_impl), _set_matmul_precision(precision):
+            with _set_matmul_precision(precision):
                 return target(*args, **kwargs)
 
         return call
 
     head, embed = model.head, model.embed
     return model._replace(
-        apply=wrap(model.apply, _wrap_network_bfloat16),
-        embed=None if embed is None else wrap(embed, _wrap_network_bfloat16),
+        apply=wrap(functools.partial(model.apply, **conv_arguments), _wrap_network_bfloat16),
+        embed=None
+        if embed is None
+        else wrap(functools.partial(embed, **conv_arguments), _wrap_network_bfloat16),
         head=None if head is None else head._replace(apply=wrap(head.apply, _wrap_head_bfloat16)),
     )
 

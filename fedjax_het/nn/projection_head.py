@@ -50,17 +50,17 @@ def add_projection_head(model: Model, size: int = 256) -> Model:
             params[name] = {"kernel": draw(keys[0], shape), "bias": draw(keys[1], shape[1:])}
         return {**init_variables, "params": params}
 
-    def embed(variables, x, *, train, key=None):
+    def embed(variables, x, **call_arguments):
         params = dict(variables["params"])
         hidden, projection, last = (params.pop(name) for name in HEAD_LAYERS)
         unused = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), classifier_params)
         body = {**variables, "params": _replace_layer(params, path, unused)}
-        features, _, state = embed_body(body, x, train=train, key=key)
+        features, _, state = embed_body(body, x, **call_arguments)
         z = _apply_linear(projection, jax.nn.relu(_apply_linear(hidden, features)))
         return z, _apply_linear(last, z), state
 
-    def apply(variables, x, *, train, key=None):
-        return embed(variables, x, train=train, key=key)[1:]
+    def apply(variables, x, **call_arguments):
+        return embed(variables, x, **call_arguments)[1:]
 
     return model._replace(
         init=init, apply=apply, embed=embed, head=Head(HEAD_LAYERS[-1:], apply=_apply_linear)

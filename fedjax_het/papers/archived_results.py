@@ -59,8 +59,11 @@ PRESETS = ("short", "cpu", "paper")
 
 
 def find_archives() -> list[ArchivedResults]:
-    """Every table and figure in the folders `results/STEM-PRESET` beside the programs; none in an
-    installed package, which has no results."""
+    """Find the kept tables and figures in the folders `experiments/**/results/STEM-PRESET`.
+
+    Returns:
+      Archives by folder; none in an installed package, which has no kept results.
+    """
     return [
         _make_archive(path)
         for path in sorted(EXPERIMENTS_FOLDER.glob("**/results/*/*.md"))
@@ -92,19 +95,31 @@ def _program_path(path: Path) -> str:
 
 
 def archives_of(name: str) -> list[ArchivedResults]:
-    """What is kept of a table or figure, or of a paper's other studies."""
+    """List the archives of a table or figure, or of a paper's studies beside its tables.
+
+    Args:
+      name: name of the table or figure, for example `dynafed-table5`, or of the paper.
+    """
     return [archive for archive in find_archives() if archive.owner == name]
 
 
 def archive_version(archive: ArchivedResults) -> str:
-    """Changes with the files of the folder."""
+    """Return a hash of the names and sizes of the files in an archive's folder."""
     listing = sorted((path.name, path.stat().st_size) for path in archive.source.iterdir())
     return hashlib.sha256(repr((archive.show_command, listing)).encode()).hexdigest()[:16]
 
 
 def prepare_show_command(archive: ArchivedResults, folder: Path) -> list[str] | None:
-    """Copies the runs to `folder`: -> the command that draws them there; None where the folder has
-    no runs, but what was drawn of them, which is copied."""
+    """Copy an archive to a folder, where a program can draw its tables and figures again.
+
+    Args:
+      archive: the kept results.
+      folder: folder of the copy.
+
+    Returns:
+      The command that shows the runs in the copy. None if there are no runs; in that case the
+      tables and figures are copied.
+    """
     has_runs = bool(list_run_files(archive.source))
     # A subfolder with an archive has arrays that a program counted of its runs.
     patterns = ("*.zip", "*.npz", "*.json", "*/*.zip", "*/*.npy") if has_runs else ("*.md", "*.png")

@@ -38,7 +38,15 @@ class ProgramMain(Protocol):
 
 
 def make_function_program(function: Callable[..., int], description: str) -> ProgramMain:
-    """`main` of a figure that is a function: its arguments are those of the command line."""
+    """Make the program of a function whose arguments are the command-line flags.
+
+    Args:
+      function: returns the exit status; its annotations are the checks of the flags.
+      description: text of `--help`.
+
+    Returns:
+      `main(argv)`, which returns the exit status.
+    """
 
     def main(argv: Sequence[str] | None = None) -> int:
         return _run_command_line(function, function, argv, description)
@@ -49,7 +57,16 @@ def make_function_program(function: Callable[..., int], description: str) -> Pro
 def make_config_program(
     config_type: type, function: Callable[[Any], int], description: str | None = None
 ) -> ProgramMain:
-    """`main` of a program whose arguments are a dataclass: `work` gets the record."""
+    """Make a program whose flags are the fields of a dataclass.
+
+    Args:
+      config_type: the dataclass; its annotations are the checks of the flags.
+      function: gets the record and returns the exit status.
+      description: text of `--help`, before the flags of all programs.
+
+    Returns:
+      `main(argv)`, which returns the exit status.
+    """
 
     def main(argv: Sequence[str] | None = None) -> int:
         return _run_command_line(config_type, function, argv, description)
@@ -96,7 +113,11 @@ class ProgramModule(NamedTuple):
 
 
 def find_programs() -> dict[str, ProgramModule]:
-    """The programs by name: folder by folder, in each tables before figures, by number."""
+    """Find the programs of tables and figures by name, without importing them.
+
+    Returns:
+      By name: folder by folder, tables before figures, by number.
+    """
     folder = PAPERS_FOLDER
     paths = [path for path in folder.rglob("*.py") if _ITEM_PATTERN.fullmatch(path.stem)]
     names = (".".join(path.relative_to(folder).with_suffix("").parts) for path in paths)

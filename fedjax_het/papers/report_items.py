@@ -39,6 +39,11 @@ class PaperItem:
     def title(self) -> str:
         return self.module.description
 
+    @property
+    def script(self) -> str:
+        """The program's path in a checkout."""
+        return f"experiments/{self.module.name.replace('.', '/')}.py"
+
 
 @dataclass
 class ProgramRecord:
@@ -71,14 +76,14 @@ StudyRecords = dict[str, list[tuple[ArchivedResults, ProgramRecord]]]
 
 
 def group_by_paper(entries: Sequence[ReportEntry]) -> Iterator[tuple[str, list[ReportEntry]]]:
-    """The papers that have any, in their order."""
+    """Group entries by paper, in the order of `PAPERS`; papers without entries are left out."""
     for paper in PAPERS:
         if members := [entry for entry in entries if entry.item.paper == paper]:
             yield paper, members
 
 
 def format_state(record: ProgramRecord | None) -> str:
-    """How it ended, and after how long."""
+    """Format how a program ended and how long it took."""
     if record is None:
         return "not made"
     state = "" if record.status == 0 else f"FAILED with exit status {record.status} after "
@@ -87,7 +92,7 @@ def format_state(record: ProgramRecord | None) -> str:
 
 
 def summarize_entries(entries: Sequence[ReportEntry]) -> str:
-    """How many are made, in how long, and which failed."""
+    """Return a sentence with the number of finished items, their time and the failures."""
     records = [entry.record for entry in entries if entry.record]
     records += [record for entry in entries for _, record in entry.archives]
     num_made = sum(entry.record is not None for entry in entries)
@@ -98,7 +103,12 @@ def summarize_entries(entries: Sequence[ReportEntry]) -> str:
 
 
 def describe_provenance(files: Iterable[str], default: str) -> str:
-    """Versions and devices of the runs that lie beside these files; this where there are none."""
+    """Describe versions and devices of the runs in the folders of some files.
+
+    Args:
+      files: files of tables and figures.
+      default: text if the folders have no runs.
+    """
     values_by_name: dict[str, set[str]] = {"fedjax_het": set(), "jax": set(), "device": set()}
     for folder in {Path(file).parent for file in files}:
         for path in list_run_files(folder):

@@ -28,7 +28,7 @@ from fedjax_het.runtime.result_builder import build_model_getter, compute_result
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.trained_model import TrainedModel
 from fedjax_het.utils.text import to_one_line
-from fedjax_het.utils.validation import validate_type
+from fedjax_het.utils.validation import validate
 
 START, END = "start", "end"
 
@@ -68,7 +68,7 @@ class RunStatus:
     def stop(self, reason: str) -> None:
         """End the run here: its result is of the rounds so far, and its summary's `stopped_early`
         says why. Nothing, after its last round."""
-        self._request_stop(to_one_line(validate_type("reason", reason, str)))
+        self._request_stop(to_one_line(validate("reason", reason, str)))
 
     def __repr__(self) -> str:
         description = f"{self.spec.algorithm} on {self.spec.dataset}, seed {self.spec.seed}"

@@ -1,8 +1,7 @@
-"""The record in a checkpoint: what it must say before a run goes on from it."""
+"""The record in a checkpoint: what it must hold before a run resumes from it."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from fedjax_het.config.resolve import is_horizon_dependent
 from fedjax_het.config.run_spec import RunSpec
@@ -12,73 +11,81 @@ from fedjax_het.runtime.checkpoint_file import (
     read_checkpoint,
 )
 from fedjax_het.runtime.provenance import describe_environment
-from fedjax_het.utils.errors import ConfigError, is_integer_at_least
+from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.text import to_one_line
+from fedjax_het.utils.validation import (
+    Bounds,
+    NonNegativeFloat,
+    PositiveInt,
+    validate,
+    validate_fields,
+)
+
+_Count = Annotated[int, Bounds(0, 2**63)]
+
+
+class _CheckpointRecord(TypedDict):
+    """The values that every checkpoint holds beside those of `describe_environment`."""
+
+    digest: str
+    spec: dict[str, Any]
+    dataset: str
+    partition: str
+    round: _Count
+    stopped: _Count | None
+    work: dict[str, _Count]
+    blocks: PositiveInt
+    lanes: PositiveInt
+    touched: _Count | None
+    within: dict[str, list[_Count]] | None  # see `runtime.resumable_rounds.RoundProgress`
+    seconds: NonNegativeFloat
+    not_finite: list[str]
+    begun_under: dict[str, Any] | None
 
 
 def read_checkpoint_record(path: Path) -> dict[str, Any]:
-    """The record of a checkpoint that is whole and says what it must. Raises DamagedFileError."""
+    """Return the record of a checkpoint. Raises DamagedFileError if it is not whole and valid."""
     record, arrays = read_checkpoint(path)
-    if not isinstance(record, dict):
-        raise make_damaged_checkpoint_error(path, f"its record is a {type(record).__name__}")
-    for name, is_valid in _build_field_checks(record).items():
-        if name not in record or not is_valid(record[name]):
-            raise make_damaged_checkpoint_error(path, f"{name} = {record.get(name)!r}")
+    try:
+        _validate_record(record)
+    except ConfigError as error:
+        raise make_damaged_checkpoint_error(path, str(error)) from None
     unexpected_nonfinite = sorted(set(nonfinite_array_names(arrays)) - set(record["not_finite"]))
     if unexpected_nonfinite:
         raise make_damaged_checkpoint_error(path, f"{unexpected_nonfinite[0]} is not finite")
     return record
 
 
-def _build_field_checks(record: dict[str, Any]) -> dict[str, Callable[[Any], bool]]:
-    """By name, whether a value can be one."""
-    spec = record.get("spec")
-    rounds = spec.get("rounds") if isinstance(spec, dict) else None
-    max_rounds = int(rounds) if rounds is not None and is_integer_at_least(rounds, 1) else 0
-    done = record.get("round")
-    return {
-        "digest": lambda value: isinstance(value, str),
-        "spec": lambda value: isinstance(value, dict) and max_rounds > 0,
-        "dataset": lambda value: isinstance(value, str),
-        "partition": lambda value: isinstance(value, str),
-        "round": lambda value: is_integer_at_least(value, 0) and value <= max_rounds,
-        "stopped": lambda value: value is None or (is_integer_at_least(value, 1) and value <= done),
-        "work": lambda value: (
-            isinstance(value, dict)
-            and all(is_integer_at_least(count, 0) for count in value.values())
-        ),
-        "blocks": lambda value: is_integer_at_least(value, 1),
-        "lanes": lambda value: is_integer_at_least(value, 1),
-        "touched": lambda value: value is None or is_integer_at_least(value, 0),
-        "within": lambda value: value is None or _is_round_progress(value),
-        "seconds": lambda value: isinstance(value, int | float) and 0 <= value < float("inf"),
-        "not_finite": lambda value: isinstance(value, list) and all(map(_is_text, value)),
-        "begun_under": lambda value: value is None or isinstance(value, dict),
-        **{name: lambda value: value is not None for name in describe_environment()},
-    }
-
-
-def _is_round_progress(value: Any) -> bool:
-    """Whether it says where a round stands: see `runtime.resumable_rounds.RoundProgress`."""
-    if not isinstance(value, dict) or value.keys() != {"done", "totals"}:
-        return False
-    done, totals = value["done"], value["totals"]
-    if not (isinstance(done, list) and isinstance(totals, list) and len(totals) < len(done)):
-        return False
-    all_counts = all(is_integer_at_least(count, 0) for count in done + totals)
-    return all_counts and done[: len(totals)] == totals
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+def _validate_record(record: Any) -> None:
+    validate("record", record, dict[str, Any])
+    for name in describe_environment():
+        require(record.get(name) is not None, name, None, "a value")
+    for name in _CheckpointRecord.__annotations__:
+        require(name in record, name, None, "a value")
+    validate_fields(record, _CheckpointRecord)
+    max_rounds = validate("spec['rounds']", record["spec"].get("rounds"), PositiveInt)
+    done, stopped, within = record["round"], record["stopped"], record["within"]
+    require(done <= max_rounds, "round", done, f"at most {max_rounds}")
+    require(stopped is None or 1 <= stopped <= done, "stopped", stopped, f"1 to {done}")
+    if within is not None:
+        require(within.keys() == {"done", "totals"}, "within", within, "done and totals")
+        phases, totals = within["done"], within["totals"]
+        is_consistent = len(totals) < len(phases) and phases[: len(totals)] == totals
+        require(is_consistent, "within", within, "totals of the phases that are done")
 
 
 def require_matching_settings(
     path: Path, record: dict[str, Any], spec: RunSpec, *, allow_more_rounds: bool = False
 ) -> None:
-    """Raise ConfigError if the checkpoint is of other settings; not, where it may be `longer`, if
-    the number of rounds is all that differs, of which no more are done than there are to be, and on
-    which its rates do not depend."""
+    """Raise ConfigError if a checkpoint is of other settings.
+
+    Args:
+      path: the checkpoint, for the message.
+      record: its record.
+      spec: settings of the run.
+      allow_more_rounds: accept another number of rounds, unless more rounds are done or the
+        schedule of learning rates depends on that number.
+    """
     if record["digest"] == spec.digest():
         return
     checkpoint_settings, current_settings = record["spec"], spec.resolved().to_dict()
@@ -117,8 +124,11 @@ def require_matching_settings(
 def check_environment(
     path: Path, record: dict[str, Any], resume_anyway: bool
 ) -> dict[str, Any] | None:
-    """What a run was begun under, where that was another version, device or precision. Raises
-    ConfigError unless it is to be resumed anyway."""
+    """Return the version, device and precision under which a run began; None if they are these.
+
+    Raises:
+      ConfigError: if they are others, unless `resume_anyway`.
+    """
     current_environment = describe_environment()
     checkpoint_environment = {name: record[name] for name in current_environment}
     differences = [

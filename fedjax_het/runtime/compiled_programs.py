@@ -265,6 +265,7 @@ def build_local_training(signature: Signature) -> LocalTraining:
         signature.keep_state,
         signature.batch_size,
         signature.evaluated_model,
+        measures_drift=bool(signature.evaluation.update_metric_names),
         options=signature.training_options._replace(user_optimizer=user_optimizer),
     )
 

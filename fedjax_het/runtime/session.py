@@ -40,7 +40,7 @@ from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.env import require_variables
 from fedjax_het.utils.errors import display_name, require
 from fedjax_het.utils.io import make_output_directory
-from fedjax_het.utils.validation import validate_arguments, validate_type
+from fedjax_het.utils.validation import validate, validate_arguments
 
 
 class Session:
@@ -69,7 +69,7 @@ class Session:
         checkpoint, where there is an `output_dir`, and goes on with another loop, or takes
         `result()`. Cost: the programs are compiled at the first round.
         """
-        return self._rounds(validate_type("every", every, PositiveInt | None))
+        return self._rounds(validate("every", every, PositiveInt | None))
 
     def _rounds(self, every: int | None) -> Iterator[RunStatus]:
         self._callback_runner.always_report, self._group_state.pause_every = True, every

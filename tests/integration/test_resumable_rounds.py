@@ -18,8 +18,7 @@ from support.small_runs import (
 )
 
 from fedjax_het import Placement, sweep
-from fedjax_het.core import resumable_loops
-from fedjax_het.core.resumable_loops import resumable_loop, resume_round, split_loop
+from fedjax_het.core.resumable_loops import WHOLE_LOOPS, ResumableLoopRunner
 from fedjax_het.runtime import checkpointing, resumable_rounds, runner
 from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.checkpoint_file import read_meta
@@ -258,16 +257,15 @@ def test_a_loop_is_cut_anywhere():
         total, product = carried
         return total + i + 1, (2 * product + i) % 1009
 
-    def whole(n):
-        return resumable_loop("sum", n, step, (jnp.int32(0), jnp.int32(1)))
+    def run(loops, n):
+        return loops.run("sum", n, step, (jnp.int32(0), jnp.int32(1)))
 
     def part(spans, given):
-        with resume_round(jnp.asarray(spans, jnp.int32), given) as found:
-            first, second = whole(5), whole(9)
-            done = resumable_loops.has_finished_loops()
-        return (first, second), found, done
+        loops = ResumableLoopRunner(jnp.asarray(spans, jnp.int32), given)
+        first, second = run(loops, 5), run(loops, 9)
+        return (first, second), loops.trace, loops.has_finished_loops()
 
-    plain = whole(5), whole(9)
+    plain = run(WHOLE_LOOPS, 5), run(WHOLE_LOOPS, 9)
     carried = [(jnp.int32(7), jnp.int32(7))] * 2  # of no use before the first call
     for spans in ([[0, 2], [0, 0]], [[2, 6], [0, 0]], [[5, 5], [0, 3]], [[5, 5], [3, 8]]):
         _, found, done = part(spans, carried)
@@ -279,12 +277,12 @@ def test_a_loop_is_cut_anywhere():
     assert int(ended[0][0]) == 15 and int(ended[1][0]) == 45
 
 
-def test_outside_a_stretch_nothing_is_cut():
+def test_a_plain_runner_makes_loops_whole():
     seen = []
 
     def go(first, last, carried):
         seen.append((first, last))
         return carried + last
 
-    assert split_loop("all", 4, go, 1) == 5 and seen == [(0, 4)]
-    assert resumable_loops.has_finished_loops() is True
+    assert WHOLE_LOOPS.run_split("all", 4, go, 1) == 5 and seen == [(0, 4)]
+    assert WHOLE_LOOPS.has_finished_loops() is True

@@ -7,8 +7,8 @@ import numpy as np
 
 from fedjax_het.analysis.direct_labels import LineLabel, label_line_ends
 from fedjax_het.analysis.figure_style import GRAYS, PALETTE, add_note, set_integer_ticks
+from fedjax_het.analysis.figures.data_plots import plot_partition
 from fedjax_het.analysis.figures.output import style_axes, write_figure
-from fedjax_het.analysis.figures.partition_plot import plot_partition
 from fedjax_het.data import Dataset, Partition, get_client_groups
 from fedjax_het.metrics.personal import mean_accuracies
 from fedjax_het.runtime.results import Result

@@ -8,15 +8,19 @@ that there was: where there is more, it is tried again.
 import json
 import logging
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from fedjax_het.utils.cache import get_cache_dir, make_private_dir
+from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.io import write_atomically
+from fedjax_het.utils.validation import Bounds, PositiveFloat, validate
 
 log = logging.getLogger("fedjax_het")
 
 CACHE_FILE = "lanes.json"
-FORMAT_VERSION = 2  # files of another are as if they were not there
+FORMAT_VERSION = 2  # files of other versions are ignored
+_Workloads = dict[str, dict[str, Any]]
+_Bytes = Annotated[int, Bounds(0, 2**63)]
 
 
 class Timing(NamedTuple):
@@ -71,28 +75,29 @@ def save_timings(device_kind: str, workload: str, timings: Mapping[str, Timing])
 
 
 def _load_table() -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the valid entries of the file; nothing if it cannot be read."""
     try:
         contents = json.loads((get_cache_dir() / CACHE_FILE).read_text())
+        contents = validate("contents", contents, dict[str, Any])
+        if contents.get("format") != FORMAT_VERSION:
+            return {}
+        table = validate("devices", contents.get("devices"), dict[str, Any])
     except (OSError, ValueError):
         return {}
-    if not isinstance(contents, dict) or contents.get("format") != FORMAT_VERSION:
-        return {}
-    table: Any = contents.get("devices")
-    if not isinstance(table, dict):
-        return {}
-    return {kind: workloads for kind, workloads in table.items() if _is_timing_table(workloads)}
+    return {kind: workloads for kind, workloads in table.items() if _fits(workloads, _Workloads)}
 
 
-def _is_timing_table(workloads: Any) -> bool:
-    return isinstance(workloads, dict) and all(
-        isinstance(candidates, dict) for candidates in workloads.values()
-    )
+def _fits(value: Any, annotation: Any) -> bool:
+    try:
+        validate("value", value, annotation)
+    except ConfigError:
+        return False
+    return True
 
 
 def _parse_timing(entry: Any) -> Timing | None:
-    """An entry of the file; None for one that is none."""
-    if isinstance(entry, dict):
-        entry, seconds = entry.get("insufficient_bytes"), None
-        return Timing(seconds, entry) if isinstance(entry, int) else None
-    is_time = isinstance(entry, int | float) and not isinstance(entry, bool) and entry > 0
-    return Timing(float(entry)) if is_time else None
+    """Return an entry of the file; None for another value."""
+    if _fits(entry, PositiveFloat):
+        return Timing(float(entry))
+    is_failure = _fits(entry, dict[str, _Bytes]) and "insufficient_bytes" in entry
+    return Timing(None, entry["insufficient_bytes"]) if is_failure else None

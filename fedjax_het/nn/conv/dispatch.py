@@ -9,10 +9,7 @@ pixel or that skip some, and where its padding is in vain; it has float32 alone.
 64 samples of 28 x 28 to 8 x 8 pixels, windows of 3 x 3 and 5 x 5 and 1 to 128 channels.)
 """
 
-import contextlib
 import math
-from collections.abc import Iterator
-from contextvars import ContextVar
 from typing import Literal, NamedTuple, get_args
 
 import jax.numpy as jnp
@@ -22,7 +19,6 @@ from fedjax_het.nn.conv import im2col, native
 
 ConvImpl = Literal["auto", "native", "im2col", "unrolled"]
 AUTO, NATIVE, IM2COL, UNROLLED = CONV_IMPLS = get_args(ConvImpl)
-_AUTO_IMPL: ContextVar[str] = ContextVar("conv_impl", default=AUTO)
 
 MAX_PADDING_RATIO = 1.4  # pixels of an input gradient for each of its outputs: the rest is padding
 
@@ -46,20 +42,6 @@ class Convolution(NamedTuple):
             for pixels, window_side in zip(self.size, self.window, strict=True)
         )
         return height, width
-
-
-@contextlib.contextmanager
-def override_auto_impl(impl: str) -> Iterator[None]:
-    """What is traced inside takes `impl` for "auto"."""
-    token = _AUTO_IMPL.set(impl)
-    try:
-        yield
-    finally:
-        _AUTO_IMPL.reset(token)
-
-
-def get_auto_impl() -> str:
-    return _AUTO_IMPL.get()
 
 
 def resolve_auto_impl(convolution: Convolution, lanes: int, platform: str) -> Convolution:

@@ -32,8 +32,7 @@ def conv2d(x: Array, kernel: Array, padding: int, impl: str = "auto", stride: in
       impl: "native", the backend's convolution; "im2col", products of matrices; "unrolled", native
         ones, one for each kernel that it is mapped over (lanes), where "native" may become a
         grouped one; "auto", on a CPU the faster of the first two for each product, on a TPU
-        "native", elsewhere "native" for one kernel and "im2col" for several, or what
-        `conv_products.automatic` says.
+        "native", elsewhere "native" for one kernel and "im2col" for several.
         They agree to rounding.
     Cost: kh kw I multiplications and additions for each number of the result. Mapped over kernels
       (lanes), a CPU takes one after the other, and each gives what it gives alone.
@@ -42,7 +41,6 @@ def conv2d(x: Array, kernel: Array, padding: int, impl: str = "auto", stride: in
     dtype = jnp.promote_types(x.dtype, kernel.dtype)
     x, kernel = x.astype(dtype), kernel.astype(dtype)
     (height, width), (rows, columns) = x.shape[1:3], kernel.shape[:2]
-    impl = dispatch.get_auto_impl() if impl == dispatch.AUTO else impl
     # jax adds its settings to `jax.config` at run time: its types do not name them.
     settings: Any = jax.config
     precision = settings.jax_default_matmul_precision

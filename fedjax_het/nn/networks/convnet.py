@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 
 from fedjax_het.nn.adapters import make_flax_model
+from fedjax_het.nn.batch_axis import BatchAxis
 from fedjax_het.nn.conv.dispatch import ConvImpl
 from fedjax_het.nn.layers import NORMS, Conv, InstanceNorm, Linear, average_pool
 from fedjax_het.nn.model import Model, count_cached_samples
@@ -23,7 +24,7 @@ class ConvNet(nn.Module):
     conv_impl: str
 
     @nn.compact
-    def __call__(self, x, train):
+    def __call__(self, x, train, batch_axis: BatchAxis | None = None):
         norm = NORMS[self.norm]
         for block in range(self.depth):
             padding = self.first_padding if block == 0 else 1
@@ -34,7 +35,7 @@ class ConvNet(nn.Module):
             conv = Conv(self.width, 3, padding, self.conv_impl, add_bias, name=name)
             x = conv(x)
             if norm:
-                x = norm(name=f"norm{block + 1}")(x, train)
+                x = norm(name=f"norm{block + 1}")(x, train, batch_axis)
             x = average_pool(jax.nn.relu(x))
         features = x.reshape(x.shape[0], -1)
         return features, Linear(self.num_classes, name="head")(features)

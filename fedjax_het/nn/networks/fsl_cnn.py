@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 
 from fedjax_het.nn.adapters import make_flax_model
+from fedjax_het.nn.batch_axis import BatchAxis
 from fedjax_het.nn.conv.dispatch import ConvImpl
 from fedjax_het.nn.layers import Conv, Dropout, Linear, max_pool
 from fedjax_het.nn.model import Model, count_cached_samples
@@ -26,7 +27,7 @@ class FslCnn(nn.Module):
     conv_impl: str
 
     @nn.compact
-    def __call__(self, x, train):
+    def __call__(self, x, train, batch_axis: BatchAxis | None = None):
         is_grayscale = x.shape[-1] == 1
         for block, features in enumerate(self.filters):
             is_last = block + 1 == len(self.filters)
@@ -36,9 +37,9 @@ class FslCnn(nn.Module):
             if is_last or not is_grayscale:
                 x = max_pool(x)
             x = jax.nn.relu(x)  # after the pool, as the maximum of ReLUs
-        x = Dropout(0.25, name="dropout1")(x.reshape(x.shape[0], -1), train)
+        x = Dropout(0.25, name="dropout1")(x.reshape(x.shape[0], -1), train, batch_axis)
         x = jax.nn.relu(Linear(self.hidden, True, name="hidden")(x))
-        x = Dropout(0.5, name="dropout2")(x, train)
+        x = Dropout(0.5, name="dropout2")(x, train, batch_axis)
         return x, Linear(self.num_classes, True, name="head")(x)
 
 

@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 
 from fedjax_het.nn.adapters import make_flax_model
+from fedjax_het.nn.batch_axis import BatchAxis
 from fedjax_het.nn.conv.dispatch import ConvImpl
 from fedjax_het.nn.layers import BatchNorm, Linear, ResidualConv, max_pool_overlapping
 from fedjax_het.nn.model import Model, count_cached_samples
@@ -21,11 +22,11 @@ class ResidualBlock(nn.Module):
     conv_impl: str
 
     @nn.compact
-    def __call__(self, x, train):
+    def __call__(self, x, train, batch_axis: BatchAxis | None = None):
         def apply_conv(x, name, kernel_size, stride):
             conv = ResidualConv(self.features, kernel_size, stride, self.conv_impl, name=name)
             x = conv(x)
-            return BatchNorm(name=f"{name}_norm")(x, train)
+            return BatchNorm(name=f"{name}_norm")(x, train, batch_axis)
 
         y = jax.nn.relu(apply_conv(x, "conv1", 3, self.stride))
         y = apply_conv(y, "conv2", 3, 1)
@@ -41,11 +42,11 @@ class ResNet18(nn.Module):
     conv_impl: str
 
     @nn.compact
-    def __call__(self, x, train):
+    def __call__(self, x, train, batch_axis: BatchAxis | None = None):
         kernel_size, stride = (7, 2) if self.stem == "imagenet" else (3, 1)
         conv = ResidualConv(self.width, kernel_size, stride, self.conv_impl, name="conv")
         x = conv(x)
-        x = jax.nn.relu(BatchNorm(name="norm")(x, train))
+        x = jax.nn.relu(BatchNorm(name="norm")(x, train, batch_axis))
         if self.stem == "imagenet":
             x = max_pool_overlapping(x)
         for stage in range(4):
@@ -53,7 +54,7 @@ class ResNet18(nn.Module):
                 stride = 2 if stage > 0 and block == 0 else 1
                 name = f"stage{stage + 1}_block{block + 1}"
                 features = self.width * 2**stage
-                x = ResidualBlock(features, stride, self.conv_impl, name=name)(x, train)
+                x = ResidualBlock(features, stride, self.conv_impl, name=name)(x, train, batch_axis)
         features = x.mean(axis=(1, 2))
         return features, Linear(self.num_classes, name="head")(features)
 

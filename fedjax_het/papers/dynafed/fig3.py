@@ -311,7 +311,3 @@ main = make_config_program(
     make_figure,
     "DynaFed, Figure 3: losses of clients' data in local training and fine-tuning.",
 )
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

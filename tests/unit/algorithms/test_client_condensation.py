@@ -574,7 +574,7 @@ def spec(**settings):
         ({"options": {"ipc": 2, "clipping": "yes"}}, "clipping = 'yes' is unknown"),
         ({"options": {"ipc": 2, "lgkm": "all"}}, "lgkm = 'all' is unknown"),
         ({"options": {"ipc": 2, "augment_strategy": "twirl"}}, "strategy = 'twirl'"),
-        ({"hp": {"gamma": 1.5}}, "hp gamma = 1.5: expected a share in"),
+        ({"hp": {"gamma": 1.5}}, "hp gamma = 1.5: expected a number in"),
         ({"hp": {"gamma": -0.1}}, "hp gamma = -0.1"),
         ({"hp": {"tau": 0.0}}, "hp tau = 0.0: expected a finite number > 0"),
         ({"hp": {"clip_norm": 0.0}}, "hp clip_norm = 0.0: expected a finite number > 0"),

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from support.data import CLIENT_SIZES, consecutive_partition, make_user_dataset
 
-from fedjax_het import ConfigError, Placement, RunSpec, register_method, simulate, sweep
-from fedjax_het.algorithms import base as algorithm_contract
+from fedjax_het import ConfigError, Placement, RunSpec, methods, register_method, simulate, sweep
 from fedjax_het.algorithms.base import InitialTraffic, RoundInput, ServerStage, Traffic
-from fedjax_het.algorithms.builders import build_federated_algorithm
+from fedjax_het.algorithms.builders import build_federated_algorithm, with_server_step
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.core.client_algorithm import ClientUpdate
 from fedjax_het.core.local_training import make_local_sgd
@@ -33,8 +32,8 @@ SMALL = {
 }
 
 
-def test_the_toy_method_of_the_docstring_runs():
-    found = doctest.testmod(algorithm_contract)
+def test_the_method_of_the_docstring_runs():
+    found = doctest.testmod(methods)
     assert found.attempted >= 8 and found.failed == 0
 
 
@@ -98,6 +97,10 @@ def with_server(**functions):
     return lambda training, plan: build_federated_algorithm(
         training, plan, make_local_sgd(training), **functions
     )
+
+
+def stepping(run_server_step):
+    return lambda training, plan: with_server_step(fedavg(training, plan), run_server_step)
 
 
 def replacing(**fields):
@@ -255,6 +258,14 @@ BREAKS = {
     "a send of nothing": (
         with_server(make_message=lambda server, cohort: None),
         "make_message returned None: expected a ServerMessage",
+    ),
+    "a server step of other arguments": (
+        stepping(lambda step_state, context: None),
+        "run_server_step takes (step_state, context): expected (hp, step_state, context)",
+    ),
+    "a server step without a state": (
+        stepping(lambda hp, step_state, context: context.variables_after),
+        "run_server_step returned a dict: expected (variables, step_state)",
     ),
     "a client that is none": (
         lambda training, plan: build_federated_algorithm(training, plan, (1, 2)),

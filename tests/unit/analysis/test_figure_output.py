@@ -16,9 +16,10 @@ from fedjax_het.analysis.figures.animation import (
     select_samples_by_class,
     write_animation,
 )
-from fedjax_het.analysis.figures.dark_theme import apply_dark_theme, to_dark_color
 from fedjax_het.analysis.figures.output import (
+    apply_dark_theme,
     split_figure_formats,
+    to_dark_color,
     write_extra_formats,
     write_figure,
 )
