@@ -1,10 +1,8 @@
-"""The settings of local training: an optimiser's options, schedules of its rate, accumulation.
+"""Resolution of a run: from the settings that a user sets to the settings of the run.
 
-From the settings that a user gives to those of a run: one layer after the other.
-
-method and protocol -> what they say of everything -> partition -> network -> server's data -> local
-tests -> options -> numbers. Each layer takes the run as the last one left it, fills what it knows,
-checks it, and leaves unsaid what goes without saying: equal runs have equal settings, and one name.
+Settings are filled in and checked in layers: method and protocol, partition, network, the server's
+data, client tests, local training, options, hyper-parameters. Each layer drops settings that equal
+their defaults, so that equal runs have equal settings and one digest.
 """
 
 import dataclasses
@@ -14,6 +12,12 @@ from typing import Any, get_origin
 
 from fedjax_het.algorithms import METHODS, AlgorithmSpec, get_algorithm_spec, get_possible_bases
 from fedjax_het.algorithms.builders import PRETRAINING_HYPERPARAMETERS
+from fedjax_het.config.local_training import (
+    lr_schedule_hyperparameters,
+    optional_hyperparameters,
+    require_schedule_hyperparameters,
+    resolve_local_training,
+)
 from fedjax_het.config.protocols import PROTOCOLS, get_protocol_defaults
 from fedjax_het.config.run_spec import (
     LOCAL_TRAINING_SETTINGS,
@@ -25,20 +29,8 @@ from fedjax_het.config.run_spec import (
     drop_unused_settings,
     mark_as_resolved,
 )
-from fedjax_het.core.lr_schedules import (
-    LR_SCHEDULES,
-    ROUND_PREFIX,
-    STEP_PREFIX,
-    optional_schedule_hyperparameters,
-    required_schedule_hyperparameters,
-    schedule_hyperparameters,
-)
-from fedjax_het.core.optimizers import (
-    LR_NAME,
-    OPTIMIZERS,
-    USER_OBJECT,
-    optional_optimizer_hyperparameters,
-)
+from fedjax_het.core.lr_schedules import LR_SCHEDULES
+from fedjax_het.core.optimizers import OPTIMIZERS
 from fedjax_het.data import (
     DATASETS,
     NORMALIZATIONS,
@@ -64,84 +56,6 @@ from fedjax_het.utils.errors import (
     require_name,
 )
 from fedjax_het.utils.registry import Registry
-
-_LR_LENGTH = f"{ROUND_PREFIX}length"
-
-
-def resolve_local_training(spec: RunSpec) -> RunSpec:
-    """Checked, and unsaid where it is as without saying: an optimiser's option at its default, a
-    rate that stays as it is, steps of one minibatch. Raises ConfigError."""
-    name, options = spec.local_optimizer, dict(spec.optimizer_options)
-    default_options = {} if name in (None, USER_OBJECT) else OPTIMIZERS[str(name)].options
-    for option, value in options.items():
-        require_name("optimizer_options", option, default_options)
-        expected = "True or False"
-        require(isinstance(value, bool), f"optimizer_options {option}", value, expected)
-    options = {
-        option: value for option, value in options.items() if value != default_options[option]
-    }
-    cleared_settings: dict[str, Any] = {}
-    for setting, prefix in _schedule_settings():
-        schedule = getattr(spec, setting)
-        if schedule == "constant" and f"{prefix}warmup" not in spec.hp:
-            cleared_settings[setting] = None
-        elif schedule is not None and name == USER_OBJECT:
-            _require_learning_rate(spec, setting, schedule)
-    accumulation = None if spec.accumulation == 1 else spec.accumulation
-    return dataclasses.replace(
-        spec, optimizer_options=options, accumulation=accumulation, **cleared_settings
-    )
-
-
-def _require_learning_rate(spec: RunSpec, setting: str, schedule: str) -> None:
-    """Of the user's own optimiser only what it reads of `hp` can have a schedule, over rounds."""
-    over_steps = "none over steps: an optimizer that is passed has its own"
-    require(setting == "lr_schedule", setting, schedule, over_steps)
-    expected = f"hp {LR_NAME}, which an optimizer that is passed reads as a function of hp"
-    require(LR_NAME in spec.hp, setting, schedule, expected)
-
-
-def _schedule_settings() -> tuple[tuple[str, str], ...]:
-    return ("lr_schedule", ROUND_PREFIX), ("lr_step_schedule", STEP_PREFIX)
-
-
-def lr_schedule_hyperparameters(spec: RunSpec) -> dict[str, HyperParameter]:
-    """The hyper-parameters that its schedules have."""
-    hyperparameters: dict[str, HyperParameter] = {}
-    for setting, prefix in _schedule_settings():
-        if (schedule := getattr(spec, setting)) is not None:
-            hyperparameters |= schedule_hyperparameters(schedule, prefix)
-    return hyperparameters
-
-
-def optional_hyperparameters(spec: RunSpec) -> dict[str, HyperParameter]:
-    """Those of local training that it has only where they are given."""
-    if spec.local_optimizer is None:
-        return {}
-    hyperparameters = optional_optimizer_hyperparameters(spec.local_optimizer, spec.hp)
-    for setting, prefix in _schedule_settings():
-        if (schedule := getattr(spec, setting)) is not None:
-            hyperparameters |= optional_schedule_hyperparameters(schedule, prefix)
-    return hyperparameters
-
-
-def require_schedule_hyperparameters(spec: RunSpec, hp: dict[str, float]) -> None:
-    """Raise ConfigError for a number of a schedule that has no default and is not given."""
-    for setting, prefix in _schedule_settings():
-        if (schedule := getattr(spec, setting)) is not None:
-            for name in required_schedule_hyperparameters(schedule, prefix):
-                unit = "rounds" if prefix == ROUND_PREFIX else "steps"
-                expected = f"a number of {unit} >= 1, for {setting} {schedule}"
-                require(name in hp, f"hp {name}", None, expected)
-
-
-def is_horizon_dependent(spec: RunSpec) -> bool:
-    """Whether the rates of a run's rounds depend on how many rounds it has, so that it is not the
-    beginning of a longer one: where its schedule over rounds comes to an end (cosine, linear,
-    polynomial) that `hp` does not fix as `lr_length`."""
-    schedule = spec.lr_schedule
-    return schedule is not None and LR_SCHEDULES[schedule].has_length and _LR_LENGTH not in spec.hp
-
 
 _CHOICE_SETTINGS = {"optimizer_state": ("reset", "keep"), "averaging": ("uniform", "weighted")}
 _REGISTRIES: dict[str, Registry[Any]] = {
