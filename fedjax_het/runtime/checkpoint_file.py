@@ -124,6 +124,8 @@ class _CheckpointRecord(TypedDict):
 def read_checkpoint_record(path: Path) -> dict[str, Any]:
     """Return the record of a checkpoint. Raises DamagedFileError if it is not whole and valid."""
     record, arrays = read_checkpoint(path)
+    if not isinstance(record, dict):
+        raise make_damaged_checkpoint_error(path, f"its record is a {type(record).__name__}")
     try:
         _validate_record(record)
     except ConfigError as error:
@@ -134,8 +136,7 @@ def read_checkpoint_record(path: Path) -> dict[str, Any]:
     return record
 
 
-def _validate_record(record: Any) -> None:
-    validate("record", record, dict[str, Any])
+def _validate_record(record: dict[str, Any]) -> None:
     for name in describe_environment():
         require(record.get(name) is not None, name, None, "a value")
     for name in _CheckpointRecord.__annotations__:
