@@ -234,7 +234,7 @@ def execute_runs(
     leases = Leases(None if result_writer.folder is None else result_writer.folder / LEASES_FOLDER)
     with exit_on_sigterm(), leases:
         saved_states = SavedStateIndex(result_writer.folder)
-        share = WorkQueue(
+        work_queue = WorkQueue(
             specs_by_digest,
             result_writer.folder,
             leases,
@@ -242,10 +242,12 @@ def execute_runs(
             options.resume_anyway,
             lambda spec: saved_states.find(spec, user_objects.get_dataset(spec)),
         )
-        while share.wait_for_work():
+        while work_queue.wait_for_work():
             prepared_groups = (
-                _prepare_jobs(jobs, user_objects, placement, share, runs_per_signature, reasons)
-                for jobs in share.iterate_groups()
+                _prepare_jobs(
+                    jobs, user_objects, placement, work_queue, runs_per_signature, reasons
+                )
+                for jobs in work_queue.iterate_groups()
             )
             for jobs, group in _precompile_groups(prepared_groups, placement.memory):
                 try:
@@ -253,11 +255,13 @@ def execute_runs(
                         single_run = init_group(group, group.prepared_runs[:1])
                         require_memory_for_programs(single_run, placement.memory)
                 except InsufficientMemoryError as error:
-                    _reject_jobs(share, reasons, jobs, error)
-                while slots := share.acquire_slots(jobs, group.program.plan.max_parallel_runs):
-                    group_runner = GroupRunner(group, jobs, slots, result_writer, share, callbacks)
+                    _reject_jobs(work_queue, reasons, jobs, error)
+                while slots := work_queue.acquire_slots(jobs, group.program.plan.max_parallel_runs):
+                    group_runner = GroupRunner(
+                        group, jobs, slots, result_writer, work_queue, callbacks
+                    )
                     jobs = group_runner.run_jobs(keep_state=options.keep_state)
-    return share.results, reasons
+    return work_queue.results, reasons
 
 
 @validate_arguments
@@ -418,7 +422,7 @@ def _reject_jobs(
     reason = " ".join(str(error).split())
     work_queue.reject(unusable_jobs)
     if unusable_jobs:
-        work_queue.ledger.report_rejected(
+        work_queue.sweep_progress.report_rejected(
             unusable_jobs, reason, show_reason=reason not in reasons.values()
         )
     reasons.update({job.spec.digest(): reason for job in unusable_jobs})
