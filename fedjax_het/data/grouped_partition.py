@@ -204,8 +204,8 @@ def _validate_groups(groups, num_classes: int, class_names: Sequence[str]) -> li
         name = f"groups[{position}]"
         require(len(group) >= 1, name, group, "at least one class")
         for label in group:
-            ok = is_integer_at_least(label, 0) and label < num_classes
-            require(ok, name, group, f"classes in [0, {num_classes})")
+            is_valid = is_integer_at_least(label, 0) and label < num_classes
+            require(is_valid, name, group, f"classes in [0, {num_classes})")
         require(len(set(group)) == len(group), name, group, "each class once")
     return [[int(label) for label in group] for group in groups]
 
@@ -238,8 +238,8 @@ def _validate_positive_ints(argument: str, values, count: int) -> list[int]:
         values = list(values)
     except TypeError:
         values = [values]
-    ok = len(values) == count and all(is_integer_at_least(number, 1) for number in values)
-    require(ok, argument, values, f"{count} whole numbers >= 1, one for each group")
+    is_valid = len(values) == count and all(is_integer_at_least(number, 1) for number in values)
+    require(is_valid, argument, values, f"{count} whole numbers >= 1, one for each group")
     return [int(number) for number in values]
 
 

@@ -94,9 +94,12 @@ def average_examples(
     images = to_array("images", images, "an array [N, H, W, C]")
     partition.label_counts(labels, num_classes)  # checks that they belong together
     labels = np.asarray(labels)
-    ok = images.ndim == 4 and len(images) == len(labels) and images.dtype.kind in "iuf"
+    is_valid = images.ndim == 4 and len(images) == len(labels) and images.dtype.kind in "iuf"
     require(
-        ok, "shape of images", images.shape, f"[{len(labels)}, H, W, C], an image for each label"
+        is_valid,
+        "shape of images",
+        images.shape,
+        f"[{len(labels)}, H, W, C], an image for each label",
     )
     scale = 255.0 if images.dtype == np.uint8 else 1.0
     means, class_proportions = [], []

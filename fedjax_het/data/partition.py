@@ -121,15 +121,15 @@ class Partition:
             object.__setattr__(self, name, validate_type(name, getattr(self, name), kind))
         for name in ("indices", "offsets"):
             array = to_array(name, getattr(self, name), "integers of rank 1")
-            ok = array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
-            require(ok, name, f"{array.dtype} {array.shape}", "integers of rank 1")
+            is_valid = array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
+            require(is_valid, name, f"{array.dtype} {array.shape}", "integers of rank 1")
             array = np.ascontiguousarray(array, dtype=np.int64).view()
             array.setflags(write=False)
             object.__setattr__(self, name, array)
         offsets = self.offsets
-        ok = len(offsets) >= 2 and offsets[0] == 0 and offsets[-1] == len(self.indices)
+        is_valid = len(offsets) >= 2 and offsets[0] == 0 and offsets[-1] == len(self.indices)
         require(
-            bool(ok and (np.diff(offsets) >= 0).all()),
+            bool(is_valid and (np.diff(offsets) >= 0).all()),
             "offsets",
             offsets.tolist() if len(offsets) < 10 else f"{len(offsets)} numbers",
             f"0, then ascending to len(indices) = {len(self.indices)}",
@@ -390,9 +390,9 @@ def _validate_clients(
         name = f"{description} for client {client}"
         if positions.ndim == 1 and len(positions) == 0:
             continue
-        ok = positions.ndim == 1 and np.issubdtype(positions.dtype, np.integer)
+        is_valid = positions.ndim == 1 and np.issubdtype(positions.dtype, np.integer)
         actual = f"{positions.dtype} {positions.shape}"
-        require(bool(ok), name, actual, "integers of rank 1, positions in the training set")
+        require(bool(is_valid), name, actual, "integers of rank 1, positions in the training set")
         is_outside = (positions < 0) | (positions >= num_examples)
         if is_outside.any():
             value = int(positions[int(is_outside.argmax())])
@@ -462,9 +462,9 @@ def _sort_positions(argument: str, positions: Any) -> np.ndarray:
     array = to_array(argument, positions, "integers, positions in the training set")
     if array.ndim == 1 and len(array) == 0:  # NumPy makes an array of floats of an empty list
         return np.zeros(0, np.int64)
-    ok = array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
+    is_valid = array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
     actual = f"{array.dtype} {array.shape}"
-    require(bool(ok), argument, actual, "integers of rank 1, positions in the training set")
+    require(bool(is_valid), argument, actual, "integers of rank 1, positions in the training set")
     require(bool((array >= 0).all()), argument, f"{int(array.min())}, ...", "positions >= 0")
     return np.sort(array).astype(np.int64)
 
@@ -484,8 +484,10 @@ def validate_class_labels(argument: str, labels, num_classes: int) -> np.ndarray
       ConfigError: if the labels are not integers `[N]` in [0, num_classes).
     """
     labels = to_array(argument, labels, "integers of rank 1, at least one")
-    ok = labels.ndim == 1 and len(labels) > 0 and np.issubdtype(labels.dtype, np.integer)
-    require(ok, argument, f"{labels.dtype} {labels.shape}", "integers of rank 1, at least one")
+    is_valid = labels.ndim == 1 and len(labels) > 0 and np.issubdtype(labels.dtype, np.integer)
+    require(
+        is_valid, argument, f"{labels.dtype} {labels.shape}", "integers of rank 1, at least one"
+    )
     is_invalid = (labels < 0) | (labels >= num_classes)
     if is_invalid.any():
         position = int(is_invalid.argmax())

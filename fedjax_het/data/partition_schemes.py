@@ -207,11 +207,11 @@ def classes_per_client(rng, labels, num_classes, num_clients, *, classes_per_cli
     shards_left = allocate_equal_counts(
         rng, np.minimum(class_sizes // shard_size, num_clients), num_shards
     )
-    unused = len(labels) - num_shards * shard_size
-    if unused > len(labels) // 10:
+    num_unused = len(labels) - num_shards * shard_size
+    if num_unused > len(labels) // 10:
         _log.warning(
             "classes_per_client leaves %d of %d examples unused: %d shards of %d",
-            unused,
+            num_unused,
             len(labels),
             num_shards,
             shard_size,
@@ -275,8 +275,8 @@ def by_domain(rng, labels, num_classes, num_clients, *, domains, domain_names):
     """
     require(domains is not None, "partition", "by_domain", "a data set whose images have domains")
     domains = np.asarray(domains)
-    ok = domains.shape == labels.shape and np.issubdtype(domains.dtype, np.integer)
-    require(ok, "domains", f"{domains.dtype} {domains.shape}", f"{len(labels)} integers")
+    is_valid = domains.shape == labels.shape and np.issubdtype(domains.dtype, np.integer)
+    require(is_valid, "domains", f"{domains.dtype} {domains.shape}", f"{len(labels)} integers")
     require(domains.min() >= 0, "domains", int(domains.min()), "integers >= 0")
     count = max(len(domain_names), int(domains.max()) + 1)
     require(num_clients == count, "num_clients", num_clients, f"{count}, one for each domain")

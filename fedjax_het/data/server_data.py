@@ -247,11 +247,11 @@ def make_server_pool(
       ((6, 28, 28, 1), array([0, 0, 0, 1, 1, 1], dtype=int32))
     """
     options = resolve_server_options(source, options)
-    make = SERVER_SOURCES[source].pool
-    if make is None:
+    make_pool = SERVER_SOURCES[source].pool
+    if make_pool is None:
         return None
     available_arguments = {"dataset": dataset, "data_dir": data_dir, "cache_dir": cache_dir}
-    source_pool = call_with_supported(make, available_arguments, **options)
+    source_pool = call_with_supported(make_pool, available_arguments, **options)
     if not (isinstance(source_pool, tuple) and len(source_pool) == 2):
         kind = type(source_pool).__name__
         raise ConfigError(
@@ -294,14 +294,14 @@ def draw_withheld_examples(
       >>> len(data.draw_withheld_examples("held_out", dataset, 0, {"size": 5}))
       5
     """
-    count = None if source is None else SERVER_SOURCES.require(source).withheld
-    if source is None or count is None:
+    count_withheld = None if source is None else SERVER_SOURCES.require(source).withheld
+    if source is None or count_withheld is None:
         return np.zeros(0, np.int64)
     options = resolve_server_options(source, options)
     require(is_integer_at_least(seed, 0), "seed", seed, "an integer >= 0")
     num_train = len(dataset.train_labels)
     available_arguments = {"num_train": num_train, "num_classes": dataset.num_classes}
-    size = call_with_supported(count, available_arguments | options)
+    size = call_with_supported(count_withheld, available_arguments | options)
     require(
         is_integer_at_least(size, 0), f"withheld of server_data {source!r}", size, "an integer >= 0"
     )
@@ -382,9 +382,11 @@ def make_server_data(
 def _validate_positions(source: str, values, num_train: int) -> np.ndarray:
     """Convert the return value of a source's `draw` to positions, or raise ConfigError."""
     positions, description = np.asarray(values), f"return value of draw of server_data {source!r}"
-    ok = positions.ndim == 1 and np.issubdtype(positions.dtype, np.integer) and len(positions) > 0
+    is_valid = (
+        positions.ndim == 1 and np.issubdtype(positions.dtype, np.integer) and len(positions) > 0
+    )
     require(
-        bool(ok),
+        bool(is_valid),
         description,
         f"{positions.dtype} {positions.shape}",
         "integers of rank 1, at least one",

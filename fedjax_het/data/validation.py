@@ -194,8 +194,8 @@ def resolve_num_classes(num_classes: Any, splits: dict[str, np.ndarray]) -> int:
                 f"{name}[{int(labels.argmax())}] = {largest}: expected labels from 0 on: there are "
                 f"{num_distinct} different labels (set num_classes if there are {num_classes} classes)"
             )
-    ok = is_integer_at_least(num_classes, 2) and int(num_classes) <= MAX_CLASSES
-    require(ok, "num_classes", num_classes, f"an integer >= 2, at most {MAX_CLASSES}")
+    is_valid = is_integer_at_least(num_classes, 2) and int(num_classes) <= MAX_CLASSES
+    require(is_valid, "num_classes", num_classes, f"an integer >= 2, at most {MAX_CLASSES}")
     for argument, labels in splits.items():
         require_labels_below(argument, labels, int(num_classes))
     return int(num_classes)
@@ -232,8 +232,8 @@ def validate_names(argument: str, names: Any) -> tuple[str, ...]:
     Raises:
       ConfigError: if `names` is not a list of names.
     """
-    ok = isinstance(names, Iterable) and not isinstance(names, str | bytes | dict)
-    require(ok, argument, names, "a list of names")
+    is_valid = isinstance(names, Iterable) and not isinstance(names, str | bytes | dict)
+    require(is_valid, argument, names, "a list of names")
     return tuple(str(name) for name in names)
 
 
@@ -253,8 +253,8 @@ def validate_channel_constants(argument: str, values: Any, channels: int) -> tup
     """
     expected = f"{channels} finite numbers, one for each channel"
     array = to_array(argument, values, expected)
-    ok = array.shape == (channels,) and array.dtype.kind in "iuf" and np.isfinite(array).all()
-    require(bool(ok), argument, values, expected)
+    is_valid = array.shape == (channels,) and array.dtype.kind in "iuf" and np.isfinite(array).all()
+    require(bool(is_valid), argument, values, expected)
     constants = tuple(float(value) for value in array.tolist())
     is_in_range = max(map(abs, constants)) <= MAX_CHANNEL_CONSTANT
     require(is_in_range, argument, values, f"numbers within ±{MAX_CHANNEL_CONSTANT:g}")

@@ -27,14 +27,14 @@ def compute_fairness(accuracy: np.ndarray) -> dict[str, np.ndarray]:
     names = ("worst_decile", "accuracy_variance", "accuracy_gini")
     values = {name: np.full(len(accuracy), np.nan) for name in names}
     for r, row in enumerate(np.asarray(accuracy, np.float64)):
-        tested = np.sort(row[np.isfinite(row)])
-        if not len(tested):
+        accuracies = np.sort(row[np.isfinite(row)])
+        if not len(accuracies):
             continue
-        worst_decile = tested[: -(-len(tested) // 10)]
-        ranks = np.arange(1, len(tested) + 1)
-        total = tested.sum()
-        weighted_rank_sum = (2 * ranks - len(tested) - 1) @ tested
-        gini = weighted_rank_sum / (len(tested) * total) if total > 0 else 0.0
-        for name, value in zip(names, (worst_decile.mean(), tested.var(), gini), strict=True):
+        worst_decile = accuracies[: -(-len(accuracies) // 10)]
+        ranks = np.arange(1, len(accuracies) + 1)
+        total = accuracies.sum()
+        weighted_rank_sum = (2 * ranks - len(accuracies) - 1) @ accuracies
+        gini = weighted_rank_sum / (len(accuracies) * total) if total > 0 else 0.0
+        for name, value in zip(names, (worst_decile.mean(), accuracies.var(), gini), strict=True):
             values[name][r] = value
     return values

@@ -27,11 +27,11 @@ def rolling_mean(curve: np.ndarray, window: int = WINDOW) -> np.ndarray:
     """
     import pandas as pd
 
-    rounds = pd.Series(np.asarray(curve, np.float64))
-    measured = rounds[np.isfinite(rounds)]
+    values = pd.Series(np.asarray(curve, np.float64))
+    measured_values = values[np.isfinite(values)]
     # Each mean is computed from its window: a running sum would accumulate rounding errors.
-    means = measured.rolling(window, min_periods=1).apply(np.mean, raw=True)
-    return means.reindex(rounds.index).to_numpy()
+    means = measured_values.rolling(window, min_periods=1).apply(np.mean, raw=True)
+    return means.reindex(values.index).to_numpy()
 
 
 def rise_time(curve: np.ndarray, window: int = WINDOW, fraction: float = 0.9) -> int | None:
@@ -78,5 +78,5 @@ def rounds_to_reach(curve: np.ndarray, value: float, window: int = WINDOW) -> in
       2
     """
     # Curves are measured in float32, in which 0.88 may be slightly less than in float64.
-    reached = np.float32(rolling_mean(curve, window)) >= np.float32(value)
-    return int(np.argmax(reached)) + 1 if reached.any() else None
+    is_reached = np.float32(rolling_mean(curve, window)) >= np.float32(value)
+    return int(np.argmax(is_reached)) + 1 if is_reached.any() else None

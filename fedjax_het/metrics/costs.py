@@ -59,10 +59,10 @@ def cost_to_reach(
       >>> cost.rounds, cost.bytes_up, cost.seconds
       (2, 2.0, 1.0)
     """
-    reached = np.flatnonzero(metrics[curve] >= accuracy)
-    if not len(reached):
+    rounds_above = np.flatnonzero(metrics[curve] >= accuracy)
+    if not len(rounds_above):
         return None
-    rounds = int(reached[0]) + 1
+    rounds = int(rounds_above[0]) + 1
     bytes_up, bytes_down, client_samples = (
         float(metrics[name][:rounds].sum()) for name in ("bytes_up", "bytes_down", "client_samples")
     )

@@ -170,8 +170,8 @@ def compute_group_contrast(weights: np.ndarray, groups: np.ndarray) -> GroupCont
 
 def _validate_groups(weights: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     weights, groups = np.asarray(weights, np.float64), np.asarray(groups)
-    ok = weights.ndim == 2 and weights.shape[0] == weights.shape[1] > 0
-    require(ok, "shape of weights", weights.shape, "[K, K], a row for each client")
+    is_valid = weights.ndim == 2 and weights.shape[0] == weights.shape[1] > 0
+    require(is_valid, "shape of weights", weights.shape, "[K, K], a row for each client")
     require(
         groups.shape == weights.shape[:1], "shape of groups", groups.shape, f"({len(weights)},)"
     )
@@ -326,8 +326,8 @@ def wilcoxon(
 def _validate_accuracies(argument: str, values, rank: int) -> np.ndarray:
     values = np.asarray(values)
     axes = {1: "[K], one for each client", 2: "[rounds, K]"}[rank]
-    ok = values.ndim == rank and values.size > 0 and np.issubdtype(values.dtype, np.number)
-    require(ok, f"shape of {argument}", values.shape, axes)
+    is_valid = values.ndim == rank and values.size > 0 and np.issubdtype(values.dtype, np.number)
+    require(is_valid, f"shape of {argument}", values.shape, axes)
     values = values.astype(np.float64)
     require(not np.isinf(values).any(), argument, "infinite", "finite numbers, or NaN")
     return values

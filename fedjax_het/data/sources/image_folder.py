@@ -157,10 +157,10 @@ def _validate_size(size: Any) -> tuple[int, int] | None:
     if size is None:
         return None
     sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
-    ok = len(sides) == 2 and all(
+    is_valid = len(sides) == 2 and all(
         is_integer_at_least(side, 1) and side <= MAX_SIDE for side in sides
     )
-    require(ok, "size", size, f"a positive integer, or (height, width), at most {MAX_SIDE}")
+    require(is_valid, "size", size, f"a positive integer, or (height, width), at most {MAX_SIDE}")
     return int(sides[0]), int(sides[1])
 
 

@@ -71,8 +71,8 @@ def find_prepared_folder(
     )
     if not versions:
         raise ConfigError(f"dataset = {name!r}: no prepared data in {parent}; {remedy}")
-    usable = [folder for folder in versions if "array_record" in _list_formats(folder)]
-    if not usable:
+    readable_versions = [folder for folder in versions if "array_record" in _list_formats(folder)]
+    if not readable_versions:
         format_names = ", ".join(
             sorted({format_name for folder in versions for format_name in _list_formats(folder)})
         )
@@ -80,7 +80,7 @@ def find_prepared_folder(
             f"dataset = {name!r}: {parent} is prepared as {format_names or 'an unknown format'}, which "
             f"only TensorFlow reads: expected array_record; {remedy}"
         )
-    return max(usable, key=_parse_version)
+    return max(readable_versions, key=_parse_version)
 
 
 def load_prepared(
