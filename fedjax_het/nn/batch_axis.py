@@ -1,10 +1,10 @@
-"""A batch that is spread over devices, each of which goes through its part of the samples.
+"""Operations on a batch that several devices share, each with its part of the samples.
 
-What is computed of each sample by itself needs to know nothing of it. What is computed of the whole
-batch does: batch norm's statistics are sums over all parts; a mask or an augmentation that is drawn
-for the whole batch is the own rows of that. Whether a batch is spread is a matter of the program
-that is being traced, not of the network: whoever splits one says so with `use_batch_axis`, around the
-calls.
+Computations on each sample alone do not depend on whether the batch is shared. Computations on the
+whole batch do: batch norm's statistics are sums over the samples of all devices, and a device uses
+its own rows of a mask or an augmentation that is drawn for the whole batch. Sharing is a property
+of the program that is traced, not of the network: the code that splits a batch wraps the calls in
+`use_batch_axis`.
 """
 
 import contextlib
@@ -22,7 +22,12 @@ Tree = Any
 
 
 class BatchAxis(NamedTuple):
-    """Over which devices: `parts` along an axis of the mesh."""
+    """The axis of a device mesh along which a batch is split.
+
+    Attributes:
+      axis: name of the mesh axis.
+      num_shards: number of parts of the batch, one per device along the axis.
+    """
 
     axis: str
     num_shards: int
@@ -33,7 +38,11 @@ _BATCH_AXIS: ContextVar[BatchAxis | None] = ContextVar("spread", default=None)
 
 @contextlib.contextmanager
 def use_batch_axis(batch_axis: BatchAxis | None) -> Iterator[None]:
-    """What is traced inside sees a part of a batch; for None, all of it."""
+    """Trace the code inside for one device's part of a batch.
+
+    Args:
+      batch_axis: how the batch is split; None: the code sees the whole batch.
+    """
     token = _BATCH_AXIS.set(batch_axis)
     try:
         yield
@@ -42,22 +51,36 @@ def use_batch_axis(batch_axis: BatchAxis | None) -> Iterator[None]:
 
 
 def get_num_shards() -> int:
-    """Into how many parts the batch is split; 1 if it is whole."""
+    """Return the number of parts of the batch; 1 if the batch is whole."""
     batch_axis = _BATCH_AXIS.get()
     return 1 if batch_axis is None else batch_axis.num_shards
 
 
 def get_global_row_indices(rows: int) -> jax.Array:
-    """Which of the whole batch's rows the samples at hand are."""
+    """Return the positions of the local samples in the whole batch.
+
+    Args:
+      rows: number of local samples, n.
+
+    Returns:
+      int32 `[n]`.
+    """
     batch_axis = _BATCH_AXIS.get()
     first = 0 if batch_axis is None else jax.lax.axis_index(batch_axis.axis) * rows
     return first + jnp.arange(rows)
 
 
 def sum_over_shards(sums: Tree) -> Tree:
-    """Sums over the samples at hand -> over those of the whole batch. One collective if spread.
+    """Add the devices' sums over their samples: one collective if the batch is shared.
 
-    Differentiated, a device's loss has to be that of its part, and gradients to be added up.
+    If the result is differentiated, each device's loss must be the loss of its own samples, and the
+    devices' gradients must be added.
+
+    Args:
+      sums: tree of arrays, sums over the local samples.
+
+    Returns:
+      Tree of the same structure, sums over the samples of the whole batch.
     """
     batch_axis = _BATCH_AXIS.get()
     if batch_axis is None:
@@ -67,8 +90,17 @@ def sum_over_shards(sums: Tree) -> Tree:
 
 
 def gather_rows(rows: jax.Array) -> jax.Array:
-    """The rows of the whole batch, of those of the samples at hand. One collective if spread; parts
-    have to be full. Differentiated as `sum_over_shards` is."""
+    """Collect the rows of all devices: one collective if the batch is shared.
+
+    All parts must be full. If the result is differentiated, each device's loss must be the loss of
+    its own samples, and the devices' gradients must be added.
+
+    Args:
+      rows: `[n, ...]`, a row for each local sample.
+
+    Returns:
+      `[num_shards * n, ...]`, a row for each sample of the whole batch.
+    """
     batch_axis = _BATCH_AXIS.get()
     if batch_axis is None:
         return rows
@@ -76,9 +108,15 @@ def gather_rows(rows: jax.Array) -> jax.Array:
 
 
 def take_local_rows(whole: Tree) -> Tree:
-    """Of arrays with a row for each sample of the whole batch, those of the samples at hand.
+    """Select the local samples' rows from arrays of the whole batch.
 
-    Parts are of equal size: where they cannot be, the last is filled up with zeros.
+    All parts have equal size; if the batch size is not a multiple, zeros fill up the last part.
+
+    Args:
+      whole: tree of arrays `[B, ...]`, a row for each sample of the whole batch.
+
+    Returns:
+      Tree of arrays `[ceil(B / num_shards), ...]`.
     """
     spread = _BATCH_AXIS.get()
     if spread is None:
