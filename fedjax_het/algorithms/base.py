@@ -19,9 +19,10 @@ steps to the model that they received:
 ...     "How strongly a client is pulled to the model that it received."
 >>>
 >>> def tethered(training, plan):
-...     def adjust_gradient(hp, gradient, local, message, batch, client):
-...         here, start = local.variables["params"], message.variables["params"]
-...         pulled = jax.tree.map(lambda g, w, a: g + hp["tether"] * (w - a), gradient, here, start)
+...     def adjust_gradient(context, gradient, local, batch):
+...         here, start = local.variables["params"], context.message.variables["params"]
+...         strength = context.hp["tether"]
+...         pulled = jax.tree.map(lambda g, w, a: g + strength * (w - a), gradient, here, start)
 ...         return pulled, local.aux
 ...
 ...     return build_federated_algorithm(training, plan, make_local_sgd(training, adjust=adjust_gradient))

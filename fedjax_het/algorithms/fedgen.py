@@ -269,22 +269,22 @@ def _make_guided_client(
     task, base = training.task, make_local_sgd(training)
     head, num_classes = _require_head(task.model), task.model.num_classes
 
-    def begin(hp, message, state, client):
-        local = base.begin(hp, message, state, client)
+    def begin(context, state):
+        local = base.begin(context, state)
         return local._replace(aux=jnp.zeros(num_classes))
 
-    def step(hp, message, local, batch, client, key):
-        generator_variables, round_index = message.extra
+    def step(context, local, batch):
+        generator_variables, round_index = context.message.extra
         is_guided = (round_index > 0) & (batch.step_index < guided_steps)
 
         def decay_weight(initial_weight):
-            decayed = initial_weight * hp["guidance_decay"] ** round_index
+            decayed = initial_weight * context.hp["guidance_decay"] ** round_index
             return jnp.where(
                 is_guided, jnp.maximum(decayed, jnp.minimum(initial_weight, MIN_GUIDANCE_WEIGHT)), 0
             )
 
         label_key, *noise_keys = jax.random.split(
-            fold_in_purpose(key, Purpose.GENERATED_SAMPLES), 3
+            fold_in_purpose(context.key, Purpose.GENERATED_SAMPLES), 3
         )
         labels = jax.random.randint(label_key, batch.labels.shape, 0, num_classes)
 
@@ -296,7 +296,7 @@ def _make_guided_client(
         label_logits = head.apply(
             head.get_parameters(local.variables), generate_features(noise_keys[1], batch.labels)
         )
-        distilled_weight = decay_weight(hp["distilled_weight"])
+        distilled_weight = decay_weight(context.hp["distilled_weight"])
 
         def losses(network, images, labels, target_log_probs):
             logits, state = network(images)
@@ -309,7 +309,7 @@ def _make_guided_client(
         loss, gradient, variables = task.loss_and_gradient(
             local.variables,
             batch,
-            key,
+            context.key,
             sample_losses=losses,
             extra_sample_arrays=(jax.nn.log_softmax(label_logits),),
         )
@@ -319,18 +319,18 @@ def _make_guided_client(
                 head.get_parameters({**local.variables, "params": params}), features
             )
             cross_entropies = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-            return decay_weight(hp["generated_weight"]) * cross_entropies.mean()
+            return decay_weight(context.hp["generated_weight"]) * cross_entropies.mean()
 
         value, generated_gradient = jax.value_and_grad(generated_loss)(local.variables["params"])
         gradient = jax.tree.map(jnp.add, gradient, generated_gradient)
         variables, optimizer = apply_gradient(
-            training, hp, variables, gradient, local.optimizer_state, (batch, client)
+            training, context, variables, gradient, local.optimizer_state, batch
         )
         counts = local.aux.at[batch.labels].add(batch.mask)
         return ClientTrainState(variables, optimizer, counts), loss + value
 
-    def end(hp, message, local, state, client):
-        client_update, client_state, _ = base.end(hp, message, local, state, client)
+    def end(context, local, state):
+        client_update, client_state, _ = base.end(context, local, state)
         if training.returns_client_models:
             return client_update, client_state, (local.variables, local.aux)
         return (

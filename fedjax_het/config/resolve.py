@@ -20,8 +20,10 @@ from fedjax_het.config.run_spec import (
     NETWORK_SETTINGS,
     PARTITION_SETTINGS,
     SERVER_DATA_SETTINGS,
+    ResolvedRunSpec,
     RunSpec,
     drop_unused_settings,
+    mark_as_resolved,
 )
 from fedjax_het.core.lr_schedules import (
     LR_SCHEDULES,
@@ -154,14 +156,26 @@ USER_PROVIDED = (
 )
 
 
-def resolve(raw_spec: RunSpec) -> RunSpec:
-    """The same run with every default written out, and checked. Raises `ConfigError`."""
+def resolve(raw_spec: RunSpec) -> ResolvedRunSpec:
+    """Return a run with every default written out, after checking every setting.
+
+    Args:
+      raw_spec: settings, of which None stands for a default of the method's paper or protocol.
+
+    Returns:
+      The same run; a run that is resolved already is returned as it is.
+
+    Raises:
+      ConfigError: if a setting cannot be used.
+    """
+    if isinstance(raw_spec, ResolvedRunSpec):
+        return raw_spec
     raw_spec = validate_fields(raw_spec)
     spec, method, hp = _resolve_except_hyperparameters(raw_spec)
     spec = _resolve_hyperparameters(raw_spec, spec, method, hp)
     with display_names_within("options", method.option_names):
         method.settings_warnings(spec, method)
-    return spec
+    return mark_as_resolved(spec)
 
 
 def supported_hyperparameters(raw_spec: RunSpec, names: Iterable[str]) -> list[str]:

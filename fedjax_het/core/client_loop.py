@@ -20,6 +20,7 @@ from fedjax_het.core.bitcast import bitcast_from_words, bitcast_to_words
 from fedjax_het.core.client_algorithm import (
     Batch,
     ClientAlgorithm,
+    ClientContext,
     ClientInfo,
     ClientUpdate,
     with_contract_checks,
@@ -375,26 +376,27 @@ def _make_lane_functions(
 ) -> _LaneFunctions:
     """The lane's functions of a method; `states` holds everyone's rows."""
 
-    def make_client_info(slots: _LaneSlots, slot):
+    def make_context(slots: _LaneSlots, slot) -> ClientContext:
         slot_values = jax.tree.map(lambda a: take_row(a, slot), slots)
         client_key = jax.random.fold_in(key, slot_values.ids)
         init_images = examples.images[slot_values.init_example_ids]
-        return ClientInfo(
-            slot_values.ids, slot_values.num_samples, slot_values.num_steps, client_key, init_images
+        client = ClientInfo(
+            slot_values.ids, slot_values.num_samples, slot_values.num_steps, init_images
         )
+        return ClientContext(hp, message, client, client_key)
 
     def begin(slots, slot):
         state = get_client_row(states, take_row(slots.state_rows, slot))
-        local = algorithm.begin(hp, message, state, make_client_info(slots, slot))
+        local = algorithm.begin(make_context(slots, slot), state)
         zero = jnp.zeros((), jnp.float32)
         return _ActiveClient(local, jnp.int32(0), zero, zero)
 
     def step(slots, slot, active, indices, size):
-        client = make_client_info(slots, slot)
+        context = make_context(slots, slot)
         mask = (jnp.arange(indices.shape[0]) < size).astype(jnp.float32)
         batch = Batch(examples.images[indices], examples.labels[indices], mask, active.steps)
-        step_key = jax.random.fold_in(client.key, active.steps)
-        local, loss = algorithm.step(hp, message, active.local, batch, client, step_key)
+        context = context._replace(key=jax.random.fold_in(context.key, active.steps))
+        local, loss = algorithm.step(context, active.local, batch)
         num_samples = size.astype(jnp.float32)
         return _ActiveClient(
             local,
@@ -404,11 +406,8 @@ def _make_lane_functions(
         )
 
     def end(slots, slot, active):
-        state, client = (
-            get_client_row(states, take_row(slots.state_rows, slot)),
-            make_client_info(slots, slot),
-        )
-        update, new_state, output = algorithm.end(hp, message, active.local, state, client)
+        state = get_client_row(states, take_row(slots.state_rows, slot))
+        update, new_state, output = algorithm.end(make_context(slots, slot), active.local, state)
         is_finite = has_no_new_nonfinite(new_state, state)
         return _weight_update(update, take_row(slots.weights, slot)), is_finite, new_state, output
 

@@ -63,8 +63,8 @@ def with_drift_monitoring(
     if monitor is None or monitor.values is not None:
         return algorithm, lambda update: update
 
-    def end(hp, message, local, state, client):
-        update, state, output = algorithm.end(hp, message, local, state, client)
+    def end(context, local, state):
+        update, state, output = algorithm.end(context, local, state)
         change = _find_model_change(update.mean, monitor.params_structure)
         norm = optax.tree.norm(change)
         direction = jax.tree.map(lambda d: d / jnp.maximum(norm, 1e-30), change)

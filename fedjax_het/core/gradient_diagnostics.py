@@ -102,20 +102,22 @@ def _gradient_client(task: Task) -> ClientAlgorithm:
     """A client that stays and sends its gradient: averaged, and added up with its square and with
     those of its minibatches."""
 
-    def begin(hp, message, state, client):
-        return jax.tree.map(jnp.zeros_like, message.variables["params"]), jnp.zeros(())
+    def begin(context, state):
+        return jax.tree.map(jnp.zeros_like, context.message.variables["params"]), jnp.zeros(())
 
-    def step(hp, message, local, batch, client, key):
+    def step(context, local, batch):
         gradient_sum, squared_batch_norm = local
-        fraction = batch.mask.sum() / client.num_samples
-        loss, gradient, _ = task.loss_and_gradient(message.variables, batch, None, train=False)
+        fraction = batch.mask.sum() / context.client.num_samples
+        loss, gradient, _ = task.loss_and_gradient(
+            context.message.variables, batch, None, train=False
+        )
         gradient_sum = jax.tree.map(lambda sum_, g: sum_ + fraction * g, gradient_sum, gradient)
         return (
             gradient_sum,
             squared_batch_norm + fraction * optax.tree.norm(gradient, squared=True),
         ), loss
 
-    def end(hp, message, local, state, client):
+    def end(context, local, state):
         gradient_tree, squared_batch_norm = local
         gradient = ravel_pytree(gradient_tree)[0]
         sums = (gradient, jnp.square(gradient).sum(), squared_batch_norm)
@@ -136,17 +138,17 @@ def measure_client_losses(
     Cost: one pass over all clients' data; memory of a gradient for each client.
     """
 
-    def begin(hp, message, state, client):
+    def begin(context, state):
         return jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.gradient), state.variables
 
-    def step(hp, message, local, batch, client, key):
+    def step(context, local, batch):
         loss_sum, gradients, variables = local
-        fraction = batch.mask.sum() / client.num_samples
+        fraction = batch.mask.sum() / context.client.num_samples
         loss, gradient, _ = task.loss_and_gradient(variables, batch, None, train=False)
         gradients = jax.tree.map(lambda sum_, g: sum_ + fraction * g, gradients, gradient)
         return (loss_sum + fraction * loss, gradients, variables), loss
 
-    def end(hp, message, local, state, client):
+    def end(context, local, state):
         return ClientUpdate(), _ClientLossState(state.variables, *local[:2]), ()
 
     num_clients = len(jax.tree.leaves(models)[0])

@@ -134,7 +134,7 @@ def attacker_losses(task: Task, data: SyntheticData, images: np.ndarray, labels:
 
 def measure_leakage(result: Result, dataset: Dataset) -> list[dict[str, Any]]:
     """A row for each kind of data."""
-    spec = result.spec
+    spec = result.spec.resolved()
     model = make_model(spec.model, dataset.input_shape, dataset.num_classes, **spec.model_options)
     task = Task(model, dataset.mean, dataset.std)
     synthetic = load_synthetic_data(result, dataset.num_classes)
@@ -246,7 +246,7 @@ def nearest_image_pairs(result: Result, dataset: Dataset) -> tuple[np.ndarray, n
     shown_images = synthetic_images[
         np.linspace(0, len(synthetic_images) - 1, NUM_SHOWN_IMAGES).astype(int)
     ]
-    client_indices = np.unique(build_partition(result.spec, dataset).indices)
+    client_indices = np.unique(build_partition(result.spec.resolved(), dataset).indices)
     client_images = (dataset.train_images[client_indices] / 255 - dataset.mean) / dataset.std
     return shown_images, np.stack(
         [

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from fedjax_het.papers.archived_results import ArchivedResults
 from fedjax_het.papers.programs import ProgramModule
+from fedjax_het.runtime.result_store import list_run_files
+from fedjax_het.utils.io import read_stored_file
 
 PAPERS = {
     "dynafed": "DynaFed (Pi et al., CVPR 2023)",
@@ -99,9 +101,9 @@ def describe_provenance(files: Iterable[str], default: str) -> str:
     """Versions and devices of the runs that lie beside these files; this where there are none."""
     values_by_name: dict[str, set[str]] = {"fedjax_het": set(), "jax": set(), "device": set()}
     for folder in {Path(file).parent for file in files}:
-        for path in folder.glob("????????????????.json"):
+        for path in list_run_files(folder):
             try:
-                summary = json.loads(path.read_text())["summary"]
+                summary = json.loads(read_stored_file(path))["summary"]
             except (OSError, ValueError, KeyError, TypeError):
                 continue
             for name, values in values_by_name.items():

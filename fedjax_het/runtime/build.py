@@ -10,7 +10,6 @@ import functools
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,7 @@ import jax
 from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.core.autotune.search import LaneChoice
-from fedjax_het.core.execution_plan import LANES_AXIS, ExecutionPlan
-from fedjax_het.core.schedule import compute_useful_fraction
-from fedjax_het.data import Dataset, Partition, PartitionSummary, ServerSummary
+from fedjax_het.data import Dataset, Partition
 from fedjax_het.data.server_data import LabeledImages
 from fedjax_het.runtime.compiled_programs import (
     CompiledPrograms,
@@ -35,9 +32,9 @@ from fedjax_het.runtime.compiled_programs import (
     evict_programs,
 )
 from fedjax_het.runtime.data_assignment import assign_data, load_server_pool, resolve_dataset
+from fedjax_het.runtime.group_state import RunGroup
 from fedjax_het.runtime.memory_limits import require_memory_for_plan, require_memory_for_settings
 from fedjax_het.runtime.placement import (
-    DEVICE_STATE,
     SPLIT_STATE,
     Placement,
     build_plan,
@@ -48,7 +45,6 @@ from fedjax_het.runtime.placement import (
     should_shard_server_work,
 )
 from fedjax_het.runtime.prepared_run import (
-    GroupShapes,
     InitialModel,
     PreparedRun,
     add_method_inputs,
@@ -139,50 +135,6 @@ def _format_leaf_shapes(tree: Any) -> dict[str, str]:
 
 
 log = logging.getLogger("fedjax_het")
-
-
-@dataclass(frozen=True, eq=False)
-class RunGroup:
-    """Federations that the same programs serve, `program.plan.capacity` of them at a time."""
-
-    program: CompiledPrograms
-    prepared_runs: list[PreparedRun]
-    context: InputContext  # of what the programs read
-    shared_inputs: dict[str, Any]  # the part of it that is the same for all
-    lane_choice: LaneChoice
-    client_state: str = DEVICE_STATE
-
-    @property
-    def plan(self) -> ExecutionPlan:
-        return self.program.plan
-
-    @property
-    def dataset(self) -> Dataset:
-        return self.context.dataset
-
-    @property
-    def pool(self) -> LabeledImages | None:
-        """What the server's examples are from besides those of training."""
-        return self.context.pool
-
-    @property
-    def shapes(self) -> GroupShapes:
-        return self.context.shapes
-
-    def summarize_partition(self, prepared_run: PreparedRun) -> PartitionSummary:
-        """A federation's partition in numbers."""
-        return prepared_run.partition.summarize(self.dataset.train_labels, self.dataset.num_classes)
-
-    def summarize_server_data(self, prepared_run: PreparedRun) -> ServerSummary | None:
-        """The server's examples in numbers; None where it has none."""
-        if prepared_run.server_data is None:
-            return None
-        return prepared_run.server_data.summarize(self.dataset, prepared_run.partition, self.pool)
-
-    def useful_work_fraction(self, prepared_runs: Sequence[PreparedRun]) -> float:
-        """Share of the samples that the lanes of these, in step, run through which are clients'."""
-        schedulers = [f.scheduler for f in prepared_runs]
-        return compute_useful_fraction(schedulers, is_concurrent=self.plan.mesh_axis == LANES_AXIS)
 
 
 def prepare_group(

@@ -10,17 +10,20 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.algorithms.base import Algorithm, ServerStage
-from fedjax_het.core.execution_plan import PER_RUN, ExecutionPlan
+from fedjax_het.core.autotune.search import LaneChoice
+from fedjax_het.core.execution_plan import LANES_AXIS, PER_RUN, ExecutionPlan
 from fedjax_het.core.memory import compute_compiled_bytes
 from fedjax_het.core.rng import Stream
 from fedjax_het.core.round_program import ChunkInputs
+from fedjax_het.core.schedule import compute_useful_fraction
 from fedjax_het.core.state_paging import StatePager
-from fedjax_het.runtime.build import RunGroup
-from fedjax_het.runtime.compiled_programs import compute_client_state_bytes
+from fedjax_het.data import Dataset, PartitionSummary, ServerSummary
+from fedjax_het.data.server_data import LabeledImages
+from fedjax_het.runtime.compiled_programs import CompiledPrograms, compute_client_state_bytes
 from fedjax_het.runtime.early_stopping import EarlyStop
 from fedjax_het.runtime.history import Curves, Timing, build_curves
-from fedjax_het.runtime.placement import HOST_STATE
-from fedjax_het.runtime.prepared_run import PreparedRun
+from fedjax_het.runtime.placement import DEVICE_STATE, HOST_STATE
+from fedjax_het.runtime.prepared_run import GroupShapes, PreparedRun
 from fedjax_het.runtime.program_inputs import InputContext, build_chunk_inputs, build_run_inputs
 from fedjax_het.runtime.progress import Progress
 from fedjax_het.runtime.resumable_rounds import (
@@ -44,6 +47,50 @@ class ChunkLimits(NamedTuple):
     max_rounds: int
     num_rows: int  # client states on the devices
     num_prefetch: int = 1  # calls whose inputs are there before they are due
+
+
+@dataclass(frozen=True, eq=False)
+class RunGroup:
+    """Federations that the same programs serve, `program.plan.capacity` of them at a time."""
+
+    program: CompiledPrograms
+    prepared_runs: list[PreparedRun]
+    context: InputContext  # of what the programs read
+    shared_inputs: dict[str, Any]  # the part of it that is the same for all
+    lane_choice: LaneChoice
+    client_state: str = DEVICE_STATE
+
+    @property
+    def plan(self) -> ExecutionPlan:
+        return self.program.plan
+
+    @property
+    def dataset(self) -> Dataset:
+        return self.context.dataset
+
+    @property
+    def pool(self) -> LabeledImages | None:
+        """What the server's examples are from besides those of training."""
+        return self.context.pool
+
+    @property
+    def shapes(self) -> GroupShapes:
+        return self.context.shapes
+
+    def summarize_partition(self, prepared_run: PreparedRun) -> PartitionSummary:
+        """A federation's partition in numbers."""
+        return prepared_run.partition.summarize(self.dataset.train_labels, self.dataset.num_classes)
+
+    def summarize_server_data(self, prepared_run: PreparedRun) -> ServerSummary | None:
+        """The server's examples in numbers; None where it has none."""
+        if prepared_run.server_data is None:
+            return None
+        return prepared_run.server_data.summarize(self.dataset, prepared_run.partition, self.pool)
+
+    def useful_work_fraction(self, prepared_runs: Sequence[PreparedRun]) -> float:
+        """Share of the samples that the lanes of these, in step, run through which are clients'."""
+        schedulers = [f.scheduler for f in prepared_runs]
+        return compute_useful_fraction(schedulers, is_concurrent=self.plan.mesh_axis == LANES_AXIS)
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,12 +37,10 @@ from fedjax_het.runtime.compiled_programs import (
     build_local_training,
     compute_client_state_bytes,
 )
+from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.placement import AUTO, HOST_STATE, SPLIT_STATE, Placement
 from fedjax_het.runtime.prepared_run import PreparedRun
 from fedjax_het.utils.errors import ConfigError
-
-if TYPE_CHECKING:
-    from fedjax_het.runtime.group_state import GroupState
 
 _FLOAT_BYTES = 4  # bytes
 _MIN_ACTIVATION_FACTOR = (
@@ -240,7 +238,7 @@ def require_memory_for_plan(
 # --- of the programs -----------------------------------------------------------------------------
 
 
-def require_memory_for_programs(group_state: "GroupState", memory: int | None) -> None:
+def require_memory_for_programs(group_state: GroupState, memory: int | None) -> None:
     """Raise InsufficientMemoryError if a program of these runs, which this traces and then compiles, needs more than
     `memory`, or than is free.
 
@@ -261,7 +259,7 @@ def require_memory_for_programs(group_state: "GroupState", memory: int | None) -
 
 
 def _require_memory_for_program(
-    group_state: "GroupState", name: str, required: int, available_bytes: int | None, qualifier: str
+    group_state: GroupState, name: str, required: int, available_bytes: int | None, qualifier: str
 ) -> None:
     if available_bytes is None or required <= available_bytes:
         return
@@ -282,7 +280,7 @@ def _require_memory_for_program(
     )
 
 
-def reduce_memory_use(group_state: "GroupState", placement: Placement) -> Placement | None:
+def reduce_memory_use(group_state: GroupState, placement: Placement) -> Placement | None:
     """Where runs that found no room may have some, as far as the `placement` that was asked for
     leaves it open: with what clients keep on the host, then with half the lanes; None where
     nothing is left."""
@@ -297,7 +295,7 @@ def reduce_memory_use(group_state: "GroupState", placement: Placement) -> Placem
     return None
 
 
-def _can_page_client_states(group_state: "GroupState") -> bool:
+def _can_page_client_states(group_state: GroupState) -> bool:
     """Whether what clients keep, if anything, is on the devices and need not be."""
     is_pageable = group_state.algorithm.can_page_state and not group_state.has_paged_states
     return (

@@ -15,9 +15,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.config.run_spec import RunSpec, hash_settings
 from fedjax_het.runtime.results import Result
 from fedjax_het.utils.errors import require, require_columns
+from fedjax_het.utils.io import list_stored_names
 from fedjax_het.utils.text import to_one_line
 from fedjax_het.utils.validation import validate_arguments
 
@@ -75,7 +76,7 @@ def compute_settings_digest(spec: RunSpec) -> str:
     try:
         return spec.digest()
     except Exception:  # names, files and rules that are elsewhere, or of another time
-        return spec.resolved_digest()
+        return hash_settings(spec)
 
 
 def _build_dataframe(results: "Iterable[tuple[str, Result]]") -> "pd.DataFrame":
@@ -159,12 +160,25 @@ def _require_folder(directory: str | os.PathLike) -> None:
     require(exists, "directory", str(directory), "a folder of results; there is none")
 
 
+def list_run_files(directory: str | os.PathLike) -> list[Path]:
+    """List the JSON files of the runs in a folder, including those in its archive `runs.zip`.
+
+    Args:
+      directory: a folder that exists.
+
+    Returns:
+      Paths for `Result.load`, sorted by name. A path in the archive is not a file itself.
+    """
+    names = list_stored_names(directory)
+    return [Path(directory) / name for name in names if _RUN_FILE.fullmatch(name)]
+
+
 def _iterate_results(
     directory: str | os.PathLike, digests: set[str] | None = None
 ) -> Iterator[tuple[str, Result]]:
     """The runs that can be read, each with the name of its files."""
-    for path in sorted(Path(directory).glob("*.json")):
-        if not _RUN_FILE.fullmatch(path.name) or (digests is not None and path.stem not in digests):
+    for path in list_run_files(directory):
+        if digests is not None and path.stem not in digests:
             continue
         try:
             result = Result.load(path)

@@ -14,6 +14,7 @@ from fedjax_het.runtime.result_store import load_result
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.sweep_log import Job, SweepProgress, build_status_printer
 from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.io import find_stored_file, list_stored_names
 
 POLL_SECONDS = 1.0  # between looks at what others do
 LEASES_FOLDER = "claims"  # a folder beside the results
@@ -157,14 +158,14 @@ class WorkQueue:
         if self.directory is None:
             return 0
         # Listing the folder also lets a network file system see what is new.
-        names = {path.name for path in self.directory.iterdir()}
+        names = {*list_stored_names(self.directory)}
         available = [digest for digest in self.remaining if f"{digest}.json" in names]
         return sum(self._load_if_readable(digest) for digest in available)
 
     def _load_if_readable(self, digest: str) -> bool:
         assert self.directory is not None
         try:
-            mtime = (self.directory / f"{digest}.json").stat().st_mtime_ns
+            mtime = find_stored_file(self.directory / f"{digest}.json").stat().st_mtime_ns
         except OSError:  # removed meanwhile
             return False
         if self._unreadable_mtimes.get(digest) == mtime:  # which has been said

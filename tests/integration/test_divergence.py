@@ -196,10 +196,10 @@ def poisoned(monkeypatch, where, number, value=np.nan):
     def checked_client(client):
         client = check(client)
 
-        def end(hp, *given):
-            upload, state, output = client.end(hp, *given)
-            if "due" in hp and jax.tree.leaves(state):
-                state = spoilt(state, hp["due"], -1)
+        def end(context, *given):
+            upload, state, output = client.end(context, *given)
+            if "due" in context.hp and jax.tree.leaves(state):
+                state = spoilt(state, context.hp["due"], -1)
             return upload, state, output
 
         return client._replace(end=end)

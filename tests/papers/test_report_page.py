@@ -239,7 +239,7 @@ def test_what_is_kept_is_there_and_belongs_somewhere(tmp_path):
     (table7,) = archives_of("fedaf-table7")  # which has no runs: it is there as it was drawn
     assert prepare_show_command(table7, tmp_path / "drawn") is None
     assert [path.name for path in (tmp_path / "drawn").iterdir()] == ["table.md"]
-    there = {path.parent for path in kept_results.PROGRAMS_FOLDER.glob("**/results/*/*.md")}
+    there = {path.parent for path in kept_results.EXPERIMENTS_FOLDER.glob("**/results/*/*.md")}
     assert there == {each.source for each in kept}
 
 

@@ -46,7 +46,7 @@ def plot_run_curve(result: Result, path: str | Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    spec = result.spec
+    spec = result.spec.resolved()
     figure = Figure(figsize=(6.4, 4.8), layout="constrained")
     accuracy_panel, loss_panel = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     rounds = 1 + np.arange(spec.rounds)

@@ -184,7 +184,7 @@ def test_another_measure_has_its_own_unit():
     expected = smoothed(curves, "fedavg", 0.1, SEEDS, "train_loss").mean(axis=1)
     np.testing.assert_allclose(line(figure.axes[1], "fedavg").get_ydata(), expected)
     assert figure.axes[0].get_ylabel() == "Training loss (nats)\nmean of 5 rounds and 3 seeds"
-    with pytest.raises(ConfigError, match=r"measure = 'train_los' .* did you mean 'train_loss'"):
+    with pytest.raises(ConfigError, match=r"metric = 'train_los' .* did you mean 'train_loss'"):
         analysis.plot_learning_curves(results, curves, metric="train_los")
 
 

@@ -20,9 +20,8 @@ from fedjax_het import sweep
 from fedjax_het.cli import main
 from fedjax_het.papers.programs import load_program, make_function_program
 from fedjax_het.runtime import progress as told
-from fedjax_het.runtime.progress import Progress, show_progress
-from fedjax_het.runtime.progress_panel import format_phase_line, show_panel
-from fedjax_het.utils import console as console_module
+from fedjax_het.runtime.progress import Progress, format_phase_line, show_panel, show_progress
+from fedjax_het.utils import console
 from fedjax_het.utils.errors import ConfigError, run_with_exit_status
 
 LONG = "[15/15] dynafed, fashion_mnist, mlp, alpha 0.04, fine_tune_lr 0.001, seed 1000"
@@ -73,14 +72,14 @@ def test_the_area_keeps_within_the_terminal_and_names_the_run(width):
 
 
 def test_what_is_logged_warned_and_printed_stays_in_lines_of_its_own(monkeypatch):
-    console, file = terminal(80)
+    screen, file = terminal(80)
     monkeypatch.setattr(sys, "stderr", file)
     monkeypatch.setattr(sys, "stdout", file)
     log = logging.getLogger("fedjax_het")
     before, log.handlers = log.handlers, []
     try:
-        console_module.log_to_stderr(logging.WARNING)
-        with show_panel(LONG, True, console) as show:
+        console.log_to_stderr(logging.WARNING)
+        with show_panel(LONG, True, screen) as show:
             show(AT)
             log.warning("a note")
             print("a warning", file=sys.stderr)
@@ -121,14 +120,14 @@ def test_a_pipe_gets_a_line_less_and_less_often(monkeypatch, capsys):
 
 
 def test_json_progress_is_an_object_a_line(capsys):
-    with console_module.preserve_output_mode():
-        console_module.set_output_mode(as_json=True)
+    with console.preserve_output_mode():
+        console.set_output_mode(as_json=True)
         with show_progress(LONG, transient=True) as show:
             show(AT._replace(accuracy=float("nan"), seconds_to_go=float("inf")))
             show(AT)  # within the second
             show(AT._replace(done=300))
         warnings.showwarning("odd", UserWarning, "file", 1)
-        console_module.print_status("[1/2] done")
+        console.print_status("[1/2] done")
         with pytest.raises(ZeroDivisionError), show_progress(LONG):
             raise ZeroDivisionError
     first, last, warned, line = map(json.loads, capsys.readouterr().err.splitlines())
@@ -137,12 +136,12 @@ def test_json_progress_is_an_object_a_line(capsys):
     assert (first["done"], last["done"], last["total"]) == (33, 300, 300)
     assert warned == {"event": "log", "level": "warning", "message": "UserWarning: odd"}
     assert line == {"event": "status", "message": "[1/2] done"}
-    assert console_module.output_mode() == console_module.TEXT
+    assert console.output_mode() == console.TEXT
 
 
 def test_errors_are_heard_in_every_manner(capsys):
     def work(**how):
-        console_module.set_output_mode(**how)
+        console.set_output_mode(**how)
         raise ConfigError("alpha = 0: expected more")
 
     for how in ({}, {"quiet": True}):
@@ -168,8 +167,8 @@ def test_a_sweep_says_nothing_but_what_its_progress_gets(capsys, monkeypatch):
     sweep([make_spec(rounds=2)], **SETTINGS)
     out, err = capsys.readouterr()
     assert out.startswith("[1/1] fedavg") and "rounds" in err
-    with console_module.preserve_output_mode():
-        console_module.set_output_mode(quiet=True)
+    with console.preserve_output_mode():
+        console.set_output_mode(quiet=True)
         sweep([make_spec(rounds=2)], **SETTINGS)
     assert capsys.readouterr() == ("", "")
 
@@ -211,7 +210,7 @@ def test_commands_are_quiet_or_speak_json(command, tmp_path, capsys):
 
 def test_programs_of_other_kinds_take_the_flags(capsys):
     def work(count: int = 1) -> int:
-        console_module.print_status(f"made {count}")
+        console.print_status(f"made {count}")
         return 0
 
     program = make_function_program(work, "A figure.")
