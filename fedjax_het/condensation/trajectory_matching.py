@@ -165,10 +165,10 @@ class SynthesisFunctions(NamedTuple):
       init: `init(hp, key) -> state`. Images are drawn from N(0, 1); label logits are `label_init` *
         one-hot, with samples ordered by class.
       run: `run(hp, state, trajectory, key, first_iteration, *, num_iterations) -> (state, log)`
-        runs the outer iterations `first_iteration, first_iteration + 1, ...` on the trajectory `[L
-        + 1, P]`. Row 0 is the initial model and row c the average after round c. Iteration n draws
-        from `fold_in(key, n)`, so several calls, or a resumed run, give the same result as one
-        call. Only `num_iterations` is static.
+        runs the outer iterations `first_iteration, first_iteration + 1, ...`. Rows of the trajectory
+        `[L + 1, P]` are the initial model (row 0) and the average after round c (row c). Iteration
+        n draws from `fold_in(key, n)`, so several calls, or a resumed run, give the same result as
+        one call. Only `num_iterations` is static.
       result: `result(state) -> SyntheticData`, the iterate that `SynthesisOptions.keep` selects.
 
     Example:
@@ -195,9 +195,10 @@ def make_synthesis(
     Each iteration draws a segment, unrolls `inner_steps` from its start, and moves images, label
     logits and step size by Adam against the gradient of the matching loss.
 
-    Additions to the public code: the step size is clipped to `[step_size_floor,
-    step_size_ceiling]`, and an iteration whose loss or gradient is not finite changes nothing and
-    is counted. In the public code the learned step size can become negative or NaN.
+    Additions to the public code: the step size is clipped to
+    `[step_size_floor, step_size_ceiling]`, and an iteration whose loss or gradient is not finite
+    changes nothing and is counted. In the public code the learned step size can become negative or
+    NaN.
 
     Cost: per iteration, the cost of differentiating `unroll`.
 
