@@ -1,4 +1,4 @@
-"""FedGen's generator: from noise and a label to what a network's last layer reads."""
+"""FedGen's generator, which maps noise and a label to the input of a network's last layer."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from fedjax_het.nn.model import Variables
 
 
 class Generator(NamedTuple):
-    """`init(key) -> Variables` and
+    """A generator of features as pure functions.
 
     `apply(variables, noise [B, noise_size], labels [B], *, train, batch_axis=None) -> (features
     [B, F], new_state)`, where new_state is `variables["state"]` with the batch in its statistics if
@@ -26,7 +26,13 @@ class Generator(NamedTuple):
 
 
 class FeatureGenerator(nn.Module):
-    """See `make_generator`; returns the features alone."""
+    """The flax module of `make_generator`, which returns the features alone.
+
+    Attributes:
+      num_classes: number of labels.
+      num_features: length of the features, F.
+      hidden: width of the hidden layer.
+    """
 
     num_classes: int
     num_features: int
@@ -42,9 +48,27 @@ class FeatureGenerator(nn.Module):
 
 
 def make_generator(num_classes: int, num_features: int, hidden: int, noise_size: int) -> Generator:
-    """[noise, one-hot label] -> linear, `hidden` -> batch norm -> ReLU -> linear, `num_features`,
-    with no activation at the end, as FedGen's public code has it (zhuangdizhu/FedGen); weights are
-    drawn as PyTorch does by default."""
+    """Build FedGen's generator.
+
+    Layers: [noise, one-hot label] -> linear, `hidden` -> batch norm -> ReLU -> linear,
+    `num_features`. The output has no activation, as in FedGen's public code (zhuangdizhu/FedGen).
+    Weights are drawn as PyTorch does by default, U(±1/√fan_in).
+
+    Args:
+      num_classes: number of labels.
+      num_features: length of the features, F.
+      hidden: width of the hidden layer.
+      noise_size: length of the noise vectors.
+
+    Returns:
+      The generator.
+
+    Example:
+      >>> generator = make_generator(num_classes=3, num_features=5, hidden=4, noise_size=2)
+      >>> import jax
+      >>> generator.init(jax.random.key(0))["params"]["features"]["kernel"].shape
+      (4, 5)
+    """
     module = FeatureGenerator(num_classes, num_features, hidden)
 
     def init(key: jax.Array) -> Variables:
