@@ -207,12 +207,14 @@ def augment(
       images: `[B, H, W, C]` floats, C = 1 or 3, any H and W.
       strategy: family names joined by underscores, such as "color_crop_cutout_flip_scale_rotate";
         "none" or "" changes nothing.
-      siamese: every sample gets the same parameters, which then depend on the key alone and not
-        on B: a real and a synthetic batch under one key see the same transformation. Otherwise
-        each sample has its own, also where devices share the batch.
-      single: draw one family per call, all equally likely (DSA's mode 'S', which DynaFed uses);
-        otherwise apply all, in the order given.
-      batch_axis: the devices that share the batch, of which `images` are this device's part.
+      siamese: whether all samples share the same parameters, which then depend on the key alone and
+        not on B: a real and a synthetic batch with the same key see the same transformation.
+        Otherwise each sample has its own parameters, also if devices share the batch.
+      single: whether to draw one family per call, all equally likely (DSA's mode 'S', which DynaFed
+        uses); otherwise all families are applied in the given order.
+      batch_axis: the devices that share the batch, of which `images` are the local part; None for a
+        whole batch.
+
     Returns:
       Images of the same shape and dtype.
 
@@ -332,7 +334,10 @@ _FAMILIES = {
 def _draw_and_apply(
     family: Callable, num_draws: int, batch_axis: BatchAxis | None
 ) -> Callable[[Array, Array], Array]:
-    """`(key, images) -> images`: uniform draws, whole numbers (both ends in) for whole bounds."""
+    """Return `(key, images) -> images` for a family, with uniformly drawn parameters.
+
+    Integer bounds draw integers, including both ends; float bounds draw floats.
+    """
 
     def transform(key: Array, images: Array) -> Array:
         def draw(key: Array, low: int | float, high: int | float) -> Array:

@@ -51,8 +51,14 @@ class SelectSamples(Protocol):
     """The selection of a training step's samples."""
 
     def __call__(self, source: Tree, step: Tree, batch_axis: BatchAxis | None, /) -> Tree:
-        """-> samples, floats: differentiable in `source`, not in `step`, which says which and how
-        (a number, a key). Where devices share a step (`batch_axis`), this device's part."""
+        """Return the samples of a step, a tree of floats.
+
+        Args:
+          source: data that the samples are made of; the samples are differentiable in it.
+          step: arguments of the selection, such as the step's index and key; not differentiable.
+          batch_axis: the devices that share the step; only the local samples are returned. None for
+            a step of one device.
+        """
 
 
 class Gradient(Protocol):

@@ -1,8 +1,8 @@
 """The inner loop of trajectory matching: differentiable training on synthetic data, and its loss.
 
-Networks enter as `apply_params(params, images) -> logits [B, C]` on a parameter tree and as
-`unravel(vector [P]) -> params`, the second half of `jax.flatten_util.ravel_pytree`: one flat vector
-is carried through the loop. Where devices share a step, `apply_params` gets their `batch_axis` too.
+A network is a function `apply_params(params, images) -> logits [B, C]` on a parameter tree, and
+`unravel(vector [P]) -> params`, the second result of `jax.flatten_util.ravel_pytree`. The loop
+carries one flat vector. If devices share a step, `apply_params` also receives their `batch_axis`.
 """
 
 from collections.abc import Callable
@@ -23,8 +23,14 @@ Unravel = Callable[[Array], Tree]
 
 
 class InnerBatch(NamedTuple):
-    """Augmented images `[B, H, W, C]`, label logits `[B, num_classes]` and weights `[B]`, whose sum
-    is 1, of one inner step; `axis` are the devices that share the step, if any."""
+    """The samples of one inner step.
+
+    Attributes:
+      images: augmented, `[B, H, W, C]`.
+      label_logits: `[B, num_classes]`.
+      weights: `[B]`, with sum 1.
+      axis: the devices that share the step; None for a step of one device.
+    """
 
     images: Array
     label_logits: Array
@@ -114,8 +120,20 @@ def select_inner_batch(
     augment_strategy: str,
     batch_axis: BatchAxis | None = None,
 ) -> InnerBatch:
-    """What step `step_index`, counted over all epochs, trains on: all samples for `batch_size`
-    None; of them this device's part, where devices share them (`batch_axis`)."""
+    """Select and augment the samples of one inner step.
+
+    Args:
+      synthetic: the synthetic data.
+      key: key of the order and the augmentations.
+      step_index: number of the step, counted over all epochs.
+      batch_size: samples per step; None: all.
+      augment_strategy: augmentation families, see `augment`.
+      batch_axis: the devices that share the step; only the local samples are returned. None for a
+        step of one device.
+
+    Returns:
+      The samples of the step.
+    """
     order_key, augment_key = jax.random.split(key)
     images, labels = synthetic.images, synthetic.label_logits
     if batch_size is not None and batch_size < len(images):

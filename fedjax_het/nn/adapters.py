@@ -157,11 +157,11 @@ def is_supported_conv(module: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def override_convolution(module: nn.Conv, impl: str = AUTO) -> Iterator[None]:
-    """Compute calls of `module` by `conv2d`, through flax's own field for another convolution.
+    """Compute `module` by `conv2d` inside the context, through flax's field `conv_general_dilated`.
 
     Args:
-      module: a layer that `is_supported_conv` accepts.
-      impl: implementation of the convolution, as `conv2d` has it.
+      module: a layer for which `is_supported_conv` is true.
+      impl: implementation of the convolution, see `conv2d`.
     """
 
     def convolve(x, kernel, strides, padding, **kwargs: Any) -> jax.Array:
@@ -314,7 +314,10 @@ def _apply_module(
     x: jax.Array,
     call: _Call,
 ) -> tuple[Any, Any, Any]:
-    """(what the module returns, what its last fully connected layer reads or None, new state)."""
+    """Return the module's output, the input of its last fully connected layer and the new state.
+
+    The input of the last fully connected layer is None if the logits are not a layer's output.
+    """
     module = _bind_call(module, call)
     by_collection = to_collections(variables, info.collections)
     kwargs: dict[str, Any] = {

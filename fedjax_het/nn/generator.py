@@ -15,9 +15,23 @@ from fedjax_het.nn.model import Variables
 class Generator(NamedTuple):
     """A generator of features as pure functions.
 
-    `apply(variables, noise [B, noise_size], labels [B], *, train, batch_axis=None) -> (features
-    [B, F], new_state)`, where new_state is `variables["state"]` with the batch in its statistics if
-    `train` is true, and `batch_axis` are the devices that share the batch, if any.
+    Attributes:
+      noise_size: length of the noise vectors, Z.
+      init: `init(key) -> Variables`.
+      apply: `apply(variables, noise [B, Z], labels [B], *, train, batch_axis=None) -> (features
+        [B, F], new_state)`. `batch_axis`: the devices that share the batch.
+        `new_state` is `variables["state"]`; if `train` is true, its running statistics include the
+        batch.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from fedjax_het.nn import make_generator
+      >>> generator = make_generator(num_classes=3, num_features=5, hidden=4, noise_size=2)
+      >>> variables = generator.init(jax.random.key(0))
+      >>> noise, labels = jnp.zeros((6, generator.noise_size)), jnp.zeros(6, jnp.int32)
+      >>> features, state = generator.apply(variables, noise, labels, train=False)
+      >>> features.shape
+      (6, 5)
     """
 
     noise_size: int

@@ -152,9 +152,10 @@ class InstanceNorm(nn.Module):
 class BatchNorm(nn.Module):
     """Normalization of each channel over the batch and its pixels.
 
-    As in PyTorch the batch is normalised by its biased variance and the running variance averages
-    the unbiased one. Statistics are of the given batch alone, never shared across mapped axes, and
-    of the whole batch where devices share it (`batch_axis`).
+    Evaluation uses running statistics. As in PyTorch, the biased variance normalizes the batch, and
+    the running variance averages the unbiased one. Statistics cover the given batch alone and are
+    never shared across mapped axes. If devices share the batch, statistics cover the parts of all
+    devices.
     """
 
     @nn.compact

@@ -81,22 +81,18 @@ class Model(NamedTuple):
       head: the last fully connected layer, or None.
       can_shard_batch: whether devices may share a training batch, each with a part of the samples.
         All layers must then compute the same result for a whole and a shared batch, see
-        `fedjax_het.nn.batch_axis`.
+        `fedjax_het.nn.batch_axis`. `apply` and `embed` then receive the `BatchAxis` as `batch_axis`.
+      takes_conv_impl: whether `apply` and `embed` receive `conv_impl`, the implementation of the
+        convolutions with `impl="auto"`.
 
-    `micro_batch` is how many samples a training step should take at once, see
-    `micro_batched_value_and_grad` (None: as many as there are, or the network mixes samples in
-    training). `cached_samples` is how many samples' activations fit a core's cache (None: as many
-    as there are), for passes with train=False, in which no network mixes samples.
-
-    `can_shard_batch` says that devices may share a batch in training, each taking a part of the
-    samples: `apply` and `embed` then get the `BatchAxis` of the batch as `batch_axis`, and give what
-    they give for the whole batch, see `nn.batch_axis`.
-
-    `takes_conv_impl` says that `apply` and `embed` take `conv_impl`, the implementation of the
-    convolutions that leave it open ("auto").
-
-    `norm_layers()` are the paths of the normalisation layers within `params` and within `state`,
-    see `norm_mask`.
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from fedjax_het.nn import make_model
+      >>> model = make_model("mlp", (4, 4, 1), 3)
+      >>> variables = model.init(jax.random.key(0))
+      >>> logits, state = model.apply(variables, jnp.zeros((2, 4, 4, 1)), train=False)
+      >>> logits.shape
+      (2, 3)
     """
 
     name: str

@@ -19,7 +19,7 @@ import pytest
 import fedjax_het
 from fedjax_het.utils.registry import Registry
 
-DOCTESTED = ("fedjax_het.data", "fedjax_het.metrics")
+DOCTESTED = ("fedjax_het.condensation", "fedjax_het.data", "fedjax_het.metrics", "fedjax_het.nn")
 # Packages without `__all__`, of which every public function and class has an example.
 EXAMPLE_IN_EVERY_DOCSTRING = ("fedjax_het.metrics",)
 

@@ -31,13 +31,27 @@ def conv2d(x: Array, kernel: Array, padding: int, impl: str = "auto", stride: in
     gives the same numbers as alone.
 
     Args:
-      impl: "native", the backend's convolution; "im2col", products of matrices; "unrolled", native
-        ones, one for each kernel that it is mapped over (lanes), where "native" may become a
-        grouped one; "auto", on a CPU the faster of the first two for each product, on a TPU
-        "native", elsewhere "native" for one kernel and "im2col" for several.
-        They agree to rounding.
-    Cost: kh kw I multiplications and additions for each number of the result. Mapped over kernels
-      (lanes), a CPU takes one after the other, and each gives what it gives alone.
+      x: images, `[B, H, W, I]`.
+      kernel: `[kh, kw, I, O]`.
+      padding: zeros on all sides in pixels.
+      impl: "native": the backend's convolution, which a GPU or TPU computes as a grouped one for
+        several kernels (lanes). "im2col": matrix products. "unrolled": one native convolution per
+        lane. "auto": on a CPU the faster of native and im2col for each product; on a TPU native;
+        elsewhere native for one kernel and im2col for several. `configure_compute` can override
+        "auto".
+      stride: distance of windows in pixels.
+
+    Returns:
+      `[B, (H + 2 padding - kh) // stride + 1, (W + 2 padding - kw) // stride + 1, O]`, of the
+      promoted dtype of `x` and `kernel`.
+
+    Raises:
+      ConfigError: if `impl` is unknown.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> conv2d(jnp.zeros((2, 5, 5, 3)), jnp.zeros((3, 3, 3, 4)), padding=1).shape
+      (2, 5, 5, 4)
     """
     require_name("conv_impl", impl, CONV_IMPLS)
     dtype = jnp.promote_types(x.dtype, kernel.dtype)
