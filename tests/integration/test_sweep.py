@@ -206,7 +206,7 @@ def test_a_group_that_would_not_fit_is_split_before_it_runs(monkeypatch, caplog)
     needed = measure_required_memory(estimated)
     assert estimated.state is None, "an estimate allocates nothing"
     fits = sweep_module._fit_to_memory(group, int(needed * 1.01))
-    assert fits.plan.num_parallel == 4
+    assert fits.program.plan.num_parallel == 4
     halved = sweep_module._fit_to_memory(group, int(needed * 0.6))
     assert halved.program.plan.num_parallel in (1, 2) and halved.program.plan.mesh_axis == "runs"
     first = init_group(halved, group.prepared_runs[: halved.program.plan.max_parallel_runs])
