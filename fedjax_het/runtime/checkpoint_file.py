@@ -126,6 +126,8 @@ def read_checkpoint_record(path: Path) -> dict[str, Any]:
     record, arrays = read_checkpoint(path)
     if not isinstance(record, dict):
         raise make_damaged_checkpoint_error(path, f"its record is a {type(record).__name__}")
+    if not isinstance(record, dict):
+        raise make_damaged_checkpoint_error(path, f"its record is a {type(record).__name__}")
     try:
         _validate_record(record)
     except ConfigError as error:

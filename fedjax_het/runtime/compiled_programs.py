@@ -310,6 +310,7 @@ def build_programs(signature: Signature, plan: ExecutionPlan) -> CompiledProgram
         plan.map_runs(make_round_chunk(rounds, record_samples), (PER_RUN, kinds)),
         baseline=lambda args: (args[0], zero_metrics),
         name=f"{signature.algorithm} rounds",
+        is_debug=plan.is_debug,
         donate_argnums=0,
     )
     partial_round = VerifiedJit(
@@ -325,6 +326,7 @@ def build_programs(signature: Signature, plan: ExecutionPlan) -> CompiledProgram
             ),
             baseline=lambda args: args[1],
             name=stage.name,
+            is_debug=plan.is_debug,
             donate_argnums=1,
         )
         for stage in algorithm.server_stages

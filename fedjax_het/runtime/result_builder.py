@@ -211,8 +211,7 @@ def _summarize_costs(group_state: GroupState, i: int) -> dict[str, Any]:
 def _get_precision(group_state: GroupState) -> str:
     """Return the precision of the run's networks in words."""
     requested = describe_environment()["matmul_precision"]
-    assert group_state.group.program.plan.mesh is not None
-    (platform,) = {device.platform for device in group_state.group.program.plan.mesh.devices.flat}
+    platform = group_state.group.program.plan.platform
     precision = group_state.group.program.signature.precision
     return describe_precision(precision, None if requested == "default" else requested, platform)
 

@@ -130,10 +130,13 @@ def start_runs(
       ConfigError: before compilation, if the method breaks its contract, or if a checkpoint is of
         other data.
     """
-    check_method_contract(group_state)
+    if not group_state.group.program.plan.is_debug:
+        check_method_contract(group_state)
     init_states(group_state)
     if records is not None:
         checkpoints.restore(group_state, records)
+    if group_state.group.program.plan.is_debug:
+        return
     start_time = time.perf_counter()
     first_step_inputs = _verify_round_program(group_state, "rounds")
     _warm_up_compile(group_state, group_state.without_rounds(first_step_inputs))

@@ -36,7 +36,7 @@ from typing import (
 
 import jax
 import numpy as np
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, WrapValidator
+from pydantic import Field, TypeAdapter, ValidationError, WrapValidator
 from pydantic_core import PydanticCustomError
 
 from fedjax_het.utils.errors import (
@@ -63,7 +63,7 @@ _DESCRIPTIONS: dict[Any, str] = {
     collections.abc.Callable: "a function",
     **dict.fromkeys(_MAPPINGS, "values by name"),
 }
-_SHOWN_TYPES = (str, bytes, os.PathLike, list, tuple, dict, set, *_ARRAYS)
+_SHOWN_TYPES = (str, bytes, numbers.Number, os.PathLike, list, tuple, dict, set, *_ARRAYS)
 
 
 class Bounds(NamedTuple):
@@ -198,7 +198,7 @@ def describe(annotation: Any, *, brief: bool = False) -> str:
         has_name = isinstance(item, type) and item not in _ARRAYS
         return f"a list of {item.__name__}s" if has_name else "a list"
     if getattr(annotation, "_is_protocol", False):
-        return f"what has {', '.join(_protocol_methods(annotation))}"
+        return f"what has {', '.join(_methods(annotation))}"
     if base_class in _DESCRIPTIONS:
         return _DESCRIPTIONS[base_class]
     constructors = getattr(base_class, "CONSTRUCTORS", None)
@@ -210,7 +210,7 @@ def _is_path(annotation: Any) -> bool:
     return any(member in (Path, os.PathLike) for member in members)
 
 
-def _protocol_methods(protocol: type) -> list[str]:
+def _methods(protocol: type) -> list[str]:
     return [name for name, item in vars(protocol).items() if callable(item) and name[0] != "_"]
 
 
@@ -240,35 +240,67 @@ def _to_scalar(value: Any) -> Any:
     return value
 
 
-def _to_number(kind: type, value: Any) -> Any:
-    """Return a number of any library as Python's; other values stay."""
+def _to_number(kind: type, bounds: Bounds, value: Any) -> Any:
+    """Return a number of any library as Python's; other values stay. Raises ValueError out of
+    bounds."""
     value = _to_scalar(value)
     number_type = numbers.Integral if kind is int else numbers.Real
-    return kind(value) if isinstance(value, number_type) and type(value) is not bool else value
-
-
-def _require_bounds(bounds: Bounds, value: float) -> float:
-    limit = MAX_FLOAT32 if isinstance(value, float) else 2**31 - 1
-    is_limited = isinstance(value, float) or math.isinf(bounds.high)
-    if not bounds.contains(value) or (is_limited and not abs(value) <= limit):
+    if isinstance(value, bool) or not isinstance(value, number_type):
+        return value
+    number = kind(value)
+    max_size = MAX_FLOAT32 if kind is float else 2**31 - 1
+    is_limited = kind is float or math.isinf(bounds.high)
+    if not bounds.contains(number) or (is_limited and not abs(number) <= max_size):
         raise ValueError
-    return value
+    return number
 
 
-def is_list(value: Any, annotation: Any) -> bool:
+def is_list(value: Any, annotation: Any = tuple) -> bool:
     """Return whether a value is what a user would call a list; a data frame is none."""
     if hasattr(value, "ndim"):
         return value.ndim > 0 and (value.ndim == 1 or isinstance(value, _ARRAYS))
     base_class = get_origin(annotation) or annotation
     if base_class is tuple:
         return isinstance(value, list | tuple | range)
-    is_single_pass = base_class is collections.abc.Iterable
-    if isinstance(value, str | bytes):
-        return False
-    if isinstance(value, Mapping) and not (is_single_pass and get_args(annotation) == (str,)):
-        return False
-    is_ordered = hasattr(value, "__len__") and not isinstance(value, collections.abc.Set)
-    return isinstance(value, collections.abc.Iterable) and (is_single_pass or is_ordered)
+    takes_words = get_args(annotation) == (str,)  # as the keys of a mapping are
+    if base_class is collections.abc.Iterable and (takes_words or not isinstance(value, Mapping)):
+        return isinstance(value, base_class) and not isinstance(value, str | bytes)
+    is_keyed = isinstance(value, Mapping | collections.abc.Set | str | bytes)
+    return isinstance(value, collections.abc.Collection) and not is_keyed
+
+
+def _require_form(
+    annotation: Any, value: Any, *, copy: Callable[[Any], Any] = lambda value: value
+) -> Any:
+    """Return a value as `copy` makes it, for pydantic to validate its items.
+
+    Raises:
+      ValueError: if the value is of another type than the annotation's.
+    """
+    base_class, items = get_origin(annotation) or annotation, get_args(annotation)
+    if _is_path(annotation):
+        return _require_path(value)
+    if base_class is tuple:
+        is_valid = is_list(value) and (items[-1] is ... or len(value) == len(items))
+        value = tuple(value) if is_valid else value
+    elif base_class in _LISTS:
+        is_valid = is_list(value, annotation)
+        is_kept = isinstance(value, list | tuple) or hasattr(value, "ndim")
+        value = list(value) if is_valid and not is_kept else value
+    elif base_class in _MAPPINGS:
+        is_valid = isinstance(value, Mapping)
+        if is_valid and items[:1] == (str,):
+            is_valid = all(isinstance(key, str) for key in value)
+    elif getattr(annotation, "_is_protocol", False):
+        is_valid = "__call__" not in vars(annotation) or callable(value)
+        is_valid &= all(callable(getattr(value, name, None)) for name in _methods(annotation))
+    elif base_class is type and items:
+        is_valid = isinstance(value, type) and issubclass(value, items)
+    else:
+        is_valid = isinstance(value, base_class)
+    if not is_valid:
+        raise ValueError
+    return copy(value)
 
 
 def _require_path(value: Any) -> Any:
@@ -309,8 +341,8 @@ def validate(argument: str, value: Any, annotation: Any) -> Any:
         details = error.errors(include_url=False)[0]
         context, value = details["ctx"], to_python_scalar(details["input"])
         argument += "".join(f"[{key!r}]" for key in details["loc"])
-        if "names" in context:
-            require_name(argument, value, context["names"])
+        if get_origin(context["annotation"]) is Literal:
+            require_name(argument, value, get_args(context["annotation"]))
         message = f"{display_name(argument)} = {_show(value)}: expected {details['msg']}"
         raise ConfigError(message) from None
 
@@ -342,121 +374,59 @@ def _get_adapter(annotation: Any, members: tuple[Any, ...]) -> TypeAdapter[Any]:
 
 
 def _to_pydantic(annotation: Any) -> Any:
-    """Return an annotation as pydantic is to validate it: every failure is an `_expected`."""
-    origin, items = get_origin(annotation), get_args(annotation)
+    """Return an annotation whose failures pydantic reports with the text of `describe`."""
+    items, base_class = get_args(annotation), get_origin(annotation) or annotation
+    if base_class is Any or isinstance(annotation, TypeVar) or base_class in _ARRAYS:
+        return Any
     if accepts_none(annotation):
         return _to_pydantic(operator.getitem(Union, tuple(union_members(annotation)))) | None
+    convert: Any = functools.partial(_require_form, annotation)
     if _is_path(annotation):
-        return Annotated[Any, AfterValidator(_require_path), _expect(annotation)]
-    if origin in _UNIONS:
+        return Annotated[Any, _check(annotation, convert)]
+    if base_class in _UNIONS:
         members: Any = operator.getitem(Union, tuple(map(_to_pydantic, items)))
-        return Annotated[members, Field(union_mode="left_to_right"), _expect(annotation)]
+        members = Annotated[members, Field(union_mode="left_to_right")]
+        return Annotated[members, _check(annotation, lambda value: value)]
     base_type, bounds = split_bounds(annotation)
     if base_type in (int, float):
-        in_bounds = AfterValidator(functools.partial(_require_bounds, bounds))
-        convert = functools.partial(_to_number, base_type)
-        return Annotated[base_type, in_bounds, _expect(annotation, convert)]
-    if base_type in (bool, str):
-        return Annotated[base_type, _expect(annotation, _to_scalar)]
-    if origin is Literal:
-        return Annotated[annotation, _expect(annotation, _to_scalar, names=items)]
-    if annotation is Any or isinstance(annotation, TypeVar) or annotation in _ARRAYS:
-        return Any
-    base_class: Any = origin or annotation
+        convert = functools.partial(_to_number, base_type, bounds)
+        return Annotated[base_type, _check(annotation, convert)]
+    if base_type in (bool, str) or base_class is Literal:
+        return Annotated[annotation, _check(annotation, _to_scalar)]
+    target: Any = Any
     if base_class is tuple:
-        return _tuple_to_pydantic(annotation, items)
-    if base_class in _MAPPINGS:
-        return _mapping_to_pydantic(annotation, items)
-    if base_class in _LISTS:
-        return _list_to_pydantic(annotation, items)
-    return Annotated[Any, _require(annotation, functools.partial(_is_instance, annotation))]
+        converted = tuple(item if item is ... else _to_pydantic(item) for item in items)
+        target = types.GenericAlias(tuple, converted)
+    elif base_class in (*_LISTS, *_MAPPINGS) and items and items[0] not in (int, float):
+        item = _to_pydantic(items[-1])
+        if item is not Any:  # else the value itself is returned
+            copy, parts = (list, (item,)) if base_class in _LISTS else (dict, (Any, item))
+            target = types.GenericAlias(copy, parts)
+            convert = functools.partial(_require_form, annotation, copy=copy)
+    return Annotated[target, _check(annotation, convert)]
 
 
-def _is_instance(annotation: Any, value: Any) -> bool:
-    base_class: Any = get_origin(annotation) or annotation
-    if getattr(annotation, "_is_protocol", False):
-        names = _protocol_methods(annotation)
-        is_function = "__call__" not in vars(annotation) or callable(value)
-        return is_function and all(callable(getattr(value, name, None)) for name in names)
-    if base_class is type and get_args(annotation):
-        return isinstance(value, type) and issubclass(value, get_args(annotation))
-    return isinstance(value, base_class)
+def _check(annotation: Any, convert: Callable[[Any], Any]) -> WrapValidator:
+    """Return a validator that reports a failure with the text of `describe`.
 
+    Failures of the items of a list or mapping have their own report.
+    """
+    has_items = (get_origin(annotation) or annotation) in (tuple, *_LISTS, *_MAPPINGS)
 
-def _tuple_to_pydantic(annotation: Any, items: tuple[Any, ...]) -> Any:
-    is_variadic = items[-1:] == (...,)
-
-    def is_valid(value: Any) -> bool:
-        return is_list(value, annotation) and (is_variadic or len(value) == len(items))
-
-    converted: Any = tuple(item if item is ... else _to_pydantic(item) for item in items)
-    return Annotated[types.GenericAlias(tuple, converted), _require(annotation, is_valid, tuple)]
-
-
-def _mapping_to_pydantic(annotation: Any, items: tuple[Any, ...]) -> Any:
-    item = _to_pydantic(items[1]) if items else Any
-
-    def is_valid(value: Any) -> bool:
-        has_words = items[:1] != (str,) or (
-            isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
-        )
-        return isinstance(value, Mapping) and has_words
-
-    if item is Any:
-        return Annotated[Any, _require(annotation, is_valid)]
-    return Annotated[types.GenericAlias(dict, (Any, item)), _require(annotation, is_valid, dict)]
-
-
-def _list_to_pydantic(annotation: Any, items: tuple[Any, ...]) -> Any:
-    item = Any if items and items[0] in (int, float) else _to_pydantic((*items, Any)[0])
-
-    def is_valid(value: Any) -> bool:
-        return is_list(value, annotation)
-
-    def keep_or_list(value: Any) -> Any:
-        return value if isinstance(value, list | tuple) or hasattr(value, "ndim") else list(value)
-
-    if item is Any:
-        return Annotated[Any, _require(annotation, is_valid, keep_or_list)]
-    return Annotated[types.GenericAlias(list, (item,)), _require(annotation, is_valid, list)]
-
-
-def _expected(annotation: Any, reason: object = "", **context: Any) -> PydanticCustomError:
-    text = describe(annotation) + (f" ({reason})" if str(reason) else "")
-    return PydanticCustomError("expected", "{text}", {"text": text, **context})
-
-
-def _expect(
-    annotation: Any, convert: Callable[[Any], Any] = lambda value: value, **context: Any
-) -> WrapValidator:
-    """Return a validator that reports any failure as one of the whole value."""
-
-    def validate_whole(value: Any, handler: Callable[[Any], Any]) -> Any:
+    def check(value: Any, handler: Callable[[Any], Any]) -> Any:
+        reason = ""
         try:
-            return handler(convert(value))
-        except ValidationError as error:
-            cause = error.errors()[0].get("ctx", {}).get("error", "")
-            raise _expected(annotation, cause, **context) from None
-        except OverflowError:  # an integer beyond all floats
-            raise _expected(annotation) from None
+            result = handler(convert(value))
+            return tuple(result) if type(value) is tuple and type(result) is list else result
+        except ValidationError:
+            if has_items:
+                raise
+        except (ValueError, OverflowError) as error:
+            reason = f" ({error})" if str(error) else ""
+        context = {"text": describe(annotation) + reason, "annotation": annotation}
+        raise PydanticCustomError("expected", "{text}", context)
 
-    return WrapValidator(validate_whole)
-
-
-def _require(
-    annotation: Any,
-    is_valid: Callable[[Any], bool],
-    convert: Callable[[Any], Any] = lambda value: value,
-) -> WrapValidator:
-    """Return a validator that checks a value before its items are validated."""
-
-    def validate_structure(value: Any, handler: Callable[[Any], Any]) -> Any:
-        if not is_valid(value):
-            raise _expected(annotation)
-        result = handler(convert(value))
-        return tuple(result) if type(value) is tuple and type(result) is list else result
-
-    return WrapValidator(validate_structure)
+    return WrapValidator(check)
 
 
 def _show(value: Any) -> str:

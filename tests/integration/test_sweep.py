@@ -139,7 +139,7 @@ def test_server_data_that_cannot_be_had_stop_only_the_runs_that_need_them(tmp_pa
     made = make(specs, data_dir=tmp_path, progress=lines.append)
     assert [result is None for result in made.results] == [True, True, False]
     reasons = [made.not_run[one.digest()] for one in specs[:2]]
-    assert "images from afar" in reasons[0] and "per_client = 40" in reasons[1]
+    assert "format of the source's images" in reasons[0] and "per_client = 40" in reasons[1]
     assert sum("not run" in line for line in lines) == 2
 
 

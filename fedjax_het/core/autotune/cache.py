@@ -1,8 +1,8 @@
-"""What short timings found, remembered in the user's cache folder: a table for each kind of device.
+"""Results of short timings in the user's cache folder: a table for each kind of device.
 
-A row is of some work (jaxlib, network, optimiser, batch, precision), a column of a way to do it
-(implementation of convolutions, lanes). What did not fit, or failed, is remembered with the memory
-that there was: where there is more, it is tried again.
+A row is a workload (jaxlib, network, optimizer, batch, precision), a column a candidate
+(implementation of convolutions, lanes). A candidate that did not fit or failed is stored with the
+memory that was free; with more memory it is timed again.
 """
 
 import json
@@ -24,22 +24,24 @@ _Bytes = Annotated[int, Bounds(0, 2**63)]
 
 
 class Timing(NamedTuple):
-    """Of one way to do some work."""
+    """Timing of one candidate.
 
-    seconds: float | None  # per step; None where it could not be done
-    insufficient_bytes: int = (
-        0  # bytes on each device that it needs more than, where it could not be done
-    )
+    seconds: per step; None if the candidate failed.
+    insufficient_bytes: free bytes on each device with which it failed.
+    """
+
+    seconds: float | None
+    insufficient_bytes: int = 0
 
     def is_valid_for(self, free_bytes: int | None) -> bool:
-        """Whether it is still to be believed where so much is free (None: nobody knows)."""
+        """Return whether the timing holds with that much free memory (None: unknown)."""
         return (
             self.seconds is not None or free_bytes is None or free_bytes <= self.insufficient_bytes
         )
 
 
 def load_timings(device_kind: str, workload: str) -> dict[str, Timing]:
-    """What is known of some work, by way."""
+    """Return the timings of a workload by candidate."""
     candidates = _load_table().get(device_kind, {}).get(workload, {})
     return {
         candidate: timing
@@ -49,7 +51,7 @@ def load_timings(device_kind: str, workload: str) -> dict[str, Timing]:
 
 
 def load_all_timings(device_kind: str) -> dict[str, dict[str, Timing]]:
-    """What is known of a kind of device: by work, by way."""
+    """Return the timings on a kind of device by workload and candidate."""
     return {
         workload: load_timings(device_kind, workload)
         for workload in _load_table().get(device_kind, {})
@@ -57,7 +59,7 @@ def load_all_timings(device_kind: str) -> dict[str, dict[str, Timing]]:
 
 
 def save_timings(device_kind: str, workload: str, timings: Mapping[str, Timing]) -> None:
-    """Add to what is known; where it cannot be written, it is timed again next time."""
+    """Add timings to the file; if it cannot be written, the next run times again."""
     table = _load_table()
     candidates = table.setdefault(device_kind, {}).setdefault(workload, {})
     for candidate, timing in timings.items():
