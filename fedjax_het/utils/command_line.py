@@ -114,7 +114,8 @@ def parse_flags(config_class: type, argv: Sequence[str]) -> dict[str, Any]:
     expected = f"a flag before it: {', '.join(valid_flags)}"
     require(not unknown, "word", " ".join(unknown), expected)
     values = {}
-    for name, option in options.items():
+    # A flag without its value leaves that word to an argument without a flag: report the flag.
+    for name, option in sorted(options.items(), key=lambda item: item[1].is_positional):
         if option.annotation is bool:
             given, negated = occurrences[name], occurrences[f"no_{name}"]
             if given or negated:
@@ -180,8 +181,10 @@ def _convert_words(option: Option, occurrences: _Occurrences) -> Any:
     words = list(itertools.chain(*occurrences))
     text = " ".join(words)
     require(all(occurrences), flag, text, "a value after it")
-    for word in words:
-        require(word != "" and "\0" not in word, flag, word, "a value that is not empty")
+    may_be_empty = option.is_positional and option.default is not dataclasses.MISSING
+    for word in words:  # a command checks such words by its own list of names
+        ok = may_be_empty or (word != "" and "\0" not in word)
+        require(ok, flag, word, "a value that is not empty")
     if get_origin(annotation) is dict:
         pairs: dict[str, str] = {}
         for word in words:
