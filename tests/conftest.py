@@ -6,13 +6,16 @@ from pathlib import Path
 
 from jaxlib import version
 
-# Tests compile thousands of programs that run for milliseconds: XLA's former emitters of loops,
-# where it still has them, and no optimisation by LLVM take a third of the time and make programs
-# that are as right, and slower. Programs that tests start inherit this.
+# Tests compile thousands of programs that run for milliseconds. XLA's former loop emitters, where
+# they still exist, and no optimization by LLVM take a third of the compile time; the programs are
+# slower and equally correct. Programs that tests start inherit these flags. Continuous integration
+# also runs a representative set with the flags that users have (`FEDJAX_HET_TEST_OPTIMIZATION=default`).
 FAST_COMPILE_FLAGS = ["--xla_backend_optimization_level=0"]
 if tuple(map(int, version.__version__.split(".")[:2])) < (0, 11):
     FAST_COMPILE_FLAGS.append("--xla_cpu_use_fusion_emitters=false")
-os.environ["XLA_FLAGS"] = " ".join([*FAST_COMPILE_FLAGS, os.environ.get("XLA_FLAGS", "")]).strip()
+if os.environ.get("FEDJAX_HET_TEST_OPTIMIZATION") != "default":
+    flags = [*FAST_COMPILE_FLAGS, os.environ.get("XLA_FLAGS", "")]
+    os.environ["XLA_FLAGS"] = " ".join(flags).strip()
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

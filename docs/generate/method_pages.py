@@ -226,7 +226,7 @@ def measured_rows(name: str) -> Iterator[tuple[str, ...]]:
 def reported_rows(name: str) -> Iterator[tuple[str, ...]]:
     from fedjax_het.papers.reported import load_reported_values
 
-    folder = ROOT / "fedjax_het" / "report" / "reported"
+    folder = ROOT / "fedjax_het" / "papers" / "reported"
     for paper in sorted(path.stem for path in folder.glob("*.csv")):
         values = load_reported_values(paper).astype(object)
         for row in values[values["method"].map(method_of) == name].to_dict("records"):

@@ -125,7 +125,7 @@ def analyze_case(
         "argument_mb": round(memory.argument_size_in_bytes / 1e6, 2),
         "temp_mb": round(memory.temp_size_in_bytes / 1e6, 2),
         "step_launches": [body.launches for body in select_training_steps(bodies)],
-        "count_grouped_convolutions": count_grouped_convolutions(text),
+        "grouped_convolutions": count_grouped_convolutions(text),
         **graphs,
         "bodies": [body._asdict() for body in bodies],
     }
@@ -176,7 +176,7 @@ def print_table(target: str, analyses: dict[str, dict[str, Any]]) -> None:
             " + ".join(map(str, row["step_launches"])),
             " ".join(loops),
             str(sum(body["conditionals"] for body in bodies if body["depth"] > 1)),
-            str(row["count_grouped_convolutions"]),
+            str(row["grouped_convolutions"]),
             _format_graphs(row.get("graphs")),
             _format_graphs(row.get("graphs_with_loops")),
             str(row["temp_mb"]),

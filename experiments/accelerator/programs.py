@@ -16,6 +16,7 @@ from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.compiled_programs import build_programs
 from fedjax_het.runtime.group_state import compute_state_shapes, init_group
 from fedjax_het.runtime.placement import Placement
+from fedjax_het.runtime.user_objects import UserObjects
 
 ROUNDS = "rounds"  # a chunk of them, as one program
 DATASET_SHAPES = {"fashion_mnist": ((28, 28, 1), 60_000), "cifar10": ((32, 32, 3), 50_000)}
@@ -121,8 +122,8 @@ def lower_case(case: Case, dataset: Dataset, devices: Sequence[jax.Device]) -> A
     )
     if case.devices > 1:
         placement = dataclasses.replace(placement, server_work="shared")
-    group = prepare_group([spec], dataset=dataset, placement=placement)
-    host_plan = group.plan
+    group = prepare_group([spec], UserObjects(dataset), placement=placement)
+    host_plan = group.program.plan
     assert host_plan.mesh is not None
     mesh = Mesh(
         np.array(devices[: case.devices]),
@@ -130,8 +131,6 @@ def lower_case(case: Case, dataset: Dataset, devices: Sequence[jax.Device]) -> A
         axis_types=(jax.sharding.AxisType.Auto,),
     )
     program = build_programs(group.program.signature, host_plan._replace(mesh=mesh))
-    context = dataclasses.replace(group.context, plan=host_plan)
-    group = dataclasses.replace(group, context=context)
     runs = init_group(group, group.prepared_runs)
     state = compute_state_shapes(runs)
     inputs: tuple

@@ -26,6 +26,7 @@ import numpy as np
 from fedjax_het import RunSpec
 from fedjax_het._startup import count_available_cores
 from fedjax_het.papers.programs import make_config_program
+from fedjax_het.runtime.user_objects import UserObjects
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.errors import ConfigError, require, require_name
 
@@ -210,8 +211,8 @@ def time_messages(spec: RunSpec, dataset, repetitions: int = 10) -> float:
     )
     from fedjax_het.runtime.build import prepare_group
 
-    group = prepare_group([spec], dataset=dataset)
-    task, plan = group.program.task, group.plan
+    group = prepare_group([spec], UserObjects(dataset))
+    task, plan = group.program.task, group.program.plan
     keys = jax.random.split(jax.random.key(0), spec.num_clients)
     models = plan.put(jax.jit(jax.vmap(task.model.init))(keys)["params"])
     is_participating = plan.put(jnp.ones(spec.num_clients, bool))
@@ -244,7 +245,7 @@ def compare_models(spec: RunSpec, dataset, settings: list[dict], folder: Path) -
     rounds = CHECK_ROUNDS + 5
     hp = {**spec.hp, "prox_lambda": CHECK_PROX_LAMBDA}
     spec = dataclasses.replace(spec, rounds=rounds, eval_every=rounds, hp=hp)
-    group = prepare_group([spec], dataset=dataset)
+    group = prepare_group([spec], UserObjects(dataset))
     runs = init_group(group, group.prepared_runs)
     start_runs(runs, CheckpointWriter())
     initial_models = to_torch_vectors(runs.state)

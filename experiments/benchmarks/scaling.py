@@ -26,6 +26,7 @@ import numpy as np
 from fedjax_het import RunSpec
 from fedjax_het._startup import count_available_cores
 from fedjax_het.papers.programs import make_config_program
+from fedjax_het.runtime.user_objects import UserObjects
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.errors import ConfigError, require, require_name
 
@@ -131,7 +132,7 @@ def run_case(arguments: Arguments) -> int:
     )
     start_time = time.perf_counter()
     placement = Placement(lanes=1, client_state=arguments.client_state)
-    group = prepare_group([spec], dataset=dataset, user_partition=partition, placement=placement)
+    group = prepare_group([spec], UserObjects(dataset, partition=partition), placement=placement)
     chunk_end_times = []
     runs = init_group(
         group,

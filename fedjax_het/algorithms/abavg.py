@@ -14,7 +14,7 @@ from fedjax_het.core.distillation import compute_logits, compute_weighted_sum
 from fedjax_het.core.evaluation import correct
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
-from fedjax_het.core.resumable_loops import TEACHERS, resumable_loop
+from fedjax_het.core.resumable_loops import TEACHERS
 from fedjax_het.core.server_parallelism import ServerParallelism
 from fedjax_het.utils.arrays import set_row
 
@@ -53,7 +53,7 @@ def abavg(
                 return set_row(is_correct, correct(logits, labels), i)
 
             no_predictions = jnp.zeros((count, len(labels)))
-            return resumable_loop(
+            return server_parallelism.loops.run(
                 TEACHERS, count, add_model, no_predictions, samples_per_iteration=len(labels) / 3
             ).T
 
@@ -63,7 +63,7 @@ def abavg(
         examples = get_server_examples(context)
 
         accuracies = plan.shard_server_work(
-            predict_correct, client_models.variables, examples
+            predict_correct, client_models.variables, examples, loops=context.cohort.loops
         ).mean(0)
         accuracy_weights = jnp.where(client_models.is_present, accuracies, 0)
         accuracy_weights = jnp.where(

@@ -82,7 +82,7 @@ def apfl(
     if options.adaptive:
         require_constant_lr(training, "apfl's weights alpha learn at it")
 
-    def step_personal_model(hp, message, local, new_local, batch, client, key):
+    def step_personal_model(context, local, new_local, batch):
         personal, shared_variables = (
             local.aux,
             (local if mixing == "weights" else new_local).variables,
@@ -98,16 +98,16 @@ def apfl(
         mixture_task = task._replace(model=task.model._replace(apply=apply_mixture))
         params = {"own": personal.variables["params"], "alpha": personal.aux}
         loss, gradients, new_variables = mixture_task.loss_and_gradient(
-            {**personal.variables, "params": params}, batch, key
+            {**personal.variables, "params": params}, batch, context.key
         )
         variables = {**new_variables, "params": params["own"]}
         variables, optimizer = apply_gradient(
-            training, hp, variables, gradients["own"], personal.optimizer_state, (batch, client)
+            training, context, variables, gradients["own"], personal.optimizer_state, batch
         )
         alpha = params["alpha"]
         if options.adaptive:
             is_update_step = options.alpha_update == "step" or batch.step_index == 0
-            new_alpha = jnp.clip(alpha - hp["local_lr"] * gradients["alpha"], 0, 1)
+            new_alpha = jnp.clip(alpha - context.hp["local_lr"] * gradients["alpha"], 0, 1)
             alpha = jnp.where(is_update_step, new_alpha, alpha)
         return ClientTrainState(variables, optimizer, alpha), loss
 

@@ -1,42 +1,15 @@
-"""The contract of a federated method: a record of pure functions.
+"""`Algorithm`, the record of pure functions that makes a federated method, and the records it uses.
 
-An algorithm never prints, touches a disk, calls `jit`, or loops over clients. Static choices are
-closed over; numeric hyper-parameters come in the traced dict `hp`. Most methods are built by
-`building.federated` from a `ClientAlgorithm`, and read like this one, FedAvg whose clients pull their
-steps to the model that they received:
+A method never prints, touches a disk, calls `jit` or loops over clients. Static choices are closed
+over; numeric hyper-parameters come in the traced dict `hp`. Most methods are made by
+`build_federated_algorithm` from a `ClientAlgorithm`: `fedjax_het.methods` shows one.
 
->>> from typing import Annotated
->>> import jax
->>> from dataclasses import dataclass
->>> from fedjax_het import RunSpec, register_method, simulate
->>> from fedjax_het.algorithms.builders import build_federated_algorithm
->>> from fedjax_het.utils.config import Config, NonNegativeFloat
->>> from fedjax_het.core.local_training import make_local_sgd
->>>
->>> @dataclass(frozen=True)
-... class TetherHyperParameters(Config):
-...     tether: NonNegativeFloat = 0.1
-...     "How strongly a client is pulled to the model that it received."
->>>
->>> def tethered(training, plan):
-...     def adjust_gradient(hp, gradient, local, message, batch, client):
-...         here, start = local.variables["params"], message.variables["params"]
-...         pulled = jax.tree.map(lambda g, w, a: g + hp["tether"] * (w - a), gradient, here, start)
-...         return pulled, local.aux
-...
-...     return build_federated_algorithm(training, plan, make_local_sgd(training, adjust=adjust_gradient))
->>>
->>> algorithm_spec = register_method("tethered", tethered, "FedAvg on a tether", hyperparameters=TetherHyperParameters)
->>> spec = RunSpec("tethered", num_clients=4, rounds=2, model="mlp", hp={"tether": 0.5})
->>> simulate(spec).metrics["test_accuracy"].shape
-(2,)
-
-What a method brings is checked by shapes and types alone, while its program is traced and before
-anything compiles: see `algorithms.checks`.
+What a method returns is checked by structures, shapes and types while its program is traced and
+before anything compiles: see `algorithms.checks`.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 
@@ -55,231 +28,188 @@ class State(NamedTuple):
     """Everything that a federation carries from round to round."""
 
     server: Tree
-    clients: Tree  # leading axis K, or of a table, see `Algorithm.can_page_state`; () if stateless
-    round: jax.Array  # [] int32, rounds done
+    "State of the server."
+    clients: Tree
+    """States of all clients, with leading axis K, or of the clients of a table, see
+    `Algorithm.can_page_state`; `()` for none."""
+    round: jax.Array
+    "`[]` int32: number of completed rounds."
 
 
 class RoundInfo(NamedTuple):
-    """What every method reports of a round; scalars."""
+    """What a method reports of a round."""
 
-    train_loss: jax.Array  # mean over samples, met in local training (nats) or in condensing
-    update_norm: jax.Array  # L2 norm of the global model's change; of clients' own, see the method
-    records: dict[str, jax.Array] = {}  # noqa: RUF012  what else: see `Algorithm.record_shapes`
-    models: ClientModels | None = None  # where `LocalTraining.returns_client_models` asks for them
+    train_loss: jax.Array
+    "`[]`: mean loss over the samples of local training, in nats, or of condensation."
+    update_norm: jax.Array
+    """`[]`: L2 norm of the change of the global model; methods without one document what they
+    report instead."""
+    records: dict[str, jax.Array] = {}  # noqa: RUF012
+    "Further arrays by name, of the shapes that `Algorithm.record_shapes` announces."
+    models: ClientModels | None = None
+    "The clients' models after local training, if `LocalTraining.returns_client_models`."
+    drift: dict[str, jax.Array] = {}  # noqa: RUF012
+    "Metrics of client drift by name, if `LocalTraining.measures_drift`."
 
 
 class Traffic(NamedTuple):
     """Bytes per participating client and round."""
 
     down: int
+    "From the server to the client."
     up: int
-    up_per_class: int = 0  # besides, for every class that it condenses
+    "From the client to the server."
+    up_per_class: int = 0
+    "From the client to the server, in addition, for every class that the client condenses."
 
 
 class InitialTraffic(NamedTuple):
-    """Bytes that go once, with the first model: of all clients together."""
+    """Bytes that are sent once, with the first model, summed over all clients."""
 
     down: int = 0
     up: int = 0
 
 
 class FederationData(NamedTuple):
-    """What is known of a federation's data before its first round; arrays on the host."""
+    """The data of a federation before its first round; arrays on the host."""
 
     dataset: Dataset
-    partition: Partition  # of what clients hold of their own
-    server_examples: Examples | None  # the server's examples, [n_0, ...]
-    local_epochs: int | None  # None where clients condense, or go by steps
-    seed: int  # of the partition
-    samples_per_round: int | None = (
-        None  # that all clients train on in a round, where they go by steps
-    )
+    partition: Partition
+    "The clients' own examples."
+    server_examples: Examples | None
+    "The server's examples, `[n_0, ...]`."
+    local_epochs: int | None
+    "None for methods that condense data, and for runs that set `local_steps`."
+    seed: int
+    "Seed of the partition."
+    samples_per_round: int | None = None
+    "Samples that all clients process in a round, for runs that set `local_steps`."
 
 
 class RoundInput(NamedTuple):
-    """Arrays that every round of a method reads besides its schedule and the examples.
-
-    make(holdings) -> one pytree of host arrays for each federation, all of the same shapes. In a
-    round it is `cohort.inputs[name]`.
-    """
+    """Arrays that every round of a method reads besides its schedule and the examples."""
 
     name: str
+    "A round reads the arrays as `cohort.inputs[name]`."
     make_inputs: Callable[[Sequence[FederationData]], list[Tree]]
-
-
-class InitStateFn(Protocol):
-    """-> the state before the first round, from the first model's variables."""
-
-    def __call__(
-        self, hp: HyperParameters, key: jax.Array, variables: Tree, num_clients: int
-    ) -> State: ...
-
-
-class RunRoundFn(Protocol):
-    """-> (state, of the same structure, shapes and types; what is reported)."""
-
-    def __call__(
-        self, hp: HyperParameters, state: State, key: jax.Array, cohort: Cohort
-    ) -> tuple[State, RoundInfo]: ...
-
-
-class GetModelFn(Protocol):
-    """-> the global model's variables."""
-
-    def __call__(self, state: State) -> Tree: ...
-
-
-class SetModelFn(Protocol):
-    """-> the state with these variables for the global model's."""
-
-    def __call__(self, state: State, variables: Tree) -> State: ...
-
-
-class CountTrafficFn(Protocol):
-    """-> bytes; of arrays or of their shapes."""
-
-    def __call__(self, hp: HyperParameters, state: State) -> Traffic: ...
-
-
-class CountInitialTrafficFn(Protocol):
-    """-> bytes."""
-
-    def __call__(self, federation_data: FederationData) -> InitialTraffic: ...
-
-
-class MakeInputsFn(Protocol):
-    """-> one pytree of host arrays for each federation."""
-
-    def __call__(self, federations: Sequence[FederationData]) -> list[Tree]: ...
-
-
-class CountCompletedFn(Protocol):
-    """-> iterations finished."""
-
-    def __call__(self, state: State) -> int: ...
-
-
-class GetPersonalModelFn(Protocol):
-    """-> variables of the model that client k's own test is for."""
-
-    def __call__(self, hp: HyperParameters, state: State, k: jax.Array) -> Tree: ...
-
-
-class GetRecordShapesFn(Protocol):
-    """-> the shapes of what is recorded of a round, by name."""
-
-    def __call__(self, num_clients: int) -> dict[str, tuple[int, ...]]: ...
-
-
-class Algorithm(NamedTuple):
-    """A federated method.
-
-    init(hp, key, variables, num_clients) -> State
-    round(hp, state, key, cohort) -> (State, RoundInfo)
-    global_model(state) -> variables             what is broadcast and evaluated; None without one
-    with_global_model(state, variables) -> State
-    traffic(hp, state) -> Traffic
-    first_traffic(holdings) -> InitialTraffic       what goes once, with the first model
-    personal(hp, state, k) -> variables          of the model that client k's own test is for;
-                                                 default: the global one
-    personal_model: the network of these variables (default: the run's own)
-    tuning: how every client tunes a copy of the global model that is scored in its place
-    records(num_clients) -> {name: shape}        of what `RoundInfo.records` holds
-    extra_passes: passes over a client's data before its local epochs
-    trains_on_server_data: whether clients train on the server's examples besides their own
-    pageable: whether a round reads the states of its own clients alone, by row, so that the others'
-      can be elsewhere; `init` then makes as many equal ones as it is asked for, which do not depend
-      on the first model's weights, since those may be pretrained
-    pairs: how clients condense their data, where they do so instead of training
-    inputs: what a round reads besides
-    server_gradient(state, inputs, variables) -> tree    of the loss on data that the server has
-                                                         made or was given, to be compared with
-                                                         that of all clients' data
-    survey: what is measured on all clients' data where a run asks for it (`gradient_gaps`), in
-      place of the distances of the global model's gradients
-    host_work: work between rounds, outside the rounds' program (DynaFed's synthesis)
-    server_batch_size: samples of a step of the server's work that goes through `ExecutionPlan.shard_server_work`, by which a
-      timing finds out whether sharing pays; 0: there is no such work
-    artifacts(state), summary(hp, state): what the method leaves besides curves, as named arrays and
-      as a JSON-able record
-    """
-
-    init: InitStateFn
-    round: RunRoundFn
-    global_model: GetModelFn | None
-    with_global_model: SetModelFn | None
-    traffic: CountTrafficFn
-    initial_traffic: Callable[[FederationData], InitialTraffic] = lambda federation_data: (
-        InitialTraffic()
-    )
-    personal_variables: GetPersonalModelFn | None = None
-    personal_model: Model | None = None
-    fine_tuning: "FineTuning | None" = None
-    record_shapes: Callable[[int], dict[str, tuple[int, ...]]] = lambda num_clients: {}
-    extra_passes: NonNegativeInt = 0
-    trains_on_server_data: bool = False
-    can_page_state: bool = False
-    condensation_work: CondensationWork | None = None
-    round_inputs: tuple[RoundInput, ...] = ()
-    server_gradient: Callable[[State, dict[str, Tree], Tree], Tree] | None = None
-    diagnostics: ClientDiagnostics | None = None
-    server_stages: "tuple[ServerStage, ...]" = ()
-    server_batch_size: NonNegativeInt = 0
-    artifacts: Callable[[State], dict[str, Any]] = lambda state: {}
-    summary: Callable[[Any, State], dict[str, Any]] = lambda hp, state: {}
-
-
-def require_global_model(algorithm: Algorithm) -> tuple[GetModelFn, SetModelFn]:
-    """(global_model, with_global_model) of a method that has them: without one there is nothing to
-    refine, pretrain or condense into."""
-    assert algorithm.global_model is not None and algorithm.with_global_model is not None
-    return algorithm.global_model, algorithm.with_global_model
+    """`make_inputs(federations) -> inputs`: one pytree of host arrays for each federation, all with
+    the same structure and shapes."""
 
 
 class FineTuning(NamedTuple):
-    """Training of a copy of the global model by every client, before it is scored.
+    """Training of a copy of the global model by every client, before the copy is evaluated.
 
-    The copies are scored and discarded: the federation goes on as if they had not been.
-    client: a `ClientAlgorithm` whose state is the model, as `make_local_model_training` makes it.
-    epochs: over the client's data; steps: at most so many minibatches of them (None: all).
-    Cost: every evaluation trains all clients, and holds a model of each.
+    The copies are discarded after the evaluation, so the federation does not depend on them. Cost:
+    every evaluation trains all clients and holds one model of each.
     """
 
     client_algorithm: ClientAlgorithm
+    "Its state is the model, as `make_local_model_training` makes it."
     epochs: int
+    "Passes over the client's data."
     steps: int | None = None
-
-
-class AdvanceStageFn(Protocol):
-    """-> the state after `count` (traced) more iterations; `server` are the server's examples."""
-
-    def __call__(
-        self,
-        hp: HyperParameters,
-        state: State,
-        key: jax.Array,
-        num_iterations: jax.Array,
-        server_examples: Examples | None,
-    ) -> State: ...
+    "Upper limit of the number of minibatches; None: no limit."
 
 
 class ServerStage(NamedTuple):
-    """Long server work between two rounds, done piece by piece so that it shows and resumes.
-
-    done(state) -> int: iterations finished, of `total`.
-    advance(hp, state, key, count, server) -> state after `count` (traced) more iterations;
-      `server` are the server's examples (None if it has none).
-    """
+    """Long work of the server between two rounds, done in parts, so that it is shown and resumed."""
 
     name: str
     before_round: NonNegativeInt
+    "The round, counted from 0, before which the stage runs."
     num_iterations: NonNegativeInt
+    "Number of iterations of the whole stage."
     count_completed: Callable[[State], int]
-    advance: AdvanceStageFn
+    "`count_completed(state) -> int`: number of completed iterations."
+    advance: Callable[[HyperParameters, State, jax.Array, jax.Array, Examples | None], State]
+    """`advance(hp, state, key, num_iterations, server_examples) -> state`: the state after
+    `num_iterations` (traced) more iterations. `server_examples` is None for a server without."""
 
 
-class BuildAlgorithmFn(Protocol):
-    """What a method's entry calls: `build(training, plan)`, with `options=` its record of options
-    if it has any, and `base=` the method that it is put over if it needs one."""
+class Algorithm(NamedTuple):
+    """A federated method: pure functions and facts about them.
 
-    def __call__(self, training: Any, plan: Any, **static: Any) -> Algorithm: ...
+    `build_federated_algorithm` fills the fields for methods whose clients train locally. A method
+    changes single fields with `algorithm._replace(...)`.
+    """
+
+    # --- rounds ---
+
+    init: Callable[[HyperParameters, jax.Array, Tree, int], State]
+    """`init(hp, key, variables, num_clients) -> State`: the state before the first round;
+    `variables` are those of the initial model."""
+    round: Callable[[HyperParameters, State, jax.Array, Cohort], tuple[State, RoundInfo]]
+    """`round(hp, state, key, cohort) -> (state, info)`: one round, usually by `train_cohort`; the
+    state with unchanged structure, shapes and types."""
+    global_model: Callable[[State], Tree] | None
+    """`global_model(state) -> variables`: the model that is sent to clients and evaluated; None for
+    methods without one."""
+    with_global_model: Callable[[State, Tree], State] | None
+    """`with_global_model(state, variables) -> state`: the state with another global model; None for
+    methods without one."""
+    traffic: Callable[[HyperParameters, State], Traffic]
+    "`traffic(hp, state) -> Traffic`, from arrays or from their shapes."
+    initial_traffic: Callable[[FederationData], InitialTraffic] = lambda federation_data: (
+        InitialTraffic()
+    )
+    "`initial_traffic(federation_data) -> InitialTraffic`; default: 0 bytes."
+
+    # --- evaluation ---
+
+    personal_variables: Callable[[HyperParameters, State, jax.Array], Tree] | None = None
+    """`personal_variables(hp, state, k) -> variables`: the model that is evaluated on client k's own
+    test; None: the global model."""
+    personal_model: Model | None = None
+    "The network of `personal_variables`; None: the run's."
+    fine_tuning: FineTuning | None = None
+    "How every client trains a copy of the global model that is evaluated instead of it."
+    record_shapes: Callable[[int], dict[str, tuple[int, ...]]] = lambda num_clients: {}
+    "`record_shapes(num_clients) -> {name: shape}` of `RoundInfo.records`; default: no records."
+
+    # --- data of a round ---
+
+    extra_passes: NonNegativeInt = 0
+    "Passes over a client's data before its local epochs."
+    trains_on_server_data: bool = False
+    "Whether clients train on the server's examples besides their own."
+    can_page_state: bool = False
+    """Whether `State.clients` may hold a table of rows instead of all K clients. Required: a round
+    reads the rows of its own clients only; `init` makes the same row for every client, which does
+    not depend on the weights of the initial model, since these may be pretrained."""
+    condensation_work: CondensationWork | None = None
+    "How clients condense their data instead of training; None: they train."
+    round_inputs: tuple[RoundInput, ...] = ()
+    "Arrays that a round reads besides its schedule and the examples."
+
+    # --- diagnostics ---
+
+    server_gradient: Callable[[State, dict[str, Tree], Tree], Tree] | None = None
+    """`server_gradient(state, inputs, variables) -> gradient`: of the loss on the data that the
+    server holds, which `gradient_gaps` compares with that of all clients' data; None: on the
+    server's examples."""
+    diagnostics: ClientDiagnostics | None = None
+    """What `gradient_gaps` measures on all clients' data; None: the distances of the global model's
+    gradients."""
+
+    # --- work of the server ---
+
+    server_stages: tuple[ServerStage, ...] = ()
+    "Work of the server between rounds, outside the rounds' program, such as DynaFed's synthesis."
+    server_batch_size: NonNegativeInt = 0
+    """Samples per step of the work in `ExecutionPlan.shard_server_work`, with which a measurement
+    decides whether the devices share it; 0: there is no such work."""
+
+    # --- results besides curves ---
+
+    artifacts: Callable[[State], dict[str, Any]] = lambda state: {}
+    "`artifacts(state) -> {name: array}`, stored with the result."
+    summary: Callable[[HyperParameters, State], dict[str, Any]] = lambda hp, state: {}
+    "`summary(hp, state) -> {name: value}`, values that JSON can represent, stored with the result."
+
+
+def require_global_model(
+    algorithm: Algorithm,
+) -> tuple[Callable[[State], Tree], Callable[[State, Tree], State]]:
+    """Return (global_model, with_global_model) of a method that must have them."""
+    assert algorithm.global_model is not None and algorithm.with_global_model is not None
+    return algorithm.global_model, algorithm.with_global_model

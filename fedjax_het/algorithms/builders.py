@@ -1,14 +1,13 @@
-"""The builder that most methods share: clients train, the server folds in what they send.
+"""Functions that build an `Algorithm`.
 
-Work that the server does on each round's model, over any method with one global model.
-
-FedAvg whose clients train a model of their own beside their copy of the global one.
-
-Pretraining: the server's model learns from the server's own examples before the first round.
+`build_federated_algorithm`: clients train, the server combines what they send.
+`with_server_step`: a step of the server on the global model after each round of another method.
+`build_dual_model_algorithm`: FedAvg whose clients also train a personal model.
+`with_pretraining`: the global model is trained on the server's examples before the first round.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +23,7 @@ from fedjax_het.algorithms.base import (
 )
 from fedjax_het.core.client_algorithm import (
     ClientAlgorithm,
+    ClientContext,
     ClientInfo,
     ClientUpdate,
     ContractError,
@@ -31,6 +31,7 @@ from fedjax_het.core.client_algorithm import (
     call_user_function,
     describe_value,
     require_like,
+    unpack_tuple,
     with_contract_checks,
 )
 from fedjax_het.core.client_loop import (
@@ -41,6 +42,7 @@ from fedjax_het.core.client_loop import (
     tile_over_clients,
     train_cohort,
 )
+from fedjax_het.core.drift import split_drift, with_drift_sums
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import (
     ClientTrainState,
@@ -60,34 +62,16 @@ Tree = Any
 
 
 class CohortCounts(NamedTuple):
-    """How many there are; scalars."""
+    """Numbers of clients in a round."""
 
-    num_clients: AnyArray  # int32: K
-    num_trained: AnyArray  # int32: of the round's, those that hold data
+    num_clients: AnyArray
+    "`[]` int32: clients of the federation, K."
+    num_trained: AnyArray
+    "`[]` int32: clients of the round that hold data and have trained."
     cohort_weight_share: AnyArray
-    """float32: of the weight of all K clients in the run's `averaging`, that of the round's. With
-    it the round's mean becomes its part of a mean over all: sum_i p_i x_i over the round's i is
-    share * mean."""
-
-
-class UpdateServerFn(Protocol):
-    """-> the server's state after a round, of the same structure, shapes and types."""
-
-    def __call__(
-        self, hp: HyperParameters, server: Any, client_update: ClientUpdate, counts: CohortCounts
-    ) -> Any: ...
-
-
-class InitServerFn(Protocol):
-    """-> the server's state before the first round; like a `ServerMessage`, it has `variables`."""
-
-    def __call__(self, hp: HyperParameters, variables: Tree) -> Any: ...
-
-
-class MakeMessageFn(Protocol):
-    """-> what the clients of a round read; it has `variables`."""
-
-    def __call__(self, server: Any, cohort: Cohort) -> Any: ...
+    """`[]` float32: share of the round's clients in the weight of all K clients, by the run's
+    `averaging`. Times the mean of a round it is the round's part of the mean over all clients:
+    share * mean = sum_i p_i x_i over the round's clients i."""
 
 
 class EvaluatedClientState(NamedTuple):
@@ -102,22 +86,34 @@ def build_federated_algorithm(
     plan: ExecutionPlan,
     client_algorithm: ClientAlgorithm,
     *,
-    init_server: Callable[[Tree, Tree], Tree] = lambda hp, variables: ServerMessage(variables),
-    update: UpdateServerFn | None = None,
-    make_message: Callable[[Tree, Cohort], ServerMessage] = lambda server, cohort: server,
+    init_server: Callable[[HyperParameters, Tree], Any] = lambda hp, variables: ServerMessage(
+        variables
+    ),
+    update: Callable[[HyperParameters, Any, ClientUpdate, CohortCounts], Any] | None = None,
+    make_message: Callable[[Any, Cohort], Any] = lambda server, cohort: server,
 ) -> Algorithm:
-    """A method whose clients train locally and whose server folds the sum of their uploads in.
+    """Return a method whose clients train locally and whose server combines what they send.
 
-    With `training.scored` "client" every client's model after local training is kept, and is what
-    its own test is for (one more model per client); else that is the global model. With
-    `training.hands_out_models` a round reports the models of its S clients after local training, on
-    every device (up to twice S models of memory, for slots that no client fills).
+    With `training.evaluated_model` "client" every client stores its model after local training, and
+    its own test is made with that model: one more model per client. With
+    `training.returns_client_models` a round returns the models of its S clients after local
+    training, on every device: memory of up to 2 S models.
 
     Args:
-      init(hp, variables) -> server state, which is a `ServerMessage`: what is sent is what is kept.
-      update(hp, server, upload, counts) -> server state; default: add server_lr times the mean
-        change (FedAvg).
-      send(server, cohort) -> what clients read, if not only what the server keeps.
+      training: the choices of local training.
+      plan: where the clients run.
+      client_algorithm: how a client trains.
+      init_server: `init_server(hp, variables) -> server`: the server's state before the first round,
+        a `ServerMessage` or any record with `variables`, those of the global model.
+      update: `update(hp, server, client_update, counts) -> server`: the server's state after a
+        round, with unchanged structure, shapes and types. Default: FedAvg's, which adds `server_lr`
+        times `client_update.mean`.
+      make_message: `make_message(server, cohort) -> message`: what the clients read, a record with
+        `variables`. Default: the server's state.
+
+    Raises:
+      ContractError: if a function breaks the contract; some functions are only called, and so
+        checked, when a round is traced.
     """
     update_server = update or update_by_mean_change
     if not isinstance(client_algorithm, ClientAlgorithm):
@@ -134,15 +130,17 @@ def build_federated_algorithm(
 
     def init_state(hp, key, variables, num_clients):
         client_state = client_algorithm.init(hp, variables)
-        server = call_user_function("init", init_server, InitServerFn, hp, variables)
-        _require_message("init", server)
+        server = call_user_function("init_server", init_server, hp=hp, variables=variables)
+        _require_message("init_server", server)
         return State(server, tile_over_clients(client_state, num_clients), jnp.int32(0))
 
     def round_(hp, state, key, cohort: Cohort):
-        message = call_user_function("send", make_message, MakeMessageFn, state.server, cohort)
-        _require_message("send", message)
+        message = call_user_function(
+            "make_message", make_message, server=state.server, cohort=cohort
+        )
+        _require_message("make_message", message)
         result = train_cohort(
-            client_algorithm,
+            with_drift_sums(client_algorithm) if training.measures_drift else client_algorithm,
             plan,
             hp,
             message,
@@ -151,21 +149,30 @@ def build_federated_algorithm(
             cohort,
             gather_models=returns_client_models,
         )
+        client_update, drift = result.update, dict[str, jax.Array]()
+        if training.measures_drift:
+            client_update, drift = split_drift(client_update, message.variables["params"])
         schedule = cohort.schedule
         counts = CohortCounts(schedule.num_clients, result.num_trained, schedule.weight_fraction)
-        update_args = (hp, state.server, result.update, counts)
-        server = call_user_function("update", update_server, UpdateServerFn, *update_args)
+        server = call_user_function(
+            "update",
+            update_server,
+            hp=hp,
+            server=state.server,
+            client_update=client_update,
+            counts=counts,
+        )
         _require_message("update", server)
         change = jax.tree.map(
             jnp.subtract, server.variables["params"], state.server.variables["params"]
         )
         models = result.outputs if returns_client_models else None
-        info = RoundInfo(result.train_loss, optax.tree.norm(change), models=models)
+        info = RoundInfo(result.train_loss, optax.tree.norm(change), models=models, drift=drift)
         return State(server, result.states, state.round + 1), info
 
     def traffic(hp, state):
         client_state = get_client_row(state.clients, 0)
-        client_update = jax.eval_shape(
+        client_update = plan.eval_shape(
             _make_abstract_client_update(client_algorithm), hp, state.server, client_state
         )
         return Traffic(num_bytes(state.server), num_bytes(client_update))
@@ -187,26 +194,22 @@ def build_federated_algorithm(
 def _require_message(name: str, message: Any) -> None:
     """Raise ContractError for a server's state, or what it sends, without a model."""
     if "params" not in (getattr(message, "variables", None) or {}):
-        expected = "a Broadcast, or what has its `variables`, the model"
+        expected = "a ServerMessage, or what has its `variables`, the model"
         raise ContractError(f"{name} returned {describe_value(message)}: expected {expected}")
 
 
 def _store_trained_model(client_algorithm: ClientAlgorithm) -> ClientAlgorithm:
     """The same, with the model after local training in the client's state."""
 
-    def end(hp, message, local, state, client):
-        client_update, inner_state, output = client_algorithm.end(
-            hp, message, local, state.inner, client
-        )
+    def end(context, local, state):
+        client_update, inner_state, output = client_algorithm.end(context, local, state.inner)
         return client_update, EvaluatedClientState(inner_state, local.variables), output
 
     return client_algorithm._replace(
         init=lambda hp, variables: EvaluatedClientState(
             client_algorithm.init(hp, variables), variables
         ),
-        begin=lambda hp, message, state, client: client_algorithm.begin(
-            hp, message, state.inner, client
-        ),
+        begin=lambda context, state: client_algorithm.begin(context, state.inner),
         end=end,
     )
 
@@ -214,8 +217,8 @@ def _store_trained_model(client_algorithm: ClientAlgorithm) -> ClientAlgorithm:
 def _output_trained_model(client_algorithm: ClientAlgorithm) -> ClientAlgorithm:
     """The same, whose output is the model after local training."""
 
-    def end(hp, message, local, state, client):
-        client_update, state, _ = client_algorithm.end(hp, message, local, state, client)
+    def end(context, local, state):
+        client_update, state, _ = client_algorithm.end(context, local, state)
         return client_update, state, local.variables
 
     return client_algorithm._replace(end=end)
@@ -261,14 +264,13 @@ def model_traffic(hp, state: State) -> Traffic:
 
 
 def _make_abstract_client_update(client_algorithm: ClientAlgorithm):
-    """-> upload(hp, server, state) of one client, to be evaluated abstractly."""
+    """Return `(hp, server, state) -> ClientUpdate` of one client, to be evaluated abstractly."""
 
     def make_client_update(hp, server, state):
         count = jnp.int32(1)
-        client = ClientInfo(jnp.int32(0), count, count, jax.random.key(0), jnp.zeros(0))
-        return client_algorithm.end(
-            hp, server, client_algorithm.begin(hp, server, state, client), state, client
-        )[0]
+        client = ClientInfo(jnp.int32(0), count, count, jnp.zeros(0))
+        context = ClientContext(hp, server, client, jax.random.key(0))
+        return client_algorithm.end(context, client_algorithm.begin(context, state), state)[0]
 
     return make_client_update
 
@@ -279,25 +281,33 @@ def num_bytes(tree: Tree) -> int:
 
 
 class ServerStepState(NamedTuple):
-    """The server's state of the method that is refined, and what refining keeps besides."""
+    """The server's state of a method with a server step."""
 
     inner: Tree
+    "The server's state of the method itself."
     step_state: Tree
+    "What the server step carries from round to round."
 
 
 class ServerStepContext(NamedTuple):
-    """What a refinement reads of a round."""
+    """What a server step reads of a round."""
 
-    variables_before: Tree  # the variables that the round started from
-    variables_after: Tree  # those that the method made of its clients' work
-    round_index: Any  # [] int32, from 0
-    key: Any  # the round's
+    variables_before: Tree
+    "Variables of the global model at the start of the round."
+    variables_after: Tree
+    "Variables of the global model that the method made of its clients' updates."
+    round_index: Any
+    "`[]` int32: index of the round, counted from 0."
+    key: Any
+    "PRNG key of the round."
     cohort: Cohort
-    client_models: ClientModels | None  # where `LocalTraining.returns_client_models` asks for them
+    "Schedule, examples and inputs of the round."
+    client_models: ClientModels | None
+    "The clients' models after local training, if `LocalTraining.returns_client_models`."
 
 
 def get_server_examples(context: ServerStepContext) -> Examples:
-    """Those of a method whose entry says that it needs some."""
+    """Return the server's examples, for methods whose `AlgorithmSpec` requires them."""
     assert context.cohort.server_examples is not None
     return context.cohort.server_examples
 
@@ -309,23 +319,27 @@ def with_server_step(
     init_step_state: Callable[[Any, Any, Tree], Tree] = lambda hp, key, variables: (),
     server_batch_size: int = 0,
 ) -> Algorithm:
-    """`algorithm`, whose global model the server works on after each round.
+    """Return `algorithm` with a step of the server on the global model after each round.
 
-    What comes out is what is evaluated and broadcast; clients, their state and the traffic are
-    those of `algorithm`.
+    The step's result is evaluated and sent to the clients of the next round. Clients, their state
+    and the traffic are those of `algorithm`.
 
     Args:
-      refine(hp, own, round) -> (variables, own).
-      init(hp, key, variables) -> own, whatever is kept from round to round.
-      server_batch_size: of the refinement, see `Algorithm`.
+      algorithm: a method with one global model.
+      run_server_step: `run_server_step(hp, step_state, context) -> (variables, step_state)` with a
+        `ServerStepContext`.
+      init_step_state: `init_step_state(hp, key, variables) -> step_state`, what the step itself
+        carries from round to round.
+      server_batch_size: samples per step of the work, see `Algorithm.server_batch_size`.
     """
     get_model, set_model = require_global_model(algorithm)
 
     def init_state(hp, key, variables, num_clients):
         state = algorithm.init(hp, key, variables, num_clients)
-        return state._replace(
-            server=ServerStepState(state.server, init_step_state(hp, key, variables))
+        step_state = call_user_function(
+            "init_step_state", init_step_state, hp=hp, key=key, variables=variables
         )
+        return state._replace(server=ServerStepState(state.server, step_state))
 
     def round_(hp, state: State, key, cohort: Cohort):
         new_state, info = algorithm.round(hp, inner_state(state), key, cohort)
@@ -335,7 +349,16 @@ def with_server_step(
         context = ServerStepContext(
             variables_before, variables_after, state.round, key, cohort, info.models
         )
-        variables, step_state = run_server_step(hp, state.server.step_state, context)
+        outputs = call_user_function(
+            "run_server_step",
+            run_server_step,
+            hp=hp,
+            step_state=state.server.step_state,
+            context=context,
+        )
+        variables, step_state = unpack_tuple(
+            "run_server_step", outputs, ("variables", "step_state")
+        )
         new_state = set_model(new_state, variables)
         info = info._replace(models=None)
         return new_state._replace(server=ServerStepState(new_state.server, step_state)), info
@@ -401,15 +424,19 @@ def build_dual_model_algorithm(
     *,
     init_aux: Callable[[dict], Tree] = lambda hp: (),
 ) -> Algorithm:
-    """FedAvg, whose clients also train a model of their own on the same minibatches.
+    """Return FedAvg, whose clients also train a personal model on the same minibatches.
 
-    step_personal_model(hp, broadcast, local, moved, batch, client, key) -> (own, loss): a step of the client's
-    own model `local.aux`, a `ClientTrainState` that starts at the run's first weights and is the client's
-    from round to round. `local` and `moved` are its copy of the global model before and after the
-    step on this minibatch. `memory(hp)` is the first `own.memory`.
+    The personal model is evaluated, and its losses are reported. Traffic: FedAvg's. State: one model
+    per client. Cost: two gradients per step.
 
-    Scored: the client's own model, whose losses are reported. Traffic: FedAvg's. State: one model
-    per client. Cost: two gradients a step.
+    Args:
+      training: the choices of local training, for both models.
+      plan: where the clients run.
+      step_personal_model: `(context, local, new_local, batch) -> (personal, loss)`, a step of the
+        personal model `local.aux`, a `ClientTrainState` that the client stores between rounds and
+        that starts at the initial global model. `local` and `new_local` are the client's copy of
+        the global model before and after its step on this minibatch.
+      init_aux: `init_aux(hp)` is the initial `aux` of the personal model's `ClientTrainState`.
     """
     base = make_local_sgd(training)
 
@@ -421,18 +448,18 @@ def build_dual_model_algorithm(
             ClientTrainState(variables, optimizer, init_aux(hp)), base.init(hp, variables)
         )
 
-    def begin(hp, message, state, client):
-        local = base.begin(hp, message, state.optimizer, client)
-        personal = begin_local_training(training, hp, *state.personal)
+    def begin(context, state):
+        local = base.begin(context, state.optimizer)
+        personal = begin_local_training(training, context.hp, *state.personal)
         return local._replace(aux=personal)
 
-    def step(hp, message, local, batch, client, key):
-        new_local, _ = base.step(hp, message, local, batch, client, key)
-        personal, loss = step_personal_model(hp, message, local, new_local, batch, client, key)
+    def step(context, local, batch):
+        new_local, _ = base.step(context, local, batch)
+        personal, loss = step_personal_model(context, local, new_local, batch)
         return new_local._replace(aux=personal), loss
 
-    def end(hp, message, local, state, client):
-        client_update, optimizer, output = base.end(hp, message, local, state.optimizer, client)
+    def end(context, local, state):
+        client_update, optimizer, output = base.end(context, local, state.optimizer)
         personal = local.aux._replace(
             optimizer_state=select_kept_optimizer_state(training, local.aux.optimizer_state)
         )

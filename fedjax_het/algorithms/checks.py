@@ -18,26 +18,16 @@ import jax
 import numpy as np
 
 from fedjax_het.algorithms.base import (
-    AdvanceStageFn,
     Algorithm,
-    CountCompletedFn,
-    CountInitialTrafficFn,
-    CountTrafficFn,
-    GetModelFn,
-    GetPersonalModelFn,
-    GetRecordShapesFn,
     InitialTraffic,
-    InitStateFn,
-    MakeInputsFn,
     RoundInfo,
     RoundInput,
-    RunRoundFn,
     ServerStage,
-    SetModelFn,
     State,
     Traffic,
 )
 from fedjax_het.core.client_algorithm import (
+    ClientError,
     ContractError,
     call_user_function,
     describe_value,
@@ -114,14 +104,20 @@ def validate_algorithm(name: str, algorithm: Algorithm) -> Algorithm:
     add_method_name = partial(_add_method_name, name)
 
     def init(hp, key, variables, num_clients):
-        args = (hp, key, variables, num_clients)
-        state = call_user_function("Algorithm.init", algorithm.init, InitStateFn, *args)
+        state = call_user_function(
+            "Algorithm.init",
+            algorithm.init,
+            hp=hp,
+            key=key,
+            variables=variables,
+            num_clients=num_clients,
+        )
         _require_state("Algorithm.init", state)
         return state
 
     def round_(hp, state, key, cohort):
         round_output = call_user_function(
-            "Algorithm.round", algorithm.round, RunRoundFn, hp, state, key, cohort
+            "Algorithm.round", algorithm.round, hp=hp, state=state, key=key, cohort=cohort
         )
         new_state, info = unpack_tuple("Algorithm.round", round_output, ("state", "info"))
         _require_state("Algorithm.round", new_state)
@@ -138,43 +134,39 @@ def validate_algorithm(name: str, algorithm: Algorithm) -> Algorithm:
     def global_model(state):
         assert algorithm.global_model is not None
         name = "Algorithm.global_model"
-        return _require_variables(
-            name, call_user_function(name, algorithm.global_model, GetModelFn, state)
-        )
+        variables = call_user_function(name, algorithm.global_model, state=state)
+        return _require_variables(name, variables)
 
     def with_global_model(state, variables):
         assert algorithm.with_global_model is not None
-        args = (algorithm.with_global_model, SetModelFn, state, variables)
-        new_state = call_user_function("Algorithm.with_global_model", *args)
-        require_like("Algorithm.with_global_model: state", new_state, state, "the state given")
+        name = "Algorithm.with_global_model"
+        new_state = call_user_function(
+            name, algorithm.with_global_model, state=state, variables=variables
+        )
+        require_like(f"{name}: state", new_state, state, "the state given")
         return new_state
 
     def traffic(hp, state):
-        traffic_count = call_user_function(
-            "Algorithm.traffic", algorithm.traffic, CountTrafficFn, hp, state
-        )
-        return _require_bytes("Algorithm.traffic", traffic_count, Traffic)
+        name = "Algorithm.traffic"
+        traffic_count = call_user_function(name, algorithm.traffic, hp=hp, state=state)
+        return _require_bytes(name, traffic_count, Traffic)
 
     def initial_traffic(federation_data):
         name = "Algorithm.initial_traffic"
         traffic_count = call_user_function(
-            name, algorithm.initial_traffic, CountInitialTrafficFn, federation_data
+            name, algorithm.initial_traffic, federation_data=federation_data
         )
         return _require_bytes(name, traffic_count, InitialTraffic)
 
     def personal_variables(hp, state, k):
-        name = "Algorithm.personal_variables"
         assert algorithm.personal_variables is not None
-        return _require_variables(
-            name,
-            call_user_function(
-                name, algorithm.personal_variables, GetPersonalModelFn, hp, state, k
-            ),
-        )
+        name = "Algorithm.personal_variables"
+        variables = call_user_function(name, algorithm.personal_variables, hp=hp, state=state, k=k)
+        return _require_variables(name, variables)
 
     def record_shapes(num_clients):
         shapes = call_user_function(
-            "Algorithm.record_shapes", algorithm.record_shapes, GetRecordShapesFn, num_clients
+            "Algorithm.record_shapes", algorithm.record_shapes, num_clients=num_clients
         )
         if not isinstance(shapes, dict):
             raise ContractError(
@@ -221,6 +213,8 @@ def _add_method_name(name: str, function: Callable) -> Callable:
         except ContractError as error:
             if str(error).startswith("method "):  # of one that this one is put over
                 raise
+            if isinstance(error, ClientError):
+                raise ClientError(f"method {name!r}, {error}") from error.__cause__
             raise ContractError(f"method {name!r}: {error}") from error
         except Exception as error:
             if not hasattr(error, "__notes__") or "in method" not in error.__notes__[-1]:
@@ -234,7 +228,13 @@ def _validate_advance(stage: ServerStage) -> Callable:
     def advance(hp, state, key, num_iterations, server_examples=None):
         name = f"ServerStage({stage.name!r}).advance"
         new_state = call_user_function(
-            name, stage.advance, AdvanceStageFn, hp, state, key, num_iterations, server_examples
+            name,
+            stage.advance,
+            hp=hp,
+            state=state,
+            key=key,
+            num_iterations=num_iterations,
+            server_examples=server_examples,
         )
         require_like(f"{name}: state", new_state, state, "the state given")
         return new_state
@@ -245,9 +245,7 @@ def _validate_advance(stage: ServerStage) -> Callable:
 def _validate_count_completed(stage: ServerStage) -> Callable:
     def count_completed(state):
         name = f"ServerStage({stage.name!r}).count_completed"
-        completed = to_python_scalar(
-            call_user_function(name, stage.count_completed, CountCompletedFn, state)
-        )
+        completed = to_python_scalar(call_user_function(name, stage.count_completed, state=state))
         if not is_integer_at_least(completed, 0):
             raise ContractError(
                 f"{name} returned {describe_value(completed)}: expected a whole number"
@@ -260,10 +258,8 @@ def _validate_count_completed(stage: ServerStage) -> Callable:
 def _validate_make_inputs(round_input: RoundInput) -> Callable:
     def make_inputs(federations):
         name = f"RoundInput({round_input.name!r}).make_inputs"
-        inputs, num_federations = (
-            call_user_function(name, round_input.make_inputs, MakeInputsFn, federations),
-            len(federations),
-        )
+        inputs = call_user_function(name, round_input.make_inputs, federations=federations)
+        num_federations = len(federations)
         if not isinstance(inputs, list | tuple) or len(inputs) != num_federations:
             kind = f"{len(inputs)} of them" if isinstance(inputs, list) else describe_value(inputs)
             expected = f"a list of {num_federations}, one for each federation"

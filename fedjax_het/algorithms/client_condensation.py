@@ -30,7 +30,12 @@ from fedjax_het.condensation.synthetic_pool import (
     SyntheticPool,
     train_on_synthetic_pool,
 )
-from fedjax_het.core.client_algorithm import Batch, ClientAlgorithm, ClientInfo, ClientUpdate
+from fedjax_het.core.client_algorithm import (
+    Batch,
+    ClientAlgorithm,
+    ClientContext,
+    ClientUpdate,
+)
 from fedjax_het.core.client_loop import Cohort, train_cohort
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, ServerMessage
@@ -283,10 +288,10 @@ def build_condensation_algorithm(
 
 
 def _make_client_algorithm(setup: CondensationSetup) -> ClientAlgorithm:
-    def end(hp, message, local: SynthesisState, state, client: ClientInfo):
+    def end(context, local, state):
         return (
             ClientUpdate(),
-            SyntheticImageState(local.images, local.created_round, client.num_samples),
+            SyntheticImageState(local.images, local.created_round, context.client.num_samples),
             (),
         )
 
@@ -298,23 +303,17 @@ def _make_client_algorithm(setup: CondensationSetup) -> ClientAlgorithm:
     )
 
 
-def _begin_client(
-    setup: CondensationSetup,
-    hp,
-    message: ServerMessage,
-    state: SyntheticImageState,
-    client: ClientInfo,
-):
+def _begin_client(setup: CondensationSetup, context: ClientContext, state: SyntheticImageState):
     """The images that a unit starts from."""
     shape, num_init_images = setup.task.model.input_shape, setup.num_init_images
     classes_per_item, ipc = setup.classes_per_item, setup.options.ipc
     if num_init_images:
-        init_images = setup.task.normalize(client.init_images).reshape(
+        init_images = setup.task.normalize(context.client.init_images).reshape(
             classes_per_item, ipc, num_init_images, *shape
         )
         images = init_images.mean(2)
     else:
-        key = fold_in_purpose(client.key, Purpose.SERVER)
+        key = fold_in_purpose(context.key, Purpose.SERVER)
         images = jax.random.normal(key, (classes_per_item, ipc, *shape))
     if setup.options.warm_start:
         has_images = (state.created_round > 0)[:, None, None, None, None]
@@ -322,31 +321,24 @@ def _begin_client(
     initial_gradient = jnp.zeros_like(images) if setup.is_per_client else ()
     return SynthesisState(
         images,
-        _make_image_optimizer(hp).init(images),
+        _make_image_optimizer(context.hp).init(images),
         initial_gradient,
         jnp.zeros(classes_per_item, jnp.int32),
     )
 
 
 def _step_client(
-    setup: CondensationSetup,
-    hp,
-    message: ServerMessage,
-    local: SynthesisState,
-    batch: Batch,
-    client: ClientInfo,
-    key,
+    setup: CondensationSetup, context: ClientContext, local: SynthesisState, batch: Batch
 ):
     """A step of one class's images; with global clipping, the classes of a client take turns, and
     move together after the last."""
+    hp, message = context.hp, context.message
     class_ = batch.labels[0]
     class_index = class_ if setup.is_per_client else 0
-    classes_per_step = jnp.maximum(client.num_steps // setup.options.steps, 1)
-    variables = _perturbed_variables(
-        setup, hp, message, client, batch.step_index // classes_per_step
-    )
+    classes_per_step = jnp.maximum(context.client.num_steps // setup.options.steps, 1)
+    variables = _perturbed_variables(setup, context, batch.step_index // classes_per_step)
     value, gradient = _loss_and_gradient(
-        setup, hp, variables, local.images[class_index], batch, message.extra.consensus, key
+        setup, hp, variables, local.images[class_index], batch, message.extra.consensus, context.key
     )
     created_round = local.created_round.at[class_index].set(message.extra.round_number)
     if not setup.is_per_client:
@@ -366,14 +358,15 @@ def _step_client(
 
 
 def _perturbed_variables(
-    setup: CondensationSetup, hp, message: ServerMessage, client: ClientInfo, iteration: jax.Array
+    setup: CondensationSetup, context: ClientContext, iteration: jax.Array
 ) -> Tree:
     """The variables of an iteration: all classes of a client see one network in it, whatever lane
     they are on."""
+    client, message = context.client, context.message
     client_id = client.id if setup.is_per_client else client.id // setup.task.model.num_classes
     networks_key = fold_in_purpose(message.extra.key, Purpose.CONDENSATION_NETWORKS)
     iteration_key = jax.random.fold_in(jax.random.fold_in(networks_key, client_id), iteration)
-    params = setup.perturb_params(hp, iteration_key, message.variables["params"])
+    params = setup.perturb_params(context.hp, iteration_key, message.variables["params"])
     return {**message.variables, "params": params}
 
 
@@ -494,7 +487,14 @@ def _run_round(
     max_epochs = setup.options.server_epochs
     epochs = jnp.where(cohort.schedule.is_verification, min(1, max_epochs), max_epochs)
     new_variables = setup.plan.shard_server_work(
-        partial(_train_server, setup), hp, variables, pool, server_key, epochs, soft_label_targets
+        partial(_train_server, setup),
+        hp,
+        variables,
+        pool,
+        server_key,
+        epochs,
+        soft_label_targets,
+        loops=cohort.loops,
     )
     change = jax.tree.map(jnp.subtract, new_variables["params"], variables["params"])
     info = RoundInfo(result.train_loss, optax.tree.norm(change))

@@ -31,14 +31,14 @@ def ditto(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     Scored: v_k. Traffic: FedAvg's. State: one model per client. Cost: two gradients a step.
     """
 
-    def adjust_gradient(hp, gradient, local, message, batch, client):
-        params, anchor = (state.variables["params"] for state in (local, message))
-        return add_proximal_gradient(gradient, params, anchor, hp["ditto_lambda"]), ()
+    def adjust_gradient(context, gradient, local, batch):
+        params, anchor = (state.variables["params"] for state in (local, context.message))
+        return add_proximal_gradient(gradient, params, anchor, context.hp["ditto_lambda"]), ()
 
     step = make_training_step(training, adjust_gradient)
 
-    def step_personal_model(hp, message, local, new_local, batch, client, key):
-        return step(hp, message, local.aux, batch, client, key)
+    def step_personal_model(context, local, new_local, batch):
+        return step(context, local.aux, batch)
 
     return build_dual_model_algorithm(training, plan, step_personal_model)
 

@@ -31,7 +31,7 @@ from fedjax_het.condensation.downstream_eval import random_subset
 from fedjax_het.condensation.synthesis_config import validate_step_size
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
-from fedjax_het.core.resumable_loops import cond_with_loops
+from fedjax_het.core.resumable_loops import LoopRunner
 from fedjax_het.core.rng import Purpose, Stream, fold_in_purpose, make_host_rng
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.nn import Model
@@ -248,8 +248,10 @@ def _make_setup(
     zero_variables = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
     _, unravel = ravel_pytree(zero_variables["params"])
 
-    def apply_params(params, images):
-        return model.apply({**zero_variables, "params": params}, images, train=True)[0]
+    def apply_params(params, images, **axis_argument):
+        return model.apply(
+            {**zero_variables, "params": params}, images, train=True, **axis_argument
+        )[0]
 
     num_samples = options.count_samples(model.num_classes)
     inner_batch_size = min(options.inner_batch_size or num_samples, num_samples)
@@ -331,8 +333,10 @@ def _fine_tune_if_ready(
     """The round's average fine-tuned on the data, if these are `ready`."""
 
     def fine_tune_on_shard(server_parallelism: ServerParallelism, variables, synthetic, key, lr):
-        def apply_params(params, images):
-            return model.apply({**variables, "params": params}, images, train=True)[0]
+        def apply_params(params, images, **axis_argument):
+            return model.apply(
+                {**variables, "params": params}, images, train=True, **axis_argument
+            )[0]
 
         params = fine_tune(
             apply_params,
@@ -351,9 +355,13 @@ def _fine_tune_if_ready(
 
     key = fold_in_purpose(context.key, Purpose.SERVER)
     args = context.variables_after, data, key, hp["fine_tune_lr"]
-    return cond_with_loops(
+
+    def run_fine_tuning(loops: LoopRunner, *args):
+        return plan.shard_server_work(fine_tune_on_shard, *args, loops=loops)
+
+    return context.cohort.loops.cond(
         is_ready,
-        partial(plan.shard_server_work, fine_tune_on_shard),
+        run_fine_tuning,
         lambda *args: context.variables_after,
         *args,
     )

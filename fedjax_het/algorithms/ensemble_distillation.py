@@ -14,6 +14,7 @@ from fedjax_het.core.client_loop import ClientModels
 from fedjax_het.core.distillation import distill_student
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
+from fedjax_het.core.resumable_loops import WHOLE_LOOPS, LoopRunner
 from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.server_parallelism import ServerParallelism
 from fedjax_het.core.server_training import count_steps_per_epoch
@@ -37,6 +38,7 @@ class TeacherModels(NamedTuple):
     client_models: ClientModels
     variables_before: Tree  # the variables that the round started from
     variables_after: Tree  # those that the base made of its clients' work
+    loops: LoopRunner = WHOLE_LOOPS  # runs the long loops over the models
 
 
 def with_ensemble_step(
@@ -84,7 +86,14 @@ def build_distillation_algorithm(
         key = fold_in_purpose(context.key, Purpose.SERVER)
         variables_before, variables_after = context.variables_before, context.variables_after
         return plan.shard_server_work(
-            distill_on_shard, hp, variables_before, variables_after, client_models, images, key
+            distill_on_shard,
+            hp,
+            variables_before,
+            variables_after,
+            client_models,
+            images,
+            key,
+            loops=context.cohort.loops,
         )
 
     def distill_on_shard(
@@ -99,7 +108,9 @@ def build_distillation_algorithm(
         draw_key, key = jax.random.split(key)
         batch_size = options.distill_batch_size
         num_steps = options.distill_epochs * count_steps_per_epoch(len(images), batch_size)
-        teachers = TeacherModels(client_models, variables_before, variables_after)
+        teachers = TeacherModels(
+            client_models, variables_before, variables_after, server_parallelism.loops
+        )
         targets = server_parallelism.map_samples(
             lambda images: predict_ensemble(hp, teachers, images, draw_key), images
         )

@@ -245,17 +245,20 @@ def _build_attentive_algorithm(
     """Algorithm 1 with weights and alpha_k by `compute_attention_weights(hp, state, models)`, of the parameters of all
     networks."""
 
-    def begin(hp, message, state, client):
-        received = get_client_row(message.received, client.id)
+    def begin(context, state):
+        received = get_client_row(context.message.received, context.client.id)
         start_variables = received if options.start == "received" else state.variables
         return begin_local_training(
-            training, hp, start_variables, state.optimizer, received["params"]
+            training, context.hp, start_variables, state.optimizer, received["params"]
         )
 
-    def adjust_gradient(hp, gradient, local, message, batch, client):
+    def adjust_gradient(context, gradient, local, batch):
         params, received = local.variables["params"], local.aux
         return add_proximal_gradient(
-            gradient, params, received, take_row(message.proximal_weights, client.id)
+            gradient,
+            params,
+            received,
+            take_row(context.message.proximal_weights, context.client.id),
         ), received
 
     client_algorithm = with_contract_checks(

@@ -118,9 +118,8 @@ def fedbe(
         def predict(variables):
             return jax.nn.softmax(compute_logits(training.task, variables, images))
 
-        total = sum_over_models(predict, teachers.client_models, len(images)) + predict(
-            teachers.variables_after
-        )
+        total = sum_over_models(predict, teachers.client_models, len(images), teachers.loops)
+        total += predict(teachers.variables_after)
         if num_samples:
             sample = make_sampler(hp, teachers)
             keys = jax.random.split(key, num_samples)

@@ -60,12 +60,14 @@ def fedbn(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
         zeros = jax.tree.map(jnp.zeros_like, get_norm_variables(model, variables))
         return FedBNClientState(zeros, jnp.int32(0), base.init(hp, variables))
 
-    def begin(hp, message, state, client):
-        personal_message = message._replace(variables=personalize(state, message.variables))
-        return base.begin(hp, personal_message, state.optimizer, client)
+    def begin(context, state):
+        personal_message = context.message._replace(
+            variables=personalize(state, context.message.variables)
+        )
+        return base.begin(context._replace(message=personal_message), state.optimizer)
 
-    def end(hp, message, local, state, client):
-        client_update, optimizer, output = base.end(hp, message, local, state.optimizer, client)
+    def end(context, local, state):
+        client_update, optimizer, output = base.end(context, local, state.optimizer)
         client_state = FedBNClientState(
             get_norm_variables(model, local.variables), jnp.int32(1), optimizer
         )

@@ -86,14 +86,16 @@ def feddc(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
         zeros = jax.tree.map(jnp.zeros_like, variables["params"])
         return FedDCClientState(zeros, zeros, base.init(hp, variables))
 
-    def begin(hp, message, state, client):
-        local = base.begin(hp, message, state.optimizer, client)
+    def begin(context, state):
+        local = base.begin(context, state.optimizer)
         zeros = jax.tree.map(jnp.zeros_like, state.gradient)
         return local._replace(aux=_FedDCAux(state.drift, state.gradient, zeros))
 
-    def end(hp, message, local, state, client):
-        client_update, optimizer, output = base.end(hp, message, local, state.optimizer, client)
-        drift = jax.tree.map(jnp.subtract, local.variables["params"], message.variables["params"])
+    def end(context, local, state):
+        client_update, optimizer, output = base.end(context, local, state.optimizer)
+        drift = jax.tree.map(
+            jnp.subtract, local.variables["params"], context.message.variables["params"]
+        )
         gradient = local.aux.next_gradient
         gradient_change = jax.tree.map(jnp.subtract, gradient, state.gradient)
         client_state = FedDCClientState(
@@ -135,17 +137,17 @@ def feddc(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     )._replace(traffic=traffic)
 
 
-def _adjust_gradient(hp, gradient, local, message, batch, client):
+def _adjust_gradient(context, gradient, local, batch):
     """The slope of f_i and the quadratic, to be measured; and that plus g - g_i, to be taken."""
     aux: _FedDCAux = local.aux
     unadjusted_gradient = jax.tree.map(
-        lambda g, theta, w, h: g + hp["feddc_alpha"] * (theta - w + h),
+        lambda g, theta, w, h: g + context.hp["feddc_alpha"] * (theta - w + h),
         gradient,
         local.variables["params"],
-        message.variables["params"],
+        context.message.variables["params"],
         aux.drift,
     )
-    step_weight = 1 / client.num_steps
+    step_weight = 1 / context.client.num_steps
     next_gradient = jax.tree.map(
         lambda total, s: total + step_weight * s, aux.next_gradient, unadjusted_gradient
     )
@@ -153,7 +155,7 @@ def _adjust_gradient(hp, gradient, local, message, batch, client):
         lambda s, client_gradient, g: s - client_gradient + g,
         unadjusted_gradient,
         aux.gradient,
-        message.extra.gradient,
+        context.message.extra.gradient,
     )
     return adjusted_gradient, aux._replace(next_gradient=next_gradient)
 

@@ -83,6 +83,7 @@ def feddf(
             lambda variables: compute_logits(training.task, variables, images),
             client_models,
             len(images),
+            teachers.loops,
         )
         return jax.nn.softmax(total / jnp.maximum(client_models.is_present.sum(), 1))
 

@@ -66,13 +66,13 @@ def feddyn(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
         zeros = jax.tree.map(jnp.zeros_like, variables["params"])
         return FedDynClientState(zeros, base.init(hp, variables))
 
-    def begin(hp, message, state, client):
-        local = base.begin(hp, message, state.optimizer, client)
+    def begin(context, state):
+        local = base.begin(context, state.optimizer)
         return local._replace(aux=state.shift)
 
-    def end(hp, message, local, state, client):
-        client_update, optimizer, output = base.end(hp, message, local, state.optimizer, client)
-        received = message.variables["params"]
+    def end(context, local, state):
+        client_update, optimizer, output = base.end(context, local, state.optimizer)
+        received = context.message.variables["params"]
         drift = jax.tree.map(jnp.subtract, local.variables["params"], received)
         shift = jax.tree.map(jnp.subtract, state.shift, drift)
         return client_update, FedDynClientState(shift, optimizer), output
@@ -95,13 +95,13 @@ def feddyn(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     return algorithm._replace(traffic=model_traffic)
 
 
-def _adjust_gradient(hp, gradient, local, message, batch, client):
+def _adjust_gradient(context, gradient, local, batch):
     """The minibatch gradient - h_i + alpha (theta - w)."""
     adjusted_gradient = jax.tree.map(
-        lambda g, theta, w, shift: g + hp["feddyn_alpha"] * (theta - w - shift),
+        lambda g, theta, w, shift: g + context.hp["feddyn_alpha"] * (theta - w - shift),
         gradient,
         local.variables["params"],
-        message.variables["params"],
+        context.message.variables["params"],
         local.aux,
     )
     return adjusted_gradient, local.aux

@@ -17,6 +17,7 @@ from fedjax_het.algorithms.builders import (
 from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.client_algorithm import Batch, ClientAlgorithm, with_contract_checks
 from fedjax_het.core.client_loop import ClientModels, Cohort, tile_over_clients, train_cohort
+from fedjax_het.core.drift import split_drift, with_drift_sums
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import (
     ClientTrainState,
@@ -25,7 +26,7 @@ from fedjax_het.core.local_training import (
     apply_gradient,
     make_local_sgd,
 )
-from fedjax_het.core.resumable_loops import SERVER, resumable_loop
+from fedjax_het.core.resumable_loops import SERVER
 from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.core.server_training import ServerTrainState, make_server_step
@@ -200,7 +201,7 @@ def fedgen(
         old_server = state.server
         message = ServerMessage(old_server.variables, (old_server.generator, state.round))
         result = train_cohort(
-            client_algorithm,
+            with_drift_sums(client_algorithm) if training.measures_drift else client_algorithm,
             plan,
             hp,
             message,
@@ -209,6 +210,9 @@ def fedgen(
             cohort,
             gather_models=returns_client_models,
         )
+        client_update, drift = result.update, dict[str, jax.Array]()
+        if training.measures_drift:
+            client_update, drift = split_drift(client_update, message.variables["params"])
         models, teachers = _split_client_outputs(
             model, result.outputs, has_full_models=returns_client_models
         )
@@ -218,17 +222,24 @@ def fedgen(
         initial_state = old_server.generator, old_server.optimizer
         generator_key = fold_in_purpose(key, Purpose.GENERATOR)
         generator_variables, optimizer = plan.shard_server_work(
-            train_on_shard, hp, initial_state, teachers, generator_key, num_steps, lr
+            train_on_shard,
+            hp,
+            initial_state,
+            teachers,
+            generator_key,
+            num_steps,
+            lr,
+            loops=cohort.loops,
         )
         # Collectives in order: the new model, which is evaluated next, is known after them.
         server_lr = plan.order_after(
             optax.tree.norm(generator_variables["params"]), hp["server_lr"]
         )
-        server = add_mean_change(hp | {"server_lr": server_lr}, old_server, result.update.mean)
+        server = add_mean_change(hp | {"server_lr": server_lr}, old_server, client_update.mean)
         change = jax.tree.map(
             jnp.subtract, server.variables["params"], old_server.variables["params"]
         )
-        info = RoundInfo(result.train_loss, optax.tree.norm(change), models=models)
+        info = RoundInfo(result.train_loss, optax.tree.norm(change), models=models, drift=drift)
         server = server._replace(generator=generator_variables, optimizer=optimizer)
         return State(server, result.states, state.round + 1), info
 
@@ -269,22 +280,22 @@ def _make_guided_client(
     task, base = training.task, make_local_sgd(training)
     head, num_classes = _require_head(task.model), task.model.num_classes
 
-    def begin(hp, message, state, client):
-        local = base.begin(hp, message, state, client)
+    def begin(context, state):
+        local = base.begin(context, state)
         return local._replace(aux=jnp.zeros(num_classes))
 
-    def step(hp, message, local, batch, client, key):
-        generator_variables, round_index = message.extra
+    def step(context, local, batch):
+        generator_variables, round_index = context.message.extra
         is_guided = (round_index > 0) & (batch.step_index < guided_steps)
 
         def decay_weight(initial_weight):
-            decayed = initial_weight * hp["guidance_decay"] ** round_index
+            decayed = initial_weight * context.hp["guidance_decay"] ** round_index
             return jnp.where(
                 is_guided, jnp.maximum(decayed, jnp.minimum(initial_weight, MIN_GUIDANCE_WEIGHT)), 0
             )
 
         label_key, *noise_keys = jax.random.split(
-            fold_in_purpose(key, Purpose.GENERATED_SAMPLES), 3
+            fold_in_purpose(context.key, Purpose.GENERATED_SAMPLES), 3
         )
         labels = jax.random.randint(label_key, batch.labels.shape, 0, num_classes)
 
@@ -296,7 +307,7 @@ def _make_guided_client(
         label_logits = head.apply(
             head.get_parameters(local.variables), generate_features(noise_keys[1], batch.labels)
         )
-        distilled_weight = decay_weight(hp["distilled_weight"])
+        distilled_weight = decay_weight(context.hp["distilled_weight"])
 
         def losses(network, images, labels, target_log_probs):
             logits, state = network(images)
@@ -309,7 +320,7 @@ def _make_guided_client(
         loss, gradient, variables = task.loss_and_gradient(
             local.variables,
             batch,
-            key,
+            context.key,
             sample_losses=losses,
             extra_sample_arrays=(jax.nn.log_softmax(label_logits),),
         )
@@ -319,18 +330,18 @@ def _make_guided_client(
                 head.get_parameters({**local.variables, "params": params}), features
             )
             cross_entropies = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-            return decay_weight(hp["generated_weight"]) * cross_entropies.mean()
+            return decay_weight(context.hp["generated_weight"]) * cross_entropies.mean()
 
         value, generated_gradient = jax.value_and_grad(generated_loss)(local.variables["params"])
         gradient = jax.tree.map(jnp.add, gradient, generated_gradient)
         variables, optimizer = apply_gradient(
-            training, hp, variables, gradient, local.optimizer_state, (batch, client)
+            training, context, variables, gradient, local.optimizer_state, batch
         )
         counts = local.aux.at[batch.labels].add(batch.mask)
         return ClientTrainState(variables, optimizer, counts), loss + value
 
-    def end(hp, message, local, state, client):
-        client_update, client_state, _ = base.end(hp, message, local, state, client)
+    def end(context, local, state):
+        client_update, client_state, _ = base.end(context, local, state)
         if training.returns_client_models:
             return client_update, client_state, (local.variables, local.aux)
         return (
@@ -374,10 +385,14 @@ def train_generator(
 
         def loss(params):
             features, state = generator.apply(
-                {**generator_variables, "params": params}, noise, labels, train=True
+                {**generator_variables, "params": params},
+                noise,
+                labels,
+                train=True,
+                batch_axis=batch.axis,
             )
             return compute_generator_loss(
-                model, hp, teachers.head, label_share_table, features, noise, labels
+                model, hp, teachers.head, label_share_table, features, batch
             ), state
 
         (value, state), gradient = jax.value_and_grad(loss, has_aux=True)(
@@ -391,7 +406,7 @@ def train_generator(
         optimizer=_make_adam(hp, lr),
         server_parallelism=server_parallelism,
     )
-    trained = resumable_loop(
+    trained = server_parallelism.loops.run(
         SERVER,
         num_steps,
         step,
@@ -409,19 +424,38 @@ def compute_label_shares(teachers: TeacherHeads) -> jax.Array:
 
 
 def compute_generator_loss(
-    model: Model, hp, heads, label_share_table, features, noise, labels
+    model: Model,
+    hp,
+    heads,
+    label_share_table,
+    features,
+    batch: Batch,
 ) -> jax.Array:
-    """The teachers' loss of features [B, F], heads and shares having a leading axis of clients, and
-    what keeps features apart as their noise [B, N] is."""
+    """Return the loss of the generator on a batch.
+
+    Args:
+      model: the network whose last layer reads features.
+      hp: values of the hyper-parameters.
+      heads: the teachers' last layers, with a leading axis of clients.
+      label_share_table: rho `[S, C]`, see `compute_label_shares`.
+      features: `[B, F]` of the generator.
+      batch: noise `[B, N]` as `images`, and labels `[B]`.
+
+    Returns:
+      The weighted sum of the teachers' loss of the features and of the diversity term, which keeps
+      features apart as their noise is.
+    """
+    noise, labels, batch_axis = batch.images, batch.labels, batch.axis
     # In turn: products that are one with the reductions below have to be verified (`core.miscompile_guard`).
     logits = jax.lax.map(
         lambda head: _require_head(model).apply(head, features), heads
     )  # [S, B, C]
     teacher_losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels[None])
     teacher_loss = (label_share_table[:, labels] * teacher_losses).sum(0).mean()
-    noise_gaps = jnp.square(noise[:, None] - gather_rows(noise)).mean(-1)
-    feature_gaps = jnp.abs(features[:, None] - gather_rows(features)).mean(-1)
-    diversity = sum_over_shards((noise_gaps * feature_gaps).sum()) / noise_gaps.shape[1] ** 2
+    noise_gaps = jnp.square(noise[:, None] - gather_rows(noise, batch_axis)).mean(-1)
+    feature_gaps = jnp.abs(features[:, None] - gather_rows(features, batch_axis)).mean(-1)
+    diversity_sum = sum_over_shards((noise_gaps * feature_gaps).sum(), batch_axis)
+    diversity = diversity_sum / noise_gaps.shape[1] ** 2
     diversity_loss = jnp.exp(-diversity)
     return hp["teacher_weight"] * teacher_loss + hp["diversity_weight"] * diversity_loss
 

@@ -163,18 +163,20 @@ def _build_mixup_algorithm(
     """Local training on `losses(lambda, mean_image, mean_label, network, images, labels)`."""
     task, base = training.task, make_local_sgd(training)
 
-    def step(hp, message, local, batch, client, key):
-        images, labels, num_rows = message.extra
-        average_index = jax.random.randint(fold_in_purpose(key, Purpose.MIXING), (), 0, num_rows)
+    def step(context, local, batch):
+        images, labels, num_rows = context.message.extra
+        average_index = jax.random.randint(
+            fold_in_purpose(context.key, Purpose.MIXING), (), 0, num_rows
+        )
         mean_image = task.normalize(images[average_index])
         mixup_losses = partial(
-            compute_losses, hp["mixup_lambda"], mean_image, labels[average_index]
+            compute_losses, context.hp["mixup_lambda"], mean_image, labels[average_index]
         )
         loss, gradient, variables = task.loss_and_gradient(
-            local.variables, batch, key, sample_losses=mixup_losses
+            local.variables, batch, context.key, sample_losses=mixup_losses
         )
         variables, optimizer = apply_gradient(
-            training, hp, variables, gradient, local.optimizer_state, (batch, client)
+            training, context, variables, gradient, local.optimizer_state, batch
         )
         return ClientTrainState(variables, optimizer, local.aux), loss
 

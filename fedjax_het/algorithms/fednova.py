@@ -58,9 +58,9 @@ def fednova(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     )
     base = make_local_sgd(training)
 
-    def end(hp, message, local, state, client):
-        client_update, state, output = base.end(hp, message, local, state, client)
-        effective_steps = compute_effective_steps(training, hp, client.num_steps)
+    def end(context, local, state):
+        client_update, state, output = base.end(context, local, state)
+        effective_steps = compute_effective_steps(training, context.hp, context.client.num_steps)
         params = jax.tree.map(lambda c: c / effective_steps, client_update.mean["params"])
         return (
             ClientUpdate(FedNovaUpdate({**client_update.mean, "params": params}, effective_steps)),

@@ -24,9 +24,9 @@ def fedprox(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     2 lambda). prox_mu = 0 is FedAvg. Stragglers that do fewer epochs are not modelled.
     """
 
-    def adjust_gradient(hp, gradient, local, message, batch, client):
-        params, anchor = (state.variables["params"] for state in (local, message))
-        return add_proximal_gradient(gradient, params, anchor, hp["prox_mu"]), ()
+    def adjust_gradient(context, gradient, local, batch):
+        params, anchor = (state.variables["params"] for state in (local, context.message))
+        return add_proximal_gradient(gradient, params, anchor, context.hp["prox_mu"]), ()
 
     return build_federated_algorithm(
         training, plan, make_local_sgd(training, adjust=adjust_gradient)

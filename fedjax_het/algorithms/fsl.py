@@ -163,7 +163,9 @@ def fsl(
         )
         max_epochs = -(-num_steps_per_client * padded_batch_size // len(examples.labels))
         server_variables = plan.shard_server_work(
-            lambda sharing, *args: train_on_shard(sharing, max_epochs, *args), *train_args
+            lambda server_parallelism, *args: train_on_shard(server_parallelism, max_epochs, *args),
+            *train_args,
+            loops=context.cohort.loops,
         )
         if incremental:
             return server_variables, step_state

@@ -10,12 +10,11 @@ import optax
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.builders import build_federated_algorithm
 from fedjax_het.algorithms.spec import AlgorithmSpec
-from fedjax_het.core.client_algorithm import Batch, ClientAlgorithm
+from fedjax_het.core.client_algorithm import Batch, ClientAlgorithm, ClientContext
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import (
     ClientTrainState,
     LocalTraining,
-    ServerMessage,
     apply_gradient,
     make_local_sgd,
 )
@@ -88,20 +87,20 @@ def moon(
         zeros = jax.tree.map(jnp.zeros_like, variables)
         return MOONClientState(zeros, jnp.int32(0), base.init(hp, variables))
 
-    def begin(hp, message, state, client):
-        local = base.begin(hp, message, state.optimizer, client)
-        mu = hp["moon_mu"] * state.has_trained.astype(jnp.float32)
+    def begin(context, state):
+        local = base.begin(context, state.optimizer)
+        mu = context.hp["moon_mu"] * state.has_trained.astype(jnp.float32)
         return local._replace(aux=_ContrastiveAux(state.previous_variables, mu))
 
-    def step(hp, message, local, batch, client, key):
-        loss, gradient, new_variables = _loss_and_gradient(task, hp, message, local, batch, key)
+    def step(context, local, batch):
+        loss, gradient, new_variables = _loss_and_gradient(task, context, local, batch)
         variables, optimizer = apply_gradient(
-            training, hp, new_variables, gradient, local.optimizer_state, (batch, client)
+            training, context, new_variables, gradient, local.optimizer_state, batch
         )
         return local._replace(variables=variables, optimizer_state=optimizer), loss
 
-    def end(hp, message, local, state, client):
-        client_update, optimizer, output = base.end(hp, message, local, state.optimizer, client)
+    def end(context, local, state):
+        client_update, optimizer, output = base.end(context, local, state.optimizer)
         return client_update, MOONClientState(local.variables, jnp.int32(1), optimizer), output
 
     return build_federated_algorithm(training, plan, ClientAlgorithm(init, begin, step, end))
@@ -112,21 +111,22 @@ def make_moon_network(model: Model, *, options: MOONOptions) -> Model:
     return add_projection_head(model, options.projection) if options.projection else model
 
 
-def _loss_and_gradient(
-    task: Task, hp, message: ServerMessage, local: ClientTrainState, batch: Batch, key
-):
-    """-> (mean cross-entropy, gradient of the whole loss, variables with new statistics)."""
+def _loss_and_gradient(task: Task, context: ClientContext, local: ClientTrainState, batch: Batch):
+    """Return (mean cross-entropy, gradient of the whole loss, variables with new statistics)."""
     embed, variables, aux = task.model.embed, local.variables, local.aux
     assert embed is not None  # `moon` requires it
 
     def loss_sum(params, samples):
         x = task.normalize(samples["images"])
-        z, logits, state = embed({**variables, "params": params}, x, train=True, key=key)
+        z, logits, state = embed({**variables, "params": params}, x, train=True, key=context.key)
         z_global, z_previous = (
-            embed(other, x, train=False)[0] for other in (message.variables, aux.previous_variables)
+            embed(other, x, train=False)[0]
+            for other in (context.message.variables, aux.previous_variables)
         )
         cross_entropies = optax.softmax_cross_entropy_with_integer_labels(logits, samples["labels"])
-        contrastive_loss = compute_contrastive_losses(z, z_global, z_previous, hp["moon_tau"])
+        contrastive_loss = compute_contrastive_losses(
+            z, z_global, z_previous, context.hp["moon_tau"]
+        )
         cross_entropy_sum = (cross_entropies * samples["mask"]).sum()
         return cross_entropy_sum + aux.mu * (contrastive_loss * samples["mask"]).sum(), (
             cross_entropy_sum,

@@ -62,31 +62,31 @@ def per_fedavg(
     """
     base, order = make_local_sgd(training), options.order
 
-    def begin(hp, message, state, client):
+    def begin(context, state):
         # The memory is where the next gradient is taken: w, then w'.
-        return base.begin(hp, message, state, client)._replace(aux=message.variables)
+        return base.begin(context, state)._replace(aux=context.message.variables)
 
-    def step(hp, message, local, batch, client, key):
+    def step(context, local, batch):
         def loss_and_gradient_at(variables):
-            return training.task.loss_and_gradient(variables, batch, key)
+            return training.task.loss_and_gradient(variables, batch, context.key)
 
         def gradient_at(params):
             return loss_and_gradient_at({**local.variables, "params": params})[1]
 
         def look_ahead(local, gradient, new_variables):
             return local._replace(
-                aux={**new_variables, "params": _add_scaled(w, gradient, -hp["inner_lr"])}
+                aux={**new_variables, "params": _add_scaled(w, gradient, -context.hp["inner_lr"])}
             )
 
         def apply_meta_gradient(local, gradient, new_variables):
             meta_gradient = gradient
             if order != "first":
-                delta = hp["hf_delta"] if order == "hessian_free" else None
+                delta = context.hp["hf_delta"] if order == "hessian_free" else None
                 hessian_product = _hessian_product(gradient_at, w, gradient, delta)
-                meta_gradient = _add_scaled(gradient, hessian_product, -hp["inner_lr"])
+                meta_gradient = _add_scaled(gradient, hessian_product, -context.hp["inner_lr"])
             variables = {**new_variables, "params": w}
             variables, optimizer = apply_gradient(
-                training, hp, variables, meta_gradient, local.optimizer_state, (batch, client)
+                training, context, variables, meta_gradient, local.optimizer_state, batch
             )
             return ClientTrainState(variables, optimizer, variables)
 
@@ -99,7 +99,7 @@ def per_fedavg(
         w = local.variables["params"]
         loss, gradient, new_variables = loss_and_gradient_at(local.aux)
         is_second_batch = batch.step_index % 2
-        is_unpaired = (is_second_batch == 0) & (batch.step_index + 1 == client.num_steps)
+        is_unpaired = (is_second_batch == 0) & (batch.step_index + 1 == context.client.num_steps)
         branch_index = jnp.where(is_unpaired, 2, is_second_batch)
         branches = (look_ahead, apply_meta_gradient, look_ahead_and_apply)
         return jax.lax.switch(branch_index, branches, local, gradient, new_variables), loss
@@ -128,8 +128,9 @@ def _make_one_step_fine_tuning(training: LocalTraining) -> FineTuning:
     """Plain SGD by inner_lr on one minibatch."""
     client_algorithm = make_local_model_training(with_plain_sgd(training))
 
-    def step(hp, *rest):
-        return client_algorithm.step({**hp, "local_lr": hp["inner_lr"]}, *rest)
+    def step(context, local, batch):
+        hp = {**context.hp, "local_lr": context.hp["inner_lr"]}
+        return client_algorithm.step(context._replace(hp=hp), local, batch)
 
     return FineTuning(client_algorithm._replace(step=step), epochs=1, steps=1)
 

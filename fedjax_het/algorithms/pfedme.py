@@ -71,15 +71,15 @@ def pfedme(
     def init(hp, variables):
         return PFedMeClientState(variables, base.init(hp, variables))
 
-    def begin(hp, message, state, client):
-        local = base.begin(hp, message, state.optimizer, client)
-        return local._replace(aux=message.variables)
+    def begin(context, state):
+        local = base.begin(context, state.optimizer)
+        return local._replace(aux=context.message.variables)
 
-    def step(hp, message, local, batch, client, key):
-        w, proximal_weight = local.variables["params"], hp["pfedme_lambda"]
+    def step(context, local, batch):
+        w, proximal_weight = local.variables["params"], context.hp["pfedme_lambda"]
 
         def step_personal_model(personal, i):
-            inner_key = jax.random.fold_in(key, i)
+            inner_key = jax.random.fold_in(context.key, i)
             loss, gradient, new_variables = training.task.loss_and_gradient(
                 personal, batch, inner_key
             )
@@ -87,7 +87,9 @@ def pfedme(
                 gradient, personal["params"], w, proximal_weight
             )
             params = jax.tree.map(
-                lambda p, g: p - hp["personal_lr"] * g, personal["params"], proximal_gradient
+                lambda p, g: p - context.hp["personal_lr"] * g,
+                personal["params"],
+                proximal_gradient,
             )
             return {**new_variables, "params": params}, loss
 
@@ -97,14 +99,14 @@ def pfedme(
         gradient = jax.tree.map(lambda w, p: proximal_weight * (w - p), w, personal["params"])
         variables = {**personal, "params": w}
         variables, optimizer = apply_gradient(
-            training, hp, variables, gradient, local.optimizer_state, (batch, client)
+            training, context, variables, gradient, local.optimizer_state, batch
         )
         return local._replace(variables=variables, optimizer_state=optimizer, aux=personal), losses[
             0
         ]
 
-    def end(hp, message, local, state, client):
-        client_update, optimizer, output = base.end(hp, message, local, state.optimizer, client)
+    def end(context, local, state):
+        client_update, optimizer, output = base.end(context, local, state.optimizer)
         return client_update, PFedMeClientState(local.aux, optimizer), output
 
     return build_federated_algorithm(

@@ -87,9 +87,11 @@ class _ControlAux(NamedTuple):
 
 
 def _make_option_two_client(training: LocalTraining) -> ClientAlgorithm:
-    def adjust_gradient(hp, gradient, local, message, batch, client):
-        controls = _accumulate_control(local.aux, gradient, 1 / client.num_steps)
-        return _correct_gradient(gradient, controls.current_control, message.extra), controls
+    def adjust_gradient(context, gradient, local, batch):
+        controls = _accumulate_control(local.aux, gradient, 1 / context.client.num_steps)
+        return _correct_gradient(
+            gradient, controls.current_control, context.message.extra
+        ), controls
 
     return _add_control_variates(make_local_sgd(training, adjust=adjust_gradient))
 
@@ -100,19 +102,21 @@ def _make_option_one_client(training: LocalTraining) -> ClientAlgorithm:
             return batch.step_index < client.num_steps - training.options.num_steps
         return batch.step_index < client.num_steps // (training.epochs + 1)
 
-    def adjust_gradient(hp, gradient, local, message, batch, client):
-        batch_weight = batch.mask.sum() / client.num_samples
+    def adjust_gradient(context, gradient, local, batch):
+        batch_weight = batch.mask.sum() / context.client.num_samples
         controls = _accumulate_control(
-            local.aux, gradient, batch_weight * is_measuring(batch, client)
+            local.aux, gradient, batch_weight * is_measuring(batch, context.client)
         )
-        return _correct_gradient(gradient, controls.current_control, message.extra), controls
+        return _correct_gradient(
+            gradient, controls.current_control, context.message.extra
+        ), controls
 
     client_algorithm = _add_control_variates(make_local_sgd(training, adjust=adjust_gradient))
 
-    def step(hp, message, local, batch, client, key):
-        new_local, loss = client_algorithm.step(hp, message, local, batch, client, key)
+    def step(context, local, batch):
+        new_local, loss = client_algorithm.step(context, local, batch)
         measured_local = local._replace(aux=new_local.aux)  # the first pass only measures, at x
-        is_measuring_step = is_measuring(batch, client)
+        is_measuring_step = is_measuring(batch, context.client)
         return jax.tree.map(
             lambda s, m: jnp.where(is_measuring_step, s, m), measured_local, new_local
         ), loss
@@ -139,13 +143,13 @@ def _add_control_variates(base: ClientAlgorithm) -> ClientAlgorithm:
         zeros = jax.tree.map(jnp.zeros_like, variables["params"])
         return SCAFFOLDClientState(zeros, base.init(hp, variables))
 
-    def begin(hp, message, state, client):
-        local = base.begin(hp, message, state.optimizer, client)
+    def begin(context, state):
+        local = base.begin(context, state.optimizer)
         zeros = jax.tree.map(jnp.zeros_like, state.control)
         return local._replace(aux=_ControlAux(state.control, zeros))
 
-    def end(hp, broadcast, local, state, client):
-        client_update, optimizer, output = base.end(hp, broadcast, local, state.optimizer, client)
+    def end(context, local, state):
+        client_update, optimizer, output = base.end(context, local, state.optimizer)
         control = local.aux.next_control
         control_change = jax.tree.map(jnp.subtract, control, state.control)
         control_update = ClientUpdate(mean=SCAFFOLDUpdate(client_update.mean, control_change))

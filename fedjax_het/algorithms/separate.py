@@ -54,8 +54,8 @@ def separate(
     update norm of a round is the root mean square over clients. Traffic: none. State: K models.
     """
 
-    def begin(hp, broadcast, state, client):
-        return begin_local_training(training, hp, state.variables, state.optimizer)
+    def begin(context, state):
+        return begin_local_training(training, context.hp, state.variables, state.optimizer)
 
     client_algorithm = with_contract_checks(
         ClientAlgorithm(
@@ -101,7 +101,7 @@ def make_personal_model_init(training: LocalTraining):
 def make_personal_model_end(training: LocalTraining):
     """`ClientAlgorithm.end` of clients that keep their models; summed is only how far they moved."""
 
-    def end(hp, broadcast, local, state, client):
+    def end(context, local, state):
         params_pair = (local.variables["params"], state.variables["params"])
         squared_change = optax.tree.norm(jax.tree.map(jnp.subtract, *params_pair), squared=True)
         optimizer = select_kept_optimizer_state(training, local.optimizer_state)

@@ -24,7 +24,7 @@ from fedjax_het.utils.config import (
     parse_config,
 )
 from fedjax_het.utils.errors import display_names_within, require, require_name
-from fedjax_het.utils.validation import validate_type
+from fedjax_het.utils.validation import validate
 
 SERVER_LR = {"server_lr": HyperParameter(1.0, Bounds(0))}
 
@@ -270,7 +270,7 @@ def validate_algorithm_spec(algorithm_spec: AlgorithmSpec) -> AlgorithmSpec:
     """The entry. Raises ConfigError for facts that cannot be."""
     for argument, annotation in get_type_hints(AlgorithmSpec, include_extras=True).items():
         if argument not in ("options", "hyperparameters", "base"):  # which say more below
-            validate_type(argument, getattr(algorithm_spec, argument), annotation)
+            validate(argument, getattr(algorithm_spec, argument), annotation)
     for argument, valid in (
         ("server_step", ("mean", "own")),
         ("wraps", ("nothing", "model", "average")),

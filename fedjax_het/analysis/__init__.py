@@ -18,14 +18,13 @@ from fedjax_het.analysis.comparison_table import format_comparison_table, make_c
 from fedjax_het.analysis.figure_style import assign_method_colors
 from fedjax_het.analysis.figures.client_accuracies import plot_client_accuracies, run_paired_tests
 from fedjax_het.analysis.figures.collaboration import plot_collaboration
+from fedjax_het.analysis.figures.data_plots import plot_partition, plot_server_examples
 from fedjax_het.analysis.figures.heat_map import plot_heat_map
 from fedjax_het.analysis.figures.learning_curves import plot_gradient_gaps, plot_learning_curves
 from fedjax_het.analysis.figures.metric_vs_setting import (
     plot_metric_vs_alpha,
     plot_metric_vs_setting,
 )
-from fedjax_het.analysis.figures.partition_plot import plot_partition
-from fedjax_het.analysis.figures.server_data_plot import plot_server_examples
 from fedjax_het.analysis.figures.table_curves import plot_table_curves
 from fedjax_het.analysis.grouping import find_varying_settings
 from fedjax_het.analysis.overview import make_overview_table, make_pivot_table, summarize_runs

@@ -1,30 +1,19 @@
-"""One cell of a paper's table: its place, and the runs that fill it.
-
-How methods rank, and whether measured and reported values rank them alike.
-
-What was measured of a paper's table beside what was reported, as numbers.
-"""
+"""Cells of a paper's table, comparison of measured with reported values, and ranks of methods."""
 
 import math
 from ast import literal_eval
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedjax_het.analysis.grouping import describe_settings
+from fedjax_het.analysis.grouping import describe_settings, get_metric_values, is_diverged
 from fedjax_het.config.run_spec import RunSpec
-from fedjax_het.utils.errors import ConfigError, require_columns
+from fedjax_het.runtime.result_store import compute_settings_digest
+from fedjax_het.utils.errors import ConfigError, require, require_columns
 from fedjax_het.utils.validation import validate_arguments
 
 if TYPE_CHECKING:
     import pandas as pd
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-from fedjax_het.analysis.grouping import is_diverged
-from fedjax_het.analysis.result_metrics import get_metric_values
-from fedjax_het.runtime.result_store import compute_settings_digest
-from fedjax_het.utils.errors import require
 
 AVERAGE = "average"
 # What places a cell besides its row and its domain: settings of its runs.
@@ -33,7 +22,7 @@ COLUMN_SETTINGS = ("dataset", "model", "alpha", "classes")
 
 @dataclass(frozen=True)
 class TableCell:
-    """One cell of a paper's table: its place, and the runs (one per seed) that fill it."""
+    """One cell of a paper's table: its row and column, and the runs (one per seed) that fill it."""
 
     dataset: str
     model: str
@@ -66,16 +55,37 @@ class TableCell:
 
 
 def add_row_setting(row: str, name: str, value: Any) -> str:
-    """The row with one more setting, or with another value of one that it has."""
+    """Return a row with one more setting, or with another value of a setting that it has.
+
+    Args:
+      row: a row as `parse_row` reads it.
+      name: name of the setting.
+      value: its value, a literal of Python.
+
+    Example:
+      >>> add_row_setting("fedaf(ipc=10)", "server_lr", 0.1)
+      'fedaf(ipc=10, server_lr=0.1)'
+    """
     method, variant = parse_row(row)
     settings = {**variant, name: value}
     return f"{method}({', '.join(f'{key}={setting_value!r}' for key, setting_value in settings.items())})"
 
 
 def parse_row(row: str) -> tuple[str, dict[str, Any]]:
-    """A row's method, and the settings that make it a variant of the method.
+    """Split a row of a table into its method and the settings of its variant.
 
-    `parse_row("fedaf(ipc=10)")` is `("fedaf", {"ipc": 10})`. ConfigError for what reads otherwise.
+    Args:
+      row: a method's name, optionally with settings as keyword arguments.
+
+    Returns:
+      The method's name, and the settings by name.
+
+    Raises:
+      ConfigError: if the text is neither a name nor a name with settings.
+
+    Example:
+      >>> parse_row("fedaf(ipc=10)")
+      ('fedaf', {'ipc': 10})
     """
     method, separator, arguments_text = row.partition("(")
     pairs = arguments_text.removesuffix(")").split(",") if separator else []
@@ -91,8 +101,16 @@ def parse_row(row: str) -> tuple[str, dict[str, Any]]:
 
 
 def format_row(row: str, *, omit: Mapping[str, Any] | None = None) -> str:
-    """A row in few words, for figures: `dynafed(synthetic='real')` is "dynafed, real". without:
-    settings that go without saying."""
+    """Format a row in a few words, for figures.
+
+    Args:
+      row: a row as `parse_row` reads it.
+      omit: settings that are left out if they have the given value.
+
+    Example:
+      >>> format_row("dynafed(synthetic='real')")
+      'dynafed, real'
+    """
     method, settings = parse_row(row)
     parts = [
         value if isinstance(value, str) else name if value is True else f"{name} {value}"
@@ -115,7 +133,14 @@ class RankCorrelation(NamedTuple):
 
 
 def compute_ranks(values: Sequence[float]) -> list[float]:
-    """1 for the highest percentage as printed; equal ones share the better rank, NaN has none."""
+    """Rank percentages rounded to two decimals, as printed.
+
+    Args:
+      values: percentages; NaN for a missing value.
+
+    Returns:
+      Ranks; 1 is the highest value. Equal values share the better rank, NaN has rank NaN.
+    """
     import pandas as pd
 
     rounded = pd.Series([round(value, _NUM_DECIMALS) for value in values], dtype=float)
@@ -124,11 +149,17 @@ def compute_ranks(values: Sequence[float]) -> list[float]:
 
 @validate_arguments
 def add_ranks(table: "pd.DataFrame") -> "pd.DataFrame":
-    """The comparison with columns `rank` and `reported_rank`, within a data set, network and alpha.
+    """Add the columns `rank` and `reported_rank` to a comparison.
 
-    Both are among the same rows, so that they compare: those that have a measured and a reported
-    value. In a section where nothing is reported, `rank` is among all measured rows. A row that
-    lost runs to divergence has none.
+    Ranks are within a data set, network and alpha. Both columns rank the same rows: those with a
+    measured and a reported value. If nothing is reported in a section, `rank` ranks all measured
+    rows. A row with diverged runs has rank NaN.
+
+    Args:
+      table: a comparison, as `compare_with_reported` returns it.
+
+    Returns:
+      A copy with the two columns.
     """
     table = table.assign(rank=math.nan, reported_rank=math.nan)
     for _, section_rows in _group_by_section(table):
@@ -145,8 +176,15 @@ def add_ranks(table: "pd.DataFrame") -> "pd.DataFrame":
 
 @validate_arguments
 def compute_rank_correlations(table: "pd.DataFrame") -> list[RankCorrelation]:
-    """Spearman's rank correlation in each section of a comparison that has at least three methods
-    with both values, and where neither are all the same."""
+    """Compute Spearman's rank correlation of measured and reported values.
+
+    Args:
+      table: a comparison, as `compare_with_reported` returns it.
+
+    Returns:
+      One entry for each section (data set, network, alpha) with at least three methods that have
+      both values, unless all measured or all reported values are equal.
+    """
     from scipy import stats
 
     correlations = []
@@ -198,9 +236,13 @@ _COMPANION_METRICS = {
 
 
 def get_compared_metric(reported: "pd.DataFrame") -> str:
-    """The summary's key that stands beside these reported values, `ROUNDS` apart.
+    """Return the key of a result's summary that corresponds to the reported values.
 
-    ConfigError if none does.
+    Args:
+      reported: as `load_reported_values` returns it; metrics of `ROUND_METRICS` are ignored.
+
+    Raises:
+      ConfigError: if the reported values have no such key, or several.
     """
     require_columns("reported", reported, ("metric",))
     metrics = sorted(map(str, set(reported["metric"]) - {*ROUND_METRICS}))
@@ -210,7 +252,14 @@ def get_compared_metric(reported: "pd.DataFrame") -> str:
 
 
 def infer_compared_metric(table: "pd.DataFrame") -> str:
-    """The measure of a comparison that is not of domains: its other columns give it away."""
+    """Return the metric of a comparison without domains, inferred from its other columns.
+
+    Args:
+      table: a comparison, as `compare_with_reported` returns it.
+
+    Raises:
+      ConfigError: if the columns are not those of a comparison.
+    """
     matching_metrics = (
         metric for metric, companions in _COMPANION_METRICS.items() if {*companions} <= {*table}
     )
@@ -224,29 +273,34 @@ def infer_compared_metric(table: "pd.DataFrame") -> str:
 def compare_with_reported(
     cells: Sequence[TableCell], results: "pd.DataFrame", reported: "pd.DataFrame"
 ) -> "pd.DataFrame":
-    """One row per cell, in the order of `cells`: the measured value beside the reported one.
+    """Compare measured with reported values, one row per cell in the order of `cells`.
 
     Args:
-      results: as `load_results` gives it. Only the cells' own runs count, found by their digests.
-      reported: as `load_reported_values` gives it, at most one row per cell and metric, accuracies in
-        percent. Its metric says which measure of a run counts, see `MEASURES`; one of `ROUNDS` may
-        be there besides. Where runs score clients' own models (`RunSpec.scored`), the best accuracy
-        is that of the mean over clients (`bmta`), and a domain's that of its client.
+      cells: cells of the table. Only their runs count, which are found by their digests.
+      results: as `load_results` returns it.
+      reported: as `load_reported_values` returns it, at most one row per cell and metric,
+        accuracies in percent. Its metric determines the compared metric of a run, see
+        `REPORTED_METRICS`; one of `ROUND_METRICS` may be present as well. If runs evaluate the
+        clients' own models (`RunSpec.scored`), the best accuracy is that of the mean over clients
+        (`bmta`), and a domain's accuracy is that of its client.
+
     Returns:
-      `dataset`, `model`, `alpha`, `domain` and `classes` (where the cells have one), `method`;
-      `mean` and `std`
-      over seeds (n − 1; NaN for one seed) of the measure; for the mean over the last five rounds
-      `within_std`, the deviation over these of a run, averaged over seeds; for the best round
-      `final_mean`, the mean over the last five rounds instead; for BMTA `worst_decile` and
-      `best_round`, and `rank` and `reported_rank` as `add_ranks` has them; for the mean over 20
-      rounds `rise_time`; for a metric of `ROUNDS` `rounds` and `rounds_std` (NaN unless every run
-      reached it), `reached`, the number of runs that did, `reported_rounds` and
-      `rounds_difference`; `reported_mean`,
-      `reported_std`; `difference` of the means; `seeds`, the number of runs in the mean;
-      `diverged`, those left out of it; `planned`; `seconds` of wall-clock per run. What is not
-      there is NaN.
-    Errors:
-      ValueError if `reported` has several values for one cell, or other than accuracies.
+      A frame with these columns; missing values are NaN:
+
+      * `dataset`, `model`, `alpha`, `method`; `domain` and `classes` if the cells have them.
+      * `mean` and `std` over seeds (n − 1; NaN for one seed) of the metric.
+      * Mean of the last five rounds: `within_std`, the deviation over these rounds of a run,
+        averaged over seeds. Best round: `final_mean`, the mean of the last five rounds. BMTA:
+        `worst_decile`, `best_round`, `rank` and `reported_rank`. Mean of 20 rounds: `rise_time`.
+      * With a metric of `ROUND_METRICS`: `rounds` and `rounds_std` (NaN unless every run reached
+        the target), `reached` (number of runs that did), `reported_rounds`, `rounds_difference`.
+      * `reported_mean`, `reported_std`, and `difference` of the means.
+      * `seeds`, the number of runs in the mean; `diverged`, the number of runs left out of it;
+        `planned`; `seconds`, the wall-clock time per run.
+
+    Raises:
+      ValueError: if `reported` has several values for one cell.
+      ConfigError: if `reported` has metrics other than accuracies.
     """
     import pandas as pd
 
@@ -283,7 +337,12 @@ def compare_with_reported(
 
 
 def select_cell_runs(cell: TableCell, results: "pd.DataFrame") -> "pd.DataFrame":
-    """The rows of `results` that are a cell's runs."""
+    """Select the rows of `results` that are runs of a cell.
+
+    Args:
+      cell: the cell.
+      results: as `load_results` returns it.
+    """
     if not len(results):
         return results
     require_columns("results", results, ("settings",))
@@ -348,7 +407,16 @@ def _summarize_rounds(
 def get_reported_value(
     cell: TableCell, reported: "pd.DataFrame", metrics: Iterable[str] = REPORTED_METRICS
 ) -> dict[str, float]:
-    """`reported_mean` and `reported_std` of a cell; NaN where the paper has none."""
+    """Return `reported_mean` and `reported_std` of a cell; NaN if the paper has no value.
+
+    Args:
+      cell: the cell.
+      reported: as `load_reported_values` returns it. An empty network or level matches any.
+      metrics: metrics that count.
+
+    Raises:
+      ValueError: if there are several values.
+    """
 
     def is_match(name: str, value: float | str | None) -> "pd.Series":
         """What the paper leaves open (a network, a level) holds for any."""
@@ -370,7 +438,15 @@ def get_reported_value(
 
 @validate_arguments
 def list_diverged_runs(cells: Sequence[TableCell], results: "pd.DataFrame") -> list[str]:
-    """The runs of these cells that diverged, named for a note under the table."""
+    """Name the diverged runs of some cells, for a note under the table.
+
+    Args:
+      cells: cells of the table.
+      results: as `load_results` returns it.
+
+    Returns:
+      One text per diverged run: method, column and seed.
+    """
     if not len(results):
         return []
     require_columns("results", results, ("settings", "diverged", "final_accuracy"))

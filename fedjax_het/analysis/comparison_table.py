@@ -57,7 +57,11 @@ _ROUNDS_CAPTION = (
 
 @validate_arguments
 def make_comparison_caption(table: "pd.DataFrame") -> str:
-    """What the columns of a comparison are."""
+    """Describe the columns of a comparison in sentences.
+
+    Args:
+      table: a comparison, as `compare_with_reported` returns it.
+    """
     if "domain" in table:
         return _DOMAINS_CAPTION
     metric_caption = _CAPTIONS[infer_compared_metric(table)]
@@ -68,8 +72,17 @@ def make_comparison_caption(table: "pd.DataFrame") -> str:
 def format_comparison_table(
     table: "pd.DataFrame", *, title: str, notes: Sequence[str] = ()
 ) -> TextTable:
-    """A comparison as people read it: a section per data set, network and level with a row per
-    method; or, of domains, a section per data set and network with a column per domain."""
+    """Format a comparison as a table of texts.
+
+    Args:
+      table: a comparison, as `compare_with_reported` returns it.
+      title: title of the table.
+      notes: sentences below the table.
+
+    Returns:
+      A section per data set, network and level with one row per method; for domains, a section
+      per data set and network with one column per domain.
+    """
     renamed_table = table.rename(
         columns={"mean": "mean_", "std": "std_"}
     )  # tuples have methods too

@@ -28,16 +28,11 @@ from fedjax_het.analysis.figure_style import (
     set_integer_ticks,
 )
 from fedjax_het.analysis.figures.output import style_axes
-from fedjax_het.analysis.result_metrics import get_display_scale, get_metric_label
+from fedjax_het.analysis.grouping import get_display_scale, get_metric_label
 from fedjax_het.utils.text import DIVERGED, escape_mathtext
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 

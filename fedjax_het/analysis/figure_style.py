@@ -55,10 +55,17 @@ def make_method_sort_key(method: str) -> tuple[int, str]:
 
 @validate_arguments
 def assign_method_colors(methods: Iterable[str]) -> dict[str, str]:
-    """A colour per method, as hexadecimal digits, no two alike.
+    """Assign each method a color; up to eight methods have different colors.
 
-    Up to eight have colours of `PALETTE`: their own where it is one of them and free, else the
-    next that none of them has. More have their own, and those without one a few of their own.
+    Up to eight methods have colors of `PALETTE`: a method's own color if it is in the palette and
+    free, otherwise the next one that no method claims. With more methods, each method has its own
+    color, and methods without one share a few further colors.
+
+    Args:
+      methods: names of methods.
+
+    Returns:
+      Hexadecimal colors by method.
     """
     return assign_distinct_colors((name, name) for name in methods)
 

@@ -1,4 +1,4 @@
-"""Which settings tell the runs of a folder apart, and the runs grouped by them."""
+"""Settings that differ between the runs of a folder, groups of runs, and the metrics of runs."""
 
 import dataclasses
 import numbers
@@ -13,6 +13,7 @@ from fedjax_het.utils.validation import validate_arguments
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 _SPEC_FIELDS = [f.name for f in dataclasses.fields(RunSpec) if f.name not in ("hp", "options")]
 _SEED_SETTINGS = ("seed", "partition_seed")
@@ -86,11 +87,14 @@ def list_setting_columns(results: "pd.DataFrame") -> list[str]:
 
 @validate_arguments
 def find_varying_settings(results: "pd.DataFrame") -> list[str]:
-    """`algorithm`, and the settings in which the runs differ apart from their seeds.
+    """List `algorithm` and the settings in which the runs differ, except seeds.
 
     A hyper-parameter or option counts if it differs between runs of the same method, local
-    optimiser and preset, an option of the partition or of the server's data between runs of the
-    same kind of them; else it follows from these, and is no column of its own.
+    optimizer and preset. An option of a partition or of the server's data counts if it differs
+    between runs of the same partition or source. Otherwise it follows from those settings.
+
+    Args:
+      results: as `load_results` returns it.
     """
     columns = list_setting_columns(results)
     varying = []
@@ -267,3 +271,116 @@ def _describe_setting(name: str, value: Any) -> str:
         return format_classes_per_client(value)
     text = format_setting_value(value)
     return text if name in _SELF_DESCRIBING_SETTINGS else f"{format_setting_name(name)} {text}"
+
+
+_METRIC_LABELS = {
+    "final_accuracy": "Test accuracy (%)",
+    "final_accuracy_std": "Deviation of the last five rounds (%)",
+    "best_accuracy": "Best test accuracy (%)",
+    "last_accuracy": "Test accuracy of the last round (%)",
+    "window_accuracy": "Accuracy, mean of 20 rounds (%)",
+    "rise_time": "Rise time (rounds)",
+    "rounds_to_half": "Rounds to 50 %",
+    "bmta": "Best mean accuracy of clients (%)",
+    "bmta_worst_decile": "Worst decile of clients (%)",
+    "bmta_round": "Round of the best mean",
+    "final_client_accuracy": "Mean accuracy of clients (%)",
+    "mean_client_accuracy": "Mean accuracy of clients (%)",
+    "test_accuracy": "Test accuracy (%)",
+    "test_loss": "Test loss (nats)",
+    "train_loss": "Training loss (nats)",
+    "gradient_gap": "Squared distance of gradients",
+    "server_gap": "Server's gradient gap",
+    "client_gap": "Clients' gradient gap",
+    "wall_seconds": "Wall-clock (s)",
+    "client_samples_per_second": "Client samples per second",
+    "bytes_up": "Bytes sent by clients",
+    "bytes_down": "Bytes sent to clients",
+}
+# Those of a running mean over 20 rounds.
+ROLLING_MEAN_METRICS = ("window_accuracy", "rise_time", "rounds_to_half")
+# Accuracies by another name.
+_OTHER_ACCURACIES = ("bmta", "bmta_worst_decile")
+
+
+def get_display_scale(metric: str) -> float:
+    """Return 100 for accuracies, which are shown in percent, otherwise 1.
+
+    Args:
+      metric: a column of `load_results` or `load_curves`.
+    """
+    return 100 if "accuracy" in metric or metric in _OTHER_ACCURACIES else 1
+
+
+def is_higher_better(metric: str) -> bool:
+    return get_display_scale(metric) == 100 and not metric.endswith("_std")
+
+
+def choose_default_metric(results: "pd.DataFrame") -> str:
+    """Choose the metric of a folder of runs: `final_accuracy` or `bmta`.
+
+    `bmta` is chosen if at least as many runs have it, since personalized methods may have no
+    global model.
+
+    Args:
+      results: as `load_results` returns it.
+    """
+    if "bmta" not in results:
+        return "final_accuracy"
+    converged_runs = results[~is_diverged(results)]
+    num_client_tested, num_globally_tested = (
+        int(converged_runs[name].notna().sum()) for name in ("bmta", "final_accuracy")
+    )
+    return (
+        "bmta"
+        if num_client_tested and num_client_tested >= num_globally_tested
+        else "final_accuracy"
+    )
+
+
+def get_companion_metric(metric: str) -> tuple[str, str, str]:
+    """Return the metric that an overview shows beside a metric: its name, heading and description.
+
+    Args:
+      metric: the overview's main metric.
+    """
+    if metric.startswith("bmta"):
+        description = "mean over the worst tenth of clients in the round of the best mean"
+        return "bmta_worst_decile", "Worst decile (%)", f"Worst decile: {description}"
+    if metric == "window_accuracy":
+        description = (
+            "the first round at which the running mean over 20 reaches 90 % of its last value"
+        )
+        return "rise_time", "Rise time", f"Rise time: {description}, mean over seeds"
+    return "best_accuracy", "Best (%)", "Best: mean over seeds of a run's best round"
+
+
+def get_metric_label(metric: str) -> str:
+    """Return the label of a metric for an axis or a heading."""
+    return _METRIC_LABELS.get(metric) or to_one_line(metric)
+
+
+def require_result_metric(results: "pd.DataFrame", metric: str) -> None:
+    """Raise ConfigError unless the metric is a numeric column that is no setting.
+
+    Args:
+      results: as `load_results` returns it.
+      metric: name of the column.
+    """
+    settings = list_setting_columns(results)
+    names = [n for n in results.columns if n not in settings and is_numeric(results[n])]
+    require_name("metric", metric, names)
+
+
+def get_metric_values(results: "pd.DataFrame", metric: str) -> "pd.Series":
+    """Return one number per run: percent for accuracies, NaN for a run without the metric.
+
+    Args:
+      results: as `load_results` returns it.
+      metric: a column of it.
+    """
+    import pandas as pd
+
+    if metric not in results:
+        return pd.Series(float("nan"), index=results.index)
+    return get_display_scale(metric) * pd.to_numeric(results[metric], errors="coerce")

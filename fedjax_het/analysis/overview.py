@@ -11,9 +11,15 @@ from fedjax_het.analysis.grouping import (
     find_varying_settings,
     format_setting_name,
     format_setting_value,
+    get_companion_metric,
+    get_display_scale,
+    get_metric_label,
+    get_metric_values,
     group_runs,
     is_diverged,
+    is_higher_better,
     is_shared_setting,
+    require_result_metric,
     resolve_group_settings,
 )
 from fedjax_het.analysis.render import (
@@ -25,14 +31,6 @@ from fedjax_het.analysis.render import (
     find_best_indices,
     format_mean_std,
     format_number,
-)
-from fedjax_het.analysis.result_metrics import (
-    get_companion_metric,
-    get_display_scale,
-    get_metric_label,
-    get_metric_values,
-    is_higher_better,
-    require_result_metric,
 )
 from fedjax_het.runtime.provenance import IDENTITY_FIELDS
 from fedjax_het.runtime.result_store import select_newest
@@ -52,22 +50,26 @@ def summarize_runs(
     by: Sequence[str] | None = None,
     metric: str = "final_accuracy",
 ) -> "pd.DataFrame":
-    """One row per combination of settings: the mean of a measure over the runs that share it.
+    """Average a metric over the runs that share settings, one row per combination.
 
     Args:
-      results: as `load_results` gives it; of runs with the same settings the newest counts.
-      by: names of settings; default: `find_varying_settings`. Runs that differ in a setting left out
-        of it are averaged together.
-      measure: a column of `results` that holds numbers. Accuracies are in percent.
+      results: as `load_results` returns it; of runs with equal settings the newest counts.
+      by: settings that distinguish rows; default: `find_varying_settings`. Runs that differ in
+        other settings are averaged together.
+      metric: a numeric column of `results`.
+
     Returns:
-      The settings of `by`; `mean` and `std` of the measure (n − 1; NaN for one run);
-      `best_accuracy`, the mean of the runs' best rounds, or where the measure is BMTA
-      `bmta_worst_decile`, where it is the mean over 20 rounds `rise_time`; `seeds`, the number of
-      runs in the mean; `diverged`, those left out of it; `wall_seconds` and
-      `client_samples_per_second` of a run, diverged or not. What is not there is NaN. Sorted by
-      `by`.
-    Errors:
-      ConfigError for a setting or measure that these runs do not have, and for no run at all.
+      A frame sorted by `by`; missing values are NaN, accuracies in percent:
+
+      * the settings of `by`;
+      * `mean` and `std` of the metric (n − 1; NaN for one run);
+      * `best_accuracy`, the mean of the runs' best rounds; for BMTA instead `bmta_worst_decile`, and
+        for the mean of 20 rounds `rise_time`;
+      * `seeds`, the number of runs in the mean, and `diverged`, the number left out;
+      * `wall_seconds` and `client_samples_per_second` of a run, diverged or not.
+
+    Raises:
+      ConfigError: if the runs do not have a setting or the metric, or if there is no run.
     """
     import pandas as pd
 
@@ -104,7 +106,14 @@ def make_overview_table(
     metric: str = "final_accuracy",
     title: str = "Overview",
 ) -> TextTable:
-    """`summarize_runs` as people read it, with what all runs have in common as notes."""
+    """Format `summarize_runs` as a table of texts, with the common settings of all runs as notes.
+
+    Args:
+      results: as `load_results` returns it.
+      by: settings that distinguish rows; default: `find_varying_settings`.
+      metric: a numeric column of `results`.
+      title: title of the table.
+    """
     results = select_newest(results)
     by = resolve_group_settings(results, by)
     summary = summarize_runs(results, by=by, metric=metric)
@@ -149,9 +158,14 @@ def make_pivot_table(
     metric: str = "final_accuracy",
     title: str = "Overview",
 ) -> TextTable:
-    """The same means in the form of papers: methods as rows, the values of one setting as columns.
+    """Format means over seeds with methods as rows and the values of one setting as columns.
 
-    A combination without any run is a dash.
+    Args:
+      results: as `load_results` returns it.
+      columns: the setting whose values are columns. A combination without runs is a dash.
+      by: settings that distinguish rows; default: `find_varying_settings`.
+      metric: a numeric column of `results`.
+      title: title of the table.
     """
     results = select_newest(results)
     by = resolve_group_settings(results, by)

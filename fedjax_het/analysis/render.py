@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TableSection:
-    """Rows to be compared with each other."""
+    """Rows of a table that are compared with each other."""
 
     rows: tuple[dict[str, str], ...]
     """Each by the name of the column."""
@@ -36,7 +36,7 @@ class TableSection:
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table as people read it."""
+    """A table of texts with a title, sections and notes."""
 
     title: str
     label_columns: tuple[str, ...]
@@ -98,10 +98,17 @@ def find_best_indices(values: Sequence[float]) -> list[int]:
 
 @validate_arguments
 def print_table(table: TextTable, *, console: Any = None) -> None:
-    """Print a table by rich: its sections under their titles, then the notes.
+    """Print a table with rich: sections under their titles, then the notes.
 
-    In a terminal it has a little weight, and a line that is too long for it wraps; in a pipe it is
-    plain text without any control code, and notes have 100 columns.
+    In a pipe the output is plain text without control codes, and notes have 100 columns. Lines of
+    the table are never cut.
+
+    Args:
+      table: the table.
+      console: a `rich.console.Console`; default: standard output.
+
+    Raises:
+      ConfigError: if `console` cannot print.
     """
     from rich import box
     from rich.console import Console
@@ -182,7 +189,11 @@ def _make_rich_texts(*texts: str) -> list:
 
 @validate_arguments
 def to_markdown(table: TextTable) -> str:
-    """A Markdown section: title, table, notes as a list. Titles of sections become columns."""
+    """Format a table as Markdown: a heading, a table whose first columns are the sections, and a list of notes.
+
+    Args:
+      table: the table. Texts are escaped.
+    """
     labels = list(dict.fromkeys(n for section in table.sections for n in section.labels or ()))
     names = [*labels, *table.label_columns]
     lines = [
@@ -206,7 +217,11 @@ def _format_markdown_row(texts: Sequence[str]) -> str:
 
 @validate_arguments
 def to_latex(table: TextTable) -> str:
-    """A LaTeX table that needs `\\usepackage{booktabs}`; the best of a section in bold."""
+    """Format a table as LaTeX (`\\usepackage{booktabs}`), the best values of a section in bold.
+
+    Args:
+      table: the table. Texts are escaped.
+    """
     columns = (*table.label_columns, *table.value_columns)
     has_titles = any(section.title for section in table.sections)
     alignment = "l" * len(table.label_columns) + "r" * len(table.value_columns)
@@ -249,5 +264,9 @@ def _format_latex_row(texts: Sequence[str]) -> str:
 
 @validate_arguments
 def to_csv(frame: "pd.DataFrame") -> str:
-    """The numbers themselves, of twelve digits; what is missing is empty."""
+    """Format numbers as CSV with twelve digits; missing values are empty.
+
+    Args:
+      frame: the numbers.
+    """
     return frame.to_csv(index=False, float_format="%.12g", lineterminator="\n")

@@ -11,10 +11,13 @@ from fedjax_het.analysis.figures.heat_map import find_numeric_pair, plot_heat_ma
 from fedjax_het.analysis.figures.learning_curves import SMOOTHING_WINDOW, plot_learning_curves
 from fedjax_het.analysis.figures.metric_vs_setting import plot_metric_vs_alpha
 from fedjax_het.analysis.figures.output import write_figure
-from fedjax_het.analysis.grouping import resolve_group_settings
+from fedjax_het.analysis.grouping import (
+    ROLLING_MEAN_METRICS,
+    choose_default_metric,
+    resolve_group_settings,
+)
 from fedjax_het.analysis.overview import make_overview_table, make_pivot_table, summarize_runs
 from fedjax_het.analysis.render import TextTable, print_table, to_csv, to_latex, to_markdown
-from fedjax_het.analysis.result_metrics import ROLLING_MEAN_METRICS, choose_default_metric
 from fedjax_het.metrics.convergence import WINDOW
 from fedjax_het.runtime.result_store import load_curves, load_results, select_newest
 from fedjax_het.utils.errors import require
@@ -45,22 +48,27 @@ def write_report(
     metric: str | None = None,
     output_dir: str | os.PathLike | None = None,
 ) -> ReportFiles:
-    """Read a folder of results and write its tables and figures into it, or into `output_dir`.
+    """Read a folder of results and write its tables and figures.
 
-    `overview.md`, `overview.tex`, `overview.csv` and `learning_curves.png` always;
-    `accuracy_against_alpha.png`, and a table with a column per alpha, where alpha varies (the file
-    is named after the measure if it is another); `heat_map.png` where two numeric settings vary.
-    Every file is replaced in one step. A run whose files are broken is left out with a warning, as
-    is a figure that cannot be drawn of what runs hold. A folder that cannot be written to costs the
-    files and a line in the log.
+    Files: `overview.md`, `overview.tex`, `overview.csv` and `learning_curves.png`; if alpha
+    varies, `accuracy_against_alpha.png` (named after another metric) and a table with a column per
+    alpha; if two numeric settings vary, `heat_map.png`. Files are replaced in one step. A run with
+    damaged files, and a figure that cannot be drawn, are left out with a warning. If the folder
+    cannot be written, the log has a line.
 
     Args:
-      by: names of settings; default: those that vary, apart from the seeds.
-      measure: a column of `load_results` that holds numbers; default: `final_accuracy`, or `bmta`
-        where at least as many runs have that, whose curves are then means over clients too. Curves
-        are running means over five rounds, over 20 where the measure is of those.
-    Errors:
-      ConfigError where the folder holds no results, and for a setting or measure they do not have.
+      directory: folder of results.
+      by: settings that distinguish rows and lines; default: all that vary, except seeds.
+      metric: a numeric column of `load_results`; default: `final_accuracy`, or `bmta` if at least as
+        many runs have it. Curves are running means over 5 rounds, or over 20 if the metric is one
+        of 20 rounds.
+      output_dir: folder of the files; default: `directory`.
+
+    Returns:
+      The files that were written.
+
+    Raises:
+      ConfigError: if the folder has no results, or the runs do not have a setting or the metric.
     """
     directory = Path(directory)
     results = select_newest(load_results(directory))
@@ -104,9 +112,18 @@ def write_table_files(
     frame: "pd.DataFrame",
     figures: "Mapping[str, Figure] | None" = None,
 ) -> list[str]:
-    """Print a table; write it as `<stem>.md` and `<stem>.tex`, its numbers as `<stem>.csv`, and the
-    figures under their names. Returns the names of the files in that order; where they cannot be
-    written, a line in the log says so, and what is printed stands."""
+    """Print a table and write it as `<stem>.md`, `<stem>.tex` and `<stem>.csv`, with figures.
+
+    Args:
+      directory: folder of the files.
+      stem: name of the files without suffix.
+      table: the table of texts.
+      frame: its numbers, for the CSV.
+      figures: figures by file name.
+
+    Returns:
+      Names of the files. If they cannot be written, the log has a line.
+    """
     print_table(table)
     texts = {
         f"{stem}.md": to_markdown(table),

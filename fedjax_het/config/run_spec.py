@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import yaml
 
@@ -216,10 +216,24 @@ class RunSpec:
             object.__setattr__(self, setting.name, value)
 
     def resolved(self) -> "ResolvedRunSpec":
-        """The same run with every default written out, and checked. Raises `ConfigError`."""
-        from fedjax_het.config.resolve import resolve
+        """Return the run with every default written out, after checking every setting.
 
-        return cast(ResolvedRunSpec, resolve(self))
+        Raises:
+          ConfigError: if a setting cannot be used.
+        """
+        return RunSpec._resolve(self)
+
+    @staticmethod
+    def _resolve(spec: "RunSpec") -> "ResolvedRunSpec":
+        """Resolve a run; `config/__init__` sets it to `config.resolve.resolve`.
+
+        That module imports this class, so that this module cannot import it.
+        """
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether the settings are equal, whether or not they have been resolved."""
+        return isinstance(other, RunSpec) and vars(self) == vars(other)
 
     @property
     def has_client_tests(self) -> bool:
@@ -262,34 +276,67 @@ class RunSpec:
         return cls(**values)
 
     def digest(self) -> str:
-        """16 hexadecimal digits that name this run: the hash of the resolved settings."""
-        return self.resolved().resolved_digest()
+        """Return the 16 hexadecimal digits that name this run: a hash of the resolved settings.
 
-    def resolved_digest(self) -> str:
-        """The same of settings that are resolved already, as stored ones are: nothing is looked up,
-        so their names may be of what only another process has registered."""
-        text = json.dumps(self.to_dict(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-if TYPE_CHECKING:
-
-    class ResolvedRunSpec(RunSpec):
-        """The settings that every resolved run has; a name for type checkers alone.
-
-        What clients train with is missing here: those that condense their data have none of it.
+        Raises:
+          ConfigError: if a setting cannot be used.
         """
+        return self.resolved().digest()
 
-        partition: str
-        model: str
-        num_clients: int
-        participation: float
-        batch_size: int
-        rounds: int
-        partition_seed: int
-        protocol: str
-else:
-    ResolvedRunSpec = RunSpec
+
+class ResolvedRunSpec(RunSpec):
+    """The settings of a run with every default written out, all of them checked.
+
+    Only `config.resolve.resolve` creates one. The class itself and `dataclasses.replace` return a
+    `RunSpec`, because changed settings must be resolved again.
+
+    Settings of local training may still be None: clients that condense their data have none.
+    """
+
+    partition: str
+    model: str
+    num_clients: int
+    participation: float
+    batch_size: int
+    rounds: int
+    partition_seed: int
+    protocol: str
+
+    def __new__(cls, *args: Any, **settings: Any) -> RunSpec:  # type: ignore[misc]
+        return RunSpec(*args, **settings)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return mark_as_resolved, (RunSpec(**vars(self)),)
+
+    def resolved(self) -> "ResolvedRunSpec":
+        """Return this run, which is resolved already."""
+        return self
+
+    def digest(self) -> str:
+        """Return the 16 hexadecimal digits that name this run: a hash of its settings."""
+        return hash_settings(self)
+
+
+def mark_as_resolved(spec: RunSpec) -> ResolvedRunSpec:
+    """Return resolved settings as an instance of `ResolvedRunSpec`; for `resolve` and pickle."""
+    resolved = object.__new__(ResolvedRunSpec)
+    vars(resolved).update(vars(spec))
+    return resolved
+
+
+def hash_settings(spec: RunSpec) -> str:
+    """Return the digest of settings as they are, without resolving them.
+
+    Settings that are stored in a file may name what only another process has registered.
+
+    Args:
+      spec: resolved settings.
+
+    Returns:
+      16 hexadecimal digits.
+    """
+    text = json.dumps(spec.to_dict(), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def spec_to_yaml(spec: RunSpec) -> str:

@@ -1,30 +1,34 @@
-"""What a client does in a round, as users write it; and the checks that stand at its border.
+"""The contract of a client algorithm: what one client does in a round.
 
-    def begin(hp, broadcast, state, client):
-        return Local(broadcast.variables, (), ())
+    def begin(context, state):
+        return ClientTrainState(context.message.variables, (), ())
 
-    def step(hp, broadcast, local, batch, client, key):
-        loss, gradient, variables = task.loss_and_gradient(local.variables, batch, key)
+    def step(context, local, batch):
+        loss, gradient, variables = task.loss_and_gradient(local.variables, batch, context.key)
         ...
         return local, loss
 
-    def end(hp, broadcast, local, state, client):
-        change = jax.tree.map(jnp.subtract, local.variables, broadcast.variables)
-        return Upload(mean=change, sum=jnp.int32(1)), state, ()
+    def end(context, local, state):
+        change = jax.tree.map(jnp.subtract, local.variables, context.message.variables)
+        return ClientUpdate(mean=change, sum=jnp.int32(1)), state, ()
 
-The engine weighs: of what is in `ClientUpdate.mean` the server gets the average that the run's settings
-ask for, of what is in `ClientUpdate.sum` the sum. A method has no weights to forget.
+`context` is a `ClientContext`: hyper-parameters, message of the server, facts of the client, PRNG key.
+The engine computes the weighted average of `ClientUpdate.mean` over the round's clients, with the
+weights of the run's `averaging`, and the sum of `ClientUpdate.sum`. A method never sees a weight.
+
+The functions of a method are checked by `with_contract_checks` while the program is traced. The
+checks concern structures, shapes and types only; the compiled program contains none of them.
 """
 
-import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.utils.arrays import is_prng_key
+from fedjax_het.nn.batch_axis import BatchAxis
+from fedjax_het.utils.arrays import AnyArray, is_prng_key
 from fedjax_het.utils.errors import ConfigError
 
 Tree = Any
@@ -32,152 +36,162 @@ HyperParameters = dict[str, jax.Array]  # float32 scalars by name
 
 
 class ClientInfo(NamedTuple):
-    """What a client knows of itself in a round; scalars but for `start`."""
+    """Facts of one client in a round."""
 
-    id: jax.Array  # int32; of a pair of client and class where those are what the lanes run through
-    num_samples: jax.Array  # int32
-    num_steps: jax.Array  # int32, over all passes
-    key: jax.Array  # its own of this round; a step's is fold_in(key, step)
-    init_images: (
-        jax.Array
-    )  # [I, H, W, C] stored images that it starts from; I = 0 in local training
+    id: jax.Array
+    """`[]` int32: index of the client, 0 to K - 1. For methods that condense data: index of the
+    pair of client and class."""
+    num_samples: jax.Array
+    "`[]` int32: number of training examples of the client."
+    num_steps: jax.Array
+    "`[]` int32: number of minibatches in the round, over all passes."
+    init_images: jax.Array
+    """`[I, H, W, C]`: stored images from which a client that condenses data starts. I = 0 in local
+    training."""
+
+
+class ClientContext(NamedTuple):
+    """What every function of a client reads besides the client's own arrays."""
+
+    hp: HyperParameters
+    "Values of the hyper-parameters by name, `[]` float32, traced: a new value compiles nothing."
+    message: Tree
+    "What the server sent, the same for all clients of the round: usually a `ServerMessage`."
+    client: ClientInfo
+    "Facts of the client."
+    key: jax.Array
+    """PRNG key: in `begin` and `end` the client's own key of the round, in `step` the key of that
+    step, `fold_in(client's key, step_index)`."""
 
 
 class Batch(NamedTuple):
-    """One minibatch as stored; `mask` is 1 for samples and 0 for padding."""
+    """One minibatch as stored."""
 
-    images: jax.Array  # [B, H, W, C] uint8 or float32
-    labels: jax.Array  # [B] int32
-    mask: jax.Array  # [B] float32
-    step_index: jax.Array  # [] int32: the client's steps so far in this round
+    images: jax.Array
+    "`[B, H, W, C]` uint8 or float32."
+    labels: jax.Array
+    "`[B]` int32."
+    mask: jax.Array
+    "`[B]` float32: 1 for examples, 0 for padding."
+    step_index: jax.Array
+    "`[]` int32: number of minibatches that the client has processed in this round."
+    axis: BatchAxis | None = None
+    """Devices that share the batch, of which this is one part; None for a whole batch, as clients
+    always have."""
 
 
 class ClientUpdate(NamedTuple):
-    """What a client sends, and what the server gets of all.
+    """What a client sends, and what the server receives of all clients of a round.
 
-    mean: averaged over the round's clients, with the weights of the run's `averaging`. Zero where
-      no client has trained.
-    sum: added up over them.
-
-    Any arrays but random keys. What is narrower than 32 bits is averaged and added up in 32: floats
-    in float32, truth values and integers as integers where they are summed (float32 where they are
-    averaged).
+    Leaves may be arrays of any type except PRNG keys. Types of less than 32 bits are widened to 32
+    bits before they are averaged or summed: floats to float32; booleans and integers to float32 in
+    `mean` and to integers in `sum`.
     """
 
     mean: Tree = ()
+    """Averaged over the round's clients with the weights of the run's `averaging`. Zero if no client
+    has trained."""
     sum: Tree = ()
-
-
-class InitClientFunction(Protocol):
-    """-> what a client keeps between rounds, before its first; () if nothing."""
-
-    def __call__(self, hp: HyperParameters, variables: Tree) -> Tree: ...
-
-
-class BeginRoundFunction(Protocol):
-    """-> local: what a client carries from step to step."""
-
-    def __call__(
-        self, hp: HyperParameters, message: Tree, state: Tree, client: ClientInfo
-    ) -> Tree: ...
-
-
-class StepFunction(Protocol):
-    """-> (local, of the same structure, shapes and types; the minibatch's mean loss, a scalar)."""
-
-    def __call__(
-        self,
-        hp: HyperParameters,
-        message: Tree,
-        local: Tree,
-        batch: Batch,
-        client: ClientInfo,
-        key: jax.Array,
-    ) -> tuple[Tree, jax.Array]: ...
-
-
-class EndRoundFunction(Protocol):
-    """-> (upload, state, of the same structure, shapes and types; output, any arrays)."""
-
-    def __call__(
-        self, hp: HyperParameters, message: Tree, local: Tree, state: Tree, client: ClientInfo
-    ) -> tuple[ClientUpdate, Tree, Tree]: ...
+    "Summed over the round's clients."
 
 
 class ClientAlgorithm(NamedTuple):
-    """How one client trains: pure functions of a single client.
+    """How one client trains: pure functions of a single client, which jax can trace.
 
-    init(hp, variables) -> state
-    begin(hp, broadcast, state, client) -> local
-    step(hp, broadcast, local, batch, client, key) -> (local, loss)
-    end(hp, broadcast, local, state, client) -> (Upload, state, output)
-
-    Outputs are kept per client. `extra_passes` are passes over the client's data before its local
-    epochs. State, local, uploads and outputs may have arrays of any type that jax has (uploads: but
-    random keys).
+    State, local, update and output are pytrees of arrays of any type; updates without PRNG keys.
     """
 
-    init: InitClientFunction
-    begin: BeginRoundFunction
-    step: StepFunction
-    end: EndRoundFunction
+    init: Callable[[HyperParameters, Tree], Tree]
+    """`init(hp, variables) -> state`: what the client stores between rounds, before its first round;
+    `()` for nothing. `variables` are those of the initial global model."""
+    begin: Callable[[ClientContext, Tree], Tree]
+    "`begin(context, state) -> local`: what the client carries from step to step."
+    step: Callable[[ClientContext, Tree, Batch], tuple[Tree, jax.Array]]
+    """`step(context, local, batch) -> (local, loss)`: `local` with unchanged structure, shapes and
+    types; the mean loss of the minibatch, a float32 scalar."""
+    end: Callable[[ClientContext, Tree, Tree], tuple[ClientUpdate, Tree, Tree]]
+    """`end(context, local, state) -> (update, state, output)`: what the client sends; its state with
+    unchanged structure, shapes and types; any arrays that the round reads for each client."""
     extra_passes: int = 0
+    "Passes over the client's data before its local epochs."
 
 
 class ContractError(ConfigError):
-    """A function that a method brings does not do what the contract says; one line that names the
-    function, and the leaf."""
+    """A function of a method breaks the contract; one line names the function and the leaf."""
+
+
+class ClientError(ContractError):
+    """A function of a client raised an exception in debug mode; one line names method, round, client
+    and step, all counted from 0. `__cause__` is the exception."""
 
 
 def with_contract_checks(algorithm: ClientAlgorithm) -> ClientAlgorithm:
-    """The same method, whose functions say which of them breaks the contract, and where.
+    """Return the algorithm with functions that raise ContractError if they break the contract.
 
-    All checks are of shapes and types, made while the program is traced: none is in the program.
+    The checks run while the program is traced and concern structures, shapes and types only.
     """
+    if getattr(algorithm.begin, "is_checked", False):
+        return algorithm
 
-    def begin(hp, message, state, client):
-        args = (hp, message, state, client)
-        local = call_user_function(
-            "ClientAlgorithm.begin", algorithm.begin, BeginRoundFunction, *args
-        )
-        return _require_arrays(
-            "ClientAlgorithm.begin", local, "what a client carries, () if nothing"
-        )
+    def init(hp, variables):
+        name = "ClientAlgorithm.init"
+        state = call_user_function(name, algorithm.init, hp=hp, variables=variables)
+        return _require_arrays(name, state, "what a client keeps, () if nothing")
 
-    def step(hp, message, local, batch, client, key):
+    def begin(context, state):
+        name = "ClientAlgorithm.begin"
+        local = call_user_function(name, algorithm.begin, context=context, state=state)
+        return _require_arrays(name, local, "what a client carries, () if nothing")
+
+    def step(context, local, batch):
         name = "ClientAlgorithm.step"
-        args = (hp, message, local, batch, client, key)
-        new_local, loss = unpack_tuple(
-            name, call_user_function(name, algorithm.step, StepFunction, *args), ("local", "loss")
+        outputs = call_user_function(
+            name, algorithm.step, context=context, local=local, batch=batch
         )
+        new_local, loss = unpack_tuple(name, outputs, ("local", "loss"))
         require_like(f"{name}: local", new_local, local, "what `begin` made")
         require_scalar(f"{name}: loss", loss)
         return new_local, loss
 
-    def end(hp, message, local, state, client):
+    def end(context, local, state):
         name = "ClientAlgorithm.end"
-        outputs = call_user_function(
-            name, algorithm.end, EndRoundFunction, hp, message, local, state, client
-        )
-        update, new_state, output = unpack_tuple(name, outputs, ("upload", "state", "output"))
-        require_client_update(f"{name}: upload", update)
+        outputs = call_user_function(name, algorithm.end, context=context, local=local, state=state)
+        update, new_state, output = unpack_tuple(name, outputs, ("update", "state", "output"))
+        require_client_update(f"{name}: update", update)
         require_like(f"{name}: state", new_state, state, "what `init` made")
         return update, new_state, output
 
-    def init(hp, variables):
-        state = call_user_function(
-            "ClientAlgorithm.init", algorithm.init, InitClientFunction, hp, variables
-        )
-        return _require_arrays("ClientAlgorithm.init", state, "what a client keeps, () if nothing")
-
-    if getattr(algorithm.begin, "is_checked", False):
-        return algorithm
     begin.is_checked = True  # type: ignore[attr-defined]
     return ClientAlgorithm(init, begin, step, end, algorithm.extra_passes)
 
 
+def with_error_locations(algorithm: ClientAlgorithm, round_index: AnyArray) -> ClientAlgorithm:
+    """Return the algorithm with functions whose exceptions name round, client and step.
+
+    For runs without jit, where the client's id and the step are values.
+    """
+
+    def locate(function: Callable) -> Callable:
+        def call(context: ClientContext, *args: Any) -> Any:
+            try:
+                return function(context, *args)
+            except Exception as error:
+                location = f"round {round_index}, client {context.client.id}"
+                if isinstance(args[-1], Batch):
+                    location += f", step {args[-1].step_index}"
+                reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
+                raise ClientError(f"{location}: {reason}") from error
+
+        return call
+
+    return algorithm._replace(
+        begin=locate(algorithm.begin), step=locate(algorithm.step), end=locate(algorithm.end)
+    )
+
+
 def _require_arrays(name: str, tree: Any, expected: str) -> Any:
-    """Arrays, in whatever structure; None is what a function returns that forgets to."""
+    """Return `tree`; raise ContractError for None, which a function without `return` gives, and for
+    leaves that are not arrays."""
     if tree is None:
         raise ContractError(f"{name} returned None: expected {expected}")
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -189,19 +203,29 @@ def _require_arrays(name: str, tree: Any, expected: str) -> Any:
     return tree
 
 
-def call_user_function(name: str, function: Callable, protocol: type, *args: Any) -> Any:
-    """`function(*args)`. Raises ContractError if it does not take as many; what else it raises gets
-    a note of its name."""
-    argument_names = _argument_names(protocol)
+def call_user_function(name: str, function: Callable, /, **arguments: Any) -> Any:
+    """Call a function of a method with arguments in the order of the contract.
+
+    Args:
+      name: the function's name in the contract, for messages.
+      function: called with the values of `arguments` by position, so that a method may use other
+        parameter names.
+      arguments: values by the names that the contract gives them.
+
+    Returns:
+      What the function returns.
+
+    Raises:
+      ContractError: if `function` is not callable or does not accept as many arguments. Any other
+        exception of the function gets a note with `name`.
+    """
+    expected = f"({', '.join(arguments)})"
     if not callable(function):
-        raise ContractError(
-            f"{name} = {function!r}: expected a function of ({', '.join(argument_names)})"
-        )
-    if not _accepts_arguments(function, len(args)):
-        signature = inspect.signature(function)
-        raise ContractError(f"{name} takes {signature}: expected ({', '.join(argument_names)})")
+        raise ContractError(f"{name} = {function!r}: expected a function of {expected}")
+    if not _accepts_arguments(function, len(arguments)):
+        raise ContractError(f"{name} takes {inspect.signature(function)}: expected {expected}")
     try:
-        return function(*args)
+        return function(*arguments.values())
     except ContractError:
         raise
     except Exception as error:
@@ -210,7 +234,7 @@ def call_user_function(name: str, function: Callable, protocol: type, *args: Any
 
 
 def unpack_tuple(name: str, value: Any, names: Sequence[str]) -> tuple:
-    """What a function returned, if it is a tuple of these parts."""
+    """Return `value`; raise ContractError unless it is a plain tuple of parts with these names."""
     expected = f"({', '.join(names)})"
     if not isinstance(value, tuple) or hasattr(value, "_fields"):
         raise ContractError(f"{name} returned {describe_value(value)}: expected {expected}")
@@ -236,6 +260,7 @@ def require_like(name: str, tree: Tree, expected: Tree, origin: str) -> None:
 
 
 def require_scalar(name: str, value: Any) -> None:
+    """Raise ContractError unless `value` is a scalar of a float type."""
     is_number = hasattr(value, "shape") or isinstance(value, float | int)
     if (
         not is_number
@@ -246,10 +271,11 @@ def require_scalar(name: str, value: Any) -> None:
 
 
 def require_client_update(name: str, value: Any) -> None:
+    """Raise ContractError unless `value` is a `ClientUpdate` without PRNG keys."""
     if not isinstance(value, ClientUpdate):
         raise ContractError(
-            f"{name} is {describe_value(value)}: expected Upload(mean=..., sum=...), of which the engine "
-            "averages the one and adds up the other"
+            f"{name} is {describe_value(value)}: expected ClientUpdate(mean=..., sum=...), of "
+            "which the engine averages the one and adds up the other"
         )
     for path, leaf in jax.tree_util.tree_leaves_with_path(value):
         if is_prng_key(jnp.asarray(leaf)):
@@ -260,13 +286,13 @@ def require_client_update(name: str, value: Any) -> None:
 
 
 def describe_array(leaf: Any) -> str:
-    """An array's type and shape: `float32[10,3]`."""
+    """Return an array's type and shape as text, for example `float32[10,3]`."""
     dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
     return f"{dtype}[{','.join(map(str, jnp.shape(leaf)))}]"
 
 
 def describe_value(value: Any) -> str:
-    """What something is, in a word or two."""
+    """Return a description of any value in one to four words."""
     if value is None:
         return "None"
     if hasattr(value, "shape") and hasattr(value, "dtype"):
@@ -277,7 +303,7 @@ def describe_value(value: Any) -> str:
 
 
 def _first_difference(tree: Tree, expected: Tree) -> str:
-    """Where two structures part, and how."""
+    """Return the first difference of two structures as text."""
     paths = {jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(tree)}
     expected_paths = {
         jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(expected)
@@ -289,12 +315,6 @@ def _first_difference(tree: Tree, expected: Tree) -> str:
     if missing := sorted(expected_paths - paths):
         return f"{missing[0]} is missing: expected the same structure"
     return f" is {describe_value(tree)}: expected {describe_value(expected)}, the same structure"
-
-
-@functools.cache
-def _argument_names(protocol: type) -> tuple[str, ...]:
-    names = tuple(inspect.signature(protocol.__call__).parameters)
-    return names[1:]
 
 
 def _accepts_arguments(function: Callable, num_arguments: int) -> bool:

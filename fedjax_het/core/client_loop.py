@@ -20,14 +20,15 @@ from fedjax_het.core.bitcast import bitcast_from_words, bitcast_to_words
 from fedjax_het.core.client_algorithm import (
     Batch,
     ClientAlgorithm,
+    ClientContext,
     ClientInfo,
     ClientUpdate,
     with_contract_checks,
+    with_error_locations,
 )
 from fedjax_het.core.divergence import has_no_new_nonfinite
-from fedjax_het.core.drift import with_drift_monitoring
 from fedjax_het.core.execution_plan import LANES_AXIS, ExecutionPlan
-from fedjax_het.core.resumable_loops import BLOCKS, CLIENTS, TURNS, map_loop, split_loop
+from fedjax_het.core.resumable_loops import BLOCKS, CLIENTS, TURNS, WHOLE_LOOPS, LoopRunner
 from fedjax_het.core.schedule import RoundSchedule
 from fedjax_het.core.server_parallelism import order_after
 from fedjax_het.utils.arrays import AnyArray, set_row, take_row
@@ -49,6 +50,7 @@ class Cohort(NamedTuple):
     examples: Examples
     server_examples: Examples | None = None  # [n_0, ...] the server's own; None where it has none
     inputs: dict[str, Tree] = {}  # noqa: RUF012  what the method asked for, by name
+    loops: LoopRunner = WHOLE_LOOPS  # runs the round's long loops
 
 
 class CohortResult(NamedTuple):
@@ -99,9 +101,11 @@ def train_cohort(
       and one output per slot.
     """
     schedule = cohort.schedule
-    algorithm, read_update = with_drift_monitoring(with_contract_checks(algorithm))
+    algorithm = with_contract_checks(algorithm)
+    if plan.is_debug:
+        algorithm = with_error_locations(algorithm, schedule.round)
     run_block: Callable[..., tuple] = partial(_run_block, algorithm, plan, loop_name)
-    replicated_args = (hp, message, states, key, cohort.examples, schedule.max_steps)
+    inputs = _BlockInputs(hp, message, states, key, cohort.examples, schedule.max_steps)
     round_fields = (
         "round",
         "num_clients",
@@ -131,9 +135,9 @@ def train_cohort(
                 lambda block_args: run(spans, block_args[0], block_args[1]), (carries, lanes)
             )
 
-        sums, new_states, outputs = map_loop(
+        sums, new_states, outputs = cohort.loops.map(
             run_blocks_in_turn,
-            lambda block_schedule: run_block(*replicated_args, block_schedule),
+            lambda loops, block_schedule: run_block(loops, inputs, block_schedule),
             TURNS,
             len(schedule.state_rows),
         )
@@ -143,8 +147,10 @@ def train_cohort(
     else:
         is_split = plan.has_sharded_client_states and bool(jax.tree.leaves(states))
         client_spec = P(LANES_AXIS) if is_split else P()
+        input_specs = _BlockInputs(P(), P(), client_spec, P(), P(), P())
 
-        def run_on_device(hp, message, states, key, examples, longest, lanes):
+        def run_on_device(loops, inputs: _BlockInputs, lanes):
+            states = inputs.states
             block_schedule = jax.tree.map(lambda a: a[0], lanes)
             state_table, table_schedule = (
                 _fetch_client_states(states, block_schedule)
@@ -152,7 +158,7 @@ def train_cohort(
                 else (states, block_schedule)
             )
             sums, new_states, outputs = run_block(
-                hp, message, state_table, key, examples, longest, table_schedule
+                loops, inputs._replace(states=state_table), table_schedule
             )
             rows = block_schedule.state_rows if jax.tree.leaves(new_states) else ()
             row_outputs = new_states, rows, pair_with_slots(outputs, block_schedule)
@@ -165,19 +171,18 @@ def train_cohort(
             return jax.shard_map(
                 run,
                 mesh=plan.mesh,
-                in_specs=(P(), P(LANES_AXIS), P(), P(), client_spec, P(), P(), P(), P(LANES_AXIS)),
+                in_specs=(P(), P(LANES_AXIS), input_specs, P(LANES_AXIS)),
                 out_specs=((P(), client_spec, P()), P(LANES_AXIS), P()),
                 check_vma=False,
-            )(spans, carries, *replicated_args, lanes)
+            )(spans, carries, inputs, lanes)
 
-        sums, states, outputs = map_loop(
+        sums, states, outputs = cohort.loops.map(
             map_devices, run_on_device, BLOCKS, len(schedule.state_rows)
         )
     if gather_models:
         outputs = _select_client_models(schedule, *outputs)
     upload, loss, num_samples, num_trained, num_nonfinite = sums
     loss = jnp.where(num_nonfinite > 0, jnp.nan, loss / jnp.maximum(num_samples, 1))
-    upload = read_update(upload)
     return CohortResult(upload, num_trained.astype(jnp.int32), states, outputs, loss)
 
 
@@ -341,6 +346,17 @@ def _scatter_client_states(plan: ExecutionPlan, states, new_states, rows):
     return jax.lax.fori_loop(0, rows.shape[0], write_row, states)
 
 
+class _BlockInputs(NamedTuple):
+    """What all blocks of lanes read besides their schedules, or how each of it is placed."""
+
+    hp: Tree
+    message: Tree
+    states: Tree  # of all clients, or the rows of a table
+    key: Any  # the round's
+    examples: Any  # an `Examples`
+    max_steps: Any  # [] int32 of the longest lane of all blocks
+
+
 class _ActiveClient(NamedTuple):
     """One lane's client in training."""
 
@@ -370,31 +386,31 @@ class _LaneFunctions(NamedTuple):
     end: Callable[[_LaneSlots, jax.Array, _ActiveClient], tuple]
 
 
-def _make_lane_functions(
-    algorithm: ClientAlgorithm, hp, message, states, key, examples: Examples
-) -> _LaneFunctions:
-    """The lane's functions of a method; `states` holds everyone's rows."""
+def _make_lane_functions(algorithm: ClientAlgorithm, inputs: _BlockInputs) -> _LaneFunctions:
+    """Return the functions of a lane for a method's clients."""
+    hp, message, states, key, examples, _ = inputs
 
-    def make_client_info(slots: _LaneSlots, slot):
+    def make_context(slots: _LaneSlots, slot) -> ClientContext:
         slot_values = jax.tree.map(lambda a: take_row(a, slot), slots)
         client_key = jax.random.fold_in(key, slot_values.ids)
         init_images = examples.images[slot_values.init_example_ids]
-        return ClientInfo(
-            slot_values.ids, slot_values.num_samples, slot_values.num_steps, client_key, init_images
+        client = ClientInfo(
+            slot_values.ids, slot_values.num_samples, slot_values.num_steps, init_images
         )
+        return ClientContext(hp, message, client, client_key)
 
     def begin(slots, slot):
         state = get_client_row(states, take_row(slots.state_rows, slot))
-        local = algorithm.begin(hp, message, state, make_client_info(slots, slot))
+        local = algorithm.begin(make_context(slots, slot), state)
         zero = jnp.zeros((), jnp.float32)
         return _ActiveClient(local, jnp.int32(0), zero, zero)
 
     def step(slots, slot, active, indices, size):
-        client = make_client_info(slots, slot)
+        context = make_context(slots, slot)
         mask = (jnp.arange(indices.shape[0]) < size).astype(jnp.float32)
         batch = Batch(examples.images[indices], examples.labels[indices], mask, active.steps)
-        step_key = jax.random.fold_in(client.key, active.steps)
-        local, loss = algorithm.step(hp, message, active.local, batch, client, step_key)
+        context = context._replace(key=jax.random.fold_in(context.key, active.steps))
+        local, loss = algorithm.step(context, active.local, batch)
         num_samples = size.astype(jnp.float32)
         return _ActiveClient(
             local,
@@ -404,29 +420,37 @@ def _make_lane_functions(
         )
 
     def end(slots, slot, active):
-        state, client = (
-            get_client_row(states, take_row(slots.state_rows, slot)),
-            make_client_info(slots, slot),
-        )
-        update, new_state, output = algorithm.end(hp, message, active.local, state, client)
+        state = get_client_row(states, take_row(slots.state_rows, slot))
+        update, new_state, output = algorithm.end(make_context(slots, slot), active.local, state)
         is_finite = has_no_new_nonfinite(new_state, state)
         return _weight_update(update, take_row(slots.weights, slot)), is_finite, new_state, output
 
     return _LaneFunctions(begin, step, end)
 
 
-def _run_block(algorithm, plan, loop_name, hp, message, states, key, examples, max_steps, schedule):
-    """One block of lanes: -> ((upload, loss, samples, clients, those whose state is not finite any
-    more: sums), states, outputs).
+def _run_block(
+    algorithm: ClientAlgorithm,
+    plan: ExecutionPlan,
+    loop_name: str,
+    loops: LoopRunner,
+    inputs: _BlockInputs,
+    schedule: Any,
+) -> tuple:
+    """Train the clients of one block of lanes.
 
-    `states` holds everyone's rows; returned are those of this block's slots, `[V, J, ...]`. A round
-    in stretches is cut between steps of the lanes, of which the longest of all blocks has
-    `longest`.
+    Args:
+      algorithm: the functions of one client.
+      plan: where lanes run.
+      loop_name: the round's phase, as progress shows it.
+      loops: runs the loop over the lanes' steps, which is cut between two steps.
+      inputs: what all blocks read.
+      schedule: the block's part of the round's `RoundSchedule`, traced.
+
+    Returns:
+      The sums of this block (update, loss, samples, clients, and clients whose state is not finite
+      any more), and the states and outputs of the clients in its slots, `[V, J, ...]`.
     """
-    num_lanes, lane_functions = (
-        plan.lanes,
-        _make_lane_functions(algorithm, hp, message, states, key, examples),
-    )
+    num_lanes, lane_functions = plan.lanes, _make_lane_functions(algorithm, inputs)
     map_lanes = partial(_map_lanes, num_lanes)
     slots = _LaneSlots(
         schedule.client_ids,
@@ -439,7 +463,7 @@ def _run_block(algorithm, plan, loop_name, hp, message, states, key, examples, m
     batches, batch_sizes = schedule.batches.swapaxes(0, 1), schedule.batch_sizes.swapaxes(0, 1)
     first_slots = jnp.zeros(num_lanes, jnp.int32)
     active = map_lanes(lane_functions.begin)(slots, first_slots)
-    shapes = jax.eval_shape(map_lanes(lane_functions.end), slots, first_slots, active)
+    shapes = plan.eval_shape(map_lanes(lane_functions.end), slots, first_slots, active)
     update_shape, _, *slot_shapes = shapes
     update_sums = jax.tree.map(lambda s: jnp.zeros(s.shape[1:], s.dtype), update_shape)
     num_slots = schedule.client_ids.shape[1]
@@ -525,12 +549,12 @@ def _run_block(algorithm, plan, loop_name, hp, message, states, key, examples, m
     carry = (active, (update_sums, zero, zero, zero, zero), new_states, outputs)
     num_steps, batch_size = batches.shape[1:]
     total = take_row(schedule.segment_ends, jnp.maximum(schedule.num_segments - 1, 0))
-    return split_loop(
+    return loops.run_split(
         loop_name,
         jnp.where(schedule.num_segments > 0, total, 0),
         run_segments,
         carry,
-        max_total=max_steps,
+        max_total=inputs.max_steps,
         max_iterations=num_steps,
         samples_per_iteration=num_lanes * batch_size,
     )[1:]

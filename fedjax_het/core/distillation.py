@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.core.client_loop import ClientModels, Examples, get_client_row
-from fedjax_het.core.resumable_loops import TEACHERS, resumable_loop
+from fedjax_het.core.resumable_loops import TEACHERS, WHOLE_LOOPS, LoopRunner
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.core.server_training import make_shuffled_batches, train_on_examples
 from fedjax_het.core.task import Task
@@ -40,10 +40,22 @@ def compute_logits(task: Task, variables: Tree, images: AnyArray) -> jax.Array:
 
 
 def sum_over_models(
-    function: Callable[[Tree], jax.Array], models: ClientModels, num_samples: int
+    function: Callable[[Tree], jax.Array],
+    models: ClientModels,
+    num_samples: int,
+    loops: LoopRunner = WHOLE_LOOPS,
 ) -> jax.Array:
-    """Sum of `function(variables)`, an array, over the models that are present, one at a time;
-    `samples`: that it looks at."""
+    """Sum an array over the models that are present, one model at a time.
+
+    Args:
+      function: `function(variables)` returns the array of one model.
+      models: the models of a round's clients.
+      num_samples: samples that `function` evaluates.
+      loops: runs the long loops of the round.
+
+    Returns:
+      The sum; zero if no model is present.
+    """
 
     def add(i, total):
         return total + jnp.where(
@@ -52,7 +64,7 @@ def sum_over_models(
 
     first = jax.tree.map(lambda a: a[0], models.variables)
     zeros = jnp.zeros_like(jax.eval_shape(function, first))
-    return resumable_loop(
+    return loops.run(
         TEACHERS, len(models.is_present), add, zeros, samples_per_iteration=num_samples / 3
     )
 

@@ -1,6 +1,5 @@
 """Where things run: the lanes of a federation, and several federations, on the devices."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_het.core.resumable_loops import BLOCKS, TURNS, map_loop
+from fedjax_het.core.resumable_loops import BLOCKS, TURNS, WHOLE_LOOPS, LoopRunner
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism, order_after
 from fedjax_het.utils.arrays import fetch_to_host, from_numpy_bits, is_prng_key, to_numpy_bits
 
@@ -47,6 +46,13 @@ class ExecutionPlan(NamedTuple):
     has_sharded_client_states: bool = (
         False  # whether each of them holds the states of a part of its clients
     )
+    is_debug: bool = False
+    """Whether programs run without jit: operation by operation, client by client, with values that
+    a method's functions can print and test. Requires one lane and no mesh."""
+
+    def eval_shape(self, function: Callable, *args: Any) -> Any:
+        """Return the result of `function(*args)` as shapes; in debug mode with values."""
+        return function(*args) if self.is_debug else jax.eval_shape(function, *args)
 
     @property
     def mesh_axis(self) -> str | None:
@@ -163,8 +169,37 @@ class ExecutionPlan(NamedTuple):
     def sum_over_blocks(
         self, function: Callable, replicated_args: tuple, block_args: Any
     ) -> jax.Array:
-        """Sum of `function(*shared, part)`, an array, over the blocks, which are the leading axis
-        of `parts`: each where it is placed. One collective where blocks are on several devices."""
+        """Sum an array over the blocks of lanes, each computed where it is placed.
+
+        Args:
+          function: `function(*replicated_args, block_args)` returns the array of one block.
+          replicated_args: arguments that are whole on every device.
+          block_args: a tree of arrays whose leading axis are the blocks.
+
+        Returns:
+          The sum. It costs one collective where blocks are on several devices.
+        """
+
+        def call_function(loops: LoopRunner, *args: Any) -> jax.Array:
+            return function(*args)
+
+        return self.sum_loops_over_blocks(WHOLE_LOOPS, call_function, replicated_args, block_args)
+
+    def sum_loops_over_blocks(
+        self, loops: LoopRunner, function: Callable, replicated_args: tuple, block_args: Any
+    ) -> jax.Array:
+        """Sum an array over the blocks of lanes, as `sum_over_blocks`, by a function with long loops.
+
+        Args:
+          loops: runs the long loops of the round.
+          function: `function(loops, *replicated_args, block_args)` returns the array of one block;
+            `loops` runs its long loops.
+          replicated_args: arguments that are whole on every device.
+          block_args: a tree of arrays whose leading axis are the blocks.
+
+        Returns:
+          The sum.
+        """
         num_blocks = len(jax.tree.leaves(block_args)[0])
         if self.mesh_axis != LANES_AXIS:
 
@@ -173,16 +208,18 @@ class ExecutionPlan(NamedTuple):
                     lambda block_values: run(spans, *block_values), (carries, block_args)
                 )
 
-            return map_loop(
+            return loops.map(
                 run_blocks_in_turn,
-                lambda block_value: function(*replicated_args, block_value),
+                lambda block_loops, block_value: function(
+                    block_loops, *replicated_args, block_value
+                ),
                 TURNS,
                 num_blocks,
             ).sum(0)
 
-        def sum_on_device(replicated_args, device_args):
+        def sum_on_device(block_loops, replicated_args, device_args):
             block_value = jax.tree.map(lambda a: a[0], device_args)
-            return jax.lax.psum(function(*replicated_args, block_value), LANES_AXIS)
+            return jax.lax.psum(function(block_loops, *replicated_args, block_value), LANES_AXIS)
 
         def map_devices(run, spans, carries):
             return jax.shard_map(
@@ -193,7 +230,7 @@ class ExecutionPlan(NamedTuple):
                 check_vma=False,
             )(spans, carries, replicated_args, block_args)
 
-        return map_loop(map_devices, sum_on_device, BLOCKS, num_blocks)
+        return loops.map(map_devices, sum_on_device, BLOCKS, num_blocks)
 
     @property
     def server_parallelism(self) -> ServerParallelism:
@@ -204,25 +241,34 @@ class ExecutionPlan(NamedTuple):
             ServerParallelism(LANES_AXIS, self.mesh.size) if self.mesh.size > 1 else SINGLE_DEVICE
         )
 
-    def shard_server_work(self, function: Callable[..., Any], *args: Any) -> Any:
-        """`work(sharing, *args)`, work at the server on what all devices hold; see `Sharing`.
+    def shard_server_work(
+        self, function: Callable[..., Any], *args: Any, loops: LoopRunner = WHOLE_LOOPS
+    ) -> Any:
+        """Run work at the server on values that all devices hold.
 
-        Where devices do not share it, each does all of it. `work` must not close over traced
-        arrays.
+        Args:
+          function: `function(server_parallelism, *args)`, see `ServerParallelism`; it must not close
+            over traced arrays. Where devices do not share the work, each does all of it.
+          *args: trees of arrays.
+          loops: runs the long loops of the work, within a round `Cohort.loops`. By default they are
+            whole: in a resumable round they are then repeated in every call.
+
+        Returns:
+          The result of `function`.
         """
-        parallelism = self.server_parallelism
-        if parallelism.axis is None:
-            return map_loop(
-                lambda run, *loop_args: run(*loop_args, *args),
-                functools.partial(function, parallelism),
-            )
+
+        def run_work(inner_loops: LoopRunner, *args: Any) -> Any:
+            return function(self.server_parallelism._replace(loops=inner_loops), *args)
+
+        if self.server_parallelism.axis is None:
+            return loops.map(lambda run, *loop_args: run(*loop_args, *args), run_work)
 
         def map_devices(run, *loop_args):
             return jax.shard_map(run, mesh=self.mesh, in_specs=P(), out_specs=P(), check_vma=False)(
                 *loop_args, *args
             )
 
-        return map_loop(map_devices, functools.partial(function, parallelism))
+        return loops.map(map_devices, run_work)
 
     def sync_across_processes(self, count: int) -> int:
         """The first process's number, where all processes enter the same programs."""

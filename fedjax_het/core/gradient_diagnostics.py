@@ -13,6 +13,7 @@ from fedjax_het.core.client_loop import Cohort, train_cohort
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import ServerMessage
 from fedjax_het.core.resumable_loops import DIAGNOSTICS
+from fedjax_het.core.server_parallelism import SINGLE_DEVICE
 from fedjax_het.core.server_training import compute_gradient_moments, make_shuffled_batches
 from fedjax_het.core.task import Task
 
@@ -83,7 +84,13 @@ def measure_gradient_gaps(
     elif (examples := cohort.server_examples) is not None:
         batch_size = cohort.schedule.batches.shape[-1]
         batches = make_shuffled_batches(key, len(examples.labels), batch_size)
-        gradient, squared_batch_norm = compute_gradient_moments(task, variables, examples, batches)
+        gradient, squared_batch_norm = compute_gradient_moments(
+            task,
+            variables,
+            examples,
+            batches,
+            server_parallelism=SINGLE_DEVICE._replace(loops=cohort.loops),
+        )
         server_gradient_vector = ravel_pytree(gradient)[0]
         server_noise = squared_batch_norm - server_gradient_vector @ server_gradient_vector
     return {
@@ -102,20 +109,22 @@ def _gradient_client(task: Task) -> ClientAlgorithm:
     """A client that stays and sends its gradient: averaged, and added up with its square and with
     those of its minibatches."""
 
-    def begin(hp, message, state, client):
-        return jax.tree.map(jnp.zeros_like, message.variables["params"]), jnp.zeros(())
+    def begin(context, state):
+        return jax.tree.map(jnp.zeros_like, context.message.variables["params"]), jnp.zeros(())
 
-    def step(hp, message, local, batch, client, key):
+    def step(context, local, batch):
         gradient_sum, squared_batch_norm = local
-        fraction = batch.mask.sum() / client.num_samples
-        loss, gradient, _ = task.loss_and_gradient(message.variables, batch, None, train=False)
+        fraction = batch.mask.sum() / context.client.num_samples
+        loss, gradient, _ = task.loss_and_gradient(
+            context.message.variables, batch, None, train=False
+        )
         gradient_sum = jax.tree.map(lambda sum_, g: sum_ + fraction * g, gradient_sum, gradient)
         return (
             gradient_sum,
             squared_batch_norm + fraction * optax.tree.norm(gradient, squared=True),
         ), loss
 
-    def end(hp, message, local, state, client):
+    def end(context, local, state):
         gradient_tree, squared_batch_norm = local
         gradient = ravel_pytree(gradient_tree)[0]
         sums = (gradient, jnp.square(gradient).sum(), squared_batch_norm)
@@ -136,17 +145,17 @@ def measure_client_losses(
     Cost: one pass over all clients' data; memory of a gradient for each client.
     """
 
-    def begin(hp, message, state, client):
+    def begin(context, state):
         return jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.gradient), state.variables
 
-    def step(hp, message, local, batch, client, key):
+    def step(context, local, batch):
         loss_sum, gradients, variables = local
-        fraction = batch.mask.sum() / client.num_samples
+        fraction = batch.mask.sum() / context.client.num_samples
         loss, gradient, _ = task.loss_and_gradient(variables, batch, None, train=False)
         gradients = jax.tree.map(lambda sum_, g: sum_ + fraction * g, gradients, gradient)
         return (loss_sum + fraction * loss, gradients, variables), loss
 
-    def end(hp, message, local, state, client):
+    def end(context, local, state):
         return ClientUpdate(), _ClientLossState(state.variables, *local[:2]), ()
 
     num_clients = len(jax.tree.leaves(models)[0])

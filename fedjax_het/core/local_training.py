@@ -11,9 +11,10 @@ import optax
 from fedjax_het.core.client_algorithm import (
     Batch,
     ClientAlgorithm,
-    ClientInfo,
+    ClientContext,
     ClientUpdate,
-    ContractError,
+    call_user_function,
+    unpack_tuple,
 )
 from fedjax_het.core.lr_schedules import make_step_lr_factor
 from fedjax_het.core.optimizers import (
@@ -50,6 +51,8 @@ class LocalTraining(NamedTuple):
     "client", its model after local training, which is then kept."""
     returns_client_models: bool = False
     """Whether a round gives all its clients' models to what refines the server's."""
+    measures_drift: bool = False
+    """Whether a round measures client drift, see `core.drift`."""
     options: LocalTrainingOptions = LocalTrainingOptions()
 
     @property
@@ -71,18 +74,27 @@ class ServerMessage(NamedTuple):
     """What the server sends every client of a round."""
 
     variables: Tree
+    """Variables of the global model: `{"params": ..., "state": ...}` with the weights and the
+    batch-norm statistics."""
     extra: Tree = ()
+    "What the method sends besides; `()` for nothing."
 
 
 class ClientTrainState(NamedTuple):
     """A client in training."""
 
     variables: Tree
+    "Variables of the client's model."
     optimizer_state: Tree
-    aux: Tree  # a method's own accumulator; () if none
+    "State of the local optimizer."
+    aux: Tree
+    "What the method itself carries from step to step; `()` for nothing."
 
 
-def keep_gradient(hp, gradient, local, message, batch, client):
+def keep_gradient(
+    context: ClientContext, gradient: Tree, local: ClientTrainState, batch: Batch
+) -> tuple[Tree, Tree]:
+    """Return the gradient and the method's accumulator as they are."""
     return gradient, local.aux
 
 
@@ -138,27 +150,34 @@ def select_kept_optimizer_state(training: LocalTraining, optimizer_state: Tree) 
 
 def apply_gradient(
     training: LocalTraining,
-    hp,
+    context: ClientContext,
     variables: Tree,
     gradient: Tree,
     optimizer_state: Tree,
-    step_context: tuple[Batch, ClientInfo] | None = None,
-):
-    """One step of the local optimiser -> (variables, optimiser's state).
+    batch: Batch,
+) -> tuple[Tree, Tree]:
+    """Make one step of the local optimizer.
 
-    Where a step has several minibatches (the setting `accumulation`) this adds one to it, and the
-    step is made along the mean of their gradients when they are there; what is left at a client's
-    last minibatch of the round is a step of fewer. `at`: which minibatch of which client this is,
-    as the method's `step` gets them, which is needed then.
+    With the setting `accumulation_steps` > 1 a call adds the gradient of one minibatch. The step is
+    made along the mean of the collected gradients, when there are enough of them or at the client's
+    last minibatch of the round.
+
+    Args:
+      training: the choices of local training, with the optimizer.
+      context: the context of the method's `step`.
+      variables: variables of the model, `{"params": ..., "state": ...}`.
+      gradient: gradient of the loss, like `variables["params"]`.
+      optimizer_state: state of the optimizer, as in `ClientTrainState.optimizer_state`.
+      batch: the minibatch of the method's `step`.
+
+    Returns:
+      The variables with new parameters, and the new state of the optimizer.
     """
     params, accumulation_steps = variables["params"], training.options.accumulation_steps
-    update = _make_local_optimizer(training, hp).update
+    update = _make_local_optimizer(training, context.hp).update
     if accumulation_steps == 1:
         updates, optimizer_state = update(gradient, optimizer_state, params)
         return {**variables, "params": optax.apply_updates(params, updates)}, optimizer_state
-    if step_context is None:
-        raise ContractError("descend: expected at=(batch, client), since steps are accumulated")
-    batch, client = step_context
     gradient_sum = jax.tree.map(jnp.add, optimizer_state.gradient_sum, gradient)
     num_gradients = optimizer_state.num_gradients + 1
 
@@ -173,7 +192,9 @@ def apply_gradient(
     def accumulate(params, state):
         return params, AccumulatedGradient(state, gradient_sum, num_gradients)
 
-    is_due = (num_gradients == accumulation_steps) | (batch.step_index + 1 == client.num_steps)
+    is_due = (num_gradients == accumulation_steps) | (
+        batch.step_index + 1 == context.client.num_steps
+    )
     params, optimizer_state = jax.lax.cond(
         is_due, apply_step, accumulate, params, optimizer_state.optimizer_state
     )
@@ -203,17 +224,27 @@ def require_constant_lr(training: LocalTraining, reason: str) -> None:
 
 
 def make_training_step(training: LocalTraining, adjust: Callable = keep_gradient) -> Callable:
-    """The step of a `ClientAlgorithm` that moves `local.variables` along the adjusted gradient.
+    """Return the `step` of a `ClientAlgorithm` that moves `local.variables` along a gradient.
 
-    `adjust(hp, gradient, local, broadcast, batch, client)` returns the gradient that the optimiser
-    sees and the new `local.aux`.
+    Args:
+      training: the choices of local training.
+      adjust: `adjust(context, gradient, local, batch) -> (gradient, aux)`: the gradient that the
+        local optimizer uses, and the new `local.aux`.
+
+    Returns:
+      `step(context, local, batch) -> (local, loss)` with a `ClientTrainState` for `local`.
     """
 
-    def step(hp, message, local, batch, client, key):
-        loss, gradient, variables = training.task.loss_and_gradient(local.variables, batch, key)
-        gradient, aux = adjust(hp, gradient, local, message, batch, client)
+    def step(context, local, batch):
+        loss, gradient, variables = training.task.loss_and_gradient(
+            local.variables, batch, context.key
+        )
+        outputs = call_user_function(
+            "adjust", adjust, context=context, gradient=gradient, local=local, batch=batch
+        )
+        gradient, aux = unpack_tuple("adjust", outputs, ("gradient", "aux"))
         variables, optimizer_state = apply_gradient(
-            training, hp, variables, gradient, local.optimizer_state, (batch, client)
+            training, context, variables, gradient, local.optimizer_state, batch
         )
         return ClientTrainState(variables, optimizer_state, aux), loss
 
@@ -226,22 +257,24 @@ def add_proximal_gradient(gradient: Tree, params: Tree, anchor: Tree, strength) 
 
 
 def make_local_sgd(training: LocalTraining, *, adjust: Callable = keep_gradient) -> ClientAlgorithm:
-    """Plain local training: step along the gradient, send back the change of the variables.
+    """Return FedAvg's client: it steps along the gradient and sends the change of its variables.
 
-    Methods differ in `adjust`, see `make_training_step`.
+    `ClientUpdate.mean` is client - server over all variables, so that batch-norm statistics are
+    averaged like weights. The client stores the optimizer's state, if `training.keep_state`.
 
-    Upload: the mean of client - server over all variables, so that batch-norm statistics are
-    averaged like weights. State: the optimiser's, if it is kept.
+    Args:
+      training: the choices of local training.
+      adjust: how a method changes the gradient of every step; see `make_training_step`.
     """
 
     def init(hp, variables):
         return select_kept_optimizer_state(training, init_local_optimizer(training, hp, variables))
 
-    def begin(hp, message, state, client):
-        return begin_local_training(training, hp, message.variables, state)
+    def begin(context, state):
+        return begin_local_training(training, context.hp, context.message.variables, state)
 
-    def end(hp, message, local, state, client):
-        change = jax.tree.map(jnp.subtract, local.variables, message.variables)
+    def end(context, local, state):
+        change = jax.tree.map(jnp.subtract, local.variables, context.message.variables)
         return (
             ClientUpdate(mean=change),
             select_kept_optimizer_state(training, local.optimizer_state),
@@ -255,11 +288,11 @@ def make_local_model_training(training: LocalTraining) -> ClientAlgorithm:
     """Plain local training of a copy of the model received, of which the client keeps all: its
     state is the model, and nothing is sent."""
 
-    def begin(hp, message, state, client):
-        optimizer_state = init_local_optimizer(training, hp, message.variables)
-        return ClientTrainState(message.variables, optimizer_state, ())
+    def begin(context, state):
+        optimizer_state = init_local_optimizer(training, context.hp, context.message.variables)
+        return ClientTrainState(context.message.variables, optimizer_state, ())
 
-    def end(hp, message, local, state, client):
+    def end(context, local, state):
         return ClientUpdate(), local.variables, ()
 
     return ClientAlgorithm(

@@ -16,7 +16,7 @@ from fedjax_het.core.client_loop import (
     train_cohort,
 )
 from fedjax_het.core.divergence import count_nonfinite_replicated
-from fedjax_het.core.drift import monitor_drift, raise_no_model_change
+from fedjax_het.core.drift import raise_no_model_change
 from fedjax_het.core.evaluation import (
     ClientEvaluation,
     ClientTests,
@@ -35,12 +35,10 @@ from fedjax_het.core.local_training import ServerMessage
 from fedjax_het.core.resumable_loops import (
     BLOCKS,
     TUNING,
+    LoopRunner,
     LoopTrace,
-    can_finish_next_loop,
-    cond_with_loops,
-    count_samples,
-    has_finished_loops,
-    resume_round,
+    ResumableLoopRunner,
+    SampleCounter,
 )
 from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.schedule import RoundSchedule
@@ -182,10 +180,11 @@ def make_round_chunk(
 
         def run_round(r, carry):
             state, metrics_rows, num_nonfinite = carry
-            with count_samples() as sample_counter:
-                state, metrics, num_nonfinite = _run_round(
-                    components, inputs, state, r, missing, num_nonfinite
-                )
+            sample_counter = SampleCounter()
+            loops = LoopRunner(sample_counter)
+            state, metrics, num_nonfinite = _run_round(
+                components, inputs, state, r, missing, num_nonfinite, loops
+            )
             record_samples(inputs, sample_counter.num_samples)
             if plan.has_sharded_client_states:
                 state = plan.map_state(state, plan.constrain_sharding)
@@ -215,17 +214,17 @@ def make_partial_round(components: RoundComponents) -> Callable:
 
     def partial_round(state, inputs: ChunkInputs, spans, carries):
         spans = jnp.where(inputs.num_rounds > 0, spans, 0)  # none, where there is no run
-        with resume_round(spans, carries) as loop_trace:
-            num_nonfinite = _count_nonfinite_state(components, state)
-            state, metrics, _ = _run_round(
-                components, inputs, state, 0, _missing_metrics(components), num_nonfinite
-            )
+        loops = ResumableLoopRunner(spans, carries)
+        num_nonfinite = _count_nonfinite_state(components, state)
+        state, metrics, _ = _run_round(
+            components, inputs, state, 0, _missing_metrics(components), num_nonfinite, loops
+        )
         metrics = jax.tree.map(lambda a: a[None], metrics)
-        constrain, totals = components.plan.constrain_sharding, jnp.stack(loop_trace.totals)
+        constrain, totals = components.plan.constrain_sharding, jnp.stack(loops.trace.totals)
         carries = jax.tree.map(
             lambda layout, carry: constrain(carry, PER_BLOCK if layout == BLOCKS else REPLICATED),
-            loop_trace.layouts,
-            loop_trace.carries,
+            loops.trace.layouts,
+            loops.trace.carries,
         )
         state = components.plan.map_state(state, constrain)
         return state, constrain(metrics, REPLICATED), carries, constrain(totals, REPLICATED)
@@ -245,17 +244,18 @@ def trace_loops(
     traces: list[LoopTrace] = []
 
     def trace_round(state, inputs):
-        with resume_round(None, ()) as loop_trace:
-            _run_round(
-                components,
-                inputs,
-                state,
-                0,
-                _missing_metrics(components),
-                _count_nonfinite_state(components, state),
-            )
-        traces.append(loop_trace)
-        return loop_trace.carries
+        loops = ResumableLoopRunner(None, ())
+        _run_round(
+            components,
+            inputs,
+            state,
+            0,
+            _missing_metrics(components),
+            _count_nonfinite_state(components, state),
+            loops,
+        )
+        traces.append(loops.trace)
+        return loops.trace.carries
 
     carries = jax.eval_shape(
         components.plan.map_runs(trace_round, (PER_RUN, placements)), state, inputs
@@ -277,35 +277,53 @@ def _count_nonfinite_state(components: RoundComponents, state) -> jax.Array:
 
 
 def _run_round(
-    components: RoundComponents, inputs: ChunkInputs, state, r, missing: RoundMetrics, num_nonfinite
+    components: RoundComponents,
+    inputs: ChunkInputs,
+    state,
+    r,
+    missing: RoundMetrics,
+    num_nonfinite,
+    loops: LoopRunner,
 ):
-    """The r-th round of a chunk: -> (state, its RoundMetrics, `_unsound` of the state); `nothing`
-    is what is not due."""
+    """Run the r-th round of a chunk.
+
+    Args:
+      components: the static parts of the rounds.
+      inputs: the inputs of the chunk.
+      state: the state before the round.
+      r: position of the round in the chunk.
+      missing: the metrics of a round without an evaluation.
+      num_nonfinite: `_count_nonfinite_state` of the state before the round.
+      loops: runs the round's long loops.
+
+    Returns:
+      The new state, the round's `RoundMetrics`, and `_count_nonfinite_state` of the new state.
+    """
     algorithm, plan, evaluation = components.algorithm, components.plan, components.evaluation
     inputs = _apply_lr_factor(inputs, r)
     schedule = jax.tree.map(lambda a: take_row(a, r), inputs.schedule)
     key = jax.random.fold_in(inputs.train_key, schedule.round)
     diagnostics = {}
     if evaluation.diagnostics_every:
-        diagnostics, signal = _run_diagnostics(components, inputs, state, schedule)
+        diagnostics, signal = _run_diagnostics(components, inputs, state, schedule, loops)
         segments = plan.order_after(signal, schedule.num_segments)
         schedule = schedule._replace(num_segments=segments)
-    cohort = Cohort(schedule, inputs.examples, inputs.server_examples, inputs.method_inputs)
+    cohort = Cohort(schedule, inputs.examples, inputs.server_examples, inputs.method_inputs, loops)
     state, round_info, drift_metrics = _run_algorithm_round(
         components, inputs.hp, state, key, cohort
     )
 
     # What is counted is in both branches, where it does not mix with what made the state: fused
     # with it, it could change the order of sums.
-    def evaluate_models(state):
-        evaluation_result = _evaluate_global_model(components, inputs, state, r)
+    def evaluate_models(loops: LoopRunner, state):
+        evaluation_result = _evaluate_global_model(components, inputs, state, r, loops)
         is_finite = (
             jnp.isfinite(evaluation_result.loss) if algorithm.global_model else jnp.array(True)
         )
         client_accuracy = None
         if evaluation.has_client_tests:
             client_evaluation = _evaluate_clients(
-                components, inputs, state, r, key, evaluation_result.loss
+                components, inputs, state, r, key, evaluation_result.loss, loops
             )
             client_accuracy, is_finite = (
                 client_evaluation.accuracy,
@@ -328,8 +346,8 @@ def _run_round(
             _count_nonfinite_state(components, state),
         )
 
-    is_due = schedule.is_eval_round & has_finished_loops()
-    evaluation_result, client_accuracy, is_finite, num_nonfinite_after = cond_with_loops(
+    is_due = schedule.is_eval_round & loops.has_finished_loops()
+    evaluation_result, client_accuracy, is_finite, num_nonfinite_after = loops.cond(
         is_due, evaluate_models, skip_evaluation, state
     )
     is_finite &= jnp.isfinite(round_info.train_loss) & jnp.isfinite(round_info.update_norm)
@@ -349,16 +367,16 @@ def _run_round(
 
 
 def _run_algorithm_round(components: RoundComponents, hp, state, key, cohort: Cohort):
-    """The method's round: -> (state, its RoundInfo, what is found of what clients sent)."""
+    """Run the method's round.
+
+    Returns:
+      The new state, the method's `RoundInfo`, and the metrics of the clients' updates by name.
+    """
+    state, round_info = components.algorithm.round(hp, state, key, cohort)
     names = components.evaluation.update_metric_names
-    if not names:
-        return *components.algorithm.round(hp, state, key, cohort), {}
-    variables_shape = jax.eval_shape(components.task.model.init, jax.random.key(0))
-    with monitor_drift(variables_shape["params"]) as drift_monitor:
-        state, round_info = components.algorithm.round(hp, state, key, cohort)
-    if drift_monitor.values is None:
+    if names and not round_info.drift:
         raise_no_model_change()
-    return state, round_info, {name: drift_monitor.values[name] for name in names}
+    return state, round_info, {name: round_info.drift[name] for name in names}
 
 
 def _apply_lr_factor(inputs: ChunkInputs, r) -> ChunkInputs:
@@ -370,7 +388,7 @@ def _apply_lr_factor(inputs: ChunkInputs, r) -> ChunkInputs:
 
 
 def _evaluate_global_model(
-    components: RoundComponents, inputs: ChunkInputs, state, r
+    components: RoundComponents, inputs: ChunkInputs, state, r, loops: LoopRunner
 ) -> Evaluation:
     """Of the global model, if there is one."""
     task, plan, evaluation = components.task, components.plan, components.evaluation
@@ -380,7 +398,7 @@ def _evaluate_global_model(
     model, num_batches = components.algorithm.global_model(state), inputs.num_eval_batches
     if components.algorithm.fine_tuning is not None:  # in a stretch, with what ends it
         assert inputs.tuning_schedule is not None
-        num_batches = num_batches * can_finish_next_loop(inputs.tuning_schedule.max_steps[r])
+        num_batches = num_batches * loops.can_finish_next_loop(inputs.tuning_schedule.max_steps[r])
     return evaluate(
         task,
         plan,
@@ -393,13 +411,13 @@ def _evaluate_global_model(
 
 
 def _evaluate_clients(
-    components: RoundComponents, inputs: ChunkInputs, state, r, key, signal
+    components: RoundComponents, inputs: ChunkInputs, state, r, key, signal, loops: LoopRunner
 ) -> ClientEvaluation:
     """Of the models that clients' own tests are for, measured once `signal` is known."""
     algorithm, plan = components.algorithm, components.plan
     personal, model_source = algorithm.personal_variables, (inputs.hp, state)
     if algorithm.fine_tuning is not None:
-        model_source = _tune_clients(components, inputs, state, r, key, signal)
+        model_source = _tune_clients(components, inputs, state, r, key, signal, loops)
         signal = jnp.float32(0)
         get_model = get_client_row
     elif personal is None:
@@ -413,7 +431,8 @@ def _evaluate_clients(
 
     assert inputs.client_tests is not None and inputs.test_examples is not None
     num_groups = inputs.client_tests.clients.shape[1]
-    num_groups = jnp.where(inputs.schedule.is_verification[r], 1, num_groups) * has_finished_loops()
+    num_groups = jnp.where(inputs.schedule.is_verification[r], 1, num_groups)
+    num_groups *= loops.has_finished_loops()
     network = algorithm.personal_model or components.task.model
     return evaluate_clients(
         components.task._replace(model=network),
@@ -427,12 +446,14 @@ def _evaluate_clients(
     )
 
 
-def _tune_clients(components: RoundComponents, inputs: ChunkInputs, state, r, key, signal):
+def _tune_clients(
+    components: RoundComponents, inputs: ChunkInputs, state, r, key, signal, loops: LoopRunner
+):
     """Every client's copy of the global model, tuned."""
     algorithm, plan = components.algorithm, components.plan.with_replicated_client_states
     schedule = jax.tree.map(lambda a: take_row(a, r), inputs.tuning_schedule)
     segments = plan.order_after(signal, schedule.num_segments)
-    cohort = Cohort(schedule._replace(num_segments=segments), inputs.examples)
+    cohort = Cohort(schedule._replace(num_segments=segments), inputs.examples, loops=loops)
     variables = algorithm.global_model(state)
     client_models = tile_over_clients(variables, components.evaluation.num_clients)
     key = fold_in_purpose(key, Purpose.TUNING)
@@ -443,7 +464,11 @@ def _tune_clients(components: RoundComponents, inputs: ChunkInputs, state, r, ke
 
 
 def _run_diagnostics(
-    components: RoundComponents, inputs: ChunkInputs, state, schedule: RoundSchedule
+    components: RoundComponents,
+    inputs: ChunkInputs,
+    state,
+    schedule: RoundSchedule,
+    loops: LoopRunner,
 ):
     """-> (what is found, by name; what is known when it is); NaN in rounds without one."""
     is_due = schedule.is_verification | (
@@ -456,9 +481,11 @@ def _run_diagnostics(
     diagnostics = components.algorithm.diagnostics or ClientDiagnostics(
         GRADIENT_GAP_NAMES, partial(_gradient_gap_diagnostics, components)
     )
-    values = cond_with_loops(
+    values = loops.cond(
         is_due,
-        lambda state: diagnostics.measure(inputs.hp, state, cohort),
+        lambda inner_loops, state: diagnostics.measure(
+            inputs.hp, state, cohort._replace(loops=inner_loops)
+        ),
         lambda state: dict.fromkeys(diagnostics.names, jnp.float32(jnp.nan)),
         state,
     )

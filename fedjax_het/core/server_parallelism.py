@@ -1,18 +1,17 @@
 """Work at the server that is a sum over samples, shared by the devices of a federation."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.core.resumable_loops import WHOLE_LOOPS, LoopRunner
 from fedjax_het.nn.batch_axis import (
     BatchAxis,
     gather_rows,
     sum_over_shards,
     take_local_rows,
-    use_batch_axis,
 )
 
 Tree = Any
@@ -27,22 +26,23 @@ class ServerParallelism(NamedTuple):
 
     axis: str | None = None  # None: a device alone
     num_devices: int = 1
+    loops: LoopRunner = WHOLE_LOOPS  # runs the long loops of the work
 
-    def shard_batch(self) -> AbstractContextManager[None]:
-        """What is traced inside sees a device's part of a batch, see `nn.batch_axis`."""
-        return use_batch_axis(None if self.axis is None else BatchAxis(self.axis, self.num_devices))
+    @property
+    def batch_axis(self) -> BatchAxis | None:
+        """The devices as those that share a batch, see `nn.batch_axis`; None for one device."""
+        return None if self.axis is None else BatchAxis(self.axis, self.num_devices)
 
     def sum_over_devices(self, sums: Tree) -> Tree:
         """The sums of all devices' parts. One collective."""
-        with self.shard_batch():
-            return sum_over_shards(sums)
+        return sum_over_shards(sums, self.batch_axis)
 
     def map_samples(self, function: Callable[[Tree], jax.Array], samples: Tree) -> jax.Array:
         """`function(samples) -> [n, ...]`, an entry for each sample by itself, of samples with a
         leading axis n, of which each device takes its part. One collective."""
         num_samples = len(jax.tree.leaves(samples)[0])
-        with self.shard_batch():
-            return gather_rows(function(take_local_rows(samples)))[:num_samples]
+        entries = function(take_local_rows(samples, self.batch_axis))
+        return gather_rows(entries, self.batch_axis)[:num_samples]
 
     def order_after(self, signal: jax.Array, tree: Tree) -> Tree:
         """See `order_after`."""

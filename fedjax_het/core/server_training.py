@@ -10,7 +10,7 @@ import optax
 
 from fedjax_het.core.client_algorithm import Batch
 from fedjax_het.core.client_loop import Examples
-from fedjax_het.core.resumable_loops import DIAGNOSTICS, SERVER, resumable_loop, split_loop
+from fedjax_het.core.resumable_loops import DIAGNOSTICS, SERVER
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.core.task import Task
 from fedjax_het.nn.batch_axis import take_local_rows
@@ -26,7 +26,8 @@ class LossAndGradient(Protocol):
     ) -> tuple[jax.Array, Tree, Tree]:
         """-> (loss, gradient of `variables["params"]`, variables with the network's new state).
 
-        The loss is a mean over the samples whose `batch.mask` is 1; `key` is the step's own.
+        The loss is a mean over the samples whose `batch.mask` is 1; `key` is the step's own. Where
+        devices share the batch it is that of this device's part, see `Batch.axis`.
         """
 
 
@@ -201,7 +202,7 @@ def train_on_examples(
 
     start = ServerTrainState(variables, optimizer.init(variables["params"]), callback_state)
     max_num_epochs = epochs if max_epochs is None else max_epochs
-    train_state = split_loop(
+    train_state = server_parallelism.loops.run_split(
         SERVER,
         epochs * num_steps_per_epoch,
         run_steps,
@@ -227,11 +228,11 @@ def shard_loss_and_gradient(
         ):
             return loss_and_gradient(variables, batch, key)
 
-        with server_parallelism.shard_batch():
-            images, labels, mask = take_local_rows((batch.images, batch.labels, batch.mask))
-            device_batch = Batch(images, labels, mask, batch.step_index)
-            # Each device's new state is that of the whole batch.
-            loss, gradient, variables = loss_and_gradient(variables, device_batch, key)
+        batch_axis = server_parallelism.batch_axis
+        images, labels, mask = take_local_rows((batch.images, batch.labels, batch.mask), batch_axis)
+        device_batch = Batch(images, labels, mask, batch.step_index, batch_axis)
+        # Each device's new state is that of the whole batch.
+        loss, gradient, variables = loss_and_gradient(variables, device_batch, key)
         weight = jnp.maximum(device_batch.mask.sum(), 1) / jnp.maximum(batch.mask.sum(), 1)
         weighted_values = jax.tree.map(lambda mean: mean * weight, (loss, gradient))
         return *server_parallelism.sum_over_devices(weighted_values), variables
@@ -323,7 +324,7 @@ def compute_gradient_moments(
 
     zeros = jax.tree.map(jnp.zeros_like, variables["params"])
     start = (zeros, jnp.zeros(()))
-    return resumable_loop(
+    return server_parallelism.loops.run(
         DIAGNOSTICS, batches.steps_per_epoch, add, start, samples_per_iteration=batches.size
     )
 

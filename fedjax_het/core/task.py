@@ -10,6 +10,7 @@ import optax
 
 from fedjax_het.core.client_algorithm import Batch
 from fedjax_het.nn import Model, micro_batched_value_and_grad
+from fedjax_het.nn.batch_axis import make_axis_argument
 
 
 def per_sample_cross_entropy(network: Callable, images: jax.Array, labels: jax.Array):
@@ -71,10 +72,16 @@ class Task(NamedTuple):
           cross-entropy. It may see a part of the batch. more: arrays with an entry per sample.
         """
 
+        batch_axis = batch.axis
+
         def loss_sum(params, batch):
             def network(images):
                 return self.model.apply(
-                    {**variables, "params": params}, images, train=train, key=key
+                    {**variables, "params": params},
+                    images,
+                    train=train,
+                    key=key,
+                    **make_axis_argument(batch_axis),
                 )
 
             images = self.normalize(batch["images"])

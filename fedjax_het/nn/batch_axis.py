@@ -1,16 +1,13 @@
-"""A batch that is spread over devices, each of which goes through its part of the samples.
+"""A batch that several devices share, each of which holds a part of the samples.
 
-What is computed of each sample by itself needs to know nothing of it. What is computed of the whole
-batch does: batch norm's statistics are sums over all parts; a mask or an augmentation that is drawn
-for the whole batch is the own rows of that. Whether a batch is spread is a matter of the program
-that is being traced, not of the network: whoever splits one says so with `use_batch_axis`, around the
-calls.
+Values of each sample by itself do not depend on the other devices. Values of the whole batch do:
+batch norm's statistics are sums over all parts, and a mask or an augmentation that is drawn for the
+whole batch has a row for each of its samples. Functions and layers that compute such values take
+the `BatchAxis` of the batch as an argument; None stands for a batch that one device holds whole.
 """
 
-import contextlib
-from collections.abc import Iterator
-from contextvars import ContextVar
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,74 +18,90 @@ from fedjax_het.utils.arrays import pad_rows
 Tree = Any
 
 
-class BatchAxis(NamedTuple):
-    """Over which devices: `parts` along an axis of the mesh."""
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class BatchAxis:
+    """The devices that share a batch.
 
-    axis: str
+    Attributes:
+      name: the axis of the mesh that the devices are along.
+      num_shards: number of devices, and of parts of the batch.
+    """
+
+    name: str
     num_shards: int
 
 
-_BATCH_AXIS: ContextVar[BatchAxis | None] = ContextVar("spread", default=None)
+def make_axis_argument(batch_axis: BatchAxis | None) -> dict[str, BatchAxis]:
+    """Return `batch_axis` as a keyword argument, without it where the batch is whole.
+
+    Functions that never see a part of a batch need not have the argument.
+    """
+    return {} if batch_axis is None else {"batch_axis": batch_axis}
 
 
-@contextlib.contextmanager
-def use_batch_axis(batch_axis: BatchAxis | None) -> Iterator[None]:
-    """What is traced inside sees a part of a batch; for None, all of it."""
-    token = _BATCH_AXIS.set(batch_axis)
-    try:
-        yield
-    finally:
-        _BATCH_AXIS.reset(token)
-
-
-def get_num_shards() -> int:
-    """Into how many parts the batch is split; 1 if it is whole."""
-    batch_axis = _BATCH_AXIS.get()
+def get_num_shards(batch_axis: BatchAxis | None) -> int:
+    """Return the number of parts of the batch; 1 if it is whole."""
     return 1 if batch_axis is None else batch_axis.num_shards
 
 
-def get_global_row_indices(rows: int) -> jax.Array:
-    """Which of the whole batch's rows the samples at hand are."""
-    batch_axis = _BATCH_AXIS.get()
-    first = 0 if batch_axis is None else jax.lax.axis_index(batch_axis.axis) * rows
-    return first + jnp.arange(rows)
+def get_global_row_indices(num_rows: int, batch_axis: BatchAxis | None) -> jax.Array:
+    """Return the rows of the whole batch that this device's `num_rows` samples are."""
+    first = 0 if batch_axis is None else jax.lax.axis_index(batch_axis.name) * num_rows
+    return first + jnp.arange(num_rows)
 
 
-def sum_over_shards(sums: Tree) -> Tree:
-    """Sums over the samples at hand -> over those of the whole batch. One collective if spread.
+def sum_over_shards(sums: Tree, batch_axis: BatchAxis | None) -> Tree:
+    """Add up sums over this device's samples to sums over the whole batch.
 
-    Differentiated, a device's loss has to be that of its part, and gradients to be added up.
+    Args:
+      sums: any tree of arrays.
+      batch_axis: the devices that share the batch. If there are any, this is one collective.
+        Differentiated, a device's loss has to be that of its part, and gradients to be added up.
+
+    Returns:
+      A tree like `sums`.
     """
-    batch_axis = _BATCH_AXIS.get()
     if batch_axis is None:
         return sums
     flat, unravel = ravel_pytree(sums)
-    return unravel(jax.lax.psum(flat, batch_axis.axis))
+    return unravel(jax.lax.psum(flat, batch_axis.name))
 
 
-def gather_rows(rows: jax.Array) -> jax.Array:
-    """The rows of the whole batch, of those of the samples at hand. One collective if spread; parts
-    have to be full. Differentiated as `sum_over_shards` is."""
-    batch_axis = _BATCH_AXIS.get()
+def gather_rows(rows: jax.Array, batch_axis: BatchAxis | None) -> jax.Array:
+    """Gather the rows of the whole batch from those of all devices.
+
+    Args:
+      rows: a row for each of this device's samples; all parts have to be full.
+      batch_axis: the devices that share the batch. If there are any, this is one collective, which
+        is differentiated as `sum_over_shards` is.
+
+    Returns:
+      A row for each sample of the whole batch.
+    """
     if batch_axis is None:
         return rows
-    return jax.lax.all_gather(rows, batch_axis.axis, tiled=True)
+    return jax.lax.all_gather(rows, batch_axis.name, tiled=True)
 
 
-def take_local_rows(whole: Tree) -> Tree:
-    """Of arrays with a row for each sample of the whole batch, those of the samples at hand.
+def take_local_rows(whole: Tree, batch_axis: BatchAxis | None) -> Tree:
+    """Take the rows of this device's samples.
 
-    Parts are of equal size: where they cannot be, the last is filled up with zeros.
+    Args:
+      whole: a tree of arrays with a row for each sample of the whole batch.
+      batch_axis: the devices that share the batch.
+
+    Returns:
+      A tree like `whole`. Parts are of equal size; zeros fill up the last one.
     """
-    spread = _BATCH_AXIS.get()
-    if spread is None:
+    if batch_axis is None:
         return whole
-    place = jax.lax.axis_index(spread.axis)
+    shard_index = jax.lax.axis_index(batch_axis.name)
 
-    def own(leaf: jax.Array) -> jax.Array:
-        rows = -(-leaf.shape[0] // spread.num_shards)
-        missing = spread.num_shards * rows - leaf.shape[0]
-        filled = pad_rows(leaf, missing)
-        return jax.lax.dynamic_slice_in_dim(filled, place * rows, rows)
+    def take_rows(leaf: jax.Array) -> jax.Array:
+        num_rows = -(-leaf.shape[0] // batch_axis.num_shards)
+        num_padding = batch_axis.num_shards * num_rows - leaf.shape[0]
+        padded = pad_rows(leaf, num_padding)
+        return jax.lax.dynamic_slice_in_dim(padded, shard_index * num_rows, num_rows)
 
-    return jax.tree.map(own, whole)
+    return jax.tree.map(take_rows, whole)

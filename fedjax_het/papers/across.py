@@ -17,6 +17,7 @@ FedDM and FedAF eleven, so that the 96 runs take three hours. FedDM and FedAF ha
 and 100 steps there: at 1,000 steps a run would take hours.
 """
 
+import io
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -42,7 +43,7 @@ from fedjax_het.metrics.convergence import rolling_mean, rounds_to_reach
 from fedjax_het.papers.table import Preset, TableDeclaration, TableRun, make_table_program
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.run_flops import count_flops
-from fedjax_het.utils.io import write_atomically
+from fedjax_het.utils.io import read_stored_file, write_atomically
 
 GLOBAL_METHODS = ("fedavg", "scaffold", "fedmix", "moon", "feddf", "dynafed", "feddm", "fsl")
 PERSONAL_METHODS = ("ditto", "fedamp", "fedavg_ft", "separate")
@@ -216,12 +217,15 @@ def _load_teraflops(table_run: TableRun, cell: TableCell) -> np.ndarray:
     counted once and kept beside the runs."""
     run = cell.runs[0]
     path = table_run.directory / "arithmetic" / f"{run.digest()}.npy"
-    if not path.is_file():
+    try:
+        content = read_stored_file(path)
+    except FileNotFoundError:
         path.parent.mkdir(exist_ok=True)
         flop_counts = count_flops(run)
         cumulative_flops = flop_counts.cumulative + flop_counts.tuning
         write_atomically(path, lambda file: np.save(file, cumulative_flops))
-    return np.load(path, allow_pickle=False) / 1e12
+        content = path.read_bytes()
+    return np.load(io.BytesIO(content), allow_pickle=False) / 1e12
 
 
 def summarize_rows(rows: Sequence[MethodCosts]) -> pd.DataFrame:
@@ -385,6 +389,3 @@ def write_outputs(table_run: TableRun) -> list[str]:
 
 
 main = make_table_program(ACROSS, write_outputs)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

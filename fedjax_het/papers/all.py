@@ -44,7 +44,6 @@ from fedjax_het.runtime.progress import show_progress
 from fedjax_het.utils import console
 from fedjax_het.utils.errors import require_name
 from fedjax_het.utils.io import make_output_directory
-from fedjax_het.utils.text import escape_html
 
 HERE = Path(__file__).resolve().parent
 MAX_ERROR_LINES = 12  # of a program that failed
@@ -65,7 +64,14 @@ class Arguments:
 
 
 def select_items(only: Sequence[str] = ()) -> list[PaperItem]:
-    """By paper, tables first. ConfigError for a name that none has."""
+    """Select tables and figures by paper, tables first.
+
+    Args:
+      only: papers or single items; empty: all.
+
+    Raises:
+      ConfigError: if a name is neither a paper nor an item.
+    """
     items = []
     for name, module in find_programs().items():
         paper, _, stem = name.rpartition(".")
@@ -79,7 +85,7 @@ def select_items(only: Sequence[str] = ()) -> list[PaperItem]:
 
 
 def item_version(item: PaperItem) -> str:
-    """Changes with the programs of its folder, which share settings, and with the package's."""
+    """Hash the item's program, the programs of its folder and the version of the package."""
     digest = hashlib.sha256(__version__.encode())
     for path in sorted({item.path, *(HERE / item.paper).glob("*.py")}):
         digest.update(path.read_bytes())
@@ -87,7 +93,16 @@ def item_version(item: PaperItem) -> str:
 
 
 def read_record(folder: Path, name: str, version: str) -> ProgramRecord | None:
-    """None unless it was made of what is there now, and its files are."""
+    """Read the record of a finished program.
+
+    Args:
+      folder: folder of the report.
+      name: name of the item or archive.
+      version: version that the record must have.
+
+    Returns:
+      None if the program failed, its version changed, or one of its files is missing.
+    """
     try:
         record = ProgramRecord(**json.loads((folder / f"{name}.json").read_text()))
     except (OSError, ValueError, TypeError):
@@ -97,21 +112,37 @@ def read_record(folder: Path, name: str, version: str) -> ProgramRecord | None:
 
 
 def list_output_files(results: Path, folder: Path) -> dict[Path, int]:
-    """The pictures and tables below `results`, apart from those in `folder`, and when they were
-    written."""
+    """List figures and tables with their times of modification.
+
+    Args:
+      results: folder that is searched.
+      folder: subfolder that is left out.
+    """
     paths = (path for path in sorted(results.rglob("*")) if path.suffix in (".png", ".md"))
     return {path: path.stat().st_mtime_ns for path in paths if folder not in path.parents}
 
 
 def item_command(item: PaperItem, preset: str) -> list[str]:
-    """The same from a checkout and from an installed package; -P: nothing of this folder is
-    imported."""
+    """Return the command that runs an item, in a checkout and in an installed package.
+
+    Args:
+      item: the table or figure.
+      preset: its preset.
+    """
+    # -P: Python imports nothing from the current folder.
     arguments = ["-P", "-m", "fedjax_het.cli", "table", item.module.name, "--preset", preset]
     return [sys.executable, *arguments, "--pictures", "dark"]
 
 
 def run_item(item: PaperItem, preset: str, folder: Path, results: Path) -> ProgramRecord:
-    """Run it; its files are what it wrote below `results`."""
+    """Run an item and record the files that it wrote.
+
+    Args:
+      item: the table or figure.
+      preset: its preset.
+      folder: folder of the report.
+      results: folder below which the program writes.
+    """
     before = list_output_files(results, folder)
     name = f"fedjax-het table {item.module.name} --preset {preset}"
     record = _run_program(item.name, item_version(item), item_command(item, preset), name, folder)
@@ -122,7 +153,12 @@ def run_item(item: PaperItem, preset: str, folder: Path, results: Path) -> Progr
 
 
 def redraw_archive(archive: ArchivedResults, folder: Path) -> ProgramRecord:
-    """What is kept, as its program draws it now."""
+    """Draw kept results again with the present program.
+
+    Args:
+      archive: the kept results.
+      folder: folder of the report.
+    """
     copy_folder = folder / archive.name
     arguments, version = prepare_show_command(archive, copy_folder), kept_version(archive)
     if arguments is None:
@@ -162,7 +198,13 @@ def _save_record(
 def archive_records(
     name: str, folder: Path, *, again: bool
 ) -> list[tuple[ArchivedResults, ProgramRecord]]:
-    """What is kept of a table, figure or paper, drawn unless that is done."""
+    """Return the kept results of an item or paper, drawn again unless that is done.
+
+    Args:
+      name: name of the item or paper.
+      folder: folder of the report.
+      again: whether finished ones are drawn again.
+    """
     records = []
     for archive in archives_of(name):
         record = None if again else read_record(folder, archive.name, kept_version(archive))
@@ -171,6 +213,7 @@ def archive_records(
 
 
 def run_all(arguments: Arguments) -> int:
+    """Run all selected items and write the report after each; return the exit status."""
     results = Path("results")
     folder = results / f"all-{arguments.preset}"
     selected_items = select_items(arguments.only)
@@ -211,7 +254,14 @@ def run_all(arguments: Arguments) -> int:
 def write_report(
     arguments: Arguments, folder: Path, entries: Sequence[ReportEntry], studies: StudyRecords
 ) -> None:
-    """Both forms of it."""
+    """Write the report as Markdown and HTML.
+
+    Args:
+      arguments: the command line.
+      folder: folder of the report.
+      entries: selected items.
+      studies: kept results that belong to no item, by paper.
+    """
     title = f"Tables and figures of four papers, preset {arguments.preset}"
     cli_arguments = [
         "--preset",
@@ -221,15 +271,15 @@ def write_report(
     command = " ".join(["python", "experiments/all.py", *cli_arguments])
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     provenance = (
-        f"<code>{escape_html(command)}</code> · fedjax_het {__version__} · {machine} · "
+        f"fedjax_het {__version__} · {machine} · "
         f"{time.strftime('%Y-%m-%d', time.gmtime())}. Each section says its own command, seconds, "
         "versions and device. Columns sort by a click on their names."
     )
     write_text(folder / "report.md", render_markdown(title, entries, folder))
-    write_text(folder / "report.html", render_html(title, entries, studies, provenance))
+    write_text(
+        folder / "report.html",
+        render_html(title, entries, studies, command=command, provenance=provenance),
+    )
 
 
 main = make_config_program(Arguments, run_all, "Every table and figure.")
-
-if __name__ == "__main__":
-    raise SystemExit(main())

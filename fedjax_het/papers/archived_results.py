@@ -1,10 +1,20 @@
-"""Results at paper scale, or at that of two cores, which lie beside the programs that made them."""
+"""Kept results in `experiments/`, at the papers' scale or at a scale for two cores.
+
+Each folder of kept results has its runs in one archive, `runs.zip`, which all functions that load
+results read like files. Tables and figures lie beside it as files.
+"""
 
 import hashlib
+import re
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from fedjax_het.runtime.result_store import list_run_files
+from fedjax_het.utils.errors import require, run_with_exit_status
+from fedjax_het.utils.io import ARCHIVE_NAME, write_archive
 
 # The archived results lie in the checkout; an installed package has none.
 EXPERIMENTS_FOLDER = Path(__file__).resolve().parents[2] / "experiments"
@@ -49,8 +59,11 @@ PRESETS = ("short", "cpu", "paper")
 
 
 def find_archives() -> list[ArchivedResults]:
-    """Every table and figure in the folders `results/STEM-PRESET` beside the programs; none in an
-    installed package, which has no results."""
+    """Find the kept tables and figures in the folders `experiments/**/results/STEM-PRESET`.
+
+    Returns:
+      Archives by folder; none in an installed package, which has no kept results.
+    """
     return [
         _make_archive(path)
         for path in sorted(EXPERIMENTS_FOLDER.glob("**/results/*/*.md"))
@@ -82,25 +95,77 @@ def _program_path(path: Path) -> str:
 
 
 def archives_of(name: str) -> list[ArchivedResults]:
-    """What is kept of a table or figure, or of a paper's other studies."""
+    """List the archives of a table or figure, or of a paper's studies beside its tables.
+
+    Args:
+      name: name of the table or figure, for example `dynafed-table5`, or of the paper.
+    """
     return [archive for archive in find_archives() if archive.owner == name]
 
 
 def archive_version(archive: ArchivedResults) -> str:
-    """Changes with the files of the folder."""
+    """Return a hash of the names and sizes of the files in an archive's folder."""
     listing = sorted((path.name, path.stat().st_size) for path in archive.source.iterdir())
     return hashlib.sha256(repr((archive.show_command, listing)).encode()).hexdigest()[:16]
 
 
 def prepare_show_command(archive: ArchivedResults, folder: Path) -> list[str] | None:
-    """Copies the runs to `folder`: -> the command that draws them there; None where the folder has
-    no runs, but what was drawn of them, which is copied."""
-    runs = list(archive.source.glob("*.npz"))
-    # Arrays in a folder of their own are what a program counted of its runs.
-    patterns = ("*.npz", "*.json", "*/*.npy") if runs else ("*.md", "*.png")
+    """Copy an archive to a folder, where a program can draw its tables and figures again.
+
+    Args:
+      archive: the kept results.
+      folder: folder of the copy.
+
+    Returns:
+      The command that shows the runs in the copy. None if there are no runs; in that case the
+      tables and figures are copied.
+    """
+    has_runs = bool(list_run_files(archive.source))
+    # A subfolder with an archive has arrays that a program counted of its runs.
+    patterns = ("*.zip", "*.npz", "*.json", "*/*.zip", "*/*.npy") if has_runs else ("*.md", "*.png")
     for path in (path for pattern in patterns for path in archive.source.glob(pattern)):
         copy_path = folder / path.relative_to(archive.source)
         copy_path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy_path)
     arguments = [*archive.arguments, "--show", "--pictures", "dark", "--output-dir", str(folder)]
-    return [sys.executable, str(EXPERIMENTS_FOLDER / archive.program), *arguments] if runs else None
+    return (
+        [sys.executable, str(EXPERIMENTS_FOLDER / archive.program), *arguments]
+        if has_runs
+        else None
+    )
+
+
+_ARCHIVED_FILE = re.compile(r"[0-9a-f]{16}\.(json|npz|npy)")
+
+
+def archive_runs(directory: Path) -> int:
+    """Move the runs of a folder into its archive `runs.zip`, and those of its subfolders into theirs.
+
+    Args:
+      directory: a folder of results. Files of settings (`.yaml`), which the results contain, are
+        removed.
+
+    Returns:
+      Number of files that were moved.
+    """
+    require(directory.is_dir(), "folder", str(directory), "a folder of results; there is none")
+    count = 0
+    for folder in [directory, *sorted(path for path in directory.rglob("*") if path.is_dir())]:
+        names = [path.name for path in folder.iterdir() if _ARCHIVED_FILE.fullmatch(path.name)]
+        if names:
+            write_archive(folder, names)
+        for name in names:
+            (folder / name).with_suffix(".yaml").unlink(missing_ok=True)
+        count += len(names)
+    return count
+
+
+def archive_runs_main(argv: Sequence[str] | None = None) -> int:
+    """Archive the runs of the folders on the command line; return the exit status."""
+
+    def run() -> int:
+        for folder in sys.argv[1:] if argv is None else argv:
+            print(f"{folder}: {archive_runs(Path(folder))} files moved into {ARCHIVE_NAME}")
+        return 0
+
+    return run_with_exit_status(run, name="error", interrupt_message="stopped")

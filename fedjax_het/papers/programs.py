@@ -51,12 +51,15 @@ class OutputFlags:
 def make_config_program(
     config_type: type, function: Callable[[Any], int], description: str | None = None
 ) -> ProgramMain:
-    """Return `main` of a program.
+    """Make a program whose flags are the fields of a dataclass, and `OutputFlags`.
 
     Args:
-      config_type: dataclass, not frozen, whose fields are the program's flags besides `OutputFlags`.
-      function: function of the dataclass that returns the exit status.
+      config_type: dataclass that is not frozen; its annotations are the checks of the flags.
+      function: takes an instance of the dataclass and returns the exit status.
       description: first paragraphs of the help (default: the docstring of the dataclass).
+
+    Returns:
+      `main(argv)`, which returns the exit status.
     """
     arguments_class = make_dataclass(
         config_type.__name__,
@@ -92,7 +95,11 @@ class ProgramModule(NamedTuple):
 
 
 def find_programs() -> dict[str, ProgramModule]:
-    """The programs by name: folder by folder, in each tables before figures, by number."""
+    """Find the programs of tables and figures by name, without importing them.
+
+    Returns:
+      By name: folder by folder, tables before figures, by number.
+    """
     folder = PAPERS_FOLDER
     paths = [path for path in folder.rglob("*.py") if _ITEM_PATTERN.fullmatch(path.stem)]
     names = (".".join(path.relative_to(folder).with_suffix("").parts) for path in paths)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from fedjax_het.papers.archived_results import ArchivedResults
 from fedjax_het.papers.programs import ProgramModule
+from fedjax_het.runtime.result_store import list_run_files
+from fedjax_het.utils.io import read_stored_file
 
 PAPERS = {
     "dynafed": "DynaFed (Pi et al., CVPR 2023)",
@@ -36,6 +38,11 @@ class PaperItem:
     @property
     def title(self) -> str:
         return self.module.description
+
+    @property
+    def script(self) -> str:
+        """The program's path in a checkout."""
+        return f"experiments/{self.module.name.replace('.', '/')}.py"
 
 
 @dataclass
@@ -69,14 +76,14 @@ StudyRecords = dict[str, list[tuple[ArchivedResults, ProgramRecord]]]
 
 
 def group_by_paper(entries: Sequence[ReportEntry]) -> Iterator[tuple[str, list[ReportEntry]]]:
-    """The papers that have any, in their order."""
+    """Group entries by paper, in the order of `PAPERS`; papers without entries are left out."""
     for paper in PAPERS:
         if members := [entry for entry in entries if entry.item.paper == paper]:
             yield paper, members
 
 
 def format_state(record: ProgramRecord | None) -> str:
-    """How it ended, and after how long."""
+    """Format how a program ended and how long it took."""
     if record is None:
         return "not made"
     state = "" if record.status == 0 else f"FAILED with exit status {record.status} after "
@@ -85,7 +92,7 @@ def format_state(record: ProgramRecord | None) -> str:
 
 
 def summarize_entries(entries: Sequence[ReportEntry]) -> str:
-    """How many are made, in how long, and which failed."""
+    """Return a sentence with the number of finished items, their time and the failures."""
     records = [entry.record for entry in entries if entry.record]
     records += [record for entry in entries for _, record in entry.archives]
     num_made = sum(entry.record is not None for entry in entries)
@@ -96,12 +103,17 @@ def summarize_entries(entries: Sequence[ReportEntry]) -> str:
 
 
 def describe_provenance(files: Iterable[str], default: str) -> str:
-    """Versions and devices of the runs that lie beside these files; this where there are none."""
+    """Describe versions and devices of the runs in the folders of some files.
+
+    Args:
+      files: files of tables and figures.
+      default: text if the folders have no runs.
+    """
     values_by_name: dict[str, set[str]] = {"fedjax_het": set(), "jax": set(), "device": set()}
     for folder in {Path(file).parent for file in files}:
-        for path in folder.glob("????????????????.json"):
+        for path in list_run_files(folder):
             try:
-                summary = json.loads(path.read_text())["summary"]
+                summary = json.loads(read_stored_file(path))["summary"]
             except (OSError, ValueError, KeyError, TypeError):
                 continue
             for name, values in values_by_name.items():

@@ -1,23 +1,28 @@
-"""The report of all tables and figures: one page of HTML that needs no other file, and Markdown."""
+"""The report of all tables and figures: one HTML page that needs no other file, and Markdown.
 
-import html
+The templates are in `report_templates/`. Programs leave tables in Markdown, which markdown-it reads,
+and figures as PNG files, which the page contains.
+"""
+
+import base64
+import io
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from fedjax_het.papers.report_html import (
-    CSS,
-    SCRIPT,
-    escape_control_characters,
-    markdown_to_html,
-    picture_to_html,
-    select_pictures,
-)
+from jinja2 import Environment, FileSystemLoader
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from markupsafe import Markup
+
+from fedjax_het.analysis.figures.output import DARK_SUFFIX
 from fedjax_het.papers.report_items import (
     PAPERS,
-    PaperItem,
     ProgramRecord,
     ReportEntry,
     StudyRecords,
@@ -25,132 +30,281 @@ from fedjax_het.papers.report_items import (
     group_by_paper,
     summarize_entries,
 )
-from fedjax_het.utils.text import escape_html
+from fedjax_het.utils.text import MISSING, to_one_line
+
+WIDE_ASPECT_RATIO = 1.7  # width / height of a figure with several panels side by side
+PALETTE_SIZE = 256  # colors of a figure on the page
+MIN_CONSTANT_ROWS = 3  # rows from which a column with one value is stated once, above the table
+
+# Titles, tables, lists and bold cells. No links, images or HTML: a text may be a stranger's.
+_MARKDOWN = MarkdownIt("zero").enable(["table", "list", "heading", "emphasis", "escape"])
+
+
+class TableCell(NamedTuple):
+    """A cell of a table on the page."""
+
+    content: Markup
+    attributes: Markup = Markup("")
+
+    @property
+    def text(self) -> str:
+        return self.content.striptags()
+
+
+class PictureView(NamedTuple):
+    """A figure on the page."""
+
+    name: str
+    alt: str
+    source: str
+    """Data URI."""
+    dark_source: str
+    """Data URI of the figure for dark pages; empty if there is none."""
+    is_wide: bool
+    """Whether a phone shows the figure at a readable width, with a scroll bar."""
 
 
 def render_html(
-    title: str, entries: Sequence[ReportEntry], studies: StudyRecords, provenance: str
+    title: str,
+    entries: Sequence[ReportEntry],
+    studies: StudyRecords,
+    *,
+    command: str,
+    provenance: str,
 ) -> str:
-    """One file: contents, then a section for each table and figure, and what is kept at a larger
-    scale below it.
+    """Render the report as one HTML file: contents, then a section for each table and figure.
 
-    about: how the whole was made.
+    Args:
+      title: title of the page.
+      entries: tables and figures with their records and kept results.
+      studies: kept results by paper that belong to no table or figure.
+      command: command that made the report.
+      provenance: version, machine and date.
     """
-    name = html.escape(title)
-    body = [
-        f"<h1>{name}</h1>",
-        f"<p>{html.escape(summarize_entries(entries))}</p>",
-        f'<p class="made">{provenance}</p>',
-        *_render_contents(entries, studies),
-    ]
-    for paper, members in group_by_paper(entries):
-        body.append(f'<section><h2 id="{paper}">{html.escape(PAPERS[paper])}</h2>')
-        for entry in members:
-            body += _render_section(entry)
-        for archive, record in studies.get(paper, ()):
-            body += _render_archive(archive.name, archive.title, record)
-        body.append("</section>")
-    return "\n".join(
-        [
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{name}</title><style>{CSS}</style></head><body>",
-            *body,
-            f"<script>{SCRIPT}</script></body></html>\n",
-        ]
+    return _render(
+        "report.html", title, entries, studies=studies, command=command, provenance=provenance
     )
-
-
-def _render_contents(entries: Sequence[ReportEntry], studies: StudyRecords) -> Iterator[str]:
-    yield '<nav class="contents" id="contents" aria-label="Contents"><h2>Contents</h2>'
-    for paper, members in group_by_paper(entries):
-        yield f'<p><a href="#{paper}">{html.escape(PAPERS[paper])}</a></p><ul>'
-        for item, record, archives in (
-            (entry.item, entry.record, entry.archives) for entry in members
-        ):
-            archive_links = "".join(
-                f' · <a href="#{archive.name}">kept: {escape_html(archive.source.name)}</a>'
-                for archive, _ in archives
-            )
-            link = f'<a href="#{item.name}">{escape_html(item.title)}</a>'
-            yield f'<li>{link} <span class="state">{_render_state(record)}{archive_links}</span></li>'
-        for archive, _ in studies.get(paper, ()):
-            yield f'<li><a href="#{archive.name}">{escape_html(archive.title)}</a></li>'
-        yield "</ul>"
-    yield "</nav>"
-
-
-def _render_section(entry: ReportEntry) -> Iterator[str]:
-    item, record = entry.item, entry.record
-    yield f'<article id="{item.name}"><h3>{escape_html(item.title)}</h3>'
-    yield _render_provenance(record, f"<code>{_script_path(item)}</code>, {_render_state(record)}")
-    yield from _render_record(record, item.title)
-    for archive, archive_record in entry.archives:
-        yield from _render_archive(archive.name, archive.title, archive_record)
-    yield '<p class="top"><a href="#contents">Contents</a></p></article>'
-
-
-def _render_archive(name: str, title: str, record: ProgramRecord) -> Iterator[str]:
-    yield f'<div class="kept" id="{name}"><h3>{escape_html(title)}</h3>'
-    yield _render_provenance(
-        record, "drawn anew of its runs" if record.seconds else "as it was drawn"
-    )
-    yield from _render_record(record, title)
-    yield "</div>"
-
-
-def _render_provenance(record: ProgramRecord | None, description: str) -> str:
-    parts = [description]
-    if record is not None:
-        parts += [f"<code>{escape_html(record.command)}</code>"] if record.command else []
-        parts += [escape_html(text) for text in (record.made_by, record.when) if text]
-    return f'<p class="made">{" · ".join(parts)}</p>'
-
-
-def _render_record(record: ProgramRecord | None, title: str) -> Iterator[str]:
-    if record is None:
-        return
-    if record.text:
-        yield f'<pre tabindex="0">{html.escape(escape_control_characters(record.text))}</pre>'
-    files = [Path(file) for file in record.files]
-    yield from (markdown_to_html(file.read_text()) for file in files if file.suffix == ".md")
-    for file in select_pictures(files):
-        yield picture_to_html(file, f"{title} Picture {file.stem}.")
-
-
-def _render_state(record: ProgramRecord | None) -> str:
-    failed = record is not None and record.status != 0
-    return f'<span class="failed">{format_state(record)}</span>' if failed else format_state(record)
-
-
-def _script_path(item: PaperItem) -> str:
-    return f"experiments/{item.module.name.replace('.', '/')}.py"
 
 
 def render_markdown(title: str, entries: Sequence[ReportEntry], folder: Path) -> str:
-    """The same of what was made now, with links to the pictures from `folder`."""
-    parts = [f"# {title}", "", summarize_entries(entries), ""]
-    parts += ["| paper | item | wall-clock |", "| --- | --- | ---: |"]
-    for entry in entries:
-        link = f"[{entry.item.stem}](#{entry.item.name})"
-        parts.append(f"| {entry.item.paper} | {link} | {format_state(entry.record)} |")
-    for paper, members in group_by_paper(entries):
-        parts += ["", f"## {PAPERS[paper]}"]
-        for item, record in ((entry.item, entry.record) for entry in members):
-            parts += ["", f'<a id="{item.name}"></a>', "", f"### {item.title}", ""]
-            parts += [f"`{_script_path(item)}`, {format_state(record)}."]
-            parts += _markdown_record(item, record, folder)
-    return "\n".join(parts) + "\n"
+    """Render the report of the new results as Markdown, without kept results.
+
+    Args:
+      title: title of the report.
+      entries: tables and figures with their records.
+      folder: folder of the report, from which it links to figures.
+    """
+    return _render("report.md", title, entries, folder=folder)
 
 
-def _markdown_record(item: PaperItem, record: ProgramRecord | None, folder: Path) -> Iterator[str]:
-    if record and record.text:
-        fence = "`" * (2 + max(map(len, re.findall("`+", f"{record.text}`"))))
-        yield from ("", fence, escape_control_characters(record.text), fence)
-    files = [Path(file) for file in record.files] if record else []
-    for path in (path for path in files if path.suffix == ".md"):
-        text = path.read_text().strip()  # its title is below this page's headings
-        yield from ("", re.sub(r"^# (.*)", r"**\1**", text, count=1))
-    for path in select_pictures(files):
-        link = quote(os.path.relpath(path, folder).replace(os.sep, "/"))
-        yield from ("", f"![{item.name}: {path.stem}]({link})")
+def _render(template: str, title: str, entries: Sequence[ReportEntry], **values: Any) -> str:
+    return (
+        _get_environment()
+        .get_template(template)
+        .render(
+            title=title,
+            summary=summarize_entries(entries),
+            papers=list(group_by_paper(entries)),
+            paper_titles=PAPERS,
+            **values,
+        )
+    )
+
+
+@cache
+def _get_environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("report_templates")),
+        autoescape=lambda name: name is not None and name.endswith(".html"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "fenced": _format_fenced,
+        "format_state": format_state,
+        "markdown_texts": _read_markdown_texts,
+        "one_line": to_one_line,
+        "picture_links": _list_picture_links,
+        "pictures": _make_picture_views,
+        "printable": escape_control_characters,
+        "tables": _read_tables,
+    }
+    return environment
+
+
+# Tables
+
+
+def markdown_to_html(text: str) -> Markup:
+    """Convert the Markdown of a table to HTML: titles of level 4, sortable tables, notes as a list.
+
+    Args:
+      text: title, tables with bold cells, lists and paragraphs.
+    """
+    tokens = _MARKDOWN.parse(text)
+    headings = [body for head, body in pairwise(tokens) if head.type == "heading_open"]
+    title = _render_inline(headings[0]).striptags() if headings else "table"
+    parts: list[str] = []
+    pending: list[Token] = []
+    table: list[Token] = []
+    for token in tokens:
+        if token.type.startswith("heading"):
+            token.tag = "h4"
+        if token.type == "bullet_list_open":
+            token.attrSet("class", "notes")
+        if token.type == "table_open" or table:
+            table.append(token)
+        else:
+            pending.append(token)
+        if token.type == "table_close":
+            parts += [_MARKDOWN.renderer.render(pending, _MARKDOWN.options, {})]
+            parts += [_render_table(table, title)]
+            pending, table = [], []
+    parts.append(_MARKDOWN.renderer.render(pending, _MARKDOWN.options, {}))
+    return Markup("".join(parts))
+
+
+def _render_inline(token: Token) -> Markup:
+    return Markup(_MARKDOWN.renderer.render([token], _MARKDOWN.options, {}))
+
+
+def _render_table(tokens: list[Token], title: str) -> str:
+    cells = [
+        TableCell(
+            _render_inline(body),
+            Markup(' class="n"') if "right" in str(cell.attrs.get("style")) else Markup(""),
+        )
+        for cell, body in pairwise(tokens)
+        if cell.type in ("th_open", "td_open")
+    ]
+    num_columns = sum(token.type == "th_open" for token in tokens)
+    headers, *rows = (
+        cells[start : start + num_columns] for start in range(0, len(cells), num_columns)
+    )
+    constants = _find_constant_columns(rows, num_columns)
+    varying = [column for column in range(num_columns) if column not in constants]
+    parts: Any = _get_environment().get_template("parts.html").module
+    return parts.table(
+        title,
+        [headers[column] for column in varying],
+        [[row[column] for column in varying] for row in rows],
+        [
+            (headers[column].content, cell.content)
+            for column, cell in constants.items()
+            if cell.text != MISSING
+        ],
+    )
+
+
+def _find_constant_columns(
+    rows: Sequence[Sequence[TableCell]], num_columns: int
+) -> dict[int, TableCell]:
+    """Return the columns with the same text in all rows and their cells, unless all columns are."""
+    if len(rows) < MIN_CONSTANT_ROWS:
+        return {}
+    constants = {
+        column: rows[0][column]
+        for column in range(num_columns)
+        if len({row[column].content for row in rows}) == 1
+    }
+    return constants if len(constants) < num_columns else {}
+
+
+def _read_tables(record: ProgramRecord) -> list[Markup]:
+    files = map(Path, record.files)
+    return [markdown_to_html(file.read_text()) for file in files if file.suffix == ".md"]
+
+
+def _read_markdown_texts(record: ProgramRecord) -> list[str]:
+    """Return the tables with bold titles, since the report has headings of its own."""
+    texts = [Path(file).read_text().strip() for file in record.files if file.endswith(".md")]
+    return [re.sub(r"^# (.*)", r"**\1**", text, count=1) for text in texts]
+
+
+# Text of programs
+
+
+def escape_control_characters(text: str) -> str:
+    """Replace control characters in the lines that a program printed."""
+    return "\n".join(map(to_one_line, text.splitlines()))
+
+
+def _format_fenced(text: str) -> str:
+    fence = "`" * (2 + max(map(len, re.findall("`+", f"{text}`"))))
+    return f"{fence}\n{escape_control_characters(text)}\n{fence}"
+
+
+# Figures
+
+
+def select_pictures(files: Iterable[Path]) -> list[Path]:
+    """Select the PNG files, without the variants for dark pages."""
+    return [path for path in files if path.suffix == ".png" and not path.stem.endswith(DARK_SUFFIX)]
+
+
+def _list_picture_links(record: ProgramRecord, folder: Path) -> list[tuple[str, str]]:
+    return [
+        (path.stem, quote(os.path.relpath(path, folder).replace(os.sep, "/")))
+        for path in select_pictures(map(Path, record.files))
+    ]
+
+
+def _make_picture_views(record: ProgramRecord, title: str) -> list[PictureView]:
+    return [
+        make_picture_view(file, f"{title} Picture {file.stem}.")
+        for file in select_pictures(map(Path, record.files))
+    ]
+
+
+def make_picture_view(path: Path, default_alt: str) -> PictureView:
+    """Read a PNG file and its variant for dark pages.
+
+    Args:
+      path: the PNG file.
+      default_alt: alternative text of a file that has none of its own.
+    """
+    description, is_wide = read_picture_description(path)
+    dark = path.with_stem(f"{path.stem}{DARK_SUFFIX}")
+    return PictureView(
+        path.name, description or default_alt, _data_uri(path), _data_uri(dark), is_wide
+    )
+
+
+def _data_uri(path: Path) -> str:
+    return _encode_picture(path, path.stat().st_mtime_ns) if path.is_file() else ""
+
+
+@cache  # the report is written again after every program
+def _encode_picture(path: Path, mtime_ns: int) -> str:
+    png = path.read_bytes()
+    smaller = min(png, _quantize_colors(png), key=len)
+    return f"data:image/png;base64,{base64.b64encode(smaller).decode()}"
+
+
+def _quantize_colors(png: bytes) -> bytes:
+    """Reduce a PNG to a palette, a third of the size; a transparent or invalid one is returned as is."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(png)) as image:
+            if image.convert("RGBA").getchannel("A").getextrema() != (255, 255):
+                return png
+            quantized = image.convert("RGB").quantize(PALETTE_SIZE, dither=Image.Dither.NONE)
+    except (OSError, UnidentifiedImageError):
+        return png
+    buffer = io.BytesIO()
+    quantized.save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()
+
+
+def read_picture_description(path: Path) -> tuple[str, bool]:
+    """Return the alternative text stored in a PNG file, or "", and whether the figure is wide."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            is_wide = image.width > WIDE_ASPECT_RATIO * image.height
+            return str(image.info.get("Description", "")), is_wide
+    except (OSError, UnidentifiedImageError):
+        return "", False

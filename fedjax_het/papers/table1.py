@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from fedjax_het.algorithms import METHODS
 from fedjax_het.papers.dynafed.settings import CPU, EXPERIMENT, FOLDER, NOTE, PAPER, QUICK, ROWS
-from fedjax_het.papers.fedaf.table1 import QUICK as QUICK_OF_FEDAF
+from fedjax_het.papers.fedaf.settings import QUICK as QUICK_OF_FEDAF
 from fedjax_het.papers.table import make_table_program
 
 QUICK_NOTE = (
@@ -56,6 +56,3 @@ TABLE1 = EXPERIMENT(
 )
 
 main = make_table_program(TABLE1)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -14,6 +14,7 @@ from fedjax_het.runtime.checkpointing import CheckpointWriter
 from fedjax_het.runtime.group_state import init_group
 from fedjax_het.runtime.placement import Placement
 from fedjax_het.runtime.runner import start_runs
+from fedjax_het.runtime.user_objects import UserObjects
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.env import require_variables
 from fedjax_het.utils.validation import validate_arguments
@@ -42,7 +43,7 @@ def benchmark_rounds(
     and no evaluation inside."""
     require_variables()
     spec = dataclasses.replace(spec, rounds=rounds + 5, eval_every=rounds + 5)
-    group = prepare_group([spec], dataset=dataset, placement=placement)
+    group = prepare_group([spec], UserObjects(dataset), placement)
     group_state = init_group(group, group.prepared_runs)
     start_runs(group_state, CheckpointWriter())
     seconds = []
@@ -60,5 +61,5 @@ def benchmark_rounds(
         [scheduler.draw_cohort(r) for r in range(rounds)],
         group_state.timing.compile_seconds,
         group.useful_work_fraction(group.prepared_runs),
-        group.plan.describe(),
+        group.program.plan.describe(),
     )

@@ -1,16 +1,9 @@
-"""What a method says of its traffic, asked before its program compiles: after the last round would
-be too late.
+"""Preparation of runs: settings are checked, data are placed, programs are built but not compiled."""
 
-The model that a run begins with, where that is in a file.
-
-Federations made ready: settings checked, data placed, programs built but not compiled.
-"""
-
+import dataclasses
 import functools
 import logging
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +11,8 @@ import jax
 
 from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
-from fedjax_het.core.autotune.search import LaneChoice
-from fedjax_het.core.execution_plan import LANES_AXIS, ExecutionPlan
-from fedjax_het.core.schedule import compute_useful_fraction
-from fedjax_het.data import Dataset, Partition, PartitionSummary, ServerSummary
+from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.data import Dataset, Partition
 from fedjax_het.data.server_data import LabeledImages
 from fedjax_het.runtime.compiled_programs import (
     CompiledPrograms,
@@ -34,23 +25,23 @@ from fedjax_het.runtime.compiled_programs import (
     compute_static_key,
     evict_programs,
 )
-from fedjax_het.runtime.data_assignment import assign_data, load_server_pool, resolve_dataset
+from fedjax_het.runtime.data_assignment import assign_data, load_server_pool
 from fedjax_het.runtime.memory_limits import require_memory_for_plan, require_memory_for_settings
 from fedjax_het.runtime.placement import (
-    DEVICE_STATE,
     SPLIT_STATE,
     Placement,
     build_plan,
     choose_client_state,
     choose_num_blocks,
     choose_num_lanes,
+    describe_workload,
     reduce_parallel_runs,
     should_shard_server_work,
 )
 from fedjax_het.runtime.prepared_run import (
-    GroupShapes,
     InitialModel,
     PreparedRun,
+    RunGroup,
     add_method_inputs,
     build_federation_data,
     build_prepared_run,
@@ -58,9 +49,12 @@ from fedjax_het.runtime.prepared_run import (
     build_work_items,
     compute_group_shapes,
 )
-from fedjax_het.runtime.program_inputs import InputContext, build_group_inputs
+from fedjax_het.runtime.program_inputs import GROUP_INPUTS, InputContext, build_inputs
 from fedjax_het.runtime.trained_model import ModelFile, read_model_file
+from fedjax_het.runtime.user_objects import UserObjects
 from fedjax_het.utils.errors import ConfigError, require
+
+log = logging.getLogger("fedjax_het")
 
 
 def check_traffic_contract(
@@ -138,94 +132,44 @@ def _format_leaf_shapes(tree: Any) -> dict[str, str]:
     }
 
 
-log = logging.getLogger("fedjax_het")
-
-
-@dataclass(frozen=True, eq=False)
-class RunGroup:
-    """Federations that the same programs serve, `program.plan.capacity` of them at a time."""
-
-    program: CompiledPrograms
-    prepared_runs: list[PreparedRun]
-    context: InputContext  # of what the programs read
-    shared_inputs: dict[str, Any]  # the part of it that is the same for all
-    lane_choice: LaneChoice
-    client_state: str = DEVICE_STATE
-
-    @property
-    def plan(self) -> ExecutionPlan:
-        return self.program.plan
-
-    @property
-    def dataset(self) -> Dataset:
-        return self.context.dataset
-
-    @property
-    def pool(self) -> LabeledImages | None:
-        """What the server's examples are from besides those of training."""
-        return self.context.pool
-
-    @property
-    def shapes(self) -> GroupShapes:
-        return self.context.shapes
-
-    def summarize_partition(self, prepared_run: PreparedRun) -> PartitionSummary:
-        """A federation's partition in numbers."""
-        return prepared_run.partition.summarize(self.dataset.train_labels, self.dataset.num_classes)
-
-    def summarize_server_data(self, prepared_run: PreparedRun) -> ServerSummary | None:
-        """The server's examples in numbers; None where it has none."""
-        if prepared_run.server_data is None:
-            return None
-        return prepared_run.server_data.summarize(self.dataset, prepared_run.partition, self.pool)
-
-    def useful_work_fraction(self, prepared_runs: Sequence[PreparedRun]) -> float:
-        """Share of the samples that the lanes of these, in step, run through which are clients'."""
-        schedulers = [f.scheduler for f in prepared_runs]
-        return compute_useful_fraction(schedulers, is_concurrent=self.plan.mesh_axis == LANES_AXIS)
-
-
 def prepare_group(
     specs: Sequence[RunSpec],
-    *,
-    dataset: Dataset | None = None,
-    partitions: Sequence[Partition] | None = None,
-    user_partition: Partition | None = None,
-    network: Any = None,
-    optimizer: Any = None,
+    user_objects: UserObjects = UserObjects(),
     placement: Placement = Placement(),
-    data_dir: str | os.PathLike | None = None,
+    *,
+    partitions: Sequence[Partition] | None = None,
     pool: LabeledImages | None = None,
     num_runs: int | None = None,
 ) -> RunGroup:
     """Check the settings, make the partitions, place the data. Nothing is compiled yet.
 
     Args:
-      specs: of one `compute_static_key`.
-      dataset: the user's own, or one that is loaded already.
-      partitions: those that the settings name, one for each, where they are made already.
-      own_partition: the user's, in the place of those.
-      network: the user's own, for specs whose model is "user".
-      optimizer: the user's own, for specs whose local optimiser is "user".
-      placement: where they go.
-      data_dir: of the prepared data (default: TFDS_DATA_DIR).
-      pool: what `load_server_pool` gives for them, where it is there already.
-      count: of the runs that are made by these programs, of which these may be some; how devices
-        are shared out depends on it (default: these are all).
-    Raises: ConfigError.
+      specs: runs of one `compute_static_key`.
+      user_objects: the user's own objects; those that the settings name where there are none.
+      placement: devices, lanes and the place of client states.
+      partitions: the partitions that the settings name, one for each run, if they exist already.
+      pool: the result of `load_server_pool` for these runs, if it exists already.
+      num_runs: number of runs that the programs serve, of which these may be some; it decides how
+        devices are shared out (default: the number of `specs`).
+
+    Returns:
+      The runs, their programs (not compiled) and their data on the devices.
+
+    Raises:
+      ConfigError: if a setting or an object cannot be used.
     """
     evict_programs()
-    resolved_specs = [spec.resolved() for spec in specs]
+    resolved_specs = [spec.resolved() for spec in specs]  # nothing for those that are resolved
     assert len({compute_static_key(spec) for spec in resolved_specs}) == 1
     spec = resolved_specs[0]
-    dataset = resolve_dataset(spec, dataset, data_dir, caller="simulate")
+    dataset = user_objects.load_dataset(spec, caller="simulate")
     devices = placement.list_devices()
-    signature = build_signature(spec, dataset, network, optimizer)
+    signature = build_signature(spec, dataset, user_objects.network, user_objects.optimizer)
     require_memory_for_settings(spec, dataset, signature, placement, devices)
     algorithm = build_algorithm(signature)
     _warn_missing_norm_layers(signature)
     initial_model = load_initial_model(spec, signature)
-    pool = load_server_pool(spec, dataset, data_dir) if pool is None else pool
+    pool = load_server_pool(spec, dataset, user_objects.data_dir) if pool is None else pool
 
     trains_on_server_data = algorithm.trains_on_server_data
     named_partitions: Sequence[Partition | None] = partitions or (None,) * len(resolved_specs)
@@ -235,38 +179,37 @@ def prepare_group(
             dataset,
             pool,
             partition=named_partition,
-            user_partition=user_partition,
+            user_partition=user_objects.partition,
             trains_on_server_data=trains_on_server_data,
         )
         for resolved_spec, named_partition in zip(resolved_specs, named_partitions, strict=True)
     ]
     work_items = [
-        build_work_items(resolved_spec, data_assignment.training_partition, dataset, algorithm)
-        for resolved_spec, data_assignment in zip(resolved_specs, data_assignments, strict=True)
+        build_work_items(data_assignment, dataset, algorithm)
+        for data_assignment in data_assignments
     ]
     blocks = choose_num_blocks(placement, devices, spec)
     num_runs = num_runs or len(resolved_specs)
-    training_partitions = [
-        data_assignment.training_partition for data_assignment in data_assignments
-    ]
     build_schedulers = functools.partial(
-        build_trial_schedulers, resolved_specs, training_partitions, work_items, blocks
+        build_trial_schedulers, data_assignments, work_items, blocks
     )
+    workload = describe_workload(signature, algorithm, spec.batch_size)
     lane_choice = choose_num_lanes(
-        placement, signature, algorithm, devices, blocks, resolved_specs, build_schedulers, num_runs
+        placement, workload, devices, blocks, spec, build_schedulers, num_runs
     )
     if lane_choice.conv_impl != signature.conv_impl:
         log.info("convolutions: %s", lane_choice.conv_impl)
         signature = signature._replace(conv_impl=lane_choice.conv_impl)
     prepared_runs = [
         build_prepared_run(
-            *resolved_spec,
+            data_assignment,
+            items,
             algorithm,
             blocks=blocks,
             lanes=lane_choice.lanes,
             initial_model=initial_model,
         )
-        for resolved_spec in zip(resolved_specs, data_assignments, work_items, strict=True)
+        for data_assignment, items in zip(data_assignments, work_items, strict=True)
     ]
     prepared_runs = add_method_inputs(prepared_runs, algorithm, dataset, pool)
     server_sharding_check = functools.partial(
@@ -282,7 +225,10 @@ def prepare_group(
         program = build_programs(signature, plan._replace(has_sharded_client_states=True))
     check_traffic_contract(program, prepared_runs, dataset, pool)
     require_memory_for_plan(program, prepared_runs[0], client_state, placement)
-    return _place_group(program, dataset, pool, prepared_runs, lane_choice, client_state)
+    shapes = compute_group_shapes(prepared_runs, program.plan)
+    return _place_shared_inputs(
+        RunGroup(program, prepared_runs, dataset, pool, shapes, lane_choice, client_state)
+    )
 
 
 def _warn_missing_norm_layers(signature: Signature) -> None:
@@ -300,32 +246,25 @@ def _warn_missing_norm_layers(signature: Signature) -> None:
 
 
 def with_fewer_parallel_runs(group: RunGroup, num_parallel: int) -> RunGroup:
-    """The same federations, `width` at a time on each device; 0: one at a time on all devices."""
-    program = build_programs(
-        group.program.signature, reduce_parallel_runs(group.plan, num_parallel)
-    )
-    unchanged_fields = (group.prepared_runs, group.lane_choice, group.client_state)
-    return _place_group(program, group.dataset, group.pool, *unchanged_fields)
+    """Return the group with so many runs at a time on each device; 0: one on all devices."""
+    return _with_plan(group, reduce_parallel_runs(group.program.plan, num_parallel))
 
 
-def on_single_device(group: RunGroup) -> RunGroup:
-    """The same federations on the default device, of which programs know nothing."""
-    program = build_programs(group.program.signature, group.plan._replace(mesh=None))
-    unchanged_fields = (group.prepared_runs, group.lane_choice, group.client_state)
-    return _place_group(program, group.dataset, group.pool, *unchanged_fields)
+def on_single_device(group: RunGroup, *, is_debug: bool = False) -> RunGroup:
+    """Return the group on the default device, with programs that contain no devices.
+
+    is_debug: whether the programs run without jit, see `ExecutionPlan.is_debug`.
+    """
+    return _with_plan(group, group.program.plan._replace(mesh=None, is_debug=is_debug))
 
 
-def _place_group(
-    program: CompiledPrograms,
-    dataset: Dataset,
-    pool: LabeledImages | None,
-    prepared_runs: list[PreparedRun],
-    lane_choice: LaneChoice,
-    client_state: str,
-) -> RunGroup:
-    """A group with its data on the devices."""
-    shapes = compute_group_shapes(prepared_runs, program.plan)
-    context = InputContext(program.plan, program.program_spec, dataset, pool, shapes)
-    return RunGroup(
-        program, prepared_runs, context, build_group_inputs(context), lane_choice, client_state
-    )
+def _with_plan(group: RunGroup, plan: ExecutionPlan) -> RunGroup:
+    program = build_programs(group.program.signature, plan)
+    shapes = compute_group_shapes(group.prepared_runs, plan)
+    return _place_shared_inputs(dataclasses.replace(group, program=program, shapes=shapes))
+
+
+def _place_shared_inputs(group: RunGroup) -> RunGroup:
+    """Return the group with its data on the devices."""
+    shared_inputs = build_inputs(InputContext(group), GROUP_INPUTS)
+    return dataclasses.replace(group, shared_inputs=shared_inputs)

@@ -14,15 +14,13 @@ import numpy as np
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.core.state_paging import HostClientStates
 from fedjax_het.runtime.checkpoint_file import (
+    check_environment,
     flatten_by_path,
     load_checkpoint,
     nonfinite_array_names,
-    save_checkpoint,
-)
-from fedjax_het.runtime.checkpoint_metadata import (
-    check_environment,
     read_checkpoint_record,
     require_matching_settings,
+    save_checkpoint,
 )
 from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.history import Curves, is_evaluation_curve
@@ -62,7 +60,7 @@ class CheckpointWriter:
         """Write those of the runs that have no result yet, if they are wanted, this process's, and
         the last are old enough, or they are to be written now."""
         start = time.perf_counter()
-        mesh = group_state.plan.mesh
+        mesh = group_state.group.program.plan.mesh
         is_multi_process = mesh is not None and mesh.is_multi_process
         if group_state.round_progress is not None and is_multi_process:
             return  # what a round carries is spread over the processes: after it
@@ -118,11 +116,13 @@ class CheckpointWriter:
                 group_state.begun_under[i] = record["begun_under"]
             states.append(state)
             carries.append(carry)
-        num_idle = len(group_state.context.slots) - len(states)
-        if group_state.context.runs_parallel:
-            group_state.state = group_state.context.stack_slots(states + states[-1:] * num_idle)
+        num_idle = len(group_state.slots) - len(states)
+        if group_state.group.runs_parallel:
+            group_state.state = group_state.group.stack_slots(states + states[-1:] * num_idle)
         else:
-            group_state.state = group_state.plan.map_state(states[0], group_state.plan.put)
+            group_state.state = group_state.group.program.plan.map_state(
+                states[0], group_state.group.program.plan.put
+            )
         if (progress_record := records[0].get("within")) is not None:
             group_state.round_progress = _restore_round_progress(
                 group_state, progress_record, carries + carries[-1:] * num_idle
@@ -222,14 +222,15 @@ def _build_record(
         "initial": _get_initial_digest(group_state, i),
         "round": group_state.rounds_done,
         "work": {
-            work.name: work.count_completed(state) for work in group_state.algorithm.server_stages
+            work.name: work.count_completed(state)
+            for work in group_state.group.program.algorithm.server_stages
         },
         "stopped": group_state.diverged_rounds[i],
         "within": None
         if group_state.round_progress is None
         else group_state.round_progress.to_record(),
-        "blocks": group_state.plan.blocks,
-        "lanes": group_state.plan.lanes,
+        "blocks": group_state.group.program.plan.blocks,
+        "lanes": group_state.group.program.plan.lanes,
         # How many clients' states there are, if not all.
         "touched": None if clients is None else len(clients.written_client_ids),
         "seconds": group_state.timing.compute_wall_seconds(len(group_state.prepared_runs)),
@@ -245,7 +246,7 @@ def _require_same_data(path: Path, record: dict, group_state: GroupState, i: int
         "dataset": group.dataset.digest(),
         "partition": group_state.prepared_runs[i].partition.digest(),
         "network": user_digests.get("network_digest"),
-        "optimizer": user_digests.get("compute_optimizer_digest"),
+        "optimizer": user_digests.get("optimizer_digest"),
         "initial": _get_initial_digest(group_state, i),
     }
     checkpoint_digests = {"initial": None, **record}
@@ -268,7 +269,7 @@ def _fetch_carry(group_state: GroupState, i: int) -> Tree:
     """What the loops of a run's round carry, on the host."""
     assert group_state.round_progress is not None
     carry = jax.tree.map(fetch_to_host, group_state.round_progress.carry)
-    return jax.tree.map(lambda a: a[i], carry) if group_state.context.runs_parallel else carry
+    return jax.tree.map(lambda a: a[i], carry) if group_state.group.runs_parallel else carry
 
 
 def _restore_round_progress(
@@ -277,7 +278,7 @@ def _restore_round_progress(
     """Where a round stands, of what is carried in every place."""
     assert group_state.loop_layout is not None
     carry = carries[0]
-    if group_state.context.runs_parallel:
+    if group_state.group.runs_parallel:
         carry = jax.tree.map(lambda *leaves: stack_on_host(leaves), *carries)
     return RoundProgress(group_state.loop_layout.place_carry(carry), **progress_record)
 
@@ -304,7 +305,7 @@ def _load_run(
     single_client = (
         pager.states[i].initial_state if pager else jax.tree.map(lambda a: a[0], state.clients)
     )
-    all_clients = np.arange(group_state.group.program.evaluation.num_clients)
+    all_clients = np.arange(group_state.group.program.signature.evaluation.num_clients)
     count = len(all_clients) if num_stored_clients is None else num_stored_clients
     rows_like = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct((count, *a.shape), a.dtype), single_client
@@ -327,7 +328,7 @@ def _resize_curves(group_state: GroupState, i: int, curves: Curves, record: dict
     if record["spec"]["rounds"] == rounds:
         return curves
     scheduler, resized = group_state.prepared_runs[i].scheduler, dict(group_state.curves[i])
-    evaluation = group_state.group.program.evaluation
+    evaluation = group_state.group.program.signature.evaluation
     has_evaluation = np.array([scheduler.is_eval_round(r) for r in range(done)], bool)
     for name, values in curves.items():
         resized[name] = np.array(resized[name])
@@ -341,7 +342,7 @@ def _resize_curves(group_state: GroupState, i: int, curves: Curves, record: dict
 def _get_carry_shapes(group_state: GroupState) -> Tree:
     """Of what `_carried` gives."""
     assert group_state.loop_layout is not None
-    if not group_state.context.runs_parallel:
+    if not group_state.group.runs_parallel:
         return group_state.loop_layout.carry_shapes
     to_run_shape = lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype)  # noqa: E731
     return jax.tree.map(to_run_shape, group_state.loop_layout.carry_shapes)

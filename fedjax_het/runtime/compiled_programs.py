@@ -1,20 +1,25 @@
-"""What is compiled once: the programs that all runs of one static signature share."""
+"""The programs that all runs of one static signature share, compiled once."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import optax
 
 from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.builders import num_bytes, with_pretraining
-from fedjax_het.config.resolve import USER_PROVIDED, optional_hyperparameters
+from fedjax_het.config.local_training import optional_hyperparameters
+from fedjax_het.config.resolve import USER_PROVIDED
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
-from fedjax_het.core.execution_plan import PER_RUN, REPLICATED, ExecutionPlan, make_execution_plan
+from fedjax_het.core.execution_plan import (
+    PER_DEVICE,
+    PER_RUN,
+    REPLICATED,
+    ExecutionPlan,
+    make_execution_plan,
+)
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.lr_schedules import is_round_schedule_hyperparameter
 from fedjax_het.core.miscompile_guard import VerifiedJit
@@ -22,11 +27,10 @@ from fedjax_het.core.mmap_limit import evict_programs_if_needed
 from fedjax_het.core.optimizers import (
     OPTIMIZERS,
     LocalTrainingOptions,
-    check_transformation,
     compute_optimizer_digest,
-    make_user_transformation,
 )
 from fedjax_het.core.round_program import (
+    SCHEDULE_PLACEMENTS,
     ChunkInputs,
     EvaluationOptions,
     RoundComponents,
@@ -40,9 +44,7 @@ from fedjax_het.nn import NETWORKS, Model, compute_network_digest, make_model, t
 from fedjax_het.nn.conv.dispatch import AUTO
 from fedjax_het.nn.flops import count_training_flops
 from fedjax_het.nn.precision import configure_compute
-from fedjax_het.runtime.program_inputs import ProgramSpec, get_input_kinds
 from fedjax_het.utils.arrays import is_prng_key
-from fedjax_het.utils.errors import require
 
 # Settings in which runs that share their programs may differ: they decide what the host draws, or
 # when it stops, or are traced.
@@ -63,7 +65,7 @@ PER_RUN_SETTINGS = (
 
 
 def compute_static_key(spec: RunSpec) -> str:
-    """Equal for resolved specs that can be made by the same programs, in step."""
+    """Return a key that is equal for runs that the same programs can execute, in step."""
     key = repr(sorted((k, v) for k, v in spec.to_dict().items() if k not in PER_RUN_SETTINGS))
     hyperparameter_names = _traced_optional_hyperparameters(spec)
     schedule_markers = ["lr_schedule"] if spec.lr_schedule is not None else []
@@ -75,7 +77,7 @@ def compute_static_key(spec: RunSpec) -> str:
 
 
 def _traced_optional_hyperparameters(spec: RunSpec) -> list[str]:
-    """The numbers of local training that are there since they are given, and programs read."""
+    """Return the optional hyper-parameters of local training that the run sets and programs read."""
     candidate_names = (
         name
         for name in optional_hyperparameters(spec)
@@ -85,7 +87,7 @@ def _traced_optional_hyperparameters(spec: RunSpec) -> list[str]:
 
 
 class ById(NamedTuple):
-    """What a network, or an optimiser, is made of; another object is another one."""
+    """A function that makes a network or an optimizer; equal only to itself."""
 
     value: Any
 
@@ -124,47 +126,17 @@ class Signature(NamedTuple):
     conv_impl: str = AUTO  # what "auto" stands for in its convolutions
 
 
-def apply_user_network(spec: RunSpec, network: Any) -> RunSpec:
-    """The settings of a run whose network is given, or is to be the one that they name.
-
-    Raises ConfigError where they name one besides, or the user's where none is given.
-    """
-    if network is None:
-        require(
-            spec.model != USER_PROVIDED,
-            "model",
-            USER_PROVIDED,
-            "a network passed to the run: network=...",
-        )
-        return spec
-    is_allowed = spec.model in (None, USER_PROVIDED)
-    require(is_allowed, "model", spec.model, "none beside a network that is passed to the run")
-    return dataclasses.replace(spec, model=USER_PROVIDED)
-
-
-def apply_user_optimizer(spec: RunSpec, optimizer: Any) -> RunSpec:
-    """The same with an optimiser that is given, or the one that they name; see `apply_user_network`."""
-    name = spec.local_optimizer
-    if optimizer is None:
-        requirement = "an optimizer passed to the run: optimizer=..."
-        require(name != USER_PROVIDED, "local_optimizer", USER_PROVIDED, requirement)
-        return spec
-    expected = "none beside an optimizer that is passed to the run"
-    require(name in (None, USER_PROVIDED), "local_optimizer", name, expected)
-    expected_type = "an optax.GradientTransformation, or a function of hp that returns one"
-    is_valid = isinstance(optimizer, optax.GradientTransformation) or callable(optimizer)
-    require(is_valid, "optimizer", optimizer, expected_type)
-    spec = dataclasses.replace(spec, local_optimizer=USER_PROVIDED)
-    hp = spec.resolved().hp
-    check_transformation(USER_PROVIDED, functools.partial(make_user_transformation, optimizer), hp)
-    return spec
-
-
 def build_signature(
     spec: ResolvedRunSpec, dataset: Dataset, network: Any = None, optimizer: Any = None
 ) -> Signature:
-    """That of resolved settings on these data; `network` and `optimizer` are the user's, for the
-    model "user" and the local optimiser "user"."""
+    """Return the static choices of a run.
+
+    Args:
+      spec: the settings.
+      dataset: the data set.
+      network: the user's network, for the model "user".
+      optimizer: the user's optimizer, for the local optimizer "user".
+    """
     if spec.model != USER_PROVIDED:
         network = NETWORKS[spec.model].make
     if spec.local_optimizer != USER_PROVIDED:
@@ -208,14 +180,14 @@ def build_signature(
 
 
 class CompiledPrograms(NamedTuple):
-    """What runs of one static signature share: one compilation serves all of them."""
+    """The programs of all runs of one static signature on one plan; each is compiled once."""
 
     signature: Signature
     task: Task
     plan: ExecutionPlan
-    program_spec: ProgramSpec
+    algorithm: Algorithm
+    input_kinds: ChunkInputs  # of what it reads, see `get_input_kinds`
     init: Callable  # (number of client states) -> (hp, key, first model: drawn) -> State
-    rounds: RoundComponents
     chunk: VerifiedJit
     partial_round: VerifiedJit  # a part of a round; compiled where rounds are long
     samples_per_round: dict[
@@ -224,32 +196,62 @@ class CompiledPrograms(NamedTuple):
     server_stages: dict[str, VerifiedJit]
 
     @property
-    def algorithm(self) -> Algorithm:
-        return self.program_spec.algorithm
+    def components(self) -> RoundComponents:
+        """The parts of a round, as `core.round_program` takes them."""
+        return RoundComponents(self.algorithm, self.task, self.plan, self.signature.evaluation)
 
     @property
     def network_digest(self) -> dict[str, str]:
-        """For the record of a run, where its network has no name that says what it is."""
+        """The digest of a user's network, for the record of a run; empty for a named network."""
         if self.signature.model != USER_PROVIDED:
             return {}
         return {"network_digest": compute_network_digest(build_network(self.signature))}
 
     def user_object_digests(self, hp: Mapping[str, Any]) -> dict[str, str]:
-        """The same of its network and its optimiser, which reads these numbers."""
+        """Return the digests of a user's network and of a user's optimizer, which reads `hp`."""
         digests = dict(self.network_digest)
         if self.signature.optimizer == USER_PROVIDED:
             optimizer = self.signature.optimizer_source.value
-            digests["compute_optimizer_digest"] = compute_optimizer_digest(optimizer, hp)
+            digests["optimizer_digest"] = compute_optimizer_digest(optimizer, hp)
         return digests
 
-    @property
-    def evaluation(self) -> EvaluationOptions:
-        return self.program_spec.evaluation
+
+def get_input_kinds(algorithm: Algorithm, signature: Signature) -> ChunkInputs:
+    """Return what a program reads.
+
+    Args:
+      algorithm: the method.
+      signature: the other static choices of its runs.
+
+    Returns:
+      What each input is to the runs that go in step, see `ExecutionPlan.map_runs`; None, or {}, for
+      an input that the program does not read.
+    """
+    has_global_model = algorithm.global_model is not None
+    has_client_tests = signature.evaluation.has_client_tests
+    has_diagnostics = signature.evaluation.diagnostics_every > 0
+    kinds: dict[str, Any] = dict(
+        hp=PER_RUN,
+        train_key=PER_RUN,
+        schedule=SCHEDULE_PLACEMENTS,
+        num_rounds=PER_DEVICE,
+        num_eval_batches=REPLICATED,
+        examples=REPLICATED,
+        tuning_schedule=SCHEDULE_PLACEMENTS if algorithm.fine_tuning is not None else None,
+        test_set=REPLICATED if has_global_model else None,
+        client_tests=PER_RUN if has_client_tests else None,
+        test_examples=REPLICATED if has_client_tests else None,
+        server_examples=PER_RUN if signature.has_server_data else None,
+        diagnostics_schedule=SCHEDULE_PLACEMENTS if has_diagnostics else None,
+        method_inputs=PER_RUN if algorithm.round_inputs else {},
+        lr_factors=PER_RUN if signature.has_lr_schedule else None,
+    )
+    return ChunkInputs(**kinds)
 
 
 @functools.lru_cache(maxsize=32)
 def build_local_training(signature: Signature) -> LocalTraining:
-    """How clients train, and which network."""
+    """Return how clients train, and the network that they train."""
     model = build_network(signature)
     options = dict(signature.options)
     model = get_algorithm_spec(signature.algorithm, options).get_trained_network(model, options)
@@ -264,12 +266,13 @@ def build_local_training(signature: Signature) -> LocalTraining:
         signature.keep_state,
         signature.batch_size,
         signature.evaluated_model,
+        measures_drift=bool(signature.evaluation.update_metric_names),
         options=signature.training_options._replace(user_optimizer=user_optimizer),
     )
 
 
 def build_network(signature: Signature) -> Model:
-    """The network that the settings name, or that the user gave."""
+    """Return the network that the settings name, or the user's network."""
     input_shape, num_classes = signature.input_shape, signature.num_classes
     network_options = dict(signature.model_options)
     if signature.model != USER_PROVIDED:
@@ -278,7 +281,7 @@ def build_network(signature: Signature) -> Model:
 
 
 def build_algorithm(signature: Signature, plan: ExecutionPlan | None = None) -> Algorithm:
-    """The method; without a plan for what it asks of the host alone."""
+    """Return the method; without a plan, for its functions on the host only."""
     plan = plan or make_execution_plan(mesh_axis=None)
     options = dict(signature.options)
     training = build_local_training(signature)
@@ -296,10 +299,7 @@ def build_programs(signature: Signature, plan: ExecutionPlan) -> CompiledProgram
     """The programs, built but not compiled."""
     task, evaluation = build_local_training(signature).task, signature.evaluation
     algorithm = build_algorithm(signature, plan)
-    program_spec = ProgramSpec(
-        algorithm, evaluation, signature.has_server_data, signature.has_lr_schedule
-    )
-    kinds = get_input_kinds(program_spec)
+    kinds = get_input_kinds(algorithm, signature)
     rounds, samples_per_round = RoundComponents(algorithm, task, plan, evaluation), {}
 
     def record_samples(inputs: ChunkInputs, samples: float) -> None:
@@ -310,6 +310,7 @@ def build_programs(signature: Signature, plan: ExecutionPlan) -> CompiledProgram
         plan.map_runs(make_round_chunk(rounds, record_samples), (PER_RUN, kinds)),
         baseline=lambda args: (args[0], zero_metrics),
         name=f"{signature.algorithm} rounds",
+        is_debug=plan.is_debug,
         donate_argnums=0,
     )
     partial_round = VerifiedJit(
@@ -325,6 +326,7 @@ def build_programs(signature: Signature, plan: ExecutionPlan) -> CompiledProgram
             ),
             baseline=lambda args: args[1],
             name=stage.name,
+            is_debug=plan.is_debug,
             donate_argnums=1,
         )
         for stage in algorithm.server_stages
@@ -334,9 +336,9 @@ def build_programs(signature: Signature, plan: ExecutionPlan) -> CompiledProgram
         signature,
         task,
         plan,
-        program_spec,
+        algorithm,
+        kinds,
         init,
-        rounds,
         chunk,
         partial_round,
         samples_per_round,
@@ -345,8 +347,10 @@ def build_programs(signature: Signature, plan: ExecutionPlan) -> CompiledProgram
 
 
 def workload_key(inputs: ChunkInputs) -> tuple:
-    """What decides how much a round of a program works; the same of all federations in step, and of
-    one of them."""
+    """Return a key of the sizes that decide the work of a round.
+
+    It is the same for all runs in step and for one of them.
+    """
     schedules = (inputs.schedule, inputs.tuning_schedule, inputs.diagnostics_schedule)
     sizes = [None if schedule is None else schedule.batches.shape[-4:] for schedule in schedules]
     return (
@@ -357,12 +361,12 @@ def workload_key(inputs: ChunkInputs) -> tuple:
 
 @functools.lru_cache(maxsize=32)
 def flops_per_sample(signature: Signature) -> int:
-    """Floating-point operations of training on a sample."""
+    """Return the floating-point operations of training on one sample."""
     return count_training_flops(build_local_training(signature).task.model)
 
 
 def evict_programs() -> None:
-    """Forget programs where a process holds about as many as it may, see `crowding`."""
+    """Drop compiled programs if the process holds about as many as it may, see `core.mmap_limit`."""
     evict_programs_if_needed(build_programs.cache_clear, build_local_training.cache_clear)
 
 
@@ -400,7 +404,7 @@ def _make_init(algorithm: Algorithm, task: Task, plan: ExecutionPlan) -> Callabl
 
 
 def compute_client_state_bytes(program: CompiledPrograms, spec: ResolvedRunSpec) -> int:
-    """What a client of one federation keeps between rounds."""
+    """Return the bytes that one client of a run keeps between rounds."""
     hp = {name: jax.ShapeDtypeStruct((), np.float32) for name in spec.hp}
     key = jax.eval_shape(lambda: jax.random.key(0))
     model = program.task.model

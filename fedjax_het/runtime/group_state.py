@@ -1,27 +1,31 @@
-"""Runs that go in step: what they keep while they are advanced, and how they begin."""
+"""The state of runs that go in step, and its initialization."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.base import Algorithm, ServerStage
-from fedjax_het.core.execution_plan import PER_RUN, ExecutionPlan
+from fedjax_het.algorithms.base import ServerStage
+from fedjax_het.core.execution_plan import PER_RUN
 from fedjax_het.core.memory import compute_compiled_bytes
 from fedjax_het.core.rng import Stream
 from fedjax_het.core.round_program import ChunkInputs
 from fedjax_het.core.state_paging import StatePager
-from fedjax_het.runtime.build import RunGroup
 from fedjax_het.runtime.compiled_programs import compute_client_state_bytes
 from fedjax_het.runtime.early_stopping import EarlyStop
 from fedjax_het.runtime.history import Curves, Timing, build_curves
 from fedjax_het.runtime.placement import HOST_STATE
-from fedjax_het.runtime.prepared_run import PreparedRun
-from fedjax_het.runtime.program_inputs import InputContext, build_chunk_inputs, build_run_inputs
+from fedjax_het.runtime.prepared_run import PreparedRun, RunGroup
+from fedjax_het.runtime.program_inputs import (
+    RUN_INPUTS,
+    InputContext,
+    build_chunk_inputs,
+    build_inputs,
+    with_zero_rounds,
+)
 from fedjax_het.runtime.progress import Progress
 from fedjax_het.runtime.resumable_rounds import (
     LoopLayout,
@@ -48,46 +52,51 @@ class ChunkLimits(NamedTuple):
 
 @dataclass(eq=False)
 class GroupState:
-    """Runs of one group that go in step, and where they stand.
+    """The state of runs of one group that go in step.
 
-    federations: as many as run at once, or fewer. source, kept: of what their program reads, and
-    the part that stays the same. state: of all of them, on the devices. pager: of their clients'
-    states, where those are on the host. stopped: of each run that diverged, the round, or how many
-    were done where work between rounds did. early: how each ended that was ended before its last
-    round. given: those whose results are made, while others go on. pause: calls end at multiples of
-    so many rounds, where something may be decided.
+    Attributes:
+      group: the runs that share the programs, with their data.
+      prepared_runs: the runs that go in step, at most one for each slot of the plan.
+      cached_inputs: the inputs of the programs that stay the same, by name.
+      limits: the rounds and client states that a call of the program has room for.
+      curves: the metrics of each run.
+      timing: seconds, and the rounds that were timed.
+      progress: called between calls of the programs.
+      state: the states of all runs, on the devices.
+      pager: client states, where they are on the host.
+      rounds_done: number of rounds that are done.
+      round_progress: the parts of the next round that are done, where it is split into parts.
+      force_resumable: whether rounds are split into parts, however long they take.
+      diverged_rounds: of each run, the round in which it diverged, or the number of rounds done if
+        server training between rounds diverged; None for a run that did not diverge.
+      early_stops: how runs ended that were ended before their last round.
+      reported: the runs whose results exist, while others go on.
+      pause_every: calls end at multiples of so many rounds (default: anywhere).
+      begun_under: version, device and precision of runs that were begun under others.
     """
 
     group: RunGroup
     prepared_runs: list[PreparedRun]
-    context: InputContext
     cached_inputs: dict[str, Any]
     limits: ChunkLimits
-    curves: list[Curves]  # of each
+    curves: list[Curves]
     timing: Timing
     progress: Callable[[Progress], None]
     state: Any = None
     pager: StatePager | None = None
-    rounds_done: int = 0  # rounds
-    round_progress: RoundProgress | None = None  # the next round, where it has begun
-    force_resumable: bool = False  # whether rounds are cut, long or not
-    diverged_rounds: list[int | None] = field(
-        default_factory=list
-    )  # of each: the round it diverged in
+    rounds_done: int = 0
+    round_progress: RoundProgress | None = None
+    force_resumable: bool = False
+    diverged_rounds: list[int | None] = field(default_factory=list)
     early_stops: dict[int, EarlyStop] = field(default_factory=dict)
     reported: set[int] = field(default_factory=set)
     pause_every: int | None = None
-    begun_under: dict[int, dict] = field(
-        default_factory=dict
-    )  # of those begun elsewhere: its names
+    begun_under: dict[int, dict] = field(default_factory=dict)
 
     @property
-    def plan(self) -> ExecutionPlan:
-        return self.group.plan
-
-    @property
-    def algorithm(self) -> Algorithm:
-        return self.group.program.algorithm
+    def slots(self) -> list[PreparedRun]:
+        """The run of each slot of the plan; an idle slot repeats the last run."""
+        return fill_slots(self.group, self.prepared_runs)
 
     @property
     def total_rounds(self) -> int:
@@ -115,7 +124,8 @@ class GroupState:
     def shards_server_stages(self) -> bool:
         """Whether work between rounds is where the rounds are: every run's on its own device, or
         shared by the devices; else it is on one device."""
-        return self.context.runs_parallel or self.plan.server_parallelism.axis is not None
+        plan = self.group.program.plan
+        return self.group.runs_parallel or plan.server_parallelism.axis is not None
 
     @functools.cached_property
     def loop_layout(self) -> LoopLayout | None:
@@ -123,6 +133,8 @@ class GroupState:
 
         Traces the rounds' program, which is kept for when it is compiled. Raises ContractError.
         """
+        if self.group.program.plan.is_debug:
+            return None
         program, inputs = (
             self.group.program,
             (compute_state_shapes(self), self.build_first_step_inputs()),
@@ -133,21 +145,26 @@ class GroupState:
         return trace_loop_layout(program, *inputs)
 
     def build_keys(self, stream: Stream) -> jax.Array:
-        return self.context.build_keys(stream)
+        """Return the key of every slot's run."""
+        return self._input_context().build_keys(stream)
 
     def build_chunk_inputs(self, first: int, count: int) -> ChunkInputs:
-        """What the program reads for rounds `first .. first+count-1`."""
-        context = dataclasses.replace(self.context, rounds=range(first, first + count))
+        """Return the inputs of the program for rounds `first .. first + count - 1`."""
+        context = self._input_context(range(first, first + count))
         return build_chunk_inputs(context, self.cached_inputs)
 
     def build_first_step_inputs(self) -> ChunkInputs:
-        """The same for the first step of every lane of the next round, and of an evaluation."""
+        """Return the inputs for the first step of every lane of the next round and evaluation."""
         next_round = min(self.rounds_done, self.total_rounds - 1)
-        rounds = range(next_round, next_round + 1)
-        return build_chunk_inputs(
-            dataclasses.replace(self.context, rounds=rounds, first_step_only=True),
-            self.cached_inputs,
-        )
+        context = self._input_context(range(next_round, next_round + 1))
+        return build_chunk_inputs(replace(context, first_step_only=True), self.cached_inputs)
+
+    def without_rounds(self, inputs: ChunkInputs) -> ChunkInputs:
+        """Return these inputs, of which the program runs no round."""
+        return with_zero_rounds(self._input_context(), inputs)
+
+    def _input_context(self, rounds: range = range(0)) -> InputContext:
+        return make_input_context(self.group, self.prepared_runs, self.limits, rounds)
 
     def load_client_states(self, rounds: Sequence[int]) -> None:
         """Put the states of these rounds' clients on the devices, if they are on the host."""
@@ -163,7 +180,7 @@ class GroupState:
     def fetch_states(self) -> list[Any]:
         """Every run's state, on the host."""
         host = jax.tree.map(fetch_to_host, self.state)
-        if not self.context.runs_parallel:
+        if not self.group.runs_parallel:
             return [host]
         return [jax.tree.map(lambda a, i=i: a[i], host) for i in range(len(self.prepared_runs))]
 
@@ -201,7 +218,7 @@ class GroupState:
 
     def stage_iterations_done(self, stage: ServerStage) -> int:
         """Iterations of work between rounds, of each run."""
-        runs_parallel = self.context.runs_parallel
+        runs_parallel = self.group.runs_parallel
         return stage.count_completed(
             jax.tree.map(lambda a: a[0], self.state) if runs_parallel else self.state
         )
@@ -215,39 +232,31 @@ def init_group(
     start_time: float | None = None,
     records: Sequence[dict] = (),
 ) -> GroupState:
-    """Runs of a group that are to go in step: nothing is allocated for their states yet.
+    """Return the state of runs that are to go in step; their states are not allocated yet.
 
     Args:
-      federations: as many as run at once, or fewer.
-      started: when their wall-clock began (default: now).
-      records: of the checkpoints that they are to go on from.
+      group: the runs that share the programs.
+      prepared_runs: at most `max_parallel_runs` of them.
+      progress: called between calls of the programs.
+      start_time: the start of their wall-clock time, of `time.perf_counter` (default: now).
+      records: the records of the checkpoints from which they go on.
     """
-    assert len(prepared_runs) <= group.plan.max_parallel_runs
-    prepared_runs = list(prepared_runs)
-    # An idle place does the last federation's work once more, or nothing.
-    slots = prepared_runs + prepared_runs[-1:] * (group.plan.max_parallel_runs - len(prepared_runs))
-    limits = _compute_chunk_limits(group, prepared_runs)
-    context = dataclasses.replace(
-        group.context,
-        slots=slots,
-        num_runs=len(prepared_runs),
-        num_rows=limits.num_rows if group.client_state == HOST_STATE else None,
-        capacity=limits.max_rounds,
-    )
-    program, rounds = group.program, prepared_runs[0].spec.rounds
+    assert len(prepared_runs) <= group.program.plan.max_parallel_runs
+    prepared_runs, limits = list(prepared_runs), _compute_chunk_limits(group, prepared_runs)
+    context = make_input_context(group, prepared_runs, limits)
+    evaluation, rounds = group.program.signature.evaluation, prepared_runs[0].spec.rounds
     return GroupState(
         group,
         prepared_runs,
-        context,
-        cached_inputs=group.shared_inputs | build_run_inputs(context),
+        cached_inputs=group.shared_inputs | build_inputs(context, RUN_INPUTS),
         limits=limits,
         curves=[
             build_curves(
-                program.evaluation.missing_metrics(program.algorithm, rounds),
+                evaluation.missing_metrics(group.program.algorithm, rounds),
                 group.dataset,
                 f.partition,
                 f.client_tests,
-                program.evaluation.metrics,
+                evaluation.metrics,
             )
             for f in prepared_runs
         ],
@@ -258,14 +267,37 @@ def init_group(
     )
 
 
+def fill_slots(group: RunGroup, prepared_runs: list[PreparedRun]) -> list[PreparedRun]:
+    """Return the run of each slot of the plan: an idle slot repeats the last run's work, or idles."""
+    num_idle = group.program.plan.max_parallel_runs - len(prepared_runs)
+    return prepared_runs + prepared_runs[-1:] * num_idle
+
+
+def make_input_context(
+    group: RunGroup,
+    prepared_runs: list[PreparedRun],
+    limits: ChunkLimits,
+    rounds: range = range(0),
+) -> InputContext:
+    """Return what inputs of these rounds are made of."""
+    return InputContext(
+        group,
+        fill_slots(group, prepared_runs),
+        num_runs=len(prepared_runs),
+        num_rows=limits.num_rows if group.client_state == HOST_STATE else None,
+        capacity=limits.max_rounds,
+        rounds=rounds,
+    )
+
+
 def _compute_chunk_limits(group: RunGroup, prepared_runs: Sequence[PreparedRun]) -> ChunkLimits:
     """As many rounds as schedules, and client states on the host, leave room for."""
-    spec, plan, shapes = prepared_runs[0].spec, group.plan, group.shapes
+    spec, plan, shapes = prepared_runs[0].spec, group.program.plan, group.shapes
     schedule_shapes = [shape for shape in (shapes.schedule, shapes.tuning) if shape is not None]
     bytes_per_round = sum(shape.num_bytes(spec.batch_size) for shape in schedule_shapes)
     max_rounds = MAX_SCHEDULE_BYTES // (bytes_per_round * plan.max_parallel_runs)
     num_prefetch = 2 if max_rounds else 1
-    cohort_size, num_clients = 0, group.program.evaluation.num_clients
+    cohort_size, num_clients = 0, group.program.signature.evaluation.num_clients
     if group.client_state == HOST_STATE:
         cohort_size = max(f.scheduler.cohort_size for f in prepared_runs)
         row_bytes = compute_client_state_bytes(group.program, spec)
@@ -289,13 +321,16 @@ def check_method_contract(group_state: GroupState) -> None:
 
 def compute_state_shapes(group_state: GroupState) -> Any:
     """The states of all runs before the first round, as shapes placed like them."""
-    plan, init = group_state.plan, group_state.group.program.init(group_state.limits.num_rows)
+    plan, init = (
+        group_state.group.program.plan,
+        group_state.group.program.init(group_state.limits.num_rows),
+    )
     shapes = jax.eval_shape(
         init, group_state.cached_inputs["hp"], group_state.build_keys(Stream.INIT)
     )
 
     def with_sharding(tree, kind):
-        sharding = plan.sharding(PER_RUN if group_state.context.runs_parallel else kind)
+        sharding = plan.sharding(PER_RUN if group_state.group.runs_parallel else kind)
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
         )
@@ -313,23 +348,21 @@ def init_states(group_state: GroupState) -> None:
         initial_model := group_state.prepared_runs[0].initial_model
     ) is not None:  # the same of all, see `compute_static_key`
         init_arguments.append(
-            group_state.context.stack_slots(
-                [initial_model.variables] * len(group_state.context.slots)
-            )
+            group_state.group.stack_slots([initial_model.variables] * len(group_state.slots))
         )
     state = group_state.group.program.init(
         1 if group_state.has_paged_states else group_state.limits.num_rows
     )(*init_arguments)
     if group_state.has_paged_states:
-        schedulers = [f.scheduler for f in group_state.context.slots]
+        schedulers = [f.scheduler for f in group_state.slots]
         group_state.pager = StatePager(
-            group_state.plan, schedulers, state.clients, group_state.limits.num_rows
+            group_state.group.program.plan, schedulers, state.clients, group_state.limits.num_rows
         )
         state = state._replace(clients=())
     group_state.state = (
         state
-        if group_state.context.runs_parallel
-        else group_state.plan.map_state(state, group_state.plan.put)
+        if group_state.group.runs_parallel
+        else group_state.group.program.plan.map_state(state, group_state.group.program.plan.put)
     )
 
 

@@ -1,4 +1,4 @@
-"""A run made ready on the host: who holds what, and when each client is worked on."""
+"""Runs that are ready on the host: their data, their schedules, and the programs they share."""
 
 import dataclasses
 import functools
@@ -8,64 +8,57 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from fedjax_het.algorithms.base import Algorithm, FederationData
 from fedjax_het.config.run_spec import ResolvedRunSpec
+from fedjax_het.core.autotune.search import LaneChoice
 from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.evaluation import ClientTestsShape, compute_client_tests_shape
-from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.core.execution_plan import LANES_AXIS, PER_RUN, RUNS_AXIS, ExecutionPlan
 from fedjax_het.core.lr_schedules import compute_round_lr_factors, is_round_schedule_hyperparameter
 from fedjax_het.core.rng import Stream
-from fedjax_het.core.schedule import Scheduler, ScheduleShape, merge_shapes
+from fedjax_het.core.schedule import Scheduler, ScheduleShape, compute_useful_fraction, merge_shapes
 from fedjax_het.core.work_items import ClientClassWork, ClientWork
-from fedjax_het.data import Dataset, Partition, ServerData
+from fedjax_het.data import Dataset, Partition, PartitionSummary, ServerSummary
 from fedjax_het.data.server_data import LabeledImages
+from fedjax_het.runtime.compiled_programs import CompiledPrograms
 from fedjax_het.runtime.data_assignment import DataAssignment
+from fedjax_het.runtime.placement import DEVICE_STATE
+from fedjax_het.utils.arrays import stack_on_host
 
 MAX_TRIAL_RUNS, MAX_TRIAL_ROUNDS = 4, 3  # that are packed on each number of lanes that is tried
 
 
 class InitialModel(NamedTuple):
-    """A first model that is not drawn, on the host, and what tells it from others."""
+    """The model that a run begins with if it is read from a file, on the host, and its digest."""
 
     variables: Any
     digest: str
 
 
-@dataclass(frozen=True, eq=False)
-class PreparedRun:
-    """One run made ready on the host.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PreparedRun(DataAssignment):
+    """A run that is ready on the host: its data, and when each client is worked on.
 
-    `inputs` is what its method asks for besides, see `Algorithm.round_inputs`: pytrees by name; `initial`
-    the model that it begins with, where that is in a file.
+    Attributes:
+      scheduler: plans the work of every round.
+      tuning_scheduler: plans the fine-tuning of all clients' copies, where copies are evaluated.
+      diagnostics_scheduler: plans the round in which all clients' gradients are measured.
+      method_inputs: the other inputs of the method by name, see `Algorithm.round_inputs`.
+      initial_model: the model that the run begins with, where it is read from a file.
     """
 
-    spec: ResolvedRunSpec
-    data_assignment: DataAssignment
     scheduler: Scheduler
-    tuning_scheduler: Scheduler | None = None  # of all clients, where copies are tuned to be scored
-    diagnostics_scheduler: Scheduler | None = (
-        None  # of all clients, where their gradients are measured
-    )
+    tuning_scheduler: Scheduler | None = None
+    diagnostics_scheduler: Scheduler | None = None
     method_inputs: dict[str, Any] = field(default_factory=dict)
     initial_model: InitialModel | None = None
 
     @property
-    def partition(self) -> Partition:
-        return self.data_assignment.partition
-
-    @property
-    def client_tests(self) -> Partition | None:
-        return self.data_assignment.client_tests
-
-    @property
-    def server_data(self) -> ServerData | None:
-        return self.data_assignment.server_data
-
-    @property
     def hp(self) -> dict[str, Any]:
-        """Its numeric hyper-parameters as programs read them."""
+        """The numeric hyper-parameters as programs read them."""
         traced_items = (
             item for item in self.spec.hp.items() if not is_round_schedule_hyperparameter(item[0])
         )
@@ -73,13 +66,13 @@ class PreparedRun:
 
     @functools.cached_property
     def lr_factors(self) -> np.ndarray:
-        """[R] float32: what `local_lr` is multiplied with in each round."""
+        """Factors of `local_lr` in each round, float32 `[R]`."""
         spec = self.spec
         return compute_round_lr_factors(spec.lr_schedule or "constant", spec.hp, spec.rounds)
 
 
 class GroupShapes(NamedTuple):
-    """Static sizes that hold for every round of all federations of a group."""
+    """Static sizes that hold for every round of all runs of a group."""
 
     schedule: ScheduleShape
     tuning: ScheduleShape | None
@@ -87,8 +80,60 @@ class GroupShapes(NamedTuple):
     client_tests: ClientTestsShape | None
 
 
+@dataclass(frozen=True, eq=False)
+class RunGroup:
+    """Runs that the same programs serve, `program.plan.max_parallel_runs` of them at a time.
+
+    Attributes:
+      program: their compiled programs.
+      prepared_runs: the runs.
+      dataset: the data set of all of them.
+      pool: the images from which the server's examples are, beside those of training.
+      shapes: sizes that hold for every round of all of them.
+      lane_choice: the number of lanes, and how it was chosen.
+      client_state: where client states are.
+      shared_inputs: the inputs of the programs that are the same for all runs, by name.
+    """
+
+    program: CompiledPrograms
+    prepared_runs: list[PreparedRun]
+    dataset: Dataset
+    pool: LabeledImages | None
+    shapes: GroupShapes
+    lane_choice: LaneChoice
+    client_state: str = DEVICE_STATE
+    shared_inputs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def runs_parallel(self) -> bool:
+        """Whether runs are on devices of their own, which gives arrays a leading axis of runs."""
+        return self.program.plan.mesh_axis == RUNS_AXIS
+
+    def stack_slots(self, trees: Sequence[Any]) -> Any:
+        """Place one pytree per slot on the devices: stacked, or the only one."""
+        plan = self.program.plan
+        if not self.runs_parallel:
+            return plan.put(trees[0])
+        return plan.put(jax.tree.map(lambda *leaves: stack_on_host(leaves), *trees), PER_RUN)
+
+    def summarize_partition(self, prepared_run: PreparedRun) -> PartitionSummary:
+        """Return the partition of a run in numbers."""
+        return prepared_run.partition.summarize(self.dataset.train_labels, self.dataset.num_classes)
+
+    def summarize_server_data(self, prepared_run: PreparedRun) -> ServerSummary | None:
+        """Return the server's examples in numbers; None where it has none."""
+        if prepared_run.server_data is None:
+            return None
+        return prepared_run.server_data.summarize(self.dataset, prepared_run.partition, self.pool)
+
+    def useful_work_fraction(self, prepared_runs: Sequence[PreparedRun]) -> float:
+        """Return the fraction of processed samples that are real rather than padding."""
+        schedulers = [f.scheduler for f in prepared_runs]
+        is_concurrent = self.program.plan.mesh_axis == LANES_AXIS
+        return compute_useful_fraction(schedulers, is_concurrent=is_concurrent)
+
+
 def build_prepared_run(
-    spec: ResolvedRunSpec,
     data_assignment: DataAssignment,
     work_items: ClientWork | ClientClassWork,
     algorithm: Algorithm,
@@ -97,7 +142,8 @@ def build_prepared_run(
     lanes: int,
     initial_model: InitialModel | None = None,
 ) -> PreparedRun:
-    """The run of resolved settings, on so many blocks of lanes."""
+    """Return the run with its schedules for so many blocks of lanes."""
+    spec, partition = data_assignment.spec, data_assignment.partition
     layout = {"blocks": blocks, "lanes": lanes}
     scheduler = Scheduler(
         data_assignment.training_partition,
@@ -111,7 +157,7 @@ def build_prepared_run(
     )
     tuning_scheduler = diagnostics_scheduler = None
     if algorithm.fine_tuning is not None:
-        tuning, partition = algorithm.fine_tuning, data_assignment.partition
+        tuning = algorithm.fine_tuning
         tuning_work = ClientWork(
             partition,
             tuning.epochs,
@@ -123,47 +169,45 @@ def build_prepared_run(
             spec, partition, tuning_work, rounds=spec.rounds, averaging=None, **layout
         )
     if spec.gradient_gaps:  # one round, which serves whenever gradients are due
-        diagnostics_work = ClientWork(data_assignment.partition, 1, spec.batch_size)
+        diagnostics_work = ClientWork(partition, 1, spec.batch_size)
         diagnostics_scheduler = _build_full_participation_scheduler(
             spec,
-            data_assignment.partition,
+            partition,
             diagnostics_work,
             rounds=1,
             averaging="weighted",
             **layout,
         )
     return PreparedRun(
-        spec,
-        data_assignment,
-        scheduler,
-        tuning_scheduler,
-        diagnostics_scheduler,
+        **vars(data_assignment),
+        scheduler=scheduler,
+        tuning_scheduler=tuning_scheduler,
+        diagnostics_scheduler=diagnostics_scheduler,
         initial_model=initial_model,
     )
 
 
 def build_trial_schedulers(
-    specs: Sequence[ResolvedRunSpec],
-    partitions: Sequence[Partition],
+    data_assignments: Sequence[DataAssignment],
     work_items: Sequence[ClientWork | ClientClassWork],
     blocks: int,
     lanes: int,
 ) -> list[Scheduler]:
-    """Of some of the runs, on so many lanes: enough to tell how long the lanes wait."""
-    trial_runs = itertools.islice(zip(specs, partitions, work_items, strict=True), MAX_TRIAL_RUNS)
+    """Return schedulers of a few rounds of a few runs, to estimate how long lanes are idle."""
+    trial_runs = itertools.islice(zip(data_assignments, work_items, strict=True), MAX_TRIAL_RUNS)
     return [
         Scheduler(
-            partition,
+            data_assignment.training_partition,
             items,
-            seed=spec.seed,
-            num_rounds=min(spec.rounds, MAX_TRIAL_ROUNDS),
-            participation=spec.participation,
-            averaging=spec.averaging,
-            eval_every=spec.eval_every,
+            seed=data_assignment.spec.seed,
+            num_rounds=min(data_assignment.spec.rounds, MAX_TRIAL_ROUNDS),
+            participation=data_assignment.spec.participation,
+            averaging=data_assignment.spec.averaging,
+            eval_every=data_assignment.spec.eval_every,
             blocks=blocks,
             lanes=lanes,
         )
-        for spec, partition, items in trial_runs
+        for data_assignment, items in trial_runs
     ]
 
 
@@ -175,7 +219,7 @@ def _build_full_participation_scheduler(
     rounds: int,
     **settings: Any,
 ) -> Scheduler:
-    """Every client in every round that is evaluated."""
+    """Return a scheduler of all clients in every round that is evaluated."""
     return Scheduler(
         partition,
         work_items,
@@ -188,22 +232,23 @@ def _build_full_participation_scheduler(
 
 
 def build_work_items(
-    spec: ResolvedRunSpec, training_partition: Partition, dataset: Dataset, algorithm: Algorithm
+    data_assignment: DataAssignment, dataset: Dataset, algorithm: Algorithm
 ) -> ClientWork | ClientClassWork:
-    """What the lanes of a run go through."""
+    """Return the work that the lanes of a run do."""
+    spec, partition = data_assignment.spec, data_assignment.training_partition
     if algorithm.condensation_work is None:
         num_passes = (spec.local_epochs or 0) + algorithm.extra_passes
         return ClientWork(
-            training_partition, num_passes, spec.batch_size, extra_batches=spec.local_steps or 0
+            partition, num_passes, spec.batch_size, extra_batches=spec.local_steps or 0
         )
     labels, num_classes = dataset.train_labels, dataset.num_classes
     return ClientClassWork(
-        training_partition, labels, num_classes, algorithm.condensation_work, spec.batch_size
+        partition, labels, num_classes, algorithm.condensation_work, spec.batch_size
     )
 
 
 def compute_group_shapes(prepared_runs: Sequence[PreparedRun], plan: ExecutionPlan) -> GroupShapes:
-    """Sizes that hold for all of them."""
+    """Return sizes that hold for all of these runs."""
     first = prepared_runs[0]
     tuning = diagnostics = client_tests = None
     compute_shape = partial(merge_shapes, num_parallel=plan.num_parallel)
@@ -227,7 +272,7 @@ def compute_group_shapes(prepared_runs: Sequence[PreparedRun], plan: ExecutionPl
 def get_server_examples(
     prepared_run: PreparedRun, dataset: Dataset, pool: LabeledImages | None
 ) -> Examples | None:
-    """What a federation's server learns from, on the host; None where it has nothing."""
+    """Return the server's examples, on the host; None where it has none."""
     if prepared_run.server_data is None:
         return None
     return Examples(*prepared_run.server_data.get_examples(dataset, pool))
@@ -236,7 +281,7 @@ def get_server_examples(
 def build_federation_data(
     prepared_run: PreparedRun, dataset: Dataset, pool: LabeledImages | None
 ) -> FederationData:
-    """What a method's own functions of the host read."""
+    """Return the data that a method's functions on the host read."""
     spec, samples_per_client = prepared_run.spec, None
     if spec.local_steps is not None:
         partition, steps = prepared_run.partition, spec.local_steps
@@ -259,7 +304,7 @@ def add_method_inputs(
     dataset: Dataset,
     pool: LabeledImages | None,
 ) -> list[PreparedRun]:
-    """The same, with what their method asks for besides."""
+    """Return the runs with the inputs that only their method reads."""
     if not algorithm.round_inputs:
         return list(prepared_runs)
     federation_data = [

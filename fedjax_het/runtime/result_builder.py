@@ -1,4 +1,4 @@
-"""The results of runs that are done: curves, traffic and a summary of each."""
+"""Results of finished runs: curves, traffic and a summary of each."""
 
 import dataclasses
 import functools
@@ -20,44 +20,55 @@ from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.runtime.results import Result, summarize_metrics
 from fedjax_het.runtime.trained_model import InputSpec, TrainedModel, extract_model
 from fedjax_het.utils.arrays import fetch_to_host
+from fedjax_het.utils.errors import require
 
 
 def build_results(group_state: GroupState) -> list[Result]:
-    """What was made, in the order of the federations."""
+    """Return the results of all runs, in their order."""
     return [
         _build_result(group_state, i, state) for i, state in enumerate(group_state.fetch_states())
     ]
 
 
 def build_result(group_state: GroupState, i: int) -> Result:
-    """That of one of them, which has just ended: the others may go on, and change its state."""
+    """Return the result of one run, which has just ended while others go on."""
     return _build_result(group_state, i, group_state.fetch_states()[i])
 
 
-def compute_run_digest(group_state: GroupState, i: int) -> str:
-    """The name of a run's files, before there is a result."""
+def compute_result_digest(group_state: GroupState, i: int) -> str:
+    """Return the name of a run's files before its result exists."""
     summary = {**_summarize_data(group_state, i), **describe_environment()}
     return Result(group_state.prepared_runs[i].spec, {}, summary).digest()
 
 
-def build_model_getter(
-    group_state: GroupState, i: int, state: Any
-) -> Callable[[int | None], TrainedModel]:
-    """What gives the models of a run in this state."""
+def build_model_getter(group_state: GroupState, i: int, state: Any) -> Callable[..., TrainedModel]:
+    """Return a function of a client's id, or None, to a trained model of a run in this state.
+
+    The function refuses a `network` and an `optimizer`, which only states in files need.
+    """
     group, prepared_run = group_state.group, group_state.prepared_runs[i]
-    return functools.partial(
-        extract_model,
-        group.program.signature,
-        prepared_run.spec,
-        InputSpec.from_dataset(group.dataset),
-        state,
-        prepared_run.hp,
-    )
+    arguments = {
+        "signature": group.program.signature,
+        "spec": prepared_run.spec,
+        "input_spec": InputSpec.from_dataset(group.dataset),
+        "state": state,
+        "hp": prepared_run.hp,
+    }
+    return functools.partial(_get_model, arguments)
+
+
+def _get_model(
+    arguments: dict[str, Any], client: int | None = None, **user_objects: Any
+) -> TrainedModel:
+    """Return a model of a run that `arguments` of `extract_model` describe."""
+    for name, value in user_objects.items():
+        require(value is None, name, value, "none: the run has its own")
+    return extract_model(**arguments, client=client)
 
 
 def _build_result(group_state: GroupState, i: int, state: Any) -> Result:
     algorithm, group, prepared_run = (
-        group_state.algorithm,
+        group_state.group.program.algorithm,
         group_state.group,
         group_state.prepared_runs[i],
     )
@@ -105,7 +116,7 @@ def _build_result(group_state: GroupState, i: int, state: Any) -> Result:
         prepared_run.partition,
         prepared_run.client_tests,
         build_model_getter(group_state, i, state),
-        held_out=prepared_run.data_assignment.held_out,
+        held_out=prepared_run.held_out,
     )
 
 
@@ -113,7 +124,7 @@ def _summarize_requested_metrics(group_state: GroupState, i: int) -> dict[str, f
     """Of the curves of its `measures` with one value a round, the mean of the last five that were
     measured, as `final_accuracy` is of accuracies."""
     summary: dict[str, float | None] = {}
-    for name in list_metric_names(group_state.group.program.evaluation):
+    for name in list_metric_names(group_state.group.program.signature.evaluation):
         curve = group_state.curves[i][name]
         finite_values = curve[np.isfinite(curve)] if curve.ndim == 1 else curve[:0]
         if curve.ndim == 1:
@@ -129,9 +140,9 @@ def _evaluate_held_out_clients(
     one's go to `artifacts`."""
     prepared_run, get_global_model = (
         group_state.prepared_runs[i],
-        group_state.algorithm.global_model,
+        group_state.group.program.algorithm.global_model,
     )
-    held_out = prepared_run.data_assignment.held_out
+    held_out = prepared_run.held_out
     if held_out is None or get_global_model is None:
         return {}
     program, variables = (
@@ -161,18 +172,18 @@ def _evaluate_held_out_clients(
 
 
 def _replace_nonfinite(summary: Any) -> Any:
-    """The same, with None for numbers that are not finite, which a file cannot hold."""
+    """Replace numbers that are not finite, which a file cannot hold, by None."""
     if isinstance(summary, dict):
         return {name: _replace_nonfinite(value) for name, value in summary.items()}
     return None if isinstance(summary, float) and not math.isfinite(summary) else summary
 
 
 def _summarize_costs(group_state: GroupState, i: int) -> dict[str, Any]:
-    """Where and how fast a run was made: its share of what those in step took together."""
+    """Summarize devices and time of a run: its share of the time of all runs in step."""
     timing, group, num_parallel = (
         group_state.timing,
         group_state.group,
-        group_state.plan.num_parallel,
+        group_state.group.program.plan.num_parallel,
     )
     num_runs, first_on_device = len(group_state.prepared_runs), i // num_parallel * num_parallel
     device_runs = group_state.prepared_runs[first_on_device : first_on_device + num_parallel]
@@ -186,7 +197,7 @@ def _summarize_costs(group_state: GroupState, i: int) -> dict[str, Any]:
         "server_seconds": timing.server_seconds / num_runs,
         "wall_seconds": timing.compute_wall_seconds(num_runs),
         "made_together": num_runs,
-        "lanes": group_state.plan.describe(),
+        "lanes": group_state.group.program.plan.describe(),
         "lane_probe_seconds_per_step": {
             str(lanes): step_seconds for lanes, step_seconds in seconds.items()
         },
@@ -198,16 +209,15 @@ def _summarize_costs(group_state: GroupState, i: int) -> dict[str, Any]:
 
 
 def _get_precision(group_state: GroupState) -> str:
-    """In what the run's networks were computed."""
+    """Return the precision of the run's networks in words."""
     requested = describe_environment()["matmul_precision"]
-    assert group_state.plan.mesh is not None
-    (platform,) = {device.platform for device in group_state.plan.mesh.devices.flat}
+    platform = group_state.group.program.plan.platform
     precision = group_state.group.program.signature.precision
     return describe_precision(precision, None if requested == "default" else requested, platform)
 
 
 def _summarize_data(group_state: GroupState, i: int) -> dict[str, Any]:
-    """What a run learned from, in numbers."""
+    """Summarize the data of a run."""
     group, prepared_run = group_state.group, group_state.prepared_runs[i]
     server = group.summarize_server_data(prepared_run)
     return {
@@ -217,10 +227,10 @@ def _summarize_data(group_state: GroupState, i: int) -> dict[str, Any]:
         "server": None if server is None else dataclasses.asdict(server),
         "dataset_note": group.dataset.note,
         **group.program.user_object_digests(prepared_run.spec.hp),
-        **prepared_run.data_assignment.user_digests,
+        **prepared_run.user_digests,
         **(
             {}
             if prepared_run.initial_model is None
-            else {"compute_initial_digest": prepared_run.initial_model.digest}
+            else {"initial_digest": prepared_run.initial_model.digest}
         ),
     }

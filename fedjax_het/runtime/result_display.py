@@ -1,7 +1,8 @@
 """Results as a reader wants them: in a few words, as HTML, as pictures, as tables with labels."""
 
 import json
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.axes import Axes
 
-    from fedjax_het.runtime.results import Result
-
 # What may be against what, and what it is called there.
 _LABELS = {
     "round": "Round",
@@ -34,6 +33,19 @@ _LABELS = {
     "update_norm": "Norm of the update",
 }
 _SPARKLINE_WIDTH, _SPARKLINE_HEIGHT = 160, 36  # of a curve in a line, pixels
+
+
+class DisplayedResult(Protocol):
+    """The part of a `runtime.results.Result` that is displayed; that module imports this one."""
+
+    spec: RunSpec
+    metrics: dict[str, np.ndarray]
+    summary: dict[str, Any]
+    artifacts: dict[str, np.ndarray]
+
+    def digest(self) -> str:
+        """Return the name of the result's files."""
+        ...
 
 
 def format_settings(spec: RunSpec) -> str:
@@ -48,7 +60,7 @@ def format_settings(spec: RunSpec) -> str:
     return to_one_line(", ".join(parts))
 
 
-def format_outcome(result: "Result") -> str:
+def format_outcome(result: DisplayedResult) -> str:
     """How it ended, in a line."""
     summary = result.summary
     if summary.get("diverged"):
@@ -68,12 +80,12 @@ def format_outcome(result: "Result") -> str:
     return ", ".join(parts) or "nothing measured"
 
 
-def format_result(result: "Result") -> str:
+def format_result(result: DisplayedResult) -> str:
     """Two lines, without arrays."""
     return f"Result({format_settings(result.spec)}\n       {format_outcome(result)})"
 
 
-def format_result_html(result: "Result") -> str:
+def format_result_html(result: DisplayedResult) -> str:
     """A small table with the curve of the accuracy; foreign text in it is text."""
     summary = result.summary
     rows = [
@@ -121,7 +133,7 @@ def _draw_sparkline(values: np.ndarray) -> str:
     )
 
 
-def get_accuracy_curve_name(result: "Result") -> str:
+def get_accuracy_curve_name(result: DisplayedResult) -> str:
     """The accuracy that stands for a run."""
     accuracy = result.metrics["test_accuracy"]
     if np.isnan(accuracy).all() and "mean_client_accuracy" in result.metrics:
@@ -130,7 +142,7 @@ def get_accuracy_curve_name(result: "Result") -> str:
 
 
 def plot_metric(
-    result: "Result",
+    result: DisplayedResult,
     metric: str | None = None,
     *,
     x: Literal["round", "bytes"] = "round",
@@ -168,7 +180,7 @@ def plot_metric(
     return axes
 
 
-def build_rounds_dataframe(result: "Result") -> "pd.DataFrame":
+def build_rounds_dataframe(result: DisplayedResult) -> "pd.DataFrame":
     """One row per round, numbered from 1, and a column per metric with one value a round."""
     import pandas as pd
 
@@ -177,7 +189,7 @@ def build_rounds_dataframe(result: "Result") -> "pd.DataFrame":
     return pd.DataFrame(curves, index=pd.RangeIndex(1, rounds + 1, name="round"))
 
 
-def build_rounds_dataset(result: "Result") -> "xr.Dataset":
+def build_rounds_dataset(result: DisplayedResult) -> "xr.Dataset":
     """All metrics, with the dimensions round and client (or, of what else there is, `<metric>_1`
     and so on); settings and summary are attributes, as JSON. Raises ConfigError where xarray is not
     installed."""
@@ -194,7 +206,7 @@ def build_rounds_dataset(result: "Result") -> "xr.Dataset":
     return xarray.Dataset(arrays, {"round": np.arange(1, rounds + 1)}, attributes)
 
 
-def build_runs_dataset(results: "list[Result]") -> "xr.Dataset":
+def build_runs_dataset(results: Sequence[DisplayedResult]) -> "xr.Dataset":
     """The same of several runs with the dimension run, by the digests of their files; settings that
     differ are coordinates of it. Runs with fewer rounds are NaN after them."""
     xarray = _import_xarray()

@@ -1,54 +1,60 @@
-"""What a result's file may hold: its text with a checksum, and the types of what is in it."""
+"""Contents of a result's file: its JSON with a checksum, and the types of its values."""
 
 import hashlib
 import json
 import math
 import re
-import types
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
 import numpy as np
 
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.utils.errors import ConfigError, require
+from fedjax_het.utils.validation import validate, validate_fields
 
 _CHECKSUM = re.compile(r'"checksum": "([0-9a-f]{64})"')
 _CHECKSUM_PLACEHOLDER = "0" * 64
 _RECORD_KEYS = {"spec", "summary", "arrays", "checksum"}
-# What reports read of a summary.
-_TEXT_FIELDS = (
-    *("finished", "fedjax_het", "jax", "jaxlib", "device", "matmul_precision", "precision"),
-    "dataset_note",
-)
-_NUMBER_FIELDS = (
-    "final_accuracy",
-    "final_accuracy_std",
-    "final_client_accuracy",
-    "best_accuracy",
-    "last_accuracy",
-    "window_accuracy",
-    "rise_time",
-    "rounds_to_half",
-    "bmta",
-    "bmta_round",
-    "bmta_worst_decile",
-    "wall_seconds",
-    "client_samples_per_second",
-    "bytes_up",
-    "bytes_down",
-    "rounds",
-    "epsilon",
-    "held_out_accuracy",
-    "held_out_tuned_accuracy",
-)
-_BOOLEAN_FIELDS = ("diverged", "x64")
-_POSITIVE_FIELDS = ("alpha", "rounds", "num_clients")
+
+
+class _Summary(TypedDict, total=False):
+    """The values of a summary that reports read."""
+
+    finished: str | None
+    fedjax_het: str | None
+    jax: str | None
+    jaxlib: str | None
+    device: str | None
+    matmul_precision: str | None
+    precision: str | None
+    dataset_note: str | None
+    final_accuracy: float | None
+    final_accuracy_std: float | None
+    final_client_accuracy: float | None
+    best_accuracy: float | None
+    last_accuracy: float | None
+    window_accuracy: float | None
+    rise_time: float | None
+    rounds_to_half: float | None
+    bmta: float | None
+    bmta_round: float | None
+    bmta_worst_decile: float | None
+    wall_seconds: float | None
+    client_samples_per_second: float | None
+    bytes_up: float | None
+    bytes_down: float | None
+    rounds: float | None
+    epsilon: float | None
+    held_out_accuracy: float | None
+    held_out_tuned_accuracy: float | None
+    diverged: bool | None
+    x64: bool | None
 
 
 def encode_record(record: dict[str, Any]) -> str:
-    """The JSON of a record, with a checksum of all of it among its keys."""
+    """Return the JSON of a record with a checksum of all of it among its keys."""
     text = json.dumps(
         {**record, "checksum": _CHECKSUM_PLACEHOLDER},
         indent=1,
@@ -60,7 +66,10 @@ def encode_record(record: dict[str, Any]) -> str:
 
 
 def decode_record(text: str) -> dict[str, Any]:
-    """The record of a text, which older versions wrote without a checksum. Raises ValueError."""
+    """Return the record of a JSON text. Raises ValueError if it is damaged.
+
+    Older versions wrote no checksum.
+    """
     match = _CHECKSUM.search(text)
     if match is not None:
         unsigned_text = text.replace(match[1], _CHECKSUM_PLACEHOLDER, 1)
@@ -87,68 +96,37 @@ def _reject_constant(name: str) -> float:
 
 
 def validate_spec(values: dict[str, Any], version: Any) -> RunSpec:
-    """The settings of a record of that version. Raises ConfigError for those that this version does
-    not know, and for values of other types."""
-    hints = get_type_hints(RunSpec)
-    for name in values.keys() - hints.keys():
+    """Return the settings of a result.
+
+    Args:
+      values: settings by name.
+      version: version of fedjax_het that made the result, for messages.
+
+    Raises:
+      ConfigError: for settings that this version does not have, and for values of other types.
+    """
+    for name in values.keys() - RunSpec.__dataclass_fields__.keys():
         package_version = describe_environment()["fedjax_het"]
         raise ConfigError(
             f"setting = {name!r}: fedjax_het {package_version} does not have it; the result was made by "
             f"{version if isinstance(version, str) else 'another version'}"
         )
-    for name, value in values.items():
-        require(_is_instance(value, hints[name]), name, value, _format_type(hints[name]))
-    for name in _POSITIVE_FIELDS:
-        value = values.get(name)
-        require(value is None or value > 0, name, value, "a number > 0")
+    validate_fields(values, RunSpec)
     for name, value in values.get("hp", {}).items():
-        require(_is_instance(value, float), name, value, "a number")
+        validate(name, value, float)
     return RunSpec.from_dict(values)
 
 
-def _is_instance(value: Any, kind: Any) -> bool:
-    if get_origin(kind) in (Union, types.UnionType):
-        return any(_is_instance(value, argument) for argument in get_args(kind))
-    if get_origin(kind) is Literal:
-        return value in get_args(kind)
-    if kind is type(None):
-        return value is None
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value)
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
-    return isinstance(value, get_origin(kind) or kind)
-
-
-def _is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond all floats
-        return False
-
-
-def _format_type(kind: Any) -> str:
-    return getattr(kind, "__name__", None) or str(kind)
-
-
 def validate_summary(summary: dict[str, Any]) -> dict[str, Any]:
-    """A summary of which what reports read is of its type. Raises ConfigError."""
-    field_checks: list[tuple[tuple[str, ...], Callable[[Any], bool], str]] = [
-        (_TEXT_FIELDS, lambda value: isinstance(value, str), "a text"),
-        (_NUMBER_FIELDS, lambda value: _is_instance(value, float), "a number"),
-        (_BOOLEAN_FIELDS, lambda value: isinstance(value, bool), "true or false"),
-    ]
-    for names, is_valid, expected in field_checks:
-        for name in names:
-            value = summary.get(name)
-            require(value is None or is_valid(value), name, value, expected)
+    """Return a summary after checking the values that reports read. Raises ConfigError."""
+    validate_fields(summary, _Summary)
     return summary
 
 
 def validate_arrays(
     arrays: Mapping[str, np.ndarray],
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """(metrics, artifacts) of a file's arrays. Raises ConfigError for others."""
+    """Return (metrics, artifacts) of a file's arrays. Raises ConfigError for other arrays."""
     groups: dict[str, dict[str, np.ndarray]] = {"metrics": {}, "artifacts": {}}
     for key, array in arrays.items():
         group, _, name = key.partition("/")
@@ -164,8 +142,11 @@ def validate_arrays(
 
 
 def to_json_value(value: Any) -> Any:
-    """What JSON can keep of a value: NumPy's and jax's numbers as Python's, what is not finite as
-    None, and what it has no form for as the text that describes it."""
+    """Return a value as JSON can hold it, without ever failing.
+
+    Numbers of NumPy and jax become Python's, numbers that are not finite become None, and other
+    objects become their `repr`.
+    """
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, Mapping):

@@ -4,31 +4,34 @@ A run's files are named by the digest of what made it (`Result.digest`). So a fo
 by any number of programs on any number of machines, merged by copying, and tables and figures are
 functions of the folder alone.
 
-Results that cannot be written where they were to be: kept elsewhere, and said where.
+A result that cannot be written to its folder is written to another one. How a run ended may be
+stored beside its result, see `SavedStateIndex`.
 """
 
+import contextlib
+import json
 import logging
 import os
 import re
+import shutil
+import tempfile
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedjax_het.config.run_spec import RunSpec
-from fedjax_het.runtime.results import Result
-from fedjax_het.utils.errors import require, require_columns
+from fedjax_het.config.local_training import is_horizon_dependent
+from fedjax_het.config.run_spec import RunSpec, hash_settings
+from fedjax_het.data import Dataset, Partition
+from fedjax_het.runtime.result_schema import decode_record
+from fedjax_het.runtime.results import STATE_SUFFIX, Result
+from fedjax_het.utils.errors import ConfigError, require, require_columns
+from fedjax_het.utils.io import list_stored_names
 from fedjax_het.utils.text import to_one_line
 from fedjax_het.utils.validation import validate_arguments
 
 if TYPE_CHECKING:
     import pandas as pd
-import contextlib
-import shutil
-import tempfile
-from collections.abc import Callable
-
-from fedjax_het.utils.errors import ConfigError
 
 _RUN_FILE = re.compile(r"[0-9a-f]{16}\.json")
 
@@ -75,7 +78,7 @@ def compute_settings_digest(spec: RunSpec) -> str:
     try:
         return spec.digest()
     except Exception:  # names, files and rules that are elsewhere, or of another time
-        return spec.resolved_digest()
+        return hash_settings(spec)
 
 
 def _build_dataframe(results: "Iterable[tuple[str, Result]]") -> "pd.DataFrame":
@@ -159,12 +162,25 @@ def _require_folder(directory: str | os.PathLike) -> None:
     require(exists, "directory", str(directory), "a folder of results; there is none")
 
 
+def list_run_files(directory: str | os.PathLike) -> list[Path]:
+    """List the JSON files of the runs in a folder, including those in its archive `runs.zip`.
+
+    Args:
+      directory: a folder that exists.
+
+    Returns:
+      Paths for `Result.load`, sorted by name. A path in the archive is not a file itself.
+    """
+    names = list_stored_names(directory)
+    return [Path(directory) / name for name in names if _RUN_FILE.fullmatch(name)]
+
+
 def _iterate_results(
     directory: str | os.PathLike, digests: set[str] | None = None
 ) -> Iterator[tuple[str, Result]]:
     """The runs that can be read, each with the name of its files."""
-    for path in sorted(Path(directory).glob("*.json")):
-        if not _RUN_FILE.fullmatch(path.name) or (digests is not None and path.stem not in digests):
+    for path in list_run_files(directory):
+        if digests is not None and path.stem not in digests:
             continue
         try:
             result = Result.load(path)
@@ -297,3 +313,64 @@ def _is_existing_directory(get_path: Callable[[], Path]) -> bool:
 
 def _create_fallback_folder(parent: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix="fedjax_het-rescued-", dir=parent))
+
+
+class _SavedState(NamedTuple):
+    rounds: int
+    path: Path
+    summary: dict[str, Any]
+
+
+class SavedStateIndex:
+    """The final states in a folder, from which runs with more rounds go on; none of no folder.
+
+    Cost: reading the small record of each, once.
+    """
+
+    def __init__(self, folder: Path | None):
+        self._by_settings: dict[str, list[_SavedState]] = {}
+        for path in [] if folder is None else sorted(folder.glob(f"*{STATE_SUFFIX}")):
+            result_path = path.with_name(path.name.removesuffix(STATE_SUFFIX) + ".json")
+            try:
+                record = decode_record(result_path.read_text())
+                spec, summary = record["spec"], record["summary"]
+                saved_state = _SavedState(int(spec["rounds"]), path, summary)
+            except Exception:  # no result beside it, or a damaged one: nothing to go on from
+                continue
+            self._by_settings.setdefault(_settings_key(spec), []).append(saved_state)
+
+    def find(
+        self, spec: RunSpec, dataset: Dataset | None = None, partition: Partition | None = None
+    ) -> Path | None:
+        """Of this run, or the one of the same resolved settings and data with the most rounds that
+        are not more: the file of its state; None without one. A run whose rates depend on its end
+        is the beginning of no other.
+
+        dataset, partition: the user's own.
+        """
+        rounds = spec.rounds or 0
+        matches = [
+            saved_state
+            for saved_state in self._by_settings.get(_settings_key(spec.to_dict()), [])
+            if (
+                saved_state.rounds == rounds
+                if is_horizon_dependent(spec)
+                else saved_state.rounds <= rounds
+            )
+            and _matches_user_object(saved_state.summary, "dataset", dataset)
+            and _matches_user_object(saved_state.summary, "partition", partition)
+        ]
+        return max(matches, key=lambda saved_state: saved_state.rounds).path if matches else None
+
+
+def _settings_key(settings: dict[str, Any]) -> str:
+    return json.dumps({k: v for k, v in settings.items() if k != "rounds"}, sort_keys=True)
+
+
+def _matches_user_object(
+    summary: dict[str, Any], kind: str, user_object: Dataset | Partition | None
+) -> bool:
+    """Whether a run had the user's own data set or partition, or that which its settings name."""
+    if user_object is None:
+        return not summary.get(f"own_{kind}")
+    return summary.get(f"{kind}_digest") == user_object.digest()

@@ -6,11 +6,11 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 
-from fedjax_het.config.run_spec import ResolvedRunSpec, spec_to_yaml
+from fedjax_het.config.run_spec import RunSpec, spec_to_yaml
 from fedjax_het.data import Partition
 from fedjax_het.metrics.convergence import rise_time, rolling_mean, rounds_to_reach
 from fedjax_het.metrics.costs import TrainingCost, cost_to_reach
@@ -32,11 +32,15 @@ from fedjax_het.runtime.result_schema import (
     validate_spec,
     validate_summary,
 )
-from fedjax_het.runtime.saved_states import build_state_path
 from fedjax_het.utils.arrays import decode_arrays, encode_arrays, save_arrays
 from fedjax_het.utils.config import Bounds, validate_number
 from fedjax_het.utils.errors import ConfigError, require
-from fedjax_het.utils.io import DamagedFileError, write_atomically
+from fedjax_het.utils.io import (
+    DamagedFileError,
+    find_stored_file,
+    read_stored_file,
+    write_atomically,
+)
 from fedjax_het.utils.text import to_one_line
 
 if TYPE_CHECKING:
@@ -47,6 +51,13 @@ if TYPE_CHECKING:
     from fedjax_het.runtime.data_assignment import HeldOutClients
     from fedjax_het.runtime.synthetic_dataset import SyntheticDataset
     from fedjax_het.runtime.trained_model import TrainedModel
+
+STATE_SUFFIX = ".state.npz"
+
+
+def build_state_path(folder: Path, digest: str) -> Path:
+    """Return the file of the final state of a run, named by the digest of its result."""
+    return folder / f"{digest}{STATE_SUFFIX}"
 
 
 @dataclass(repr=False)
@@ -65,7 +76,7 @@ class Result:
     of them is saved here.
     """
 
-    spec: ResolvedRunSpec
+    spec: RunSpec
     metrics: dict[str, np.ndarray]
     summary: dict[str, Any]
     artifacts: dict[str, np.ndarray] = field(default_factory=dict)
@@ -200,8 +211,8 @@ class Result:
             summary.get("own_dataset") or data,
             summary.get("network_digest"),
             summary.get("own_partition"),
-            summary.get("compute_initial_digest"),
-            summary.get("compute_optimizer_digest"),
+            summary.get("initial_digest"),
+            summary.get("optimizer_digest"),
         )
 
     def save(self, directory: str | Path) -> Path:
@@ -248,11 +259,10 @@ class Result:
         """
         path = Path(path)
         try:
-            text = path.read_bytes()
-            arrays = path.with_suffix(".npz").read_bytes() if text else b""
+            text = read_stored_file(path)
+            arrays = read_stored_file(path.with_suffix(".npz")) if text else b""
         except FileNotFoundError as error:
-            if not path.exists():
-                raise
+            find_stored_file(path)  # raises if the JSON is missing
             raise DamagedFileError(
                 f"result {str(path)!r}: {error.filename!r} is missing"
             ) from error
@@ -284,7 +294,7 @@ class Result:
             metrics, artifacts = validate_arrays(decode_arrays(data))
         summary = validate_summary(record["summary"])
         spec = validate_spec(record["spec"], summary.get("fedjax_het"))
-        return cls(cast(ResolvedRunSpec, spec), metrics, summary, artifacts)  # as it was saved
+        return cls(spec, metrics, summary, artifacts)
 
 
 def _load_state_model(path: Path, client: int | None, **user_objects: Any) -> "TrainedModel":

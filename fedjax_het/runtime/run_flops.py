@@ -18,6 +18,7 @@ from fedjax_het.data import Dataset
 from fedjax_het.runtime.build import on_single_device, prepare_group
 from fedjax_het.runtime.group_state import GroupState, compute_state_shapes, init_group, init_states
 from fedjax_het.runtime.placement import DEVICE_STATE, Placement
+from fedjax_het.runtime.user_objects import UserObjects
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.validation import validate_arguments
@@ -98,7 +99,7 @@ def count_flops(
     """
     placement = Placement(lanes=lanes, blocks=1, devices=1, client_state=DEVICE_STATE)
     group = on_single_device(
-        prepare_group([spec], dataset=dataset, placement=placement, data_dir=data_dir)
+        prepare_group([spec], UserObjects(dataset, data_dir=data_dir), placement)
     )
     group_state = init_group(group, group.prepared_runs)
     return _count_run(group_state)
@@ -122,7 +123,7 @@ class _TracedProgram(NamedTuple):
 
 
 def _count_run(group_state: GroupState) -> RunFlops:
-    stages = group_state.algorithm.server_stages
+    stages = group_state.group.program.algorithm.server_stages
     traced_programs = [
         _trace_rounds(group_state),
         *(_trace_server_stage(group_state, stage) for stage in stages),
@@ -161,7 +162,7 @@ def _count_run(group_state: GroupState) -> RunFlops:
             )
         )
     tuning = 0
-    if group_state.algorithm.fine_tuning is not None:
+    if group_state.group.program.algorithm.fine_tuning is not None:
         final_state = state
         evaluated_inputs = _build_round_inputs(
             group_state, group_state.total_rounds - 1, is_evaluated=True

@@ -1,7 +1,4 @@
-"""One federation as a loop over its rounds, which whoever goes through it may look at and leave.
-
-Run one federation, from its settings to its result.
-"""
+"""One federation, from its settings to its result, as one call or as a loop over its rounds."""
 
 import dataclasses
 import os
@@ -14,7 +11,7 @@ import jax
 
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.data import Dataset, Partition
-from fedjax_het.runtime.build import prepare_group
+from fedjax_het.runtime.build import on_single_device, prepare_group
 from fedjax_het.runtime.callbacks import Callback, CallbackRunner, RunStatus
 from fedjax_het.runtime.checkpointing import (
     CheckpointWriter,
@@ -22,7 +19,6 @@ from fedjax_het.runtime.checkpointing import (
     find_checkpoint_record,
     find_resumable_record,
 )
-from fedjax_het.runtime.compiled_programs import apply_user_network, apply_user_optimizer
 from fedjax_het.runtime.early_stopping import CALLBACK, EarlyStop
 from fedjax_het.runtime.group_state import GroupState, init_group
 from fedjax_het.runtime.hardware import warn_unused_hardware
@@ -32,19 +28,19 @@ from fedjax_het.runtime.memory_limits import (
     require_memory_for_programs,
     translate_out_of_memory,
 )
-from fedjax_het.runtime.placement import Placement
+from fedjax_het.runtime.placement import DEVICE_STATE, Placement
 from fedjax_het.runtime.progress import Progress
 from fedjax_het.runtime.result_builder import build_result
-from fedjax_het.runtime.result_store import ResultWriter, save_run_files
-from fedjax_het.runtime.results import Result
+from fedjax_het.runtime.result_store import ResultWriter, SavedStateIndex, save_run_files
+from fedjax_het.runtime.results import Result, build_state_path
 from fedjax_het.runtime.runner import advance_runs, log_run_header, start_runs
-from fedjax_het.runtime.saved_states import SavedStateIndex, build_state_path
 from fedjax_het.runtime.trackers.callback import add_tracker_callback
+from fedjax_het.runtime.user_objects import UserObjects
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.env import require_variables
 from fedjax_het.utils.errors import display_name, require
 from fedjax_het.utils.io import make_output_directory
-from fedjax_het.utils.validation import validate_arguments, validate_type
+from fedjax_het.utils.validation import validate, validate_arguments
 
 
 class Session:
@@ -73,7 +69,7 @@ class Session:
         checkpoint, where there is an `output_dir`, and goes on with another loop, or takes
         `result()`. Cost: the programs are compiled at the first round.
         """
-        return self._rounds(validate_type("every", every, PositiveInt | None))
+        return self._rounds(validate("every", every, PositiveInt | None))
 
     def _rounds(self, every: int | None) -> Iterator[RunStatus]:
         self._callback_runner.always_report, self._group_state.pause_every = True, every
@@ -144,6 +140,7 @@ def simulate(
     track: Sequence[str] = (),
     placement: Placement = Placement(),
     data_dir: str | os.PathLike | None = None,
+    debug: bool = False,
 ) -> Result:
     """Run one federation.
 
@@ -174,6 +171,9 @@ def simulate(
       placement: on which devices, in how many lanes, with clients' states where: a matter of speed
         and memory, on which results do not depend beyond rounding.
       data_dir: of the prepared data that `spec` names (default: TFDS_DATA_DIR).
+      debug: run without jit on one device, client by client, so that the functions of a method can
+        print and test values. An exception of a client's function is a `ClientError` whose one line
+        names method, round, client and step. Slow: for small runs of a new method.
     Raises: ConfigError, before anything compiles, if a setting cannot be used, if `output_dir`
       holds the checkpoint of another configuration, or one that is damaged, or if the run needs
       more memory than there is; before the first round, if its compiled program does, with fewer
@@ -184,22 +184,7 @@ def simulate(
     Where `jax.distributed` was initialised, every process calls this with the same arguments; the
     devices of all of them share the lanes, all return the result, and the first writes it.
     """
-    session = federation(
-        spec,
-        dataset=dataset,
-        partition=partition,
-        network=network,
-        optimizer=optimizer,
-        output_dir=output_dir,
-        resume=resume,
-        resume_anyway=resume_anyway,
-        keep_state=keep_state,
-        progress=progress,
-        callbacks=callbacks,
-        track=track,
-        placement=placement,
-        data_dir=data_dir,
-    )
+    session = federation(**locals())  # which takes the same arguments
     for _ in session.advance():
         pass
     return session.result()
@@ -222,6 +207,7 @@ def federation(
     track: Sequence[str] = (),
     placement: Placement = Placement(),
     data_dir: str | os.PathLike | None = None,
+    debug: bool = False,
 ) -> Session:
     """A federation whose rounds are gone through in a loop; it takes what `simulate` does.
 
@@ -238,7 +224,8 @@ def federation(
     require_variables()
     if not placement.has_explicit_cpus:
         warn_unused_hardware()
-    spec = apply_user_optimizer(apply_user_network(spec, network), optimizer).resolved()
+    user_objects = UserObjects(dataset, partition, network, optimizer, data_dir)
+    spec = user_objects.resolve(spec)
     folder = None if output_dir is None else make_output_directory(output_dir)
     require_output_dir_to_resume(folder, resume=resume, resume_anyway=resume_anyway)
     callbacks = add_tracker_callback(callbacks, track, folder)
@@ -255,15 +242,15 @@ def federation(
         lanes, blocks = record["lanes"], record["blocks"]
         devices = min(blocks, len(jax.devices()))
         placement = dataclasses.replace(placement, lanes=lanes, blocks=blocks, devices=devices)
-    data_arguments: dict[str, Any] = {"dataset": dataset, "network": network, "data_dir": data_dir}
-    data_arguments["optimizer"] = optimizer
+    if debug:
+        placement = Placement(devices=1, lanes=1, blocks=1, client_state=DEVICE_STATE)
     checkpoints = CheckpointWriter(None if folder is None else [folder])
     with translate_out_of_memory(spec):
         candidate: Placement | None = placement
         while candidate is not None:
-            group = prepare_group(
-                [spec], user_partition=partition, placement=candidate, **data_arguments
-            )
+            group = prepare_group([spec], user_objects, candidate)
+            if debug:
+                group = on_single_device(group, is_debug=True)
             group_state = init_group(
                 group,
                 group.prepared_runs,
@@ -273,6 +260,8 @@ def federation(
             )
             if existing_record is not None:
                 checkpoints.require_matching_data(group_state, [existing_record])
+            if debug:
+                break
             try:
                 require_memory_for_programs(group_state, placement.memory)
                 break

@@ -1,7 +1,7 @@
-"""Many federations: grouped, made together, kept in one folder.
+"""Sweeps: many runs, executed in groups, with their results in one folder.
 
 Runs that differ in seed, partition, alpha or numeric hyper-parameters share their compiled programs
-and go side by side: one on each core or device, or vmapped on an accelerator.
+and run in parallel: one on each core or device, or vmapped on an accelerator.
 """
 
 import dataclasses
@@ -23,25 +23,18 @@ from fedjax_het.data import Dataset, Partition, load_dataset
 from fedjax_het.data.partition import select_clients
 from fedjax_het.nn import compute_network_digest, to_model
 from fedjax_het.runtime.build import (
-    RunGroup,
     compute_initial_digest,
     prepare_group,
     with_fewer_parallel_runs,
 )
 from fedjax_het.runtime.callbacks import Callback
 from fedjax_het.runtime.checkpointing import UNFINISHED_FOLDER
-from fedjax_het.runtime.compiled_programs import (
-    apply_user_network,
-    apply_user_optimizer,
-    compute_static_key,
-)
+from fedjax_het.runtime.compiled_programs import compute_static_key
 from fedjax_het.runtime.data_assignment import (
-    build_dataset_selector,
     build_partition,
     build_server_data,
     choose_held_out_clients,
     load_server_pool,
-    resolve_dataset,
     user_dataset_digest,
 )
 from fedjax_het.runtime.group_runner import GroupRunner
@@ -50,13 +43,19 @@ from fedjax_het.runtime.hardware import warn_unused_hardware
 from fedjax_het.runtime.leases import Leases, exit_on_sigterm
 from fedjax_het.runtime.memory_limits import InsufficientMemoryError, require_memory_for_programs
 from fedjax_het.runtime.placement import Placement, balance_parallel_runs
+from fedjax_het.runtime.prepared_run import RunGroup
 from fedjax_het.runtime.provenance import compute_run_digest, describe_environment
 from fedjax_het.runtime.result_display import build_runs_dataset, format_outcome, format_settings
-from fedjax_het.runtime.result_store import ResultWriter, build_dataframe, load_result
+from fedjax_het.runtime.result_store import (
+    ResultWriter,
+    SavedStateIndex,
+    build_dataframe,
+    load_result,
+)
 from fedjax_het.runtime.results import Result
-from fedjax_het.runtime.saved_states import SavedStateIndex
 from fedjax_het.runtime.sweep_log import Job
 from fedjax_het.runtime.trackers.callback import add_tracker_callback
+from fedjax_het.runtime.user_objects import UserObjects
 from fedjax_het.runtime.work_queue import LEASES_FOLDER, WorkQueue
 from fedjax_het.utils.env import require_variables
 from fedjax_het.utils.errors import ConfigError, require
@@ -177,55 +176,54 @@ def sweep(
     require_variables()
     if not placement.has_explicit_cpus:
         warn_unused_hardware()
-    resolved_specs = [
-        apply_user_optimizer(apply_user_network(spec, network), optimizer).resolved()
-        for spec in specs
-    ]
+    user_objects = UserObjects(dataset, None, network, optimizer, data_dir)
+    resolved_specs, user_objects = user_objects.resolve_all(specs)
     directory = None if directory is None else make_output_directory(directory)
     callbacks = add_tracker_callback(callbacks, track, directory, argument="directory")
-    digests, specs_by_digest = compute_run_digests(
-        resolved_specs, dataset, network, data_dir, optimizer=optimizer
-    )
-    data_arguments = {
-        "dataset": build_dataset_selector(resolved_specs, dataset),
-        "network": network,
-        "data_dir": data_dir,
-    }
-    data_arguments["optimizer"] = optimizer
+    digests, specs_by_digest = compute_run_digests(resolved_specs, user_objects)
     result_writer = ResultWriter(directory)
+    options = ExecutionOptions(user_objects, placement, resume_anyway, keep_state)
     results, reasons = execute_runs(
-        specs_by_digest,
-        result_writer,
-        data_arguments,
-        progress,
-        placement,
-        resume_anyway=resume_anyway,
-        keep_state=keep_state,
-        callbacks=callbacks,
+        specs_by_digest, result_writer, options, progress, callbacks=callbacks
     )
     sweep_result = SweepResult([results.get(digest) for digest in digests], reasons)
     result_writer.require_all_written(sweep_result)
     return sweep_result
 
 
+class ExecutionOptions(NamedTuple):
+    """How the runs of a sweep are executed, on this process or on another one."""
+
+    user_objects: UserObjects
+    placement: Placement
+    resume_anyway: bool = False
+    keep_state: bool = False
+
+
 def execute_runs(
     specs_by_digest: dict[str, ResolvedRunSpec],
     result_writer: ResultWriter,
-    data_arguments: dict[str, Any],
+    options: ExecutionOptions,
     progress: Callable[[str], None] | None,
-    placement: Placement,
     *,
-    resume_anyway: bool = False,
-    keep_state: bool = False,
     callbacks: Sequence[Callback] = (),
     runs_per_signature: Counter[str] | None = None,
 ) -> tuple[dict[str, Result], dict[str, str]]:
-    """The same of runs by the names of their files: -> (results by name, why others were not run,
-    by `RunSpec.digest()`).
+    """Execute runs, group by group.
 
-    keeper: of what is made. data: which runs have the user's data set, see `build_dataset_selector`; network
-    and folder of data. counts: of all runs of the sweep, by signature, where these are some.
+    Args:
+      specs_by_digest: the runs by the names of their files.
+      result_writer: writes each result as its run ends.
+      options: the user's objects, the placement, and what to do with checkpoints and states.
+      progress: called with a line per run.
+      callbacks: called for every run in turn.
+      runs_per_signature: the number of all runs of the sweep by `compute_static_key`, of which
+        these may be some (default: these are all).
+
+    Returns:
+      Results by the names of their files, and why other runs were not made, by `RunSpec.digest()`.
     """
+    user_objects, placement = options.user_objects, options.placement
     if placement.devices is None:
         placement = dataclasses.replace(placement, devices=jax.local_devices())
     reasons: dict[str, str] = {}
@@ -236,30 +234,34 @@ def execute_runs(
     leases = Leases(None if result_writer.folder is None else result_writer.folder / LEASES_FOLDER)
     with exit_on_sigterm(), leases:
         saved_states = SavedStateIndex(result_writer.folder)
-        share = WorkQueue(
+        work_queue = WorkQueue(
             specs_by_digest,
             result_writer.folder,
             leases,
             progress,
-            resume_anyway,
-            lambda spec: saved_states.find(spec, data_arguments["dataset"](spec)),
+            options.resume_anyway,
+            lambda spec: saved_states.find(spec, user_objects.get_dataset(spec)),
         )
-        while share.wait_for_work():
+        while work_queue.wait_for_work():
             prepared_groups = (
-                _prepare_jobs(jobs, data_arguments, placement, share, runs_per_signature, reasons)
-                for jobs in share.iterate_groups()
+                _prepare_jobs(
+                    jobs, user_objects, placement, work_queue, runs_per_signature, reasons
+                )
+                for jobs in work_queue.iterate_groups()
             )
             for jobs, group in _precompile_groups(prepared_groups, placement.memory):
                 try:
-                    if group.plan.max_parallel_runs == 1:  # not even one by itself may fit
+                    if group.program.plan.max_parallel_runs == 1:  # not even one by itself may fit
                         single_run = init_group(group, group.prepared_runs[:1])
                         require_memory_for_programs(single_run, placement.memory)
                 except InsufficientMemoryError as error:
-                    _reject_jobs(share, reasons, jobs, error)
-                while slots := share.acquire_slots(jobs, group.plan.max_parallel_runs):
-                    group_runner = GroupRunner(group, jobs, slots, result_writer, share, callbacks)
-                    jobs = group_runner.run_jobs(keep_state=keep_state)
-    return share.results, reasons
+                    _reject_jobs(work_queue, reasons, jobs, error)
+                while slots := work_queue.acquire_slots(jobs, group.program.plan.max_parallel_runs):
+                    group_runner = GroupRunner(
+                        group, jobs, slots, result_writer, work_queue, callbacks
+                    )
+                    jobs = group_runner.run_jobs(keep_state=options.keep_state)
+    return work_queue.results, reasons
 
 
 @validate_arguments
@@ -280,14 +282,8 @@ def plan_sweep(
     directory = Path(directory)
     is_usable = directory.is_dir() or not directory.exists()
     require(is_usable, "directory", str(directory), "a folder of results, or one to be made")
-    resolved_specs = [
-        apply_user_optimizer(apply_user_network(spec, network), optimizer).resolved()
-        for spec in specs
-    ]
-    _, specs_by_digest = compute_run_digests(
-        resolved_specs, dataset, network, data_dir, optimizer=optimizer
-    )
-
+    user_objects = UserObjects(dataset, None, network, optimizer, data_dir)
+    _, specs_by_digest = compute_run_digests(*user_objects.resolve_all(specs))
     leased = Leases(directory / LEASES_FOLDER).list_other_owners()
 
     def get_state(digest: str) -> str:
@@ -305,89 +301,92 @@ def plan_sweep(
 
 def compute_run_digests(
     specs: Sequence[ResolvedRunSpec],
-    dataset: Dataset | None,
-    network: Any,
-    data_dir: str | os.PathLike | None,
+    user_objects: UserObjects,
     run_environment: dict[str, Any] | None = None,
-    *,
-    optimizer: Any = None,
 ) -> tuple[list[str], dict[str, ResolvedRunSpec]]:
-    """The name of every run's files, and the runs by name, each once.
+    """Compute the names of the runs' files.
 
-    made_in: the `environment` that they are made in (default: this process's).
+    Args:
+      specs: the runs.
+      user_objects: the user's own objects.
+      run_environment: version, device and precision that the runs are executed under (default:
+        those of this process, see `describe_environment`).
+
+    Returns:
+      The name of every run's files in the order of `specs`, and the runs by name, each once.
     """
-    run_environment, select_dataset = (
-        run_environment or describe_environment(),
-        build_dataset_selector(specs, dataset),
-    )
+    run_environment = run_environment or describe_environment()
     compute_network_digest = functools.cache(
-        functools.partial(_compute_network_digest, network, data_dir)
+        functools.partial(_compute_network_digest, user_objects)
     )
-    digests, compute_initial_digest_cached = [], functools.cache(compute_initial_digest)
+    compute_initial_digest_cached = functools.cache(compute_initial_digest)
+    digests = []
     for spec in specs:
-        options = tuple(sorted(spec.model_options.items()))
-        data = select_dataset(spec)
-        network_digest_ = (
-            compute_network_digest(data, spec.dataset, spec.normalisation, options)
-            if network
-            else None
-        )
-        dataset_digest = None if data is None else user_dataset_digest(spec, data)
-        other_digests = {
-            "initial": None
-            if spec.init_from is None
-            else compute_initial_digest_cached(spec.init_from)
-        }
-        if optimizer is not None:
-            other_digests["optimizer"] = compute_optimizer_digest(optimizer, spec.hp)
+        dataset = user_objects.get_dataset(spec)
+        network_digest = None
+        if user_objects.network is not None:
+            options = tuple(sorted(spec.model_options.items()))
+            network_digest = compute_network_digest(
+                dataset, spec.dataset, spec.normalisation, options
+            )
+        initial = None if spec.init_from is None else compute_initial_digest_cached(spec.init_from)
+        other_digests = {"initial": initial}
+        if user_objects.optimizer is not None:
+            other_digests["optimizer"] = compute_optimizer_digest(user_objects.optimizer, spec.hp)
+        dataset_digest = None if dataset is None else user_dataset_digest(spec, dataset)
         digests.append(
             compute_run_digest(
-                spec.digest(), run_environment, dataset_digest, network_digest_, **other_digests
+                spec.digest(), run_environment, dataset_digest, network_digest, **other_digests
             )
         )
     return digests, dict(zip(digests, specs, strict=True))
 
 
 def _compute_network_digest(
-    network: Any,
-    data_dir: str | os.PathLike | None,
+    user_objects: UserObjects,
     dataset: Dataset | None,
     name: str,
     normalisation: str | None,
     options: tuple,
 ) -> str:
-    """What tells the user's network from another one, on the user's data set, or the one of this
-    name."""
+    """Return the digest of the user's network on their data set, or on the one of this name."""
     try:
         if dataset is None:
+            data_dir = user_objects.data_dir
             dataset = load_dataset(name, normalisation=normalisation, data_dir=data_dir)
     except _UNUSABLE_ERRORS:  # then the run cannot be made, and says why
         return "unknown"
     shape, num_classes = dataset.input_shape, dataset.num_classes
-    return compute_network_digest(to_model(network, shape, num_classes, **dict(options)))
+    network = to_model(user_objects.network, shape, num_classes, **dict(options))
+    return compute_network_digest(network)
 
 
 def _prepare_jobs(
     jobs: list[Job],
-    data_arguments: dict[str, Any],
+    user_objects: UserObjects,
     placement: Placement,
     work_queue: WorkQueue,
     runs_per_signature: Counter[str],
     reasons: dict[str, str],
 ) -> tuple[list[Job], RunGroup | None]:
-    """The group of those jobs whose data are there; why the others cannot run goes to `reasons`.
+    """Prepare the group of those jobs that can run.
 
-    given: which runs have the user's data set, see `build_dataset_selector`; network and folder of data.
-    counts: of the runs of each signature.
+    Args:
+      jobs: jobs of one signature.
+      user_objects: the user's own objects.
+      placement: devices, lanes and the place of client states.
+      work_queue: the queue of the sweep, from which jobs that cannot run are removed.
+      runs_per_signature: number of the sweep's runs of each signature.
+      reasons: receives why jobs cannot run, by `RunSpec.digest()`.
+
+    Returns:
+      The jobs that can run, and their group; None if there are none.
     """
-
     reject = functools.partial(_reject_jobs, work_queue, reasons)
     first = jobs[0].spec
     try:
-        dataset = resolve_dataset(
-            first, data_arguments["dataset"](first), data_arguments["data_dir"], caller="sweep"
-        )
-        pool = load_server_pool(first, dataset, data_arguments["data_dir"])
+        dataset = user_objects.load_dataset(first, caller="sweep")
+        pool = load_server_pool(first, dataset, user_objects.data_dir)
     except _UNUSABLE_ERRORS as error:
         reject(jobs, error)
         return [], None
@@ -412,11 +411,9 @@ def _prepare_jobs(
     try:
         group = prepare_group(
             [job.spec for job in usable_jobs],
-            dataset=dataset,
+            dataclasses.replace(user_objects, dataset=dataset, dataset_is_for_all=True),
+            placement,
             partitions=partitions,
-            network=data_arguments["network"],
-            optimizer=data_arguments["optimizer"],
-            placement=placement,
             pool=pool,
             num_runs=runs_per_signature[compute_static_key(first)],
         )
@@ -429,12 +426,12 @@ def _prepare_jobs(
 def _reject_jobs(
     work_queue: WorkQueue, reasons: dict[str, str], unusable_jobs: list[Job], error: Exception
 ) -> None:
-    """Note why these runs are not made."""
+    """Remove jobs from the queue, and record why they cannot run."""
     unusable_jobs = [job for job in unusable_jobs if job.digest in work_queue.remaining]
     reason = " ".join(str(error).split())
     work_queue.reject(unusable_jobs)
     if unusable_jobs:
-        work_queue.ledger.report_rejected(
+        work_queue.sweep_progress.report_rejected(
             unusable_jobs, reason, show_reason=reason not in reasons.values()
         )
     reasons.update({job.spec.digest(): reason for job in unusable_jobs})
@@ -443,10 +440,10 @@ def _reject_jobs(
 def _precompile_groups(
     prepared_groups: Iterable[tuple[list[Job], RunGroup | None]], memory: int | None
 ) -> Iterator[tuple[list[Job], RunGroup]]:
-    """The groups, one after the other, with as many federations at a time as memory allows; while
-    one runs, the next one's programs are compiled.
+    """Yield the groups with as many parallel runs as memory allows.
 
-    Groups are prepared in this thread, and when nothing compiles: that may time programs.
+    While the caller executes a group, the programs of the next one are compiled. Groups are
+    prepared in this thread, and while nothing compiles, because preparation may time programs.
     """
     with ThreadPoolExecutor(max_workers=1) as compiler:
         pending: tuple[list[Job], Future[RunGroup]] | None = None
@@ -454,8 +451,10 @@ def _precompile_groups(
             if group is None:
                 continue
             # What the group before leaves free counts, as long as it has not begun.
-            assert group.plan.mesh is not None
-            available_bytes = memory or usable_free_bytes(list(group.plan.mesh.devices.flat))
+            assert group.program.plan.mesh is not None
+            available_bytes = memory or usable_free_bytes(
+                list(group.program.plan.mesh.devices.flat)
+            )
             future = compiler.submit(_fit_to_memory, group, available_bytes)
             if pending is not None:
                 yield pending[0], pending[1].result()
@@ -466,10 +465,12 @@ def _precompile_groups(
 
 
 def _fit_to_memory(group: RunGroup, available_bytes: int | None) -> RunGroup:
-    """The group, compiled, with as many federations at a time as these bytes on each device
-    allow."""
+    """Compile the group with as many parallel runs as these bytes on each device allow."""
     while True:
-        capacity, num_parallel = group.plan.max_parallel_runs, group.plan.num_parallel
+        capacity, num_parallel = (
+            group.program.plan.max_parallel_runs,
+            group.program.plan.num_parallel,
+        )
         required_bytes = measure_required_memory(init_group(group, group.prepared_runs[:capacity]))
         if available_bytes is None or capacity == 1 or required_bytes <= available_bytes:
             return group
@@ -478,8 +479,10 @@ def _fit_to_memory(group: RunGroup, available_bytes: int | None) -> RunGroup:
             max(int(num_parallel * available_bytes / required_bytes), 1 if num_parallel > 1 else 0),
         )
         if fewer:
-            assert group.plan.mesh is not None
-            fewer = balance_parallel_runs(len(group.prepared_runs), group.plan.mesh.size, fewer)
+            assert group.program.plan.mesh is not None
+            fewer = balance_parallel_runs(
+                len(group.prepared_runs), group.program.plan.mesh.size, fewer
+            )
         log.info(
             "%d federations on each device would take %.2f GB and %.2f are free: %s",
             num_parallel,

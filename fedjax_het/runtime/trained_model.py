@@ -30,8 +30,7 @@ from fedjax_het.metrics.registry import (
     reliability_bins,
 )
 from fedjax_het.nn import compute_network_digest
-from fedjax_het.runtime.checkpoint_file import load_checkpoint
-from fedjax_het.runtime.checkpoint_metadata import read_checkpoint_record
+from fedjax_het.runtime.checkpoint_file import load_checkpoint, read_checkpoint_record
 from fedjax_het.runtime.compiled_programs import (
     Signature,
     build_algorithm,
@@ -211,18 +210,21 @@ def extract_model(
     state: Any,
     hp: Any,
     client: int | None = None,
-    *,
-    network: Any = None,
-    optimizer: Any = None,
 ) -> TrainedModel:
-    """The global model of a federation's final state, or that of a client; `network` and
-    `optimizer` are asked for where a state is read from a file.
+    """Return the global model of a federation's final state, or the model of a client.
 
-    Raises ConfigError for a client of a method whose clients share the global model, and for the
-    global model of a method that has none.
+    Args:
+      signature: the static choices of the run.
+      spec: its settings.
+      input_spec: the data that the network reads.
+      state: the final state of the federation.
+      hp: its hyper-parameters, as programs read them.
+      client: id of the client (default: the global model).
+
+    Raises:
+      ConfigError: for a client of a method whose clients share the global model, and for the global
+        model of a method that has none.
     """
-    for name, user_object in (("network", network), ("optimizer", optimizer)):
-        require(user_object is None, name, user_object, "none: the run has its own")
     algorithm, task = build_algorithm(signature), build_local_training(signature).task
     if client is None:
         get_global_model = algorithm.global_model

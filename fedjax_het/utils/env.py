@@ -1,8 +1,8 @@
-"""Environment variables: each is read where it is needed, and checked there, in one place.
+"""Environment variables: each is read and checked where it is needed; a bad one is a `ConfigError`.
 
-What is wrong with one is a `ConfigError` that names it. Nothing is read at import but what jax
-itself reads then: a variable that would stop that is put aside, and told where devices are first
-needed.
+This module reads them without pydantic-settings: `import fedjax_het` reads the cache folder, and
+importing that library would add 0.1 s to it. A variable that stops the import of jax is removed
+from the environment and reported where devices are first needed.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ _DEVICES_FLAG = "--xla_force_host_platform_device_count"
 
 
 class EnvironmentVariable(NamedTuple):
-    """One that is read.
+    """An environment variable that the package reads.
 
-    expected: what would be right, in words. read: its value of a text; ValueError, OSError or
-    RuntimeError for one that is none.
+    expected: the valid values, in words.
+    parse: returns the value of a text; raises ValueError, OSError or RuntimeError for a bad one.
     """
 
     name: str
@@ -44,19 +44,19 @@ def _parse_seconds(text: str) -> float:
 
 
 def _parse_folder(text: str) -> Path:
-    """Of a folder that need not be there."""
+    """Return the path of a folder that need not exist."""
     if not text.strip():
         raise ValueError
     path = Path(text).expanduser()
     with contextlib.suppress(FileNotFoundError):
-        path.stat()  # raises where what is above is a file
+        path.stat()  # raises if a parent is a file
         if not path.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     return path
 
 
 def _parse_writable_folder(text: str) -> Path:
-    """Of a folder that is made, for the user alone, and can be written to."""
+    """Create a folder for the user alone; it must be writable."""
     path = _parse_folder(text)
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=path):
@@ -68,7 +68,7 @@ def _parse_writable_or_remote(text: str) -> str:
 
 
 def _parse_xdg_cache_home(text: str) -> Path | None:
-    """As the XDG base directory specification has it: what is empty or relative is none."""
+    """Return None for an empty or relative path, as the XDG specification requires."""
     return (
         _parse_writable_folder(str(Path(text) / "fedjax_het")).parent
         if os.path.isabs(text)
@@ -90,10 +90,10 @@ def _parse_fraction(text: str) -> float:
 
 
 def _parse_xla_flags(text: str) -> str:
-    """XLA itself ends the process where it does not know a flag, and says nothing of others."""
+    """Check what XLA does not: it ends the process for an unknown flag and ignores other words."""
     words = text.split()
     if words and not words[0].startswith("-"):
-        if not Path(text).is_file():  # of which it reads flags
+        if not Path(text).is_file():  # XLA reads flags from it
             raise ValueError
     elif not all(word.startswith("--") for word in words):
         raise ValueError
@@ -148,26 +148,26 @@ VARIABLES = (
     *(CHECKPOINT_SECONDS, CACHE_DIR, XDG_CACHE_HOME, TFDS_DATA_DIR, CINIC10_DIR, RAY_ADDRESS),
     *(JAX_CPU_DEVICES, JAX_COMPILATION_CACHE_DIR, XLA_FLAGS, MEMORY_FRACTION),
 )
-# What a run may need after hours, if not at once.
+# Variables that a run may need only after hours.
 _RUN_VARIABLES = (CHECKPOINT_SECONDS, CACHE_DIR, XDG_CACHE_HOME)
 _JAX_VARIABLES = (JAX_CPU_DEVICES, JAX_COMPILATION_CACHE_DIR, XLA_FLAGS, MEMORY_FRACTION)
 
-_invalid_jax_env_vars: dict[str, tuple[str, str]] = {}  # by name, the value and what jax said of it
+_invalid_jax_env_vars: dict[str, tuple[str, str]] = {}  # by name, the value and jax's message
 
 
 def get_value(variable: EnvironmentVariable) -> Any:
-    """Its value; None where it is not set. Raises ConfigError."""
+    """Return a variable's value; None if it is not set. Raises ConfigError."""
     text = os.environ.get(variable.name)
     return None if text is None else _parse_variable(variable, text)
 
 
 def get_text(variable: EnvironmentVariable) -> str:
-    """As it stands, unchecked; "" where it is not set."""
+    """Return a variable's text without a check; "" if it is not set."""
     return os.environ.get(variable.name, "")
 
 
 def get_environ() -> Mapping[str, str]:
-    """All that the environment says, for those who look at what other programs have set."""
+    """Return all environment variables, for code that looks at those of other programs."""
     return os.environ
 
 
@@ -189,15 +189,16 @@ def _make_variable_error(
 
 
 def get_checkpoint_seconds(default: float) -> float:
-    """At least so many seconds are between checkpoints."""
+    """Return the least number of seconds between checkpoints."""
     seconds = get_value(CHECKPOINT_SECONDS)
     return default if seconds is None else seconds
 
 
 def require_variables(*, devices: bool = True) -> None:
-    """That those which runs read can be used, before the first. Raises ConfigError.
+    """Raise ConfigError for a bad variable that a run reads, before the run starts.
 
-    devices: also that there are some here, see `require_devices`.
+    Args:
+      devices: also require devices, see `require_devices`.
     """
     for variable in _RUN_VARIABLES:
         get_value(variable)
@@ -206,8 +207,7 @@ def require_variables(*, devices: bool = True) -> None:
 
 
 def require_devices() -> None:
-    """Start jax's backend, if none runs. Raises ConfigError for variables that do not let it, and
-    where it finds no devices."""
+    """Start jax's backend. Raises ConfigError for variables that prevent it, and without devices."""
     for name, (text, reason) in _invalid_jax_env_vars.items():
         raise _make_variable_error(name, text, "what jax takes, or none of the name", reason)
     for variable in _JAX_VARIABLES:
@@ -216,7 +216,7 @@ def require_devices() -> None:
 
     try:
         jax.devices()
-    except Exception as error:  # of whatever kind of device
+    except Exception as error:  # each kind of device raises its own
         reason = " ".join(str(error).split())[:200]
         platforms = os.environ.get("JAX_PLATFORMS")
         if not platforms:
@@ -226,8 +226,8 @@ def require_devices() -> None:
 
 
 def import_jax() -> None:
-    """Import it. A variable of jax's whose value stops that is put aside first, for whoever needs
-    devices to be told; what else stops it is raised."""
+    """Import jax. A variable of jax's that makes the import fail is removed from the environment and
+    reported by `require_devices`; other errors are raised."""
     while True:
         try:
             importlib.import_module("jax")
@@ -240,8 +240,10 @@ def import_jax() -> None:
 
 
 def _unset_invalid_variable(error: Exception) -> bool:
-    """Whether a variable stops jax, which is then put aside: one that the error names, or else one
-    without which it is another error or none."""
+    """Remove the variable that makes the import of jax fail, and return whether there is one.
+
+    It is a variable whose name or value the error contains, and without which the error differs.
+    """
     message = " ".join(str(error).split())
     lowercase_message = message.lower()
     names = sorted(name for name in os.environ if name.startswith("JAX_"))
@@ -275,6 +277,6 @@ def _unset_temporarily(name: str) -> Iterator[str]:
 
 
 def _unload_jax() -> None:
-    """What was imported before it stopped."""
+    """Remove the modules that a failed import of jax left."""
     for module in [name for name in sys.modules if name.split(".")[0] == "jax"]:
         del sys.modules[module]

@@ -5,6 +5,7 @@ import contextvars
 import difflib
 import numbers
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import PurePath
@@ -49,12 +50,14 @@ def display_names_within(
 
 
 def display_name(argument: str) -> str:
-    """What the user calls an argument, or several with commas between them: "hp prox_mu" is
-    "--hp prox_mu" on a command line."""
+    """Return the user's name of an argument: "hp prox_mu" is "--hp prox_mu" on a command line.
+
+    The text after the first name stays, as in "groups[0]"; commas separate several arguments.
+    """
     if ", " in argument:
         return ", ".join(map(display_name, argument.split(", ")))
-    name, space, rest = argument.partition(" ")
-    return _DISPLAY_NAMES.get().get(name, name) + space + rest
+    name = re.split(r"[ \[]", argument, maxsplit=1)[0]
+    return _DISPLAY_NAMES.get().get(name, name) + argument[len(name) :]
 
 
 def format_value(value: object) -> str:

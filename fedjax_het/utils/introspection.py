@@ -1,12 +1,13 @@
-"""What functions that users write take: by their signatures, never by lists of names."""
+"""Signatures of functions that users write: their keyword parameters and documentation."""
 
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, get_type_hints
 
-from fedjax_het.utils.config import is_supported_annotation, to_json_value, validate
+from fedjax_het.utils.config import to_json_value
 from fedjax_het.utils.errors import ConfigError, display_name, format_value
+from fedjax_het.utils.validation import is_supported_annotation, validate
 
 _KEYWORD_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -17,15 +18,17 @@ class _Required:
 
 
 REQUIRED: Final = _Required()
-"""The default of a parameter that has none."""
+"""Stands for the default of a parameter without one."""
 
 
 def get_keyword_parameters(
     function: Callable[..., Any], *, exclude: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """The parameters that can be given by name, with their defaults or `REQUIRED`, in order.
+    """Return the parameters that a call can name, in order, with their defaults or `REQUIRED`.
 
-    besides: names that are left out, since the package fills them in itself.
+    Args:
+      function: any callable; one written in C has no known parameters.
+      exclude: names to leave out, because the package passes them itself.
     """
     return {
         parameter.name: REQUIRED if parameter.default is parameter.empty else parameter.default
@@ -37,7 +40,7 @@ def get_keyword_parameters(
 def call_with_supported(
     function: Callable[..., Any], available: Mapping[str, Any], **extra: Any
 ) -> Any:
-    """`function`, called with those of `offered` that its signature has, and with `more`."""
+    """Call `function` with the `available` arguments that its signature has, and with `extra`."""
     supported = {
         name: available[name] for name in get_keyword_parameters(function) if name in available
     }
@@ -47,10 +50,13 @@ def call_with_supported(
 def check_arguments(
     owner: str, arguments: Mapping[str, Any], parameters: Mapping[str, Any], noun: str
 ) -> None:
-    """Raise `ConfigError` for a name in `given` that `parameters` lacks, naming the nearest of its
-    own, and for one that must be given and is not.
+    """Raise ConfigError for an unknown argument, naming the nearest one, or a missing argument.
 
-    owner: whose they are, e.g. "partition 'dirichlet'"; kind: "parameter" or "option".
+    Args:
+      owner: whose parameters they are, e.g. "partition 'dirichlet'".
+      arguments: values by name.
+      parameters: defaults by name, or `REQUIRED`.
+      noun: "parameter" or "option".
     """
     accepted_text = f"it takes {', '.join(parameters)}" if parameters else "it takes none"
     for name, value in arguments.items():
@@ -73,44 +79,46 @@ def validate_keyword_arguments(
     parameters: Mapping[str, Any],
     noun: str,
 ) -> dict[str, Any]:
-    """`given`, each value as JSON has it and as its parameter's annotation asks, where that is one
-    of a record's (`utils.config`); None where that is the default.
+    """Return the arguments as JSON has them, validated by the annotations of their parameters.
 
-    function: whose parameters they are, a function or a class. Raises `ConfigError`, see
-    `check_arguments`.
+    Annotations that a field of a `Config` may not have are ignored; None stays if it is the default.
+
+    Args:
+      owner: whose parameters they are, for messages.
+      arguments: values by name.
+      function: function or class with these parameters.
+      parameters: defaults by name, or `REQUIRED`.
+      noun: "parameter" or "option".
+
+    Raises:
+      ConfigError: see `check_arguments`; also for a value that does not fit.
     """
     check_arguments(owner, arguments, parameters, noun)
-    annotations = _annotations(function)
-
-    def validate_value(name: str, value: Any) -> Any:
-        annotation = annotations.get(name)
-        is_default = value is None and parameters[name] is None
-        is_validated = is_supported_annotation(annotation) and not is_default
-        return to_json_value(name, validate(name, value, annotation)) if is_validated else value
-
-    return {name: validate_value(name, value) for name, value in arguments.items()}
-
-
-def _annotations(function: Any) -> dict[str, Any]:
     try:
-        return get_type_hints(function, include_extras=True)
-    except Exception:  # of what is imported for type checkers alone, or written in C
-        return {}
+        annotations = get_type_hints(function, include_extras=True)
+    except Exception:  # names imported for type checkers alone, or a function written in C
+        annotations = {}
+    values = dict(arguments)
+    for name, value in arguments.items():
+        is_default = value is None and parameters[name] is None
+        if is_supported_annotation(annotations.get(name)) and not is_default:
+            values[name] = to_json_value(name, validate(name, value, annotations[name]))
+    return values
 
 
 def get_summary_line(function: Any) -> str:
-    """The first line of a function's own docstring, "" where it has none."""
+    """Return the first line of a function's docstring; "" if it has none."""
     text = inspect.getdoc(function) if inspect.isroutine(function) else function.__doc__
     return (text or "").strip().split("\n")[0].rstrip(".")
 
 
 def get_qualified_name(function: Any) -> str:
-    """What to call a function in a message."""
+    """Return a function's name for a message."""
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
 def _list_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # of a function written in C
+    except (TypeError, ValueError):  # a function written in C
         return []

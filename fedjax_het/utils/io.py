@@ -3,10 +3,15 @@
 Archives of arrays (.npz) that end with a checksum of every byte before it.
 
 It is the archive's comment, so that whatever reads .npz files reads these.
+
+Archives `runs.zip` of the files of a folder of results, which are read as if they were files.
 """
 
 import contextlib
+import errno
+import functools
 import hashlib
+import io
 import os
 import platform
 import re
@@ -14,7 +19,9 @@ import secrets
 import struct
 import tempfile
 import time
-from collections.abc import Callable
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -188,3 +195,94 @@ def _verify_checksum(file: BinaryIO) -> None:
     if file.read() != _CHECKSUM_PREFIX + hasher.hexdigest().encode():
         raise DamagedFileError("its checksum does not match")
     file.seek(0)
+
+
+ARCHIVE_NAME = "runs.zip"  # files of a folder, packed into one
+
+
+def list_stored_names(directory: str | os.PathLike) -> list[str]:
+    """List the files of a folder of results, including the members of its archive `runs.zip`.
+
+    Args:
+      directory: a folder that exists.
+
+    Returns:
+      File names in ascending order, each name once.
+    """
+    directory = Path(directory)
+    names = {path.name for path in directory.iterdir()}
+    if ARCHIVE_NAME in names:
+        names |= {*_open_archive(directory / ARCHIVE_NAME).namelist()}
+    return sorted(names)
+
+
+def find_stored_file(path: Path) -> Path:
+    """Return the file that holds the content of `path`: `path` itself, or the archive beside it.
+
+    Args:
+      path: a file of a folder of results.
+
+    Raises:
+      FileNotFoundError: if `path` is neither a file nor a member of `runs.zip` in its folder.
+    """
+    if path.exists():
+        return path
+    archive = path.with_name(ARCHIVE_NAME)
+    if archive.is_file() and path.name in _open_archive(archive).NameToInfo:
+        return archive
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+
+def read_stored_file(path: Path) -> bytes:
+    """Read a file of a folder of results, from the folder or from its archive `runs.zip`.
+
+    Args:
+      path: a file of the folder. A file beside the archive takes precedence over a member.
+
+    Raises:
+      FileNotFoundError: if there is neither such a file nor such a member.
+      DamagedFileError: if the archive is damaged.
+    """
+    found = find_stored_file(path)
+    if found == path:
+        return path.read_bytes()
+    try:
+        return _open_archive(found).read(path.name)
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
+        raise DamagedFileError(f"archive {str(found)!r} is damaged ({error})") from error
+
+
+def write_archive(directory: Path, names: Sequence[str]) -> None:
+    """Move files of a folder, and the members of its archive, into a new archive `runs.zip`.
+
+    The same files give the same archive: members are sorted and have no time of their own.
+
+    Args:
+      directory: the folder.
+      names: names of files in it.
+    """
+    archive = directory / ARCHIVE_NAME
+    members = {*names, *(_open_archive(archive).namelist() if archive.is_file() else ())}
+
+    def write(file: BinaryIO) -> None:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as new_archive:
+            for name in sorted(members):
+                content = read_stored_file(directory / name)
+                member = zipfile.ZipInfo(name)  # its default time is the first of January 1980
+                new_archive.writestr(member, content, zipfile.ZIP_DEFLATED)
+
+    write_atomically(archive, write)
+    for name in names:
+        (directory / name).unlink()
+
+
+def _open_archive(path: Path) -> zipfile.ZipFile:
+    return _open_unchanged_archive(path, path.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4)  # a folder of hundreds of runs reads its index once
+def _open_unchanged_archive(path: Path, mtime_ns: int) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(io.BytesIO(path.read_bytes()))
+    except zipfile.BadZipFile as error:
+        raise DamagedFileError(f"archive {str(path)!r} is damaged ({error})") from error

@@ -34,6 +34,7 @@ from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.group_state import init_group, init_states
 from fedjax_het.runtime.history import build_curves, get_latest_accuracy, record_rounds
 from fedjax_het.runtime.results import summarize_metrics
+from fedjax_het.runtime.user_objects import UserObjects
 
 # --- accuracies of logits that are not finite ----------------------------------------------------
 
@@ -196,10 +197,10 @@ def poisoned(monkeypatch, where, number, value=np.nan):
     def checked_client(client):
         client = check(client)
 
-        def end(hp, *given):
-            upload, state, output = client.end(hp, *given)
-            if "due" in hp and jax.tree.leaves(state):
-                state = spoilt(state, hp["due"], -1)
+        def end(context, *given):
+            upload, state, output = client.end(context, *given)
+            if "due" in context.hp and jax.tree.leaves(state):
+                state = spoilt(state, context.hp["due"], -1)
             return upload, state, output
 
         return client._replace(end=end)
@@ -214,7 +215,7 @@ def poisoned(monkeypatch, where, number, value=np.nan):
 
 def states_of(name):
     """The parts of a method's state that have numbers."""
-    group = prepare_group([make_spec(name)], dataset=make_user_dataset())
+    group = prepare_group([make_spec(name)], UserObjects(make_user_dataset()))
     made = init_group(group, group.prepared_runs)
     shapes = group_state.compute_state_shapes(made)
 
@@ -244,10 +245,10 @@ def test_a_method_as_it_is_does_not_diverge_whatever_it_keeps(name):
 
 
 def test_a_state_may_begin_with_what_is_not_finite():
-    group = prepare_group([make_spec("dynafed")], dataset=make_user_dataset())
+    group = prepare_group([make_spec("dynafed")], UserObjects(make_user_dataset()))
     made = init_group(group, group.prepared_runs)
     init_states(made)
-    first = count_nonfinite_per_run(made.state, has_run_axis=made.context.runs_parallel)
+    first = count_nonfinite_per_run(made.state, has_run_axis=made.group.runs_parallel)
     assert (first > 0).sum() == 4  # no loss yet at any start, no best one, an empty log of two
     assert count_nonfinite({"a": jnp.array([jnp.inf, 1]), "n": jnp.arange(3)}).tolist() == [1]
     assert count_nonfinite({"k": jax.random.key(0), "b": jnp.array(True)}).tolist() == []
@@ -320,7 +321,7 @@ def test_work_between_rounds_that_diverges_ends_the_run_there(
 
 def compiled_rounds(name, spread):
     placement = Placement(devices=2, spread=spread, lanes=1)
-    group = prepare_group([make_spec(name)], dataset=make_user_dataset(), placement=placement)
+    group = prepare_group([make_spec(name)], UserObjects(make_user_dataset()), placement=placement)
     program, inputs = init_group(group, group.prepared_runs).list_programs()["rounds"]
     return program.lower(*inputs).compile().as_text()
 

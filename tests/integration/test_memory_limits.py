@@ -24,6 +24,7 @@ from fedjax_het.runtime.memory_limits import (
     require_memory,
     translate_out_of_memory,
 )
+from fedjax_het.runtime.user_objects import UserObjects
 from fedjax_het.utils.errors import ConfigError
 
 # --- how much there is ---------------------------------------------------------------------------
@@ -90,7 +91,7 @@ def test_the_least_that_a_program_takes_is_what_libraries_and_loops_make():
 @pytest.mark.parametrize("name", ["scaffold", *(slow_case(n) for n in METHODS if n != "scaffold")])
 def test_the_estimate_is_no_false_alarm(name):
     """What is said before the programs are compiled is less than the compiler says then."""
-    group = build.prepare_group([make_spec(name)], dataset=make_user_dataset())
+    group = build.prepare_group([make_spec(name)], UserObjects(make_user_dataset()))
     made = init_group(group, group.prepared_runs)
     for program, inputs in made.list_programs().values():
         least = lower_bound_bytes(program.trace(*inputs).jaxpr)
@@ -107,7 +108,7 @@ def test_the_estimate_is_no_false_alarm(name):
 )
 def test_what_is_said_of_the_settings_is_less_too(monkeypatch, name, settings):
     monkeypatch.setattr(memory_limits, "_MIN_ACTIVATION_FACTOR", 2**60)  # every batch is looked at
-    group = build.prepare_group([make_spec(name, **settings)], dataset=make_user_dataset())
+    group = build.prepare_group([make_spec(name, **settings)], UserObjects(make_user_dataset()))
     made, federation = init_group(group, group.prepared_runs), group.prepared_runs[0]
     given = federation.spec, group.dataset, group.program.signature, jax.local_devices(), 10**9
     said = sum(part.num_bytes for part in memory_limits.list_device_items(*given))
@@ -162,7 +163,7 @@ def test_what_cannot_fit_is_refused_before_anything_is_split(monkeypatch, settin
 
 
 def test_the_data_set_counts_on_every_device(monkeypatch):
-    group = build.prepare_group([make_spec()], dataset=make_user_dataset())
+    group = build.prepare_group([make_spec()], UserObjects(make_user_dataset()))
     given = group.prepared_runs[0].spec, group.dataset, group.program.signature
     images = group.dataset.train_images.nbytes
 
@@ -177,7 +178,7 @@ def test_the_data_set_counts_on_every_device(monkeypatch):
 
 
 def test_what_clients_keep_goes_to_the_host_or_is_refused(monkeypatch):
-    monkeypatch.setattr(build, "_place_group", None)
+    monkeypatch.setattr(build, "_place_shared_inputs", None)
     one = make_spec("scaffold", num_clients=50, participation=0.1)
     with pytest.raises(
         InsufficientMemoryError
@@ -188,7 +189,7 @@ def test_what_clients_keep_goes_to_the_host_or_is_refused(monkeypatch):
 
 
 def test_a_compiled_program_that_needs_more_is_refused_before_its_first_round():
-    group = build.prepare_group([make_spec()], dataset=make_user_dataset())
+    group = build.prepare_group([make_spec()], UserObjects(make_user_dataset()))
     needed = compute_compiled_bytes(
         *init_group(group, group.prepared_runs).list_programs()["rounds"]
     )
@@ -209,8 +210,8 @@ def test_a_run_that_finds_no_room_takes_fewer_lanes(monkeypatch):
     asked = []
 
     def refused(runs, memory):
-        asked.append(runs.plan.lanes)
-        if runs.plan.lanes > 1:
+        asked.append(runs.group.program.plan.lanes)
+        if runs.group.program.plan.lanes > 1:
             raise InsufficientMemoryError("none")
 
     monkeypatch.setattr("fedjax_het.runtime.session.require_memory_for_programs", refused)

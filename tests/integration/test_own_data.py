@@ -20,6 +20,7 @@ from fedjax_het.runtime import checkpointing
 from fedjax_het.runtime.data_assignment import collect_user_digests
 from fedjax_het.runtime.result_store import load_results, select_newest
 from fedjax_het.runtime.sweep import plan_sweep
+from fedjax_het.runtime.user_objects import UserObjects
 
 SMALL = {"partition": "iid", "model": "mlp", "num_clients": 6, "participation": 1.0, "rounds": 2}
 SPEC = RunSpec("fedavg", "named", **SMALL)
@@ -218,5 +219,5 @@ def test_fedbn_without_normalisation_layers_says_so(network, said, caplog):
     more = {"width": 2, "depth": 1} if network == "convnet" else {}
     settings = SMALL | {"model": network} | more
     with caplog.at_level(logging.WARNING, "fedjax_het"):
-        prepare_group([RunSpec("fedbn", "user", **settings)], dataset=data)
+        prepare_group([RunSpec("fedbn", "user", **settings)], UserObjects(data))
     assert ("network 'mlp' has none" in caplog.text) == said

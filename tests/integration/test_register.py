@@ -27,8 +27,8 @@ def scaled(factor):
     """FedAvg whose gradients are multiplied by factor * gradient_scale."""
 
     def build(training, plan):
-        def scale(hp, gradient, local, broadcast, batch, client):
-            return jax.tree.map(lambda g: factor * hp["gradient_scale"] * g, gradient), ()
+        def scale(context, gradient, local, batch):
+            return jax.tree.map(lambda g: factor * context.hp["gradient_scale"] * g, gradient), ()
 
         return build_federated_algorithm(training, plan, make_local_sgd(training, adjust=scale))
 

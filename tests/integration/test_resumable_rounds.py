@@ -18,14 +18,14 @@ from support.small_runs import (
 )
 
 from fedjax_het import Placement, sweep
-from fedjax_het.core import resumable_loops
-from fedjax_het.core.resumable_loops import resumable_loop, resume_round, split_loop
+from fedjax_het.core.resumable_loops import WHOLE_LOOPS, ResumableLoopRunner
 from fedjax_het.runtime import checkpointing, resumable_rounds, runner
 from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.checkpoint_file import read_meta
 from fedjax_het.runtime.checkpointing import CheckpointWriter
 from fedjax_het.runtime.compiled_programs import flops_per_sample
 from fedjax_het.runtime.group_state import init_group
+from fedjax_het.runtime.user_objects import UserObjects
 
 EVERYTHING = 1e9  # seconds: of a call that goes to the end of its loop
 ROUNDING = {"rtol": 2e-5, "atol": 1e-6}  # of two programs
@@ -206,7 +206,9 @@ def test_a_stretch_has_the_collectives_of_a_round(name, long, monkeypatch):
     """XLA spreads over the devices what all hold where nothing says otherwise, by collectives of
     its own, two of which may wait for each other for ever."""
     data = make_user_dataset()
-    group = prepare_group([small(name)], dataset=data, placement=Placement(server_work="shared"))
+    group = prepare_group(
+        [small(name)], UserObjects(data), placement=Placement(server_work="shared")
+    )
     runs = init_group(group, group.prepared_runs)
     runner.init_states(runs)
     cut_, state, inputs = runs.loop_layout, runs.state, runs.build_chunk_inputs(0, 1)
@@ -228,7 +230,7 @@ def test_rounds_are_long_by_their_arithmetic(monkeypatch):
     def work(**settings):
         settings = {"gradient_gaps": None, "participation": 1.0, **settings}
         one = small("fsl", **settings)
-        group = prepare_group([one], dataset=make_user_dataset(), placement=Placement(lanes=1))
+        group = prepare_group([one], UserObjects(make_user_dataset()), placement=Placement(lanes=1))
         runs = init_group(group, group.prepared_runs)
         long = runs.loop_layout is not None
         (samples,) = group.program.samples_per_round.values()
@@ -255,16 +257,15 @@ def test_a_loop_is_cut_anywhere():
         total, product = carried
         return total + i + 1, (2 * product + i) % 1009
 
-    def whole(n):
-        return resumable_loop("sum", n, step, (jnp.int32(0), jnp.int32(1)))
+    def run(loops, n):
+        return loops.run("sum", n, step, (jnp.int32(0), jnp.int32(1)))
 
     def part(spans, given):
-        with resume_round(jnp.asarray(spans, jnp.int32), given) as found:
-            first, second = whole(5), whole(9)
-            done = resumable_loops.has_finished_loops()
-        return (first, second), found, done
+        loops = ResumableLoopRunner(jnp.asarray(spans, jnp.int32), given)
+        first, second = run(loops, 5), run(loops, 9)
+        return (first, second), loops.trace, loops.has_finished_loops()
 
-    plain = whole(5), whole(9)
+    plain = run(WHOLE_LOOPS, 5), run(WHOLE_LOOPS, 9)
     carried = [(jnp.int32(7), jnp.int32(7))] * 2  # of no use before the first call
     for spans in ([[0, 2], [0, 0]], [[2, 6], [0, 0]], [[5, 5], [0, 3]], [[5, 5], [3, 8]]):
         _, found, done = part(spans, carried)
@@ -276,12 +277,12 @@ def test_a_loop_is_cut_anywhere():
     assert int(ended[0][0]) == 15 and int(ended[1][0]) == 45
 
 
-def test_outside_a_stretch_nothing_is_cut():
+def test_a_plain_runner_makes_loops_whole():
     seen = []
 
     def go(first, last, carried):
         seen.append((first, last))
         return carried + last
 
-    assert split_loop("all", 4, go, 1) == 5 and seen == [(0, 4)]
-    assert resumable_loops.has_finished_loops() is True
+    assert WHOLE_LOOPS.run_split("all", 4, go, 1) == 5 and seen == [(0, 4)]
+    assert WHOLE_LOOPS.has_finished_loops() is True

@@ -30,6 +30,7 @@ from fedjax_het.runtime import checkpointing, group_state, runner
 from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.result_store import load_curves, load_results
 from fedjax_het.runtime.results import summarize_metrics
+from fedjax_het.runtime.user_objects import UserObjects
 
 
 @pytest.fixture
@@ -267,12 +268,12 @@ def test_the_users_own_partition():
 @pytest.mark.slow
 def test_runs_that_differ_in_numbers_only_share_one_compilation(no_program_eviction):
     own = {"local_epochs": 5}  # no other test's program
-    first = prepare_group([make_spec(**own)], dataset=make_user_dataset())
+    first = prepare_group([make_spec(**own)], UserObjects(make_user_dataset()))
     for other in (
         make_spec(**own),
         make_spec(seed=9, **own),
         make_spec(hp={"local_lr": 0.2}, **own),
     ):
         run_spec(other)
-        assert prepare_group([other], dataset=make_user_dataset()).program is first.program
+        assert prepare_group([other], UserObjects(make_user_dataset())).program is first.program
     assert first.program.chunk.program._cache_size() == 1

@@ -28,6 +28,7 @@ from fedjax_het.runtime.compiled_programs import compute_client_state_bytes
 from fedjax_het.runtime.group_state import init_group, measure_required_memory
 from fedjax_het.runtime.placement import choose_client_state
 from fedjax_het.runtime.runner import finish_runs, start_runs
+from fedjax_het.runtime.user_objects import UserObjects
 
 CLIENTS = 12
 
@@ -72,14 +73,14 @@ def test_a_run_is_the_same_bits(name, lanes, short):
 def test_the_devices_hold_no_more_than_the_clients_of_a_chunk(short):
     one = stateful("fedavg")
     group = prepare_group(
-        [one], dataset=make_user_dataset(), placement=Placement(client_state="host")
+        [one], UserObjects(make_user_dataset()), placement=Placement(client_state="host")
     )
     made = init_group(group, group.prepared_runs)
     start_runs(made, CheckpointWriter())
     rows = {leaf.shape[0] for leaf in jax.tree.leaves(made.state.clients)}
     assert rows == {made.limits.num_rows} == {6}
     device = prepare_group(
-        [one], dataset=make_user_dataset(), placement=Placement(client_state="device")
+        [one], UserObjects(make_user_dataset()), placement=Placement(client_state="device")
     )
     row = compute_client_state_bytes(group.program, group.prepared_runs[0].spec)
     everyones = init_group(device, device.prepared_runs)
@@ -88,7 +89,7 @@ def test_the_devices_hold_no_more_than_the_clients_of_a_chunk(short):
 
 def test_a_table_too_large_makes_chunks_shorter(monkeypatch):
     group = prepare_group(
-        [stateful()], dataset=make_user_dataset(), placement=Placement(client_state="host")
+        [stateful()], UserObjects(make_user_dataset()), placement=Placement(client_state="host")
     )
     row = compute_client_state_bytes(group.program, group.prepared_runs[0].spec)
     model = 4 * sum(a * b + b for a, b in ((4, 128), (128, 128), (128, 3)))
@@ -101,7 +102,7 @@ def test_a_table_too_large_makes_chunks_shorter(monkeypatch):
 def test_the_programs_of_a_run_on_the_host_compile_once(short, no_program_eviction):
     one = stateful(local_epochs=3, rounds=5)  # no other test's program
     group = prepare_group(
-        [one], dataset=make_user_dataset(), placement=Placement(client_state="host")
+        [one], UserObjects(make_user_dataset()), placement=Placement(client_state="host")
     )
     made = init_group(group, group.prepared_runs)
     start_runs(made, CheckpointWriter())
@@ -178,7 +179,7 @@ def test_a_checkpoint_holds_the_clients_that_trained_and_no_other(tmp_path, shor
         )
     path = tmp_path / "checkpoint.npz"
     rounds = read_meta(path)["round"]
-    group = prepare_group([stateful()], dataset=make_user_dataset())
+    group = prepare_group([stateful()], UserObjects(make_user_dataset()))
     scheduler = group.prepared_runs[0].scheduler
     trained = np.unique(np.concatenate([scheduler.draw_cohort(r) for r in range(rounds)]))
     assert 0 < len(trained) < CLIENTS
@@ -210,7 +211,7 @@ def test_rows_that_were_never_written_are_the_first_row():
 
 @pytest.mark.slow
 def test_saving_takes_no_more_than_its_share_of_the_time(tmp_path, monkeypatch):
-    group = prepare_group([stateful()], dataset=make_user_dataset())
+    group = prepare_group([stateful()], UserObjects(make_user_dataset()))
     made, files = init_group(group, group.prepared_runs), CheckpointWriter([tmp_path])
     start_runs(made, files)
     now, saved = [files._saved_at], []
@@ -234,7 +235,7 @@ def test_saving_takes_no_more_than_its_share_of_the_time(tmp_path, monkeypatch):
 
 def where(one, **settings):
     return prepare_group(
-        [one], dataset=make_user_dataset(), placement=Placement(**settings)
+        [one], UserObjects(make_user_dataset()), placement=Placement(**settings)
     ).client_state
 
 
@@ -258,7 +259,9 @@ def test_auto_counts_the_federations_of_a_device():
 
     def where_of(width):
         placement = Placement(spread="runs", memory=memory, width=width)
-        return prepare_group(specs, dataset=make_user_dataset(), placement=placement).client_state
+        return prepare_group(
+            specs, UserObjects(make_user_dataset()), placement=placement
+        ).client_state
 
     found = {width: where_of(width) for width in (1, 2)}
     assert found == {1: "device", 2: "host"}
@@ -298,7 +301,7 @@ def test_every_other_method_is_the_same_bits(name, short):
 @pytest.mark.parametrize("name", sorted(set(METHODS) - set(ALL_AT_ONCE)))
 def test_a_clients_first_state_does_not_depend_on_the_model(name):
     kept = stateful(name, local_optimizer="adam", optimizer_state="keep")
-    group = prepare_group([kept], dataset=make_user_dataset(), placement=Placement(lanes=1))
+    group = prepare_group([kept], UserObjects(make_user_dataset()), placement=Placement(lanes=1))
     task, algorithm = group.program.task, group.program.algorithm
     hp = group.prepared_runs[0].spec.hp
     one, other = (
@@ -363,7 +366,7 @@ def test_split_over_the_devices_it_is_the_same_bits(name, lanes):
 
 def test_each_device_holds_the_states_of_a_part_of_the_clients():
     group = prepare_group(
-        [stateful()], dataset=make_user_dataset(), placement=Placement(client_state="split")
+        [stateful()], UserObjects(make_user_dataset()), placement=Placement(client_state="split")
     )
     made, devices = init_group(group, group.prepared_runs), len(jax.devices())
     start_runs(made, CheckpointWriter())
@@ -393,12 +396,14 @@ def test_each_device_holds_the_states_of_a_part_of_the_clients():
 )
 def test_states_that_cannot_be_split_are_refused(one, expected):
     with pytest.raises(ConfigError, match=re.escape(expected)):
-        prepare_group([one], dataset=make_user_dataset(), placement=Placement(client_state="split"))
+        prepare_group(
+            [one], UserObjects(make_user_dataset()), placement=Placement(client_state="split")
+        )
 
 
 def test_accelerators_split_what_is_too_much_for_each(monkeypatch):
     one = stateful()
-    group = prepare_group([one], dataset=make_user_dataset())
+    group = prepare_group([one], UserObjects(make_user_dataset()))
     spec, program = group.prepared_runs[0].spec, group.program
     everyones = compute_client_state_bytes(program, spec) * CLIENTS
 

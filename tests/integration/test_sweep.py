@@ -31,6 +31,7 @@ from fedjax_het.runtime.group_state import init_group, measure_required_memory
 from fedjax_het.runtime.result_store import load_results
 from fedjax_het.runtime.sweep import plan_sweep
 from fedjax_het.runtime.sweep_log import Job, SweepProgress
+from fedjax_het.runtime.user_objects import UserObjects
 
 SPECS = [
     make_spec(seed=0),
@@ -103,9 +104,9 @@ def test_runs_that_share_a_signature_share_one_compilation(no_program_eviction):
     ]  # no other test's program
     made = make(specs, spread="runs", lanes=1).results  # auto may time another number
     assert all(result is not None for result in made)
-    plan = {"dataset": make_user_dataset(), "placement": Placement(spread="runs", lanes=1)}
-    program = prepare_group(specs, **plan).program
-    assert program is prepare_group(specs[:1], **plan).program
+    plan = UserObjects(make_user_dataset()), Placement(spread="runs", lanes=1)
+    program = prepare_group(specs, *plan).program
+    assert program is prepare_group(specs[:1], *plan).program
     assert program.chunk.program._cache_size() == 1
 
 
@@ -138,7 +139,7 @@ def test_server_data_that_cannot_be_had_stop_only_the_runs_that_need_them(tmp_pa
     made = make(specs, data_dir=tmp_path, progress=lines.append)
     assert [result is None for result in made.results] == [True, True, False]
     reasons = [made.not_run[one.digest()] for one in specs[:2]]
-    assert "images from afar" in reasons[0] and "per_client = 40" in reasons[1]
+    assert "format of the source's images" in reasons[0] and "per_client = 40" in reasons[1]
     assert sum("not run" in line for line in lines) == 2
 
 
@@ -148,7 +149,7 @@ def test_server_data_that_cannot_be_had_stop_only_the_runs_that_need_them(tmp_pa
 def test_runs_have_devices_of_their_own_where_none_would_idle():
     count = len(jax.devices())
     spreads = [
-        prepare_group(SPECS[:1] * n, dataset=make_user_dataset()).plan.mesh_axis
+        prepare_group(SPECS[:1] * n, UserObjects(make_user_dataset())).plan.mesh_axis
         for n in (1, 4 * count)
     ]
     assert spreads[0] == "lanes"
@@ -199,7 +200,7 @@ def test_what_fails_to_compile_is_raised_when_its_turn_comes(monkeypatch):
 def test_a_group_that_would_not_fit_is_split_before_it_runs(monkeypatch, caplog):
     specs = [make_spec(seed=s) for s in range(4 * len(jax.devices()))]
     group = prepare_group(
-        specs, dataset=make_user_dataset(), placement=Placement(spread="runs", width=4)
+        specs, UserObjects(make_user_dataset()), placement=Placement(spread="runs", width=4)
     )
     estimated = init_group(group, group.prepared_runs)
     needed = measure_required_memory(estimated)
@@ -207,8 +208,8 @@ def test_a_group_that_would_not_fit_is_split_before_it_runs(monkeypatch, caplog)
     fits = sweep_module._fit_to_memory(group, int(needed * 1.01))
     assert fits.plan.num_parallel == 4
     halved = sweep_module._fit_to_memory(group, int(needed * 0.6))
-    assert halved.plan.num_parallel in (1, 2) and halved.plan.mesh_axis == "runs"
-    first = init_group(halved, group.prepared_runs[: halved.plan.max_parallel_runs])
+    assert halved.program.plan.num_parallel in (1, 2) and halved.program.plan.mesh_axis == "runs"
+    first = init_group(halved, group.prepared_runs[: halved.program.plan.max_parallel_runs])
     assert measure_required_memory(first) < 0.6 * needed
     assert sweep_module._fit_to_memory(group, 1).plan.mesh_axis == "lanes"
     made = make(specs, spread="runs", width=4, memory=int(needed * 0.6)).results
@@ -220,7 +221,7 @@ def test_the_memory_estimate_counts_what_a_federation_holds():
     def needed(width):
         specs = [make_spec("scaffold", seed=s) for s in range(width * len(jax.devices()))]
         placement = Placement(spread="runs", width=width)
-        group = prepare_group(specs, dataset=make_user_dataset(), placement=placement)
+        group = prepare_group(specs, UserObjects(make_user_dataset()), placement=placement)
         return measure_required_memory(init_group(group, group.prepared_runs))
 
     one, three = needed(1), needed(3)

@@ -76,7 +76,7 @@ def test_a_tables_cells_are_the_papers_and_dynafeds_controls(name):
 
 
 def test_table_1_has_the_papers_rows_first_and_every_method_with_one_global_model():
-    rows = ALL["table1"].rows("paper")
+    rows = ALL["table1"].list_rows("paper")
     assert rows[:9] == ROWS and len(ROWS) == 9
     one_model = {name for name, e in METHODS.items() if e.evaluated_models[0] == "global"}
     assert set(rows) - set(CONTROLS) == one_model
@@ -144,14 +144,14 @@ def test_cifar100_has_fifteen_synthetic_samples_a_class():
 
 
 def test_no_run_is_made_twice():
-    assert {ALL[name].folder or ALL[name].name for name in ("table1", "table2", "fig2")} == {
-        "table1"
-    }
+    assert {
+        ALL[name].results_folder or ALL[name].name for name in ("table1", "table2", "fig2")
+    } == {"table1"}
     for preset in PRESETS:
         assert runs("table4", preset) < runs("table1", preset)
         assert runs("fig2", preset) < runs("table1", preset) | runs("table2", preset)
         assert runs("fig7", preset) == runs("table6", preset)
-    assert ALL["table4"].folder == "table1" and ALL["fig7"].name == ALL["table6"].name
+    assert ALL["table4"].results_folder == "table1" and ALL["fig7"].name == ALL["table6"].name
 
 
 def test_figures_4_to_6_are_the_papers():

@@ -425,7 +425,7 @@ def test_features_are_drawn_and_the_title_says_whose_they_are(tmp_path, monkeypa
 
 
 def test_gains_are_differences_from_the_base():
-    from fedjax_het.analysis.figures.accuracy_gain import plot_accuracy_gain
+    from fedjax_het.papers.fedaf.fig5 import plot_accuracy_gain
 
     rows = [
         ("fedaf(ipc=2)", 0.1, 60.0, 50.0),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedjax_het.papers.membership_inference import (
+from fedjax_het.papers.leakage import (
     FALSE_POSITIVE_RATE,
     compare_neighbors,
     evaluate_membership_attack,
@@ -39,7 +39,7 @@ def test_found_are_members_above_all_but_one_in_a_thousand_others():
 
 @pytest.mark.parametrize("blocks", [1, 7])
 def test_nearest_is_the_smallest_distance(blocks, monkeypatch):
-    monkeypatch.setattr("fedjax_het.papers.membership_inference._BLOCK_SIZE", 30 * 40 // blocks)
+    monkeypatch.setattr("fedjax_het.papers.leakage._BLOCK_SIZE", 30 * 40 // blocks)
     images, candidates = RNG.normal(size=(30, 4, 4, 2)), RNG.normal(size=(40, 4, 4, 2))
     candidates[3] = images[5]
     squares = np.square(images[:, None] - candidates[None]).mean((2, 3, 4))

@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from support.browser import find_chromium, open_browser
 
-from fedjax_het.analysis.figures.alt_text import describe_figure
-from fedjax_het.analysis.figures.output import write_extra_formats, write_figure
+from fedjax_het.analysis.figures.output import describe_figure, write_extra_formats, write_figure
 from fedjax_het.papers import archived_results as kept_results
 from fedjax_het.papers.archived_results import (
     ArchivedResults,
@@ -21,18 +20,19 @@ from fedjax_het.papers.archived_results import (
     prepare_show_command,
 )
 from fedjax_het.papers.programs import ProgramModule, find_programs
-from fedjax_het.papers.report_html import (
-    markdown_to_html,
-    picture_to_html,
-    read_picture_description,
-)
 from fedjax_het.papers.report_items import (
     PaperItem,
     ProgramRecord,
     ReportEntry,
     describe_provenance,
 )
-from fedjax_het.papers.report_page import render_html
+from fedjax_het.papers.report_page import (
+    make_picture_view,
+    markdown_to_html,
+    read_picture_description,
+    render_html,
+)
+from fedjax_het.runtime.result_store import list_run_files
 
 ODD = 'a "quoted" <b>name</b> & more'
 TABLE = """# FSL, a table: {odd}. Preset quick.
@@ -92,7 +92,13 @@ def entries(tmp_path):
 def made_page(entries):
     kept, record = entries[0].archives[0]
     study = ArchivedResults("fsl", kept.folder, "fsl/privacy.py")
-    return render_html("Tables & figures", entries, {"fsl": [(study, record)]}, "how it was made")
+    return render_html(
+        "Tables & figures",
+        entries,
+        {"fsl": [(study, record)]},
+        command="a command",
+        provenance="a machine",
+    )
 
 
 class Elements(HTMLParser):
@@ -153,8 +159,7 @@ def test_pictures_are_there_and_say_what_is_seen(entries):
 
 
 def on_the_page(path):
-    (source,) = Elements(picture_to_html(path, "seen")).all("img")
-    return base64.b64decode(source["src"].partition(";base64,")[2])
+    return base64.b64decode(make_picture_view(path, "seen").source.partition(";base64,")[2])
 
 
 def test_a_picture_on_the_page_is_small_and_looks_the_same(tmp_path):
@@ -208,7 +213,7 @@ def test_tables_scroll_sort_and_have_their_notes_as_lists(entries):
     assert len(elements.all("th")) == len(elements.all("button")) == 3 * 4
     html = markdown_to_html(TABLE.format(odd="x"))
     assert html.count("<li>") == 2 and "<p>-" not in html and "--:" not in html
-    assert '<td class="n"><b>83.40 ± 3.94</b></td>' in html and "<td>fedavg</td>" in html
+    assert '<td class="n"><strong>83.40 ± 3.94</strong></td>' in html and "<td>fedavg</td>" in html
     assert "<span>Data: digits</span>" in html and "<td>digits</td>" not in html
     assert "<h4>FSL, a table: x. Preset quick.</h4>" in html
 
@@ -234,12 +239,12 @@ def test_what_is_kept_is_there_and_belongs_somewhere(tmp_path):
         "--output-dir experiments/dynafed/results/table5-mlp"
     )
     words = prepare_show_command(table5, tmp_path / "copy")
-    assert str(tmp_path / "copy") in words and len(list((tmp_path / "copy").glob("*.npz"))) > 100
+    assert str(tmp_path / "copy") in words and len(list_run_files(tmp_path / "copy")) > 100
     assert not list((tmp_path / "copy").glob("*.md"))
     (table7,) = archives_of("fedaf-table7")  # which has no runs: it is there as it was drawn
     assert prepare_show_command(table7, tmp_path / "drawn") is None
     assert [path.name for path in (tmp_path / "drawn").iterdir()] == ["table.md"]
-    there = {path.parent for path in kept_results.PROGRAMS_FOLDER.glob("**/results/*/*.md")}
+    there = {path.parent for path in kept_results.EXPERIMENTS_FOLDER.glob("**/results/*/*.md")}
     assert there == {each.source for each in kept}
 
 

@@ -5,19 +5,14 @@ import sys
 
 import numpy as np
 import pytest
-from support.paths import ROOT
 
+from experiments.benchmarks import local_training
 from fedjax_het.utils.errors import ConfigError
-
-EXPERIMENTS = ROOT / "experiments"
 
 
 @pytest.fixture
-def speed(monkeypatch):
-    monkeypatch.syspath_prepend(str(EXPERIMENTS))
-    import speed
-
-    return speed
+def speed():
+    return local_training
 
 
 def turn(samples, seconds, **more):

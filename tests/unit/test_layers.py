@@ -15,6 +15,7 @@ LAYERS = (
     ("core",),
     ("condensation",),
     ("algorithms",),
+    ("methods",),  # a module that gathers what the file of a method imports
     ("config",),
     ("runtime",),
     ("analysis",),
@@ -63,7 +64,7 @@ def test_imports_point_downwards(package):
 
 def test_every_package_has_a_layer():
     packages = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
-    assert packages == set(RANKS)
+    assert packages | {"methods"} == set(RANKS)
 
 
 def test_modules_import_each_other_in_no_circle():

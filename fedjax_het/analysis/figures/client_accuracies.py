@@ -29,12 +29,16 @@ _POINT_SPREAD = 0.3  # of the points of a method, to either side
 def plot_client_accuracies(
     panels: Mapping[str, Mapping[str, np.ndarray]], *, highlight: Sequence[str] = ()
 ) -> "Figure":
-    """A panel for each mapping of methods to accuracies [K], shares: a box and a point per client.
+    """Plot the distribution of the clients' accuracies: a panel per mapping, a box per method.
 
-    Methods stand in the order given. Boxes hold the middle half of the clients with the median as a
-    line, whiskers go to the most distant client within 1.5 times their height, diamonds are means.
-    NaN is what was not measured. Points are spread sideways evenly, in the order of the clients.
-    focus: methods that are in colour, the others being grey; default: all are.
+    A box is the middle half of the clients with the median as a line. Whiskers end at the most
+    distant client within 1.5 times the box, the diamond is the mean, and each client is a point.
+    Points are spread sideways evenly in the order of the clients.
+
+    Args:
+      panels: by title, the accuracies by method: fractions `[K]`, NaN for a client without a value.
+        Methods keep their order.
+      highlight: methods in color, the others being gray; default: all.
     """
     require(len(panels) > 0, "panels", "none", "at least one")
     max_methods = max(len(methods) for methods in panels.values())
@@ -93,11 +97,15 @@ def _draw_boxes(panel: "Axes", methods: Mapping[str, np.ndarray], colors: dict[s
 def run_paired_tests(
     accuracies: Mapping[str, np.ndarray], methods: Sequence[str]
 ) -> "pd.DataFrame":
-    """Wilcoxon's signed-rank test of each of `methods` against every other method.
+    """Run Wilcoxon's signed-rank test of each of `methods` against every other method.
 
-    accuracies: by method [K], shares, of the same clients in the same order.
-    Returns one row per pair: `method`, `against`, `clients`, `ties`, `mean_difference` and
-    `median_difference` over clients in points, `p_value` (two-sided, see `personal.wilcoxon`).
+    Args:
+      accuracies: by method, fractions `[K]` of the same clients in the same order.
+      methods: methods that are compared with the others.
+
+    Returns:
+      One row per pair: `method`, `against`, `clients`, `ties`, `mean_difference` and
+      `median_difference` over clients in percentage points, and `p_value` (two-sided).
     """
     import pandas as pd
 

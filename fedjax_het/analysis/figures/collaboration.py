@@ -32,26 +32,26 @@ def plot_collaboration(
     columns: PositiveInt = 4,
     order: str | np.ndarray = "similar",
 ) -> "Figure":
-    """Collaboration weights as heat maps: row i is what client i takes from each client.
+    """Plot collaboration weights as heat maps: row i has the weights that client i gives to others.
 
-    A client's weight for its own model is far from the others', so the diagonal is grey, with its
-    range below the panel, and colours are for all else: from 0 to the largest weight.
+    A client's weight for its own model differs most from the others. Therefore the diagonal is
+    gray, with its range below the panel, and colors range from 0 to the largest other weight.
 
     Args:
-      weights: one matrix [K, K], or several, a panel each: `result.artifacts["collaboration"]`, or
-        rounds of `result.metrics["collaboration"]`.
-      groups: [K] the group of each client, see `fedjax_het.data.client_groups`; lines are drawn
-        between them, and axes name them.
-      titles: of the panels.
-      scale: of the colours: "own" for each panel, with a bar beside it; "shared" by all panels; or
-        the weight that has the last colour.
-      columns: panels beside each other, four at most.
-      order: of the clients, in all panels: "similar", those that take from each other side by side
-        (`order_by_similarity`; with `groups` these, and clients of one stay together), "given", or [K]
-        their numbers.
-    Errors:
-      ConfigError for a matrix that is not square, and for numbers of groups or titles that do not
-      fit.
+      weights: one matrix `[K, K]`, or several with a panel each:
+        `result.artifacts["collaboration"]`, or rounds of `result.metrics["collaboration"]`.
+      groups: `[K]` group of each client, see `fedjax_het.data.client_groups`. Lines separate the
+        groups and the axes name them.
+      titles: titles of the panels.
+      scale: "own" (each panel has its own color scale and bar), "shared" (all panels have one), or
+        the weight of the last color.
+      columns: panels per row, at most 4.
+      order: order of the clients in all panels: "similar" puts clients with high mutual weights
+        together (`order_by_similarity`; with `groups`, within groups), "given" keeps the order, or
+        `[K]` client ids.
+
+    Raises:
+      ConfigError: if a matrix is not square, or the number of groups or titles does not fit.
     """
     expected_shape = "a matrix [K, K], or a list of them"
     matrices = []

@@ -12,18 +12,16 @@ from fedjax_het.analysis.grouping import (
     find_varying_settings,
     format_setting_name,
     format_setting_value,
+    get_display_scale,
+    get_metric_label,
     group_runs,
     is_numeric,
     list_setting_columns,
+    require_result_metric,
     resolve_group_settings,
 )
 from fedjax_het.analysis.overview import summarize_runs
 from fedjax_het.analysis.render import choose_number_format, format_number
-from fedjax_het.analysis.result_metrics import (
-    get_display_scale,
-    get_metric_label,
-    require_result_metric,
-)
 from fedjax_het.runtime.result_store import select_newest
 from fedjax_het.utils.errors import ConfigError, require, require_name
 from fedjax_het.utils.text import DIVERGED, MISSING, escape_mathtext
@@ -46,18 +44,20 @@ def plot_heat_map(
     by: Sequence[str] | None = None,
     metric: str = "final_accuracy",
 ) -> "Figure":
-    """Means over seeds over two settings, a panel per method (and other setting that varies).
+    """Plot means over seeds against two settings, a panel per method and other varying setting.
 
-    Each cell has its value; `†` where runs diverged and are not in it, a dash where none was made.
-    All panels share one scale of colours. A method that does not have both settings has no panel.
+    Each cell shows its value, `†` if runs diverged and are left out, or a dash if there is no run.
+    All panels share one color scale. A method without both settings has no panel.
 
     Args:
-      results: as `load_results` gives it.
-      x, y: names of settings, e.g. "alpha" and "hp.local_lr".
-      by: names of settings that have panels; default: those that vary, apart from the seeds.
-      measure: a column of `results` that holds numbers.
-    Errors:
-      ConfigError for a setting or measure that these runs do not have.
+      results: as `load_results` returns it.
+      x: setting on the horizontal axis, for example "alpha".
+      y: setting on the vertical axis, for example "hp.local_lr".
+      by: settings with panels; default: all that vary, except seeds.
+      metric: a numeric column of `results`.
+
+    Raises:
+      ConfigError: if the runs do not have a setting or the metric.
     """
     results = select_newest(results)
     for argument, name in (("x", x), ("y", y)):

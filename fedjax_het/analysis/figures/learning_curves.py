@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 from fedjax_het.analysis.curves import Curve, plot_curve_panels
 from fedjax_het.analysis.figure_style import AxisSharing
 from fedjax_het.analysis.grouping import (
+    get_display_scale,
+    get_metric_label,
     group_figure_lines,
     group_runs,
     is_diverged,
     is_shared_setting,
     resolve_group_settings,
 )
-from fedjax_het.analysis.result_metrics import get_display_scale, get_metric_label
 from fedjax_het.runtime.result_store import select_newest
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.errors import ConfigError, require_name
@@ -36,23 +37,25 @@ def plot_learning_curves(
     window: PositiveInt = SMOOTHING_WINDOW,
     highlight: Sequence[str] = (),
 ) -> "Figure":
-    """A line per method and hyper-parameters, a panel for each of the other settings.
+    """Plot a metric against the round: a line per method and hyper-parameters, panels for the rest.
 
-    Lines are means over seeds of a running mean over `window` measured rounds (five: an accuracy's
-    line ends at the value of the overview), from the first round that has as many; of the measured
-    values where a run has fewer than twice as many. Each has its name at its end and a band of one
-    standard deviation over seeds. Runs that diverged are left out, and named below. More than eight
-    methods have a small panel each, with the others' lines behind in grey.
+    A line is the mean over seeds of a running mean over `window` measured rounds, from the first
+    round with that many. It shows the measured values if a run has fewer than twice as many. The
+    band is one standard deviation over seeds. Diverged runs are left out and named below the
+    panel. More than eight methods have a small panel each, with the other lines in gray.
 
     Args:
-      results, curves: as `load_results` and `load_curves` give them.
-      by: names of settings; default: those that vary, apart from the seeds.
-      panels: those that have panels, the last a column per value; default: those of `by` that runs
-        of every method have.
-      measure: a column of `curves`.
-      focus: methods that are in colour, the others being grey; default: all are.
-    Errors:
-      ConfigError for a setting, measure or method that these runs do not have.
+      results: as `load_results` returns it.
+      curves: as `load_curves` returns it.
+      by: settings that distinguish lines; default: all that vary, except seeds.
+      panels: settings with panels, the last one with a column per value; default: those of `by`
+        that runs of every method have.
+      metric: a column of `curves`.
+      window: rounds of the running mean. With 5, an accuracy's line ends at the value in overviews.
+      highlight: methods in color, the others being gray; default: all.
+
+    Raises:
+      ConfigError: if the runs do not have a setting, the metric or a method.
     """
     results = select_newest(results)
     by = resolve_group_settings(results, by)
@@ -102,13 +105,19 @@ def plot_gradient_gaps(
     by: Sequence[str] = (),
     panels: Sequence[str] = ("dataset", "classes"),
 ) -> "Figure":
-    """How far the server's gradient, and the clients', are from that of all clients' data (FSL's
-    Figure 9): `server_gap` and `client_gap` against the round, on one logarithmic axis.
+    """Plot the distance of the server's and of the clients' gradients from that of all data (FSL, Fig. 9).
 
-    Both are squared Euclidean distances of the rounds that were measured; means over seeds, and
-    their bands, are those of the logarithms.
-    Arguments and errors are those of `plot_learning_curves`; `by`: what tells lines of a panel
-    apart.
+    The two lines `server_gap` and `client_gap` are squared Euclidean distances on a logarithmic
+    axis against the round. Means over seeds and bands are those of the logarithms.
+
+    Args:
+      results: as `load_results` returns it.
+      curves: as `load_curves` returns it.
+      by: settings that distinguish lines of a panel.
+      panels: settings with panels.
+
+    Raises:
+      ConfigError: if the runs do not have a setting or the gaps.
     """
     results = select_newest(results)
     names = [

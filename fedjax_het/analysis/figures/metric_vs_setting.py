@@ -22,19 +22,17 @@ from fedjax_het.analysis.figures.output import style_axes
 from fedjax_het.analysis.grouping import (
     RunLine,
     format_setting_name,
-    group_figure_lines,
-    is_diverged,
-    is_numeric,
-    is_shared_setting,
-    list_setting_columns,
-    resolve_group_settings,
-)
-from fedjax_het.analysis.result_metrics import (
     get_display_scale,
     get_metric_label,
     get_metric_values,
+    group_figure_lines,
+    is_diverged,
     is_higher_better,
+    is_numeric,
+    is_shared_setting,
+    list_setting_columns,
     require_result_metric,
+    resolve_group_settings,
 )
 from fedjax_het.runtime.result_store import select_newest
 from fedjax_het.utils.errors import MAX_VALUE_LENGTH, require, require_name
@@ -60,7 +58,13 @@ def plot_metric_vs_alpha(
     by: Sequence[str] | None = None,
     metric: str = "final_accuracy",
 ) -> "Figure":
-    """A measure over the Dirichlet alphas: `plot_metric_vs_setting` of that setting."""
+    """Plot a metric against the Dirichlet alpha, see `plot_metric_vs_setting`.
+
+    Args:
+      results: as `load_results` returns it.
+      by: settings that distinguish lines and panels; default: all that vary, except seeds.
+      metric: a numeric column of `results`.
+    """
     return plot_metric_vs_setting(results, x="alpha", by=by, metrics=(metric,))
 
 
@@ -74,26 +78,25 @@ def plot_metric_vs_setting(
     metrics: Sequence[str] = ("final_accuracy",),
     missing_value: float | None = None,
 ) -> "Figure":
-    """A line per method and hyper-parameters over a numeric setting, a row of panels per measure.
+    """Plot metrics against a numeric setting: a line per method, a row of panels per metric.
 
-    Lines are means over seeds, bands one standard deviation, faint points the single runs; each has
-    its name at its end. Of more than eight methods those are in colour that are best in the mean
-    over the axis, the others grey. A run that diverged is a cross at the lower edge and in no mean.
-    Other settings that vary have a panel each. The axis is logarithmic for alpha, and for positive
-    values that span a factor of ten.
+    Lines are means over seeds, bands one standard deviation, and faint points the runs. With more
+    than eight methods, those with the best mean over the axis are in color and the others gray. A
+    diverged run is a cross at the lower edge and in no mean. The axis is logarithmic for alpha,
+    and for positive values over more than a factor of ten.
 
     Args:
-      results: as `load_results` gives it.
-      x: a setting of numbers, e.g. "hp.gamma".
-      by: names of settings; default: those that vary, apart from the seeds.
-      panels: those that have panels, the last a column per value; default: those of `by` that runs
-        of every method have.
-      measures: columns of `results` that hold numbers.
-      missing_value: where runs are drawn that do not have the setting (`data_sharing` at a gamma of
-        0); default: they are left out.
-    Errors:
-      ConfigError for a setting or measure that these runs do not have, for a setting of other than
-      numbers, and for no run that has it.
+      results: as `load_results` returns it.
+      x: a numeric setting, for example "hp.gamma".
+      by: settings that distinguish lines and panels; default: all that vary, except seeds.
+      panels: settings with panels, the last one with a column per value; default: those of `by`
+        that runs of every method have.
+      metrics: numeric columns of `results`.
+      missing_value: position on the axis of runs without the setting, for example 0 for
+        `data_sharing` against gamma; default: they are left out.
+
+    Raises:
+      ConfigError: if the runs do not have a setting or metric, or `x` is not numeric.
     """
     results = select_newest(results)
     require(len(metrics) > 0, "measures", metrics, "at least one")

@@ -7,8 +7,8 @@ import numpy as np
 
 from fedjax_het.analysis.direct_labels import LineLabel, label_line_ends
 from fedjax_het.analysis.figure_style import GRAYS, PALETTE, add_note, set_integer_ticks
+from fedjax_het.analysis.figures.data_plots import plot_partition
 from fedjax_het.analysis.figures.output import style_axes, write_figure
-from fedjax_het.analysis.figures.partition_plot import plot_partition
 from fedjax_het.data import Dataset, Partition, get_client_groups
 from fedjax_het.metrics.personal import mean_accuracies
 from fedjax_het.runtime.results import Result
@@ -46,7 +46,7 @@ def plot_run_curve(result: Result, path: str | Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    spec = result.spec
+    spec = result.spec.resolved()
     figure = Figure(figsize=(6.4, 4.8), layout="constrained")
     accuracy_panel, loss_panel = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     rounds = 1 + np.arange(spec.rounds)

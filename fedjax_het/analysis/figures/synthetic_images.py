@@ -37,7 +37,9 @@ def plot_synthesis(
       samples: indices of the samples to show. Default: of each class, as far as `num_samples`
         goes, the sample whose last soft label is surest of it.
       class_names: default is the number of the class.
-    Errors: ConfigError: no snapshot, or a sample that is not there.
+
+    Raises:
+      ConfigError: if there is no snapshot, or a sample does not exist.
     """
     from matplotlib.figure import Figure
 
@@ -94,7 +96,9 @@ def plot_condensed(
       class_names: default is the number of the class.
       mean, std: per channel, of the normalisation; pixels are shown as they would be stored, those
         beyond black and white as these. Without them each image is stretched to its own range.
-    Errors: ConfigError: no pair, or arguments that do not fit together.
+
+    Raises:
+      ConfigError: if there is no pair, or arguments do not fit together.
     """
     images, clients, classes = np.asarray(images), np.asarray(clients), np.asarray(classes)
     is_valid_shape = images.ndim == 5 and images.size > 0

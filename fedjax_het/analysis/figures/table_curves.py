@@ -45,18 +45,22 @@ def plot_table_curves(
     separate_panels: bool = False,
     display_names: Mapping[str, str] = MappingProxyType({}),
 ) -> "Figure":
-    """The measure against round: a row of panels per data set and network, a column per alpha or
-    number of labels, or a panel per domain, or of a table without any a panel per data set and
-    network.
+    """Plot the metric of a paper's table against the round.
 
-    Lines are means over seeds; where the table holds means of the last rounds, of a running mean
-    over as many (so a line ends at the table's value, but where runs are shorter than twice that).
-    A triangle at the right edge is the reported value. Runs that diverged are left out; a panel
-    without runs says so.
+    There is a row of panels per data set and network, and a column per alpha, number of labels or
+    domain. Lines are means over seeds. If the table has means of the last rounds, lines are
+    running means over as many rounds, so that a line ends at the table's value unless a run has
+    fewer than twice as many rounds. A triangle at the right edge is the reported value. Diverged
+    runs are left out.
 
-    focus: methods whose lines are in colour, the others being grey; default: all are.
-    apart: a small panel for each line, with the others behind it.
-    names: what rows are called instead of their settings.
+    Args:
+      cells: cells of the table.
+      results: as `load_results` returns it.
+      curves: as `load_curves` returns it.
+      reported: as `load_reported_values` returns it.
+      highlight: methods in color, the others being gray; default: all.
+      separate_panels: whether each line has a small panel with the others in gray.
+      display_names: names of rows in place of their settings.
     """
     metric, window, reported_kind = _CURVE_METRICS[get_compared_metric(reported)]
     has_several_models = len({cell.model for cell in cells}) > 1

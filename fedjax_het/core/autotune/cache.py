@@ -1,41 +1,47 @@
-"""What short timings found, remembered in the user's cache folder: a table for each kind of device.
+"""Results of short timings in the user's cache folder: a table for each kind of device.
 
-A row is of some work (jaxlib, network, optimiser, batch, precision), a column of a way to do it
-(implementation of convolutions, lanes). What did not fit, or failed, is remembered with the memory
-that there was: where there is more, it is tried again.
+A row is a workload (jaxlib, network, optimizer, batch, precision), a column a candidate
+(implementation of convolutions, lanes). A candidate that did not fit or failed is stored with the
+memory that was free; with more memory it is timed again.
 """
 
 import json
 import logging
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from fedjax_het.utils.cache import get_cache_dir, make_private_dir
+from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.io import write_atomically
+from fedjax_het.utils.validation import Bounds, PositiveFloat, validate
 
 log = logging.getLogger("fedjax_het")
 
 CACHE_FILE = "lanes.json"
-FORMAT_VERSION = 2  # files of another are as if they were not there
+FORMAT_VERSION = 2  # files of other versions are ignored
+_Workloads = dict[str, dict[str, Any]]
+_Bytes = Annotated[int, Bounds(0, 2**63)]
 
 
 class Timing(NamedTuple):
-    """Of one way to do some work."""
+    """Timing of one candidate.
 
-    seconds: float | None  # per step; None where it could not be done
-    insufficient_bytes: int = (
-        0  # bytes on each device that it needs more than, where it could not be done
-    )
+    seconds: per step; None if the candidate failed.
+    insufficient_bytes: free bytes on each device with which it failed.
+    """
+
+    seconds: float | None
+    insufficient_bytes: int = 0
 
     def is_valid_for(self, free_bytes: int | None) -> bool:
-        """Whether it is still to be believed where so much is free (None: nobody knows)."""
+        """Return whether the timing holds with that much free memory (None: unknown)."""
         return (
             self.seconds is not None or free_bytes is None or free_bytes <= self.insufficient_bytes
         )
 
 
 def load_timings(device_kind: str, workload: str) -> dict[str, Timing]:
-    """What is known of some work, by way."""
+    """Return the timings of a workload by candidate."""
     candidates = _load_table().get(device_kind, {}).get(workload, {})
     return {
         candidate: timing
@@ -45,7 +51,7 @@ def load_timings(device_kind: str, workload: str) -> dict[str, Timing]:
 
 
 def load_all_timings(device_kind: str) -> dict[str, dict[str, Timing]]:
-    """What is known of a kind of device: by work, by way."""
+    """Return the timings on a kind of device by workload and candidate."""
     return {
         workload: load_timings(device_kind, workload)
         for workload in _load_table().get(device_kind, {})
@@ -53,7 +59,7 @@ def load_all_timings(device_kind: str) -> dict[str, dict[str, Timing]]:
 
 
 def save_timings(device_kind: str, workload: str, timings: Mapping[str, Timing]) -> None:
-    """Add to what is known; where it cannot be written, it is timed again next time."""
+    """Add timings to the file; if it cannot be written, the next run times again."""
     table = _load_table()
     candidates = table.setdefault(device_kind, {}).setdefault(workload, {})
     for candidate, timing in timings.items():
@@ -71,28 +77,29 @@ def save_timings(device_kind: str, workload: str, timings: Mapping[str, Timing])
 
 
 def _load_table() -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the valid entries of the file; nothing if it cannot be read."""
     try:
         contents = json.loads((get_cache_dir() / CACHE_FILE).read_text())
+        contents = validate("contents", contents, dict[str, Any])
+        if contents.get("format") != FORMAT_VERSION:
+            return {}
+        table = validate("devices", contents.get("devices"), dict[str, Any])
     except (OSError, ValueError):
         return {}
-    if not isinstance(contents, dict) or contents.get("format") != FORMAT_VERSION:
-        return {}
-    table: Any = contents.get("devices")
-    if not isinstance(table, dict):
-        return {}
-    return {kind: workloads for kind, workloads in table.items() if _is_timing_table(workloads)}
+    return {kind: workloads for kind, workloads in table.items() if _fits(workloads, _Workloads)}
 
 
-def _is_timing_table(workloads: Any) -> bool:
-    return isinstance(workloads, dict) and all(
-        isinstance(candidates, dict) for candidates in workloads.values()
-    )
+def _fits(value: Any, annotation: Any) -> bool:
+    try:
+        validate("value", value, annotation)
+    except ConfigError:
+        return False
+    return True
 
 
 def _parse_timing(entry: Any) -> Timing | None:
-    """An entry of the file; None for one that is none."""
-    if isinstance(entry, dict):
-        entry, seconds = entry.get("insufficient_bytes"), None
-        return Timing(seconds, entry) if isinstance(entry, int) else None
-    is_time = isinstance(entry, int | float) and not isinstance(entry, bool) and entry > 0
-    return Timing(float(entry)) if is_time else None
+    """Return an entry of the file; None for another value."""
+    if _fits(entry, PositiveFloat):
+        return Timing(float(entry))
+    is_failure = _fits(entry, dict[str, _Bytes]) and "insufficient_bytes" in entry
+    return Timing(None, entry["insufficient_bytes"]) if is_failure else None

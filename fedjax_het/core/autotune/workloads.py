@@ -132,19 +132,19 @@ def _make_condensing_client(task: Task, images_per_pair: int) -> ClientAlgorithm
     embed = model.embed
     assert embed is not None  # methods that condense require it
 
-    def begin(hp, message, state, client):
-        return jax.random.normal(client.key, (images_per_pair, *model.input_shape))
+    def begin(context, state):
+        return jax.random.normal(context.key, (images_per_pair, *model.input_shape))
 
-    def step(hp, message, local, batch, client, key):
+    def step(context, local, batch):
         def mean(images):
-            return embed(message.variables, images, train=False)[0].mean(0)
+            return embed(context.message.variables, images, train=False)[0].mean(0)
 
         real = mean(task.normalize(batch.images))
         distance = lambda images: jnp.square(real - mean(images)).sum()  # noqa: E731
         value, gradient = jax.value_and_grad(distance)(local)
         return local - gradient, value
 
-    def end(hp, message, local, state, client):
+    def end(context, local, state):
         return ClientUpdate(sum=local.sum()), state, ()
 
     return ClientAlgorithm(lambda hp, variables: (), begin, step, end)

@@ -1,4 +1,4 @@
-"""ResNet-18 (He et al., CVPR 2016), as torchvision has it."""
+"""ResNet-18 (He et al., CVPR 2016), with torchvision's layers and initialization."""
 
 from typing import Literal
 
@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 
 from fedjax_het.nn.adapters import make_flax_model
+from fedjax_het.nn.batch_axis import BatchAxis
 from fedjax_het.nn.conv.dispatch import ConvImpl
 from fedjax_het.nn.layers import BatchNorm, Linear, ResidualConv, max_pool_overlapping
 from fedjax_het.nn.model import Model, count_cached_samples
@@ -14,18 +15,26 @@ from fedjax_het.utils.config import PositiveInt
 
 
 class ResidualBlock(nn.Module):
-    """relu(x + two 3x3 convolutions of x); the shortcut is a 1x1 convolution where sizes differ."""
+    """A residual block: relu(x + two 3x3 convolutions of x).
+
+    The shortcut is a 1x1 convolution if the block changes the size or the number of channels.
+
+    Attributes:
+      features: number of output channels.
+      stride: stride of the first convolution in pixels.
+      conv_impl: implementation of convolutions, see `conv2d`.
+    """
 
     features: int
     stride: int
     conv_impl: str
 
     @nn.compact
-    def __call__(self, x, train):
+    def __call__(self, x, train, batch_axis: BatchAxis | None = None):
         def apply_conv(x, name, kernel_size, stride):
             conv = ResidualConv(self.features, kernel_size, stride, self.conv_impl, name=name)
             x = conv(x)
-            return BatchNorm(name=f"{name}_norm")(x, train)
+            return BatchNorm(name=f"{name}_norm")(x, train, batch_axis)
 
         y = jax.nn.relu(apply_conv(x, "conv1", 3, self.stride))
         y = apply_conv(y, "conv2", 3, 1)
@@ -35,17 +44,26 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
+    """The flax module of `resnet18`.
+
+    Attributes:
+      num_classes: number of logits.
+      width: filters of the first stage.
+      stem: "imagenet" or "cifar".
+      conv_impl: implementation of convolutions, see `conv2d`.
+    """
+
     num_classes: int
     width: int
     stem: str
     conv_impl: str
 
     @nn.compact
-    def __call__(self, x, train):
+    def __call__(self, x, train, batch_axis: BatchAxis | None = None):
         kernel_size, stride = (7, 2) if self.stem == "imagenet" else (3, 1)
         conv = ResidualConv(self.width, kernel_size, stride, self.conv_impl, name="conv")
         x = conv(x)
-        x = jax.nn.relu(BatchNorm(name="norm")(x, train))
+        x = jax.nn.relu(BatchNorm(name="norm")(x, train, batch_axis))
         if self.stem == "imagenet":
             x = max_pool_overlapping(x)
         for stage in range(4):
@@ -53,7 +71,7 @@ class ResNet18(nn.Module):
                 stride = 2 if stage > 0 and block == 0 else 1
                 name = f"stage{stage + 1}_block{block + 1}"
                 features = self.width * 2**stage
-                x = ResidualBlock(features, stride, self.conv_impl, name=name)(x, train)
+                x = ResidualBlock(features, stride, self.conv_impl, name=name)(x, train, batch_axis)
         features = x.mean(axis=(1, 2))
         return features, Linear(self.num_classes, name="head")(features)
 
@@ -66,14 +84,23 @@ def resnet18(
     stem: Literal["imagenet", "cifar"] = "imagenet",
     conv_impl: ConvImpl = "auto",
 ) -> Model:
-    """stem: `imagenet`, a 7x7 convolution of stride 2 and a 3x3 max pool of stride 2, as FedAF's
-        Table 6 must have used on 32x32 images (its count of 11,181,642 parameters says so); or
-        `cifar`, a 3x3 convolution and no pool (11,173,962).
-    width: filters of the first stage; each of the three others has twice as many as the one before.
+    """Build ResNet-18.
 
     Convolutions are drawn as torchvision does, N(0, 2/fan_out).
+
+    Args:
+      input_shape: height, width and channels.
+      num_classes: number of logits.
+      width: filters of the first stage; each of the three other stages doubles the number.
+      stem: "imagenet" has a 7x7 convolution of stride 2 and a 3x3 max pool of stride 2. FedAF's
+        Table 6 must have used it on 32x32 images, since it reports 11,181,642 parameters. "cifar"
+        has a 3x3 convolution and no pool; 11,173,962 parameters.
+      conv_impl: implementation of convolutions, see `conv2d`.
+
+    Returns:
+      The model.
     """
-    # Of the first stage: the stem's activations live for a moment only.
+    # Sides of the first stage, since the stem's activations are freed early.
     height, image_width = (-(-size // (4 if stem == "imagenet" else 1)) for size in input_shape[:2])
     return make_flax_model(
         ResNet18(num_classes, width, stem, conv_impl),

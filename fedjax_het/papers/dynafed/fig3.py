@@ -17,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -137,7 +136,7 @@ class TrainingFunctions(NamedTuple):
 
 
 def build_training_functions(run: Result, dataset: Dataset) -> TrainingFunctions:
-    spec = run.spec
+    spec = run.spec.resolved()
     task, apply, _ = build_network(spec, dataset)
     data_by_kind = build_comparison_data(run, task, dataset)
     images, labels = jnp.asarray(dataset.train_images), jnp.asarray(dataset.train_labels)
@@ -187,8 +186,11 @@ def build_training_functions(run: Result, dataset: Dataset) -> TrainingFunctions
 
 def load_run(path: str) -> Result:
     """ConfigError where it has no synthetic data."""
-    require(Path(path).is_file(), "result", path, "the JSON of a kept run")
-    run = Result.load(path)
+    try:
+        run = Result.load(path)
+    except OSError:
+        require(False, "result", path, "the JSON of a kept run")
+        raise
     load_synthetic_data(run, path)
     return run
 
@@ -196,7 +198,7 @@ def load_run(path: str) -> Result:
 def measure_losses(run: Result, dataset: Dataset, num_rounds: int) -> pd.DataFrame:
     """A row per measured step: `round` (from 1), `phase` (local, tuning, control or all), `client`,
     `step` in its phase, `loss` in nats."""
-    spec = run.spec
+    spec = run.spec.resolved()
     assert spec.local_epochs is not None
     train, tune, client_losses = build_training_functions(run, dataset)
     params = build_network(spec, dataset)[2](load_trajectory(run)[-1])
@@ -284,7 +286,7 @@ def make_figure(arguments: Arguments) -> int:
     require_name("preset", arguments.preset, PRESETS)
     result = None if arguments.result is None else load_run(arguments.result)
     spec = replace(PRESETS[arguments.preset], seed=arguments.seed, partition_seed=None).resolved()
-    spec = spec if result is None else result.spec
+    spec = spec if result is None else result.spec.resolved()
     if arguments.list:
         print(f"{format_run_label(spec)}; then {arguments.shown} rounds step by step")
         return 0
@@ -309,7 +311,3 @@ main = make_config_program(
     make_figure,
     "DynaFed, Figure 3: losses of clients' data in local training and fine-tuning.",
 )
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -54,6 +54,3 @@ def write_outputs(table_run: TableRun) -> list[str]:
 
 
 main = make_table_program(FIG4, write_outputs)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

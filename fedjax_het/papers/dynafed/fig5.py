@@ -93,7 +93,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         if status := half(argv):
             return status  # what stops the one stops the other
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

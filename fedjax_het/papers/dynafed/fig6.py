@@ -122,7 +122,7 @@ def load_trajectory(result: Result) -> np.ndarray:
 
 def measure_distances(result: Result, dataset: Dataset) -> pd.DataFrame:
     """A row per checkpoint `start` that a segment fits behind: a column per kind of data."""
-    spec = result.spec
+    spec = result.spec.resolved()
     task, apply, unravel = build_network(spec, dataset)
     data = build_comparison_data(result, task, dataset)
     options = spec.options
@@ -160,7 +160,7 @@ def scratch_accuracies(results: list[Result], dataset: Dataset) -> pd.DataFrame:
     alone: `accuracy`, a share of the test images.
 
     The runs differ in data and seed alone: one compilation serves all."""
-    spec = results[0].spec
+    spec = results[0].spec.resolved()
     task, apply, _ = build_network(spec, dataset)
     images, labels = jnp.asarray(dataset.test_images), jnp.asarray(dataset.test_labels)
     train = partial(
@@ -278,6 +278,3 @@ def write_outputs(table_run: TableRun) -> list[str]:
 
 
 main = make_table_program(FIG6, write_outputs)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

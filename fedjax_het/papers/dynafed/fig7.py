@@ -14,6 +14,3 @@ from fedjax_het.papers.table import make_curves_writer, make_table_program
 FIG7 = replace(TABLE6, title="DynaFed, Figure 7: learning curves, a fifth of the clients a round.")
 
 main = make_table_program(FIG7, make_curves_writer("fig7"))
-
-if __name__ == "__main__":
-    raise SystemExit(main())

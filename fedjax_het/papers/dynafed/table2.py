@@ -28,6 +28,3 @@ TABLE2 = EXPERIMENT(
 )
 
 main = make_table_program(TABLE2)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

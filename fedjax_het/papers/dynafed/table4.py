@@ -147,6 +147,3 @@ def write_rounds(table_run: TableRun) -> list[str]:
 
 
 main = make_table_program(TABLE4, write_rounds)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -51,6 +51,3 @@ TABLE5 = EXPERIMENT(
 )
 
 main = make_table_program(TABLE5)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -21,6 +21,3 @@ TABLE6 = EXPERIMENT(
 )
 
 main = make_table_program(TABLE6)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

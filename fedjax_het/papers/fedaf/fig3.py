@@ -19,6 +19,3 @@ FIG3 = replace(
 )
 
 main = make_table_program(FIG3, make_curves_writer("fig3"))
-
-if __name__ == "__main__":
-    raise SystemExit(main())

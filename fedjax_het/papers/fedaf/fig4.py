@@ -14,6 +14,3 @@ from fedjax_het.papers.table import make_curves_writer, make_table_program
 FIG4 = replace(TABLE2, title="FedAF, Figure 4: learning curves by domain.")
 
 main = make_table_program(FIG4, make_curves_writer("fig4"))
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -6,6 +6,3 @@ python experiments/fedaf/fig6.py    seconds; label counts are enough, so no data
 from fedjax_het.papers.fedaf.partitions import make_partition_program
 
 main = make_partition_program("fig6", "cifar10")
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -6,6 +6,3 @@ python experiments/fedaf/fig8.py    seconds; label counts are enough, so no data
 from fedjax_het.papers.fedaf.partitions import make_partition_program
 
 main = make_partition_program("fig8", "cifar100")
-
-if __name__ == "__main__":
-    raise SystemExit(main())

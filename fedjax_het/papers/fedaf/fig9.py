@@ -189,7 +189,3 @@ main = make_config_program(
     make_figure,
     "FedAF, Figure 9: features of domains by t-SNE, from a network trained here.",
 )
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedjax_het.analysis import parse_row
 from fedjax_het.papers.fedaf.domains import DOMAINS, make_digit_domains
-from fedjax_het.papers.fedaf.table1 import (
+from fedjax_het.papers.fedaf.settings import (
     EXPERIMENT,
     QUICK,
     add_control_rows,
@@ -68,6 +68,3 @@ TABLE2 = EXPERIMENT(
 )
 
 main = make_table_program(TABLE2)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

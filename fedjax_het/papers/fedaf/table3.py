@@ -8,7 +8,7 @@ Classes that a client has fewer images of than the IPC are not condensed: a larg
 
 from dataclasses import replace
 
-from fedjax_het.papers.fedaf.table1 import EXPERIMENT, PRESETS, add_control_rows
+from fedjax_het.papers.fedaf.settings import EXPERIMENT, PRESETS, add_control_rows
 from fedjax_het.papers.table import make_table_program
 
 QUICK, PAPER = PRESETS["quick"], PRESETS["paper"]
@@ -27,6 +27,3 @@ TABLE3 = EXPERIMENT(
 )
 
 main = make_table_program(TABLE3)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -9,7 +9,7 @@ python experiments/fedaf/table4.py --preset paper   CIFAR-10: a GPU's work
 
 from dataclasses import replace
 
-from fedjax_het.papers.fedaf.table1 import EXPERIMENT, PRESETS, add_control_rows
+from fedjax_het.papers.fedaf.settings import EXPERIMENT, PRESETS, add_control_rows
 from fedjax_het.papers.table import make_table_program
 
 QUICK, CPU, PAPER = (PRESETS[name] for name in ("quick", "cpu", "paper"))
@@ -29,6 +29,3 @@ TABLE4 = EXPERIMENT(
 )
 
 main = make_table_program(TABLE4)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

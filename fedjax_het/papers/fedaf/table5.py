@@ -7,7 +7,7 @@ python experiments/fedaf/table5.py --preset paper   CIFAR-10: a GPU's work
 
 from dataclasses import replace
 
-from fedjax_het.papers.fedaf.table1 import EXPERIMENT, PRESETS, add_control_rows
+from fedjax_het.papers.fedaf.settings import EXPERIMENT, PRESETS, add_control_rows
 from fedjax_het.papers.table import make_table_program
 
 QUICK, CPU, PAPER = (PRESETS[name] for name in ("quick", "cpu", "paper"))
@@ -27,6 +27,3 @@ TABLE5 = EXPERIMENT(
 )
 
 main = make_table_program(TABLE5)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

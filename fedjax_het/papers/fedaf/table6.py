@@ -11,7 +11,7 @@ each row compiles a program of 18 layers.
 
 from dataclasses import replace
 
-from fedjax_het.papers.fedaf.table1 import (
+from fedjax_het.papers.fedaf.settings import (
     EXPERIMENT,
     PRESETS,
     add_control_rows,
@@ -51,6 +51,3 @@ TABLE6 = EXPERIMENT(
 )
 
 main = make_table_program(TABLE6)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

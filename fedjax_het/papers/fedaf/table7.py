@@ -199,7 +199,3 @@ def make_table(arguments: Arguments) -> int:
 
 
 main = make_config_program(Arguments, make_table, TITLE)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -104,6 +104,3 @@ TABLE1 = TableDeclaration(
 )
 
 main = make_table_program(TABLE1)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -22,6 +22,3 @@ TABLE2 = replace(
 )
 
 main = make_table_program(TABLE2)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

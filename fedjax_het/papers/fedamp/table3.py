@@ -32,6 +32,3 @@ TABLE3 = replace(
 )
 
 main = make_table_program(TABLE3)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

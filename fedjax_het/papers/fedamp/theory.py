@@ -89,7 +89,7 @@ def collect_objective_curves(table_run: TableRun) -> pd.DataFrame:
     """A row per run and round k: G(W^k) and the square of its gradient's length."""
     frames = []
     for cell, result in table_run.iterate_results():
-        spec = result.spec
+        spec = result.spec.resolved()
         objective, gradient_norm = (
             np.asarray(result.metrics[name], np.float64)
             for name in ("objective", "objective_gradient")
@@ -197,6 +197,3 @@ def write_outputs(table_run: TableRun) -> list[str]:
 
 
 main = make_table_program(THEORY, write_outputs)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

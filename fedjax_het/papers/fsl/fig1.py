@@ -44,6 +44,3 @@ def plot_curves(results, curves):
 main = make_table_program(
     FIG1, make_figure_writer("fig1", plot_curves, by=GROUPING, metric="window_accuracy")
 )
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -37,6 +37,3 @@ FIG10 = make_curves_experiment("cifar10", "fig10")
 main = make_table_program(
     FIG10, make_figure_writer("fig10", plot_curves, by=GROUPING, metric="window_accuracy")
 )
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -13,6 +13,3 @@ FIG11 = make_curves_experiment("emnist_45", "fig11")
 main = make_table_program(
     FIG11, make_figure_writer("fig11", plot_curves, by=GROUPING, metric="window_accuracy")
 )
-
-if __name__ == "__main__":
-    raise SystemExit(main())

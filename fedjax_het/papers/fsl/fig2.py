@@ -66,6 +66,3 @@ def plot_gamma_curves(results, curves):
 main = make_table_program(
     FIG2, make_figure_writer("fig2", plot_gamma_curves, by=GROUPING, metric="window_accuracy")
 )
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -15,6 +15,3 @@ PRESETS = {
     "paper": ServerExamplesPreset("emnist_45", "glyphs", {}),
 }
 main = make_examples_program("fig3", PRESETS)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -13,6 +13,3 @@ PRESETS = {
     "paper": ServerExamplesPreset("cifar10", "stl10", {"per_class": 56}),
 }
 main = make_examples_program("fig4", PRESETS)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -65,6 +65,3 @@ def plot_accuracy_grid(results, curves):
 main = make_table_program(
     FIG5, make_figure_writer("fig5", plot_accuracy_grid, by=GROUPING, metric="window_accuracy")
 )
-
-if __name__ == "__main__":
-    raise SystemExit(main())

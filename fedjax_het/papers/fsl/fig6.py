@@ -28,6 +28,3 @@ FIG6 = replace(
 main = make_table_program(
     FIG6, make_figure_writer("fig6", plot_curves, by=GROUPING, metric="window_accuracy")
 )
-
-if __name__ == "__main__":
-    raise SystemExit(main())

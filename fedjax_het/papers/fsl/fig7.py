@@ -52,6 +52,3 @@ def plot_curves(results, curves):
 main = make_table_program(
     FIG7, make_figure_writer("fig7", plot_curves, by=GROUPING, metric="window_accuracy")
 )
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -50,6 +50,3 @@ def plot_gamma_curves(results, curves):
 main = make_table_program(
     FIG8, make_figure_writer("fig8", plot_gamma_curves, by=GROUPING, metric="window_accuracy")
 )
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -79,7 +79,7 @@ def plot_gaps(results, curves):
 
 def compute_terms(result: Result) -> tuple[np.ndarray, ProgressTerms]:
     """The rounds t >= 0 that were measured, and Theorem 1's terms at x_t."""
-    spec = result.spec
+    spec = result.spec.resolved()
     dataset = load_dataset(spec.dataset, normalisation=spec.normalisation)
     sizes = build_partition(spec, dataset).sizes
     assert spec.local_epochs is not None
@@ -141,6 +141,3 @@ def write_outputs(table_run: TableRun) -> list[str]:
 
 
 main = make_table_program(FIG9, write_outputs)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -26,9 +26,18 @@ def _read_paper(paper: str) -> "pd.DataFrame":
 
 
 def load_reported_values(paper: str, item: str | None = None) -> "pd.DataFrame":
-    """The values of one table or figure, in the paper's order: `load_reported_values("dynafed",
-    "table1")`; without an item all of them. An unknown paper or item is a `ConfigError` that lists
-    the valid ones."""
+    """Load the values that a paper reports, in the paper's order.
+
+    Args:
+      paper: name of the paper, for example "dynafed".
+      item: a table or figure, for example "table1"; default: all.
+
+    Returns:
+      One row per value with the columns described in this module.
+
+    Raises:
+      ConfigError: if the paper or the item is unknown; the message lists the valid names.
+    """
     import pandas as pd
 
     require_name("paper", paper, sorted(path.stem for path in _REPORTED_FOLDER.glob("*.csv")))

@@ -12,9 +12,9 @@ from fedjax_het.papers.table.declaration import (
     TableArguments,
     TableDeclaration,
 )
-from fedjax_het.papers.table.protocol_deviations import list_protocol_deviations
 from fedjax_het.papers.table.table_run import TableRun
 from fedjax_het.papers.table.writer import (
+    list_protocol_deviations,
     make_curves_writer,
     make_figure_writer,
     write_comparison_table,

@@ -27,9 +27,17 @@ class _ColumnLevel(NamedTuple):
 
 
 def make_cells(experiment: TableDeclaration, arguments: TableArguments) -> list[TableCell]:
-    """The table's cells after the filters, each with its runs.
+    """Expand a preset to the cells of the table, with their runs.
 
-    `ConfigError` for a preset or row that the table does not have; runs are checked when resolved.
+    Args:
+      experiment: declaration of the table.
+      arguments: command line, whose filters replace the preset's values.
+
+    Returns:
+      Cells by data set, network, column and row. Runs are checked when they are resolved.
+
+    Raises:
+      ConfigError: if the table does not have the preset, a row or what a filter selects.
     """
     from fedjax_het.algorithms import METHODS
 
@@ -62,7 +70,7 @@ def make_cells(experiment: TableDeclaration, arguments: TableArguments) -> list[
 
 
 def list_unique_runs(cells: Sequence[TableCell]) -> list[RunSpec]:
-    """The runs behind the cells, each once."""
+    """List the runs of the cells, each once."""
     return list({run.digest(): run for cell in cells for run in cell.runs}.values())
 
 

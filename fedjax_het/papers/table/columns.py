@@ -3,27 +3,33 @@
 What rows gain over others: over random real images, and over the baseline that a paper names.
 """
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedjax_het.analysis.comparison import TableCell, select_cell_runs
+from fedjax_het.analysis.comparison import TableCell, parse_row, select_cell_runs
 from fedjax_het.analysis.grouping import is_diverged
 from fedjax_het.analysis.render import format_number
+from fedjax_het.papers.table.declaration import TableDeclaration
 
 if TYPE_CHECKING:
     import pandas as pd
-import math
-
-from fedjax_het.analysis.comparison import parse_row
-from fedjax_het.papers.table.declaration import TableDeclaration
 
 _LOSS_BY_START_PREFIX = "matching_loss_by_start."
 
 
 def compute_matching_losses(cells: Sequence[TableCell], results: "pd.DataFrame") -> "pd.Series":
-    """J of the last fifth of the iterations, mean over a cell's runs; NaN of other methods."""
+    """Average DynaFed's matching loss J in the last fifth of the iterations over a cell's runs.
+
+    Args:
+      cells: cells of the table.
+      results: as `load_results` returns it.
+
+    Returns:
+      One value per cell; NaN for methods without J.
+    """
     import pandas as pd
 
     return pd.Series(
@@ -36,8 +42,15 @@ def compute_matching_losses(cells: Sequence[TableCell], results: "pd.DataFrame")
 
 
 def describe_matching_losses(cells: Sequence[TableCell], results: "pd.DataFrame") -> str:
-    """What the column is, and J of the segments that start from the first, the middle and the last
-    round."""
+    """Describe the column J, with J by the round from which a segment starts.
+
+    Args:
+      cells: cells of the table.
+      results: as `load_results` returns it.
+
+    Returns:
+      Sentences with J of segments from the first, the middle and the last round.
+    """
     texts = []
     for cell, cell_results in zip(cells, _select_converged_runs(cells, results), strict=True):
         starts = sorted(
@@ -88,9 +101,16 @@ def _mean_of_column(cell_results: "pd.DataFrame", column: str) -> float:
 def compute_gains_over_real(
     table: "pd.DataFrame", cells: Sequence[TableCell], experiment: TableDeclaration
 ) -> "pd.Series":
-    """Points by which each row of a comparison of these cells is above the one of the same place
-    and method whose data are as many random real images (`TableDeclaration.real_data_rows`); NaN of other methods,
-    and of that row itself."""
+    """Compute the gain of each row over the row with as many random real images.
+
+    Args:
+      table: comparison of the cells.
+      cells: cells of the table.
+      experiment: declaration with `real_data_rows`.
+
+    Returns:
+      Percentage points, one per cell; NaN for other methods and for the row of real images itself.
+    """
     import pandas as pd
 
     rows, no_row = _index_rows_by_column(table, cells), {"mean": math.nan}
@@ -103,7 +123,7 @@ def compute_gains_over_real(
 
 
 def describe_gains_column(experiment: TableDeclaration) -> str:
-    """What the column is."""
+    """Describe the column of gains over real images."""
     rows = ", ".join(dict.fromkeys(experiment.real_data_rows.values()))
     return (
         "Over real: points above the row that has as many random real images in place of the made "
@@ -114,8 +134,16 @@ def describe_gains_column(experiment: TableDeclaration) -> str:
 def describe_relative_gains(
     table: "pd.DataFrame", cells: Sequence[TableCell], experiment: TableDeclaration
 ) -> str:
-    """By how much of the baseline's accuracy the paper's method is above it, measured and reported;
-    nothing where neither is known."""
+    """Describe the paper's method relative to the baseline, measured and reported, per column.
+
+    Args:
+      table: comparison of the cells.
+      cells: cells of the table.
+      experiment: declaration with `main_method` and `baseline_row`.
+
+    Returns:
+      A sentence; empty if neither gain is known.
+    """
     rows = _index_rows_by_column(table, cells)
     texts = []
     for cell in cells:

@@ -39,10 +39,15 @@ def make_table_program(
     experiment: TableDeclaration,
     write_outputs: Callable[[TableRun], Sequence[str]] = write_comparison_table,
 ) -> ProgramMain:
-    """`main` of a table: make the runs that are missing, then print and write the table and the
-    learning curves.
+    """Make the program of a table: run the missing runs, then print and write the table.
 
-    write: what is made of the outcome instead; it returns the names of the files it wrote.
+    Args:
+      experiment: declaration of the table.
+      write_outputs: writes files from the finished table and returns their names; default: the table
+        and its learning curves.
+
+    Returns:
+      `main(argv)`, which returns the exit status.
     """
 
     def main(argv: Sequence[str] | None = None) -> int:

@@ -24,7 +24,11 @@ _SPEC_FIELDS = {f.name for f in fields(RunSpec)}
 
 
 def merge_settings(*layers: dict[str, Any]) -> dict[str, Any]:
-    """Settings of which a later layer wins; hyper-parameters and options one by one."""
+    """Merge settings; a later layer takes precedence, hyper-parameters and options one by one.
+
+    Args:
+      *layers: fields of `RunSpec` by name.
+    """
     merged_settings: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():
@@ -35,7 +39,15 @@ def merge_settings(*layers: dict[str, Any]) -> dict[str, Any]:
 
 
 def classify_variant_settings(method: str, variant: dict[str, Any]) -> dict[str, Any]:
-    """A variant's settings as fields of `RunSpec`: its own, or a method's option or number."""
+    """Sort the settings of a variant into fields of `RunSpec`, options and hyper-parameters.
+
+    Args:
+      method: name of the method.
+      variant: settings as `parse_row` returns them.
+
+    Returns:
+      Fields of `RunSpec`; `options` and `hp` are dictionaries.
+    """
     from fedjax_het.algorithms import METHODS
 
     settings: dict[str, Any] = {}

@@ -27,11 +27,16 @@ _CLIENT_PAIRING = "paired by client, in the round of each run's best mean"
 
 
 def compute_p_values(table_run: TableRun) -> "pd.Series":
-    """Of each of the outcome's cells: Wilcoxon's p, two-sided, of its difference from the cell of
-    the same place whose row is about the experiment's `focus`; NaN where there is none to test.
+    """Compute Wilcoxon's two-sided p-value of each cell's difference from the main method's cell.
 
-    Tables of clients' best mean accuracy compare the same clients, others stretches of the runs'
-    curves. Only runs that both have made, and neither lost, count.
+    Tables of clients' best mean accuracy pair clients; other tables pair blocks of rounds of the
+    runs' curves. Only seeds count that both cells have without divergence.
+
+    Args:
+      table_run: the table with its runs.
+
+    Returns:
+      One value per cell; NaN for the main method itself, and if there is nothing to compare.
     """
     import pandas as pd
 
@@ -52,7 +57,7 @@ def compute_p_values(table_run: TableRun) -> "pd.Series":
 
 
 def describe_p_values(table_run: TableRun) -> str:
-    """What the column of p-values is."""
+    """Describe the column of p-values: the test, the main method's row and the pairing."""
     pairing = _CLIENT_PAIRING if _is_client_metric(table_run) else _BLOCK_PAIRING
     row = next(cell.method for cell in table_run.cells if _is_main_method(table_run, cell))
     return f"p: Wilcoxon's signed-rank test, two-sided, of the difference from {row}, {pairing}."

@@ -38,7 +38,15 @@ class TuningTrials(NamedTuple):
 def make_tuning_trials(
     experiment: TableDeclaration, cells: Sequence[TableCell]
 ) -> list[TuningTrials]:
-    """Of each cell whose method is tuned. Values outside a number's range are left out."""
+    """List the trial runs of all cells whose method is tuned.
+
+    Args:
+      experiment: declaration with `tuned_hyperparameters`.
+      cells: cells of the table.
+
+    Returns:
+      One entry per tuned cell. Values outside the range of the hyper-parameter are left out.
+    """
     all_trials = []
     for cell_index, cell in enumerate(cells):
         hyperparameter = experiment.tuned_hyperparameters.get(parse_row(cell.method)[0])
@@ -65,7 +73,17 @@ def add_tuned_cells(
     results: "pd.DataFrame",
     reported: "pd.DataFrame",
 ) -> list[TableCell]:
-    """The cells, each that is tuned followed by its tuned one, where all its trials are made."""
+    """Insert a tuned cell after each cell whose trials are complete.
+
+    Args:
+      experiment: declaration with `tuned_hyperparameters` and `control_rows`.
+      cells: cells of the table.
+      results: as `load_results` returns it.
+      reported: as `load_reported_values` returns it; its metric selects the best value.
+
+    Returns:
+      All cells in order.
+    """
     tuned_cells = {}
     for cell_index, hyperparameter, trial_cells in make_tuning_trials(experiment, cells):
         table = compare_with_reported(trial_cells, results, reported)
@@ -92,7 +110,13 @@ def add_tuned_cells(
 def describe_tuning(
     experiment: TableDeclaration, cells: Sequence[TableCell], results: "pd.DataFrame"
 ) -> str:
-    """The rule, and what it cost."""
+    """Describe the rule of tuning, the number of trials and their hours.
+
+    Args:
+      experiment: declaration with `tuned_hyperparameters`.
+      cells: cells of the table.
+      results: as `load_results` returns it.
+    """
     all_trials = make_tuning_trials(experiment, cells)
     trial_digests = {
         run.digest() for trial in all_trials for cell in trial.cells for run in cell.runs

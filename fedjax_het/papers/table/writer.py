@@ -1,11 +1,12 @@
-"""What is made of a table's outcome: the table itself, its learning curves, a drawing."""
+"""Output of a table: the table with its notes, its learning curves, and figures."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedjax_het.analysis.comparison import (
+    TableCell,
     compare_with_reported,
     compute_rank_correlations,
     list_diverged_runs,
@@ -18,6 +19,7 @@ from fedjax_het.analysis.figures.table_curves import plot_table_curves
 from fedjax_het.analysis.overview import make_overview_table, summarize_runs
 from fedjax_het.analysis.render import format_number
 from fedjax_het.analysis.report import write_table_files
+from fedjax_het.config.run_spec import RunSpec, drop_unused_settings
 from fedjax_het.papers.table.columns import (
     compute_gains_over_real,
     compute_matching_losses,
@@ -25,7 +27,11 @@ from fedjax_het.papers.table.columns import (
     describe_matching_losses,
     describe_relative_gains,
 )
-from fedjax_het.papers.table.protocol_deviations import list_protocol_deviations
+from fedjax_het.papers.table.declaration import (
+    TableDeclaration,
+    classify_variant_settings,
+    merge_settings,
+)
 from fedjax_het.papers.table.significance import compute_p_values, describe_p_values
 from fedjax_het.papers.table.table_run import TableRun
 
@@ -33,11 +39,19 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+
 _MAX_LINES_PER_PANEL = 6  # lines that one panel tells apart
 
 
 def write_comparison_table(table_run: TableRun) -> list[str]:
-    """Print the table, and write it in three forms and the learning curves."""
+    """Print the table, and write it as Markdown, LaTeX and CSV with its learning curves.
+
+    Args:
+      table_run: the table with its runs.
+
+    Returns:
+      Names of the files.
+    """
     experiment, cells, results = table_run.experiment, table_run.cells, table_run.results
     table = compare_with_reported(cells, results, table_run.reported)
     column_notes = []
@@ -74,8 +88,14 @@ def write_comparison_table(table_run: TableRun) -> list[str]:
 
 
 def make_curves_writer(name: str) -> Callable[[TableRun], list[str]]:
-    """For `program`: the learning curves alone, as `<name>.png`: the paper's own methods in colour,
-    the others in grey. Of more than six rows besides as `<name>_apart.png`, a small panel each."""
+    """Make a writer of the learning curves as `<name>.png`, for `make_table_program`.
+
+    The paper's methods are in color, the others in gray. If there are more than six rows,
+    `<name>_apart.png` has a small panel for each.
+
+    Args:
+      name: name of the file without suffix.
+    """
 
     def write_curve_figures(table_run: TableRun) -> list[str]:
         curve_inputs = (table_run.cells, table_run.results, table_run.curves, table_run.reported)
@@ -104,11 +124,15 @@ def make_figure_writer(
     by: Sequence[str],
     metric: str = "final_accuracy",
 ) -> Callable[[TableRun], list[str]]:
-    """For `program`, of a figure without reported numbers: print the means of its runs, and write
-    them and the figure under this name.
+    """Make a writer of a figure without reported numbers, for `make_table_program`.
 
-    draw: from results and curves, as `load_results` and `load_curves` give them, the figure.
-    by: settings that have rows of their own in the table, as far as the runs have them.
+    The writer prints the means of the runs, and writes them and the figure under one name.
+
+    Args:
+      name: name of the files without suffix.
+      draw: function of results and curves, as `load_results` and `load_curves` return them.
+      by: settings with rows of their own in the table, if the runs have them.
+      metric: a numeric column of the results.
     """
 
     def write_figure_and_table(table_run: TableRun) -> list[str]:
@@ -173,3 +197,68 @@ def _describe_rank_correlations(table: "pd.DataFrame") -> list[str]:
 
 def _describe_diverged_runs(runs: Sequence[str]) -> list[str]:
     return [f"† Diverged, and left out of the mean: {'; '.join(runs)}."] if runs else []
+
+
+# A cell's place, or the seed's: no departure.
+_CELL_SETTINGS = {"algorithm", "dataset", "model", "alpha", "classes", "seed", "partition_seed"}
+
+
+def list_protocol_deviations(experiment: TableDeclaration, cells: Sequence[TableCell]) -> list[str]:
+    """List the settings of the runs that differ from the paper's table.
+
+    Args:
+      experiment: declaration of the table.
+      cells: cells of the table.
+
+    Returns:
+      Texts with the setting, its value and the paper's value.
+    """
+    rows_by_deviation: dict[str, list[str]] = {}
+    for cell in cells:
+        for run in cell.runs[:1]:
+            used_spec, paper_spec = run.resolved(), _make_paper_spec(experiment, cell)
+            for name, (used_value, paper_value) in _find_differences(
+                used_spec.to_dict(), paper_spec.to_dict()
+            ).items():
+                used_value, paper_value = (
+                    f"{v:g}" if isinstance(v, float) else v for v in (used_value, paper_value)
+                )
+                text = f"{name} {used_value}" + (
+                    "" if paper_value is None else f" instead of {paper_value}"
+                )
+                rows = rows_by_deviation.setdefault(text, [])
+                if cell.method not in rows:
+                    rows.append(cell.method)
+    all_rows = {cell.method for cell in cells if cell.runs}
+    return [
+        text if set(rows) == all_rows else f"{text} ({', '.join(rows)})"
+        for text, rows in rows_by_deviation.items()
+    ]
+
+
+def _make_paper_spec(experiment: TableDeclaration, cell: TableCell) -> RunSpec:
+    """The run of a cell as the paper has it."""
+    method, variant = experiment.row_parser(cell.method, cell.dataset)
+    settings = merge_settings(
+        experiment.settings,
+        experiment.dataset_settings.get(cell.dataset, {}),
+        classify_variant_settings(method, variant),
+    )
+    return RunSpec(
+        method,
+        cell.dataset,
+        model=cell.model,
+        classes=cell.classes,
+        protocol=experiment.paper,
+        **drop_unused_settings(method, settings),
+    ).resolved()
+
+
+def _find_differences(used_settings: dict, paper_settings: dict) -> dict[str, tuple[Any, Any]]:
+    differences: dict[str, tuple[Any, Any]] = {}
+    for name, value in used_settings.items():
+        if isinstance(value, dict):
+            differences.update(_find_differences(value, paper_settings.get(name, {})))
+        elif name not in _CELL_SETTINGS and value != paper_settings.get(name):
+            differences[name] = (value, paper_settings.get(name))
+    return differences

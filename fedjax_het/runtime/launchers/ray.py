@@ -16,20 +16,21 @@ from typing import Any, NamedTuple, Protocol
 
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.data import Dataset
-from fedjax_het.runtime.compiled_programs import (
-    apply_user_network,
-    apply_user_optimizer,
-    compute_static_key,
-)
-from fedjax_het.runtime.data_assignment import build_dataset_selector
+from fedjax_het.runtime.compiled_programs import compute_static_key
 from fedjax_het.runtime.placement import Placement
 from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.runtime.result_store import ResultWriter, load_result
 from fedjax_het.runtime.results import Result
-from fedjax_het.runtime.sweep import SweepResult, compute_run_digests, execute_runs
+from fedjax_het.runtime.sweep import (
+    ExecutionOptions,
+    SweepResult,
+    compute_run_digests,
+    execute_runs,
+)
 from fedjax_het.runtime.sweep_log import Job, SweepProgress, build_status_printer
 from fedjax_het.runtime.trackers import require_trackers
 from fedjax_het.runtime.trackers.callback import add_tracker_callback
+from fedjax_het.runtime.user_objects import UserObjects
 from fedjax_het.utils.config import NonNegativeFloat, PositiveInt
 from fedjax_het.utils.env import RAY_ADDRESS, get_text, require_variables
 from fedjax_het.utils.errors import ConfigError, require
@@ -70,12 +71,7 @@ class SweepPart(NamedTuple):
     runs_per_signature: Counter[str]  # of all runs of the sweep, by signature
     directory: Path
     marker_file: str  # a file in it, by which a machine knows it as the same
-    data_arguments: dict[
-        str, Any
-    ]  # which runs have the user's data set; network and folder of data
-    placement: Placement
-    resume_anyway: bool
-    keep_state: bool
+    options: ExecutionOptions
     track: tuple[str, ...]
     setup: Callable[[], object] | None
 
@@ -113,27 +109,20 @@ def sweep_on_ray(
     Raises: ConfigError as `sweep` does, and if no machine of the cluster has so much.
     """
     require_variables(devices=False)
-    resolved_specs = [
-        apply_user_optimizer(apply_user_network(spec, network), optimizer).resolved()
-        for spec in specs
-    ]
+    user_objects = UserObjects(dataset, None, network, optimizer, data_dir)
+    resolved_specs, user_objects = user_objects.resolve_all(specs)
     require(
         placement.devices is None, "devices", placement.devices, "None: tasks use what Ray gives"
     )
     directory = make_output_directory(directory).resolve()
     require_trackers(track, directory, argument="directory")
-    data_arguments = {
-        "dataset": build_dataset_selector(resolved_specs, dataset),
-        "network": network,
-        "data_dir": data_dir,
-    }
-    data_arguments["optimizer"] = optimizer
+    options = ExecutionOptions(user_objects, placement, resume_anyway, keep_state)
     print_line = build_status_printer(progress)
     cluster = cluster or RayCluster(address, cpus_per_task, gpus_per_task)
     with contextlib.closing(cluster), _create_marker_file(directory) as marker_file:
         task_environment = cluster.get(cluster.submit(_get_environment, setup))
         digests, specs_by_digest = compute_run_digests(
-            resolved_specs, dataset, network, data_dir, task_environment, optimizer=optimizer
+            resolved_specs, user_objects, task_environment
         )
         stored_results = {name: load_result(directory, name) for name in specs_by_digest}
         results = {name: result for name, result in stored_results.items() if result is not None}
@@ -149,10 +138,7 @@ def sweep_on_ray(
                 runs_per_signature,
                 directory,
                 marker_file,
-                data_arguments,
-                placement,
-                resume_anyway,
-                keep_state,
+                options,
                 tuple(track),
                 setup,
             )
@@ -233,11 +219,8 @@ def execute_part(part: SweepPart) -> tuple[dict[str, Result], dict[str, str]]:
         ResultWriter(
             part.directory if has_shared_folder else None, use_fallback=False
         ),  # results are returned, too
-        part.data_arguments,
+        part.options,
         None,  # what is said is said once, where the sweep was asked for
-        part.placement,
-        resume_anyway=part.resume_anyway,
-        keep_state=part.keep_state,
         callbacks=add_tracker_callback((), part.track if has_shared_folder else (), part.directory),
         runs_per_signature=part.runs_per_signature,
     )

@@ -29,6 +29,7 @@ from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.core.work_items import ClientClassWork, CondensationWork
 from fedjax_het.data import partition_from_clients
 from fedjax_het.runtime.build import prepare_group
+from fedjax_het.runtime.user_objects import UserObjects
 from fedjax_het.utils.errors import ConfigError
 
 PIXELS = int(np.prod(IMAGE_SHAPE))
@@ -573,7 +574,7 @@ def spec(**settings):
         ({"options": {"ipc": 2, "clipping": "yes"}}, "clipping = 'yes' is unknown"),
         ({"options": {"ipc": 2, "lgkm": "all"}}, "lgkm = 'all' is unknown"),
         ({"options": {"ipc": 2, "augment_strategy": "twirl"}}, "strategy = 'twirl'"),
-        ({"hp": {"gamma": 1.5}}, "hp gamma = 1.5: expected a share in"),
+        ({"hp": {"gamma": 1.5}}, "hp gamma = 1.5: expected a number in"),
         ({"hp": {"gamma": -0.1}}, "hp gamma = -0.1"),
         ({"hp": {"tau": 0.0}}, "hp tau = 0.0: expected a finite number > 0"),
         ({"hp": {"clip_norm": 0.0}}, "hp clip_norm = 0.0: expected a finite number > 0"),
@@ -599,7 +600,7 @@ def spec(**settings):
 )
 def test_bad_input_is_told_before_anything_compiles(settings, message):
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
-        prepare_group([spec(**settings)], dataset=make_user_dataset())
+        prepare_group([spec(**settings)], UserObjects(make_user_dataset()))
 
 
 def test_a_network_without_features_is_told():

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from support.data import CLIENT_SIZES, consecutive_partition, make_user_dataset
 
-from fedjax_het import ConfigError, Placement, RunSpec, register_method, simulate, sweep
-from fedjax_het.algorithms import base as algorithm_contract
+from fedjax_het import ConfigError, Placement, RunSpec, methods, register_method, simulate, sweep
 from fedjax_het.algorithms.base import InitialTraffic, RoundInput, ServerStage, Traffic
-from fedjax_het.algorithms.builders import build_federated_algorithm
+from fedjax_het.algorithms.builders import build_federated_algorithm, with_server_step
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.core.client_algorithm import ClientUpdate
 from fedjax_het.core.local_training import make_local_sgd
@@ -33,8 +32,8 @@ SMALL = {
 }
 
 
-def test_the_toy_method_of_the_docstring_runs():
-    found = doctest.testmod(algorithm_contract)
+def test_the_method_of_the_docstring_runs():
+    found = doctest.testmod(methods)
     assert found.attempted >= 8 and found.failed == 0
 
 
@@ -53,11 +52,11 @@ def client_of(training, **changed):
     def init(hp, variables):
         return Own(jnp.int32(0), jnp.zeros(2))
 
-    def begin(hp, message, state, client):
-        return base.begin(hp, message, (), client)
+    def begin(context, state):
+        return base.begin(context, ())
 
-    def end(hp, message, local, state, client):
-        upload, _, output = base.end(hp, message, local, (), client)
+    def end(context, local, state):
+        upload, _, output = base.end(context, local, ())
         return upload, state._replace(seen=state.seen + 1), output
 
     functions = {"init": init, "begin": begin, "end": end}
@@ -69,6 +68,12 @@ def client_of(training, **changed):
 def method(**changed):
     return lambda training, plan: build_federated_algorithm(
         training, plan, client_of(training, **changed)
+    )
+
+
+def adjusting(adjust):
+    return lambda training, plan: build_federated_algorithm(
+        training, plan, make_local_sgd(training, adjust=adjust)
     )
 
 
@@ -94,6 +99,10 @@ def with_server(**functions):
     )
 
 
+def stepping(run_server_step):
+    return lambda training, plan: with_server_step(fedavg(training, plan), run_server_step)
+
+
 def replacing(**fields):
     """FedAvg with these fields in place of its own."""
     return lambda training, plan: fedavg(training, plan)._replace(**fields)
@@ -115,7 +124,7 @@ def recording(shapes, **found):
 
 
 UPLOAD_INSTEAD = (
-    "expected Upload(mean=..., sum=...), of which the engine averages the one and adds up"
+    "expected ClientUpdate(mean=..., sum=...), of which the engine averages the one and adds up"
 )
 
 BREAKS = {
@@ -130,21 +139,28 @@ BREAKS = {
     ),
     "begin of other arguments": (
         method(begin=lambda begin: lambda hp, message, state: ()),
-        "ClientAlgorithm.begin takes (hp, message, state): expected (hp, message, state, client)",
+        "ClientAlgorithm.begin takes (hp, message, state): expected (context, state)",
     ),
     "step of other arguments": (
-        method(step=lambda step: lambda hp, local, batch: (local, 0.0)),
-        "ClientAlgorithm.step takes (hp, local, batch): expected (hp, message, local, batch, client,"
-        " key)",
+        method(step=lambda step: lambda context, batch: ((), 0.0)),
+        "ClientAlgorithm.step takes (context, batch): expected (context, local, batch)",
     ),
     "end of other arguments": (
         method(end=lambda end: lambda hp, message, local, state: ()),
-        "ClientAlgorithm.end takes (hp, message, local, state): expected (hp, message, local,"
-        " state, client)",
+        "ClientAlgorithm.end takes (hp, message, local, state): expected (context, local, state)",
+    ),
+    "adjust of other arguments": (
+        adjusting(lambda hp, gradient, local, message, batch, client: (gradient, ())),
+        "adjust takes (hp, gradient, local, message, batch, client): expected (context, gradient,"
+        " local, batch)",
+    ),
+    "an adjust of a gradient alone": (
+        adjusting(lambda context, gradient, local, batch: gradient),
+        "adjust returned a dict: expected (gradient, aux)",
     ),
     "begin that is no function": (
         method(begin=lambda begin: None),
-        "ClientAlgorithm.begin = None: expected a function of (hp, message, state, client)",
+        "ClientAlgorithm.begin = None: expected a function of (context, state)",
     ),
     "a step without a loss": (
         method(step=lambda step: lambda *given: step(*given)[0]),
@@ -152,15 +168,15 @@ BREAKS = {
     ),
     "an end of two values": (
         ending(lambda upload, state, output: (upload, state)),
-        "ClientAlgorithm.end returned 2 values: expected (upload, state, output)",
+        "ClientAlgorithm.end returned 2 values: expected (update, state, output)",
     ),
     "an end of nothing": (
         method(end=lambda end: lambda *given: None),
-        "ClientAlgorithm.end returned None: expected (upload, state, output)",
+        "ClientAlgorithm.end returned None: expected (update, state, output)",
     ),
     "an upload that is none": (
         ending(lambda upload, state, output: (upload.mean, state, output)),
-        f"ClientAlgorithm.end: upload is a dict: {UPLOAD_INSTEAD}",
+        f"ClientAlgorithm.end: update is a dict: {UPLOAD_INSTEAD}",
     ),
     "an upload of keys": (
         ending(
@@ -170,7 +186,7 @@ BREAKS = {
                 output,
             )
         ),
-        "ClientAlgorithm.end: upload.sum['k'] is key<fry>[]: random keys have no sum",
+        "ClientAlgorithm.end: update.sum['k'] is key<fry>[]: random keys have no sum",
     ),
     "a mean of another structure": (
         ending(lambda upload, state, output: (ClientUpdate(upload.mean["params"]), state, output)),
@@ -221,27 +237,35 @@ BREAKS = {
     ),
     "a server's init of other arguments": (
         with_server(init_server=lambda hp: None),
-        "init takes (hp): expected (hp, variables)",
+        "init_server takes (hp): expected (hp, variables)",
     ),
     "a server's init of nothing": (
         with_server(init_server=lambda hp, variables: None),
-        "init returned None: expected a Broadcast",
+        "init_server returned None: expected a ServerMessage",
     ),
     "an update of nothing": (
         with_server(update=lambda hp, server, upload, counts: None),
-        "update returned None: expected a Broadcast",
+        "update returned None: expected a ServerMessage",
     ),
     "an update to a dict": (
         with_server(update=lambda hp, server, upload, counts: {"variables": {}}),
-        "update returned a dict: expected a Broadcast",
+        "update returned a dict: expected a ServerMessage",
     ),
     "a send of other arguments": (
         with_server(make_message=lambda server: server),
-        "send takes (server): expected (server, cohort)",
+        "make_message takes (server): expected (server, cohort)",
     ),
     "a send of nothing": (
         with_server(make_message=lambda server, cohort: None),
-        "send returned None: expected a Broadcast",
+        "make_message returned None: expected a ServerMessage",
+    ),
+    "a server step of other arguments": (
+        stepping(lambda step_state, context: None),
+        "run_server_step takes (step_state, context): expected (hp, step_state, context)",
+    ),
+    "a server step without a state": (
+        stepping(lambda hp, step_state, context: context.variables_after),
+        "run_server_step returned a dict: expected (variables, step_state)",
     ),
     "a client that is none": (
         lambda training, plan: build_federated_algorithm(training, plan, (1, 2)),
@@ -413,9 +437,9 @@ def test_weights_cannot_be_forgotten(averaging):
     def plain(training, plan):
         base = make_local_sgd(training)
 
-        def end(hp, message, local, state, client):
-            assert not hasattr(client, "weight")
-            change = jax.tree.map(lambda w, a: w - a, local.variables, message.variables)
+        def end(context, local, state):
+            assert not hasattr(context.client, "weight")
+            change = jax.tree.map(lambda w, a: w - a, local.variables, context.message.variables)
             return ClientUpdate(mean=change), state, ()
 
         return build_federated_algorithm(training, plan, base._replace(end=end))
@@ -438,9 +462,9 @@ def test_the_mean_is_of_the_clients_that_trained_with_the_runs_weights(averaging
     def counting(training, plan):
         base = make_local_sgd(training)
 
-        def end(hp, message, local, state, client):
-            _, state, output = base.end(hp, message, local, state, client)
-            return ClientUpdate(mean=client.num_samples), state, output
+        def end(context, local, state):
+            _, state, output = base.end(context, local, state)
+            return ClientUpdate(mean=context.client.num_samples), state, output
 
         algorithm = build_federated_algorithm(
             training,
@@ -478,9 +502,9 @@ def summing(training, plan):
     """FedAvg whose server keeps what its clients' sums were in the last round."""
     base = make_local_sgd(training)
 
-    def end(hp, message, local, state, client):
-        upload, state, output = base.end(hp, message, local, state, client)
-        first = client.id == 0
+    def end(context, local, state):
+        upload, state, output = base.end(context, local, state)
+        first = context.client.id == 0
         sums = Sums(
             jnp.where(first, LARGE, 0),
             jnp.int8(100),

@@ -33,6 +33,7 @@ from fedjax_het.core.task import Task
 from fedjax_het.nn import make_model
 from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.data_assignment import build_partition
+from fedjax_het.runtime.user_objects import UserObjects
 
 METHODS = ("feddf", "fedbe", "abavg")
 STEPS = {"distill_epochs": 2, "distill_batch_size": 4}  # 4 steps over 7 examples
@@ -448,7 +449,7 @@ def spec(algorithm, **settings):
 def test_runs_learn_from_examples_that_no_client_holds():
     options = {"server_options": {"size": 9}}
     for name in METHODS:
-        group = prepare_group([spec(name, **options)], dataset=make_user_dataset())
+        group = prepare_group([spec(name, **options)], UserObjects(make_user_dataset()))
         (federation,) = group.prepared_runs
         assert federation.spec.server_data == "held_out"
         held = set(federation.server_data.indices)
@@ -508,12 +509,12 @@ def test_bad_input_is_told(name, settings, message):
 
 
 def test_a_partition_of_ones_own_must_leave_examples():
-    group = prepare_group([spec("abavg")], dataset=make_user_dataset())
+    group = prepare_group([spec("abavg")], UserObjects(make_user_dataset()))
     own = group.prepared_runs[0].partition
     with pytest.raises(ConfigError, match="at most 3"):
         prepare_group(
             [spec("abavg", server_options={"size": 4})],
-            dataset=make_user_dataset(),
+            UserObjects(make_user_dataset()),
             partitions=[own],
         )
     assert build_partition(spec("abavg").resolved(), make_user_dataset()).digest() == own.digest()

@@ -540,7 +540,7 @@ def test_tuned_copies_leave_the_global_model_alone_and_are_scored_instead(base):
         ("fedamp", {"hp": {"sigma": 0.0}}, "hp sigma = 0.0"),
         ("fedamp", {"hp": {"sigma": -1.0}}, "hp sigma = -1.0"),
         ("heurfedamp", {"hp": {"sigma": 0.0}}, "hp sigma = 0.0"),
-        ("heurfedamp", {"hp": {"self_weight": 1.5}}, "self_weight = 1.5: expected a share"),
+        ("heurfedamp", {"hp": {"self_weight": 1.5}}, "self_weight = 1.5: expected a number in"),
         ("heurfedamp", {"hp": {"self_weight": -0.1}}, "self_weight = -0.1"),
         ("fedamp", {"hp": {"self_weight": 0.5}}, "hp = 'self_weight' is unknown"),
         ("fedamp", {"options": {"guard": "clip"}}, "guard = 'clip'"),

@@ -43,6 +43,7 @@ from fedjax_het.core.gradient_diagnostics import measure_gradient_gaps
 from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.server_training import get_epoch_batch
 from fedjax_het.data import dataset_from_arrays, make_partition, partition_from_clients
+from fedjax_het.runtime.user_objects import UserObjects
 
 HP = {"local_lr": 0.1, "server_lr": 1.4, "gamma": 0.8}
 
@@ -314,7 +315,7 @@ def test_data_sharing_is_fedavg_on_clients_that_also_hold_the_servers_examples()
 def prepared(spec_, dataset=None):
     from fedjax_het.runtime.build import prepare_group
 
-    return prepare_group([spec_], dataset=dataset or make_user_dataset())
+    return prepare_group([spec_], UserObjects(dataset or make_user_dataset()))
 
 
 @pytest.mark.slow

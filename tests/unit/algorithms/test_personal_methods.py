@@ -28,7 +28,7 @@ from fedjax_het.algorithms.per_fedavg import per_fedavg
 from fedjax_het.algorithms.pfedme import pfedme
 from fedjax_het.algorithms.separate import separate
 from fedjax_het.config.run_spec import RunSpec
-from fedjax_het.core.client_algorithm import Batch
+from fedjax_het.core.client_algorithm import Batch, ClientContext
 from fedjax_het.core.client_loop import tile_over_clients
 from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.core.local_training import ServerMessage
@@ -468,9 +468,10 @@ def test_per_fedavg_is_scored_after_one_step_on_one_minibatch():
     variables, use = federation.algorithm.global_model(state), np.arange(3)
     batch = Batch(jnp.asarray(IMAGES[:4]), jnp.asarray(LABELS[:4]), jnp.arange(4) < 3, 0)
     received, client = ServerMessage(variables), tuning.client_algorithm
-    local = client.begin(federation.hp, received, client.init(federation.hp, variables), None)
-    local, _ = client.step(federation.hp, received, local, batch, None, jax.random.key(0))
-    _, copy, _ = client.end(federation.hp, received, local, None, None)
+    context = ClientContext(federation.hp, received, client=None, key=jax.random.key(0))
+    local = client.begin(context, client.init(federation.hp, variables))
+    local, _ = client.step(context, local, batch)
+    _, copy, _ = client.end(context, local, None)
     w = flatten_params(variables["params"])
     np.testing.assert_allclose(
         flatten_params(copy["params"]), w - inner * gradient(w, use), atol=1e-6

@@ -10,7 +10,7 @@ import pytest
 from fedjax_het import analysis
 from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis.figures.heat_map import find_numeric_pair
-from fedjax_het.analysis.figures.privacy_accuracy import plot_privacy
+from fedjax_het.papers.fedaf.privacy import plot_privacy
 from fedjax_het.utils.errors import ConfigError
 
 ROUNDS = 12
@@ -184,7 +184,7 @@ def test_another_measure_has_its_own_unit():
     expected = smoothed(curves, "fedavg", 0.1, SEEDS, "train_loss").mean(axis=1)
     np.testing.assert_allclose(line(figure.axes[1], "fedavg").get_ydata(), expected)
     assert figure.axes[0].get_ylabel() == "Training loss (nats)\nmean of 5 rounds and 3 seeds"
-    with pytest.raises(ConfigError, match=r"measure = 'train_los' .* did you mean 'train_loss'"):
+    with pytest.raises(ConfigError, match=r"metric = 'train_los' .* did you mean 'train_loss'"):
         analysis.plot_learning_curves(results, curves, metric="train_los")
 
 

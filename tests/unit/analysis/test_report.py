@@ -717,7 +717,7 @@ def test_curves_of_clients_have_a_panel_per_data_set():
     ],
 )
 def test_shares_are_shown_in_percent(measure, scale):
-    from fedjax_het.analysis.result_metrics import get_display_scale, is_higher_better
+    from fedjax_het.analysis.grouping import get_display_scale, is_higher_better
 
     assert get_display_scale(measure) == scale
     assert is_higher_better(measure) == (scale == 100)

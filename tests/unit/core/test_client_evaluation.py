@@ -13,6 +13,7 @@ from fedjax_het.data import Partition
 from fedjax_het.nn import make_model
 from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.results import summarize_metrics
+from fedjax_het.runtime.user_objects import UserObjects
 
 DATA = make_user_dataset()
 DEVICES = sorted({1, len(jax.devices())})
@@ -169,7 +170,7 @@ def test_divergence_without_a_global_model_is_marked():
 def test_tests_do_not_depend_on_the_method_or_the_seed_of_training():
     def tests(algorithm, **more):
         (federation,) = prepare_group(
-            [spec(algorithm, partition_seed=3, **more)], dataset=DATA
+            [spec(algorithm, partition_seed=3, **more)], UserObjects(DATA)
         ).prepared_runs
         return federation.client_tests.digest()
 

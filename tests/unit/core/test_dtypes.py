@@ -46,23 +46,23 @@ def odd(training, plan):
     """FedAvg whose clients start off the model that they received, by what their state says."""
     base = make_local_sgd(training)
 
-    def begin(hp, broadcast, state, client):
+    def begin(context, state):
         off = 0.01 * jax.random.normal(state.key) + jnp.where(state.flag, 0.02, -0.02)
         off += 1e-4 * state.count + 1e-3 * state.trace.astype(jnp.float32).sum()
         off += 1e-3 * state.eighths.astype(jnp.float32).sum()
-        local = base.begin(hp, broadcast, (), client)
+        local = base.begin(context, ())
         params = jax.tree.map(lambda a: a + off, local.variables["params"])
         return local._replace(variables=local.variables | {"params": params})
 
-    def end(hp, broadcast, local, state, client):
-        upload, _, output = base.end(hp, broadcast, local, (), client)
+    def end(context, local, state):
+        upload, _, output = base.end(context, local, ())
         moved = sum(jnp.abs(leaf).mean() for leaf in jax.tree.leaves(upload.mean["params"]))
         new = Odd(
             ~state.flag,
             state.count + jnp.int8(3),  # wraps around
             (state.trace + moved).astype(jnp.bfloat16),
             (state.eighths * 0.75).astype(jnp.float8_e4m3fn),
-            jax.random.fold_in(state.key, client.num_steps),
+            jax.random.fold_in(state.key, context.client.num_steps),
         )
         return ClientUpdate(mean=upload.mean, sum=state.flag), new, output
 

@@ -14,9 +14,8 @@ from fedjax_het import ConfigError, RunSpec, simulate
 from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fednova import compute_effective_steps
-from fedjax_het.core.client_algorithm import ContractError
 from fedjax_het.core.execution_plan import make_execution_plan
-from fedjax_het.core.local_training import LocalTraining, apply_gradient, init_local_optimizer
+from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.optimizers import LocalTrainingOptions
 from fedjax_het.core.schedule import Scheduler, compute_useful_fraction
 from fedjax_het.core.work_items import ClientWork
@@ -298,14 +297,6 @@ def test_a_step_that_is_never_full_is_made_at_the_end_of_a_round():
     )
     loop.several = 100
     run_and_compare(loop, 2, atol=5e-6)
-
-
-def test_a_step_that_does_not_say_where_it_is_is_told():
-    training = LocalTraining(None, "sgd", options=LocalTrainingOptions(accumulation_steps=2))
-    variables = {"params": {"w": np.zeros(2, np.float32)}}
-    state = init_local_optimizer(training, {"local_lr": 0.1}, variables)
-    with pytest.raises(ContractError, match="descend: expected at="):
-        apply_gradient(training, {"local_lr": 0.1}, variables, variables["params"], state)
 
 
 @pytest.mark.parametrize(

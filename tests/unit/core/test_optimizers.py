@@ -15,6 +15,7 @@ from support.small_federation import make_small_federation
 import fedjax_het
 from fedjax_het import ConfigError, RunSpec, grid, register_optimizer, simulate, sweep
 from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.core.client_algorithm import ClientContext
 from fedjax_het.core.local_training import (
     ClientTrainState,
     LocalTraining,
@@ -64,9 +65,13 @@ def descended(name, details, hp):
     training = LocalTraining(Task(make_linear_model(), (0.0,), (1.0,)), name, options=details)
     variables = {"params": jax.tree.map(jnp.float32, PARAMS)}
     local = ClientTrainState(variables, init_local_optimizer(training, hp, variables), ())
+    context = ClientContext(hp, (), client=None, key=None)
     for gradient in GRADIENTS:
         local = ClientTrainState(
-            *apply_gradient(training, hp, local.variables, gradient, local.optimizer_state), ()
+            *apply_gradient(
+                training, context, local.variables, gradient, local.optimizer_state, None
+            ),
+            (),
         )
     return local.variables["params"]
 

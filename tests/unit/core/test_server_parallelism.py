@@ -171,8 +171,11 @@ def test_fine_tuning_is_the_same(batch_size):
     synthetic = SyntheticData(data.images.astype(jnp.float32), labels, jnp.float32(0.1))
 
     def tuned(sharing, params, synthetic, key):
+        def apply_params(params, x, **axis_argument):
+            return model.apply({"params": params, "state": {}}, x, train=True, **axis_argument)[0]
+
         return fine_tune(
-            lambda params, x: model.apply({"params": params, "state": {}}, x, train=True)[0],
+            apply_params,
             params,
             synthetic,
             key,
@@ -193,7 +196,7 @@ def test_an_augmentation_is_that_of_the_whole_batch(siamese):
     def changed(sharing, images, key):
         def of(images):
             how = {"strategy": "color_crop_cutout_flip_scale_rotate", "single": False}
-            return augment(key, images, siamese=siamese, **how)
+            return augment(key, images, siamese=siamese, batch_axis=sharing.batch_axis, **how)
 
         return sharing.map_samples(of, images)
 
@@ -211,8 +214,7 @@ def test_entries_of_samples_come_in_their_order(count):
 
 def test_an_own_part_has_rows_of_its_own_alone():
     def sums(sharing, a):
-        with sharing.shard_batch():
-            own = take_local_rows(a)
+        own = take_local_rows(a, sharing.batch_axis)
         return jax.lax.all_gather(own.sum(), "lanes")
 
     found = on(PLAN, sums, np.arange(1, 8))

@@ -661,7 +661,7 @@ def test_plot_names_bad_class_names(tmp_path):
 @pytest.mark.slow
 def test_plot_leaves_pyplot_alone(tmp_path):
     code = (
-        "import sys, numpy as np; from fedjax_het.data import *; from fedjax_het.analysis.figures.partition_plot import plot_partition; "
+        "import sys, numpy as np; from fedjax_het.data import *; from fedjax_het.analysis.figures.data_plots import plot_partition; "
         "p = partition_from_clients([[0, 1], [2]]); "
         f"plot_partition(p, np.array([0, 1, 0]), 2, {str(tmp_path / 'x.svg')!r}); "
         "assert 'matplotlib.pyplot' not in sys.modules"

@@ -4,15 +4,17 @@ import itertools
 import re
 from functools import partial
 
+import flax.linen
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_het.nn import conv2d
+from fedjax_het.nn import conv2d, make_model, to_model
 from fedjax_het.nn.conv import dispatch
 from fedjax_het.nn.conv.dispatch import CONV_IMPLS, Convolution
 from fedjax_het.nn.conv.primitive import apply_per_lane
+from fedjax_het.nn.precision import configure_compute
 from fedjax_het.utils.arrays import enable_x64
 
 KEY = jax.random.key(0)
@@ -271,20 +273,41 @@ def test_one_kernel_takes_the_library_and_lanes_take_matrices_but_on_a_tpu():
         assert text.count("stablehlo.convolution") == count
 
 
-def test_what_is_automatic_is_said_around_a_network():
-    """For both gradients too, and for no convolution that says otherwise."""
-    x, kernel, cotangent = drawn(SHAPES[2])
+class FlaxConvolution(flax.linen.Module):
+    """One convolution layer of flax."""
 
-    def text(impl, automatic):
-        def products(x, kernel, cotangent):
-            with dispatch.override_auto_impl(automatic):
-                return jax.vjp(convolution(SHAPES[2], impl), x, kernel)[1](cotangent)
+    @flax.linen.compact
+    def __call__(self, x):
+        x = flax.linen.Conv(4, (3, 3))(x)
+        return flax.linen.Dense(4)(x.reshape(len(x), -1))
 
-        return jax.jit(products).lower(x, kernel, cotangent).as_text()
 
-    assert text("auto", "im2col").count("stablehlo.convolution") == 0
-    assert text("auto", "native").count("stablehlo.convolution") == 2
-    assert text("im2col", "native").count("stablehlo.convolution") == 0
+@pytest.mark.parametrize("precision", [None, "bfloat16"])
+@pytest.mark.parametrize("network", ["convnet", "cnn", "fsl_cnn", "resnet18", "flax"])
+def test_configure_compute_sets_the_convolutions_that_leave_it_open(network, precision):
+    """For both gradients too, and for no convolution that has an implementation of its own."""
+
+    def count_native(impl, chosen):
+        side = 8 if network == "flax" else 16
+        if network == "flax":
+            model = to_model(FlaxConvolution(), (side, side, 1), 4)
+        else:
+            options = {"width": 2} if network in ("convnet", "resnet18") else {}
+            model = make_model(network, (side, side, 1), 4, conv_impl=impl, **options)
+        model = configure_compute(model, conv_impl=chosen, precision=precision)
+        variables = model.init(jax.random.key(0))
+        x = jnp.ones((2, side, side, 1))
+
+        def loss(params, x):
+            return model.apply({**variables, "params": params}, x, train=True)[0].sum()
+
+        text = jax.jit(jax.grad(loss)).lower(variables["params"], x).as_text()
+        return text.count("stablehlo.convolution")
+
+    assert count_native("auto", "im2col") == 0
+    assert count_native("auto", "native") >= 2
+    if network != "flax":
+        assert count_native("im2col", "native") == 0
 
 
 @pytest.mark.parametrize("impl", ["native", "im2col"])

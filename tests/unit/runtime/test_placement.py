@@ -13,6 +13,7 @@ from fedjax_het.core.autotune.search import LaneChoice
 from fedjax_het.data import partition_from_clients
 from fedjax_het.runtime import placement as placing
 from fedjax_het.runtime.build import prepare_group
+from fedjax_het.runtime.user_objects import UserObjects
 
 BAD = [
     ("lanes", 0),
@@ -88,8 +89,7 @@ def test_lanes_are_chosen_by_what_the_runs_own_clients_wait(asked):
     for blocks in (1, 2):
         prepare_group(
             [one],
-            dataset=data,
-            user_partition=partition_from_clients(clients),
+            UserObjects(data, partition=partition_from_clients(clients)),
             placement=Placement(devices=1, blocks=blocks, memory=10**9),
         )
         # 12 steps in all; the longest lane has 9 wherever there are two.
@@ -100,10 +100,10 @@ def test_lanes_are_chosen_by_what_the_runs_own_clients_wait(asked):
 
 def test_pairs_are_timed_where_they_may_go_side_by_side(asked, monkeypatch):
     one = make_spec("feddm", options={"ipc": 2, "steps": 2, "server_epochs": 1})
-    prepare_group([one], dataset=make_user_dataset())
+    prepare_group([one], UserObjects(make_user_dataset()))
     assert not asked  # on a CPU they go in turn
     monkeypatch.setattr(placing.jax, "default_backend", lambda: "gpu")
-    group = prepare_group([one], dataset=make_user_dataset())
+    group = prepare_group([one], UserObjects(make_user_dataset()))
     pairs = [f.scheduler.work_counts.pairs.max() for f in group.prepared_runs]
     assert asked["work"].images_per_pair == 2 and asked["cohort_size"] == max(pairs) > 4
 
@@ -111,7 +111,7 @@ def test_pairs_are_timed_where_they_may_go_side_by_side(asked, monkeypatch):
 @pytest.mark.slow
 def test_the_convolutions_that_were_chosen_enter_the_programs_and_no_name(asked):
     one = make_spec(model="convnet", width=4, depth=1, rounds=1)
-    group = prepare_group([one], dataset=make_user_dataset())
+    group = prepare_group([one], UserObjects(make_user_dataset()))
     assert group.program.signature.conv_impl == "im2col"
     model = group.program.task.model
     variables = jax.eval_shape(model.init, jax.random.key(0))

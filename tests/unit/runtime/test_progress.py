@@ -21,8 +21,7 @@ from fedjax_het import sweep
 from fedjax_het.cli import main
 from fedjax_het.papers.programs import load_program, make_config_program
 from fedjax_het.runtime import progress as told
-from fedjax_het.runtime.progress import Progress, show_progress
-from fedjax_het.runtime.progress_panel import format_phase_line, show_panel
+from fedjax_het.runtime.progress import Progress, format_phase_line, show_panel, show_progress
 from fedjax_het.utils import console
 from fedjax_het.utils.errors import ConfigError, run_with_exit_status
 
@@ -74,14 +73,14 @@ def test_the_area_keeps_within_the_terminal_and_names_the_run(width):
 
 
 def test_what_is_logged_warned_and_printed_stays_in_lines_of_its_own(monkeypatch):
-    console, file = terminal(80)
+    screen, file = terminal(80)
     monkeypatch.setattr(sys, "stderr", file)
     monkeypatch.setattr(sys, "stdout", file)
     log = logging.getLogger("fedjax_het")
     before, log.handlers = log.handlers, []
     try:
         console.log_to_stderr(logging.WARNING)
-        with show_panel(LONG, True, console) as show:
+        with show_panel(LONG, True, screen) as show:
             show(AT)
             log.warning("a note")
             print("a warning", file=sys.stderr)

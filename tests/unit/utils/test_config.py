@@ -87,8 +87,8 @@ REFUSED = [
     ("rate", True, "rate = True: expected a finite number"),
     ("rate", "fast", "rate = 'fast': expected a finite number"),
     ("scale", 0, "scale = 0: expected a finite number > 0"),
-    ("share", 1.01, "share = 1.01: expected a share in [0, 1]"),
-    ("share", -0.01, "share = -0.01: expected a share in [0, 1]"),
+    ("share", 1.01, "share = 1.01: expected a number in [0, 1]"),
+    ("share", -0.01, "share = -0.01: expected a number in [0, 1]"),
     ("momentum", 1, "momentum = 1: expected a number in [0, 1)"),
     ("decay", 0, "decay = 0: expected a number in (0, 1]"),
     ("any_number", float("inf"), "any_number = inf: expected a finite number"),
@@ -99,10 +99,10 @@ REFUSED = [
     ("word", 1, "word = 1: expected a word"),
     ("sizes", 4, "sizes = 4: expected a list"),
     ("sizes", "45", "sizes = '45': expected a list"),
-    ("sizes", [4, 0], "sizes = 0: expected a whole number >= 1"),
+    ("sizes", [4, 0], "sizes[1] = 0: expected a whole number >= 1"),
     ("maybe", 0, "maybe = 0: expected a finite number > 0"),
     ("maybe_choice", "z", "maybe_choice = 'z' is unknown"),
-    ("maybe_sizes", [0.5], "maybe_sizes = 0.5: expected a whole number"),
+    ("maybe_sizes", [0.5], "maybe_sizes[0] = 0.5: expected a whole number"),
 ]
 
 

@@ -57,7 +57,7 @@ def test_every_variable_that_is_read_has_its_cases():
     assert {variable.name for variable in VARIABLES} == set(BAD)
     reads = re.compile(r"os\.(environ|getenv)")
     readers = {path.name for path in PACKAGE.rglob("*.py") if reads.search(path.read_text())}
-    assert readers == {"variables.py"}
+    assert readers == {"env.py"}
 
 
 @pytest.mark.parametrize(("name", "bad"), CASES)

@@ -1,0 +1,106 @@
+"""The kept runs of `experiments/`: archives are read like files, and all results can be loaded."""
+
+import warnings
+
+import numpy as np
+import pytest
+from support.paths import ROOT
+
+from fedjax_het.papers.archived_results import archive_runs, archive_runs_main
+from fedjax_het.runtime.provenance import describe_environment
+from fedjax_het.runtime.result_store import list_run_files, load_curves, load_result, load_results
+from fedjax_het.runtime.results import Result
+from fedjax_het.runtime.sweep import plan_sweep
+from fedjax_het.utils.io import ARCHIVE_NAME, DamagedFileError
+
+ARCHIVES = sorted((ROOT / "experiments").rglob(ARCHIVE_NAME))
+NUM_RUNS = 576
+# Runs of a version that had other options.
+OF_OTHER_OPTIONS = "dynafed/results/ablations"
+# Runs of versions that named them otherwise, by the names of their files: their digests since then.
+OTHER_DIGESTS = {
+    "153590f8a52a6e18": "80f034537940c760",
+    "63bb8eb24c1154bd": "a30d76b15ee3b7cd",
+    "30d298e358f67e98": "72be360df7b74246",
+    "586a3b7e5d199e1e": "61c34292263afb9a",
+    "d5c46cc09ffe6e1e": "449b211db1b7067e",
+}
+
+
+def test_every_kept_result_is_loaded_under_its_digest():
+    runs = [path for archive in ARCHIVES for path in list_run_files(archive.parent)]
+    assert len(runs) == NUM_RUNS
+    for path in runs:
+        result = Result.load(path)
+        assert result.metrics and result.summary
+        if OF_OTHER_OPTIONS not in path.as_posix():
+            assert result.digest() == OTHER_DIGESTS.get(path.stem, path.stem)
+
+
+def test_no_run_lies_beside_its_archive():
+    for archive in ARCHIVES:
+        assert not [path for path in archive.parent.iterdir() if len(path.stem) == 16]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Files of two kept runs, as if this version had made them here."""
+    source = ROOT / "experiments" / "fedaf" / "results" / "table1-cpu"
+    for path in list_run_files(source)[:2]:
+        result = Result.load(path)
+        result.summary |= describe_environment()
+        result.save(tmp_path)
+    return tmp_path
+
+
+def test_an_archive_is_read_like_the_files_in_it(folder):
+    results, curves = load_results(folder), load_curves(folder)
+    digest = results["digest"][0]
+    before = load_result(folder, digest)
+    assert archive_runs(folder) == 4
+    assert [path.name for path in folder.iterdir()] == [ARCHIVE_NAME]
+    assert load_results(folder).equals(results) and load_curves(folder).equals(curves)
+    after = load_result(folder, digest)
+    assert after.summary == before.summary and after.spec == before.spec
+    for name, values in before.metrics.items():
+        np.testing.assert_array_equal(after.metrics[name], values)
+    assert {state for _, _, state in plan_sweep([after.spec], folder)} == {"done"}
+
+
+def test_the_same_runs_give_the_same_archive_whenever_they_are_added(folder, tmp_path_factory):
+    archive_runs(folder)
+    together = (folder / ARCHIVE_NAME).read_bytes()
+    other = tmp_path_factory.mktemp("other")
+    for path in reversed(list_run_files(folder)):
+        Result.load(path).save(other)
+        assert archive_runs(other) == 2
+    assert (other / ARCHIVE_NAME).read_bytes() == together
+
+
+def test_a_run_beside_the_archive_is_read_in_its_place(folder):
+    archive_runs(folder)
+    path = list_run_files(folder)[0]
+    result = Result.load(path)
+    result.summary["finished"] = "2030"
+    result.save(folder)
+    assert Result.load(path).summary["finished"] == "2030"
+
+
+def test_a_damaged_archive_is_one_line(folder):
+    archive_runs(folder)
+    archive = folder / ARCHIVE_NAME
+    content = bytearray(archive.read_bytes())
+    content[200:260] = bytes(60)  # within the first member
+    archive.write_bytes(content)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert len(load_results(folder)) == 1
+    assert "damaged" in str(caught[0].message) and "\n" not in str(caught[0].message)
+    archive.write_bytes(b"no archive")
+    with pytest.raises(DamagedFileError, match=r"runs.zip' is damaged"):
+        load_results(folder)
+
+
+def test_a_folder_that_is_not_there_is_one_line(tmp_path, capsys):
+    assert archive_runs_main([str(tmp_path / "none")]) == 2
+    assert "expected a folder of results" in capsys.readouterr().err
