@@ -4,15 +4,12 @@ Each field of a record is a flag. A value of another type, an unknown flag, and 
 twice are one-line errors with the flag as the user wrote it, its value and what is allowed.
 """
 
-import ast
 import contextlib
 import dataclasses
-import inspect
 import io
 import itertools
 import json
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
@@ -20,6 +17,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin
 from fedjax_het.utils.config import (
     MAX_FLOAT32,
     field_types,
+    get_field_docs,
     is_supported_annotation,
     union_members,
     validate,
@@ -55,7 +53,7 @@ def get_options(config_class: type) -> dict[str, Option]:
     """Return the options of a record by the name of their fields."""
     import tyro
 
-    options, texts = {}, _parse_field_docs(config_class)
+    options, texts = {}, get_field_docs(config_class)
     fields = {field.name: field for field in dataclasses.fields(config_class)}
     for name, annotation in field_types(config_class).items():
         marks: list[Any] = []
@@ -267,16 +265,3 @@ def list_item_type(annotation: Any) -> Any:
     """Return the type of a list's items; None for what is no list."""
     lists = [member for member in union_members(annotation) if get_origin(member) is tuple]
     return get_args(lists[0])[0] if lists else None
-
-
-def _parse_field_docs(config_class: type) -> dict[str, str]:
-    """Return the text after each field in the source of a record and of its bases."""
-    texts: dict[str, str] = {}
-    for base_class in reversed(config_class.__mro__[:-1]):
-        with contextlib.suppress(OSError, TypeError):  # of a class that has no source
-            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base_class))).body
-            for field, following in itertools.pairwise(getattr(definition, "body", [])):
-                if isinstance(field, ast.AnnAssign) and isinstance(following, ast.Expr):
-                    text = getattr(following.value, "value", "")
-                    texts[ast.unparse(field.target)] = " ".join(str(text).split())
-    return texts
