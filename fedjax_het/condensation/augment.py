@@ -224,7 +224,7 @@ def augment(
     families = parse_strategy(strategy)
     if not families:
         return images
-    # One draw of parameters serves the whole batch in siamese mode.
+    # In siamese mode the whole batch shares one draw of parameters.
     num_draws = 1 if siamese else get_num_shards(batch_axis) * images.shape[0]
     transforms = [_draw_and_apply(_FAMILIES[name], num_draws, batch_axis) for name in families]
     if single:

@@ -427,7 +427,7 @@ class _CallRecorder:
         if context.method_name != "__call__":
             return call(*args, **kwargs)
         if isinstance(module, nn.Dropout) and self.call.train and self.call.key is None:
-            return args[0] if args else kwargs["inputs"]  # without a key nothing is dropped
+            return args[0] if args else kwargs["inputs"]  # flax would raise without a key
         if is_supported_conv(module):
             with override_convolution(module, self.call.conv_impl):
                 return call(*args, **kwargs)
@@ -444,6 +444,7 @@ def _intercept_calls(calls: _CallRecorder, info: _ModuleInfo) -> contextlib.Abst
 
 
 def _inspect_module(module: nn.Module, input_shape: Sequence[int], flag: str | None) -> _ModuleInfo:
+    """Return the facts about a module, from `init` on a batch of shapes."""
     calls = _CallRecorder(_Call(train=False, key=None))
     norms: set[tuple[str, ...]] = set()
     layer_info: dict[str, Any] = {"has_conv": False, "has_dropout": False, "activation_shape": None}

@@ -56,7 +56,7 @@ class FeatureGenerator(nn.Module):
     def __call__(self, noise, labels, train, batch_axis: BatchAxis | None = None):
         x = jnp.concatenate([noise, jax.nn.one_hot(labels, self.num_classes)], axis=1)
         x = Linear(self.hidden, name="hidden")(x)
-        x = x[:, None, None]  # as images of one pixel
+        x = x[:, None, None]  # BatchNorm reads images: one pixel each
         x = BatchNorm(name="norm")(x, train, batch_axis)[:, 0, 0]
         return Linear(self.num_features, name="features")(jax.nn.relu(x))
 

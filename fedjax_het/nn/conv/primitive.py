@@ -37,8 +37,8 @@ def conv2d(x: Array, kernel: Array, padding: int, impl: str = "auto", stride: in
       impl: "native": the backend's convolution, which a GPU or TPU computes as a grouped one for
         several kernels (lanes). "im2col": matrix products. "unrolled": one native convolution per
         lane. "auto": on a CPU the faster of native and im2col for each product; on a TPU native;
-        elsewhere native for one kernel and im2col for several. `configure_compute` can override
-        "auto".
+        elsewhere native for one kernel and im2col for several. In a `Model`, `configure_compute`
+        can replace "auto".
       stride: distance of windows in pixels.
 
     Returns:
@@ -58,7 +58,7 @@ def conv2d(x: Array, kernel: Array, padding: int, impl: str = "auto", stride: in
     dtype = jnp.promote_types(x.dtype, kernel.dtype)
     x, kernel = x.astype(dtype), kernel.astype(dtype)
     (height, width), (rows, columns) = x.shape[1:3], kernel.shape[:2]
-    # jax adds its settings to `jax.config` at run time: its types do not name them.
+    # jax adds settings to `jax.config` at run time, so its type stubs do not contain them.
     settings: Any = jax.config
     precision = settings.jax_default_matmul_precision
     convolution = Convolution((height, width), (rows, columns), padding, stride, impl, precision)

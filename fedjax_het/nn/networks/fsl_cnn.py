@@ -43,7 +43,7 @@ class FslCnn(nn.Module):
             x = conv(x)
             if is_last or not is_grayscale:
                 x = max_pool(x)
-            x = jax.nn.relu(x)  # after the pool, as the maximum of ReLUs
+            x = jax.nn.relu(x)  # after the pool: equal, and fewer numbers
         x = Dropout(0.25, name="dropout1")(x.reshape(x.shape[0], -1), train, batch_axis)
         x = jax.nn.relu(Linear(self.hidden, True, name="hidden")(x))
         x = Dropout(0.5, name="dropout2")(x, train, batch_axis)
