@@ -172,7 +172,7 @@ def build_federated_algorithm(
 
     def traffic(hp, state):
         client_state = get_client_row(state.clients, 0)
-        client_update = jax.eval_shape(
+        client_update = plan.eval_shape(
             _make_abstract_client_update(client_algorithm), hp, state.server, client_state
         )
         return Traffic(num_bytes(state.server), num_bytes(client_update))

@@ -27,6 +27,7 @@ from fedjax_het.algorithms.base import (
     Traffic,
 )
 from fedjax_het.core.client_algorithm import (
+    ClientError,
     ContractError,
     call_user_function,
     describe_value,
@@ -212,6 +213,8 @@ def _add_method_name(name: str, function: Callable) -> Callable:
         except ContractError as error:
             if str(error).startswith("method "):  # of one that this one is put over
                 raise
+            if isinstance(error, ClientError):
+                raise ClientError(f"method {name!r}, {error}") from error.__cause__
             raise ContractError(f"method {name!r}: {error}") from error
         except Exception as error:
             if not hasattr(error, "__notes__") or "in method" not in error.__notes__[-1]:

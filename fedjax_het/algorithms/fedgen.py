@@ -31,7 +31,7 @@ from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.core.server_training import ServerTrainState, make_server_step
 from fedjax_het.nn import Generator, Model, make_generator
-from fedjax_het.nn.batch_axis import BatchAxis, gather_rows, sum_over_shards
+from fedjax_het.nn.batch_axis import gather_rows, sum_over_shards
 from fedjax_het.nn.model import Head
 from fedjax_het.utils.config import (
     Config,
@@ -392,7 +392,7 @@ def train_generator(
                 batch_axis=batch.axis,
             )
             return compute_generator_loss(
-                model, hp, teachers.head, label_share_table, features, noise, labels, batch.axis
+                model, hp, teachers.head, label_share_table, features, batch
             ), state
 
         (value, state), gradient = jax.value_and_grad(loss, has_aux=True)(
@@ -429,13 +429,23 @@ def compute_generator_loss(
     heads,
     label_share_table,
     features,
-    noise,
-    labels,
-    batch_axis: BatchAxis | None = None,
+    batch: Batch,
 ) -> jax.Array:
-    """The teachers' loss of features [B, F], heads and shares having a leading axis of clients, and
-    what keeps features apart as their noise [B, N] is; `batch_axis` are the devices that share the
-    batch, if any."""
+    """Return the loss of the generator on a batch.
+
+    Args:
+      model: the network whose last layer reads features.
+      hp: values of the hyper-parameters.
+      heads: the teachers' last layers, with a leading axis of clients.
+      label_share_table: rho `[S, C]`, see `compute_label_shares`.
+      features: `[B, F]` of the generator.
+      batch: noise `[B, N]` as `images`, and labels `[B]`.
+
+    Returns:
+      The weighted sum of the teachers' loss of the features and of the diversity term, which keeps
+      features apart as their noise is.
+    """
+    noise, labels, batch_axis = batch.images, batch.labels, batch.axis
     # In turn: products that are one with the reductions below have to be verified (`core.miscompile_guard`).
     logits = jax.lax.map(
         lambda head: _require_head(model).apply(head, features), heads

@@ -1,10 +1,8 @@
-"""The settings of local training: an optimiser's options, schedules of its rate, accumulation.
+"""Resolution of a run: from the settings that a user sets to the settings of the run.
 
-From the settings that a user gives to those of a run: one layer after the other.
-
-method and protocol -> what they say of everything -> partition -> network -> server's data -> local
-tests -> options -> numbers. Each layer takes the run as the last one left it, fills what it knows,
-checks it, and leaves unsaid what goes without saying: equal runs have equal settings, and one name.
+Settings are filled in and checked in layers: method and protocol, partition, network, the server's
+data, client tests, local training, options, hyper-parameters. Each layer drops settings that equal
+their defaults, so that equal runs have equal settings and one digest.
 """
 
 import dataclasses
@@ -14,6 +12,12 @@ from typing import Any, get_origin
 
 from fedjax_het.algorithms import METHODS, AlgorithmSpec, get_algorithm_spec, get_possible_bases
 from fedjax_het.algorithms.builders import PRETRAINING_HYPERPARAMETERS
+from fedjax_het.config.local_training import (
+    lr_schedule_hyperparameters,
+    optional_hyperparameters,
+    require_schedule_hyperparameters,
+    resolve_local_training,
+)
 from fedjax_het.config.protocols import PROTOCOLS, get_protocol_defaults
 from fedjax_het.config.run_spec import (
     LOCAL_TRAINING_SETTINGS,
@@ -25,20 +29,8 @@ from fedjax_het.config.run_spec import (
     drop_unused_settings,
     mark_as_resolved,
 )
-from fedjax_het.core.lr_schedules import (
-    LR_SCHEDULES,
-    ROUND_PREFIX,
-    STEP_PREFIX,
-    optional_schedule_hyperparameters,
-    required_schedule_hyperparameters,
-    schedule_hyperparameters,
-)
-from fedjax_het.core.optimizers import (
-    LR_NAME,
-    OPTIMIZERS,
-    USER_OBJECT,
-    optional_optimizer_hyperparameters,
-)
+from fedjax_het.core.lr_schedules import LR_SCHEDULES
+from fedjax_het.core.optimizers import OPTIMIZERS
 from fedjax_het.data import (
     DATASETS,
     NORMALIZATIONS,
@@ -64,84 +56,6 @@ from fedjax_het.utils.errors import (
     require_name,
 )
 from fedjax_het.utils.registry import Registry
-
-_LR_LENGTH = f"{ROUND_PREFIX}length"
-
-
-def resolve_local_training(spec: RunSpec) -> RunSpec:
-    """Checked, and unsaid where it is as without saying: an optimiser's option at its default, a
-    rate that stays as it is, steps of one minibatch. Raises ConfigError."""
-    name, options = spec.local_optimizer, dict(spec.optimizer_options)
-    default_options = {} if name in (None, USER_OBJECT) else OPTIMIZERS[str(name)].options
-    for option, value in options.items():
-        require_name("optimizer_options", option, default_options)
-        expected = "True or False"
-        require(isinstance(value, bool), f"optimizer_options {option}", value, expected)
-    options = {
-        option: value for option, value in options.items() if value != default_options[option]
-    }
-    cleared_settings: dict[str, Any] = {}
-    for setting, prefix in _schedule_settings():
-        schedule = getattr(spec, setting)
-        if schedule == "constant" and f"{prefix}warmup" not in spec.hp:
-            cleared_settings[setting] = None
-        elif schedule is not None and name == USER_OBJECT:
-            _require_learning_rate(spec, setting, schedule)
-    accumulation = None if spec.accumulation == 1 else spec.accumulation
-    return dataclasses.replace(
-        spec, optimizer_options=options, accumulation=accumulation, **cleared_settings
-    )
-
-
-def _require_learning_rate(spec: RunSpec, setting: str, schedule: str) -> None:
-    """Of the user's own optimiser only what it reads of `hp` can have a schedule, over rounds."""
-    over_steps = "none over steps: an optimizer that is passed has its own"
-    require(setting == "lr_schedule", setting, schedule, over_steps)
-    expected = f"hp {LR_NAME}, which an optimizer that is passed reads as a function of hp"
-    require(LR_NAME in spec.hp, setting, schedule, expected)
-
-
-def _schedule_settings() -> tuple[tuple[str, str], ...]:
-    return ("lr_schedule", ROUND_PREFIX), ("lr_step_schedule", STEP_PREFIX)
-
-
-def lr_schedule_hyperparameters(spec: RunSpec) -> dict[str, HyperParameter]:
-    """The hyper-parameters that its schedules have."""
-    hyperparameters: dict[str, HyperParameter] = {}
-    for setting, prefix in _schedule_settings():
-        if (schedule := getattr(spec, setting)) is not None:
-            hyperparameters |= schedule_hyperparameters(schedule, prefix)
-    return hyperparameters
-
-
-def optional_hyperparameters(spec: RunSpec) -> dict[str, HyperParameter]:
-    """Those of local training that it has only where they are given."""
-    if spec.local_optimizer is None:
-        return {}
-    hyperparameters = optional_optimizer_hyperparameters(spec.local_optimizer, spec.hp)
-    for setting, prefix in _schedule_settings():
-        if (schedule := getattr(spec, setting)) is not None:
-            hyperparameters |= optional_schedule_hyperparameters(schedule, prefix)
-    return hyperparameters
-
-
-def require_schedule_hyperparameters(spec: RunSpec, hp: dict[str, float]) -> None:
-    """Raise ConfigError for a number of a schedule that has no default and is not given."""
-    for setting, prefix in _schedule_settings():
-        if (schedule := getattr(spec, setting)) is not None:
-            for name in required_schedule_hyperparameters(schedule, prefix):
-                unit = "rounds" if prefix == ROUND_PREFIX else "steps"
-                expected = f"a number of {unit} >= 1, for {setting} {schedule}"
-                require(name in hp, f"hp {name}", None, expected)
-
-
-def is_horizon_dependent(spec: RunSpec) -> bool:
-    """Whether the rates of a run's rounds depend on how many rounds it has, so that it is not the
-    beginning of a longer one: where its schedule over rounds comes to an end (cosine, linear,
-    polynomial) that `hp` does not fix as `lr_length`."""
-    schedule = spec.lr_schedule
-    return schedule is not None and LR_SCHEDULES[schedule].has_length and _LR_LENGTH not in spec.hp
-
 
 _CHOICE_SETTINGS = {"optimizer_state": ("reset", "keep"), "averaging": ("uniform", "weighted")}
 _REGISTRIES: dict[str, Registry[Any]] = {
@@ -179,7 +93,15 @@ def resolve(raw_spec: RunSpec) -> ResolvedRunSpec:
 
 
 def supported_hyperparameters(raw_spec: RunSpec, names: Iterable[str]) -> list[str]:
-    """Those of these hyper-parameters that a run of these settings can have. Raises ConfigError."""
+    """Return the names among these of hyper-parameters that such a run can have.
+
+    Args:
+      raw_spec: settings of a run, whose hyper-parameters are ignored.
+      names: names of hyper-parameters.
+
+    Raises:
+      ConfigError: if a setting cannot be used.
+    """
     names = list(names)
     spec, method, _ = _resolve_except_hyperparameters(
         validate_fields(dataclasses.replace(raw_spec, hp=dict.fromkeys(names, 0.0)))
@@ -191,7 +113,7 @@ def supported_hyperparameters(raw_spec: RunSpec, names: Iterable[str]) -> list[s
 def _resolve_except_hyperparameters(
     raw_spec: RunSpec,
 ) -> tuple[RunSpec, AlgorithmSpec, dict[str, Any]]:
-    """-> (the run but for its hyper-parameters, its method, what its protocol says of these)."""
+    """Return the run resolved except for `hp`, its method, and the `hp` of its protocol."""
     method = get_algorithm_spec(raw_spec.algorithm, raw_spec.options)
     protocol = method.protocol if raw_spec.protocol is None else raw_spec.protocol
     require_name("protocol", protocol, PROTOCOLS)
@@ -201,7 +123,7 @@ def _resolve_except_hyperparameters(
     settings = drop_unused_settings(raw_spec.algorithm, settings)
     protocol_defaults = {name: settings.pop(name, None) for name in SERVER_DATA_SETTINGS}
     protocol_defaults["pretrain_epochs"] = settings.get("pretrain_epochs")
-    # A protocol that is the method's own goes without saying.
+    # The method's own protocol is dropped, as every default.
     explicit_protocol = None if protocol == method.protocol else protocol
     if raw_spec.local_steps is not None:
         expected = "nothing beside local_steps: clients go by epochs or by steps"
@@ -221,8 +143,11 @@ def _resolve_except_hyperparameters(
 
 
 def validate_fields(raw_spec: RunSpec) -> RunSpec:
-    """The same with every value of its annotation's kind and within its bounds, as JSON has it, and
-    with names that something has. Raises `ConfigError`."""
+    """Check every setting by its annotation, and that names exist; return values as in JSON.
+
+    Raises:
+      ConfigError: if a value has another type, is out of its bounds, or is an unknown name.
+    """
     _check_names(raw_spec)
     values: dict[str, Any] = {}
     for name, annotation in field_types(RunSpec).items():
@@ -239,7 +164,7 @@ def validate_fields(raw_spec: RunSpec) -> RunSpec:
 
 
 def _check_names(raw_spec: RunSpec) -> None:
-    """Before anything else, that what is named exists: a misspelt name is what is wrong."""
+    """Check the names before anything else, so that a misspelt name is what is reported."""
     for name, registry in _REGISTRIES.items():
         value = getattr(raw_spec, name)
         is_user_object = (
@@ -265,13 +190,13 @@ def _check_names(raw_spec: RunSpec) -> None:
 
 
 def _fill_missing(spec: RunSpec, settings: dict[str, Any]) -> RunSpec:
-    """What is left out, as the protocol has it."""
+    """Fill the settings that are None from the protocol."""
     missing = {name: value for name, value in settings.items() if getattr(spec, name) is None}
     return dataclasses.replace(spec, **missing)
 
 
 def _resolve_partition(raw_spec: RunSpec, spec: RunSpec) -> RunSpec:
-    """Its partition, with the settings that are among its parameters; its seed."""
+    """Resolve the partition, the settings that are its parameters, and its seed."""
     partition = spec.partition or ""  # a protocol names one
     scheme = PARTITIONS.require(partition)
     settings: dict[str, Any] = {}
@@ -312,13 +237,13 @@ def _resolve_partition(raw_spec: RunSpec, spec: RunSpec) -> RunSpec:
 
 
 def get_partition_arguments(spec: RunSpec) -> dict[str, Any]:
-    """What a run's partition is made with, by the names of its parameters."""
+    """Return the arguments of a run's partition by the names of its parameters."""
     partition, settings = spec.partition or "", spec.partition_arguments
     return {find_parameter_name(partition, name) or name: value for name, value in settings.items()}
 
 
 def display_partition_names(spec: RunSpec) -> AbstractContextManager[None]:
-    """In here, messages call the partition's parameters what the run's settings do."""
+    """Return a context in which messages name the partition's parameters as the settings do."""
     parameters = {
         name: find_parameter_name(spec.partition or "", name) for name in PARTITION_SETTINGS
     }
@@ -328,8 +253,11 @@ def display_partition_names(spec: RunSpec) -> AbstractContextManager[None]:
 
 
 def _require_consistent(raw_spec: RunSpec, setting: str, value: Any, options_name: str) -> Any:
-    """The value of a setting that is also among a run's options. Raises `ConfigError` if the
-    setting has another one."""
+    """Return the value of a setting that is also among a run's options.
+
+    Raises:
+      ConfigError: if the setting has another value.
+    """
     setting_value = getattr(raw_spec, setting)
     ok = setting_value is None or setting_value == value
     require(ok, setting, setting_value, f"{value!r}, as {options_name} say, or only one of the two")
@@ -337,7 +265,7 @@ def _require_consistent(raw_spec: RunSpec, setting: str, value: Any, options_nam
 
 
 def _resolve_network(raw_spec: RunSpec, spec: RunSpec) -> RunSpec:
-    """Its network's options, each where it is named: those that are settings under their own."""
+    """Resolve the network's options; options that are settings move to their settings."""
     settings = dict(raw_spec.network_options)
     network_settings = {
         name: _require_consistent(raw_spec, name, settings.pop(name), "network_options")
@@ -356,7 +284,7 @@ def _resolve_network(raw_spec: RunSpec, spec: RunSpec) -> RunSpec:
 def _resolve_server_data(
     raw_spec: RunSpec, spec: RunSpec, method: AlgorithmSpec, protocol_defaults: dict[str, Any]
 ) -> RunSpec:
-    """Its server's examples, where they have a use, checked; `usual` are the protocol's."""
+    """Resolve the source of the server's examples, where the run uses any."""
     epochs, gaps = spec.pretrain_epochs, spec.gradient_gaps or None
     if epochs:
         expected = "none: the method has no global model to pretrain"
@@ -398,8 +326,7 @@ def _resolve_server_data(
 def _resolve_client_tests(
     raw_spec: RunSpec, spec: RunSpec, models: tuple[str, ...], protocol_settings: dict[str, Any]
 ) -> RunSpec:
-    """Its local tests checked, and left unsaid where they are as without saying; `usual` are the
-    protocol's settings."""
+    """Check the settings of clients' tests, and drop those that equal their defaults."""
     is_personalized = models[0] != "global"
     has_client_tests = is_personalized if spec.local_tests is None else spec.local_tests
     scored, test_size = spec.scored, spec.test_per_client
@@ -432,7 +359,7 @@ def _resolve_client_tests(
 
 
 def _resolve_metrics(spec: RunSpec, method: AlgorithmSpec) -> RunSpec:
-    """What it measures besides, each name as it is, in the order given; checked."""
+    """Check that the run can compute its further metrics; write their names in their order."""
     metrics = parse_metrics(spec.measures)
     for metric in metrics:
         ok = metric.sums is None or method.has_global_model
@@ -450,14 +377,14 @@ def _resolve_metrics(spec: RunSpec, method: AlgorithmSpec) -> RunSpec:
 
 
 def _resolve_early_stopping(spec: RunSpec) -> RunSpec:
-    """A least gain of 0 goes without saying. Raises `ConfigError` for one that nothing looks at."""
+    """Check that `min_gain` has a use, and drop 0, its default."""
     expected = "nothing, or patience >= 1"
     require(not spec.min_gain or spec.patience is not None, "min_gain", spec.min_gain, expected)
     return dataclasses.replace(spec, min_gain=spec.min_gain or None)
 
 
 def _check_held_out(spec: RunSpec, method: AlgorithmSpec) -> None:
-    """That there is a model for clients that take no part, and something to tune it by."""
+    """Check that the method has a model for held-out clients, and can fine-tune it."""
     held_out, epochs = spec.held_out_clients, spec.held_out_epochs
     no_global_model_text = (
         f"none: {spec.algorithm} has no global model that could be scored on them"
@@ -477,7 +404,7 @@ def _check_held_out(spec: RunSpec, method: AlgorithmSpec) -> None:
 def _resolve_options(
     raw_spec: RunSpec, spec: RunSpec, method: AlgorithmSpec, protocol_options: dict[str, Any]
 ) -> RunSpec:
-    """Its method's choices, all of them; the usual base goes without saying."""
+    """Write out all options of the method; the default base is dropped."""
     applicable_options = {
         name: value
         for name, value in _evaluate_rule_values(protocol_options, spec, method).items()
@@ -497,7 +424,7 @@ def _resolve_options(
 def _resolve_hyperparameters(
     raw_spec: RunSpec, spec: RunSpec, method: AlgorithmSpec, protocol_hp: dict[str, Any]
 ) -> RunSpec:
-    """Its numeric hyper-parameters: the method's, what the protocol says, what is given."""
+    """Write out all hyper-parameters: set by the user, by the protocol, or by the method."""
     defaults = _default_hyperparameters(spec, method)
     supported = {**optional_hyperparameters(spec), **defaults}
     for name in raw_spec.hp:
@@ -520,7 +447,7 @@ def _resolve_hyperparameters(
 
 
 def _default_hyperparameters(spec: RunSpec, method: AlgorithmSpec) -> dict[str, HyperParameter]:
-    """Those that such a run always has."""
+    """Return the hyper-parameters that such a run always has."""
     method_hyperparameters = method.collect_hyperparameters(
         spec.local_optimizer, spec.options, spec.num_clients or 1
     )
@@ -531,7 +458,7 @@ def _default_hyperparameters(spec: RunSpec, method: AlgorithmSpec) -> dict[str, 
 def _evaluate_rule_values(
     rule_values: dict[str, Any], spec: RunSpec, method: AlgorithmSpec
 ) -> dict[str, Any]:
-    """What rules say of this run, without what they leave to the method, see `DefaultsRule`."""
+    """Evaluate a protocol's rules for this run, see `DefaultsRule`; None leaves it to the method."""
     values = {
         name: value(vars(spec), method) if callable(value) else value
         for name, value in rule_values.items()

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.nn.batch_axis import BatchAxis
-from fedjax_het.utils.arrays import is_prng_key
+from fedjax_het.utils.arrays import AnyArray, is_prng_key
 from fedjax_het.utils.errors import ConfigError
 
 Tree = Any
@@ -120,6 +120,11 @@ class ContractError(ConfigError):
     """A function of a method breaks the contract; one line names the function and the leaf."""
 
 
+class ClientError(ContractError):
+    """A function of a client raised an exception in debug mode; one line names method, round, client
+    and step, all counted from 0. `__cause__` is the exception."""
+
+
 def with_contract_checks(algorithm: ClientAlgorithm) -> ClientAlgorithm:
     """Return the algorithm with functions that raise ContractError if they break the contract.
 
@@ -158,6 +163,30 @@ def with_contract_checks(algorithm: ClientAlgorithm) -> ClientAlgorithm:
 
     begin.is_checked = True  # type: ignore[attr-defined]
     return ClientAlgorithm(init, begin, step, end, algorithm.extra_passes)
+
+
+def with_error_locations(algorithm: ClientAlgorithm, round_index: AnyArray) -> ClientAlgorithm:
+    """Return the algorithm with functions whose exceptions name round, client and step.
+
+    For runs without jit, where the client's id and the step are values.
+    """
+
+    def locate(function: Callable) -> Callable:
+        def call(context: ClientContext, *args: Any) -> Any:
+            try:
+                return function(context, *args)
+            except Exception as error:
+                location = f"round {round_index}, client {context.client.id}"
+                if isinstance(args[-1], Batch):
+                    location += f", step {args[-1].step_index}"
+                reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
+                raise ClientError(f"{location}: {reason}") from error
+
+        return call
+
+    return algorithm._replace(
+        begin=locate(algorithm.begin), step=locate(algorithm.step), end=locate(algorithm.end)
+    )
 
 
 def _require_arrays(name: str, tree: Any, expected: str) -> Any:

@@ -24,6 +24,7 @@ from fedjax_het.core.client_algorithm import (
     ClientInfo,
     ClientUpdate,
     with_contract_checks,
+    with_error_locations,
 )
 from fedjax_het.core.divergence import has_no_new_nonfinite
 from fedjax_het.core.execution_plan import LANES_AXIS, ExecutionPlan
@@ -101,8 +102,10 @@ def train_cohort(
     """
     schedule = cohort.schedule
     algorithm = with_contract_checks(algorithm)
+    if plan.is_debug:
+        algorithm = with_error_locations(algorithm, schedule.round)
     run_block: Callable[..., tuple] = partial(_run_block, algorithm, plan, loop_name)
-    replicated_args = (hp, message, states, key, cohort.examples, schedule.max_steps)
+    inputs = _BlockInputs(hp, message, states, key, cohort.examples, schedule.max_steps)
     round_fields = (
         "round",
         "num_clients",
@@ -134,7 +137,7 @@ def train_cohort(
 
         sums, new_states, outputs = cohort.loops.map(
             run_blocks_in_turn,
-            lambda loops, block_schedule: run_block(loops, *replicated_args, block_schedule),
+            lambda loops, block_schedule: run_block(loops, inputs, block_schedule),
             TURNS,
             len(schedule.state_rows),
         )
@@ -144,8 +147,10 @@ def train_cohort(
     else:
         is_split = plan.has_sharded_client_states and bool(jax.tree.leaves(states))
         client_spec = P(LANES_AXIS) if is_split else P()
+        input_specs = _BlockInputs(P(), P(), client_spec, P(), P(), P())
 
-        def run_on_device(loops, hp, message, states, key, examples, longest, lanes):
+        def run_on_device(loops, inputs: _BlockInputs, lanes):
+            states = inputs.states
             block_schedule = jax.tree.map(lambda a: a[0], lanes)
             state_table, table_schedule = (
                 _fetch_client_states(states, block_schedule)
@@ -153,7 +158,7 @@ def train_cohort(
                 else (states, block_schedule)
             )
             sums, new_states, outputs = run_block(
-                loops, hp, message, state_table, key, examples, longest, table_schedule
+                loops, inputs._replace(states=state_table), table_schedule
             )
             rows = block_schedule.state_rows if jax.tree.leaves(new_states) else ()
             row_outputs = new_states, rows, pair_with_slots(outputs, block_schedule)
@@ -166,10 +171,10 @@ def train_cohort(
             return jax.shard_map(
                 run,
                 mesh=plan.mesh,
-                in_specs=(P(), P(LANES_AXIS), P(), P(), client_spec, P(), P(), P(), P(LANES_AXIS)),
+                in_specs=(P(), P(LANES_AXIS), input_specs, P(LANES_AXIS)),
                 out_specs=((P(), client_spec, P()), P(LANES_AXIS), P()),
                 check_vma=False,
-            )(spans, carries, *replicated_args, lanes)
+            )(spans, carries, inputs, lanes)
 
         sums, states, outputs = cohort.loops.map(
             map_devices, run_on_device, BLOCKS, len(schedule.state_rows)
@@ -341,6 +346,17 @@ def _scatter_client_states(plan: ExecutionPlan, states, new_states, rows):
     return jax.lax.fori_loop(0, rows.shape[0], write_row, states)
 
 
+class _BlockInputs(NamedTuple):
+    """What all blocks of lanes read besides their schedules, or how each of it is placed."""
+
+    hp: Tree
+    message: Tree
+    states: Tree  # of all clients, or the rows of a table
+    key: Any  # the round's
+    examples: Any  # an `Examples`
+    max_steps: Any  # [] int32 of the longest lane of all blocks
+
+
 class _ActiveClient(NamedTuple):
     """One lane's client in training."""
 
@@ -370,10 +386,9 @@ class _LaneFunctions(NamedTuple):
     end: Callable[[_LaneSlots, jax.Array, _ActiveClient], tuple]
 
 
-def _make_lane_functions(
-    algorithm: ClientAlgorithm, hp, message, states, key, examples: Examples
-) -> _LaneFunctions:
-    """The lane's functions of a method; `states` holds everyone's rows."""
+def _make_lane_functions(algorithm: ClientAlgorithm, inputs: _BlockInputs) -> _LaneFunctions:
+    """Return the functions of a lane for a method's clients."""
+    hp, message, states, key, examples, _ = inputs
 
     def make_context(slots: _LaneSlots, slot) -> ClientContext:
         slot_values = jax.tree.map(lambda a: take_row(a, slot), slots)
@@ -414,19 +429,28 @@ def _make_lane_functions(
 
 
 def _run_block(
-    algorithm, plan, loop_name, loops, hp, message, states, key, examples, max_steps, schedule
-):
-    """One block of lanes: -> ((upload, loss, samples, clients, those whose state is not finite any
-    more: sums), states, outputs).
+    algorithm: ClientAlgorithm,
+    plan: ExecutionPlan,
+    loop_name: str,
+    loops: LoopRunner,
+    inputs: _BlockInputs,
+    schedule: Any,
+) -> tuple:
+    """Train the clients of one block of lanes.
 
-    `states` holds everyone's rows; returned are those of this block's slots, `[V, J, ...]`. A round
-    in stretches is cut between steps of the lanes, of which the longest of all blocks has
-    `longest`.
+    Args:
+      algorithm: the functions of one client.
+      plan: where lanes run.
+      loop_name: the round's phase, as progress shows it.
+      loops: runs the loop over the lanes' steps, which is cut between two steps.
+      inputs: what all blocks read.
+      schedule: the block's part of the round's `RoundSchedule`, traced.
+
+    Returns:
+      The sums of this block (update, loss, samples, clients, and clients whose state is not finite
+      any more), and the states and outputs of the clients in its slots, `[V, J, ...]`.
     """
-    num_lanes, lane_functions = (
-        plan.lanes,
-        _make_lane_functions(algorithm, hp, message, states, key, examples),
-    )
+    num_lanes, lane_functions = plan.lanes, _make_lane_functions(algorithm, inputs)
     map_lanes = partial(_map_lanes, num_lanes)
     slots = _LaneSlots(
         schedule.client_ids,
@@ -439,7 +463,7 @@ def _run_block(
     batches, batch_sizes = schedule.batches.swapaxes(0, 1), schedule.batch_sizes.swapaxes(0, 1)
     first_slots = jnp.zeros(num_lanes, jnp.int32)
     active = map_lanes(lane_functions.begin)(slots, first_slots)
-    shapes = jax.eval_shape(map_lanes(lane_functions.end), slots, first_slots, active)
+    shapes = plan.eval_shape(map_lanes(lane_functions.end), slots, first_slots, active)
     update_shape, _, *slot_shapes = shapes
     update_sums = jax.tree.map(lambda s: jnp.zeros(s.shape[1:], s.dtype), update_shape)
     num_slots = schedule.client_ids.shape[1]
@@ -530,7 +554,7 @@ def _run_block(
         jnp.where(schedule.num_segments > 0, total, 0),
         run_segments,
         carry,
-        max_total=max_steps,
+        max_total=inputs.max_steps,
         max_iterations=num_steps,
         samples_per_iteration=num_lanes * batch_size,
     )[1:]

@@ -46,6 +46,13 @@ class ExecutionPlan(NamedTuple):
     has_sharded_client_states: bool = (
         False  # whether each of them holds the states of a part of its clients
     )
+    is_debug: bool = False
+    """Whether programs run without jit: operation by operation, client by client, with values that
+    a method's functions can print and test. Requires one lane and no mesh."""
+
+    def eval_shape(self, function: Callable, *args: Any) -> Any:
+        """Return the result of `function(*args)` as shapes; in debug mode with values."""
+        return function(*args) if self.is_debug else jax.eval_shape(function, *args)
 
     @property
     def mesh_axis(self) -> str | None:

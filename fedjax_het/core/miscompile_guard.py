@@ -101,6 +101,7 @@ class VerifiedJit:
     Args:
       baseline: picks from the arguments what the outputs are a change of (see
         `compute_relative_error`); default: compare the outputs themselves.
+      is_debug: whether calls run without jit, and without verification.
       jit_options: passed to `jax.jit`.
     """
 
@@ -110,8 +111,10 @@ class VerifiedJit:
         *,
         baseline: Callable[[tuple], Any] = lambda args: None,
         name: str = "program",
+        is_debug: bool = False,
         **jit_options,
     ):
+        self._is_debug = is_debug
         self._baseline, self._name = baseline, name
         self._verified: set[str] = set()
         self.program = jax.jit(function, **jit_options)
@@ -121,7 +124,8 @@ class VerifiedJit:
         self.is_unfused = False  # whether the unfused program took its place
 
     def __call__(self, *args):
-        return self.program(*args)
+        with jax.disable_jit() if self._is_debug else contextlib.nullcontext():
+            return self.program(*args)
 
     def verify(self, example_args: tuple, variant: str = "") -> None:
         """Compare once per `part` what may be wrong; if the two differ, use the unfused one.
@@ -132,7 +136,8 @@ class VerifiedJit:
         are not donated. Cost: the compilation, which calls would do otherwise; where something has
         to be compared, a second one.
         """
-        if variant in self._verified or self.is_unfused or not is_affected_platform():
+        is_known = self._is_debug or variant in self._verified or self.is_unfused
+        if is_known or not is_affected_platform():
             return
         self._verified.add(variant)
         lowered = self.program.lower(*example_args)

@@ -1,4 +1,4 @@
-"""What is learned from: data sets and how they are split among clients. NumPy, on the host."""
+"""Data sets and their division among clients and server: NumPy arrays on the host."""
 
 from fedjax_het.data.client_tests import (
     compute_client_mixtures,

@@ -1,4 +1,4 @@
-"""Decode once: a private folder of checksummed arrays."""
+"""A private folder of checksummed arrays, so that each data set is decoded once."""
 
 import logging
 import os
@@ -15,9 +15,14 @@ _log = logging.getLogger(__name__)
 
 
 def dataset_cache_folder(cache_dir: str | os.PathLike | None = None) -> Path:
-    """Where decoded data sets are kept.
+    """Return the folder in which decoded data sets are cached.
 
-    `cache_dir`, else `datasets` in the user's cache folder (`fedjax_het.utils.cache`).
+    Args:
+      cache_dir: a folder of the user's choice. Default: `datasets` in the user's cache folder
+        (`fedjax_het.utils.cache`).
+
+    Returns:
+      The folder, which may not exist yet.
     """
     return get_cache_dir() / "datasets" if cache_dir is None else Path(cache_dir).expanduser()
 
@@ -28,18 +33,27 @@ def load_or_build_arrays(
     build: Callable[[], tuple[dict[str, np.ndarray], dict]],
     cache_dir: str | os.PathLike | None = None,
 ) -> tuple[dict[str, np.ndarray], dict]:
-    """`build()`'s `(arrays, meta)`, from the file `key`.npz where it is whole and up to date.
+    """Read cached arrays, or build them and write them to the cache.
 
-    `fingerprint` identifies what `build` reads: a file made from something else is stale. A stale
-    or damaged file is rebuilt with a one-line warning in the log; a folder that cannot be read or
-    written costs the decoding each time and nothing else.
+    A stale or damaged file is rebuilt, with a one-line warning in the log. A folder that cannot be
+    read or written costs the decoding each time and nothing else.
+
+    Args:
+      key: name of the cache file, without `.npz`.
+      fingerprint: text that identifies the input of `build`. A file with another fingerprint is
+        stale.
+      build: function that returns `(arrays, meta)`: arrays by name, and values that JSON can store.
+      cache_dir: folder of the cache, see `dataset_cache_folder`.
+
+    Returns:
+      `(arrays, meta)`, as of `build`.
     """
     path = dataset_cache_folder(cache_dir) / f"{key}.npz"
     if (entry := _read_entry(path)) is not None:
         arrays, meta, cached_fingerprint = entry
         if cached_fingerprint == fingerprint:
             return arrays, meta
-        _log.warning("cache %s was made from other data: rebuilding it", path)
+        _log.warning("cache %s was built from other data: rebuilding it", path)
     arrays, meta = build()
     try:
         make_private_dir(path.parent)
@@ -52,13 +66,24 @@ def load_or_build_arrays(
 def load_cached_arrays(
     key: str, cache_dir: str | os.PathLike | None = None
 ) -> tuple[dict[str, np.ndarray], dict] | None:
-    """The same where what they are built from is not there: those of the file, if it is whole."""
+    """Read cached arrays whose source is not available.
+
+    The fingerprint is not compared, since there is nothing to compute it from.
+
+    Args:
+      key: name of the cache file, without `.npz`.
+      cache_dir: folder of the cache, see `dataset_cache_folder`.
+
+    Returns:
+      `(arrays, meta)` as `load_or_build_arrays` wrote them, or None if the file is missing or
+      damaged.
+    """
     entry = _read_entry(dataset_cache_folder(cache_dir) / f"{key}.npz")
     return None if entry is None else entry[:2]
 
 
 def _read_entry(path: Path) -> tuple[dict[str, np.ndarray], dict, str | None] | None:
-    """(arrays, meta, fingerprint) of a file that is there and whole."""
+    """Return (arrays, meta, fingerprint) of a cache file, or None if it is missing or damaged."""
     try:
         arrays, meta = read_npz(path)
         return arrays, meta, meta.pop("fingerprint", None)

@@ -1,4 +1,4 @@
-"""A test set for each client, with the class mixture of its training data."""
+"""Test sets for each client, with the class mixture of the client's training data."""
 
 import logging
 from typing import Annotated, Literal
@@ -16,11 +16,11 @@ from fedjax_het.utils.validation import validate_arguments
 
 _log = logging.getLogger(__name__)
 
-# A stream of their own, so that tests do not depend on how many draws a partition took.
+# Tests use a separate random stream, so they do not depend on the number of draws of a partition.
 _LOCAL_TEST_STREAM = 0x7E57
 
-_DEFAULT_TESTS_PER_CLIENT = 100  # FedAMP's
-MAX_TEST_EXAMPLES = 10**8  # of a test split: more would take gigabytes to number
+_DEFAULT_TESTS_PER_CLIENT = 100  # as in FedAMP
+MAX_TEST_EXAMPLES = 10**8  # in a test split: more positions would take gigabytes
 
 
 @validate_arguments
@@ -30,15 +30,42 @@ def make_client_tests(
     seed: Seed,
     per_client: PositiveInt | Literal["all"] | None = None,
 ) -> Partition:
-    """Which test examples each client is tested on: a `Partition` of positions in the *test* split.
+    """Choose the test examples of each client.
 
-    All of its domain's where clients are domains (`make_domain_tests`); the whole test split for
-    everyone with `per_client` "all" (`make_full_tests`); else `per_client` of them, with the class
-    mixture of its training data, drawn with the seed (`local_tests`). Raises `ConfigError`.
+    The rule depends on the partition and on `per_client`:
+
+    * Clients that are domains are tested on all test images of their domain (`make_domain_tests`).
+    * With `per_client="all"`, every client is tested on the whole test split (`make_full_tests`).
+    * All other clients get `per_client` test examples with the class mixture of their training data
+      (`draw_local_tests`).
+
+    Args:
+      partition: the training examples of each of the K clients.
+      dataset: the data set of the partition.
+      seed: seed of the draw, >= 0.
+      per_client: number of test examples of each client, or "all". Default: see `draw_local_tests`.
+
+    Returns:
+      A `Partition` of K clients with positions in the *test* split.
+
+    Raises:
+      ConfigError: if the data set has no domains although the clients are domains, or if the test
+        split cannot supply `per_client` examples.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het import data
+      >>> images, labels = np.zeros((60, 4, 4, 1), np.uint8), np.arange(60) % 3
+      >>> dataset = data.dataset_from_arrays(images, labels, images, labels)
+      >>> partition = data.make_partition("iid", labels, 3, num_clients=4, seed=0)
+      >>> data.make_client_tests(partition, dataset, seed=0, per_client=6).sizes
+      array([6, 6, 6, 6])
     """
     if has_domain_clients(partition):
         if dataset.test_domains is None:
-            raise ConfigError(f"dataset = {dataset.name!r}: expected one whose images have domains")
+            raise ConfigError(
+                f"dataset = {dataset.name!r}: expected a data set whose images have domains"
+            )
         return make_domain_tests(partition, dataset.test_domains, per_client=per_client)
     if per_client == "all":
         return make_full_tests(partition, len(dataset.test_labels))
@@ -53,7 +80,7 @@ def make_client_tests(
 
 
 def has_domain_clients(partition: Partition) -> bool:
-    """Whether client k holds the data set's domain k, by the record of the partition's scheme."""
+    """Return whether client k holds domain k of the data set, by the partition's scheme."""
     scheme = PARTITIONS.get(partition.scheme)
     return scheme is not None and scheme.clients_are_domains
 
@@ -68,23 +95,48 @@ def draw_local_tests(
     seed: Seed,
     per_client: PositiveInt | Literal["all"] | None = None,
 ) -> Partition:
-    """Which test examples each client is tested on: a `Partition` of positions in the *test* split.
+    """Draw test examples for each client with the class mixture of its training data.
 
-    All are from the data set's test split, so no model is tested on an example that any client
-    trained on. Each client gets `per_client` of them in the proportions of `compute_client_mixtures`: the
-    number of each class is its exact expectation rounded up or down at random.
+    All tests come from the data set's test split, so no model is tested on an example that any
+    client trained on. Each client gets `per_client` examples in the proportions of
+    `compute_client_mixtures`: the number of each class is its exact expectation rounded up or down
+    at random.
 
-    per_client: by default 100 (FedAMP's), or fewer for all where some client would need more of
-        a class than the test split has.
+    The examples of one client are distinct. Clients share no example where the test split has
+    enough of each class for all clients. A class with too few examples is reused once all of its
+    examples are drawn, so the numbers of clients that share an example differ by at most one; a
+    warning reports it. A client without training examples has no mixture and therefore no test.
 
-    A client's examples are distinct. Clients share none where the test split has enough of each
-    class for all; of a class that has too few, examples are given out again once all have been, so
-    that the numbers of clients that share one differ by at most one (a warning says so). A client
-    without training examples has no mixture and no test.
+    The result can be saved, digested and summarized like any partition, with the labels of the test
+    split.
 
-    Save, digest and describe it like any partition, with the labels of the test split. The same
-    arguments give the same tests. Raises `ConfigError` for a `per_client` that a class cannot
-    give, and where clients are domains, which differ in more than classes: see `make_domain_tests`.
+    Args:
+      partition: the training examples of each of the K clients.
+      train_labels: labels of the training split, integers `[N]` in [0, num_classes).
+      test_labels: labels of the test split, integers `[N_test]` in [0, num_classes).
+      num_classes: number of classes, C.
+      seed: seed of the draw, >= 0. Equal arguments give equal tests.
+      per_client: number of test examples of each client. Default: 100, as in FedAMP, or a smaller
+        number for all clients where a client would need more examples of a class than the test
+        split has.
+
+    Returns:
+      A `Partition` of K clients with positions in the *test* split.
+
+    Raises:
+      ConfigError: if a class has too few test examples for `per_client`, or if clients are domains,
+        which differ in more than their classes (see `make_domain_tests`).
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het import data
+      >>> labels = np.arange(60) % 3
+      >>> partition = data.make_partition(
+      ...     "classes_per_client", labels, 3, num_clients=3, seed=0, classes=1
+      ... )
+      >>> tests = data.draw_local_tests(partition, labels, labels, 3, seed=0, per_client=5)
+      >>> tests.label_counts(labels, 3).max(axis=1)
+      array([5, 5, 5])
     """
     test_labels = validate_class_labels("test_labels", test_labels, num_classes)
     require(is_integer_at_least(seed, 0), "seed", seed, "an integer >= 0")
@@ -92,7 +144,7 @@ def draw_local_tests(
         not has_domain_clients(partition),
         "partition",
         partition.scheme,
-        "a scheme by class; for clients of domains there is make_domain_tests",
+        "a scheme by class (for clients that are domains, use make_domain_tests)",
     )
     mixtures = compute_client_mixtures(partition, train_labels, num_classes)
     class_counts = np.bincount(test_labels, minlength=num_classes)
@@ -105,8 +157,8 @@ def draw_local_tests(
         per_client <= max_per_client,
         "per_client",
         per_client,
-        f"at most {max_per_client}: {mixtures[client, label]:.0%} of client {client}'s tests are of class "
-        f"{label}, of which there are {class_counts[label]} test examples",
+        f"at most {max_per_client}: {mixtures[client, label]:.0%} of client {client}'s tests have class "
+        f"{label}, which has {class_counts[label]} test examples",
     )
 
     stream = np.random.SeedSequence(int(seed), spawn_key=(_LOCAL_TEST_STREAM,))
@@ -118,14 +170,14 @@ def draw_local_tests(
     if (num_requested > class_counts).any():
         scarcest_class = int(np.argmax(num_requested / np.maximum(class_counts, 1)))
         _log.warning(
-            "local tests share examples: %d are asked of %d test examples; those of class %d are "
-            "in up to %d clients' tests",
+            "local tests share examples: %d are requested of %d test examples; an example of class "
+            "%d is in the tests of up to %d clients",
             num_requested.sum(),
             len(test_labels),
             scarcest_class,
             -(-num_requested[scarcest_class] // class_counts[scarcest_class]),
         )
-    # Repeated end to end, a class of n examples has no example twice in any run of n.
+    # If n examples are repeated end to end, any n consecutive positions are distinct.
     pools = shuffle_by_class(rng, test_labels, num_classes)
     pools = [np.resize(pool, total) for pool, total in zip(pools, num_requested, strict=True)]
     return partition_from_clients(
@@ -143,20 +195,40 @@ def make_domain_tests(
     *,
     per_client: PositiveInt | Literal["all"] | None = None,
 ) -> Partition:
-    """The same where clients are domains: each is tested on all test images of its own.
+    """Test each client on all test images of its own domain, for partitions by domain.
 
-    test_domains: [N_test], of the test split. Raises `ConfigError` for a domain without test
-    images, and for a `per_client`: these tests are as large as they are.
+    Args:
+      partition: the training examples of each of the K clients; client k holds domain k.
+      test_domains: domain of each image of the test split, integers `[N_test]`.
+      per_client: must be None, since the domains determine the sizes of the tests.
+
+    Returns:
+      A `Partition` of K clients with positions in the *test* split.
+
+    Raises:
+      ConfigError: if a domain has no test images, or if `per_client` is not None.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het import data
+      >>> labels, domains = np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1])
+      >>> partition = data.make_partition(
+      ...     "by_domain", labels, 2, num_clients=2, seed=0, domains=domains
+      ... )
+      >>> data.make_domain_tests(partition, np.array([1, 0, 1])).client_indices(1)
+      array([0, 2])
     """
-    expected = "nothing: clients of domains are tested on all test images of theirs"
+    expected = "None: a client that is a domain is tested on all test images of the domain"
     require(per_client is None, "per_client", per_client, expected)
     test_domains = to_array("test_domains", test_domains, "integers [N], a domain for each image")
     clients = [np.flatnonzero(test_domains == k) for k in range(partition.num_clients)]
     for domain, images in enumerate(clients):
-        require(len(images) > 0, "test images of domain", domain, "some, to test its client on")
+        require(
+            len(images) > 0, "test images of domain", domain, "at least one, to test its client"
+        )
     return partition_from_clients(
         clients,
-        scheme="make_domain_tests",
+        scheme="domain_tests",
         parameters={"of": partition.digest()},
         client_names=partition.client_names,
     )
@@ -166,12 +238,26 @@ def make_domain_tests(
 def make_full_tests(
     partition: Partition, num_examples: Annotated[int, Bounds(0, MAX_TEST_EXAMPLES)]
 ) -> Partition:
-    """The same where each client is tested on the whole test split, of `num_examples`; one without
-    training examples has no test."""
+    """Test each client on the whole test split.
+
+    Args:
+      partition: the training examples of each of the K clients.
+      num_examples: number of examples in the test split.
+
+    Returns:
+      A `Partition` of K clients with positions in the *test* split. A client without training
+      examples has no test.
+
+    Example:
+      >>> from fedjax_het import data
+      >>> partition = data.partition_from_clients([[0, 1], [2], []])
+      >>> data.make_full_tests(partition, 10).sizes
+      array([10, 10,  0])
+    """
     all_examples, no_examples = np.arange(num_examples), np.arange(0)
     return partition_from_clients(
         [all_examples if size else no_examples for size in partition.sizes],
-        scheme="make_full_tests",
+        scheme="whole_tests",
         parameters={"of": partition.digest()},
     )
 
@@ -180,11 +266,32 @@ def make_full_tests(
 def compute_client_mixtures(
     partition: Partition, labels: np.ndarray, num_classes: NumClasses
 ) -> np.ndarray:
-    """[K, C] the class proportions that each client's data come from; rows sum to 1.
+    """Compute the class proportions from which each client's training data are drawn.
 
-    Of `iid`, those of the whole training set; of `grouped`, those of the client's group, exactly
-    80/20 by default; of any other partition, those of the examples that the client holds (zeros
-    where it holds none). `labels` are those of the training set.
+    For `iid` they are the proportions of the whole training set. For `grouped` they are the
+    proportions of the client's group, exactly 80/20 by default. For any other partition they are
+    the proportions of the examples that the client holds.
+
+    Args:
+      partition: the training examples of each of the K clients.
+      labels: labels of the training split, integers `[N]` in [0, num_classes).
+      num_classes: number of classes, C.
+
+    Returns:
+      Proportions, float64 `[K, C]`. Each row sums to 1; the row of a client without examples is
+      zero where proportions are counted.
+
+    Raises:
+      ConfigError: if the labels do not belong to the partition, or the parameters of the partition
+        are not those of its scheme.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het import data
+      >>> partition = data.partition_from_clients([[0, 1, 2, 3], [4]])
+      >>> data.compute_client_mixtures(partition, np.array([0, 0, 0, 1, 1]), 2)
+      array([[0.75, 0.25],
+             [0.  , 1.  ]])
     """
     counts = partition.label_counts(labels, num_classes)
     scheme = PARTITIONS.get(partition.scheme)
@@ -205,31 +312,55 @@ def compute_client_mixtures(
 
 @validate_arguments
 def get_client_groups(partition: Partition) -> np.ndarray:
-    """[K] the group of each client, from 0, of a partition with `clients_per_group` among its
-    parameters, as `grouped` has it; else `ConfigError`."""
+    """Return the group of each client, for a partition that divides clients into groups.
+
+    Args:
+      partition: a partition with the parameter `clients_per_group`, such as `grouped`.
+
+    Returns:
+      Group numbers from 0, int64 `[K]`.
+
+    Raises:
+      ConfigError: if the partition has no parameter `clients_per_group`.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het import data
+      >>> labels = np.arange(3000) % 3
+      >>> partition = data.make_partition(
+      ...     "grouped", labels, 3, num_clients=4, seed=0, groups=[[0], [1, 2]]
+      ... )
+      >>> data.get_client_groups(partition)
+      array([0, 1, 1, 1])
+    """
     scheme = PARTITIONS.get(partition.scheme)
     if "clients_per_group" not in partition.parameters:
         if scheme is not None and "clients_per_group" in scheme.parameters:
             raise _make_parameters_error(partition)
-        require(False, "partition", partition.scheme, "'grouped', or another of groups of clients")
+        require(
+            False,
+            "partition",
+            partition.scheme,
+            "'grouped', or another scheme with clients_per_group",
+        )
     sizes = partition.parameters["clients_per_group"]
     return np.repeat(np.arange(len(sizes)), sizes)
 
 
 def _make_parameters_error(partition: Partition) -> ConfigError:
     return ConfigError(
-        f"partition.parameters = {partition.parameters!r}: expected those that make_partition "
-        f"gives a {partition.scheme!r} partition"
+        f"partition.parameters = {partition.parameters!r}: expected the parameters that "
+        f"make_partition stores in a {partition.scheme!r} partition"
     )
 
 
 def _find_max_per_client(mixtures, class_counts) -> tuple[int, int, int]:
-    """The largest test that no class is too small for, and the client and class that bound it."""
+    """Return the largest feasible `per_client`, and the client and class that bound it."""
     with np.errstate(divide="ignore", invalid="ignore"):
         bounds = np.where(mixtures > 0, class_counts / mixtures, np.inf)
     client, label = np.unravel_index(np.argmin(bounds), bounds.shape)
     max_per_client = bounds[client, label]
-    # Nobody holds anything: no test is too large. The tiny number is for 36 / 0.4 = 89.99...
+    # If no client holds examples, no test is too large. 1e-9 corrects 36 / 0.4 = 89.99...
     max_per_client = (
         int(np.floor(max_per_client + 1e-9))
         if np.isfinite(max_per_client)

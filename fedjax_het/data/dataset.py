@@ -1,4 +1,4 @@
-"""A data set in memory, and the checks that stand between a user's arrays and a federation."""
+"""Data sets in memory, and the checks of the arrays from which users build them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -27,27 +27,47 @@ from fedjax_het.utils.validation import validate_arguments
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Labelled images for training and test, held on the host.
+    """Labeled images for training and test, held on the host.
 
-    train_images, test_images: [N, H, W, C], uint8; or float32, for a user's own float arrays.
-    train_labels, test_labels: [N] int32 in [0, num_classes).
-    mean, std: per channel, of images scaled to [0, 1] (float images: of the values as they are).
-        A model sees `(x / 255 - mean) / std` for uint8 and `(x - mean) / std` for floats.
-        Other constants: `dataclasses.replace(dataset, mean=..., std=...)`.
-    note: what a reader of results must know, e.g. that the images were re-encoded with loss.
-    train_domains, test_domains: [N] int32, positions in `domain_names`: where an image is from, in
-        sets of several domains (clipart, photographs, ...); None in others.
-    server_images, server_labels: examples of the server's own, for `server_data="user"`; like those
-        of training. None where the user gave none.
-    origin: what `load_dataset` loaded it as: (name, normalisation). None of any other, and of what
-        is made of one: a part of a data set, or one with other constants, does not go by its name.
-    checked: whether its arrays were: a run checks those of one that was put together by hand.
+    The arrays are read-only. `load_dataset`, `load_image_folder` and `dataset_from_arrays` build a
+    data set and check its arrays.
 
-    The arrays are read-only. Build one with `load_dataset`, `load_image_folder` or
-    `dataset_from_arrays`, which check them.
+    A model receives `(x / 255 - mean) / std` for uint8 images and `(x - mean) / std` for float
+    images. To use other constants, call `dataclasses.replace(dataset, mean=..., std=...)`.
+
+    Attributes:
+      name: name of the data set, shown in results.
+      train_images: training images `[N, H, W, C]`, uint8, or float32 for a user's own float arrays.
+      train_labels: training labels, int32 `[N]` in [0, num_classes).
+      test_images: test images `[N_test, H, W, C]`, of the dtype of `train_images`.
+      test_labels: test labels, int32 `[N_test]` in [0, num_classes).
+      num_classes: number of classes.
+      mean: mean of each channel, for images scaled to [0, 1]; for float images, of the stored
+        values.
+      std: standard deviation of each channel, in the unit of `mean`.
+      class_names: name of each class, or ().
+      note: facts that readers of results need, e.g. that the images were re-encoded with loss.
+      train_domains: domain of each training image, int32 `[N]`, a position in `domain_names`, for a
+        data set of several domains (clipart, photographs, ...). None for other data sets.
+      test_domains: domain of each test image, int32 `[N_test]`, or None.
+      domain_names: name of each domain, or ().
+      server_images: images of the server for `server_data="user"`, in the format of `train_images`.
+        None if the user passed none.
+      server_labels: labels of `server_images`, int32, or None.
+      origin: `(name, normalization)` with which `load_dataset` loaded this object. None for any
+        other data set, and for a changed copy: a part of a data set, or a data set with other
+        constants, is not identified by the name.
+      is_validated: whether the arrays were checked. A run checks a data set that was built by hand.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het import data
+      >>> images, labels = np.zeros((6, 8, 8, 3), np.uint8), np.arange(6) % 2
+      >>> data.dataset_from_arrays(images, labels, images[:2], labels[:2], name="blank")
+      Dataset('blank': 6 train and 2 test images (8, 8, 3), 2 classes)
     """
 
-    CONSTRUCTORS: ClassVar[str] = "load_dataset, load_image_folder or dataset_from_arrays give"
+    CONSTRUCTORS: ClassVar[str] = "load_dataset, load_image_folder or dataset_from_arrays return"
 
     name: str
     train_images: np.ndarray
@@ -64,20 +84,21 @@ class Dataset:
     domain_names: tuple[str, ...] = ()
     server_images: np.ndarray | None = None
     server_labels: np.ndarray | None = None
-    # `dataclasses.replace` takes neither over.
+    # `dataclasses.replace` copies neither of these two.
     origin: tuple[str, str | None] | None = field(default=None, init=False, repr=False)
     is_validated: bool = field(default=False, init=False, repr=False)
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """(H, W, C)."""
+        """Shape of one image, (H, W, C)."""
         return tuple(self.train_images.shape[1:])
 
     def digest(self) -> str:
-        """SHA-256 (hex) of images, labels, class count, mean and std, domains, the server's own
-        examples; computed once.
+        """Return the SHA-256 of the content, in hexadecimal.
 
-        About 1 s per GB of images on first use. Names and note do not enter.
+        Images, labels, number of classes, mean, standard deviation, domains and the server's
+        examples enter; names and the note do not. The first call takes about 1 s per GB of images;
+        later calls return the stored digest.
         """
         return self._digest
 
@@ -94,7 +115,7 @@ class Dataset:
             "mean": self.mean,
             "std": self.std,
         }
-        if self.domain_names:  # else the digest is what it was before there were domains
+        if self.domain_names:  # otherwise the digest equals that of versions without domains
             arrays |= {"train_domains": self.train_domains, "test_domains": self.test_domains}
             constants["num_domains"] = len(self.domain_names)
         if self.server_images is not None:
@@ -128,22 +149,46 @@ def dataset_from_arrays(
     server_images=None,
     server_labels=None,
 ) -> Dataset:
-    """Make a `Dataset` of the user's own arrays.
+    """Build a `Dataset` from the user's own arrays and check them.
 
-    Images are [N, H, W, C]: integers in 0..255 (kept as uint8), finite floats in [0, 1] or already
-    standardised (kept as float32), or uint16 of which some pixel is above 255: those are of 16 bits
-    and become floats in [0, 1], 65535 being 1. Labels are integers in [0, num_classes);
-    `num_classes` defaults to the largest label plus one, if at least a tenth of so many classes (or
-    of more than a hundred) have examples. `mean` and `std` default to those of the training images,
-    per channel. For images of several domains, `train_domains` and `test_domains`
-    give each one's, integers in [0, number of domains); `domain_names` default to these numbers.
-    Every domain needs test images, so that its accuracy is a number.
+    Arrays that already have the final dtype are not copied: do not change them afterwards.
 
-    `server_images` and `server_labels` are what a server learns from under `server_data="user"`:
-    at least one image, of the type and shape of the training images.
+    Args:
+      train_images: training images `[N, H, W, C]`. Integers in 0..255 are stored as uint8. Finite
+        floats in [0, 1], or standardized ones, are stored as float32. uint16 images with a pixel
+        above 255 have 16 bits and become float32 in [0, 1], where 65535 is 1.
+      train_labels: training labels, integers `[N]` in [0, num_classes).
+      test_images: test images `[N_test, H, W, C]`, in the format of `train_images`.
+      test_labels: test labels, integers `[N_test]` in [0, num_classes).
+      name: name of the data set, shown in results.
+      num_classes: number of classes. Default: the largest label plus one, provided that this is at
+        most 100 or at most ten times the number of different labels.
+      mean: mean of each channel. Default: that of the training images.
+      std: standard deviation of each channel. Default: that of the training images.
+      class_names: name of each class; a text gives one letter to each class.
+      note: facts that readers of results need.
+      train_domains: domain of each training image, integers `[N]` in [0, number of domains).
+      test_domains: domain of each test image, integers `[N_test]`. Every domain needs at least one
+        test image, so that its accuracy is a number.
+      domain_names: name of each domain. Default: the numbers of the domains.
+      server_images: images from which the server learns with `server_data="user"`, at least one, in
+        the format of `train_images`.
+      server_labels: labels of `server_images`, integers in [0, num_classes).
 
-    Arrays of the final type are not copied: do not change them afterwards.
-    Raises `ConfigError` naming the argument, its value and what is expected.
+    Returns:
+      The data set, with read-only arrays.
+
+    Raises:
+      ConfigError: if an array or a name is invalid. The message names the argument, its value and
+        the expected values.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het import data
+      >>> images, labels = np.full((4, 2, 2, 1), 51, np.uint8), np.array([0, 1, 0, 1])
+      >>> dataset = data.dataset_from_arrays(images, labels, images, labels)
+      >>> dataset.num_classes, dataset.mean, dataset.std
+      (2, (0.2,), (1.0,))
     """
     is_16_bit = has_16_bit_pixels((train_images, test_images, server_images))
     train_images = validate_images("train_images", train_images, is_16_bit=is_16_bit)
@@ -153,7 +198,7 @@ def dataset_from_arrays(
     test_labels = validate_labels("test_labels", test_labels, "test_images", test_images)
     labels = {"train_labels": train_labels, "test_labels": test_labels}
     num_classes = resolve_num_classes(num_classes, labels)
-    if not isinstance(class_names, str):  # of which every letter is a class's
+    if not isinstance(class_names, str):  # each letter of a text is a class name
         class_names = validate_names("class_names", class_names)
     class_names = tuple(class_names)
     expected = f"{num_classes} names, one for each class, or none"
@@ -200,8 +245,19 @@ def dataset_from_arrays(
 
 
 def validate_dataset(dataset: Any) -> Dataset:
-    """A data set that is passed to a run, its arrays checked if it was put together by hand.
-    ConfigError, also for anything else."""
+    """Check a data set that is passed to a run.
+
+    The arrays are checked only if the data set was built by hand.
+
+    Args:
+      dataset: the object that the user passed.
+
+    Returns:
+      The data set, with checked arrays.
+
+    Raises:
+      ConfigError: if `dataset` is not a `Dataset`, or if its arrays are invalid.
+    """
     if not isinstance(dataset, Dataset):
         raise ConfigError(
             f"dataset = a {type(dataset).__name__}: expected a Dataset, as {Dataset.CONSTRUCTORS}"
@@ -220,11 +276,25 @@ def validate_server_examples(
     *,
     is_16_bit: bool = False,
 ) -> tuple[Any, Any]:
-    """-> (server_images, server_labels), both None where neither is given."""
+    """Check the images and labels from which the server learns.
+
+    Args:
+      server_images: images `[M, H, W, C]` in the format of `train_images`, or None.
+      server_labels: labels, integers `[M]` in [0, num_classes), or None.
+      train_images: training images `[N, H, W, C]`, already checked.
+      num_classes: number of classes.
+      is_16_bit: whether uint16 pixels range over 0..65535, see `has_16_bit_pixels`.
+
+    Returns:
+      `(server_images, server_labels)`, uint8 or float32 and int32; `(None, None)` if both are None.
+
+    Raises:
+      ConfigError: if only one of the two is None, or if an array is invalid.
+    """
     if server_images is None and server_labels is None:
         return None, None
     for argument, values in (("server_images", server_images), ("server_labels", server_labels)):
-        require(values is not None, argument, values, "an array, as the other of the two is given")
+        require(values is not None, argument, values, "an array, since the other of the two is set")
     server_images = validate_images("server_images", server_images, is_16_bit=is_16_bit)
     require_same_format("server_images", server_images, train_images)
     server_labels = validate_labels("server_labels", server_labels, "server_images", server_images)
@@ -233,9 +303,15 @@ def validate_server_examples(
 
 
 def compute_channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel of [N, H, W, C] images (uint8: scaled to [0, 1]).
+    """Compute mean and standard deviation of each channel.
 
-    Exact for uint8, which is counted level by level. A constant channel gets a deviation of 1.
+    Exact for uint8 images, whose 256 levels are counted. A constant channel gets a deviation of 1.
+
+    Args:
+      images: `[N, H, W, C]`; uint8 images are scaled to [0, 1].
+
+    Returns:
+      `(mean, std)`, each a tuple of C floats.
     """
     means, deviations = [], []
     for channel in range(images.shape[-1]):

@@ -1,4 +1,4 @@
-"""The data sets that settings can name."""
+"""Registry of the data sets that the setting `dataset` names."""
 
 import dataclasses
 import os
@@ -25,18 +25,25 @@ from fedjax_het.utils.introspection import (
 from fedjax_het.utils.registry import Registry
 from fedjax_het.utils.validation import validate_arguments
 
-ArrayReader = Callable[
-    ..., tuple[dict[str, np.ndarray], dict]
-]  # (data_dir, cache_dir) -> arrays, meta
+# (data_dir, cache_dir) -> (arrays, meta)
+ArrayReader = Callable[..., tuple[dict[str, np.ndarray], dict]]
 
 
 class DatasetSpec(NamedTuple):
-    """A data set that can be named.
+    """Description of a data set that can be loaded by name.
 
-    load: returns its `Dataset`. `normalisation`, `data_dir` and `cache_dir`, those of
-        `load_dataset`, are passed where its signature has them.
-    source: where tensorflow-datasets keeps it, for `python -m fedjax_het.data.prepare`; None where
+    Attributes:
+      name: name of the data set in settings.
+      load: function that returns the `Dataset`. `normalisation`, `data_dir` and `cache_dir` of
+        `load_dataset` are passed if its signature has them.
+      description: one line for `fedjax-het list`.
+      source: location in tensorflow-datasets, for `python -m fedjax_het.data.prepare`. None if
         there is nothing to prepare.
+
+    Example:
+      >>> from fedjax_het import data
+      >>> data.DATASETS["cifar10"].description
+      'CIFAR-10: 50,000 + 10,000 color 32x32 images, 10 classes'
     """
 
     name: str
@@ -48,7 +55,7 @@ class DatasetSpec(NamedTuple):
 def _make_dataset_spec(
     name: str, read: ArrayReader, description: str, source: TfdsSource | None = None
 ) -> DatasetSpec:
-    """A set of the package's own: what `read` gives, normalised as the papers do."""
+    """Describe a data set of the package: the arrays of `read`, normalized as in the papers."""
 
     def load(*, normalisation=None, data_dir=None, cache_dir=None) -> Dataset:
         arrays, meta = read(data_dir, cache_dir)
@@ -74,7 +81,10 @@ def _make_tfds_spec(
     name: str | None = None,
     transform: Callable | None = None,
 ) -> DatasetSpec:
-    """A set of tensorflow-datasets, or the `part(arrays, meta) -> (arrays, meta)` of one."""
+    """Describe a data set of tensorflow-datasets, or the part of it that `transform` selects.
+
+    `transform(arrays, meta)` returns `(arrays, meta)`.
+    """
 
     def read(data_dir, cache_dir):
         arrays, meta = load_prepared(source, partial(decode_splits, source), data_dir, cache_dir)
@@ -83,7 +93,7 @@ def _make_tfds_spec(
     return _make_dataset_spec(name or source.name, read, description, source)
 
 
-# EMNIST's merged labels: lower-case letters that look unlike their capitals keep a class.
+# EMNIST Balanced merges letters whose two cases look alike; the other lower-case letters remain.
 _EMNIST_BALANCED_CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
 _EMNIST_BYCLASS_CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _EMNIST_BALANCED = TfdsSource(
@@ -99,30 +109,30 @@ DATASETS: Registry[DatasetSpec] = Registry(
         _make_dataset_spec(
             "digits",
             read_digits,
-            "scikit-learn's digits: 1,797 grey 8x8 images, 10 classes; needs no download",
+            "scikit-learn's digits: 1,797 gray 8x8 images, 10 classes; needs no download",
         ),
         _make_tfds_spec(
-            TfdsSource("mnist", "mnist"), "MNIST: 60,000 + 10,000 grey 28x28 images, 10 classes"
+            TfdsSource("mnist", "mnist"), "MNIST: 60,000 + 10,000 gray 28x28 images, 10 classes"
         ),
         _make_tfds_spec(
             TfdsSource("fashion_mnist", "fashion_mnist"),
-            "Fashion-MNIST: 60,000 + 10,000 grey 28x28 images, 10 classes",
+            "Fashion-MNIST: 60,000 + 10,000 gray 28x28 images, 10 classes",
         ),
         _make_tfds_spec(
             TfdsSource("cifar10", "cifar10"),
-            "CIFAR-10: 50,000 + 10,000 colour 32x32 images, 10 classes",
+            "CIFAR-10: 50,000 + 10,000 color 32x32 images, 10 classes",
         ),
         _make_tfds_spec(
             TfdsSource("cifar100", "cifar100"),
-            "CIFAR-100: 50,000 + 10,000 colour 32x32 images, 100 classes",
+            "CIFAR-100: 50,000 + 10,000 color 32x32 images, 100 classes",
         ),
         _make_dataset_spec(
             "cinic10",
             read_cinic10,
-            "CINIC-10: 90,000 + 90,000 colour 32x32 images, 10 classes; an image folder",
+            "CINIC-10: 90,000 + 90,000 color 32x32 images, 10 classes; an image folder",
         ),
         _make_tfds_spec(
-            _EMNIST_BALANCED, "EMNIST Balanced: 112,800 + 18,800 grey 28x28 images, 47 classes"
+            _EMNIST_BALANCED, "EMNIST Balanced: 112,800 + 18,800 gray 28x28 images, 47 classes"
         ),
         _make_tfds_spec(
             _EMNIST_BALANCED,
@@ -131,21 +141,28 @@ DATASETS: Registry[DatasetSpec] = Registry(
             transform=select_first_45_classes,
         ),
         _make_tfds_spec(
-            _EMNIST_BYCLASS, "EMNIST ByClass: 697,932 + 116,323 grey 28x28 images, 62 classes"
+            _EMNIST_BYCLASS, "EMNIST ByClass: 697,932 + 116,323 gray 28x28 images, 62 classes"
         ),
         _make_dataset_spec(
             "domainnet",
             domainnet.read_domainnet,
-            "DomainNet, FedBN's ten classes: about 22,500 colour images at 64x64, 6 domains",
+            "DomainNet, FedBN's ten classes: about 22,500 color images at 64x64, 6 domains",
             domainnet.SOURCE,
         ),
         _make_tfds_spec(
             TfdsSource("stl10", "stl10"),
-            "STL-10, the labelled part: 5,000 + 8,000 colour 96x96 images, 10 classes",
+            "STL-10, the labeled part: 5,000 + 8,000 color 96x96 images, 10 classes",
         ),
     ),
     argument="dataset",
 )
+"""Data sets by name, those of users included.
+
+Example:
+  >>> from fedjax_het import data
+  >>> "cifar10" in data.DATASETS
+  True
+"""
 
 
 @validate_arguments
@@ -156,22 +173,38 @@ def load_dataset(
     data_dir: str | os.PathLike | None = None,
     cache_dir: str | os.PathLike | None = None,
 ) -> Dataset:
-    """Load one of `DATASETS`. The package's own are decoded once, then read from the cache in well
-    under a second.
+    """Load a data set by name.
 
-    normalisation: whose constants, one of `fedjax_het.data.NORMALISATIONS`; by default DynaFed's
-        where it has them (it gives Fashion-MNIST those of MNIST), else the training set's own; of a
-        user's set, what its function gives.
-    data_dir: where the data are. For `cinic10`, the folder of train/ and test/ (default:
+    The package's own data sets are decoded once and read from the cache in well under a second
+    afterwards. Results identify the returned object by its name (`Dataset.origin`), unless it is
+    changed.
+
+    Args:
+      name: one of `DATASETS`.
+      normalisation: source of the normalization constants, one of `fedjax_het.data.NORMALIZATIONS`.
+        Default: DynaFed's constants where it has them (it uses those of MNIST for Fashion-MNIST),
+        the statistics of the training set elsewhere; for a user's data set, the constants that its
+        function sets.
+      data_dir: folder of the source data. For `cinic10`, the folder of train/ and test/ (default:
         $CINIC10_DIR). Otherwise a folder of tensorflow-datasets prepared in array_record format
-        (default: $TFDS_DATA_DIR), read without TensorFlow; where none is named or there, a decoded
-        set in the cache serves, which may be a copy of another machine's. `digits` is embedded.
-    cache_dir: see `fedjax_het.data.array_cache.dataset_cache_folder`.
+        (default: $TFDS_DATA_DIR), read without TensorFlow. If no folder is named or found, a
+        decoded copy in the cache is used, which may come from another machine. `digits` needs no
+        folder.
+      cache_dir: folder of decoded data sets, see
+        `fedjax_het.data.array_cache.dataset_cache_folder`.
 
-    What is loaded goes by its name in results (`Dataset.origin`), unless it is changed.
+    Returns:
+      The data set, with checked arrays.
 
-    Raises `ConfigError` for an unknown name or preset, for data that are missing or cannot be read
-    (it says what to set or run), and for a user's function that returns no `Dataset`.
+    Raises:
+      ConfigError: if the name or the normalization is unknown, if the source data are missing or
+        cannot be read (the message names the variable to set or the command to run), or if a user's
+        function does not return a `Dataset`.
+
+    Example:
+      >>> from fedjax_het import data
+      >>> data.load_dataset("digits")
+      Dataset('digits': 1,438 train and 359 test images (8, 8, 1), 10 classes)
     """
     load = DATASETS.require(name).load
     available_arguments = {
@@ -188,14 +221,14 @@ def load_dataset(
         parameter for parameter in required_parameters if parameter not in available_arguments
     ]:
         raise ConfigError(
-            f"dataset = {name!r}: its function needs {', '.join(unsupported)}: expected one that takes "
-            f"nothing but {', '.join(available_arguments)}"
+            f"dataset = {name!r}: its function requires {', '.join(unsupported)}: expected no "
+            f"required arguments except {', '.join(available_arguments)}"
         )
     dataset = call_with_supported(load, available_arguments)
     if not isinstance(dataset, Dataset):
         kind = type(dataset).__name__
         raise ConfigError(
-            f"dataset = {name!r}: its function returns a {kind}: expected a Dataset, as of "
+            f"dataset = {name!r}: its function returns a {kind}: expected a Dataset, e.g. from "
             "dataset_from_arrays"
         )
     if normalisation is not None and "normalisation" not in get_keyword_parameters(load):
@@ -210,20 +243,29 @@ def load_dataset(
 
 @validate_arguments
 def register_dataset(name: str, load: Callable[..., Dataset], description: str = "") -> None:
-    """Make a data set of one's own known to runs, sweeps and reports, as long as this process
-    lasts.
+    """Register a data set of the user for runs, sweeps and reports, until the process ends.
 
-        def scans(data_dir): return load_image_folder(Path(data_dir) / "scans")
+    Args:
+      name: name of the data set in settings; `load_dataset` renames the returned data set to it.
+      load: function that returns a `Dataset`. `normalisation`, `data_dir` and `cache_dir` are
+        passed if its signature has them. If it does not accept `normalisation`, that setting
+        replaces the mean and deviation of the returned data set.
+      description: one line for `fedjax-het list`. Default: the first line of the docstring of
+        `load`.
 
-        register_dataset("scans", scans)
-        RunSpec("fedavg", "scans")
+    Raises:
+      ConfigError: if the name belongs to a data set of the package or is not an identifier, or if
+        `load` is not a function.
 
-    load: returns a `Dataset`, which then has this name. `normalisation`, `data_dir` and `cache_dir`
-        are passed where its signature has them; where it takes no `normalisation`, that setting
-        replaces the mean and deviation of what it returns.
-    description: for `fedjax-het list`; by default the first line of the docstring.
-
-    Raises: ConfigError for a name of the package's own or no word, or for what is no function.
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het import data
+      >>> def load_blank():
+      ...     images, labels = np.zeros((6, 8, 8, 1), np.uint8), np.arange(6) % 2
+      ...     return data.dataset_from_arrays(images, labels, images, labels)
+      >>> data.register_dataset("blank", load_blank)
+      >>> data.load_dataset("blank")
+      Dataset('blank': 6 train and 6 test images (8, 8, 1), 2 classes)
     """
     require(callable(load), "load", load, "a function that returns a Dataset")
     DATASETS.add(DatasetSpec(name, load, description or get_summary_line(load)))

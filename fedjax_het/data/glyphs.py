@@ -1,4 +1,4 @@
-"""Characters drawn from a font: what a server can learn to read letters from without any data."""
+"""Images of characters drawn from a font: training images for a server without any data."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,17 +8,25 @@ import numpy as np
 
 from fedjax_het.utils.errors import ConfigError, display_name, require
 
-FIGURE_POINTS = 144  # points along a side: FSL's 2 inches
-_PIXELS_PER_POINT = 2  # before the image is made small
+FIGURE_POINTS = 144  # points along a side: the 2 inches of FSL
+_PIXELS_PER_POINT = 2  # before the image is shrunk
 
-# In the bold face of STIX all 52 script letters are in one block; the regular one's strokes are a
-# third as wide as those of EMNIST once the figure has 28 pixels. Its digits are its italic ones.
+# The bold face of STIX has all 52 script letters in one block. Strokes of the regular face would be
+# a third as wide as those of EMNIST at 28 pixels. Digits are drawn in italics, as the face has them.
 _STIX_PATH = "fonts/ttf/STIXGeneralBolIta.ttf"
 _SCRIPT_UPPERCASE, _SCRIPT_LOWERCASE = 0x1D4D0, 0x1D4EA
 
 
 class Font(NamedTuple):
-    """A font file: its full name, its version as the file states it, and what it has."""
+    """A font file and its properties.
+
+    Attributes:
+      path: path of the file.
+      name: full name of the face.
+      version: version that the file states.
+      characters: code points that the font can draw.
+      uses_script_letters: whether letters are drawn as the font's mathematical script letters.
+    """
 
     path: str
     name: str
@@ -28,23 +36,29 @@ class Font(NamedTuple):
 
 
 def open_font(path: str | None = None) -> Font:
-    """The font file at `path`; by default the STIX that matplotlib brings, a face with script
-    letters under the SIL Open Font License 1.1.
+    """Open a font file.
 
-    The default's version tells matplotlib's too. Raises `ConfigError` where there is no such file
-    or it is no font (.ttf, .otf).
+    Args:
+      path: a .ttf or .otf file. Default: the STIX font that matplotlib ships, a face with script
+        letters under the SIL Open Font License 1.1.
+
+    Returns:
+      The font. The version of the default font includes matplotlib's version.
+
+    Raises:
+      ConfigError: if the file does not exist or is not a font.
     """
     import matplotlib
     from matplotlib.ft2font import FT2Font
 
     stix = Path(matplotlib.get_data_path(), _STIX_PATH)
     font_path = str(stix if path is None else Path(path).expanduser())
-    hint = "; give the option font" if path is None else ""
+    hint = "; set the option font" if path is None else ""
     try:
         face = FT2Font(font_path)
         characters = frozenset(face.get_charmap())
         version = _parse_version(face.get_sfnt())
-    # Which of them depends on what is wrong, and on matplotlib's version.
+    # The type depends on the defect and on matplotlib's version.
     except (OSError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
@@ -66,18 +80,31 @@ def render_glyphs(
     sizes: Sequence[float],
     rotations: Sequence[float],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(images uint8 [n, height, width, 1], labels int32 [n]) of every class, size and rotation.
+    """Draw every class in every size and rotation.
 
-    Each character is drawn white on black in a square of 2 inches, the middle of its ink in the
-    middle of the square (EMNIST centres so too), at `sizes` in points of 1/72 inch (rounded to half
-    ones), turned by `rotations` in degrees against the clock, and made small by the mean over each
-    new pixel's area. What sticks out is cut, as a figure cuts it: ends of wide script letters (K,
-    M, W) at the larger sizes. Class after class, and in it size after size. About 1 ms an image;
-    the same each time.
+    Each character is drawn white on black in a square of 2 inches, and the middle of its ink is
+    moved to the middle of the square, as EMNIST centers its images. The square is rotated and then
+    shrunk by the mean over the area of each new pixel. Strokes outside the square are cut, as in a
+    figure: the ends of wide script letters (K, M, W) at the larger sizes.
 
-    The sources' merged classes, such as EMNIST Balanced's C for C and c, are drawn as they are
-    named. Raises `ConfigError` for a class that is no single letter or digit, one that the font
-    lacks, and images without ink.
+    The merged classes of a data set, such as EMNIST Balanced's C for C and c, are drawn as their
+    name. Takes about 1 ms per image. Equal arguments give equal images.
+
+    Args:
+      class_names: name of each of the C classes, a single letter or digit.
+      height: height of the images, in pixels.
+      width: width of the images, in pixels.
+      font: the font, see `open_font`.
+      sizes: font sizes in points of 1/72 inch, rounded to half points.
+      rotations: rotations in degrees, counterclockwise.
+
+    Returns:
+      `(images, labels)`: uint8 `[n, height, width, 1]` and int32 `[n]`, where
+      n = C * len(sizes) * len(rotations), ordered by class, then size, then rotation.
+
+    Raises:
+      ConfigError: if a class is not a single letter or digit, if the font lacks a character, or if
+        an image has no ink.
     """
     from PIL import Image, ImageDraw, ImageFont
 
@@ -94,11 +121,11 @@ def render_glyphs(
         character = _to_script_letter(name) if font.uses_script_letters else name
         require(ord(character) in font.characters, "font", font.path, f"a font with {name!r}")
         for size in sizes:
-            # The plain layout, whether or not another one is installed.
+            # The basic layout gives equal images whether or not another one is installed.
             face = ImageFont.truetype(
                 font.path, round(size * _PIXELS_PER_POINT), layout_engine=ImageFont.Layout.BASIC
             )
-            # Room all around, since where the ink is shows only once it is drawn.
+            # The canvas has margins, since the position of the ink is known only after drawing.
             canvas = Image.new("L", (2 * side, 2 * side))
             ImageDraw.Draw(canvas).text((side, side), character, fill=255, font=face, anchor="mm")
             left, top, right, bottom = canvas.getbbox() or (side, side, side, side)
@@ -125,7 +152,7 @@ def _to_script_letter(name: str) -> str:
 
 
 def _parse_version(name_table: dict) -> str:
-    """Of a font's name table, whose entry 5 is the version, as Macintosh or Windows text."""
+    """Return the version in a font's name table: entry 5, as Macintosh or Windows text."""
     encodings = {(1, 0, 0, 5): "latin-1", (3, 1, 0x409, 5): "utf-16-be"}
     for key, encoding in encodings.items():
         if key in name_table:

@@ -1,4 +1,4 @@
-"""FedAMP's practical setting: groups of clients whose data a few dominating classes make up."""
+"""FedAMP's practical non-IID setting: groups of clients with a few dominating classes each."""
 
 import logging
 from collections.abc import Sequence
@@ -12,11 +12,8 @@ from fedjax_het.utils.errors import ConfigError, is_integer_at_least, require
 
 _log = logging.getLogger(__name__)
 
-_DEFAULT_GROUP_SIZES = (
-    1000,
-    700,
-    400,
-)  # training examples of a client of the 1st, 2nd, 3rd, 4th... group
+# Training examples of a client of the 1st, 2nd and 3rd group; further groups repeat them.
+_DEFAULT_GROUP_SIZES = (1000, 700, 400)
 _DEFAULT_NUM_GROUPS = 5
 
 
@@ -31,31 +28,45 @@ def grouped(
     group_sizes: tuple[PositiveInt, ...] | None = None,
     dominating_share: UnitInterval = 0.8,
 ):
-    """FedAMP's practical non-IID setting (Huang et al., AAAI 2021, section 7).
+    """Split examples by FedAMP's practical non-IID setting (Huang et al., AAAI 2021, section 7).
 
-    Of a client's data, `dominating_share` is spread evenly over its group's dominating classes,
-    the rest evenly over all other classes. Groups follow each other: the first clients are those
-    of the first group.
+    A fraction `dominating_share` of a client's data is spread evenly over the dominating classes of
+    its group, and the rest evenly over all other classes. Clients are ordered by group: the first
+    clients belong to the first group.
 
-    groups: for each group the list of its dominating classes. Default: of classes that are single
-        characters, digits, upper and lower case (EMNIST); of CIFAR-100, its 20 superclasses; else
-        five groups of neighbouring labels (two each of ten classes).
-    clients_per_group: default: in proportion to the numbers of dominating classes.
-    group_sizes: training examples of a client of each group, its total. Default: 1000, 700, 400,
-        1000, ...; all scaled down by the same whole percentage, told in a warning, where the data
-        do not suffice.
+    With 62 clients of EMNIST ByClass the defaults are the paper's: clients 0-9 hold 1000 examples,
+    800 of them digits; clients 10-35 hold 700, 560 of them upper-case letters; clients 36-61 hold
+    400, 320 of them lower-case letters. The paper can be read as 1000, 700 and 400 *dominating*
+    examples; here these numbers are totals, as its 100 test examples are a total. The settings for
+    other data sets are in an appendix that could not be read: their groups and sizes are choices of
+    this package, not reproduced ones.
 
-    62 clients of EMNIST ByClass then are the paper's: clients 0-9 with 1000 examples, 800 of them
-    digits; 10-35 with 700, 560 of them upper-case; 36-61 with 400, 320 of them lower-case. The
-    paper can be read as 1000, 700 and 400 *dominating* ones; totals are taken, as its 100 test
-    examples are a total. What it used for other data sets is in an appendix that could not be
-    read: those groups and sizes are declared here, not reproduced.
+    The numbers per class are as equal as integers allow; the classes with one more example are
+    drawn. Every client with enough examples therefore has all classes, as the paper says;
+    independent draws would leave small clients without some classes. No example belongs to two
+    clients, and most examples may belong to none.
 
-    Numbers per class are as equal as whole numbers allow, and which classes get one more is
-    drawn: so every client whose data suffice has all classes, as the paper says, which independent
-    draws would not give to small ones. No example has two owners; most may have none.
+    Args:
+      rng: NumPy Generator.
+      labels: training labels, integers `[N]` in [0, num_classes).
+      num_classes: number of classes, C.
+      num_clients: number of clients, K.
+      groups: the dominating classes of each group. Default: digits, upper-case and lower-case
+        letters if class names are single characters (EMNIST); the 20 superclasses of CIFAR-100;
+        otherwise five groups of neighboring labels (two labels each for ten classes).
+      clients_per_group: number of clients of each group. Default: in proportion to the numbers of
+        dominating classes.
+      group_sizes: total number of training examples of a client of each group. Default: 1000, 700,
+        400, 1000, ...; if the data do not suffice, all are reduced to the same integer percentage,
+        and a warning reports it.
+      dominating_share: fraction of a client's data in the dominating classes of its group, in [0,
+        1].
 
-    Raises `ConfigError` for a group without classes and for more examples than a class has.
+    Returns:
+      Positions in the training set, an array for each client.
+
+    Raises:
+      ConfigError: if a group has no classes, or if clients need more examples than a class has.
     """
     mixtures = compute_grouped_mixtures(
         labels,
@@ -77,10 +88,10 @@ def grouped(
     if (num_requested > num_available).any():
         scarcest_class = int((num_requested - num_available).argmax())
         raise ConfigError(
-            f"group_sizes = {group_sizes!r}: clients ask for {num_requested[scarcest_class]} examples of class "
+            f"group_sizes = {group_sizes!r}: clients need {num_requested[scarcest_class]} examples of class "
             f"{scarcest_class}, which has {num_available[scarcest_class]}: expected smaller sizes or fewer clients"
         )
-    # What is left of a class is a last run that nobody gets.
+    # A last column takes the remaining examples of each class, which no client holds.
     counts = np.column_stack([counts, num_available - num_requested])
     return take_quota(shuffle_by_class(rng, labels, num_classes), counts)[:-1]
 
@@ -88,7 +99,20 @@ def grouped(
 def compute_grouped_mixtures(
     labels, num_classes, num_clients, *, groups, clients_per_group, dominating_share, **_
 ) -> np.ndarray:
-    """[K, C] class proportions of the clients, by their groups."""
+    """Compute the class proportions of the clients from their groups.
+
+    Args:
+      labels: training labels; not used.
+      num_classes: number of classes, C.
+      num_clients: number of clients, K; not used.
+      groups: the dominating classes of each group.
+      clients_per_group: number of clients of each group, with sum K.
+      dominating_share: fraction of a client's data in the dominating classes of its group.
+      **_: other parameters of the partition; not used.
+
+    Returns:
+      Proportions, float64 `[K, C]`.
+    """
     rows = np.zeros((len(groups), num_classes))
     for row, group in zip(rows, groups, strict=True):
         num_other_classes = num_classes - len(group)
@@ -108,15 +132,37 @@ def resolve_grouped_parameters(
     group_sizes,
     dominating_share,
 ) -> dict:
-    """The parameters of `grouped`, checked, with the defaults for these data filled in."""
-    require(num_clients >= 2, "num_clients", num_clients, "at least 2, to learn from each other")
+    """Check the parameters of `grouped` and set the defaults for these data.
+
+    Args:
+      labels: training labels, integers `[N]` in [0, num_classes).
+      num_classes: number of classes, C.
+      num_clients: number of clients, K.
+      class_names: name of each class, or ().
+      groups: as in `grouped`, or None.
+      clients_per_group: as in `grouped`, or None.
+      group_sizes: as in `grouped`, or None.
+      dominating_share: as in `grouped`.
+
+    Returns:
+      All four parameters by name.
+
+    Raises:
+      ConfigError: if a parameter does not fit the data or the number of clients.
+    """
+    require(
+        num_clients >= 2,
+        "num_clients",
+        num_clients,
+        "at least 2, so that clients can learn from each other",
+    )
     groups = _validate_groups(groups, num_classes, class_names)
     for position, group in enumerate(groups):
         require(
             dominating_share == 1 or len(group) < num_classes,
             f"groups[{position}]",
             group,
-            f"not all {num_classes} classes, or dominating_share = 1: a rest is drawn from others",
+            f"not all {num_classes} classes (or dominating_share = 1): the other data need other classes",
         )
     require(
         num_clients >= len(groups),
@@ -150,14 +196,16 @@ def _validate_groups(groups, num_classes: int, class_names: Sequence[str]) -> li
     try:
         groups = [list(group) for group in groups]
     except TypeError:
-        raise ConfigError(f"groups = {groups!r}: expected a list of classes for each") from None
+        raise ConfigError(
+            f"groups = {groups!r}: expected a list of classes for each group"
+        ) from None
     require(len(groups) >= 1, "groups", groups, "at least one group")
     for position, group in enumerate(groups):
         name = f"groups[{position}]"
         require(len(group) >= 1, name, group, "at least one class")
         for label in group:
-            ok = is_integer_at_least(label, 0) and label < num_classes
-            require(ok, name, group, f"classes in [0, {num_classes})")
+            is_valid = is_integer_at_least(label, 0) and label < num_classes
+            require(is_valid, name, group, f"classes in [0, {num_classes})")
         require(len(set(group)) == len(group), name, group, "each class once")
     return [[int(label) for label in group] for group in groups]
 
@@ -178,9 +226,9 @@ def _default_groups(num_classes: int, class_names: Sequence[str]) -> list[list[i
 
 
 def _apportion(weights: list[int], total: int) -> list[int]:
-    """Whole numbers >= 1 that sum to `total`, as `weights`; exactly so where these divide it."""
+    """Divide `total` into integers >= 1 in proportion to `weights`, exactly if possible."""
     counts = np.ones(len(weights), np.int64)
-    for _ in range(total - len(weights)):  # the highest average takes the next one
+    for _ in range(total - len(weights)):  # highest averages method
         counts[np.argmax(weights / (counts + 1))] += 1
     return counts.tolist()
 
@@ -190,13 +238,13 @@ def _validate_positive_ints(argument: str, values, count: int) -> list[int]:
         values = list(values)
     except TypeError:
         values = [values]
-    ok = len(values) == count and all(is_integer_at_least(number, 1) for number in values)
-    require(ok, argument, values, f"{count} whole numbers >= 1, one for each group")
+    is_valid = len(values) == count and all(is_integer_at_least(number, 1) for number in values)
+    require(is_valid, argument, values, f"{count} whole numbers >= 1, one for each group")
     return [int(number) for number in values]
 
 
 def _find_feasible_sizes(labels, num_classes: int, num_clients: int, parameters: dict) -> list[int]:
-    """The tiers, times the largest whole percentage at which no draw asks for too much."""
+    """Return the default sizes times the largest integer percentage that the classes supply."""
     clients_per_group = np.asarray(parameters["clients_per_group"])
     mixtures = compute_grouped_mixtures(labels, num_classes, num_clients, **parameters)
     rows = mixtures[np.cumsum(clients_per_group) - 1]  # [G, C]
@@ -208,8 +256,8 @@ def _find_feasible_sizes(labels, num_classes: int, num_clients: int, parameters:
         if (max_requested <= num_available).all():
             if percent < 100:
                 _log.warning(
-                    "'grouped': sizes scaled to %d %%, %s examples for each client, as %d clients "
-                    "of %d examples allow no more",
+                    "'grouped': sizes scaled to %d %%, %s examples for each client, the largest that %d "
+                    "clients and %d examples allow",
                     percent,
                     ", ".join(map(str, sizes[: len(_DEFAULT_GROUP_SIZES)])),
                     num_clients,
@@ -218,7 +266,7 @@ def _find_feasible_sizes(labels, num_classes: int, num_clients: int, parameters:
             return sizes.tolist()
     scarcest_class = int((num_available - max_requested).argmin())
     raise ConfigError(
-        f"num_clients = {num_clients}: even one percent of the default sizes asks for more of "
-        f"class {scarcest_class} than its {num_available[scarcest_class]} examples; use fewer clients or give "
+        f"num_clients = {num_clients}: even one percent of the default sizes needs more of "
+        f"class {scarcest_class} than its {num_available[scarcest_class]} examples; use fewer clients or set "
         "group_sizes"
     )

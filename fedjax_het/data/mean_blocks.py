@@ -1,5 +1,7 @@
-"""Averages of clients' examples, which mean-augmented federated learning shares (Yoon et al., ICLR
-2021)."""
+"""Averages of clients' examples, shared in mean-augmented federated learning.
+
+Source: Yoon et al., "FedMix", ICLR 2021.
+"""
 
 from typing import NamedTuple
 
@@ -11,20 +13,36 @@ from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.validation import validate_arguments
 
-# A stream of its own, so that who is averaged does not depend on other draws.
+# Averages use a separate random stream, so the blocks do not depend on other draws.
 _AVERAGES_STREAM = 0xA7E5
 
 
 class MeanBlocks(NamedTuple):
-    """Which of a client's examples are averaged together.
+    """Rule that divides the examples of a client into blocks, each of which is averaged.
 
-    size: the paper's M_k, examples in an average; None: all that a client has."""
+    Attributes:
+      size: number of examples in an average, the paper's M_k. None: all examples of the client.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het import data
+      >>> data.MeanBlocks(4).num_averages(np.array([0, 4, 9]))
+      array([0, 1, 3])
+    """
 
     size: PositiveInt | None = None
 
     def num_averages(self, sizes: np.ndarray) -> np.ndarray:
-        """How many averages clients make that hold so many examples. What is left over after whole
-        blocks makes a smaller one."""
+        """Count the averages of each client.
+
+        The examples left over after whole blocks make a smaller block.
+
+        Args:
+          sizes: number of examples of each client, integers `[K]`.
+
+        Returns:
+          Number of averages of each client, integers `[K]`.
+        """
         return -(-sizes // np.maximum(sizes if self.size is None else self.size, 1))
 
 
@@ -37,19 +55,52 @@ def average_examples(
     blocks: MeanBlocks,
     seed: Seed,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The averages of all clients, client after client.
+    """Average the examples of all clients in blocks.
 
-    Every client shuffles its examples and cuts them into blocks. Returns the mean images
-    `[M, H, W, C]` float32, divided by 255 where `images` are uint8 (normalisation, being affine,
-    may come after the mean), and the shares of the classes `[M, num_classes]` float32.
-    Cost: one pass over the clients' examples.
-    Raises `ConfigError` for what does not fit together.
+    Every client shuffles its examples, cuts them into blocks and averages each block. Normalization
+    is affine, so it may follow the mean. Cost: one pass over the clients' examples.
+
+    Args:
+      images: training images `[N, H, W, C]`, integers or floats.
+      labels: training labels, integers `[N]` in [0, num_classes).
+      num_classes: number of classes.
+      partition: the training examples of each client.
+      blocks: size of the blocks.
+      seed: seed of the shuffles, >= 0.
+
+    Returns:
+      `(means, class_proportions)` of the M blocks, ordered by client: mean images, float32
+      `[M, H, W, C]`, divided by 255 if `images` are uint8; and class proportions, float32
+      `[M, num_classes]`.
+
+    Raises:
+      ConfigError: if images, labels and partition do not belong together.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het import data
+      >>> images = np.full((6, 2, 2, 1), 255, np.uint8)
+      >>> partition = data.partition_from_clients([[0, 1, 2, 3], [4, 5]])
+      >>> means, proportions = data.average_examples(
+      ...     images, np.array([0, 0, 0, 0, 1, 0]), 2, partition, data.MeanBlocks(2), seed=0
+      ... )
+      >>> means.shape, float(means.max())
+      ((3, 2, 2, 1), 1.0)
+      >>> proportions
+      array([[1. , 0. ],
+             [1. , 0. ],
+             [0.5, 0.5]], dtype=float32)
     """
     images = to_array("images", images, "an array [N, H, W, C]")
-    partition.label_counts(labels, num_classes)  # it is of these labels
+    partition.label_counts(labels, num_classes)  # checks that they belong together
     labels = np.asarray(labels)
-    ok = images.ndim == 4 and len(images) == len(labels) and images.dtype.kind in "iuf"
-    require(ok, "shape of images", images.shape, f"[{len(labels)}, H, W, C], as of the labels")
+    is_valid = images.ndim == 4 and len(images) == len(labels) and images.dtype.kind in "iuf"
+    require(
+        is_valid,
+        "shape of images",
+        images.shape,
+        f"[{len(labels)}, H, W, C], an image for each label",
+    )
     scale = 255.0 if images.dtype == np.uint8 else 1.0
     means, class_proportions = [], []
     for client in map(int, np.flatnonzero(partition.sizes)):

@@ -1,11 +1,16 @@
-"""Per-channel mean and standard deviation: which constants each paper uses.
+"""Per-channel mean and standard deviation: the constants that each paper uses.
 
-Sources. `dynafed`: the paper's public code, which gives CIFAR-100 the constants of CIFAR-10 and
-Fashion-MNIST those of MNIST. `fedaf`: the public distribution-matching code that FedAF builds on;
-the paper itself states none, and that code has no DomainNet, for which the training set's own
-statistics are taken, as `dataset`. `fsl`: the paper states none and no code is public; images
-scaled to [0, 1] are assumed, as `unit`. `fedamp`: its appendix could not be read and no code is
-public; the training set's own statistics are assumed, as `dataset`.
+Sources:
+
+* `dynafed`: the paper's public code, which uses the constants of CIFAR-10 for CIFAR-100 and those
+  of MNIST for Fashion-MNIST.
+* `fedaf`: the public distribution-matching code that FedAF builds on. The paper itself states no
+  constants, and that code has no DomainNet, for which the statistics of the training set are used,
+  as for `dataset`.
+* `fsl`: the paper states no constants and no code is public. Images scaled to [0, 1] are assumed,
+  as for `unit`.
+* `fedamp`: its appendix could not be read and no code is public. The statistics of the training set
+  are assumed, as for `dataset`.
 """
 
 import numpy as np
@@ -39,24 +44,39 @@ _CONSTANTS: dict[str, dict[str, _ChannelConstants | None]] = {
 }
 
 NORMALIZATIONS = {
-    "dynafed": "DynaFed's public code (MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100, CINIC-10)",
-    "fedaf": "the code FedAF builds on (MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100); DomainNet: as "
-    "'dataset'",
-    "fedamp": "none could be read: as 'dataset'",
-    "fsl": "none stated: as 'unit'",
-    "unit": "images scaled to [0, 1], nothing else",
-    "dataset": "mean and deviation of the training images",
+    "dynafed": "constants of DynaFed's code (MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100, CINIC-10)",
+    "fedaf": "constants of the code that FedAF builds on (MNIST, Fashion-MNIST, CIFAR-10, "
+    "CIFAR-100); DomainNet: equals 'dataset'",
+    "fedamp": "equals 'dataset', since the paper's constants could not be read",
+    "fsl": "equals 'unit', since the paper states no constants",
+    "unit": "images scaled to [0, 1] without further normalization",
+    "dataset": "mean and standard deviation of the training images",
 }
+"""Normalization presets by name, with their descriptions.
+
+Example:
+  >>> from fedjax_het import data
+  >>> list(data.NORMALIZATIONS)
+  ['dynafed', 'fedaf', 'fedamp', 'fsl', 'unit', 'dataset']
+"""
 
 
 def get_normalization_constants(
     dataset: str, preset: str | None, train_images: np.ndarray
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """`(mean, std)` per channel of images scaled to [0, 1], for a data set by name.
+    """Return the normalization constants of a data set.
 
-    `preset` is one of `NORMALIZATIONS`; None means DynaFed's constants where it has them and the
-    training set's own statistics elsewhere. Raises `ConfigError` for an unknown preset, or one
-    that has no constants for this data set.
+    Args:
+      dataset: name of the data set.
+      preset: one of `NORMALIZATIONS`. None: DynaFed's constants where it has them, the statistics
+        of the training set elsewhere.
+      train_images: training images `[N, H, W, C]`.
+
+    Returns:
+      `(mean, std)` of each channel, for images scaled to [0, 1].
+
+    Raises:
+      ConfigError: if the preset is unknown, or has no constants for this data set.
     """
     if preset is None:
         preset = "dynafed" if dataset in _CONSTANTS["dynafed"] else "dataset"
@@ -69,6 +89,6 @@ def get_normalization_constants(
     if dataset not in _CONSTANTS[preset]:
         raise ConfigError(
             f"normalisation = {preset!r} has no constants for {dataset!r}: "
-            f"expected 'dataset' or 'unit' (it knows {', '.join(_CONSTANTS[preset])})"
+            f"expected 'dataset' or 'unit' (it has {', '.join(_CONSTANTS[preset])})"
         )
     return _CONSTANTS[preset][dataset] or compute_channel_statistics(train_images)

@@ -1,6 +1,6 @@
-"""Which client holds which training example: the result of a partition scheme.
+"""Partitions: the training examples that each client holds, as a partition scheme divides them.
 
-Clients that are set apart: they take no part in training.
+Held-out clients take no part in training; they are drawn here, too.
 """
 
 import dataclasses
@@ -23,17 +23,34 @@ from fedjax_het.utils.io import DamagedFileError
 from fedjax_het.utils.npz import read_npz, write_npz
 from fedjax_het.utils.validation import validate, validate_arguments
 
-# Partitions draw from a stream of their own, so that the same seed elsewhere is independent.
+# Partitions use a separate random stream, so other uses of the seed are independent.
 _PARTITION_STREAM = 0x5EED
 
 
 @dataclass(frozen=True)
 class PartitionSummary:
-    """A partition in numbers. The means over clients leave out those that hold nothing.
+    """Statistics of a partition; `str` of it is one line.
 
-    classes_per_client: mean number of classes with at least one example.
-    majority_share: mean share of a client's examples that its most frequent class makes up.
-    num_unused: examples of the data set that no client holds.
+    The means over clients exclude clients without examples.
+
+    Attributes:
+      num_clients: number of clients, K.
+      num_examples: number of examples that clients hold.
+      num_unused: number of examples of the data set that no client holds.
+      size_min: number of examples of the smallest client.
+      size_median: median number of examples of a client.
+      size_mean: mean number of examples of a client.
+      size_max: number of examples of the largest client.
+      num_empty: number of clients without examples.
+      classes_per_client: mean number of classes of which a client has at least one example.
+      majority_share: mean fraction of a client's examples in its most frequent class.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het import data
+      >>> partition = data.partition_from_clients([[0, 1], [2, 3]])
+      >>> print(partition.summarize(np.array([0, 1, 1, 1]), num_classes=2))
+      2 clients hold 4 examples: 2 to 2 each (median 2, mean 2.0), 1.5 classes, majority share 75%
     """
 
     num_clients: int
@@ -62,20 +79,34 @@ class PartitionSummary:
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The training examples of every client; or, of `local_tests`, its test examples.
+    """Positions of the examples of every client in the training set.
 
-    indices: int64, positions in the training set, client after client; ascending within a client.
-        Those of local tests are positions in the test set; what is said of labels holds for its.
-    offsets: int64 [K + 1]; client k holds `indices[offsets[k]:offsets[k + 1]]`, maybe nothing.
-    scheme, seed, parameters: how it was made; `parameters` can be written as JSON.
-    client_names: what each client is called, where clients have names (of a partition by domains,
-        the domains'); else ().
+    A partition of local tests has positions in the test set instead, and its labels are test
+    labels. Both arrays are read-only.
 
-    Both arrays are read-only. Raises `ConfigError` where they do not fit together.
+    Attributes:
+      scheme: name of the partition scheme, e.g. "dirichlet", or "user".
+      seed: seed of the draw.
+      parameters: parameters of the scheme, values that JSON can store.
+      indices: positions, int64 `[M]`, ordered by client and ascending within a client.
+      offsets: int64 `[K + 1]`; client k holds `indices[offsets[k]:offsets[k + 1]]`, which may be
+        empty.
+      client_names: name of each client, or (). Clients that are domains have the domains' names.
+
+    Raises:
+      ConfigError: if the arrays do not fit together.
+
+    Example:
+      >>> from fedjax_het import data
+      >>> partition = data.partition_from_clients([[4, 0], [], [2]])
+      >>> partition.num_clients, partition.client_indices(0)
+      (3, array([0, 4]))
+      >>> partition.sizes
+      array([2, 0, 1])
     """
 
     CONSTRUCTORS: ClassVar[str] = (
-        "partition_from_clients([positions of client 0, ...]) or make_partition give"
+        "partition_from_clients([positions of client 0, ...]) or make_partition return"
     )
 
     scheme: str
@@ -90,15 +121,15 @@ class Partition:
             object.__setattr__(self, name, validate(name, getattr(self, name), kind))
         for name in ("indices", "offsets"):
             array = to_array(name, getattr(self, name), "integers of rank 1")
-            ok = array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
-            require(ok, name, f"{array.dtype} {array.shape}", "integers of rank 1")
+            is_valid = array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
+            require(is_valid, name, f"{array.dtype} {array.shape}", "integers of rank 1")
             array = np.ascontiguousarray(array, dtype=np.int64).view()
             array.setflags(write=False)
             object.__setattr__(self, name, array)
         offsets = self.offsets
-        ok = len(offsets) >= 2 and offsets[0] == 0 and offsets[-1] == len(self.indices)
+        is_valid = len(offsets) >= 2 and offsets[0] == 0 and offsets[-1] == len(self.indices)
         require(
-            bool(ok and (np.diff(offsets) >= 0).all()),
+            bool(is_valid and (np.diff(offsets) >= 0).all()),
             "offsets",
             offsets.tolist() if len(offsets) < 10 else f"{len(offsets)} numbers",
             f"0, then ascending to len(indices) = {len(self.indices)}",
@@ -108,33 +139,57 @@ class Partition:
         )
         names = validate_names("client_names", self.client_names)
         is_valid = len(set(names)) == len(names) in (0, self.num_clients)
-        require(is_valid, "client_names", names, f"none, or {self.num_clients} different ones")
+        require(is_valid, "client_names", names, f"none, or {self.num_clients} different names")
         object.__setattr__(self, "client_names", names)
 
     @property
     def num_clients(self) -> int:
+        """Number of clients, K."""
         return len(self.offsets) - 1
 
     @property
     def sizes(self) -> np.ndarray:
-        """[K] examples of each client."""
+        """Number of examples of each client, int64 `[K]`."""
         return np.diff(self.offsets)
 
     @validate_arguments
     def client_indices(self, k: int) -> np.ndarray:
-        """Positions in the training set of client k's examples."""
+        """Return the examples of one client.
+
+        Args:
+          k: client, from 0.
+
+        Returns:
+          Positions in the training set, int64, ascending.
+
+        Raises:
+          ConfigError: if there is no client k.
+        """
         require(0 <= k < self.num_clients, "k", k, f"an integer in [0, {self.num_clients})")
         return self.indices[self.offsets[k] : self.offsets[k + 1]]
 
     def digest(self) -> str:
-        """SHA-256 (hex) of who holds what; names, and how it was made, do not enter."""
+        """Return the SHA-256 of the examples of each client, in hexadecimal.
+
+        Client names, scheme, seed and parameters do not enter.
+        """
         sha = hashlib.sha256(self.offsets.astype("<i8").tobytes())
         sha.update(self.indices.astype("<i8").tobytes())
         return sha.hexdigest()
 
     @validate_arguments
     def save(self, path: str | os.PathLike) -> Path:
-        """Write a checksummed .npz, whole or not at all. Raises `OSError` where it cannot."""
+        """Write the partition to a checksummed .npz file, completely or not at all.
+
+        Args:
+          path: path of the file.
+
+        Returns:
+          The path.
+
+        Raises:
+          OSError: if the file cannot be written.
+        """
         path = Path(path)
         meta = {"scheme": self.scheme, "seed": self.seed, "parameters": self.parameters}
         if self.client_names:
@@ -145,7 +200,17 @@ class Partition:
     @classmethod
     @validate_arguments
     def load(cls, path: str | os.PathLike) -> "Partition":
-        """Read what `save` wrote. Raises `ConfigError` for any other file."""
+        """Read a file that `save` wrote.
+
+        Args:
+          path: path of the file.
+
+        Returns:
+          The partition.
+
+        Raises:
+          ConfigError: if the file cannot be read, is damaged, or holds no partition.
+        """
         try:
             arrays, meta = read_npz(Path(path))
             return cls(
@@ -163,13 +228,24 @@ class Partition:
 
     @validate_arguments
     def label_counts(self, labels: np.ndarray, num_classes: NumClasses) -> np.ndarray:
-        """[K, C] examples of each class at each client. `labels` are those of the training set."""
+        """Count the examples of each class of each client.
+
+        Args:
+          labels: labels of the training set, integers `[N]` in [0, num_classes).
+          num_classes: number of classes, C.
+
+        Returns:
+          Counts, int64 `[K, C]`.
+
+        Raises:
+          ConfigError: if the labels are invalid, or fewer than the partition needs.
+        """
         labels = validate_class_labels("labels", labels, num_classes)
         largest = int(self.indices.max(initial=-1))
         if largest >= len(labels):
             raise ConfigError(
-                f"len(labels) = {len(labels)}: the partition points at example {largest}, "
-                "so it was made for another data set"
+                f"len(labels) = {len(labels)}: the partition holds example {largest}, "
+                "so it belongs to another data set"
             )
         owners = np.repeat(np.arange(self.num_clients), self.sizes)
         cells = owners * num_classes + labels[self.indices]
@@ -178,7 +254,18 @@ class Partition:
 
     @validate_arguments
     def summarize(self, labels: np.ndarray, num_classes: NumClasses) -> PartitionSummary:
-        """Sizes, classes per client and majority share; `str` of it is one line."""
+        """Compute sizes, classes per client and majority share.
+
+        Args:
+          labels: labels of the training set, integers `[N]` in [0, num_classes).
+          num_classes: number of classes.
+
+        Returns:
+          The statistics; `str` of them is one line.
+
+        Raises:
+          ConfigError: if the labels are invalid, or fewer than the partition needs.
+        """
         counts, sizes = self.label_counts(labels, num_classes), self.sizes
         nonempty_counts = counts[sizes > 0]
         return PartitionSummary(
@@ -212,18 +299,38 @@ def make_partition(
     class_names: Sequence[str] = (),
     **parameters,
 ) -> Partition:
-    """Split the training examples among `num_clients` clients by one of `PARTITIONS`.
+    """Divide the training examples among clients by a partition scheme.
 
-    labels: [N] integers in [0, num_classes). `domains`, `domain_names` and `class_names` are the
-    data set's, where it has any (see `Dataset`), for schemes that ask for them. `parameters` are
-    those of the scheme's function, e.g. `alpha=0.1` for the Dirichlet ones (the package's are in
-    `fedjax_het.data.partition_schemes`); `classes` and `classes_per_client` are the same. The
-    same arguments give the same partition, independent of other uses of the seed (as long as
-    NumPy's Generator keeps its streams: compare digests, or save the partition, across NumPy
-    versions).
+    Equal arguments give equal partitions, independent of other uses of the seed, as long as NumPy's
+    Generator keeps its streams. Across NumPy versions, compare digests or save the partition. The
+    package's own schemes always terminate.
 
-    The package's own schemes always end. Raises `ConfigError` naming the argument, its value and
-    what is expected, also for a split that cannot be made, and for what a user's scheme returns.
+    Args:
+      scheme: name of the scheme, one of `PARTITIONS`.
+      labels: training labels, integers `[N]` in [0, num_classes).
+      num_classes: number of classes.
+      num_clients: number of clients, K <= N.
+      seed: seed of the draw, >= 0.
+      domains: domain of each training image, integers `[N]`, for schemes that use domains.
+      domain_names: name of each domain, see `Dataset`.
+      class_names: name of each class, see `Dataset`.
+      **parameters: parameters of the scheme's function, e.g. `alpha=0.1` for the Dirichlet schemes
+        (see `fedjax_het.data.partition_schemes`). `classes` and `classes_per_client` are synonyms.
+
+    Returns:
+      The partition of K clients.
+
+    Raises:
+      ConfigError: if an argument is invalid, if no split exists for it, or if a user's scheme
+        returns an invalid split.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het import data
+      >>> labels = np.arange(60) % 3
+      >>> partition = data.make_partition("dirichlet", labels, 3, num_clients=4, seed=0, alpha=0.5)
+      >>> partition.num_clients, int(partition.sizes.sum())
+      (4, 60)
     """
     partition_scheme = PARTITIONS.require(scheme)
     labels = validate_class_labels("labels", labels, num_classes)
@@ -269,8 +376,8 @@ def make_partition(
 def _validate_clients(
     scheme: PartitionScheme, clients: Any, num_clients: int, num_examples: int
 ) -> list[np.ndarray]:
-    """What a scheme's function returned, as `num_clients` arrays of positions. ConfigError."""
-    description = f"what partition {scheme.name!r} returns"
+    """Convert a scheme's return value to `num_clients` arrays, or raise ConfigError."""
+    description = f"return value of partition {scheme.name!r}"
     try:
         arrays = [np.asarray(client) for client in clients]
     except (TypeError, ValueError) as error:
@@ -283,9 +390,9 @@ def _validate_clients(
         name = f"{description} for client {client}"
         if positions.ndim == 1 and len(positions) == 0:
             continue
-        ok = positions.ndim == 1 and np.issubdtype(positions.dtype, np.integer)
+        is_valid = positions.ndim == 1 and np.issubdtype(positions.dtype, np.integer)
         actual = f"{positions.dtype} {positions.shape}"
-        require(bool(ok), name, actual, "integers of rank 1, positions in the training set")
+        require(bool(is_valid), name, actual, "integers of rank 1, positions in the training set")
         is_outside = (positions < 0) | (positions >= num_examples)
         if is_outside.any():
             value = int(positions[int(is_outside.argmax())])
@@ -294,7 +401,7 @@ def _validate_clients(
 
 
 def _make_domain_client_names(num_clients: int, domain_names: Sequence[str]) -> tuple[str, ...]:
-    """The clients' names where each is a domain: numbers for those that have none."""
+    """Name each client after its domain; domains without a name are named by their number."""
     return (*domain_names, *map(str, range(len(domain_names), num_clients)))
 
 
@@ -307,19 +414,38 @@ def partition_from_clients(
     parameters: dict[str, Any] | None = None,
     client_names: Sequence[str] = (),
 ) -> Partition:
-    """A `Partition` from one array of training-set positions for each client.
+    """Build a `Partition` from the positions of each client's examples.
 
-    Raises `ConfigError`, which names the client, for what are no positions."""
+    Args:
+      clients: for each client, its positions in the training set, integers >= 0.
+      scheme: name of the scheme, shown in results.
+      seed: seed with which the positions were drawn.
+      parameters: parameters of the scheme, values that JSON can store.
+      client_names: name of each client, or ().
+
+    Returns:
+      The partition, with ascending positions within each client.
+
+    Raises:
+      ConfigError: if the positions of a client are invalid; the message names the client.
+
+    Example:
+      >>> from fedjax_het import data
+      >>> data.partition_from_clients([[3, 1], [2]]).indices
+      array([1, 3, 2])
+    """
     is_iterable = isinstance(clients, Iterable) and not isinstance(clients, str | bytes | Mapping)
     expected = "a list of arrays of positions in the training set, one for each client"
     require(is_iterable, "clients", clients, expected)
     arrays = [_sort_positions(f"clients[{k}]", client) for k, client in enumerate(clients)]
     require(len(arrays) >= 1, "clients", arrays, "at least one client")
     try:
-        # Through JSON and back, so that a saved partition equals the one in memory.
+        # Convert to JSON and back, so that a saved partition equals the one in memory.
         parameters = json.loads(json.dumps(parameters or {}, default=lambda value: value.item()))
     except (TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"parameters = {parameters!r}: expected JSON-able values") from error
+        raise ConfigError(
+            f"parameters = {parameters!r}: expected values that JSON can store"
+        ) from error
     sizes = [len(positions) for positions in arrays]
     return Partition(
         scheme=scheme,
@@ -332,21 +458,36 @@ def partition_from_clients(
 
 
 def _sort_positions(argument: str, positions: Any) -> np.ndarray:
-    """One client's, ascending, as int64. ConfigError."""
+    """Return the positions of one client in ascending order as int64, or raise ConfigError."""
     array = to_array(argument, positions, "integers, positions in the training set")
-    if array.ndim == 1 and len(array) == 0:  # an empty list is an array of floats
+    if array.ndim == 1 and len(array) == 0:  # NumPy makes an array of floats of an empty list
         return np.zeros(0, np.int64)
-    ok = array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
+    is_valid = array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
     actual = f"{array.dtype} {array.shape}"
-    require(bool(ok), argument, actual, "integers of rank 1, positions in the training set")
+    require(bool(is_valid), argument, actual, "integers of rank 1, positions in the training set")
     require(bool((array >= 0).all()), argument, f"{int(array.min())}, ...", "positions >= 0")
     return np.sort(array).astype(np.int64)
 
 
 def validate_class_labels(argument: str, labels, num_classes: int) -> np.ndarray:
+    """Check labels against the number of classes.
+
+    Args:
+      argument: name of the argument, for messages.
+      labels: integers `[N]`, N >= 1.
+      num_classes: number of classes.
+
+    Returns:
+      The labels as an array.
+
+    Raises:
+      ConfigError: if the labels are not integers `[N]` in [0, num_classes).
+    """
     labels = to_array(argument, labels, "integers of rank 1, at least one")
-    ok = labels.ndim == 1 and len(labels) > 0 and np.issubdtype(labels.dtype, np.integer)
-    require(ok, argument, f"{labels.dtype} {labels.shape}", "integers of rank 1, at least one")
+    is_valid = labels.ndim == 1 and len(labels) > 0 and np.issubdtype(labels.dtype, np.integer)
+    require(
+        is_valid, argument, f"{labels.dtype} {labels.shape}", "integers of rank 1, at least one"
+    )
     is_invalid = (labels < 0) | (labels >= num_classes)
     if is_invalid.any():
         position = int(is_invalid.argmax())
@@ -356,27 +497,46 @@ def validate_class_labels(argument: str, labels, num_classes: int) -> np.ndarray
     return labels
 
 
-# A stream of their own, so that who is held out does not depend on how a partition was drawn.
+# Held-out clients use a separate random stream, so they do not depend on a partition's draws.
 _HELD_OUT_STREAM = 0x4E1D
 
 
 def draw_held_out_clients(partition: Partition, count: int, seed: int) -> np.ndarray:
-    """Which of all clients are held out, ascending: drawn with the seed from those that hold
-    examples. Raises ConfigError where there are no more of these than are to be held out."""
+    """Draw the clients that take no part in training, from the clients that have examples.
+
+    Args:
+      partition: the training examples of each client.
+      count: number of clients to hold out.
+      seed: seed of the draw, >= 0.
+
+    Returns:
+      Client numbers, int64 `[count]`, ascending.
+
+    Raises:
+      ConfigError: if no client with examples would be left for training.
+    """
     eligible = np.flatnonzero(partition.sizes)
     max_count = len(eligible) - 1
     require(
         count <= max_count,
         "held_out_clients",
         count,
-        f"at most {max_count} of {len(eligible)} that have data",
+        f"at most {max_count} of the {len(eligible)} clients that have examples",
     )
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_HELD_OUT_STREAM,)))
     return np.sort(rng.choice(eligible, count, replace=False))
 
 
 def select_clients(partition: Partition, clients: np.ndarray) -> Partition:
-    """The same of these clients alone, which are numbered anew in this order."""
+    """Return the partition of some of the clients, renumbered in the order of `clients`.
+
+    Args:
+      partition: the partition of K clients.
+      clients: client numbers, integers `[S]` in [0, K).
+
+    Returns:
+      The partition of S clients.
+    """
     client_indices = [partition.client_indices(int(k)) for k in clients]
     names = tuple(partition.client_names[int(k)] for k in clients if partition.client_names)
     return dataclasses.replace(

@@ -1,4 +1,4 @@
-"""The partitions that settings can name."""
+"""Registry of the partition schemes that the setting `partition` names."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -19,28 +19,39 @@ from fedjax_het.utils.introspection import (
 from fedjax_het.utils.registry import Registry
 from fedjax_het.utils.validation import validate_arguments
 
-# What a scheme's function is given by name where its signature has it; all else it takes is chosen.
+# Arguments that a scheme's function receives if its signature has them; others are parameters.
 DATA_ARGUMENTS = (
     *("rng", "labels", "num_classes", "num_clients"),
     *("domains", "domain_names", "class_names"),
 )
-# Parameters that go by two names.
+# Parameters with two names.
 _SYNONYMS = {"classes": "classes_per_client", "classes_per_client": "classes"}
 
 
 class PartitionScheme(NamedTuple):
-    """A way to split training examples among clients.
+    """Description of a scheme that divides training examples among clients.
 
-    split: `(rng, labels, num_classes, num_clients, *, parameters...) -> clients`, one array of
-        positions in the training set for each client. `rng` is a NumPy Generator of the seed. It is
-        called by name; it may also ask for the data set's `domains` [N] (None where it has none),
-        `domain_names` and `class_names`. All else in its signature are parameters of the partition.
-    setting: `(labels, num_classes, num_clients, class_names, **parameters) -> parameters`, for a
-        scheme whose defaults depend on the data: checks what is given and fills in what is not.
-    mixtures: `(labels, num_classes, num_clients, **parameters) -> [K, C]`, the class proportions
-        that clients draw from, where these are known better than from what was drawn.
-    clients_are_domains: client k holds examples of the data set's domain k alone: it goes by the
-        domain's name, and is tested on that domain's test images.
+    Attributes:
+      name: name of the scheme in settings.
+      split: function `(rng, labels, num_classes, num_clients, *, parameters...) -> clients`, which
+        returns an array of positions in the training set for each client. `rng` is a NumPy
+        Generator of the seed. Arguments are passed by name. The signature may also contain
+        `domains` `[N]` (None for a data set without domains), `domain_names` and `class_names` of
+        the data set. All other arguments are parameters of the partition.
+      description: one line for `fedjax-het list`.
+      resolve_parameters: function `(labels, num_classes, num_clients, class_names, **parameters) ->
+        parameters`, for a scheme whose defaults depend on the data. It checks the parameters and
+        sets the missing ones.
+      mixtures: function `(labels, num_classes, num_clients, **parameters) -> [K, C]`, the class
+        proportions from which the clients draw, if they are known more exactly than from the drawn
+        examples.
+      clients_are_domains: whether client k holds only examples of domain k of the data set. It then
+        has the domain's name and is tested on the domain's test images.
+
+    Example:
+      >>> from fedjax_het import data
+      >>> data.PARTITIONS["dirichlet_capped"].parameters
+      {'alpha': REQUIRED, 'min_size': 10, 'max_draws': 1000}
     """
 
     name: str
@@ -52,11 +63,21 @@ class PartitionScheme(NamedTuple):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What the split takes besides the data, with defaults or `REQUIRED`."""
+        """Parameters of `split` besides the data, by name, with their default or `REQUIRED`."""
         return get_keyword_parameters(self.split, exclude=DATA_ARGUMENTS)
 
     def validate_parameters(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Parameters that it takes, as their annotations have them. Raises ConfigError."""
+        """Check parameters against the annotations of `split`.
+
+        Args:
+          parameters: values by name.
+
+        Returns:
+          The values in the types of the annotations.
+
+        Raises:
+          ConfigError: if a name is unknown, a required parameter is missing, or a value is invalid.
+        """
         owner = f"partition {self.name!r}"
         return validate_keyword_arguments(
             owner, parameters, self.split, self.parameters, "parameter"
@@ -75,57 +96,93 @@ PARTITIONS: Registry[PartitionScheme] = Registry(
         PartitionScheme(
             "dirichlet",
             partition_schemes.dirichlet,
-            "label skew by Dir(alpha) for each class; sizes very unequal, maybe empty",
+            "label skew by Dir(alpha) for each class; sizes are very unequal and may be 0",
         ),
         PartitionScheme(
             "dirichlet_balanced",
             partition_schemes.dirichlet_balanced,
-            "label skew by Dir(alpha), clients nearly equal in size (DynaFed)",
+            "label skew by Dir(alpha); clients of nearly equal size (DynaFed)",
         ),
         PartitionScheme(
             "dirichlet_capped",
             partition_schemes.dirichlet_capped,
-            "label skew by Dir(alpha), none far above N/K, at least min_size each (MOON, FedAF)",
+            "label skew by Dir(alpha); sizes from min_size to little above N/K (MOON, FedAF)",
         ),
         PartitionScheme(
             "classes_per_client",
             partition_schemes.classes_per_client,
-            "exactly classes_per_client labels each, all of one size (FSL)",
+            "exactly classes_per_client labels for each client; clients of equal size (FSL)",
         ),
         PartitionScheme(
             "pathological",
             partition_schemes.pathological,
-            "classes_per_client with two labels each (FedAMP)",
+            "classes_per_client with two labels for each client (FedAMP)",
         ),
         PartitionScheme(
             "grouped",
             grouped,
-            "groups of clients, each with dominating classes: 80 % of the data (FedAMP)",
+            "groups of clients with dominating classes that make up 80 % of their data (FedAMP)",
             resolve_parameters=resolve_grouped_parameters,
             mixtures=compute_grouped_mixtures,
         ),
         PartitionScheme(
             "by_domain",
             partition_schemes.by_domain,
-            "one client for each domain of a data set that has domains",
+            "a client for each domain of a data set with domains",
             clients_are_domains=True,
         ),
     ),
 )
+"""Partition schemes by name, those of users included.
+
+Example:
+  >>> from fedjax_het import data
+  >>> data.PARTITIONS["iid"].description
+  'a random split into equal parts'
+"""
 
 
 @validate_arguments
 def get_partition_parameters(name: str) -> dict[str, Any]:
-    """The parameters of a partition, by its function's signature: defaults, or `REQUIRED`.
+    """Return the parameters of a partition scheme, as its function declares them.
 
-    The number of labels per client, `classes` in settings, is the parameter `classes` or
-    `classes_per_client`: see `find_parameter_name`.
+    Args:
+      name: name of the scheme, one of `PARTITIONS`.
+
+    Returns:
+      Defaults by name; `REQUIRED` for a parameter without default. The setting `classes`, the
+      number of labels per client, is the parameter `classes` or `classes_per_client` (see
+      `find_parameter_name`).
+
+    Raises:
+      ConfigError: if the scheme is unknown.
+
+    Example:
+      >>> from fedjax_het import data
+      >>> data.get_partition_parameters("dirichlet")
+      {'alpha': REQUIRED}
     """
     return PARTITIONS.require(name).parameters
 
 
 def find_parameter_name(name: str, setting: str) -> str | None:
-    """What the partition `name` calls a setting (alpha, classes); None where it has no such one."""
+    """Find the name of a setting among the parameters of a partition scheme.
+
+    Args:
+      name: name of the scheme, one of `PARTITIONS`.
+      setting: name of the setting, e.g. "alpha" or "classes".
+
+    Returns:
+      The name of the parameter, or None if the scheme has no such parameter.
+
+    Raises:
+      ConfigError: if the scheme is unknown.
+
+    Example:
+      >>> from fedjax_het import data
+      >>> data.find_parameter_name("classes_per_client", "classes")
+      'classes_per_client'
+    """
     parameters = get_partition_parameters(name)
     names = (setting, _SYNONYMS.get(setting, setting))
     return next((alias for alias in names if alias in parameters), None)
@@ -141,19 +198,33 @@ def register_partition(
     *,
     clients_are_domains: bool = False,
 ) -> None:
-    """Make a partition of one's own known to runs, sweeps and reports, as long as this process
-    lasts.
+    """Register a partition scheme of the user for runs, sweeps and reports, until the process ends.
 
-        def halves(rng, labels, num_classes, num_clients, *, share=0.5): ...  # K arrays
+    A parameter `alpha` or `classes` receives the setting of that name. The return value of `split`
+    is checked at every call. `PartitionScheme` documents the functions.
 
-        register_partition("halves", halves)
-        RunSpec("fedavg", "digits", partition="halves", partition_options={"share": 0.3})
+    Args:
+      name: name of the scheme in settings.
+      split: function that divides the examples.
+      description: one line for `fedjax-het list`. Default: the first line of the docstring of
+        `split`.
+      setting: function that checks the parameters and sets missing ones, or None
+        (`PartitionScheme.resolve_parameters`).
+      mixtures: function that returns the class proportions of the clients, or None.
+      clients_are_domains: whether client k holds only examples of domain k.
 
-    split, setting, mixtures, clients_are_domains: see `PartitionScheme`. A parameter `alpha` or `classes` is
-        the setting of that name. What `split` returns is checked whenever it is called.
-    description: for `fedjax-het list`; by default the first line of the docstring.
+    Raises:
+      ConfigError: if the name belongs to a scheme of the package or is not an identifier.
 
-    Raises: ConfigError for a name of the package's own or no word.
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het import data
+      >>> def stripes(rng, labels, num_classes, num_clients, *, first=0):
+      ...     return [np.arange(first + k, len(labels), num_clients) for k in range(num_clients)]
+      >>> data.register_partition("stripes", stripes)
+      >>> labels = np.zeros(6, int)
+      >>> data.make_partition("stripes", labels, 2, num_clients=2, seed=0, first=1).indices
+      array([1, 3, 5, 2, 4])
     """
     text = description or get_summary_line(split)
     PARTITIONS.add(PartitionScheme(name, split, text, setting, mixtures, clients_are_domains))

@@ -1,9 +1,9 @@
-"""How training examples are split among clients: one function for each scheme.
+"""Partition schemes: functions that divide training examples among clients.
 
 A scheme is a function `(rng, labels, num_classes, num_clients, *, parameters...) -> clients` that
-returns one index array for each client, and one record in `PARTITIONS`. They are different
-benchmarks and keep different names. Every scheme ends: one that may fail to find a split says why
-instead.
+returns an array of positions for each client, and an entry in `PARTITIONS`. The schemes are
+different benchmarks and have different names. Every scheme terminates: a scheme that may find no
+split raises an error that gives the reason.
 """
 
 import logging
@@ -17,21 +17,42 @@ from fedjax_het.utils.errors import ConfigError, require
 
 _log = logging.getLogger(__name__)
 
-Alpha = Annotated[float, Bounds(1e-6, 1e6)]  # of a Dirichlet distribution
+Alpha = Annotated[float, Bounds(1e-6, 1e6)]  # concentration of a Dirichlet distribution
 
 _SINKHORN_ITERATIONS = 1000  # as in DynaFed's code
 
 
 def iid(rng, labels, num_classes, num_clients):
-    """A random permutation cut into equal parts; sizes differ by at most one."""
+    """Cut a random permutation of the examples into equal parts; sizes differ by at most one.
+
+    Args:
+      rng: NumPy Generator.
+      labels: training labels, integers `[N]` in [0, num_classes).
+      num_classes: number of classes, C.
+      num_clients: number of clients, K.
+
+    Returns:
+      Positions in the training set, an array for each client.
+    """
     return np.array_split(rng.permutation(len(labels)), num_clients)
 
 
 def dirichlet(rng, labels, num_classes, num_clients, *, alpha: Alpha):
-    """Plain Dirichlet label skew (Hsu et al., arXiv 1909.06335, in its common per-class form).
+    """Split each class in Dirichlet proportions: label skew.
 
-    Each class, shuffled, is cut in proportions drawn from Dir(alpha * 1_K). Sizes are very unequal
-    and clients may be empty, the more so the smaller alpha.
+    Source: Hsu et al., arXiv 1909.06335, in its common per-class form. Each class is shuffled and
+    cut in proportions drawn from Dir(alpha * 1_K). Sizes are very unequal and clients may be empty,
+    the more so the smaller alpha is.
+
+    Args:
+      rng: NumPy Generator.
+      labels: training labels, integers `[N]` in [0, num_classes).
+      num_classes: number of classes, C.
+      num_clients: number of clients, K.
+      alpha: concentration of the Dirichlet distribution, > 0.
+
+    Returns:
+      Positions in the training set, an array for each client.
     """
     log_proportions = _log_dirichlet(rng, alpha, num_classes, num_clients)
     return take_quota(
@@ -40,21 +61,32 @@ def dirichlet(rng, labels, num_classes, num_clients, *, alpha: Alpha):
 
 
 def dirichlet_balanced(rng, labels, num_classes, num_clients, *, alpha: Alpha):
-    """DynaFed's partition: Dirichlet label skew with clients of nearly equal size (public code).
+    """Split by DynaFed's partition: Dirichlet label skew, clients of nearly equal size.
 
-    Draws a C x K matrix whose rows follow Dir(alpha * 1_K), then divides columns by their sums and
-    rows by their sums, 1000 times (Sinkhorn), which tends to rows summing to 1 and columns to C/K.
-    Each class is cut in dataset order, not shuffled, at floor(cumulative proportion * n_class).
+    Source: the public code of DynaFed. Draws a C x K matrix whose rows follow Dir(alpha * 1_K).
+    Columns and then rows are divided by their sums, 1000 times (Sinkhorn). The rows then sum to 1
+    and the columns tend to C/K. Each class is cut in dataset order, not shuffled, at
+    floor(cumulative proportion * n_class).
 
-    Floors give what is left over to the last client, which is therefore the largest (about 700
-    where the others hold 625, for CIFAR-100 and 80 clients; 634 for CIFAR-10) and holds single
-    examples of many classes. Below alpha = 0.001, 1000 alternations do not balance fully (500 to
-    750 for CIFAR-100, 450 to 1000 for CIFAR-10, at 0.0001). With classes of unequal size, clients
-    are as unequal as the classes that they hold.
+    The floors leave the remainder to the last client, which is therefore the largest (about 700
+    examples where the others hold 625, for CIFAR-100 and 80 clients; 634 for CIFAR-10) and holds
+    single examples of many classes. For alpha < 0.001, 1000 iterations do not balance fully (500 to
+    750 examples for CIFAR-100, 450 to 1000 for CIFAR-10, at 0.0001). If classes have unequal sizes,
+    clients are as unequal as their classes.
 
-    Deviations from the code: the matrix is drawn and balanced in logarithms, where no draw
-    underflows to zero (which could leave a column that nothing scales), and the generator is
-    NumPy's current one. Cost: 0.03 s for 10 classes and 80 clients, 0.1 s for 100 classes.
+    Departures from the code: the matrix is drawn and balanced in logarithms, where no draw
+    underflows to zero (a zero column could not be scaled), and the generator is NumPy's current
+    one. Cost: 0.03 s for 10 classes and 80 clients, 0.1 s for 100 classes.
+
+    Args:
+      rng: NumPy Generator.
+      labels: training labels, integers `[N]` in [0, num_classes).
+      num_classes: number of classes, C.
+      num_clients: number of clients, K.
+      alpha: concentration of the Dirichlet distribution, > 0.
+
+    Returns:
+      Positions in the training set, an array for each client.
     """
     log_matrix = _log_dirichlet(rng, alpha, num_classes, num_clients)
     for _ in range(_SINKHORN_ITERATIONS):
@@ -74,14 +106,30 @@ def dirichlet_capped(
     min_size: NonNegativeInt = 10,
     max_draws: PositiveInt = 1000,
 ):
-    """MOON's and NIID-Bench's Dirichlet partition, which FedAF and FedDM use (public code).
+    """Split by the Dirichlet partition of MOON and NIID-Bench, which FedAF and FedDM use.
 
-    Class after class, proportions are drawn from Dir(alpha * 1_K); a client that already holds
-    N / K examples or more gets none of the next class. The whole draw is repeated until every
-    client holds `min_size`, at most `max_draws` times (their code repeats for ever).
+    Source: the public code of MOON and NIID-Bench. Class after class, proportions are drawn from
+    Dir(alpha * 1_K). A client that already holds N / K examples or more receives none of the next
+    class. The whole draw is repeated until every client holds `min_size` examples, at most
+    `max_draws` times (the public code repeats without limit).
 
-    Raises `ConfigError` when no draw is accepted. Deviation from the code: proportions are drawn
-    in logarithms, so that those of the clients below the cap never all vanish.
+    Departure from the code: proportions are drawn in logarithms, so that those of the clients below
+    the cap never all underflow to zero.
+
+    Args:
+      rng: NumPy Generator.
+      labels: training labels, integers `[N]` in [0, num_classes).
+      num_classes: number of classes, C.
+      num_clients: number of clients, K.
+      alpha: concentration of the Dirichlet distribution, > 0.
+      min_size: smallest number of examples of a client, at most N / K.
+      max_draws: largest number of draws.
+
+    Returns:
+      Positions in the training set, an array for each client.
+
+    Raises:
+      ConfigError: if no draw is accepted.
     """
     max_min_size = len(labels) // num_clients
     require(
@@ -106,24 +154,38 @@ def dirichlet_capped(
         fewest_short_clients = min(fewest_short_clients, int((sizes < min_size).sum()))
     raise ConfigError(
         f"alpha = {alpha!r}: none of {max_draws} draws of 'dirichlet_capped' gave each of "
-        f"{num_clients} clients min_size = {min_size} examples (at best {fewest_short_clients} clients had "
-        f"fewer, and the smallest had {largest_minimum}); use a larger alpha, fewer clients, a smaller "
+        f"{num_clients} clients min_size = {min_size} examples (over all draws, at least {fewest_short_clients} clients had "
+        f"fewer, and the smallest had at most {largest_minimum}); use a larger alpha, fewer clients, a smaller "
         "min_size, or 'dirichlet_balanced'"
     )
 
 
 def classes_per_client(rng, labels, num_classes, num_clients, *, classes_per_client: PositiveInt):
-    """Every client holds exactly C labels, in equal numbers (FSL's n_i / C samples of each).
+    """Assign exactly C labels to every client, in equal numbers (FSL's n_i / C samples of each).
 
-    All shards (one client's examples of one label) have one size: the largest for which the
-    classes can be cut into K * C of them. Labels are given to as equal numbers of clients as
-    their sizes allow; where K * C / num_classes is not whole, which labels go to one client more
-    is drawn at random. Clients, in random order, take the labels with most shards left, ties
-    broken at random, which never runs out. Each label's examples are shuffled.
+    A shard holds examples of one label for one client. All shards have one size, the largest for
+    which the classes can be cut into K * C shards. Labels are assigned to numbers of clients that
+    are as equal as the class sizes allow. If K * C / num_classes is not an integer, the labels with
+    one more client are drawn at random. Clients, in random order, receive the labels with most
+    shards left, with ties broken at random; shards never run out. The examples of each label are
+    shuffled.
 
-    Examples that do not fill a shard stay unused: none when all classes have the same size and
-    K * C / num_classes divides it, as in FSL's settings. Every label is used when K * C >=
-    num_classes; with fewer shards than labels, a random choice of them is.
+    Examples that do not fill a shard stay unused. None are unused if all classes have one size that
+    K * C / num_classes divides, as in FSL's settings. Every label is used if K * C >= num_classes;
+    otherwise a random choice of labels is used.
+
+    Args:
+      rng: NumPy Generator.
+      labels: training labels, integers `[N]` in [0, num_classes).
+      num_classes: number of classes.
+      num_clients: number of clients, K.
+      classes_per_client: number of labels of each client, C.
+
+    Returns:
+      Positions in the training set, an array for each client.
+
+    Raises:
+      ConfigError: if the data have fewer than C classes, or too few examples for K * C shards.
     """
     per_client = classes_per_client
     class_sizes = np.bincount(labels, minlength=num_classes)
@@ -139,17 +201,17 @@ def classes_per_client(rng, labels, num_classes, num_clients, *, classes_per_cli
     if shard_size == 0:
         raise ConfigError(
             f"classes_per_client = {per_client}: {num_clients} clients need {num_shards} shards of at "
-            f"least one example, which {len(labels)} examples in {num_present} classes do not give; "
+            f"least one example, but there are {len(labels)} examples in {num_present} classes; "
             "use fewer clients or fewer classes for each"
         )
     shards_left = allocate_equal_counts(
         rng, np.minimum(class_sizes // shard_size, num_clients), num_shards
     )
-    unused = len(labels) - num_shards * shard_size
-    if unused > len(labels) // 10:
+    num_unused = len(labels) - num_shards * shard_size
+    if num_unused > len(labels) // 10:
         _log.warning(
             "classes_per_client leaves %d of %d examples unused: %d shards of %d",
-            unused,
+            num_unused,
             len(labels),
             num_shards,
             shard_size,
@@ -173,26 +235,48 @@ def classes_per_client(rng, labels, num_classes, num_clients, *, classes_per_cli
 
 
 def pathological(rng, labels, num_classes, num_clients):
-    """FedAMP's pathological setting: `classes_per_client` with two classes each, and nothing else.
+    """Assign two classes to each client: FedAMP's pathological setting.
 
     The paper follows McMahan et al. (arXiv 1602.05629), who cut the examples sorted by label into
-    two shards for each client, some of which straddle labels; here every client has exactly two
-    classes, in equal numbers, as FedAMP's text says.
+    two shards for each client, some of which contain two labels. Here every client has exactly two
+    classes, in equal numbers, as FedAMP's text says. Equals `classes_per_client` with two classes.
+
+    Args:
+      rng: NumPy Generator.
+      labels: training labels, integers `[N]` in [0, num_classes).
+      num_classes: number of classes, C.
+      num_clients: number of clients, K.
+
+    Returns:
+      Positions in the training set, an array for each client.
     """
     return classes_per_client(rng, labels, num_classes, num_clients, classes_per_client=2)
 
 
 def by_domain(rng, labels, num_classes, num_clients, *, domains, domain_names):
-    """One client for each domain (FedBN's and FedAF's feature skew), with all of its examples.
+    """Assign all examples of domain k to client k (FedBN's and FedAF's feature skew).
 
-    domains: [N], positions in `domain_names` (default: as many as the largest says). Nothing is
-    drawn. Raises `ConfigError` for a data set without domains, another number of clients than of
-    domains, or a domain without training examples.
+    Nothing is drawn.
+
+    Args:
+      rng: not used.
+      labels: training labels, integers `[N]`.
+      num_classes: not used.
+      num_clients: number of clients, equal to the number of domains.
+      domains: domain of each example, integers `[N]`, positions in `domain_names`; or None.
+      domain_names: name of each domain. Default: the largest domain determines their number.
+
+    Returns:
+      Positions in the training set, an array for each client.
+
+    Raises:
+      ConfigError: if the data set has no domains, if the numbers of clients and domains differ, or
+        if a domain has no training examples.
     """
     require(domains is not None, "partition", "by_domain", "a data set whose images have domains")
     domains = np.asarray(domains)
-    ok = domains.shape == labels.shape and np.issubdtype(domains.dtype, np.integer)
-    require(ok, "domains", f"{domains.dtype} {domains.shape}", f"{len(labels)} integers")
+    is_valid = domains.shape == labels.shape and np.issubdtype(domains.dtype, np.integer)
+    require(is_valid, "domains", f"{domains.dtype} {domains.shape}", f"{len(labels)} integers")
     require(domains.min() >= 0, "domains", int(domains.min()), "integers >= 0")
     count = max(len(domain_names), int(domains.max()) + 1)
     require(num_clients == count, "num_clients", num_clients, f"{count}, one for each domain")
@@ -200,20 +284,30 @@ def by_domain(rng, labels, num_classes, num_clients, *, domains, domain_names):
     for domain, client in enumerate(clients):
         name = domain_names[domain] if domain < len(domain_names) else domain
         if len(client) == 0:
-            raise ConfigError(f"domains: no training example of {name!r}: expected some of each")
+            raise ConfigError(f"domains: no training example of {name!r}: expected at least one")
     return clients
 
 
 def compute_iid_mixtures(labels, num_classes, num_clients):
-    """[K, C] the class proportions of the whole training set, for every client."""
+    """Compute the class proportions of the whole training set, equal for every client.
+
+    Args:
+      labels: training labels, integers `[N]` in [0, num_classes).
+      num_classes: number of classes, C.
+      num_clients: number of clients, K.
+
+    Returns:
+      Proportions, float64 `[K, C]`.
+    """
     proportions = np.bincount(labels, minlength=num_classes) / len(labels)
     return np.tile(proportions, (num_clients, 1))
 
 
 def _log_dirichlet(rng, alpha, rows: int, num_clients: int) -> np.ndarray:
-    """[rows, K] logarithms of draws from Dir(alpha * 1_K); finite for every positive alpha.
+    """Draw the logarithms of `rows` samples of Dir(alpha * 1_K), `[rows, K]`.
 
-    G(alpha) ~ G(alpha + 1) * U^(1 / alpha), so that log G needs no number near zero.
+    The values are finite for every positive alpha: G(alpha) ~ G(alpha + 1) * U^(1 / alpha), so log
+    G needs no number near zero.
     """
     shape = (rows, num_clients)
     log_gamma = np.log(rng.standard_gamma(alpha + 1.0, shape))
@@ -228,12 +322,12 @@ def _logsumexp(values: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _split_counts(log_proportions: np.ndarray, count: int) -> np.ndarray:
-    """[K] parts of `count` examples: differences of floor(cumulative proportion * count).
+    """Split `count` examples into `[K]` parts: differences of floor(cumulative proportion * count).
 
-    As in the public code, where the clients that matter sum to 1 minus a rounding error the floor
-    is one short, and that example goes to the last client. Which classes this happens to hangs on
-    the last bit, and exponentials differ there between machines: hence the rounding to single
-    precision, after which only exactly defined operations follow.
+    As in the public code, the floor is one short if the proportions of the clients that matter sum
+    to 1 minus a rounding error, and that example goes to the last client. The classes affected
+    depend on the last bit, and exponentials differ there between machines. Proportions are
+    therefore rounded to single precision, and only exactly defined operations follow.
     """
     proportions = np.exp(log_proportions - log_proportions.max()).astype(np.float32)
     proportions = proportions.astype(np.float64)
@@ -244,7 +338,7 @@ def _split_counts(log_proportions: np.ndarray, count: int) -> np.ndarray:
 
 
 def _split_class_counts(log_proportions: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """[C, K] examples of each class for each client, from [C, K] logarithms of proportions."""
+    """Convert log proportions `[C, K]` to numbers of examples of each class and client."""
     sizes = np.bincount(labels, minlength=len(log_proportions))
     return np.stack(
         [_split_counts(row, int(size)) for row, size in zip(log_proportions, sizes, strict=True)]
@@ -252,10 +346,10 @@ def _split_class_counts(log_proportions: np.ndarray, labels: np.ndarray) -> np.n
 
 
 def _find_largest_shard_size(class_sizes: np.ndarray, num_clients: int, num_shards: int) -> int:
-    """The largest shard size that gives `needed` shards, at most one for each class and client.
+    """Return the largest shard size for `num_shards` shards, at most one per class and client.
 
-    0 if even shards of one example do not suffice. Where there are shards enough for every class,
-    none is left out, so the smallest class bounds the size.
+    Returns 0 if shards of one example do not suffice. If there are at least as many shards as
+    classes, every class is used, so the smallest class bounds the size.
     """
 
     def has_enough_shards(size: int) -> bool:

@@ -15,12 +15,21 @@ from fedjax_het.utils.errors import ConfigError
 
 
 def prepare_dataset(name: str, data_dir: str | os.PathLike | None = None) -> Path:
-    """Download a set through tensorflow-datasets and write it as array_record files.
+    """Download a data set through tensorflow-datasets and write it as array_record files.
 
-    This step alone needs TensorFlow (`pip install 'fedjax_het[prepare]'`) and a network. Returns
-    the folder to name in TFDS_DATA_DIR: `data_dir`, or that of `resolve_data_root`. Does nothing where
-    the set, or a part of it, is prepared already. Raises `ConfigError` for an unknown name, a set
-    that is not of tensorflow-datasets, or without TensorFlow.
+    Only this step needs TensorFlow (`pip install 'fedjax_het[prepare]'`) and a network. A data set,
+    or a part of it, that is already prepared is not written again.
+
+    Args:
+      name: one of `DATASETS` that comes from tensorflow-datasets.
+      data_dir: folder to write to. Default: see `resolve_data_root`.
+
+    Returns:
+      The folder, to which TFDS_DATA_DIR should be set.
+
+    Raises:
+      ConfigError: if the name is unknown, if the data set does not come from tensorflow-datasets,
+        or if TensorFlow is not installed.
     """
     source = DATASETS.require(name).source
     if source is None:
@@ -28,7 +37,7 @@ def prepare_dataset(name: str, data_dir: str | os.PathLike | None = None) -> Pat
             dataset_name for dataset_name in DATASETS if DATASETS[dataset_name].source is not None
         )
         raise ConfigError(
-            f"dataset = {name!r}: there is nothing to prepare (only for {dataset_names})"
+            f"dataset = {name!r}: expected a data set that needs preparation: {dataset_names}"
         )
     if importlib.util.find_spec("tensorflow") is None:
         raise ConfigError(
@@ -50,6 +59,14 @@ def prepare_dataset(name: str, data_dir: str | os.PathLike | None = None) -> Pat
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run the command line program.
+
+    Args:
+      arguments: command line arguments. Default: those of the process.
+
+    Returns:
+      The exit status: 0, or 2 for an invalid argument.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m fedjax_het.data.prepare",
         description="Download a data set and prepare it for reading without TensorFlow.",

@@ -1,15 +1,32 @@
-"""From numbers of examples for each class and client to the examples themselves."""
+"""Sampling of examples by given numbers for each class and client."""
 
 import numpy as np
 
 
 def shuffle_by_class(rng, labels: np.ndarray, num_classes: int) -> list[np.ndarray]:
-    """For each class, the positions of its examples in random order."""
+    """Shuffle the positions of the examples of each class.
+
+    Args:
+      rng: NumPy Generator.
+      labels: integers `[N]`; values outside [0, num_classes) are ignored.
+      num_classes: number of classes, C.
+
+    Returns:
+      C arrays of positions, int64, in random order.
+    """
     return [rng.permutation(np.flatnonzero(labels == label)) for label in range(num_classes)]
 
 
 def take_quota(classes: list[np.ndarray], counts: np.ndarray) -> list[np.ndarray]:
-    """Give client k the k-th run of `counts[c, k]` examples of each class c."""
+    """Assign consecutive examples, `counts[c, k]` of class c, to each client k.
+
+    Args:
+      classes: positions of the examples of each of the C classes.
+      counts: number of examples of each class and client, integers `[C, K]`.
+
+    Returns:
+      K arrays of positions.
+    """
     class_splits = [
         np.split(members, np.cumsum(row)[:-1]) for members, row in zip(classes, counts, strict=True)
     ]
@@ -17,15 +34,23 @@ def take_quota(classes: list[np.ndarray], counts: np.ndarray) -> list[np.ndarray
 
 
 def systematic_round(rng, proportions: np.ndarray, total: int) -> np.ndarray:
-    """[C] whole numbers that sum to `total`, each `proportions[c] * total` rounded up or down.
+    """Round `proportions * total` to integers that sum to `total`, each up or down.
 
-    Systematic sampling over classes in descending order of their proportions, ties in random
-    order: every count has its exact expectation, and so has the sum over equally likely classes,
-    up to rounding. With 80 % spread over some classes, these get exactly 80 of 100.
+    Systematic sampling over the classes, in descending order of proportion with ties in random
+    order. Every count has its exact expectation, and so has the sum over equally likely classes, up
+    to rounding. If 80 % are spread over some classes, these classes receive exactly 80 of 100.
+
+    Args:
+      rng: NumPy Generator.
+      proportions: floats `[C]` that sum to 1.
+      total: sum of the counts.
+
+    Returns:
+      Counts, int64 `[C]`.
     """
     order = rng.permutation(len(proportions))
     order = order[np.argsort(-proportions[order], kind="stable")]
-    # Sums that are whole numbers must be so exactly, or the rounding below may miss by one.
+    # Sums that should be integers must be exact, or the rounding below may be off by one.
     ends = np.round(np.cumsum(proportions[order]) * total, 9)
     counts = np.empty(len(proportions), np.int64)
     counts[order] = np.diff(np.floor(ends + rng.random()).astype(np.int64), prepend=0)
@@ -33,9 +58,17 @@ def systematic_round(rng, proportions: np.ndarray, total: int) -> np.ndarray:
 
 
 def allocate_equal_counts(rng, limits: np.ndarray, total: int) -> np.ndarray:
-    """Integers that sum to `total`, as equal as `limits` (their upper bounds) allow.
+    """Divide `total` into integers that are as equal as their upper bounds allow.
 
-    Those that are one larger than others with room are drawn at random.
+    If the division leaves a remainder, the entries that are larger by one are drawn at random.
+
+    Args:
+      rng: NumPy Generator.
+      limits: upper bound of each entry, integers `[C]` whose sum is at least `total`.
+      total: sum of the entries.
+
+    Returns:
+      Counts, int64 `[C]`.
     """
     low, high = 0, int(limits.max())
     while low < high:  # the largest level whose sum does not exceed the total

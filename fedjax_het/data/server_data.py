@@ -1,9 +1,9 @@
-"""Which examples the server learns from: FSL's D_0 (arXiv 2210.02614), from one of several sources.
+"""Server examples: FSL's D_0 (arXiv 2210.02614), taken from one of several sources.
 
-D_0 is a list of positions in the training images followed by the source's own images, its pool.
-The pool is the same for all seeds; which training examples the server has is drawn with the seed.
-Some sources withhold theirs from the clients: `draw_withheld_examples` is asked before the others are
-split among them.
+D_0 is a list of positions in the training images followed by the images of the source, its pool.
+The pool is equal for all seeds; the training examples of the server are drawn with the seed. Some
+sources withhold their examples from the clients: `draw_withheld_examples` draws these before the
+remaining examples are divided among the clients.
 """
 
 import json
@@ -21,19 +21,37 @@ from fedjax_het.utils.errors import ConfigError, is_integer_at_least, require
 from fedjax_het.utils.introspection import call_with_supported
 from fedjax_het.utils.validation import validate_arguments
 
-# A stream of its own, so that D_0 does not depend on how many draws a partition took.
+# D_0 uses separate random streams, so it does not depend on the number of draws of a partition.
 _SERVER_STREAM = 0x5E12
 _WITHHELD_STREAM = 0x5E13
 
 
 @dataclass(frozen=True)
 class ServerSummary:
-    """The server's examples in numbers; `str` of it is one line.
+    """Statistics of the server's examples; `str` of it is one line.
 
-    class_min, class_max: examples of the rarest and the most frequent of all classes.
-    class_distance: total variation distance, in [0, 1], between the class shares of D_0 and those
-        of the examples that clients hold.
-    font, font_version: of drawn glyphs.
+    Attributes:
+      source: name of the source, one of `SERVER_SOURCES`.
+      description: description of the source.
+      num_examples: number of examples, n_0.
+      num_classes: number of classes of the data set.
+      num_present: number of classes with at least one example.
+      class_min: number of examples of the rarest of all classes.
+      class_max: number of examples of the most frequent class.
+      class_distance: total variation distance, in [0, 1], between the class proportions of D_0 and
+        those of the examples that clients hold.
+      font: name of the font of drawn glyphs, or None.
+      font_version: version of the font, or None.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het import data
+      >>> images, labels = np.zeros((60, 4, 4, 1), np.uint8), np.arange(60) % 3
+      >>> dataset = data.dataset_from_arrays(images, labels, images, labels)
+      >>> partition = data.make_partition("iid", labels, 3, num_clients=4, seed=0)
+      >>> server = data.make_server_data("iid", dataset, partition, 0, {"size": 6})
+      >>> print(server.summarize(dataset, partition, None))
+      the server holds 6 examples (iid) of 3 of 3 classes, 2 to 2 each; ... 0.000
     """
 
     source: str
@@ -61,10 +79,24 @@ class ServerSummary:
 
 @dataclass(frozen=True, eq=False)
 class ServerData:
-    """The server's examples D_0, as `server_examples` gives them.
+    """Examples D_0 from which the server learns, as `make_server_data` returns them.
 
-    indices: int32 [n_0], ascending: positions in the training images followed by the pool.
-    options: all that the source takes, defaults too; can be written as JSON.
+    Attributes:
+      source: name of the source, one of `SERVER_SOURCES`.
+      options: all options of the source including defaults, values that JSON can store.
+      seed: seed of the draw.
+      indices: int32 `[n_0]`, ascending: positions in the training images followed by the pool.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het import data
+      >>> images, labels = np.zeros((60, 4, 4, 1), np.uint8), np.arange(60) % 3
+      >>> dataset = data.dataset_from_arrays(images, labels, images, labels)
+      >>> partition = data.make_partition("iid", labels, 3, num_clients=4, seed=0)
+      >>> server = data.make_server_data("iid", dataset, partition, 0, {"size": 6})
+      >>> server_images, server_labels = server.get_examples(dataset, None)
+      >>> server_images.shape, np.bincount(server_labels)
+      ((6, 4, 4, 1), array([2, 2, 2]))
     """
 
     source: str
@@ -73,14 +105,22 @@ class ServerData:
     indices: np.ndarray
 
     def get_examples(self, dataset: Dataset, pool: LabeledImages | None) -> LabeledImages:
-        """(images [n_0, H, W, C], labels [n_0]) of D_0."""
+        """Return the images and labels of D_0.
+
+        Args:
+          dataset: the data set.
+          pool: images and labels of the source, see `make_server_pool`, or None.
+
+        Returns:
+          `(images, labels)`: `[n_0, H, W, C]` and int32 `[n_0]`.
+        """
         images, labels = pool or (None, None)
         return self._select_rows(dataset.train_images, images), self._select_rows(
             dataset.train_labels, labels
         )
 
     def _select_rows(self, training: np.ndarray, pool: np.ndarray | None) -> np.ndarray:
-        """The server's rows of an array of the training examples and one of the pool."""
+        """Select the server's rows from arrays of the training examples and of the pool."""
         num_train = len(training)
         if pool is None:
             return training[self.indices]
@@ -91,7 +131,16 @@ class ServerData:
     def summarize(
         self, dataset: Dataset, partition: Partition, pool: LabeledImages | None
     ) -> ServerSummary:
-        """What D_0 is, and how far its classes are from those that the clients hold."""
+        """Compute the statistics of D_0 and the distance of its classes from those of the clients.
+
+        Args:
+          dataset: the data set.
+          partition: the training examples of each client.
+          pool: images and labels of the source, see `make_server_pool`, or None.
+
+        Returns:
+          The statistics; `str` of them is one line.
+        """
         labels = self._select_rows(dataset.train_labels, pool[1] if pool else None)
         class_counts = np.bincount(labels, minlength=dataset.num_classes)
         client_class_counts = partition.label_counts(dataset.train_labels, dataset.num_classes).sum(
@@ -114,17 +163,40 @@ class ServerData:
 
 
 def compute_total_variation(counts: np.ndarray, other_counts: np.ndarray) -> float:
-    """Half the sum of the absolute differences of two histograms' shares: 0 if equal, at most 1."""
+    """Compute the total variation distance of two histograms, each scaled to sum 1.
+
+    Args:
+      counts: numbers `[C]`, with a positive sum.
+      other_counts: numbers `[C]`, with a positive sum.
+
+    Returns:
+      Half the sum of the absolute differences, from 0 for equal proportions to 1.
+    """
     p, q = counts / counts.sum(), other_counts / other_counts.sum()
     return float(np.abs(p - q).sum() / 2)
 
 
 @validate_arguments
 def resolve_server_options(source: str, options: dict[str, Any] | None = None) -> dict:
-    """All options of one of `SERVER_SOURCES`, defaults filled in, as can be written as JSON.
+    """Check the options of a source of server examples and set the defaults.
 
-    Needs no data. Raises `ConfigError` for a source or option that does not exist, a value that
-    cannot be used whatever the data, and a font that is missing.
+    Needs no data.
+
+    Args:
+      source: one of `SERVER_SOURCES`.
+      options: values by name.
+
+    Returns:
+      All options of the source by name, values that JSON can store.
+
+    Raises:
+      ConfigError: if the source or an option is unknown, if a value is invalid for any data, or if
+        a font is missing.
+
+    Example:
+      >>> from fedjax_het import data
+      >>> data.resolve_server_options("clients", {"clients": 3})
+      {'clients': 3, 'per_client': 50}
     """
     server_source = SERVER_SOURCES.require(source)
     user_options = server_source.validate_options(options or {})
@@ -147,18 +219,39 @@ def make_server_pool(
     data_dir: str | os.PathLike | None = None,
     cache_dir: str | os.PathLike | None = None,
 ) -> LabeledImages | None:
-    """The images that the source brings, and their labels; None where it takes the clients'.
+    """Load or draw the images that a source brings in addition to the training images.
 
-    Images are like those of training in shape and type. The same for all seeds. `data_dir` and
-    `cache_dir` are `load_dataset`'s, for STL-10. Raises `ConfigError` where the source does not
-    suit the data set.
+    The pool is equal for all seeds.
+
+    Args:
+      source: one of `SERVER_SOURCES`.
+      dataset: the data set; images of the pool have the shape and dtype of its training images.
+      options: options of the source by name.
+      data_dir: folder of source data for STL-10, see `load_dataset`.
+      cache_dir: folder of decoded data sets for STL-10, see `load_dataset`.
+
+    Returns:
+      `(images, labels)`: read-only arrays `[M, H, W, C]` and int32 `[M]`; None if the source uses
+      training examples.
+
+    Raises:
+      ConfigError: if the source does not suit the data set.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het import data
+      >>> images, labels = np.zeros((4, 28, 28, 1), np.uint8), np.arange(4) % 2
+      >>> dataset = data.dataset_from_arrays(images, labels, images, labels, class_names="AB")
+      >>> glyphs, glyph_labels = data.make_server_pool("glyphs", dataset, {"rotations": [0]})
+      >>> glyphs.shape, glyph_labels
+      ((6, 28, 28, 1), array([0, 0, 0, 1, 1, 1], dtype=int32))
     """
     options = resolve_server_options(source, options)
-    make = SERVER_SOURCES[source].pool
-    if make is None:
+    make_pool = SERVER_SOURCES[source].pool
+    if make_pool is None:
         return None
     available_arguments = {"dataset": dataset, "data_dir": data_dir, "cache_dir": cache_dir}
-    source_pool = call_with_supported(make, available_arguments, **options)
+    source_pool = call_with_supported(make_pool, available_arguments, **options)
     if not (isinstance(source_pool, tuple) and len(source_pool) == 2):
         kind = type(source_pool).__name__
         raise ConfigError(
@@ -176,24 +269,48 @@ def make_server_pool(
 def draw_withheld_examples(
     source: str | None, dataset: Dataset, seed: Seed, options: dict[str, Any] | None = None
 ) -> np.ndarray:
-    """Positions, ascending, of the training examples that are no client's to hold.
+    """Draw the training examples that are withheld from all clients.
 
-    None of them unless the source withholds some; those are drawn uniformly, whatever their labels,
-    which the methods that want such examples do not know. Raises `ConfigError` where nothing would
-    be left.
+    Examples are drawn uniformly, whatever their labels: the methods that need such examples do not
+    know the labels.
+
+    Args:
+      source: one of `SERVER_SOURCES`, or None.
+      dataset: the data set.
+      seed: seed of the draw, >= 0.
+      options: options of the source by name.
+
+    Returns:
+      Positions in the training set, int64, ascending; empty unless the source withholds examples.
+
+    Raises:
+      ConfigError: if no example would be left for the clients.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het import data
+      >>> images, labels = np.zeros((60, 4, 4, 1), np.uint8), np.arange(60) % 3
+      >>> dataset = data.dataset_from_arrays(images, labels, images, labels)
+      >>> len(data.draw_withheld_examples("held_out", dataset, 0, {"size": 5}))
+      5
     """
-    count = None if source is None else SERVER_SOURCES.require(source).withheld
-    if source is None or count is None:
+    count_withheld = None if source is None else SERVER_SOURCES.require(source).withheld
+    if source is None or count_withheld is None:
         return np.zeros(0, np.int64)
     options = resolve_server_options(source, options)
     require(is_integer_at_least(seed, 0), "seed", seed, "an integer >= 0")
     num_train = len(dataset.train_labels)
     available_arguments = {"num_train": num_train, "num_classes": dataset.num_classes}
-    size = call_with_supported(count, available_arguments | options)
+    size = call_with_supported(count_withheld, available_arguments | options)
     require(
         is_integer_at_least(size, 0), f"withheld of server_data {source!r}", size, "an integer >= 0"
     )
-    require(size < num_train, "size", size, f"at most {num_train - 1}, to leave clients something")
+    require(
+        size < num_train,
+        "size",
+        size,
+        f"at most {num_train - 1}, so that examples are left for clients",
+    )
     stream = np.random.SeedSequence(int(seed), spawn_key=(_WITHHELD_STREAM,))
     return np.sort(np.random.default_rng(stream).choice(num_train, size, replace=False))
 
@@ -207,19 +324,43 @@ def make_server_data(
     options: dict[str, Any] | None = None,
     pool: LabeledImages | None = None,
 ) -> ServerData:
-    """The server's examples D_0: all of `pool`, or training examples drawn with the seed.
+    """Choose the server's examples D_0: the whole pool, or training examples drawn with the seed.
 
-    What the server has of the clients' examples stays with them too (the paper's footnote 1 takes
-    data sets as multisets), unless the source withholds it. The same arguments give the same
-    examples, independent of other uses of the seed. Raises `ConfigError` where the clients hold too
-    few, or leave too few.
+    Clients keep the examples that the server also holds (the paper's footnote 1 treats data sets as
+    multisets), unless the source withholds them. Equal arguments give equal examples, independent
+    of other uses of the seed.
+
+    Args:
+      source: one of `SERVER_SOURCES`.
+      dataset: the data set.
+      partition: the training examples of each client.
+      seed: seed of the draw, >= 0.
+      options: options of the source by name.
+      pool: images and labels of the source, see `make_server_pool`; None for a source that draws
+        training examples.
+
+    Returns:
+      The examples D_0.
+
+    Raises:
+      ConfigError: if the clients hold, or leave, too few examples.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het import data
+      >>> images, labels = np.zeros((60, 4, 4, 1), np.uint8), np.arange(60) % 3
+      >>> dataset = data.dataset_from_arrays(images, labels, images, labels)
+      >>> partition = data.make_partition("iid", labels, 3, num_clients=4, seed=0)
+      >>> options = {"clients": 2, "per_client": 5}
+      >>> data.make_server_data("clients", dataset, partition, 0, options).indices.shape
+      (10,)
     """
     options = resolve_server_options(source, options)
     require(is_integer_at_least(seed, 0), "seed", seed, "an integer >= 0")
     num_train, draw = len(dataset.train_labels), SERVER_SOURCES[source].draw
     if draw is None:
         if pool is None or len(pool[1]) == 0:
-            raise ConfigError(f"pool = {pool!r}: expected that of make_server_pool")
+            raise ConfigError(f"pool = {pool!r}: expected the pool that make_server_pool returns")
         indices = num_train + np.arange(len(pool[1]))
     else:
         stream = np.random.SeedSequence(int(seed), spawn_key=(_SERVER_STREAM,))
@@ -239,11 +380,16 @@ def make_server_data(
 
 
 def _validate_positions(source: str, values, num_train: int) -> np.ndarray:
-    """What a source drew, as positions in the training set. ConfigError."""
-    positions, description = np.asarray(values), f"what server_data {source!r} draws"
-    ok = positions.ndim == 1 and np.issubdtype(positions.dtype, np.integer) and len(positions) > 0
+    """Convert the return value of a source's `draw` to positions, or raise ConfigError."""
+    positions, description = np.asarray(values), f"return value of draw of server_data {source!r}"
+    is_valid = (
+        positions.ndim == 1 and np.issubdtype(positions.dtype, np.integer) and len(positions) > 0
+    )
     require(
-        bool(ok), description, f"{positions.dtype} {positions.shape}", "integers of rank 1, some"
+        bool(is_valid),
+        description,
+        f"{positions.dtype} {positions.shape}",
+        "integers of rank 1, at least one",
     )
     is_outside = (positions < 0) | (positions >= num_train)
     if is_outside.any():

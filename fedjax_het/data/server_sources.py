@@ -1,4 +1,4 @@
-"""Where the server's examples come from: what settings can name, and users add."""
+"""Registry of the sources of server examples that the setting `server_data` names."""
 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple
@@ -20,12 +20,13 @@ from fedjax_het.utils.introspection import (
 from fedjax_het.utils.registry import Registry
 from fedjax_het.utils.validation import validate_arguments
 
-LabeledImages = tuple[np.ndarray, np.ndarray]  # images like those of training, int32 labels
+# Images in the format of the training images, int32 labels.
+LabeledImages = tuple[np.ndarray, np.ndarray]
 
 _Points = Annotated[float, Bounds(1, 2 * FIGURE_POINTS)]
 _Degrees = Annotated[float, Bounds(-360, 360)]
 
-# What the functions are given where their signatures have it; all else they take is an option.
+# Arguments that a source's functions receive if their signatures have them; others are options.
 _RUN_ARGUMENTS = (
     *("rng", "dataset", "partition", "data_dir", "cache_dir"),
     *("num_train", "num_classes"),
@@ -33,19 +34,30 @@ _RUN_ARGUMENTS = (
 
 
 class ServerSource(NamedTuple):
-    """Where the server's examples come from.
+    """Description of a source of the examples D_0 from which the server learns.
 
-    A source has a `pool`, all of which is D_0, or it draws from the training examples: from those
-    that clients hold, or, `withheld`, from those that none does. Functions are called by name, with
-    what their signatures have of what is listed; all else there are the source's options.
+    A source has a `pool`, all of which is D_0, or it has `draw`, which selects training examples:
+    from those of the clients or, with `withheld`, from those that no client holds. Functions
+    receive, by name, the listed arguments that their signatures have. All other arguments are
+    options of the source.
 
-    draw: `(rng, dataset, partition, **options) -> positions` in the training set; `rng` is a NumPy
-        Generator of the seed.
-    pool: `(dataset, data_dir, cache_dir, **options) -> (images, labels)`.
-    withheld: `(num_train, num_classes, **options) -> how many` examples are drawn at random before
-        the rest is split among clients; `draw` finds them as those that `partition` leaves out.
-    check: `(**options) -> options`, all with values that can be written as JSON; or `ConfigError`.
-    font: `(**options) -> Font` of drawn glyphs, for the summary.
+    Attributes:
+      name: name of the source in settings.
+      description: one line for `fedjax-het list`.
+      draw: function `(rng, dataset, partition, **options) -> positions` in the training set. `rng`
+        is a NumPy Generator of the seed.
+      pool: function `(dataset, data_dir, cache_dir, **options) -> (images, labels)`.
+      withheld: function `(num_train, num_classes, **options) -> count`, the number of examples
+        drawn at random before the remaining ones are divided among clients. `draw` finds them as
+        the examples that `partition` does not contain.
+      check: function `(**options) -> options` that returns values that JSON can store or raises
+        `ConfigError`.
+      font: function `(**options) -> Font` of drawn glyphs, for the summary.
+
+    Example:
+      >>> from fedjax_het import data
+      >>> data.SERVER_SOURCES["clients"].options
+      {'clients': 10, 'per_client': 50}
     """
 
     name: str
@@ -58,23 +70,33 @@ class ServerSource(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What it takes, by its function's signature, with defaults or `REQUIRED`."""
+        """Options of the source's function by name, with their default or `REQUIRED`."""
         function = self.draw or self.pool
         return {} if function is None else get_keyword_parameters(function, exclude=_RUN_ARGUMENTS)
 
     def validate_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Options that it takes, as their annotations have them. Raises ConfigError."""
+        """Check options against the annotations of the source's function.
+
+        Args:
+          options: values by name.
+
+        Returns:
+          The values in the types of the annotations.
+
+        Raises:
+          ConfigError: if a name is unknown, a required option is missing, or a value is invalid.
+        """
         owner = f"server_data {self.name!r}"
         return validate_keyword_arguments(
             owner, options, self.draw or self.pool, self.options, "option"
         )
 
 
-# --- training examples, of all clients or of a few
+# --- training examples of clients
 
 
 def _draw_iid(rng, dataset, partition, *, size: PositiveInt | None = None):
-    """As equally many of each class as the clients' examples allow."""
+    """Draw numbers of each class that are as equal as the clients' examples allow."""
     class_counts = partition.label_counts(dataset.train_labels, dataset.num_classes).sum(0)
     examples = np.unique(partition.indices)
     labels = dataset.train_labels[examples]
@@ -102,8 +124,8 @@ def _draw_from_clients(
         clients <= len(eligible),
         "clients",
         clients,
-        f"at most {len(eligible)}: so many of the {partition.num_clients} clients hold per_client = "
-        f"{per_client} examples",
+        f"at most {len(eligible)}: {len(eligible)} of the {partition.num_clients} clients hold at least "
+        f"per_client = {per_client} examples",
     )
     client_ids = rng.choice(eligible, clients, replace=False)
     return np.concatenate(
@@ -111,7 +133,7 @@ def _draw_from_clients(
     )
 
 
-# --- training examples that no client has
+# --- training examples that no client holds
 
 
 def _count_held_out(num_train, num_classes, *, size=None):
@@ -119,7 +141,7 @@ def _count_held_out(num_train, num_classes, *, size=None):
 
 
 def _draw_held_out(rng, dataset, partition, *, size: PositiveInt | None = None):
-    """All that were withheld; of a partition that leaves more examples to nobody, so many."""
+    """Draw `size` of the examples that no client holds, which include the withheld ones."""
     num_train = len(dataset.train_labels)
     partition.label_counts(dataset.train_labels, dataset.num_classes)  # it is of this data set
     unassigned = np.setdiff1d(np.arange(num_train), partition.indices)
@@ -133,7 +155,7 @@ def _draw_held_out(rng, dataset, partition, *, size: PositiveInt | None = None):
     return rng.choice(unassigned, size, replace=False)
 
 
-# --- examples from elsewhere
+# --- images that are not training examples
 
 
 def _validate_glyph_options(*, font, sizes, rotations):
@@ -167,9 +189,18 @@ def _make_stl10_pool(dataset, data_dir, cache_dir, *, per_class: PositiveInt = 5
 
 
 def _require_uint8(dataset: Dataset) -> None:
-    """Images from elsewhere are 0..255; where a user's floats have 0 and 1 is not known."""
+    """Require uint8 images.
+
+    External images have the range 0..255; the values of black and white in a user's floats are
+    unknown.
+    """
     dtype = dataset.train_images.dtype
-    require(dtype == np.uint8, "dtype of train_images", str(dtype), "uint8, for images from afar")
+    require(
+        dtype == np.uint8,
+        "dtype of train_images",
+        str(dtype),
+        "uint8, the format of the source's images",
+    )
 
 
 def _get_user_pool(dataset):
@@ -188,14 +219,14 @@ SERVER_SOURCES: Registry[ServerSource] = Registry(
     (
         ServerSource(
             "iid",
-            "training examples that clients hold, as equally many of each class as can be (size "
-            "n_0; default 1 % of them)",
+            "training examples of the clients, with class counts as equal as possible (size n_0; "
+            "default: 1 % of them)",
             draw=_draw_iid,
         ),
         ServerSource(
             "held_out",
-            "training examples drawn at random before the rest is split, so that no client holds "
-            "them (size n_0; default 1 % of all)",
+            "training examples drawn at random before the others are divided, so that no client "
+            "holds them (size n_0; default: 1 % of all)",
             draw=_draw_held_out,
             withheld=_count_held_out,
         ),
@@ -213,8 +244,7 @@ SERVER_SOURCES: Registry[ServerSource] = Registry(
         ),
         ServerSource(
             "stl10",
-            "images of STL-10 of the classes that it shares with the data set (FSLsyn, for "
-            "CIFAR-10)",
+            "STL-10 images of the classes that the data set also has (FSLsyn, for CIFAR-10)",
             pool=_make_stl10_pool,
         ),
         ServerSource(
@@ -223,6 +253,13 @@ SERVER_SOURCES: Registry[ServerSource] = Registry(
     ),
     argument="server_data",
 )
+"""Sources of server examples by name, those of users included.
+
+Example:
+  >>> from fedjax_het import data
+  >>> list(data.SERVER_SOURCES)
+  ['iid', 'held_out', 'clients', 'glyphs', 'stl10', 'user']
+"""
 
 
 @validate_arguments
@@ -235,24 +272,40 @@ def register_server_source(
     withheld: Callable[..., int] | None = None,
     check: Callable[..., dict[str, Any]] | None = None,
 ) -> None:
-    """Make a source of the server's examples known to runs, sweeps and reports, as long as this
-    process lasts.
+    """Register a source of server examples for runs, sweeps and reports, until the process ends.
 
-        def first(dataset, partition, *, size=100):
-            return partition.indices[:size]
+    Return values of the functions are checked at every call. `ServerSource` documents the
+    functions.
 
-        register_server_source("first", draw=first)
-        RunSpec("fsl", server_data="first", server_options={"size": 50})
+    Args:
+      name: name of the source in settings.
+      description: one line for `fedjax-het list`. Default: the first line of the docstring of the
+        function.
+      draw: function that draws training examples. Exactly one of `draw` and `pool` is required.
+      pool: function that returns the source's own images and labels.
+      withheld: function that returns the number of examples to withhold from clients, only with
+        `draw`.
+      check: function that checks the options and returns them.
 
-    draw or pool, withheld, check: see `ServerSource`. What they return is checked.
-    description: for `fedjax-het list`; by default the first line of the docstring.
+    Raises:
+      ConfigError: if the name belongs to a source of the package or is not an identifier, if both
+        or neither of `draw` and `pool` are passed, or if `withheld` is combined with `pool`.
 
-    Raises: ConfigError for a name of the package's own or no word, unless it is one of draw and
-      pool that is given, and for `withheld` with a pool.
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het import data
+      >>> def first(dataset, partition, *, size=4):
+      ...     return partition.indices[:size]
+      >>> data.register_server_source("first", draw=first)
+      >>> images, labels = np.zeros((8, 4, 4, 1), np.uint8), np.arange(8) % 2
+      >>> dataset = data.dataset_from_arrays(images, labels, images, labels)
+      >>> partition = data.partition_from_clients([[5, 6, 7], [0, 1]])
+      >>> data.make_server_data("first", dataset, partition, 0, {"size": 2}).indices
+      array([5, 6], dtype=int32)
     """
     if (draw is None) == (pool is None):
-        raise ConfigError(f"server_data {name!r}: expected draw or pool, one of the two")
+        raise ConfigError(f"server_data {name!r}: expected exactly one of draw and pool")
     if withheld is not None and draw is None:
-        raise ConfigError(f"server_data {name!r}: withheld is for sources that draw")
+        raise ConfigError(f"server_data {name!r}: expected withheld only together with draw")
     text = description or get_summary_line(draw or pool)
     SERVER_SOURCES.add(ServerSource(name, text, draw, pool, withheld, check))

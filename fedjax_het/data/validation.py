@@ -1,4 +1,4 @@
-"""The checks of a user's images, labels and names, each with one line that says what is wrong."""
+"""Checks of a user's images, labels and names; each error is one line that names the argument."""
 
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
@@ -8,25 +8,35 @@ import numpy as np
 from fedjax_het.utils.config import Bounds
 from fedjax_het.utils.errors import ConfigError, is_integer_at_least, require
 
-# Images that were standardised before they came here stay well within this; images in 0..255
-# that were turned to floats do not.
+# Standardized images have far smaller values; images in 0..255 as floats have larger ones.
 MAX_FLOAT_PIXEL = 20.0
-# A network's last layer has an output for each: more are labels that are something else.
+# A network has an output for each class: larger numbers are labels with another meaning.
 MAX_CLASSES = 2**16
 NumClasses = Annotated[int, Bounds(1, MAX_CLASSES)]
-Seed = Annotated[int, Bounds(0, 2**128 - 1)]  # of NumPy's generators
-MAX_CLASS_TO_LABEL_RATIO = (
-    10  # so many times as many classes as there are different labels, unless all are stated
-)
-MIN_STD, MAX_CHANNEL_CONSTANT = 1e-6, 1e6  # what float32 pixels can be normalised with
+Seed = Annotated[int, Bounds(0, 2**128 - 1)]  # range of NumPy's generators
+# Largest number of classes per different label, unless the user sets num_classes.
+MAX_CLASS_TO_LABEL_RATIO = 10
+MIN_STD, MAX_CHANNEL_CONSTANT = 1e-6, 1e6  # the range in which float32 can normalize pixels
 MAX_UINT16 = 2**16 - 1
 
 
 def to_array(argument: str, values: Any, expected: str) -> np.ndarray:
-    """`values` as an array. ConfigError for what is none: ragged lists, generators, texts."""
+    """Convert a value to an array.
+
+    Args:
+      argument: name of the argument, for messages.
+      values: an array, or nested lists of numbers of one shape.
+      expected: description of valid values, for messages.
+
+    Returns:
+      The array, not of dtype object.
+
+    Raises:
+      ConfigError: if the value is no array: ragged lists, generators, texts.
+    """
     try:
         array = np.asarray(values)
-    except Exception as error:  # whatever a stranger's `__array__` raises
+    except Exception as error:  # `__array__` of a user's class may raise anything
         shapes = _find_mismatched_shapes(values)
         reason = f"items of shapes {shapes[0]} and {shapes[1]}" if shapes else _format_error(error)
         raise ConfigError(f"{argument}: {reason}: expected {expected}") from error
@@ -40,16 +50,30 @@ def to_array(argument: str, values: Any, expected: str) -> np.ndarray:
 
 
 def validate_images(argument: str, images: Any, *, is_16_bit: bool = False) -> np.ndarray:
-    """[N, H, W, C] as uint8 or float32. wide: 16-bit integers are of 0..65535, see `has_16_bit_pixels`."""
+    """Check images and convert them to uint8 or float32.
+
+    Args:
+      argument: name of the argument, for messages.
+      images: `[N, H, W, C]`: integers in 0..255, or finite floats in [-20, 20].
+      is_16_bit: whether uint16 pixels range over 0..65535, see `has_16_bit_pixels`.
+
+    Returns:
+      Images `[N, H, W, C]`: uint8 for integers, float32 for floats, and float32 in [0, 1] for
+      16-bit images. The array is a view if the dtype is already right, so that making it read-only
+      leaves the user's array writable.
+
+    Raises:
+      ConfigError: if shape, dtype or range is invalid.
+    """
     images = to_array(argument, images, "one array [N, H, W, C], of images of one shape")
     if images.ndim != 4:
         raise ConfigError(
             f"shape of {argument} = {images.shape}: expected [N, H, W, C] "
-            "(grey images need a last axis of 1)"
+            "(gray images need a last axis of 1)"
         )
     require(images.size > 0, f"shape of {argument}", images.shape, "at least one image and pixel")
     if images.dtype == np.uint8:
-        # A view, so that making it read-only leaves the user's own array as it was.
+        # A view, so that making it read-only leaves the user's array writable.
         return np.ascontiguousarray(images).view()
     if is_16_bit and images.dtype == np.uint16:
         return images.astype(np.float32) / np.float32(MAX_UINT16)
@@ -60,7 +84,7 @@ def validate_images(argument: str, images: Any, *, is_16_bit: bool = False) -> n
         return images.astype(np.uint8)
     is_floating = np.issubdtype(images.dtype, np.floating)
     require(is_floating, f"dtype of {argument}", str(images.dtype), "uint8, or floats")
-    lowest, highest = float(images.min()), float(images.max())  # NaN, if there is one, wins both
+    lowest, highest = float(images.min()), float(images.max())  # both are NaN if any pixel is
     if not np.isfinite([lowest, highest]).all():
         position = tuple(int(i) for i in np.argwhere(~np.isfinite(images))[0])
         raise ConfigError(f"{argument}[{position}] = {images[position]}: expected finite numbers")
@@ -68,20 +92,32 @@ def validate_images(argument: str, images: Any, *, is_16_bit: bool = False) -> n
         lowest >= -MAX_FLOAT_PIXEL and highest <= MAX_FLOAT_PIXEL,
         f"range of {argument}",
         (lowest, highest),
-        "floats in [0, 1] or standardised ones (pass images in 0..255 as uint8)",
+        "floats in [0, 1] or standardized floats (pass images in 0..255 as uint8)",
     )
     return np.ascontiguousarray(images, dtype=np.float32).view()
 
 
 def has_16_bit_pixels(splits: Iterable[Any]) -> bool:
-    """Whether uint16 images are of 16 bits: some pixel of some split is above 255. (A dark split
-    beside a bright one is as wide as that; a split that is no array is another check's.)"""
+    """Return whether uint16 images have 16 bits: whether a pixel of any split exceeds 255.
+
+    A dark split next to a bright one is therefore treated as 16-bit, too. Splits that are no arrays
+    are ignored here, since another check reports them.
+    """
     arrays = [images for images in splits if getattr(images, "dtype", None) == np.uint16]
     return any(np.asarray(images).max(initial=0) > 255 for images in arrays)
 
 
 def require_same_format(argument: str, images: np.ndarray, train_images: np.ndarray) -> None:
-    """Raise ConfigError unless these images have the shape and the type of those of training."""
+    """Require images to have the image shape and dtype of the training images.
+
+    Args:
+      argument: name of the argument, for messages.
+      images: `[N, H, W, C]`.
+      train_images: training images `[N_train, H, W, C]`.
+
+    Raises:
+      ConfigError: if image shape or dtype differ.
+    """
     pairs = {
         "shape": (images.shape[1:], train_images.shape[1:]),
         "dtype": (images.dtype, train_images.dtype),
@@ -91,14 +127,28 @@ def require_same_format(argument: str, images: np.ndarray, train_images: np.ndar
             value == train_value,
             f"{attribute} of {argument}",
             str(value),
-            f"that of training, {train_value}",
+            f"that of the training images, {train_value}",
         )
 
 
 def validate_labels(
     argument: str, labels: Any, images_argument: str, images: np.ndarray, kind: str = "label"
 ) -> np.ndarray:
-    """[N] int32 >= 0, one for each of `images`."""
+    """Check labels: one non-negative integer for each image.
+
+    Args:
+      argument: name of the argument, for messages.
+      labels: integers `[N]` in [0, 65536).
+      images_argument: name of the argument of the images, for messages.
+      images: `[N, H, W, C]`.
+      kind: the noun for one entry, for messages: "label" or "domain".
+
+    Returns:
+      Labels, int32 `[N]`.
+
+    Raises:
+      ConfigError: if shape, length, dtype or range is invalid.
+    """
     labels = to_array(argument, labels, f"integers [N], a {kind} for each image")
     require(labels.ndim == 1, f"shape of {argument}", labels.shape, f"[N], a {kind} for each image")
     if len(labels) != len(images):
@@ -120,10 +170,19 @@ def validate_labels(
 
 
 def resolve_num_classes(num_classes: Any, splits: dict[str, np.ndarray]) -> int:
-    """How many classes there are: as stated, else the largest label of all splits plus one.
+    """Return the number of classes: the user's number, or the largest label of all splits plus one.
 
-    splits: labels by argument. ConfigError where a label is beyond, and, unless the number is
-    stated, where most classes would have no example: then labels are something else.
+    Args:
+      num_classes: the user's number, or None.
+      splits: labels by argument name, int32 arrays.
+
+    Returns:
+      The number of classes.
+
+    Raises:
+      ConfigError: if a label is not below `num_classes`, if there are fewer than 2 classes or more
+        than 65536, or if `num_classes` is None and most classes would have no example, which
+        suggests that the labels mean something else.
     """
     name, labels = max(splits.items(), key=lambda item: item[1].max())
     largest = int(labels.max())
@@ -133,17 +192,26 @@ def resolve_num_classes(num_classes: Any, splits: dict[str, np.ndarray]) -> int:
         if num_classes > max(100, MAX_CLASS_TO_LABEL_RATIO * num_distinct):
             raise ConfigError(
                 f"{name}[{int(labels.argmax())}] = {largest}: expected labels from 0 on: there are "
-                f"{num_distinct} different ones (or give num_classes, if {num_classes} are meant)"
+                f"{num_distinct} different labels (set num_classes if there are {num_classes} classes)"
             )
-    ok = is_integer_at_least(num_classes, 2) and int(num_classes) <= MAX_CLASSES
-    require(ok, "num_classes", num_classes, f"an integer >= 2, at most {MAX_CLASSES}")
+    is_valid = is_integer_at_least(num_classes, 2) and int(num_classes) <= MAX_CLASSES
+    require(is_valid, "num_classes", num_classes, f"an integer >= 2, at most {MAX_CLASSES}")
     for argument, labels in splits.items():
         require_labels_below(argument, labels, int(num_classes))
     return int(num_classes)
 
 
 def require_labels_below(argument: str, labels: np.ndarray, num_classes: int) -> None:
-    """Raise ConfigError for a label that is of no class."""
+    """Require every label to be below the number of classes.
+
+    Args:
+      argument: name of the argument, for messages.
+      labels: integers `[N]`.
+      num_classes: number of classes.
+
+    Raises:
+      ConfigError: if a label is too large.
+    """
     if labels.max() >= num_classes:
         raise ConfigError(
             f"{argument}[{int(labels.argmax())}] = {int(labels.max())}: "
@@ -152,18 +220,41 @@ def require_labels_below(argument: str, labels: np.ndarray, num_classes: int) ->
 
 
 def validate_names(argument: str, names: Any) -> tuple[str, ...]:
-    """Names, as a tuple of texts. A text is no list of its letters."""
-    ok = isinstance(names, Iterable) and not isinstance(names, str | bytes | dict)
-    require(ok, argument, names, "a list of names")
+    """Convert a list of names to a tuple of texts.
+
+    Args:
+      argument: name of the argument, for messages.
+      names: iterable of names; a single text is refused, since it would be read letter by letter.
+
+    Returns:
+      The names.
+
+    Raises:
+      ConfigError: if `names` is not a list of names.
+    """
+    is_valid = isinstance(names, Iterable) and not isinstance(names, str | bytes | dict)
+    require(is_valid, argument, names, "a list of names")
     return tuple(str(name) for name in names)
 
 
 def validate_channel_constants(argument: str, values: Any, channels: int) -> tuple[float, ...]:
-    """Means or deviations, one for each channel."""
+    """Check means or standard deviations, one for each channel.
+
+    Args:
+      argument: name of the argument, for messages.
+      values: finite numbers `[channels]` in [-1e6, 1e6].
+      channels: number of channels.
+
+    Returns:
+      The values as floats.
+
+    Raises:
+      ConfigError: if number, type or range of the values is invalid.
+    """
     expected = f"{channels} finite numbers, one for each channel"
     array = to_array(argument, values, expected)
-    ok = array.shape == (channels,) and array.dtype.kind in "iuf" and np.isfinite(array).all()
-    require(bool(ok), argument, values, expected)
+    is_valid = array.shape == (channels,) and array.dtype.kind in "iuf" and np.isfinite(array).all()
+    require(bool(is_valid), argument, values, expected)
     constants = tuple(float(value) for value in array.tolist())
     is_in_range = max(map(abs, constants)) <= MAX_CHANNEL_CONSTANT
     require(is_in_range, argument, values, f"numbers within ±{MAX_CHANNEL_CONSTANT:g}")
@@ -171,7 +262,18 @@ def validate_channel_constants(argument: str, values: Any, channels: int) -> tup
 
 
 def validate_std(values: Any, channels: int) -> tuple[float, ...]:
-    """The same of `std`: what pixels are divided by."""
+    """Check standard deviations, by which pixels are divided.
+
+    Args:
+      values: numbers `[channels]` in [1e-6, 1e6].
+      channels: number of channels.
+
+    Returns:
+      The values as floats.
+
+    Raises:
+      ConfigError: if number, type or range of the values is invalid.
+    """
     constants = validate_channel_constants("std", values, channels)
     expected = f"positive numbers, at least {MIN_STD:g}"
     require(min(constants) >= MIN_STD, "std", values, expected)
@@ -181,16 +283,28 @@ def validate_std(values: Any, channels: int) -> tuple[float, ...]:
 def validate_domains(
     domains: dict[str, Any], domain_names: Any, images: Sequence[np.ndarray]
 ) -> tuple[np.ndarray | None, np.ndarray | None, tuple[str, ...]]:
-    """-> (train_domains, test_domains, domain_names); (None, None, ()) of a set without domains.
+    """Check the domains of the images of both splits.
 
-    domains: as given, by argument, of training and test, as `images` are.
+    Args:
+      domains: domains by argument name, of training and test, in this order; integers `[N]` or
+        None.
+      domain_names: name of each domain; empty: the domains are named by their numbers.
+      images: images of training and test, `[N, H, W, C]`.
+
+    Returns:
+      `(train_domains, test_domains, domain_names)`, the arrays int32 `[N]`; `(None, None, ())` for
+      a data set without domains.
+
+    Raises:
+      ConfigError: if only one split has domains, if names are missing or not unique, or if a domain
+        has no test image.
     """
     domain_names = validate_names("domain_names", domain_names)
     missing = [argument for argument, values in domains.items() if values is None]
     if len(missing) == 2:
         require(not domain_names, "domain_names", domain_names, "none without train_domains")
         return None, None, ()
-    require(not missing, (missing or [""])[0], None, "an array, as the other split has domains")
+    require(not missing, (missing or [""])[0], None, "an array, since the other split has domains")
     train_domains, test_domains = (
         validate_labels(
             argument, values, argument.replace("domains", "images"), split_images, "domain"
@@ -199,7 +313,7 @@ def validate_domains(
     )
     largest = int(max(train_domains.max(), test_domains.max()))
     domain_names = domain_names or tuple(str(domain) for domain in range(largest + 1))
-    # Measures are named after domains, and their mean over these is of `domains`.
+    # Each domain names a measure, and `domains` names the mean over domains.
     is_valid = len(set(domain_names)) == len(domain_names) and not {"", "domains"} & {*domain_names}
     require(
         is_valid and len(domain_names) > largest,
@@ -215,14 +329,14 @@ def validate_domains(
 
 
 def _find_mismatched_shapes(values: Any) -> list[tuple[int, ...]]:
-    """The first two different shapes among the items; [] where they have none or one."""
+    """Return the first two different shapes among the items, or [] if there are fewer than two."""
     if not isinstance(values, list | tuple | np.ndarray):
         return []
     shapes: list[tuple[int, ...]] = []
     for item in values:
         try:
             shape = np.shape(item)
-        except Exception:  # ragged itself
+        except Exception:  # the item is ragged itself
             return []
         if shape not in shapes:
             shapes.append(shape)

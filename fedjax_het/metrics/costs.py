@@ -1,4 +1,4 @@
-"""What it takes to reach an accuracy."""
+"""Cost of reaching an accuracy: rounds, traffic, samples, operations and time."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -7,12 +7,22 @@ import numpy as np
 
 
 class TrainingCost(NamedTuple):
-    """Of a run, up to and with a round.
+    """Cost of a run up to and including a round.
 
-    rounds: from 1. bytes_up, bytes_down: of all clients. client_samples: that clients trained on.
-    flops: floating-point operations of that training, by its matrix products (the server's work is
-    not among them); None where they are not known. seconds: of rounds, each taken as long as the
-    run's mean, and of the work between them, without compilation.
+    Attributes:
+      rounds: number of rounds.
+      bytes_up: bytes that all clients sent.
+      bytes_down: bytes that all clients received.
+      client_samples: number of samples on which clients trained, counted once per use.
+      flops: floating-point operations of that training, counted by its matrix products, without the
+        server's work; None if unknown.
+      seconds: time without compilation: the mean duration of a round times `rounds`, plus the run's
+        server work between rounds.
+
+    Example:
+      >>> from fedjax_het.metrics.costs import TrainingCost
+      >>> TrainingCost(2, 3e6, 4e6, 1000.0, None, 0.5).bytes_up
+      3000000.0
     """
 
     rounds: int
@@ -26,11 +36,33 @@ class TrainingCost(NamedTuple):
 def cost_to_reach(
     metrics: Mapping[str, np.ndarray], summary: Mapping[str, Any], accuracy: float, curve: str
 ) -> TrainingCost | None:
-    """Until a curve first reaches `accuracy`, a share; None where it never does."""
-    reached = np.flatnonzero(metrics[curve] >= accuracy)
-    if not len(reached):
+    """Compute the cost of a run until a curve first reaches an accuracy.
+
+    Args:
+      metrics: measures of the run by name, arrays `[rounds]`: the curve, `bytes_up`, `bytes_down`
+        and `client_samples`.
+      summary: summary of the run by name: `rounds`, `round_seconds`, `server_seconds` and, if
+        known, `sample_flops`.
+      accuracy: the accuracy to reach, a fraction in [0, 1].
+      curve: name of the accuracy curve in `metrics`.
+
+    Returns:
+      The cost, or None if the curve never reaches the accuracy.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.metrics.costs import cost_to_reach
+      >>> curves = {name: np.ones(3) for name in ("bytes_up", "bytes_down", "client_samples")}
+      >>> curves["test_accuracy"] = np.array([0.2, 0.6, 0.7])
+      >>> summary = {"rounds": 3, "round_seconds": 1.5, "server_seconds": 0.0}
+      >>> cost = cost_to_reach(curves, summary, 0.5, "test_accuracy")
+      >>> cost.rounds, cost.bytes_up, cost.seconds
+      (2, 2.0, 1.0)
+    """
+    rounds_above = np.flatnonzero(metrics[curve] >= accuracy)
+    if not len(rounds_above):
         return None
-    rounds = int(reached[0]) + 1
+    rounds = int(rounds_above[0]) + 1
     bytes_up, bytes_down, client_samples = (
         float(metrics[name][:rounds].sum()) for name in ("bytes_up", "bytes_down", "client_samples")
     )

@@ -1,7 +1,7 @@
-"""Measures of personalised learning, from the accuracies of clients on their own tests.
+"""Metrics of personalized learning, from the accuracies of clients on their own tests.
 
-Accuracies are shares, [rounds, K] or [K]; NaN is what was not measured: a round without an
-evaluation, or a client without a local test. NumPy on the host.
+Accuracies are fractions, `[rounds, K]` or `[K]`. NaN marks a missing measurement: a round without
+an evaluation, or a client without a local test. NumPy on the host.
 """
 
 from typing import NamedTuple
@@ -12,15 +12,36 @@ from fedjax_het.utils.errors import ConfigError, require, require_name
 
 
 class BestMeanAccuracy(NamedTuple):
-    """accuracy: the highest mean over clients. round: the first, from 1, that reached it."""
+    """Highest mean accuracy of a run, and its round.
+
+    Attributes:
+      accuracy: highest mean over clients, a fraction.
+      round: first round, from 1, that reached it.
+
+    Example:
+      >>> from fedjax_het.metrics.personal import BestMeanAccuracy
+      >>> BestMeanAccuracy(accuracy=0.75, round=2).round
+      2
+    """
 
     accuracy: float
     round: int
 
 
 class PairedTest(NamedTuple):
-    """statistic, p_value: of Wilcoxon's signed-rank test. num_pairs: clients compared.
-    num_ties: those of them that both methods serve equally well. median_difference: of a - b.
+    """Result of Wilcoxon's signed-rank test of two methods a and b.
+
+    Attributes:
+      statistic: the test statistic.
+      p_value: the p-value.
+      num_pairs: number of clients compared.
+      num_ties: number of those clients with equal accuracy under both methods.
+      median_difference: median over clients of accuracy a minus accuracy b.
+
+    Example:
+      >>> from fedjax_het.metrics.personal import PairedTest
+      >>> PairedTest(0.0, 0.03, 6, 0, 0.05).p_value
+      0.03
     """
 
     statistic: float
@@ -31,10 +52,20 @@ class PairedTest(NamedTuple):
 
 
 class GroupContrast(NamedTuple):
-    """Mean weights of a collaboration matrix.
+    """Mean weights within and between groups of a collaboration matrix.
 
-    inside: between different clients of a group. between: of clients of different groups. ratio:
-    of the two. own: of clients' own models. NaN where there is no such pair.
+    A mean is NaN if there is no such pair of clients.
+
+    Attributes:
+      inside: mean weight between different clients of one group.
+      between: mean weight between clients of different groups.
+      ratio: `inside / between`.
+      own: mean weight of a client's own model.
+
+    Example:
+      >>> from fedjax_het.metrics.personal import GroupContrast
+      >>> GroupContrast(inside=0.2, between=0.1, ratio=2.0, own=0.5).ratio
+      2.0
     """
 
     inside: float
@@ -44,10 +75,18 @@ class GroupContrast(NamedTuple):
 
 
 class GroupWeights(NamedTuple):
-    """Mean weights by group of a collaboration matrix.
+    """Mean weights of a collaboration matrix for each pair of groups.
 
-    names: [G] of the groups, in order of their first client. weights: [G, G], row g what a client
-    of g takes from a client of each, its own model left out; NaN where there is no such pair.
+    Attributes:
+      names: names of the groups, `[G]`, in the order of their first client.
+      weights: `[G, G]`; row g, column h is the mean weight that a client of g gives to a client of
+        h, without its own model. NaN if there is no such pair.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.metrics.personal import GroupWeights
+      >>> GroupWeights(np.array([0, 1]), np.array([[0.4, 0.1], [0.2, 0.2]])).ratios
+      array([4., 1.])
     """
 
     names: np.ndarray
@@ -55,8 +94,11 @@ class GroupWeights(NamedTuple):
 
     @property
     def ratios(self) -> np.ndarray:
-        """[G] what a client takes from one of its own group, over what it takes from one of the
-        other group that it takes most from. 1: the two are as one; inf: it takes from no other."""
+        """Ratio of the weight within each group to its strongest weight for another group, `[G]`.
+
+        A ratio of 1 means that the two groups collaborate like one group. A ratio of inf means that
+        the group's clients give no weight to other groups.
+        """
         others = np.where(np.eye(len(self.names), dtype=bool), -np.inf, self.weights)
         strongest = np.where(np.isinf(others.max(1)), np.nan, others.max(1))
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -64,7 +106,26 @@ class GroupWeights(NamedTuple):
 
 
 def compute_group_weights(weights: np.ndarray, groups: np.ndarray) -> GroupWeights:
-    """Who takes from whom, by group. Arguments and errors are those of `compute_group_contrast`."""
+    """Average a collaboration matrix over each pair of groups.
+
+    Args:
+      weights: `[K, K]`; row i holds the weights that client i gives to each client.
+      groups: name of each client's group, `[K]`, see `fedjax_het.data.get_client_groups`.
+
+    Returns:
+      Mean weights by group.
+
+    Raises:
+      ConfigError: if the shapes do not fit together.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.metrics.personal import compute_group_weights
+      >>> weights = np.array([[0.5, 0.4, 0.1], [0.4, 0.5, 0.1], [0.3, 0.3, 0.4]])
+      >>> compute_group_weights(weights, np.array(["a", "a", "b"])).weights
+      array([[0.4, 0.1],
+             [0.3, nan]])
+    """
     weights, groups = _validate_groups(weights, groups)
     names = np.array(list(dict.fromkeys(groups.tolist())))
     membership = (groups == names[:, None]).astype(np.float64)
@@ -75,11 +136,25 @@ def compute_group_weights(weights: np.ndarray, groups: np.ndarray) -> GroupWeigh
 
 
 def compute_group_contrast(weights: np.ndarray, groups: np.ndarray) -> GroupContrast:
-    """How much more clients take from their own group than from others.
+    """Compare the weights that clients give to their own group with those for other groups.
 
-    weights: [K, K], row i what client i takes from each. groups: [K] names of groups, see
-    `get_client_groups`. `ratio` is inf where nothing passes between groups. ConfigError for shapes
-    that do not fit.
+    Args:
+      weights: `[K, K]`; row i holds the weights that client i gives to each client.
+      groups: name of each client's group, `[K]`, see `fedjax_het.data.get_client_groups`.
+
+    Returns:
+      Mean weights within and between groups. `ratio` is inf if all weights between groups are zero.
+
+    Raises:
+      ConfigError: if the shapes do not fit together.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.metrics.personal import compute_group_contrast
+      >>> weights = np.array([[0.5, 0.4, 0.1], [0.4, 0.5, 0.1], [0.2, 0.2, 0.6]])
+      >>> contrast = compute_group_contrast(weights, np.array(["a", "a", "b"]))
+      >>> round(contrast.inside, 3), round(contrast.between, 3)
+      (0.4, 0.15)
     """
     weights, groups = _validate_groups(weights, groups)
     is_same_group = groups[:, None] == groups
@@ -95,8 +170,8 @@ def compute_group_contrast(weights: np.ndarray, groups: np.ndarray) -> GroupCont
 
 def _validate_groups(weights: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     weights, groups = np.asarray(weights, np.float64), np.asarray(groups)
-    ok = weights.ndim == 2 and weights.shape[0] == weights.shape[1] > 0
-    require(ok, "shape of weights", weights.shape, "[K, K], a row for each client")
+    is_valid = weights.ndim == 2 and weights.shape[0] == weights.shape[1] > 0
+    require(is_valid, "shape of weights", weights.shape, "[K, K], a row for each client")
     require(
         groups.shape == weights.shape[:1], "shape of groups", groups.shape, f"({len(weights)},)"
     )
@@ -104,9 +179,25 @@ def _validate_groups(weights: np.ndarray, groups: np.ndarray) -> tuple[np.ndarra
 
 
 def mean_accuracies(accuracies: np.ndarray) -> np.ndarray:
-    """[R] the unweighted mean over clients in each round, of accuracies [R, K].
+    """Average accuracies over clients without weights, in each round.
 
-    Clients that were never measured are left out; a round in which another one was not is NaN.
+    Clients without any measurement are excluded. A round in which another client was not measured
+    is NaN.
+
+    Args:
+      accuracies: fractions `[rounds, K]`; NaN marks a missing measurement.
+
+    Returns:
+      Mean accuracies, float64 `[rounds]`.
+
+    Raises:
+      ConfigError: if the shape is wrong or a value is infinite.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.metrics.personal import mean_accuracies
+      >>> mean_accuracies(np.array([[0.25, 0.75, np.nan], [0.5, 1.0, np.nan]]))
+      array([0.5 , 0.75])
     """
     accuracies = _validate_accuracies("accuracies", accuracies, 2)
     is_measured = ~np.isnan(accuracies).all(0)
@@ -116,10 +207,25 @@ def mean_accuracies(accuracies: np.ndarray) -> np.ndarray:
 
 
 def best_mean_accuracy(accuracies: np.ndarray) -> BestMeanAccuracy:
-    """BMTA, best mean testing accuracy (FedAMP, section 7), of accuracies [R, K].
+    """Compute the best mean testing accuracy, BMTA (FedAMP, section 7).
 
-    The maximum over rounds of the unweighted mean over clients: one round for all of them, not
-    each client's best. Raises `ConfigError` where no round was measured.
+    BMTA is the maximum over rounds of the unweighted mean over clients: one round for all clients,
+    not the best round of each client.
+
+    Args:
+      accuracies: fractions `[rounds, K]`; NaN marks a missing measurement.
+
+    Returns:
+      The accuracy and its round.
+
+    Raises:
+      ConfigError: if no round was measured.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.metrics.personal import best_mean_accuracy
+      >>> best_mean_accuracy(np.array([[0.25, 0.75], [0.5, 1.0], [1.0, 0.0]]))
+      BestMeanAccuracy(accuracy=0.75, round=2)
     """
     means = mean_accuracies(accuracies)
     require(not np.isnan(means).all(), "accuracies", "all NaN", "at least one measured round")
@@ -128,10 +234,25 @@ def best_mean_accuracy(accuracies: np.ndarray) -> BestMeanAccuracy:
 
 
 def worst_decile(accuracies: np.ndarray) -> float:
-    """The mean over the worst tenth of the clients, of accuracies [K].
+    """Average the accuracies of the worst tenth of the clients.
 
     A tenth is rounded down (6 of 62) and is at least one client. Clients without a measurement are
-    left out; raises `ConfigError` where that leaves none.
+    excluded.
+
+    Args:
+      accuracies: fractions `[K]`; NaN marks a missing measurement.
+
+    Returns:
+      The mean accuracy.
+
+    Raises:
+      ConfigError: if no client was measured.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.metrics.personal import worst_decile
+      >>> worst_decile(np.array([0.9, 0.5, np.nan, 0.7]))
+      0.5
     """
     accuracies = _validate_accuracies("accuracies", accuracies, 1)
     accuracies = np.sort(accuracies[~np.isnan(accuracies)])
@@ -146,31 +267,51 @@ def wilcoxon(
     alternative: str = "two-sided",
     zero_method: str = "wilcox",
 ) -> PairedTest:
-    """Wilcoxon's signed-rank test of whether clients are served equally well by methods a and b.
+    """Test whether two methods serve the clients equally well, by Wilcoxon's signed-rank test.
 
-    a, b: [K] accuracies of the same clients. Pairs that neither method measured are left out.
-    alternative: "two-sided"; "greater": a is above b; "less": a is below b.
-    zero_method: what becomes of ties: "wilcox" drops them, "pratt" ranks and then drops them,
+    FedAMP reports p < 1e-4 for such tests without naming the variant; here the default is two-sided
+    with "wilcox". The values are those of `scipy.stats.wilcoxon`, except that methods with equal
+    accuracy on every client give p = 1 instead of an error. Differences are rounded to six
+    decimals: differences of one number of examples must have one rank, in spite of floating-point
+    errors.
+
+    The test assumes independent pairs. Local tests that share examples violate this assumption to
+    some extent.
+
+    Args:
+      a: accuracies of method a, `[K]`; NaN for a client that neither method measured.
+      b: accuracies of method b for the clients of `a`, `[K]`.
+      alternative: "two-sided"; "greater": a is above b; "less": a is below b.
+      zero_method: treatment of ties: "wilcox" drops them, "pratt" ranks and then drops them,
         "zsplit" splits their ranks between the two signs.
 
-    FedAMP reports p < 1e-4 of such tests without saying which of these it chose; two-sided with
-    "wilcox" is chosen here. By `scipy.stats.wilcoxon`, except that methods which tie on every
-    client give p = 1, not an error. Differences are rounded to six decimals: the same number of
-    examples apart must be the same rank, in spite of floating point.
+    Returns:
+      Statistic, p-value and counts.
 
-    The test takes pairs as independent; those of local tests that share examples are less so.
+    Raises:
+      ConfigError: if an argument is invalid, or if only one method measured a client.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.metrics.personal import wilcoxon
+      >>> a = np.array([0.7, 0.8, 0.9, 0.6, 0.75, 0.5])
+      >>> test = wilcoxon(a, a - np.array([0.1, 0.2, 0.05, 0.15, 0.3, 0.0]))
+      >>> test.p_value, test.num_pairs, test.num_ties
+      (0.0625, 6, 1)
     """
     from scipy import stats
 
     require_name("alternative", alternative, ("two-sided", "greater", "less"))
     require_name("zero_method", zero_method, ("wilcox", "pratt", "zsplit"))
     a, b = _validate_accuracies("a", a, 1), _validate_accuracies("b", b, 1)
-    require(len(a) == len(b), "len(b)", len(b), f"len(a) = {len(a)}: the same clients")
+    require(
+        len(a) == len(b), "len(b)", len(b), f"len(a) = {len(a)}, since both have the same clients"
+    )
     is_missing = np.isnan(a)
     if (is_missing != np.isnan(b)).any():
         client = int((is_missing != np.isnan(b)).argmax())
         raise ConfigError(
-            f"a[{client}], b[{client}] = {a[client]}, {b[client]}: expected both measured or none"
+            f"a[{client}], b[{client}] = {a[client]}, {b[client]}: expected both measured or both NaN"
         )
     difference = np.round(a[~is_missing] - b[~is_missing], 6)
     require(len(difference) > 0, "a", "all NaN", "at least one measured client")
@@ -185,8 +326,8 @@ def wilcoxon(
 def _validate_accuracies(argument: str, values, rank: int) -> np.ndarray:
     values = np.asarray(values)
     axes = {1: "[K], one for each client", 2: "[rounds, K]"}[rank]
-    ok = values.ndim == rank and values.size > 0 and np.issubdtype(values.dtype, np.number)
-    require(ok, f"shape of {argument}", values.shape, axes)
+    is_valid = values.ndim == rank and values.size > 0 and np.issubdtype(values.dtype, np.number)
+    require(is_valid, f"shape of {argument}", values.shape, axes)
     values = values.astype(np.float64)
     require(not np.isinf(values).any(), argument, "infinite", "finite numbers, or NaN")
     return values

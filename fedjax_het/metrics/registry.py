@@ -1,12 +1,7 @@
-"""What runs may measure besides accuracy and loss: sums over examples, of clients' accuracies, and
-of what clients send.
+"""Registry of the measures that the setting `measures` names, in addition to accuracy and loss.
 
-    def top_two(logits, labels, known):
-        best = jax.lax.top_k(logits, 2)[1]
-        return {"right": ((best == labels[:, None]).any(1) * known).sum(), "seen": known.sum()}
-
-    register_measure("top_two", top_two, lambda sums: {"top_two": sums["right"] / sums["seen"]})
-    RunSpec("fedavg", measures="top_two, calibration")
+Measures are computed from sums over test examples, from the clients' accuracies, or from the
+updates that clients send.
 """
 
 from collections.abc import Callable
@@ -24,18 +19,29 @@ from fedjax_het.utils.validation import validate_arguments
 Tree = Any
 BatchSumsFunction = Callable[[jax.Array, jax.Array, jax.Array], Tree]
 FinishFunction = Callable[[Tree], dict[str, jax.Array]]
-NUM_CALIBRATION_BINS = 15  # of the calibration error
+NUM_CALIBRATION_BINS = 15  # bins of the confidence in the calibration error
 
 
 class Metric(NamedTuple):
-    """A measure; one of the three.
+    """Description of a measure, of exactly one of three kinds.
 
-    sums, finish: of the global model on the test images, in every evaluation, on the devices.
-      sums(logits [B, C] float32, labels [B] int32, known [B] float32: 1, or 0 for padding) -> a
-      pytree of arrays, which is added up over all batches; finish(their total) -> arrays by name.
-    of_clients: of the accuracies of clients on their own tests `[rounds, K]`, NaN where there is
-      none: -> `[rounds]` by name, in NumPy.
-    update_metric_names: names of what is found of what clients send in a round; see `core.drift`.
+    Attributes:
+      name: name of the measure in settings.
+      description: one line for `fedjax-het list`.
+      sums: for a measure of the global model on the test images, in every evaluation, on the
+        devices: function `(logits, labels, mask) -> sums`. `logits` are float32 `[B, C]`, `labels`
+        int32 `[B]`, and `mask` float32 `[B]` is 1 for an image and 0 for padding. The result is a
+        pytree of arrays, which is summed over all batches.
+      finish: function `(sums) -> values` that maps the total of `sums` to arrays by name.
+      from_client_accuracy: for a measure of the clients' accuracies on their own tests: function of
+        `[rounds, K]`, NaN for a missing test, that returns arrays `[rounds]` by name, in NumPy.
+      update_metric_names: names of the measures of a round's client updates, see
+        `fedjax_het.core.drift`.
+
+    Example:
+      >>> from fedjax_het.metrics.registry import METRICS
+      >>> METRICS["drift"].update_metric_names
+      ('drift_cosine', 'drift_distance')
     """
 
     name: str
@@ -47,7 +53,24 @@ class Metric(NamedTuple):
 
 
 def confusion_matrix(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
-    """[C, C]: images by their class and by what was predicted; NaN where a logit is not finite."""
+    """Count images by class and predicted class.
+
+    Args:
+      logits: float32 `[B, C]`.
+      labels: int32 `[B]` in [0, C).
+      mask: float32 `[B]`, 1 for an image, 0 for padding.
+
+    Returns:
+      Counts, float32 `[C, C]`: row of the class, column of the prediction. NaN if a logit of an
+      image is not finite.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.metrics.registry import confusion_matrix
+      >>> logits = jnp.array([[2.0, 1.0], [3.0, 0.0], [0.0, 1.0]])
+      >>> confusion_matrix(logits, jnp.array([0, 1, 1]), jnp.ones(3)).tolist()
+      [[1.0, 0.0], [1.0, 1.0]]
+    """
     num_classes = logits.shape[-1]
     weights = jnp.where(jnp.isfinite(logits).all(-1), mask, jnp.where(mask > 0, jnp.nan, 0.0))
     true_classes = (labels[:, None] == jnp.arange(num_classes)).astype(jnp.float32)
@@ -58,13 +81,40 @@ def confusion_matrix(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> j
 
 
 def class_fractions(table: jax.Array, axis: int) -> jax.Array:
-    """Of the diagonal in the sums over an axis; NaN where there is nothing."""
+    """Divide the diagonal of a confusion matrix by the sums over an axis.
+
+    Args:
+      table: counts `[C, C]`: row of the class, column of the prediction.
+      axis: 1 for the accuracy on each class (recall), 0 for the precision of each prediction.
+
+    Returns:
+      Fractions, float32 `[C]`; NaN where the sum is 0.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.metrics.registry import class_fractions
+      >>> class_fractions(jnp.array([[1.0, 0.0], [1.0, 3.0]]), axis=1).tolist()
+      [1.0, 0.75]
+    """
     totals = table.sum(axis)
     return jnp.where(totals > 0, jnp.diagonal(table) / jnp.maximum(totals, 1), jnp.nan)
 
 
 def macro_f1(table: jax.Array) -> jax.Array:
-    """The mean over the classes that are there, or are predicted, of 2 TP / (2 TP + FP + FN)."""
+    """Average F1 = 2 TP / (2 TP + FP + FN) over the classes that are present or predicted.
+
+    Args:
+      table: counts `[C, C]`: row of the class, column of the prediction.
+
+    Returns:
+      The mean, a float32 scalar.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.metrics.registry import macro_f1
+      >>> float(macro_f1(jnp.array([[2.0, 0.0], [0.0, 2.0]])))
+      1.0
+    """
     num_correct = jnp.diagonal(table)
     num_true_or_predicted = table.sum(0) + table.sum(1)
     is_present = num_true_or_predicted > 0
@@ -74,7 +124,24 @@ def macro_f1(table: jax.Array) -> jax.Array:
 
 
 def reliability_bins(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
-    """[3, BINS]: images, their confidence and how many are right, by confidence."""
+    """Sum images, confidences and correct predictions in bins of the confidence.
+
+    Args:
+      logits: float32 `[B, C]`.
+      labels: int32 `[B]` in [0, C).
+      mask: float32 `[B]`, 1 for an image, 0 for padding.
+
+    Returns:
+      Float32 `[3, NUM_CALIBRATION_BINS]`: number of images, sum of their confidences, and number of
+      correct predictions in each bin. NaN if a logit of an image is not finite.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.metrics.registry import reliability_bins
+      >>> logits = jnp.array([[50.0, 0.0], [50.0, 0.0]])
+      >>> reliability_bins(logits, jnp.array([0, 1]), jnp.ones(2))[:, -1].tolist()
+      [2.0, 2.0, 1.0]
+    """
     confidence = jax.nn.softmax(logits).max(-1)
     is_correct = (logits.argmax(-1) == labels).astype(jnp.float32)
     # The bins are (0, 1/15], (1/15, 2/15], ...
@@ -89,7 +156,21 @@ def reliability_bins(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> j
 
 
 def calibration_error(bins: jax.Array) -> jax.Array:
-    """Sum over bins of |right - confidence|, by all images."""
+    """Compute the expected calibration error (Guo et al., 2017).
+
+    Args:
+      bins: sums in each bin, see `reliability_bins`.
+
+    Returns:
+      The sum over bins of |correct - confidence|, divided by the number of images; a float32
+      scalar.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.metrics.registry import calibration_error
+      >>> float(calibration_error(jnp.array([[2.0], [2.0], [1.0]])))
+      0.5
+    """
     count, confidence, num_correct = bins
     return jnp.abs(num_correct - confidence).sum() / count.sum()
 
@@ -123,29 +204,50 @@ METRICS: Registry[Metric] = Registry(
         ),
         Metric(
             "confusion",
-            "images by class and by what was predicted",
+            "number of images by class and predicted class",
             confusion_matrix,
             lambda table: {"confusion": table},
         ),
         Metric(
             "fairness",
-            "over clients' own tests: mean of the worst tenth, variance, Gini coefficient",
+            "mean of the worst tenth, variance and Gini coefficient of the clients' accuracies",
             from_client_accuracy=_fairness_metrics,
         ),
         Metric(
             "drift",
-            "how far a round's clients go from one another: mean cosine to their mean, relative "
-            "distance from it",
+            "distance of a round's client updates from their mean: mean cosine and relative "
+            "distance",
             update_metric_names=("drift_cosine", "drift_distance"),
         ),
     ),
     argument="measures",
 )
+"""Measures by name, those of users included.
+
+Example:
+  >>> from fedjax_het.metrics.registry import METRICS
+  >>> list(METRICS)
+  ['class_accuracy', 'macro_f1', 'calibration', 'confusion', 'fairness', 'drift']
+"""
 
 
 def parse_metrics(text: str | None) -> tuple[Metric, ...]:
-    """Those that the setting `measures` names. Raises ConfigError for an unknown name, or one that
-    is there twice."""
+    """Look up the measures that the setting `measures` names.
+
+    Args:
+      text: names separated by commas, or None.
+
+    Returns:
+      The measures, in the order of the names.
+
+    Raises:
+      ConfigError: if a name is unknown or occurs twice.
+
+    Example:
+      >>> from fedjax_het.metrics.registry import parse_metrics
+      >>> [metric.name for metric in parse_metrics("calibration, macro_f1")]
+      ['calibration', 'macro_f1']
+    """
     names = [name.strip(" ") for name in text.split(",")] if text and text.strip(" ") else []
     metrics = tuple(METRICS.require(name) for name in names)
     require(len(set(names)) == len(names), "measures", text, "each name once")
@@ -154,29 +256,66 @@ def parse_metrics(text: str | None) -> tuple[Metric, ...]:
 
 @validate_arguments
 def register_measure(name: str, sums: Any, finish: Any, description: str = "") -> None:
-    """Make a measure of one's own known to runs and sweeps, as long as this process lasts.
+    """Register a measure of the user for runs and sweeps, until the process ends.
 
-    sums, finish: see `Metric`, and the example above: pure functions of JAX.
-    description: for `fedjax-het list`.
+    The return values of the functions are checked once a run's classes are known, before anything
+    compiles.
 
-    Raises: ConfigError for a name of the package's own or no word, and for what is no function.
-      What they return is checked when a run's classes are known, before anything compiles.
+    Args:
+      name: name of the measure in settings.
+      sums: pure JAX function `(logits, labels, mask)` that returns sums over a batch, see
+        `Metric.sums`.
+      finish: pure JAX function that maps the total of `sums` to arrays by name.
+      description: one line for `fedjax-het list`.
+
+    Raises:
+      ConfigError: if the name belongs to a measure of the package or is not an identifier, or if
+        `sums` or `finish` is not a function.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_het.metrics.registry import parse_metrics, register_measure
+      >>> def sum_top_two(logits, labels, mask):
+      ...     best = jax.lax.top_k(logits, 2)[1]
+      ...     is_correct = (best == labels[:, None]).any(axis=1)
+      ...     return {"correct": (is_correct * mask).sum(), "count": mask.sum()}
+      >>> register_measure(
+      ...     "top_two", sum_top_two, lambda sums: {"top_two": sums["correct"] / sums["count"]}
+      ... )
+      >>> len(parse_metrics("top_two, calibration"))  # the setting `measures`
+      2
     """
     for argument, function in (("sums", sums), ("finish", finish)):
         require(callable(function), argument, function, "a function")
-    METRICS.add(Metric(name, description or "a measure of the user's own", sums, finish))
+    METRICS.add(Metric(name, description or "a measure of the user", sums, finish))
 
 
 def metric_shapes(metrics: tuple[Metric, ...], num_classes: int) -> dict[str, tuple[int, ...]]:
-    """What is measured in an evaluation, by name, and its shape. Raises ConfigError for functions
-    that do not return what they are to, and for names that two of them have."""
+    """Compute names and shapes of the values of an evaluation, without running it.
+
+    Args:
+      metrics: measures, see `parse_metrics`.
+      num_classes: number of classes.
+
+    Returns:
+      Shapes by name.
+
+    Raises:
+      ConfigError: if a function cannot be traced or returns an invalid value, or if a name is
+        already used.
+
+    Example:
+      >>> from fedjax_het.metrics.registry import metric_shapes, parse_metrics
+      >>> metric_shapes(parse_metrics("confusion, macro_f1"), num_classes=10)
+      {'confusion': (10, 10), 'macro_f1': ()}
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     for metric in metrics:
         if metric.sums is None:
             continue
         for name, leaf in _trace_metric(metric, num_classes).items():
             is_free = name not in shapes and not name.startswith(_RESERVED_PREFIXES)
-            expected = "a name that nothing else that is measured has"
+            expected = "a name that no other measure has"
             require(is_free, f"measure {metric.name!r}", name, expected)
             shapes[name] = tuple(leaf.shape)
     return shapes
@@ -208,13 +347,13 @@ def _trace_metric(metric: Metric, num_classes: int) -> dict[str, Any]:
         return jax.eval_shape(compute_metric, *argument_shapes)
     except ConfigError:
         raise
-    except Exception as error:  # whatever a user's function raises
+    except Exception as error:  # a user's function may raise anything
         description = (
             f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
         )
         raise ConfigError(
             to_one_line(
-                f"measure {metric.name!r}: expected sums(logits, labels, known) and finish(sums) "
+                f"measure {metric.name!r}: expected sums(logits, labels, mask) and finish(sums) "
                 f"that can be traced, but one raises {description}"
             )
         ) from error
@@ -226,12 +365,49 @@ def _batch_sums(metric: Metric, logits, labels, mask) -> Tree:
 
 
 def sum_metrics(metrics: tuple[Metric, ...], logits, labels, mask) -> tuple[Tree, ...]:
-    """The sums of a batch, of each."""
+    """Compute the sums of each measure over a batch.
+
+    Args:
+      metrics: measures of the kind that has `sums`.
+      logits: float32 `[B, C]`.
+      labels: int32 `[B]`.
+      mask: float32 `[B]`, 1 for an image, 0 for padding.
+
+    Returns:
+      For each measure, a pytree of float32 arrays.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.metrics.registry import parse_metrics, sum_metrics
+      >>> (table,) = sum_metrics(
+      ...     parse_metrics("confusion"), jnp.eye(2), jnp.array([0, 1]), jnp.ones(2)
+      ... )
+      >>> table.tolist()
+      [[1.0, 0.0], [0.0, 1.0]]
+    """
     return tuple(_batch_sums(metric, logits, labels, mask) for metric in metrics)
 
 
 def finish_metric(metric: Metric, sums: Tree) -> dict[str, jax.Array]:
-    """What is found of the total."""
+    """Compute the values of a measure from the total of its sums.
+
+    Args:
+      metric: a measure that has `sums`.
+      sums: total of the sums over all batches.
+
+    Returns:
+      Float32 arrays by name.
+
+    Raises:
+      ConfigError: if `finish` does not return a dict with texts as keys.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.metrics.registry import METRICS, finish_metric
+      >>> values = finish_metric(METRICS["macro_f1"], jnp.eye(2))
+      >>> float(values["macro_f1"])
+      1.0
+    """
     assert metric.finish is not None
     values = metric.finish(sums)
     is_dict_of_arrays = isinstance(values, dict) and all(isinstance(name, str) for name in values)

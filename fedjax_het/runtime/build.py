@@ -250,9 +250,12 @@ def with_fewer_parallel_runs(group: RunGroup, num_parallel: int) -> RunGroup:
     return _with_plan(group, reduce_parallel_runs(group.program.plan, num_parallel))
 
 
-def on_single_device(group: RunGroup) -> RunGroup:
-    """Return the group on the default device, of which programs know nothing."""
-    return _with_plan(group, group.program.plan._replace(mesh=None))
+def on_single_device(group: RunGroup, *, is_debug: bool = False) -> RunGroup:
+    """Return the group on the default device, with programs that contain no devices.
+
+    is_debug: whether the programs run without jit, see `ExecutionPlan.is_debug`.
+    """
+    return _with_plan(group, group.program.plan._replace(mesh=None, is_debug=is_debug))
 
 
 def _with_plan(group: RunGroup, plan: ExecutionPlan) -> RunGroup:

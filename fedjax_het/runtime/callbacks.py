@@ -24,7 +24,7 @@ from fedjax_het.runtime.early_stopping import CALLBACK, EarlyStop
 from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.history import build_traffic_curves
 from fedjax_het.runtime.prepared_run import build_federation_data
-from fedjax_het.runtime.result_builder import build_model_getter, compute_run_digest
+from fedjax_het.runtime.result_builder import build_model_getter, compute_result_digest
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.trained_model import TrainedModel
 from fedjax_het.utils.text import to_one_line
@@ -79,9 +79,9 @@ Callback = Callable[[RunStatus], Any]
 
 
 class CallbackRunner:
-    """Tells callbacks where runs that go in step stand.
+    """Calls the callbacks of runs that go in step.
 
-    looks: whether somebody else looks, too, and wants a `RunStatus` where there are no callbacks.
+    always_report: whether a `RunStatus` is built where there are no callbacks, too.
     """
 
     def __init__(
@@ -118,84 +118,90 @@ class CallbackRunner:
     ) -> list:
         if not (self._callbacks or self.always_report):
             return []
-        standings = []
+        statuses = []
         for i in indices:
-            standing = self._standing(i, phase, result)
-            standings.append(standing)
+            status = self._build_status(i, phase, result)
+            statuses.append(status)
             for callback in self._callbacks:
                 try:
-                    callback(standing)
+                    callback(status)
                 except Exception as error:
                     self._checkpoints.save(self._group_state, force=True)
-                    error.add_note(self._note(callback, standing))
+                    error.add_note(self._format_note(callback, status))
                     raise
-        return standings
+        return statuses
 
-    def _note(self, callback: Callback, standing: RunStatus) -> str:
+    def _format_note(self, callback: Callback, status: RunStatus) -> str:
         name = getattr(callback, "__qualname__", type(callback).__qualname__)
         kept = "no checkpoint is kept" if self._checkpoints.folders is None else "resume goes on"
-        return to_one_line(f"raised by the callback {name} after round {standing.done} ({kept})")
+        return to_one_line(f"raised by the callback {name} after round {status.done} ({kept})")
 
-    def _standing(self, i: int, phase: str, result: Result | None) -> RunStatus:
-        runs, federation = self._group_state, self._group_state.prepared_runs[i]
+    def _build_status(self, i: int, phase: str, result: Result | None) -> RunStatus:
+        group_state, prepared_run = self._group_state, self._group_state.prepared_runs[i]
         if i not in self._digests:
-            self._digests[i], self._traffic[i] = compute_run_digest(runs, i), self._bytes(i)
-        done, before = runs.rounds_completed(i), self._rounds_reported.get(i, 0)
+            self._digests[i], self._traffic[i] = (
+                compute_result_digest(group_state, i),
+                self._compute_traffic(i),
+            )
+        done, before = group_state.rounds_completed(i), self._rounds_reported.get(i, 0)
         up, down = self._traffic[i]
-        metrics = {name: _read_only(curve[:done]) for name, curve in runs.curves[i].items()}
+        metrics = {name: _read_only(curve[:done]) for name, curve in group_state.curves[i].items()}
         self._rounds_reported[i] = done
         return RunStatus(
-            federation.spec,
+            prepared_run.spec,
             self._digests[i],
             phase,
             done,
-            runs.total_rounds,
+            group_state.total_rounds,
             metrics,
             {name: curve[before:] for name, curve in metrics.items()},
-            runs.timing.compute_wall_seconds(len(runs.prepared_runs)),
+            group_state.timing.compute_wall_seconds(len(group_state.prepared_runs)),
             float(up[:done].sum()),
             float(down[:done].sum()),
             result,
-            lambda client: self._model(i, result, client),
-            lambda reason: self._stop(i, reason),
+            lambda client: self._get_model(i, result, client),
+            lambda reason: self._stop_run(i, reason),
         )
 
-    def _bytes(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+    def _compute_traffic(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """`[rounds]` up and down, as the result counts them."""
-        runs, federation = self._group_state, self._group_state.prepared_runs[i]
-        algorithm, found = runs.group.program.algorithm, []
+        group_state, prepared_run = self._group_state, self._group_state.prepared_runs[i]
+        algorithm, traffic = group_state.group.program.algorithm, []
         shapes = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(
-                a.shape[1:] if runs.group.runs_parallel else a.shape, a.dtype
+                a.shape[1:] if group_state.group.runs_parallel else a.shape, a.dtype
             ),
-            runs.state,
+            group_state.state,
         )
 
         def count(state: Any) -> None:
-            found.append(algorithm.traffic(federation.hp, state))
+            traffic.append(algorithm.traffic(prepared_run.hp, state))
 
         jax.eval_shape(count, shapes)
-        once = algorithm.initial_traffic(
-            build_federation_data(federation, runs.group.dataset, runs.group.pool)
+        initial_traffic = algorithm.initial_traffic(
+            build_federation_data(prepared_run, group_state.group.dataset, group_state.group.pool)
         )
-        moved = build_traffic_curves(
-            federation.scheduler.work_counts, found[0], once, runs.total_rounds
+        curves = build_traffic_curves(
+            prepared_run.scheduler.work_counts,
+            traffic[0],
+            initial_traffic,
+            group_state.total_rounds,
         )
-        return moved["bytes_up"], moved["bytes_down"]
+        return curves["bytes_up"], curves["bytes_down"]
 
-    def _model(self, i: int, result: Result | None, client: int | None) -> TrainedModel:
+    def _get_model(self, i: int, result: Result | None, client: int | None) -> TrainedModel:
         if result is not None:
             return result.model(client)
-        runs = self._group_state
-        state = runs.fetch_states()[i]
-        if runs.pager is not None:
-            state = state._replace(clients=runs.pager.states[i])
-        return build_model_getter(runs, i, state)(client)
+        group_state = self._group_state
+        state = group_state.fetch_states()[i]
+        if group_state.pager is not None:
+            state = state._replace(clients=group_state.pager.states[i])
+        return build_model_getter(group_state, i, state)(client)
 
-    def _stop(self, i: int, reason: str) -> None:
-        runs = self._group_state
-        if i in runs.active and runs.rounds_done < runs.total_rounds:
-            runs.early_stops[i] = EarlyStop(runs.rounds_done, CALLBACK, reason)
+    def _stop_run(self, i: int, reason: str) -> None:
+        group_state = self._group_state
+        if i in group_state.active and group_state.rounds_done < group_state.total_rounds:
+            group_state.early_stops[i] = EarlyStop(group_state.rounds_done, CALLBACK, reason)
 
 
 def _read_only(curve: np.ndarray) -> np.ndarray:

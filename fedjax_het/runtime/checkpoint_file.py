@@ -1,17 +1,30 @@
-"""A run on disk: one file, replaced whole, from which it continues exactly."""
+"""The file of a checkpoint: its arrays, and the record that must match before a run resumes.
+
+The file is replaced in one step, and a run resumes from it exactly.
+"""
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_het.config.local_training import is_horizon_dependent
+from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.utils.arrays import decode_arrays, encode_arrays, is_prng_key, to_numpy_bits
-from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.io import DamagedFileError, load_checksummed_npz, save_checksummed_npz
 from fedjax_het.utils.text import to_one_line
+from fedjax_het.utils.validation import (
+    Bounds,
+    NonNegativeFloat,
+    PositiveInt,
+    validate,
+    validate_fields,
+)
 
 _META_KEY = "__meta__"
 
@@ -84,3 +97,132 @@ def make_damaged_checkpoint_error(path: Path, reason: str) -> DamagedFileError:
             f"and cannot be read ({reason}); remove it to start afresh"
         )
     )
+
+
+_Count = Annotated[int, Bounds(0, 2**63)]
+
+
+class _CheckpointRecord(TypedDict):
+    """The values that every checkpoint holds beside those of `describe_environment`."""
+
+    digest: str
+    spec: dict[str, Any]
+    dataset: str
+    partition: str
+    round: _Count
+    stopped: _Count | None
+    work: dict[str, _Count]
+    blocks: PositiveInt
+    lanes: PositiveInt
+    touched: _Count | None
+    within: dict[str, list[_Count]] | None  # see `runtime.resumable_rounds.RoundProgress`
+    seconds: NonNegativeFloat
+    not_finite: list[str]
+    begun_under: dict[str, Any] | None
+
+
+def read_checkpoint_record(path: Path) -> dict[str, Any]:
+    """Return the record of a checkpoint. Raises DamagedFileError if it is not whole and valid."""
+    record, arrays = read_checkpoint(path)
+    if not isinstance(record, dict):
+        raise make_damaged_checkpoint_error(path, f"its record is a {type(record).__name__}")
+    if not isinstance(record, dict):
+        raise make_damaged_checkpoint_error(path, f"its record is a {type(record).__name__}")
+    try:
+        _validate_record(record)
+    except ConfigError as error:
+        raise make_damaged_checkpoint_error(path, str(error)) from None
+    unexpected_nonfinite = sorted(set(nonfinite_array_names(arrays)) - set(record["not_finite"]))
+    if unexpected_nonfinite:
+        raise make_damaged_checkpoint_error(path, f"{unexpected_nonfinite[0]} is not finite")
+    return record
+
+
+def _validate_record(record: dict[str, Any]) -> None:
+    for name in describe_environment():
+        require(record.get(name) is not None, name, None, "a value")
+    for name in _CheckpointRecord.__annotations__:
+        require(name in record, name, None, "a value")
+    validate_fields(record, _CheckpointRecord)
+    max_rounds = validate("spec['rounds']", record["spec"].get("rounds"), PositiveInt)
+    done, stopped, within = record["round"], record["stopped"], record["within"]
+    require(done <= max_rounds, "round", done, f"at most {max_rounds}")
+    require(stopped is None or 1 <= stopped <= done, "stopped", stopped, f"1 to {done}")
+    if within is not None:
+        require(within.keys() == {"done", "totals"}, "within", within, "done and totals")
+        phases, totals = within["done"], within["totals"]
+        is_consistent = len(totals) < len(phases) and phases[: len(totals)] == totals
+        require(is_consistent, "within", within, "totals of the phases that are done")
+
+
+def require_matching_settings(
+    path: Path, record: dict[str, Any], spec: RunSpec, *, allow_more_rounds: bool = False
+) -> None:
+    """Raise ConfigError if a checkpoint is of other settings.
+
+    Args:
+      path: the checkpoint, for the message.
+      record: its record.
+      spec: settings of the run.
+      allow_more_rounds: accept another number of rounds, unless more rounds are done or the
+        schedule of learning rates depends on that number.
+    """
+    if record["digest"] == spec.digest():
+        return
+    checkpoint_settings, current_settings = record["spec"], spec.resolved().to_dict()
+    names = [
+        k
+        for k in {**current_settings, **checkpoint_settings}
+        if checkpoint_settings.get(k) != current_settings.get(k)
+    ]
+    depends_on_last_round = is_horizon_dependent(spec)
+    if (
+        allow_more_rounds
+        and names == ["rounds"]
+        and record["round"] <= current_settings["rounds"]
+        and not depends_on_last_round
+    ):
+        return
+    differences = [
+        f"{k} {checkpoint_settings.get(k)!r} -> {current_settings.get(k)!r}" for k in names
+    ]
+    details = ""
+    if names == ["rounds"]:
+        details = f"; {record['round']} are done"
+        if depends_on_last_round:
+            details += (
+                f", at rates of {spec.lr_schedule} to another end, unless hp lr_length says it"
+            )
+    raise ConfigError(
+        to_one_line(
+            f"checkpoint = {str(path)!r}: expected this configuration's, but it is another "
+            f"one's ({', '.join(differences)}{details}); use its settings or another output_dir, or remove "
+            "it"
+        )
+    )
+
+
+def check_environment(
+    path: Path, record: dict[str, Any], resume_anyway: bool
+) -> dict[str, Any] | None:
+    """Return the version, device and precision under which a run began; None if they are these.
+
+    Raises:
+      ConfigError: if they are others, unless `resume_anyway`.
+    """
+    current_environment = describe_environment()
+    checkpoint_environment = {name: record[name] for name in current_environment}
+    differences = [
+        f"{name} {checkpoint_environment[name]} -> {current_environment[name]}"
+        for name in current_environment
+        if checkpoint_environment[name] != current_environment[name]
+    ]
+    if differences and not resume_anyway:
+        raise ConfigError(
+            to_one_line(
+                f"checkpoint = {str(path)!r}: expected one of this version and device, but it is "
+                f"another one's ({', '.join(differences)}), and its bits may differ; resume_anyway "
+                "(--resume-anyway) goes on from it, which the result then says; or remove it"
+            )
+        )
+    return record["begun_under"] or (checkpoint_environment if differences else None)

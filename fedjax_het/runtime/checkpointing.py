@@ -14,15 +14,13 @@ import numpy as np
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.core.state_paging import HostClientStates
 from fedjax_het.runtime.checkpoint_file import (
+    check_environment,
     flatten_by_path,
     load_checkpoint,
     nonfinite_array_names,
-    save_checkpoint,
-)
-from fedjax_het.runtime.checkpoint_metadata import (
-    check_environment,
     read_checkpoint_record,
     require_matching_settings,
+    save_checkpoint,
 )
 from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.history import Curves, is_evaluation_curve

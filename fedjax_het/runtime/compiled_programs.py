@@ -1,4 +1,4 @@
-"""What is compiled once: the programs that all runs of one static signature share."""
+"""The programs that all runs of one static signature share, compiled once."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -10,7 +10,8 @@ import numpy as np
 from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.builders import num_bytes, with_pretraining
-from fedjax_het.config.resolve import USER_PROVIDED, optional_hyperparameters
+from fedjax_het.config.local_training import optional_hyperparameters
+from fedjax_het.config.resolve import USER_PROVIDED
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.core.execution_plan import (
     PER_DEVICE,
@@ -64,7 +65,7 @@ PER_RUN_SETTINGS = (
 
 
 def compute_static_key(spec: RunSpec) -> str:
-    """Equal for resolved specs that can be made by the same programs, in step."""
+    """Return a key that is equal for runs that the same programs can execute, in step."""
     key = repr(sorted((k, v) for k, v in spec.to_dict().items() if k not in PER_RUN_SETTINGS))
     hyperparameter_names = _traced_optional_hyperparameters(spec)
     schedule_markers = ["lr_schedule"] if spec.lr_schedule is not None else []
@@ -76,7 +77,7 @@ def compute_static_key(spec: RunSpec) -> str:
 
 
 def _traced_optional_hyperparameters(spec: RunSpec) -> list[str]:
-    """The numbers of local training that are there since they are given, and programs read."""
+    """Return the optional hyper-parameters of local training that the run sets and programs read."""
     candidate_names = (
         name
         for name in optional_hyperparameters(spec)
@@ -86,7 +87,7 @@ def _traced_optional_hyperparameters(spec: RunSpec) -> list[str]:
 
 
 class ById(NamedTuple):
-    """What a network, or an optimiser, is made of; another object is another one."""
+    """A function that makes a network or an optimizer; equal only to itself."""
 
     value: Any
 
@@ -128,8 +129,14 @@ class Signature(NamedTuple):
 def build_signature(
     spec: ResolvedRunSpec, dataset: Dataset, network: Any = None, optimizer: Any = None
 ) -> Signature:
-    """That of resolved settings on these data; `network` and `optimizer` are the user's, for the
-    model "user" and the local optimiser "user"."""
+    """Return the static choices of a run.
+
+    Args:
+      spec: the settings.
+      dataset: the data set.
+      network: the user's network, for the model "user".
+      optimizer: the user's optimizer, for the local optimizer "user".
+    """
     if spec.model != USER_PROVIDED:
         network = NETWORKS[spec.model].make
     if spec.local_optimizer != USER_PROVIDED:
@@ -173,7 +180,7 @@ def build_signature(
 
 
 class CompiledPrograms(NamedTuple):
-    """What runs of one static signature share: one compilation serves all of them."""
+    """The programs of all runs of one static signature on one plan; each is compiled once."""
 
     signature: Signature
     task: Task
@@ -195,13 +202,13 @@ class CompiledPrograms(NamedTuple):
 
     @property
     def network_digest(self) -> dict[str, str]:
-        """For the record of a run, where its network has no name that says what it is."""
+        """The digest of a user's network, for the record of a run; empty for a named network."""
         if self.signature.model != USER_PROVIDED:
             return {}
         return {"network_digest": compute_network_digest(build_network(self.signature))}
 
     def user_object_digests(self, hp: Mapping[str, Any]) -> dict[str, str]:
-        """The same of its network and its optimiser, which reads these numbers."""
+        """Return the digests of a user's network and of a user's optimizer, which reads `hp`."""
         digests = dict(self.network_digest)
         if self.signature.optimizer == USER_PROVIDED:
             optimizer = self.signature.optimizer_source.value
@@ -244,7 +251,7 @@ def get_input_kinds(algorithm: Algorithm, signature: Signature) -> ChunkInputs:
 
 @functools.lru_cache(maxsize=32)
 def build_local_training(signature: Signature) -> LocalTraining:
-    """How clients train, and which network."""
+    """Return how clients train, and the network that they train."""
     model = build_network(signature)
     options = dict(signature.options)
     model = get_algorithm_spec(signature.algorithm, options).get_trained_network(model, options)
@@ -265,7 +272,7 @@ def build_local_training(signature: Signature) -> LocalTraining:
 
 
 def build_network(signature: Signature) -> Model:
-    """The network that the settings name, or that the user gave."""
+    """Return the network that the settings name, or the user's network."""
     input_shape, num_classes = signature.input_shape, signature.num_classes
     network_options = dict(signature.model_options)
     if signature.model != USER_PROVIDED:
@@ -274,7 +281,7 @@ def build_network(signature: Signature) -> Model:
 
 
 def build_algorithm(signature: Signature, plan: ExecutionPlan | None = None) -> Algorithm:
-    """The method; without a plan for what it asks of the host alone."""
+    """Return the method; without a plan, for its functions on the host only."""
     plan = plan or make_execution_plan(mesh_axis=None)
     options = dict(signature.options)
     training = build_local_training(signature)
@@ -303,6 +310,7 @@ def build_programs(signature: Signature, plan: ExecutionPlan) -> CompiledProgram
         plan.map_runs(make_round_chunk(rounds, record_samples), (PER_RUN, kinds)),
         baseline=lambda args: (args[0], zero_metrics),
         name=f"{signature.algorithm} rounds",
+        is_debug=plan.is_debug,
         donate_argnums=0,
     )
     partial_round = VerifiedJit(
@@ -318,6 +326,7 @@ def build_programs(signature: Signature, plan: ExecutionPlan) -> CompiledProgram
             ),
             baseline=lambda args: args[1],
             name=stage.name,
+            is_debug=plan.is_debug,
             donate_argnums=1,
         )
         for stage in algorithm.server_stages
@@ -338,8 +347,10 @@ def build_programs(signature: Signature, plan: ExecutionPlan) -> CompiledProgram
 
 
 def workload_key(inputs: ChunkInputs) -> tuple:
-    """What decides how much a round of a program works; the same of all federations in step, and of
-    one of them."""
+    """Return a key of the sizes that decide the work of a round.
+
+    It is the same for all runs in step and for one of them.
+    """
     schedules = (inputs.schedule, inputs.tuning_schedule, inputs.diagnostics_schedule)
     sizes = [None if schedule is None else schedule.batches.shape[-4:] for schedule in schedules]
     return (
@@ -350,12 +361,12 @@ def workload_key(inputs: ChunkInputs) -> tuple:
 
 @functools.lru_cache(maxsize=32)
 def flops_per_sample(signature: Signature) -> int:
-    """Floating-point operations of training on a sample."""
+    """Return the floating-point operations of training on one sample."""
     return count_training_flops(build_local_training(signature).task.model)
 
 
 def evict_programs() -> None:
-    """Forget programs where a process holds about as many as it may, see `crowding`."""
+    """Drop compiled programs if the process holds about as many as it may, see `core.mmap_limit`."""
     evict_programs_if_needed(build_programs.cache_clear, build_local_training.cache_clear)
 
 
@@ -393,7 +404,7 @@ def _make_init(algorithm: Algorithm, task: Task, plan: ExecutionPlan) -> Callabl
 
 
 def compute_client_state_bytes(program: CompiledPrograms, spec: ResolvedRunSpec) -> int:
-    """What a client of one federation keeps between rounds."""
+    """Return the bytes that one client of a run keeps between rounds."""
     hp = {name: jax.ShapeDtypeStruct((), np.float32) for name in spec.hp}
     key = jax.eval_shape(lambda: jax.random.key(0))
     model = program.task.model

@@ -1,4 +1,4 @@
-"""Who holds what: the examples of clients and server, and clients' tests, that settings name."""
+"""Assignment of data: the examples of clients and server, and clients' tests."""
 
 import dataclasses
 import os
@@ -53,16 +53,23 @@ class DataAssignment:
 
 
 class HeldOutClients(NamedTuple):
-    """Clients that take no part."""
+    """Clients that take no part in training."""
 
-    partition: Partition  # what they hold
-    tests: Partition  # of each
-    clients: np.ndarray  # who they are, of all that the data were split among
+    partition: Partition  # their examples
+    tests: Partition  # the test examples of each
+    clients: np.ndarray  # their ids among all clients that the data were split among
 
 
 def user_dataset_digest(spec: ResolvedRunSpec, dataset: Dataset) -> str | None:
-    """The digest of a data set that is not what `spec` names, or of "user", which names none; None
-    of what `load_dataset` gave for that name and normalisation."""
+    """Return the digest of a data set that is not the one that the settings name.
+
+    Args:
+      spec: the settings; the dataset "user" names none.
+      dataset: the data set of the run.
+
+    Returns:
+      The digest; None for the result of `load_dataset` with the name and normalization of `spec`.
+    """
     if spec.dataset == USER_PROVIDED or dataset.origin is None or dataset.origin[0] != spec.dataset:
         return dataset.digest()
     if dataset.origin[1] == spec.normalisation:
@@ -79,10 +86,17 @@ def user_dataset_digest(spec: ResolvedRunSpec, dataset: Dataset) -> str | None:
 def collect_user_digests(
     spec: ResolvedRunSpec, dataset: Dataset, partition: Partition | None = None
 ) -> dict[str, str]:
-    """What a run has in the place of what its settings name, for its record and its name:
-    `own_dataset` and `own_partition`, each a digest, where there is such a one.
+    """Return the digests of data that take the place of those that the settings name.
 
-    partition: the user's; one that is the same as the settings' is not another.
+    They are part of a run's record and of the name of its files.
+
+    Args:
+      spec: the settings.
+      dataset: the data set of the run.
+      partition: the user's partition; one that equals the partition of the settings does not count.
+
+    Returns:
+      `own_dataset` and `own_partition`, where there are such data.
     """
     digests = {}
     dataset_digest = user_dataset_digest(spec, dataset)
@@ -94,7 +108,7 @@ def collect_user_digests(
 
 
 def _equals_named_partition(partition: Partition, spec: ResolvedRunSpec, dataset: Dataset) -> bool:
-    """Whether this is what the settings make of these data. Cost: making it."""
+    """Return whether the partition equals the one of the settings, which this makes."""
     try:
         named_partition = build_partition(spec, dataset)
     except ConfigError:
@@ -107,7 +121,11 @@ def _equals_named_partition(partition: Partition, spec: ResolvedRunSpec, dataset
 
 
 def validate_partition(partition: Any, spec: ResolvedRunSpec, dataset: Dataset) -> Partition:
-    """A user's partition that fits its settings and data; else ConfigError."""
+    """Return a user's partition if it fits the settings and the data.
+
+    Raises:
+      ConfigError: if it does not.
+    """
     if not isinstance(partition, Partition):
         raise ConfigError(
             f"partition = a {type(partition).__name__}: expected a Partition, as "
@@ -145,9 +163,18 @@ def assign_data(
     user_partition: Partition | None = None,
     trains_on_server_data: bool = False,
 ) -> DataAssignment:
-    """What resolved settings name. ConfigError.
+    """Assign examples to the clients and the server of a run.
 
-    partition: theirs, where it is made already; own: the user's in its place.
+    Args:
+      spec: the settings.
+      dataset: the data set.
+      pool: the images of the server's source, see `load_server_pool`.
+      partition: the partition that the settings name, if it exists already.
+      user_partition: the user's partition, which takes its place.
+      trains_on_server_data: whether clients train on the server's examples, too.
+
+    Raises:
+      ConfigError: if the data do not allow it.
     """
     if user_partition is not None:
         partition = validate_partition(user_partition, spec, dataset)
@@ -186,8 +213,11 @@ def assign_data(
 def choose_held_out_clients(
     spec: ResolvedRunSpec, full_partition: Partition
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of the clients that data are split among, those that take part and those that are held out.
-    Raises ConfigError where too few have data."""
+    """Return the ids of the clients that take part, and of those that are held out.
+
+    Raises:
+      ConfigError: if too few clients have data.
+    """
     ids = np.arange(full_partition.num_clients)
     if spec.held_out_clients is None:
         return ids, ids[:0]
@@ -196,9 +226,13 @@ def choose_held_out_clients(
 
 
 def build_partition(spec: ResolvedRunSpec, dataset: Dataset) -> Partition:
-    """The partition that resolved settings name, of all training examples but those that are
-    withheld for the server, among all clients, with those that are held out. Raises ConfigError if
-    the data do not allow it."""
+    """Make the partition that the settings name, among all clients, including those held out.
+
+    It has all training examples except those that are withheld for the server.
+
+    Raises:
+      ConfigError: if the data do not allow it.
+    """
     with display_names_within("server_options", spec.server_options):
         server_indices = draw_withheld_examples(
             spec.server_data, dataset, spec.partition_seed, spec.server_options
@@ -233,8 +267,12 @@ def build_partition(spec: ResolvedRunSpec, dataset: Dataset) -> Partition:
 def load_server_pool(
     spec: ResolvedRunSpec, dataset: Dataset, data_dir: str | os.PathLike | None = None
 ) -> LabeledImages | None:
-    """The images that the source of the server's examples brings, see `make_server_pool`: the same for
-    all runs of a `compute_static_key`. Raises ConfigError where it does not suit the data, or is missing.
+    """Load the images of the source of the server's examples, see `make_server_pool`.
+
+    They are the same for all runs of one `compute_static_key`.
+
+    Raises:
+      ConfigError: if the source does not suit the data, or its files are missing.
     """
     if spec.server_data is None:
         return None
@@ -245,8 +283,11 @@ def load_server_pool(
 def build_server_data(
     spec: ResolvedRunSpec, dataset: Dataset, partition: Partition, pool: LabeledImages | None
 ) -> ServerData | None:
-    """The server's examples that resolved settings name. Raises ConfigError if clients hold too
-    few."""
+    """Make the server's examples that the settings name; None where there are none.
+
+    Raises:
+      ConfigError: if clients hold too few examples.
+    """
     if spec.server_data is None:
         return None
     with display_names_within("server_options", spec.server_options):
@@ -256,7 +297,7 @@ def build_server_data(
 
 
 def _add_server_examples(partition: Partition, server: ServerData) -> Partition:
-    """Every client's examples, and the server's besides."""
+    """Return a partition in which every client has the server's examples in addition to its own."""
     return partition_from_clients(
         [
             np.concatenate([partition.client_indices(k), server.indices])

@@ -1,8 +1,7 @@
-"""Runs that end before their last round: at a target, at a plateau, or as a callback asks.
+"""Runs that end before their last round: at a target, at a plateau, or by a callback.
 
-What decides is what was measured up to a round, and never how many rounds were computed at a time:
-chunks end before a rule could want them to (`count_rounds_until_rule`), so that a run's state, its curves and
-its result are all of the round in which it stopped, whatever goes on beside it.
+The number of rounds per call has no influence: a call ends at the first round in which a rule may
+stop a run (`count_rounds_until_rule`), so that state, curves and result are of the same round.
 """
 
 from typing import NamedTuple
@@ -25,21 +24,27 @@ class EarlyStop(NamedTuple):
     reason: str  # in words
 
     def to_summary(self) -> dict[str, str | int]:
-        """As a result has it."""
+        """Return the record for a result's summary."""
         return {"why": self.cause, "round": self.round, "reason": self.reason}
 
 
 class StoppingState(NamedTuple):
-    """How near a run is to its end by its settings, after some rounds."""
+    """The state of a run's stopping rules after some rounds."""
 
     rounds_without_gain: int  # measured rounds since the last gain
     early_stop: EarlyStop | None
 
 
 def evaluate_rules(spec: RunSpec, accuracies: np.ndarray) -> StoppingState:
-    """Where the rules stand after the rounds of a curve `[rounds]` of accuracies (float32 shares,
-    NaN where nothing was measured). The first round that meets one counts; a target goes before a
-    plateau."""
+    """Apply the stopping rules of a run; the first round that meets one ends it.
+
+    Args:
+      spec: the settings of the run.
+      accuracies: float32 fractions `[rounds]`, NaN where nothing was measured.
+
+    Returns:
+      The state of the rules; a target has precedence over a plateau in the same round.
+    """
     best, rounds_without_gain, min_gain = np.float32(-np.inf), 0, np.float32(spec.min_gain or 0)
     for round_index in np.flatnonzero(np.isfinite(accuracies)):
         accuracy = np.float32(accuracies[round_index])
@@ -65,15 +70,17 @@ def evaluate_rules(spec: RunSpec, accuracies: np.ndarray) -> StoppingState:
 def evaluate_run_rules(
     prepared_run: PreparedRun, algorithm: Algorithm, curves: Curves, done: int
 ) -> StoppingState:
-    """The same of a run whose first `done` rounds are done."""
+    """Apply the stopping rules of a run whose first `done` rounds are done."""
     return evaluate_rules(prepared_run.spec, curves[get_accuracy_name(algorithm)][:done])
 
 
 def count_rounds_until_rule(
     prepared_run: PreparedRun, algorithm: Algorithm, curves: Curves, done: int
 ) -> int:
-    """How many rounds there are to the next one in which a rule may end this run, that one
-    included; to its last round without a rule."""
+    """Return the number of rounds up to and including the next in which a rule may end the run.
+
+    Without a rule, this is the number of its remaining rounds.
+    """
     spec, scheduler = prepared_run.spec, prepared_run.scheduler
     if not spec.has_early_stopping:
         return spec.rounds - done

@@ -1,4 +1,4 @@
-"""Runs of a sweep that go in step: made, and each written when it has ended."""
+"""Execution of runs of a sweep that go in step; each result is written as its run ends."""
 
 import contextlib
 import math
@@ -22,13 +22,12 @@ MIN_FREE_FRACTION = 0.25  # of the places, at least, that others then find
 
 
 class GroupRunner:
-    """A set of runs of a group, no more than go together.
+    """Executes a set of runs of a group, at most as many as go in step.
 
-    A run that ends before the others, since it diverged or was ended early, is written at once.
-    Where a quarter of the places have become free, the others stop at the next of eight points of
-    their rounds if runs of their kind are waiting: they go on from their checkpoints with those
-    that stop at the same point, in full sets. Without a folder there are no checkpoints, and no
-    such stops.
+    The result of a run that diverges or ends early is written at once. When a quarter of the slots
+    are free and further runs of the group wait, the others are suspended at the next of eight
+    points of their rounds; they resume from their checkpoints in full sets. Without a folder there
+    are no checkpoints, and no run is suspended.
     """
 
     def __init__(
@@ -40,8 +39,16 @@ class GroupRunner:
         work_queue: WorkQueue,
         callbacks: Sequence[Callback] = (),
     ):
-        """jobs: of all federations of the group. places: among them, of those to be made, which
-        this worker has claimed. What another has taken over since is left to it."""
+        """Prepare the folders of checkpoints.
+
+        Args:
+          group: the runs that share the programs.
+          jobs: the jobs of all runs of the group.
+          slots: positions among `jobs` of the runs to execute, whose leases this worker has.
+          result_writer: writes the results.
+          work_queue: the queue of the sweep.
+          callbacks: called for every run in turn.
+        """
         self.group, self.jobs, self.slots = group, jobs, slots
         self.result_writer, self.work_queue, self.callbacks = result_writer, work_queue, callbacks
         self.active_jobs = {i: jobs[slot] for i, slot in enumerate(slots)}  # those without a result
@@ -57,9 +64,9 @@ class GroupRunner:
         self.checkpoints = CheckpointWriter(self.folders)
 
     def run_jobs(self, *, keep_state: bool) -> list[Job]:
-        """Make them, as far as they go: -> the group's jobs, of which some may wait elsewhere."""
+        """Execute the runs; return the jobs of the group, some of which may be suspended."""
         try:
-            with self.work_queue.ledger.show_running(self._active_jobs) as show_progress:
+            with self.work_queue.sweep_progress.show_running(self._active_jobs) as show_progress:
 
                 def progress(progress: Progress) -> None:
                     if show_progress is not None:
@@ -72,7 +79,7 @@ class GroupRunner:
         except (LeaseLostError, ConfigError, OSError):
             if self.work_queue.has_leases(self._active_jobs):
                 raise
-            self.work_queue.ledger.report_lost(self._active_jobs)
+            self.work_queue.sweep_progress.report_lost(self._active_jobs)
             self.work_queue.release(self._active_jobs)
             return self.jobs
         return self._suspend() if self.active_jobs else self.jobs
@@ -119,7 +126,7 @@ class GroupRunner:
         results: dict[int, Result],
         keep_state: bool,
     ) -> None:
-        """Write these, whose runs have ended."""
+        """Write the results of runs that have ended."""
         jobs = [self.active_jobs[i] for i in results]
         if not self.work_queue.has_leases(jobs):
             raise LeaseLostError
@@ -140,12 +147,12 @@ class GroupRunner:
             for job in self.jobs
             if job.digest in self.work_queue.remaining and job not in self._active_jobs
         ]
-        self.work_queue.ledger.report_finished(
+        self.work_queue.sweep_progress.report_finished(
             jobs, list(results.values()), remaining_jobs, self.num_runs
         )
 
     def _compute_pause_interval(self, group_state: GroupState) -> int | None:
-        """Rounds between points at which the set may stop, where some may end before others."""
+        """Return the rounds between points at which runs may be suspended; None for never."""
         can_stop_early = any(
             prepared_run.spec.has_early_stopping for prepared_run in self.group.prepared_runs
         )
@@ -156,7 +163,7 @@ class GroupRunner:
         )
 
     def _should_repack(self, group_state: GroupState) -> bool:
-        """Whether those that are left make room for fuller sets."""
+        """Return whether the remaining runs should be suspended, so that sets are full again."""
         if (
             group_state.pause_every is None
             or group_state.rounds_done % group_state.pause_every
@@ -174,6 +181,6 @@ class GroupRunner:
         return len(waiting_jobs) > len(self.active_jobs)
 
     def _suspend(self) -> list[Job]:
-        """The jobs of the group, those that wait as their checkpoints have them."""
+        """Suspend the remaining runs; return the jobs of the group with their new records."""
         suspended_jobs = {job.digest: job for job in self.work_queue.suspend(self._active_jobs)}
         return [suspended_jobs.get(job.digest, job) for job in self.jobs]

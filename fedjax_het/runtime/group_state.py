@@ -133,6 +133,8 @@ class GroupState:
 
         Traces the rounds' program, which is kept for when it is compiled. Raises ContractError.
         """
+        if self.group.program.plan.is_debug:
+            return None
         program, inputs = (
             self.group.program,
             (compute_state_shapes(self), self.build_first_step_inputs()),

@@ -22,7 +22,7 @@ Curves = dict[str, np.ndarray]
 
 @dataclass
 class Timing:
-    """Seconds of runs that go in step, together; and the rounds that were timed."""
+    """Seconds of all runs that go in step, and the rounds that were timed."""
 
     start_time: float = field(default_factory=time.perf_counter)
     resumed_seconds: float = 0.0  # of each run, before it was resumed
@@ -41,7 +41,7 @@ class Timing:
         return self.timed_samples / max(self.round_seconds, 1e-9)
 
     def compute_wall_seconds(self, num_runs: int) -> float:
-        """Wall-clock of one run: those made together share it."""
+        """Return the wall-clock time of one run: runs that go in step share it equally."""
         return self.resumed_seconds + (time.perf_counter() - self.start_time) / num_runs
 
 
@@ -52,11 +52,18 @@ def build_curves(
     client_tests: Partition | None = None,
     requested_metrics: Sequence[Metric] = (),
 ) -> Curves:
-    """Metrics by name, `[R]` each; a domain's apart, and their unweighted mean; of clients
-    `[R, K]`, their mean, and apart where they have names; what else the method records as it is.
+    """Return the curves of a run by name, `[R]` each.
 
-    The mean is over the clients with `tests` (default: those that were measured in any round): NaN
-    where one of them was not measured, or has no finite logits.
+    Domains have a curve each and their unweighted mean. Clients have one array `[R, K]`, its mean,
+    and a curve each where they have names.
+
+    Args:
+      metrics: the metrics of rounds, on the host.
+      dataset: the data set, for the names of domains.
+      partition: the partition, for the names of clients.
+      client_tests: the clients' tests; the mean is over clients that have some (default: clients
+        that were measured in any round), and NaN where one of them was not measured.
+      requested_metrics: the further metrics that the run's settings name.
     """
     curves = {name: getattr(metrics, name) for name in RoundMetrics._fields[:4]}
     if metrics.domain_accuracy is not None:
@@ -83,8 +90,18 @@ def build_curves(
 def record_rounds(
     curves: Curves, new_curves: Curves, is_finite: AnyArray, rounds_done: int, count: int
 ) -> int | None:
-    """Write `count` rounds to the curves, from round `done` on, up to the one in which the run
-    diverged, which is returned (from 1); None if it did not. sound: see `RoundMetrics`."""
+    """Write the next `count` rounds to the curves, up to the one in which the run diverged.
+
+    Args:
+      curves: the curves of all rounds of the run.
+      new_curves: the curves of these rounds.
+      is_finite: 1 for each round that is finite, see `RoundMetrics`.
+      rounds_done: number of rounds that were done before.
+      count: number of these rounds.
+
+    Returns:
+      The round in which the run diverged, from 1; None if it did not.
+    """
     nonfinite_rounds = np.flatnonzero(np.asarray(is_finite[:count]) != 1)
     num_recorded = int(nonfinite_rounds[0]) + 1 if len(nonfinite_rounds) else count
     for name, values in new_curves.items():
@@ -93,7 +110,7 @@ def record_rounds(
 
 
 def is_evaluation_curve(curve: str, evaluation: EvaluationOptions) -> bool:
-    """Whether a curve is of what evaluations measure: NaN in rounds without one."""
+    """Return whether a curve has values only in rounds that are evaluated."""
     has_evaluation_name = curve.startswith(("test_", "client_accuracy", "mean_client_accuracy"))
     return has_evaluation_name or (
         curve in list_metric_names(evaluation) and curve not in evaluation.update_metric_names
@@ -101,7 +118,7 @@ def is_evaluation_curve(curve: str, evaluation: EvaluationOptions) -> bool:
 
 
 def list_metric_names(evaluation: EvaluationOptions) -> list[str]:
-    """The curves that a run has by its `measures`."""
+    """Return the names of the curves that the setting `measures` adds."""
     names = [*evaluation.metric_shapes, *evaluation.update_metric_names]
     no_clients = np.zeros((0, 1))
     for metric in evaluation.metrics:
@@ -111,12 +128,12 @@ def list_metric_names(evaluation: EvaluationOptions) -> list[str]:
 
 
 def get_accuracy_name(algorithm: Algorithm) -> str:
-    """Of the curve that says how good a run is: the global model's, else the clients' mean."""
+    """Return the name of the main accuracy: of the global model, else the mean over clients."""
     return "test_accuracy" if algorithm.global_model else "mean_client_accuracy"
 
 
 def get_latest_accuracy(algorithm: Algorithm, curves: Sequence[Curves], done: int) -> float:
-    """The latest measured, mean over the runs; NaN before the first."""
+    """Return the latest accuracy, averaged over runs; NaN before the first."""
     accuracies = [curve[get_accuracy_name(algorithm)][:done] for curve in curves]
     latest = [a[np.isfinite(a)][-1] for a in accuracies if np.isfinite(a).any()]
     return float(np.mean(latest)) if latest else np.nan
@@ -125,11 +142,13 @@ def get_latest_accuracy(algorithm: Algorithm, curves: Sequence[Curves], done: in
 def build_traffic_curves(
     work: WorkCounts, traffic: Traffic, initial_traffic: InitialTraffic, num_rounds: int
 ) -> Curves:
-    """Bytes and samples of each round, of which the first `ran` took place.
+    """Return the bytes and samples of each round.
 
     Args:
-      traffic: of each client that takes part.
-      once: of all clients together, with the first model.
+      work: participants, samples and pairs of each round.
+      traffic: bytes of each client that takes part in a round.
+      initial_traffic: bytes of all clients together before the first round.
+      num_rounds: number of rounds that took place; later rounds have 0.
     """
     rounds = np.arange(len(work.participants))
     has_taken_place, is_first_round = rounds < num_rounds, np.where(rounds == 0, 1.0, 0.0)

@@ -1,10 +1,8 @@
-"""What runs need of memory, at least, before it is asked for: they are refused with the numbers
-where there is less.
+"""Lower bounds of the memory that runs need, checked before it is allocated.
 
-Three times, each as early as it can be known: of the settings, before anything is timed or placed
-(`require_memory`); of the programs as they were traced, before they are compiled, and of the compiled
-ones, before the first round (`require_memory_for_programs`). All are of what cannot be done without,
-so that no run is refused that could have been made.
+The bounds are checked three times, each as early as possible: for the settings, before anything is
+timed or placed; for the plan, before data are placed; for the programs, traced and then compiled,
+before the first round. A lower bound refuses no run that would fit.
 """
 
 import contextlib
@@ -53,10 +51,14 @@ class InsufficientMemoryError(ConfigError):
 
 
 class MemoryItem(NamedTuple):
-    """Something that takes memory.
+    """An item that takes memory.
 
-    argument, value: the setting that it grows with. what: it is, in words. num_bytes: on each
-    device, or on the host. instead: what else would help.
+    Attributes:
+      setting: the setting with which it grows.
+      setting_value: the value of the setting.
+      description: the item in words.
+      num_bytes: bytes on each device, or on the host.
+      alternative: another setting that would help.
     """
 
     setting: str
@@ -67,9 +69,15 @@ class MemoryItem(NamedTuple):
 
 
 def require_memory(items: Sequence[MemoryItem], available_bytes: int | None, location: str) -> None:
-    """Raise InsufficientMemoryError, which names the largest part, if these take more than `free` bytes.
+    """Require that items fit into the available memory.
 
-    where: the memory is, as in "are free on each device".
+    Args:
+      items: the items.
+      available_bytes: bytes that are available; None if unknown.
+      location: the place of the memory in words, as in "are free on each device".
+
+    Raises:
+      InsufficientMemoryError: if they do not fit; it names the setting of the largest part.
     """
     required = sum(item.num_bytes for item in items)
     if available_bytes is None or required <= available_bytes:
@@ -88,7 +96,7 @@ def require_memory(items: Sequence[MemoryItem], available_bytes: int | None, loc
 
 
 def _suggest_smaller_setting(item: MemoryItem, fraction: float) -> str:
-    """What of a part would fit, if this share of it does."""
+    """Return, in words, the value of the setting with which a fraction of the item would remain."""
     fits = int(item.setting_value * fraction) if isinstance(item.setting_value, int) else 0
     if fits >= 1:
         suggestion = f"at most {fits}"
@@ -113,8 +121,11 @@ def require_memory_for_settings(
     placement: Placement,
     devices: Sequence[jax.Device],
 ) -> None:
-    """Before a partition or a schedule is made, a lane is timed or an example placed: raise InsufficientMemoryError
-    if not even one run fits by itself, in one lane."""
+    """Check the settings, before a partition is made, a lane is timed or an example is placed.
+
+    Raises:
+      InsufficientMemoryError: if not even one run fits, in one lane.
+    """
     host_items = list_host_items(spec)
     _require_host_memory(host_items, devices)
     available_bytes = _get_available_bytes(placement, devices)
@@ -125,7 +136,7 @@ def require_memory_for_settings(
 
 
 def list_host_items(spec: ResolvedRunSpec) -> list[MemoryItem]:
-    """What the host keeps of all rounds: their curves, and who takes part in them."""
+    """List the items on the host: curves and participants of all rounds."""
     curves = 4 + (spec.num_clients if spec.has_client_tests else 0)
     bytes_per_round = _FLOAT_BYTES * curves + 8 * compute_cohort_size(
         spec.num_clients, spec.participation
@@ -146,7 +157,7 @@ def list_device_items(
     devices: Sequence[jax.Device],
     available_bytes: int | None,
 ) -> list[MemoryItem]:
-    """What every device holds: examples, one model, a batch in one lane."""
+    """List the items on every device: examples, one model, a batch of one lane."""
     images = dataset.train_images.nbytes
     # The first CPU device may read the host's own copy.
     copies = (len(devices) - 1) / len(devices) if _uses_host_memory(devices) else 1
@@ -165,7 +176,7 @@ def list_device_items(
 def _compute_batch_bytes(
     model: Model, variables: Any, batch_size: int, available_bytes: int | None
 ) -> int:
-    """What a lane's batch takes: its indices, and the largest layer of a forward pass."""
+    """Return the bytes of a lane's batch: its indices, and the largest layer of a forward pass."""
     indices, micro_batch_size = 4 * batch_size, effective_batch_size(model, batch_size)
     num_values = micro_batch_size
     for size in model.input_shape:
@@ -181,7 +192,7 @@ def _compute_batch_bytes(
 
 
 def effective_batch_size(model: Model, batch_size: int) -> int:
-    """How many samples a training step takes at once."""
+    """Return the number of samples that a training step processes at once."""
     if model.micro_batch is None or batch_size <= model.micro_batch:
         return batch_size
     return min(
@@ -195,8 +206,12 @@ def effective_batch_size(model: Model, batch_size: int) -> int:
 def require_memory_for_plan(
     program: CompiledPrograms, prepared_run: PreparedRun, client_state: str, placement: Placement
 ) -> None:
-    """Before anything is placed: raise InsufficientMemoryError if the schedule of one round, and what all clients of
-    one run keep, do not fit."""
+    """Check the plan, before anything is placed.
+
+    Raises:
+      InsufficientMemoryError: if the schedule of one round and the client states of one run do not
+        fit.
+    """
     assert program.plan.mesh is not None
     devices, spec = list(program.plan.mesh.devices.flat), prepared_run.spec
     schedulers = [
@@ -239,10 +254,16 @@ def require_memory_for_plan(
 
 
 def require_memory_for_programs(group_state: GroupState, memory: int | None) -> None:
-    """Raise InsufficientMemoryError if a program of these runs, which this traces and then compiles, needs more than
-    `memory`, or than is free.
+    """Trace and compile the programs of these runs, and check the memory that they need.
 
-    Cost: none, as what was traced and compiled is kept for when the programs run.
+    The traces and compiled programs are kept for when the programs run.
+
+    Args:
+      group_state: the runs.
+      memory: bytes that they may use on each device (default: the free bytes).
+
+    Raises:
+      InsufficientMemoryError: if a program needs more.
     """
     assert group_state.group.program.plan.mesh is not None
     devices = list(group_state.group.program.plan.mesh.devices.flat)
@@ -281,9 +302,14 @@ def _require_memory_for_program(
 
 
 def reduce_memory_use(group_state: GroupState, placement: Placement) -> Placement | None:
-    """Where runs that found no room may have some, as far as the `placement` that was asked for
-    leaves it open: with what clients keep on the host, then with half the lanes; None where
-    nothing is left."""
+    """Return a placement with less memory for runs that do not fit.
+
+    Client states move to the host first, then the lanes are halved, as far as the user's
+    `placement` leaves these open.
+
+    Returns:
+      The placement; None if nothing is left to reduce.
+    """
     lanes = group_state.group.program.plan.lanes
     current = dataclasses.replace(
         placement, lanes=lanes, client_state=group_state.group.client_state
@@ -296,7 +322,7 @@ def reduce_memory_use(group_state: GroupState, placement: Placement) -> Placemen
 
 
 def _can_page_client_states(group_state: GroupState) -> bool:
-    """Whether what clients keep, if anything, is on the devices and need not be."""
+    """Return whether there are client states on the devices that could be on the host."""
     is_pageable = (
         group_state.group.program.algorithm.can_page_state and not group_state.has_paged_states
     )
@@ -308,7 +334,7 @@ def _can_page_client_states(group_state: GroupState) -> bool:
 
 
 def _count_placed_bytes(inputs: Any) -> int:
-    """Of arrays that are there, on each device."""
+    """Return the bytes of the inputs that are placed already, on each device."""
     arrays = [leaf for leaf in jax.tree.leaves(inputs) if isinstance(leaf, jax.Array)]
     return num_bytes([leaf.addressable_data(0) for leaf in arrays])
 
@@ -318,7 +344,7 @@ def _count_placed_bytes(inputs: Any) -> int:
 
 @contextlib.contextmanager
 def translate_out_of_memory(spec: ResolvedRunSpec) -> Iterator[None]:
-    """What runs out of memory all the same, in one line."""
+    """Translate the errors of a process that runs out of memory into InsufficientMemoryError."""
     try:
         yield
     except MemoryError as error:
@@ -345,7 +371,7 @@ def _require_host_memory(items: Sequence[MemoryItem], devices: Sequence[jax.Devi
 def _share_per_device(
     items: Sequence[MemoryItem], devices: Sequence[jax.Device]
 ) -> list[MemoryItem]:
-    """What each of a process's devices has of the host's."""
+    """Divide items on the host among the devices of this process."""
     count = len(local_devices(devices))
     return [item._replace(num_bytes=item.num_bytes // count) for item in items]
 

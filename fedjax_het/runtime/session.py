@@ -11,7 +11,7 @@ import jax
 
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.data import Dataset, Partition
-from fedjax_het.runtime.build import prepare_group
+from fedjax_het.runtime.build import on_single_device, prepare_group
 from fedjax_het.runtime.callbacks import Callback, CallbackRunner, RunStatus
 from fedjax_het.runtime.checkpointing import (
     CheckpointWriter,
@@ -28,7 +28,7 @@ from fedjax_het.runtime.memory_limits import (
     require_memory_for_programs,
     translate_out_of_memory,
 )
-from fedjax_het.runtime.placement import Placement
+from fedjax_het.runtime.placement import DEVICE_STATE, Placement
 from fedjax_het.runtime.progress import Progress
 from fedjax_het.runtime.result_builder import build_result
 from fedjax_het.runtime.result_store import ResultWriter, SavedStateIndex, save_run_files
@@ -140,6 +140,7 @@ def simulate(
     track: Sequence[str] = (),
     placement: Placement = Placement(),
     data_dir: str | os.PathLike | None = None,
+    debug: bool = False,
 ) -> Result:
     """Run one federation.
 
@@ -170,6 +171,9 @@ def simulate(
       placement: on which devices, in how many lanes, with clients' states where: a matter of speed
         and memory, on which results do not depend beyond rounding.
       data_dir: of the prepared data that `spec` names (default: TFDS_DATA_DIR).
+      debug: run without jit on one device, client by client, so that the functions of a method can
+        print and test values. An exception of a client's function is a `ClientError` whose one line
+        names method, round, client and step. Slow: for small runs of a new method.
     Raises: ConfigError, before anything compiles, if a setting cannot be used, if `output_dir`
       holds the checkpoint of another configuration, or one that is damaged, or if the run needs
       more memory than there is; before the first round, if its compiled program does, with fewer
@@ -203,6 +207,7 @@ def federation(
     track: Sequence[str] = (),
     placement: Placement = Placement(),
     data_dir: str | os.PathLike | None = None,
+    debug: bool = False,
 ) -> Session:
     """A federation whose rounds are gone through in a loop; it takes what `simulate` does.
 
@@ -237,11 +242,15 @@ def federation(
         lanes, blocks = record["lanes"], record["blocks"]
         devices = min(blocks, len(jax.devices()))
         placement = dataclasses.replace(placement, lanes=lanes, blocks=blocks, devices=devices)
+    if debug:
+        placement = Placement(devices=1, lanes=1, blocks=1, client_state=DEVICE_STATE)
     checkpoints = CheckpointWriter(None if folder is None else [folder])
     with translate_out_of_memory(spec):
         candidate: Placement | None = placement
         while candidate is not None:
             group = prepare_group([spec], user_objects, candidate)
+            if debug:
+                group = on_single_device(group, is_debug=True)
             group_state = init_group(
                 group,
                 group.prepared_runs,
@@ -251,6 +260,8 @@ def federation(
             )
             if existing_record is not None:
                 checkpoints.require_matching_data(group_state, [existing_record])
+            if debug:
+                break
             try:
                 require_memory_for_programs(group_state, placement.memory)
                 break

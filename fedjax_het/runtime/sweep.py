@@ -1,7 +1,7 @@
-"""Many federations: grouped, made together, kept in one folder.
+"""Sweeps: many runs, executed in groups, with their results in one folder.
 
 Runs that differ in seed, partition, alpha or numeric hyper-parameters share their compiled programs
-and go side by side: one on each core or device, or vmapped on an accelerator.
+and run in parallel: one on each core or device, or vmapped on an accelerator.
 """
 
 import dataclasses
@@ -234,7 +234,7 @@ def execute_runs(
     leases = Leases(None if result_writer.folder is None else result_writer.folder / LEASES_FOLDER)
     with exit_on_sigterm(), leases:
         saved_states = SavedStateIndex(result_writer.folder)
-        share = WorkQueue(
+        work_queue = WorkQueue(
             specs_by_digest,
             result_writer.folder,
             leases,
@@ -242,10 +242,12 @@ def execute_runs(
             options.resume_anyway,
             lambda spec: saved_states.find(spec, user_objects.get_dataset(spec)),
         )
-        while share.wait_for_work():
+        while work_queue.wait_for_work():
             prepared_groups = (
-                _prepare_jobs(jobs, user_objects, placement, share, runs_per_signature, reasons)
-                for jobs in share.iterate_groups()
+                _prepare_jobs(
+                    jobs, user_objects, placement, work_queue, runs_per_signature, reasons
+                )
+                for jobs in work_queue.iterate_groups()
             )
             for jobs, group in _precompile_groups(prepared_groups, placement.memory):
                 try:
@@ -253,11 +255,13 @@ def execute_runs(
                         single_run = init_group(group, group.prepared_runs[:1])
                         require_memory_for_programs(single_run, placement.memory)
                 except InsufficientMemoryError as error:
-                    _reject_jobs(share, reasons, jobs, error)
-                while slots := share.acquire_slots(jobs, group.program.plan.max_parallel_runs):
-                    group_runner = GroupRunner(group, jobs, slots, result_writer, share, callbacks)
+                    _reject_jobs(work_queue, reasons, jobs, error)
+                while slots := work_queue.acquire_slots(jobs, group.program.plan.max_parallel_runs):
+                    group_runner = GroupRunner(
+                        group, jobs, slots, result_writer, work_queue, callbacks
+                    )
                     jobs = group_runner.run_jobs(keep_state=options.keep_state)
-    return share.results, reasons
+    return work_queue.results, reasons
 
 
 @validate_arguments
@@ -365,9 +369,18 @@ def _prepare_jobs(
     runs_per_signature: Counter[str],
     reasons: dict[str, str],
 ) -> tuple[list[Job], RunGroup | None]:
-    """The group of those jobs whose data are there; why the others cannot run goes to `reasons`.
+    """Prepare the group of those jobs that can run.
 
-    runs_per_signature: number of the sweep's runs of each signature.
+    Args:
+      jobs: jobs of one signature.
+      user_objects: the user's own objects.
+      placement: devices, lanes and the place of client states.
+      work_queue: the queue of the sweep, from which jobs that cannot run are removed.
+      runs_per_signature: number of the sweep's runs of each signature.
+      reasons: receives why jobs cannot run, by `RunSpec.digest()`.
+
+    Returns:
+      The jobs that can run, and their group; None if there are none.
     """
     reject = functools.partial(_reject_jobs, work_queue, reasons)
     first = jobs[0].spec
@@ -413,12 +426,12 @@ def _prepare_jobs(
 def _reject_jobs(
     work_queue: WorkQueue, reasons: dict[str, str], unusable_jobs: list[Job], error: Exception
 ) -> None:
-    """Note why these runs are not made."""
+    """Remove jobs from the queue, and record why they cannot run."""
     unusable_jobs = [job for job in unusable_jobs if job.digest in work_queue.remaining]
     reason = " ".join(str(error).split())
     work_queue.reject(unusable_jobs)
     if unusable_jobs:
-        work_queue.ledger.report_rejected(
+        work_queue.sweep_progress.report_rejected(
             unusable_jobs, reason, show_reason=reason not in reasons.values()
         )
     reasons.update({job.spec.digest(): reason for job in unusable_jobs})
@@ -427,10 +440,10 @@ def _reject_jobs(
 def _precompile_groups(
     prepared_groups: Iterable[tuple[list[Job], RunGroup | None]], memory: int | None
 ) -> Iterator[tuple[list[Job], RunGroup]]:
-    """The groups, one after the other, with as many federations at a time as memory allows; while
-    one runs, the next one's programs are compiled.
+    """Yield the groups with as many parallel runs as memory allows.
 
-    Groups are prepared in this thread, and when nothing compiles: that may time programs.
+    While the caller executes a group, the programs of the next one are compiled. Groups are
+    prepared in this thread, and while nothing compiles, because preparation may time programs.
     """
     with ThreadPoolExecutor(max_workers=1) as compiler:
         pending: tuple[list[Job], Future[RunGroup]] | None = None
@@ -452,8 +465,7 @@ def _precompile_groups(
 
 
 def _fit_to_memory(group: RunGroup, available_bytes: int | None) -> RunGroup:
-    """The group, compiled, with as many federations at a time as these bytes on each device
-    allow."""
+    """Compile the group with as many parallel runs as these bytes on each device allow."""
     while True:
         capacity, num_parallel = (
             group.program.plan.max_parallel_runs,

@@ -30,8 +30,7 @@ from fedjax_het.metrics.registry import (
     reliability_bins,
 )
 from fedjax_het.nn import compute_network_digest
-from fedjax_het.runtime.checkpoint_file import load_checkpoint
-from fedjax_het.runtime.checkpoint_metadata import read_checkpoint_record
+from fedjax_het.runtime.checkpoint_file import load_checkpoint, read_checkpoint_record
 from fedjax_het.runtime.compiled_programs import (
     Signature,
     build_algorithm,

@@ -1,4 +1,4 @@
-"""Which of a sweep's runs this worker makes, where others may be at work on the same folder."""
+"""The queue of a sweep's runs, which several workers on one folder may share."""
 
 import functools
 import hashlib
@@ -21,14 +21,17 @@ LEASES_FOLDER = "claims"  # a folder beside the results
 
 
 class LeaseLostError(Exception):
-    """Another worker has taken the run over: this one was silent for too long."""
+    """Another worker has acquired the lease of a run, which this worker did not renew in time."""
 
 
 class WorkQueue:
-    """What is left of a sweep, and who makes it.
+    """The runs of a sweep that have no result yet, and the leases on them.
 
-    known: results by name, of whoever made them. left: the runs that have none yet and could be
-    made, in order.
+    Attributes:
+      results: results by the names of their files, of all workers.
+      remaining: runs that have no result yet and were not rejected, in order.
+      leases: the leases of this worker.
+      sweep_progress: reports what is done.
     """
 
     def __init__(
@@ -40,8 +43,17 @@ class WorkQueue:
         resume_anyway: bool = False,
         find_saved_state: Callable[[ResolvedRunSpec], Path | None] = lambda spec: None,
     ):
-        """ended: the file of how a run with fewer rounds ended, if there is one."""
-        self.directory, self.claims = directory, leases
+        """Load the results that exist.
+
+        Args:
+          specs_by_digest: the runs by the names of their files.
+          directory: the folder of results; None where they are only returned.
+          leases: the leases of this worker.
+          progress: called with a line per event.
+          resume_anyway: whether checkpoints of other versions and devices are used, too.
+          find_saved_state: returns the final state of a run with fewer rounds, if there is one.
+        """
+        self.directory, self.leases = directory, leases
         self._find_saved_state = functools.cache(
             lambda digest: find_saved_state(specs_by_digest[digest])
         )
@@ -55,19 +67,20 @@ class WorkQueue:
         if self.results:
             line = f"{len(self.results)} of {len(specs_by_digest)} runs are in {directory} already"
             build_status_printer(progress)(line)
-        self.ledger = SweepProgress(len(self.remaining), progress)
+        self.sweep_progress = SweepProgress(len(self.remaining), progress)
         self._checked_at = time.monotonic()
 
     def iterate_groups(self) -> Iterator[list[Job]]:
-        """Runs that can be made together: of one signature, and at the same point if they resume.
+        """Yield runs that can go in step: of one signature, and at the same point if they resume.
 
-        Groups at which nobody is come first: what costs is to compile. Of the first one run is
-        claimed at once, so that workers that begin together begin with different groups.
+        Groups without another worker come first, because compilation is expensive. One run of the
+        first group is leased at once, so that workers that start together begin with different
+        groups.
         """
         started: set[str] = set()
         while True:
             self.refresh()
-            leased = self.claims.list_other_owners()
+            leased = self.leases.list_other_owners()
             unleased = [d for d in self.remaining if d not in started and d not in leased]
             busy_signatures = {
                 compute_static_key(self.remaining[d]) for d in leased if d in self.remaining
@@ -83,8 +96,11 @@ class WorkQueue:
                 yield jobs
 
     def acquire_slots(self, jobs: Sequence[Job], count: int) -> list[int]:
-        """Places among `jobs` of up to so many that this worker is to make now: of those that stand
-        at one point, the least far first."""
+        """Acquire the leases of up to `count` jobs that are at one point, the least advanced first.
+
+        Returns:
+          Their positions among `jobs`.
+        """
         slots: list[int] = []
         for i in sorted(range(len(jobs)), key=lambda i: (jobs[i].record or {}).get("round", 0)):
             job = jobs[i]
@@ -98,25 +114,25 @@ class WorkQueue:
         return slots
 
     def suspend(self, jobs: Sequence[Job]) -> list[Job]:
-        """The same runs where their checkpoints, just written, have them; they are nobody's now."""
+        """Release these runs, and return them with the records of their latest checkpoints."""
         records = [self._find_record(job.digest, is_leased=True) for job in jobs]
         self.release(jobs)
         return [job._replace(record=record) for job, record in zip(jobs, records, strict=True)]
 
     def reject(self, jobs: Sequence[Job]) -> None:
-        """These cannot be run."""
+        """Remove runs that cannot be executed."""
         for job in jobs:
             self.remaining.pop(job.digest, None)
-            self.claims.release(job.digest)
+            self.leases.release(job.digest)
 
     def complete(self, job: Job, result: Result) -> None:
-        """This worker has, and what there is of it is on disk."""
+        """Remove a run whose result this worker has written."""
         self.results[job.digest] = result
         self.remaining.pop(job.digest, None)
-        self.claims.release(job.digest)
+        self.leases.release(job.digest)
 
     def require_leases(self, jobs: Sequence[Job]) -> None:
-        """Raise LeaseLostError unless all are still this worker's; looks at most twice a second."""
+        """Raise LeaseLostError if a lease is lost; the files are read at most twice a second."""
         now = time.monotonic()
         if now - self._checked_at >= 0.5:
             if not self.has_leases(jobs):
@@ -124,24 +140,27 @@ class WorkQueue:
             self._checked_at = now
 
     def has_leases(self, jobs: Sequence[Job]) -> bool:
-        return all(self.claims.is_held(job.digest) for job in jobs)
+        return all(self.leases.is_held(job.digest) for job in jobs)
 
     def release(self, jobs: Sequence[Job]) -> None:
-        """What another worker has taken over is its."""
+        """Release the leases that this worker still has."""
         for job in jobs:
-            self.claims.release(job.digest)
+            self.leases.release(job.digest)
 
     def refresh(self) -> None:
-        """Take in what others have made."""
+        """Load the results that other workers have written."""
         if count := self._load_new_results():
-            self.ledger.report_elsewhere(count)
+            self.sweep_progress.report_elsewhere(count)
 
     def wait_for_work(self) -> bool:
-        """Wait while others are at all that is left. Returns whether there is something to make;
-        False: nothing is left."""
+        """Wait while other workers have all remaining runs.
+
+        Returns:
+          Whether there is a run to execute; False if none is left.
+        """
         reported_owners: set[str] = set()
         while True:
-            leased = self.claims.list_other_owners()
+            leased = self.leases.list_other_owners()
             self.refresh()
             if any(digest not in leased for digest in self.remaining):
                 return True
@@ -149,12 +168,12 @@ class WorkQueue:
                 return False
             owners = {leased[digest] for digest in self.remaining}
             if owners - reported_owners:
-                self.ledger.report_waiting(len(self.remaining), sorted(owners))
+                self.sweep_progress.report_waiting(len(self.remaining), sorted(owners))
                 reported_owners |= owners
             time.sleep(POLL_SECONDS)
 
     def _load_new_results(self) -> int:
-        """How many more results are there now."""
+        """Load new results, and return their number."""
         if self.directory is None:
             return 0
         # Listing the folder also lets a network file system see what is new.
@@ -179,22 +198,24 @@ class WorkQueue:
         return True
 
     def _acquire(self, job: Job) -> bool:
-        """Claim a run if it is still to be made, and stands where it did when it was grouped."""
+        """Acquire the lease of a run if it has no result yet and is where it was when grouped."""
         if self.directory is None:
             return True
-        if not self.claims.acquire(job.digest):
+        if not self.leases.acquire(job.digest):
             return False
         self.refresh()  # its owner may have ended between the last look and now
         if job.digest in self.remaining:
             record = self._find_record(job.digest, is_leased=True)
             if _get_resume_point(record) == _get_resume_point(job.record):
                 return True
-        self.claims.release(job.digest)
+        self.leases.release(job.digest)
         return False
 
     def _find_record(self, digest: str, *, is_leased: bool) -> dict | None:
-        """Of the checkpoint that a run goes on from. own: this worker has claimed the run, and may
-        set aside what is damaged."""
+        """Return the record of the checkpoint from which a run resumes, or None.
+
+        A worker that has the lease may set a damaged checkpoint aside.
+        """
         if self.directory is None:
             return None
         folder, spec = self.directory / UNFINISHED_FOLDER / digest, self.remaining[digest]
@@ -220,12 +241,12 @@ class WorkQueue:
         return list(groups.values())
 
     def _compute_worker_order(self, spec: ResolvedRunSpec) -> str:
-        text = self.claims.owner.token + compute_static_key(spec)
+        text = self.leases.owner.token + compute_static_key(spec)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _get_resume_point(record: dict | None) -> tuple | None:
-    """Where a run stands, and in which lanes."""
+    """Return the point of a run at which its checkpoint was written, and its lanes."""
     if record is None:
         return None
     progress = str(record["work"]), str(record.get("within"))

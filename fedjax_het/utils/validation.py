@@ -426,6 +426,8 @@ def _check(annotation: Any, convert: Callable[[Any], Any]) -> WrapValidator:
 
 def _show(value: Any) -> str:
     """Return a value for a message; only the type of an object that takes more than a line."""
+    if inspect.isroutine(value):
+        return "a function"
     text = format_value(value)
     is_short = value is None or len(text) < MAX_VALUE_LENGTH or isinstance(value, _SHOWN_TYPES)
     return text if is_short else f"a {type(value).__name__}"

@@ -104,7 +104,9 @@ def test_bad_data_sets_are_refused_in_one_line():
     with pytest.raises(ConfigError, match="dataset = 'emty' is unknown: did you mean 'empty'"):
         RunSpec(dataset="emty").resolved()
     for name in ("empty", "digits"):
-        with pytest.raises(ConfigError, match=f"dataset = '{name}': there is nothing to prepare"):
+        with pytest.raises(
+            ConfigError, match=f"dataset = '{name}': expected a data set that needs prep"
+        ):
             prepare_dataset(name)
 
 
@@ -147,13 +149,19 @@ def test_alpha_and_classes_belong_to_whoevers_signature_has_them():
 
 
 RETURNED = {
-    "number": (lambda: 3, "what partition 'odd' returns is a int: expected 3 arrays"),
-    "count": (lambda: [[0], [1]], "length of what partition 'odd' returns = 2: expected 3 arrays"),
+    "number": (lambda: 3, "return value of partition 'odd' is a int: expected 3 arrays"),
+    "count": (
+        lambda: [[0], [1]],
+        "length of return value of partition 'odd' = 2: expected 3 arrays",
+    ),
     "floats": (lambda: [[0], [1], [np.nan]], r"for client 2 = 'float64 \(1,\)': expected integers"),
     "mask": (lambda: [c == LABELS for c in range(3)], "for client 0 = 'bool"),
     "range": (lambda: [[0], [60], []], r"for client 1 has 60: expected positions in \[0, 60\)"),
     "negative": (lambda: [[0], [1], [2, -1]], "for client 2 has -1: expected positions"),
-    "nothing": (lambda: [[], [], []], "what partition 'odd' returns = .*: expected at least one"),
+    "nothing": (
+        lambda: [[], [], []],
+        "return value of partition 'odd' = .*: expected at least one",
+    ),
 }
 
 
@@ -232,19 +240,21 @@ def test_sources_that_withhold_and_sources_of_images():
     register_server_source("drawn", pool=lambda dataset: (dataset.test_images, LABELS[:30]))
     images, labels = make_server_pool("drawn", blobs())
     assert images.shape == (30, 4, 4, 1) and labels.dtype == np.int32
-    with pytest.raises(ConfigError, match="server_data 'both': expected draw or pool, one of"):
+    with pytest.raises(ConfigError, match="server_data 'both': expected exactly one of draw and"):
         register_server_source("both")
-    with pytest.raises(ConfigError, match="withheld is for sources that draw"):
+    with pytest.raises(ConfigError, match="withheld only together with draw"):
         register_server_source("both", pool=blobs, withheld=len)
 
 
 def test_what_sources_give_is_checked():
     split = make_partition("iid", LABELS, 5, num_clients=3, seed=0)
     register_server_source("odd", draw=lambda: [60])
-    with pytest.raises(ConfigError, match="what server_data 'odd' draws has 60: expected posit"):
+    with pytest.raises(
+        ConfigError, match="return value of draw of server_data 'odd' has 60: expected posit"
+    ):
         make_server_data("odd", blobs(), split, seed=0)
     register_server_source("odd", draw=lambda: [0.5])
-    with pytest.raises(ConfigError, match=r"draws = 'float64 \(1,\)': expected integers"):
+    with pytest.raises(ConfigError, match=r"odd' = 'float64 \(1,\)': expected integers"):
         make_server_data("odd", blobs(), split, seed=0)
     register_server_source("odd", pool=lambda dataset: dataset.test_images)
     with pytest.raises(ConfigError, match="pool of server_data 'odd' is a ndarray: expected"):

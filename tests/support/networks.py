@@ -15,11 +15,11 @@ def make_linear_model() -> Model:
         weights = 0.1 * jax.random.normal(key, (int(np.prod(IMAGE_SHAPE)), NUM_CLASSES))
         return {"params": {"w": weights, "b": jnp.zeros(NUM_CLASSES)}, "state": {}}
 
-    def embed(variables, x, *, train, key=None):
+    def embed(variables, x, *, train, key=None, batch_axis=None):
         params, features = variables["params"], x.reshape(x.shape[0], -1)
         return features, features @ params["w"] + params["b"], variables["state"]
 
-    def apply(variables, x, *, train, key=None):
+    def apply(variables, x, *, train, key=None, batch_axis=None):
         return embed(variables, x, train=train, key=key)[1:]
 
     head = Head(

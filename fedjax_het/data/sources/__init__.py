@@ -1,1 +1,1 @@
-"""Readers of data sets, one module per source."""
+"""Readers of data sets, a module for each source."""

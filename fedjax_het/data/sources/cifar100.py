@@ -1,4 +1,4 @@
-"""CIFAR-100's 20 superclasses and their classes, as its authors publish them."""
+"""The 20 superclasses of CIFAR-100 and their classes, as its authors publish them."""
 
 CIFAR100_SUPERCLASSES = {
     "aquatic mammals": ("beaver", "dolphin", "otter", "seal", "whale"),

@@ -10,8 +10,18 @@ from fedjax_het.utils.errors import ConfigError
 
 
 def read_cinic10(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray], dict]:
-    """`(arrays, meta)` of `data_dir` or $CINIC10_DIR, which holds train/ and test/. Raises
-    `ConfigError` that says where to get it."""
+    """Read CINIC-10 from its image folder, through the cache.
+
+    Args:
+      data_dir: folder that holds train/ and test/. Default: $CINIC10_DIR.
+      cache_dir: folder of decoded data sets, see `dataset_cache_folder`.
+
+    Returns:
+      `(arrays, meta)`: images and labels of both splits by name, and class names.
+
+    Raises:
+      ConfigError: if the folder does not exist; the message names the download.
+    """
     root = data_dir or env.get_value(env.CINIC10_DIR)
     if not root or not Path(root).expanduser().is_dir():
         raise ConfigError(

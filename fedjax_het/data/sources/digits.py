@@ -1,18 +1,25 @@
-"""scikit-learn's handwritten digits: real images that need no download."""
+"""Handwritten digits of scikit-learn: real images that need no download."""
 
 import numpy as np
 
-# Fixed for ever: another value is another benchmark.
+# Never changed: another value would be another benchmark.
 _SPLIT_SEED = 0
 _TEST_FRACTION = 0.2
 
 
 def read_digits(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray], dict]:
-    """`(arrays, meta)` of the 1,797 8x8 grey images, in a fixed stratified split of 1,438 train
-    and 359 test.
+    """Read the 1,797 gray 8x8 images in a fixed, stratified split.
 
-    Values 0..16 become uint8 0..255 (times 255/16, rounded). A fifth of each class, rounded, is
-    drawn for the test; both parts keep scikit-learn's order.
+    The split has 1,438 training and 359 test images. Values 0..16 become uint8 0..255 (times
+    255/16, rounded). A fifth of each class, rounded, is drawn for the test split. Both splits keep
+    scikit-learn's order.
+
+    Args:
+      data_dir: not used.
+      cache_dir: not used.
+
+    Returns:
+      `(arrays, meta)`: images and labels of both splits by name, and class names.
     """
     from sklearn.datasets import load_digits
 

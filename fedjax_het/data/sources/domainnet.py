@@ -1,4 +1,4 @@
-"""FedBN's ten classes of DomainNet, in its six domains."""
+"""DomainNet: the ten classes that FedBN chose, in six domains."""
 
 from pathlib import Path
 
@@ -20,19 +20,29 @@ CLASSES = (
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 SOURCE = TfdsSource("domainnet", "domainnet", DOMAINS)
 IMAGE_SIZE = 64
-_CHUNK_SIZE = 1_000  # photographs, of about 50 kB each before they are decoded
+_CHUNK_SIZE = 1_000  # encoded photographs of about 50 kB each
 
 
 def read_domainnet(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray], dict]:
-    """`(arrays, meta)`: all images of `CLASSES` in the official lists, domain after domain.
+    """Read all images of `CLASSES` in the official lists, domain after domain, through the cache.
 
-    Images are resized to 64x64, as FedAF has them, whatever their proportions; the filter is
-    bilinear, widened where it shrinks (antialiased). FedAF names none, and takes no part of the
-    training lists away, as FedBN does (5 % of the smallest domain's): its 200 synthetic images for
-    each domain would be more than the real ones.
+    Images are resized to 64x64, as in FedAF, without keeping their proportions. The filter is
+    bilinear, widened where it shrinks (antialiased); FedAF names no filter. The training lists are
+    used completely. FedBN uses a part of them (5 % of the smallest domain), of which FedAF's 200
+    synthetic images for each domain would outnumber the real images.
 
-    Each domain is decoded once and cached apart. Raises `ConfigError` naming a domain that is not
-    prepared or cannot be read.
+    Each domain is decoded once and cached in its own file.
+
+    Args:
+      data_dir: folder of tensorflow-datasets. Default: $TFDS_DATA_DIR.
+      cache_dir: folder of decoded data sets, see `dataset_cache_folder`.
+
+    Returns:
+      `(arrays, meta)`: images and labels of both splits by name, and names of classes and domains,
+      and a note.
+
+    Raises:
+      ConfigError: if a domain is not prepared or cannot be read; the message names it.
     """
     parts = [
         load_prepared(SOURCE, _read_domain, data_dir, cache_dir, domain)[0] for domain in DOMAINS
@@ -46,13 +56,13 @@ def read_domainnet(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray]
 
 
 def _read_domain(folder: Path) -> tuple[dict[str, np.ndarray], dict]:
-    """Decode the images of `CLASSES`; the others' are read from disk, which is most of the time."""
+    """Decode the images of `CLASSES`; reading the other images takes most of the time."""
     arrays = {}
     with open_builder(SOURCE.name, folder) as builder:
         names = builder.info.features["label"].names
         missing = [name for name in CLASSES if name not in names]
         if missing:
-            raise ConfigError(f"its labels lack {', '.join(missing)}")
+            raise ConfigError(f"labels lack {', '.join(missing)}")
         labels_by_index = {names.index(name): label for label, name in enumerate(CLASSES)}
         for split in ("train", "test"):
             examples = [

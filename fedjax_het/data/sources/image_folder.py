@@ -1,4 +1,4 @@
-"""Image folders in CINIC-10's layout: train/<class>/*.png and test/<class>/*.png."""
+"""Image folders in the layout of CINIC-10: train/<class>/*.png and test/<class>/*.png."""
 
 import hashlib
 import os
@@ -16,7 +16,7 @@ from fedjax_het.utils.errors import ConfigError, is_integer_at_least, require
 from fedjax_het.utils.validation import validate_arguments
 
 _IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
-MAX_SIDE = 4096  # pixels that images are resized to, at most
+MAX_SIDE = 4096  # pixels, the largest side of resized images
 _NUM_THREADS = 8  # hides the latency of opening many small files
 
 
@@ -40,18 +40,43 @@ def load_image_folder(
     std: Sequence[float] | None = None,
     cache_dir: str | os.PathLike | None = None,
 ) -> Dataset:
-    """Read `path/train/<class>/*` and `path/test/<class>/*`, decoded once and cached.
+    """Load the images of `path/train/<class>/*` and `path/test/<class>/*`.
 
-    Classes are the sorted names of the folders, which train and test must share; within a class,
-    images are in the order of their names. `size` (height, width) resizes, antialiased; without
-    it, all images must have one size. `colour=False` reads one grey channel. `use_valid=True`
-    adds `path/valid` to the training images; by default it is left out, as in DynaFed's code.
-    Grey images of 16 bits are scaled, 65535 to 255.
-    `mean` and `std` default to those of the training images. About 0.3 ms per
-    32x32 image (a minute for the 180,000 of CINIC-10), once.
+    The images are decoded once and cached. Decoding takes about 0.3 ms per 32x32 image (a minute
+    for the 180,000 images of CINIC-10). Classes are the folder names in ascending order, equal for
+    train and test; within a class, images are ordered by file name. Gray images of 16 bits are
+    scaled, 65535 to 255.
 
-    Raises `ConfigError` for a missing or empty folder, differing classes or sizes, or an image
-    that cannot be decoded; each names the path.
+    Args:
+      path: folder that holds train/ and test/.
+      name: name of the data set, shown in results. Default: the name of the folder.
+      size: size to which images are resized, antialiased: (height, width) or one number for both,
+        in pixels. Default: all images must have one size.
+      colour: whether to read three color channels; False reads one gray channel.
+      use_valid: whether to add `path/valid` to the training images. It is omitted by default, as in
+        DynaFed's code.
+      mean: mean of each channel. Default: that of the training images.
+      std: standard deviation of each channel. Default: that of the training images.
+      cache_dir: folder of decoded data sets, see `dataset_cache_folder`.
+
+    Returns:
+      The data set, with uint8 images.
+
+    Raises:
+      ConfigError: if a folder is missing or empty, if classes or sizes differ, or if an image
+        cannot be decoded; the message names the path.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> from PIL import Image
+      >>> from fedjax_het import data
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     for file in ("train/cat/1", "train/dog/1", "test/cat/1", "test/dog/1"):
+      ...         path = pathlib.Path(folder, f"{file}.png")
+      ...         path.parent.mkdir(parents=True)
+      ...         Image.new("RGB", (8, 6)).save(path)
+      ...     data.load_image_folder(folder, name="pets", cache_dir=folder)
+      Dataset('pets': 2 train and 2 test images (6, 8, 3), 2 classes)
     """
     is_path = isinstance(path, str | os.PathLike) and os.fspath(path) != ""
     require(is_path, "path", path, "a folder of train/<class>/ and test/<class>/")
@@ -83,12 +108,27 @@ def read_image_folder(
     use_valid: bool = False,
     cache_dir: str | os.PathLike | None = None,
 ) -> tuple[dict[str, Any], dict]:
-    """`(arrays, {class_names})` of an image folder, through the cache under `key`."""
+    """Read an image folder, through the cache.
+
+    Args:
+      root: folder that holds train/ and test/.
+      key: name of the cache file.
+      size: size to which images are resized, (height, width) or one number, or None.
+      color: whether to read three color channels.
+      use_valid: whether to add `root/valid` to the training images.
+      cache_dir: folder of decoded data sets, see `dataset_cache_folder`.
+
+    Returns:
+      `(arrays, meta)`: uint8 images and int32 labels of both splits by name, and class names.
+
+    Raises:
+      ConfigError: if the folder or an image is invalid; the message names the path.
+    """
     size = _validate_size(size)
     for argument, value in (("colour", color), ("use_valid", use_valid)):
         require(isinstance(value, bool), argument, value, "True or False")
     class_names = _list_class_names(root / "train")
-    # The valid folder comes last, so that the option moves no training image.
+    # The valid folder comes last, so that the option changes no position of a training image.
     splits = {"train": ["train", "valid"] if use_valid else ["train"], "test": ["test"]}
     files = {
         split: [file for folder in folders for file in _list_files(root / folder, class_names)]
@@ -113,14 +153,14 @@ def read_image_folder(
 
 
 def _validate_size(size: Any) -> tuple[int, int] | None:
-    """(height, width) of `size`, which may be one number for both."""
+    """Return `size` as (height, width); one number stands for both."""
     if size is None:
         return None
     sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
-    ok = len(sides) == 2 and all(
+    is_valid = len(sides) == 2 and all(
         is_integer_at_least(side, 1) and side <= MAX_SIDE for side in sides
     )
-    require(ok, "size", size, f"a positive integer, or (height, width), at most {MAX_SIDE}")
+    require(is_valid, "size", size, f"a positive integer, or (height, width), at most {MAX_SIDE}")
     return int(sides[0]), int(sides[1])
 
 
@@ -160,7 +200,7 @@ def _decode_files(files: list[_ImageFile], size: tuple[int, int] | None, color: 
         if image.shape != first.shape:
             raise ConfigError(
                 f"size of {files[position].path} = {image.shape[:2]}: expected "
-                f"{first.shape[:2]} as in {files[0].path}; give size=(height, width) to resize"
+                f"{first.shape[:2]} as in {files[0].path}; set size=(height, width) to resize"
             )
         images[position] = image
 
@@ -185,13 +225,16 @@ def _decode_image(path: str, size: tuple[int, int] | None, color: bool) -> np.nd
 
 
 def _to_8_bit(file: Any) -> Any:
-    """An opened image; one of more bits a pixel, which `convert` would cut off at 255, scaled from
-    16 bits. Raises ValueError where what white is cannot be known."""
+    """Scale an opened 16-bit image to 8 bits and return any other image unchanged.
+
+    `convert` would cut values off at 255. Raises ValueError for 32-bit images, whose white is
+    unknown.
+    """
     from PIL import Image
 
     is_16_bit = file.mode.startswith("I;16") or (file.mode == "I" and file.format == "PNG")
     if file.mode in ("I", "F") and not is_16_bit:
-        raise ValueError(f"mode {file.mode!r}, of 32 bits a pixel: expected 8 or 16")
+        raise ValueError(f"mode {file.mode!r} has 32 bits per pixel: expected 8 or 16")
     if not is_16_bit:
         return file
     pixels = np.asarray(file).astype(np.uint32)

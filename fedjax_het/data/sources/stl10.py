@@ -1,32 +1,45 @@
-"""STL-10 as examples of another data set's classes: FSL's server data for CIFAR-10."""
+"""STL-10 images of another data set's classes: FSL's server data for CIFAR-10."""
 
 import numpy as np
 
 from fedjax_het.data.dataset import Dataset
 from fedjax_het.utils.errors import ConfigError, require
 
-# What STL-10 calls otherwise than CIFAR-10.
+# Names in STL-10 that differ from those in CIFAR-10.
 _CLASS_SYNONYMS = {"car": "automobile"}
 
 
 def select_shared_class_images(
     stl10: Dataset, dataset: Dataset, per_class: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(images, labels): the first `per_class` training images of every class both sets have.
+    """Select the first `per_class` training images of every class that both data sets have.
 
-    Classes are the same where their names are (STL-10's car is an automobile), whatever their
-    numbers; labels are those of `dataset`. With CIFAR-10 there are nine: it has no monkey, STL-10
-    no frog. Images are shrunk to the size of `dataset` by the mean over blocks of pixels (3x3 from
-    96 to 32), rounded; the paper does not say how. Class after class; the first of the stored
-    order, which is a random one, and so the images of a smaller `per_class` are among a larger's.
+    Classes are matched by name (STL-10's car is an automobile), and labels are those of `dataset`.
+    With CIFAR-10 there are nine shared classes: CIFAR-10 has no monkey, STL-10 no frog. Images are
+    shrunk to the size of `dataset` by the mean over blocks of pixels (3x3 from 96 to 32), rounded;
+    the paper does not describe the resizing. The stored order of STL-10 is random, so the first
+    images are a random choice, and the images of a smaller `per_class` are among those of a larger
+    one.
 
-    Raises `ConfigError` where the sets share no class, the sizes do not divide, or a class has
-    fewer images.
+    Args:
+      stl10: STL-10.
+      dataset: the data set whose classes and image size are used.
+      per_class: number of images of each class.
+
+    Returns:
+      `(images, labels)`: uint8 `[n, H, W, 3]` and int32 `[n]`, ordered by class.
+
+    Raises:
+      ConfigError: if the data sets share no class, if the sizes do not divide, or if a class has
+        fewer images.
     """
     names = [_CLASS_SYNONYMS.get(name, name) for name in stl10.class_names]
     shared_names = [name for name in dataset.class_names if name in names]
     require(
-        len(shared_names) > 0, "class_names", dataset.class_names, "some of STL-10's, as CIFAR-10's"
+        len(shared_names) > 0,
+        "class_names",
+        dataset.class_names,
+        "names of STL-10 classes, like those of CIFAR-10",
     )
     images, labels = [], []
     for name in shared_names:
@@ -35,7 +48,7 @@ def select_shared_class_images(
             per_class <= len(members),
             "per_class",
             per_class,
-            f"at most {len(members)}, the training images that STL-10 has of {name!r}",
+            f"at most {len(members)}, the number of training images of {name!r} in STL-10",
         )
         images.append(stl10.train_images[members[:per_class]])
         labels += [dataset.class_names.index(name)] * per_class
@@ -44,7 +57,19 @@ def select_shared_class_images(
 
 
 def block_mean(images: np.ndarray, height: int, width: int) -> np.ndarray:
-    """uint8 [N, H, W, C] to [N, height, width, C]: the mean of each block, rounded (halves up)."""
+    """Shrink images by the mean of each block of pixels, rounded (halves up).
+
+    Args:
+      images: uint8 `[N, H, W, C]`.
+      height: height of the result, which divides H.
+      width: width of the result, which divides W.
+
+    Returns:
+      Images, uint8 `[N, height, width, C]`.
+
+    Raises:
+      ConfigError: if the sizes do not divide.
+    """
     count, full_height, full_width, channels = images.shape
     if full_height % height or full_width % width:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Prepared tensorflow-datasets, read without TensorFlow."""
+"""Prepared data sets of tensorflow-datasets, read without TensorFlow."""
 
 import hashlib
 import io
@@ -15,17 +15,19 @@ from fedjax_het.data.array_cache import load_cached_arrays, load_or_build_arrays
 from fedjax_het.utils import env
 from fedjax_het.utils.errors import ConfigError
 
-_CHUNK_SIZE = 10_000  # examples read at once; bounds the memory that undecoded images take
+_CHUNK_SIZE = 10_000  # examples read at once; bounds the memory of encoded images
 
 
 @dataclass(frozen=True)
 class TfdsSource:
-    """Where tensorflow-datasets keeps a set, and how its images are stored.
+    """Location of a data set in tensorflow-datasets, and the storage format of its images.
 
-    name: in messages, and of the file in the cache.
-    configs: several are parts that are prepared one by one.
-    transposed: rows and columns are exchanged, as in the original EMNIST files.
-    class_names: where the prepared data only numbers its classes.
+    Attributes:
+      name: name in messages and of the cache file.
+      builder: name of the library's builder.
+      configs: configurations of the builder; several are parts that are prepared one by one.
+      is_transposed: whether rows and columns are exchanged, as in the original EMNIST files.
+      class_names: name of each class, for data that only number their classes.
     """
 
     name: str
@@ -36,7 +38,7 @@ class TfdsSource:
 
 
 def resolve_data_root(data_dir: str | os.PathLike | None = None) -> Path:
-    """`data_dir`, else $TFDS_DATA_DIR, else ~/tensorflow_datasets (that library's default)."""
+    """Return `data_dir`, else $TFDS_DATA_DIR, else the library's ~/tensorflow_datasets."""
     configured_path = data_dir or env.get_value(env.TFDS_DATA_DIR)
     return Path(os.path.expanduser(configured_path or "~/tensorflow_datasets"))
 
@@ -44,9 +46,19 @@ def resolve_data_root(data_dir: str | os.PathLike | None = None) -> Path:
 def find_prepared_folder(
     source: TfdsSource, data_dir: str | os.PathLike | None = None, config: str | None = None
 ) -> Path:
-    """The folder of the newest prepared version of a set, or of one of its parts.
+    """Find the folder of the newest prepared version of a data set, or of one of its parts.
 
-    Raises `ConfigError` that says what to set or run where there is none in array_record format.
+    Args:
+      source: the data set.
+      data_dir: folder of tensorflow-datasets, see `resolve_data_root`.
+      config: the part. Default: the first one.
+
+    Returns:
+      The folder.
+
+    Raises:
+      ConfigError: if no version is prepared in array_record format; the message names the variable
+        to set and the command to run.
     """
     name = source.name
     relative = Path(source.builder, config or source.configs[0])
@@ -59,8 +71,8 @@ def find_prepared_folder(
     )
     if not versions:
         raise ConfigError(f"dataset = {name!r}: no prepared data in {parent}; {remedy}")
-    usable = [folder for folder in versions if "array_record" in _list_formats(folder)]
-    if not usable:
+    readable_versions = [folder for folder in versions if "array_record" in _list_formats(folder)]
+    if not readable_versions:
         format_names = ", ".join(
             sorted({format_name for folder in versions for format_name in _list_formats(folder)})
         )
@@ -68,7 +80,7 @@ def find_prepared_folder(
             f"dataset = {name!r}: {parent} is prepared as {format_names or 'an unknown format'}, which "
             f"only TensorFlow reads: expected array_record; {remedy}"
         )
-    return max(usable, key=_parse_version)
+    return max(readable_versions, key=_parse_version)
 
 
 def load_prepared(
@@ -78,11 +90,23 @@ def load_prepared(
     cache_dir: str | os.PathLike | None,
     config: str | None = None,
 ) -> tuple[dict[str, np.ndarray], dict]:
-    """`read(folder)` of the prepared set, or of one of its parts, from the cache where it has it.
+    """Read a prepared data set, or one of its parts, through the cache.
 
-    Where no folder is named, and there is none where that library keeps its sets, what the cache
-    has is the set: on another machine its file alone serves, without tensorflow-datasets. Raises
-    `ConfigError` as `find_prepared_folder` does.
+    If no folder is named, and the library's default folder does not hold the data set, the cache
+    file is used: on another machine it alone suffices, without tensorflow-datasets.
+
+    Args:
+      source: the data set.
+      read: function that decodes the prepared folder and returns `(arrays, meta)`.
+      data_dir: folder of tensorflow-datasets, see `resolve_data_root`.
+      cache_dir: folder of decoded data sets, see `dataset_cache_folder`.
+      config: the part. Default: the first one.
+
+    Returns:
+      `(arrays, meta)`, as of `read`.
+
+    Raises:
+      ConfigError: if the data set is neither prepared nor cached, see `find_prepared_folder`.
     """
     key = source.name if config is None else f"{source.name}-{config}"
     try:
@@ -97,8 +121,11 @@ def load_prepared(
 
 
 def compute_fingerprint(folder: Path) -> str:
-    """Changes when the prepared data change: the names and contents of the files. A copy has the
-    same. Cost: reading them, about a second for a gigabyte."""
+    """Compute a digest of names and contents of the prepared files.
+
+    It changes if the prepared data change; copies have equal digests. Cost: reading the files,
+    about one second per gigabyte.
+    """
     sha = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         if path.is_file():
@@ -109,11 +136,21 @@ def compute_fingerprint(folder: Path) -> str:
 
 
 def decode_splits(source: TfdsSource, folder: Path) -> tuple[dict[str, np.ndarray], dict]:
-    """Decode the train and test splits: `(arrays, {class_names, version, note})`.
+    """Decode the train and test splits of a prepared data set.
 
-    Examples keep the stored order (that of the library's hashed keys). Takes about 0.1 ms per
-    small image: 8 s for the 70,000 of MNIST, once (threads were measured not to help).
-    Raises `ConfigError` where the files cannot be read as their description says.
+    Examples keep the stored order (that of the library's hashed keys). Decoding takes about 0.1 ms
+    per small image, 8 s for the 70,000 images of MNIST (threads did not help when measured).
+
+    Args:
+      source: the data set.
+      folder: folder of the prepared version.
+
+    Returns:
+      `(arrays, meta)`: uint8 images `[N, H, W, C]` and int32 labels `[N]` of both splits by name,
+      and class names, version and note.
+
+    Raises:
+      ConfigError: if the files do not match their description.
     """
     arrays, is_lossy = {}, False
     with open_builder(source.name, folder) as builder:
@@ -133,20 +170,29 @@ def decode_splits(source: TfdsSource, folder: Path) -> tuple[dict[str, np.ndarra
             arrays[f"{split}_labels"] = labels
         class_names = source.class_names or tuple(features["label"].names)
         version = str(builder.info.version)
-    note = (
-        "images were re-encoded as JPEG, with loss, before they were prepared" if is_lossy else ""
-    )
+    note = "images were re-encoded as JPEG, with loss, before preparation" if is_lossy else ""
     return arrays, {"class_names": list(class_names), "version": version, "note": note}
 
 
 @contextmanager
 def open_builder(name: str, folder: Path) -> Iterator:
-    """Gives the library's builder of a prepared folder; what fails inside says what to do."""
+    """Open the library's builder of a prepared folder, and explain errors of the block.
+
+    Args:
+      name: name of the data set, for messages.
+      folder: folder of the prepared version.
+
+    Yields:
+      The builder.
+
+    Raises:
+      ConfigError: for any error inside the block; the message names the command to run.
+    """
     try:
         import tensorflow_datasets as tfds
 
         yield tfds.builder_from_directory(folder)
-    # array_record raises its own kinds for damaged files; none of them says what to do.
+    # array_record raises its own types for damaged files; none of them names a remedy.
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
@@ -156,9 +202,20 @@ def open_builder(name: str, folder: Path) -> Iterator:
 
 
 def iter_encoded_examples(builder, split: str, chunk_size: int) -> Iterator[tuple[bytes, int]]:
-    """Encoded images and labels in the stored order, `at_once` in memory.
+    """Iterate over encoded images and labels in the stored order.
 
-    Decoding is left to the caller: the library's own is four times slower.
+    Decoding is left to the caller: the library's own decoding is four times slower.
+
+    Args:
+      builder: builder of the prepared data set.
+      split: "train" or "test".
+      chunk_size: number of examples that are in memory at once.
+
+    Yields:
+      The encoded image and the label.
+
+    Raises:
+      ValueError: if the split does not hold the number of examples that its description states.
     """
     import tensorflow_datasets as tfds
 
@@ -173,6 +230,7 @@ def iter_encoded_examples(builder, split: str, chunk_size: int) -> Iterator[tupl
 
 
 def open_image(encoded: bytes):
+    """Open an encoded image with Pillow."""
     from PIL import Image
 
     return Image.open(io.BytesIO(encoded))

@@ -31,6 +31,7 @@ from fedjax_het.algorithms.fedgen import (
     fedgen,
     train_generator,
 )
+from fedjax_het.core.client_algorithm import Batch
 from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.nn import count_parameters, make_generator, make_model
 
@@ -258,16 +259,13 @@ def test_training_makes_features_that_teachers_recognise():
     generator, *both = trained(of, 400)
     labels = jnp.arange(60) % NUM_CLASSES
     noise = jax.random.uniform(jax.random.key(5), (60, 3))
+    batch = Batch(noise, labels, jnp.ones(60), jnp.int32(0))
     shares, losses = compute_label_shares(of), []
     for made in both:
         features, _ = generator.apply(made, noise, labels, train=False)
         hp = {**vars(FedGenHyperParameters()), "diversity_weight": 0.0}
         losses.append(
-            float(
-                compute_generator_loss(
-                    make_linear_model(), hp, of.head, shares, features, noise, labels
-                )
-            )
+            float(compute_generator_loss(make_linear_model(), hp, of.head, shares, features, batch))
         )
     assert losses[1] < 0.5 * losses[0], losses
     logits = jax.vmap(make_linear_model().head.apply, (0, None))(of.head, features)

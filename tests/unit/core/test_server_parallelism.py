@@ -171,8 +171,11 @@ def test_fine_tuning_is_the_same(batch_size):
     synthetic = SyntheticData(data.images.astype(jnp.float32), labels, jnp.float32(0.1))
 
     def tuned(sharing, params, synthetic, key):
+        def apply_params(params, x, **axis_argument):
+            return model.apply({"params": params, "state": {}}, x, train=True, **axis_argument)[0]
+
         return fine_tune(
-            lambda params, x: model.apply({"params": params, "state": {}}, x, train=True)[0],
+            apply_params,
             params,
             synthetic,
             key,

@@ -101,8 +101,8 @@ def test_clients_share_examples_only_where_a_class_runs_out(caplog):
         tests = make_tests(partition, train=train, test=test, num_classes=2, per_client=6)
         assert not caplog.records and len(np.unique(tests.indices)) == 18
         tests = make_tests(partition, train=train, test=test, num_classes=2, per_client=16)
-    assert "48 are asked of 50 test examples" in caplog.text
-    assert "class 0 are in up to 3 clients' tests" in caplog.text
+    assert "48 are requested of 50 test examples" in caplog.text
+    assert "class 0 is in the tests of up to 3 clients" in caplog.text
     uses = np.bincount(tests.indices, minlength=50)
     # 24 are asked of ten examples: each is in two or three tests. Of the others, none is in two.
     assert set(uses[:10]) == {2, 3} and uses[:10].sum() == 24 and uses[10:].max() == 1
@@ -166,7 +166,7 @@ def test_seed_decides_and_files_come_back(tmp_path):
         ({"seed": -1}, "seed = -1"),
         ({"test": np.array([0, 11])}, r"test_labels\[1\] = 11"),
         ({"train": TRAIN[:100]}, "another data set"),
-        ({"test": TEST[TEST != 4]}, "4, of which there are 0 test examples"),
+        ({"test": TEST[TEST != 4]}, "4, which has 0 test examples"),
         (
             {"partition": partition_from_clients([[0], [1]], scheme="grouped")},
             "partition.parameters = {}",

@@ -211,7 +211,7 @@ def test_small_sets_scale_the_sizes_down(num_clients, caplog):
         assert grouped(labels, num_clients=num_clients, seed=seed).parameters == (
             partition.parameters
         )
-    with pytest.raises(ConfigError, match="clients ask for"):  # no more than a little too careful
+    with pytest.raises(ConfigError, match="clients need"):  # no more than a little too careful
         grouped(labels, num_clients=num_clients, group_sizes=sizes * 4 // 3)
 
 
@@ -246,7 +246,7 @@ def test_seed_decides_and_the_file_tells_all(tmp_path):
         ({"group_sizes": [100, 100, 100, 100, -1]}, "group_sizes = "),
         (
             {"group_sizes": [500] * 5},
-            r"group_sizes = \[500, 500, 500, 500, 500\]: clients ask for 1\d\d\d examples of class",
+            r"group_sizes = \[500, 500, 500, 500, 500\]: clients need 1\d\d\d examples of class",
         ),
         ({"dominating_share": 1.1}, "dominating_share = 1.1"),
         ({"dominating_share": float("nan")}, "dominating_share = nan"),

@@ -344,7 +344,7 @@ def test_a_missing_font_is_said_before_there_is_data(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"font = .*text\.ttf"):
         resolve_server_options("glyphs", {"font": tmp_path / "text.ttf"})
     monkeypatch.setattr(matplotlib, "get_data_path", lambda: str(tmp_path))
-    with pytest.raises(ConfigError, match=r"STIXGeneralBolIta.*give the option font"):
+    with pytest.raises(ConfigError, match=r"STIXGeneralBolIta.*set the option font"):
         resolve_server_options("glyphs")
 
 

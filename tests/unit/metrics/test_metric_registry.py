@@ -293,8 +293,8 @@ def test_a_users_measure_is_summed_over_examples(tmp_path):
         (lambda a, b, c: 1 / 0, lambda s: {}, "one raises ZeroDivisionError"),
         (lambda a: a, lambda s: {}, "one raises TypeError"),
         (lambda a, b, c: a.sum(), lambda s: s, "expected a dict of arrays by name"),
-        (lambda a, b, c: a.sum(), lambda s: {"test_loss": s}, "a name that nothing else"),
-        (lambda a, b, c: a.sum(), lambda s: {"macro_f1": s}, "a name that nothing else"),
+        (lambda a, b, c: a.sum(), lambda s: {"test_loss": s}, "a name that no other measure"),
+        (lambda a, b, c: a.sum(), lambda s: {"macro_f1": s}, "a name that no other measure"),
         (lambda a, b, c: "text", lambda s: {"x": s}, "one raises"),
     ],
 )

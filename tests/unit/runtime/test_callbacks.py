@@ -264,7 +264,7 @@ def test_nobody_looks_where_there_are_no_callbacks(monkeypatch):
         raise AssertionError("somebody looks")
 
     with monkeypatch.context() as patched:
-        patched.setattr("fedjax_het.runtime.callbacks.CallbackRunner._standing", looked)
+        patched.setattr("fedjax_het.runtime.callbacks.CallbackRunner._build_status", looked)
         run_spec(make_spec(rounds=40, eval_every=2))
     plain = list(lengths)
     assert plain == [(0, 1), (1, 16), (17, 16), (33, 7)]

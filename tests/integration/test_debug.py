@@ -1,0 +1,79 @@
+"""Runs without jit: `simulate(..., debug=True)`."""
+
+import numpy as np
+import pytest
+from support.data import CLIENT_SIZES, make_user_dataset
+
+from fedjax_het import RunSpec, register_method, simulate
+from fedjax_het.core.client_algorithm import ClientError, ContractError
+from fedjax_het.methods import build_federated_algorithm, make_local_sgd
+
+SETTINGS = {
+    "dataset": "user",
+    "model": "mlp",
+    "network_options": {"hidden": [4]},
+    "partition": "iid",
+    "num_clients": len(CLIENT_SIZES),
+    "participation": 0.5,
+    "batch_size": 4,
+    "rounds": 2,
+    "local_optimizer": "sgd",
+    "optimizer_state": "reset",
+}
+
+
+def run(name, **kwargs):
+    return simulate(RunSpec(name, **SETTINGS), dataset=make_user_dataset(), **kwargs)
+
+
+def register_step(name, inspect_step):
+    """Register FedAvg whose step calls `inspect_step(context, batch, loss)`."""
+
+    def build(training, plan):
+        base = make_local_sgd(training)
+
+        def step(context, local, batch):
+            local, loss = base.step(context, local, batch)
+            inspect_step(context, batch, loss)
+            return local, loss
+
+        return build_federated_algorithm(training, plan, base._replace(step=step))
+
+    register_method(name, build)
+
+
+def test_an_exception_names_method_round_client_and_step():
+    def fail(context, batch, loss):
+        if batch.step_index == 1:
+            raise TypeError("unsupported\noperand")
+
+    register_step("failing", fail)
+    with pytest.raises(ClientError) as found:
+        run("failing", debug=True)
+    message = str(found.value)
+    assert message.startswith("method 'failing', round 0, client ")
+    assert message.endswith(", step 1: TypeError: unsupported operand")
+    assert isinstance(found.value.__cause__, TypeError)
+
+
+def test_a_broken_contract_is_located_too():
+    def build(training, plan):
+        base = make_local_sgd(training)
+        return build_federated_algorithm(
+            training, plan, base._replace(step=lambda context, batch: ())
+        )
+
+    register_method("wrong", build)
+    with pytest.raises(ContractError, match=r"step 0: ContractError: ClientAlgorithm\.step takes"):
+        run("wrong", debug=True)
+
+
+@pytest.mark.slow
+def test_functions_read_values_and_results_are_those_of_compiled_runs():
+    losses = []
+    register_step("reading", lambda context, batch, loss: losses.append(float(loss)))
+    found, expected = run("reading", debug=True), run("fedavg")
+    assert len(losses) >= 6 and np.isfinite(losses).all()
+    for name in ("train_loss", "test_loss", "update_norm"):
+        np.testing.assert_allclose(found.metrics[name], expected.metrics[name], rtol=1e-5)
+    assert found.summary["bytes_up"] == expected.summary["bytes_up"]
