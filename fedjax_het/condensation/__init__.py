@@ -1,11 +1,17 @@
-"""Synthetic data: distribution matching, trajectory matching, augmentation, and training on what
-came out.
+"""Dataset condensation: synthetic data, how they are learned, and training on them.
 
-`distribution` has the losses of distribution matching and the networks it draws, `knowledge` the
-soft labels that go with the images, `class_logits` what clients' classes look like to a network,
-`pool` the server's training on them, `privacy` what noise hides, `quality` what images are worth;
-`trajectory`, `synthesis_config` and `synthetic` are DynaFed's. What runs them for all clients is in
-`fedjax_het.algorithms`.
+Modules:
+
+* `distribution_matching`: losses of distribution matching and the networks that it samples.
+* `soft_label_matching`: mean logits of the clients' classes, soft labels, and the matching loss.
+* `synthetic_pool`: the server's training on the clients' synthetic images.
+* `trajectory_matching`, `unrolling`, `mixed_mode`, `synthesis_config`: DynaFed's data synthesis.
+* `synthetic_data`: synthetic data with soft labels, and training on them.
+* `augment`: differentiable augmentation.
+* `privacy`: noise and its differential privacy.
+* `downstream_eval`: accuracy of networks that learn from the images alone.
+
+`fedjax_het.algorithms` runs these functions for all clients.
 """
 
 from fedjax_het.condensation.augment import DSA_STRATEGY

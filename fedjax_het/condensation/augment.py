@@ -1,9 +1,8 @@
-"""Differentiable siamese augmentation (DSA): random image changes through which gradients reach
-the pixels.
+"""Differentiable siamese augmentation (DSA): random image changes with gradients to the pixels.
 
-Six families: `color` (brightness, saturation and contrast together), `crop`, `cutout`, `flip`,
-`scale`, `rotate`. Each is a pure function of images `[B, H, W, C]` and explicit parameters, so
-that it can be checked against a closed form; `augment` draws the parameters.
+There are six families: `color` (brightness, saturation and contrast together), `crop`, `cutout`,
+`flip`, `scale` and `rotate`. Each is a pure function of images `[B, H, W, C]` and explicit
+parameters, so tests can compare it with a closed form; `augment` draws the parameters.
 
 Source: Zhao and Bilen, "Dataset Condensation with Differentiable Siamese Augmentation" (ICML
 2021), with the ranges of its public code, which MTT and DynaFed use unchanged.
@@ -18,10 +17,10 @@ from jax import Array, lax
 from fedjax_het.nn.batch_axis import BatchAxis, get_num_shards, take_local_rows
 from fedjax_het.utils.errors import require
 
-DSA_STRATEGY = "color_crop_cutout_flip_scale_rotate"  # all six, as MTT and DynaFed use
+DSA_STRATEGY = "color_crop_cutout_flip_scale_rotate"  # all six families, as in MTT and DynaFed
 
-# Ranges of the public code. Shifts are in the units of the images that are passed, so for
-# normalised images brightness is in standard deviations.
+# Ranges of the public code. Brightness shifts are in units of the images: for normalized images, in
+# standard deviations.
 MAX_BRIGHTNESS_SHIFT = 0.5
 MAX_SATURATION = 2.0
 CONTRAST_RANGE = (0.5, 1.5)
@@ -32,29 +31,60 @@ MAX_ROTATION_DEGREES = 15.0
 
 
 def brightness(images: Array, shift: Array) -> Array:
-    """Add `shift` `[B]` to every pixel of a sample."""
+    """Add `shift` `[B]` to every pixel of a sample.
+
+    Args:
+      images: `[B, H, W, C]`.
+      shift: `[B]`, in units of the images.
+
+    Returns:
+      Images of the same shape.
+    """
     return images + _per_sample(shift)
 
 
 def saturation(images: Array, factor: Array) -> Array:
-    """Scale each pixel's distance from its mean over channels by `factor` `[B]`.
+    """Scale each pixel's distance from its mean over channels.
 
-    Factor 1 is the identity, 0 makes the image grey; nothing happens to one channel.
+    Images of one channel do not change.
+
+    Args:
+      images: `[B, H, W, C]`.
+      factor: `[B]`; 1 is the identity, 0 makes the image gray.
+
+    Returns:
+      Images of the same shape.
     """
     gray = images.mean(axis=3, keepdims=True)
     return (images - gray) * _per_sample(factor) + gray
 
 
 def contrast(images: Array, factor: Array) -> Array:
-    """Scale each value's distance from the mean of its image by `factor` `[B]`; 1 is identity."""
+    """Scale each value's distance from the mean of its image.
+
+    Args:
+      images: `[B, H, W, C]`.
+      factor: `[B]`; 1 is the identity.
+
+    Returns:
+      Images of the same shape.
+    """
     mean = images.mean(axis=(1, 2, 3), keepdims=True)
     return (images - mean) * _per_sample(factor) + mean
 
 
 def crop(images: Array, row_shift: Array, column_shift: Array) -> Array:
-    """`out[b, i, j] = images[b, i + row_shift[b], j + column_shift[b]]`, zero outside.
+    """Shift images, with zeros outside.
 
-    Shifts are whole pixels `[B]`.
+    `out[b, i, j] = images[b, i + row_shift[b], j + column_shift[b]]`
+
+    Args:
+      images: `[B, H, W, C]`.
+      row_shift: `[B]`, whole pixels.
+      column_shift: `[B]`, whole pixels.
+
+    Returns:
+      Images of the same shape.
     """
     _, height, width, _ = images.shape
     rows = jnp.arange(height) + row_shift[:, None]
@@ -65,10 +95,19 @@ def crop(images: Array, row_shift: Array, column_shift: Array) -> Array:
 def cutout(
     images: Array, center_row: Array, center_column: Array, *, size: tuple[int, int]
 ) -> Array:
-    """Set a `size` rectangle around the centre (`[B]`, whole pixels) to zero.
+    """Set a rectangle of each image to zero.
 
-    It covers rows `centre - size // 2` up to, but without, `centre - size // 2 + size`, cut off at
-    the border.
+    It covers the rows from `center - size // 2` (inclusive) to `center - size // 2 + size`
+    (exclusive), clipped at the border. The columns follow from `center_column` by the same rule.
+
+    Args:
+      images: `[B, H, W, C]`.
+      center_row: `[B]`, whole pixels.
+      center_column: `[B]`, whole pixels.
+      size: height and width of the rectangle in pixels.
+
+    Returns:
+      Images of the same shape.
     """
     _, height, width, _ = images.shape
     top, left = center_row - size[0] // 2, center_column - size[1] // 2
@@ -80,15 +119,30 @@ def cutout(
 
 
 def flip(images: Array, mask: Array) -> Array:
-    """Mirror left and right the samples for which `mask` `[B]` is true."""
+    """Mirror some images left to right.
+
+    Args:
+      images: `[B, H, W, C]`.
+      mask: `[B]` bool, True for the images to mirror.
+
+    Returns:
+      Images of the same shape.
+    """
     return jnp.where(_per_sample(mask), images[:, :, ::-1], images)
 
 
 def scale(images: Array, row_factor: Array, column_factor: Array) -> Array:
-    """Sample bilinearly at `factor` times the distance from the centre, zero outside.
+    """Sample bilinearly at `factor` times the distance from the center, with zeros outside.
 
-    Factors `[B]` above 1 shrink the picture. Pixel centres of the corners are fixed points of the
-    coordinate system (`align_corners` in PyTorch's terms).
+    The centers of the corner pixels define the coordinates (`align_corners` in PyTorch's terms).
+
+    Args:
+      images: `[B, H, W, C]`.
+      row_factor: `[B]`; above 1 shrinks the picture vertically.
+      column_factor: `[B]`; above 1 shrinks the picture horizontally.
+
+    Returns:
+      Images of the same shape.
     """
     _, height, width, _ = images.shape
     rows = _centered_coordinates(height) * row_factor[:, None] + (height - 1) / 2
@@ -97,19 +151,26 @@ def scale(images: Array, row_factor: Array, column_factor: Array) -> Array:
 
 
 def rotate(images: Array, angles: Array) -> Array:
-    """Rotate counter-clockwise by `angles` `[B]` (radians), bilinear, zero outside.
+    """Rotate counter-clockwise, bilinearly, with zeros outside.
 
-    The rotation is one in pixels. The public code rotates normalised coordinates, which is the
-    same for square images and shears others.
+    The rotation is in pixel coordinates. The public code rotates normalized coordinates, which is
+    the same for square images and shears others.
 
-    Cost: four gathers per pixel. A rotation does not factorise into rows and columns; dense
-    interpolation matrices measured 10 to 70 times slower on CPU.
+    Cost: four gathers per pixel. A rotation does not factorize into rows and columns; dense
+    interpolation matrices measured 10 to 70 times slower on a CPU.
+
+    Args:
+      images: `[B, H, W, C]`.
+      angles: `[B]`, radians.
+
+    Returns:
+      Images of the same shape and dtype.
     """
     batch, height, width, channels = images.shape
     cos, sin = jnp.cos(angles)[:, None, None], jnp.sin(angles)[:, None, None]
     y, x = _centered_coordinates(height)[:, None], _centered_coordinates(width)
-    # A border of zeros (one pixel before, two behind) lets every clipped coordinate have its four
-    # neighbours inside the array.
+    # A border of zeros (one pixel before, two after) puts all four neighbors of every clipped
+    # coordinate inside the array.
     row = jnp.clip(sin * x + cos * y + (height - 1) / 2, -1, height)
     column = jnp.clip(cos * x - sin * y + (width - 1) / 2, -1, width)
     top, left = jnp.floor(row), jnp.floor(column)
@@ -138,28 +199,32 @@ def augment(
 ) -> Array:
     """Change images at random, differentiably.
 
+    Cost: with `single`, only the drawn family runs on a CPU, unless the key is vmapped. On an
+    accelerator all families run, since reading the drawn index on the host would stall the device.
+
     Args:
-      key: the one source of randomness; the same key draws the same parameters.
+      key: the only source of randomness; the same key draws the same parameters.
       images: `[B, H, W, C]` floats, C = 1 or 3, any H and W.
       strategy: family names joined by underscores, such as "color_crop_cutout_flip_scale_rotate";
         "none" or "" changes nothing.
-      siamese: every sample gets the same parameters, which then depend on the key alone and not
-        on B: a real and a synthetic batch under one key see the same transformation. Otherwise
-        each sample has its own, also where devices share the batch.
-      single: draw one family per call, all equally likely (DSA's mode 'S', which DynaFed uses);
-        otherwise apply all, in the order given.
-      batch_axis: the devices that share the batch, of which `images` are this device's part.
+      siamese: whether all samples share the same parameters, which then depend on the key alone and
+        not on B: a real and a synthetic batch with the same key see the same transformation.
+        Otherwise each sample has its own parameters, also if devices share the batch.
+      single: whether to draw one family per call, all equally likely (DSA's mode 'S', which DynaFed
+        uses); otherwise all families are applied in the given order.
+      batch_axis: the devices that share the batch, of which `images` are the local part; None for a
+        whole batch.
+
     Returns:
-      images of the same shape and dtype.
-    Errors:
-      ConfigError: unknown or repeated family.
-    Cost: with `single`, only the drawn family runs on a CPU, unless the key is vmapped; on an
-      accelerator all do, for it would wait for the host, which reads what was drawn.
+      Images of the same shape and dtype.
+
+    Raises:
+      ConfigError: if a family is unknown or repeated.
     """
     families = parse_strategy(strategy)
     if not families:
         return images
-    # One draw of parameters serves the whole batch in siamese mode.
+    # In siamese mode the whole batch shares one draw of parameters.
     num_draws = 1 if siamese else get_num_shards(batch_axis) * images.shape[0]
     transforms = [_draw_and_apply(_FAMILIES[name], num_draws, batch_axis) for name in families]
     if single:
@@ -172,7 +237,7 @@ def augment(
 
 
 def _apply_drawn_family(transforms: list, family_index: Array, key: Array, images: Array) -> Array:
-    """What the drawn transform makes of the images."""
+    """Apply the transform of index `family_index` to the images."""
 
     def apply_by_switch(family_index: Array, key: Array, images: Array) -> Array:
         return lax.switch(family_index, transforms, key, images)
@@ -186,7 +251,18 @@ def _apply_drawn_family(transforms: list, family_index: Array, key: Array, image
 
 
 def parse_strategy(strategy: str, argument: str = "strategy") -> tuple[str, ...]:
-    """The families that a strategy string names, or ConfigError."""
+    """Split a strategy into the names of its families.
+
+    Args:
+      strategy: see `augment`.
+      argument: name of the argument in the message.
+
+    Returns:
+      The names, in order.
+
+    Raises:
+      ConfigError: if a family is unknown or repeated.
+    """
     if strategy in ("", "none"):
         return ()
     families = tuple(strategy.split("_"))
@@ -197,6 +273,7 @@ def parse_strategy(strategy: str, argument: str = "strategy") -> tuple[str, ...]
 
 
 def _draw_color(key: Array, images: Array, draw: Callable) -> Array:
+    """Change brightness, saturation and contrast by parameters from `draw(key, low, high)`."""
     shift_key, saturation_key, contrast_key = jax.random.split(key, 3)
     images = brightness(images, draw(shift_key, -MAX_BRIGHTNESS_SHIFT, MAX_BRIGHTNESS_SHIFT))
     images = saturation(images, draw(saturation_key, 0.0, MAX_SATURATION))
@@ -204,6 +281,7 @@ def _draw_color(key: Array, images: Array, draw: Callable) -> Array:
 
 
 def _draw_crop(key: Array, images: Array, draw: Callable) -> Array:
+    """Shift images by parameters from `draw(key, low, high)`."""
     row_key, column_key = jax.random.split(key)
     max_row_shift, max_column_shift = (
         int(side * CROP_FRACTION + 0.5) for side in images.shape[1:3]
@@ -216,25 +294,29 @@ def _draw_crop(key: Array, images: Array, draw: Callable) -> Array:
 
 
 def _draw_cutout(key: Array, images: Array, draw: Callable) -> Array:
+    """Cut rectangles out of images at centers from `draw(key, low, high)`."""
     row_key, column_key = jax.random.split(key)
     height, width = images.shape[1:3]
     size = int(height * CUTOUT_FRACTION + 0.5), int(width * CUTOUT_FRACTION + 0.5)
-    # An even rectangle has its centre between two pixels, which adds one position.
+    # The center of a rectangle of even size lies between two pixels, which adds one position.
     last_row, last_column = height - size[0] % 2, width - size[1] % 2
     return cutout(images, draw(row_key, 0, last_row), draw(column_key, 0, last_column), size=size)
 
 
 def _draw_flip(key: Array, images: Array, draw: Callable) -> Array:
+    """Mirror the images for which `draw(key, low, high)` returns 1."""
     return flip(images, draw(key, 0, 1) == 1)
 
 
 def _draw_scale(key: Array, images: Array, draw: Callable) -> Array:
+    """Scale images by factors from `draw(key, low, high)`."""
     row_key, column_key = jax.random.split(key)
     low, high = 1 / MAX_SCALE, MAX_SCALE
     return scale(images, draw(row_key, low, high), draw(column_key, low, high))
 
 
 def _draw_rotate(key: Array, images: Array, draw: Callable) -> Array:
+    """Rotate images by angles from `draw(key, low, high)`."""
     limit = MAX_ROTATION_DEGREES * jnp.pi / 180
     return rotate(images, draw(key, -limit, limit))
 
@@ -252,7 +334,10 @@ _FAMILIES = {
 def _draw_and_apply(
     family: Callable, num_draws: int, batch_axis: BatchAxis | None
 ) -> Callable[[Array, Array], Array]:
-    """`(key, images) -> images`: uniform draws, whole numbers (both ends in) for whole bounds."""
+    """Return `(key, images) -> images` for a family, with uniformly drawn parameters.
+
+    Integer bounds draw integers, including both ends; float bounds draw floats.
+    """
 
     def transform(key: Array, images: Array) -> Array:
         def draw(key: Array, low: int | float, high: int | float) -> Array:
@@ -270,10 +355,10 @@ def _draw_and_apply(
 
 
 def _resample_separably(images: Array, rows: Array, columns: Array) -> Array:
-    """Bilinear samples at rows `[B, H']` x columns `[B, W']`, zero outside.
+    """Sample bilinearly at rows `[B, H']` x columns `[B, W']`, with zeros outside.
 
-    Two batched products with interpolation matrices: no scatter when differentiated. Precision is
-    the highest, since these matrices move pixels and reduced precision would round them.
+    Two batched products with interpolation matrices: the derivative has no scatter. The precision
+    is the highest, since the matrices move pixels and a reduced precision would round the pixels.
     """
     _, height, width, _ = images.shape
     row_weights = _linear_interpolation_weight(rows[..., None] - jnp.arange(height)).astype(
@@ -287,14 +372,15 @@ def _resample_separably(images: Array, rows: Array, columns: Array) -> Array:
 
 
 def _linear_interpolation_weight(distance: Array) -> Array:
-    """Weight of linear interpolation: 1 at distance 0, 0 from distance 1 on."""
+    """Return the weight of linear interpolation: 1 at distance 0, and 0 from distance 1 on."""
     return jnp.maximum(0, 1 - jnp.abs(distance))
 
 
 def _centered_coordinates(side: int) -> Array:
-    """Pixel coordinates relative to the centre."""
+    """Return pixel coordinates relative to the center."""
     return jnp.arange(side) - (side - 1) / 2
 
 
 def _per_sample(values: Array) -> Array:
+    """Reshape parameters `[B]` to `[B, 1, 1, 1]`."""
     return values[:, None, None, None]

@@ -1,22 +1,21 @@
-"""Mixed-mode differentiation: the gradient of a training step's gradient, forward over reverse.
+"""Mixed-mode differentiation: the derivative of a training step's gradient, forward over reverse.
 
-A step of training reads g(w, X) = grad_w sum_i loss(w, x_i). To differentiate what follows the
-step, its backward pass needs, for a cotangent u of g, the products u . dg/dw and u . dg/dX. Since
-second derivatives may be taken in either order, both are parts of *one directional derivative*:
-that of the gradient with respect to (w, X), along u in w, which is `jax.jvp` of `jax.grad`. Beside
+A step of training evaluates g(w, X) = grad_w sum_i loss(w, x_i). To differentiate what follows the
+step, its backward pass needs the products u . dg/dw and u . dg/dX for a cotangent u of g. The order
+of second derivatives is arbitrary, so both products are parts of *one directional derivative*: that
+of the gradient with respect to (w, X), along u in w. This is `jax.jvp` of `jax.grad`. Compared with
 reverse over reverse (`jax.grad` through `jax.grad`, see `reverse_mode`) it
 
-* needs nothing of the step but w: no activation is kept, and none is stored to be read backwards;
-* is a sum over samples, which can be taken a few samples at a time, in a core's cache, or by
-  several devices;
-* is a smaller program, compiled in seconds where the other takes minutes.
+* needs only w of the step: no activation is stored for the backward pass;
+* is a sum over samples, which micro-batches in a CPU core's cache, or several devices, can compute;
+* is a smaller program, which compiles in seconds instead of minutes.
 
-It costs two gradients that carry a second number beside each (about three gradients' products of
-matrices). The step alone has a rule of its own: whatever is made of it, such as a training by
-`lax.scan`, is differentiated by `jax.grad` as usual, and may be mapped.
+It costs two gradients on dual numbers (the matrix products of about three gradients). The rule
+applies to the step alone. Functions of it, such as training by `lax.scan`, are differentiated by
+`jax.grad` as usual and can be vmapped.
 
 Source: mixed-mode differentiation of bilevel programs, Kemaev et al., "Scalable Meta-Learning via
-Mixed-Mode Differentiation" (MixFlow-MG, 2025); the product itself is Pearlmutter's (1994).
+Mixed-Mode Differentiation" (MixFlow-MG, 2025); the product itself is from Pearlmutter (1994).
 """
 
 from collections.abc import Callable
@@ -34,38 +33,81 @@ Tree = Any
 
 
 class LossSum(Protocol):
-    """What a step descends."""
+    """The loss of a training step, summed over samples."""
 
     def __call__(self, vector: Array, samples: Tree, /) -> Array:
-        """A number: the sum over samples, the leading axis of the leaves of `samples`, of what
-        each of them alone costs a network of weights `vector` `[P]`. A sample of zeros costs 0."""
+        """Return the sum of the samples' losses, `[]`.
+
+        A sample of zeros must have loss 0.
+
+        Args:
+          vector: weights of the network, `[P]`.
+          samples: tree of arrays with the samples as the leading axis; each sample's loss depends
+            on itself and the weights alone.
+        """
 
 
 class SelectSamples(Protocol):
-    """What a step learns from."""
+    """The selection of a training step's samples."""
 
     def __call__(self, source: Tree, step: Tree, batch_axis: BatchAxis | None, /) -> Tree:
-        """-> samples, floats: differentiable in `source`, not in `step`, which says which and how
-        (a number, a key). Where devices share a step (`batch_axis`), this device's part."""
+        """Return the samples of a step, a tree of floats.
+
+        Args:
+          source: data that the samples are made of; the samples are differentiable in it.
+          step: arguments of the selection, such as the step's index and key; not differentiable.
+          batch_axis: the devices that share the step; only the local samples are returned. None for
+            a step of one device.
+        """
 
 
 class Gradient(Protocol):
-    """`grad_w sum_i loss(w, x_i)` of a step, differentiable in its first two arguments."""
+    """The gradient of a step, grad_w sum_i loss(w, x_i).
 
-    def __call__(self, vector: Array, source: Tree, step: Tree, /) -> Array: ...
+    It is differentiable in its first two arguments.
+    """
+
+    def __call__(self, vector: Array, source: Tree, step: Tree, /) -> Array:
+        """Return the gradient, `[P]`.
+
+        Args:
+          vector: weights of the network, `[P]`.
+          source: see `SelectSamples`.
+          step: see `SelectSamples`.
+        """
 
 
 class DifferentiationMode(Protocol):
-    """How to differentiate through a step's gradient: `reverse_mode`, or `mixed_mode` with more
-    arguments bound."""
+    """A way to differentiate a step's gradient.
 
-    def __call__(self, loss_sum: LossSum, select_samples: SelectSamples, /) -> Gradient: ...
+    Either `reverse_mode`, or `mixed_mode` with its keyword arguments bound.
+    """
+
+    def __call__(self, loss_sum: LossSum, select_samples: SelectSamples, /) -> Gradient:
+        """Return the differentiable gradient of a step."""
 
 
 def reverse_mode(loss_sum: LossSum, select_samples: SelectSamples) -> Gradient:
-    """Reverse over reverse, as `jax.grad` of `jax.grad` has it: the reference of `mixed_mode`.
+    """Build a step's gradient with reverse-over-reverse differentiation, `jax.grad` of `jax.grad`.
 
-    What the backward pass needs of a step is computed again, not kept.
+    This is the reference of `mixed_mode`. The backward pass recomputes the step instead of storing
+    its activations.
+
+    Args:
+      loss_sum: the step's loss.
+      select_samples: the step's samples.
+
+    Returns:
+      The gradient.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from fedjax_het.condensation import reverse_mode
+      >>> loss_sum = lambda w, x: (w * x**2).sum()
+      >>> select_samples = lambda source, step, batch_axis: source * step
+      >>> gradient = reverse_mode(loss_sum, select_samples)
+      >>> print(jax.grad(lambda x: gradient(jnp.ones(2), x, 1.0).sum())(jnp.ones(2)))
+      [2. 2.]
     """
 
     def gradient(vector: Array, source: Tree, step: Tree) -> Array:
@@ -81,15 +123,31 @@ def mixed_mode(
     micro_batch: int | None = None,
     server_parallelism: ServerParallelism = SINGLE_DEVICE,
 ) -> Gradient:
-    """The same gradient, whose derivative is taken forward over reverse.
+    """Build a step's gradient with forward-over-reverse differentiation.
+
+    Values are the same as with `reverse_mode`. Cost of the derivative: the memory of two gradients
+    and the work of about three; a step stores only its arguments.
 
     Args:
-      micro_batch: so many samples at a time, on a CPU; None: all. A `loss_sum` that mixes samples
-        (batch norm) is no sum over them: it takes all, alone.
-      sharing: the devices that share the samples, each of which has all arguments; one collective
-        a gradient, and one a derivative.
-    Cost: the derivative, twice the gradient's memory and about three times its work, no memory of
-      a step but its arguments.
+      loss_sum: the step's loss.
+      select_samples: the step's samples.
+      micro_batch: samples at a time, on a CPU; None: all. Must be None for a `loss_sum` that mixes
+        samples (batch norm), which is not a sum over them.
+      server_parallelism: devices that share the samples; each has all arguments. One collective per
+        gradient and one per derivative. Must be a single device for a `loss_sum` that mixes
+        samples.
+
+    Returns:
+      The gradient.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from fedjax_het.condensation import mixed_mode
+      >>> loss_sum = lambda w, x: (w * x**2).sum()
+      >>> select_samples = lambda source, step, batch_axis: source * step
+      >>> gradient = mixed_mode(loss_sum, select_samples)
+      >>> print(jax.grad(lambda x: gradient(jnp.ones(2), x, 1.0).sum())(jnp.ones(2)))
+      [2. 2.]
     """
 
     batch_axis = server_parallelism.batch_axis
@@ -132,7 +190,12 @@ def mixed_mode(
 
 
 class SGDState(NamedTuple):
-    """Where training stands: weights `[P]`, and the momentum's velocity `[P]` (None without)."""
+    """State of SGD.
+
+    Attributes:
+      vector: weights, `[P]`.
+      velocity: velocity of momentum, `[P]`; None without momentum.
+    """
 
     vector: Array
     velocity: Array | None
@@ -146,9 +209,17 @@ def run_sgd(
     num_steps: int,
     momentum: float = 0.0,
 ) -> Array:
-    """Weights after `num_steps` steps of SGD from `start`, by `gradient_of(vector, step)`.
+    """Train by SGD: v <- momentum v + g, w <- w - step_size v, as PyTorch does.
 
-    momentum: v <- momentum v + g, w <- w - step_size v, as PyTorch's; 0 is plain SGD.
+    Args:
+      start: weights at the start, `[P]`.
+      gradient_fn: `(vector, step_index) -> gradient [P]`.
+      step_size: learning rate, `[]`.
+      num_steps: number of steps.
+      momentum: momentum; 0 is plain SGD.
+
+    Returns:
+      Weights at the end, `[P]`.
     """
 
     def step(sgd_state: SGDState, step_index: Array) -> tuple[SGDState, None]:

@@ -1,4 +1,4 @@
-"""Differential privacy of what is condensed: how much noise, and what it is worth."""
+"""Differential privacy of condensed images: Gaussian noise and its epsilon."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,11 @@ from fedjax_het.utils.errors import ConfigError, display_name
 
 
 def require_dp_accounting() -> None:
-    """Raise ConfigError where the accountant's library is missing."""
+    """Check that the package dp-accounting is installed.
+
+    Raises:
+      ConfigError: if it is missing.
+    """
     try:
         import dp_accounting.rdp  # noqa: F401
     except ImportError as error:
@@ -21,8 +25,20 @@ def require_dp_accounting() -> None:
 def add_noise_to_means(
     means: tuple[Array, ...], count: Array, key: Array, *, dp_noise: Array, dp_clip: Array
 ) -> tuple[Array, ...]:
-    """Means over `count` examples, each clipped to `dp_clip`, with Gaussian noise of deviation
-    dp_noise * dp_clip / count on every number: less, the more examples there are."""
+    """Add Gaussian noise to means of clipped vectors.
+
+    The noise of every number has the standard deviation dp_noise * dp_clip / count.
+
+    Args:
+      means: means over `count` examples, each clipped to the norm `dp_clip`.
+      count: number of examples.
+      key: key of the noise.
+      dp_noise: noise multiplier.
+      dp_clip: maximum L2 norm of each example's vector.
+
+    Returns:
+      The noisy means, of the same shapes.
+    """
     scale = dp_noise * dp_clip / jnp.maximum(count, 1)
     keys = jax.random.split(key, len(means))
     return tuple(
@@ -40,19 +56,39 @@ def compute_gaussian_epsilon(
     batch_size: int,
     num_full_queries: int = 0,
 ) -> float:
-    """The epsilon of (epsilon, delta)-privacy of one example of one class of one client.
+    """Compute epsilon of the (epsilon, delta)-privacy of one example of one class of one client.
 
-    A query is the mean of examples' vectors, each clipped at some norm, with Gaussian noise of
-    `dp_noise` times that norm over their number on every value. Another example in the place of one
-    can turn its vector round, by twice the norm, so the accountant sees a multiplier of
-    dp_noise / 2. Each of the `queries` reads `batch_size` of the class's `examples`, drawn without
-    replacement, or all of them; `num_full_queries` read all. Neighbours differ in one example of that
-    class, whose number is no secret; what is made of a class depends on its own examples alone,
-    given what the server sent, so classes and clients do not add up. Rounds do: the numbers are of
-    all of them.
+    A query is the mean of the examples' vectors, each clipped to a norm, with Gaussian noise of
+    `dp_noise` * norm / count on every number. Replacing one example can reverse its vector, a
+    change of twice the norm, so the accountant uses the multiplier dp_noise / 2. Neighboring data
+    sets differ in one example of the class; the class size is public. The result for a class
+    depends on its own examples alone, given the server's message, so classes and clients do not add
+    up. Rounds do: count the queries of all rounds. The server's network is a function of the
+    clients' messages and costs no additional privacy.
 
-    Renyi accounting of Google's dp-accounting. The network that the server sends is a function of
-    what clients sent and costs nothing more.
+    The accountant is the Renyi accountant of Google's dp-accounting.
+
+    Args:
+      dp_noise: noise multiplier.
+      delta: delta of the guarantee.
+      num_queries: number of queries, each on `batch_size` examples of the class without
+        replacement, or on all if the class is not larger.
+      num_examples: number of examples of the class.
+      batch_size: examples per query.
+      num_full_queries: number of additional queries on all examples.
+
+    Returns:
+      Epsilon.
+
+    Raises:
+      ConfigError: if dp-accounting is not installed.
+
+    Example:
+      >>> from fedjax_het.condensation import compute_gaussian_epsilon
+      >>> settings = {"delta": 1e-5, "num_queries": 10, "num_examples": 100, "batch_size": 10}
+      >>> weak, strong = (compute_gaussian_epsilon(dp_noise=n, **settings) for n in (5.0, 20.0))
+      >>> 0 < strong < weak
+      True
     """
     require_dp_accounting()
     import dp_accounting

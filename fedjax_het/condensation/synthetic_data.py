@@ -25,12 +25,19 @@ ApplyParams = Callable[..., Array]
 
 
 class SyntheticData(NamedTuple):
-    """What is learned.
+    """Synthetic images, soft labels and a step size, the result of DynaFed's synthesis.
 
     Attributes:
-      images: `[M, H, W, C]` float32 in the normalised space of the network's input, unclipped.
+      images: `[M, H, W, C]` float32 in the normalized space of the network's input, unclipped.
       label_logits: `[M, num_classes]`; the soft label is `softmax(label_logits)`.
-      step_size: `[]` learning rate of SGD on these data.
+      step_size: `[]`, learning rate of SGD on these data.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.condensation import SyntheticData
+      >>> data = SyntheticData(jnp.zeros((6, 4, 4, 1)), jnp.zeros((6, 3)), jnp.float32(0.04))
+      >>> data.images.shape
+      (6, 4, 4, 1)
     """
 
     images: Array
@@ -41,12 +48,17 @@ class SyntheticData(NamedTuple):
 def soft_cross_entropies(
     logits: Array, label_logits: Array, *, scaling: str = "cross_entropy_over_classes"
 ) -> Array:
-    """Each sample's cross-entropy of `softmax(logits)` under `softmax(label_logits)`, the soft
-    label, in nats: `[B]` of two `[B, C]`.
+    """Return each sample's cross-entropy of `softmax(logits)` under its soft label, in nats.
 
-    The scaling "cross_entropy_over_classes" divides by C: its mean is that over all B x C products,
-    which is what DynaFed's code trains with, so that its step size 0.04 acts like 0.04 / C of plain
-    "cross_entropy".
+    Args:
+      logits: of the network, `[B, C]`.
+      label_logits: `[B, C]`; the soft label is `softmax(label_logits)`.
+      scaling: "cross_entropy", or "cross_entropy_over_classes", which divides by C. The mean of the
+        latter is the mean over all B x C products. DynaFed's code trains with it, so its step size
+        0.04 acts like 0.04 / C of plain cross-entropy.
+
+    Returns:
+      `[B]`.
     """
     losses = -(jax.nn.softmax(label_logits) * jax.nn.log_softmax(logits)).sum(-1)
     return losses / logits.shape[-1] if scaling == "cross_entropy_over_classes" else losses
@@ -59,7 +71,24 @@ def soft_cross_entropy(
     scaling: str = "cross_entropy_over_classes",
     weights: Array | None = None,
 ) -> Array:
-    """The mean of `soft_cross_entropies`, which `weights [B]` (default: ones) weigh."""
+    """Return the weighted mean of `soft_cross_entropies`.
+
+    Args:
+      logits: of the network, `[B, C]`.
+      label_logits: `[B, C]`; the soft label is `softmax(label_logits)`.
+      scaling: "cross_entropy" or "cross_entropy_over_classes", see `soft_cross_entropies`.
+      weights: `[B]`; None: equal weights.
+
+    Returns:
+      The loss, `[]`, in nats.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.condensation import soft_cross_entropy
+      >>> loss = soft_cross_entropy(jnp.zeros((5, 4)), jnp.zeros((5, 4)), scaling="cross_entropy")
+      >>> bool(abs(loss - jnp.log(4)) < 1e-6)
+      True
+    """
     losses = soft_cross_entropies(logits, label_logits, scaling=scaling)
     if weights is None:
         return losses.mean()
@@ -81,14 +110,39 @@ def fine_tune(
     momentum: Array | float = 0.0,
     server_parallelism: ServerParallelism = SINGLE_DEVICE,
 ) -> Tree:
-    """Train the round's average on the synthetic data: DynaFed's server step.
+    """Train the round's averaged model on the synthetic data: DynaFed's server step.
 
-    A fresh optimiser each call: "adam" (as in the code) or "sgd" with `momentum`. `lr` and
-    `momentum` may be traced. An epoch is `ceil(M / batch_size)` steps: one for the usual 150
-    samples, six for CIFAR-100's 1,500.
+    The optimizer is new in each call. An epoch is `ceil(M / batch_size)` steps: one for the usual
+    150 samples, six for CIFAR-100's 1,500.
 
-    Returns: params of the same structure.
-    Errors: ConfigError: unknown optimizer.
+    Args:
+      apply_params: `(params, images) -> logits [B, C]`.
+      params: parameters at the start.
+      synthetic: the synthetic data.
+      key: key of the batches and augmentations.
+      epochs: number of epochs.
+      lr: learning rate; may be traced.
+      batch_size: samples per step.
+      augment_strategy: augmentation families, see `augment`.
+      loss_scaling: see `soft_cross_entropies`.
+      optimizer: "adam", as in the code, or "sgd".
+      momentum: momentum of "sgd"; may be traced.
+      server_parallelism: devices that share each batch.
+
+    Returns:
+      Parameters of the same structure.
+
+    Raises:
+      ConfigError: if `optimizer` is unknown.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from fedjax_het.condensation import SyntheticData, fine_tune
+      >>> apply_params = lambda w, images: images.reshape(len(images), -1) @ w
+      >>> data = SyntheticData(jnp.ones((6, 2, 2, 1)), jnp.zeros((6, 3)), jnp.float32(0.04))
+      >>> key = jax.random.key(0)
+      >>> fine_tune(apply_params, jnp.ones((4, 3)), data, key, epochs=1, lr=0.1).shape
+      (4, 3)
     """
     require_name("optimizer", optimizer, ("adam", "sgd"))
     return _train(
@@ -121,14 +175,37 @@ def train_from_scratch(
 ) -> Tree:
     """Train a network on the synthetic data alone: the quality check of DynaFed's Fig. 6.
 
-    SGD at `lr` (default: the learned step size), which decays as in `make_step_decay_phases`, with a new
-    momentum buffer; orders and augmentations go on.
+    SGD, whose learning rate decays as in `make_step_decay_phases`. The momentum buffer is new after
+    the decay; orders and augmentations continue. vmap over `params` and `key` for several networks,
+    with different initial parameters. (The public code trains three copies of the same initial
+    network.)
 
-    `params` are freshly initialised ones. vmap over them and `key` for several networks, and use
-    different ones: the code trains three copies of the same initial network.
-
-    Returns: params of the same structure.
     Cost: epochs * ceil(M / batch_size) steps.
+
+    Args:
+      apply_params: `(params, images) -> logits [B, C]`.
+      params: freshly initialized parameters.
+      synthetic: the synthetic data.
+      key: key of the batches and augmentations.
+      epochs: number of epochs.
+      lr: learning rate at the start; None: the learned step size.
+      momentum: momentum of SGD.
+      weight_decay: L2 coefficient.
+      batch_size: samples per step.
+      augment_strategy: augmentation families, see `augment`.
+      loss_scaling: see `soft_cross_entropies`.
+
+    Returns:
+      Parameters of the same structure.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from fedjax_het.condensation import SyntheticData, train_from_scratch
+      >>> apply_params = lambda w, images: images.reshape(len(images), -1) @ w
+      >>> data = SyntheticData(jnp.ones((6, 2, 2, 1)), jnp.zeros((6, 3)), jnp.float32(0.04))
+      >>> key = jax.random.key(0)
+      >>> train_from_scratch(apply_params, jnp.ones((4, 3)), data, key, epochs=4).shape
+      (4, 3)
     """
     for phase in make_step_decay_phases(synthetic.step_size if lr is None else lr, epochs):
         params = _train(
@@ -149,7 +226,13 @@ def train_from_scratch(
 
 
 class LearningRatePhase(NamedTuple):
-    """Epochs `first_epoch` to `first_epoch + epochs - 1` of a training, at one rate."""
+    """A phase of training with a constant learning rate.
+
+    Attributes:
+      lr: learning rate.
+      first_epoch: number of the first epoch, counted from 0.
+      epochs: number of epochs.
+    """
 
     lr: Array | float
     first_epoch: int
@@ -159,8 +242,18 @@ class LearningRatePhase(NamedTuple):
 def make_step_decay_phases(
     lr: Array | float, epochs: int
 ) -> tuple[LearningRatePhase, LearningRatePhase]:
-    """A training from scratch in the public codes of distribution and trajectory matching: after
-    epoch `epochs // 2 + 1`, counted from 0 (251 of 501), it goes on at a tenth of the rate."""
+    """Split training from scratch into two phases with learning rates `lr` and `lr` / 10.
+
+    As in the public codes of distribution and trajectory matching, the rate decays after epoch
+    `epochs // 2 + 1`, counted from 0 (251 of 501).
+
+    Args:
+      lr: learning rate of the first phase.
+      epochs: total number of epochs.
+
+    Returns:
+      The two phases.
+    """
     num_early_epochs = min(epochs // 2 + 2, epochs)
     return LearningRatePhase(lr, 0, num_early_epochs), LearningRatePhase(
         lr * 0.1, num_early_epochs, epochs - num_early_epochs
@@ -181,13 +274,13 @@ def _train(
     loss_scaling: str,
     server_parallelism: ServerParallelism = SINGLE_DEVICE,
 ) -> Tree:
-    """Train on synthetic data; the steps' numbers select batches and augmentations.
+    """Train on synthetic data; the index of a step determines its batch and augmentation.
 
-    Batches and keys are those of the inner loop, see `trajectory.unroll`.
+    Batches and keys are those of the inner loop, see `unrolling.unroll`.
     """
     order_key, augment_key = jax.random.split(key)
     count = len(synthetic.images)
-    is_full_batch = batch_size >= count  # then their order does not matter, and is left alone
+    is_full_batch = batch_size >= count  # the order does not matter, so it is not permuted
 
     def loss_and_gradient(variables, batch, key):
         images = augment(key, batch.images, strategy=augment_strategy, batch_axis=batch.axis)

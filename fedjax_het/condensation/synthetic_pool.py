@@ -1,4 +1,4 @@
-"""Training of the global model on the synthetic images that clients sent."""
+"""Training of the global model on the synthetic images of all clients."""
 
 from collections.abc import Callable
 from functools import partial
@@ -30,19 +30,47 @@ Tree = Any
 
 
 class SyntheticPool(NamedTuple):
-    """Synthetic images of all clients; which of them there are differs between rounds."""
+    """The synthetic images of all clients; a mask marks those of the current round.
 
-    images: Array  # [M, H, W, C] normalised
-    labels: Array  # [M] int32
-    is_valid: Array  # [M] bool
+    Attributes:
+      images: `[M, H, W, C]` float32, normalized.
+      labels: `[M]` int32.
+      is_valid: `[M]` bool, True for images that exist in the current round.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.condensation import SyntheticPool
+      >>> labels = jnp.zeros(6, jnp.int32)
+      >>> SyntheticPool(jnp.zeros((6, 4, 4, 1)), labels, jnp.ones(6, bool)).images.shape
+      (6, 4, 4, 1)
+    """
+
+    images: Array
+    labels: Array
+    is_valid: Array
 
 
 class SoftLabelTargets(NamedTuple):
-    """The clients' soft labels, averaged over the owners of each class."""
+    """The clients' soft labels, averaged over the owners of each class.
 
-    soft_labels: Array  # [C, C]
-    is_owned: Array  # [C] bool
-    weight: Array  # [] of the matching term beside the cross-entropy (lambda_glob)
+    Attributes:
+      soft_labels: `[C, C]`, a distribution over classes for each class.
+      is_owned: `[C]` bool, True for classes that a client owns.
+      weight: `[]`, factor of the matching loss relative to the cross-entropy (lambda_glob).
+      tau: `[]`, temperature of the softmax.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.condensation import SoftLabelTargets
+      >>> weight, tau = jnp.float32(1.0), jnp.float32(2.0)
+      >>> targets = SoftLabelTargets(jnp.eye(3), jnp.ones(3, bool), weight, tau)
+      >>> targets.soft_labels.shape
+      (3, 3)
+    """
+
+    soft_labels: Array
+    is_owned: Array
+    weight: Array
     tau: Array
 
 
@@ -62,22 +90,51 @@ def train_on_synthetic_pool(
     exact_matching: bool = False,
     server_parallelism: ServerParallelism = SINGLE_DEVICE,
 ) -> Tree:
-    """SGD on the pool from `variables` on; the new variables.
+    """Train by SGD on the pool, starting at `variables`.
 
-    An epoch is a permutation of the valid images, in ceil(valid / batch_size) steps; the last
-    batch is filled up with images of weight 0, which batch norm alone sees. PyTorch's SGD:
-    velocity <- momentum * velocity + gradient + weight_decay * w, from rest in every call.
+    An epoch is a permutation of the valid images in ceil(valid / batch_size) steps. The last batch
+    is filled up with images of weight 0, which only batch norm sees. The update is PyTorch's SGD,
+    with velocity 0 at the start of every call:
+
+        velocity <- momentum * velocity + gradient + weight_decay * w,  w <- w - lr * velocity
+
+    Cost: epochs * ceil(valid / batch_size) steps; `exact_matching` adds two passes over the pool to
+    each step. With several devices, each step has one collective for its gradient, batch norm adds
+    one per layer, matching adds one per step, and `exact_matching` adds two.
 
     Args:
-      epochs: may be traced; max_epochs: then, at most so many.
-      key: of the permutations; the network draws nothing.
-      knowledge: adds the matching of soft labels, summed over classes, to the mean cross-entropy.
-        The mean logit of a class is that of its images in the minibatch, and classes that are not
-        in it add nothing; or of all its images in the pool, `exact`, in evaluation mode.
-      sharing: the devices that share each batch, and the passes over the pool.
-    Cost: epochs * ceil(valid / batch_size) steps; `exact` adds two passes over the pool to each.
-      Shared as `fit` says: batch norm and the matching add a collective a layer and one for each
-      step; two for the passes.
+      model: the network.
+      variables: its variables at the start.
+      pool: the synthetic images.
+      key: key of the permutations; the network draws no random numbers.
+      epochs: number of epochs; may be traced.
+      max_epochs: static upper bound of a traced `epochs`.
+      batch_size: images per step.
+      lr: learning rate; may be traced, like `momentum` and `weight_decay`.
+      momentum: momentum of SGD.
+      weight_decay: L2 coefficient.
+      soft_label_targets: adds the soft-label matching loss, summed over classes, to the mean
+        cross-entropy. The mean logit of a class is the mean over its images in the minibatch;
+        classes without images in the minibatch add nothing.
+      exact_matching: compute the mean logits over all images of the pool instead, in evaluation
+        mode.
+      server_parallelism: devices that share each batch and the passes over the pool.
+
+    Returns:
+      The trained variables.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from fedjax_het.nn import make_model
+      >>> from fedjax_het.condensation import SyntheticPool, train_on_synthetic_pool
+      >>> model = make_model("mlp", (2, 2, 1), 3, hidden=[4])
+      >>> labels = jnp.arange(6) % 3
+      >>> pool = SyntheticPool(jnp.ones((6, 2, 2, 1)), labels, jnp.ones(6, bool))
+      >>> settings = {"epochs": 1, "batch_size": 3, "lr": 0.1, "momentum": 0.9, "weight_decay": 0.0}
+      >>> variables, key = model.init(jax.random.key(0)), jax.random.key(1)
+      >>> trained = train_on_synthetic_pool(model, variables, pool, key, **settings)
+      >>> trained["params"]["head"]["kernel"].shape
+      (4, 3)
     """
     batches = make_masked_shuffled_batches(key, pool.is_valid, batch_size)
     batch_loss = _make_batch_loss(model, None if exact_matching else soft_label_targets)
@@ -109,15 +166,15 @@ def train_on_synthetic_pool(
 def _make_batch_loss(
     model: Model, soft_label_targets: SoftLabelTargets | None = None
 ) -> LossAndGradient:
-    """The mean cross-entropy of normalised images, and the matching of the batch's mean logits."""
-    if soft_label_targets is not None:  # a term of the whole batch, which cannot be taken in pieces
+    """Return the mean cross-entropy of normalized images plus the batch's matching loss."""
+    if soft_label_targets is not None:  # the term needs the whole batch, so no micro-batches
         model = model._replace(micro_batch=None)
-    task = Task(model, mean=(0.0,), std=(1.0,))  # pixels are left as they are
+    task = Task(model, mean=(0.0,), std=(1.0,))  # images are already normalized
 
     def compute_losses(batch_axis, network, images, labels, mask):
         logits, state = network(images)
         sample_losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        if soft_label_targets is not None:  # to every sample, so that their mean leaves it as it is
+        if soft_label_targets is not None:  # added to every sample, so the mean adds it once
             local_sums = sum_logits_by_class(logits, labels, mask, model.num_classes)
             sums, count = sum_over_shards(local_sums, batch_axis)
             sample_losses += _weighted_matching_loss(soft_label_targets, sums, count)
@@ -143,9 +200,10 @@ def _add_exact_matching(
     batch_size: int,
     server_parallelism: ServerParallelism,
 ) -> LossAndGradient:
-    """`of_batch` and the gradient of the matching over the pool, whose loss is left out.
+    """Add the gradient of the matching loss over the whole pool to `batch_loss`.
 
-    The network's statistics are those after the batch, its parameters those before.
+    The returned loss excludes the matching loss. The matching gradient uses the parameters before
+    the batch and the statistics after it.
     """
 
     def loss_and_gradient(variables, batch, key):
@@ -154,7 +212,7 @@ def _add_exact_matching(
         matching_loss = partial(_weighted_matching_loss, soft_label_targets)
         images = server_parallelism.order_after(
             loss, pool.images
-        )  # the batch's collectives come first
+        )  # all devices must run the batch's collectives first
         ordered_pool, state = pool._replace(images=images), variables["state"]
         pool_gradient = _exact_gradient(
             model, params, state, ordered_pool, matching_loss, batch_size, server_parallelism
@@ -167,7 +225,7 @@ def _add_exact_matching(
 def _weighted_matching_loss(
     soft_label_targets: SoftLabelTargets, sums: Array, count: Array
 ) -> Array:
-    """The weighted term of the sums of logits by class `[C, C]` and their numbers `[C]`."""
+    """Return the weighted matching loss for sums of logits by class `[C, C]` and counts `[C]`."""
     is_present = (count > 0) & soft_label_targets.is_owned
     means = divide_by_count(sums, count)
     loss = soft_label_matching_loss(
@@ -185,10 +243,10 @@ def _exact_gradient(
     batch_size: int,
     server_parallelism: ServerParallelism,
 ) -> Tree:
-    """Gradient of `matching(sums of logits by class, counts)` over the whole pool.
+    """Compute the gradient of `matching_loss(sums of logits by class, counts)` over the whole pool.
 
-    In two passes of equal pieces: the sums, then their cotangents pulled back piece by piece, so
-    that memory is that of one batch.
+    Two passes over equal pieces: the first computes the sums, the second pulls their cotangents
+    back piece by piece. The memory is therefore that of one batch.
     """
     pool = take_local_rows(pool, server_parallelism.batch_axis)
     num_padding = -len(pool.images) % batch_size

@@ -1,14 +1,14 @@
-"""Trajectory matching: synthetic data that, trained on, moves a network as real data moved it.
+"""Trajectory matching: synthetic data on which training moves a network as real data did.
 
-The server of DynaFed keeps the global models of its first rounds. `make_synthesis` learns images,
-soft labels and a step size such that a few SGD steps on them from checkpoint t end near the
-checkpoints that follow t.
+DynaFed's server stores the global models of its first rounds. `make_synthesis` learns images, soft
+labels and a step size so that a few SGD steps on them from checkpoint t end near the checkpoints
+after t.
 
 Sources: Pi et al., "DynaFed: Tackling Client Data Heterogeneity with Global Dynamics" (CVPR 2023)
 and its public code; Cazenavette et al., "Dataset Distillation by Matching Training Trajectories"
 (MTT, CVPR 2022), from which the code descends.
 
-Networks enter as in `unrolling`.
+A network is a pair of functions `apply_params` and `unravel`, see `unrolling`.
 """
 
 from collections.abc import Callable
@@ -46,15 +46,37 @@ def draw_segment(
     replacement: bool = True,
     end: str = "drawn",
 ) -> tuple[Array, Array]:
-    """Draw where a segment of the trajectory `[T + 1, P]` starts, and its target.
+    """Draw the start of a trajectory segment and its target.
 
     The start is uniform over `first_start .. last_start`, both included. The target is the mean of
-    k checkpoints out of the `segment_length` that follow the start, k being uniform over
-    `target_counts`. The last of these is one of them where `end` is "drawn", in every mean besides
-    the k where it is "always", and in none where it is "never".
+    k checkpoints out of the `segment_length` checkpoints after the start; k is uniform over
+    `target_counts`.
 
-    Returns: start `[]` int, target `[P]`.
-    Errors: ConfigError: more checkpoints asked for than there are, or a segment beyond the end.
+    Args:
+      key: key of the draws.
+      trajectory: checkpoints, `[T + 1, P]`.
+      first_start: first possible start.
+      last_start: last possible start.
+      segment_length: maximum distance of the target's checkpoints from the start.
+      target_counts: possible numbers k of checkpoints.
+      replacement: whether to draw the checkpoints with replacement.
+      end: role of the segment's last checkpoint. "drawn": it is one of the candidates. "always":
+        every mean includes it in addition to the k drawn ones. "never": no mean includes it.
+
+    Returns:
+      The start, `[]` int, and the target, `[P]`.
+
+    Raises:
+      ConfigError: if `target_counts` exceeds the number of candidates, or a segment exceeds the
+        trajectory.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from fedjax_het.condensation import draw_segment
+      >>> options = {"first_start": 0, "last_start": 2, "segment_length": 3}
+      >>> start, target = draw_segment(jax.random.key(0), jnp.zeros((6, 5)), **options)
+      >>> target.shape
+      (5,)
     """
     validate_targets(target_counts, segment_length, replacement, end)
     require(
@@ -82,18 +104,29 @@ def draw_segment(
 
 
 class TrajectorySynthesisState(NamedTuple):
-    """State between outer iterations.
+    """State of the synthesis between outer iterations.
 
     Attributes:
       data: the current iterate.
-      adam: first and second moments of Adam for each leaf of `data`.
-      latest_loss: `[L + 1]` last matching loss at each start; infinite where not drawn yet.
-      best_data, best_score: the iterate of the lowest score. One loss says little about an
-        iterate, for it depends on the start that was drawn (late segments are harder), so the
-        score is the mean of `latest_loss` over all starts: each counts once, however often it was
-        drawn, and the score exists once all have been. It averages over about as many past
+      adam: Adam's first and second moments for each leaf of `data`.
+      latest_loss: `[L + 1]`, last matching loss at each start; infinite where not drawn yet.
+      best_data: the iterate of the lowest score.
+      best_score: `[]`, the lowest score. One loss alone is not a good score of an iterate, since it
+        depends on the start that was drawn (late segments are harder). The score is therefore the
+        mean of `latest_loss` over all starts. Each start counts once, however often it was drawn,
+        and the score exists once all starts have been drawn. It averages over about as many past
         iterations as there are starts.
       num_skipped: `[]` int, iterations whose loss or gradient was not finite.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_het.condensation import SynthesisHyperParameterValues, SynthesisOptions, make_synthesis
+      >>> options = SynthesisOptions(trajectory_rounds=4, samples_per_class=2)
+      >>> functions = make_synthesis(options, None, None, image_shape=(4, 4, 1), num_classes=3)
+      >>> values = SynthesisHyperParameterValues(0.05, 0.01, 1e-5, 0.04)
+      >>> state = functions.init(values, jax.random.key(0))
+      >>> state.data.images.shape, state.latest_loss.shape
+      ((6, 4, 4, 1), (5,))
     """
 
     data: SyntheticData
@@ -105,13 +138,21 @@ class TrajectorySynthesisState(NamedTuple):
 
 
 class SynthesisLog(NamedTuple):
-    """One entry per outer iteration, `[N]` each.
+    """Log of the synthesis with one entry per outer iteration, `[N]` each.
 
     Attributes:
-      matching_loss: J of the iterate before its update.
+      matching_loss: matching loss J of the iterate before its update.
       start: round at which the segment started.
       skipped: True where the loss or a gradient was not finite and nothing was updated.
-      step_size: after the update.
+      step_size: learned step size after the update.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.condensation import SynthesisLog, mean_loss_by_start
+      >>> skipped, step_size = np.zeros(3, bool), np.full(3, 0.04)
+      >>> log = SynthesisLog(np.array([1.0, 0.5, 0.7]), np.array([0, 1, 0]), skipped, step_size)
+      >>> mean_loss_by_start(log, num_last=2)
+      {0: 0.7, 1: 0.5}
     """
 
     matching_loss: Array
@@ -121,7 +162,23 @@ class SynthesisLog(NamedTuple):
 
 
 class SynthesisFunctions(NamedTuple):
-    """Pure functions; see `make_synthesis`."""
+    """The pure functions of the synthesis, for the caller to jit; see `make_synthesis`.
+
+    Attributes:
+      init: `init(hp, key) -> state`. Images are drawn from N(0, 1); label logits are `label_init` *
+        one-hot, with samples ordered by class.
+      run: `run(hp, state, trajectory, key, first_iteration, *, num_iterations) -> (state, log)`
+        runs the outer iterations `first_iteration, first_iteration + 1, ...`. Rows of the trajectory
+        `[L + 1, P]` are the initial model (row 0) and the average after round c (row c). Iteration
+        n draws from `fold_in(key, n)`, so several calls, or a resumed run, give the same result as
+        one call. Only `num_iterations` is static.
+      result: `result(state) -> SyntheticData`, the iterate that `SynthesisOptions.keep` selects.
+
+    Example:
+      >>> from fedjax_het.condensation import SynthesisFunctions
+      >>> SynthesisFunctions._fields
+      ('init', 'run', 'result')
+    """
 
     init: Callable[[SynthesisHyperParameterValues, Array], TrajectorySynthesisState]
     run: Callable[..., tuple[TrajectorySynthesisState, SynthesisLog]]
@@ -137,27 +194,49 @@ def make_synthesis(
     num_classes: int,
     differentiation: DifferentiationMode = mixed_mode,
 ) -> SynthesisFunctions:
-    """Data synthesis of DynaFed (Algorithm 1) for one network and image shape `(H, W, C)`.
-
-    Returns three functions, to be jitted by the caller:
-
-    * `init(hp, key) -> state`: images from N(0, 1), label logits `label_init` x one-hot (samples
-      ordered by class).
-    * `run(hp, state, trajectory, key, first_iteration, *, num_iterations) -> (state, info)`:
-      outer iterations `first_iteration, first_iteration + 1, ...` on the trajectory
-      `[L + 1, P]`, row 0 the initial model and row c the average after round c. Iteration n draws
-      from `fold_in(key, n)`, so running in pieces, or resuming, gives what one piece gives. Only
-      `num_iterations` is static.
-    * `result(state) -> SyntheticData`: what `config.keep` asks for.
+    """Build DynaFed's data synthesis (Algorithm 1) for one network and image shape.
 
     Each iteration draws a segment, unrolls `inner_steps` from its start, and moves images, label
-    logits and step size by Adam against the gradient of the matching loss. Beyond the code: the
-    step size is clipped to `[step_size_floor, step_size_ceiling]`, and an iteration whose loss or
-    gradient is not finite changes nothing and is counted. Upstream, the learned step size is known
-    to turn negative or explode into NaN.
+    logits and step size by Adam against the gradient of the matching loss.
 
-    Errors: ConfigError from `run`, while tracing, if the trajectory does not fit the config.
-    Cost: per iteration that of differentiating `unroll`.
+    Additions to the public code: the step size is clipped to
+    `[step_size_floor, step_size_ceiling]`, and an iteration whose loss or gradient is not finite
+    changes nothing and is counted. In the public code the learned step size can become negative or
+    NaN.
+
+    Cost: per iteration, the cost of differentiating `unroll`.
+
+    Args:
+      options: static settings.
+      apply_params: `(params, images) -> logits [B, C]`.
+      unravel: `vector [P] -> params`.
+      image_shape: height, width and channels.
+      num_classes: number of classes.
+      differentiation: how to differentiate an inner step's gradient, see `unroll`.
+
+    Returns:
+      The functions `init`, `run` and `result`. While it is traced, `run` raises ConfigError if the
+      trajectory does not fit the options.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from fedjax_het.condensation import SynthesisHyperParameterValues, SynthesisOptions, make_synthesis
+      >>> options = SynthesisOptions(
+      ...     trajectory_rounds=4, samples_per_class=2, inner_steps=2, augment_strategy="none"
+      ... )
+      >>> functions = make_synthesis(
+      ...     options,
+      ...     lambda w, images: images.reshape(len(images), -1) @ w,
+      ...     lambda vector: vector.reshape(4, 3),
+      ...     image_shape=(2, 2, 1),
+      ...     num_classes=3,
+      ... )
+      >>> values, key = SynthesisHyperParameterValues(0.05, 0.01, 1e-5, 0.04), jax.random.key(0)
+      >>> trajectory = jnp.arange(5.0)[:, None] * jnp.ones(12)
+      >>> state = functions.init(values, key)
+      >>> state, log = functions.run(values, state, trajectory, key, 0, num_iterations=2)
+      >>> log.matching_loss.shape, functions.result(state).images.shape
+      ((2,), (6, 2, 2, 1))
     """
     unroll_fn = partial(
         unroll,
@@ -183,6 +262,7 @@ def _init_state(
     hp: SynthesisHyperParameterValues,
     key: Array,
 ) -> TrajectorySynthesisState:
+    """Return the initial state: images from N(0, 1) and label logits times one-hot, by class."""
     num_samples = options.count_samples(num_classes)
     classes = jnp.arange(num_samples) * num_classes // num_samples
     data = SyntheticData(
@@ -194,7 +274,7 @@ def _init_state(
         data=data,
         adam=_ADAM.init(data),
         latest_loss=jnp.full(options.trajectory_rounds + 1, jnp.inf),
-        best_data=jax.tree.map(jnp.copy, data),  # a donated state may not hold a buffer twice
+        best_data=jax.tree.map(jnp.copy, data),  # a donated state must not contain a buffer twice
         best_score=jnp.asarray(jnp.inf),
         num_skipped=jnp.asarray(0, jnp.int32),
     )
@@ -211,6 +291,7 @@ def _run_iterations(
     *,
     num_iterations: int,
 ) -> tuple[TrajectorySynthesisState, SynthesisLog]:
+    """Run outer iterations; the trajectory must have the shape `[L + 1, P]`."""
     rounds = options.trajectory_rounds
     require(
         trajectory.ndim == 2 and len(trajectory) == rounds + 1,
@@ -235,7 +316,7 @@ def _run_iteration(
     state: TrajectorySynthesisState,
     key: Array,
 ) -> tuple[TrajectorySynthesisState, SynthesisLog]:
-    """Draw a segment, and move the data against the gradient of its matching loss."""
+    """Draw a segment and move the data against the gradient of its matching loss."""
     segment_key, unroll_key = jax.random.split(key)
     first_start, last_start = options.start_range
     start, target = draw_segment(
@@ -269,7 +350,7 @@ def _descend(
     data: SyntheticData,
     direction: SyntheticData,
 ) -> SyntheticData:
-    """The data after a step against Adam's direction, each part at its own learning rate."""
+    """Return the data after a step against Adam's direction, each part at its own learning rate."""
     step_size = data.step_size - hp.step_size_lr * direction.step_size
     return SyntheticData(
         images=data.images - hp.image_lr * direction.images,
@@ -287,8 +368,10 @@ def _update_state(
     new_data: SyntheticData,
     adam: optax.OptState,
 ) -> TrajectorySynthesisState:
-    """The state after an iteration whose data had this loss at this start; as it was but for the
-    count where something is not `is_finite`."""
+    """Return the state after an iteration with this start and loss.
+
+    If the loss or gradient is not finite, only the count of skipped iterations changes.
+    """
 
     def where(condition, new, old):
         return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
@@ -308,21 +391,37 @@ def _update_state(
 
 
 def _select_result(options: SynthesisOptions, state: TrajectorySynthesisState) -> SyntheticData:
+    """Return the iterate that `options.keep` selects."""
     if options.keep == "last":
         return state.data
-    # Before every start has been drawn there is no score, and nothing better than the last.
+    # Until every start has been drawn there is no score; the result is then the last iterate.
     has_score = jnp.isfinite(state.best_score)
-    return jax.tree.map(lambda b, d: jnp.where(has_score, b, d), state.best_data, state.data)
+    return jax.tree.map(
+        lambda best, last: jnp.where(has_score, best, last), state.best_data, state.data
+    )
 
 
-def mean_loss_by_start(info: SynthesisLog, *, num_last: int | None = None) -> dict[int, float]:
-    """Mean matching loss J at each start that was drawn in the `last` iterations (default: all).
+def mean_loss_by_start(log: SynthesisLog, *, num_last: int | None = None) -> dict[int, float]:
+    """Average the matching loss J at each start, on the host.
 
-    On the host; skipped iterations do not count.
+    Args:
+      log: log of `SynthesisFunctions.run`; skipped iterations are left out.
+      num_last: number of last iterations to use; None: all.
+
+    Returns:
+      Mean loss by start, for each start that was drawn.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.condensation import SynthesisLog, mean_loss_by_start
+      >>> skipped, step_size = np.array([False, False, True]), np.full(3, 0.04)
+      >>> log = SynthesisLog(np.array([1.0, 0.5, 0.7]), np.array([0, 0, 1]), skipped, step_size)
+      >>> mean_loss_by_start(log)
+      {0: 0.75}
     """
     losses, starts, skipped = (
-        np.asarray(x)[-num_last if num_last else None :]
-        for x in (info.matching_loss, info.start, info.skipped)
+        np.asarray(entries)[-num_last if num_last else None :]
+        for entries in (log.matching_loss, log.start, log.skipped)
     )
     return {
         int(start): float(losses[(starts == start) & ~skipped].mean())

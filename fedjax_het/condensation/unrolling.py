@@ -1,9 +1,8 @@
-"""Training on synthetic data, differentiated: the inner loop of trajectory matching, and how far
-from its target it ends.
+"""The inner loop of trajectory matching: differentiable training on synthetic data, and its loss.
 
-Networks enter as `apply_params(params, images) -> logits [B, C]` on a parameter tree and as
-`unravel(vector [P]) -> params`, the second half of `jax.flatten_util.ravel_pytree`: one flat vector
-is carried through the loop. Where devices share a step, `apply_params` gets their `batch_axis` too.
+A network is a function `apply_params(params, images) -> logits [B, C]` on a parameter tree, and
+`unravel(vector [P]) -> params`, the second result of `jax.flatten_util.ravel_pytree`. The loop
+carries one flat vector. If devices share a step, `apply_params` also receives their `batch_axis`.
 """
 
 from collections.abc import Callable
@@ -24,8 +23,14 @@ Unravel = Callable[[Array], Tree]
 
 
 class InnerBatch(NamedTuple):
-    """Augmented images `[B, H, W, C]`, label logits `[B, num_classes]` and weights `[B]`, whose sum
-    is 1, of one inner step; `axis` are the devices that share the step, if any."""
+    """The samples of one inner step.
+
+    Attributes:
+      images: augmented, `[B, H, W, C]`.
+      label_logits: `[B, num_classes]`.
+      weights: `[B]`, with sum 1.
+      axis: the devices that share the step; None for a step of one device.
+    """
 
     images: Array
     label_logits: Array
@@ -49,22 +54,40 @@ def unroll(
 ) -> Array:
     """Train by SGD on synthetic data, differentiably: the inner loop A(X, y, w, s').
 
-    `w <- w - step_size * grad loss(w; augment(images), labels)`, `num_steps` times.
+    The update, `num_steps` times, is
+
+        w <- w - step_size * grad loss(w; augment(images), labels)
+
+    Cost: `num_steps` gradients; the backward pass costs about three times as much. Memory:
+    `num_steps` * P numbers, and the activations of a (micro-)batch.
 
     Args:
-      vector: `[P]` parameters at the start.
-      key: one augmentation per step, and the order of minibatches.
-      batch_size: samples per step; an epoch visits each once, in a new order, its last batch being
-        the remainder. None: all samples at every step, whose order is left alone since neither the
+      apply_params: `(params, images) -> logits [B, C]`.
+      unravel: `vector [P] -> params`.
+      vector: `[P]`, parameters at the start.
+      synthetic: the synthetic data.
+      key: key of one augmentation per step and of the order of minibatches.
+      num_steps: number of SGD steps, s'.
+      batch_size: samples per step. An epoch visits each sample once, in a new order; its last batch
+        is the remainder. None: all samples at every step, in their stored order, since neither the
         mean nor the independent augmentations depend on it.
-      momentum: of SGD; 0, as in paper and code, is plain SGD.
-      differentiation: how the gradient of a step's gradient is taken; with micro-batches it is
-        `partial(mixed_mode, micro_batch=...)`, and `reverse_mode` is the plain form. Values are the
-        same.
+      augment_strategy: augmentation families, see `augment`.
+      loss_scaling: see `soft_cross_entropies`.
+      momentum: momentum of SGD; paper and code use 0, plain SGD.
+      differentiation: how a step's gradient is differentiated; does not affect the values. Use
+        `partial(mixed_mode, micro_batch=...)` for micro-batches; `reverse_mode` is the plain form.
+
     Returns:
-      `[P]` parameters at the end; differentiable in `vector` and in every leaf of `synthetic`.
-    Cost: `num_steps` gradients; backward about three times that. Memory: `num_steps` x P, and the
-      activations of a (micro-)batch.
+      Parameters at the end, `[P]`, differentiable in `vector` and in every leaf of `synthetic`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from fedjax_het.condensation import SyntheticData, unroll
+      >>> apply_params = lambda w, images: images.reshape(len(images), -1) @ w
+      >>> unravel = lambda vector: vector.reshape(4, 3)
+      >>> data = SyntheticData(jnp.ones((6, 2, 2, 1)), jnp.zeros((6, 3)), jnp.float32(0.04))
+      >>> unroll(apply_params, unravel, jnp.ones(12), data, jax.random.key(0), num_steps=2).shape
+      (12,)
     """
 
     def select_samples(
@@ -83,7 +106,7 @@ def unroll(
     gradient = differentiation(loss_sum, select_samples)
     return run_sgd(
         vector,
-        lambda vector, number: gradient(vector, synthetic, (key, number)),
+        lambda vector, step_index: gradient(vector, synthetic, (key, step_index)),
         synthetic.step_size,
         num_steps=num_steps,
         momentum=momentum,
@@ -98,8 +121,20 @@ def select_inner_batch(
     augment_strategy: str,
     batch_axis: BatchAxis | None = None,
 ) -> InnerBatch:
-    """What step `step_index`, counted over all epochs, trains on: all samples for `batch_size`
-    None; of them this device's part, where devices share them (`batch_axis`)."""
+    """Select and augment the samples of one inner step.
+
+    Args:
+      synthetic: the synthetic data.
+      key: key of the order and the augmentations.
+      step_index: number of the step, counted over all epochs.
+      batch_size: samples per step; None: all.
+      augment_strategy: augmentation families, see `augment`.
+      batch_axis: the devices that share the step; only the local samples are returned. None for a
+        step of one device.
+
+    Returns:
+      The samples of the step.
+    """
     order_key, augment_key = jax.random.split(key)
     images, labels = synthetic.images, synthetic.label_logits
     if batch_size is not None and batch_size < len(images):
@@ -122,14 +157,28 @@ def select_inner_batch(
 def matching_loss(
     end: Array, start: Array, target: Array, *, distance: str = "normalized_l2"
 ) -> Array:
-    """How far training on synthetic data ended from where real training went; vectors `[P]`.
+    """Compute the distance between the end of training on synthetic data and the target.
 
-    "normalized_l2": `||end - target||^2 / ||start - target||^2`, 1 for a network that has not
-    moved and 0 for one that arrived; the denominator is that of the (averaged) target, as in the
-    code. "cosine": 1 minus the cosine between `end` and `target`, the measure of DynaFed's Fig. 6.
+    Args:
+      end: parameters after training on synthetic data, `[P]`.
+      start: parameters before, `[P]`.
+      target: parameters after training on real data, `[P]`.
+      distance: "normalized_l2": `||end - target||^2 / ||start - target||^2`, which is 1 for a
+        network that did not move and 0 at the target. The denominator uses the (averaged) target,
+        as in the code. "cosine": 1 minus the cosine between `end` and `target`, the measure of
+        DynaFed's Fig. 6.
+
+    Returns:
+      The loss, `[]`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.condensation import matching_loss
+      >>> float(matching_loss(jnp.float32([1, 0]), jnp.float32([0, 0]), jnp.float32([2, 0])))
+      0.25
     """
     if distance == "normalized_l2":
         return jnp.square(end - target).sum() / jnp.square(start - target).sum()
-    # Squares are rooted one by one: their product leaves the range of float32 sooner.
+    # One root per norm: the product of the squares would overflow float32 earlier.
     norms = jnp.sqrt(jnp.square(end).sum()) * jnp.sqrt(jnp.square(target).sum())
     return 1 - (end * target).sum() / norms

@@ -1,4 +1,4 @@
-"""Networks and the convolution they are made of; the only place that imports flax."""
+"""Networks and the convolution they are built from; the only package that imports flax."""
 
 from fedjax_het.nn.conv.dispatch import CONV_IMPLS
 from fedjax_het.nn.conv.primitive import conv2d

@@ -1,10 +1,8 @@
-"""Variables as flax has them, by collections, and as `Model` has them: parameters and state.
+"""Adapters that turn flax.linen modules and (init, apply) pairs into a `Model`.
 
-flax's own convolution layers, computed by `conv2d`, whose derivatives are fast on a CPU too.
-
-Any flax.linen module of a batch of images as a `Model`: the package's networks and users'.
-
-A pair of functions, `init` and `apply`, as a `Model`.
+flax stores variables by collection; a `Model` stores parameters and state. Two-dimensional
+`nn.Conv` layers of users' modules are computed by `conv2d`, whose derivatives are also fast on a
+CPU.
 """
 
 import contextlib
@@ -27,30 +25,60 @@ from fedjax_het.nn.model import count_cached_samples as count_cached_samples
 from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.introspection import get_keyword_parameters
 
-TRAINING_FLAGS = ("train", "training", "deterministic")  # what functions call the training flag
+TRAINING_FLAGS = ("train", "training", "deterministic")  # accepted names of the training flag
 
 
 def find_training_flag(parameters: Mapping[str, Any]) -> str | None:
-    """The parameter of a function that says whether it is training, if it has one."""
+    """Return the name of the training flag among a function's parameters.
+
+    Args:
+      parameters: the function's parameters by name.
+
+    Returns:
+      A name in `TRAINING_FLAGS`, or None.
+    """
     return next((name for name in TRAINING_FLAGS if name in parameters), None)
 
 
 def make_flag_arguments(flag: str | None, train: bool) -> dict[str, bool]:
-    """The training flag as keyword arguments."""
+    """Return the training flag as keyword arguments.
+
+    Args:
+      flag: name of the flag; None: the function has no flag.
+      train: whether the function trains.
+
+    Returns:
+      Keyword arguments; "deterministic" is the negation of `train`.
+    """
     if flag is None:
         return {}
     return {flag: not train if flag == "deterministic" else train}
 
 
 def list_state_collections(by_collection: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the collections besides the parameters, sorted."""
+    """Return the sorted names of the collections other than the parameters.
+
+    Args:
+      by_collection: flax variables by collection.
+
+    Returns:
+      Names of the collections.
+    """
     return tuple(sorted(name for name in by_collection if name != "params"))
 
 
 def to_variables(by_collection: Mapping[str, Any], collections: Sequence[str]) -> Variables:
-    """`Model`'s form. The state is the one collection besides the parameters; of several, a dict.
+    """Convert flax variables to `Variables`.
 
-    Raises: ConfigError naming a leaf that is no array, or a parameter that holds no floats.
+    Args:
+      by_collection: flax variables by collection.
+      collections: names of the state's collections.
+
+    Returns:
+      Parameters and state. The state is the one collection itself, or a dict of several.
+
+    Raises:
+      ConfigError: if a leaf is not an array, or a parameter is not of floats; the message names it.
     """
     params = by_collection["params"]
     _check_leaves("params", params, floats=True)
@@ -58,20 +86,40 @@ def to_variables(by_collection: Mapping[str, Any], collections: Sequence[str]) -
 
 
 def to_state(by_collection: Mapping[str, Any], collections: Sequence[str]) -> Any:
-    """The state alone. Raises: ConfigError naming a leaf that is no array."""
+    """Extract the state from flax variables.
+
+    Args:
+      by_collection: flax variables by collection.
+      collections: names of the state's collections.
+
+    Returns:
+      The one collection itself, or a dict of several.
+
+    Raises:
+      ConfigError: if a leaf is not an array; the message names it.
+    """
     state = {name: by_collection[name] for name in collections}
     _check_leaves("state", state, floats=False)
     return state[collections[0]] if len(collections) == 1 else state
 
 
 def to_collections(variables: Variables, collections: Sequence[str]) -> dict[str, Any]:
-    """The inverse of `to_variables`."""
+    """Convert `Variables` to flax variables by collection, the inverse of `to_variables`.
+
+    Args:
+      variables: parameters and state.
+      collections: names of the state's collections.
+
+    Returns:
+      flax variables by collection.
+    """
     state = variables["state"]
     state = {collections[0]: state} if len(collections) == 1 else state
     return {"params": variables["params"], **state}
 
 
 def _check_leaves(kind: str, tree: Any, *, floats: bool) -> None:
+    """Raise ConfigError unless each leaf is an array, of floats if `floats`."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         is_array = isinstance(leaf, jax.Array | np.ndarray | np.generic)
         if is_array and not (floats and not np.issubdtype(leaf.dtype, np.inexact)):
@@ -79,12 +127,21 @@ def _check_leaves(kind: str, tree: Any, *, floats: bool) -> None:
         actual = f"of type {leaf.dtype}" if is_array else f"a {type(leaf).__name__}"
         expected = "an array of floats" if floats else "an array"
         location = jax.tree_util.keystr(path)
-        raise ConfigError(f"{kind}{location} of its variables is {actual}: expected {expected}")
+        raise ConfigError(f"{kind}{location} of the variables is {actual}: expected {expected}")
 
 
 def is_supported_conv(module: nn.Module) -> bool:
-    """Whether a layer is an `nn.Conv` of two dimensions with one group, no dilation, equal strides
-    and nothing else about it that `conv2d` does not do."""
+    """Return whether `conv2d` can compute a layer.
+
+    Supported are `nn.Conv` layers of two dimensions with one group, no dilation, equal strides, and
+    the default precision and convolution.
+
+    Args:
+      module: a flax layer.
+
+    Returns:
+      True if the layer is supported.
+    """
     return (
         isinstance(module, nn.Conv)
         and not isinstance(module.kernel_size, int)
@@ -100,11 +157,14 @@ def is_supported_conv(module: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def override_convolution(module: nn.Conv, impl: str = AUTO) -> Iterator[None]:
-    """Compute calls of `module` by `conv2d`, through flax's own field for another convolution.
+    """Compute `module` by `conv2d` inside the context, through flax's field `conv_general_dilated`.
 
     Args:
-      module: a layer that `is_supported_conv` accepts.
-      impl: implementation of the convolution, as `conv2d` has it.
+      module: a layer for which `is_supported_conv` is true.
+      impl: implementation of the convolution, see `conv2d`.
+
+    Returns:
+      A context manager without a value.
     """
 
     def convolve(x, kernel, strides, padding, **kwargs: Any) -> jax.Array:
@@ -117,7 +177,7 @@ def override_convolution(module: nn.Conv, impl: str = AUTO) -> Iterator[None]:
             pad_widths = {0}
         return conv2d(x, kernel, pad_widths.pop(), impl, strides[0])
 
-    # A module's fields are frozen for users; the call that reads this one is between these lines.
+    # Fields of a flax module are frozen; only the call inside this context reads this one.
     object.__setattr__(module, "conv_general_dilated", convolve)
     try:
         yield
@@ -126,7 +186,7 @@ def override_convolution(module: nn.Conv, impl: str = AUTO) -> Iterator[None]:
 
 
 def _to_pair(value: Any) -> tuple[int, ...]:
-    """A setting of both axes as flax reads it: None is 1."""
+    """Return a setting of both axes as flax reads it: None is 1."""
     if value is None:
         return (1, 1)
     return (value, value) if isinstance(value, int) else tuple(value)
@@ -141,16 +201,17 @@ _PROBE_BATCH = 2
 
 
 class _ModuleInfo(NamedTuple):
-    """What one abstract pass through a module shows.
+    """Facts about a module from one abstract forward pass.
 
-    num_classes: the last axis of its logits, None where they are not [B, num_classes].
-    collections: of its variables, besides the parameters.
-    norms: paths of its normalisation layers.
-    conv: whether it has convolutions that can be matrix products.
-    dropout: whether it has flax's dropout.
-    activations: of a sample, after the first convolution; None without one.
-    features: whether it returns features with the logits.
-    head: its last fully connected layer, unbound, and that layer's path; None without one.
+    Attributes:
+      num_classes: the last axis of the logits; None if they are not `[B, num_classes]`.
+      collections: names of the collections of variables other than the parameters.
+      norm_paths: paths of the normalization layers.
+      has_conv: whether `conv2d` can compute some of the convolutions.
+      has_dropout: whether the module has flax's dropout.
+      activation_shape: height, width and channels after the first convolution; None without one.
+      returns_features: whether the module returns (features, logits).
+      head: the last fully connected layer, unbound, and its path; None without one.
     """
 
     num_classes: int | None
@@ -171,21 +232,31 @@ def make_flax_model(
     cached_samples: int | None = None,
     can_shard_batch: bool = False,
 ) -> Model:
-    """A `Model` of a module that takes a batch of images, and a training flag if it has one.
+    """Convert a flax.linen module to a `Model`.
 
-    It is called `module(x, train=...)`, `(x, training=...)`, `(x, deterministic=...)` or `(x)`, by
-    its signature, and returns logits, or (features, logits). Collections besides `params` are the
-    model's state; the key goes to the stream "dropout". The head is the last fully connected layer
-    (`nn.Dense`) whose output is the logits; the features are what it reads. Where there is no such
-    layer, the model has no head, and `embed` only if the module returns features itself.
+    The module is called `module(x, train=...)`, `(x, training=...)`, `(x, deterministic=...)` or
+    `(x)`, by its signature, and returns logits, or (features, logits). Collections other than
+    `params` are the model's state; the key goes to the stream "dropout". The head is the last fully
+    connected layer (`nn.Dense`) whose output is the logits; the features are its input. Without
+    such a layer the model has no head, and has `embed` only if the module returns features itself.
 
-    On a CPU, plain two-dimensional `nn.Conv` are matrix products, as the package's own.
+    Two-dimensional `nn.Conv` layers are computed by `conv2d`, as the package's own convolutions.
 
-    micro_batch, spreads: see `Model`.
-    cached_samples: see `Model`; by default by the size of what the first convolution gives.
     Cost: one abstract evaluation.
-    Raises: ConfigError where the module has dropout or batch norm but no training flag. What fails
-      inside the module is raised as it is.
+
+    Args:
+      module: the unbound module.
+      input_shape: height, width and channels.
+      micro_batch: see `Model`.
+      cached_samples: see `Model`; default: from the size of the first convolution's output.
+      can_shard_batch: see `Model`.
+
+    Returns:
+      The model.
+
+    Raises:
+      ConfigError: if the module has dropout or batch norm but no training flag, or has no
+        parameters. Other exceptions inside the module are raised unchanged.
     """
     flag = find_training_flag(get_keyword_parameters(type(module).__call__))
     info = _inspect_module(module, input_shape, flag)
@@ -208,7 +279,9 @@ def make_flax_model(
         if info.returns_features:
             return *out, state
         if features is None:
-            raise ConfigError(f"{type(module).__name__}: its last layer is another one in training")
+            raise ConfigError(
+                f"{type(module).__name__}: expected the same last layer in training and evaluation"
+            )
         return features, out, state
 
     return Model(
@@ -244,7 +317,10 @@ def _apply_module(
     x: jax.Array,
     call: _Call,
 ) -> tuple[Any, Any, Any]:
-    """(what the module returns, what its last fully connected layer reads or None, new state)."""
+    """Return the module's output, the input of its last fully connected layer and the new state.
+
+    The input of the last fully connected layer is None if the logits are not a layer's output.
+    """
     module = _bind_call(module, call)
     by_collection = to_collections(variables, info.collections)
     kwargs: dict[str, Any] = {
@@ -272,10 +348,12 @@ def _bind_call(module: nn.Module, call: _Call) -> nn.Module:
 
 
 def _get_logits(out: Any) -> Any:
+    """Return the logits of a module's output, logits or (features, logits)."""
     return out[1] if isinstance(out, tuple) and len(out) == 2 else out
 
 
 def _make_head(info: _ModuleInfo) -> Head | None:
+    """Return the head of a module, or None if it has no last fully connected layer."""
     if info.head is None:
         return None
     layer, path = info.head
@@ -287,7 +365,7 @@ def _make_head(info: _ModuleInfo) -> Head | None:
 
 
 def _list_norm_paths(info: _ModuleInfo) -> frozenset[tuple[str, ...]]:
-    """With the collection in front where the state is by collections."""
+    """Return the norm paths, also with the collection in front if there are several."""
     if len(info.collections) < 2:
         return info.norm_paths
     nested_paths = {(name, *path) for name in info.collections for path in info.norm_paths}
@@ -295,26 +373,61 @@ def _list_norm_paths(info: _ModuleInfo) -> frozenset[tuple[str, ...]]:
 
 
 class _CallRecorder:
-    """The calls of fully connected layers in one pass, and how that pass is made."""
+    """A recorder of the calls of fully connected layers in one forward pass.
+
+    Attributes:
+      train: whether the pass is a training pass.
+      key: key of dropout; None: nothing is dropped.
+      layers: layer, input and output of each call, in order.
+    """
 
     def __init__(self, call: _Call):
         self.call = call
         self.layers: list[tuple[nn.Module, Any, Any]] = []  # module, input, output
 
     def find_last_call(self, logits: Any) -> tuple[nn.Module, Any, Any] | None:
-        """The last call whose output is the very array `logits`."""
+        """Find the last call whose output is the array `logits` itself.
+
+        Args:
+          logits: output of the module.
+
+        Returns:
+          Layer, input and output of the call, or None.
+        """
         return next((call for call in reversed(self.layers) if call[2] is logits), None)
 
     def find_last_input(self, logits: Any) -> Any:
+        """Find the input of the last call whose output is the array `logits` itself.
+
+        Args:
+          logits: output of the module.
+
+        Returns:
+          The input, or None.
+        """
         call = self.find_last_call(logits)
         return None if call is None else call[1]
 
     def intercept(self, call: Callable, args: Sequence, kwargs: dict, context: Any) -> Any:
+        """Run one flax call.
+
+        Dropout without a key is skipped, supported convolutions are computed by `conv2d`, and calls
+        of fully connected layers are recorded.
+
+        Args:
+          call: the intercepted method.
+          args: its positional arguments.
+          kwargs: its keyword arguments.
+          context: flax's `InterceptorContext`.
+
+        Returns:
+          The output of the call.
+        """
         module = context.module
         if context.method_name != "__call__":
             return call(*args, **kwargs)
         if isinstance(module, nn.Dropout) and self.call.train and self.call.key is None:
-            return args[0] if args else kwargs["inputs"]  # without a key nothing is dropped
+            return args[0] if args else kwargs["inputs"]  # flax would raise without a key
         if is_supported_conv(module):
             with override_convolution(module, self.call.conv_impl):
                 return call(*args, **kwargs)
@@ -325,12 +438,13 @@ class _CallRecorder:
 
 
 def _intercept_calls(calls: _CallRecorder, info: _ModuleInfo) -> contextlib.AbstractContextManager:
-    """Nothing is in the way of a module that asks for nothing."""
+    """Return the context that intercepts calls, or an empty one if the module does not need it."""
     needs_interception = info.has_conv or info.has_dropout or not info.returns_features
     return nn.intercept_methods(calls.intercept) if needs_interception else contextlib.nullcontext()
 
 
 def _inspect_module(module: nn.Module, input_shape: Sequence[int], flag: str | None) -> _ModuleInfo:
+    """Return the facts about a module, from `init` on a batch of shapes."""
     calls = _CallRecorder(_Call(train=False, key=None))
     norms: set[tuple[str, ...]] = set()
     layer_info: dict[str, Any] = {"has_conv": False, "has_dropout": False, "activation_shape": None}
@@ -364,7 +478,7 @@ def _inspect_module(module: nn.Module, input_shape: Sequence[int], flag: str | N
     image = jax.ShapeDtypeStruct((_PROBE_BATCH, *input_shape), jnp.result_type(float))
     out, variables = jax.eval_shape(run_init, jax.random.key(0), image)
     if "params" not in variables:
-        raise ConfigError(f"{type(module).__name__} has no parameters")
+        raise ConfigError(f"{type(module).__name__}: expected a module with parameters")
     shape: tuple[int, ...] = getattr(_get_logits(out), "shape", ())
     return _ModuleInfo(
         num_classes=shape[1] if len(shape) == 2 else None,
@@ -377,7 +491,7 @@ def _inspect_module(module: nn.Module, input_shape: Sequence[int], flag: str | N
 
 
 def _check_layer_without_flag(module: nn.Module, layer: nn.Module, kwargs: dict) -> None:
-    """Of a module without a training flag, raise ConfigError for a layer that needs one."""
+    """Raise ConfigError if a module without a training flag has a layer that needs one."""
     for kind, name, layer_kind in (
         (nn.Dropout, "deterministic", "dropout"),
         (nn.BatchNorm, "use_running_average", "batch norm"),
@@ -386,26 +500,40 @@ def _check_layer_without_flag(module: nn.Module, layer: nn.Module, kwargs: dict)
             continue
         if not (kwargs.get(name) or getattr(layer, name)):
             raise ConfigError(
-                f"{type(module).__name__}.__call__ takes no train, training or deterministic, but "
-                f"has {layer_kind} ({'/'.join(layer.path)}), which needs to know"
+                f"{type(module).__name__}.__call__ has no argument train, training or "
+                f"deterministic, but its {layer_kind} ({'/'.join(layer.path)}) requires one"
             )
 
 
-_KEY_NAMES = ("key", "rng")  # what `apply` may call the key
+_KEY_NAMES = ("key", "rng")  # accepted names of the key of `apply`
 
 
 def make_pair_model(
     init: Callable, apply: Callable, input_shape: tuple[int, int, int], num_classes: int
 ) -> Model:
-    """A `Model` of `init(key)`, `init(key, images)` or `init(key, images, train)`, and of
-    `apply(variables, images)` or `apply(variables, images, train)`.
+    """Convert an (init, apply) pair to a `Model`.
 
-    Variables with "params" are by collections, as flax's; any others are all parameters. `apply`
-    returns logits, or (logits, new_state), where new_state holds the collections besides the
-    parameters. The flag may be called train, training or deterministic; a parameter `key` or `rng`
-    is given the key. There is no head, no `embed` and no normalisation layer.
+    Signatures: `init(key)`, `init(key, images)` or `init(key, images, train)`, and
+    `apply(variables, images)` or `apply(variables, images, train)`. The flag may be called train,
+    training or deterministic; a parameter `key` or `rng` of `apply` receives the key.
 
-    Cost: one abstract evaluation of `init`, whose errors are raised as they are.
+    Variables with the key "params" are by collection, as flax's; any others are all parameters.
+    `apply` returns logits, or (logits, new_state), where new_state holds the collections other than
+    the parameters. The model has no head, no `embed` and no normalization layers.
+
+    Cost: one abstract evaluation of `init`, whose exceptions are raised unchanged.
+
+    Args:
+      init: function that draws the variables.
+      apply: function that computes the logits.
+      input_shape: height, width and channels.
+      num_classes: number of logits.
+
+    Returns:
+      The model.
+
+    Raises:
+      ConfigError: if a variable is not an array, or a parameter is not of floats.
     """
     image = jnp.zeros((1, *input_shape))
 
@@ -419,11 +547,11 @@ def make_pair_model(
     structure: dict[str, Any] = {}
 
     def record_structure(key: jax.Array) -> None:
-        by_collection, structure["named"] = draw_variables(key)
+        by_collection, structure["has_collections"] = draw_variables(key)
         structure["collections"] = list_state_collections(by_collection)
 
     jax.eval_shape(record_structure, jax.random.key(0))
-    has_collections, collections = structure["named"], structure["collections"]
+    has_collections, collections = structure["has_collections"], structure["collections"]
 
     def model_init(key: jax.Array):
         return to_variables(draw_variables(key)[0], collections)
@@ -444,6 +572,7 @@ def make_pair_model(
 
 
 def _list_init_arguments(init: Callable, key: jax.Array, image: jax.Array) -> tuple[Any, ...]:
+    """Return the positional arguments that `init` accepts: the key, or key and image."""
     positional = [
         parameter
         for parameter in inspect.signature(init).parameters.values()
@@ -454,4 +583,5 @@ def _list_init_arguments(init: Callable, key: jax.Array, image: jax.Array) -> tu
 
 
 def _make_function_flag(function: Callable, train: bool) -> dict[str, bool]:
+    """Return the training flag of a function as keyword arguments."""
     return make_flag_arguments(find_training_flag(get_keyword_parameters(function)), train)

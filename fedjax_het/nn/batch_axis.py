@@ -33,34 +33,57 @@ class BatchAxis:
 
 
 def make_axis_argument(batch_axis: BatchAxis | None) -> dict[str, BatchAxis]:
-    """Return `batch_axis` as a keyword argument, without it where the batch is whole.
+    """Return `batch_axis` as a keyword argument, or no argument for a whole batch.
 
     Functions that never see a part of a batch need not have the argument.
+
+    Args:
+      batch_axis: the devices that share the batch; None: the batch is whole.
+
+    Returns:
+      Keyword arguments.
     """
     return {} if batch_axis is None else {"batch_axis": batch_axis}
 
 
 def get_num_shards(batch_axis: BatchAxis | None) -> int:
-    """Return the number of parts of the batch; 1 if it is whole."""
+    """Return the number of parts of the batch.
+
+    Args:
+      batch_axis: the devices that share the batch; None: the batch is whole.
+
+    Returns:
+      Number of parts; 1 if the batch is whole.
+    """
     return 1 if batch_axis is None else batch_axis.num_shards
 
 
 def get_global_row_indices(num_rows: int, batch_axis: BatchAxis | None) -> jax.Array:
-    """Return the rows of the whole batch that this device's `num_rows` samples are."""
+    """Return the positions of the local samples in the whole batch.
+
+    Args:
+      num_rows: number of local samples, n.
+      batch_axis: the devices that share the batch; None for a whole batch.
+
+    Returns:
+      Positions, int32 `[n]`.
+    """
     first = 0 if batch_axis is None else jax.lax.axis_index(batch_axis.name) * num_rows
     return first + jnp.arange(num_rows)
 
 
 def sum_over_shards(sums: Tree, batch_axis: BatchAxis | None) -> Tree:
-    """Add up sums over this device's samples to sums over the whole batch.
+    """Add sums over each device's samples to sums over the whole batch.
+
+    Cost: one collective if devices share the batch. If the result is differentiated, each device's
+    loss must be the loss of its own samples, and the devices' gradients must be added.
 
     Args:
-      sums: any tree of arrays.
-      batch_axis: the devices that share the batch. If there are any, this is one collective.
-        Differentiated, a device's loss has to be that of its part, and gradients to be added up.
+      sums: tree of arrays, sums over this device's samples.
+      batch_axis: the devices that share the batch; None: the batch is whole.
 
     Returns:
-      A tree like `sums`.
+      Tree like `sums`, sums over the whole batch.
     """
     if batch_axis is None:
         return sums
@@ -69,15 +92,17 @@ def sum_over_shards(sums: Tree, batch_axis: BatchAxis | None) -> Tree:
 
 
 def gather_rows(rows: jax.Array, batch_axis: BatchAxis | None) -> jax.Array:
-    """Gather the rows of the whole batch from those of all devices.
+    """Gather the rows of the whole batch from all devices.
+
+    Cost: one collective if devices share the batch. If the result is differentiated, each device's
+    loss must be the loss of its own samples, and the devices' gradients must be added.
 
     Args:
-      rows: a row for each of this device's samples; all parts have to be full.
-      batch_axis: the devices that share the batch. If there are any, this is one collective, which
-        is differentiated as `sum_over_shards` is.
+      rows: `[n, ...]`, a row for each of this device's samples; all parts must be full.
+      batch_axis: the devices that share the batch; None: the batch is whole.
 
     Returns:
-      A row for each sample of the whole batch.
+      `[num_shards * n, ...]`, a row for each sample of the whole batch.
     """
     if batch_axis is None:
         return rows
@@ -88,11 +113,11 @@ def take_local_rows(whole: Tree, batch_axis: BatchAxis | None) -> Tree:
     """Take the rows of this device's samples.
 
     Args:
-      whole: a tree of arrays with a row for each sample of the whole batch.
-      batch_axis: the devices that share the batch.
+      whole: tree of arrays `[B, ...]`, a row for each sample of the whole batch.
+      batch_axis: the devices that share the batch; None: the batch is whole.
 
     Returns:
-      A tree like `whole`. Parts are of equal size; zeros fill up the last one.
+      Tree of arrays `[ceil(B / num_shards), ...]`. Zeros fill up the last part.
     """
     if batch_axis is None:
         return whole

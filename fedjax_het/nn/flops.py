@@ -1,7 +1,4 @@
-"""How much arithmetic training takes: the multiplications and additions of its matrix products.
-
-Multiply-adds of the products in traced programs.
-"""
+"""Arithmetic cost of training: multiply-adds of the matrix products in traced programs."""
 
 import math
 from typing import Any
@@ -13,19 +10,31 @@ from fedjax_het.nn.model import Model
 
 
 def count_training_flops(model: Model) -> int:
-    """Floating-point operations that one training sample takes: 2 per multiply-add.
+    """Count the floating-point operations of training on one sample: 2 per multiply-add.
 
-    Counted are the products of convolutions (their zero padding included, as is usual) and fully
-    connected layers: once in the forward pass, and twice in the backward pass, for the gradients of
-    kernel and input, which the first layer has no need of. Everything else (norms, pooling, the
-    optimiser) is not. What a program really executes may be more.
+    The products of convolutions and fully connected layers count once in the forward pass and twice
+    in the backward pass, for the gradients of kernel and input. The first layer needs no input
+    gradient. Zero padding counts, as is usual. Everything else (normalization, pooling, the
+    optimizer) does not. The compiled program may execute more operations.
+
+    Args:
+      model: the network.
+
+    Returns:
+      Floating-point operations per sample.
+
+    Example:
+      >>> from fedjax_het.nn import make_model
+      >>> from fedjax_het.nn import count_training_flops
+      >>> count_training_flops(make_model("mlp", (2, 2, 1), 3, hidden=[5]))
+      170
     """
     forward = _list_forward_multiply_adds(model)
     return 2 * (3 * sum(forward) - forward[0])
 
 
 def _list_forward_multiply_adds(model: Model) -> list[int]:
-    """Multiply-adds of each layer for one sample, in order."""
+    """Return the multiply-adds of each layer for one sample, in order."""
     variables = jax.eval_shape(model.init, jax.random.key(0))
     image = jax.ShapeDtypeStruct((1, *model.input_shape), "float32")
     trace = jax.make_jaxpr(lambda variables, x: model.apply(variables, x, train=False)[0])
@@ -33,6 +42,7 @@ def _list_forward_multiply_adds(model: Model) -> list[int]:
 
 
 def _iter_multiply_adds(jaxpr):
+    """Yield the multiply-adds of each product in a jaxpr and in the jaxprs inside it."""
     for equation in jaxpr.eqns:
         count = count_multiply_adds(equation)
         if count is not None:
@@ -45,10 +55,16 @@ def _iter_multiply_adds(jaxpr):
 
 
 def count_multiply_adds(equation: Any) -> int | None:
-    """Of an equation of a jaxpr; None where it is no product.
+    """Count the multiply-adds of one equation of a jaxpr.
 
-    Products are those of matrices and of convolutions, the package's own among them; zero padding
-    is counted, as is usual.
+    Products of matrices and of convolutions count, also the package's own convolution. Zero padding
+    counts, as is usual.
+
+    Args:
+      equation: a `jax.core.JaxprEqn`.
+
+    Returns:
+      Number of multiply-adds; None if the equation is not a product.
     """
     if len(equation.invars) != 2 or not equation.outvars:
         return None
@@ -59,8 +75,8 @@ def count_multiply_adds(equation: Any) -> int | None:
     if equation.primitive.name == "conv_general_dilated":
         output_axis = equation.params["dimension_numbers"].rhs_spec[0]
         return out.size * right.size // right.shape[output_axis]
-    # The three of a convolution take as many: those of its outputs [L, B, H, W, O], each of a
-    # window of the kernel [L, h, w, I, O].
+    # All three products of a convolution have the same multiply-adds: one for each number of the
+    # outputs [L, B, H', W', O] and each number kh kw I of the kernel's window.
     if equation.primitive is CONV_OUTPUT:
         return out.size * math.prod(right.shape[1:4])
     if equation.primitive is CONV_INPUT_GRADIENT:

@@ -15,19 +15,33 @@ from fedjax_het.nn.batch_axis import (
 from fedjax_het.nn.conv.primitive import conv2d
 
 NORM_EPSILON = 1e-5
-BATCH_NORM_MOMENTUM = 0.1  # weight of the new batch, as PyTorch counts it
+BATCH_NORM_MOMENTUM = 0.1  # weight of the new batch, PyTorch's convention
 
 
 def uniform_fan_in(fan_in: int):
-    """PyTorch's default for weights and biases of linear and convolution layers: U(±1/√fan_in)."""
+    """Return PyTorch's default initializer of linear and convolution layers: U(±1/√fan_in).
+
+    Args:
+      fan_in: number of inputs of each output.
+
+    Returns:
+      `(key, shape) -> array` for weights and biases.
+    """
     bound = fan_in**-0.5
     return lambda key, shape: jax.random.uniform(key, shape, minval=-bound, maxval=bound)
 
 
 def create_kernel_and_bias(module: nn.Module, kernel_shape: tuple[int, ...], glorot: bool):
-    """The parameters of a linear or convolution layer, drawn as PyTorch or (glorot) Keras does.
+    """Create the parameters of a linear or convolution layer.
 
-    Glorot's are U(±√(6 / (fan_in + fan_out))), with biases of zero.
+    Args:
+      module: the flax module that owns the parameters.
+      kernel_shape: shape of the kernel; the last axis is the outputs.
+      glorot: True for Keras' initialization, kernels U(±√(6 / (fan_in + fan_out))) and biases of
+        zero; False for PyTorch's, both U(±1/√fan_in).
+
+    Returns:
+      Kernel and bias.
     """
     if glorot:
         kernel_init, bias_init = nn.initializers.glorot_uniform(), nn.initializers.zeros
@@ -38,16 +52,35 @@ def create_kernel_and_bias(module: nn.Module, kernel_shape: tuple[int, ...], glo
 
 
 class Linear(nn.Module):
+    """A fully connected layer.
+
+    Attributes:
+      features: number of outputs.
+      glorot: whether to initialize as Keras does; otherwise as PyTorch does.
+    """
+
     features: int
     glorot: bool = False
 
     @nn.compact
     def __call__(self, x):
+        """Return `[B, features]` for `x` `[B, F]`."""
         kernel, bias = create_kernel_and_bias(self, (x.shape[-1], self.features), self.glorot)
         return x @ kernel + bias
 
 
 class Conv(nn.Module):
+    """A convolution of stride 1 with square windows.
+
+    Attributes:
+      features: number of output channels.
+      kernel_size: side of the window in pixels.
+      padding: zeros on all sides in pixels.
+      impl: implementation, see `conv2d`.
+      add_bias: whether to add the bias; the parameter exists in any case.
+      glorot: whether to initialize as Keras does; otherwise as PyTorch does.
+    """
+
     features: int
     kernel_size: int
     padding: int
@@ -57,6 +90,7 @@ class Conv(nn.Module):
 
     @nn.compact
     def __call__(self, x):
+        """Return `[B, H', W', features]` for `x` `[B, H, W, C]`."""
         kernel_shape = (self.kernel_size, self.kernel_size, x.shape[-1], self.features)
         kernel, bias = create_kernel_and_bias(self, kernel_shape, self.glorot)
         x = conv2d(x, kernel, self.padding, self.impl)
@@ -64,9 +98,15 @@ class Conv(nn.Module):
 
 
 class ResidualConv(nn.Module):
-    """ResNet's: no bias, padding that keeps the size (but for the stride), He's initialisation.
+    """ResNet's convolution: no bias, padding that preserves the size for stride 1.
 
-    Weights are N(0, 2 / fan_out), as torchvision draws them.
+    Weights are N(0, 2 / fan_out), He's initialization as torchvision draws it.
+
+    Attributes:
+      features: number of output channels.
+      kernel_size: side of the window in pixels.
+      stride: distance of windows in pixels.
+      impl: implementation, see `conv2d`.
     """
 
     features: int
@@ -76,6 +116,7 @@ class ResidualConv(nn.Module):
 
     @nn.compact
     def __call__(self, x):
+        """Return `[B, ceil(H / stride), ceil(W / stride), features]` for `x` `[B, H, W, C]`."""
         deviation = (2 / (self.kernel_size**2 * self.features)) ** 0.5
         kernel_shape = (self.kernel_size, self.kernel_size, x.shape[-1], self.features)
         kernel = self.param("kernel", nn.initializers.normal(deviation), kernel_shape)
@@ -84,16 +125,17 @@ class ResidualConv(nn.Module):
 
 
 def _to_float32(x):
-    """Numbers as statistics are taken of them."""
+    """Convert 16-bit floats to float32, the precision of statistics."""
     return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
 
 
 def _cast_like(normalized, x):
+    """Convert normalized values back to 16-bit floats if the input `x` has them."""
     return normalized.astype(x.dtype) if x.dtype.itemsize < 4 else normalized
 
 
 class InstanceNorm(nn.Module):
-    """Normalise each channel of each sample over its pixels, then scale and shift."""
+    """Normalization of each channel of each sample over its pixels, then scale and shift."""
 
     @nn.compact
     def __call__(self, x, train, batch_axis: BatchAxis | None = None):
@@ -103,16 +145,17 @@ class InstanceNorm(nn.Module):
         mean = x.mean(axis=(1, 2), keepdims=True)
         variance = jnp.square(x - mean).mean(axis=(1, 2), keepdims=True)
         factor = jax.lax.rsqrt(variance + NORM_EPSILON) * scale
-        # One multiplication and addition a pixel.
+        # One multiplication and one addition per pixel.
         return _cast_like(x * factor + (shift - mean * factor), inputs)
 
 
 class BatchNorm(nn.Module):
-    """Normalise each channel over the batch and its pixels; running statistics for evaluation.
+    """Normalization of each channel over the batch and its pixels.
 
-    As in PyTorch the batch is normalised by its biased variance and the running variance averages
-    the unbiased one. Statistics are of the given batch alone, never shared across mapped axes, and
-    of the whole batch where devices share it (`batch_axis`).
+    Evaluation uses running statistics. As in PyTorch, the biased variance normalizes the batch, and
+    the running variance averages the unbiased one. Statistics cover the given batch alone and are
+    never shared across mapped axes. If devices share the batch, statistics cover the parts of all
+    devices.
     """
 
     @nn.compact
@@ -148,23 +191,43 @@ NORMS = {"group": InstanceNorm, "instance": InstanceNorm, "batch": BatchNorm, "n
 
 
 def average_pool(x):
-    """Mean over 2x2 windows; an odd last row or column is dropped."""
+    """Average over 2x2 windows; an odd last row or column is dropped.
+
+    Args:
+      x: `[B, H, W, C]`.
+
+    Returns:
+      `[B, H // 2, W // 2, C]`.
+    """
     height, width = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
     corners = [x[:, row:height:2, column:width:2] for row in (0, 1) for column in (0, 1)]
     return sum(corners) * 0.25
 
 
 def max_pool(x):
-    """Maximum over 2x2 windows; an odd last row or column is dropped."""
+    """Take the maximum over 2x2 windows; an odd last row or column is dropped.
+
+    Args:
+      x: `[B, H, W, C]`.
+
+    Returns:
+      `[B, H // 2, W // 2, C]`.
+    """
     height, width = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
     corners = [x[:, row:height:2, column:width:2] for row in (0, 1) for column in (0, 1)]
     return jnp.maximum(jnp.maximum(corners[0], corners[1]), jnp.maximum(corners[2], corners[3]))
 
 
 def max_pool_overlapping(x):
-    """Maximum over 3x3 windows two pixels apart, which reach a pixel beyond each edge.
+    """Take the maximum over 3x3 windows of stride 2 and padding 1.
 
-    Rows first, then columns: four maxima instead of eight.
+    The maximum over rows comes first, then over columns: four maxima instead of eight.
+
+    Args:
+      x: `[B, H, W, C]`.
+
+    Returns:
+      `[B, ceil(H / 2), ceil(W / 2), C]`.
     """
     x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-jnp.inf)
     height, width = x.shape[1] - 2, x.shape[2] - 2
@@ -173,12 +236,15 @@ def max_pool_overlapping(x):
 
 
 class Dropout(nn.Module):
-    """Numbers are zero with probability `rate`, the others grow so that the mean is kept.
+    """Dropout: each value is zero with probability `rate`, and scaling preserves the mean.
 
-    A sample's mask depends on the key and on its row in the batch, a byte a number: `rate` is
-    rounded to 1/256. Drawn and used as four quarters it costs 0 to 2 % of a training step of
-    `FslCnn`, where 32 bits a number, as flax has it, cost 2 to 10 %. Without a key, or in
-    evaluation, nothing is dropped.
+    A sample's mask depends on the key and on the sample's row in the batch. It uses one random byte
+    per value, so `rate` is rounded to 1/256. The bytes are drawn as 32-bit words and used as four
+    quarters: this costs 0 to 2 % of a training step of `FslCnn`, while flax's 32 bits per value
+    cost 2 to 10 %. Without a key, or in evaluation, nothing is dropped.
+
+    Attributes:
+      rate: probability of zero.
     """
 
     rate: float
@@ -193,7 +259,9 @@ class Dropout(nn.Module):
             get_global_row_indices(x.shape[0], batch_axis)
         )
         bits = jax.vmap(lambda key: jax.random.bits(key, words))(keys)
-        bits = jax.lax.optimization_barrier(bits)  # or they are drawn again in the backward pass
+        bits = jax.lax.optimization_barrier(
+            bits
+        )  # keeps XLA from drawing them again in the backward pass
         draws = jnp.concatenate([(bits >> shift) & 255 for shift in (0, 8, 16, 24)], axis=1)
         mask = draws[:, : flat.shape[1]] >= round(256 * self.rate)
         return jnp.where(mask, flat / (1 - self.rate), 0).reshape(x.shape)

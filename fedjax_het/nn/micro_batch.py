@@ -1,4 +1,4 @@
-"""The gradient of a sum over samples, a few samples at a time."""
+"""Gradients of sums over samples, computed a few samples at a time."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,18 +14,34 @@ Tree = Any
 def micro_batched_value_and_grad(
     loss_sum: Callable, micro_batch: int | None, has_aux: bool = False
 ) -> Callable:
-    """Like `jax.value_and_grad(loss_sum, has_aux=has_aux)`, in pieces that stay in a core's cache.
+    """Transform `loss_sum` like `jax.value_and_grad`, in micro-batches that fit a CPU core's cache.
 
-    `loss_sum(params, batch)` must add up over samples: a *sum* of per-sample losses (not a mean),
-    each of which depends on its own sample alone, as without batch normalisation. So must `aux`, a
-    tree of sums. `batch` is a tree of arrays with the same leading axis B. Divide what comes back
-    by the number of samples for the gradient of the mean; terms of the parameters alone, such as a
-    proximal term, are added outside.
+    `loss_sum(params, batch)` must be a *sum* (not a mean) of losses, each of which depends on its
+    own sample alone; batch normalization violates this. The auxiliary output must be a tree of sums
+    too. For the gradient of the mean, divide the result by the number of samples. Add terms of the
+    parameters alone, such as a proximal term, outside.
 
-    On CPU a ConvNet's training step waits for memory when its activations outgrow the cache;
+    On a CPU a ConvNet's training step waits for memory when its activations exceed the cache;
     `Model.micro_batch` is the size that fits. The batch is split into equal pieces of at most that
-    size; it is left whole where none at least half as large divides it, on other backends, and for
-    `micro_batch=None`.
+    size. It stays whole if no divisor of the batch size is at least half as large, on other
+    backends, and for `micro_batch=None`.
+
+    Args:
+      loss_sum: `(params, batch) -> loss`, or `(loss, aux)` with `has_aux`; `batch` is a tree of
+        arrays with the same leading axis B.
+      micro_batch: maximum number of samples per piece, or None.
+      has_aux: whether `loss_sum` returns an auxiliary output.
+
+    Returns:
+      `(params, batch) -> (value, gradient)` of the sum over the batch.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.nn import micro_batched_value_and_grad
+      >>> function = micro_batched_value_and_grad(lambda w, x: (w * x).sum(), 2)
+      >>> value, gradient = function(jnp.float32(3.0), jnp.arange(4.0))
+      >>> float(value), float(gradient)
+      (18.0, 6.0)
     """
     value_and_grad = jax.value_and_grad(loss_sum, has_aux=has_aux)
 
@@ -45,11 +61,17 @@ def accumulate_micro_batches(
     micro_batch: int | None,
     pad_last: bool = False,
 ) -> tuple[Tree, Tree]:
-    """`function(samples) -> (sums over samples, an entry for each sample)`, in equal pieces of the
-    samples as `choose_micro_batch_size` has them.
+    """Apply a function to micro-batches, add its sums and concatenate its entries.
 
-    pad_last: samples of zeros add nothing to the sums, so that the last piece may be filled up with
-        them: all pieces then are of `micro_batch` samples.
+    Args:
+      function: `samples -> (tree of sums over samples, tree of arrays with an entry per sample)`.
+      samples: tree of arrays with the same leading axis B.
+      micro_batch: maximum number of samples per piece, see `choose_micro_batch_size`; None: all.
+      pad_last: whether to fill up the last piece with samples of zeros, so that all pieces have
+        `micro_batch` samples. Samples of zeros must then add nothing to the sums.
+
+    Returns:
+      The sums and the entries, `[B, ...]`, of all samples.
     """
     num_samples = jax.tree.leaves(samples)[0].shape[0]
     if pad_last and micro_batch is not None and num_samples > micro_batch and _uses_micro_batches():
@@ -66,7 +88,7 @@ def accumulate_micro_batches(
         sums, entries = function(samples)
         return jax.tree.map(jnp.add, total, sums), entries
 
-    # `zeros_like` of these shapes also takes over which mesh axes they vary on.
+    # `zeros_like` of the abstract values also copies the mesh axes that they vary on.
     first_micro_batch = jax.tree.map(lambda leaf: leaf[0], micro_batches)
     zero_sums = jax.tree.map(jnp.zeros_like, jax.eval_shape(function, first_micro_batch)[0])
     sums, entries = jax.lax.scan(add_micro_batch, zero_sums, micro_batches)
@@ -74,8 +96,21 @@ def accumulate_micro_batches(
 
 
 def choose_micro_batch_size(batch_size: int, micro_batch: int | None) -> int:
-    """How many of a batch to take at once: equal pieces of at most `micro_batch` on a CPU, if one
-    at least half as large divides the batch; else all."""
+    """Choose the number of samples of a batch to process at once.
+
+    Args:
+      batch_size: number of samples of the batch, B.
+      micro_batch: maximum number of samples that fit the cache, or None.
+
+    Returns:
+      On a CPU the largest divisor of B that is at most `micro_batch`, if it is at least half of
+      `micro_batch`; otherwise B.
+
+    Example:
+      >>> from fedjax_het.nn import choose_micro_batch_size
+      >>> choose_micro_batch_size(12, None)
+      12
+    """
     if micro_batch is None or not _uses_micro_batches():
         return batch_size
     divisors = (size for size in range(micro_batch, 0, -1) if batch_size % size == 0)
@@ -84,4 +119,5 @@ def choose_micro_batch_size(batch_size: int, micro_batch: int | None) -> int:
 
 
 def _uses_micro_batches() -> bool:
+    """Return whether the default backend is a CPU, where micro-batches pay off."""
     return jax.default_backend() == "cpu"

@@ -1,6 +1,6 @@
-"""What a network is to everything else: pure functions on plain dicts.
+"""The package's interface to a network: pure functions on plain dicts.
 
-Which of a network's variables belong to its normalisation layers.
+The module also finds the variables of a network's normalization layers.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,23 +8,45 @@ from typing import Any, NamedTuple
 
 import jax
 
-Variables = dict[str, Any]  # {"params": tree, "state": tree}; "state" is {} without batch norm
+Variables = dict[
+    str, Any
+]  # {"params": tree, "state": tree}; "state" is {} without running statistics
 
-CACHED_ACTIVATIONS = 2**17  # of a layer, 0.5 MB: a step holds several such arrays in L2
+# Activations of one layer (0.5 MB in float32): the L2 cache must hold several such arrays per step.
+CACHED_ACTIVATIONS = 2**17
 
 
 class Head(NamedTuple):
-    """A network's last fully connected layer by itself.
+    """The last fully connected layer of a network, as a pure function.
 
-    path: where its parameters are within the network's `params`; () where it is the network.
-    apply(parameters, features [B, F]) -> logits [B, num_classes].
+    Attributes:
+      path: keys that lead to the layer's parameters within the network's `params`; `()` if the
+        layer is the whole network.
+      apply: `apply(parameters, features [B, F]) -> logits [B, num_classes]`.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_het.nn import make_model
+      >>> model = make_model("mlp", (4, 4, 1), 3, hidden=[5])
+      >>> model.head.path
+      ('head',)
+      >>> layer = model.head.get_parameters(model.init(jax.random.key(0)))
+      >>> layer["kernel"].shape
+      (5, 3)
     """
 
     path: tuple[str, ...]
     apply: Callable[[Any, jax.Array], jax.Array]
 
     def get_parameters(self, variables: Variables) -> Any:
-        """Its parameters among those of the network."""
+        """Return the layer's parameters.
+
+        Args:
+          variables: variables of the network.
+
+        Returns:
+          The subtree of `variables["params"]` at `path`.
+        """
         layer = variables["params"]
         for name in self.path:
             layer = layer[name]
@@ -32,32 +54,45 @@ class Head(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A network. `init(key) -> Variables` and
+    """A network as pure functions.
 
-    `apply(variables, x, *, train, key=None) -> (logits [B, num_classes], new_state)` for
-    `x` [B, H, W, C] float32, normalised. `new_state` is `variables["state"]` after the batch where
-    the network keeps running statistics and `train` is true, else unchanged. `key` is for networks
-    that draw random numbers, as dropout does in training: one key for the whole batch.
-    Without a key nothing is dropped.
+    Images `x` are float32 `[B, H, W, C]`, normalized. `key` is for networks that draw random
+    numbers, such as dropout masks in training: one key for the whole batch. Without a key nothing
+    is dropped.
 
-    `embed(variables, x, *, train, key=None) -> (features [B, F], logits, new_state)` gives besides
-    what the last fully connected layer reads, and `head` is that layer. Networks that have no such
-    layer do without (None) where the method does not ask for them.
+    Attributes:
+      name: name of the network in messages and results.
+      input_shape: height, width and channels of one image.
+      num_classes: number of logits, C.
+      init: `init(key) -> Variables`.
+      apply: `apply(variables, x, *, train, key=None) -> (logits [B, num_classes], new_state)`.
+        `new_state` is `variables["state"]` after the batch if the network has running statistics
+        and `train` is true, and `variables["state"]` unchanged otherwise.
+      micro_batch: number of samples that a training step processes at once, see
+        `micro_batched_value_and_grad`. None: the whole batch, also for networks that mix samples in
+        training.
+      cached_samples: number of samples whose activations fit the cache of one CPU core, for passes
+        with `train=False`, in which no network mixes samples. None: no limit.
+      embed: `embed(variables, x, *, train, key=None) -> (features [B, F], logits, new_state)`; the
+        features are the input of the last fully connected layer. None: the network has no such
+        layer, so methods that need one cannot use it.
+      norm_layers: returns the paths of the normalization layers within `params` and `state`, see
+        `norm_mask`.
+      head: the last fully connected layer, or None.
+      can_shard_batch: whether devices may share a training batch, each with a part of the samples.
+        All layers must then compute the same result for a whole and a shared batch, see
+        `fedjax_het.nn.batch_axis`. `apply` and `embed` then receive the `BatchAxis` as `batch_axis`.
+      takes_conv_impl: whether `apply` and `embed` receive `conv_impl`, the implementation of the
+        convolutions with `impl="auto"`.
 
-    `micro_batch` is how many samples a training step should take at once, see
-    `micro_batched_value_and_grad` (None: as many as there are, or the network mixes samples in
-    training). `cached_samples` is how many samples' activations fit a core's cache (None: as many
-    as there are), for passes with train=False, in which no network mixes samples.
-
-    `can_shard_batch` says that devices may share a batch in training, each taking a part of the
-    samples: `apply` and `embed` then get the `BatchAxis` of the batch as `batch_axis`, and give what
-    they give for the whole batch, see `nn.batch_axis`.
-
-    `takes_conv_impl` says that `apply` and `embed` take `conv_impl`, the implementation of the
-    convolutions that leave it open ("auto").
-
-    `norm_layers()` are the paths of the normalisation layers within `params` and within `state`,
-    see `norm_mask`.
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from fedjax_het.nn import make_model
+      >>> model = make_model("mlp", (4, 4, 1), 3)
+      >>> variables = model.init(jax.random.key(0))
+      >>> logits, state = model.apply(variables, jnp.zeros((2, 4, 4, 1)), train=False)
+      >>> logits.shape
+      (2, 3)
     """
 
     name: str
@@ -75,12 +110,35 @@ class Model(NamedTuple):
 
 
 def count_cached_samples(height: int, width: int, channels: int) -> int:
-    """How many samples' activations of a layer with such outputs fit a core's cache; at least 2."""
+    """Count the samples whose activations of one layer fit the cache of a CPU core.
+
+    Args:
+      height: height of the layer's output in pixels.
+      width: width of the layer's output in pixels.
+      channels: channels of the layer's output.
+
+    Returns:
+      Number of samples, at least 2.
+    """
     return max(2, CACHED_ACTIVATIONS // (height * width * channels))
 
 
 def count_parameters(variables: Variables) -> int:
-    """Trainable numbers in `variables["params"]` (running statistics not counted)."""
+    """Count the trainable numbers of a network.
+
+    Args:
+      variables: variables of the network.
+
+    Returns:
+      Total size of the leaves of `variables["params"]`; running statistics are not counted.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_het.nn import make_model
+      >>> from fedjax_het.nn import count_parameters
+      >>> count_parameters(make_model("mlp", (2, 2, 1), 3, hidden=[5]).init(jax.random.key(0)))
+      43
+    """
     return sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
 
 
@@ -88,34 +146,89 @@ Tree = Any
 
 
 def norm_mask(model: Model, variables: Variables) -> Tree:
-    """True where a leaf of `variables` is a scale, a shift or a running statistic of a
-    normalisation layer: a tree of bools of the same structure.
+    """Mark the variables of the normalization layers.
 
-    By the kind of layer that made it, see `Model.norm_layers`: a layer's name may say nothing, and
-    a shortcut's is easily missed.
+    The kind of a layer decides, not its name, see `Model.norm_layers`: a name may not reveal the
+    kind, and a residual shortcut's normalization is easily missed.
+
+    Args:
+      model: the network.
+      variables: variables of `model`, arrays or shapes.
+
+    Returns:
+      Tree of bools with the structure of `variables`: True where a leaf is the scale, the shift or
+      a running statistic of a normalization layer.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_het.nn import make_model
+      >>> from fedjax_het.nn import norm_mask
+      >>> model = make_model("convnet", (8, 8, 1), 3, width=2, depth=1)
+      >>> mask = norm_mask(model, model.init(jax.random.key(0)))
+      >>> mask["params"]["norm1"], mask["params"]["head"]
+      ({'bias': True, 'scale': True}, {'bias': False, 'kernel': False})
     """
     layers = model.norm_layers()
 
     def is_norm_leaf(path, leaf):
-        inner = path[1:]  # without "params" or "state"
-        names = tuple(jax.tree_util.keystr(inner, simple=True, separator="/").split("/"))
+        path_in_collection = path[1:]  # without "params" or "state"
+        names = tuple(
+            jax.tree_util.keystr(path_in_collection, simple=True, separator="/").split("/")
+        )
         return any(names[: len(layer)] == layer for layer in layers)
 
     return jax.tree_util.tree_map_with_path(is_norm_leaf, variables)
 
 
 def get_norm_variables(model: Model, variables: Variables) -> tuple[jax.Array, ...]:
-    """The leaves that `norm_mask` marks, in order."""
-    leaves, marks = jax.tree.leaves(variables), jax.tree.leaves(norm_mask(model, variables))
-    return tuple(leaf for leaf, mark in zip(leaves, marks, strict=True) if mark)
+    """Return the variables of the normalization layers.
+
+    Args:
+      model: the network.
+      variables: variables of `model`.
+
+    Returns:
+      The leaves that `norm_mask` marks, in the order of `jax.tree.leaves`.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_het.nn import make_model
+      >>> from fedjax_het.nn import get_norm_variables
+      >>> model = make_model("convnet", (8, 8, 1), 3, width=2, depth=1)
+      >>> [leaf.shape for leaf in get_norm_variables(model, model.init(jax.random.key(0)))]
+      [(2,), (2,)]
+    """
+    leaves, is_norm = jax.tree.leaves(variables), jax.tree.leaves(norm_mask(model, variables))
+    return tuple(leaf for leaf, mark in zip(leaves, is_norm, strict=True) if mark)
 
 
 def replace_norm_variables(
     model: Model, variables: Variables, norms: Sequence[jax.Array]
 ) -> Variables:
-    """`variables` with these in place of the leaves that `norm_mask` marks."""
+    """Replace the variables of the normalization layers.
+
+    Args:
+      model: the network.
+      variables: variables of `model`.
+      norms: new leaves in the order of `get_norm_variables`.
+
+    Returns:
+      A copy of `variables` with `norms` at the leaves that `norm_mask` marks.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_het.nn import make_model
+      >>> from fedjax_het.nn import get_norm_variables, replace_norm_variables
+      >>> model = make_model("convnet", (8, 8, 1), 3, width=2, depth=1)
+      >>> variables = model.init(jax.random.key(0))
+      >>> norms = [leaf + 1 for leaf in get_norm_variables(model, variables)]
+      >>> print(replace_norm_variables(model, variables, norms)["params"]["norm1"]["scale"])
+      [2. 2.]
+    """
     leaves, structure = jax.tree.flatten(variables)
-    marks = jax.tree.leaves(norm_mask(model, variables))
+    is_norm = jax.tree.leaves(norm_mask(model, variables))
     norm_values = iter(norms)
-    merged = [next(norm_values) if mark else leaf for leaf, mark in zip(leaves, marks, strict=True)]
+    merged = [
+        next(norm_values) if mark else leaf for leaf, mark in zip(leaves, is_norm, strict=True)
+    ]
     return jax.tree.unflatten(structure, merged)

@@ -1,4 +1,4 @@
-"""What a network must be, found out before anything compiles."""
+"""Checks of a network before anything compiles."""
 
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -15,7 +15,18 @@ _BATCH_SIZE = 2
 
 @contextmanager
 def reraise_as_config_error(owner: str, step: str):
-    """What fails inside is one ConfigError that names the network and what was done with it."""
+    """Raise each exception from inside as a one-line ConfigError that names network and step.
+
+    Args:
+      owner: the network, for the message.
+      step: the operation that the code inside does, for the message.
+
+    Returns:
+      A context manager without a value.
+
+    Raises:
+      ConfigError: if the code inside raises an exception.
+    """
     try:
         yield
     except ConfigError as error:
@@ -27,10 +38,19 @@ def reraise_as_config_error(owner: str, step: str):
 
 
 def check_model(model: Model, owner: str, function: str, num_classes: int) -> None:
-    """Raise ConfigError unless `model` is one of images of its `input_shape`, by shapes alone.
+    """Check by shapes alone that a model maps images of its `input_shape` to logits.
 
-    owner: the network in words; function: what the user wrote, for messages.
     Cost: two abstract evaluations.
+
+    Args:
+      model: the network.
+      owner: the network, for messages.
+      function: the user's function, for messages.
+      num_classes: expected number of logits.
+
+    Raises:
+      ConfigError: if a call fails; if logits are not floats `[B, num_classes]`; if features are not
+        `[B, F]`; or if the state changes its structure, a shape or a dtype.
     """
     images = jax.ShapeDtypeStruct((_BATCH_SIZE, *model.input_shape), jnp.result_type(float))
     key = jax.random.key(0)
@@ -38,7 +58,7 @@ def check_model(model: Model, owner: str, function: str, num_classes: int) -> No
         variables = jax.eval_shape(model.init, key)
     for train in (False, True):
         step = f"{function} of images {images.shape} with train={train}"
-        # The keys of dropout are for training.
+        # Only training draws dropout masks.
         key_argument = {"key": key} if train else {}
 
         def apply_model(variables, images, key_argument=key_argument, train=train):
@@ -61,7 +81,7 @@ def check_model(model: Model, owner: str, function: str, num_classes: int) -> No
 
 
 def _eval_shapes(function: Callable, *arguments: Any) -> Any:
-    """`jax.eval_shape`, but for outputs that are no arrays, which are returned as they are."""
+    """Evaluate shapes with `jax.eval_shape`, or return outputs that are not arrays as they are."""
     non_array_outputs: list[Any] = []
 
     def capture_non_arrays(*arguments: Any) -> Any:
@@ -77,6 +97,7 @@ def _eval_shapes(function: Callable, *arguments: Any) -> Any:
 
 
 def _check_logits(logits: Any, step: str, expected: tuple[int, int]) -> None:
+    """Raise ConfigError unless the logits are floats of the expected shape."""
     shape, dtype = getattr(logits, "shape", None), getattr(logits, "dtype", None)
     if shape is None or dtype is None:
         raise ConfigError(f"{step} gives a {type(logits).__name__}: expected logits {expected}")
@@ -85,12 +106,13 @@ def _check_logits(logits: Any, step: str, expected: tuple[int, int]) -> None:
 
 
 def _check_features(features: Any, step: str) -> None:
+    """Raise ConfigError unless the features have two axes."""
     if len(features.shape) != 2:
         raise ConfigError(f"{step} gives features {features.shape}: expected [{_BATCH_SIZE}, F]")
 
 
 def _check_state(before: Any, after: Any, step: str) -> None:
-    """The state after a batch must be like the one before, leaf by leaf."""
+    """Raise ConfigError unless each leaf of the state keeps its shape and dtype after a batch."""
     old, new = (
         {jax.tree_util.keystr(path): leaf for path, leaf in _flatten_with_paths(tree)}
         for tree in (before, after)
@@ -104,8 +126,10 @@ def _check_state(before: Any, after: Any, step: str) -> None:
 
 
 def _flatten_with_paths(tree: Any) -> list[tuple[Any, Any]]:
+    """Return the (path, leaf) pairs of a tree."""
     return jax.tree_util.tree_flatten_with_path(tree)[0]
 
 
 def _describe_leaf(leaf: Any) -> str:
+    """Return dtype and shape of a leaf as text; "nothing" for None."""
     return "nothing" if leaf is None else f"{leaf.dtype} {leaf.shape}"

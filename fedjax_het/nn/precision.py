@@ -1,12 +1,13 @@
-"""How a network's numbers are computed, whatever the network: said around its functions, in one
-place.
+"""Precision and convolution implementation of any network, set around its functions.
 
-`precision` is of products of matrices and of convolutions: in "float32" they are products of true
-float32, in "tf32" of float32 numbers of which at least 10 bits of the fraction count; both also of
-their derivatives, and by whatever a backend has for it (a CPU multiplies in float32 either way).
-With "bfloat16" a network's numbers are bfloat16: its parameters, as they come in, and its
-activations. Parameters that are kept and stepped, their gradients, sums of products, statistics of
-normalisation, features, logits and the loss are float32.
+`precision` sets matrix products and convolutions, and their derivatives, on every backend:
+
+* "float32": products of float32 numbers.
+* "tf32": products of float32 numbers of which at least 10 bits of the fraction count. A CPU
+  multiplies in float32 in both cases.
+* "bfloat16": the network's parameters are converted on input, and its activations are bfloat16.
+  Stored parameters, their gradients, sums of products, statistics of normalization, features,
+  logits and the loss stay float32.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ Tree = Any
 Precision = Literal["float32", "tf32", "bfloat16"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 FLOAT32, TF32, BFLOAT16 = PRECISIONS
-# As jax has them: on a GPU "tensorfloat32" are its own products, on a TPU three of bfloat16.
+# jax's names. "tensorfloat32" is native on a GPU and three bfloat16 products on a TPU.
 _MATMUL_PRECISIONS = {FLOAT32: "float32", TF32: "tensorfloat32"}
 
 
@@ -70,9 +71,15 @@ def configure_compute(
 
 
 def describe_precision(precision: str | None, matmul_precision: str | None, platform: str) -> str:
-    """In what a run's networks were computed, in words.
+    """Describe the precision in which a run's networks were computed.
 
-    asked: the process's `jax_default_matmul_precision`. platform: of the devices.
+    Args:
+      precision: one of `PRECISIONS`, or None.
+      matmul_precision: the process's `jax_default_matmul_precision`.
+      platform: platform of the devices: "cpu", "gpu", "tpu" or another.
+
+    Returns:
+      The precision as text for results and reports.
     """
     if platform == "cpu":
         return BFLOAT16 if precision == BFLOAT16 else FLOAT32
@@ -85,7 +92,16 @@ def describe_precision(precision: str | None, matmul_precision: str | None, plat
 
 
 def has_auto_convolutions(model: Model) -> bool:
-    """Whether a network has convolutions that are computed as is fastest. Cost: a trace."""
+    """Return whether a network has convolutions with `impl="auto"`.
+
+    Cost: one trace.
+
+    Args:
+      model: the network.
+
+    Returns:
+      True if one of its convolutions has `impl="auto"`.
+    """
     variables = jax.eval_shape(model.init, jax.random.key(0))
     image = jax.ShapeDtypeStruct((1, *model.input_shape), "float32")
     trace = jax.make_jaxpr(lambda variables, x: model.apply(variables, x, train=False)[0])
@@ -93,6 +109,7 @@ def has_auto_convolutions(model: Model) -> bool:
 
 
 def _has_auto_convolution(jaxpr: Any) -> bool:
+    """Return whether a jaxpr, or a jaxpr inside it, has a convolution with `impl="auto"`."""
     for equation in jaxpr.eqns:
         if equation.primitive is CONV_OUTPUT and equation.params["of"].impl == AUTO:
             return True
@@ -103,13 +120,14 @@ def _has_auto_convolution(jaxpr: Any) -> bool:
 
 
 def _set_matmul_precision(precision: str | None) -> contextlib.AbstractContextManager[Any]:
+    """Return the context of jax's matmul precision; an empty context for None and "bfloat16"."""
     if precision not in _MATMUL_PRECISIONS:
         return contextlib.nullcontext()
     return jax.default_matmul_precision(_MATMUL_PRECISIONS[precision])
 
 
 def _wrap_network_bfloat16(function: Callable) -> Callable:
-    """`apply` or `embed` of float32 parameters, computed in bfloat16."""
+    """Wrap `apply` or `embed` of float32 parameters so that it computes in bfloat16."""
 
     def call(variables: Tree, x: jax.Array, **kwargs: Any) -> tuple:
         bfloat16_variables = {**variables, "params": _to_bfloat16(variables["params"])}
@@ -120,12 +138,15 @@ def _wrap_network_bfloat16(function: Callable) -> Callable:
 
 
 def _wrap_head_bfloat16(function: Callable) -> Callable:
+    """Wrap a head's `apply` of float32 parameters so that it computes in bfloat16."""
     return lambda parameters, features: _to_float32(
         function(_to_bfloat16(parameters), _to_bfloat16(features))
     )
 
 
 def _to_bfloat16(tree: Tree) -> Tree:
+    """Convert the float32 leaves of a tree to bfloat16."""
+
     def convert_leaf(leaf: jax.Array) -> jax.Array:
         return leaf.astype(jnp.bfloat16) if leaf.dtype == jnp.float32 else leaf
 
@@ -133,8 +154,10 @@ def _to_bfloat16(tree: Tree) -> Tree:
 
 
 def _to_float32(array: jax.Array) -> jax.Array:
+    """Convert a bfloat16 array to float32."""
     return array.astype(jnp.float32) if array.dtype == jnp.bfloat16 else array
 
 
 def _cast_like(new: jax.Array, old: jax.Array) -> jax.Array:
+    """Convert `new` to the dtype of `old`."""
     return new.astype(old.dtype)

@@ -13,13 +13,34 @@ HEAD_LAYERS = ("projection1", "projection2", "head")
 
 
 def add_projection_head(model: Model, size: int = 256) -> Model:
-    """`model` whose classifier reads a projection of its features, as MOON's public code has it:
+    """Replace a network's classifier by MOON's projection head and a new classifier.
 
-        z = linear(relu(linear(features)))  of F and then `size` numbers,  logits = linear(z).
+    As in MOON's public code, with F features, `size` projections and C classes:
 
-    The model's own classifier is left out. `embed` gives z [B, size]. Parameters besides: F^2 + F,
-    F size + size and size C + C, for F C + C that are left out. Weights and biases are drawn as
-    PyTorch does by default.
+        z = linear(relu(linear(features))),  widths F and `size`;  logits = linear(z)
+
+    `embed` of the new model returns z `[B, size]`. The head adds F^2 + F, F size + size and size C
+    + C parameters and removes the F C + C of the old classifier. Weights and biases are drawn as
+    PyTorch does by default, U(±1/√fan_in).
+
+    Args:
+      model: a network with a last fully connected layer.
+      size: length of z.
+
+    Returns:
+      The network with the projection head.
+
+    Raises:
+      ConfigError: if the network has no last fully connected layer, or has other layers with the
+        names in `HEAD_LAYERS`.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_het.nn import make_model
+      >>> from fedjax_het.nn import add_projection_head
+      >>> model = add_projection_head(make_model("mlp", (2, 2, 1), 3, hidden=[5]), size=4)
+      >>> sorted(model.init(jax.random.key(0))["params"])
+      ['head', 'hidden1', 'projection1', 'projection2']
     """
     expected = "a network with a last fully connected layer, to put a projection before"
     if model.embed is None or model.head is None or not model.head.path:
@@ -68,11 +89,12 @@ def add_projection_head(model: Model, size: int = 256) -> Model:
 
 
 def _apply_linear(layer, x):
+    """Return the output of a fully connected layer."""
     return x @ layer["kernel"] + layer["bias"]
 
 
 def _replace_layer(params: dict, path: tuple[str, ...], layer: Any) -> dict:
-    """`params` with this layer at `path`, or (None) without one there."""
+    """Return `params` with `layer` at `path`, or without the layer at `path` if `layer` is None."""
     name, *inside = path
     if inside:
         return {**params, name: _replace_layer(params[name], tuple(inside), layer)}

@@ -1,12 +1,13 @@
-"""By what the three products of a convolution are computed.
+"""Choice of the implementation of a convolution and of its two gradients.
 
-On GPUs it is the native convolution of one kernel, and products of matrices of several (lanes):
-mapped over kernels, a native one is a grouped one, which libraries are slow at. A TPU's compiler
-knows such ones, and pads the channels of patches to its registers' width, which takes half as much
-memory again, so there it is the native one. On CPUs the native one takes half the time of products
-of matrices, whose patches have to be written and read, but for few channels, for windows of one
-pixel or that skip some, and where its padding is in vain; it has float32 alone. (Measured with 4 to
-64 samples of 28 x 28 to 8 x 8 pixels, windows of 3 x 3 and 5 x 5 and 1 to 128 channels.)
+* GPU: native convolution for one kernel, matrix products for several kernels (lanes). Mapped over
+  kernels, a native convolution becomes a grouped one, which GPU libraries compute slowly.
+* TPU: native convolution. The compiler supports grouped convolutions. For matrix products it would
+  pad the channels of patches to the width of the registers, which takes 1.5 times the memory.
+* CPU: native convolution takes half the time of matrix products, whose patches must be written and
+  read. Matrix products are faster for few channels, for windows of one pixel, for strides above 1
+  and where most of the padding would be wasted. The native form supports only float32. Measured
+  with 4 to 64 samples of 28x28 to 8x8 pixels, windows of 3x3 and 5x5, and 1 to 128 channels.
 """
 
 import math
@@ -20,23 +21,35 @@ from fedjax_het.nn.conv import im2col, native
 ConvImpl = Literal["auto", "native", "im2col", "unrolled"]
 AUTO, NATIVE, IM2COL, UNROLLED = CONV_IMPLS = get_args(ConvImpl)
 
-MAX_PADDING_RATIO = 1.4  # pixels of an input gradient for each of its outputs: the rest is padding
+# Maximum input pixels per output pixel for the native input gradient on a CPU; above, the time for
+# padding exceeds the gain.
+MAX_PADDING_RATIO = 1.4
 
 Sides = tuple[int, int]  # height, width
 
 
 class Convolution(NamedTuple):
-    """What is static about one."""
+    """The static parameters of a convolution.
 
-    size: Sides  # of the input
+    Attributes:
+      size: height and width of the input in pixels.
+      window: height and width of the kernel in pixels.
+      padding: zeros on all sides of the input in pixels.
+      stride: distance of windows in pixels.
+      impl: one of `CONV_IMPLS`.
+      precision: jax's name of the matmul precision; None: the backend's default.
+    """
+
+    size: Sides
     window: Sides
     padding: int
     stride: int
     impl: str
-    precision: str | None = None  # of its products, as jax names them; None: the backend's own
+    precision: str | None = None
 
     @property
     def output_size(self) -> Sides:
+        """Return height and width of the output in pixels."""
         height, width = (
             (pixels + 2 * self.padding - window_side) // self.stride + 1
             for pixels, window_side in zip(self.size, self.window, strict=True)
@@ -45,15 +58,34 @@ class Convolution(NamedTuple):
 
 
 def resolve_auto_impl(convolution: Convolution, lanes: int, platform: str) -> Convolution:
-    """The same with what is automatic chosen for so many kernels side by side; on a CPU each
-    product chooses for itself."""
+    """Choose the implementation of a convolution with `impl="auto"`.
+
+    Args:
+      convolution: the convolution.
+      lanes: number of kernels that are computed at once.
+      platform: platform that the program is compiled for.
+
+    Returns:
+      The convolution with the chosen implementation. On a CPU it is unchanged, since each of the
+      three products makes its own choice.
+    """
     if convolution.impl != AUTO or platform == "cpu":
         return convolution
     return convolution._replace(impl=NATIVE if lanes == 1 or platform == "tpu" else IM2COL)
 
 
 def compute_output(convolution: Convolution, x: Array, kernel: Array, *, cpu: bool) -> Array:
-    """-> [B, H', W', O] of x [B, H, W, I] and kernel [kh, kw, I, O]."""
+    """Compute the output of a convolution.
+
+    Args:
+      convolution: static parameters.
+      x: input, `[B, H, W, I]`.
+      kernel: `[kh, kw, I, O]`.
+      cpu: whether to use the forms for CPUs.
+
+    Returns:
+      `[B, H', W', O]`.
+    """
     channels, features = kernel.shape[2:]
     is_native_faster = features >= 32 or channels * features >= 128
     if not _is_native(convolution, x, cpu=cpu, is_native_faster=is_native_faster):
@@ -67,7 +99,17 @@ def compute_output(convolution: Convolution, x: Array, kernel: Array, *, cpu: bo
 def compute_kernel_gradient(
     convolution: Convolution, x: Array, outputs: Array, *, cpu: bool
 ) -> Array:
-    """-> [kh, kw, I, O], of x and of a cotangent of the outputs [B, H', W', O]."""
+    """Compute the gradient with respect to the kernel.
+
+    Args:
+      convolution: static parameters.
+      x: input, `[B, H, W, I]`.
+      outputs: cotangent of the output, `[B, H', W', O]`.
+      cpu: whether to use the forms for CPUs.
+
+    Returns:
+      `[kh, kw, I, O]`.
+    """
     has_unit_stride = convolution.stride == 1
     if not _is_native(convolution, x, cpu=cpu, is_native_faster=has_unit_stride):
         return im2col.compute_kernel_gradient(
@@ -92,7 +134,17 @@ def compute_kernel_gradient(
 def compute_input_gradient(
     convolution: Convolution, outputs: Array, kernel: Array, *, cpu: bool
 ) -> Array:
-    """-> [B, H, W, I] of a cotangent of the outputs and of the kernel."""
+    """Compute the gradient with respect to the input.
+
+    Args:
+      convolution: static parameters.
+      outputs: cotangent of the output, `[B, H', W', O]`.
+      kernel: `[kh, kw, I, O]`.
+      cpu: whether to use the forms for CPUs.
+
+    Returns:
+      `[B, H, W, I]`.
+    """
     channels, features = kernel.shape[2:]
     is_plain_convolution = convolution.stride == 1 and convolution.padding < min(convolution.window)
     has_little_padding = math.prod(convolution.size) <= MAX_PADDING_RATIO * math.prod(
@@ -124,6 +176,7 @@ def compute_input_gradient(
 def _is_native(
     convolution: Convolution, array: Array, *, cpu: bool, is_native_faster: bool
 ) -> bool:
+    """Return whether to use the native form; on a CPU the dtype of `array`, an operand, matters."""
     if convolution.impl != AUTO or not cpu:
         return convolution.impl != IM2COL
     return is_native_faster and max(convolution.window) > 1 and array.dtype == jnp.float32

@@ -1,9 +1,9 @@
-"""The three products of a convolution as calls of the backend's convolution.
+"""A convolution and its two gradients as calls of the backend's convolution.
 
-XLA's library for CPUs takes a convolution whose operands are laid out as it expects (samples,
-pixels, channels) and whose padding is less than its window. Others, among them what `jax.grad`
-makes of one, go through a loop that is ten to a hundred times slower. Hence forms of their own for
-CPUs, and barriers, without which XLA undoes them.
+XLA's CPU library accepts a convolution with operands in its layout (samples, pixels, channels) and
+a padding smaller than the window. Other convolutions, including those from `jax.grad`, run in a
+loop that is 10 to 100 times slower. The functions `*_on_cpu` avoid such convolutions. Their
+barriers keep XLA from undoing this.
 """
 
 import jax
@@ -15,13 +15,23 @@ from fedjax_het.utils.arrays import pad_rows
 
 Sides = tuple[int, int]  # height, width
 
-CACHED_PIXELS = 4096  # of a channel's outputs: the kernel's gradient takes so many at once
+CACHED_PIXELS = 4096  # output pixels per channel that one piece of the kernel gradient reads
 
 barrier = jax.lax.optimization_barrier
 
 
 def compute_output(x: Array, kernel: Array, *, padding: int, stride: int) -> Array:
-    """-> [B, H', W', O] of x [B, H, W, I] and kernel [kh, kw, I, O]."""
+    """Compute the output of a convolution.
+
+    Args:
+      x: input, `[B, H, W, I]`.
+      kernel: `[kh, kw, I, O]`.
+      padding: zeros on all sides in pixels.
+      stride: distance of windows in pixels.
+
+    Returns:
+      `[B, H', W', O]`.
+    """
     return jax.lax.conv_general_dilated(
         x,
         kernel,
@@ -34,7 +44,18 @@ def compute_output(x: Array, kernel: Array, *, padding: int, stride: int) -> Arr
 def compute_kernel_gradient(
     x: Array, outputs: Array, *, window: Sides, padding: int, stride: int
 ) -> Array:
-    """-> [kh, kw, I, O], of x and of a cotangent of the outputs [B, H', W', O]."""
+    """Compute the gradient with respect to the kernel.
+
+    Args:
+      x: input, `[B, H, W, I]`.
+      outputs: cotangent of the output, `[B, H', W', O]`.
+      window: height and width of the kernel, kh and kw.
+      padding: zeros on all sides in pixels.
+      stride: distance of windows in pixels.
+
+    Returns:
+      `[kh, kw, I, O]`.
+    """
     kernel = jax.ShapeDtypeStruct((*window, x.shape[-1], outputs.shape[-1]), x.dtype)
     transpose = jax.linear_transpose(
         lambda kernel: compute_output(x, kernel, padding=padding, stride=stride), kernel
@@ -45,7 +66,18 @@ def compute_kernel_gradient(
 def compute_input_gradient(
     outputs: Array, kernel: Array, *, size: Sides, padding: int, stride: int
 ) -> Array:
-    """-> [B, H, W, I], H and W being `size`, of a cotangent of the outputs and of the kernel."""
+    """Compute the gradient with respect to the input.
+
+    Args:
+      outputs: cotangent of the output, `[B, H', W', O]`.
+      kernel: `[kh, kw, I, O]`.
+      size: height and width of the input, H and W.
+      padding: zeros on all sides in pixels.
+      stride: distance of windows in pixels.
+
+    Returns:
+      `[B, H, W, I]`.
+    """
     x = jax.ShapeDtypeStruct((len(outputs), *size, kernel.shape[2]), outputs.dtype)
     transpose = jax.linear_transpose(
         lambda x: compute_output(x, kernel, padding=padding, stride=stride), x
@@ -54,8 +86,19 @@ def compute_input_gradient(
 
 
 def compute_output_on_cpu(x: Array, kernel: Array, *, padding: int, stride: int) -> Array:
-    """The same as `output`, of any padding; channels are filled up to a multiple of four, by which
-    the library goes faster."""
+    """Compute the output of a convolution in the form that is fast on a CPU.
+
+    Any padding is allowed. Channels are padded to a multiple of four, which speeds up the library.
+
+    Args:
+      x: input, `[B, H, W, I]`.
+      kernel: `[kh, kw, I, O]`.
+      padding: zeros on all sides in pixels.
+      stride: distance of windows in pixels.
+
+    Returns:
+      `[B, H', W', O]`.
+    """
     channels = x.shape[-1]
     num_padding_channels = -channels % 4 if channels > 1 else 0
     if num_padding_channels or padding >= min(kernel.shape[:2]):
@@ -65,11 +108,20 @@ def compute_output_on_cpu(x: Array, kernel: Array, *, padding: int, stride: int)
 
 
 def compute_kernel_gradient_on_cpu(x: Array, outputs: Array, *, padding: int) -> Array:
-    """The same as `compute_kernel_gradient` of stride 1.
+    """Compute the gradient with respect to the kernel in the form that is fast on a CPU.
 
-    A number of the kernel is the product of a channel of the input, moved, with one of the outputs:
-    a convolution of images that have samples as channels, whose kernel are the outputs. The library
-    wants fours of them.
+    Restricted to stride 1. Each number of the kernel gradient is the inner product of a shifted
+    input channel with a channel of the outputs' cotangent. This is a convolution of images with
+    samples as channels, whose kernel is the cotangent. Samples are padded to a multiple of four,
+    which the library requires for speed.
+
+    Args:
+      x: input, `[B, H, W, I]`.
+      outputs: cotangent of the output, `[B, H', W', O]`.
+      padding: zeros on all sides in pixels.
+
+    Returns:
+      `[kh, kw, I, O]`.
     """
 
     def compute_piece(samples: tuple[Array, Array]) -> tuple[Array, tuple[()]]:
@@ -86,9 +138,18 @@ def compute_kernel_gradient_on_cpu(x: Array, outputs: Array, *, padding: int) ->
 
 
 def compute_input_gradient_on_cpu(outputs: Array, kernel: Array, *, padding: int) -> Array:
-    """The same as `compute_input_gradient` of stride 1 and a padding less than the window.
+    """Compute the gradient with respect to the input in the form that is fast on a CPU.
 
-    A pixel of the input had a part in the outputs around it, the other way round.
+    Restricted to stride 1 and a padding smaller than the window. The gradient is a convolution of
+    the cotangent with the flipped kernel.
+
+    Args:
+      outputs: cotangent of the output, `[B, H', W', O]`.
+      kernel: `[kh, kw, I, O]`.
+      padding: zeros on all sides of the input in pixels.
+
+    Returns:
+      `[B, H, W, I]`.
     """
     flipped_kernel = barrier(kernel[::-1, ::-1].swapaxes(2, 3))
     margins = [(kernel_side - 1 - padding,) * 2 for kernel_side in kernel.shape[:2]]
@@ -98,6 +159,7 @@ def compute_input_gradient_on_cpu(outputs: Array, kernel: Array, *, padding: int
 
 
 def _pad_images(x: Array, padding: int, num_padding_channels: int = 0) -> Array:
+    """Add zeros around images and after the last channel."""
     margins = [
         (0, 0, 0),
         (padding, padding, 0),

@@ -1,10 +1,10 @@
-"""Two-dimensional convolution, as one operation that jax knows with both its derivatives.
+"""Two-dimensional convolution as a JAX primitive with both of its derivatives.
 
-A convolution is linear in its input and in its kernel, and so are the two products that its
-derivatives need: from outputs and kernel back to the input, and from input and outputs to the
-kernel. Each of the three is the derivative of the others: three operations that are closed under
-`jax.grad` and `jax.jvp`, in any order and as often as one likes. What each is computed by is chosen
-when a program is compiled, for the machine and the shapes at hand, see `conv_products`.
+A convolution is linear in its input and in its kernel. So are the two products of its derivatives:
+outputs and kernel to input, and input and outputs to kernel. Each of the three is a derivative of
+the others, so three primitives are closed under `jax.grad` and `jax.jvp` in any order and number.
+The implementation is chosen when a program is lowered, for the platform and the shapes, see
+`fedjax_het.nn.conv.dispatch`.
 """
 
 import contextlib
@@ -24,24 +24,41 @@ from fedjax_het.utils.errors import require_name
 
 
 def conv2d(x: Array, kernel: Array, padding: int, impl: str = "auto", stride: int = 1) -> Array:
-    """Cross-correlate `x` [B, H, W, I] with `kernel` [kh, kw, I, O], zero padding on all sides.
+    """Cross-correlate images with a kernel, with zero padding on all sides.
 
-    Returns [B, (H + 2 padding - kh) // stride + 1, (W + 2 padding - kw) // stride + 1, O].
+    All implementations agree up to rounding. Cost: kh kw I multiply-adds for each number of the
+    result. Mapped over kernels (lanes), a CPU computes one lane after the other, and each lane
+    gives the same numbers as alone.
 
     Args:
-      impl: "native", the backend's convolution; "im2col", products of matrices; "unrolled", native
-        ones, one for each kernel that it is mapped over (lanes), where "native" may become a
-        grouped one; "auto", on a CPU the faster of the first two for each product, on a TPU
-        "native", elsewhere "native" for one kernel and "im2col" for several.
-        They agree to rounding.
-    Cost: kh kw I multiplications and additions for each number of the result. Mapped over kernels
-      (lanes), a CPU takes one after the other, and each gives what it gives alone.
+      x: images, `[B, H, W, I]`.
+      kernel: `[kh, kw, I, O]`.
+      padding: zeros on all sides in pixels.
+      impl: "native": the backend's convolution, which a GPU or TPU computes as a grouped one for
+        several kernels (lanes). "im2col": matrix products. "unrolled": one native convolution per
+        lane. "auto": on a CPU the faster of native and im2col for each product; on a TPU native;
+        elsewhere native for one kernel and im2col for several. In a `Model`, `configure_compute`
+        can replace "auto".
+      stride: distance of windows in pixels.
+
+    Returns:
+      `[B, (H + 2 padding - kh) // stride + 1, (W + 2 padding - kw) // stride + 1, O]`, of the
+      promoted dtype of `x` and `kernel`.
+
+    Raises:
+      ConfigError: if `impl` is unknown.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.nn import conv2d
+      >>> conv2d(jnp.zeros((2, 5, 5, 3)), jnp.zeros((3, 3, 3, 4)), padding=1).shape
+      (2, 5, 5, 4)
     """
     require_name("conv_impl", impl, CONV_IMPLS)
     dtype = jnp.promote_types(x.dtype, kernel.dtype)
     x, kernel = x.astype(dtype), kernel.astype(dtype)
     (height, width), (rows, columns) = x.shape[1:3], kernel.shape[:2]
-    # jax adds its settings to `jax.config` at run time: its types do not name them.
+    # jax adds settings to `jax.config` at run time, so its type stubs do not contain them.
     settings: Any = jax.config
     precision = settings.jax_default_matmul_precision
     convolution = Convolution((height, width), (rows, columns), padding, stride, impl, precision)
@@ -51,26 +68,39 @@ def conv2d(x: Array, kernel: Array, padding: int, impl: str = "auto", stride: in
 def _output_shape(
     x: tuple[int, ...], kernel: tuple[int, ...], convolution: Convolution
 ) -> tuple[int, ...]:
+    """Return `[L, B, H', W', O]` of the shapes of inputs and kernels."""
     return (*x[:2], *convolution.output_size, kernel[-1])
 
 
 def _input_shape(
     outputs: tuple[int, ...], kernel: tuple[int, ...], convolution: Convolution
 ) -> tuple[int, ...]:
+    """Return `[L, B, H, W, I]` of the shapes of outputs and kernels."""
     return (*outputs[:2], *convolution.size, kernel[-2])
 
 
 def _kernel_shape(
     x: tuple[int, ...], outputs: tuple[int, ...], convolution: Convolution
 ) -> tuple[int, ...]:
+    """Return `[L, kh, kw, I, O]` of the shapes of inputs and outputs."""
     return (x[0], *convolution.window, x[-1], outputs[-1])
 
 
 def apply_per_lane(
     function: Callable, left: Array, right: Array, *, of: Convolution, platform: str
 ) -> Array:
-    """A product of arrays with a leading axis of lanes, [L, ...] each, by that of one lane: as it
-    is lowered for "cpu", "tpu" or another platform."""
+    """Compute one of the three products for arrays with a leading axis of lanes.
+
+    Args:
+      function: `(of, left, right, *, cpu) -> array`, the product of one lane.
+      left: first operand, `[L, ...]`.
+      right: second operand, `[L, ...]`.
+      of: static parameters of the convolution.
+      platform: "cpu", "tpu" or another platform that the product is lowered for.
+
+    Returns:
+      `[L, ...]`.
+    """
     lanes, cpu = left.shape[0], platform == "cpu"
     lane_function = partial(function, dispatch.resolve_auto_impl(of, lanes, platform), cpu=cpu)
     with _set_matmul_precision(of.precision):
@@ -84,11 +114,15 @@ def apply_per_lane(
 
 
 def _make_primitive(name: str, output_shape: Callable, function: Callable) -> Primitive:
-    """An operation on two arrays with a leading axis of lanes, [L, ...] each.
+    """Create a primitive on two arrays with a leading axis of lanes, `[L, ...]` each.
 
     Args:
-      shape_of: `(shape, shape, of) -> shape` of the result.
-      function: `(of, array, array, cpu=...) -> array` without lanes.
+      name: name of the primitive.
+      output_shape: `(left shape, right shape, of) -> shape` of the result.
+      function: `(of, left, right, *, cpu) -> array` without lanes.
+
+    Returns:
+      The primitive, with its rules for shapes, evaluation and lowering.
     """
     primitive = Primitive(name)
 
@@ -101,7 +135,7 @@ def _make_primitive(name: str, output_shape: Callable, function: Callable) -> Pr
         (platform,) = {device.platform for device in jnp.asarray(left).devices()}
         return _compile(function, of, platform)(left, right)
 
-    for platform in (None, "cpu", "tpu"):  # None: of which nothing else is said
+    for platform in (None, "cpu", "tpu"):  # None: all other platforms
         lowering_function = partial(apply_per_lane, function, platform=platform or "gpu")
         lowering_rule = mlir.lower_fun(lowering_function, multiple_results=False)
         mlir.register_lowering(primitive, lowering_rule, platform=platform)
@@ -109,12 +143,13 @@ def _make_primitive(name: str, output_shape: Callable, function: Callable) -> Pr
 
 
 def _set_matmul_precision(name: str | None) -> contextlib.AbstractContextManager:
-    """As it was where the convolution was asked for: it is lowered somewhere else."""
+    """Restore the precision at the call of `conv2d`; lowering happens outside of its context."""
     return contextlib.nullcontext() if name is None else jax.default_matmul_precision(name)
 
 
 @cache
 def _compile(function: Callable, convolution: Convolution, platform: str) -> Callable:
+    """Compile the evaluation of a primitive outside of `jax.jit`."""
     return jax.jit(partial(apply_per_lane, function, of=convolution, platform=platform))
 
 
@@ -142,7 +177,7 @@ ad.defbilinear(
 
 
 def _batch_as_lanes(primitive, operands, axes, *, of):
-    """The rule of `jax.vmap`: those mapped over are lanes."""
+    """Batch a primitive for `jax.vmap`: the mapped axis becomes lanes."""
     axis_size = next(
         operand.shape[axis]
         for operand, axis in zip(operands, axes, strict=True)
@@ -161,11 +196,14 @@ def _batch_as_lanes(primitive, operands, axes, *, of):
 
 
 def _batch_as_samples(primitive, operands, axes, *, of):
-    """The same where the second operand is a kernel: of one kernel, they are more samples."""
+    """Batch a primitive whose second operand is a kernel.
+
+    If all share one kernel, the mapped axis adds samples.
+    """
     samples, kernel = operands
     if axes[1] is not None:
         return _batch_as_lanes(primitive, operands, axes, of=of)
-    samples = jnp.moveaxis(samples, axes[0], 1)  # [L, number, B, ...]
+    samples = jnp.moveaxis(samples, axes[0], 1)  # [L, axis_size, B, ...]
     lanes, axis_size, batch = samples.shape[:3]
     merged = samples.reshape(lanes, axis_size * batch, *samples.shape[3:])
     out = primitive.bind(merged, kernel, of=of)

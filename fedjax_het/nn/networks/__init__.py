@@ -19,12 +19,26 @@ NETWORKS: Registry[NetworkSpec] = Registry(
 
 @validate_arguments
 def make_model(name: str, input_shape: Sequence[int], num_classes: int, **options: Any) -> Model:
-    """The network `name`, one of `NETWORKS`, for images of `input_shape` (height, width, channels).
+    """Build a registered network for images of a given shape.
 
-    options: what the network's function takes, see `network_options`; the package's are documented
-        in their files of `fedjax_het.nn.networks`.
-    Raises: ConfigError for an option that the network does not have, naming its own, and for images
-      or values that do not fit; for a user's network also as `to_model`.
+    Args:
+      name: a name in `NETWORKS`.
+      input_shape: height, width and channels of the images.
+      num_classes: number of logits.
+      **options: options of the network, see `get_network_options`. The files in
+        `fedjax_het.nn.networks` document the options of the package's networks.
+
+    Returns:
+      The model.
+
+    Raises:
+      ConfigError: if the name or an option is unknown (the message lists the network's options), or
+        if images or values do not fit. For a user's network also in the cases of `to_model`.
+
+    Example:
+      >>> from fedjax_het.nn import make_model
+      >>> make_model("convnet", (28, 28, 1), 10, width=32).input_shape
+      (28, 28, 1)
     """
     network = NETWORKS.require(name)
     if name in NETWORKS.built_in:
@@ -34,31 +48,55 @@ def make_model(name: str, input_shape: Sequence[int], num_classes: int, **option
 
 @validate_arguments
 def get_network_options(name: str) -> dict[str, Any]:
-    """The options of a network, by its function's signature: their defaults, or `REQUIRED`."""
+    """Return the options of a network by its function's signature.
+
+    Args:
+      name: a name in `NETWORKS`.
+
+    Returns:
+      Defaults by option name, or `REQUIRED`.
+
+    Raises:
+      ConfigError: if the name is unknown.
+
+    Example:
+      >>> from fedjax_het.nn import get_network_options
+      >>> get_network_options("mlp")
+      {'hidden': (128, 128)}
+    """
     return NETWORKS.require(name).options
 
 
 @validate_arguments
 def register_network(name: str, make: Any, description: str = "") -> None:
-    """Make a network of one's own known to runs, sweeps and reports, as long as this process lasts.
+    """Register a user's network for runs, sweeps and reports of this process.
 
-        class Lenet(flax.linen.Module):
-            num_classes: int
-            hidden: int = 84
+    The network itself is checked when the image shape is known, see `to_model`.
 
-            @flax.linen.compact
-            def __call__(self, x, train): ...  # logits [B, num_classes]
+    Args:
+      name: name of the network in settings.
+      make: a network as in `NetworkSpec.make`. Flax modules are called `module(x, train=...)`,
+        `(x, training=...)`, `(x, deterministic=...)` or `(x)`, by their signature, see
+        `fedjax_het.nn.adapters.make_flax_model`. For pairs see
+        `fedjax_het.nn.adapters.make_pair_model`.
+      description: one line for `fedjax-het list`; default: the first line of the docstring.
 
-        register_network("lenet", Lenet)
-        RunSpec("fedavg", "digits", model="lenet")
+    Raises:
+      ConfigError: if the name is not an identifier or belongs to one of the package's networks, or
+        if `make` is not a network or function.
 
-    make: see `NetworkSpec`. Flax modules are called `module(x, train=...)`, `(x, training=...)`,
-        `(x, deterministic=...)` or `(x)`, by their signature, see `flax_model`; for pairs see
-        `pair_model`.
-    description: for `fedjax-het list`; by default the first line of the docstring.
-
-    Raises: ConfigError for a name of the package's own or no word, and for what makes no network.
-      What it makes is checked when images are known, see `to_model`.
+    Example:
+      >>> import flax.linen as nn
+      >>> from fedjax_het.nn import NETWORKS, make_model, register_network
+      >>> class Linear(nn.Module):
+      ...     num_classes: int
+      ...     @nn.compact
+      ...     def __call__(self, x, train):
+      ...         return nn.Dense(self.num_classes)(x.reshape(x.shape[0], -1))
+      >>> register_network("example", Linear)  # then RunSpec("fedavg", "digits", model="example")
+      >>> make_model("example", (4, 4, 1), 3).num_classes
+      3
+      >>> NETWORKS.reset()  # unregisters all users' networks
     """
     check_network_definition(name, make)
     NETWORKS.add(NetworkSpec(name, make, description or get_summary_line(make)))

@@ -14,6 +14,15 @@ FILTERS, HIDDEN = (32, 64), 512
 
 
 class Cnn(nn.Module):
+    """The flax module of `cnn`.
+
+    Attributes:
+      num_classes: number of logits.
+      filters: output channels of each convolution.
+      hidden: width of the hidden layer.
+      conv_impl: implementation of convolutions, see `conv2d`.
+    """
+
     num_classes: int
     filters: tuple[int, ...]
     hidden: int
@@ -21,10 +30,11 @@ class Cnn(nn.Module):
 
     @nn.compact
     def __call__(self, x, train):
+        """Return features `[B, hidden]` and logits `[B, num_classes]` for images `[B, H, W, C]`."""
         for block, features in enumerate(self.filters):
             name = f"conv{block + 1}"
             x = Conv(features, 5, 0, self.conv_impl, True, name=name)(x)
-            x = jax.nn.relu(max_pool(x))  # as the maximum of ReLUs, on a quarter of the numbers
+            x = jax.nn.relu(max_pool(x))  # after the pool: equal, and a quarter of the numbers
         x = jax.nn.relu(Linear(self.hidden, name="hidden")(x.reshape(x.shape[0], -1)))
         return x, Linear(self.num_classes, name="head")(x)
 
@@ -32,9 +42,23 @@ class Cnn(nn.Module):
 def cnn(
     input_shape: tuple[int, int, int], num_classes: int, *, conv_impl: ConvImpl = "auto"
 ) -> Model:
-    """Without padding, as PFLlib has it: 32 and 64 filters of 5x5, each with ReLU and a 2x2 max
-    pool, a hidden layer of 512; 582,026 parameters for 28x28x1. Weights and biases are drawn as
-    PyTorch does by default, U(±1/√fan_in)."""
+    """Build FedAvg's CNN.
+
+    As in PFLlib, without padding: 32 and 64 filters of 5x5, each with ReLU and a 2x2 max pool, then
+    a hidden layer of 512; 582,026 parameters for 28x28x1. Weights and biases are drawn as PyTorch
+    does by default, U(±1/√fan_in).
+
+    Args:
+      input_shape: height, width (at least 16 pixels) and channels.
+      num_classes: number of logits.
+      conv_impl: implementation of convolutions, see `conv2d`.
+
+    Returns:
+      The model.
+
+    Raises:
+      ConfigError: if images are smaller than 16x16.
+    """
     require(min(input_shape[:2]) >= 16, "input_shape", input_shape, "at least 16x16 for cnn")
     module = Cnn(num_classes, FILTERS, HIDDEN, conv_impl)
     return make_flax_model(module, input_shape, can_shard_batch=True)

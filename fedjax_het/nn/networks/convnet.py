@@ -16,6 +16,17 @@ from fedjax_het.utils.errors import require
 
 
 class ConvNet(nn.Module):
+    """The flax module of `convnet`.
+
+    Attributes:
+      num_classes: number of logits.
+      width: output channels of each convolution.
+      depth: number of blocks.
+      norm: normalization, a key of `NORMS`.
+      first_padding: padding of the first convolution in pixels.
+      conv_impl: implementation of convolutions, see `conv2d`.
+    """
+
     num_classes: int
     width: int
     depth: int
@@ -28,8 +39,8 @@ class ConvNet(nn.Module):
         norm = NORMS[self.norm]
         for block in range(self.depth):
             padding = self.first_padding if block == 0 else 1
-            # Instance normalisation removes a constant per channel: adding the bias, a parameter
-            # all the same, would change neither the output nor any gradient (its own is zero).
+            # Instance normalization removes a constant per channel. Adding the bias would change
+            # neither the output nor any gradient (its own is zero), but it stays a parameter.
             add_bias = norm is not InstanceNorm
             name = f"conv{block + 1}"
             conv = Conv(self.width, 3, padding, self.conv_impl, add_bias, name=name)
@@ -50,12 +61,25 @@ def convnet(
     norm: Literal["group", "instance", "batch", "none"] = "group",
     conv_impl: ConvImpl = "auto",
 ) -> Model:
-    """`depth` blocks of 3x3 convolution with `width` filters, norm, ReLU and 2x2 average pool.
+    """Build DynaFed's ConvNet: blocks of 3x3 convolution, normalization, ReLU and 2x2 average pool.
 
-    norm: `group` (GroupNorm with one channel a group, which is instance normalisation: `instance`
-        is the same), `batch` or `none`.
     The first convolution pads 28x28 images of one channel to give 32x32, as DynaFed's code does.
     Weights and biases are drawn as PyTorch does by default, U(±1/√fan_in).
+
+    Args:
+      input_shape: height, width and channels.
+      num_classes: number of logits.
+      width: filters of each convolution.
+      depth: number of blocks.
+      norm: "group" (GroupNorm with one channel per group), "instance" (identical to "group"),
+        "batch" or "none".
+      conv_impl: implementation of convolutions, see `conv2d`.
+
+    Returns:
+      The model.
+
+    Raises:
+      ConfigError: if images are too small for `depth` blocks, each of which halves them.
     """
     first_padding = 3 if input_shape == (28, 28, 1) else 1
     smallest = min(input_shape[:2]) + 2 * (first_padding - 1)
@@ -65,7 +89,7 @@ def convnet(
     )
     module = ConvNet(num_classes, width, depth, norm, first_padding, conv_impl)
     height, image_width = (size + 2 * (first_padding - 1) for size in input_shape[:2])
-    # At least two: a single sample would make the products of the last block too thin.
+    # At least two samples: one sample makes the last block's matrix products too small.
     samples = count_cached_samples(height, image_width, width)
     mixes_samples = norm == "batch"
     return make_flax_model(

@@ -15,10 +15,17 @@ FILTERS, HIDDEN = (32, 64), 128
 
 
 class FslCnn(nn.Module):
-    """FSL's networks: Table II's for images of one channel, Table III's for others.
+    """The flax module of `fsl_cnn`.
 
-    The convolutions go in pieces of the batch, as dropout masks could not without being drawn for
-    every piece: as fast as micro-batches.
+    The convolutions process the batch in pieces, which is as fast as micro-batches of the whole
+    network. Micro-batches are no option: dropout masks would have to be drawn for every
+    micro-batch.
+
+    Attributes:
+      num_classes: number of logits.
+      filters: output channels of each convolution.
+      hidden: width of the hidden layer.
+      conv_impl: implementation of convolutions, see `conv2d`.
     """
 
     num_classes: int
@@ -36,7 +43,7 @@ class FslCnn(nn.Module):
             x = conv(x)
             if is_last or not is_grayscale:
                 x = max_pool(x)
-            x = jax.nn.relu(x)  # after the pool, as the maximum of ReLUs
+            x = jax.nn.relu(x)  # after the pool: equal, and fewer numbers
         x = Dropout(0.25, name="dropout1")(x.reshape(x.shape[0], -1), train, batch_axis)
         x = jax.nn.relu(Linear(self.hidden, True, name="hidden")(x))
         x = Dropout(0.5, name="dropout2")(x, train, batch_axis)
@@ -46,14 +53,29 @@ class FslCnn(nn.Module):
 def fsl_cnn(
     input_shape: tuple[int, int, int], num_classes: int, *, conv_impl: ConvImpl = "auto"
 ) -> Model:
-    """Two forms. For images of one channel, Table II's: 32 and 64 filters of 3x3, each with ReLU,
-    the first with padding, the second without, a 2x2 max pool, dropout of 1/4, a hidden layer of
-    128 with ReLU, dropout of 1/2; 1,409,197 parameters for 28x28x1 and 45 classes. For others,
-    Table III's: both with padding, and each with a 2x2 max pool; 545,098 for 32x32x3 and 10
-    classes.
+    """Build FSL's CNN for grayscale (Table II) or color images (Table III).
+
+    Both have 32 and 64 filters of 3x3, each with ReLU, then dropout of 1/4, a hidden layer of 128
+    with ReLU, and dropout of 1/2:
+
+    * One channel (Table II): the first convolution has padding, the second none and a 2x2 max pool;
+      1,409,197 parameters for 28x28x1 and 45 classes.
+    * More channels (Table III): both convolutions have padding and a 2x2 max pool; 545,098
+      parameters for 32x32x3 and 10 classes.
 
     Weights are drawn as Keras does, U(±√(6 / (fan_in + fan_out))), and biases are zero: the paper
-    does not say.
+    does not specify the initialization.
+
+    Args:
+      input_shape: height, width (at least 4 pixels) and channels.
+      num_classes: number of logits.
+      conv_impl: implementation of convolutions, see `conv2d`.
+
+    Returns:
+      The model.
+
+    Raises:
+      ConfigError: if images are smaller than 4x4.
     """
     require(min(input_shape[:2]) >= 4, "input_shape", input_shape, "at least 4x4 for fsl_cnn")
     return make_flax_model(
@@ -67,5 +89,5 @@ def fsl_cnn(
 NETWORK = NetworkSpec(
     "fsl_cnn",
     fsl_cnn,
-    "FSL's CNNs with dropout: two 3x3 convolutions, pooling as the image's colours ask",
+    "FSL's CNNs with dropout: two 3x3 convolutions, one max pool (grayscale) or two (color)",
 )

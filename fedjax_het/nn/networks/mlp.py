@@ -11,11 +11,19 @@ from fedjax_het.utils.config import PositiveInt
 
 
 class Mlp(nn.Module):
+    """The flax module of `mlp`.
+
+    Attributes:
+      num_classes: number of logits.
+      hidden: widths of the hidden layers.
+    """
+
     num_classes: int
     hidden: tuple[int, ...]
 
     @nn.compact
     def __call__(self, x, train):
+        """Return features `[B, F]` and logits `[B, num_classes]` for images `[B, H, W, C]`."""
         x = x.reshape(x.shape[0], -1)
         for layer, features in enumerate(self.hidden):
             x = jax.nn.relu(Linear(features, name=f"hidden{layer + 1}")(x))
@@ -28,11 +36,21 @@ def mlp(
     *,
     hidden: tuple[PositiveInt, ...] = (128, 128),
 ) -> Model:
-    """Fully connected layers of `hidden` numbers with ReLU. Weights and biases are drawn as PyTorch
-    does by default, U(±1/√fan_in)."""
+    """Build a multi-layer perceptron with ReLU.
+
+    Weights and biases are drawn as PyTorch does by default, U(±1/√fan_in).
+
+    Args:
+      input_shape: height, width and channels.
+      num_classes: number of logits.
+      hidden: widths of the hidden layers.
+
+    Returns:
+      The model.
+    """
     return make_flax_model(Mlp(num_classes, tuple(hidden)), input_shape, can_shard_batch=True)
 
 
 NETWORK = NetworkSpec(
-    "mlp", mlp, "fully connected with ReLU, two hidden layers of 128 unless `hidden` says otherwise"
+    "mlp", mlp, "fully connected layers with ReLU, by default two hidden layers of 128"
 )

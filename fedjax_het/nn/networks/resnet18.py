@@ -1,4 +1,4 @@
-"""ResNet-18 (He et al., CVPR 2016), as torchvision has it."""
+"""ResNet-18 (He et al., CVPR 2016), with torchvision's layers and initialization."""
 
 from typing import Literal
 
@@ -15,7 +15,15 @@ from fedjax_het.utils.config import PositiveInt
 
 
 class ResidualBlock(nn.Module):
-    """relu(x + two 3x3 convolutions of x); the shortcut is a 1x1 convolution where sizes differ."""
+    """A residual block: relu(x + two 3x3 convolutions of x).
+
+    The shortcut is a 1x1 convolution if the block changes the size or the number of channels.
+
+    Attributes:
+      features: number of output channels.
+      stride: stride of the first convolution in pixels.
+      conv_impl: implementation of convolutions, see `conv2d`.
+    """
 
     features: int
     stride: int
@@ -36,6 +44,15 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
+    """The flax module of `resnet18`.
+
+    Attributes:
+      num_classes: number of logits.
+      width: filters of the first stage.
+      stem: "imagenet" or "cifar".
+      conv_impl: implementation of convolutions, see `conv2d`.
+    """
+
     num_classes: int
     width: int
     stem: str
@@ -67,14 +84,23 @@ def resnet18(
     stem: Literal["imagenet", "cifar"] = "imagenet",
     conv_impl: ConvImpl = "auto",
 ) -> Model:
-    """stem: `imagenet`, a 7x7 convolution of stride 2 and a 3x3 max pool of stride 2, as FedAF's
-        Table 6 must have used on 32x32 images (its count of 11,181,642 parameters says so); or
-        `cifar`, a 3x3 convolution and no pool (11,173,962).
-    width: filters of the first stage; each of the three others has twice as many as the one before.
+    """Build ResNet-18.
 
     Convolutions are drawn as torchvision does, N(0, 2/fan_out).
+
+    Args:
+      input_shape: height, width and channels.
+      num_classes: number of logits.
+      width: filters of the first stage; each of the three other stages doubles the number.
+      stem: "imagenet" has a 7x7 convolution of stride 2 and a 3x3 max pool of stride 2. FedAF's
+        Table 6 must have used it on 32x32 images, since it reports 11,181,642 parameters. "cifar"
+        has a 3x3 convolution and no pool; 11,173,962 parameters.
+      conv_impl: implementation of convolutions, see `conv2d`.
+
+    Returns:
+      The model.
     """
-    # Of the first stage: the stem's activations live for a moment only.
+    # Sides of the first stage, since the stem's activations are freed early.
     height, image_width = (-(-size // (4 if stem == "imagenet" else 1)) for size in input_shape[:2])
     return make_flax_model(
         ResNet18(num_classes, width, stem, conv_impl),

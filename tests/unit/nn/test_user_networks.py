@@ -307,12 +307,16 @@ BAD = {
     "batch norm": (
         NoFlag(nn.BatchNorm()),
         {},
-        r"but has batch norm \(layer\), which needs to know",
+        r"but its batch norm \(layer\) requires one",
     ),
-    "dropout": (NoFlag(nn.Dropout(0.5)), {}, r"NoFlag.__call__ takes no train.* has dropout"),
+    "dropout": (
+        NoFlag(nn.Dropout(0.5)),
+        {},
+        r"NoFlag.__call__ has no argument train.* its dropout",
+    ),
     "state": (GrowingState(), {}, r"turns state\['batches'\], float32 \(\), into float32 \(3,\)"),
-    "text": (pair_of({"a": {"w": "x"}}), {}, r"params\['a'\]\['w'\] of its variables is a str"),
-    "integers": (pair_of({"w": jnp.zeros(3, int)}), {}, r"params\['w'\] of its variables is of ty"),
+    "text": (pair_of({"a": {"w": "x"}}), {}, r"params\['a'\]\['w'\] of the variables is a str"),
+    "integers": (pair_of({"w": jnp.zeros(3, int)}), {}, r"params\['w'\] of the variables is of ty"),
     "no logits": (
         pair_of({"w": jnp.zeros(3)}, lambda p, x: "cat"),
         {},
