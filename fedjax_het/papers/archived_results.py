@@ -8,12 +8,12 @@ import hashlib
 import re
 import shutil
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedjax_het.papers.programs import make_config_program
 from fedjax_het.runtime.result_store import list_run_files
-from fedjax_het.utils.errors import require, run_with_exit_status
+from fedjax_het.utils.errors import require
 from fedjax_het.utils.io import ARCHIVE_NAME, write_archive
 
 # The archived results lie in the checkout; an installed package has none.
@@ -160,12 +160,20 @@ def archive_runs(directory: Path) -> int:
     return count
 
 
-def archive_runs_main(argv: Sequence[str] | None = None) -> int:
-    """Archive the runs of the folders on the command line; return the exit status."""
+@dataclass
+class ArchiveArguments:
+    """The command line of `experiments/archive_runs.py`."""
 
-    def run() -> int:
-        for folder in sys.argv[1:] if argv is None else argv:
-            print(f"{folder}: {archive_runs(Path(folder))} files moved into {ARCHIVE_NAME}")
-        return 0
+    folders: tuple[Path, ...]
+    """Folders of results whose runs are moved into archives."""
 
-    return run_with_exit_status(run, name="error", interrupt_message="stopped")
+
+def _archive_folders(arguments: ArchiveArguments) -> int:
+    for folder in arguments.folders:
+        print(f"{folder}: {archive_runs(folder)} files moved into {ARCHIVE_NAME}")
+    return 0
+
+
+archive_runs_main = make_config_program(
+    ArchiveArguments, _archive_folders, "Move runs into archives."
+)

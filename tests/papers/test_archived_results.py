@@ -102,5 +102,5 @@ def test_a_damaged_archive_is_one_line(folder):
 
 
 def test_a_folder_that_is_not_there_is_one_line(tmp_path, capsys):
-    assert archive_runs_main([str(tmp_path / "none")]) == 2
+    assert archive_runs_main(["--folders", str(tmp_path / "none")]) == 2
     assert "expected a folder of results" in capsys.readouterr().err

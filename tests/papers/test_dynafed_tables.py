@@ -328,7 +328,7 @@ def test_all_goes_on_after_a_failure_and_skips_what_is_done(papers, capsys):
     assert "it went wrong" in text and "| **1** | 2 |" in text
     assert "![fsl-fig1: fig1](../x/fig1.png)" in text
     page = (folder / "report.html").read_text()
-    assert '<tr><td><b>1</b></td><td class="n">2</td></tr>' in page and "--:" not in page
+    assert '<tr><td><strong>1</strong></td><td class="n">2</td></tr>' in page and "--:" not in page
     assert 'src="data:image/png;base64,UE5H"' in page and "A picture &lt;1&gt;." in page
     record = json.loads((folder / "fsl-fig1.json").read_text())
     assert record["files"] == ["results/x/fig1.png"] and record["seconds"] > 0

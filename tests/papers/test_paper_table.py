@@ -186,5 +186,5 @@ def test_a_program_says_what_it_takes(path, monkeypatch, capsys):
         runpy.run_path(str(path), run_name="__main__")
     assert stop.value.code == 0
     said = capsys.readouterr().out
-    asked = ("preset", "rounds", "steps", "target")
+    asked = ("preset", "rounds", "steps", "target", "folders")
     assert "usage" in said and any(word in said for word in asked)
