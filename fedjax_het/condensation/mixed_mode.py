@@ -103,7 +103,7 @@ def reverse_mode(loss_sum: LossSum, select_samples: SelectSamples) -> Gradient:
     Example:
       >>> import jax, jax.numpy as jnp
       >>> loss_sum = lambda w, x: (w * x**2).sum()
-      >>> select_samples = lambda source, step: source * step
+      >>> select_samples = lambda source, step, batch_axis: source * step
       >>> gradient = reverse_mode(loss_sum, select_samples)
       >>> print(jax.grad(lambda x: gradient(jnp.ones(2), x, 1.0).sum())(jnp.ones(2)))
       [2. 2.]
@@ -142,7 +142,7 @@ def mixed_mode(
     Example:
       >>> import jax, jax.numpy as jnp
       >>> loss_sum = lambda w, x: (w * x**2).sum()
-      >>> select_samples = lambda source, step: source * step
+      >>> select_samples = lambda source, step, batch_axis: source * step
       >>> gradient = mixed_mode(loss_sum, select_samples)
       >>> print(jax.grad(lambda x: gradient(jnp.ones(2), x, 1.0).sum())(jnp.ones(2)))
       [2. 2.]
