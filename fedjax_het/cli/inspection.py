@@ -1,11 +1,8 @@
-"""`fedjax-het list`: what there is to choose from; `fedjax-het show`: what each of it takes.
-
-`fedjax-het devices`: what runs go on here.
-"""
+"""`fedjax-het list` and `show` describe methods and other entries, `devices` this machine."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import tyro
 
@@ -16,35 +13,36 @@ from fedjax_het.utils.text import to_one_line
 
 @dataclass(frozen=True)
 class ListCommand:
-    """Name the methods, data sets, partitions, networks, sources of the server's examples, local
-    optimisers, schedules of their rates, and measures."""
+    """Print the names of all methods, data sets, partitions, networks, sources of the server's
+    examples, measures, local optimizers and learning rate schedules."""
 
 
 @dataclass(frozen=True)
 class ShowCommand:
-    """Say what some of them take: `fedjax-het show fedamp convnet`.
+    """Print the options of methods, data sets, partitions, networks, sources of the server's
+    examples, local optimizers or learning rate schedules.
 
-    Of a method: its paper, options and presets, numbers, ranges and defaults, what it can be put
-    over, and its settings by protocol.
+    For a method: paper, options, presets, numeric hyperparameters with range and default, base
+    methods, and the settings of each protocol. Example: fedjax-het show fedamp convnet
     """
 
-    names: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="NAME ...")] = ()
-    """Of methods, data sets, partitions, networks, sources, optimisers or schedules."""
+    names: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Names of the entries; `fedjax-het list` prints all."""
 
 
 def list_command(command: ListCommand) -> int:
-    """Print every name with its description."""
+    """Print every name with its description; return the exit status."""
     groups = _get_registries()
     width = max(len(name) for entries in groups.values() for name in entries)
     for title, entries in groups.items():
         lines = (f"  {name:{width}}  {entry.description}" for name, entry in entries.items())
         print(title, *lines, sep="\n", end="\n\n")
-    print("What one of them takes: fedjax-het show NAME")
+    print("fedjax-het show NAME prints the options of an entry.")
     return 0
 
 
 def show_command(command: ShowCommand) -> int:
-    """Print what those that are named take."""
+    """Print the options of the named entries; return the exit status."""
     records_by_name = {
         name: (title, record)
         for title, entries in _get_registries().items()
@@ -73,13 +71,13 @@ def _get_registries() -> dict[str, Any]:
         "networks": NETWORKS,
         "server's examples": SERVER_SOURCES,
         "measures": METRICS,
-        "local optimisers": OPTIMIZERS,
-        "rate schedules": LR_SCHEDULES,
+        "local optimizers": OPTIMIZERS,
+        "learning rate schedules": LR_SCHEDULES,
     }
 
 
 def _describe_record(title: str, record: Any) -> Iterator[str]:
-    """A record in lines: what it is, and what it takes."""
+    """Yield the lines that describe an entry and its options."""
     yield f"{record.name}: {record.description}"
     if title == "methods":
         yield from _describe_method(record)
@@ -128,7 +126,10 @@ def _describe_schedule(schedule: Any) -> Iterator[str]:
             yield f"  {name}{default}: {_format_range(hyperparameter)}"
 
 
-_DESCRIBERS = {"local optimisers": _describe_optimizer, "rate schedules": _describe_schedule}
+_DESCRIBERS = {
+    "local optimizers": _describe_optimizer,
+    "learning rate schedules": _describe_schedule,
+}
 
 
 def _format_range(hyperparameter: Any) -> str:
@@ -174,8 +175,7 @@ def _describe_method(method: Any) -> Iterator[str]:
 
 
 def collect_settings_by_protocol(method: Any) -> dict[str, dict[str, Any]]:
-    """What holds where nothing else is said, on Fashion-MNIST: by setting, as on the command line,
-    its value under each protocol in which it has one."""
+    """Return a method's default settings on Fashion-MNIST: by flag, the value of each protocol."""
     from fedjax_het.config.protocols import PROTOCOLS
     from fedjax_het.config.run_spec import RunSpec
 
@@ -218,12 +218,12 @@ def format_setting(value: Any) -> str:
 
 @dataclass(frozen=True)
 class DevicesCommand:
-    """Print the devices, their memory and precision, versions, the flags that are set, those that
-    would help, and what short timings of lanes have found."""
+    """Print the devices with their memory and precision, library versions, environment variables,
+    recommended flags, and the numbers of lanes that short timings found fastest."""
 
 
 def devices_command(command: DevicesCommand) -> int:
-    """Print it; returns the exit status."""
+    """Print the description of the devices; return the exit status."""
     from fedjax_het.runtime.device_report import describe_devices
 
     for line in describe_devices():

@@ -1,4 +1,4 @@
-"""`--import`: files and modules of the user's own, run before a command for what they register."""
+"""`--import`: a user's files and modules, which register entries before a command runs."""
 
 import importlib
 import importlib.util
@@ -9,13 +9,13 @@ from pathlib import Path
 from fedjax_het.utils.errors import require
 
 IMPORT_HELP = (
-    "With any command, --import FILE.py or --import MODULE runs code of your own first, which "
-    "registers methods, networks, data sets, partitions or sources."
+    "Every command takes --import FILE.py or --import MODULE. The code runs first and may register "
+    "methods, networks, data sets, partitions or sources."
 )
 
 
 def split_imports(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(the arguments, what they say to import)."""
+    """Return the other words of a command line, and the values of `--import`."""
     remaining: list[str] = []
     imports: list[str] = []
     words = iter(argv)
@@ -35,23 +35,24 @@ _imported_names: list[str] = []  # in this process
 
 
 def list_imported_plugins() -> tuple[str, ...]:
-    """What was imported so far, as another process finds it that begins elsewhere."""
+    """Return the imported files and modules, with absolute paths for a process in another folder."""
     return tuple(
         str(Path(name).resolve()) if name.endswith(".py") else name for name in _imported_names
     )
 
 
 def import_plugins(names: Sequence[str]) -> None:
-    """What is not imported yet, by names of `imported`."""
+    """Import the files and modules that this process has not imported yet."""
     for name in names:
         if name not in list_imported_plugins():
             import_plugin(name)
 
 
 def import_plugin(name: str) -> None:
-    """Run a Python file, or import a module that is found from here or is installed.
+    """Run a Python file, or import a module of the current folder or an installed one.
 
-    Raises ConfigError where there is none; what the code itself raises is not caught.
+    Raises:
+      ConfigError: if there is no such file or module. Errors of the code are not caught.
     """
     _imported_names.append(name)
     if name.endswith(".py"):

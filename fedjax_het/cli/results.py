@@ -1,7 +1,4 @@
-"""`fedjax-het report DIRECTORY`.
-
-`fedjax-het export RESULT`: models and synthetic images of a run, as files of their own.
-"""
+"""`fedjax-het report` prints the tables of a folder; `fedjax-het export` writes a run's model."""
 
 import logging
 import os
@@ -20,24 +17,25 @@ from fedjax_het.utils.text import to_one_line
 
 @dataclass(frozen=True)
 class ReportCommand:
-    """Print the tables of a folder of results, and write them and their figures into it."""
+    """Print the tables of a folder of results, and write the tables and their figures as files."""
 
     directory: tyro.conf.Positional[Path]
-    """Folder of results, of one sweep or merged from several."""
+    """Folder with the results of one or several sweeps."""
     by: tuple[str, ...] = ()
-    """Settings that have rows of their own, e.g. --by algorithm alpha hp.prox_mu (default: those
-    that vary, apart from the seeds)."""
+    """Settings whose values have rows of their own, e.g. algorithm alpha hp.prox_mu (default: the
+    settings that vary, except seeds)."""
     measure: str | None = None
-    """What is averaged over seeds: a number that runs leave, e.g. best_accuracy, bytes_up (default:
-    final_accuracy, or bmta where at least as many runs have that)."""
+    """Number of each run that is averaged over seeds, e.g. best_accuracy or bytes_up (default:
+    final_accuracy, or bmta if as many runs have it)."""
     output_dir: Path | None = None
-    """Where tables and figures are written (default: into the folder of results)."""
+    """Folder for the tables and figures (default: the folder of the results)."""
     pictures: tuple[str, ...] = ()
-    """Kinds of pictures besides PNG: pdf, svg; dark: each on a dark page, too, as NAME-dark.png."""
+    """Additional files of each figure: pdf, svg, or dark for a dark variant NAME-dark.png (default:
+    PNG only)."""
 
 
 def report_command(command: ReportCommand) -> int:
-    """Print the tables, then name the files that were written. Returns the exit status."""
+    """Print the tables and the names of the written files; return the exit status."""
     log_to_stderr(logging.WARNING)
     is_folder = os.path.isdir(command.directory)  # False for what is no path, too
     require(is_folder, "directory", str(command.directory), "a folder with results of runs")
@@ -56,24 +54,25 @@ def report_command(command: ReportCommand) -> int:
 
 @dataclass(frozen=True)
 class ExportCommand:
-    """Write a run's trained model, or the images that its method made, to files of their own.
+    """Write a run's trained model, or the images that its method synthesized, to a file.
 
-    The run's state must be beside its result, as `fedjax-het run --output-dir` and `sweep
-    --keep-state` leave it.
+    The run's state must be in the folder of its result: `fedjax-het run --output-dir` keeps it,
+    `fedjax-het sweep` keeps it with --keep-state.
     """
 
     result: tyro.conf.Positional[Path]
-    """The JSON file of a result."""
+    """JSON file of the result."""
     model: Path | None = None
-    """Where the model is written, in flax's msgpack: `load_model`, `--init-from`."""
+    """File for the model in flax's msgpack format, which `load_model` and --init-from read (default:
+    not written)."""
     client: NonNegativeInt | None = None
-    """Whose model, of clients that have models of their own (default: the global one)."""
+    """Number of the client whose own model is written (default: the global model)."""
     synthetic: Path | None = None
-    """Where synthetic images are written, as a plain .npz (DynaFed, FedDM, FedAF)."""
+    """File for the synthetic images of DynaFed, FedDM or FedAF, as .npz (default: not written)."""
 
 
 def export_command(command: ExportCommand) -> int:
-    """Write them, then name the files. Returns the exit status."""
+    """Write the files and print their names; return the exit status."""
     from fedjax_het.runtime.results import Result
 
     has_output = command.model is not None or command.synthetic is not None

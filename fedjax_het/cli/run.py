@@ -6,99 +6,78 @@ import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Literal
 
 import jax
-import tyro
 
-from fedjax_het.cli.arguments import (
-    HP_HELP,
-    OPTION_HELP,
-    NetworkOptions,
-    OptimizerOptions,
-    PartitionOptions,
-    ServerOptions,
-    parse_count,
-    parse_literals,
-    parse_number,
-    parse_pairs,
-)
-from fedjax_het.cli.config_file import MAPPING_SETTINGS
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.utils import console
+from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.errors import ConfigError, display_name
 from fedjax_het.utils.io import make_output_directory
-
-HpArguments = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE", help=HP_HELP)]
-OptionArguments = Annotated[
-    tuple[str, ...], tyro.conf.arg(name="option", metavar="NAME=VALUE", help=OPTION_HELP)
-]
 
 
 @dataclass(frozen=True)
 class RunCommand(RunSpec):
-    """Run one federation; the last line printed is one JSON object.
+    """Train one federation. The last line of the output is one JSON object.
 
-    Whatever is not given is as in the method's paper. `fedjax-het list` names what there is,
-    `fedjax-het show NAME` says what it takes.
+    A setting that is not given has the value of the method's paper. `fedjax-het list` names the
+    methods, data sets, partitions and networks; `fedjax-het show NAME` lists their options.
     """
 
-    # As words, which are no settings yet: hence the types that RunSpec does not have. The settings
-    # themselves, with their help, are those of RunSpec.
-    hp: HpArguments = ()  # type: ignore[assignment]
-    options: OptionArguments = ()  # type: ignore[assignment]
-    network_options: NetworkOptions = ()  # type: ignore[assignment]
-    partition_options: PartitionOptions = ()  # type: ignore[assignment]
-    server_options: ServerOptions = ()  # type: ignore[assignment]
-    optimizer_options: OptimizerOptions = ()  # type: ignore[assignment]
     config: Path | None = None
-    """A file of settings in YAML, or a result's JSON; what is given here goes over it."""
+    """YAML file of settings, or JSON file of a result; flags replace its values (default: none)."""
     data_dir: Path | None = None
-    """Folder of the prepared data (default: TFDS_DATA_DIR)."""
+    """Folder of the prepared data sets (default: the environment variable TFDS_DATA_DIR)."""
     output_dir: Path | None = None
-    """Where the result, pictures and checkpoints are written (default: nothing is)."""
+    """Folder for the result, figures and checkpoints (default: nothing is written)."""
     resume: bool = False
     """Continue from the checkpoint in the output folder, if there is one."""
     resume_anyway: bool = False
-    """The same also where it was begun under another version, device or precision."""
+    """Continue also from a checkpoint of another version, device type or precision."""
     keep_state: bool = True
-    """Keep how the run ended, in the output folder: from there it goes on to more rounds (--rounds
-    400 --resume), and the loaded result has its models."""
+    """Keep the final state in the output folder, which is needed to train more rounds and to load
+    the models."""
     track: tuple[str, ...] = ()
-    """Trackers that keep a record of the run, in the output folder: csv, tensorboard, wandb,
-    mlflow."""
-    lanes: str = "auto"
-    """Vmapped lanes per device; a matter of speed only."""
+    """Trackers that record the run in the output folder: csv, tensorboard, wandb, mlflow (default:
+    none)."""
+    lanes: PositiveInt | Literal["auto"] = "auto"
+    """Number of clients trained in parallel on each device; affects speed only, not results."""
     server_work: str = "auto"
-    """Whether devices share what the server does: shared, alone (all do the same) or auto, what is
-    faster; a matter of speed only."""
+    """Distribution of the server's computation over the devices: shared, alone (every device
+    computes all of it) or auto (the faster of the two); affects speed only."""
     client_state: str = "auto"
-    """Where clients' states are: device, split (a part on each device), host (those of the next
-    rounds' clients are put on the devices) or auto, the last two if they would not fit; a matter of
-    memory only."""
+    """Storage of the clients' states: device, split (a part on each device), host (only the states
+    of the next rounds' clients are on the devices) or auto (split or host if the states do not fit
+    on a device); affects memory only."""
     pictures: tuple[str, ...] = ()
-    """Kinds of pictures besides PNG: pdf, svg; dark: each on a dark page, too, as NAME-dark.png."""
+    """Additional files of each figure: pdf, svg, or dark for a dark variant NAME-dark.png (default:
+    PNG only)."""
     quiet: bool = False
-    """Nothing but errors on stderr. Otherwise progress: where stderr is no terminal, a line every
-    30 s, and less often the longer it takes, every 10 min in the end."""
+    """Print only errors on stderr. Without --quiet, stderr shows progress, every 30 s to 10 min if
+    it is no terminal."""
     json: bool = False
-    """Progress, notes and errors on stderr as one JSON object a line."""
+    """Print progress, log messages and errors on stderr as one JSON object per line."""
     distributed: bool = False
-    """Several processes: call jax.distributed.initialize(), which finds SLURM, TPU pods, MPI."""
+    """Join the processes that SLURM, a TPU pod or MPI has started (jax.distributed.initialize)."""
 
 
 def build_run_spec(command: RunCommand) -> RunSpec:
-    """The settings that a command line names."""
-    values = {field.name: getattr(command, field.name) for field in dataclasses.fields(RunSpec)}
-    values["hp"] = {
-        name: parse_number("hp", name, text) for name, text in parse_pairs("hp", command.hp)
-    }
-    for name in MAPPING_SETTINGS[1:]:
-        values[name] = parse_literals(name, getattr(command, name))
-    return RunSpec(**values)
+    """Return the settings that a command line gives."""
+    return RunSpec(
+        **{field.name: getattr(command, field.name) for field in dataclasses.fields(RunSpec)}
+    )
 
 
 def run_command(command: RunCommand) -> int:
+    """Train the federation, write its result and figures, and print its summary.
+
+    Returns:
+      Exit status 0.
+
+    Raises:
+      ConfigError: for settings that cannot be used, and for a result that cannot be written.
+    """
     from fedjax_het.analysis.figures.run_figures import write_run_figures
     from fedjax_het.data import load_dataset
     from fedjax_het.runtime.placement import Placement
@@ -115,7 +94,7 @@ def run_command(command: RunCommand) -> int:
     console.log_to_stderr(logging.INFO if is_watched else logging.WARNING)
     spec = build_run_spec(command).resolved()
     placement = Placement(
-        lanes=parse_count("lanes", command.lanes),
+        lanes=command.lanes,
         server_work=command.server_work,
         client_state=command.client_state,
     )

@@ -5,47 +5,34 @@ import functools
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 from pathlib import Path
 from types import GenericAlias, NoneType
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import jax
 import tyro
 
-from fedjax_het.cli.arguments import (
-    NetworkOptions,
-    OptimizerOptions,
-    PartitionOptions,
-    ServerOptions,
-    parse_count,
-    parse_literal,
-    parse_literals,
-    parse_number,
-    parse_pairs,
-)
-from fedjax_het.cli.config_file import MAPPING_SETTINGS
 from fedjax_het.cli.plugins import import_plugins, list_imported_plugins
 from fedjax_het.cli.results import ReportCommand, report_command
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.utils import console
-from fedjax_het.utils.config import Bounds, NonNegativeFloat, PositiveInt
+from fedjax_het.utils.config import Bounds, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-# The settings that a sweep takes lists of under their own names.
-_LIST_SETTINGS = [
-    f.name for f in dataclasses.fields(RunSpec) if f.name not in (*MAPPING_SETTINGS, "seed")
-]
+_ANNOTATIONS = get_type_hints(RunSpec)
+_MAPPING_SETTINGS = [name for name, kind in _ANNOTATIONS.items() if get_origin(kind) is dict]
+# Settings that a sweep takes lists of under their own names.
+_LIST_SETTINGS = [name for name in _ANNOTATIONS if name not in (*_MAPPING_SETTINGS, "seed")]
 
 
 def _make_list_config() -> type:
-    """The settings of RunSpec, with their help, each as a list of values; `seed` as `seeds`."""
-    annotations = get_type_hints(RunSpec)
+    """Return a record of the settings of `RunSpec`, each as a list of values."""
     fields = []
     for name in _LIST_SETTINGS:
-        value_types = [kind for kind in get_args(annotations[name]) if kind is not NoneType]
-        value_type = reduce(or_, value_types) if value_types else annotations[name]
+        value_types = [kind for kind in get_args(_ANNOTATIONS[name]) if kind is not NoneType]
+        value_type = reduce(or_, value_types) if value_types else _ANNOTATIONS[name]
         list_type = GenericAlias(tuple, (value_type, ...))
         fields.append((name, list_type, dataclasses.field(default=())))
     return dataclasses.make_dataclass("Lists", fields, bases=(RunSpec,), frozen=True)
@@ -56,114 +43,91 @@ _ListSettings: Any = _make_list_config()
 
 @dataclass(frozen=True)
 class SweepCommand(_ListSettings):
-    """Run every combination of the values given, many federations at a time.
+    """Run every combination of the given values, many federations at a time.
 
-    Every setting takes several values: --alpha 0.01 0.1 --algorithm fedavg fedprox. What is not
-    given is as in the method's paper. Results, tables and figures are kept in one folder; what is
-    there is not made again. Started several times on one folder, also on several machines that
-    share it, the workers share out the runs. The last line printed is one JSON object.
+    Every setting takes several values, e.g. --alpha 0.01 0.1; without a value it is as in the
+    method's paper. Results, tables and figures are kept in one folder, and a run found there is not
+    repeated. Processes that are started on the same folder share the runs. The last line of the
+    output is one JSON object.
     """
 
     seed: tyro.conf.Suppress[int] = 0
-    seeds: tuple[int, ...] = (0,)
-    hp: Annotated[
-        tuple[str, ...],
-        tyro.conf.arg(
-            metavar="NAME=VALUE[,VALUE]",
-            help="Numeric hyper-parameters, for the methods that have them, e.g. --hp "
-            "prox_mu=0.001,0.01 local_lr=0.05.",
-        ),
-    ] = ()
-    options: Annotated[
-        tuple[str, ...],
-        tyro.conf.arg(
-            name="option",
-            metavar="NAME=VALUE[,VALUE]",
-            help="Static choices, for the methods that have them, e.g. --option preset=paper,code.",
-        ),
-    ] = ()
-    network_options: NetworkOptions = ()
-    partition_options: PartitionOptions = ()
-    server_options: ServerOptions = ()
-    optimizer_options: OptimizerOptions = ()
+    seeds: tuple[NonNegativeInt, ...] = (0,)
+    """Seeds of all random draws; every combination runs with each."""
+    hp: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    options: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     config: Path | None = None
-    """A file of settings in YAML, where lists are grids; what is given here goes over it."""
+    """YAML file of settings, where a list gives several values; flags replace its values (default:
+    none)."""
     data_dir: Path | None = None
-    """Folder of the prepared data (default: TFDS_DATA_DIR)."""
+    """Folder of the prepared data sets (default: the environment variable TFDS_DATA_DIR)."""
     output_dir: Path = Path("results/sweep")
     """Folder of the results."""
     track: tuple[str, ...] = ()
-    """Trackers that keep a record of every run, in the output folder: csv, tensorboard, wandb,
-    mlflow."""
-    lanes: str = "auto"
-    """Vmapped lanes per device; a matter of speed only, as are the next five."""
+    """Trackers that record every run in the output folder: csv, tensorboard, wandb, mlflow
+    (default: none)."""
+    lanes: PositiveInt | Literal["auto"] = "auto"
+    """Number of clients of one federation trained in parallel on each device; affects speed only,
+    not results."""
     spread: str = "auto"
-    """What the devices share out: the lanes of one federation, or the runs."""
-    vmapped: str = "auto"
-    """Federations that are vmapped on each device."""
+    """Work that the devices share: lanes (the clients of one federation), runs (each device has
+    federations of its own) or auto (the faster); affects speed only."""
+    vmapped: PositiveInt | Literal["auto"] = "auto"
+    """Number of federations trained in parallel on each device; affects speed only, not
+    results."""
     server_work: str = "auto"
-    """Whether devices that share a federation share its server's work: shared, alone or auto, what
-    is faster."""
+    """Distribution of a server's computation over the devices of its federation: shared, alone
+    (every device computes all of it) or auto (the faster of the two); affects speed only."""
     client_state: str = "auto"
-    """Where clients' states are: device, split (of a run that devices share, a part on each), host
-    (those of the next rounds' clients are put on the devices) or auto, the last two if they would
-    not fit."""
+    """Storage of the clients' states: device, split (a part on each device that shares the
+    federation), host (only the states of the next rounds' clients are on the devices) or auto
+    (split or host if the states do not fit on a device); affects memory only."""
     memory: Annotated[float, Bounds(1e-9, 1e9)] | None = None
-    """GB on each device that federations may take (default: what is free)."""
+    """Memory in GB that federations may use on each device (default: the free memory)."""
     launcher: Literal["here", "ray"] = "here"
-    """Where runs are made: in this process, or by tasks of Ray."""
+    """Place of the runs: this process, or tasks of Ray."""
     ray_address: str | None = None
-    """Of a cluster of Ray's: auto, HOST:PORT (default: RAY_ADDRESS, or this machine alone)."""
+    """Address of a Ray cluster: auto or HOST:PORT (default: the environment variable RAY_ADDRESS,
+    otherwise this machine alone)."""
     cpus_per_task: PositiveInt = 1
-    """Of each of Ray's tasks."""
+    """Number of CPUs of each Ray task."""
     gpus_per_task: NonNegativeFloat = 0.0
-    """Of each of Ray's tasks."""
+    """Number of GPUs of each Ray task; a fraction shares a GPU."""
     distributed: bool = False
-    """Several processes: call jax.distributed.initialize(), which finds SLURM, TPU pods, MPI."""
+    """Join the processes that SLURM, a TPU pod or MPI has started (jax.distributed.initialize)."""
     resume_anyway: bool = False
-    """Go on also from checkpoints that were begun under another version, device or precision."""
+    """Continue also from checkpoints of another version, device type or precision."""
     keep_state: bool = False
-    """Keep how every run ended, in the output folder: from there a sweep with more rounds goes on,
-    and loaded results have their models."""
+    """Keep the final state of every run in the output folder, which is needed to train more rounds
+    and to load the models."""
     quiet: bool = False
-    """Nothing but errors on stderr, and of stdout the last line alone. Otherwise stdout gets a line
-    per run, and stderr what is running: where it is no terminal, a line every 30 s, and less often
-    the longer it takes, every 10 min in the end."""
+    """Print only errors on stderr and only the last line on stdout. Without --quiet, stdout has a
+    line per run, and stderr shows progress, every 30 s to 10 min if it is no terminal."""
     json: bool = False
-    """Progress, the lines of runs, notes and errors on stderr as one JSON object a line."""
+    """Print progress, a line per run, log messages and errors on stderr as one JSON object per
+    line."""
     list: bool = False
     """Print the runs and whether they are done; run nothing."""
 
 
 def build_run_specs(command: SweepCommand) -> list[RunSpec]:
-    """The runs that a sweep's command line names."""
+    """Return the runs of a sweep's command line."""
     from fedjax_het.config.grid import grid
 
     settings = {name: getattr(command, name) for name in _LIST_SETTINGS if getattr(command, name)}
-    hp = {
-        name: [parse_number("hp", name, value) for value in text.split(",")]
-        for name, text in parse_pairs("hp", command.hp)
-    }
-    options = {
-        name: [parse_literal(value) for value in text.split(",")]
-        for name, text in parse_pairs("options", command.options)
-    }
-    network_options = parse_literals("network_options", command.network_options)
-    partition_options = parse_literals("partition_options", command.partition_options)
-    server_options = parse_literals("server_options", command.server_options)
-    return grid(
-        **settings,
-        seed=command.seeds,
-        network_options=network_options,
-        partition_options=partition_options,
-        server_options=server_options,
-        optimizer_options=parse_literals("optimizer_options", command.optimizer_options),
-        hp=hp,
-        options=options,
-    )
+    mappings = {name: getattr(command, name) for name in _MAPPING_SETTINGS}
+    return grid(**settings, **mappings, seed=command.seeds)
 
 
 def sweep_command(command: SweepCommand) -> int:
+    """Make the runs of a sweep, write its tables and figures, and print its summary.
+
+    Returns:
+      Exit status: 2 if no run could be made, otherwise 0.
+
+    Raises:
+      ConfigError: for settings that cannot be used, and for a result that cannot be written.
+    """
     from fedjax_het.runtime.placement import Placement
     from fedjax_het.runtime.result_store import ResultNotWrittenError
     from fedjax_het.runtime.sweep import SweepResult, plan_sweep, sweep
@@ -172,19 +136,15 @@ def sweep_command(command: SweepCommand) -> int:
     console.set_output_mode(quiet=command.quiet, as_json=command.json)
     console.log_to_stderr(logging.WARNING)
     memory = None if command.memory is None else int(command.memory * 1e9)
-    lanes, num_parallel = (
-        parse_count("lanes", command.lanes),
-        parse_count("vmapped", command.vmapped),
-    )
     specs = build_run_specs(command)
     if command.list:
         for digest, spec, state in plan_sweep(specs, command.output_dir):
             print(f"{digest}  {state:10}  {format_run_label(spec)}")
         return 0
     placement = Placement(
-        lanes=lanes,
+        lanes=command.lanes,
         spread=command.spread,
-        width=num_parallel,
+        width=command.vmapped,
         server_work=command.server_work,
         client_state=command.client_state,
         memory=memory,

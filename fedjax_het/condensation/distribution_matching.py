@@ -30,6 +30,7 @@ def distribution_distance(real_mean: Array, synthetic_mean: Array) -> Array:
 
     Example:
       >>> import jax.numpy as jnp
+      >>> from fedjax_het.condensation import distribution_distance
       >>> float(distribution_distance(jnp.float32([1, 2]), jnp.float32([0, 0])))
       5.0
     """
@@ -52,6 +53,7 @@ def sliced_wasserstein(u: Array, v: Array) -> Array:
 
     Example:
       >>> import jax.numpy as jnp
+      >>> from fedjax_het.condensation import sliced_wasserstein
       >>> float(sliced_wasserstein(jnp.float32([2, 0]), jnp.float32([0, 0])))
       2.0
     """
@@ -75,6 +77,7 @@ def sampled_sliced_wasserstein(u: Array, v: Array, key: Array, num_projections: 
 
     Example:
       >>> import jax, jax.numpy as jnp
+      >>> from fedjax_het.condensation import sampled_sliced_wasserstein
       >>> u, v = jnp.float32([2, 0]), jnp.float32([0, 0])
       >>> 1 < sampled_sliced_wasserstein(u, v, jax.random.key(0), num_projections=1000) < 3
       Array(True, dtype=bool)
@@ -104,6 +107,7 @@ def mean_embedding(
 
     Example:
       >>> import jax.numpy as jnp
+      >>> from fedjax_het.condensation import mean_embedding
       >>> embed = lambda images: (images.reshape(len(images), -1), images.mean((1, 2)))
       >>> images, mask = jnp.ones((6, 2, 2, 3)), jnp.ones(6)
       >>> [mean.shape for mean in mean_embedding(embed, images, mask, None)]
@@ -143,6 +147,7 @@ def interpolate_params(params: Tree, fresh_params: Tree, gamma: Array) -> Tree:
 
     Example:
       >>> import jax.numpy as jnp
+      >>> from fedjax_het.condensation import interpolate_params
       >>> print(interpolate_params({"w": jnp.ones(2)}, {"w": jnp.zeros(2)}, 0.25)["w"])
       [0.25 0.25]
     """
@@ -168,6 +173,7 @@ def sample_on_ball(key: Array, params: Tree, rho: Array) -> Tree:
 
     Example:
       >>> import jax, jax.numpy as jnp
+      >>> from fedjax_het.condensation import sample_on_ball
       >>> sample = sample_on_ball(jax.random.key(0), {"w": jnp.zeros(1000)}, 5.0)
       >>> round(float(jnp.linalg.norm(sample["w"])), 3)
       5.0

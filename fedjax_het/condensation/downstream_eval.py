@@ -40,6 +40,8 @@ class DownstreamAccuracy(NamedTuple):
       gain: synthetic minus random, network by network.
 
     Example:
+      >>> from fedjax_het.condensation import DownstreamAccuracy
+      >>> from fedjax_het.condensation.downstream_eval import MeanStd
       >>> accuracy = DownstreamAccuracy(MeanStd(0.6, 0.1), MeanStd(0.4, 0.1), MeanStd(0.2, 0.05))
       >>> accuracy.gain.mean
       0.2
@@ -100,6 +102,7 @@ def compare_with_random_subset(
       >>> import numpy as np
       >>> from fedjax_het.data import dataset_from_arrays
       >>> from fedjax_het.nn import make_model
+      >>> from fedjax_het.condensation import compare_with_random_subset
       >>> images, labels = np.arange(24, dtype=np.uint8).reshape(6, 2, 2, 1), np.arange(6) % 3
       >>> dataset = dataset_from_arrays(images, labels, images, labels)
       >>> model = make_model("mlp", (2, 2, 1), 3, hidden=[4])

@@ -102,6 +102,7 @@ def reverse_mode(loss_sum: LossSum, select_samples: SelectSamples) -> Gradient:
 
     Example:
       >>> import jax, jax.numpy as jnp
+      >>> from fedjax_het.condensation import reverse_mode
       >>> loss_sum = lambda w, x: (w * x**2).sum()
       >>> select_samples = lambda source, step, batch_axis: source * step
       >>> gradient = reverse_mode(loss_sum, select_samples)
@@ -141,6 +142,7 @@ def mixed_mode(
 
     Example:
       >>> import jax, jax.numpy as jnp
+      >>> from fedjax_het.condensation import mixed_mode
       >>> loss_sum = lambda w, x: (w * x**2).sum()
       >>> select_samples = lambda source, step, batch_axis: source * step
       >>> gradient = mixed_mode(loss_sum, select_samples)

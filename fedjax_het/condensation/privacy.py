@@ -84,6 +84,7 @@ def compute_gaussian_epsilon(
       ConfigError: if dp-accounting is not installed.
 
     Example:
+      >>> from fedjax_het.condensation import compute_gaussian_epsilon
       >>> settings = {"delta": 1e-5, "num_queries": 10, "num_examples": 100, "batch_size": 10}
       >>> weak, strong = (compute_gaussian_epsilon(dp_noise=n, **settings) for n in (5.0, 20.0))
       >>> 0 < strong < weak

@@ -47,6 +47,7 @@ def compute_soft_labels(mean_logits: Array, tau: Array) -> Array:
 
     Example:
       >>> import jax.numpy as jnp
+      >>> from fedjax_het.condensation import compute_soft_labels
       >>> print(compute_soft_labels(jnp.zeros((2, 4)), 2.0)[0])
       [0.25 0.25 0.25 0.25]
     """
@@ -116,6 +117,7 @@ def soft_label_matching_loss(
 
     Example:
       >>> import jax.numpy as jnp
+      >>> from fedjax_het.condensation import compute_soft_labels, soft_label_matching_loss
       >>> logits, is_present = jnp.eye(3), jnp.ones(3, bool)
       >>> loss = soft_label_matching_loss(logits, is_present, compute_soft_labels(logits, 2.0), 2.0)
       >>> bool(loss < 1e-6)

@@ -61,6 +61,7 @@ class SynthesisOptions(Config):
     (150); exactly one of the two must be set.
 
     Example:
+      >>> from fedjax_het.condensation import SynthesisOptions
       >>> SynthesisOptions(samples_per_class=2).count_samples(num_classes=10)
       20
     """
@@ -169,6 +170,7 @@ class SynthesisHyperParameters(Config):
     """The numeric settings of the synthesis; one compiled program serves all values.
 
     Example:
+      >>> from fedjax_het.condensation import SynthesisHyperParameters
       >>> SynthesisHyperParameters.preset("paper").label_lr
       0.05
     """
@@ -206,6 +208,7 @@ class SynthesisConfig(SynthesisHyperParameters, SynthesisOptions):
     sets. The fields are those of `SynthesisOptions` and `SynthesisHyperParameters`.
 
     Example:
+      >>> from fedjax_het.condensation import SynthesisConfig
       >>> SynthesisConfig.preset("paper", inner_steps=10).trajectory_rounds
       20
     """
@@ -287,6 +290,7 @@ class SynthesisHyperParameterValues(NamedTuple):
       step_size: inner learning rate at the start.
 
     Example:
+      >>> from fedjax_het.condensation import SynthesisConfig
       >>> SynthesisConfig().to_values()._fields
       ('image_lr', 'label_lr', 'step_size_lr', 'step_size')
     """

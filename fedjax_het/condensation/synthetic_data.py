@@ -34,6 +34,7 @@ class SyntheticData(NamedTuple):
 
     Example:
       >>> import jax.numpy as jnp
+      >>> from fedjax_het.condensation import SyntheticData
       >>> data = SyntheticData(jnp.zeros((6, 4, 4, 1)), jnp.zeros((6, 3)), jnp.float32(0.04))
       >>> data.images.shape
       (6, 4, 4, 1)
@@ -83,6 +84,7 @@ def soft_cross_entropy(
 
     Example:
       >>> import jax.numpy as jnp
+      >>> from fedjax_het.condensation import soft_cross_entropy
       >>> loss = soft_cross_entropy(jnp.zeros((5, 4)), jnp.zeros((5, 4)), scaling="cross_entropy")
       >>> bool(abs(loss - jnp.log(4)) < 1e-6)
       True
@@ -135,6 +137,7 @@ def fine_tune(
 
     Example:
       >>> import jax, jax.numpy as jnp
+      >>> from fedjax_het.condensation import SyntheticData, fine_tune
       >>> apply_params = lambda w, images: images.reshape(len(images), -1) @ w
       >>> data = SyntheticData(jnp.ones((6, 2, 2, 1)), jnp.zeros((6, 3)), jnp.float32(0.04))
       >>> key = jax.random.key(0)
@@ -197,6 +200,7 @@ def train_from_scratch(
 
     Example:
       >>> import jax, jax.numpy as jnp
+      >>> from fedjax_het.condensation import SyntheticData, train_from_scratch
       >>> apply_params = lambda w, images: images.reshape(len(images), -1) @ w
       >>> data = SyntheticData(jnp.ones((6, 2, 2, 1)), jnp.zeros((6, 3)), jnp.float32(0.04))
       >>> key = jax.random.key(0)

@@ -39,6 +39,7 @@ class SyntheticPool(NamedTuple):
 
     Example:
       >>> import jax.numpy as jnp
+      >>> from fedjax_het.condensation import SyntheticPool
       >>> labels = jnp.zeros(6, jnp.int32)
       >>> SyntheticPool(jnp.zeros((6, 4, 4, 1)), labels, jnp.ones(6, bool)).images.shape
       (6, 4, 4, 1)
@@ -60,6 +61,7 @@ class SoftLabelTargets(NamedTuple):
 
     Example:
       >>> import jax.numpy as jnp
+      >>> from fedjax_het.condensation import SoftLabelTargets
       >>> weight, tau = jnp.float32(1.0), jnp.float32(2.0)
       >>> targets = SoftLabelTargets(jnp.eye(3), jnp.ones(3, bool), weight, tau)
       >>> targets.soft_labels.shape
@@ -124,6 +126,7 @@ def train_on_synthetic_pool(
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from fedjax_het.nn import make_model
+      >>> from fedjax_het.condensation import SyntheticPool, train_on_synthetic_pool
       >>> model = make_model("mlp", (2, 2, 1), 3, hidden=[4])
       >>> labels = jnp.arange(6) % 3
       >>> pool = SyntheticPool(jnp.ones((6, 2, 2, 1)), labels, jnp.ones(6, bool))

@@ -72,6 +72,7 @@ def draw_segment(
 
     Example:
       >>> import jax, jax.numpy as jnp
+      >>> from fedjax_het.condensation import draw_segment
       >>> options = {"first_start": 0, "last_start": 2, "segment_length": 3}
       >>> start, target = draw_segment(jax.random.key(0), jnp.zeros((6, 5)), **options)
       >>> target.shape
@@ -119,6 +120,7 @@ class TrajectorySynthesisState(NamedTuple):
 
     Example:
       >>> import jax
+      >>> from fedjax_het.condensation import SynthesisHyperParameterValues, SynthesisOptions, make_synthesis
       >>> options = SynthesisOptions(trajectory_rounds=4, samples_per_class=2)
       >>> functions = make_synthesis(options, None, None, image_shape=(4, 4, 1), num_classes=3)
       >>> values = SynthesisHyperParameterValues(0.05, 0.01, 1e-5, 0.04)
@@ -146,6 +148,7 @@ class SynthesisLog(NamedTuple):
 
     Example:
       >>> import numpy as np
+      >>> from fedjax_het.condensation import SynthesisLog, mean_loss_by_start
       >>> skipped, step_size = np.zeros(3, bool), np.full(3, 0.04)
       >>> log = SynthesisLog(np.array([1.0, 0.5, 0.7]), np.array([0, 1, 0]), skipped, step_size)
       >>> mean_loss_by_start(log, num_last=2)
@@ -172,6 +175,7 @@ class SynthesisFunctions(NamedTuple):
       result: `result(state) -> SyntheticData`, the iterate that `SynthesisOptions.keep` selects.
 
     Example:
+      >>> from fedjax_het.condensation import SynthesisFunctions
       >>> SynthesisFunctions._fields
       ('init', 'run', 'result')
     """
@@ -216,6 +220,7 @@ def make_synthesis(
 
     Example:
       >>> import jax, jax.numpy as jnp
+      >>> from fedjax_het.condensation import SynthesisHyperParameterValues, SynthesisOptions, make_synthesis
       >>> options = SynthesisOptions(
       ...     trajectory_rounds=4, samples_per_class=2, inner_steps=2, augment_strategy="none"
       ... )
@@ -408,6 +413,7 @@ def mean_loss_by_start(log: SynthesisLog, *, num_last: int | None = None) -> dic
 
     Example:
       >>> import numpy as np
+      >>> from fedjax_het.condensation import SynthesisLog, mean_loss_by_start
       >>> skipped, step_size = np.array([False, False, True]), np.full(3, 0.04)
       >>> log = SynthesisLog(np.array([1.0, 0.5, 0.7]), np.array([0, 0, 1]), skipped, step_size)
       >>> mean_loss_by_start(log)

@@ -82,6 +82,7 @@ def unroll(
 
     Example:
       >>> import jax, jax.numpy as jnp
+      >>> from fedjax_het.condensation import SyntheticData, unroll
       >>> apply_params = lambda w, images: images.reshape(len(images), -1) @ w
       >>> unravel = lambda vector: vector.reshape(4, 3)
       >>> data = SyntheticData(jnp.ones((6, 2, 2, 1)), jnp.zeros((6, 3)), jnp.float32(0.04))
@@ -172,6 +173,7 @@ def matching_loss(
 
     Example:
       >>> import jax.numpy as jnp
+      >>> from fedjax_het.condensation import matching_loss
       >>> float(matching_loss(jnp.float32([1, 0]), jnp.float32([0, 0]), jnp.float32([2, 0])))
       0.25
     """

@@ -81,112 +81,128 @@ class RunSpec:
     """
 
     algorithm: str = "fedavg"
-    """The method; `fedjax-het list` names them."""
+    """Federated learning method; `fedjax-het list` names all methods."""
     dataset: str = "digits"
-    """The data set."""
+    """Data set; `fedjax-het list` names all data sets."""
     normalisation: str | None = None
-    """Whose constants normalise the images: dynafed, fedaf, fedamp, fsl, unit or dataset (default:
-    the protocol's, or the data set's usual ones)."""
+    """Source of the mean and standard deviation that normalize the images: dynafed, fedaf, fedamp,
+    fsl, unit or dataset (default: the protocol's, otherwise the data set's usual values)."""
     partition: str | None = None
-    """How data are split among clients."""
+    """Scheme that splits the training data among the clients."""
     alpha: PositiveFloat | None = None
-    """Dirichlet concentration: small is heterogeneous. For partitions that take one."""
+    """Concentration of the Dirichlet partition, > 0; a small value gives clients very different
+    labels."""
     classes: PositiveInt | None = None
-    """Labels per client; for partitions that take them."""
+    """Number of labels on each client, for partitions by label."""
     model: str | None = None
-    """The network."""
+    """Network that the clients train."""
     width: PositiveInt | None = None
-    """Filters of every convolution (default: the network's)."""
+    """Filters of each convolution (default: the network's own number)."""
     depth: PositiveInt | None = None
-    """Blocks of the network, of those that take a number (default: the network's)."""
+    """Number of blocks, for networks of variable depth (default: the network's own number)."""
     norm: str | None = None
-    """group, instance, batch or none (default: the protocol's, or the network's)."""
+    """Normalization layers of the network: group, instance, batch or none (default: the protocol's,
+    otherwise the network's own)."""
     stem: str | None = None
-    """imagenet or cifar; for resnet18 only (default: imagenet)."""
+    """First layers of resnet18: imagenet or cifar (default: imagenet)."""
     network_options: dict[str, Any] = field(default_factory=dict)
-    """What else the network takes, e.g. hidden=64; see `fedjax_het.nn.NETWORKS`."""
+    """Further options of the network, e.g. hidden=[64,64]; `fedjax-het show NETWORK` lists them."""
     num_clients: PositiveInt | None = None
-    """In the federation."""
+    """Number of clients in the federation."""
     participation: _ParticipationRate | None = None
-    """Share of clients sampled each round, in (0, 1]."""
+    """Fraction of the clients that is sampled in each round, in (0, 1]."""
     local_epochs: _RoundCount | None = None
-    """Passes of a client over its data in a round."""
+    """Epochs of local training per client and round."""
     batch_size: PositiveInt | None = None
-    """Of local training; real images of a class and step where clients condense."""
+    """Examples per minibatch of local training; for methods whose clients condense their data, real
+    images per class and step."""
     rounds: _RoundCount | None = None
-    """Of communication."""
+    """Number of communication rounds."""
     local_optimizer: str | None = None
-    """sgd, momentum, nesterov, adam, adamw or another that `fedjax-het list` names."""
+    """Optimizer of local training; `fedjax-het list` names all optimizers."""
     optimizer_state: str | None = None
-    """reset each round, or keep every client's across rounds."""
+    """State of the local optimizer: reset at the start of each round, or keep across a client's
+    rounds."""
     averaging: str | None = None
-    """uniform over the round's clients, or weighted by their samples."""
+    """Weights of the clients in the server's average: uniform, or weighted by their numbers of
+    samples."""
     eval_every: PositiveInt = 1
-    """Rounds between evaluations; the last five are always evaluated."""
+    """Rounds between two evaluations; the last five rounds are always evaluated."""
     seed: NonNegativeInt = 0
-    """Of all that is drawn."""
+    """Seed of all random draws: partition, client sampling, initialization, batches."""
     partition_seed: NonNegativeInt | None = None
-    """Of the split of the data, and of clients' tests (default: the seed)."""
+    """Seed of the partition and of the clients' test data (default: the seed of all random
+    draws)."""
     protocol: str | None = None
-    """Whose settings fill what is left out: dynafed, fedaf, feddm, fedamp or fsl (default: the
-    method's own)."""
+    """Paper that provides every setting that is not given: dynafed, fedaf, feddm, fedamp or fsl
+    (default: the method's own)."""
     local_tests: bool | None = None
-    """Test every client on data like its own (default: for methods of personalised models)."""
+    """Evaluate each client on test data distributed like its training data (default: only for
+    personalized methods)."""
     test_per_client: PositiveInt | Literal["all"] | None = None
-    """Test images of each client (default: 100, or fewer where the test split has too few); all:
-    the whole test split for everyone, instead of data like its own."""
+    """Test images per client; all uses the whole test split for every client (default: 100, or
+    fewer if the test split is too small)."""
     scored: str | None = None
-    """Which model a client's own test is for: global, client, received (default: the method's)."""
+    """Model that is evaluated on the clients' own test data: global, client or received (default:
+    the method's own)."""
     partition_options: dict[str, Any] = field(default_factory=dict)
-    """What else the partition takes, e.g. dominating_share; see `fedjax_het.data.partition_schemes`."""
+    """Further options of the partition, e.g. dominating_share=0.9 groups=[[0,1],[2,3]]; `fedjax-het
+    show PARTITION` lists them."""
     server_data: str | None = None
-    """Where the server's own examples are from: iid, held_out, clients, glyphs, stl10 or user
-    (default: iid, for methods whose server has some; held_out, where they are a proxy)."""
+    """Source of the server's own examples: iid, held_out, clients, glyphs, stl10 or user (default:
+    held_out where they are proxy data, iid for other methods that need them)."""
     server_options: dict[str, Any] = field(default_factory=dict)
-    """What that takes, e.g. size; see `fedjax_het.data.SERVER_SOURCES`."""
+    """Options of the source of the server's examples, e.g. size=500; `fedjax-het show SOURCE` lists
+    them."""
     pretrain_epochs: Annotated[int, Bounds(0, MAX_ROUNDS)] | None = None
-    """Epochs over the server's examples before the first round."""
+    """Epochs of training on the server's examples before the first round."""
     gradient_gaps: NonNegativeInt | None = None
-    """Rounds between measurements of how far the gradients of the server's and the clients' losses
-    are from that of all data (default: never)."""
+    """Rounds between two measurements of the distance between the gradients of the server's and the
+    clients' losses and the gradient over all data (default: never)."""
     precision: Literal["float32", "tf32", "bfloat16"] | None = None
-    """Of networks: float32, true products of float32; tf32; bfloat16, parameters and activations in
-    it, with float32 for what is kept and added up (default: the backend's own products of float32
-    numbers: of float32 on a CPU, of tf32 on a GPU that has it, of bfloat16 on a TPU)."""
+    """Number format of the network: float32; tf32, where products are rounded to TF32; bfloat16,
+    with sums in float32 (default: the backend's own, which is float32 on a CPU, tf32 on a GPU that
+    supports it, and bfloat16 products on a TPU)."""
     init_from: str | None = None
-    """File of the model that the run begins with, as `save_model` writes it (default: weights drawn
-    by the seed)."""
+    """File of the initial model, written by `save_model` (default: random weights)."""
     held_out_clients: PositiveInt | None = None
-    """Clients besides, drawn by the partition's seed, that never take part: the final global model
-    is scored on tests like their data, before and after fine-tuning (default: none)."""
+    """Number of additional clients that never train; the final global model is evaluated on test
+    data like theirs, before and after fine-tuning (default: none)."""
     held_out_epochs: Annotated[int, Bounds(0, MAX_ROUNDS)] | None = None
-    """Epochs of that fine-tuning, over a held-out client's own data, at the rate before its
-    schedule over rounds (default: the method's own tuning, or 1)."""
+    """Epochs of fine-tuning on each held-out client's own data, at the learning rate without a
+    schedule over rounds (default: the method's own fine-tuning, otherwise 1)."""
     measures: str | None = None
-    """What else is measured, names with commas between: class_accuracy, macro_f1, calibration,
-    confusion, fairness, drift (default: nothing)."""
+    """Additional measurements, separated by commas: class_accuracy, macro_f1, calibration,
+    confusion, fairness, drift (default: none)."""
     optimizer_options: dict[str, bool] = field(default_factory=dict)
-    """Truth values of the local optimiser, e.g. nesterov=True."""
+    """Boolean options of the local optimizer, e.g. nesterov=true; `fedjax-het show OPTIMIZER` lists
+    them."""
     lr_schedule: str | None = None
-    """Course of local_lr over rounds: constant, step, exponential, cosine, cosine_restarts, linear,
-    polynomial or inverse; its numbers, as `fedjax-het show` has them, are in hp (default:
-    constant)."""
+    """Schedule of the local learning rate over rounds, e.g. cosine; `fedjax-het list` names all
+    schedules (default: constant)."""
     lr_step_schedule: str | None = None
-    """The same over a client's steps, as its optimiser counts them (default: constant)."""
+    """Schedule of the local learning rate over the optimizer steps of a client, e.g. cosine;
+    `fedjax-het list` names all schedules (default: constant)."""
     local_steps: Annotated[int, Bounds(1, MAX_ROUNDS)] | None = None
-    """Minibatches of a client's round, whatever it holds, instead of local_epochs."""
+    """Minibatches of local training per client and round, for clients of any size; cannot be
+    combined with local epochs (default: local epochs are counted)."""
     accumulation: Annotated[int, Bounds(1, MAX_ROUNDS)] | None = None
-    """Minibatches whose gradients are averaged for a step; what is left at a round's end is a step
-    of fewer (default: 1)."""
+    """Minibatches whose gradients are averaged for one optimizer step; the last step of a round may
+    average fewer (default: 1)."""
     stop_at: Annotated[float, Bounds(0, 1, open_low=True)] | None = None
-    """Accuracy, in (0, 1], at which the run ends: of the global model, or the mean over clients'
-    own tests where there is none; looked at where it is measured (default: never)."""
+    """Accuracy in (0, 1] at which the run ends: of the global model, or the mean over the clients'
+    own tests if there is no global model (default: the run ends after its last round)."""
     patience: PositiveInt | None = None
-    """Measured rounds without a gain in that accuracy after which the run ends (default: never)."""
+    """Evaluations without a gain in accuracy after which the run ends (default: the run ends after
+    its last round)."""
     min_gain: Annotated[float, Bounds(0, 1)] | None = None
-    """What accuracy must exceed the best so far by to be a gain, with patience (default: 0)."""
+    """Amount by which the accuracy must exceed the best so far to count as a gain for early
+    stopping (default: 0)."""
     hp: dict[str, float] = field(default_factory=dict)
+    """Numeric hyperparameters of the method, e.g. prox_mu=0.01 local_lr=0.05; `fedjax-het show
+    METHOD` lists them."""
     options: dict[str, Any] = field(default_factory=dict)
+    """Options of the method, e.g. preset=code; `fedjax-het show METHOD` lists them."""
 
     def __post_init__(self) -> None:
         """Equal settings have equal values: scalars of NumPy are Python's, 1 is 1.0 where a setting

@@ -162,6 +162,9 @@ def override_convolution(module: nn.Conv, impl: str = AUTO) -> Iterator[None]:
     Args:
       module: a layer for which `is_supported_conv` is true.
       impl: implementation of the convolution, see `conv2d`.
+
+    Returns:
+      A context manager without a value.
     """
 
     def convolve(x, kernel, strides, padding, **kwargs: Any) -> jax.Array:

@@ -59,14 +59,14 @@ def get_num_shards(batch_axis: BatchAxis | None) -> int:
 
 
 def get_global_row_indices(num_rows: int, batch_axis: BatchAxis | None) -> jax.Array:
-    """Return the positions of this device's samples in the whole batch.
+    """Return the positions of the local samples in the whole batch.
 
     Args:
-      num_rows: number of samples of this device, n.
-      batch_axis: the devices that share the batch; None: the batch is whole.
+      num_rows: number of local samples, n.
+      batch_axis: the devices that share the batch; None for a whole batch.
 
     Returns:
-      int32 `[n]`.
+      Positions, int32 `[n]`.
     """
     first = 0 if batch_axis is None else jax.lax.axis_index(batch_axis.name) * num_rows
     return first + jnp.arange(num_rows)

@@ -31,6 +31,7 @@ def compute_network_digest(model: Model) -> str:
 
     Example:
       >>> from fedjax_het.nn import make_model
+      >>> from fedjax_het.nn import compute_network_digest
       >>> digest = compute_network_digest(make_model("mlp", (2, 2, 1), 3))
       >>> len(digest), digest == compute_network_digest(make_model("mlp", (2, 2, 1), 3))
       (16, True)

@@ -25,6 +25,7 @@ def count_training_flops(model: Model) -> int:
 
     Example:
       >>> from fedjax_het.nn import make_model
+      >>> from fedjax_het.nn import count_training_flops
       >>> count_training_flops(make_model("mlp", (2, 2, 1), 3, hidden=[5]))
       170
     """

@@ -78,6 +78,7 @@ def make_generator(num_classes: int, num_features: int, hidden: int, noise_size:
       The generator.
 
     Example:
+      >>> from fedjax_het.nn import make_generator
       >>> generator = make_generator(num_classes=3, num_features=5, hidden=4, noise_size=2)
       >>> import jax
       >>> generator.init(jax.random.key(0))["params"]["features"]["kernel"].shape

@@ -37,6 +37,7 @@ def micro_batched_value_and_grad(
 
     Example:
       >>> import jax.numpy as jnp
+      >>> from fedjax_het.nn import micro_batched_value_and_grad
       >>> function = micro_batched_value_and_grad(lambda w, x: (w * x).sum(), 2)
       >>> value, gradient = function(jnp.float32(3.0), jnp.arange(4.0))
       >>> float(value), float(gradient)
@@ -106,6 +107,7 @@ def choose_micro_batch_size(batch_size: int, micro_batch: int | None) -> int:
       `micro_batch`; otherwise B.
 
     Example:
+      >>> from fedjax_het.nn import choose_micro_batch_size
       >>> choose_micro_batch_size(12, None)
       12
     """

@@ -135,6 +135,7 @@ def count_parameters(variables: Variables) -> int:
     Example:
       >>> import jax
       >>> from fedjax_het.nn import make_model
+      >>> from fedjax_het.nn import count_parameters
       >>> count_parameters(make_model("mlp", (2, 2, 1), 3, hidden=[5]).init(jax.random.key(0)))
       43
     """
@@ -161,6 +162,7 @@ def norm_mask(model: Model, variables: Variables) -> Tree:
     Example:
       >>> import jax
       >>> from fedjax_het.nn import make_model
+      >>> from fedjax_het.nn import norm_mask
       >>> model = make_model("convnet", (8, 8, 1), 3, width=2, depth=1)
       >>> mask = norm_mask(model, model.init(jax.random.key(0)))
       >>> mask["params"]["norm1"], mask["params"]["head"]
@@ -191,6 +193,7 @@ def get_norm_variables(model: Model, variables: Variables) -> tuple[jax.Array, .
     Example:
       >>> import jax
       >>> from fedjax_het.nn import make_model
+      >>> from fedjax_het.nn import get_norm_variables
       >>> model = make_model("convnet", (8, 8, 1), 3, width=2, depth=1)
       >>> [leaf.shape for leaf in get_norm_variables(model, model.init(jax.random.key(0)))]
       [(2,), (2,)]
@@ -215,6 +218,7 @@ def replace_norm_variables(
     Example:
       >>> import jax
       >>> from fedjax_het.nn import make_model
+      >>> from fedjax_het.nn import get_norm_variables, replace_norm_variables
       >>> model = make_model("convnet", (8, 8, 1), 3, width=2, depth=1)
       >>> variables = model.init(jax.random.key(0))
       >>> norms = [leaf + 1 for leaf in get_norm_variables(model, variables)]

@@ -21,6 +21,9 @@ def reraise_as_config_error(owner: str, step: str):
       owner: the network, for the message.
       step: the operation that the code inside does, for the message.
 
+    Returns:
+      A context manager without a value.
+
     Raises:
       ConfigError: if the code inside raises an exception.
     """

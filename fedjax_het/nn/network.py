@@ -103,6 +103,7 @@ def to_model(
 
     Example:
       >>> import flax.linen as nn
+      >>> from fedjax_het.nn import to_model
       >>> class Classifier(nn.Module):
       ...     num_classes: int
       ...     @nn.compact

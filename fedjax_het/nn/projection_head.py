@@ -37,6 +37,7 @@ def add_projection_head(model: Model, size: int = 256) -> Model:
     Example:
       >>> import jax
       >>> from fedjax_het.nn import make_model
+      >>> from fedjax_het.nn import add_projection_head
       >>> model = add_projection_head(make_model("mlp", (2, 2, 1), 3, hidden=[5]), size=4)
       >>> sorted(model.init(jax.random.key(0))["params"])
       ['head', 'hidden1', 'projection1', 'projection2']

@@ -9,17 +9,15 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from fedjax_het.analysis.figures.output import (
-    FIGURE_FORMATS_HELP,
-    split_figure_formats,
-    write_extra_formats,
-)
+from fedjax_het.analysis.figures.output import write_extra_formats
 from fedjax_het.utils import console
-from fedjax_het.utils.command_line import run_program
-from fedjax_het.utils.errors import require_name
+from fedjax_het.utils.command_help import parse_arguments
+from fedjax_het.utils.command_line import display_flags
+from fedjax_het.utils.errors import require_name, run_with_exit_status
 
 PAPERS_FOLDER = Path(__file__).resolve().parent
 _ITEM_PATTERN = re.compile(r"(all|table|fig)(\d*)")
@@ -37,65 +35,49 @@ class ProgramMain(Protocol):
         ...
 
 
-def make_function_program(function: Callable[..., int], description: str) -> ProgramMain:
-    """Make the program of a function whose arguments are the command-line flags.
+@dataclass
+class OutputFlags:
+    """Flags of every program."""
 
-    Args:
-      function: returns the exit status; its annotations are the checks of the flags.
-      description: text of `--help`.
-
-    Returns:
-      `main(argv)`, which returns the exit status.
-    """
-
-    def main(argv: Sequence[str] | None = None) -> int:
-        return _run_command_line(function, function, argv, description)
-
-    return main
+    pictures: tuple[str, ...] = ()
+    """Additional files of each figure: pdf, svg, or dark for a dark variant NAME-dark.png (default:
+    PNG only)."""
+    quiet: bool = False
+    """Print only errors on stderr."""
+    json: bool = False
+    """Print progress, log messages and errors on stderr as one JSON object per line."""
 
 
 def make_config_program(
     config_type: type, function: Callable[[Any], int], description: str | None = None
 ) -> ProgramMain:
-    """Make a program whose flags are the fields of a dataclass.
+    """Make a program whose flags are the fields of a dataclass, and `OutputFlags`.
 
     Args:
-      config_type: the dataclass; its annotations are the checks of the flags.
-      function: gets the record and returns the exit status.
-      description: text of `--help`, before the flags of all programs.
+      config_type: dataclass that is not frozen; its annotations are the checks of the flags.
+      function: takes an instance of the dataclass and returns the exit status.
+      description: first paragraphs of the help (default: the docstring of the dataclass).
 
     Returns:
       `main(argv)`, which returns the exit status.
     """
+    arguments_class = make_dataclass(
+        config_type.__name__,
+        [],
+        bases=(OutputFlags, config_type),
+        namespace={"__doc__": config_type.__doc__},
+    )
 
     def main(argv: Sequence[str] | None = None) -> int:
-        return _run_command_line(config_type, function, argv, description)
+        def run_command() -> int:
+            console.parse_output_flags(sys.argv[1:] if argv is None else argv)
+            arguments: Any = parse_arguments(arguments_class, argv, description=description)
+            with display_flags(arguments_class), write_extra_formats(arguments.pictures):
+                return function(arguments)
+
+        return run_with_exit_status(run_command, name="error", interrupt_message="stopped")
 
     return main
-
-
-def _run_command_line(
-    parsed_type: Callable[..., Any],
-    function: Callable[..., int],
-    argv: Sequence[str] | None,
-    description: str | None,
-) -> int:
-    """`run_program` of a program that takes `--json`, `--quiet` and `--pictures` besides its own
-    flags."""
-    with console.preserve_output_mode():
-        arguments = console.parse_output_flags(sys.argv[1:] if argv is None else argv)
-        figure_formats, arguments = split_figure_formats(arguments)
-        description_text = " ".join(
-            filter(
-                None, (description, console.OUTPUT_FLAGS_HELP, f"--pictures: {FIGURE_FORMATS_HELP}")
-            )
-        )
-
-        def run_with_figure_formats(*args: Any, **kwargs: Any) -> int:
-            with write_extra_formats(figure_formats):
-                return function(*args, **kwargs)
-
-        return run_program(parsed_type, run_with_figure_formats, arguments, description_text)
 
 
 class ProgramModule(NamedTuple):

@@ -1,250 +1,255 @@
-"""Command lines of records: their words are checked here, then read by tyro."""
+"""Command lines of records: tyro splits the words, the annotations of the fields check them.
+
+Each field of a record is a flag. A value of another type, an unknown flag, and a flag that is given
+twice are one-line errors with the flag as the user wrote it, its value and what is allowed.
+"""
 
 import contextlib
 import dataclasses
-import functools
-import inspect
 import io
+import itertools
+import json
 import re
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 from fedjax_het.utils.config import (
     MAX_FLOAT32,
     field_types,
+    get_field_docs,
     is_supported_annotation,
     union_members,
     validate,
 )
-from fedjax_het.utils.errors import (
-    ConfigError,
-    display_names,
-    require,
-    require_name,
-    run_with_exit_status,
-)
+from fedjax_het.utils.errors import display_names, require, require_name
 
-_BOX_DRAWING = re.compile("[\u2500-\u257f]+|-{5,}")
-_HELP_HINT = re.compile(r"(for full helptext|argument helptext|usage:).*", re.IGNORECASE)
 _FLAG_PATTERN = re.compile(r"--?[A-Za-z]")
-_NONFINITE_PATTERN = re.compile(
-    r"-(inf|infinity|nan)", re.IGNORECASE
-)  # as other negative ones, no flag
 _CONSTANTS = {"None": None, "True": True, "False": False}
-HELP_FLAGS = ("-h", "--help")
+_Occurrences = tuple[tuple[str, ...], ...]  # the words after each occurrence of a flag
 
-T = TypeVar("T")
+
+class Option(NamedTuple):
+    """A flag, or an argument without a flag, of one field of a record."""
+
+    name: str
+    """Name of the field."""
+    flag: str
+    """Flag of the field, e.g. `--num-clients`; the field's name if it has no flag."""
+    annotation: Any
+    """Type of the value, without the marks for tyro."""
+    default: Any
+    """Value where the flag is not given; `dataclasses.MISSING` if it is required."""
+    help: str
+    """Text after the field in the source of the record."""
+
+    @property
+    def is_positional(self) -> bool:
+        """Whether the value stands without a flag."""
+        return self.flag == self.name
+
+
+def get_options(config_class: type) -> dict[str, Option]:
+    """Return the options of a record by the name of their fields."""
+    import tyro
+
+    options, texts = {}, get_field_docs(config_class)
+    fields = {field.name: field for field in dataclasses.fields(config_class)}
+    for name, annotation in field_types(config_class).items():
+        marks: list[Any] = []
+        if get_origin(annotation) is Annotated and not is_supported_annotation(annotation):
+            annotation, *marks = get_args(annotation)
+        if tyro.conf.Suppress in marks:
+            continue
+        field, flag = fields[name], f"--{name.replace('_', '-')}"
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        if tyro.conf.Positional in marks:
+            flag = name
+        elif get_origin(annotation) is dict:  # --option NAME=VALUE gives one of the options
+            flag = flag.removesuffix("s")
+        options[name] = Option(name, flag, annotation, default, texts.get(name, ""))
+    return options
+
+
+def get_flags(config_class: type) -> dict[str, str]:
+    """Return the flag of each field; of a field without a flag, its name."""
+    return {name: option.flag for name, option in get_options(config_class).items()}
 
 
 def display_flags(
     config_class: type, extra_names: Mapping[str, str] | None = None
 ) -> contextlib.AbstractContextManager[None]:
-    """In here, messages call a record's fields as its command line does: "--option" is `options`;
-    and other arguments by these names. A `directory` is where the record's output goes."""
+    """Return a context in which messages call a record's fields as its command line does.
+
+    Args:
+      config_class: record whose fields are flags; `directory` is called as its `output_dir`.
+      extra_names: flags of arguments that the record has under other names.
+    """
     flags = get_flags(config_class)
     directory_name = {"directory": flags["output_dir"]} if "output_dir" in flags else {}
     return display_names({**directory_name, **flags, **(extra_names or {})})
 
 
-def validate_command_line(config_class: type, argv: Sequence[str]) -> list[str]:
-    """The words of a record's command line; a list that is given in several parts is one.
-
-    Raises ConfigError, one line that names the flag, its value and what would be right: for a flag
-    that does not exist, one without a value, or with too many, one of a single value that is given
-    twice, and a value of another type than the field's. Help that is asked for is left to tyro.
-    """
-    if any(word in HELP_FLAGS for word in argv):
-        return list(argv)
-    flags, annotations = get_flags(config_class), field_types(config_class)
-    types_by_flag = {flag: _strip_tyro_metadata(annotations[name]) for name, flag in flags.items()}
-    positional_names = [
-        name for name, flag in flags.items() if name == flag
-    ]  # what is given without a flag
-    valid_flags = [flag for flag in types_by_flag if flag not in positional_names]
-    positional_words, flag_groups = _group_by_flag(argv)
-    _require_positional_count(
-        positional_names,
-        types_by_flag,
-        positional_words,
-        f"a flag before it: {', '.join(valid_flags)}",
-    )
-    values_by_flag: dict[str, list[str]] = {}
-    for flag, values in flag_groups:
-        if flag not in types_by_flag and types_by_flag.get(flag.replace("--no-", "--", 1)) is bool:
-            flag = flag.replace("--no-", "--", 1)
-        require_name("flag", flag, valid_flags)
-        require(
-            _list_item_type(types_by_flag[flag]) is not None or flag not in values_by_flag,
-            flag,
-            " ".join(values),
-            "it once",
-        )
-        for value in values:
-            require(value != "" and "\0" not in value, flag, value, "a value that is not empty")
-        if positional_words or not positional_names:  # else the last word may be none of the flag's
-            _validate_flag_values(flag, values, types_by_flag[flag])
-        values_by_flag[flag] = values_by_flag.get(flag, []) + values
-    if len(values_by_flag) == len(flag_groups):
-        return list(argv)
-    return positional_words + [
-        word for flag, values in values_by_flag.items() for word in (flag, *values)
-    ]
-
-
-def parse_with_one_line_errors(parse: Callable[[], T]) -> T:
-    """What `read()`, a call of tyro's, returns; ConfigError where it would print an error and exit.
-
-    Help, which ends a program with status 0, is printed as ever.
-    """
-    stderr = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(stderr):
-            return parse()
-    except SystemExit as error:
-        if not error.code:
-            raise
-        text = " ".join(_BOX_DRAWING.sub(" ", stderr.getvalue()).split())
-        raise ConfigError(
-            _HELP_HINT.sub("", text).strip() or "the command line cannot be read"
-        ) from None
-
-
-def run_program(
-    interface: Callable[..., Any],
-    main: Callable[..., int],
-    argv: Sequence[str] | None,
-    description: str | None = None,
-    *,
-    interrupt_message: str = "stopped",
-) -> int:
-    """The exit status of a program whose command line is read and checked by annotations.
+def parse_flags(config_class: type, argv: Sequence[str]) -> dict[str, Any]:
+    """Return the values that a command line gives, by field.
 
     Args:
-      asked: a dataclass, of which `work` gets a record; or `work` itself, a function whose
-        arguments are the flags.
-      argv: the words (default: `sys.argv`). about: the description, for its help. stopped: what is
-        said after Ctrl-C.
-    Bad words are one line with the flag, and the status 2.
+      config_class: record whose fields are the flags.
+      argv: words of the command line. A list may be given in several parts.
+
+    Raises:
+      ConfigError: for an unknown flag, a flag without a value or with too many, a flag of one value
+        that is given twice, and a value that the field's annotation does not allow.
     """
-    config_class = (
-        interface if dataclasses.is_dataclass(interface) else _make_config_class(interface)
-    )
-    annotations = field_types(config_class)
-
-    def parse_and_run() -> int:
-        import tyro
-
-        # Of a function tyro would make the call itself, where what it prints is taken for errors.
-        @functools.wraps(interface)
-        def collect_arguments(*args: Any, **kwargs: Any) -> Any:
-            return interface(*args, **kwargs) if interface is config_class else kwargs
-
-        tokens = validate_command_line(config_class, sys.argv[1:] if argv is None else argv)
-        parsed = parse_with_one_line_errors(
-            lambda: tyro.cli(
-                interface if interface is config_class else collect_arguments,
-                args=tokens,
-                description=description,
-                config=(tyro.conf.FlagCreatePairsOff,),
-            )
-        )
-        values = parsed if isinstance(parsed, dict) else vars(parsed)
-        with display_flags(config_class):
-            for name, annotation in annotations.items():
-                if is_supported_annotation(_strip_tyro_metadata(annotation)):
-                    validate(name, values[name], _strip_tyro_metadata(annotation))
-            return main(**parsed) if isinstance(parsed, dict) else main(parsed)
-
-    return run_with_exit_status(parse_and_run, name="error", interrupt_message=interrupt_message)
+    options = get_options(config_class)
+    occurrences, unknown = _split_words(options, argv)
+    valid_flags = [option.flag for option in options.values() if not option.is_positional]
+    for word in unknown:
+        if _FLAG_PATTERN.match(word):
+            require_name("flag", word.partition("=")[0], valid_flags)
+    expected = f"a flag before it: {', '.join(valid_flags)}"
+    require(not unknown, "word", " ".join(unknown), expected)
+    values = {}
+    # A flag without its value leaves that word to an argument without a flag: report the flag.
+    for name, option in sorted(options.items(), key=lambda item: item[1].is_positional):
+        if option.annotation is bool:
+            given, negated = occurrences[name], occurrences[f"no_{name}"]
+            if given or negated:
+                _require_no_value(option.flag, (*given, *negated))
+                values[name] = bool(given)
+        elif occurrences[name]:
+            values[name] = _convert_words(option, occurrences[name])
+    return values
 
 
-def _make_config_class(function: Callable[..., Any]) -> type:
-    """A record with a function's arguments as fields."""
-    hints = get_type_hints(function, include_extras=True)
-    fields: list[Any] = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        default_values = () if parameter.default is parameter.empty else (parameter.default,)
-        fields.append(
-            (name, hints[name], *(dataclasses.field(default=value) for value in default_values))
-        )
-    return dataclasses.make_dataclass("Asked", fields, kw_only=True)
-
-
-def get_flags(config_class: type) -> dict[str, str]:
-    """The flags of a record's fields, by name; of one that stands without a flag, its name."""
+def _split_words(
+    options: Mapping[str, Option], argv: Sequence[str]
+) -> tuple[dict[str, _Occurrences], list[str]]:
+    """Return the words of each flag by field, and the words that belong to no flag."""
     import tyro
 
-    flags = {}
-    for name, annotation in field_types(config_class).items():
-        metadata = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
-        if tyro.conf.Positional in metadata:
-            flags[name] = name
-        elif tyro.conf.Suppress not in metadata:
-            explicit_names = [extra.name for extra in metadata if getattr(extra, "name", None)]
-            flags[name] = f"--{(explicit_names or [name.replace('_', '-')])[0]}"
-    return flags
+    fields: list[Any] = []
+    required = [
+        option.name
+        for option in options.values()
+        if option.is_positional and option.default is dataclasses.MISSING
+    ]
+    for name in required:  # tyro keeps one word for it, whatever list stands before it
+        fields.append((name, tyro.conf.Positional[str]))
+    for name, option in options.items():
+        if option.is_positional and name not in required:
+            positional = tyro.conf.Positional[tuple[str, ...]]
+            fields.append((name, positional, dataclasses.field(default=())))
+        flags = [] if option.is_positional else [(name, option.flag[2:])]
+        if option.annotation is bool:
+            flags.append((f"no_{name}", f"no-{option.flag[2:]}"))
+        for field_name, flag in flags:
+            mark = tyro.conf.arg(name=flag)
+            annotation = Annotated[_Occurrences, mark, tyro.conf.UseAppendAction]
+            fields.append((field_name, annotation, dataclasses.field(default=())))
+    parser_class: Any = dataclasses.make_dataclass("Arguments", fields)
+    with contextlib.redirect_stderr(io.StringIO()):
+        try:
+            words, unknown = tyro.cli(
+                parser_class, prog="", args=argv, add_help=False, return_unknown_args=True
+            )
+        except SystemExit:  # every flag takes any words, so only such an argument can be missing
+            require(False, required[0], "", "a value")
+            raise
+    occurrences = vars(words)
+    for option in options.values():
+        if option.is_positional:
+            value = occurrences[option.name]
+            value = (value,) if isinstance(value, str) else value
+            occurrences[option.name] = (value,) if value else ()
+    return occurrences, unknown
 
 
-def _strip_tyro_metadata(annotation: Any) -> Any:
-    """An annotation without what it says to tyro."""
-    has_tyro_metadata = get_origin(annotation) is Annotated and not is_supported_annotation(
-        annotation
-    )
-    return get_args(annotation)[0] if has_tyro_metadata else annotation
+def _require_no_value(flag: str, occurrences: _Occurrences) -> None:
+    text = " ".join(itertools.chain(*occurrences))
+    require(not any(occurrences), flag, text, "no value after it")
+    require(len(occurrences) == 1, flag, text, "it once")
 
 
-def _group_by_flag(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """(words before the first flag, each flag with what follows it)."""
-    positional_words: list[str] = []
-    groups: list[tuple[str, list[str]]] = []
-    for word in argv:
-        if _FLAG_PATTERN.match(word) and not _NONFINITE_PATTERN.fullmatch(word):
-            flag, equals, value = word.partition("=")
-            groups.append((flag.replace("_", "-"), [value] if equals else []))
-        else:
-            (groups[-1][1] if groups else positional_words).append(word)
-    return positional_words, groups
+def _convert_words(option: Option, occurrences: _Occurrences) -> Any:
+    """Return the value of a flag from the words after each of its occurrences."""
+    flag, annotation = option.flag, option.annotation
+    words = list(itertools.chain(*occurrences))
+    text = " ".join(words)
+    require(all(occurrences), flag, text, "a value after it")
+    may_be_empty = option.is_positional and option.default is not dataclasses.MISSING
+    for word in words:  # a command checks such words by its own list of names
+        ok = may_be_empty or (word != "" and "\0" not in word)
+        require(ok, flag, word, "a value that is not empty")
+    if get_origin(annotation) is dict:
+        pairs: dict[str, str] = {}
+        for word in words:
+            name, _, value = word.partition("=")
+            require(bool(name and value), flag, word, "NAME=VALUE, e.g. prox_mu=0.01")
+            seen = f"it once; it is {pairs.get(name)!r} already"
+            require(name not in pairs, f"{flag} {name}", value, seen)
+            pairs[name] = value
+        return convert_setting(flag, pairs, annotation)
+    if list_item_type(annotation) is not None:
+        return convert_setting(flag, words, annotation)
+    require(len(occurrences) == 1, flag, text, "it once")
+    require(len(words) == 1, flag, text, "one value")
+    return convert_setting(flag, words[0], annotation)
 
 
-def _require_positional_count(
-    positional_names: Sequence[str],
-    types_by_flag: Mapping[str, Any],
-    words: Sequence[str],
-    expected: str,
-) -> None:
-    """That no more words stand without a flag than a record takes."""
-    if not any(_list_item_type(types_by_flag[name]) is not None for name in positional_names):
-        require(
-            len(words) <= len(positional_names),
-            "word",
-            " ".join(words[len(positional_names) :]),
-            expected,
-        )
+def convert_setting(name: str, value: Any, annotation: Any) -> Any:
+    """Return the value of a setting, given as text or as YAML has it, as its annotation has it.
+
+    Args:
+      name: what messages call the setting.
+      value: text, number, truth value, list or mapping. Text is converted to the annotation's type.
+      annotation: type of the setting. For a list, a single value is a list of one.
+
+    Raises:
+      ConfigError: if the annotation does not allow the value.
+    """
+    if get_origin(annotation) is dict:
+        is_mapping = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+        require(is_mapping, name, value, "names and values")
+        value_type = get_args(annotation)[1]
+        return {key: _convert_item(f"{name} {key}", v, value_type) for key, v in value.items()}
+    item_type = list_item_type(annotation)
+    if item_type is not None:
+        items = value if isinstance(value, list) else [value]
+        return tuple(convert_setting(name, item, item_type) for item in items)
+    if isinstance(value, str):
+        value = _parse_word(value, annotation)
+    if is_supported_annotation(annotation):
+        return validate(name, value, annotation)
+    if value is not None and Path in union_members(annotation):
+        require(isinstance(value, str), name, value, "a path")
+        return Path(value)
+    return value
 
 
-def _validate_flag_values(flag: str, values: list[str], annotation: Any) -> None:
-    text = " ".join(values)
-    if annotation is bool:
-        require(not values, flag, text, "no value after it")
-        return
-    item_type = _list_item_type(annotation)
-    require(len(values) > 0, flag, text, "a value after it")
-    require(item_type is not None or len(values) == 1, flag, text, "one value")
-    value_type = annotation if item_type is None else item_type
-    if is_supported_annotation(value_type):
-        for value in values:
-            validate(flag, _parse_word(value, value_type), value_type)
+def _convert_item(name: str, value: Any, annotation: Any) -> Any:
+    """Return a value of a mapping; of a list, text with commas between the values is split."""
+    if get_origin(annotation) is tuple:
+        items = value.split(",") if isinstance(value, str) else value
+        items = items if isinstance(items, list) else [items]
+        return tuple(_convert_item(name, item, get_args(annotation)[0]) for item in items)
+    if annotation is float:
+        return convert_setting(name, value, float)
+    return parse_literal(value) if isinstance(value, str) else value
 
 
-def _list_item_type(annotation: Any) -> Any:
-    """What a list is of; None for what is no list."""
-    tuple_members = [member for member in union_members(annotation) if get_origin(member) is tuple]
-    return get_args(tuple_members[0])[0] if tuple_members else None
+def parse_literal(text: str) -> Any:
+    """Return the number, truth value or list that a text reads as in JSON, else the text."""
+    try:
+        return json.loads(text.lower() if text.lower() in ("true", "false") else text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _parse_word(word: str, annotation: Any) -> Any:
-    """The word as a number or a constant, where its field is of such a kind and it reads as one."""
+    """Return the number or constant that a word reads as, if the annotation has that type."""
     if word in _CONSTANTS and annotation is not str:
         return _CONSTANTS[word]
     for member in union_members(annotation):
@@ -254,3 +259,9 @@ def _parse_word(word: str, annotation: Any) -> Any:
                 number = base_type(word)
                 return number if abs(number) <= MAX_FLOAT32 else word
     return word
+
+
+def list_item_type(annotation: Any) -> Any:
+    """Return the type of a list's items; None for what is no list."""
+    lists = [member for member in union_members(annotation) if get_origin(member) is tuple]
+    return get_args(lists[0])[0] if lists else None

@@ -206,10 +206,7 @@ def document_fields(config_class: type[Config]) -> dict[str, tuple[str, str]]:
     The documentation is the string after the field in the source of the class or a base class; ""
     if there is none.
     """
-    texts: dict[str, str] = {}
-    for base_class in reversed(config_class.__mro__[:-1]):
-        with contextlib.suppress(OSError, TypeError):  # a class without source, e.g. of a notebook
-            texts |= _parse_field_docs(inspect.getsource(base_class))
+    texts = get_field_docs(config_class)
     field_docs = {
         name: (describe(type_, brief=True), texts.get(name, ""))
         for name, type_ in field_types(config_class).items()
@@ -221,6 +218,15 @@ def document_fields(config_class: type[Config]) -> dict[str, tuple[str, str]]:
             "Where options and numbers come from that are not given.",
         )
     return field_docs
+
+
+def get_field_docs(dataclass_type: type) -> dict[str, str]:
+    """Return the string after each field in the source of a dataclass or of a base class."""
+    texts: dict[str, str] = {}
+    for base_class in reversed(dataclass_type.__mro__[:-1]):
+        with contextlib.suppress(OSError, TypeError):  # a class without source, e.g. of a notebook
+            texts |= _parse_field_docs(inspect.getsource(base_class))
+    return texts
 
 
 def _parse_field_docs(source: str) -> dict[str, str]:
@@ -253,6 +259,7 @@ __all__ = [
     "document_fields",
     "exclusive_lower_bound",
     "field_types",
+    "get_field_docs",
     "hyperparameters_of",
     "is_supported_annotation",
     "lower_bound",

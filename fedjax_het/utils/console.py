@@ -17,11 +17,6 @@ from typing import Any
 from fedjax_het.utils.text import to_one_line
 
 TEXT, JSON, QUIET = "words", "json", "quiet"
-OUTPUT_FLAGS = {"--json": JSON, "--quiet": QUIET}
-OUTPUT_FLAGS_HELP = (
-    "--json: progress, notes and errors on standard error as one JSON object a line. "
-    "--quiet: none of them but errors."
-)
 _LOGGER_NAME = "fedjax_het"
 _output_mode = TEXT
 
@@ -40,10 +35,9 @@ def set_output_mode(*, quiet: bool = False, as_json: bool = False) -> None:
         log_to_stderr(logging.WARNING)
 
 
-def parse_output_flags(argv: Sequence[str]) -> list[str]:
-    """Chooses what the flags among a program's words name: -> the other words."""
+def parse_output_flags(argv: Sequence[str]) -> None:
+    """Set the output mode that a command line's --quiet or --json chooses, before it is checked."""
     set_output_mode(quiet="--quiet" in argv, as_json="--json" in argv)
-    return [word for word in argv if word not in OUTPUT_FLAGS]
 
 
 @contextlib.contextmanager

@@ -39,6 +39,7 @@ from fedjax_het.data import DATASETS, NORMALIZATIONS, PARTITIONS, SERVER_SOURCES
 from fedjax_het.nn import NETWORKS
 from fedjax_het.papers.table.declaration import TableArguments
 from fedjax_het.runtime.provenance import describe_environment
+from fedjax_het.utils.command_line import get_options
 from fedjax_het.utils.config import Bounds
 
 LONGEST = 1500  # characters of a line; the names of all methods, networks or flags may be in it
@@ -363,26 +364,24 @@ def flags() -> list[Flag]:
 
 
 def flags_of(command: tuple[str, ...], record: Any) -> Iterator[Flag]:
-    hints = get_type_hints(record, include_extras=True)
-    for field in dataclasses.fields(record):
-        kind, extras = hints[field.name], ()
-        if get_origin(kind) is Annotated and not hasattr(get_args(kind)[1], "open_low"):
-            kind, *extras = get_args(kind)
-        if any(repr(extra) in ("Positional", "Suppress") for extra in extras):
+    for option in get_options(record).values():
+        kind = option.annotation
+        if option.is_positional:
             continue
-        named = [extra.name for extra in extras if getattr(extra, "name", None)]
-        flag = "--" + (named[0] if named else field.name.replace("_", "-"))
-        if field.name in NAMES:
-            valid = Literal[tuple(NAMES[field.name])]
+        if get_origin(kind) is dict:  # as words NAME=VALUE
+            kind = tuple[str, ...]
+        if option.name in NAMES:
+            valid = Literal[tuple(NAMES[option.name])]
             kind = tuple[valid, ...] if is_list(kind) else valid | None
-        context = CONTEXT.get(field.name, {})
+        context = CONTEXT.get(option.name, {})
         words = [
             word
             for name, value in {**BASE, **context}.items()
-            if name != field.name and value is not None and record is not TableArguments
+            if name != option.name and value is not None and record is not TableArguments
             for word in (f"--{name.replace('_', '-')}", str(value))
         ]
-        yield Flag(command, flag, kind, tuple(words) if command[0] in ("run", "sweep") else ())
+        used = tuple(words) if command[0] in ("run", "sweep") else ()
+        yield Flag(command, option.flag, kind, used)
 
 
 def item_of(kind: Any) -> Any:

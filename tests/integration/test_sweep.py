@@ -149,7 +149,7 @@ def test_server_data_that_cannot_be_had_stop_only_the_runs_that_need_them(tmp_pa
 def test_runs_have_devices_of_their_own_where_none_would_idle():
     count = len(jax.devices())
     spreads = [
-        prepare_group(SPECS[:1] * n, UserObjects(make_user_dataset())).plan.mesh_axis
+        prepare_group(SPECS[:1] * n, UserObjects(make_user_dataset())).program.plan.mesh_axis
         for n in (1, 4 * count)
     ]
     assert spreads[0] == "lanes"
@@ -206,12 +206,12 @@ def test_a_group_that_would_not_fit_is_split_before_it_runs(monkeypatch, caplog)
     needed = measure_required_memory(estimated)
     assert estimated.state is None, "an estimate allocates nothing"
     fits = sweep_module._fit_to_memory(group, int(needed * 1.01))
-    assert fits.plan.num_parallel == 4
+    assert fits.program.plan.num_parallel == 4
     halved = sweep_module._fit_to_memory(group, int(needed * 0.6))
     assert halved.program.plan.num_parallel in (1, 2) and halved.program.plan.mesh_axis == "runs"
     first = init_group(halved, group.prepared_runs[: halved.program.plan.max_parallel_runs])
     assert measure_required_memory(first) < 0.6 * needed
-    assert sweep_module._fit_to_memory(group, 1).plan.mesh_axis == "lanes"
+    assert sweep_module._fit_to_memory(group, 1).program.plan.mesh_axis == "lanes"
     made = make(specs, spread="runs", width=4, memory=int(needed * 0.6)).results
     assert_close(made[0], run_spec(specs[0]))
 

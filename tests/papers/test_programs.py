@@ -2,11 +2,12 @@
 
 import importlib
 import re
+from dataclasses import dataclass
 
 import pytest
 from support.paths import ROOT
 
-from fedjax_het.papers.programs import make_function_program
+from fedjax_het.papers.programs import make_config_program
 
 # By module, flags with values that they cannot have.
 BAD = {
@@ -67,13 +68,23 @@ def test_every_program_is_tried():
                 assert benchmarks.get(name.removeprefix("benchmarks."), name) in is_tried
 
 
-def test_what_a_function_prints_is_no_error(capsys):
-    def work(times: int = 1, loud: bool = False) -> int:
-        print("done" * times)
+@dataclass
+class Printing:
+    """Prints."""
+
+    times: int = 1
+    """Number of words."""
+    loud: bool = False
+    """Print in capitals."""
+
+
+def test_what_a_program_prints_is_no_error(capsys):
+    def work(arguments):
+        print("done" * arguments.times)
         return 3
 
-    assert make_function_program(work, "Prints.")(["--times", "2", "--loud"]) == 3
+    assert make_config_program(Printing, work)(["--times", "2", "--loud"]) == 3
     assert capsys.readouterr() == ("donedone\n", "")
     with pytest.raises(SystemExit) as ended:
-        make_function_program(work, "Prints.")(["--help"])
+        make_config_program(Printing, work)(["--help"])
     assert not ended.value.code and "--times" in capsys.readouterr().out

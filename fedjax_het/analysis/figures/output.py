@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 
 FIGURE_FORMATS = ("pdf", "svg", "dark")
-FIGURE_FORMATS_HELP = (
-    "Kinds of pictures besides PNG: pdf, svg; dark: each on a dark page, too, as NAME-dark.png."
-)
 DARK_SUFFIX = "-dark"  # of a file's name
 _extra_formats: tuple[str, ...] = ()
 
@@ -46,22 +43,6 @@ def write_extra_formats(formats: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         _extra_formats = previous_formats
-
-
-def split_figure_formats(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What follows `--pictures` among a program's words, up to the next flag; the other words."""
-    formats: list[str] = []
-    remaining: list[str] = []
-    is_format = False
-    for word in argv:
-        flag, _, value = word.partition("=")
-        if flag == "--pictures":
-            is_format = not value
-            formats += [value] if value else []
-        else:
-            is_format = is_format and not word.startswith("-")
-            (formats if is_format else remaining).append(word)
-    return formats, remaining
 
 
 def write_figure(path: str | os.PathLike, figure: "Figure", *, dpi: int = 150) -> Path:

@@ -50,6 +50,7 @@ def conv2d(x: Array, kernel: Array, padding: int, impl: str = "auto", stride: in
 
     Example:
       >>> import jax.numpy as jnp
+      >>> from fedjax_het.nn import conv2d
       >>> conv2d(jnp.zeros((2, 5, 5, 3)), jnp.zeros((3, 3, 3, 4)), padding=1).shape
       (2, 5, 5, 4)
     """

@@ -36,6 +36,7 @@ def make_model(name: str, input_shape: Sequence[int], num_classes: int, **option
         if images or values do not fit. For a user's network also in the cases of `to_model`.
 
     Example:
+      >>> from fedjax_het.nn import make_model
       >>> make_model("convnet", (28, 28, 1), 10, width=32).input_shape
       (28, 28, 1)
     """
@@ -59,6 +60,7 @@ def get_network_options(name: str) -> dict[str, Any]:
       ConfigError: if the name is unknown.
 
     Example:
+      >>> from fedjax_het.nn import get_network_options
       >>> get_network_options("mlp")
       {'hidden': (128, 128)}
     """
@@ -85,6 +87,7 @@ def register_network(name: str, make: Any, description: str = "") -> None:
 
     Example:
       >>> import flax.linen as nn
+      >>> from fedjax_het.nn import NETWORKS, make_model, register_network
       >>> class Linear(nn.Module):
       ...     num_classes: int
       ...     @nn.compact

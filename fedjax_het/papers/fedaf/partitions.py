@@ -4,6 +4,7 @@ Their three data sets are balanced: 6,000 training images a class in Fashion-MNI
 CIFAR-10, 500 in CIFAR-100. So balanced labels stand for theirs, and nothing is downloaded.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from fedjax_het.analysis import plot_partition
 from fedjax_het.data import Partition, make_partition
-from fedjax_het.papers.programs import ProgramMain, make_function_program
+from fedjax_het.papers.programs import ProgramMain, make_config_program
 from fedjax_het.utils.config import NonNegativeInt
 from fedjax_het.utils.errors import require_name
 from fedjax_het.utils.io import make_output_directory
@@ -59,40 +60,41 @@ def make_paper_partition(dataset: str, alpha: float, seed: int) -> Partition:
     )
 
 
+@dataclass
+class Arguments:
+    """Flags of the programs of the partitions."""
+
+    preset: str = "paper"
+    """Size of the figures: quick or paper, which are equal here (seconds, without data)."""
+    seed: NonNegativeInt = 0
+    """Seed of the partitions."""
+    output_dir: str = "results/fedaf-partitions"
+    """Folder of the figures."""
+    list: bool = False
+    """Print the files; draw nothing."""
+
+
 def make_partition_program(figure: str, dataset: str) -> ProgramMain:
-    """`main` of a figure: draw the partitions of a data set at the three alphas, a file each."""
+    """Return `main` of a figure, which draws the partitions of a data set at the three alphas."""
 
-    def draw(
-        preset: str = "paper",
-        seed: NonNegativeInt = 0,
-        output_dir: str = "results/fedaf-partitions",
-        list: bool = False,
-    ) -> int:
-        """Draw the figures.
-
-        Args:
-            preset: quick or paper, which are the same here: seconds, and no data.
-            seed: Of the partitions.
-            output_dir: Folder of the figures.
-            list: Print the files; draw nothing.
-        """
-        require_name("preset", preset, PRESETS)
-        directory = Path(output_dir)
-        if not list:
+    def draw(arguments: Arguments) -> int:
+        require_name("preset", arguments.preset, PRESETS)
+        directory = Path(arguments.output_dir)
+        if not arguments.list:
             make_output_directory(directory)
         for alpha in ALPHAS:
             path = directory / f"{figure}_alpha{alpha:g}.png"
-            if not list:
-                partition = make_paper_partition(dataset, alpha, seed)
+            if not arguments.list:
+                partition = make_paper_partition(dataset, alpha, arguments.seed)
                 plot_partition(
                     partition,
                     make_balanced_labels(dataset),
                     get_dataset_shape(dataset).num_classes,
                     path,
-                    title=f"{dataset}, alpha = {alpha:g}, seed {seed}",
+                    title=f"{dataset}, alpha = {alpha:g}, seed {arguments.seed}",
                 )
             print(path)
         return 0
 
     description = f"FedAF, {figure}: who holds what of {dataset} at alpha 0.02, 0.05 and 0.1."
-    return make_function_program(draw, description)
+    return make_config_program(Arguments, draw, description)

@@ -11,7 +11,7 @@ from fedjax_het.data import (
     make_server_data,
     make_server_pool,
 )
-from fedjax_het.papers.programs import ProgramMain, make_function_program
+from fedjax_het.papers.programs import ProgramMain, make_config_program
 from fedjax_het.utils.config import NonNegativeInt
 from fedjax_het.utils.errors import require_name
 from fedjax_het.utils.io import make_output_directory
@@ -29,36 +29,38 @@ class ServerExamplesPreset:
     options: dict
 
 
+@dataclass
+class Arguments:
+    """Flags of the programs of the server's examples."""
+
+    preset: str = "quick"
+    """Size of the figure: quick, cpu or paper, as far as the figure has them."""
+    seed: NonNegativeInt = 0
+    """Seed of the examples that the server draws from clients."""
+    output_dir: str | None = None
+    """Folder of the figure (default: results/fsl-PRESET)."""
+    list: bool = False
+    """Print the file; draw nothing."""
+
+
 def make_examples_program(figure: str, presets: dict[str, ServerExamplesPreset]) -> ProgramMain:
-    """`main` of a figure: draw `<figure>.png`, and print what the server has."""
+    """Return `main` of a figure, which draws `<figure>.png` and prints the server's examples."""
 
-    def draw(
-        preset: str = "quick",
-        seed: NonNegativeInt = 0,
-        output_dir: str | None = None,
-        list: bool = False,
-    ) -> int:
-        """Draw the figure.
-
-        Args:
-            preset: Which of the figure's presets: quick, cpu or paper.
-            seed: Of what the server draws from clients.
-            output_dir: Folder of the figure (default: results/fsl-PRESET).
-            list: Print the file; draw nothing.
-        """
-        require_name("preset", preset, presets)
-        server_preset = presets[preset]
-        directory = Path(output_dir or f"results/fsl-{preset}")
+    def draw(arguments: Arguments) -> int:
+        require_name("preset", arguments.preset, presets)
+        server_preset = presets[arguments.preset]
+        directory = Path(arguments.output_dir or f"results/fsl-{arguments.preset}")
         path = directory / f"{figure}.png"
-        if not list:
+        if not arguments.list:
             make_output_directory(directory)
             dataset = load_dataset(server_preset.dataset, normalisation="fsl")
             partition = make_partition(
                 "iid", dataset.train_labels, dataset.num_classes, num_clients=10, seed=0
             )
-            pool = make_server_pool(server_preset.source, dataset, server_preset.options)
+            options = server_preset.options
+            pool = make_server_pool(server_preset.source, dataset, options)
             server_data = make_server_data(
-                server_preset.source, dataset, partition, seed, server_preset.options, pool
+                server_preset.source, dataset, partition, arguments.seed, options, pool
             )
             print(server_data.summarize(dataset, partition, pool))
             picture = plot_server_examples(dataset, *server_data.get_examples(dataset, pool))
@@ -67,4 +69,4 @@ def make_examples_program(figure: str, presets: dict[str, ServerExamplesPreset])
         return 0
 
     description = f"FSL, {figure}: examples of clients' data and of the server's."
-    return make_function_program(draw, description)
+    return make_config_program(Arguments, draw, description)

@@ -17,11 +17,8 @@ from fedjax_het.runtime import result_store
 from fedjax_het.runtime.sweep import plan_sweep, sweep
 from fedjax_het.runtime.sweep_log import format_run_label
 from fedjax_het.utils import console
-from fedjax_het.utils.command_line import (
-    display_flags,
-    parse_with_one_line_errors,
-    validate_command_line,
-)
+from fedjax_het.utils.command_help import parse_arguments
+from fedjax_het.utils.command_line import display_flags
 from fedjax_het.utils.errors import require, run_with_exit_status
 
 # What the flags call settings of runs.
@@ -54,22 +51,14 @@ def make_table_program(
     """
 
     def main(argv: Sequence[str] | None = None) -> int:
-        import tyro
-
-        def parse_arguments(argv: Sequence[str]) -> TableArguments:
-            return tyro.cli(
-                TableArguments,
-                args=argv,
-                description=f"{experiment.title} Presets: {', '.join(experiment.presets)}.",
-                default=TableArguments(preset=next(iter(experiment.presets))),
-                config=(tyro.conf.FlagCreatePairsOff,),
-            )
-
         def run_command() -> int:
-            argv_words = sys.argv[1:] if argv is None else argv
-            console.parse_output_flags(argv_words)
-            checked_argv = validate_command_line(TableArguments, argv_words)
-            table_arguments = parse_with_one_line_errors(lambda: parse_arguments(checked_argv))
+            console.parse_output_flags(sys.argv[1:] if argv is None else argv)
+            table_arguments = parse_arguments(
+                TableArguments,
+                argv,
+                description=f"{experiment.title} Presets: {', '.join(experiment.presets)}.",
+                defaults={"preset": next(iter(experiment.presets))},
+            )
             with (
                 display_flags(TableArguments, _FILTER_FLAGS),
                 write_extra_formats(table_arguments.pictures),

@@ -65,42 +65,43 @@ class TableArguments:
     """The command line of every table."""
 
     preset: str
-    """What is run, unless a filter below says otherwise."""
+    """Size of the table's runs; other flags replace parts of it."""
     datasets: tuple[str, ...] | None = None
-    """Data sets instead of the preset's."""
+    """Data sets of the runs (default: the preset's)."""
     models: tuple[str, ...] | None = None
-    """Networks instead of the preset's."""
+    """Networks of the runs (default: the preset's)."""
     alphas: tuple[float, ...] | None = None
-    """Dirichlet concentrations instead of the preset's."""
+    """Dirichlet concentrations of the runs (default: the preset's)."""
     classes: tuple[int, ...] | None = None
-    """Labels per client instead of the preset's."""
+    """Numbers of labels per client of the runs (default: the preset's)."""
     methods: tuple[str, ...] | None = None
-    """Only these rows of the table: a method's name stands for all its variants, `all` for every
-    row, those that a preset leaves out among them."""
+    """Rows of the table: a method's name selects all its variants, `all` selects also the rows that
+    the preset omits (default: the preset's)."""
     seeds: tuple[int, ...] | None = None
-    """Seeds instead of the preset's."""
+    """Seeds of the runs (default: the preset's)."""
     rounds: int | None = None
-    """Rounds of every run."""
+    """Communication rounds of every run (default: the preset's)."""
     width: int | None = None
-    """Filters of the ConvNet."""
+    """Filters of each convolution of the ConvNet (default: the preset's)."""
     tuned: bool = False
-    """Besides, each method with the best of five values of its main number, all by one rule, on a
-    seed that is not averaged."""
+    """Add each method with the best of five values of its main hyperparameter, chosen by one rule
+    on a seed that is not averaged."""
     output_dir: str | None = None
-    """Folder of the results (default: results/TABLE-PRESET). A run found there is not repeated."""
+    """Folder of the results, where a finished run is not repeated (default: results/TABLE-PRESET)."""
     list: bool = False
     """Print the runs and whether they are done; run nothing."""
     show: bool = False
-    """Print and draw what is there; run nothing."""
+    """Print and draw the table from the results in the folder; run nothing."""
     pictures: tuple[str, ...] = ()
-    """Kinds of pictures besides PNG: pdf, svg; dark: each on a dark page, too, as NAME-dark.png."""
+    """Additional files of each figure: pdf, svg, or dark for a dark variant NAME-dark.png (default:
+    PNG only)."""
     quiet: bool = False
-    """Nothing but errors on stderr, and of stdout one last line, a JSON object. Otherwise stdout
-    gets a line per run, and stderr what is running: where it is no terminal, a line every 30 s, and
-    less often the longer it takes, every 10 min in the end."""
+    """Print only errors on stderr, and only a last line, a JSON object, on stdout. Without --quiet,
+    stdout has a line per run, and stderr shows the current runs; if it is no terminal, a line every
+    30 s at first and every 10 min in the end."""
     json: bool = False
-    """Progress, the lines of runs, notes and errors on stderr as one JSON object a line; the last
-    line of stdout is one, too."""
+    """Print progress, a line per run, log messages and errors on stderr as one JSON object per
+    line, and a last JSON object on stdout."""
 
 
 def parse_row_any_dataset(row: str, dataset: str) -> tuple[str, dict[str, Any]]:
@@ -136,8 +137,7 @@ class Preset:
     domains: tuple[str, ...] = ()
     """For a data set of several domains: a column for each and their mean."""
     classes: tuple[int, ...] = ()
-    """Labels per client. Neither these nor alphas nor domains: one cell for each data set, network
-    and row."""
+    """Numbers of labels per client of the runs (default: the preset's)."""
     rows: tuple[str, ...] = ()
     """Instead of the paper's."""
     optional_rows: tuple[str, ...] = ()

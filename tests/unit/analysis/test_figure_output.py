@@ -18,7 +18,6 @@ from fedjax_het.analysis.figures.animation import (
 )
 from fedjax_het.analysis.figures.output import (
     apply_dark_theme,
-    split_figure_formats,
     to_dark_color,
     write_extra_formats,
     write_figure,
@@ -76,19 +75,6 @@ def test_another_kind_is_refused_by_its_name(tmp_path):
         pass
     write_figure(tmp_path / "c.png", figure())
     assert len(list(tmp_path.iterdir())) == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "kinds", "others"),
-    [
-        (["--pictures", "pdf", "svg", "--seed", "1"], ["pdf", "svg"], ["--seed", "1"]),
-        (["--seed", "1", "--pictures=dark"], ["dark"], ["--seed", "1"]),
-        (["a", "--pictures", "pdf"], ["pdf"], ["a"]),
-        (["--pictures=pdf", "svg"], ["pdf"], ["svg"]),
-    ],
-)
-def test_words_of_a_program(words, kinds, others):
-    assert split_figure_formats(words) == (kinds, others)
 
 
 def test_colours_are_seen_on_the_dark_page():

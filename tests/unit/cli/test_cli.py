@@ -1,6 +1,7 @@
 """The command line: what it prints, and how it refuses."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -11,10 +12,11 @@ import fedjax_het
 from fedjax_het import ConfigError, RunSpec, dataset_from_arrays, simulate
 from fedjax_het.algorithms import METHODS
 from fedjax_het.cli import COMMANDS, main
+from fedjax_het.cli.options import get_run_layout
 from fedjax_het.config.protocols import PROTOCOLS
 from fedjax_het.core.lr_schedules import LR_SCHEDULES
 from fedjax_het.core.optimizers import OPTIMIZERS
-from fedjax_het.utils.command_line import get_flags
+from fedjax_het.utils.command_line import get_flags, get_options
 
 
 def run(*arguments):
@@ -135,7 +137,7 @@ BAD = {
     "clients": (["--num-clients", "5000"], "--num-clients = 5000: expected at most"),
     "no clients": (["--num-clients", "0"], "--num-clients = 0: expected"),
     "hp without value": (["--hp", "prox_mu"], "expected NAME=VALUE"),
-    "hp no number": (["--algorithm", "fedprox", "--hp", "prox_mu=big"], "expected a number"),
+    "hp no number": (["--algorithm", "fedprox", "--hp", "prox_mu=big"], "expected a finite number"),
     "negative rate": (["--hp", "local_lr=-1"], "hp local_lr = -1.0: expected"),
     "scaffold option": (["--algorithm", "scaffold", "--option", "option=III"], "'III'"),
     "lanes": (["--lanes", "none"], "lanes"),
@@ -216,7 +218,7 @@ def test_show_says_what_optimisers_and_schedules_take(capsys):
         assert f"\n{name}: " in said
     assert main(["list"]) == 0
     said = capsys.readouterr().out
-    assert "local optimisers" in said and "  cosine_restarts " in said
+    assert "local optimizers" in said and "  cosine_restarts " in said
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -254,7 +256,7 @@ def test_a_path_that_no_system_has_is_named_as_the_flag(words, capsys):
 @pytest.mark.parametrize("command", ["run", "sweep"])
 def test_help_says_defaults_by_protocol(command, capsys):
     with pytest.raises(SystemExit) as ended:
-        main([command, "--help"])
+        main([command, "--help-all"])
     assert not ended.value.code
     lines = capsys.readouterr().out.splitlines()
     text = " ".join(" ".join(line.strip("│| ").split()) for line in lines)
@@ -271,13 +273,73 @@ def test_help_says_defaults_by_protocol(command, capsys):
     assert all(flag in text for flag in get_flags(COMMANDS[command].config_class).values())
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_help_fits_on_three_screens(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert not ended.value.code
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 3 * 40 and max(map(len, lines)) <= 80
+    text = "\n".join(lines)
+    groups = ("data", "partition", "network", "local training", "method", "evaluation", "run")
+    assert all(f" {group} options " in text for group in (*groups, "output"))
+    assert "--help-all" in text and "--algorithm" in text and "--held-out-clients" not in text
+
+
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_every_option_is_in_a_group_and_has_a_sentence(command):
+    grouped = [name for names in get_run_layout().groups.values() for name in names]
+    assert len(grouped) == len(set(grouped))
+    for name, option in get_options(COMMANDS[command].config_class).items():
+        assert name in grouped
+        assert option.help[0].isupper() and option.help[-1] == "." and len(option.help) > 15
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_can_complete_its_words(shell, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--tyro-print-completion", shell])
     assert not ended.value.code
     script = capsys.readouterr().out
-    assert "fedjax-het" in script and "--held-out-clients" in script and len(script) > 1000
+    assert "fedjax-het" in script and len(script) > 1000
+    assert "held-out-clients" in script and "fedprox" in script  # flags, and names of methods
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--tyro-print-completion", "ksh"], "--tyro-print-completion = 'ksh' is unknown"),
+        (["--tyro-print-completion"], "--tyro-print-completion = ''"),
+        (["--tyro-none", "bash"], "flag = '--tyro-none' is unknown"),
+    ],
+)
+def test_a_shell_without_completion_is_one_line(words, named, capsys):
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert named in error and error.count("\n") == 1
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes_flags_and_names(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["--tyro-print-completion", "bash"])
+    script = tmp_path / "complete.sh"
+    script.write_text(capsys.readouterr().out)
+    for words, expected in {
+        "run --held": "--held-out-clients",
+        "run --algorithm fedp": "fedprox",
+    }.items():
+        typed = ["fedjax-het", *words.split()]
+        lines = [
+            f"source {script}",
+            f"COMP_WORDS=({' '.join(typed)}); COMP_CWORD={len(typed) - 1}",
+            f"COMP_LINE='{' '.join(typed)}'; COMP_POINT=${{#COMP_LINE}}",
+            "$(complete -p fedjax-het | sed -E 's/.*-F ([^ ]+).*/\\1/')",
+            'echo "${COMPREPLY[@]}"',
+        ]
+        done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True)
+        assert expected in done.stdout.split(), done
 
 
 def test_it_is_a_module(tmp_path):

@@ -70,7 +70,7 @@ def test_the_command_line_names_the_same_runs():
         alpha=(0.01, 0.1),
         seeds=(0, 1, 2),
         model=("mlp",),
-        hp=("prox_mu=0.001,0.01",),
+        hp={"prox_mu": (0.001, 0.01)},
     )
     expected = grid(
         algorithm=["fedavg", "fedprox"],
@@ -100,7 +100,7 @@ def test_the_command_runs_lists_and_reports(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--hp", "local_lr=0.1,x"], "hp local_lr = 'x': expected a number"),
+        (["--hp", "local_lr=0.1,x"], "hp local_lr = 'x': expected a finite number"),
         (["--hp", "prox_mu"], "expected NAME=VALUE"),
     ],
 )

@@ -86,11 +86,14 @@ def test_ctrl_c_promises_no_checkpoint_that_is_not_kept(monkeypatch, capsys):
     assert main(["run", "--output-dir", "x"]) == 130 and "--resume" in capsys.readouterr().err
 
 
+WRONG_COUNTS = [("1.7", "'1.7'"), ("nan", "'nan'"), ("inf", "'inf'"), ("0", "0"), ("1e3", "'1e3'")]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        *((["--lanes", bad], f"lanes = '{bad}'") for bad in ("1.7", "nan", "inf", "0", "1e3")),
-        *((["--vmapped", bad], f"vmapped = '{bad}'") for bad in ("nan", "0")),
+        *((["--lanes", bad], f"lanes = {shown}") for bad, shown in WRONG_COUNTS),
+        *((["--vmapped", bad], f"vmapped = {shown}") for bad, shown in WRONG_COUNTS),
         (["--memory", "-1"], "--memory = -1.0"),
         *((["--memory", bad], f"--memory = '{bad}'") for bad in ("nan", "inf")),
         (["--hp", "local_lr=0.1", "local_lr=0.2"], "hp local_lr = '0.2': expected it once"),

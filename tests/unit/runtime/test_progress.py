@@ -9,6 +9,7 @@ import re
 import sys
 import time
 import warnings
+from dataclasses import dataclass
 
 import pytest
 from rich.cells import cell_len
@@ -18,7 +19,7 @@ from support.small_runs import make_spec, run_spec
 
 from fedjax_het import sweep
 from fedjax_het.cli import main
-from fedjax_het.papers.programs import load_program, make_function_program
+from fedjax_het.papers.programs import load_program, make_config_program
 from fedjax_het.runtime import progress as told
 from fedjax_het.runtime.progress import Progress, format_phase_line, show_panel, show_progress
 from fedjax_het.utils import console
@@ -209,11 +210,15 @@ def test_commands_are_quiet_or_speak_json(command, tmp_path, capsys):
 
 
 def test_programs_of_other_kinds_take_the_flags(capsys):
-    def work(count: int = 1) -> int:
-        console.print_status(f"made {count}")
+    @dataclass
+    class Arguments:
+        count: int = 1
+
+    def work(arguments):
+        console.print_status(f"made {arguments.count}")
         return 0
 
-    program = make_function_program(work, "A figure.")
+    program = make_config_program(Arguments, work, "A figure.")
     assert program(["--count", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().err)["message"] == "made 3"
     assert program(["--quiet"]) == 0 and capsys.readouterr() == ("", "")
