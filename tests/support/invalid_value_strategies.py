@@ -2,6 +2,7 @@
 
 import decimal
 import fractions
+import inspect
 import math
 import numbers
 from pathlib import Path
@@ -188,6 +189,8 @@ def is_value_in_message(value: Any, message: str) -> bool:
     else:
         elements = list(value) if isinstance(value, list | tuple | range | np.ndarray) else []
     texts = [repr(value), " ".join(repr(value).split())]
+    if inspect.isroutine(value):
+        texts.append("a function")
     if isinstance(value, list):
         texts.append(repr(tuple(value)))
     if isinstance(value, int) and abs(value) < 1e300:
