@@ -1,5 +1,6 @@
 """Federated methods: a file each, named in `METHODS`."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
@@ -129,26 +130,41 @@ def _function_fields(build: Callable[..., Algorithm]) -> dict[str, Any]:
 def register_method(
     name: str, build: Callable[..., Algorithm], description: str = "", **spec_fields: Any
 ) -> AlgorithmSpec:
-    """Make a method of one's own known to runs, sweeps, tables and reports, as long as this process
-    lasts.
+    """Register a method under a name, for runs, sweeps, tables and reports of this process.
+
+    A name of the user may be registered again, for example when a notebook cell runs twice; later
+    runs use the new method. The name of a result on disk contains the method's name and settings,
+    not its code: give a changed method a new name or a new folder.
 
     Args:
-      build(training, plan) -> Algorithm, see `contract`; with `options=`, where it has any.
-      facts: fields of `Entry`: `options` and `numbers`, its typed choices and hyper-parameters (of
-        `numbers` a dict of defaults will do, none of them below 0); `scored`, `colour`,
-        `refinable`, ... A function of the package's own has its options, numbers and needs under a
-        new name too, unless they are given.
-    Returns: the entry.
-    Raises: ConfigError if `name` is a method of the package or no word, or for facts that cannot
-      be.
+      name: name of the method, a word that no method of the package has.
+      build: function `build(training, plan) -> Algorithm`, with an argument `options` if the method
+        has options; see `fedjax_het.methods`.
+      description: one line for `fedjax-het list`.
+      **spec_fields: fields of `AlgorithmSpec`, such as `options` and `hyperparameters` (classes of
+        the method's choices and numbers; a dictionary of defaults >= 0 also serves as
+        `hyperparameters`), `evaluated_models`, `color` or `wrappable_as`. A function of the package
+        keeps its options, hyper-parameters and required data under a new name.
 
-    A name of one's own may be given again, as when a notebook's cell is run twice: what is run from
-    then on is the new method. Results on disk are named by the settings, the method's name among
-    them, not by its code: give a changed method a new name or a new folder.
+    Returns:
+      The method's entry in the registry.
+
+    Raises:
+      ConfigError: if `name` is a method of the package or not a word, or if a field is unknown or
+        invalid.
+
+    Example:
+      >>> from fedjax_het import register_method
+      >>> from fedjax_het.methods import build_federated_algorithm, make_local_sgd
+      >>> def plain(training, plan):
+      ...     return build_federated_algorithm(training, plan, make_local_sgd(training))
+      >>> register_method("plain", plain, "FedAvg under another name").name
+      'plain'
     """
+    spec_fields = _replace_deprecated_fields(spec_fields)
     for field_name in spec_fields:
         require_name(
-            "fact",
+            "argument",
             field_name,
             [field.name for field in fields(AlgorithmSpec) if field.name != "base"],
         )
@@ -160,6 +176,29 @@ def register_method(
     algorithm_spec = validate_algorithm_spec(AlgorithmSpec(name, build, description, **spec_fields))
     METHODS.add(algorithm_spec)
     return algorithm_spec
+
+
+# Arguments of `register_method` in version 0.6; to be removed after 0.7.
+_DEPRECATED_FIELDS = {
+    "colour": "color",
+    "global_model": "has_global_model",
+    "needs": "required_data",
+    "network": "adapt_network",
+    "numbers": "hyperparameters",
+    "refinable": "wrappable_as",
+    "refines": "wraps",
+    "scored": "evaluated_models",
+    "remarks": "settings_warnings",
+    "surveys": "has_diagnostics",
+}
+
+
+def _replace_deprecated_fields(spec_fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields under their current names; warn of names of version 0.6."""
+    for old_name in sorted(spec_fields.keys() & _DEPRECATED_FIELDS.keys()):
+        message = f"register_method: {old_name} is deprecated, use {_DEPRECATED_FIELDS[old_name]}"
+        warnings.warn(message, DeprecationWarning, stacklevel=4)
+    return {_DEPRECATED_FIELDS.get(name, name): value for name, value in spec_fields.items()}
 
 
 __all__ = [

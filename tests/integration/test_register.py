@@ -87,7 +87,7 @@ def test_a_name_given_again_stands_for_the_new_method_and_its_programs_are_made_
     [
         ("fedavg", {}, "name = 'fedavg': expected one that no method"),
         ("my method", {}, "name = 'my method': expected letters, digits"),
-        ("mine", {"colur": "#000000"}, "fact = 'colur' is unknown: did you mean 'color'"),
+        ("mine", {"colur": "#000000"}, "argument = 'colur' is unknown: did you mean 'color'"),
         ("mine", {"wraps": "models"}, "wraps = 'models' is unknown: did you mean 'model'"),
         ("mine", {"server_step": "none"}, "server_step = 'none' is unknown"),
         (
@@ -160,3 +160,9 @@ def test_methods_that_refine_go_over_ones_own_where_it_says_so():
 def test_they_are_public():
     kinds = ("method", "network", "dataset", "partition", "server_source")
     assert {f"register_{kind}" for kind in kinds} <= set(fedjax_het.__all__)
+
+
+def test_arguments_of_version_0_6_are_taken_with_a_warning():
+    with pytest.warns(DeprecationWarning, match="refinable is deprecated, use wrappable_as"):
+        entry = register_method("old", fedavg, refinable="average")
+    assert entry.wrappable_as == "average"
