@@ -17,6 +17,7 @@ import math
 import numbers
 import operator
 import os
+import re
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -429,6 +430,8 @@ def _show(value: Any) -> str:
     if inspect.isroutine(value):
         return "a function"
     text = format_value(value)
+    if re.match(r"<.* at 0x[0-9a-f]+>", text):
+        return f"a {type(value).__name__}"
     is_short = value is None or len(text) < MAX_VALUE_LENGTH or isinstance(value, _SHOWN_TYPES)
     return text if is_short else f"a {type(value).__name__}"
 

@@ -193,7 +193,7 @@ def test_a_registered_function_that_cannot_be_called_is_named():
     with pytest.raises(ConfigError, match="load = 3: expected a function"):
         register_dataset("three", 3)
     register_dataset("three", lambda path, size: make_user_dataset())
-    with pytest.raises(ConfigError, match="dataset = 'three': its function needs path, size"):
+    with pytest.raises(ConfigError, match="dataset = 'three': its function requires path, size"):
         load_dataset("three")
 
 

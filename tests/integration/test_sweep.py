@@ -157,7 +157,10 @@ def test_runs_have_devices_of_their_own_where_none_would_idle():
 
 
 def test_the_next_group_compiles_while_one_runs_and_is_prepared_when_none_does(monkeypatch):
-    groups = [SimpleNamespace(plan=make_execution_plan(1), number=i) for i in range(3)]
+    groups = [
+        SimpleNamespace(program=SimpleNamespace(plan=make_execution_plan(1)), number=i)
+        for i in range(3)
+    ]
     began, compiling = [threading.Event() for _ in groups], []
 
     def fitting(group, allowed):
@@ -188,7 +191,10 @@ def test_what_fails_to_compile_is_raised_when_its_turn_comes(monkeypatch):
             raise RuntimeError("no program")
         return group
 
-    first, second = (SimpleNamespace(plan=make_execution_plan(1), number=i) for i in range(2))
+    first, second = (
+        SimpleNamespace(program=SimpleNamespace(plan=make_execution_plan(1)), number=i)
+        for i in range(2)
+    )
     monkeypatch.setattr(sweep_module, "_fit_to_memory", fitting)
     ahead = sweep_module._precompile_groups([([0], first), ([1], second)], None)
     assert next(ahead) == ([0], first)

@@ -493,9 +493,9 @@ def test_a_user_source_without_examples_says_what_to_give(dataset):
         ("clients", {"clients": 0}, "clients = 0"),
         ("clients", {"per_client": -1}, "per_client = -1"),
         ("glyphs", {"sizes": []}, r"sizes = \[\]"),
-        ("glyphs", {"sizes": [100, 0]}, r"sizes = 0: expected a number in \[1, 288\]"),
+        ("glyphs", {"sizes": [100, 0]}, r"sizes\[1\] = 0: expected a number in \[1, 288\]"),
         ("glyphs", {"sizes": "100"}, "sizes = '100'"),
-        ("glyphs", {"rotations": [float("nan")]}, "rotations = "),
+        ("glyphs", {"rotations": [float("nan")]}, r"rotations\[0\] = nan"),
         ("stl10", {"per_class": True}, "per_class = True"),
     ],
 )

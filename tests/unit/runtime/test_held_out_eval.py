@@ -133,7 +133,7 @@ def test_only_clients_with_data_are_held_out():
     starts = np.cumsum([0, *sizes])
     clients = [np.arange(starts[k], starts[k + 1]) for k in range(6)]
     asked = make_spec(rounds=1, num_clients=4, held_out_clients=2)
-    with pytest.raises(ConfigError, match="held_out_clients = 2: expected at most 1 of 2"):
+    with pytest.raises(ConfigError, match="held_out_clients = 2: expected at most 1 of the 2"):
         run(asked, partition=partition_from_clients(clients))
     one = dataclasses.replace(asked, num_clients=5, held_out_clients=1)
     made = run(one, partition=partition_from_clients(clients))
