@@ -20,7 +20,7 @@ from fedjax_het.algorithms.moon import (
     moon,
 )
 from fedjax_het.config.run_spec import RunSpec
-from fedjax_het.core.client_algorithm import Batch
+from fedjax_het.core.client_algorithm import Batch, ClientContext, ClientInfo
 from fedjax_het.core.local_training import ClientTrainState, ServerMessage
 from fedjax_het.core.task import Task
 from fedjax_het.nn import Model, add_projection_head, count_parameters, make_model
@@ -173,9 +173,9 @@ def slopes(model, key=0, mask=None, previous_state=None, received_state=None):
     batch = Batch(images, jnp.arange(8) % 3, mask, jnp.int32(0))
     local = ClientTrainState(one, (), _ContrastiveAux(previous, jnp.float32(1)))
     hp = {"moon_tau": jnp.float32(0.5)}
-    return jax.jit(partial(_loss_and_gradient, task))(
-        hp, ServerMessage(received), local, batch, jax.random.key(0)
-    )
+    facts = ClientInfo(jnp.int32(0), jnp.int32(8), jnp.int32(1), images)
+    context = ClientContext(hp, ServerMessage(received), facts, jax.random.key(0))
+    return jax.jit(partial(_loss_and_gradient, task))(context, local, batch)
 
 
 def test_micro_batches_and_padding_change_nothing():
