@@ -188,7 +188,7 @@ def make_config_class(name: str, defaults: Mapping[str, float]) -> type[Config]:
     """Create a class of settings that are numbers >= 0, with these defaults. Raises ConfigError."""
     for key in defaults:
         is_valid_name = isinstance(key, str) and key.isidentifier() and not keyword.iskeyword(key)
-        require(is_valid_name, "numbers", key, "names of letters, digits and underscores")
+        require(is_valid_name, "hyperparameters", key, "names of letters, digits and underscores")
     fields = [
         (
             key,
