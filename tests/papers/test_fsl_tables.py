@@ -129,7 +129,7 @@ def test_table_1_tries_the_papers_settings_of_each_of_its_rows():
 
 @pytest.mark.slow
 def test_figures_share_the_runs_that_they_have_in_common():
-    assert {experiment.folder for experiment in ALL.values()} == {"fsl"}
+    assert {experiment.results_folder for experiment in ALL.values()} == {"fsl"}
     assert runs("fig10") == runs("fig5", datasets=("cifar10",))
     assert runs("fig11") == runs("fig5", datasets=("emnist_45",))
     assert runs("fig2", "cpu") < runs("fig1", "cpu")

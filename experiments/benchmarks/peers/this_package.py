@@ -79,7 +79,7 @@ def time_rounds(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, A
     partition = make_partition(
         spec.partition, dataset.train_labels, 10, num_clients=spec.num_clients, seed=0, **alpha
     )
-    clients = [partition.client(client) for client in range(spec.num_clients)]
+    clients = [partition.client_indices(client) for client in range(spec.num_clients)]
     sizes = np.array([len(positions) for positions in clients])
     assert times.samples == [int(sizes[cohort].sum()) for cohort in times.cohorts]
     np.savez(

@@ -365,7 +365,7 @@ def test_dropout_does_not_depend_on_lanes_and_devices(dropping_on_digits):
     reference, info = dropping_on_digits().run(2)
     plan = make_execution_plan(2, 2)
     federation = dropping_on_digits(plan)
-    state, other_info = federation.run(2, plan.put(federation.start()))
+    state, other_info = federation.run(2, plan.put(federation.initial_state()))
     assert_trees_all_close(state, reference, rtol=2e-5, atol=1e-5)
     assert_trees_all_close(other_info, info, rtol=2e-5, atol=1e-5)
 

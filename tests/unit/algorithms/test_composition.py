@@ -31,7 +31,7 @@ def made(name, base=None, *, wrap=lambda build: build, hp=None, **settings):
 
 
 def handing_out(build):
-    return lambda training, plan: build(training._replace(hands_out_models=True), plan)
+    return lambda training, plan: build(training._replace(returns_client_models=True), plan)
 
 
 @pytest.mark.parametrize("name", ON_OTHERS)

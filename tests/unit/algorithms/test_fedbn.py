@@ -222,13 +222,13 @@ def test_a_clients_own_test_is_for_the_body_with_its_own_layers(count):
     result = simulate(spec, dataset=data, placement=Placement(lanes=1, devices=1))
     model = make_model("convnet", (2, 2, 1), NUM_CLASSES, width=2, depth=1, norm="batch")
     server, clients = result.state.server.variables, result.state.clients
-    assert sorted(clients.trained.tolist()) == [0, 1, 1] or clients.trained.all()
+    assert sorted(clients.has_trained.tolist()) == [0, 1, 1] or clients.has_trained.all()
     mean, std = np.asarray(data.mean), np.asarray(data.std)
     for k in range(3):
         variables = server
-        if clients.trained[k]:
+        if clients.has_trained[k]:
             variables = replace_norm_variables(model, server, [leaf[k] for leaf in clients.norms])
-        mine = result.tests.client(k)
+        mine = result.tests.client_indices(k)
         assert len(mine) == (len(data.test_labels) if count == "all" else count)
         x = jnp.float32((data.test_images[mine] - mean) / std)
         right = model.apply(variables, x, train=False)[0].argmax(1) == data.test_labels[mine]

@@ -334,7 +334,7 @@ def test_data_sharing_of_a_pool_is_fedavg_on_data_that_include_it():
     )
     pool = len(data.train_labels) + np.arange(len(labels))
     own = shared.partition
-    both = [np.concatenate([own.client(k), pool]) for k in range(own.num_clients)]
+    both = [np.concatenate([own.client_indices(k), pool]) for k in range(own.num_clients)]
     plain = run(
         spec("fedavg", partition="iid", classes=None),
         larger,

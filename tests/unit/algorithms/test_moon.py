@@ -234,7 +234,7 @@ def test_a_run_trains_and_scores_the_network_with_its_head(options):
     spec = RunSpec(name, "user", options={**options, "projection": 6}, hp=hp, **settings)
     result = simulate(spec, dataset=make_user_dataset(), placement=Placement(lanes=1, devices=1))
     server = result.state.server
-    params = (server.base if options else server).variables["params"]
+    params = (server.inner if options else server).variables["params"]
     assert params["projection2"]["kernel"].shape == (128, 6)
     assert params["head"]["kernel"].shape == (6, NUM_CLASSES)
     assert result.metrics["test_accuracy"][-1] > 0.5

@@ -217,7 +217,7 @@ def test_single_mode_draws_one_family_uniformly_and_all_mode_applies_every_one()
         """The image under the drawn family, and under each family with the same parameter key."""
         parameter_key = jax.random.split(key)[1]
         own = [
-            aug._draw_and_apply(aug._FAMILIES[name], len(images))(parameter_key, images)
+            aug._draw_and_apply(aug._FAMILIES[name], len(images), None)(parameter_key, images)
             for name in names
         ]
         return aug.augment(key, images, strategy=ALL), jnp.stack(own)
@@ -232,7 +232,7 @@ def test_single_mode_draws_one_family_uniformly_and_all_mode_applies_every_one()
     everything = aug.augment(jax.random.key(0), images, strategy=ALL, single=False)
     chain = images
     for name, key in zip(names, jax.random.split(jax.random.key(0), len(names)), strict=True):
-        chain = aug._draw_and_apply(aug._FAMILIES[name], len(images))(key, chain)
+        chain = aug._draw_and_apply(aug._FAMILIES[name], len(images), None)(key, chain)
     np.testing.assert_allclose(everything, chain, rtol=1e-5, atol=1e-5)
 
 

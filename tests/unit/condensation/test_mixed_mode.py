@@ -36,8 +36,9 @@ def network(name):
     model = make_model(kind, SHAPE, CLASSES, **options)
     variables = jax.tree.map(lambda a: a.astype(jnp.float64), model.init(jax.random.key(0)))
 
-    def apply_params(params, images):
-        return model.apply({**variables, "params": params}, images, train=True)[0]
+    def apply_params(params, images, **axis_argument):
+        variables_of_step = {**variables, "params": params}
+        return model.apply(variables_of_step, images, train=True, **axis_argument)[0]
 
     return apply_params, *ravel_pytree(variables["params"])
 
