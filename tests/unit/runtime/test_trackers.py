@@ -175,9 +175,9 @@ from pathlib import Path
 from support.data import make_user_dataset
 from support.small_runs import make_spec
 from fedjax_het import simulate
-from fedjax_het.runtime import runs
+from fedjax_het.runtime import group_state
 
-runs.MAX_ROUNDS_PER_CHUNK = 2
+group_state.MAX_ROUNDS_PER_CHUNK = 2
 
 
 def kill(now):
