@@ -88,17 +88,26 @@ def train_cohort(
     gather_models: bool = False,
     loop_name: str = CLIENTS,
 ) -> CohortResult:
-    """Run local training of every client of a round.
+    """Run local training of every sampled client of a round.
+
+    Cost: the time of the steps of the longest lane. Memory: one local state per lane, one client
+    state and one output per slot.
 
     Args:
-      broadcast: what the server sends; the same for all.
-      states: client states; a client's is the row that the schedule names: of all K clients, which
-        may be split over the devices, or of a table that holds at least those of the round.
-      gather: whether outputs are models, of which every device gets all.
-      name: of the loop, where the round is made in stretches.
-      key: the round's key; a step's key is fold_in(fold_in(key, client id), step).
-    Cost: the longest lane's steps; memory is one local state per lane, plus one client state
-      and one output per slot.
+      algorithm: the functions of one client.
+      plan: devices, blocks and lanes.
+      hp: values of the hyper-parameters by name.
+      message: the server's message, the same for all clients.
+      states: client states with a leading axis of rows; the schedule gives each client's row. The
+        rows are those of all K clients, which may be sharded over devices, or a table that contains
+        at least the clients of the round.
+      key: PRNG key of the round; the key of a step is fold_in(fold_in(key, client id), step).
+      cohort: schedule and examples of the round.
+      gather_models: whether outputs are models, all of which every device receives.
+      loop_name: name of the loop in the progress of a resumable round.
+
+    Returns:
+      The average and sum of the clients' updates, their new states, outputs and training loss.
     """
     schedule = cohort.schedule
     algorithm = with_contract_checks(algorithm)

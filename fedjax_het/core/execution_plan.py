@@ -279,7 +279,7 @@ class ExecutionPlan(NamedTuple):
         return int(multihost_utils.broadcast_one_to_all(np.int32(count)))
 
     def order_after(self, signal: jax.Array, value: jax.Array | int) -> jax.Array | int:
-        """`number`, ordered by `sharing.once_known` where lanes are on several devices."""
+        """`number`, ordered by `server_parallelism.order_after` where lanes are on several devices."""
         return value if self.mesh_axis != LANES_AXIS else order_after(signal, value)
 
 

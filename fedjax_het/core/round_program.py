@@ -204,12 +204,16 @@ def make_round_chunk(
 
 
 def make_partial_round(components: RoundComponents) -> Callable:
-    """-> stretch(state, inputs, spans, carried) -> (state, RoundMetrics, carried, totals): a part
-    of the first of the rounds of `inputs`; see `core.resumable_loops`.
+    """Build the program of one part of a resumable round; see `core.resumable_loops`.
 
-    spans: `[n, 2]` int32 of its long loops: iterations done, and to be done after this call.
-    Returns: a state and metrics that count when the last loop is done; `totals` `[n]`, a loop's
-      iterations, known once those before it are done.
+    Args:
+      components: algorithm, task, plan and evaluation of the run.
+
+    Returns:
+      `partial_round(state, inputs, spans, carries) -> (state, RoundMetrics, carries, totals)`, a
+      part of the first round of `inputs`. `spans` `[n, 2]` int32: iterations of each long loop that
+      are done before and after the call. `totals` `[n]`: iterations of each loop, known once the
+      loops before it are done. State and metrics are valid once the last loop is done.
     """
 
     def partial_round(state, inputs: ChunkInputs, spans, carries):

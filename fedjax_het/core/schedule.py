@@ -3,7 +3,7 @@
 Everything is drawn with NumPy from (seed, round, client id), so every method of a comparison
 sees the same clients and the same minibatches. Clients are sequences of minibatch steps; they
 are packed on lanes of nearly equal length instead of being padded to the longest. Where clients
-condense data, the lanes run through pairs of a client and a class instead, see `units.py`; what
+condense data, the lanes run through pairs of a client and a class instead, see `core.work_items`; what
 is said of clients below holds for them.
 
 Axes: D blocks of lanes (one per device, as a rule), V lanes per block, J client slots per lane, T
