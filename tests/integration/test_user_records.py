@@ -204,7 +204,9 @@ def test_clients_that_are_domains_have_names_and_their_domains_tests(tmp_path):
     assert loaded.client_names == ("ink", "oil") and loaded.digest() == result.partition.digest()
     nameless = dataclasses.replace(loaded, client_names=())
     assert nameless.digest() == loaded.digest()
-    with pytest.raises(ConfigError, match=r"client_names = .*: expected none, or 2 different ones"):
+    with pytest.raises(
+        ConfigError, match=r"client_names = .*: expected none, or 2 different names"
+    ):
         dataclasses.replace(loaded, client_names=("ink", "ink"))
     with pytest.raises(ConfigError, match="dataset = 'blobs': expected one whose images have dom"):
         data_sets.make_client_tests(loaded, blobs(), seed=0)

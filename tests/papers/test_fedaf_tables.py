@@ -223,7 +223,7 @@ def filled(number, folder, *command):
     """The table's rows and the runs behind them, of one seed and three rounds of a small network"""
     command = [*command, "--seeds", "0", "--rounds", "3", "--width", "4"]
     assert MODULES[number].main([*command, "--output-dir", str(folder)]) == 0
-    stem = f"table{number}" if TABLES[number].folder else "table"
+    stem = f"table{number}" if TABLES[number].results_folder else "table"
     table = pd.read_csv(folder / f"{stem}.csv")
     results = {run.spec.scored: run for run in map(Result.load, folder.glob("*.json"))}
     return table, results

@@ -152,12 +152,12 @@ def build_training_functions(run: Result, dataset: Dataset) -> TrainingFunctions
     def train(params, positions, is_example, steps):
         def step(carry, positions_in_client):
             params, optimizer_state = carry
-            is_example = positions_in_client >= 0
-            gradient = jax.grad(loss)(params, positions[positions_in_client], is_example)
+            is_in_batch = positions_in_client >= 0
+            gradient = jax.grad(loss)(params, positions[positions_in_client], is_in_batch)
             updates, new_optimizer_state = optimizer.update(gradient, optimizer_state, params)
             # A step without any example changes nothing.
             carry_out = jax.tree.map(
-                lambda new, old: jnp.where(is_example.any(), new, old),
+                lambda new, old: jnp.where(is_in_batch.any(), new, old),
                 (optax.apply_updates(params, updates), new_optimizer_state),
                 (params, optimizer_state),
             )
