@@ -208,7 +208,9 @@ def test_clients_that_are_domains_have_names_and_their_domains_tests(tmp_path):
         ConfigError, match=r"client_names = .*: expected none, or 2 different names"
     ):
         dataclasses.replace(loaded, client_names=("ink", "ink"))
-    with pytest.raises(ConfigError, match="dataset = 'blobs': expected one whose images have dom"):
+    with pytest.raises(
+        ConfigError, match="dataset = 'blobs': expected a data set whose images have dom"
+    ):
         data_sets.make_client_tests(loaded, blobs(), seed=0)
 
 

@@ -387,7 +387,7 @@ def test_figure_6_measures_the_synthetic_data(tmp_path, monkeypatch):
     losses = pd.read_csv(tmp_path / "fig3" / "fig3.csv")
     assert set(losses["phase"]) == {"local", "tuning", "control", "all"}
     local = losses[losses["phase"] == "local"].groupby("client")["loss"]
-    assert (local.find_last_call() < local.first()).all()
+    assert (local.last() < local.first()).all()
 
 
 @pytest.mark.parametrize("program", ["fig3", "fig6"])
