@@ -286,7 +286,7 @@ class ServerStepState(NamedTuple):
     inner: Tree
     "The server's state of the method itself."
     step_state: Tree
-    "What the server step carries from round to round."
+    "State of the server step, carried from round to round."
 
 
 class ServerStepContext(NamedTuple):

@@ -18,7 +18,7 @@ Tree = Any
 
 AttentionGuard = Literal["step", "rows"]
 
-GRAM_BLOCK_SIZE = 512  # of every client: a Gram product takes so many at once
+GRAM_BLOCK_SIZE = 512  # parameters of every client per Gram product
 
 
 class Attention(NamedTuple):

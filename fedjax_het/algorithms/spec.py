@@ -125,7 +125,7 @@ class AlgorithmSpec:
     adapt_network: Callable[..., Model] | None = None
     """(model[, options=]) -> the network that it trains in place of the run's."""
     base: "AlgorithmSpec | None" = field(default=None, repr=False)
-    """What it is put over, in a run; see `over`."""
+    """The wrapped method of a run; see `with_base`."""
 
     @property
     def requires_server_examples(self) -> bool:

@@ -115,7 +115,7 @@ def format_comparison_table(
 
 
 def _get_section_settings(row: Any) -> dict[str, Any]:
-    """What the rows of a section share; no level where there is none."""
+    """The settings that all rows of a section share; no level without such settings."""
     section_settings = {name: getattr(row, name, None) for name in COLUMN_SETTINGS}
     return {name: value for name, value in section_settings.items() if not is_missing(value)}
 

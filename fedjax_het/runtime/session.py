@@ -150,7 +150,7 @@ def simulate(
         than those, the result's name and its summary's `own_dataset` and `own_partition` say so,
         by their digests.
       network: the user's own, in place of the one that `spec` names: a flax.linen module or its
-        class, an (init, apply) pair, a function of either; see `nn.as_model`. Its options are
+        class, an (init, apply) pair, a function of either; see `nn.to_model`. Its options are
         `spec.network_options`.
       optimizer: the clients' own, in place of the one that `spec` names: an
         `optax.GradientTransformation`, or a function of the numbers of `spec.hp` (a dictionary, of
