@@ -151,7 +151,7 @@ def sweep_command(command: SweepCommand) -> int:
     )
     run_sweep: Callable[..., SweepResult] = sweep
     if command.launcher == "ray":
-        from fedjax_het.runtime.launchers.ray import sweep_on_ray
+        from fedjax_het.runtime.ray_launcher import sweep_on_ray
 
         run_sweep = functools.partial(
             sweep_on_ray,

@@ -1,41 +1,49 @@
-"""Progress of long work on standard error, as `utils.console` says.
+"""Progress of long work on standard error.
 
-A terminal has an area of two lines below whatever else is printed, a pipe a line now and then; or
-JSON objects are written.
+A terminal shows a panel below all other output. A pipe gets a line now and then. The output mode of
+the process, see `utils.console`, may ask for JSON objects or for nothing.
 """
 
 import contextlib
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from rich.cells import cell_len, set_cell_size
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.live import Live
+import rich.progress
+from rich.console import Console, RenderableType
+from rich.table import Column
 from rich.text import Text
 
 from fedjax_het.utils import console
 from fedjax_het.utils.text import to_one_line
 
-# Seconds between lines where there is no terminal: a twentieth of those gone, within these.
 MIN_LINE_SECONDS, MAX_LINE_SECONDS = 30.0, 600.0
-JSON_SECONDS = 1.0  # between objects of one phase
-BAR_WIDTH = 24  # cells of a bar; where so many are not free, there is none
-GAP = "  "
+"""Limits of the seconds between lines in a pipe, which are a twentieth of the elapsed time."""
+JSON_SECONDS = 1.0
+"""Seconds between JSON objects of one phase."""
+BAR_WIDTH, MIN_WIDTH_WITH_BAR = 24, 80
+"""Width of a bar, and of the narrowest terminal that shows bars, in columns of text."""
 
 
 class Progress(NamedTuple):
-    """Where runs stand; handed to the `progress` callable between calls of their programs."""
+    """Progress of runs, as the `progress` callable receives it between calls of programs."""
 
-    phase: str  # "rounds" or the name of work between rounds
+    phase: str
+    """"rounds", or the name of work between rounds."""
     done: int
+    """Rounds or iterations that are done."""
     total: int
-    rate: float  # rounds (or iterations) per second since this start, of each run
-    samples_per_second: float  # client samples of all runs; 0 outside rounds
+    """Rounds or iterations of the phase."""
+    rate: float
+    """Rounds or iterations per second of each run since this start."""
+    samples_per_second: float
+    """Client samples per second of all runs; 0 outside rounds."""
     seconds_to_go: float
-    accuracy: float = math.nan  # the latest measured, mean over the runs
+    """Expected seconds until the end of the phase."""
+    accuracy: float = math.nan
+    """Latest measured accuracy, averaged over the runs; NaN before the first."""
 
 
 ProgressCallback = Callable[[Progress], None]
@@ -45,10 +53,23 @@ ProgressCallback = Callable[[Progress], None]
 def show_progress(
     title: str, *, quiet: bool = False, transient: bool = False, initial_phase: str = "compiling"
 ) -> Iterator[ProgressCallback | None]:
-    """Yields a `progress` callable for `simulate`; None when quiet.
+    """Yield a `progress` callable for `simulate`.
 
-    What is `transient` is one of many: of it nothing stays on a terminal, and a pipe sees a line only
-    if it takes long. first: what goes on before the first call.
+    Args:
+      title: name of the work.
+      quiet: show nothing.
+      transient: leave nothing on a terminal at the end, and write a line to a pipe only if the work
+        takes long; for one of many pieces of work.
+      initial_phase: name of the phase before the first call.
+
+    Yields:
+      The callable; None if the process is quiet.
+
+    Example:
+      >>> from fedjax_het.runtime.progress import Progress, show_progress
+      >>> with show_progress("fedavg on digits", quiet=True) as show:
+      ...     print(show)
+      None
     """
     title, mode = to_one_line(title), console.output_mode()
     if quiet or mode == console.QUIET:
@@ -62,23 +83,23 @@ def show_progress(
         yield _build_line_printer(title, transient)
 
 
-def format_progress_parts(progress: Progress) -> dict[str, str]:
-    """What there is to say, by its kind, the most important first: accuracy, time to go, rate,
-    client samples."""
-    unit = "rounds" if progress.phase == "rounds" else "iterations"
-    parts = {}
-    if math.isfinite(progress.accuracy):
-        parts["accuracy"] = f"accuracy {100 * progress.accuracy:.1f} %"
-    parts["to go"] = f"{format_duration(progress.seconds_to_go)} to go"
-    parts["rate"] = f"{progress.rate:.3g} {unit}/s"
-    if progress.samples_per_second:
-        parts["samples"] = f"{progress.samples_per_second:,.0f} client samples/s"
-    return parts
-
-
 def format_progress(progress: Progress) -> str:
-    """The latest accuracy, time to go and rates, in one line."""
-    return ", ".join(format_progress_parts(progress).values())
+    """Return phase, accuracy, remaining time and rates in one line, the most important first.
+
+    Example:
+      >>> from fedjax_het.runtime.progress import Progress, format_progress
+      >>> format_progress(Progress("rounds", 30, 300, 3.2, 1250.0, 84.4, 0.8123))
+      'rounds 30/300, accuracy 81.2 %, 1:24 to go, 3.2 rounds/s, 1,250 client samples/s'
+    """
+    parts = [f"{progress.phase} {progress.done}/{progress.total}"]
+    if math.isfinite(progress.accuracy):
+        parts.append(f"accuracy {100 * progress.accuracy:.1f} %")
+    unit = "rounds" if progress.phase == "rounds" else "iterations"
+    parts.append(f"{format_duration(progress.seconds_to_go)} to go")
+    parts.append(f"{progress.rate:.3g} {unit}/s")
+    if progress.samples_per_second:
+        parts.append(f"{progress.samples_per_second:,.0f} client samples/s")
+    return ", ".join(parts)
 
 
 def _build_line_printer(title: str, transient: bool) -> ProgressCallback:
@@ -89,14 +110,10 @@ def _build_line_printer(title: str, transient: bool) -> ProgressCallback:
         nonlocal last_time
         now = time.monotonic()
         is_last_line = not transient and progress.done >= progress.total
-        if (
-            now - last_time < min(max(MIN_LINE_SECONDS, (now - start_time) / 20), MAX_LINE_SECONDS)
-            and not is_last_line
-        ):
-            return
-        last_time = now
-        position = f"{progress.phase} {progress.done}/{progress.total}"
-        print(f"{title}: {position}, {format_progress(progress)}", file=sys.stderr, flush=True)
+        interval = min(max(MIN_LINE_SECONDS, (now - start_time) / 20), MAX_LINE_SECONDS)
+        if is_last_line or now - last_time >= interval:
+            last_time = now
+            print(f"{title}: {format_progress(progress)}", file=sys.stderr, flush=True)
 
     return show
 
@@ -115,7 +132,13 @@ def _build_json_logger(title: str) -> ProgressCallback:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration in words: `8.3 s`, `2:05`, `1:10:00`."""
+    """Return a duration as text.
+
+    Example:
+      >>> from fedjax_het.runtime.progress import format_duration
+      >>> [format_duration(seconds) for seconds in (8.3, 125, 4200, float("inf"))]
+      ['8.3 s', '2:05', '1:10:00', '?']
+    """
     if not math.isfinite(seconds):
         return "?"
     if seconds < 60:
@@ -129,85 +152,52 @@ def format_duration(seconds: float) -> str:
 def show_panel(
     title: str, transient: bool, console: Console | None = None, *, initial_phase: str = "compiling"
 ) -> Iterator[ProgressCallback]:
-    """Yields a `progress` callable. What is printed, logged or warned of in here goes above.
+    """Show a title, and a line for the rounds and for a long phase within a round.
 
-    passing: nothing stays of it. console: default that of standard error. first: what goes on
-    before the first call.
+    Text that is printed, logged or warned of meanwhile appears above the panel.
+
+    Args:
+      title: name of the work.
+      transient: remove the panel at the end.
+      console: the terminal (default: standard error).
+      initial_phase: name of the phase before the first call.
+
+    Yields:
+      A `progress` callable for `simulate`.
     """
-    panel = _ProgressPanel(title, initial_phase)
-    with Live(
-        panel,
-        console=console or Console(stderr=True, highlight=False),
+    console = console or Console(stderr=True, highlight=False)
+    bar = [rich.progress.BarColumn(BAR_WIDTH)] * (console.width >= MIN_WIDTH_WITH_BAR)
+    # A text that is too long for its column continues on further lines.
+    text = rich.progress.TextColumn("{task.description}", markup=False, table_column=Column())
+    panel = _Panel(
+        *bar,
+        rich.progress.TimeElapsedColumn(),
+        text,
+        console=console,
         transient=transient,
-        # To the console, which is standard error: what goes to a file or a pipe stays there.
-        redirect_stdout=sys.stdout.isatty(),
-    ):
-        yield panel.update
+        redirect_stdout=sys.stdout.isatty(),  # a pipe in place of it keeps its own text
+    )
+    panel.title = Text(title)
+    panel.phase_tasks = {"": panel.add_task(initial_phase, total=None)}
+    with panel:
+        yield panel.show
 
 
-class _ProgressPanel:
-    """A title, and a line for each phase that goes on: the rounds, and what a long round is at."""
+class _Panel(rich.progress.Progress):
+    title = Text()
+    phase_tasks: dict[str, rich.progress.TaskID]
 
-    def __init__(self, title: str, initial_phase: str):
-        self.title, self.initial_phase, self.start_time = title, initial_phase, time.monotonic()
-        self.phases: dict[str, Progress] = {}
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from (self.title, self.make_tasks_table(self.tasks))
 
-    def update(self, progress: Progress) -> None:
-        """Where the work stands."""
-        rounds = {"rounds": self.phases["rounds"]} if "rounds" in self.phases else {}
-        self.phases = {**rounds, progress.phase: progress}
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width = options.max_width
-        yield _build_line(_shorten_middle(self.title, width))
-        if not self.phases:
-            elapsed = format_duration(time.monotonic() - self.start_time)
-            yield _build_line(_shorten_middle(f"{GAP}{self.initial_phase}, {elapsed}", width))
-        for progress in self.phases.values():
-            yield format_phase_line(progress, width)
-
-
-def format_phase_line(progress: Progress, width: int) -> Text:
-    """One line of at most `width` cells: the phase, what is done and the accuracy whatever the
-    width; the other parts as far as there is room, the least important last."""
-    parts = format_progress_parts(progress)
-    leading_texts = [GAP + progress.phase, f"{progress.done}/{progress.total}"]
-    texts = [*leading_texts, parts.pop("accuracy")] if "accuracy" in parts else leading_texts
-    has_bar = False
-    for name, part in parts.items():
-        has_bar = has_bar or (
-            name == "rate" and _measure_width(texts) + BAR_WIDTH + len(GAP) <= width
+    def show(self, progress: Progress) -> None:
+        for phase in self.phase_tasks.keys() - {"rounds", progress.phase}:
+            self.remove_task(self.phase_tasks.pop(phase))
+        if progress.phase not in self.phase_tasks:
+            self.phase_tasks[progress.phase] = self.add_task("")
+        self.update(
+            self.phase_tasks[progress.phase],
+            completed=progress.done,
+            total=progress.total,
+            description=format_progress(progress),
         )
-        if _measure_width([*texts, part]) + (BAR_WIDTH + len(GAP) if has_bar else 0) > width:
-            break
-        texts.append(part)
-    if cell_len(GAP.join(texts)) > width:
-        texts[0] = _shorten_middle(texts[0], max(width - _measure_width(texts[1:]) - len(GAP), 1))
-    line = _build_line(texts[0])
-    if has_bar:
-        num_filled = min(int(BAR_WIDTH * progress.done / max(progress.total, 1)), BAR_WIDTH)
-        line.append(GAP).append("━" * num_filled, "cyan").append(
-            "─" * (BAR_WIDTH - num_filled), "dim"
-        )
-    line.append(GAP + GAP.join(texts[1:]))
-    line.truncate(width)
-    return line
-
-
-def _measure_width(texts: list[str]) -> int:
-    return cell_len(GAP.join(texts))
-
-
-def _build_line(text: str) -> Text:
-    return Text(text, no_wrap=True, overflow="ellipsis")
-
-
-def _shorten_middle(text: str, width: int) -> str:
-    """At most so many cells: the middle is left out, as what tells runs apart is at both ends."""
-    if cell_len(text) <= width:
-        return text
-    head = (width - 1) // 2
-    tail = text[-(width - 1 - head) :] if width - 1 - head else ""
-    while cell_len(tail) > width - 1 - head:
-        tail = tail[1:]
-    return set_cell_size(text, head).rstrip() + "…" + tail.lstrip()

@@ -34,7 +34,7 @@ from fedjax_het.runtime.result_builder import build_result
 from fedjax_het.runtime.result_store import ResultWriter, SavedStateIndex, save_run_files
 from fedjax_het.runtime.results import Result, build_state_path
 from fedjax_het.runtime.runner import advance_runs, log_run_header, start_runs
-from fedjax_het.runtime.trackers.callback import add_tracker_callback
+from fedjax_het.runtime.trackers import add_tracker_callback
 from fedjax_het.runtime.user_objects import UserObjects
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.env import require_variables

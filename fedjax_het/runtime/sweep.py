@@ -1,7 +1,7 @@
 """Sweeps: many runs, executed in groups, with their results in one folder.
 
-Runs that differ in seed, partition, alpha or numeric hyper-parameters share their compiled programs
-and run in parallel: one on each core or device, or vmapped on an accelerator.
+Runs that differ in seed, partition, alpha, averaging or numeric hyper-parameters share their
+compiled programs and run in parallel: one on each core or device, or vmapped on an accelerator.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ from fedjax_het.runtime.result_store import (
 )
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.sweep_log import Job
-from fedjax_het.runtime.trackers.callback import add_tracker_callback
+from fedjax_het.runtime.trackers import add_tracker_callback
 from fedjax_het.runtime.user_objects import UserObjects
 from fedjax_het.runtime.work_queue import LEASES_FOLDER, WorkQueue
 from fedjax_het.utils.env import require_variables
@@ -69,41 +69,52 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedjax_het")
 
 _MAX_SHOWN_RUNS = 10  # runs of a sweep that is printed
+_TABLE_COLUMNS = ("algorithm", "dataset", "alpha", "seed", "final_accuracy", "bmta", "wall_seconds")
 _UNUSABLE_ERRORS = (ConfigError, FileNotFoundError, ImportError)
 
 
 class SweepResult(NamedTuple):
-    """What a sweep made, or found made.
-
-    `results[i]` is that of `specs[i]`, whoever made it: None if it could not be run.
-    `not_run` says why, under `RunSpec.digest()`.
-    """
+    """Results of the runs of a sweep."""
 
     results: list[Result | None]
+    """Results in the order of the specs, of all workers; None for a run that cannot be executed."""
     not_run: dict[str, str]
+    """Reasons why runs cannot be executed, by `RunSpec.digest()`."""
+
+    @property
+    def _finished(self) -> list[Result]:
+        return [result for result in self.results if result is not None]
 
     def to_summary(self, directory: str | os.PathLike) -> dict[str, Any]:
-        """The sweep in one JSON-able record."""
-        results = [result for result in self.results if result is not None]
+        """Return the numbers of runs by outcome, which JSON can hold.
+
+        Args:
+          directory: folder of results.
+
+        Returns:
+          `output_dir` and the numbers `runs`, `results`, `diverged` and `not_run`.
+        """
         return {
             "output_dir": str(directory),
             "runs": len(self.results),
-            "results": len(results),
-            "diverged": sum(bool(result.summary["diverged"]) for result in results),
+            "results": len(self._finished),
+            "diverged": sum(result.diverged for result in self._finished),
             "not_run": len(self.not_run),
         }
 
     def to_pandas(self) -> "pd.DataFrame":
-        """The results as `load_results` gives them."""
-        return build_dataframe(result for result in self.results if result is not None)
+        """Return a row per result, as `load_results` does."""
+        return build_dataframe(self._finished)
 
     def to_xarray(self) -> "xr.Dataset":
-        """Their metrics, with the dimension run, see `Result.to_xarray`: settings that differ are
-        coordinates of it."""
-        return build_runs_dataset([result for result in self.results if result is not None])
+        """Return the metrics of all results with the dimensions run, round and client.
+
+        Settings that differ are coordinates of the runs, see `Result.to_xarray`.
+        """
+        return build_runs_dataset(self._finished)
 
     def __repr__(self) -> str:
-        results = [result for result in self.results if result is not None]
+        results = self._finished
         lines = [f"SweepResult({len(results)} of {len(self.results)} runs"]
         lines += [
             f"  {format_settings(result.spec)}: {format_outcome(result)}"
@@ -115,17 +126,9 @@ class SweepResult(NamedTuple):
         return "\n".join(lines) + ")"
 
     def _repr_html_(self) -> str:
-        columns = (
-            "algorithm",
-            "dataset",
-            "alpha",
-            "seed",
-            "final_accuracy",
-            "bmta",
-            "wall_seconds",
-        )
         table = self.to_pandas()
-        return table[[name for name in columns if name in table]].to_html(max_rows=_MAX_SHOWN_RUNS)
+        columns = [name for name in _TABLE_COLUMNS if name in table]
+        return table[columns].to_html(max_rows=_MAX_SHOWN_RUNS)
 
 
 @validate_arguments
@@ -144,34 +147,46 @@ def sweep(
     progress: Callable[[str], None] | None = print,
     placement: Placement = Placement(),
 ) -> SweepResult:
-    """Make every run of `specs` that `directory` does not hold yet.
+    """Execute every run whose result is not in a folder yet.
 
-    Runs that differ in nothing but seed, partition, alpha, averaging and numeric hyper-parameters
-    are a group: it is compiled once, and as many of its runs as fit go side by side. Each result is
-    saved as its run ends; a sweep that was stopped goes on from the last checkpoints, kept in
-    `directory/unfinished`. What a run measures does not depend on the others beyond rounding.
+    Runs that differ only in seed, partition, alpha, averaging and numeric hyper-parameters are a
+    group. A group is compiled once, and as many of its runs as fit are executed in parallel. The
+    numbers of a run do not depend on the other runs beyond rounding. Each result is written as its
+    run ends, and a sweep that was stopped resumes from the checkpoints in `directory/unfinished`.
 
     Args:
-      directory: of the results (default: they are only returned, and nothing resumes).
-      dataset: the user's own, for specs whose dataset is "user"; where none's is, for all, whose
-        results then say so in their names, see `simulate`.
-      network: the user's own, for all specs, which then name none; see `simulate`.
-      optimizer: the clients' own, for all specs, which then name none; see `simulate`.
-      data_dir: of the prepared data (default: TFDS_DATA_DIR).
-      resume_anyway: go on also from checkpoints that were begun under another version, device or
-        precision, which the runs' summaries then name (`begun_under`).
-      keep_state: write to `directory` how every run ended, as `simulate` does: from there a sweep
-        with more rounds goes on, and loaded results have their models.
-      callbacks: called for every run in turn, see `simulate` and `runtime.callbacks.RunStatus`.
-      track: names of trackers, of `TRACKERS`, that keep a record of every run in `directory`.
-      progress: gets a line per run. With `print`, what is running is shown besides, on standard
-        error; with another function or None nothing is.
-      placement: where they go, on this process's devices unless it says otherwise; as many at a
-        time as memory allows.
-    Raises: ConfigError, before the first run, if settings cannot be used. A run whose data or
-      optional package is missing does not stop the others: see `SweepResult.not_run`. A checkpoint
-      that is damaged is set aside, and its run begun again. ResultNotWrittenError, when all runs are
-      made, if results could not be written to `directory`: it has them, and says where they are.
+      specs: the runs.
+      directory: folder of results (default: results are only returned, and nothing resumes).
+      dataset: data set of the user for the specs whose dataset is "user"; if there are none, for
+        all specs. The results' digests then include the digest of the data set.
+      network: network of the user for all specs, which then name none; see `simulate`.
+      optimizer: clients' optimizer of the user for all specs, which then name none; see `simulate`.
+      data_dir: folder of the prepared data (default: TFDS_DATA_DIR).
+      resume_anyway: resume checkpoints of other versions, devices and precisions, too; summaries
+        name them in `begun_under`.
+      keep_state: write the final state of every run. Runs with more rounds resume from it, and
+        loaded results have their models.
+      callbacks: functions that are called for every run in turn, see `runtime.callbacks.RunStatus`.
+      track: names of trackers of `TRACKERS`, which keep a record of every run in `directory`.
+      progress: function that receives a line per run. With `print`, a panel on standard error also
+        shows the progress of the current runs.
+      placement: devices, lanes and memory of the runs (default: the devices of this process, and as
+        many parallel runs as memory allows).
+
+    Returns:
+      The results. Runs whose data or optional packages are missing have reasons in `not_run`.
+
+    Raises:
+      ConfigError: before the first run, for settings that cannot be used.
+      ResultNotWrittenError: after all runs, if results could not be written to the folder. It has
+        the results, and names the folder in which they are.
+
+    Example:
+      >>> from fedjax_het import RunSpec, grid, sweep
+      >>> base = RunSpec("fedavg", "digits", model="mlp", num_clients=4, rounds=2)
+      >>> results = sweep(grid(base, seed=[0, 1]), progress=None)
+      >>> results.to_pandas()[["seed", "rounds"]].values.tolist()
+      [[0, 2], [1, 2]]
     """
     require_variables()
     if not placement.has_explicit_cpus:
@@ -183,21 +198,25 @@ def sweep(
     digests, specs_by_digest = compute_run_digests(resolved_specs, user_objects)
     result_writer = ResultWriter(directory)
     options = ExecutionOptions(user_objects, placement, resume_anyway, keep_state)
-    results, reasons = execute_runs(
+    results, not_run = execute_runs(
         specs_by_digest, result_writer, options, progress, callbacks=callbacks
     )
-    sweep_result = SweepResult([results.get(digest) for digest in digests], reasons)
+    sweep_result = SweepResult([results.get(digest) for digest in digests], not_run)
     result_writer.require_all_written(sweep_result)
     return sweep_result
 
 
 class ExecutionOptions(NamedTuple):
-    """How the runs of a sweep are executed, on this process or on another one."""
+    """Options of the runs of a sweep, on this process or on another one."""
 
     user_objects: UserObjects
+    """Objects of the user."""
     placement: Placement
+    """Devices, lanes and memory."""
     resume_anyway: bool = False
+    """Resume checkpoints of other versions, devices and precisions, too."""
     keep_state: bool = False
+    """Write the final state of every run."""
 
 
 def execute_runs(
@@ -212,56 +231,50 @@ def execute_runs(
     """Execute runs, group by group.
 
     Args:
-      specs_by_digest: the runs by the names of their files.
+      specs_by_digest: the runs by the digests of their files.
       result_writer: writes each result as its run ends.
-      options: the user's objects, the placement, and what to do with checkpoints and states.
-      progress: called with a line per run.
-      callbacks: called for every run in turn.
+      options: objects of the user, placement, and options of checkpoints and states.
+      progress: function that receives a line per run.
+      callbacks: functions that are called for every run in turn.
       runs_per_signature: the number of all runs of the sweep by `compute_static_key`, of which
         these may be some (default: these are all).
 
     Returns:
-      Results by the names of their files, and why other runs were not made, by `RunSpec.digest()`.
+      Results by the digests of their files, and reasons of the other runs by `RunSpec.digest()`.
     """
     user_objects, placement = options.user_objects, options.placement
     if placement.devices is None:
         placement = dataclasses.replace(placement, devices=jax.local_devices())
-    reasons: dict[str, str] = {}
-    # By all runs, not by what is left of them: then it does not matter who begins when.
-    runs_per_signature = runs_per_signature or Counter(
-        compute_static_key(spec) for spec in specs_by_digest.values()
-    )
-    leases = Leases(None if result_writer.folder is None else result_writer.folder / LEASES_FOLDER)
+    # All runs count, not only the remaining ones, so that results do not depend on who starts when.
+    num_runs = runs_per_signature or Counter(map(compute_static_key, specs_by_digest.values()))
+    folder = result_writer.folder
+    leases = Leases(None if folder is None else folder / LEASES_FOLDER)
     with exit_on_sigterm(), leases:
-        saved_states = SavedStateIndex(result_writer.folder)
+        saved_states = SavedStateIndex(folder)
         work_queue = WorkQueue(
             specs_by_digest,
-            result_writer.folder,
+            folder,
             leases,
             progress,
             options.resume_anyway,
             lambda spec: saved_states.find(spec, user_objects.get_dataset(spec)),
         )
         while work_queue.wait_for_work():
-            prepared_groups = (
-                _prepare_jobs(
-                    jobs, user_objects, placement, work_queue, runs_per_signature, reasons
-                )
-                for jobs in work_queue.iterate_groups()
-            )
-            for jobs, group in _precompile_groups(prepared_groups, placement.memory):
+            groups = _prepare_groups(work_queue, user_objects, placement, num_runs)
+            for jobs, group in _precompile_groups(groups, placement.memory):
+                capacity = group.program.plan.max_parallel_runs
                 try:
-                    if group.program.plan.max_parallel_runs == 1:  # not even one by itself may fit
+                    if capacity == 1:  # not even a single run may fit
                         single_run = init_group(group, group.prepared_runs[:1])
                         require_memory_for_programs(single_run, placement.memory)
                 except InsufficientMemoryError as error:
-                    _reject_jobs(work_queue, reasons, jobs, error)
-                while slots := work_queue.acquire_slots(jobs, group.program.plan.max_parallel_runs):
+                    work_queue.reject(jobs, error)
+                while slots := work_queue.acquire_slots(jobs, capacity):
                     group_runner = GroupRunner(
                         group, jobs, slots, result_writer, work_queue, callbacks
                     )
                     jobs = group_runner.run_jobs(keep_state=options.keep_state)
-    return work_queue.results, reasons
+    return work_queue.results, work_queue.not_run
 
 
 @validate_arguments
@@ -274,10 +287,22 @@ def plan_sweep(
     optimizer: Any = None,
     data_dir: str | os.PathLike | None = None,
 ) -> list[tuple[str, RunSpec, str]]:
-    """What `sweep` would do: (digest of the files, spec, state).
+    """Return the state of every run of a sweep, in the order of execution.
 
-    States: "done"; "claimed", a worker's who has not been seen dead; "unfinished", begun and
-    nobody's; "missing".
+    Args:
+      specs: the runs.
+      directory: folder of results, which need not exist.
+      dataset: data set of the user, see `sweep`.
+      network: network of the user, see `sweep`.
+      optimizer: clients' optimizer of the user, see `sweep`.
+      data_dir: folder of the prepared data (default: TFDS_DATA_DIR).
+
+    Returns:
+      Digest of the files, spec and state of every run. States are "done", "claimed" (a worker has
+      the lease and was not seen dead), "unfinished" (begun, without a worker) and "missing".
+
+    Raises:
+      ConfigError: for settings that cannot be used, and if `directory` is a file.
     """
     directory = Path(directory)
     is_usable = directory.is_dir() or not directory.exists()
@@ -293,10 +318,9 @@ def plan_sweep(
             return "claimed"
         return "unfinished" if (directory / UNFINISHED_FOLDER / digest).exists() else "missing"
 
-    digests = sorted(
-        specs_by_digest, key=lambda digest: compute_static_key(specs_by_digest[digest])
-    )  # stable: else in order
-    return [(digest, specs_by_digest[digest], get_state(digest)) for digest in digests]
+    # The order of runs of one signature stays.
+    runs = sorted(specs_by_digest.items(), key=lambda run: compute_static_key(run[1]))
+    return [(digest, spec, get_state(digest)) for digest, spec in runs]
 
 
 def compute_run_digests(
@@ -304,41 +328,37 @@ def compute_run_digests(
     user_objects: UserObjects,
     run_environment: dict[str, Any] | None = None,
 ) -> tuple[list[str], dict[str, ResolvedRunSpec]]:
-    """Compute the names of the runs' files.
+    """Compute the digests that name the runs' files.
 
     Args:
       specs: the runs.
-      user_objects: the user's own objects.
+      user_objects: objects of the user.
       run_environment: version, device and precision that the runs are executed under (default:
         those of this process, see `describe_environment`).
 
     Returns:
-      The name of every run's files in the order of `specs`, and the runs by name, each once.
+      The digest of every run in the order of `specs`, and the runs by digest, each once.
     """
-    run_environment = run_environment or describe_environment()
-    compute_network_digest = functools.cache(
-        functools.partial(_compute_network_digest, user_objects)
-    )
-    compute_initial_digest_cached = functools.cache(compute_initial_digest)
+    environment = run_environment or describe_environment()
+    get_network_digest = functools.cache(functools.partial(_compute_network_digest, user_objects))
+    get_initial_digest = functools.cache(compute_initial_digest)
     digests = []
     for spec in specs:
-        dataset = user_objects.get_dataset(spec)
-        network_digest = None
+        dataset, network, optimizer = user_objects.get_dataset(spec), None, None
         if user_objects.network is not None:
             options = tuple(sorted(spec.model_options.items()))
-            network_digest = compute_network_digest(
-                dataset, spec.dataset, spec.normalisation, options
-            )
-        initial = None if spec.init_from is None else compute_initial_digest_cached(spec.init_from)
-        other_digests = {"initial": initial}
+            network = get_network_digest(dataset, spec.dataset, spec.normalisation, options)
         if user_objects.optimizer is not None:
-            other_digests["optimizer"] = compute_optimizer_digest(user_objects.optimizer, spec.hp)
-        dataset_digest = None if dataset is None else user_dataset_digest(spec, dataset)
-        digests.append(
-            compute_run_digest(
-                spec.digest(), run_environment, dataset_digest, network_digest, **other_digests
-            )
+            optimizer = compute_optimizer_digest(user_objects.optimizer, spec.hp)
+        digest = compute_run_digest(
+            spec.digest(),
+            environment,
+            None if dataset is None else user_dataset_digest(spec, dataset),
+            network,
+            initial=None if spec.init_from is None else get_initial_digest(spec.init_from),
+            optimizer=optimizer,
         )
+        digests.append(digest)
     return digests, dict(zip(digests, specs, strict=True))
 
 
@@ -354,91 +374,68 @@ def _compute_network_digest(
         if dataset is None:
             data_dir = user_objects.data_dir
             dataset = load_dataset(name, normalisation=normalisation, data_dir=data_dir)
-    except _UNUSABLE_ERRORS:  # then the run cannot be made, and says why
+    except _UNUSABLE_ERRORS:  # then the run cannot be executed, and is rejected with the reason
         return "unknown"
     shape, num_classes = dataset.input_shape, dataset.num_classes
     network = to_model(user_objects.network, shape, num_classes, **dict(options))
     return compute_network_digest(network)
 
 
-def _prepare_jobs(
-    jobs: list[Job],
-    user_objects: UserObjects,
-    placement: Placement,
-    work_queue: WorkQueue,
-    runs_per_signature: Counter[str],
-    reasons: dict[str, str],
-) -> tuple[list[Job], RunGroup | None]:
-    """Prepare the group of those jobs that can run.
+def _prepare_groups(
+    work_queue: WorkQueue, user_objects: UserObjects, placement: Placement, num_runs: Counter[str]
+) -> Iterator[tuple[list[Job], RunGroup]]:
+    """Yield groups with their jobs; reject the jobs that cannot be executed.
 
     Args:
-      jobs: jobs of one signature.
-      user_objects: the user's own objects.
+      work_queue: the queue of the sweep.
+      user_objects: objects of the user.
       placement: devices, lanes and the place of client states.
-      work_queue: the queue of the sweep, from which jobs that cannot run are removed.
-      runs_per_signature: number of the sweep's runs of each signature.
-      reasons: receives why jobs cannot run, by `RunSpec.digest()`.
-
-    Returns:
-      The jobs that can run, and their group; None if there are none.
+      num_runs: number of the sweep's runs of each signature.
     """
-    reject = functools.partial(_reject_jobs, work_queue, reasons)
-    first = jobs[0].spec
-    try:
-        dataset = user_objects.load_dataset(first, caller="sweep")
-        pool = load_server_pool(first, dataset, user_objects.data_dir)
-    except _UNUSABLE_ERRORS as error:
-        reject(jobs, error)
-        return [], None
-    usable_jobs: list[Job] = []
-    partitions: list[Partition] = []
-    for job in jobs:
+    for jobs in work_queue.iterate_groups():
+        first = jobs[0].spec
         try:
-            partition = build_partition(job.spec, dataset)
-            ids, held_out_ids = choose_held_out_clients(job.spec, partition)
-            participating = select_clients(partition, ids) if len(held_out_ids) else partition
-            build_server_data(job.spec, dataset, participating, pool)
-        except ConfigError as error:
-            reject([job], error)
+            dataset = user_objects.load_dataset(first, caller="sweep")
+            pool = load_server_pool(first, dataset, user_objects.data_dir)
+        except _UNUSABLE_ERRORS as error:
+            work_queue.reject(jobs, error)
+            continue
+        usable_jobs: list[Job] = []
+        partitions: list[Partition] = []
+        for job in jobs:
+            try:
+                partition = build_partition(job.spec, dataset)
+                ids, held_out_ids = choose_held_out_clients(job.spec, partition)
+                participating = select_clients(partition, ids) if len(held_out_ids) else partition
+                build_server_data(job.spec, dataset, participating, pool)
+            except ConfigError as error:
+                work_queue.reject([job], error)
+            else:
+                partitions.append(partition)
+                usable_jobs.append(job)
+        if not usable_jobs:
+            continue
+        group_placement, record = placement, usable_jobs[0].record
+        if record is not None:  # the layout of the checkpoint, so that sums have the same order
+            lanes, blocks = record["lanes"], record["blocks"]
+            group_placement = dataclasses.replace(placement, lanes=lanes, blocks=blocks)
+        try:
+            group = prepare_group(
+                [job.spec for job in usable_jobs],
+                dataclasses.replace(user_objects, dataset=dataset, dataset_is_for_all=True),
+                group_placement,
+                partitions=partitions,
+                pool=pool,
+                num_runs=num_runs[compute_static_key(first)],
+            )
+        except InsufficientMemoryError as error:
+            work_queue.reject(usable_jobs, error)
         else:
-            partitions.append(partition)
-            usable_jobs.append(job)
-    if not usable_jobs:
-        return [], None
-    if (record := usable_jobs[0].record) is not None:  # as it began: sums are taken in one order
-        checkpoint_layout = {"lanes": record["lanes"], "blocks": record["blocks"]}
-        placement = dataclasses.replace(placement, **checkpoint_layout)
-    try:
-        group = prepare_group(
-            [job.spec for job in usable_jobs],
-            dataclasses.replace(user_objects, dataset=dataset, dataset_is_for_all=True),
-            placement,
-            partitions=partitions,
-            pool=pool,
-            num_runs=runs_per_signature[compute_static_key(first)],
-        )
-    except InsufficientMemoryError as error:
-        reject(usable_jobs, error)
-        return [], None
-    return usable_jobs, group
-
-
-def _reject_jobs(
-    work_queue: WorkQueue, reasons: dict[str, str], unusable_jobs: list[Job], error: Exception
-) -> None:
-    """Remove jobs from the queue, and record why they cannot run."""
-    unusable_jobs = [job for job in unusable_jobs if job.digest in work_queue.remaining]
-    reason = " ".join(str(error).split())
-    work_queue.reject(unusable_jobs)
-    if unusable_jobs:
-        work_queue.sweep_progress.report_rejected(
-            unusable_jobs, reason, show_reason=reason not in reasons.values()
-        )
-    reasons.update({job.spec.digest(): reason for job in unusable_jobs})
+            yield usable_jobs, group
 
 
 def _precompile_groups(
-    prepared_groups: Iterable[tuple[list[Job], RunGroup | None]], memory: int | None
+    groups: Iterable[tuple[list[Job], RunGroup]], memory: int | None
 ) -> Iterator[tuple[list[Job], RunGroup]]:
     """Yield the groups with as many parallel runs as memory allows.
 
@@ -447,14 +444,11 @@ def _precompile_groups(
     """
     with ThreadPoolExecutor(max_workers=1) as compiler:
         pending: tuple[list[Job], Future[RunGroup]] | None = None
-        for jobs, group in prepared_groups:
-            if group is None:
-                continue
-            # What the group before leaves free counts, as long as it has not begun.
-            assert group.program.plan.mesh is not None
-            available_bytes = memory or usable_free_bytes(
-                list(group.program.plan.mesh.devices.flat)
-            )
+        for jobs, group in groups:
+            # The memory that the previous group leaves free counts until that group starts.
+            mesh = group.program.plan.mesh
+            assert mesh is not None
+            available_bytes = memory or usable_free_bytes(list(mesh.devices.flat))
             future = compiler.submit(_fit_to_memory, group, available_bytes)
             if pending is not None:
                 yield pending[0], pending[1].result()
@@ -467,24 +461,18 @@ def _precompile_groups(
 def _fit_to_memory(group: RunGroup, available_bytes: int | None) -> RunGroup:
     """Compile the group with as many parallel runs as these bytes on each device allow."""
     while True:
-        capacity, num_parallel = (
-            group.program.plan.max_parallel_runs,
-            group.program.plan.num_parallel,
-        )
+        plan = group.program.plan
+        capacity, num_parallel = plan.max_parallel_runs, plan.num_parallel
         required_bytes = measure_required_memory(init_group(group, group.prepared_runs[:capacity]))
         if available_bytes is None or capacity == 1 or required_bytes <= available_bytes:
             return group
-        fewer = min(
-            num_parallel - 1,
-            max(int(num_parallel * available_bytes / required_bytes), 1 if num_parallel > 1 else 0),
-        )
+        fewer = max(int(num_parallel * available_bytes / required_bytes), 1)
+        fewer = min(num_parallel - 1, fewer)
         if fewer:
-            assert group.program.plan.mesh is not None
-            fewer = balance_parallel_runs(
-                len(group.prepared_runs), group.program.plan.mesh.size, fewer
-            )
+            assert plan.mesh is not None
+            fewer = balance_parallel_runs(len(group.prepared_runs), plan.mesh.size, fewer)
         log.info(
-            "%d federations on each device would take %.2f GB and %.2f are free: %s",
+            "%d federations on each device require %.2f GB and %.2f GB are free: %s",
             num_parallel,
             required_bytes / 1e9,
             available_bytes / 1e9,

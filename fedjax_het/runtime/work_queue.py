@@ -15,9 +15,14 @@ from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.sweep_log import Job, SweepProgress, build_status_printer
 from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.io import find_stored_file, list_stored_names
+from fedjax_het.utils.text import to_one_line
 
-POLL_SECONDS = 1.0  # between looks at what others do
-LEASES_FOLDER = "claims"  # a folder beside the results
+POLL_SECONDS = 1.0
+"""Seconds between looks at the leases of other workers."""
+CHECK_SECONDS = 0.5
+"""Seconds between checks of this worker's own leases."""
+LEASES_FOLDER = "claims"
+"""Name of the folder of leases in the folder of results."""
 
 
 class LeaseLostError(Exception):
@@ -28,10 +33,12 @@ class WorkQueue:
     """The runs of a sweep that have no result yet, and the leases on them.
 
     Attributes:
-      results: results by the names of their files, of all workers.
-      remaining: runs that have no result yet and were not rejected, in order.
+      directory: folder of results; None where results are only returned.
       leases: the leases of this worker.
-      sweep_progress: reports what is done.
+      results: results by the digests of their files, of all workers.
+      remaining: runs that have no result yet and were not rejected, in order.
+      not_run: reasons why runs were rejected, by `RunSpec.digest()`.
+      sweep_progress: reports.
     """
 
     def __init__(
@@ -46,26 +53,20 @@ class WorkQueue:
         """Load the results that exist.
 
         Args:
-          specs_by_digest: the runs by the names of their files.
-          directory: the folder of results; None where they are only returned.
+          specs_by_digest: the runs by the digests of their files.
+          directory: folder of results; None where results are only returned.
           leases: the leases of this worker.
-          progress: called with a line per event.
-          resume_anyway: whether checkpoints of other versions and devices are used, too.
-          find_saved_state: returns the final state of a run with fewer rounds, if there is one.
+          progress: function that receives a line per event.
+          resume_anyway: resume checkpoints of other versions and devices, too.
+          find_saved_state: function that returns the final state of a run with fewer rounds.
         """
-        self.directory, self.leases = directory, leases
-        self._find_saved_state = functools.cache(
-            lambda digest: find_saved_state(specs_by_digest[digest])
-        )
-        self._resume_anyway = resume_anyway
-        self._unreadable_mtimes: dict[
-            str, int
-        ] = {}  # when results that cannot be read were written
+        self.directory, self.leases, self._resume_anyway = directory, leases, resume_anyway
+        self._find_saved_state = functools.cache(lambda d: find_saved_state(specs_by_digest[d]))
+        self._unreadable_mtimes: dict[str, int] = {}
         self.results: dict[str, Result] = {}
-        self.remaining = dict(specs_by_digest)
-        self._load_new_results()
-        if self.results:
-            line = f"{len(self.results)} of {len(specs_by_digest)} runs are in {directory} already"
+        self.remaining, self.not_run = dict(specs_by_digest), dict[str, str]()
+        if count := self._load_new_results():
+            line = f"{count} of {len(specs_by_digest)} runs are in {directory} already"
             build_status_printer(progress)(line)
         self.sweep_progress = SweepProgress(len(self.remaining), progress)
         self._checked_at = time.monotonic()
@@ -82,64 +83,81 @@ class WorkQueue:
             self.refresh()
             leased = self.leases.list_other_owners()
             unleased = [d for d in self.remaining if d not in started and d not in leased]
-            busy_signatures = {
-                compute_static_key(self.remaining[d]) for d in leased if d in self.remaining
-            }
             groups = self._group_by_signature(unleased)
             if not groups:
                 return
-            if busy_signatures and started:  # others look for their next group, too: elsewhere
+            busy = {compute_static_key(self.remaining[d]) for d in leased if d in self.remaining}
+            if busy and started:  # other workers look for their next group, too: elsewhere
                 groups.sort(key=lambda jobs: self._compute_worker_order(jobs[0].spec))
-            jobs = min(groups, key=lambda jobs: compute_static_key(jobs[0].spec) in busy_signatures)
+            jobs = min(groups, key=lambda jobs: compute_static_key(jobs[0].spec) in busy)
             if started or any(self._acquire(job) for job in jobs):
                 started |= {job.digest for job in jobs}
                 yield jobs
 
     def acquire_slots(self, jobs: Sequence[Job], count: int) -> list[int]:
-        """Acquire the leases of up to `count` jobs that are at one point, the least advanced first.
+        """Acquire the leases of jobs that are at one point, the least advanced first.
+
+        Args:
+          jobs: the jobs of a group.
+          count: maximum number of leases.
 
         Returns:
-          Their positions among `jobs`.
+          Positions of the acquired jobs among `jobs`.
         """
         slots: list[int] = []
         for i in sorted(range(len(jobs)), key=lambda i: (jobs[i].record or {}).get("round", 0)):
-            job = jobs[i]
-            is_at_other_point = slots and _get_resume_point(job.record) != _get_resume_point(
-                jobs[slots[0]].record
-            )
+            first = jobs[slots[0] if slots else i]
+            is_at_same_point = _get_resume_point(jobs[i]) == _get_resume_point(first)
             if len(slots) == count:
                 break
-            if job.digest in self.remaining and not is_at_other_point and self._acquire(job):
+            if jobs[i].digest in self.remaining and is_at_same_point and self._acquire(jobs[i]):
                 slots.append(i)
         return slots
 
     def suspend(self, jobs: Sequence[Job]) -> list[Job]:
         """Release these runs, and return them with the records of their latest checkpoints."""
-        records = [self._find_record(job.digest, is_leased=True) for job in jobs]
+        suspended = [
+            job._replace(record=self._find_record(job.digest, is_leased=True)) for job in jobs
+        ]
         self.release(jobs)
-        return [job._replace(record=record) for job, record in zip(jobs, records, strict=True)]
+        return suspended
 
-    def reject(self, jobs: Sequence[Job]) -> None:
-        """Remove runs that cannot be executed."""
-        for job in jobs:
-            self.remaining.pop(job.digest, None)
-            self.leases.release(job.digest)
+    def reject(self, jobs: Sequence[Job], error: Exception) -> None:
+        """Remove and report runs that cannot be executed.
+
+        Args:
+          jobs: the runs; those that have ended are ignored.
+          error: why.
+        """
+        jobs = [job for job in jobs if self.remaining.pop(job.digest, None) is not None]
+        self.release(jobs)
+        reason = to_one_line(str(error))
+        if jobs:
+            is_new = reason not in self.not_run.values()
+            self.sweep_progress.report_rejected(jobs, reason, show_reason=is_new)
+        self.not_run |= {job.spec.digest(): reason for job in jobs}
 
     def complete(self, job: Job, result: Result) -> None:
-        """Remove a run whose result this worker has written."""
+        """Remove a run that this worker has executed.
+
+        Args:
+          job: the run.
+          result: its result, which is written.
+        """
         self.results[job.digest] = result
         self.remaining.pop(job.digest, None)
         self.leases.release(job.digest)
 
     def require_leases(self, jobs: Sequence[Job]) -> None:
-        """Raise LeaseLostError if a lease is lost; the files are read at most twice a second."""
+        """Raise LeaseLostError if a lease is lost; read the files at most twice a second."""
         now = time.monotonic()
-        if now - self._checked_at >= 0.5:
+        if now - self._checked_at >= CHECK_SECONDS:
             if not self.has_leases(jobs):
                 raise LeaseLostError
             self._checked_at = now
 
     def has_leases(self, jobs: Sequence[Job]) -> bool:
+        """Return whether this worker still has the leases of all these runs."""
         return all(self.leases.is_held(job.digest) for job in jobs)
 
     def release(self, jobs: Sequence[Job]) -> None:
@@ -173,29 +191,23 @@ class WorkQueue:
             time.sleep(POLL_SECONDS)
 
     def _load_new_results(self) -> int:
-        """Load new results, and return their number."""
+        """Load new results, and return their number; log a damaged file once."""
         if self.directory is None:
             return 0
-        # Listing the folder also lets a network file system see what is new.
-        names = {*list_stored_names(self.directory)}
-        available = [digest for digest in self.remaining if f"{digest}.json" in names]
-        return sum(self._load_if_readable(digest) for digest in available)
-
-    def _load_if_readable(self, digest: str) -> bool:
-        assert self.directory is not None
-        try:
-            mtime = find_stored_file(self.directory / f"{digest}.json").stat().st_mtime_ns
-        except OSError:  # removed meanwhile
-            return False
-        if self._unreadable_mtimes.get(digest) == mtime:  # which has been said
-            return False
-        result = load_result(self.directory, digest)
-        if result is None:
-            self._unreadable_mtimes[digest] = mtime
-            return False
-        self.results[digest] = result
-        del self.remaining[digest]
-        return True
+        # Listing the folder also lets a network file system see new files.
+        names, num_before = {*list_stored_names(self.directory)}, len(self.results)
+        for digest in [d for d in self.remaining if f"{d}.json" in names]:
+            try:
+                mtime = find_stored_file(self.directory / f"{digest}.json").stat().st_mtime_ns
+            except OSError:  # removed meanwhile
+                continue
+            if self._unreadable_mtimes.get(digest) != mtime:
+                if (result := load_result(self.directory, digest)) is None:
+                    self._unreadable_mtimes[digest] = mtime
+                else:
+                    self.results[digest] = result
+                    del self.remaining[digest]
+        return len(self.results) - num_before
 
     def _acquire(self, job: Job) -> bool:
         """Acquire the lease of a run if it has no result yet and is where it was when grouped."""
@@ -205,8 +217,8 @@ class WorkQueue:
             return False
         self.refresh()  # its owner may have ended between the last look and now
         if job.digest in self.remaining:
-            record = self._find_record(job.digest, is_leased=True)
-            if _get_resume_point(record) == _get_resume_point(job.record):
+            current = job._replace(record=self._find_record(job.digest, is_leased=True))
+            if _get_resume_point(current) == _get_resume_point(job):
                 return True
         self.leases.release(job.digest)
         return False
@@ -218,10 +230,9 @@ class WorkQueue:
         """
         if self.directory is None:
             return None
-        folder, spec = self.directory / UNFINISHED_FOLDER / digest, self.remaining[digest]
         return find_resumable_record(
-            folder,
-            spec,
+            self.directory / UNFINISHED_FOLDER / digest,
+            self.remaining[digest],
             saved_state=self._find_saved_state(digest),
             resume_anyway=self._resume_anyway,
             quarantine=is_leased,
@@ -232,12 +243,11 @@ class WorkQueue:
         for digest in digests:
             try:
                 record = self._find_record(digest, is_leased=False)
-            except ConfigError:  # whoever makes the run sets it aside, or says why it stops
+            except ConfigError:  # the worker that executes the run sets it aside, or reports it
                 record = None
             job = Job(self.remaining[digest], digest, record)
-            groups.setdefault((compute_static_key(job.spec), _get_resume_point(record)), []).append(
-                job
-            )
+            key = compute_static_key(job.spec), _get_resume_point(job)
+            groups.setdefault(key, []).append(job)
         return list(groups.values())
 
     def _compute_worker_order(self, spec: ResolvedRunSpec) -> str:
@@ -245,9 +255,9 @@ class WorkQueue:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _get_resume_point(record: dict | None) -> tuple | None:
+def _get_resume_point(job: Job) -> tuple | None:
     """Return the point of a run at which its checkpoint was written, and its lanes."""
-    if record is None:
+    if (record := job.record) is None:
         return None
     progress = str(record["work"]), str(record.get("within"))
     return record["round"], *progress, record["blocks"], record["lanes"]

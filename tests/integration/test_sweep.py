@@ -174,7 +174,6 @@ def test_the_next_group_compiles_while_one_runs_and_is_prepared_when_none_does(m
         for i, group in enumerate(groups):
             assert not compiling
             yield [i], group
-            yield [], None  # whose data are missing
 
     monkeypatch.setattr(sweep_module, "_fit_to_memory", fitting)
     made = []
@@ -347,7 +346,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 def test_the_time_to_go_is_that_of_runs_like_these(monkeypatch):
     now, lines = [0.0], []
     monkeypatch.setattr(sweep_log.time, "perf_counter", lambda: now[0])
-    jobs = [Job(one.resolved(), "", None) for one in SPECS[:4]]
+    jobs = [Job(one.resolved(), "") for one in SPECS[:4]]
     account = SweepProgress(6, lines.append)
 
     class Made:

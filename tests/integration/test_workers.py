@@ -173,8 +173,8 @@ def test_a_dead_workers_run_goes_on_from_its_checkpoint(
         patch.setattr(Leases, "close", lambda self: self._closed.set())  # as kill -9 would
         with pytest.raises(KilledError):
             make(SPECS[:2], tmp_path)
-    (path,) = (tmp_path / "claims").iterdir()
-    path.write_bytes(path.read_bytes().replace(str(os.getpid()).encode(), b"%d" % (2**22 - 1)))
+    assert len(list((tmp_path / "claims").iterdir())) == 1
+    monkeypatch.setattr(leases, "LEASE_SECONDS", 0.5)
     rounds = []
     show = contextlib.nullcontext(lambda progress: rounds.append(progress.done))
     monkeypatch.setattr(sweep_log, "show_progress", lambda *a, **k: show)
@@ -353,12 +353,8 @@ def test_three_workers_under_fire(tmp_path):
 
 
 @pytest.mark.long
-def test_clocks_an_hour_apart_and_machines_that_cannot_see_each_others_processes(
-    tmp_path, monkeypatch
-):
-    """A worker of another machine, whose files are an hour old: dead after a lease, not before."""
+def test_lease_of_a_clock_that_is_an_hour_late_expires(tmp_path, monkeypatch):
     owner = Leases(tmp_path / "claims")
-    owner.owner = owner.owner._replace(machine_id="another")
     digests = [digest for digest, *_ in plan_sweep(SPECS, tmp_path, dataset=make_user_dataset())]
     assert owner.acquire(digests[0])
     monkeypatch.setattr(leases, "LEASE_SECONDS", 3.0)

@@ -19,7 +19,13 @@ import fedjax_het  # noqa: F401  (first, since it asks for CPU devices)
 jax.config.update("jax_default_matmul_precision", "highest")
 
 from fedjax_het import Placement, sweep  # noqa: E402
-from fedjax_het.runtime import checkpointing, group_state, sweep_log, work_queue  # noqa: E402
+from fedjax_het.runtime import (  # noqa: E402
+    checkpointing,
+    group_state,
+    leases,
+    sweep_log,
+    work_queue,
+)
 from support.data import make_user_dataset  # noqa: E402
 from support.small_runs import make_spec  # noqa: E402
 
@@ -29,11 +35,8 @@ def specs_of(count, rounds):
 
 
 def work(folder, log, count, rounds, seconds):
-    group_state.MAX_ROUNDS_PER_CHUNK, checkpointing.CHECKPOINT_SECONDS, work_queue.POLL_SECONDS = (
-        1,
-        0.0,
-        0.1,
-    )
+    group_state.MAX_ROUNDS_PER_CHUNK, checkpointing.CHECKPOINT_SECONDS = 1, 0.0
+    work_queue.POLL_SECONDS, leases.LEASE_SECONDS = 0.1, 5.0
     with open(log, "a", buffering=1) as file:
 
         @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Claims: one owner at a time, dead ones replaced, no clock but the watcher's own."""
+"""Leases have one owner at a time and expire by the clock of the watcher."""
 
 import json
 import os
@@ -17,7 +17,7 @@ RUN = "0123456789abcdef"
 
 
 class Clock:
-    """A machine's, which moves when it is told to."""
+    """A clock that stands still."""
 
     def __init__(self, now=0.0):
         self.now = now
@@ -26,17 +26,15 @@ class Clock:
         return self.now
 
 
-def worker(folder, machine=None, now=0.0):
-    """One that beats by hand, on a machine of its own."""
-    made = Leases(folder, clock=Clock(now))
-    made._heartbeat_thread = threading.current_thread()
-    if machine is not None:
-        made.owner = made.owner._replace(machine_id=machine)
-    return made
+def make_worker(folder, now=0.0):
+    """Return a worker that renews its leases by hand."""
+    leases = Leases(folder, clock=Clock(now))
+    leases._heartbeat_thread = threading.current_thread()
+    return leases
 
 
 def watch(watcher, seconds, also=lambda: None):
-    """Let the watcher look every few seconds: whether it could take the run in the end."""
+    """Let the watcher try every 5 seconds; return whether it acquired the lease."""
     for _ in range(int(seconds / 5)):
         watcher._clock.now += 5
         also()
@@ -45,8 +43,8 @@ def watch(watcher, seconds, also=lambda: None):
     return False
 
 
-def test_a_run_is_one_workers_until_it_is_given_back(tmp_path):
-    one, two = worker(tmp_path / "claims", "a"), worker(tmp_path / "claims", "b")
+def test_lease_has_one_owner_until_release(tmp_path):
+    one, two = make_worker(tmp_path / "claims"), make_worker(tmp_path / "claims")
     assert one.acquire(RUN) and one.acquire(RUN) and one.is_held(RUN)
     assert not two.acquire(RUN) and not two.is_held(RUN)
     assert two.list_other_owners() == {RUN: str(one.owner)} and one.list_other_owners() == {}
@@ -58,15 +56,15 @@ def test_a_run_is_one_workers_until_it_is_given_back(tmp_path):
     assert not (tmp_path / "claims").exists()
 
 
-def test_without_a_folder_everything_is_ones_own(tmp_path):
+def test_leases_without_folder(tmp_path):
     with Leases(None) as alone:
         assert alone.acquire(RUN) and alone.is_held(RUN) and alone.list_other_owners() == {}
         alone.release(RUN)
 
 
 @pytest.mark.parametrize("ahead", [0.0, 3600.0, -3600.0, 1e9])
-def test_an_owner_elsewhere_is_dead_after_a_lease_of_silence_by_the_watchers_clock(tmp_path, ahead):
-    one, two = worker(tmp_path, "a"), worker(tmp_path, "b", now=ahead)
+def test_silent_owner_expires_by_the_watchers_clock(tmp_path, ahead):
+    one, two = make_worker(tmp_path), make_worker(tmp_path, now=ahead)
     assert one.acquire(RUN)
     assert not watch(two, 3 * LEASE_SECONDS, also=one.renew_all)
     assert not watch(two, LEASE_SECONDS - 5)
@@ -80,8 +78,8 @@ def test_an_owner_elsewhere_is_dead_after_a_lease_of_silence_by_the_watchers_clo
     assert os.listdir(tmp_path) == [RUN]
 
 
-def test_who_was_suspended_does_not_take_its_own_absence_for_the_owners_silence(tmp_path):
-    one, two = worker(tmp_path, "a"), worker(tmp_path, "b")
+def test_suspension_of_the_watcher_is_no_silence(tmp_path):
+    one, two = make_worker(tmp_path), make_worker(tmp_path)
     assert one.acquire(RUN) and not two.acquire(RUN)
     two._clock.now += 100 * LEASE_SECONDS  # both machines slept
     assert not two.acquire(RUN)
@@ -89,37 +87,16 @@ def test_who_was_suspended_does_not_take_its_own_absence_for_the_owners_silence(
     assert not watch(two, LEASE_SECONDS / 2)
 
 
-@pytest.mark.parametrize("how", ["killed", "reused"])
-def test_an_owner_of_this_machine_is_dead_when_its_process_is(tmp_path, how):
-    one, two = worker(tmp_path), worker(tmp_path)
-    with subprocess.Popen(["sleep", "60"]) as process:
-        started = module._read_start_ticks(process.pid)
-        one.owner = one.owner._replace(pid=process.pid, start_ticks=started)
-        if how == "reused":
-            one.owner = one.owner._replace(start_ticks=started - 1)
-        assert one.acquire(RUN)
-        assert two.acquire(RUN) == (how == "reused")
-        process.kill()
-        time.sleep(0.05)  # not collected yet by its parent, this process
-        assert two.acquire(RUN) and two.is_held(RUN) and not one.is_held(RUN)
-
-
-def test_the_same_number_on_another_machine_is_another_process(tmp_path):
-    one, two = worker(tmp_path, "a"), worker(tmp_path)
-    one.owner = one.owner._replace(pid=2**22 - 1, start_ticks=1)
-    assert one.acquire(RUN) and not two.acquire(RUN)
-
-
 @pytest.mark.parametrize("content", [b"", b"garbage", b"000000000001 [1]\n", b"\xff" * 40])
-def test_what_is_no_claim_is_taken_over_after_a_lease(tmp_path, content):
+def test_invalid_file_expires(tmp_path, content):
     (tmp_path / RUN).write_bytes(content)
-    two = worker(tmp_path, "b")
+    two = make_worker(tmp_path)
     assert two.list_other_owners() == {RUN: "another worker"}
     assert not watch(two, LEASE_SECONDS - 5) and watch(two, 10)
 
 
-def test_a_live_claim_in_a_dead_ones_place_is_put_back(tmp_path):
-    dead, quick, late = (worker(tmp_path, machine) for machine in "abc")
+def test_remove_file_puts_a_new_lease_back(tmp_path):
+    dead, quick, late = (make_worker(tmp_path) for _ in range(3))
     assert dead.acquire(RUN)
     assert not watch(late, LEASE_SECONDS - 5)
     stale = (tmp_path / RUN).read_bytes()
@@ -128,18 +105,20 @@ def test_a_live_claim_in_a_dead_ones_place_is_put_back(tmp_path):
     assert quick.is_held(RUN) and os.listdir(tmp_path) == [RUN]
 
 
-def test_of_two_who_saw_that_it_is_free_the_first_gets_it(tmp_path, monkeypatch):
-    one, two = worker(tmp_path, "a"), worker(tmp_path, "b")
+def test_acquire_after_another_worker_was_faster(tmp_path, monkeypatch):
+    one, two = make_worker(tmp_path), make_worker(tmp_path)
     monkeypatch.setattr(two, "find_owner", lambda digest: one.acquire(digest) and None)
     assert not two.acquire(RUN) and one.is_held(RUN)
 
 
-def test_of_many_who_race_for_a_dead_ones_run_one_gets_it(tmp_path):
+def test_one_of_many_threads_acquires_an_expired_lease(tmp_path):
     for round_ in range(20):
-        dead = worker(tmp_path / str(round_))
-        dead.owner = dead.owner._replace(start_ticks=-1)
-        assert dead.acquire(RUN)
-        racers = [worker(tmp_path / str(round_)) for _ in range(8)]
+        folder = tmp_path / str(round_)
+        assert make_worker(folder).acquire(RUN)
+        racers = [make_worker(folder) for _ in range(8)]
+        for racer in racers:
+            assert not watch(racer, LEASE_SECONDS)
+            racer._clock.now += 5
         start, won = threading.Barrier(8), []
 
         def race(racer, start=start, won=won):
@@ -171,8 +150,8 @@ with Leases(folder) as claims:
 """
 
 
-def test_processes_that_race_make_each_run_once(tmp_path):
-    """Each file of the log is made exclusively: a second maker would fail."""
+def test_two_processes_execute_each_run_once(tmp_path):
+    """Files of the log are created exclusively, so a second execution would fail."""
     (tmp_path / "log").mkdir()
     words = [sys.executable, "-c", RACER, str(tmp_path / "claims"), str(tmp_path / "log")]
     racers = [subprocess.Popen(words) for _ in range(2)]
@@ -181,7 +160,7 @@ def test_processes_that_race_make_each_run_once(tmp_path):
     assert not (tmp_path / "claims").exists()
 
 
-def test_a_thread_beats(tmp_path, monkeypatch):
+def test_heartbeat_thread_renews(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "LEASE_SECONDS", 0.06)
     with Leases(tmp_path) as claims:
         assert claims.acquire(RUN)
@@ -196,15 +175,15 @@ def test_a_thread_beats(tmp_path, monkeypatch):
     assert not claims._heartbeat_thread.is_alive()
 
 
-def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, caplog):
+def test_unwritable_folder_is_logged_once(tmp_path, caplog):
     (tmp_path / "claims").touch()
     with Leases(tmp_path / "claims") as claims:
         assert claims.acquire(RUN) and claims.is_held(RUN) and claims.acquire("b" * 16)
     (record,) = caplog.records
-    assert "no claims can be written" in record.message
+    assert "leases cannot be written" in record.message
 
 
-def test_sigterm_ends_the_program_in_order():
+def test_sigterm_exits_in_order():
     code = (
         "import os, signal\n"
         "from fedjax_het.runtime.leases import exit_on_sigterm\n"
@@ -218,7 +197,7 @@ def test_sigterm_ends_the_program_in_order():
     assert done.returncode == 128 + signal.SIGTERM and done.stdout == "given back\n"
 
 
-def test_anothers_handler_of_sigterm_is_left_alone(monkeypatch):
+def test_exit_on_sigterm_keeps_other_handlers(monkeypatch):
     found = []
     before = signal.signal(signal.SIGTERM, lambda *_: found.append(True))
     try:
@@ -230,8 +209,8 @@ def test_anothers_handler_of_sigterm_is_left_alone(monkeypatch):
         signal.signal(signal.SIGTERM, before)
 
 
-def test_an_owners_name_is_one_printable_line(tmp_path):
-    one, two = worker(tmp_path, "a"), worker(tmp_path, "b")
+def test_owner_is_one_printable_line(tmp_path):
+    one, two = make_worker(tmp_path), make_worker(tmp_path)
     one.owner = one.owner._replace(host="x\x1b[31m\ny")
     assert one.acquire(RUN)
     assert two.list_other_owners()[RUN].startswith("x[31my (process ")

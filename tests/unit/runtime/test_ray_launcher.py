@@ -14,9 +14,9 @@ from support.paths import ROOT, TESTS
 from support.small_runs import assert_results_equal, make_spec, with_placement
 
 from fedjax_het import ConfigError, Placement, RunSpec, sweep
+from fedjax_het.runtime import ray_launcher
 from fedjax_het.runtime.compiled_programs import compute_static_key
-from fedjax_het.runtime.launchers import ray as ray_launcher
-from fedjax_het.runtime.launchers.ray import (
+from fedjax_het.runtime.ray_launcher import (
     RayCluster,
     TaskLostError,
     split_into_parts,

@@ -1,1 +1,0 @@
-"""Launchers that run a sweep on several machines."""

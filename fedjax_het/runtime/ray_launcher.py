@@ -1,0 +1,341 @@
+"""Sweeps as tasks of Ray, on this machine or on an existing cluster.
+
+The runs of each compiled program are split into a few parts, and each part is a task that executes a
+sweep. A machine that shares the folder of results keeps checkpoints and leases there, so that other
+workers find them; other machines keep nothing. Results return to the process that started the
+sweep, which reports progress and writes results that are not in the folder yet. A part whose process
+or machine is lost is executed again elsewhere.
+"""
+
+import contextlib
+import os
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
+from fedjax_het.data import Dataset
+from fedjax_het.runtime.compiled_programs import compute_static_key
+from fedjax_het.runtime.placement import Placement
+from fedjax_het.runtime.provenance import describe_environment
+from fedjax_het.runtime.result_store import ResultWriter, load_result
+from fedjax_het.runtime.results import Result
+from fedjax_het.runtime.sweep import (
+    ExecutionOptions,
+    SweepResult,
+    compute_run_digests,
+    execute_runs,
+)
+from fedjax_het.runtime.sweep_log import Job, SweepProgress, build_status_printer
+from fedjax_het.runtime.trackers import add_tracker_callback, require_trackers
+from fedjax_het.runtime.user_objects import UserObjects
+from fedjax_het.utils.config import NonNegativeFloat, PositiveInt
+from fedjax_het.utils.env import RAY_ADDRESS, get_text, require_variables
+from fedjax_het.utils.errors import ConfigError, require
+from fedjax_het.utils.io import make_output_directory
+from fedjax_het.utils.text import to_one_line
+from fedjax_het.utils.validation import validate_arguments
+
+PARTS_PER_SLOT = 2
+"""Parts per task that runs at once, so that no single task is long at the end."""
+MAX_ATTEMPTS = 10
+"""Attempts to execute a part that is lost again and again."""
+
+PartResult = tuple[dict[str, Result], dict[str, str]]
+"""Results by the digests of their files, and reasons of the other runs by `RunSpec.digest()`."""
+
+
+class TaskLostError(Exception):
+    """The process or the machine of a task has ended."""
+
+
+class Cluster(Protocol):
+    """Machines that execute tasks."""
+
+    def count_slots(self) -> int:
+        """Return the number of tasks that run at once."""
+        ...
+
+    def submit(self, function: Callable, *arguments: Any) -> Any:
+        """Start a task that calls the function, and return its handle."""
+
+    def wait_for_first(self, handles: Sequence[Any]) -> Any:
+        """Return the handle of a task that has ended."""
+
+    def get(self, handle: Any) -> Any:
+        """Return the result of a task, or raise its exception or TaskLostError."""
+
+    def close(self) -> None:
+        """Stop all tasks."""
+
+
+class SweepPart(NamedTuple):
+    """Input of a task."""
+
+    specs_by_digest: dict[str, ResolvedRunSpec]
+    """Its runs by the digests of their files."""
+    runs_per_signature: Counter[str]
+    """Number of all runs of the sweep by signature."""
+    directory: Path
+    """Folder of results."""
+    marker_file: str
+    """Name of a file in the folder, which exists on machines that share the folder."""
+    options: ExecutionOptions
+    """Options of all runs."""
+    track: tuple[str, ...]
+    """Names of trackers."""
+    setup: Callable[[], object] | None
+    """Function to call first."""
+
+
+@validate_arguments
+def sweep_on_ray(
+    specs: Iterable[RunSpec],
+    directory: str | os.PathLike,
+    *,
+    address: str | None = None,
+    cpus_per_task: PositiveInt = 1,
+    gpus_per_task: NonNegativeFloat = 0,
+    dataset: Dataset | None = None,
+    network: Any = None,
+    optimizer: Any = None,
+    data_dir: str | os.PathLike | None = None,
+    resume_anyway: bool = False,
+    keep_state: bool = False,
+    track: Sequence[str] = (),
+    setup: Callable[[], object] | None = None,
+    progress: Callable[[str], None] | None = print,
+    placement: Placement = Placement(),
+    cluster: Cluster | None = None,
+) -> SweepResult:
+    """Execute a sweep as tasks of Ray. All machines need this package and the data.
+
+    Args:
+      specs: the runs.
+      directory: folder of results.
+      address: address of a cluster, as `ray.init` takes it; "auto" for the cluster that this
+        machine belongs to (default: RAY_ADDRESS, or a new cluster of this machine).
+      cpus_per_task: CPUs of each task, which are its devices if it has no GPU.
+      gpus_per_task: GPUs of each task.
+      dataset: data set of the user, see `sweep`.
+      network: network of the user, see `sweep`.
+      optimizer: clients' optimizer of the user, see `sweep`.
+      data_dir: folder of the prepared data on every machine (default: TFDS_DATA_DIR).
+      resume_anyway: resume checkpoints of other versions, devices and precisions, too.
+      keep_state: write the final state of every run on machines that share the folder.
+      track: names of trackers, for machines that share the folder.
+      setup: function that every task calls first, to register the user's objects; Ray pickles it.
+      progress: function that receives a line per run.
+      placement: lanes and memory of each task; its devices must be None.
+      cluster: machines to use in place of Ray's.
+
+    Returns:
+      The results, as `sweep` returns them.
+
+    Raises:
+      ConfigError: for settings that cannot be used, and if no machine has the CPUs or GPUs of a
+        task.
+      ResultNotWrittenError: after all runs, if results could not be written to the folder.
+    """
+    require_variables(devices=False)
+    user_objects = UserObjects(dataset, None, network, optimizer, data_dir)
+    resolved_specs, user_objects = user_objects.resolve_all(specs)
+    devices = placement.devices
+    require(devices is None, "devices", devices, "None: tasks use the devices that Ray assigns")
+    directory = make_output_directory(directory).resolve()
+    require_trackers(track, directory, argument="directory")
+    options = ExecutionOptions(user_objects, placement, resume_anyway, keep_state)
+    print_line = build_status_printer(progress)
+    result_writer, reasons = ResultWriter(directory), dict[str, str]()
+    cluster = cluster or RayCluster(address, cpus_per_task, gpus_per_task)
+    with contextlib.closing(cluster), _create_marker_file(directory) as marker:
+        task_environment = cluster.get(cluster.submit(_get_environment, setup))
+        digests, specs_by_digest = compute_run_digests(
+            resolved_specs, user_objects, task_environment
+        )
+        stored_results = {digest: load_result(directory, digest) for digest in specs_by_digest}
+        results = {digest: result for digest, result in stored_results.items() if result}
+        if results:
+            print_line(f"{len(results)} of {len(specs_by_digest)} runs are in {directory} already")
+        missing = {digest: s for digest, s in specs_by_digest.items() if digest not in results}
+        num_runs = Counter(map(compute_static_key, specs_by_digest.values()))
+        max_parts = PARTS_PER_SLOT * cluster.count_slots()
+        parts = [
+            SweepPart(part, num_runs, directory, marker, options, tuple(track), setup)
+            for part in split_into_parts(missing, max_parts, cpus_per_task)
+        ]
+        sweep_progress = SweepProgress(len(missing), progress)
+        for part, (part_results, not_run) in _iterate_completed(cluster, parts, print_line):
+            jobs = {digest: Job(spec, digest) for digest, spec in part.specs_by_digest.items()}
+            for digest, result in part_results.items():
+                if load_result(directory, digest) is None:
+                    result_writer.write(result)
+                seconds = result.summary["wall_seconds"]
+                sweep_progress.report_finished([jobs[digest]], [result], seconds_per_run=seconds)
+            for digest, reason in not_run.items():
+                rejected_jobs = [job for job in jobs.values() if job.spec.digest() == digest]
+                is_new = reason not in reasons.values()
+                sweep_progress.report_rejected(rejected_jobs, reason, show_reason=is_new)
+                reasons[digest] = reason
+            results |= part_results
+    sweep_result = SweepResult([results.get(digest) for digest in digests], reasons)
+    result_writer.require_all_written(sweep_result)
+    return sweep_result
+
+
+def split_into_parts(
+    specs_by_digest: dict[str, ResolvedRunSpec], max_parts: int, min_part_size: int
+) -> Iterator[dict[str, ResolvedRunSpec]]:
+    """Split runs into parts of one signature each.
+
+    Args:
+      specs_by_digest: the runs by the digests of their files.
+      max_parts: approximate number of parts; every signature has at least one.
+      min_part_size: number of runs that a task executes at once; no part of a signature with more
+        runs is smaller.
+
+    Yields:
+      The runs of a part by digest.
+    """
+    groups: dict[str, list[str]] = {}
+    for digest, spec in specs_by_digest.items():
+        groups.setdefault(compute_static_key(spec), []).append(digest)
+    for digests in groups.values():
+        count = -(-max_parts * len(digests) // len(specs_by_digest))
+        count = max(1, min(count, len(digests) // min_part_size))
+        for i in range(count):
+            yield {digest: specs_by_digest[digest] for digest in digests[i::count]}
+
+
+def _iterate_completed(
+    cluster: Cluster, parts: Sequence[SweepPart], print_line: Callable[[str], None]
+) -> Iterator[tuple[SweepPart, PartResult]]:
+    """Yield all parts as they end; start lost parts again.
+
+    An exception of a task is raised when all others have ended.
+    """
+    attempts, failure = Counter[int](), None
+    pending = {cluster.submit(execute_part, part): i for i, part in enumerate(parts)}
+    while pending:
+        handle = cluster.wait_for_first(list(pending))
+        i = pending.pop(handle)
+        try:
+            yield parts[i], cluster.get(handle)
+        except TaskLostError as error:
+            attempts[i] += 1
+            if attempts[i] == MAX_ATTEMPTS:
+                raise
+            text, num_runs = to_one_line(str(error))[:100], len(parts[i].specs_by_digest)
+            print_line(f"a task of {num_runs} runs was lost ({text}): begun again")
+            pending[cluster.submit(execute_part, parts[i])] = i
+        except Exception as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+
+
+def execute_part(part: SweepPart) -> PartResult:
+    """Execute the runs of a part in a task."""
+    if part.setup is not None:
+        part.setup()
+    is_shared = (part.directory / part.marker_file).exists()
+    # The process that started the sweep receives all results, and reports them.
+    writer = ResultWriter(part.directory if is_shared else None, use_fallback=False)
+    callbacks = add_tracker_callback((), part.track if is_shared else (), part.directory)
+    return execute_runs(
+        part.specs_by_digest,
+        writer,
+        part.options,
+        None,
+        callbacks=callbacks,
+        runs_per_signature=part.runs_per_signature,
+    )
+
+
+def _get_environment(setup: Callable[[], object] | None) -> dict[str, Any]:
+    if setup is not None:
+        setup()
+    return describe_environment()
+
+
+@contextlib.contextmanager
+def _create_marker_file(directory: Path) -> Iterator[str]:
+    """Create a file that only machines with the same folder have, and yield its name."""
+    marker = directory / f".shared-{secrets.token_hex(8)}"
+    marker.touch()
+    try:
+        yield marker.name
+    finally:
+        marker.unlink(missing_ok=True)
+
+
+class RayCluster:
+    """Ray, which is started here unless the process has done so."""
+
+    def __init__(self, address: str | None, cpus: int, gpus: float):
+        require(cpus >= 1, "cpus_per_task", cpus, "a whole number >= 1")
+        require(gpus >= 0, "gpus_per_task", gpus, "a number >= 0")
+        try:
+            import ray
+        except ImportError:
+            raise ConfigError(
+                "launcher = 'ray': expected the package ray: pip install 'fedjax_het[ray]'"
+            ) from None
+        self._ray, self._requests = ray, {"CPU": cpus, "GPU": gpus}
+        self._owns_cluster = not ray.is_initialized()
+        if self._owns_cluster:
+            try:
+                ray.init(address=address, logging_level="warning")
+            except (ConnectionError, ValueError) as error:
+                name, value = "ray_address", address
+                if address is None and get_text(RAY_ADDRESS):
+                    name, value = RAY_ADDRESS.name, get_text(RAY_ADDRESS)
+                message = f"{name} = {value!r}: expected the address of a Ray cluster ({error})"
+                raise ConfigError(message) from error
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        for kind, name in (("CPU", "cpus_per_task"), ("GPU", "gpus_per_task")):
+            maximum, requested = max(node.get(kind, 0) for node in nodes), self._requests[kind]
+            expected = f"at most {maximum:g}, the number of the largest machine of the cluster"
+            require(requested <= maximum, name, requested, expected)
+        kinds = [kind for kind, requested in self._requests.items() if requested]
+        self._num_slots = sum(
+            int(min(node.get(kind, 0) // self._requests[kind] for kind in kinds)) for node in nodes
+        )
+
+    def count_slots(self) -> int:
+        """Return the number of tasks for which there are CPUs and GPUs, at least 1."""
+        return max(1, self._num_slots)
+
+    def submit(self, function: Callable, *arguments: Any) -> Any:
+        """Start a task that calls the function, and return its handle."""
+        cpus = self._requests["CPU"]
+        settings = {
+            "num_cpus": cpus,
+            "num_gpus": self._requests["GPU"],
+            "max_retries": 0,  # `_iterate_completed` starts lost parts again, and logs that
+            "max_calls": 0,  # a process keeps its compiled programs for the next part
+            "runtime_env": {"env_vars": {"JAX_NUM_CPU_DEVICES": str(cpus)}},
+        }
+        return self._ray.remote(**settings)(function).remote(*arguments)
+
+    def wait_for_first(self, handles: Sequence[Any]) -> Any:
+        """Return the handle of a task that has ended."""
+        (done, *_), _ = self._ray.wait(list(handles), num_returns=1)
+        return done
+
+    def get(self, handle: Any) -> Any:
+        """Return the result of a task, or raise its exception or TaskLostError."""
+        exceptions = self._ray.exceptions
+        try:
+            return self._ray.get(handle)
+        except exceptions.RayTaskError as error:
+            raise getattr(error, "cause", None) or error from error
+        except exceptions.RayError as error:
+            raise TaskLostError(str(error) or type(error).__name__) from error
+
+    def close(self) -> None:
+        """Stop the cluster if it was started here."""
+        if self._owns_cluster:
+            self._ray.shutdown()
