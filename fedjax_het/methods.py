@@ -99,19 +99,18 @@ from fedjax_het.core.client_algorithm import (
     ClientContext,
     ClientInfo,
     ClientUpdate,
-    ContractError,
     HyperParameters,
-    with_contract_checks,
 )
 from fedjax_het.core.client_loop import (
     ClientModels,
     Cohort,
     CohortResult,
     Examples,
-    get_client_row,
     tile_over_clients,
     train_cohort,
 )
+from fedjax_het.core.contract_checks import ContractError, with_contract_checks
+from fedjax_het.core.device_exchange import get_client_row
 from fedjax_het.core.distillation import compute_logits, compute_weighted_sum
 from fedjax_het.core.evaluation import correct
 from fedjax_het.core.execution_plan import ExecutionPlan

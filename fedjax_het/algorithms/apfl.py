@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedjax_het.algorithms.base import Algorithm, State
 from fedjax_het.algorithms.builders import build_dual_model_algorithm
 from fedjax_het.algorithms.spec import AlgorithmSpec
-from fedjax_het.core.client_loop import get_client_row
+from fedjax_het.core.device_exchange import get_client_row
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import (
     ClientTrainState,

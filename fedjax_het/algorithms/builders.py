@@ -26,22 +26,24 @@ from fedjax_het.core.client_algorithm import (
     ClientContext,
     ClientInfo,
     ClientUpdate,
-    ContractError,
     HyperParameters,
+)
+from fedjax_het.core.client_loop import (
+    ClientModels,
+    Cohort,
+    Examples,
+    tile_over_clients,
+    train_cohort,
+)
+from fedjax_het.core.contract_checks import (
+    ContractError,
     call_user_function,
     describe_value,
     require_like,
     unpack_tuple,
     with_contract_checks,
 )
-from fedjax_het.core.client_loop import (
-    ClientModels,
-    Cohort,
-    Examples,
-    get_client_row,
-    tile_over_clients,
-    train_cohort,
-)
+from fedjax_het.core.device_exchange import get_client_row
 from fedjax_het.core.drift import split_drift, with_drift_sums
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import (

@@ -26,7 +26,7 @@ from fedjax_het.algorithms.base import (
     State,
     Traffic,
 )
-from fedjax_het.core.client_algorithm import (
+from fedjax_het.core.contract_checks import (
     ClientError,
     ContractError,
     call_user_function,

@@ -31,8 +31,10 @@ from fedjax_het.algorithms.separate import (
     make_personal_model_init,
 )
 from fedjax_het.algorithms.spec import AlgorithmSpec
-from fedjax_het.core.client_algorithm import ClientAlgorithm, with_contract_checks
-from fedjax_het.core.client_loop import Cohort, get_client_row, train_cohort
+from fedjax_het.core.client_algorithm import ClientAlgorithm
+from fedjax_het.core.client_loop import Cohort, train_cohort
+from fedjax_het.core.contract_checks import with_contract_checks
+from fedjax_het.core.device_exchange import get_client_row
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.gradient_diagnostics import ClientDiagnostics, measure_client_losses
 from fedjax_het.core.local_training import (

@@ -15,8 +15,14 @@ from fedjax_het.algorithms.builders import (
     with_server_variables,
 )
 from fedjax_het.algorithms.spec import AlgorithmSpec
-from fedjax_het.core.client_algorithm import Batch, ClientAlgorithm, with_contract_checks
-from fedjax_het.core.client_loop import ClientModels, Cohort, tile_over_clients, train_cohort
+from fedjax_het.core.client_algorithm import Batch, ClientAlgorithm
+from fedjax_het.core.client_loop import (
+    ClientModels,
+    Cohort,
+    tile_over_clients,
+    train_cohort,
+)
+from fedjax_het.core.contract_checks import with_contract_checks
 from fedjax_het.core.drift import split_drift, with_drift_sums
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import (

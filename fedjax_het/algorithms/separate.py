@@ -9,13 +9,10 @@ import optax
 
 from fedjax_het.algorithms.base import Algorithm, RoundInfo, State, Traffic
 from fedjax_het.algorithms.spec import AlgorithmSpec
-from fedjax_het.core.client_algorithm import ClientAlgorithm, ClientUpdate, with_contract_checks
-from fedjax_het.core.client_loop import (
-    CohortResult,
-    get_client_row,
-    tile_over_clients,
-    train_cohort,
-)
+from fedjax_het.core.client_algorithm import ClientAlgorithm, ClientUpdate
+from fedjax_het.core.client_loop import CohortResult, tile_over_clients, train_cohort
+from fedjax_het.core.contract_checks import with_contract_checks
+from fedjax_het.core.device_exchange import get_client_row
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import (
     LocalTraining,

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, get_type_hints
 
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.checks import validate_algorithm
-from fedjax_het.core.client_algorithm import ContractError
+from fedjax_het.core.contract_checks import ContractError
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.optimizers import optimizer_hyperparameters

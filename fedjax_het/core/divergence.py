@@ -43,7 +43,7 @@ def count_nonfinite_replicated(plan: ExecutionPlan, tree: Tree) -> jax.Array:
     """`not_finite` of what all devices hold.
 
     Cost: one pass over it. No collective: where devices share the lanes each counts in its own
-      copy, which XLA, left to itself, would share out; see `client_loop._exchange_between_devices`.
+      copy, which XLA, left to itself, would share out; see `device_exchange.exchange_between_devices`.
     """
     if plan.mesh_axis != LANES_AXIS:
         return count_nonfinite(tree)

@@ -166,15 +166,62 @@ class ExecutionPlan(NamedTuple):
             on_device, mesh=self.mesh, in_specs=specs, out_specs=P(RUNS_AXIS), check_vma=False
         )
 
-    def sum_over_blocks(
-        self, function: Callable, replicated_args: tuple, block_args: Any
-    ) -> jax.Array:
+    def map_blocks(
+        self,
+        loops: LoopRunner,
+        function: Callable,
+        inputs: Any,
+        block_args: Any,
+        *,
+        input_specs: Any = P(),
+        output_specs: Any = P(),
+    ) -> Any:
+        """Call a function for every block of lanes: each on its device, or one after another.
+
+        Args:
+          loops: runs the long loops of the function.
+          function: `function(loops, inputs, args)` of one block; on several devices its results are
+            values that collectives have made the same everywhere, or as `output_specs` says.
+          inputs: a tree of arrays that all blocks read.
+          block_args: a tree of arrays with a leading axis of blocks.
+          input_specs: how `inputs` are spread over several devices.
+          output_specs: how the results are spread over several devices.
+
+        Returns:
+          The results of the function; with a leading axis of blocks where they run in turn.
+        """
+        num_blocks = len(jax.tree.leaves(block_args)[0])
+        if self.mesh_axis != LANES_AXIS:
+
+            def run_in_turn(run, spans, carries):
+                return jax.lax.map(lambda block: run(spans, *block), (carries, block_args))
+
+            def run_block(loops, args):
+                return function(loops, inputs, args)
+
+            return loops.map(run_in_turn, run_block, TURNS, num_blocks)
+
+        def run_on_devices(run, spans, carries):
+            return jax.shard_map(
+                run,
+                mesh=self.mesh,
+                in_specs=(P(), P(LANES_AXIS), input_specs, P(LANES_AXIS)),
+                out_specs=(output_specs, P(LANES_AXIS), P()),
+                check_vma=False,
+            )(spans, carries, inputs, block_args)
+
+        def run_on_device(loops, inputs, args):
+            return function(loops, inputs, jax.tree.map(lambda a: a[0], args))
+
+        return loops.map(run_on_devices, run_on_device, BLOCKS, num_blocks)
+
+    def sum_over_blocks(self, function: Callable, inputs: tuple, block_args: Any) -> jax.Array:
         """Sum an array over the blocks of lanes, each computed where it is placed.
 
         Args:
-          function: `function(*replicated_args, block_args)` returns the array of one block.
-          replicated_args: arguments that are whole on every device.
-          block_args: a tree of arrays whose leading axis are the blocks.
+          function: `function(*inputs, args)` returns the array of one block.
+          inputs: arguments that are whole on every device.
+          block_args: a tree of arrays with a leading axis of blocks.
 
         Returns:
           The sum. It costs one collective where blocks are on several devices.
@@ -183,54 +230,30 @@ class ExecutionPlan(NamedTuple):
         def call_function(loops: LoopRunner, *args: Any) -> jax.Array:
             return function(*args)
 
-        return self.sum_loops_over_blocks(WHOLE_LOOPS, call_function, replicated_args, block_args)
+        return self.sum_loops_over_blocks(WHOLE_LOOPS, call_function, inputs, block_args)
 
     def sum_loops_over_blocks(
-        self, loops: LoopRunner, function: Callable, replicated_args: tuple, block_args: Any
+        self, loops: LoopRunner, function: Callable, inputs: tuple, block_args: Any
     ) -> jax.Array:
-        """Sum an array over the blocks of lanes, as `sum_over_blocks`, by a function with long loops.
+        """Sum an array over the blocks of lanes, computed by a function with long loops.
 
         Args:
           loops: runs the long loops of the round.
-          function: `function(loops, *replicated_args, block_args)` returns the array of one block;
-            `loops` runs its long loops.
-          replicated_args: arguments that are whole on every device.
-          block_args: a tree of arrays whose leading axis are the blocks.
+          function: `function(loops, *inputs, args)` returns the array of one block.
+          inputs: arguments that are whole on every device.
+          block_args: a tree of arrays with a leading axis of blocks.
 
         Returns:
-          The sum.
+          The sum. It costs one collective where blocks are on several devices.
         """
-        num_blocks = len(jax.tree.leaves(block_args)[0])
-        if self.mesh_axis != LANES_AXIS:
+        is_spread = self.mesh_axis == LANES_AXIS
 
-            def run_blocks_in_turn(run, spans, carries):
-                return jax.lax.map(
-                    lambda block_values: run(spans, *block_values), (carries, block_args)
-                )
+        def run_block(loops, inputs, args):
+            block_value = function(loops, *inputs, args)
+            return jax.lax.psum(block_value, LANES_AXIS) if is_spread else block_value
 
-            return loops.map(
-                run_blocks_in_turn,
-                lambda block_loops, block_value: function(
-                    block_loops, *replicated_args, block_value
-                ),
-                TURNS,
-                num_blocks,
-            ).sum(0)
-
-        def sum_on_device(block_loops, replicated_args, device_args):
-            block_value = jax.tree.map(lambda a: a[0], device_args)
-            return jax.lax.psum(function(block_loops, *replicated_args, block_value), LANES_AXIS)
-
-        def map_devices(run, spans, carries):
-            return jax.shard_map(
-                run,
-                mesh=self.mesh,
-                in_specs=(P(), P(LANES_AXIS), P(), P(LANES_AXIS)),
-                out_specs=(P(), P(LANES_AXIS), P()),
-                check_vma=False,
-            )(spans, carries, replicated_args, block_args)
-
-        return loops.map(map_devices, sum_on_device, BLOCKS, num_blocks)
+        values = self.map_blocks(loops, run_block, inputs, block_args)
+        return values if is_spread else values.sum(0)
 
     @property
     def server_parallelism(self) -> ServerParallelism:

@@ -13,9 +13,8 @@ from fedjax_het.core.client_algorithm import (
     ClientAlgorithm,
     ClientContext,
     ClientUpdate,
-    call_user_function,
-    unpack_tuple,
 )
+from fedjax_het.core.contract_checks import call_user_function, unpack_tuple
 from fedjax_het.core.lr_schedules import make_step_lr_factor
 from fedjax_het.core.optimizers import (
     LR_NAME,

@@ -8,13 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.core.client_loop import (
-    Cohort,
-    Examples,
-    get_client_row,
-    tile_over_clients,
-    train_cohort,
-)
+from fedjax_het.core.client_loop import Cohort, Examples, tile_over_clients, train_cohort
+from fedjax_het.core.device_exchange import get_client_row
 from fedjax_het.core.divergence import count_nonfinite_replicated
 from fedjax_het.core.drift import raise_no_model_change
 from fedjax_het.core.evaluation import (

@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_het.core.condensation_work import ClientClassWork
 from fedjax_het.core.rng import Stream, make_host_rng
-from fedjax_het.core.work_items import ClientClassWork, ClientWork, concatenate_aranges
+from fedjax_het.core.work_items import ClientWork, concatenate_aranges
 from fedjax_het.data import Partition
 
 

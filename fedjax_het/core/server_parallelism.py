@@ -53,7 +53,7 @@ def order_after(signal: jax.Array, tree: Tree) -> Tree:
     """`tree`, of numbers, which is not known before `signal`, a float that is never -inf.
 
     Orders collectives that do not need each other: two that are ready at the same time can hang
-    XLA's CPU devices, see `client_loop._exchange_between_devices`. A barrier would not do: XLA removes it before it
+    XLA's CPU devices, see `device_exchange.exchange_between_devices`. A barrier would not do: XLA removes it before it
     decides what runs when.
     """
     is_ready = signal != -jnp.inf

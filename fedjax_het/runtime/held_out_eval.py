@@ -10,13 +10,8 @@ import numpy as np
 
 from fedjax_het.algorithms.base import FineTuning
 from fedjax_het.config.run_spec import ResolvedRunSpec
-from fedjax_het.core.client_loop import (
-    Cohort,
-    Examples,
-    get_client_row,
-    tile_over_clients,
-    train_cohort,
-)
+from fedjax_het.core.client_loop import Cohort, Examples, tile_over_clients, train_cohort
+from fedjax_het.core.device_exchange import get_client_row
 from fedjax_het.core.evaluation import (
     ClientTests,
     compute_client_tests_shape,

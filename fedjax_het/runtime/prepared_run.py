@@ -15,12 +15,13 @@ from fedjax_het.algorithms.base import Algorithm, FederationData
 from fedjax_het.config.run_spec import ResolvedRunSpec
 from fedjax_het.core.autotune.search import LaneChoice
 from fedjax_het.core.client_loop import Examples
+from fedjax_het.core.condensation_work import ClientClassWork
 from fedjax_het.core.evaluation import ClientTestsShape, compute_client_tests_shape
 from fedjax_het.core.execution_plan import LANES_AXIS, PER_RUN, RUNS_AXIS, ExecutionPlan
 from fedjax_het.core.lr_schedules import compute_round_lr_factors, is_round_schedule_hyperparameter
 from fedjax_het.core.rng import Stream
 from fedjax_het.core.schedule import Scheduler, ScheduleShape, compute_useful_fraction, merge_shapes
-from fedjax_het.core.work_items import ClientClassWork, ClientWork
+from fedjax_het.core.work_items import ClientWork
 from fedjax_het.data import Dataset, Partition, PartitionSummary, ServerSummary
 from fedjax_het.data.server_data import LabeledImages
 from fedjax_het.runtime.compiled_programs import CompiledPrograms

@@ -5,7 +5,7 @@ import pytest
 from support.data import CLIENT_SIZES, make_user_dataset
 
 from fedjax_het import RunSpec, register_method, simulate
-from fedjax_het.core.client_algorithm import ClientError, ContractError
+from fedjax_het.core.contract_checks import ClientError, ContractError
 from fedjax_het.methods import build_federated_algorithm, make_local_sgd
 
 SETTINGS = {

@@ -25,8 +25,8 @@ from fedjax_het.condensation.distribution_matching import clip_rows
 from fedjax_het.condensation.privacy import add_noise_to_means, compute_gaussian_epsilon
 from fedjax_het.condensation.soft_label_matching import compute_class_mean_logits
 from fedjax_het.core.client_loop import Cohort
+from fedjax_het.core.condensation_work import ClientClassWork, CondensationWork
 from fedjax_het.core.execution_plan import make_execution_plan
-from fedjax_het.core.work_items import ClientClassWork, CondensationWork
 from fedjax_het.data import partition_from_clients
 from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.user_objects import UserObjects

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_het.core.bitcast import bitcast_from_words, bitcast_to_words
+from fedjax_het.core.device_exchange import bitcast_from_words, bitcast_to_words
 
 TYPES = (
     *("bool", "int2", "int4", "int8", "int16", "int32", "uint2", "uint4", "uint8", "uint16"),
