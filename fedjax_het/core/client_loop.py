@@ -210,7 +210,7 @@ class _BlockInputs(NamedTuple):
     states: Tree  # of all clients, or the rows of a table
     key: jax.Array  # of the round
     examples: Examples
-    max_steps: AnyArray  # [] int32 of the longest lane of all blocks
+    max_steps: Any  # [] int32 of the longest lane of all blocks
 
 
 class _BlockSums(NamedTuple):
@@ -226,12 +226,12 @@ class _BlockSums(NamedTuple):
 class _Slots(NamedTuple):
     """The clients of each lane, one after the other, `[V, J]`: fields of `RoundSchedule`."""
 
-    client_ids: AnyArray
-    num_samples: AnyArray
-    num_steps: AnyArray
-    init_example_ids: AnyArray
-    weights: AnyArray
-    state_rows: AnyArray
+    client_ids: Any
+    num_samples: Any
+    num_steps: Any
+    init_example_ids: Any
+    weights: Any
+    state_rows: Any
 
 
 class _ActiveClient(NamedTuple):

@@ -182,9 +182,7 @@ def compute_local_rows(states: Tree, rows: jax.Array) -> jax.Array:
     return jnp.where((local_rows >= 0) & (local_rows < num_local_rows), local_rows, num_local_rows)
 
 
-def scatter_client_states(
-    plan: ExecutionPlan, states: Tree, new_states: Tree, rows: jax.Array
-) -> Tree:
+def scatter_client_states(plan: ExecutionPlan, states: Tree, new_states: Tree, rows: Any) -> Tree:
     """Write the states of a round's clients to their rows.
 
     On a CPU the states are written row by row, in place: its scatter copies the states of all K
