@@ -8,27 +8,25 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.flatten_util import ravel_pytree
 
 from fedjax_het.algorithms.base import Algorithm, FederationData, RoundInput, ServerStage, State
 from fedjax_het.algorithms.builders import ServerStepContext, with_server_step
 from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
 from fedjax_het.condensation import (
-    SynthesisFunctions,
     SynthesisHyperParameters,
-    SynthesisHyperParameterValues,
     SynthesisLog,
     SynthesisOptions,
     SyntheticData,
+    TrajectoryMatching,
     TrajectorySynthesisState,
     fine_tune,
-    make_synthesis,
     mean_loss_by_start,
-    mixed_mode,
-    soft_cross_entropy,
+    soft_cross_entropies,
 )
 from fedjax_het.condensation.downstream_eval import random_subset
-from fedjax_het.condensation.synthesis_config import validate_step_size
+from fedjax_het.condensation.trajectory_matching import NUMERIC_PRESETS
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.resumable_loops import LoopRunner
@@ -43,18 +41,13 @@ Tree = Any
 NUM_SNAPSHOTS = 9  # of the synthetic images over the course of synthesis, the last one included
 NUM_SNAPSHOT_IMAGES = 40
 FINE_TUNE_BATCH_SIZE = 256
+FINE_TUNE_OPTIMIZERS = {"adam": optax.adam, "sgd": optax.sgd}
 CONTROL_DATA_INPUT = "control_data"
 ONE_HOT_LOGIT = 20.0  # a class's logit, beside zeros
-
-# Numeric settings of the synthesis: traced hyper-parameters, not options.
-_SYNTHESIS_HYPERPARAMETER_NAMES = SynthesisHyperParameterValues._fields
 
 
 @dataclass(frozen=True)
 class DynaFedOptions(SynthesisOptions):
-    PRESETS = SynthesisOptions.NAMED_PRESETS
-
-    preset: str = "paper"
     fine_tune_epochs: NonNegativeInt = 20
     "Over the synthetic data, each round."
     fine_tune_optimizer: Literal["adam", "sgd"] = "adam"
@@ -76,10 +69,6 @@ class DynaFedOptions(SynthesisOptions):
             return {"num_samples": None, **values}
         return values
 
-    def check(self) -> None:
-        super().check()
-        validate_step_size(SynthesisHyperParameters.preset(self.preset).step_size, self)
-
 
 @dataclass(frozen=True)
 class DynaFedHyperParameters(SynthesisHyperParameters):
@@ -91,7 +80,7 @@ def make_dynafed_hyperparameters(
     options: DynaFedOptions, num_clients: int
 ) -> DynaFedHyperParameters:
     """Learning rates of synthesis and fine-tuning; those of synthesis depend on the preset."""
-    return DynaFedHyperParameters.preset(options.preset)
+    return DynaFedHyperParameters(**NUMERIC_PRESETS[options.preset])
 
 
 class DynaFedStepState(NamedTuple):
@@ -236,7 +225,7 @@ class _DynaFedSetup(NamedTuple):
 
     options: DynaFedOptions
     model: Model
-    synthesis: SynthesisFunctions
+    synthesis: TrajectoryMatching
     inner_batch_size: int  # samples of an inner step
     snapshot_samples: np.ndarray  # which samples' images are kept over the iterations
 
@@ -258,23 +247,18 @@ def _make_setup(
     if zero_variables["state"] and inner_batch_size % server_parallelism.num_devices:
         server_parallelism = SINGLE_DEVICE  # batch norm would see what fills up the last part
 
-    synthesis = make_synthesis(
+    synthesis = TrajectoryMatching(
         options,
         apply_params,
         unravel,
         image_shape=model.input_shape,
         num_classes=model.num_classes,
-        differentiation=partial(
-            mixed_mode, micro_batch=model.micro_batch, server_parallelism=server_parallelism
-        ),
+        micro_batch=model.micro_batch,
+        server_parallelism=server_parallelism,
     )
     num_snapshot_samples = min(NUM_SNAPSHOT_IMAGES, num_samples)
     snapshot_samples = np.linspace(0, num_samples - 1, num_snapshot_samples).astype(int)
     return _DynaFedSetup(options, model, synthesis, inner_batch_size, snapshot_samples)
-
-
-def _get_synthesis_values(hp) -> SynthesisHyperParameterValues:
-    return SynthesisHyperParameterValues(*(hp[name] for name in _SYNTHESIS_HYPERPARAMETER_NAMES))
 
 
 def _init_step_state(setup: _DynaFedSetup, hp, key, variables) -> DynaFedStepState:
@@ -283,7 +267,7 @@ def _init_step_state(setup: _DynaFedSetup, hp, key, variables) -> DynaFedStepSta
     length = setup.options.num_iterations
     return DynaFedStepState(
         jnp.zeros((setup.options.trajectory_rounds + 1, flat_params.size)).at[0].set(flat_params),
-        setup.synthesis.init(_get_synthesis_values(hp), fold_in_purpose(key, Purpose.SERVER)),
+        setup.synthesis.init(hp, fold_in_purpose(key, Purpose.SERVER)),
         jnp.int32(0),
         SynthesisLog(
             jnp.full(length, jnp.nan),
@@ -318,7 +302,7 @@ def _get_synthetic_data(
 ) -> tuple[SyntheticData, jax.Array]:
     """The data, and whether they are ready."""
     is_ready = step_state.num_iterations >= setup.options.num_iterations
-    return setup.synthesis.result(step_state.synthesis), is_ready
+    return setup.synthesis.get_result(step_state.synthesis), is_ready
 
 
 def _fine_tune_if_ready(
@@ -343,12 +327,11 @@ def _fine_tune_if_ready(
             variables["params"],
             synthetic,
             key,
+            optimizer=FINE_TUNE_OPTIMIZERS[options.fine_tune_optimizer](lr),
             epochs=options.fine_tune_epochs,
-            lr=lr,
             batch_size=FINE_TUNE_BATCH_SIZE,
             augment_strategy=options.augment_strategy,
             loss_scaling=options.loss_scaling,
-            optimizer=options.fine_tune_optimizer,
             server_parallelism=server_parallelism,
         )
         return {**variables, "params": params}
@@ -392,12 +375,7 @@ def _advance_synthesis(
         )  # beyond the end: dropped
         snapshots = step_state.snapshots.at[slot].set(images, mode="drop")
         synthesis_state, info = synthesis.run(
-            _get_synthesis_values(hp),
-            step_state.synthesis,
-            step_state.trajectory,
-            key,
-            n,
-            num_iterations=1,
+            hp, step_state.synthesis, step_state.trajectory, key, n, num_iterations=1
         )
         log = jax.tree.map(lambda entries, new: entries.at[n].set(new[0]), step_state.log, info)
         return step_state._replace(
@@ -420,14 +398,14 @@ def _compute_gradient(
 
     def loss(params):
         logits = model.apply({**variables, "params": params}, data.images, train=False)[0]
-        return soft_cross_entropy(logits, data.label_logits, scaling="cross_entropy")
+        return soft_cross_entropies(logits, data.label_logits, scaling="cross_entropy").mean()
 
     gradient = jax.grad(loss)(variables["params"])
     return jax.tree.map(lambda g: jnp.where(is_ready, g, jnp.nan), gradient)
 
 
 def _make_artifacts(setup: _DynaFedSetup, step_state: DynaFedStepState) -> dict[str, Any]:
-    data = setup.synthesis.result(step_state.synthesis)
+    data = setup.synthesis.get_result(step_state.synthesis)
     return {
         "synthetic_images": data.images,
         "synthetic_label_logits": data.label_logits,
@@ -487,7 +465,7 @@ def _default_cifar10_fine_tune_epochs(
 def _settings_warnings(run: Any, algorithm_spec: AlgorithmSpec) -> list[str]:
     options = algorithm_spec.parse_method_options(run.options)
     assert isinstance(options, DynaFedOptions)
-    validate_step_size(run.hp["step_size"], options, name="hp step_size")
+    options.check_step_size(run.hp["step_size"], "hp step_size")
     last_trajectory_round = options.trajectory_rounds
     if run.rounds > last_trajectory_round:
         return []

@@ -5,7 +5,7 @@ Modules:
 * `distribution_matching`: losses of distribution matching and the networks that it samples.
 * `soft_label_matching`: mean logits of the clients' classes, soft labels, and the matching loss.
 * `synthetic_pool`: the server's training on the clients' synthetic images.
-* `trajectory_matching`, `unrolling`, `mixed_mode`, `synthesis_config`: DynaFed's data synthesis.
+* `trajectory_matching`, `unrolling`: DynaFed's data synthesis.
 * `synthetic_data`: synthetic data with soft labels, and training on them.
 * `augment`: differentiable augmentation.
 * `privacy`: noise and its differential privacy.
@@ -24,22 +24,15 @@ from fedjax_het.condensation.distribution_matching import (
     sliced_wasserstein,
 )
 from fedjax_het.condensation.downstream_eval import DownstreamAccuracy, compare_with_random_subset
-from fedjax_het.condensation.mixed_mode import mixed_mode, reverse_mode
 from fedjax_het.condensation.privacy import compute_gaussian_epsilon
 from fedjax_het.condensation.soft_label_matching import (
     compute_soft_labels,
     soft_label_matching_loss,
 )
-from fedjax_het.condensation.synthesis_config import (
-    SynthesisConfig,
-    SynthesisHyperParameters,
-    SynthesisHyperParameterValues,
-    SynthesisOptions,
-)
 from fedjax_het.condensation.synthetic_data import (
     SyntheticData,
     fine_tune,
-    soft_cross_entropy,
+    soft_cross_entropies,
     train_from_scratch,
 )
 from fedjax_het.condensation.synthetic_pool import (
@@ -48,27 +41,26 @@ from fedjax_het.condensation.synthetic_pool import (
     train_on_synthetic_pool,
 )
 from fedjax_het.condensation.trajectory_matching import (
-    SynthesisFunctions,
+    SynthesisHyperParameters,
     SynthesisLog,
+    SynthesisOptions,
+    TrajectoryMatching,
     TrajectorySynthesisState,
     draw_segment,
-    make_synthesis,
     mean_loss_by_start,
 )
-from fedjax_het.condensation.unrolling import matching_loss, unroll
+from fedjax_het.condensation.unrolling import matching_loss, mixed_mode, unroll
 
 __all__ = [
     "DSA_STRATEGY",
     "DownstreamAccuracy",
     "SoftLabelTargets",
-    "SynthesisConfig",
-    "SynthesisFunctions",
-    "SynthesisHyperParameterValues",
     "SynthesisHyperParameters",
     "SynthesisLog",
     "SynthesisOptions",
     "SyntheticData",
     "SyntheticPool",
+    "TrajectoryMatching",
     "TrajectorySynthesisState",
     "compare_with_random_subset",
     "compute_gaussian_epsilon",
@@ -77,16 +69,14 @@ __all__ = [
     "draw_segment",
     "fine_tune",
     "interpolate_params",
-    "make_synthesis",
     "matching_loss",
     "mean_embedding",
     "mean_loss_by_start",
     "mixed_mode",
-    "reverse_mode",
     "sample_on_ball",
     "sampled_sliced_wasserstein",
     "sliced_wasserstein",
-    "soft_cross_entropy",
+    "soft_cross_entropies",
     "soft_label_matching_loss",
     "train_from_scratch",
     "train_on_synthetic_pool",

@@ -221,15 +221,16 @@ def train_from_init(
     init_key, order_key = jax.random.split(key)
     variables = model.init(init_key)
     pool = SyntheticPool(images, labels, jnp.ones(len(labels), bool))
-    for phase_index, phase in enumerate(make_step_decay_phases(lr, epochs)):
+    phases = make_step_decay_phases(lr, epochs)
+    for phase_index, (phase_lr, _, phase_epochs) in enumerate(phases):
         variables = train_on_synthetic_pool(
             model,
             variables,
             pool,
             jax.random.fold_in(order_key, phase_index),
-            epochs=phase.epochs,
+            epochs=phase_epochs,
             batch_size=batch_size,
-            lr=phase.lr,
+            lr=phase_lr,
             momentum=momentum,
             weight_decay=weight_decay,
         )

@@ -17,7 +17,6 @@ from fedjax_het.core.server_training import (
     train_on_examples,
 )
 from fedjax_het.nn.batch_axis import make_axis_argument
-from fedjax_het.utils.errors import require_name
 
 Tree = Any
 # apply_params(params, images) -> logits; with `batch_axis` where devices share the images.
@@ -58,41 +57,17 @@ def soft_cross_entropies(
         0.04 acts like 0.04 / C of plain cross-entropy.
 
     Returns:
-      `[B]`.
-    """
-    losses = -(jax.nn.softmax(label_logits) * jax.nn.log_softmax(logits)).sum(-1)
-    return losses / logits.shape[-1] if scaling == "cross_entropy_over_classes" else losses
-
-
-def soft_cross_entropy(
-    logits: Array,
-    label_logits: Array,
-    *,
-    scaling: str = "cross_entropy_over_classes",
-    weights: Array | None = None,
-) -> Array:
-    """Return the weighted mean of `soft_cross_entropies`.
-
-    Args:
-      logits: of the network, `[B, C]`.
-      label_logits: `[B, C]`; the soft label is `softmax(label_logits)`.
-      scaling: "cross_entropy" or "cross_entropy_over_classes", see `soft_cross_entropies`.
-      weights: `[B]`; None: equal weights.
-
-    Returns:
-      The loss, `[]`, in nats.
+      The losses, `[B]`.
 
     Example:
       >>> import jax.numpy as jnp
-      >>> from fedjax_het.condensation import soft_cross_entropy
-      >>> loss = soft_cross_entropy(jnp.zeros((5, 4)), jnp.zeros((5, 4)), scaling="cross_entropy")
-      >>> bool(abs(loss - jnp.log(4)) < 1e-6)
+      >>> from fedjax_het.condensation import soft_cross_entropies
+      >>> losses = soft_cross_entropies(jnp.zeros((5, 4)), jnp.zeros((5, 4)), scaling="cross_entropy")
+      >>> bool(abs(losses[0] - jnp.log(4)) < 1e-6)
       True
     """
-    losses = soft_cross_entropies(logits, label_logits, scaling=scaling)
-    if weights is None:
-        return losses.mean()
-    return (weights * losses).sum() / weights.sum()
+    losses = -(jax.nn.softmax(label_logits) * jax.nn.log_softmax(logits)).sum(-1)
+    return losses / logits.shape[-1] if scaling == "cross_entropy_over_classes" else losses
 
 
 def fine_tune(
@@ -101,182 +76,44 @@ def fine_tune(
     synthetic: SyntheticData,
     key: Array,
     *,
+    optimizer: optax.GradientTransformation,
     epochs: int,
-    lr: Array | float,
+    first_epoch: int = 0,
     batch_size: int = 256,
     augment_strategy: str = DSA_STRATEGY,
     loss_scaling: str = "cross_entropy_over_classes",
-    optimizer: str = "adam",
-    momentum: Array | float = 0.0,
     server_parallelism: ServerParallelism = SINGLE_DEVICE,
 ) -> Tree:
-    """Train the round's averaged model on the synthetic data: DynaFed's server step.
+    """Train on the synthetic data: DynaFed's server step.
 
     The optimizer is new in each call. An epoch is `ceil(M / batch_size)` steps: one for the usual
-    150 samples, six for CIFAR-100's 1,500.
+    150 samples, six for CIFAR-100's 1,500. The index of a step determines its batch and its
+    augmentation.
 
     Args:
       apply_params: `(params, images) -> logits [B, C]`.
       params: parameters at the start.
       synthetic: the synthetic data.
       key: key of the batches and augmentations.
+      optimizer: the optimizer; its settings may be traced.
       epochs: number of epochs.
-      lr: learning rate; may be traced.
+      first_epoch: number of the first epoch, from which orders and augmentations continue.
       batch_size: samples per step.
       augment_strategy: augmentation families, see `augment`.
       loss_scaling: see `soft_cross_entropies`.
-      optimizer: "adam", as in the code, or "sgd".
-      momentum: momentum of "sgd"; may be traced.
       server_parallelism: devices that share each batch.
 
     Returns:
       Parameters of the same structure.
 
-    Raises:
-      ConfigError: if `optimizer` is unknown.
-
     Example:
-      >>> import jax, jax.numpy as jnp
+      >>> import jax, jax.numpy as jnp, optax
       >>> from fedjax_het.condensation import SyntheticData, fine_tune
       >>> apply_params = lambda w, images: images.reshape(len(images), -1) @ w
       >>> data = SyntheticData(jnp.ones((6, 2, 2, 1)), jnp.zeros((6, 3)), jnp.float32(0.04))
-      >>> key = jax.random.key(0)
-      >>> fine_tune(apply_params, jnp.ones((4, 3)), data, key, epochs=1, lr=0.1).shape
+      >>> settings = {"optimizer": optax.adam(0.1), "epochs": 1}
+      >>> fine_tune(apply_params, jnp.ones((4, 3)), data, jax.random.key(0), **settings).shape
       (4, 3)
-    """
-    require_name("optimizer", optimizer, ("adam", "sgd"))
-    return _train(
-        apply_params,
-        params,
-        synthetic,
-        key,
-        optimizer=optax.adam(lr) if optimizer == "adam" else optax.sgd(lr, momentum=momentum),
-        epochs=epochs,
-        batch_size=batch_size,
-        augment_strategy=augment_strategy,
-        loss_scaling=loss_scaling,
-        server_parallelism=server_parallelism,
-    )
-
-
-def train_from_scratch(
-    apply_params: ApplyParams,
-    params: Tree,
-    synthetic: SyntheticData,
-    key: Array,
-    *,
-    epochs: int = 501,
-    lr: Array | float | None = None,
-    momentum: Array | float = 0.9,
-    weight_decay: Array | float = 5e-4,
-    batch_size: int = 256,
-    augment_strategy: str = DSA_STRATEGY,
-    loss_scaling: str = "cross_entropy_over_classes",
-) -> Tree:
-    """Train a network on the synthetic data alone: the quality check of DynaFed's Fig. 6.
-
-    SGD, whose learning rate decays as in `make_step_decay_phases`. The momentum buffer is new after
-    the decay; orders and augmentations continue. vmap over `params` and `key` for several networks,
-    with different initial parameters. (The public code trains three copies of the same initial
-    network.)
-
-    Cost: epochs * ceil(M / batch_size) steps.
-
-    Args:
-      apply_params: `(params, images) -> logits [B, C]`.
-      params: freshly initialized parameters.
-      synthetic: the synthetic data.
-      key: key of the batches and augmentations.
-      epochs: number of epochs.
-      lr: learning rate at the start; None: the learned step size.
-      momentum: momentum of SGD.
-      weight_decay: L2 coefficient.
-      batch_size: samples per step.
-      augment_strategy: augmentation families, see `augment`.
-      loss_scaling: see `soft_cross_entropies`.
-
-    Returns:
-      Parameters of the same structure.
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from fedjax_het.condensation import SyntheticData, train_from_scratch
-      >>> apply_params = lambda w, images: images.reshape(len(images), -1) @ w
-      >>> data = SyntheticData(jnp.ones((6, 2, 2, 1)), jnp.zeros((6, 3)), jnp.float32(0.04))
-      >>> key = jax.random.key(0)
-      >>> train_from_scratch(apply_params, jnp.ones((4, 3)), data, key, epochs=4).shape
-      (4, 3)
-    """
-    for phase in make_step_decay_phases(synthetic.step_size if lr is None else lr, epochs):
-        params = _train(
-            apply_params,
-            params,
-            synthetic,
-            key,
-            optimizer=optax.chain(
-                optax.add_decayed_weights(weight_decay), optax.sgd(phase.lr, momentum=momentum)
-            ),
-            epochs=phase.epochs,
-            first_epoch=phase.first_epoch,
-            batch_size=batch_size,
-            augment_strategy=augment_strategy,
-            loss_scaling=loss_scaling,
-        )
-    return params
-
-
-class LearningRatePhase(NamedTuple):
-    """A phase of training with a constant learning rate.
-
-    Attributes:
-      lr: learning rate.
-      first_epoch: number of the first epoch, counted from 0.
-      epochs: number of epochs.
-    """
-
-    lr: Array | float
-    first_epoch: int
-    epochs: int
-
-
-def make_step_decay_phases(
-    lr: Array | float, epochs: int
-) -> tuple[LearningRatePhase, LearningRatePhase]:
-    """Split training from scratch into two phases with learning rates `lr` and `lr` / 10.
-
-    As in the public codes of distribution and trajectory matching, the rate decays after epoch
-    `epochs // 2 + 1`, counted from 0 (251 of 501).
-
-    Args:
-      lr: learning rate of the first phase.
-      epochs: total number of epochs.
-
-    Returns:
-      The two phases.
-    """
-    num_early_epochs = min(epochs // 2 + 2, epochs)
-    return LearningRatePhase(lr, 0, num_early_epochs), LearningRatePhase(
-        lr * 0.1, num_early_epochs, epochs - num_early_epochs
-    )
-
-
-def _train(
-    apply_params: ApplyParams,
-    params: Tree,
-    synthetic: SyntheticData,
-    key: Array,
-    *,
-    optimizer: optax.GradientTransformation,
-    epochs: int,
-    first_epoch: int = 0,
-    batch_size: int,
-    augment_strategy: str,
-    loss_scaling: str,
-    server_parallelism: ServerParallelism = SINGLE_DEVICE,
-) -> Tree:
-    """Train on synthetic data; the index of a step determines its batch and augmentation.
-
-    Batches and keys are those of the inner loop, see `unrolling.unroll`.
     """
     order_key, augment_key = jax.random.split(key)
     count = len(synthetic.images)
@@ -307,3 +144,78 @@ def _train(
         key=augment_key,
         server_parallelism=server_parallelism,
     )[0]["params"]
+
+
+def train_from_scratch(
+    apply_params: ApplyParams,
+    params: Tree,
+    synthetic: SyntheticData,
+    key: Array,
+    *,
+    epochs: int = 501,
+    augment_strategy: str = DSA_STRATEGY,
+    loss_scaling: str = "cross_entropy_over_classes",
+) -> Tree:
+    """Train a network on the synthetic data alone: the quality check of DynaFed's Fig. 6.
+
+    SGD in batches of 256 with momentum 0.9 and weight decay 5e-4. The learning rate starts at the
+    learned step size and decays as in `make_step_decay_phases`. The momentum buffer is new after
+    the decay; orders and augmentations continue. vmap over `params` and `key` for several networks,
+    with different initial parameters. (The public code trains three copies of the same initial
+    network.)
+
+    Cost: epochs * ceil(M / 256) steps.
+
+    Args:
+      apply_params: `(params, images) -> logits [B, C]`.
+      params: freshly initialized parameters.
+      synthetic: the synthetic data.
+      key: key of the batches and augmentations.
+      epochs: number of epochs.
+      augment_strategy: augmentation families, see `augment`.
+      loss_scaling: see `soft_cross_entropies`.
+
+    Returns:
+      Parameters of the same structure.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from fedjax_het.condensation import SyntheticData, train_from_scratch
+      >>> apply_params = lambda w, images: images.reshape(len(images), -1) @ w
+      >>> data = SyntheticData(jnp.ones((6, 2, 2, 1)), jnp.zeros((6, 3)), jnp.float32(0.04))
+      >>> key = jax.random.key(0)
+      >>> train_from_scratch(apply_params, jnp.ones((4, 3)), data, key, epochs=4).shape
+      (4, 3)
+    """
+    for lr, first_epoch, num_epochs in make_step_decay_phases(synthetic.step_size, epochs):
+        params = fine_tune(
+            apply_params,
+            params,
+            synthetic,
+            key,
+            optimizer=optax.chain(optax.add_decayed_weights(5e-4), optax.sgd(lr, momentum=0.9)),
+            epochs=num_epochs,
+            first_epoch=first_epoch,
+            augment_strategy=augment_strategy,
+            loss_scaling=loss_scaling,
+        )
+    return params
+
+
+def make_step_decay_phases(
+    lr: Array | float, epochs: int
+) -> tuple[tuple[Array | float, int, int], ...]:
+    """Split training from scratch into two phases with learning rates `lr` and `lr` / 10.
+
+    As in the public codes of distribution and trajectory matching, the rate decays after epoch
+    `epochs // 2 + 1`, counted from 0 (251 of 501).
+
+    Args:
+      lr: learning rate of the first phase.
+      epochs: total number of epochs.
+
+    Returns:
+      For each phase, the learning rate, the number of its first epoch and its number of epochs.
+    """
+    num_early_epochs = min(epochs // 2 + 2, epochs)
+    return (lr, 0, num_early_epochs), (lr * 0.1, num_early_epochs, epochs - num_early_epochs)

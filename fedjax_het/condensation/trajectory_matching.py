@@ -1,19 +1,17 @@
 """Trajectory matching: synthetic data on which training moves a network as real data did.
 
-DynaFed's server stores the global models of its first rounds. `make_synthesis` learns images, soft
-labels and a step size so that a few SGD steps on them from checkpoint t end near the checkpoints
-after t.
+DynaFed's server stores the global models of its first rounds. `TrajectoryMatching` learns images,
+soft labels and a step size so that a few SGD steps on them from checkpoint t end near the
+checkpoints after t.
 
 Sources: Pi et al., "DynaFed: Tackling Client Data Heterogeneity with Global Dynamics" (CVPR 2023)
 and its public code; Cazenavette et al., "Dataset Distillation by Matching Training Trajectories"
 (MTT, CVPR 2022), from which the code descends.
-
-A network is a pair of functions `apply_params` and `unravel`, see `unrolling`.
 """
 
-from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,82 +19,245 @@ import numpy as np
 import optax
 from jax import Array, lax
 
-from fedjax_het.condensation.mixed_mode import DifferentiationMode, mixed_mode
-from fedjax_het.condensation.synthesis_config import (
-    SynthesisHyperParameterValues,
-    SynthesisOptions,
-    count_eligible_targets,
-    validate_targets,
-)
+from fedjax_het.condensation.augment import DSA_STRATEGY, parse_strategy
 from fedjax_het.condensation.synthetic_data import ApplyParams, SyntheticData
 from fedjax_het.condensation.unrolling import Unravel, matching_loss, unroll
+from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
+from fedjax_het.utils.config import (
+    Config,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 from fedjax_het.utils.errors import require
 
 _ADAM = optax.scale_by_adam()
 
+# Presets of `SynthesisHyperParameters`, by the name of the preset of `SynthesisOptions`.
+NUMERIC_PRESETS: dict[str, dict[str, float]] = {"code": {}, "paper": {"label_lr": 5e-2}}
 
-def draw_segment(
-    key: Array,
-    trajectory: Array,
-    *,
-    first_start: int,
-    last_start: int,
-    segment_length: int,
-    target_counts: tuple[int, ...] = (2, 3),
-    replacement: bool = True,
-    end: str = "drawn",
-) -> tuple[Array, Array]:
+
+@dataclasses.dataclass(frozen=True)
+class SynthesisHyperParameters(Config):
+    """The numeric settings of the synthesis; one compiled program serves all values.
+
+    Example:
+      >>> from fedjax_het.condensation import SynthesisHyperParameters
+      >>> SynthesisHyperParameters().label_lr
+      0.01
+    """
+
+    image_lr: NonNegativeFloat = 5e-2
+    """Adam's learning rate for the images."""
+    label_lr: NonNegativeFloat = 1e-2
+    """Adam's learning rate for the label logits."""
+    step_size: PositiveFloat = 0.04
+    """Inner learning rate at the start."""
+    step_size_lr: NonNegativeFloat = 1e-5
+    """Adam's learning rate for the inner learning rate; 0 leaves it constant."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SynthesisOptions(Config):
+    """The static settings of the synthesis, with the presets "paper" and "code".
+
+    The defaults are those of the public code. The preset "paper" follows the paper's text. There,
+    "2 checkpoints sampled between w^t and w^(t+s)" are two checkpoints strictly between, without
+    replacement. The target is the mean of them and w^(t+s). Starts are t ~ U(1, L - s). In the
+    code, two or three checkpoints of t + 1, ..., t + s are drawn with replacement. With two of s =
+    5, 64 % of the targets lack w^(t+s), and 20 % are one checkpoint. Where the paper has no value,
+    or a value that cannot be right, "paper" uses the code's:
+
+    * `step_size` (of `SynthesisHyperParameters`): the paper states "SGD with learning rate 1e-5".
+      Inner steps of that length do not move the network (the matching loss stays at 1). In the
+      code, 1e-5 is the learning rate *of* the learned step size, which starts at 0.04.
+    * `inner_steps` (s'), the loss, the augmentation and the distance are not stated.
+    * The paper does not define which model w^1 is. Algorithm 2 sends it out in round 1, so it would
+      be the initial model, but the algorithm stores only the later averages. Here w^t is the
+      average of round t.
+
+    The code's sample count is per class (15: 1,500 images for CIFAR-100), the paper's is the total
+    (150); exactly one of the two must be set. `parse_config` applies a preset and checks values.
+
+    Example:
+      >>> from fedjax_het.condensation import SynthesisOptions
+      >>> from fedjax_het.utils.config import parse_config
+      >>> parse_config(SynthesisOptions, {"preset": "paper"}).trajectory_rounds
+      20
+    """
+
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+        "code": {},
+        "paper": {
+            "trajectory_rounds": 20,
+            "segment_length": 5,
+            "target_counts": (2,),
+            "target_replacement": False,
+            "target_end": "always",
+            "min_start": 1,
+            "max_start": None,
+            "num_iterations": 1000,
+            "samples_per_class": None,
+            "num_samples": 150,
+        },
+    }
+
+    trajectory_rounds: PositiveInt = 24
+    """L: rounds of plain training whose averages are stored, in addition to the initial model."""
+    segment_length: PositiveInt = 3
+    """s: maximum number of rounds between a start and its target."""
+    target_counts: tuple[PositiveInt, ...] = (2, 3)
+    """Possible numbers of checkpoints in the target's mean, drawn uniformly."""
+    target_replacement: bool = True
+    """Whether one checkpoint may enter a mean more than once."""
+    target_end: Literal["drawn", "always", "never"] = "drawn"
+    """Checkpoint t + s: a candidate of the draw, in every mean besides the draw, or in none."""
+    include_initial: bool = True
+    """Whether the random initial model (round 0) may be a start."""
+    min_start: NonNegativeInt = 0
+    """First round that may be a start."""
+    max_start: NonNegativeInt | None = 50
+    """Last round that may be a start, inclusive; never beyond L - s."""
+    num_iterations: PositiveInt = 3000
+    """N: outer iterations."""
+    inner_steps: PositiveInt = 20
+    """s': SGD steps on the synthetic data per iteration."""
+    inner_batch_size: PositiveInt | None = None
+    """Synthetic samples per inner step; None: all."""
+    samples_per_class: PositiveInt | None = 15
+    """Synthetic samples of each class."""
+    num_samples: PositiveInt | None = None
+    """Synthetic samples in total, instead of per class."""
+    label_init: float = 0.0
+    """Label logits start at this number times one-hot; 0 is the uniform soft label."""
+    loss_scaling: Literal["cross_entropy", "cross_entropy_over_classes"] = (
+        "cross_entropy_over_classes"
+    )
+    """Inner loss: "cross_entropy", or cross-entropy divided by the number of classes."""
+    distance: Literal["normalized_l2", "cosine"] = "normalized_l2"
+    """Distance of the end of inner training from the target: "normalized_l2" or "cosine"."""
+    augment_strategy: str = DSA_STRATEGY
+    """Families of `augment`, one drawn per inner step; "none" disables augmentation."""
+    step_size_floor: PositiveFloat = 1e-4
+    """Minimum of the learned step size, a safeguard."""
+    step_size_ceiling: PositiveFloat = 10.0
+    """Maximum of the learned step size, a safeguard."""
+    keep: Literal["last", "best"] = "last"
+    """The result: the "last" iterate (as in the code) or the "best" by mean matching loss."""
+    preset: str = "paper"
+    """Source of the settings that are not given."""
+
+    def check(self) -> None:
+        """Check the relations between the settings.
+
+        Raises:
+          ConfigError: if two settings contradict each other.
+        """
+        require(
+            (self.samples_per_class is None) != (self.num_samples is None),
+            "samples_per_class, num_samples",
+            (self.samples_per_class, self.num_samples),
+            "exactly one of the two",
+        )
+        self.check_step_size(SynthesisHyperParameters.step_size, "step_size")
+        parse_strategy(self.augment_strategy, "augment_strategy")
+        first, last = self.start_range
+        require(
+            0 <= first <= last,
+            "min_start, max_start",
+            (self.min_start, self.max_start),
+            "0 <= first start <= last start <= trajectory_rounds - segment_length = "
+            f"{self.trajectory_rounds} - {self.segment_length}",
+        )
+        require(
+            self.num_candidates >= 1,
+            "segment_length",
+            self.segment_length,
+            f"at least 2 with target_end = {self.target_end!r}, which needs a checkpoint between "
+            "start and end",
+        )
+        max_count = max(self.target_counts, default=0)
+        require(
+            max_count >= 1 and (self.target_replacement or max_count <= self.num_candidates),
+            "target_counts",
+            self.target_counts,
+            f"counts >= 1, and at most {self.num_candidates} without replacement",
+        )
+
+    def check_step_size(self, step_size: float, name: str) -> None:
+        """Check that an initial inner learning rate is within its bounds.
+
+        Args:
+          step_size: the initial inner learning rate.
+          name: name of the setting in the message.
+
+        Raises:
+          ConfigError: if `step_size` is out of bounds.
+        """
+        floor, ceiling = self.step_size_floor, self.step_size_ceiling
+        require(
+            floor <= step_size <= ceiling,
+            name,
+            step_size,
+            f"0 < step_size_floor ({floor}) <= step_size <= step_size_ceiling ({ceiling})",
+        )
+
+    @property
+    def start_range(self) -> tuple[int, int]:
+        """Return the first and the last round at which a segment may start, both inclusive."""
+        last = self.trajectory_rounds - self.segment_length
+        if self.max_start is not None:
+            last = min(last, self.max_start)
+        return max(self.min_start, 0 if self.include_initial else 1), last
+
+    @property
+    def num_candidates(self) -> int:
+        """Return the number of checkpoints after the start from which a target is drawn."""
+        return self.segment_length - (self.target_end != "drawn")
+
+    def count_samples(self, num_classes: int) -> int:
+        """Return the number of synthetic samples, M."""
+        if self.samples_per_class is None:
+            assert self.num_samples is not None  # `check` requires exactly one of the two
+            return self.num_samples
+        return self.samples_per_class * num_classes
+
+
+def draw_segment(options: SynthesisOptions, trajectory: Array, key: Array) -> tuple[Array, Array]:
     """Draw the start of a trajectory segment and its target.
 
-    The start is uniform over `first_start .. last_start`, both included. The target is the mean of
-    k checkpoints out of the `segment_length` checkpoints after the start; k is uniform over
-    `target_counts`.
+    The start is uniform over `options.start_range`. The target is the mean of k checkpoints out of
+    the `segment_length` checkpoints after the start; k is uniform over `target_counts`.
 
     Args:
-      key: key of the draws.
+      options: lengths, counts and the role of the segment's last checkpoint.
       trajectory: checkpoints, `[T + 1, P]`.
-      first_start: first possible start.
-      last_start: last possible start.
-      segment_length: maximum distance of the target's checkpoints from the start.
-      target_counts: possible numbers k of checkpoints.
-      replacement: whether to draw the checkpoints with replacement.
-      end: role of the segment's last checkpoint. "drawn": it is one of the candidates. "always":
-        every mean includes it in addition to the k drawn ones. "never": no mean includes it.
+      key: key of the draws.
 
     Returns:
       The start, `[]` int, and the target, `[P]`.
 
-    Raises:
-      ConfigError: if `target_counts` exceeds the number of candidates, or a segment exceeds the
-        trajectory.
-
     Example:
       >>> import jax, jax.numpy as jnp
-      >>> from fedjax_het.condensation import draw_segment
-      >>> options = {"first_start": 0, "last_start": 2, "segment_length": 3}
-      >>> start, target = draw_segment(jax.random.key(0), jnp.zeros((6, 5)), **options)
+      >>> from fedjax_het.condensation import SynthesisOptions, draw_segment
+      >>> options = SynthesisOptions(trajectory_rounds=5)
+      >>> start, target = draw_segment(options, jnp.zeros((6, 7)), jax.random.key(0))
       >>> target.shape
-      (5,)
+      (7,)
     """
-    validate_targets(target_counts, segment_length, replacement, end)
-    require(
-        0 <= first_start <= last_start <= len(trajectory) - 1 - segment_length,
-        "first_start, last_start",
-        (first_start, last_start),
-        f"0 <= first_start <= last_start <= {len(trajectory) - 1 - segment_length}, so that a "
-        f"segment of {segment_length} fits into {len(trajectory)} checkpoints",
-    )
     start_key, count_key, target_key = jax.random.split(key, 3)
+    first_start, last_start = options.start_range
     start = jax.random.randint(start_key, (), first_start, last_start + 1)
-    count = jax.random.choice(count_key, jnp.asarray(target_counts))
-    num_eligible, max_count = count_eligible_targets(segment_length, end), max(target_counts)
-    if replacement:
-        steps = jax.random.randint(target_key, (max_count,), 1, num_eligible + 1)
+    count = jax.random.choice(count_key, jnp.asarray(options.target_counts))
+    num_candidates, max_count = options.num_candidates, max(options.target_counts)
+    if options.target_replacement:
+        steps = jax.random.randint(target_key, (max_count,), 1, num_candidates + 1)
     else:
-        steps = 1 + jax.random.permutation(target_key, num_eligible)[:max_count]
+        steps = 1 + jax.random.permutation(target_key, num_candidates)[:max_count]
     is_member = jnp.arange(max_count) < count
-    if end == "always":
-        steps = jnp.append(steps, segment_length)
+    if options.target_end == "always":
+        steps = jnp.append(steps, options.segment_length)
         is_member = jnp.append(is_member, True)
     weights = is_member / is_member.sum()
     target = jnp.einsum("k,kp->p", weights, trajectory[start + steps], precision="highest")
@@ -119,14 +280,9 @@ class TrajectorySynthesisState(NamedTuple):
       num_skipped: `[]` int, iterations whose loss or gradient was not finite.
 
     Example:
-      >>> import jax
-      >>> from fedjax_het.condensation import SynthesisHyperParameterValues, SynthesisOptions, make_synthesis
-      >>> options = SynthesisOptions(trajectory_rounds=4, samples_per_class=2)
-      >>> functions = make_synthesis(options, None, None, image_shape=(4, 4, 1), num_classes=3)
-      >>> values = SynthesisHyperParameterValues(0.05, 0.01, 1e-5, 0.04)
-      >>> state = functions.init(values, jax.random.key(0))
-      >>> state.data.images.shape, state.latest_loss.shape
-      ((6, 4, 4, 1), (5,))
+      >>> from fedjax_het.condensation import TrajectorySynthesisState
+      >>> TrajectorySynthesisState._fields[:2]
+      ('data', 'adam')
     """
 
     data: SyntheticData
@@ -147,12 +303,9 @@ class SynthesisLog(NamedTuple):
       step_size: learned step size after the update.
 
     Example:
-      >>> import numpy as np
-      >>> from fedjax_het.condensation import SynthesisLog, mean_loss_by_start
-      >>> skipped, step_size = np.zeros(3, bool), np.full(3, 0.04)
-      >>> log = SynthesisLog(np.array([1.0, 0.5, 0.7]), np.array([0, 1, 0]), skipped, step_size)
-      >>> mean_loss_by_start(log, num_last=2)
-      {0: 0.7, 1: 0.5}
+      >>> from fedjax_het.condensation import SynthesisLog
+      >>> SynthesisLog._fields
+      ('matching_loss', 'start', 'skipped', 'step_size')
     """
 
     matching_loss: Array
@@ -161,251 +314,190 @@ class SynthesisLog(NamedTuple):
     step_size: Array
 
 
-class SynthesisFunctions(NamedTuple):
-    """The pure functions of the synthesis, for the caller to jit; see `make_synthesis`.
-
-    Attributes:
-      init: `init(hp, key) -> state`. Images are drawn from N(0, 1); label logits are `label_init` *
-        one-hot, with samples ordered by class.
-      run: `run(hp, state, trajectory, key, first_iteration, *, num_iterations) -> (state, log)`
-        runs the outer iterations `first_iteration, first_iteration + 1, ...`. Rows of the trajectory
-        `[L + 1, P]` are the initial model (row 0) and the average after round c (row c). Iteration
-        n draws from `fold_in(key, n)`, so several calls, or a resumed run, give the same result as
-        one call. Only `num_iterations` is static.
-      result: `result(state) -> SyntheticData`, the iterate that `SynthesisOptions.keep` selects.
-
-    Example:
-      >>> from fedjax_het.condensation import SynthesisFunctions
-      >>> SynthesisFunctions._fields
-      ('init', 'run', 'result')
-    """
-
-    init: Callable[[SynthesisHyperParameterValues, Array], TrajectorySynthesisState]
-    run: Callable[..., tuple[TrajectorySynthesisState, SynthesisLog]]
-    result: Callable[[TrajectorySynthesisState], SyntheticData]
-
-
-def make_synthesis(
-    options: SynthesisOptions,
-    apply_params: ApplyParams,
-    unravel: Unravel,
-    *,
-    image_shape: tuple[int, int, int],
-    num_classes: int,
-    differentiation: DifferentiationMode = mixed_mode,
-) -> SynthesisFunctions:
-    """Build DynaFed's data synthesis (Algorithm 1) for one network and image shape.
+@dataclasses.dataclass(frozen=True)
+class TrajectoryMatching:
+    """DynaFed's data synthesis (Algorithm 1) for one network and image shape.
 
     Each iteration draws a segment, unrolls `inner_steps` from its start, and moves images, label
-    logits and step size by Adam against the gradient of the matching loss.
+    logits and step size by Adam against the gradient of the matching loss. The methods are pure
+    functions; the caller jits them.
 
     Additions to the public code: the step size is clipped to
     `[step_size_floor, step_size_ceiling]`, and an iteration whose loss or gradient is not finite
     changes nothing and is counted. In the public code the learned step size can become negative or
     NaN.
 
-    Cost: per iteration, the cost of differentiating `unroll`.
-
-    Args:
+    Attributes:
       options: static settings.
-      apply_params: `(params, images) -> logits [B, C]`.
-      unravel: `vector [P] -> params`.
+      apply_params: see `unroll`.
+      unravel: see `unroll`.
       image_shape: height, width and channels.
       num_classes: number of classes.
-      differentiation: how to differentiate an inner step's gradient, see `unroll`.
-
-    Returns:
-      The functions `init`, `run` and `result`. While it is traced, `run` raises ConfigError if the
-      trajectory does not fit the options.
+      micro_batch: samples at a time, see `mixed_mode`.
+      server_parallelism: devices that share an inner step, see `mixed_mode`.
 
     Example:
       >>> import jax, jax.numpy as jnp
-      >>> from fedjax_het.condensation import SynthesisHyperParameterValues, SynthesisOptions, make_synthesis
-      >>> options = SynthesisOptions(
-      ...     trajectory_rounds=4, samples_per_class=2, inner_steps=2, augment_strategy="none"
-      ... )
-      >>> functions = make_synthesis(
-      ...     options,
-      ...     lambda w, images: images.reshape(len(images), -1) @ w,
-      ...     lambda vector: vector.reshape(4, 3),
-      ...     image_shape=(2, 2, 1),
-      ...     num_classes=3,
-      ... )
-      >>> values, key = SynthesisHyperParameterValues(0.05, 0.01, 1e-5, 0.04), jax.random.key(0)
-      >>> trajectory = jnp.arange(5.0)[:, None] * jnp.ones(12)
-      >>> state = functions.init(values, key)
-      >>> state, log = functions.run(values, state, trajectory, key, 0, num_iterations=2)
-      >>> log.matching_loss.shape, functions.result(state).images.shape
+      >>> from fedjax_het.condensation import SynthesisOptions, TrajectoryMatching
+      >>> options = SynthesisOptions(trajectory_rounds=4, samples_per_class=2, inner_steps=2)
+      >>> apply_params = lambda w, images: images.reshape(len(images), -1) @ w
+      >>> unravel = lambda vector: vector.reshape(4, 3)
+      >>> synthesis = TrajectoryMatching(options, apply_params, unravel, (2, 2, 1), 3)
+      >>> hp = {"image_lr": 0.05, "label_lr": 0.01, "step_size": 0.04, "step_size_lr": 1e-5}
+      >>> trajectory, key = jnp.arange(5.0)[:, None] * jnp.ones(12), jax.random.key(0)
+      >>> state = synthesis.init(hp, key)
+      >>> state, log = synthesis.run(hp, state, trajectory, key, 0, num_iterations=2)
+      >>> log.matching_loss.shape, synthesis.get_result(state).images.shape
       ((2,), (6, 2, 2, 1))
     """
-    unroll_fn = partial(
-        unroll,
-        apply_params,
-        unravel,
-        num_steps=options.inner_steps,
-        batch_size=options.inner_batch_size,
-        augment_strategy=options.augment_strategy,
-        loss_scaling=options.loss_scaling,
-        differentiation=differentiation,
-    )
-    return SynthesisFunctions(
-        init=partial(_init_state, options, image_shape, num_classes),
-        run=partial(_run_iterations, options, unroll_fn),
-        result=partial(_select_result, options),
-    )
 
+    options: SynthesisOptions
+    apply_params: ApplyParams
+    unravel: Unravel
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    micro_batch: int | None = None
+    server_parallelism: ServerParallelism = SINGLE_DEVICE
 
-def _init_state(
-    options: SynthesisOptions,
-    image_shape: tuple[int, int, int],
-    num_classes: int,
-    hp: SynthesisHyperParameterValues,
-    key: Array,
-) -> TrajectorySynthesisState:
-    """Return the initial state: images from N(0, 1) and label logits times one-hot, by class."""
-    num_samples = options.count_samples(num_classes)
-    classes = jnp.arange(num_samples) * num_classes // num_samples
-    data = SyntheticData(
-        images=jax.random.normal(key, (num_samples, *image_shape), jnp.float32),
-        label_logits=options.label_init * jax.nn.one_hot(classes, num_classes),
-        step_size=jnp.asarray(hp.step_size, jnp.float32),
-    )
-    return TrajectorySynthesisState(
-        data=data,
-        adam=_ADAM.init(data),
-        latest_loss=jnp.full(options.trajectory_rounds + 1, jnp.inf),
-        best_data=jax.tree.map(jnp.copy, data),  # a donated state must not contain a buffer twice
-        best_score=jnp.asarray(jnp.inf),
-        num_skipped=jnp.asarray(0, jnp.int32),
-    )
+    def init(self, hp: Mapping[str, Any], key: Array) -> TrajectorySynthesisState:
+        """Draw images from N(0, 1); label logits are `label_init` * one-hot, ordered by class.
 
+        Args:
+          hp: values of `SynthesisHyperParameters` by name; may be traced.
+          key: key of the images.
 
-def _run_iterations(
-    options: SynthesisOptions,
-    unroll_fn: Callable[..., Array],
-    hp: SynthesisHyperParameterValues,
-    state: TrajectorySynthesisState,
-    trajectory: Array,
-    key: Array,
-    first_iteration: int | Array,
-    *,
-    num_iterations: int,
-) -> tuple[TrajectorySynthesisState, SynthesisLog]:
-    """Run outer iterations; the trajectory must have the shape `[L + 1, P]`."""
-    rounds = options.trajectory_rounds
-    require(
-        trajectory.ndim == 2 and len(trajectory) == rounds + 1,
-        "trajectory",
-        trajectory.shape,
-        f"[{rounds + 1}, P]: the initial model and the averages of {rounds} rounds",
-    )
-
-    def run_iteration(state: TrajectorySynthesisState, iteration_index: Array):
-        return _run_iteration(
-            options, unroll_fn, hp, trajectory, state, jax.random.fold_in(key, iteration_index)
+        Returns:
+          The initial state.
+        """
+        num_samples = self.options.count_samples(self.num_classes)
+        classes = jnp.arange(num_samples) * self.num_classes // num_samples
+        data = SyntheticData(
+            images=jax.random.normal(key, (num_samples, *self.image_shape), jnp.float32),
+            label_logits=self.options.label_init * jax.nn.one_hot(classes, self.num_classes),
+            step_size=jnp.asarray(hp["step_size"], jnp.float32),
+        )
+        return TrajectorySynthesisState(
+            data=data,
+            adam=_ADAM.init(data),
+            latest_loss=jnp.full(self.options.trajectory_rounds + 1, jnp.inf),
+            best_data=jax.tree.map(jnp.copy, data),  # a donated state must not hold a buffer twice
+            best_score=jnp.asarray(jnp.inf),
+            num_skipped=jnp.asarray(0, jnp.int32),
         )
 
-    return lax.scan(run_iteration, state, first_iteration + jnp.arange(num_iterations))
+    def run(
+        self,
+        hp: Mapping[str, Any],
+        state: TrajectorySynthesisState,
+        trajectory: Array,
+        key: Array,
+        first_iteration: int | Array,
+        *,
+        num_iterations: int,
+    ) -> tuple[TrajectorySynthesisState, SynthesisLog]:
+        """Run the outer iterations `first_iteration, first_iteration + 1, ...`.
+
+        Cost: per iteration, the cost of differentiating `unroll`.
+
+        Args:
+          hp: values of `SynthesisHyperParameters` by name; may be traced.
+          state: the state before.
+          trajectory: `[L + 1, P]`, the initial model (row 0) and the average after round c (row c).
+          key: iteration n draws from `fold_in(key, n)`, so several calls, or a resumed run, give
+            the same result as one call.
+          first_iteration: number of the first iteration; may be traced.
+          num_iterations: number of iterations.
+
+        Returns:
+          The state after the iterations, and their log.
+
+        Raises:
+          ConfigError: if the trajectory does not fit the options.
+        """
+        rounds = self.options.trajectory_rounds
+        require(
+            trajectory.ndim == 2 and len(trajectory) == rounds + 1,
+            "trajectory",
+            trajectory.shape,
+            f"[{rounds + 1}, P]: the initial model and the averages of {rounds} rounds",
+        )
+
+        def run_iteration(state: TrajectorySynthesisState, iteration_index: Array):
+            return self._run_iteration(
+                hp, state, trajectory, jax.random.fold_in(key, iteration_index)
+            )
+
+        return lax.scan(run_iteration, state, first_iteration + jnp.arange(num_iterations))
+
+    def _run_iteration(
+        self, hp: Mapping[str, Any], state: TrajectorySynthesisState, trajectory: Array, key: Array
+    ) -> tuple[TrajectorySynthesisState, SynthesisLog]:
+        """Draw a segment and move the data against the gradient of its matching loss."""
+        options, data = self.options, state.data
+        segment_key, unroll_key = jax.random.split(key)
+        start, target = draw_segment(options, trajectory, segment_key)
+
+        def loss(data: SyntheticData) -> Array:
+            end = unroll(
+                self.apply_params,
+                self.unravel,
+                trajectory[start],
+                data,
+                unroll_key,
+                num_steps=options.inner_steps,
+                batch_size=options.inner_batch_size,
+                augment_strategy=options.augment_strategy,
+                loss_scaling=options.loss_scaling,
+                micro_batch=self.micro_batch,
+                server_parallelism=self.server_parallelism,
+            )
+            return matching_loss(end, trajectory[start], target, distance=options.distance)
+
+        value, gradient = jax.value_and_grad(loss)(data)
+        is_finite = jnp.isfinite(value)
+        for leaf in gradient:
+            is_finite &= jnp.isfinite(leaf).all()
+        direction, adam = _ADAM.update(gradient, state.adam)
+        step_size = data.step_size - hp["step_size_lr"] * direction.step_size
+        new_data = SyntheticData(
+            images=data.images - hp["image_lr"] * direction.images,
+            label_logits=data.label_logits - hp["label_lr"] * direction.label_logits,
+            step_size=jnp.clip(step_size, options.step_size_floor, options.step_size_ceiling),
+        )
+        latest_loss = jnp.where(
+            is_finite, state.latest_loss.at[start].set(value), state.latest_loss
+        )
+        first_start, last_start = options.start_range
+        score = latest_loss[first_start : last_start + 1].mean()
+        is_better = is_finite & (score < state.best_score)
+        new_state = TrajectorySynthesisState(
+            data=_where(is_finite, new_data, data),
+            adam=_where(is_finite, adam, state.adam),
+            latest_loss=latest_loss,
+            best_data=_where(is_better, data, state.best_data),
+            best_score=jnp.where(is_better, score, state.best_score),
+            num_skipped=state.num_skipped + ~is_finite,
+        )
+        return new_state, SynthesisLog(value, start, ~is_finite, new_state.data.step_size)
+
+    def get_result(self, state: TrajectorySynthesisState) -> SyntheticData:
+        """Return the iterate that `SynthesisOptions.keep` selects."""
+        if self.options.keep == "last":
+            return state.data
+        # Until every start has been drawn there is no score; the result is then the last iterate.
+        return _where(jnp.isfinite(state.best_score), state.best_data, state.data)
 
 
-def _run_iteration(
-    options: SynthesisOptions,
-    unroll_fn: Callable[..., Array],
-    hp: SynthesisHyperParameterValues,
-    trajectory: Array,
-    state: TrajectorySynthesisState,
-    key: Array,
-) -> tuple[TrajectorySynthesisState, SynthesisLog]:
-    """Draw a segment and move the data against the gradient of its matching loss."""
-    segment_key, unroll_key = jax.random.split(key)
-    first_start, last_start = options.start_range
-    start, target = draw_segment(
-        segment_key,
-        trajectory,
-        first_start=first_start,
-        last_start=last_start,
-        segment_length=options.segment_length,
-        target_counts=options.target_counts,
-        replacement=options.target_replacement,
-        end=options.target_end,
-    )
-
-    def loss(data: SyntheticData) -> Array:
-        end = unroll_fn(trajectory[start], data, unroll_key)
-        return matching_loss(end, trajectory[start], target, distance=options.distance)
-
-    value, gradient = jax.value_and_grad(loss)(state.data)
-    is_finite = jnp.isfinite(value)
-    for leaf in gradient:
-        is_finite &= jnp.isfinite(leaf).all()
-    direction, adam = _ADAM.update(gradient, state.adam)
-    new_data = _descend(options, hp, state.data, direction)
-    new_state = _update_state(options, state, start, value, is_finite, new_data, adam)
-    return new_state, SynthesisLog(value, start, ~is_finite, new_state.data.step_size)
-
-
-def _descend(
-    options: SynthesisOptions,
-    hp: SynthesisHyperParameterValues,
-    data: SyntheticData,
-    direction: SyntheticData,
-) -> SyntheticData:
-    """Return the data after a step against Adam's direction, each part at its own learning rate."""
-    step_size = data.step_size - hp.step_size_lr * direction.step_size
-    return SyntheticData(
-        images=data.images - hp.image_lr * direction.images,
-        label_logits=data.label_logits - hp.label_lr * direction.label_logits,
-        step_size=jnp.clip(step_size, options.step_size_floor, options.step_size_ceiling),
-    )
-
-
-def _update_state(
-    options: SynthesisOptions,
-    state: TrajectorySynthesisState,
-    start: Array,
-    loss: Array,
-    is_finite: Array,
-    new_data: SyntheticData,
-    adam: optax.OptState,
-) -> TrajectorySynthesisState:
-    """Return the state after an iteration with this start and loss.
-
-    If the loss or gradient is not finite, only the count of skipped iterations changes.
-    """
-
-    def where(condition, new, old):
-        return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
-
-    latest_loss = where(is_finite, state.latest_loss.at[start].set(loss), state.latest_loss)
-    first_start, last_start = options.start_range
-    score = latest_loss[first_start : last_start + 1].mean()
-    is_better = is_finite & (score < state.best_score)
-    return TrajectorySynthesisState(
-        data=where(is_finite, new_data, state.data),
-        adam=where(is_finite, adam, state.adam),
-        latest_loss=latest_loss,
-        best_data=where(is_better, state.data, state.best_data),
-        best_score=jnp.where(is_better, score, state.best_score),
-        num_skipped=state.num_skipped + ~is_finite,
-    )
-
-
-def _select_result(options: SynthesisOptions, state: TrajectorySynthesisState) -> SyntheticData:
-    """Return the iterate that `options.keep` selects."""
-    if options.keep == "last":
-        return state.data
-    # Until every start has been drawn there is no score; the result is then the last iterate.
-    has_score = jnp.isfinite(state.best_score)
-    return jax.tree.map(
-        lambda best, last: jnp.where(has_score, best, last), state.best_data, state.data
-    )
+def _where(condition: Array, new: Any, old: Any) -> Any:
+    """Return the tree `new` where the scalar condition holds, else `old`."""
+    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
 
 
 def mean_loss_by_start(log: SynthesisLog, *, num_last: int | None = None) -> dict[int, float]:
     """Average the matching loss J at each start, on the host.
 
     Args:
-      log: log of `SynthesisFunctions.run`; skipped iterations are left out.
+      log: log of `TrajectoryMatching.run`; skipped iterations are left out.
       num_last: number of last iterations to use; None: all.
 
     Returns:

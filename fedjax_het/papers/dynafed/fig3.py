@@ -25,6 +25,7 @@ import numpy as np
 import optax
 import pandas as pd
 
+from fedjax_het.algorithms.dynafed import FINE_TUNE_OPTIMIZERS
 from fedjax_het.analysis import to_csv
 from fedjax_het.analysis.figure_style import add_legend
 from fedjax_het.analysis.figures.output import style_axes, write_figure
@@ -174,11 +175,12 @@ def build_training_functions(run: Result, dataset: Dataset) -> TrainingFunctions
             params,
             data_by_kind["real" if real else "synthetic"],
             key,
+            optimizer=FINE_TUNE_OPTIMIZERS[spec.options["fine_tune_optimizer"]](
+                spec.hp["fine_tune_lr"]
+            ),
             epochs=epochs,
-            lr=spec.hp["fine_tune_lr"],
             augment_strategy=spec.options["augment_strategy"],
             loss_scaling=spec.options["loss_scaling"],
-            optimizer=spec.options["fine_tune_optimizer"],
         )
 
     return TrainingFunctions(train, tune, jax.jit(jax.vmap(loss, in_axes=(None, 0, 0))))

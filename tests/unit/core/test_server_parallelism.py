@@ -179,8 +179,8 @@ def test_fine_tuning_is_the_same(batch_size):
             params,
             synthetic,
             key,
+            optimizer=optax.adam(1e-3),
             epochs=3,
-            lr=1e-3,
             batch_size=batch_size,
             server_parallelism=sharing,
         )
@@ -189,14 +189,17 @@ def test_fine_tuning_is_the_same(batch_size):
     assert_trees_all_close(shared, alone, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "strategy", [*map(slow_case, ("crop", "cutout", "flip", "rotate")), "color"]
+)
 @pytest.mark.parametrize("siamese", [False, slow_case(True)])
-def test_an_augmentation_is_that_of_the_whole_batch(siamese):
+def test_an_augmentation_is_that_of_the_whole_batch(siamese, strategy):
     images = examples_for(network("mlp"), 6).images.astype(jnp.float32)
 
     def changed(sharing, images, key):
         def of(images):
-            how = {"strategy": "color_crop_cutout_flip_scale_rotate", "single": False}
-            return augment(key, images, siamese=siamese, batch_axis=sharing.batch_axis, **how)
+            how = {"strategy": strategy, "siamese": siamese}
+            return augment(key, images, batch_axis=sharing.batch_axis, **how)
 
         return sharing.map_samples(of, images)
 
