@@ -20,14 +20,11 @@ from fedjax_het.algorithms.builders import (
 )
 from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
 from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.core.gradient_diagnostics import compute_gradient_moments
 from fedjax_het.core.local_training import LocalTraining, count_optimizer_steps, require_constant_lr
 from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.server_parallelism import ServerParallelism
-from fedjax_het.core.server_training import (
-    compute_mean_gradient,
-    count_steps_per_epoch,
-    train_on_server,
-)
+from fedjax_het.core.server_training import make_sequential_batches, train_on_server
 from fedjax_het.utils.config import Config, NonNegativeFloat, PositiveInt
 
 SERVER_EPOCHS_INPUT = "server_epochs"  # the name of the rounds' input
@@ -99,19 +96,20 @@ def fsl(
         epochs,
     ):
         """`reach` is gamma K_0 eta_0, or that times the length of the gradient at `begun`."""
+        batches = make_sequential_batches(len(examples.labels), batch_size)
         if rule == "moved":
-            full_gradient = compute_mean_gradient(
+            full_gradient, _ = compute_gradient_moments(
                 training.task,
                 reference_variables,
                 examples,
-                batch_size=batch_size,
+                batches,
                 server_parallelism=server_parallelism,
             )
             total_step_length = total_step_length / jnp.maximum(
                 optax.tree.norm(full_gradient), 1e-12
             )
             epochs = server_parallelism.order_after(total_step_length, epochs)
-        lr = total_step_length / (epochs * count_steps_per_epoch(len(examples.labels), batch_size))
+        lr = total_step_length / (epochs * batches.steps_per_epoch)
         train_args = {
             "batch_size": batch_size,
             "lr": lr,

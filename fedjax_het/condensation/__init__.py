@@ -23,7 +23,11 @@ from fedjax_het.condensation.distribution_matching import (
     sampled_sliced_wasserstein,
     sliced_wasserstein,
 )
-from fedjax_het.condensation.downstream_eval import DownstreamAccuracy, compare_with_random_subset
+from fedjax_het.condensation.downstream_eval import (
+    DownstreamAccuracy,
+    compare_with_random_subset,
+    train_from_scratch,
+)
 from fedjax_het.condensation.privacy import compute_gaussian_epsilon
 from fedjax_het.condensation.soft_label_matching import (
     compute_soft_labels,
@@ -33,7 +37,6 @@ from fedjax_het.condensation.synthetic_data import (
     SyntheticData,
     fine_tune,
     soft_cross_entropies,
-    train_from_scratch,
 )
 from fedjax_het.condensation.synthetic_pool import (
     SoftLabelTargets,

@@ -17,8 +17,8 @@ from fedjax_het.condensation.soft_label_matching import (
 from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.core.server_training import (
+    BatchPlan,
     LossAndGradient,
-    make_masked_shuffled_batches,
     shard_loss_and_gradient,
     train_on_examples,
 )
@@ -72,6 +72,25 @@ class SoftLabelTargets(NamedTuple):
     is_owned: Array
     weight: Array
     tau: Array
+
+
+def make_masked_shuffled_batches(key: jax.Array, present: jax.Array, batch_size: int) -> BatchPlan:
+    """Plan epochs that visit the present examples in random orders.
+
+    Args:
+      key: an order depends on it and on the number of the epoch alone.
+      present: `[n]` bool, True for the examples to visit; may be traced.
+      batch_size: examples per step; at most n are used.
+
+    Returns:
+      The plan.
+    """
+
+    def order(epoch):
+        draws = jax.random.uniform(jax.random.fold_in(key, epoch), present.shape)
+        return jnp.argsort(jnp.where(present, draws, jnp.inf))
+
+    return BatchPlan(order, present.sum(), min(batch_size, len(present)))
 
 
 def train_on_synthetic_pool(

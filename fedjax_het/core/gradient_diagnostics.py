@@ -1,4 +1,4 @@
-"""How far the gradients of the server's and of the clients' losses are from that of all data."""
+"""Distances of the gradients of the server's and of the clients' losses from that of all data."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,18 +8,22 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from fedjax_het.core.client_algorithm import ClientAlgorithm, ClientUpdate
-from fedjax_het.core.client_loop import Cohort, train_cohort
+from fedjax_het.core.client_algorithm import Batch, ClientAlgorithm, ClientUpdate
+from fedjax_het.core.client_loop import Cohort, Examples, train_cohort
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import ServerMessage
 from fedjax_het.core.resumable_loops import DIAGNOSTICS
-from fedjax_het.core.server_parallelism import SINGLE_DEVICE
-from fedjax_het.core.server_training import compute_gradient_moments, make_shuffled_batches
+from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
+from fedjax_het.core.server_training import (
+    BatchPlan,
+    make_shuffled_batches,
+    shard_loss_and_gradient,
+)
 from fedjax_het.core.task import Task
 
 Tree = Any
 
-# Names of the curves.
+# Names of the metrics.
 GRADIENT_GAP_NAMES = (
     "client_gap",
     "server_gap",
@@ -31,10 +35,12 @@ GRADIENT_GAP_NAMES = (
 
 
 class ClientDiagnostics(NamedTuple):
-    """What is measured on all clients' training data every so many rounds, before a round.
+    """A measurement on all clients' training data, made before some of the rounds.
 
-    measure(hp, state, cohort) -> a scalar for each of `names`; `cohort` is of all clients, weighted
-    by their examples, each going through its data once.
+    Attributes:
+      names: names of the metrics.
+      measure: `(hp, state, cohort) -> {name: scalar}`. `cohort` contains all clients, weighted by
+        their examples, each with one pass through its data.
     """
 
     names: tuple[str, ...]
@@ -48,66 +54,129 @@ def measure_gradient_gaps(
     cohort: Cohort,
     server_gradient: Callable[[Tree], Tree] | None = None,
 ) -> dict[str, jax.Array]:
-    """FSL's Fig. 9: xi^2 = ||grad f_0 - grad F||^2 and G^2 = mean_i ||grad f_i - grad F||^2
-    (`server_gap`, `client_gap`); ||grad F||, with which they are DynaFed's Assumption 3, xi <=
-    delta ||grad F|| + epsilon; and what else FSL's Theorem 1 is of: ||grad f_0||, and sigma^2 and
-    sigma_0^2, the variances of a minibatch's gradient at a client (mean over clients) and at the
-    server.
+    """Measure the gradients of FSL's Fig. 9 and Theorem 1, and of DynaFed's Assumption 3.
 
-    F weighs clients by their examples; f_0 is the server's loss. Gradients are over all data, of
-    the network as it is evaluated (no dropout, kept batch-norm statistics); minibatches are an
-    epoch of those that clients train with, and as large ones of the server's examples. Means over
-    clients are over those that hold examples; what is the server's is NaN where it has no data, and
-    its noise where its data are not examples.
+    F is the clients' loss, weighted by their examples, f_i that of client i, f_0 the server's:
+
+    * `server_gap`: xi^2 = ||grad f_0 - grad F||^2 (FSL, Fig. 9);
+    * `client_gap`: G^2 = mean_i ||grad f_i - grad F||^2 (FSL, Fig. 9);
+    * `gradient_norm`: ||grad F||; DynaFed's Assumption 3 is xi <= delta ||grad F|| + epsilon;
+    * `server_norm`: ||grad f_0||;
+    * `client_noise`, `server_noise`: sigma^2 and sigma_0^2, the variances of a minibatch's gradient
+      at a client (mean over clients) and at the server.
+
+    Gradients are over all data, of the network in evaluation mode (no dropout, stored batch-norm
+    statistics). Minibatches are an epoch of those that clients train with, and minibatches of equal
+    size of the server's examples. Means over clients leave out clients without examples. The
+    server's metrics are NaN without server data, `server_noise` also if `server_gradient` is given.
+
+    Cost: one pass over all clients' data; memory of two gradients per lane.
 
     Args:
-      cohort: of all clients, weighted by their examples, each going through its data once.
-      of_server: the gradient of f_0 where the server's data are not its examples.
-    Cost: one pass over all clients' data; memory of two gradients per lane.
+      task: network, normalization and loss.
+      plan: placement of the clients on the devices.
+      variables: variables of the network.
+      cohort: all clients, weighted by their examples, each with one pass through its data.
+      server_gradient: `variables -> gradient` of f_0, for server data that are no examples.
+
+    Returns:
+      The metrics of `GRADIENT_GAP_NAMES`, scalars.
     """
-    message = ServerMessage(variables)
     key = jax.random.key(0)  # clients draw nothing
     result = train_cohort(
-        _gradient_client(task), plan, {}, message, (), key, cohort, loop_name=DIAGNOSTICS
+        _make_gradient_client(task),
+        plan,
+        {},
+        ServerMessage(variables),
+        (),
+        key,
+        cohort,
+        loop_name=DIAGNOSTICS,
     )
-    num_trained = jnp.maximum(result.num_trained, 1)
     mean_gradient = result.update.mean
     unweighted_mean, mean_squared_norm, mean_squared_batch_norm = (
-        total / num_trained for total in result.update.sum
+        total / jnp.maximum(result.num_trained, 1) for total in result.update.sum
     )
-    server_gradient_vector, server_noise = (
-        jnp.full_like(mean_gradient, jnp.nan),
-        jnp.float32(jnp.nan),
-    )
+    server_vector = jnp.full_like(mean_gradient, jnp.nan)
+    server_noise = jnp.float32(jnp.nan)
     if server_gradient is not None:
-        server_gradient_vector = ravel_pytree(server_gradient(variables))[0]
+        server_vector = ravel_pytree(server_gradient(variables))[0]
     elif (examples := cohort.server_examples) is not None:
         batch_size = cohort.schedule.batches.shape[-1]
-        batches = make_shuffled_batches(key, len(examples.labels), batch_size)
         gradient, squared_batch_norm = compute_gradient_moments(
             task,
             variables,
             examples,
-            batches,
+            make_shuffled_batches(key, len(examples.labels), batch_size),
             server_parallelism=SINGLE_DEVICE._replace(loops=cohort.loops),
         )
-        server_gradient_vector = ravel_pytree(gradient)[0]
-        server_noise = squared_batch_norm - server_gradient_vector @ server_gradient_vector
+        server_vector = ravel_pytree(gradient)[0]
+        server_noise = squared_batch_norm - server_vector @ server_vector
     return {
         "client_gap": mean_squared_norm
         - 2 * unweighted_mean @ mean_gradient
         + mean_gradient @ mean_gradient,
-        "server_gap": jnp.square(server_gradient_vector - mean_gradient).sum(),
+        "server_gap": jnp.square(server_vector - mean_gradient).sum(),
         "gradient_norm": jnp.linalg.norm(mean_gradient),
-        "server_norm": jnp.linalg.norm(server_gradient_vector),
+        "server_norm": jnp.linalg.norm(server_vector),
         "client_noise": mean_squared_batch_norm - mean_squared_norm,
         "server_noise": server_noise,
     }
 
 
-def _gradient_client(task: Task) -> ClientAlgorithm:
-    """A client that stays and sends its gradient: averaged, and added up with its square and with
-    those of its minibatches."""
+def compute_gradient_moments(
+    task: Task,
+    variables: Tree,
+    examples: Examples,
+    batches: BatchPlan,
+    *,
+    server_parallelism: ServerParallelism = SINGLE_DEVICE,
+) -> tuple[Tree, jax.Array]:
+    """Compute the gradient of the mean loss, and the mean squared norm of minibatch gradients.
+
+    The network is in evaluation mode (no dropout, stored batch-norm statistics).
+
+    Cost: a pass over the examples, shared by the devices.
+
+    Args:
+      task: network, normalization and loss.
+      variables: variables of the network.
+      examples: `[n, ...]` as stored.
+      batches: a plan whose first epoch visits all examples.
+      server_parallelism: devices that share each batch.
+
+    Returns:
+      The gradient, a tree like `variables["params"]`, and the mean over examples of the squared
+      norm of their minibatch's gradient, `[]`.
+    """
+    num_examples, order = len(examples.labels), batches.order(jnp.int32(0))
+
+    def evaluation_gradient(variables, batch, key):
+        return task.loss_and_gradient(variables, batch, key, train=False)
+
+    compute_on_batch = shard_loss_and_gradient(server_parallelism, evaluation_gradient)
+
+    def add(step, totals):
+        mean, mean_squared_norm = totals
+        index, mask = batches.take_batch(order, step)
+        batch = Batch(examples.images[index], examples.labels[index], mask, step)
+        _, gradient, _ = compute_on_batch(variables, batch, None)
+        fraction = mask.sum() / num_examples
+        mean = jax.tree.map(lambda total, g: total + fraction * g, mean, gradient)
+        return mean, mean_squared_norm + fraction * optax.tree.norm(gradient, squared=True)
+
+    start = jax.tree.map(jnp.zeros_like, variables["params"]), jnp.zeros(())
+    return server_parallelism.loops.run(
+        DIAGNOSTICS, batches.steps_per_epoch, add, start, samples_per_iteration=batches.size
+    )
+
+
+def _make_gradient_client(task: Task) -> ClientAlgorithm:
+    """Return a client that sends its gradient.
+
+    The update's mean is the gradient. Its sum adds the gradient, its squared norm, and the mean
+    squared norm of its minibatches' gradients.
+    """
 
     def begin(context, state):
         return jax.tree.map(jnp.zeros_like, context.message.variables["params"]), jnp.zeros(())
@@ -119,10 +188,8 @@ def _gradient_client(task: Task) -> ClientAlgorithm:
             context.message.variables, batch, None, train=False
         )
         gradient_sum = jax.tree.map(lambda sum_, g: sum_ + fraction * g, gradient_sum, gradient)
-        return (
-            gradient_sum,
-            squared_batch_norm + fraction * optax.tree.norm(gradient, squared=True),
-        ), loss
+        squared_batch_norm += fraction * optax.tree.norm(gradient, squared=True)
+        return (gradient_sum, squared_batch_norm), loss
 
     def end(context, local, state):
         gradient_tree, squared_batch_norm = local
@@ -133,16 +200,28 @@ def _gradient_client(task: Task) -> ClientAlgorithm:
     return ClientAlgorithm(lambda hp, variables: (), begin, step, end)
 
 
+class _ClientLossState(NamedTuple):
+    variables: Tree
+    loss: jax.Array
+    gradient: Tree
+
+
 def measure_client_losses(
     task: Task, plan: ExecutionPlan, models: Tree, cohort: Cohort
 ) -> tuple[jax.Array, Tree]:
-    """Each client's mean loss `[K]` over all its data under its own model, and the gradients
-    `[K, ...]` of these, all of the network as it is evaluated; 0 of clients without data.
+    """Compute each client's mean loss over all its data under its own model, and its gradient.
+
+    The networks are in evaluation mode. Cost: one pass over all clients' data; memory of a gradient
+    for each client.
 
     Args:
-      models: the clients' variables `[K, ...]`.
-      cohort: as in `gradient_gaps`.
-    Cost: one pass over all clients' data; memory of a gradient for each client.
+      task: network, normalization and loss.
+      plan: placement of the clients on the devices.
+      models: the clients' variables, `[K, ...]`.
+      cohort: all clients, each with one pass through its data.
+
+    Returns:
+      Losses `[K]` and gradients `[K, ...]`; 0 for clients without data.
     """
 
     def begin(context, state):
@@ -160,18 +239,14 @@ def measure_client_losses(
 
     num_clients = len(jax.tree.leaves(models)[0])
     zero_gradient = jax.tree.map(jnp.zeros_like, models["params"])
-    states = _ClientLossState(models, jnp.zeros(num_clients), zero_gradient)
-    client_algorithm = ClientAlgorithm(lambda hp, variables: (), begin, step, end)
-    plan = plan.with_replicated_client_states
-    client_states = train_cohort(
-        client_algorithm, plan, {}, (), states, jax.random.key(0), cohort, loop_name=DIAGNOSTICS
+    states = train_cohort(
+        ClientAlgorithm(lambda hp, variables: (), begin, step, end),
+        plan.with_replicated_client_states,
+        {},
+        (),
+        _ClientLossState(models, jnp.zeros(num_clients), zero_gradient),
+        jax.random.key(0),
+        cohort,
+        loop_name=DIAGNOSTICS,
     ).states
-    return client_states.loss, client_states.gradient
-
-
-class _ClientLossState(NamedTuple):
-    """What is known of a client's model."""
-
-    variables: Tree
-    loss: jax.Array
-    gradient: Tree
+    return states.loss, states.gradient

@@ -1,8 +1,8 @@
-"""Training at the server: one loop of minibatch steps, whatever it learns from."""
+"""Training at the server: one loop of minibatch steps, for any examples and any loss."""
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,34 +10,28 @@ import optax
 
 from fedjax_het.core.client_algorithm import Batch
 from fedjax_het.core.client_loop import Examples
-from fedjax_het.core.resumable_loops import DIAGNOSTICS, SERVER
+from fedjax_het.core.resumable_loops import SERVER
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.core.task import Task
 from fedjax_het.nn.batch_axis import take_local_rows
 
 Tree = Any
-
-
-class LossAndGradient(Protocol):
-    """What a step of `fit` descends: `Task.loss_and_gradient`, or a function of one's own."""
-
-    def __call__(
-        self, variables: Tree, batch: Batch, key: jax.Array | None, /
-    ) -> tuple[jax.Array, Tree, Tree]:
-        """-> (loss, gradient of `variables["params"]`, variables with the network's new state).
-
-        The loss is a mean over the samples whose `batch.mask` is 1; `key` is the step's own. Where
-        devices share the batch it is that of this device's part, see `Batch.axis`.
-        """
+# (variables, batch, key of the step or None) -> (loss, gradient of variables["params"], variables
+# with the network's new state), such as `Task.loss_and_gradient`. The loss is a mean over the
+# samples whose mask is 1. If devices share the batch, it is that of the local part, see `Batch.axis`.
+LossAndGradient = Callable[[Tree, Batch, jax.Array | None], tuple[jax.Array, Tree, Tree]]
+# (number of steps done, counted from 1, variables, callback's state) -> callback's state.
+StepCallback = Callable[[jax.Array, Tree, Tree], Tree]
 
 
 class BatchPlan(NamedTuple):
-    """In which order epochs visit n examples, and how many a step takes.
+    """Order in which epochs visit n examples, and the size of a batch.
 
-    order(epoch) -> `[n]` positions, of which the epoch visits the first `num_visited`.
-    num_visited: at most n; may be traced.
-    size: examples a step, at most n; static. An epoch's last batch is filled up with examples that
-      its mask leaves out.
+    Attributes:
+      order: `epoch -> [n]` positions, of which the epoch visits the first `num_visited`.
+      num_visited: at most n; may be traced.
+      size: examples per step, at most n. The mask of an epoch's last batch leaves out the examples
+        that fill it up.
     """
 
     order: Callable[[jax.Array], jax.Array]
@@ -46,19 +40,41 @@ class BatchPlan(NamedTuple):
 
     @property
     def steps_per_epoch(self) -> int | jax.Array:
-        """Steps of an epoch."""
+        """Return the number of steps of an epoch."""
         return -(-self.num_visited // self.size)
 
     def take_batch(self, order: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Positions and mask `[size]` of step `step`, counted within its epoch, whose order this
-        is; the mask is float32."""
+        """Select the examples of a step.
+
+        Args:
+          order: order of the epoch, `[n]`.
+          step: number of the step, counted within its epoch.
+
+        Returns:
+          Positions, int32 `[size]`, and mask, float32 `[size]`.
+        """
         positions = step * self.size + jnp.arange(self.size)
         mask = (positions < self.num_visited).astype(jnp.float32)
         return order[positions % jnp.maximum(self.num_visited, 1)], mask
 
 
 def make_shuffled_batches(key: jax.Array, num_examples: int, batch_size: int) -> BatchPlan:
-    """Every epoch is a permutation of its own, which depends on `key` and its number alone."""
+    """Plan epochs that visit all examples in random orders.
+
+    Args:
+      key: an order depends on it and on the number of the epoch alone.
+      num_examples: number of examples, n.
+      batch_size: examples per step; at most n are used.
+
+    Returns:
+      The plan.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_het.core.server_training import make_shuffled_batches
+      >>> make_shuffled_batches(jax.random.key(0), 10, 4).steps_per_epoch
+      3
+    """
 
     def order(epoch):
         return jax.random.permutation(jax.random.fold_in(key, epoch), num_examples)
@@ -66,32 +82,36 @@ def make_shuffled_batches(key: jax.Array, num_examples: int, batch_size: int) ->
     return BatchPlan(order, num_examples, min(batch_size, num_examples))
 
 
-def make_masked_shuffled_batches(key: jax.Array, present: jax.Array, batch_size: int) -> BatchPlan:
-    """As `shuffled`, of those examples alone that are `present` `[n]`, which may be traced."""
-
-    def order(epoch):
-        draws = jax.random.uniform(jax.random.fold_in(key, epoch), present.shape)
-        return jnp.argsort(jnp.where(present, draws, jnp.inf))
-
-    return BatchPlan(order, present.sum(), min(batch_size, len(present)))
-
-
 def make_sequential_batches(num_examples: int, batch_size: int) -> BatchPlan:
-    """Every epoch goes through the examples as they stand."""
+    """Plan epochs that visit all examples in their stored order.
+
+    Args:
+      num_examples: number of examples, n.
+      batch_size: examples per step; at most n are used.
+
+    Returns:
+      The plan.
+    """
     return BatchPlan(
         lambda epoch: jnp.arange(num_examples), num_examples, min(batch_size, num_examples)
     )
 
 
 class ServerTrainState(NamedTuple):
-    """What steps of training change."""
+    """The state of training between steps.
 
-    variables: Tree  # {"params": tree, ...}, of which the optimiser moves the parameters
-    optimizer_state: Tree  # the optimiser's
+    Attributes:
+      variables: `{"params": tree, ...}`; the optimizer moves the parameters.
+      optimizer_state: the optimizer's state.
+      callback_state: the state of the step callback.
+    """
+
+    variables: Tree
+    optimizer_state: Tree
     callback_state: Tree = ()
 
 
-def _keep_watched(num_steps: jax.Array, variables: Tree, callback_state: Tree) -> Tree:
+def _keep_callback_state(num_steps: jax.Array, variables: Tree, callback_state: Tree) -> Tree:
     return callback_state
 
 
@@ -101,14 +121,22 @@ def make_server_step(
     *,
     optimizer: optax.GradientTransformation,
     key: jax.Array | None = None,
-    step_callback: Callable[[jax.Array, Tree, Tree], Tree] = _keep_watched,
+    step_callback: StepCallback = _keep_callback_state,
     server_parallelism: ServerParallelism = SINGLE_DEVICE,
 ) -> Callable[..., ServerTrainState]:
-    """-> step(number, learner, *more) -> learner: a step of all training at the server, on the
-    batch `make_batch(number, *more)`. `fit` goes through epochs of examples, FedGen's generator draws
-    a batch for each step. Arguments as in `fit`.
-    """
+    """Build a step of training at the server.
 
+    Args:
+      make_batch: `(step_index, *batch_args) -> Batch`.
+      loss_and_gradient: loss and gradient of a batch.
+      optimizer: moves the parameters.
+      key: key of the steps, see `train_on_examples`.
+      step_callback: called after the step.
+      server_parallelism: devices that share the batch.
+
+    Returns:
+      `step(step_index, train_state, *batch_args) -> ServerTrainState`.
+    """
     sharded_loss_and_gradient = shard_loss_and_gradient(server_parallelism, loss_and_gradient)
 
     def step(step_index, train_state, *batch_args):
@@ -137,27 +165,35 @@ def train_on_examples(
     max_epochs: int | None = None,
     first_epoch: int | jax.Array = 0,
     key: jax.Array | None = None,
-    step_callback: Callable[[jax.Array, Tree, Tree], Tree] = _keep_watched,
+    step_callback: StepCallback = _keep_callback_state,
     callback_state: Tree = (),
     server_parallelism: ServerParallelism = SINGLE_DEVICE,
     samples_per_step: float | None = None,
 ) -> tuple[Tree, Tree]:
-    """(variables, watched) after `epochs` epochs of minibatch steps; to be jitted by the caller.
+    """Train by minibatch steps; the caller jits.
+
+    Cost: epochs * steps per epoch, one after the other, of which each device computes its part of
+    the samples; one collective per step, of the gradient; the order of the examples per epoch.
 
     Args:
-      variables: `{"params": tree, ...}`, of which the optimiser moves the parameters.
-      examples: `[n, ...]` images and labels, in whatever form `loss_and_gradient` reads them: as
-        stored or normalised, classes or probabilities.
-      optimizer: starts afresh.
-      epochs: may be traced; max_epochs: then, at most so many. first_epoch: the number of the
-        first, where others went before: orders and keys go on from there.
-      key: of what steps draw, see `LossAndGradient`: a step's depends on it and on the step's
-        number, counted over all epochs, alone. None: steps are given none.
-      watch(done, variables, watched) -> watched, after each step; `done` counts them from 1.
-      sharing: the devices that share each batch, all of which have all arguments.
-      samples: that a step trains on (default: the batch).
-    Cost: epochs * batches.per_epoch steps, one after the other, of which a device takes its part of
-      the samples; one collective a step, of the gradient. The order of the examples once an epoch.
+      variables: `{"params": tree, ...}`; the optimizer moves the parameters.
+      examples: `[n, ...]` images and labels as `loss_and_gradient` reads them: stored or
+        normalized, classes or probabilities.
+      batches: order and size of the batches.
+      loss_and_gradient: loss and gradient of a batch.
+      optimizer: starts with a new state.
+      epochs: number of epochs; may be traced.
+      max_epochs: static upper bound of a traced `epochs`.
+      first_epoch: number of the first epoch, from which orders and keys continue.
+      key: a step's key depends on it and on the step's number, counted over all epochs, alone.
+        None: steps have no key.
+      step_callback: called after each step.
+      callback_state: state of the callback at the start.
+      server_parallelism: devices that share each batch; all have all arguments.
+      samples_per_step: samples that a step computes, for the cost (default: the batch).
+
+    Returns:
+      The variables and the callback's state at the end.
     """
     num_steps_per_epoch = batches.steps_per_epoch
 
@@ -175,38 +211,32 @@ def train_on_examples(
     )
 
     def run_epoch(epoch_index, train_state, step_range=None):
-        """An epoch; of it the steps in `part`, (first, last), where it is cut."""
+        """Run the steps of an epoch that are in `step_range`, (first, last); None: all."""
         order, first = batches.order(epoch_index), epoch_index * num_steps_per_epoch
         begin, end = first, first + num_steps_per_epoch
         if step_range is not None:
             begin, end = jnp.maximum(begin, step_range[0]), jnp.minimum(end, step_range[1])
         return jax.lax.fori_loop(
-            begin,
-            end,
-            lambda step_index, train_state: step(step_index, train_state, order, first),
-            train_state,
+            begin, end, lambda i, train_state: step(i, train_state, order, first), train_state
         )
 
     def run_steps(first, last, train_state):
-        if isinstance(first, int):  # all of it
+        if isinstance(first, int):  # all steps
             return jax.lax.fori_loop(first_epoch, first_epoch + epochs, run_epoch, train_state)
         epoch_length = jnp.maximum(num_steps_per_epoch, 1)
-        step_range = (
-            first + first_epoch * num_steps_per_epoch,
-            last + first_epoch * num_steps_per_epoch,
-        )
+        skipped = first_epoch * num_steps_per_epoch
+        step_range = first + skipped, last + skipped
         epoch_range = first_epoch + first // epoch_length, first_epoch + -(-last // epoch_length)
         return jax.lax.fori_loop(
             *epoch_range, partial(run_epoch, step_range=step_range), train_state
         )
 
-    start = ServerTrainState(variables, optimizer.init(variables["params"]), callback_state)
     max_num_epochs = epochs if max_epochs is None else max_epochs
     train_state = server_parallelism.loops.run_split(
         SERVER,
         epochs * num_steps_per_epoch,
         run_steps,
-        start,
+        ServerTrainState(variables, optimizer.init(variables["params"]), callback_state),
         max_iterations=max_num_epochs * count_steps_per_epoch(len(examples.labels), batches.size),
         samples_per_iteration=batches.size if samples_per_step is None else samples_per_step,
     )
@@ -216,10 +246,17 @@ def train_on_examples(
 def shard_loss_and_gradient(
     server_parallelism: ServerParallelism, loss_and_gradient: LossAndGradient
 ) -> LossAndGradient:
-    """The same, of which each device takes its part of the batch's samples.
+    """Share the samples of each batch among the devices.
 
-    A network with a state (batch norm) sees what fills up the last part: batches that do not split
-    evenly every device takes whole.
+    Batch norm would see the samples that fill up the last part. Every device therefore takes a
+    batch that does not split evenly whole if the network has a state.
+
+    Args:
+      server_parallelism: the devices.
+      loss_and_gradient: loss and gradient of a device's part.
+
+    Returns:
+      Loss and gradient of the whole batch, equal on all devices.
     """
 
     def compute_on_batch(variables: Tree, batch: Batch, key: jax.Array | None):
@@ -253,14 +290,24 @@ def train_on_server(
     first_epoch: int | jax.Array = 0,
     server_parallelism: ServerParallelism = SINGLE_DEVICE,
 ) -> Tree:
-    """Variables after `epochs` epochs of plain minibatch SGD, each a shuffle of its own.
+    """Train by plain minibatch SGD, in a new order per epoch.
+
+    Cost: epochs * ceil(n_0 / batch_size) steps, see `train_on_examples`.
 
     Args:
+      task: network, normalization and loss.
+      variables: variables of the network at the start.
       examples: `[n_0, ...]` as stored.
-      key: an epoch's shuffle and a step's dropout depend on it and on their number alone.
-      lr, epochs: may be traced; max_epochs: then, at most so many. first_epoch: the number of the
-        first, where others went before.
-    Cost: epochs * ceil(n_0 / batch_size) steps, one after the other, shared as `fit` says.
+      key: an epoch's order and a step's dropout depend on it and on their number alone.
+      batch_size: examples per step.
+      lr: learning rate; may be traced.
+      epochs: number of epochs; may be traced.
+      max_epochs: static upper bound of a traced `epochs`.
+      first_epoch: number of the first epoch, from which orders and keys continue.
+      server_parallelism: devices that share each batch.
+
+    Returns:
+      The trained variables.
     """
     order_key, step_key = jax.random.split(key)
     return train_on_examples(
@@ -277,73 +324,35 @@ def train_on_server(
     )[0]
 
 
-def compute_mean_gradient(
-    task: Task,
-    variables: Tree,
-    examples: Examples,
-    *,
-    batch_size: int,
-    server_parallelism: ServerParallelism = SINGLE_DEVICE,
-) -> Tree:
-    """The gradient of the mean loss of all examples `[n_0, ...]`, as stored, of the network as it
-    is evaluated (no dropout, kept batch-norm statistics).
-
-    Cost: a pass over them, `batch_size` at a time, shared as `fit` says.
-    """
-    batches = make_sequential_batches(len(examples.labels), batch_size)
-    return compute_gradient_moments(
-        task, variables, examples, batches, server_parallelism=server_parallelism
-    )[0]
-
-
-def compute_gradient_moments(
-    task: Task,
-    variables: Tree,
-    examples: Examples,
-    batches: BatchPlan,
-    *,
-    server_parallelism: ServerParallelism = SINGLE_DEVICE,
-) -> tuple[Tree, jax.Array]:
-    """`mean_gradient`, and the mean over examples of the squared length of the gradient of the
-    minibatch that they are in; by the first epoch of `batches`, of all examples."""
-    num_examples, order = len(examples.labels), batches.order(jnp.int32(0))
-
-    def evaluation_gradient(variables, batch, key):
-        return task.loss_and_gradient(variables, batch, key, train=False)
-
-    compute_on_batch = shard_loss_and_gradient(server_parallelism, evaluation_gradient)
-
-    def add(step, totals):
-        mean, mean_squared_norm = totals
-        index, mask = batches.take_batch(order, step)
-        batch = Batch(examples.images[index], examples.labels[index], mask, step)
-        _, gradient, _ = compute_on_batch(variables, batch, None)
-        fraction = mask.sum() / num_examples
-        mean = jax.tree.map(lambda total, g: total + fraction * g, mean, gradient)
-        return mean, mean_squared_norm + fraction * optax.tree.norm(gradient, squared=True)
-
-    zeros = jax.tree.map(jnp.zeros_like, variables["params"])
-    start = (zeros, jnp.zeros(()))
-    return server_parallelism.loops.run(
-        DIAGNOSTICS, batches.steps_per_epoch, add, start, samples_per_iteration=batches.size
-    )
-
-
 def get_epoch_batch(
     key: jax.Array, step: jax.Array, num_examples: int, batch_size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Which examples step `step`, counted over all epochs, takes: positions and mask
-    `[batch_size]`, those of `shuffled` in `fit`.
+    """Select the examples of a step of `make_shuffled_batches`.
 
     Cost: the order of all examples, in every step.
+
+    Args:
+      key: key of the orders.
+      step: number of the step, counted over all epochs.
+      num_examples: number of examples.
+      batch_size: examples per step.
+
+    Returns:
+      Positions, int32 `[batch_size]`, and mask, float32 `[batch_size]`.
     """
     batches = make_shuffled_batches(key, num_examples, batch_size)
-    num_steps_per_epoch = batches.steps_per_epoch
-    return batches.take_batch(
-        batches.order(step // num_steps_per_epoch), step % num_steps_per_epoch
-    )
+    steps_per_epoch = batches.steps_per_epoch
+    return batches.take_batch(batches.order(step // steps_per_epoch), step % steps_per_epoch)
 
 
 def count_steps_per_epoch(num_examples: int, batch_size: int) -> int:
-    """Minibatches of an epoch, the last of which may be smaller."""
+    """Count the minibatches of an epoch, of which the last may be smaller.
+
+    Args:
+      num_examples: number of examples.
+      batch_size: examples per step.
+
+    Returns:
+      Number of steps.
+    """
     return -(-num_examples // batch_size)

@@ -6,11 +6,11 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_het.condensation.synthetic_pool import make_masked_shuffled_batches
 from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.server_training import (
     count_steps_per_epoch,
     get_epoch_batch,
-    make_masked_shuffled_batches,
     make_sequential_batches,
     make_shuffled_batches,
     train_on_examples,
@@ -52,7 +52,7 @@ PRESENT = np.arange(N) % 3 != 0
 BATCHES = {
     "in order": make_sequential_batches(N, SIZE),
     "shuffled": make_shuffled_batches(KEY, N, SIZE),
-    "those present": make_masked_shuffled_batches(KEY, jnp.asarray(PRESENT), SIZE),
+    "present": make_masked_shuffled_batches(KEY, jnp.asarray(PRESENT), SIZE),
 }
 
 
@@ -60,7 +60,7 @@ BATCHES = {
 def test_training_equals_a_float64_loop_over_the_orders(name):
     batches = BATCHES[name]
     orders = [order_of(batches, epoch) for epoch in range(3)]
-    visited = np.flatnonzero(PRESENT) if name == "those present" else np.arange(N)
+    visited = np.flatnonzero(PRESENT) if name == "present" else np.arange(N)
     for order in orders:
         np.testing.assert_array_equal(np.sort(order), visited)
     assert (orders[0].tolist() == orders[1].tolist()) == (name == "in order")
