@@ -34,10 +34,9 @@ from fedjax_het.algorithms import (
 )
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule, validate_algorithm_spec
-from fedjax_het.utils.config import make_config_class
+from fedjax_het.utils.config import make_config_class, validate_arguments
 from fedjax_het.utils.errors import require_name
 from fedjax_het.utils.registry import Registry
-from fedjax_het.utils.validation import validate_arguments
 
 METHODS: Registry[AlgorithmSpec] = Registry(
     "method",

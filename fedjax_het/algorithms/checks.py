@@ -36,9 +36,8 @@ from fedjax_het.core.contract_checks import (
     unpack_tuple,
 )
 from fedjax_het.utils.arrays import to_numpy_bits
-from fedjax_het.utils.config import to_python_scalar
+from fedjax_het.utils.config import to_python_scalar, validate_named_tuple
 from fedjax_het.utils.errors import ConfigError, format_value, is_integer_at_least
-from fedjax_het.utils.validation import validate_named_tuple
 
 log = logging.getLogger("fedjax_het")
 

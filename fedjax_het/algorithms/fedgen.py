@@ -40,12 +40,12 @@ from fedjax_het.nn import Generator, Model, make_generator
 from fedjax_het.nn.batch_axis import gather_rows, sum_over_shards
 from fedjax_het.nn.model import Head
 from fedjax_het.utils.config import (
+    Bounds,
     Config,
     DecayFactor,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
-    lower_bound,
 )
 from fedjax_het.utils.errors import require
 
@@ -66,9 +66,7 @@ class FedGenOptions(Config):
     "Numbers that it draws."
     generator_steps: NonNegativeInt = 50
     "A round, at the server."
-    generator_batch_size: Annotated[int, lower_bound(2)] = (
-        32  # batch norm, and features to keep apart
-    )
+    generator_batch_size: Annotated[int, Bounds(2)] = 32  # batch norm, and features to keep apart
     "Labels and draws in each of its steps."
     guided_steps: NonNegativeInt = 20
     "The first steps of a client's round, in which it learns from generated features."

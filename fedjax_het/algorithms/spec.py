@@ -22,9 +22,9 @@ from fedjax_het.utils.config import (
     config_to_dict,
     hyperparameters_of,
     parse_config,
+    validate,
 )
 from fedjax_het.utils.errors import display_names_within, require, require_name
-from fedjax_het.utils.validation import validate
 
 SERVER_LR = {"server_lr": HyperParameter(1.0, Bounds(0))}
 

@@ -17,7 +17,7 @@ from fedjax_het.analysis.render import (
     format_p_value,
     format_seed_count,
 )
-from fedjax_het.utils.validation import validate_arguments
+from fedjax_het.utils.config import validate_arguments
 
 if TYPE_CHECKING:
     import pandas as pd

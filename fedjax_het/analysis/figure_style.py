@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedjax_het.algorithms import METHODS
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.text import escape_mathtext, to_one_line
-from fedjax_het.utils.validation import validate_arguments
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

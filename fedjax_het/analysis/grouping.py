@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_het.analysis.figure_style import make_method_sort_key
 from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require, require_name
 from fedjax_het.utils.text import MISSING, format_classes_per_client, to_one_line
-from fedjax_het.utils.validation import validate_arguments
 
 if TYPE_CHECKING:
     import pandas as pd

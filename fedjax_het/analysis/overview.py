@@ -34,8 +34,8 @@ from fedjax_het.analysis.render import (
 )
 from fedjax_het.runtime.provenance import IDENTITY_FIELDS
 from fedjax_het.runtime.result_store import select_newest
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require_name
-from fedjax_het.utils.validation import validate_arguments
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,10 +20,10 @@ from fedjax_het.analysis.overview import make_overview_table, make_pivot_table, 
 from fedjax_het.analysis.render import TextTable, print_table, to_csv, to_latex, to_markdown
 from fedjax_het.metrics.convergence import WINDOW
 from fedjax_het.runtime.result_store import load_curves, load_results, select_newest
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.io import make_output_directory, write_atomically
 from fedjax_het.utils.text import to_one_line
-from fedjax_het.utils.validation import validate_arguments
 
 if TYPE_CHECKING:
     import pandas as pd

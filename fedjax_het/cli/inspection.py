@@ -7,7 +7,7 @@ from typing import Any
 import tyro
 
 from fedjax_het.utils.errors import ConfigError, require, require_name
-from fedjax_het.utils.introspection import REQUIRED
+from fedjax_het.utils.registry import REQUIRED
 from fedjax_het.utils.text import to_one_line
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.utils.config import Bounds, HyperParameter, exclusive_lower_bound
+from fedjax_het.utils.config import Bounds, HyperParameter
 from fedjax_het.utils.registry import Registry
 
 ROUND_PREFIX, STEP_PREFIX = "lr_", "lr_step_"
@@ -117,7 +117,7 @@ LR_SCHEDULES: Registry[LRSchedule] = Registry(
             "polynomial",
             "a power of what is left, down to `final`",
             _polynomial,
-            {"final": _FINAL_FACTOR, "power": HyperParameter(2.0, exclusive_lower_bound(0))},
+            {"final": _FINAL_FACTOR, "power": HyperParameter(2.0, Bounds(0, open_low=True))},
             has_length=True,
         ),
         LRSchedule(

@@ -14,11 +14,9 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.nn.digest import hash_jaxprs
-from fedjax_het.utils.config import Bounds, HyperParameter, exclusive_lower_bound
+from fedjax_het.utils.config import Bounds, HyperParameter, validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
-from fedjax_het.utils.introspection import REQUIRED, get_keyword_parameters, get_summary_line
-from fedjax_het.utils.registry import Registry
-from fedjax_het.utils.validation import validate_arguments
+from fedjax_het.utils.registry import REQUIRED, Registry, get_keyword_parameters, get_summary_line
 
 LearningRate = Any  # a scalar, or a function of the optimiser's steps so far that returns one
 USER_OBJECT = "user"  # the name of an optimiser that is passed to the run itself
@@ -75,8 +73,8 @@ CLIP_VALUE_NAME, CLIP_NORM_NAME, WEIGHT_DECAY_NAME = (
     f"{LOCAL_PREFIX}{name}" for name in ("clip_value", "clip_norm", "weight_decay")
 )
 COMMON_HYPERPARAMETERS = {
-    CLIP_VALUE_NAME: HyperParameter(1.0, exclusive_lower_bound(0)),
-    CLIP_NORM_NAME: HyperParameter(10.0, exclusive_lower_bound(0)),
+    CLIP_VALUE_NAME: HyperParameter(1.0, Bounds(0, open_low=True)),
+    CLIP_NORM_NAME: HyperParameter(10.0, Bounds(0, open_low=True)),
     WEIGHT_DECAY_NAME: HyperParameter(1e-4, Bounds(0)),
 }
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_het.utils.cache import get_cache_dir, make_private_dir
-from fedjax_het.utils.io import DamagedFileError
-from fedjax_het.utils.npz import read_npz, write_npz
+from fedjax_het.utils.io import DamagedFileError, read_npz, write_npz
 
 _log = logging.getLogger(__name__)
 

@@ -10,9 +10,8 @@ from fedjax_het.data.partition import Partition, partition_from_clients, validat
 from fedjax_het.data.partition_registry import PARTITIONS
 from fedjax_het.data.quota_sampling import shuffle_by_class, systematic_round, take_quota
 from fedjax_het.data.validation import NumClasses, Seed, to_array
-from fedjax_het.utils.config import Bounds, PositiveInt
+from fedjax_het.utils.config import Bounds, PositiveInt, validate_arguments
 from fedjax_het.utils.errors import ConfigError, is_integer_at_least, require
-from fedjax_het.utils.validation import validate_arguments
 
 _log = logging.getLogger(__name__)
 

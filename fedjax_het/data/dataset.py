@@ -20,9 +20,9 @@ from fedjax_het.data.validation import (
     validate_names,
     validate_std,
 )
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
-from fedjax_het.utils.npz import digest_arrays
-from fedjax_het.utils.validation import validate_arguments
+from fedjax_het.utils.io import digest_arrays
 
 
 @dataclass(frozen=True, eq=False)

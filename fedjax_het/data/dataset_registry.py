@@ -15,15 +15,15 @@ from fedjax_het.data.sources.cinic10 import read_cinic10
 from fedjax_het.data.sources.digits import read_digits
 from fedjax_het.data.sources.emnist import select_first_45_classes
 from fedjax_het.data.sources.tfds import TfdsSource, decode_splits, load_prepared
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
-from fedjax_het.utils.introspection import (
+from fedjax_het.utils.registry import (
     REQUIRED,
+    Registry,
     call_with_supported,
     get_keyword_parameters,
     get_summary_line,
 )
-from fedjax_het.utils.registry import Registry
-from fedjax_het.utils.validation import validate_arguments
 
 # (data_dir, cache_dir) -> (arrays, meta)
 ArrayReader = Callable[..., tuple[dict[str, np.ndarray], dict]]

@@ -9,9 +9,8 @@ import numpy as np
 
 from fedjax_het.data.partition import Partition
 from fedjax_het.data.validation import NumClasses, Seed, to_array
-from fedjax_het.utils.config import PositiveInt
+from fedjax_het.utils.config import PositiveInt, validate_arguments
 from fedjax_het.utils.errors import require
-from fedjax_het.utils.validation import validate_arguments
 
 # Averages use a separate random stream, so the blocks do not depend on other draws.
 _AVERAGES_STREAM = 0xA7E5

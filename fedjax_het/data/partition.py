@@ -16,12 +16,10 @@ import numpy as np
 
 from fedjax_het.data.partition_registry import PARTITIONS, PartitionScheme, find_parameter_name
 from fedjax_het.data.validation import NumClasses, Seed, to_array, validate_names
-from fedjax_het.utils.config import PositiveInt
+from fedjax_het.utils.config import PositiveInt, validate, validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
-from fedjax_het.utils.introspection import call_with_supported
-from fedjax_het.utils.io import DamagedFileError
-from fedjax_het.utils.npz import read_npz, write_npz
-from fedjax_het.utils.validation import validate, validate_arguments
+from fedjax_het.utils.io import DamagedFileError, read_npz, write_npz
+from fedjax_het.utils.registry import call_with_supported
 
 # Partitions use a separate random stream, so other uses of the seed are independent.
 _PARTITION_STREAM = 0x5EED

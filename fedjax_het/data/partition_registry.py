@@ -11,13 +11,13 @@ from fedjax_het.data.grouped_partition import (
     grouped,
     resolve_grouped_parameters,
 )
-from fedjax_het.utils.introspection import (
+from fedjax_het.utils.config import validate_arguments
+from fedjax_het.utils.registry import (
+    Registry,
     get_keyword_parameters,
     get_summary_line,
     validate_keyword_arguments,
 )
-from fedjax_het.utils.registry import Registry
-from fedjax_het.utils.validation import validate_arguments
 
 # Arguments that a scheme's function receives if its signature has them; others are parameters.
 DATA_ARGUMENTS = (

@@ -17,9 +17,9 @@ from fedjax_het.data.dataset import Dataset, validate_server_examples
 from fedjax_het.data.partition import Partition
 from fedjax_het.data.server_sources import SERVER_SOURCES, LabeledImages
 from fedjax_het.data.validation import Seed
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, is_integer_at_least, require
-from fedjax_het.utils.introspection import call_with_supported
-from fedjax_het.utils.validation import validate_arguments
+from fedjax_het.utils.registry import call_with_supported
 
 # D_0 uses separate random streams, so it does not depend on the number of draws of a partition.
 _SERVER_STREAM = 0x5E12

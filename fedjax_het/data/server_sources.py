@@ -10,15 +10,14 @@ from fedjax_het.data.dataset_registry import load_dataset
 from fedjax_het.data.glyphs import FIGURE_POINTS, Font, open_font, render_glyphs
 from fedjax_het.data.quota_sampling import allocate_equal_counts, shuffle_by_class
 from fedjax_het.data.sources.stl10 import select_shared_class_images
-from fedjax_het.utils.config import Bounds, PositiveInt
+from fedjax_het.utils.config import Bounds, PositiveInt, validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
-from fedjax_het.utils.introspection import (
+from fedjax_het.utils.registry import (
+    Registry,
     get_keyword_parameters,
     get_summary_line,
     validate_keyword_arguments,
 )
-from fedjax_het.utils.registry import Registry
-from fedjax_het.utils.validation import validate_arguments
 
 # Images in the format of the training images, int32 labels.
 LabeledImages = tuple[np.ndarray, np.ndarray]

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.registry import Registry
 from fedjax_het.utils.text import to_one_line
-from fedjax_het.utils.validation import validate_arguments
 
 Tree = Any
 BatchSumsFunction = Callable[[jax.Array, jax.Array, jax.Array], Tree]

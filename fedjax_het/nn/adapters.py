@@ -23,7 +23,7 @@ from fedjax_het.nn.layers import BatchNorm, InstanceNorm, Linear
 from fedjax_het.nn.model import Head, Model, Variables
 from fedjax_het.nn.model import count_cached_samples as count_cached_samples
 from fedjax_het.utils.errors import ConfigError
-from fedjax_het.utils.introspection import get_keyword_parameters
+from fedjax_het.utils.registry import get_keyword_parameters
 
 TRAINING_FLAGS = ("train", "training", "deterministic")  # accepted names of the training flag
 

@@ -8,15 +8,15 @@ import flax.linen as nn
 from fedjax_het.nn.adapters import make_flax_model, make_pair_model
 from fedjax_het.nn.model import Model
 from fedjax_het.nn.model_validation import check_model, reraise_as_config_error
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.env import require_devices
 from fedjax_het.utils.errors import ConfigError, format_value, is_integer_at_least, require
-from fedjax_het.utils.introspection import (
+from fedjax_het.utils.registry import (
     call_with_supported,
     get_keyword_parameters,
     get_qualified_name,
     validate_keyword_arguments,
 )
-from fedjax_het.utils.validation import validate_arguments
 
 MAX_SIZE = 2**16  # maximum of height and width in pixels, channels and classes
 # Arguments that are no options: the package passes the first two, flax adds the others to modules.

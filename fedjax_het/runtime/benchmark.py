@@ -15,9 +15,8 @@ from fedjax_het.runtime.group_state import init_group
 from fedjax_het.runtime.placement import Placement
 from fedjax_het.runtime.runner import start_runs
 from fedjax_het.runtime.user_objects import UserObjects
-from fedjax_het.utils.config import PositiveInt
+from fedjax_het.utils.config import PositiveInt, validate_arguments
 from fedjax_het.utils.env import require_variables
-from fedjax_het.utils.validation import validate_arguments
 
 
 class RoundTimes(NamedTuple):

@@ -27,8 +27,8 @@ from fedjax_het.runtime.prepared_run import build_federation_data
 from fedjax_het.runtime.result_builder import build_model_getter, compute_result_digest
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.trained_model import TrainedModel
+from fedjax_het.utils.config import validate
 from fedjax_het.utils.text import to_one_line
-from fedjax_het.utils.validation import validate
 
 START, END = "start", "end"
 

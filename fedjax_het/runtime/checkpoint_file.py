@@ -15,16 +15,16 @@ from fedjax_het.config.local_training import is_horizon_dependent
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.utils.arrays import decode_arrays, encode_arrays, is_prng_key, to_numpy_bits
-from fedjax_het.utils.errors import ConfigError, require
-from fedjax_het.utils.io import DamagedFileError, load_checksummed_npz, save_checksummed_npz
-from fedjax_het.utils.text import to_one_line
-from fedjax_het.utils.validation import (
+from fedjax_het.utils.config import (
     Bounds,
     NonNegativeFloat,
     PositiveInt,
     validate,
     validate_fields,
 )
+from fedjax_het.utils.errors import ConfigError, require
+from fedjax_het.utils.io import DamagedFileError, load_checksummed_npz, save_checksummed_npz
+from fedjax_het.utils.text import to_one_line
 
 _META_KEY = "__meta__"
 

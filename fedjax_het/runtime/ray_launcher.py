@@ -31,12 +31,11 @@ from fedjax_het.runtime.sweep import (
 from fedjax_het.runtime.sweep_log import Job, SweepProgress, build_status_printer
 from fedjax_het.runtime.trackers import add_tracker_callback, require_trackers
 from fedjax_het.runtime.user_objects import UserObjects
-from fedjax_het.utils.config import NonNegativeFloat, PositiveInt
+from fedjax_het.utils.config import NonNegativeFloat, PositiveInt, validate_arguments
 from fedjax_het.utils.env import RAY_ADDRESS, get_text, require_variables
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.io import make_output_directory
 from fedjax_het.utils.text import to_one_line
-from fedjax_het.utils.validation import validate_arguments
 
 PARTS_PER_SLOT = 2
 """Parts per task that runs at once, so that no single task is long at the end."""

@@ -11,8 +11,8 @@ import numpy as np
 
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.runtime.provenance import describe_environment
+from fedjax_het.utils.config import validate, validate_fields
 from fedjax_het.utils.errors import ConfigError, require
-from fedjax_het.utils.validation import validate, validate_fields
 
 _CHECKSUM = re.compile(r'"checksum": "([0-9a-f]{64})"')
 _CHECKSUM_PLACEHOLDER = "0" * 64

@@ -25,10 +25,10 @@ from fedjax_het.config.run_spec import RunSpec, hash_settings
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.runtime.result_schema import decode_record
 from fedjax_het.runtime.results import STATE_SUFFIX, Result
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, require, require_columns
 from fedjax_het.utils.io import list_stored_names
 from fedjax_het.utils.text import to_one_line
-from fedjax_het.utils.validation import validate_arguments
 
 if TYPE_CHECKING:
     import pandas as pd

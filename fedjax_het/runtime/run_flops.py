@@ -19,9 +19,8 @@ from fedjax_het.runtime.build import on_single_device, prepare_group
 from fedjax_het.runtime.group_state import GroupState, compute_state_shapes, init_group, init_states
 from fedjax_het.runtime.placement import DEVICE_STATE, Placement
 from fedjax_het.runtime.user_objects import UserObjects
-from fedjax_het.utils.config import PositiveInt
+from fedjax_het.utils.config import PositiveInt, validate_arguments
 from fedjax_het.utils.errors import require
-from fedjax_het.utils.validation import validate_arguments
 
 
 class ServerStageFlops(NamedTuple):

@@ -36,11 +36,10 @@ from fedjax_het.runtime.results import Result, build_state_path
 from fedjax_het.runtime.runner import advance_runs, log_run_header, start_runs
 from fedjax_het.runtime.trackers import add_tracker_callback
 from fedjax_het.runtime.user_objects import UserObjects
-from fedjax_het.utils.config import PositiveInt
+from fedjax_het.utils.config import PositiveInt, validate, validate_arguments
 from fedjax_het.utils.env import require_variables
 from fedjax_het.utils.errors import display_name, require
 from fedjax_het.utils.io import make_output_directory
-from fedjax_het.utils.validation import validate, validate_arguments
 
 
 class Session:

@@ -57,10 +57,10 @@ from fedjax_het.runtime.sweep_log import Job
 from fedjax_het.runtime.trackers import add_tracker_callback
 from fedjax_het.runtime.user_objects import UserObjects
 from fedjax_het.runtime.work_queue import LEASES_FOLDER, WorkQueue
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.env import require_variables
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.io import make_output_directory
-from fedjax_het.utils.validation import validate_arguments
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -25,11 +25,11 @@ import jax
 import numpy as np
 
 from fedjax_het.runtime.callbacks import END, START, Callback, RunStatus
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.io import write_atomically
 from fedjax_het.utils.registry import Registry
 from fedjax_het.utils.text import to_one_line
-from fedjax_het.utils.validation import validate_arguments
 
 PROJECT = "fedjax_het"
 """Name of the project in Weights & Biases, and of the experiment in MLflow."""

@@ -39,10 +39,10 @@ from fedjax_het.runtime.compiled_programs import (
     build_signature,
 )
 from fedjax_het.utils.arrays import fetch_to_host
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.io import DamagedFileError, write_atomically
 from fedjax_het.utils.text import to_one_line
-from fedjax_het.utils.validation import validate_arguments
 
 BATCH_SIZE = 500  # images at a time
 FORMAT_VERSION = 1

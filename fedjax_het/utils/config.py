@@ -1,4 +1,4 @@
-"""Typed settings: frozen dataclasses whose annotations document and validate their fields.
+"""Typed settings and arguments, validated by their annotations with pydantic.
 
     @dataclass(frozen=True)
     class Options(Config):
@@ -9,47 +9,416 @@
     parse_config(Options, {"steps": 5})     # Options(steps=5, option="II")
     parse_config(Options, {"steps": 0})     # ConfigError: steps = 0: expected a whole number >= 1
 
-A field is an `int`, a `float`, a `bool`, a `str`, a `Literal`, a tuple of one of them, or a union of
-them and `None`; numbers may have `Bounds`.
+    @validate_arguments
+    def load(path: str | os.PathLike, *, size: PositiveInt | None = None) -> Dataset: ...
+
+    load("here", size="2")      # ConfigError: size = '2': expected a whole number >= 1
+
+A field of a `Config` is an `int`, a `float`, a `bool`, a `str`, a `Literal`, a tuple of one of them,
+or a union of them and `None`; numbers may have `Bounds`. Types are strict: "1" is no number and
+True no integer. Scalars of NumPy and JAX become Python's. Parameters annotated as arrays, parameters
+without an annotation, and the items of sequences of numbers are left to the function itself.
 """
 
 import ast
 import contextlib
 import dataclasses
 import functools
+import importlib
 import inspect
 import itertools
 import keyword
+import math
+import numbers
 import os
+import sys
 import textwrap
-from collections.abc import Hashable, Mapping
-from typing import Any, ClassVar, NamedTuple, TypeVar, cast, get_type_hints
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_origin
 
-from fedjax_het.utils.errors import ConfigError, require, require_name
-from fedjax_het.utils.validation import (
-    MAX_FLOAT32,
-    Bounds,
-    DecayFactor,
-    MomentumCoefficient,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    UnitInterval,
-    accepts_none,
-    describe,
-    exclusive_lower_bound,
-    is_list,
-    is_supported_annotation,
-    lower_bound,
-    split_bounds,
-    to_python_scalar,
-    union_members,
-    validate,
-    validate_number,
-)
+import jax
+import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError, WrapValidator
+from pydantic_core import PydanticCustomError
 
+from fedjax_het.utils.errors import ConfigError, display_name, format_value, require, require_name
+
+P = typing.ParamSpec("P")
+R = TypeVar("R")
 ConfigT = TypeVar("ConfigT", bound="Config")
+
+VALIDATED_FUNCTIONS: dict[str, Callable[..., Any]] = {}  # by module and name
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
+MIN_NORMAL_FLOAT32 = float(np.finfo(np.float32).tiny)  # most devices flush smaller numbers to 0
+_UNION: Any = typing.Union
+_UNIONS = (_UNION, types.UnionType)
+_ARRAYS = (np.ndarray, jax.Array)
+_LISTS = (list, Sequence, Iterable)
+_MAPPINGS = (dict, Mapping)
+_DESCRIPTIONS: dict[Any, str] = {
+    bool: "True or False",
+    str: "a word",
+    Callable: "a function",
+    **dict.fromkeys(_MAPPINGS, "values by name"),
+    **dict.fromkeys(_ARRAYS, "an array"),
+}
+
+
+class Bounds(NamedTuple):
+    """Interval that a number must lie in; an open end excludes its limit."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def contains(self, value: float) -> bool:
+        """Return whether the interval holds the value; open ends compare in float32, the devices'
+        precision, as well."""
+        float32_value = _to_float32(value)
+        is_above_low = self.low < min(value, float32_value) if self.open_low else self.low <= value
+        is_below_high = (
+            max(value, float32_value) < self.high if self.open_high else value <= self.high
+        )
+        return is_above_low and is_below_high
+
+    def __str__(self) -> str:
+        """Return the interval as text after "a number", e.g. ">= 1"; "" if it is unbounded."""
+        if math.isinf(self.low) and math.isinf(self.high):
+            return ""
+        if math.isinf(self.high):
+            return f"{'>' if self.open_low else '>='} {self.low:g}"
+        brackets = "[("[self.open_low], "])"[self.open_high]
+        return f"in {brackets[0]}{self.low:g}, {self.high:g}{brackets[1]}"
+
+
+def _to_float32(value: float) -> float:
+    """Return a number as devices hold it; infinite if float32 cannot hold it."""
+    if abs(value) > MAX_FLOAT32:
+        return math.copysign(math.inf, value)
+    return 0.0 if abs(value) < MIN_NORMAL_FLOAT32 else float(np.float32(value))
+
+
+NonNegativeInt = Annotated[int, Bounds(0)]
+PositiveInt = Annotated[int, Bounds(1)]
+NonNegativeFloat = Annotated[float, Bounds(0)]
+PositiveFloat = Annotated[float, Bounds(0, open_low=True)]
+UnitInterval = Annotated[float, Bounds(0, 1)]
+MomentumCoefficient = Annotated[float, Bounds(0, 1, open_high=True)]  # 1 would never decay
+DecayFactor = Annotated[float, Bounds(0, 1, open_low=True)]
+
+
+# --- annotations
+
+
+def union_members(annotation: Any) -> list[Any]:
+    """Return the members of a union other than None; for another annotation, that annotation."""
+    if get_origin(annotation) not in _UNIONS:
+        return [annotation]
+    return [member for member in get_args(annotation) if member is not types.NoneType]
+
+
+def accepts_none(annotation: Any) -> bool:
+    """Return whether an annotation is a union with None."""
+    return get_origin(annotation) in _UNIONS and types.NoneType in get_args(annotation)
+
+
+def split_bounds(annotation: Any) -> tuple[Any, Bounds]:
+    """Return the type and the bounds of an annotation, which may be a union with None."""
+    (annotation,) = union_members(annotation)
+    if get_origin(annotation) is not Annotated:
+        return annotation, Bounds()
+    base_type, *metadata = get_args(annotation)
+    return base_type, next((extra for extra in metadata if isinstance(extra, Bounds)), Bounds())
+
+
+def is_supported_annotation(annotation: Any) -> bool:
+    """Return whether an annotation may be a field of a `Config`: bool, int, float, str, Literal, a
+    tuple of one of them, or a union; numbers may have `Bounds`."""
+    origin, items = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return isinstance(items[1], Bounds) and is_supported_annotation(items[0])
+    if origin in _UNIONS:
+        return all(map(is_supported_annotation, union_members(annotation)))
+    if origin is tuple:
+        return items[1:] == (...,) and is_supported_annotation(items[0])
+    return origin is Literal or annotation in (bool, int, float, str)
+
+
+def describe(annotation: Any, *, brief: bool = False) -> str:
+    """Return the values that an annotation allows, in words.
+
+    Args:
+      annotation: type, with `Bounds` or without.
+      brief: for a table of settings: names None and leaves out the limits of all numbers.
+    """
+    base_class, items = get_origin(annotation) or annotation, get_args(annotation)
+    if _is_path(annotation):
+        return "a path"
+    if base_class in _UNIONS:
+        words = [describe(member, brief=brief) for member in union_members(annotation)]
+        return " or ".join(words + ["None"] * (brief and accepts_none(annotation)))
+    base_type, bounds = split_bounds(annotation)
+    has_limit = not brief and math.isinf(bounds.high)
+    if base_type is int:
+        return f"a whole number {bounds}".rstrip() + (", below 2**31" if has_limit else "")
+    if base_type is float:
+        return f"a {'finite ' if has_limit else ''}number {bounds}".rstrip()
+    if base_class is Literal:
+        return " or ".join(map(str, items))
+    if base_class in (tuple, *_LISTS):
+        if base_class is tuple and items[-1] is not ...:
+            return f"a list of {len(items)}"
+        is_known = bool(items) and items[0] is not Any
+        return f"a list, each {describe(items[0], brief=brief)}" if is_known else "a list"
+    if base_class in _DESCRIPTIONS:
+        return _DESCRIPTIONS[base_class]
+    constructors = getattr(base_class, "CONSTRUCTORS", None)
+    return f"a {base_class.__name__}" + (f", as {constructors}" if constructors else "")
+
+
+def _is_path(annotation: Any) -> bool:
+    members = map(lambda member: get_origin(member) or member, union_members(annotation))
+    return any(member in (Path, os.PathLike) for member in members)
+
+
+# --- values
+
+
+def to_python_scalar(value: Any) -> Any:
+    """Return `value` with the scalars of NumPy and JAX as Python's, in lists and mappings too.
+
+    A float32 becomes the number that it is written as: 0.1, not 0.10000000149.
+    """
+    if isinstance(value, dict):
+        return {to_python_scalar(key): to_python_scalar(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(to_python_scalar(item) for item in value)
+    if isinstance(value, (np.generic, *_ARRAYS)) and value.shape == ():
+        scalar = np.asarray(value)[()]
+        is_low_precision = isinstance(scalar, np.floating) and scalar.dtype.itemsize < 8
+        return float(str(scalar)) if is_low_precision else scalar.item()
+    return value
+
+
+def is_list(value: Any, annotation: Any = tuple) -> bool:
+    """Return whether a value is what a user would call a list; a data frame is none."""
+    if hasattr(value, "ndim"):
+        return value.ndim > 0 and (value.ndim == 1 or isinstance(value, _ARRAYS))
+    base_class = get_origin(annotation) or annotation
+    if base_class is tuple:
+        return isinstance(value, list | tuple | range)
+    if isinstance(value, str | bytes):
+        return False
+    if base_class is Iterable:  # the keys of a mapping are words, too
+        takes_words = get_args(annotation) == (str,)
+        return isinstance(value, Iterable) and (takes_words or not isinstance(value, Mapping))
+    return isinstance(value, Collection) and not isinstance(value, Mapping | Set)
+
+
+def _convert(annotation: Any, value: Any) -> Any:
+    """Return a value in the type of its annotation, whose items pydantic validates afterwards.
+
+    Raises:
+      ValueError: if the value is of another type or out of bounds.
+    """
+    base_class, items = get_origin(annotation) or annotation, get_args(annotation)
+    if _is_path(annotation):
+        return _require_path(value)
+    if base_class in _UNIONS:
+        return value
+    if base_class in (tuple, *_LISTS):
+        is_valid = is_list(value, annotation)
+        if is_valid and base_class is tuple:
+            value = tuple(value)
+            is_valid = items[-1] is ... or len(value) == len(items)
+        elif is_valid and not isinstance(value, list | tuple):
+            value = list(value)
+    elif base_class in _MAPPINGS:
+        is_valid = isinstance(value, Mapping)
+        is_valid = is_valid and (items[:1] != (str,) or all(isinstance(key, str) for key in value))
+        value = dict(value) if is_valid else value
+    else:
+        base_type, bounds = split_bounds(annotation)
+        if base_type in (int, float, bool, str) or base_class is Literal:
+            value = to_python_scalar(value)
+        if base_type in (int, float):
+            return _convert_number(base_type, bounds, value)
+        if base_class is Literal:
+            is_valid = any(type(value) is type(item) and value == item for item in items)
+        else:
+            is_valid = isinstance(value, base_class)
+    if not is_valid:
+        raise ValueError
+    return value
+
+
+def _convert_number(number_type: type, bounds: Bounds, value: Any) -> float:
+    """Return a number of any library as Python's. Raises ValueError out of bounds."""
+    abstract_type = numbers.Integral if number_type is int else numbers.Real
+    if isinstance(value, bool) or not isinstance(value, abstract_type):
+        raise ValueError
+    number = number_type(value)
+    max_size = MAX_FLOAT32 if number_type is float else 2**31 - 1
+    is_limited = number_type is float or math.isinf(bounds.high)
+    if not bounds.contains(number) or (is_limited and abs(number) > max_size):
+        raise ValueError
+    return number
+
+
+def _require_path(value: Any) -> Any:
+    """Return a path, which need not exist. Raises ValueError with the system's reason."""
+    is_text = isinstance(value, str | os.PathLike) and os.fspath(value) not in ("", b"")
+    if not is_text or "\0" in str(value):
+        raise ValueError
+    try:
+        os.stat(Path(value).expanduser())
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass
+    except (TypeError, ValueError, RuntimeError, OSError) as error:
+        raise ValueError(getattr(error, "strerror", None) or error) from None
+    return value
+
+
+# --- pydantic
+
+
+def validate(argument: str, value: Any, annotation: Any) -> Any:
+    """Return `value` as its annotation has it: a list as a tuple, an int as a float.
+
+    Args:
+      argument: name of the value in messages, see `utils.errors.display_names`.
+      value: what the user gave.
+      annotation: type, with `Bounds` or without.
+
+    Raises:
+      ConfigError: if the value does not fit, in one line.
+
+    Example:
+      >>> validate("sizes", [1, np.int64(2)], tuple[PositiveInt, ...])
+      (1, 2)
+    """
+    try:
+        return _get_adapter(annotation, tuple(union_members(annotation))).validate_python(value)
+    except ValidationError as error:
+        details = error.errors(include_url=False)[0]
+        context, value = details["ctx"], to_python_scalar(details["input"])
+        argument += "".join(f"[{key!r}]" for key in details["loc"])
+        if get_origin(context["annotation"]) is Literal:
+            require_name(argument, value, get_args(context["annotation"]))
+        message = f"{display_name(argument)} = {format_value(value)}: expected {details['msg']}"
+        raise ConfigError(message) from None
+
+
+def validate_number(argument: str, value: Any, bounds: Bounds) -> float:
+    """Return `value` as a float within bounds. Raises ConfigError."""
+    return validate(argument, value, Annotated[float, bounds])
+
+
+def validate_fields(values: Mapping[str, Any], fields: Any, *, prefix: str = "") -> dict[str, Any]:
+    """Return the values that a class annotates, as its annotations have them. Raises ConfigError.
+
+    Args:
+      values: by name; names that the class does not have, and None, are left out.
+      fields: class with annotations.
+      prefix: text before a field's name in messages.
+    """
+    return {
+        name: validate(prefix + name, values[name], annotation)
+        for name, annotation in typing.get_type_hints(fields, include_extras=True).items()
+        if name in values
+    }
+
+
+@functools.cache
+def _get_adapter(annotation: Any, members: tuple[Any, ...]) -> TypeAdapter[Any]:
+    """Return an annotation's adapter; `members` tells apart unions that differ in order alone."""
+    return TypeAdapter(_to_pydantic(annotation), config={"strict": True})
+
+
+def _to_pydantic(annotation: Any) -> Any:
+    """Return an annotation whose failures pydantic reports with the text of `describe`."""
+    base_class, items = get_origin(annotation) or annotation, get_args(annotation)
+    if base_class is Any or isinstance(annotation, TypeVar) or base_class in _ARRAYS:
+        return Any
+    if accepts_none(annotation):
+        return _to_pydantic(_UNION[tuple(union_members(annotation))]) | None
+    target: Any = Any
+    if base_class in _UNIONS and not _is_path(annotation):
+        members = _UNION[tuple(map(_to_pydantic, items))]
+        target = Annotated[members, Field(union_mode="left_to_right")]
+    elif base_class is tuple:
+        members = tuple(item if item is ... else _to_pydantic(item) for item in items)
+        target = types.GenericAlias(tuple, members)
+    elif base_class in _LISTS and items and items[0] not in (int, float):
+        target = types.GenericAlias(Sequence, (_to_pydantic(items[0]),))
+    elif base_class in _MAPPINGS and items:
+        target = types.GenericAlias(dict, (Any, _to_pydantic(items[1])))
+    return Annotated[target, WrapValidator(functools.partial(_check, annotation))]
+
+
+def _check(annotation: Any, value: Any, handler: Callable[[Any], Any]) -> Any:
+    """Validate a value; a failure has the text of `describe`, or is that of an item."""
+    reason = ""
+    try:
+        return handler(_convert(annotation, value))
+    except ValidationError:
+        if (get_origin(annotation) or annotation) in (tuple, *_LISTS, *_MAPPINGS):
+            raise
+    except (ValueError, OverflowError) as error:
+        reason = f" ({error})" if str(error) else ""
+    context = {"text": describe(annotation) + reason, "annotation": annotation}
+    raise PydanticCustomError("expected", "{text}", context)
+
+
+# --- functions and records
+
+
+def validate_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Return the function with arguments that are validated by their annotations.
+
+    Raises:
+      ConfigError: at a call whose argument does not fit; the message names the argument.
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return function(*args, **kwargs)  # which raises Python's own message
+        for name, annotation in parameter_types(function).items():
+            if name in bound.arguments:
+                bound.arguments[name] = validate(name, bound.arguments[name], annotation)
+        return function(*bound.args, **bound.kwargs)
+
+    VALIDATED_FUNCTIONS[f"{function.__module__}.{function.__qualname__}"] = wrapper
+    return wrapper
+
+
+@functools.cache
+def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotations of a function's parameters by name, without *args and **kwargs."""
+    annotations = {
+        name: parameter.annotation
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and parameter.annotation is not parameter.empty
+    }
+    module_names = dict(vars(sys.modules[function.__module__]))
+    if any("pd." in text for text in annotations.values() if isinstance(text, str)):
+        module_names["pd"] = importlib.import_module("pandas")  # modules import it for types alone
+    holder = types.SimpleNamespace(__annotations__=annotations)
+    return typing.get_type_hints(holder, module_names, include_extras=True)
+
+
+def validate_named_tuple(name: str, record: Any) -> Any:
+    """Return a named tuple whose fields are as their annotations have them. Raises ConfigError."""
+    return record._replace(**validate_fields(record._asdict(), type(record), prefix=f"{name}."))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,23 +470,17 @@ def parse_config(
     fields = field_types(config_class)
     for key in overrides:
         require_name(field_term, key, fields)
-    unset_fields = {
-        key for key, value in overrides.items() if value is None and not accepts_none(fields[key])
-    }
-    values = {
-        key: value
-        for key, value in overrides.items()
-        if not (config_class.PRESETS and key in unset_fields)
-    }
-    values = config_class.normalize_values(values)
+    values = config_class.normalize_values(
+        {
+            key: value
+            for key, value in overrides.items()
+            if not config_class.PRESETS or value is not None or accepts_none(fields[key])
+        }
+    )
     if config_class.PRESETS:
-        default = next(
-            f.default
-            for f in dataclasses.fields(config_class)
-            if f.name == config_class.PRESET_FIELD
-        )
-        preset = values.get(config_class.PRESET_FIELD, default)
-        require_name(field_prefix + config_class.PRESET_FIELD, preset, config_class.PRESETS)
+        field = config_class.PRESET_FIELD
+        preset = values.get(field, config_class.__dataclass_fields__[field].default)
+        require_name(field_prefix + field, preset, config_class.PRESETS)
         values = {**config_class.PRESETS[preset], **values}
     values = {
         key: validate(field_prefix + key, value, fields[key]) for key, value in values.items()
@@ -133,15 +496,10 @@ def config_to_dict(config: Config) -> dict[str, Any]:
     return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
 
 
-def field_types(dataclass_type: type) -> dict[str, Any]:
-    """Return the annotations of a dataclass's fields by name."""
-    # A class is hashable; mypy looks at its instances instead.
-    return _field_types(cast(Hashable, dataclass_type))
-
-
 @functools.cache
-def _field_types(dataclass_type: Any) -> dict[str, Any]:
-    hints = get_type_hints(dataclass_type, include_extras=True)
+def field_types(dataclass_type: Any) -> dict[str, Any]:
+    """Return the annotations of a dataclass's fields by name."""
+    hints = typing.get_type_hints(dataclass_type, include_extras=True)
     return {f.name: hints[f.name] for f in dataclasses.fields(dataclass_type)}
 
 
@@ -189,15 +547,12 @@ def make_config_class(name: str, defaults: Mapping[str, float]) -> type[Config]:
     for key in defaults:
         is_valid_name = isinstance(key, str) and key.isidentifier() and not keyword.iskeyword(key)
         require(is_valid_name, "hyperparameters", key, "names of letters, digits and underscores")
-    fields = [
-        (
-            key,
-            NonNegativeFloat,
-            dataclasses.field(default=validate_number(key, value, lower_bound(0))),
-        )
+    fields = {
+        key: dataclasses.field(default=validate(key, value, NonNegativeFloat))
         for key, value in defaults.items()
-    ]
-    return dataclasses.make_dataclass(name, fields, bases=(Config,), frozen=True)
+    }
+    annotated = [(key, NonNegativeFloat, field) for key, field in fields.items()]
+    return dataclasses.make_dataclass(name, annotated, bases=(Config,), frozen=True)
 
 
 def document_fields(config_class: type[Config]) -> dict[str, tuple[str, str]]:
@@ -212,11 +567,8 @@ def document_fields(config_class: type[Config]) -> dict[str, tuple[str, str]]:
         for name, type_ in field_types(config_class).items()
     }
     if config_class.PRESETS:
-        words = " or ".join(config_class.PRESETS)
-        field_docs[config_class.PRESET_FIELD] = (
-            words,
-            "Where options and numbers come from that are not given.",
-        )
+        text = "Preset that provides the options and hyperparameters that are not given."
+        field_docs[config_class.PRESET_FIELD] = (" or ".join(config_class.PRESETS), text)
     return field_docs
 
 
@@ -225,49 +577,13 @@ def get_field_docs(dataclass_type: type) -> dict[str, str]:
     texts: dict[str, str] = {}
     for base_class in reversed(dataclass_type.__mro__[:-1]):
         with contextlib.suppress(OSError, TypeError):  # a class without source, e.g. of a notebook
-            texts |= _parse_field_docs(inspect.getsource(base_class))
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base_class))).body
+            assert isinstance(definition, ast.ClassDef)
+            for statements in itertools.pairwise(definition.body):
+                match statements:
+                    case (
+                        ast.AnnAssign(target=ast.Name(id=name)),
+                        ast.Expr(value=ast.Constant(value=str(text))),
+                    ):
+                        texts[name] = " ".join(text.split())
     return texts
-
-
-def _parse_field_docs(source: str) -> dict[str, str]:
-    (definition,) = ast.parse(textwrap.dedent(source)).body
-    assert isinstance(definition, ast.ClassDef)
-    texts = {}
-    for field, following in itertools.pairwise(definition.body):
-        if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
-            continue
-        value = following.value if isinstance(following, ast.Expr) else None
-        if isinstance(value, ast.Constant) and isinstance(value.value, str):
-            texts[field.target.id] = " ".join(value.value.split())
-    return texts
-
-
-__all__ = [
-    "MAX_FLOAT32",
-    "Bounds",
-    "Config",
-    "ConfigError",
-    "DecayFactor",
-    "HyperParameter",
-    "MomentumCoefficient",
-    "NonNegativeFloat",
-    "NonNegativeInt",
-    "PositiveFloat",
-    "PositiveInt",
-    "UnitInterval",
-    "config_to_dict",
-    "document_fields",
-    "exclusive_lower_bound",
-    "field_types",
-    "get_field_docs",
-    "hyperparameters_of",
-    "is_supported_annotation",
-    "lower_bound",
-    "make_config_class",
-    "parse_config",
-    "to_json_value",
-    "to_python_scalar",
-    "union_members",
-    "validate",
-    "validate_number",
-]

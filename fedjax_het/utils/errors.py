@@ -16,6 +16,7 @@ from fedjax_het.utils import console
 from fedjax_het.utils.text import to_one_line
 
 MAX_VALUE_LENGTH = 100  # characters of a value in a message
+_PLAIN_TYPES = (str, bytes, numbers.Number, list, tuple, dict, set)
 # What arguments are called where the user wrote them, by their names in Python; see `display_names`.
 _PYTHON_NAMES: Mapping[str, str] = MappingProxyType({})
 _DISPLAY_NAMES = contextvars.ContextVar("written", default=_PYTHON_NAMES)
@@ -61,12 +62,16 @@ def display_name(argument: str) -> str:
 
 
 def format_value(value: object) -> str:
-    """A value for a message: in one line, and short; a path as the text that it is."""
+    """A value for a message: in one line, and short; a path as the text that it is. Of an object
+    that takes more than a line, only its type is shown."""
     value = str(value) if isinstance(value, PurePath) else value
     try:
-        text = " ".join(repr(value).split()) if not isinstance(value, str) else repr(value)
+        text = repr(value) if isinstance(value, str) else " ".join(repr(value).split())
     except Exception:  # of a class of the user's own
-        text = f"a {type(value).__name__}"
+        text = "<at 0x>"
+    is_plain = isinstance(value, _PLAIN_TYPES)
+    if re.match(r"<.*at 0x", text) or (len(text) > MAX_VALUE_LENGTH and not is_plain):
+        return f"a {type(value).__name__}"
     return text if len(text) <= MAX_VALUE_LENGTH else f"{text[: MAX_VALUE_LENGTH - 4]} ..."
 
 

@@ -176,7 +176,7 @@ def test_the_checks_find_what_is_wrong():
     """The checks see docstrings of constants, methods and wrapped functions."""
     names = {name for name, _, _ in iter_docstrings("fedjax_het.data.partition")}
     assert {"", "make_partition", "Partition.summarize"} <= names
-    names = {name for name, _, _ in iter_docstrings("fedjax_het.utils.introspection")}
+    names = {name for name, _, _ in iter_docstrings("fedjax_het.utils.registry")}
     assert "REQUIRED" in names
     parameters = {name: names for name, _, names in iter_functions("fedjax_het.data.partition")}
     assert parameters["Partition.label_counts"] == ["labels", "num_classes"]

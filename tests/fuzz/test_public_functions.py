@@ -26,7 +26,7 @@ from fedjax_het.runtime import benchmark, result_store, run_flops, runner, sessi
 from fedjax_het.runtime import ray_launcher as ray
 from fedjax_het.runtime.compiled_programs import build_local_training, build_signature
 from fedjax_het.runtime.trained_model import InputSpec, TrainedModel
-from fedjax_het.utils.validation import VALIDATED_FUNCTIONS, parameter_types, validate_arguments
+from fedjax_het.utils.config import VALIDATED_FUNCTIONS, parameter_types, validate_arguments
 
 MODULES = (fedjax_het, data, nn, analysis)
 # Read in programs, by the package itself; what goes into them is checked where it came in.

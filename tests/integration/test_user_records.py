@@ -35,7 +35,7 @@ from fedjax_het.data import (
 )
 from fedjax_het.data.prepare import prepare_dataset
 from fedjax_het.runtime.data_assignment import build_partition
-from fedjax_het.utils.introspection import REQUIRED
+from fedjax_het.utils.registry import REQUIRED
 
 SMALL = {"model": "mlp", "num_clients": 3, "rounds": 2, "participation": 1.0}
 LABELS = np.arange(60) % 5

@@ -14,8 +14,8 @@ from fedjax_het.analysis.figure_style import (
 )
 from fedjax_het.analysis.figures.output import style_axes
 from fedjax_het.metrics.personal import wilcoxon
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require, require_name
-from fedjax_het.utils.validation import validate_arguments
 
 if TYPE_CHECKING:
     import pandas as pd

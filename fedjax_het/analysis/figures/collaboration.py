@@ -8,10 +8,9 @@ import numpy as np
 from fedjax_het.analysis.figure_style import is_bottom_panel, is_leftmost_panel, make_panels
 from fedjax_het.data.validation import to_array
 from fedjax_het.metrics.personal import compute_group_weights
-from fedjax_het.utils.config import PositiveInt
+from fedjax_het.utils.config import PositiveInt, validate_arguments
 from fedjax_het.utils.errors import require, require_name
 from fedjax_het.utils.text import escape_mathtext
-from fedjax_het.utils.validation import validate_arguments
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

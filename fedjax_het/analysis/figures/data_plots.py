@@ -15,10 +15,9 @@ from fedjax_het.analysis.figures.output import write_figure
 from fedjax_het.data.dataset import Dataset
 from fedjax_het.data.partition import Partition
 from fedjax_het.data.validation import NumClasses, to_array
-from fedjax_het.utils.config import PositiveInt
+from fedjax_het.utils.config import PositiveInt, validate_arguments
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.text import escape_mathtext
-from fedjax_het.utils.validation import validate_arguments
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

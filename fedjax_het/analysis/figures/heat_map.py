@@ -23,9 +23,9 @@ from fedjax_het.analysis.grouping import (
 from fedjax_het.analysis.overview import summarize_runs
 from fedjax_het.analysis.render import choose_number_format, format_number
 from fedjax_het.runtime.result_store import select_newest
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, require, require_name
 from fedjax_het.utils.text import DIVERGED, MISSING, escape_mathtext
-from fedjax_het.utils.validation import validate_arguments
 
 if TYPE_CHECKING:
     import pandas as pd

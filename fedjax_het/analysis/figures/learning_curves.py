@@ -15,9 +15,8 @@ from fedjax_het.analysis.grouping import (
     resolve_group_settings,
 )
 from fedjax_het.runtime.result_store import select_newest
-from fedjax_het.utils.config import PositiveInt
+from fedjax_het.utils.config import PositiveInt, validate_arguments
 from fedjax_het.utils.errors import ConfigError, require_name
-from fedjax_het.utils.validation import validate_arguments
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -35,9 +35,9 @@ from fedjax_het.analysis.grouping import (
     resolve_group_settings,
 )
 from fedjax_het.runtime.result_store import select_newest
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import MAX_VALUE_LENGTH, require, require_name
 from fedjax_het.utils.text import escape_mathtext
-from fedjax_het.utils.validation import validate_arguments
 
 if TYPE_CHECKING:
     import pandas as pd

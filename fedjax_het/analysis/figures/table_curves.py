@@ -18,8 +18,8 @@ from fedjax_het.analysis.curves import Curve, plot_curve_panels, plot_small_mult
 from fedjax_het.analysis.figures.learning_curves import SMOOTHING_WINDOW, pivot_curves_by_round
 from fedjax_het.analysis.grouping import is_diverged
 from fedjax_het.metrics.convergence import WINDOW
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.text import format_classes_per_client
-from fedjax_het.utils.validation import validate_arguments
 
 if TYPE_CHECKING:
     import pandas as pd

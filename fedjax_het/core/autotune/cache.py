@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
 from fedjax_het.utils.cache import get_cache_dir, make_private_dir
+from fedjax_het.utils.config import Bounds, PositiveFloat, validate
 from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.io import write_atomically
-from fedjax_het.utils.validation import Bounds, PositiveFloat, validate
 
 log = logging.getLogger("fedjax_het")
 

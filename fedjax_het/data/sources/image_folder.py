@@ -12,8 +12,8 @@ import numpy as np
 
 from fedjax_het.data.array_cache import load_or_build_arrays
 from fedjax_het.data.dataset import Dataset, dataset_from_arrays
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, is_integer_at_least, require
-from fedjax_het.utils.validation import validate_arguments
 
 _IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
 MAX_SIDE = 4096  # pixels, the largest side of resized images

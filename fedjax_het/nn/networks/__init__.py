@@ -6,9 +6,8 @@ from typing import Any
 from fedjax_het.nn.model import Model
 from fedjax_het.nn.network import NetworkSpec, build_model, check_network_definition, to_model
 from fedjax_het.nn.networks import cnn, convnet, fsl_cnn, mlp, resnet18
-from fedjax_het.utils.introspection import get_summary_line
-from fedjax_het.utils.registry import Registry
-from fedjax_het.utils.validation import validate_arguments
+from fedjax_het.utils.config import validate_arguments
+from fedjax_het.utils.registry import Registry, get_summary_line
 
 NETWORKS: Registry[NetworkSpec] = Registry(
     "network",

@@ -24,7 +24,7 @@ from fedjax_het.papers.programs import make_config_program
 from fedjax_het.runtime.progress import show_progress
 from fedjax_het.runtime.session import simulate
 from fedjax_het.runtime.sweep_log import format_run_label
-from fedjax_het.utils.config import NonNegativeInt, PositiveInt, lower_bound
+from fedjax_het.utils.config import Bounds, NonNegativeInt, PositiveInt
 from fedjax_het.utils.errors import require_name
 from fedjax_het.utils.io import make_output_directory
 
@@ -78,7 +78,7 @@ class Arguments:
     """quick or paper."""
     epochs: PositiveInt | None = None
     """Of training the network (default: the preset's)."""
-    images: Annotated[int, lower_bound(100)] = 3000
+    images: Annotated[int, Bounds(100)] = 3000
     """Training images that are shown, at most: drawn from all."""
     seed: NonNegativeInt = 0
     """Of training, drawing and t-SNE."""

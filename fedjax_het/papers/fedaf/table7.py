@@ -24,7 +24,7 @@ from fedjax_het.papers.fedaf.partitions import (
 )
 from fedjax_het.papers.programs import make_config_program
 from fedjax_het.papers.reported import load_reported_values
-from fedjax_het.utils.config import NonNegativeInt, PositiveInt, lower_bound
+from fedjax_het.utils.config import Bounds, NonNegativeInt, PositiveInt
 from fedjax_het.utils.errors import require, require_name
 from fedjax_het.utils.io import make_output_directory
 
@@ -43,7 +43,7 @@ class Arguments:
     """Condensed images per class; a client condenses the classes that it has as many images of."""
     seeds: tuple[NonNegativeInt, ...] = (0, 1, 2)
     """Partitions that a cell is the mean of."""
-    partitions: Annotated[int, lower_bound(2)] = 100
+    partitions: Annotated[int, Bounds(2)] = 100
     """Partitions that show how far such a mean may fall from the one over many."""
     output_dir: str = "results/fedaf-table7"
     """Folder of the table."""

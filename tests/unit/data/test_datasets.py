@@ -21,7 +21,7 @@ from fedjax_het.data.prepare import prepare_dataset
 from fedjax_het.data.sources.domainnet import CLASSES, DOMAINS
 from fedjax_het.data.sources.tfds import compute_fingerprint
 from fedjax_het.utils.errors import ConfigError
-from fedjax_het.utils.npz import DamagedFileError, read_npz, write_npz
+from fedjax_het.utils.io import DamagedFileError, read_npz, write_npz
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from fedjax_het.data import (
 from fedjax_het.data import partition_schemes as schemes_module
 from fedjax_het.data.quota_sampling import allocate_equal_counts
 from fedjax_het.utils.errors import ConfigError
-from fedjax_het.utils.npz import write_npz
+from fedjax_het.utils.io import write_npz
 
 
 def shuffled_labels(num_classes, per_class, seed=0):

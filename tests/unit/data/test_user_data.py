@@ -184,7 +184,7 @@ def test_domains_are_kept_and_counted_into_the_digest():
 
 
 def test_digest_of_a_set_without_domains_is_of_the_four_arrays():
-    from fedjax_het.utils.npz import digest_arrays
+    from fedjax_het.utils.io import digest_arrays
 
     dataset = dataset_from_arrays(**arrays())
     constants = {"num_classes": 3, "mean": dataset.mean, "std": dataset.std}

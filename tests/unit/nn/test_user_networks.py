@@ -20,7 +20,7 @@ from fedjax_het.nn import (
     norm_mask,
     to_model,
 )
-from fedjax_het.utils.introspection import REQUIRED
+from fedjax_het.utils.registry import REQUIRED
 
 KEY = jax.random.key(0)
 SHAPE, CLASSES = (9, 8, 2), 4

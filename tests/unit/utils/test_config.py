@@ -20,9 +20,7 @@ from fedjax_het.utils.config import (
     UnitInterval,
     config_to_dict,
     document_fields,
-    exclusive_lower_bound,
     hyperparameters_of,
-    lower_bound,
     make_config_class,
     parse_config,
 )
@@ -39,8 +37,8 @@ class Mixed(Config):
     momentum: MomentumCoefficient = 0.9
     decay: DecayFactor = 1.0
     any_number: float = -1.0
-    at_two: Annotated[int, lower_bound(2)] = 2
-    beyond: Annotated[float, exclusive_lower_bound(-1)] = 0.0
+    at_two: Annotated[int, Bounds(2)] = 2
+    beyond: Annotated[float, Bounds(-1, open_low=True)] = 0.0
     choice: Literal["I", "II"] = "II"
     flag: bool = False
     word: str = "a"
@@ -209,8 +207,8 @@ def test_a_record_can_be_made_of_defaults():
     ("bounds", "inside", "outside"),
     [
         (Bounds(), (-1e300, 0, 1e300), ()),
-        (lower_bound(2), (2, 3), (1.999, -2)),
-        (exclusive_lower_bound(2), (2.001,), (2, 1)),
+        (Bounds(2), (2, 3), (1.999, -2)),
+        (Bounds(2, open_low=True), (2.001,), (2, 1)),
         (Bounds(0, 1), (0, 1), (-0.001, 1.001)),
         (Bounds(0, 1, True, True), (0.001, 0.999), (0, 1)),
     ],
