@@ -54,6 +54,7 @@ VALIDATED_FUNCTIONS: dict[str, Callable[..., Any]] = {}  # by module and name
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 MIN_NORMAL_FLOAT32 = float(np.finfo(np.float32).tiny)  # most devices flush smaller numbers to 0
 _UNION: Any = typing.Union
+_cache: Any = functools.cache  # mypy takes the class of a dataclass for one that has no hash
 _UNIONS = (_UNION, types.UnionType)
 _ARRAYS = (np.ndarray, jax.Array)
 _LISTS = (list, Sequence, Iterable)
@@ -496,7 +497,7 @@ def config_to_dict(config: Config) -> dict[str, Any]:
     return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
 
 
-@functools.cache
+@_cache
 def field_types(dataclass_type: Any) -> dict[str, Any]:
     """Return the annotations of a dataclass's fields by name."""
     hints = typing.get_type_hints(dataclass_type, include_extras=True)
