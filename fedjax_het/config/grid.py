@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedjax_het.algorithms import METHODS
-from fedjax_het.config.resolve import supported_hyperparameters, validate_fields
-from fedjax_het.config.run_spec import RunSpec, drop_unused_settings
+from fedjax_het.config.resolve import supported_hyperparameters, validate_settings
+from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.config.settings import drop_unused_settings
 from fedjax_het.utils.config import to_python_scalar
 from fedjax_het.utils.errors import ConfigError, display_name, require, require_name
 
@@ -49,7 +50,7 @@ def grid(
     has_local_training = any(method.trains_locally for method in grid_methods)
     specs: dict[str, RunSpec] = {}
     for values in _combinations(lists):
-        spec = validate_fields(RunSpec(**values))
+        spec = validate_settings(RunSpec(**values))
         if has_local_training:
             spec = RunSpec(**drop_unused_settings(spec.algorithm, values))
         method = METHODS[spec.algorithm]

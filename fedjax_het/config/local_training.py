@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.config.settings import RunSettings, SettingsT
 from fedjax_het.core.lr_schedules import (
     LR_SCHEDULES,
     ROUND_PREFIX,
@@ -24,7 +24,7 @@ from fedjax_het.utils.errors import require, require_name
 _LR_LENGTH = f"{ROUND_PREFIX}length"
 
 
-def resolve_local_training(spec: RunSpec) -> RunSpec:
+def resolve_local_training(spec: SettingsT) -> SettingsT:
     """Check the settings of local training, and drop those that equal their defaults.
 
     Defaults are an optimizer's option at its default, a constant rate, and steps of one minibatch.
@@ -54,7 +54,7 @@ def resolve_local_training(spec: RunSpec) -> RunSpec:
     )
 
 
-def _require_learning_rate(spec: RunSpec, setting: str, schedule: str) -> None:
+def _require_learning_rate(spec: RunSettings, setting: str, schedule: str) -> None:
     """Require that a user's optimizer reads the rate from `hp`; then it can vary over rounds."""
     over_steps = "none over steps: an optimizer that is passed has its own"
     require(setting == "lr_schedule", setting, schedule, over_steps)
@@ -66,7 +66,7 @@ def _schedule_settings() -> tuple[tuple[str, str], ...]:
     return ("lr_schedule", ROUND_PREFIX), ("lr_step_schedule", STEP_PREFIX)
 
 
-def lr_schedule_hyperparameters(spec: RunSpec) -> dict[str, HyperParameter]:
+def lr_schedule_hyperparameters(spec: RunSettings) -> dict[str, HyperParameter]:
     """Return the hyper-parameters that the run's schedules always have."""
     hyperparameters: dict[str, HyperParameter] = {}
     for setting, prefix in _schedule_settings():
@@ -75,7 +75,7 @@ def lr_schedule_hyperparameters(spec: RunSpec) -> dict[str, HyperParameter]:
     return hyperparameters
 
 
-def optional_hyperparameters(spec: RunSpec) -> dict[str, HyperParameter]:
+def optional_hyperparameters(spec: RunSettings) -> dict[str, HyperParameter]:
     """Return the hyper-parameters of local training that are used only where they are set."""
     if spec.local_optimizer is None:
         return {}
@@ -86,7 +86,7 @@ def optional_hyperparameters(spec: RunSpec) -> dict[str, HyperParameter]:
     return hyperparameters
 
 
-def require_schedule_hyperparameters(spec: RunSpec, hp: dict[str, float]) -> None:
+def require_schedule_hyperparameters(spec: RunSettings, hp: dict[str, float]) -> None:
     """Raise ConfigError for a number of a schedule that has no default and is not given."""
     for setting, prefix in _schedule_settings():
         if (schedule := getattr(spec, setting)) is not None:
@@ -96,7 +96,7 @@ def require_schedule_hyperparameters(spec: RunSpec, hp: dict[str, float]) -> Non
                 require(name in hp, f"hp {name}", None, expected)
 
 
-def is_horizon_dependent(spec: RunSpec) -> bool:
+def is_horizon_dependent(spec: RunSettings) -> bool:
     """Return whether the rates of a run's rounds depend on its number of rounds.
 
     They do if its schedule over rounds comes to an end (cosine, linear, polynomial) that `hp` does

@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fedjax_het.analysis.comparison import AVERAGE, TableCell, parse_row
-from fedjax_het.config.run_spec import RunSpec, drop_unused_settings
+from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.config.settings import drop_unused_settings
 from fedjax_het.papers.table.declaration import (
     Preset,
     TableArguments,

@@ -19,7 +19,8 @@ from fedjax_het.analysis.figures.table_curves import plot_table_curves
 from fedjax_het.analysis.overview import make_overview_table, summarize_runs
 from fedjax_het.analysis.render import format_number
 from fedjax_het.analysis.report import write_table_files
-from fedjax_het.config.run_spec import RunSpec, drop_unused_settings
+from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.config.settings import drop_unused_settings
 from fedjax_het.papers.table.columns import (
     compute_gains_over_real,
     compute_matching_losses,

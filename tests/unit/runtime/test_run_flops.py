@@ -10,7 +10,7 @@ from support.markers import slow_case
 
 from fedjax_het import ConfigError, RunSpec
 from fedjax_het.algorithms import METHODS
-from fedjax_het.config.run_spec import drop_unused_settings
+from fedjax_het.config.settings import drop_unused_settings
 from fedjax_het.core.flops_interpreter import make_flops_program
 from fedjax_het.data import dataset_from_arrays
 from fedjax_het.nn import count_training_flops, make_model

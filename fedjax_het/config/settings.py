@@ -1,0 +1,230 @@
+"""The settings of a run as a frozen record, without their resolution."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeVar
+
+from fedjax_het.algorithms import METHODS
+from fedjax_het.utils.config import (
+    Bounds,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    to_python_scalar,
+)
+
+# Settings younger than the first kept results, whose names must not change.
+_OMITTED_WHEN_EMPTY = (
+    *("protocol", "stem", "local_tests", "test_per_client", "scored", "partition_options"),
+    *("server_data", "server_options", "pretrain_epochs", "gradient_gaps", "network_options"),
+    *("precision", "init_from", "held_out_clients", "held_out_epochs", "measures"),
+    *("optimizer_options", "lr_schedule", "lr_step_schedule", "local_steps", "accumulation"),
+    *("stop_at", "patience", "min_gain"),
+)
+MAX_ROUNDS = 10**6  # and most epochs of one
+_RoundCount = Annotated[int, Bounds(1, MAX_ROUNDS)]
+_ParticipationRate = Annotated[float, Bounds(0, 1, open_low=True)]
+# Numbers that may be written as whole ones.
+_FLOAT_SETTINGS = ("alpha", "participation", "stop_at", "min_gain")
+# What clients that condense their data instead of training on them have no use for.
+LOCAL_TRAINING_SETTINGS = (
+    *("local_epochs", "local_optimizer", "optimizer_state", "averaging"),
+    *("optimizer_options", "lr_schedule", "lr_step_schedule", "local_steps", "accumulation"),
+)
+SERVER_DATA_SETTINGS = ("server_data", "server_options")
+# Settings that belong to a network, or a partition, among whose parameters they are.
+NETWORK_SETTINGS = ("width", "depth", "norm", "stem")
+PARTITION_SETTINGS = ("alpha", "classes")
+
+
+SettingsT = TypeVar("SettingsT", bound="RunSettings")
+
+
+def drop_unused_settings(algorithm: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Of settings that several methods are compared at, those that this one has a use for."""
+    method = METHODS[algorithm]
+    unused: tuple[str, ...] = () if method.trains_locally else LOCAL_TRAINING_SETTINGS
+    measures_gradients = settings.get("gradient_gaps") and settings.get("server_data")
+    uses_server_data = settings.get("pretrain_epochs") or measures_gradients
+    if not (method.requires_server_examples or uses_server_data):
+        unused = (*unused, *SERVER_DATA_SETTINGS)
+    return {name: value for name, value in settings.items() if name not in unused}
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """The settings of `RunSpec`, of which None stands for a default."""
+
+    algorithm: str = "fedavg"
+    """Federated learning method; `fedjax-het list` names all methods."""
+    dataset: str = "digits"
+    """Data set; `fedjax-het list` names all data sets."""
+    normalisation: str | None = None
+    """Source of the mean and standard deviation that normalize the images: dynafed, fedaf, fedamp,
+    fsl, unit or dataset (default: the protocol's, otherwise the data set's usual values)."""
+    partition: str | None = None
+    """Scheme that splits the training data among the clients."""
+    alpha: PositiveFloat | None = None
+    """Concentration of the Dirichlet partition, > 0; a small value gives clients very different
+    labels."""
+    classes: PositiveInt | None = None
+    """Number of labels on each client, for partitions by label."""
+    model: str | None = None
+    """Network that the clients train."""
+    width: PositiveInt | None = None
+    """Filters of each convolution (default: the network's own number)."""
+    depth: PositiveInt | None = None
+    """Number of blocks, for networks of variable depth (default: the network's own number)."""
+    norm: str | None = None
+    """Normalization layers of the network: group, instance, batch or none (default: the protocol's,
+    otherwise the network's own)."""
+    stem: str | None = None
+    """First layers of resnet18: imagenet or cifar (default: imagenet)."""
+    network_options: dict[str, Any] = field(default_factory=dict)
+    """Further options of the network, e.g. hidden=[64,64]; `fedjax-het show NETWORK` lists them."""
+    num_clients: PositiveInt | None = None
+    """Number of clients in the federation."""
+    participation: _ParticipationRate | None = None
+    """Fraction of the clients that is sampled in each round, in (0, 1]."""
+    local_epochs: _RoundCount | None = None
+    """Epochs of local training per client and round."""
+    batch_size: PositiveInt | None = None
+    """Examples per minibatch of local training; for methods whose clients condense their data, real
+    images per class and step."""
+    rounds: _RoundCount | None = None
+    """Number of communication rounds."""
+    local_optimizer: str | None = None
+    """Optimizer of local training; `fedjax-het list` names all optimizers."""
+    optimizer_state: str | None = None
+    """State of the local optimizer: reset at the start of each round, or keep across a client's
+    rounds."""
+    averaging: str | None = None
+    """Weights of the clients in the server's average: uniform, or weighted by their numbers of
+    samples."""
+    eval_every: PositiveInt = 1
+    """Rounds between two evaluations; the last five rounds are always evaluated."""
+    seed: NonNegativeInt = 0
+    """Seed of all random draws: partition, client sampling, initialization, batches."""
+    partition_seed: NonNegativeInt | None = None
+    """Seed of the partition and of the clients' test data (default: the seed of all random
+    draws)."""
+    protocol: str | None = None
+    """Paper that provides every setting that is not given: dynafed, fedaf, feddm, fedamp or fsl
+    (default: the method's own)."""
+    local_tests: bool | None = None
+    """Evaluate each client on test data distributed like its training data (default: only for
+    personalized methods)."""
+    test_per_client: PositiveInt | Literal["all"] | None = None
+    """Test images per client; all uses the whole test split for every client (default: 100, or
+    fewer if the test split is too small)."""
+    scored: str | None = None
+    """Model that is evaluated on the clients' own test data: global, client or received (default:
+    the method's own)."""
+    partition_options: dict[str, Any] = field(default_factory=dict)
+    """Further options of the partition, e.g. dominating_share=0.9 groups=[[0,1],[2,3]]; `fedjax-het
+    show PARTITION` lists them."""
+    server_data: str | None = None
+    """Source of the server's own examples: iid, held_out, clients, glyphs, stl10 or user (default:
+    held_out where they are proxy data, iid for other methods that need them)."""
+    server_options: dict[str, Any] = field(default_factory=dict)
+    """Options of the source of the server's examples, e.g. size=500; `fedjax-het show SOURCE` lists
+    them."""
+    pretrain_epochs: Annotated[int, Bounds(0, MAX_ROUNDS)] | None = None
+    """Epochs of training on the server's examples before the first round."""
+    gradient_gaps: NonNegativeInt | None = None
+    """Rounds between two measurements of the distance between the gradients of the server's and the
+    clients' losses and the gradient over all data (default: never)."""
+    precision: Literal["float32", "tf32", "bfloat16"] | None = None
+    """Number format of the network: float32; tf32, where products are rounded to TF32; bfloat16,
+    with sums in float32 (default: the backend's own, which is float32 on a CPU, tf32 on a GPU that
+    supports it, and bfloat16 products on a TPU)."""
+    init_from: str | None = None
+    """File of the initial model, written by `save_model` (default: random weights)."""
+    held_out_clients: PositiveInt | None = None
+    """Number of additional clients that never train; the final global model is evaluated on test
+    data like theirs, before and after fine-tuning (default: none)."""
+    held_out_epochs: Annotated[int, Bounds(0, MAX_ROUNDS)] | None = None
+    """Epochs of fine-tuning on each held-out client's own data, at the learning rate without a
+    schedule over rounds (default: the method's own fine-tuning, otherwise 1)."""
+    measures: str | None = None
+    """Additional measurements, separated by commas: class_accuracy, macro_f1, calibration,
+    confusion, fairness, drift (default: none)."""
+    optimizer_options: dict[str, bool] = field(default_factory=dict)
+    """Boolean options of the local optimizer, e.g. nesterov=true; `fedjax-het show OPTIMIZER` lists
+    them."""
+    lr_schedule: str | None = None
+    """Schedule of the local learning rate over rounds, e.g. cosine; `fedjax-het list` names all
+    schedules (default: constant)."""
+    lr_step_schedule: str | None = None
+    """Schedule of the local learning rate over the optimizer steps of a client, e.g. cosine;
+    `fedjax-het list` names all schedules (default: constant)."""
+    local_steps: Annotated[int, Bounds(1, MAX_ROUNDS)] | None = None
+    """Minibatches of local training per client and round, for clients of any size; cannot be
+    combined with local epochs (default: local epochs are counted)."""
+    accumulation: Annotated[int, Bounds(1, MAX_ROUNDS)] | None = None
+    """Minibatches whose gradients are averaged for one optimizer step; the last step of a round may
+    average fewer (default: 1)."""
+    stop_at: Annotated[float, Bounds(0, 1, open_low=True)] | None = None
+    """Accuracy in (0, 1] at which the run ends: of the global model, or the mean over the clients'
+    own tests if there is no global model (default: the run ends after its last round)."""
+    patience: PositiveInt | None = None
+    """Evaluations without a gain in accuracy after which the run ends (default: the run ends after
+    its last round)."""
+    min_gain: Annotated[float, Bounds(0, 1)] | None = None
+    """Amount by which the accuracy must exceed the best so far to count as a gain for early
+    stopping (default: 0)."""
+    hp: dict[str, float] = field(default_factory=dict)
+    """Numeric hyperparameters of the method, e.g. prox_mu=0.01 local_lr=0.05; `fedjax-het show
+    METHOD` lists them."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of the method, e.g. preset=code; `fedjax-het show METHOD` lists them."""
+
+    def __post_init__(self) -> None:
+        """Equal settings have equal values: scalars of NumPy are Python's, 1 is 1.0 where a setting
+        is no whole number. Whether they can be used is checked where a run is resolved."""
+        for setting in dataclasses.fields(RunSettings):
+            value = to_python_scalar(getattr(self, setting.name))
+            if setting.name == "measures" and isinstance(value, list | tuple):
+                value = ", ".join(map(str, value))
+            if setting.name in _FLOAT_SETTINGS and type(value) is int and abs(value) < 2**53:
+                value = float(value)
+            object.__setattr__(self, setting.name, value)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether the settings are equal, whether or not they have been resolved."""
+        return isinstance(other, RunSettings) and vars(self) == vars(other)
+
+    @property
+    def has_client_tests(self) -> bool:
+        """Whether a resolved run tests every client on data like its own."""
+        return bool(self.local_tests) or METHODS[self.algorithm].evaluated_models[0] != "global"
+
+    @property
+    def evaluated_model(self) -> str:
+        """Which model a client's own test is for."""
+        return self.scored or METHODS[self.algorithm].evaluated_models[0]
+
+    @property
+    def has_early_stopping(self) -> bool:
+        """Whether its settings may end it before its last round."""
+        return self.stop_at is not None or self.patience is not None
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """The settings of the network that are given, as `make_model` takes them."""
+        return {**self._get_given(NETWORK_SETTINGS), **self.network_options}
+
+    @property
+    def partition_arguments(self) -> dict[str, Any]:
+        """The settings of the partition that are given, as `make_partition` takes them."""
+        return {**self._get_given(PARTITION_SETTINGS), **self.partition_options}
+
+    def _get_given(self, names: tuple[str, ...]) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings; those that were added later are left out where they say nothing."""
+        values = dataclasses.asdict(self)
+        return {
+            k: v for k, v in values.items() if v not in (None, {}) or k not in _OMITTED_WHEN_EMPTY
+        }
