@@ -165,9 +165,8 @@ def validate_settings(raw: SettingsT) -> SettingsT:
 def _check_names(raw: RunSettings) -> None:
     """Check the names before anything else, so that a misspelt name is what is reported."""
     names = dict(NAMES)
-    if (
-        isinstance(raw.dataset, str) and raw.dataset in DATASETS.built_in
-    ):  # a user's own may have names of its own
+    # A user's data set may have names of its own.
+    if isinstance(raw.dataset, str) and raw.dataset in DATASETS.built_in:
         names["normalisation"] = NORMALIZATIONS
     for name, valid in names.items():
         value = getattr(raw, name)
