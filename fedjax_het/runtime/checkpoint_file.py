@@ -3,7 +3,6 @@
 The file is replaced in one step, and a run resumes from it exactly.
 """
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -23,10 +22,8 @@ from fedjax_het.utils.config import (
     validate_fields,
 )
 from fedjax_het.utils.errors import ConfigError, require
-from fedjax_het.utils.io import DamagedFileError, load_checksummed_npz, save_checksummed_npz
+from fedjax_het.utils.io import DamagedFileError, read_npz, write_npz
 from fedjax_het.utils.text import to_one_line
-
-_META_KEY = "__meta__"
 
 
 def save_checkpoint(path: Path, tree: Any, meta: dict) -> None:
@@ -35,17 +32,14 @@ def save_checkpoint(path: Path, tree: Any, meta: dict) -> None:
 
     The keys of a run's rounds are not among them: they are derived from the seed and the round.
     """
-    arrays = encode_arrays(flatten_by_path(tree))
-    arrays[_META_KEY] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
-    save_checksummed_npz(path, arrays)
+    write_npz(path, encode_arrays(flatten_by_path(tree)), meta)
 
 
 def read_checkpoint(path: Path) -> tuple[dict, dict[str, Any]]:
     """The record of a checkpoint, and its arrays by name. Raises DamagedFileError, in one line, if
     the file is none, or is not as it was written."""
     try:
-        arrays = load_checksummed_npz(path)
-        meta = json.loads(arrays.pop(_META_KEY).tobytes())
+        arrays, meta = read_npz(path)
         return meta, decode_arrays(arrays)
     except Exception as error:  # of arbitrary bytes
         reason = str(error) if isinstance(error, DamagedFileError) else type(error).__name__

@@ -1,17 +1,11 @@
-"""Writing so that what was there stays until the new is whole.
-
-Archives of arrays (.npz) that end with a checksum of every byte before it.
-
-It is the archive's comment, so that whatever reads .npz files reads these.
-
-Archives `runs.zip` of the files of a folder of results, which are read as if they were files.
-"""
+"""Files: atomic writing, checksummed archives of arrays (.npz), and archives of result folders."""
 
 import contextlib
 import errno
 import functools
 import hashlib
 import io
+import json
 import os
 import platform
 import re
@@ -21,18 +15,16 @@ import tempfile
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from fedjax_het.utils.arrays import save_arrays
+from fedjax_het.utils.arrays import AnyArray, save_arrays
 from fedjax_het.utils.errors import ConfigError, display_name, format_value
 
 STALE_SECONDS = 86_400  # a temporary file older than that is nobody's
-
-_cleaned_folders: set[Path] = set()  # folders in which this process has looked for left-overs
 
 
 class DamagedFileError(ConfigError):
@@ -49,9 +41,7 @@ def write_atomically(
     Raises `OSError` where the folder cannot be written; no partial file is left behind.
     """
     path = Path(path)
-    if path.parent not in _cleaned_folders:
-        _cleaned_folders.add(path.parent)
-        remove_stale_files(path.parent)
+    remove_stale_files(path.parent)
     # The name's beginning alone: with the rest it might be longer than the system allows.
     unique_suffix = f"{_get_host_id()}-{os.getpid()}-{secrets.token_hex(4)}"
     temporary = path.parent / f".{path.name[:60]}-{unique_suffix}.tmp"
@@ -99,13 +89,14 @@ def remove_stale_files(folder: Path) -> None:
 
 
 def _is_stale(path: Path) -> bool:
-    name_match = re.fullmatch(r"\..*-([0-9a-zA-Z_.]+)-(\d+)-[0-9a-f]{8}\.tmp", path.name)
-    if name_match is not None and name_match[1] == _get_host_id():
-        alive = _is_process_alive(int(name_match[2]))
-        if alive is not None:
-            return not alive
-    is_temporary = name_match is not None or re.fullmatch(r"\..*-\w{8}\.tmp", path.name) is not None
-    return is_temporary and time.time() - path.stat().st_mtime > STALE_SECONDS
+    # Former versions wrote names without the host and the process.
+    match = re.fullmatch(r"\..*?-(?:([0-9a-zA-Z_.]+)-(\d+)-)?\w{8}\.tmp", path.name)
+    if match is None:
+        return False
+    is_alive = _is_process_alive(int(match[2])) if match[1] == _get_host_id() else None
+    if is_alive is not None:
+        return not is_alive
+    return time.time() - path.stat().st_mtime > STALE_SECONDS
 
 
 def _get_host_id() -> str:
@@ -141,60 +132,91 @@ def make_output_directory(directory: str | os.PathLike) -> Path:
     except (OSError, ValueError) as error:
         setting_text = f"{display_name('output_dir')} = {format_value(str(directory))}"
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(
-            f"{setting_text}: expected a folder that can be made and written to ({reason})"
-        ) from error
+        expected = f"a folder that can be made and written to ({reason})"
+        raise ConfigError(f"{setting_text}: expected {expected}") from error
     remove_stale_files(directory)
     return directory
 
 
 _CHECKSUM_PREFIX = b"sha256:"
 _CHECKSUM_LENGTH = len(_CHECKSUM_PREFIX) + 64
+_META_KEY = "__meta__"
+_HEADER_KEY = "__header__"  # of files of version 0.6.0, which have a checksum of their contents
 
 
-def save_checksummed_npz(path: Path, arrays: dict[str, Any]) -> None:
-    """Write these arrays, whole or not at all. Raises OSError. Cost: that of reading them too."""
+def write_npz(
+    path: Path, arrays: Mapping[str, AnyArray], meta: Any, *, private: bool = False
+) -> None:
+    """Write arrays and the JSON-able `meta` as an .npz archive that ends with a checksum of it.
+
+    The checksum is the comment of the archive, so that other readers of .npz files read it, too.
+
+    Args:
+      path: path of the file; readers see the old file or the whole new one.
+      arrays: arrays by name.
+      meta: values that JSON can store.
+      private: make the file readable for the user alone.
+
+    Raises:
+      OSError: if the file cannot be written; no partial file is left behind.
+    """
+    entries = {**arrays, _META_KEY: np.frombuffer(json.dumps(meta).encode(), np.uint8)}
 
     def write(file: BinaryIO) -> None:
-        save_arrays(file, arrays)
+        save_arrays(file, entries)
         file.seek(-2, os.SEEK_END)
         file.write(struct.pack("<H", _CHECKSUM_LENGTH))  # of the comment that follows
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
         file.write(_CHECKSUM_PREFIX + digest.encode())
 
-    write_atomically(path, write)
+    write_atomically(path, write, private=private)
 
 
-def load_checksummed_npz(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file that `save_checksummed_npz` wrote. Raises DamagedFileError for any other, and
-    FileNotFoundError."""
+def read_npz(path: Path) -> tuple[dict[str, np.ndarray], Any]:
+    """Read a file that `write_npz` wrote. No code of the file is run.
+
+    Returns:
+      `(arrays, meta)` as given to `write_npz`.
+
+    Raises:
+      OSError: if the file cannot be read.
+      DamagedFileError: if the file is not as it was written.
+    """
     try:
-        with open(path, "rb") as file:
-            _verify_checksum(file)
-            with np.load(file, allow_pickle=False) as data:
-                return dict(data)
-    except FileNotFoundError:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as npz:
+            arrays = dict(npz)
+        if _HEADER_KEY in arrays:
+            header = json.loads(str(arrays.pop(_HEADER_KEY)))
+            meta = header["meta"]
+            is_intact = digest_arrays(arrays, meta) == header["sha256"]
+        else:
+            meta = json.loads(arrays.pop(_META_KEY).tobytes())
+            content = np.memmap(path, np.uint8, "r")
+            digest = hashlib.sha256(content[:-_CHECKSUM_LENGTH]).hexdigest()
+            is_intact = content[-_CHECKSUM_LENGTH:].tobytes() == _CHECKSUM_PREFIX + digest.encode()
+    except (FileNotFoundError, PermissionError, IsADirectoryError):
         raise
-    except Exception as error:  # what is raised of arbitrary bytes, and by disks
-        reason = str(error) if isinstance(error, DamagedFileError) else type(error).__name__
-        raise DamagedFileError(reason) from error
+    except Exception as error:  # arbitrary bytes and disks raise many types
+        raise DamagedFileError(f"{path} is damaged ({type(error).__name__}: {error})") from error
+    if not is_intact:
+        raise DamagedFileError(f"{path} is damaged (its checksum does not match)")
+    return arrays, meta
 
 
-def _verify_checksum(file: BinaryIO) -> None:
-    size = os.fstat(file.fileno()).st_size
-    if size <= _CHECKSUM_LENGTH:
-        raise DamagedFileError(f"it has {size} bytes")
-    hasher, num_remaining = hashlib.sha256(), size - _CHECKSUM_LENGTH
-    while num_remaining:
-        block = file.read(min(num_remaining, 2**20))
-        if not block:
-            raise DamagedFileError("it is cut short")
-        hasher.update(block)
-        num_remaining -= len(block)
-    if file.read() != _CHECKSUM_PREFIX + hasher.hexdigest().encode():
-        raise DamagedFileError("its checksum does not match")
-    file.seek(0)
+def digest_arrays(arrays: Mapping[str, np.ndarray], meta: Mapping | None = None) -> str:
+    """Return the SHA-256 of names, types, shapes and values of arrays, and of the JSON-able `meta`.
+
+    The digest is equal on every platform, and independent of the order of the names and of the
+    memory layout.
+    """
+    sha = hashlib.sha256(json.dumps(dict(meta or {}), sort_keys=True).encode())
+    for name in sorted(arrays):
+        array = np.asarray(arrays[name])
+        array = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
+        sha.update(f"|{name}:{array.dtype.str}:{array.shape}|".encode())
+        sha.update(np.ascontiguousarray(array).data)
+    return sha.hexdigest()
 
 
 ARCHIVE_NAME = "runs.zip"  # files of a folder, packed into one

@@ -21,7 +21,7 @@ from fedjax_het.data.prepare import prepare_dataset
 from fedjax_het.data.sources.domainnet import CLASSES, DOMAINS
 from fedjax_het.data.sources.tfds import compute_fingerprint
 from fedjax_het.utils.errors import ConfigError
-from fedjax_het.utils.io import DamagedFileError, read_npz, write_npz
+from fedjax_het.utils.io import DamagedFileError, digest_arrays, read_npz, write_npz
 
 
 @pytest.fixture(autouse=True)
@@ -444,10 +444,12 @@ def test_damaged_cache_is_rebuilt_with_one_line(damage, prepared_mnist, caplog):
     assert path.read_bytes()[:2] == b"PK" and read_npz(path)
 
 
-def test_checksum_finds_what_the_archive_itself_does_not(tmp_path):
-    write_npz(tmp_path / "a.npz", {"x": np.arange(5)}, {"kind": "test"})
-    with np.load(tmp_path / "a.npz") as npz:
-        header = npz["__header__"]
+def test_npz_of_version_0_6_is_read_by_its_checksum(tmp_path):
+    arrays, meta = {"x": np.arange(5)}, {"kind": "test"}
+    header = np.array(json.dumps({"meta": meta, "sha256": digest_arrays(arrays, meta)}))
+    np.savez(tmp_path / "a.npz", **arrays, __header__=header)
+    found, found_meta = read_npz(tmp_path / "a.npz")
+    assert found["x"].tolist() == [0, 1, 2, 3, 4] and found_meta == meta
     np.savez(tmp_path / "b.npz", x=np.arange(1, 6), __header__=header)
     with pytest.raises(DamagedFileError, match="checksum"):
         read_npz(tmp_path / "b.npz")

@@ -13,11 +13,11 @@ from fedjax_het import ConfigError
 from fedjax_het.utils import io
 from fedjax_het.utils.io import (
     DamagedFileError,
-    load_checksummed_npz,
     make_output_directory,
+    read_npz,
     remove_stale_files,
-    save_checksummed_npz,
     write_atomically,
+    write_npz,
 )
 from fedjax_het.utils.text import (
     escape_html,
@@ -112,9 +112,9 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, bad):
 
 def test_every_flipped_byte_and_every_cut_of_a_sealed_file_is_found(tmp_path):
     path, arrays = tmp_path / "file.npz", {"a": np.arange(5), "b": np.float32(0.5)}
-    save_checksummed_npz(path, arrays)
+    write_npz(path, arrays, {})
     whole = path.read_bytes()
-    found = load_checksummed_npz(path)
+    found, _ = read_npz(path)
     np.testing.assert_array_equal(found["a"], arrays["a"])
     np.testing.assert_array_equal(np.load(path)["a"], arrays["a"])  # an .npz like any other
     for place in range(len(whole)):
@@ -122,14 +122,14 @@ def test_every_flipped_byte_and_every_cut_of_a_sealed_file_is_found(tmp_path):
         flipped[place] ^= 1 << place % 8
         path.write_bytes(flipped)
         with pytest.raises(DamagedFileError):
-            load_checksummed_npz(path)
+            read_npz(path)
     for place in range(0, len(whole), 7):
         path.write_bytes(whole[:place])
         with pytest.raises(DamagedFileError):
-            load_checksummed_npz(path)
+            read_npz(path)
     path.write_bytes(whole + b"\0")
     with pytest.raises(DamagedFileError):
-        load_checksummed_npz(path)
+        read_npz(path)
 
 
 # --- foreign text ----------------------------------------------------------------------------
