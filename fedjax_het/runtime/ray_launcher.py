@@ -13,7 +13,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.data import Dataset
@@ -50,6 +50,7 @@ class TaskLostError(Exception):
     """The process or the machine of a task has ended."""
 
 
+@runtime_checkable
 class Cluster(Protocol):
     """Machines that execute tasks."""
 
