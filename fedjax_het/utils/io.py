@@ -192,9 +192,9 @@ def read_npz(path: Path) -> tuple[dict[str, np.ndarray], Any]:
             is_intact = digest_arrays(arrays, meta) == header["sha256"]
         else:
             meta = json.loads(arrays.pop(_META_KEY).tobytes())
-            content = np.memmap(path, np.uint8, "r")
-            digest = hashlib.sha256(content[:-_CHECKSUM_LENGTH]).hexdigest()
-            is_intact = content[-_CHECKSUM_LENGTH:].tobytes() == _CHECKSUM_PREFIX + digest.encode()
+            content: Any = np.memmap(path, np.uint8, "r")
+            digest = hashlib.sha256(memoryview(content)[:-_CHECKSUM_LENGTH]).hexdigest()
+            is_intact = bytes(content[-_CHECKSUM_LENGTH:]) == _CHECKSUM_PREFIX + digest.encode()
     except (FileNotFoundError, PermissionError, IsADirectoryError):
         raise
     except Exception as error:  # arbitrary bytes and disks raise many types
