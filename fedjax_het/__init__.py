@@ -41,7 +41,7 @@ _PUBLIC = {
     "register_server_source": "fedjax_het.data",
     "register_measure": "fedjax_het.metrics.registry",
     "register_tracker": "fedjax_het.runtime.trackers",
-    "show_environment": "fedjax_het.runtime.hardware",
+    "show_environment": "fedjax_het.runtime.device_report",
 }
 __all__ = ["__version__", *_PUBLIC]
 

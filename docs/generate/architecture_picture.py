@@ -13,7 +13,7 @@ PICTURE = ROOT / "docs" / "images" / "architecture.png"
 # (title, what it is in a few words, the file that does it)
 HOST = (
     ("Settings", "what is left out is from\nmethod and protocol", "config/resolve.py"),
-    ("Splits", "who holds what, who is\ndrawn, in which order", "runtime/prepared_run.py"),
+    ("Splits", "who holds what, who is\ndrawn, in which order", "runtime/data_assignment.py"),
     ("Placement", "devices, lanes, and\nwhether there is room", "runtime/placement.py"),
     ("Program", "one for all runs that\ndiffer in numbers alone", "runtime/compiled_programs.py"),
     ("Advance", "call by call; checkpoint,\nstop, resume, watch", "runtime/runner.py"),

@@ -14,9 +14,9 @@ from fedjax_het.core.rng import Stream
 from fedjax_het.data import Dataset, dataset_from_arrays
 from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.compiled_programs import build_programs
+from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.runtime.group_state import compute_state_shapes, init_group
 from fedjax_het.runtime.placement import Placement
-from fedjax_het.runtime.user_objects import UserObjects
 
 ROUNDS = "rounds"  # a chunk of them, as one program
 DATASET_SHAPES = {"fashion_mnist": ((28, 28, 1), 60_000), "cifar10": ((32, 32, 3), 50_000)}

@@ -56,7 +56,7 @@ LONG_FLOPS = (
 )
 CHUNK_SECONDS = (
     ("fedjax_het.runtime.runner", "CHUNK_SECONDS"),
-    ("fedjax_het.runtime.runner", "CHUNK_SECONDS"),
+    ("fedjax_het.runtime.long_phases", "CHUNK_SECONDS"),
 )
 
 

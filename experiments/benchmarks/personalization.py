@@ -26,7 +26,7 @@ import numpy as np
 from fedjax_het import RunSpec
 from fedjax_het._startup import count_available_cores
 from fedjax_het.papers.programs import make_config_program
-from fedjax_het.runtime.user_objects import UserObjects
+from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.errors import ConfigError, require, require_name
 
@@ -212,7 +212,7 @@ def time_messages(spec: RunSpec, dataset, repetitions: int = 10) -> float:
     from fedjax_het.runtime.build import prepare_group
 
     group = prepare_group([spec], UserObjects(dataset))
-    task, plan = group.program.task, group.program.plan
+    task, plan = group.program.signature.training.task, group.program.plan
     keys = jax.random.split(jax.random.key(0), spec.num_clients)
     models = plan.put(jax.jit(jax.vmap(task.model.init))(keys)["params"])
     is_participating = plan.put(jnp.ones(spec.num_clients, bool))

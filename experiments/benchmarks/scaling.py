@@ -26,7 +26,7 @@ import numpy as np
 from fedjax_het import RunSpec
 from fedjax_het._startup import count_available_cores
 from fedjax_het.papers.programs import make_config_program
-from fedjax_het.runtime.user_objects import UserObjects
+from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.errors import ConfigError, require, require_name
 

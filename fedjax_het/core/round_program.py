@@ -45,7 +45,7 @@ from fedjax_het.utils.arrays import set_row, take_row
 class ChunkInputs(NamedTuple):
     """What a chunk reads besides the state; all of it traced, so one program serves a run.
 
-    How each is made on the host, and for which methods, is said in `runtime.program_inputs`.
+    How each is made on the host, and for which methods, is said in `runtime.group_state`.
     """
 
     hp: Any

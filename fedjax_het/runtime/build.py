@@ -1,78 +1,452 @@
 """Preparation of runs: settings are checked, data are placed, programs are built but not compiled."""
 
-import dataclasses
 import functools
+import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from fedjax_het.algorithms import get_algorithm_spec
+from fedjax_het.algorithms.base import Algorithm, FederationData
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
-from fedjax_het.core.execution_plan import ExecutionPlan
-from fedjax_het.data import Dataset, Partition
+from fedjax_het.core.autotune.search import LaneChoice
+from fedjax_het.core.client_loop import Examples
+from fedjax_het.core.condensation_work import ClientClassWork
+from fedjax_het.core.evaluation import (
+    ClientTestsShape,
+    compute_client_tests_shape,
+    compute_test_batches,
+    place_evaluation_set,
+)
+from fedjax_het.core.execution_plan import (
+    LANES_AXIS,
+    PER_RUN,
+    RUNS_AXIS,
+    ExecutionPlan,
+    make_execution_plan,
+)
+from fedjax_het.core.lr_schedules import compute_round_lr_factors, is_round_schedule_hyperparameter
+from fedjax_het.core.rng import Stream
+from fedjax_het.core.schedule import Scheduler, ScheduleShape, compute_useful_fraction, merge_shapes
+from fedjax_het.core.work_items import ClientWork
+from fedjax_het.data import Partition, PartitionSummary, ServerSummary
 from fedjax_het.data.server_data import LabeledImages
+from fedjax_het.nn.conv.dispatch import AUTO
 from fedjax_het.runtime.compiled_programs import (
     CompiledPrograms,
     Signature,
     build_algorithm,
-    build_local_training,
-    build_network,
     build_programs,
     build_signature,
     compute_static_key,
     evict_programs,
 )
-from fedjax_het.runtime.data_assignment import assign_data, load_server_pool
+from fedjax_het.runtime.data_assignment import (
+    DataAssignment,
+    UserObjects,
+    assign_data,
+    load_server_pool,
+)
 from fedjax_het.runtime.memory_limits import require_memory_for_plan, require_memory_for_settings
 from fedjax_het.runtime.placement import (
+    DEVICE_STATE,
     SPLIT_STATE,
     Placement,
     build_plan,
     choose_client_state,
     choose_num_blocks,
     choose_num_lanes,
-    describe_workload,
-    reduce_parallel_runs,
     should_shard_server_work,
 )
-from fedjax_het.runtime.prepared_run import (
-    InitialModel,
-    PreparedRun,
-    RunGroup,
-    add_method_inputs,
-    build_federation_data,
-    build_prepared_run,
-    build_trial_schedulers,
-    build_work_items,
-    compute_group_shapes,
-)
-from fedjax_het.runtime.program_inputs import GROUP_INPUTS, InputContext, build_inputs
 from fedjax_het.runtime.trained_model import ModelFile, read_model_file
-from fedjax_het.runtime.user_objects import UserObjects
+from fedjax_het.utils.arrays import stack_on_host
 from fedjax_het.utils.errors import ConfigError, require
 
 log = logging.getLogger("fedjax_het")
 
+MAX_TRIAL_RUNS, MAX_TRIAL_ROUNDS = 4, 3  # that are packed on each number of lanes that is tried
 
-def check_traffic_contract(
-    program: CompiledPrograms,
-    prepared_runs: Sequence[PreparedRun],
-    dataset: Dataset,
-    pool: LabeledImages | None,
-) -> None:
+
+class InitialModel(NamedTuple):
+    """The model that a run begins with if it is read from a file, on the host, and its digest."""
+
+    variables: Any
+    digest: str
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PreparedRun(DataAssignment):
+    """A run that is ready on the host: its data, and the schedule of its clients' work.
+
+    Attributes:
+      scheduler: plans the work of every round.
+      tuning_scheduler: plans the fine-tuning of all clients' copies, where copies are evaluated.
+      diagnostics_scheduler: plans the round in which all clients' gradients are measured.
+      method_inputs: the other inputs of the method by name, see `Algorithm.round_inputs`.
+    """
+
+    scheduler: Scheduler
+    tuning_scheduler: Scheduler | None = None
+    diagnostics_scheduler: Scheduler | None = None
+    method_inputs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def hp(self) -> dict[str, Any]:
+        """The numeric hyper-parameters as programs read them."""
+        items = self.spec.hp.items()
+        return {k: np.float32(v) for k, v in items if not is_round_schedule_hyperparameter(k)}
+
+    @functools.cached_property
+    def lr_factors(self) -> np.ndarray:
+        """Factors of `local_lr` in each round, float32 `[R]`."""
+        spec = self.spec
+        return compute_round_lr_factors(spec.lr_schedule or "constant", spec.hp, spec.rounds)
+
+    @property
+    def server_examples(self) -> Examples | None:
+        """The server's examples on the host; None if the server has none."""
+        if self.server_data is None:
+            return None
+        return Examples(*self.server_data.get_examples(self.dataset, self.pool))
+
+    @property
+    def federation_data(self) -> FederationData:
+        """The data that a method's functions on the host read."""
+        spec, samples_per_round = self.spec, None
+        if spec.local_steps is not None:
+            work = ClientWork(self.partition, 0, spec.batch_size, extra_batches=spec.local_steps)
+            samples_per_round = int(work.num_samples.sum())
+        return FederationData(
+            self.dataset,
+            self.partition,
+            self.server_examples,
+            spec.local_epochs,
+            spec.partition_seed,
+            samples_per_round,
+        )
+
+    def summarize_partition(self) -> PartitionSummary:
+        """Return the partition in numbers."""
+        return self.partition.summarize(self.dataset.train_labels, self.dataset.num_classes)
+
+    def summarize_server_data(self) -> ServerSummary | None:
+        """Return the server's examples in numbers; None if the server has none."""
+        if self.server_data is None:
+            return None
+        return self.server_data.summarize(self.dataset, self.partition, self.pool)
+
+
+class GroupShapes(NamedTuple):
+    """Static sizes that hold for every round of all runs of a group."""
+
+    schedule: ScheduleShape
+    tuning: ScheduleShape | None
+    diagnostics: ScheduleShape | None
+    client_tests: ClientTestsShape | None
+
+
+@dataclass(frozen=True, eq=False)
+class RunGroup:
+    """Runs that share programs, `program.plan.max_parallel_runs` of them at a time.
+
+    Attributes:
+      program: the programs.
+      prepared_runs: the runs.
+      lane_choice: the number of lanes, and how it was chosen.
+      initial_model: the model that all runs begin with, if it is read from a file.
+      client_state: the place of client states: "device", "split" or "host".
+      shared_inputs: the inputs of the programs that are the same for all runs, by name.
+    """
+
+    program: CompiledPrograms
+    prepared_runs: list[PreparedRun]
+    lane_choice: LaneChoice
+    initial_model: InitialModel | None = None
+    client_state: str = DEVICE_STATE
+    shared_inputs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def runs_parallel(self) -> bool:
+        """Whether runs are on devices of their own, which gives arrays a leading axis of runs."""
+        return self.program.plan.mesh_axis == RUNS_AXIS
+
+    @functools.cached_property
+    def shapes(self) -> GroupShapes:
+        """Static sizes that hold for every round of all runs."""
+        runs, plan = self.prepared_runs, self.program.plan
+        tests = [run.client_tests for run in runs if run.client_tests is not None]
+        test_shapes = [compute_client_tests_shape(plan, partition) for partition in tests]
+
+        def merge(schedulers: Sequence[Scheduler | None]) -> ScheduleShape | None:
+            present = [scheduler for scheduler in schedulers if scheduler is not None]
+            return merge_shapes(present, num_parallel=plan.num_parallel) if present else None
+
+        schedule = merge([run.scheduler for run in runs])
+        assert schedule is not None
+        return GroupShapes(
+            schedule,
+            merge([run.tuning_scheduler for run in runs]),
+            merge([run.diagnostics_scheduler for run in runs]),
+            ClientTestsShape(*map(max, zip(*test_shapes, strict=True))) if tests else None,
+        )
+
+    def stack_slots(self, trees: Sequence[Any]) -> Any:
+        """Place one pytree per slot on the devices: stacked, or the only one."""
+        plan = self.program.plan
+        if not self.runs_parallel:
+            return plan.put(trees[0])
+        return plan.put(jax.tree.map(lambda *leaves: stack_on_host(leaves), *trees), PER_RUN)
+
+    def useful_work_fraction(self, prepared_runs: Sequence[PreparedRun]) -> float:
+        """Return the fraction of processed samples that are real rather than padding."""
+        schedulers = [run.scheduler for run in prepared_runs]
+        is_concurrent = self.program.plan.mesh_axis == LANES_AXIS
+        return compute_useful_fraction(schedulers, is_concurrent=is_concurrent)
+
+
+def prepare_group(
+    specs: Sequence[RunSpec],
+    user_objects: UserObjects = UserObjects(),
+    placement: Placement = Placement(),
+    *,
+    partitions: Sequence[Partition] | None = None,
+    pool: LabeledImages | None = None,
+    num_runs: int | None = None,
+) -> RunGroup:
+    """Check the settings, make the partitions and build the programs. Nothing is compiled yet.
+
+    Args:
+      specs: runs of one `compute_static_key`.
+      user_objects: the user's own objects; those that the settings name where there are none.
+      placement: devices, lanes and the place of client states.
+      partitions: the partitions that the settings name, one for each run, if they exist already.
+      pool: the result of `load_server_pool` for these runs, if it exists already.
+      num_runs: number of runs that the programs serve, of which these may be some; it decides how
+        devices are shared out (default: the number of `specs`).
+
+    Returns:
+      The runs and their programs, which are not compiled.
+
+    Raises:
+      ConfigError: if a setting or an object cannot be used.
+    """
+    evict_programs()
+    resolved_specs = [spec.resolved() for spec in specs]  # nothing for those that are resolved
+    assert len({compute_static_key(spec) for spec in resolved_specs}) == 1
+    spec, num_runs = resolved_specs[0], num_runs or len(resolved_specs)
+    dataset = user_objects.load_dataset(spec, caller="simulate")
+    devices = placement.list_devices()
+    make_signature = partial(
+        build_signature, spec, dataset, user_objects.network, user_objects.optimizer
+    )
+    signature = make_signature()
+    require_memory_for_settings(spec, dataset, signature, placement, devices)
+    algorithm = build_algorithm(signature)
+    _warn_missing_norm_layers(spec, signature)
+    initial_model = load_initial_model(spec, signature)
+    pool = load_server_pool(spec, dataset, user_objects.data_dir) if pool is None else pool
+    named_partitions: Sequence[Partition | None] = partitions or [None] * len(resolved_specs)
+    assignments = [
+        assign_data(
+            resolved_spec,
+            dataset,
+            pool,
+            partition=partition,
+            user_partition=user_objects.partition,
+            trains_on_server_data=algorithm.trains_on_server_data,
+        )
+        for resolved_spec, partition in zip(resolved_specs, named_partitions, strict=True)
+    ]
+    work_items = [_build_work_items(assignment, algorithm) for assignment in assignments]
+    work = list(zip(assignments, work_items, strict=True))
+    blocks = choose_num_blocks(placement, devices, spec)
+
+    def build_trial_schedulers(lanes: int) -> list[Scheduler]:
+        """Return schedulers of a few rounds of a few runs, to estimate how long lanes are idle."""
+        return [
+            _build_scheduler(
+                assignment.spec,
+                assignment.training_partition,
+                items,
+                num_rounds=min(assignment.spec.rounds, MAX_TRIAL_ROUNDS),
+                blocks=blocks,
+                lanes=lanes,
+            )
+            for assignment, items in itertools.islice(work, MAX_TRIAL_RUNS)
+        ]
+
+    lane_choice = choose_num_lanes(
+        placement, spec, signature, algorithm, devices[:blocks], build_trial_schedulers, num_runs
+    )
+    if lane_choice.conv_impl != AUTO:
+        log.info("convolutions: %s", lane_choice.conv_impl)
+        signature = make_signature(conv_impl=lane_choice.conv_impl)
+    layout: dict[str, Any] = {"blocks": blocks, "lanes": lane_choice.lanes}
+    prepared_runs = [
+        _build_prepared_run(assignment, items, algorithm, layout) for assignment, items in work
+    ]
+    prepared_runs = _add_method_inputs(prepared_runs, algorithm)
+    server_sharding_check = partial(
+        should_shard_server_work, placement, spec, signature, algorithm, devices[:blocks]
+    )
+    schedulers = [run.scheduler for run in prepared_runs]
+    plan = build_plan(
+        placement, devices, blocks, lane_choice, schedulers, num_runs, server_sharding_check
+    )
+    program = build_programs(signature, plan)
+    client_state = choose_client_state(placement, program, spec)
+    if client_state == SPLIT_STATE:
+        program = build_programs(signature, plan._replace(has_sharded_client_states=True))
+    _check_traffic_contract(program, prepared_runs[0])
+    schedulers = [s for s in (schedulers[0], prepared_runs[0].tuning_scheduler) if s is not None]
+    require_memory_for_plan(program, spec, schedulers, client_state, placement)
+    return _place_shared_inputs(
+        RunGroup(program, prepared_runs, lane_choice, initial_model, client_state)
+    )
+
+
+def _place_shared_inputs(group: RunGroup) -> RunGroup:
+    """Return the group with the data of all its runs on the devices."""
+    program, run = group.program, group.prepared_runs[0]
+    dataset, plan, test_images = run.dataset, program.plan, run.dataset.test_images
+
+    def place_examples(images: np.ndarray, labels: np.ndarray) -> Examples:
+        return plan.put(Examples(images, np.asarray(labels, np.int32)))
+
+    def place_training_examples() -> Examples:
+        images, labels = dataset.train_images, dataset.train_labels
+        if run.pool is not None and program.algorithm.trains_on_server_data:
+            images = np.concatenate([images, run.pool[0]])
+            labels = np.concatenate([labels, run.pool[1]])
+        return place_examples(images, labels)
+
+    def count_eval_batches() -> int:
+        if program.algorithm.global_model is None:
+            return 1
+        return compute_test_batches(plan, test_images)[1]
+
+    builders: dict[str, Callable[[], Any]] = {
+        "num_eval_batches": lambda: plan.put(jnp.int32(count_eval_batches())),
+        "examples": place_training_examples,
+        "test_set": lambda: place_evaluation_set(
+            plan, test_images, dataset.test_labels, dataset.test_domains
+        ),
+        "test_examples": lambda: place_examples(test_images, dataset.test_labels),
+    }
+    return replace(group, shared_inputs=program.build_inputs(builders))
+
+
+def _build_work_items(
+    assignment: DataAssignment, algorithm: Algorithm
+) -> ClientWork | ClientClassWork:
+    """Return the work that the lanes of a run do."""
+    spec, partition = assignment.spec, assignment.training_partition
+    if algorithm.condensation_work is None:
+        num_passes = (spec.local_epochs or 0) + algorithm.extra_passes
+        return ClientWork(
+            partition, num_passes, spec.batch_size, extra_batches=spec.local_steps or 0
+        )
+    labels, num_classes = assignment.dataset.train_labels, assignment.dataset.num_classes
+    return ClientClassWork(
+        partition, labels, num_classes, algorithm.condensation_work, spec.batch_size
+    )
+
+
+def _build_scheduler(
+    spec: ResolvedRunSpec,
+    partition: Partition,
+    work_items: ClientWork | ClientClassWork,
+    **settings: Any,
+) -> Scheduler:
+    """Return a scheduler of the rounds of a run, with other `settings` than the run's where given."""
+    run_settings: dict[str, Any] = dict(
+        num_rounds=spec.rounds,
+        participation=spec.participation,
+        averaging=spec.averaging,
+        eval_every=spec.eval_every,
+    )
+    return Scheduler(partition, work_items, seed=spec.seed, **(run_settings | settings))
+
+
+def _build_prepared_run(
+    assignment: DataAssignment,
+    work_items: ClientWork | ClientClassWork,
+    algorithm: Algorithm,
+    layout: dict[str, Any],
+) -> PreparedRun:
+    """Return the run with its schedules for the numbers of blocks and lanes in `layout`."""
+    spec, partition, tuning = assignment.spec, assignment.partition, algorithm.fine_tuning
+
+    def make_scheduler(partition: Partition, work: Any, **settings: Any) -> Scheduler:
+        return _build_scheduler(spec, partition, work, **layout, **settings)
+
+    tuning_scheduler = diagnostics_scheduler = None
+    if tuning is not None:
+        tuning_work = ClientWork(
+            partition,
+            tuning.epochs,
+            spec.batch_size,
+            max_num_steps=tuning.steps,
+            stream=Stream.TUNING,
+        )
+        tuning_scheduler = make_scheduler(partition, tuning_work, participation=1.0, averaging=None)
+    if spec.gradient_gaps:  # one round, which serves whenever gradients are due
+        work = ClientWork(partition, 1, spec.batch_size)
+        diagnostics_scheduler = make_scheduler(
+            partition, work, num_rounds=1, participation=1.0, averaging="weighted"
+        )
+    return PreparedRun(
+        **vars(assignment),
+        scheduler=make_scheduler(assignment.training_partition, work_items),
+        tuning_scheduler=tuning_scheduler,
+        diagnostics_scheduler=diagnostics_scheduler,
+    )
+
+
+def _add_method_inputs(prepared_runs: list[PreparedRun], algorithm: Algorithm) -> list[PreparedRun]:
+    """Return the runs with the inputs that only their method reads."""
+    if not algorithm.round_inputs:
+        return prepared_runs
+    federation_data = [run.federation_data for run in prepared_runs]
+    names = [round_input.name for round_input in algorithm.round_inputs]
+    trees = [round_input.make_inputs(federation_data) for round_input in algorithm.round_inputs]
+    return [
+        replace(run, method_inputs=dict(zip(names, inputs, strict=True)))
+        for run, inputs in zip(prepared_runs, zip(*trees, strict=True), strict=True)
+    ]
+
+
+def _warn_missing_norm_layers(spec: ResolvedRunSpec, signature: Signature) -> None:
+    """Warn of a network without the normalization layers that tell the method from its base."""
+    required_features = get_algorithm_spec(spec.algorithm, spec.options).required_data
+    if "norms" in required_features and not signature.network.norm_layers():
+        log.warning(
+            "note: %s is about normalisation layers, and network %r has none that are known as "
+            "such: this is FedAvg",
+            spec.algorithm,
+            spec.model,
+        )
+
+
+def _check_traffic_contract(program: CompiledPrograms, prepared_run: PreparedRun) -> None:
     """Raise ContractError where the functions that count bytes break the contract.
 
-    By the state's shapes, of one client: what needs its values is asked when the run is done.
-    Cost: an abstract evaluation of the method's init.
+    The functions receive the shapes of the state of one client. A function that needs values is
+    called when the run is done. Cost: an abstract evaluation of the method's init.
     """
-    algorithm, model, first_run = program.algorithm, program.task.model, prepared_runs[0]
-    algorithm.initial_traffic(build_federation_data(first_run, dataset, pool))
+    algorithm, hp = program.algorithm, prepared_run.hp
+    model = program.signature.training.task.model
+    algorithm.initial_traffic(prepared_run.federation_data)
 
     def count_traffic(key: jax.Array) -> tuple[()]:
-        algorithm.traffic(first_run.hp, algorithm.init(first_run.hp, key, model.init(key), 1))
+        algorithm.traffic(hp, algorithm.init(hp, key, model.init(key), 1))
         return ()
 
     try:
@@ -82,32 +456,37 @@ def check_traffic_contract(
 
 
 def load_initial_model(spec: ResolvedRunSpec, signature: Signature) -> InitialModel | None:
-    """That which settings name; None where weights are drawn. Raises ConfigError for a file that is
-    none, and for the model of another network."""
+    """Load the model that a run begins with.
+
+    Args:
+      spec: the settings.
+      signature: the static choices of the run.
+
+    Returns:
+      The model; None if the run draws its weights.
+
+    Raises:
+      ConfigError: if the file holds no model, or the model of another network.
+    """
     if spec.init_from is None:
         return None
     model_file = _read_initial_model(spec.init_from)
-    expected_variables = jax.eval_shape(
-        build_local_training(signature).task.model.init, jax.random.key(0)
-    )
-    expected_shapes, file_shapes = (
-        _format_leaf_shapes(expected_variables),
-        _format_leaf_shapes(model_file.variables),
-    )
+    expected_variables = jax.eval_shape(signature.training.task.model.init, jax.random.key(0))
+    expected_shapes = _format_leaf_shapes(expected_variables)
+    file_shapes = _format_leaf_shapes(model_file.variables)
     for name in {**expected_shapes, **file_shapes}:
-        file_shape, expected_shape = (
-            file_shapes.get(name, "nothing"),
-            expected_shapes.get(name, "nothing"),
+        file_shape, shape = file_shapes.get(name, "nothing"), expected_shapes.get(name, "nothing")
+        expected = (
+            f"a model of this network, {spec.model}, in which {name} is {shape}, not {file_shape}"
         )
-        expected = f"a model of this network, {spec.model}, in which {name} is {expected_shape}, not {file_shape}"
-        require(file_shape == expected_shape, "init_from", spec.init_from, expected)
+        require(file_shape == shape, "init_from", spec.init_from, expected)
     leaves = jax.tree.leaves(model_file.variables)  # of dicts, whose order is that of names
     variables = jax.tree.unflatten(jax.tree.structure(expected_variables), leaves)
     return InitialModel(variables, model_file.variables_digest)
 
 
 def compute_initial_digest(path: str) -> str:
-    """The digest of a file's model; "unknown" where it cannot be read, as the run will say."""
+    """Return the digest of a file's model; "unknown" if it cannot be read, which ends the run."""
     try:
         return _read_initial_model(path).variables_digest
     except ConfigError:
@@ -124,7 +503,7 @@ def _read_initial_model(path: str) -> ModelFile:
 
 
 def _format_leaf_shapes(tree: Any) -> dict[str, str]:
-    """Of each leaf, by its place."""
+    """Return dtype and shape of each leaf by its path."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype} {leaf.shape}"
@@ -132,139 +511,38 @@ def _format_leaf_shapes(tree: Any) -> dict[str, str]:
     }
 
 
-def prepare_group(
-    specs: Sequence[RunSpec],
-    user_objects: UserObjects = UserObjects(),
-    placement: Placement = Placement(),
-    *,
-    partitions: Sequence[Partition] | None = None,
-    pool: LabeledImages | None = None,
-    num_runs: int | None = None,
-) -> RunGroup:
-    """Check the settings, make the partitions, place the data. Nothing is compiled yet.
+def with_fewer_parallel_runs(group: RunGroup, num_parallel: int) -> RunGroup:
+    """Return a group with another number of runs at a time.
 
     Args:
-      specs: runs of one `compute_static_key`.
-      user_objects: the user's own objects; those that the settings name where there are none.
-      placement: devices, lanes and the place of client states.
-      partitions: the partitions that the settings name, one for each run, if they exist already.
-      pool: the result of `load_server_pool` for these runs, if it exists already.
-      num_runs: number of runs that the programs serve, of which these may be some; it decides how
-        devices are shared out (default: the number of `specs`).
+      group: the group.
+      num_parallel: number of runs in parallel on each device; 0 for one run on all devices.
 
     Returns:
-      The runs, their programs (not compiled) and their data on the devices.
-
-    Raises:
-      ConfigError: if a setting or an object cannot be used.
+      The group with other programs.
     """
-    evict_programs()
-    resolved_specs = [spec.resolved() for spec in specs]  # nothing for those that are resolved
-    assert len({compute_static_key(spec) for spec in resolved_specs}) == 1
-    spec = resolved_specs[0]
-    dataset = user_objects.load_dataset(spec, caller="simulate")
-    devices = placement.list_devices()
-    signature = build_signature(spec, dataset, user_objects.network, user_objects.optimizer)
-    require_memory_for_settings(spec, dataset, signature, placement, devices)
-    algorithm = build_algorithm(signature)
-    _warn_missing_norm_layers(signature)
-    initial_model = load_initial_model(spec, signature)
-    pool = load_server_pool(spec, dataset, user_objects.data_dir) if pool is None else pool
-
-    trains_on_server_data = algorithm.trains_on_server_data
-    named_partitions: Sequence[Partition | None] = partitions or (None,) * len(resolved_specs)
-    data_assignments = [
-        assign_data(
-            resolved_spec,
-            dataset,
-            pool,
-            partition=named_partition,
-            user_partition=user_objects.partition,
-            trains_on_server_data=trains_on_server_data,
-        )
-        for resolved_spec, named_partition in zip(resolved_specs, named_partitions, strict=True)
-    ]
-    work_items = [
-        build_work_items(data_assignment, dataset, algorithm)
-        for data_assignment in data_assignments
-    ]
-    blocks = choose_num_blocks(placement, devices, spec)
-    num_runs = num_runs or len(resolved_specs)
-    build_schedulers = functools.partial(
-        build_trial_schedulers, data_assignments, work_items, blocks
-    )
-    workload = describe_workload(signature, algorithm, spec.batch_size)
-    lane_choice = choose_num_lanes(
-        placement, workload, devices, blocks, spec, build_schedulers, num_runs
-    )
-    if lane_choice.conv_impl != signature.conv_impl:
-        log.info("convolutions: %s", lane_choice.conv_impl)
-        signature = signature._replace(conv_impl=lane_choice.conv_impl)
-    prepared_runs = [
-        build_prepared_run(
-            data_assignment,
-            items,
-            algorithm,
-            blocks=blocks,
-            lanes=lane_choice.lanes,
-            initial_model=initial_model,
-        )
-        for data_assignment, items in zip(data_assignments, work_items, strict=True)
-    ]
-    prepared_runs = add_method_inputs(prepared_runs, algorithm, dataset, pool)
-    server_sharding_check = functools.partial(
-        should_shard_server_work, placement, signature, algorithm, devices[:blocks]
-    )
-    schedulers = [f.scheduler for f in prepared_runs]
-    plan = build_plan(
-        placement, devices, blocks, lane_choice, schedulers, num_runs, server_sharding_check
-    )
-    program = build_programs(signature, plan)
-    client_state = choose_client_state(placement, program, spec)
-    if client_state == SPLIT_STATE:
-        program = build_programs(signature, plan._replace(has_sharded_client_states=True))
-    check_traffic_contract(program, prepared_runs, dataset, pool)
-    require_memory_for_plan(program, prepared_runs[0], client_state, placement)
-    shapes = compute_group_shapes(prepared_runs, program.plan)
-    return _place_shared_inputs(
-        RunGroup(program, prepared_runs, dataset, pool, shapes, lane_choice, client_state)
-    )
-
-
-def _warn_missing_norm_layers(signature: Signature) -> None:
-    """Warn of a network without what makes the method another one than its base."""
-    required_features = get_algorithm_spec(
-        signature.algorithm, dict(signature.options)
-    ).required_data
-    if "norms" in required_features and not build_network(signature).norm_layers():
-        log.warning(
-            "note: %s is about normalisation layers, and network %r has none that are known as "
-            "such: this is FedAvg",
-            signature.algorithm,
-            signature.model,
-        )
-
-
-def with_fewer_parallel_runs(group: RunGroup, num_parallel: int) -> RunGroup:
-    """Return the group with so many runs at a time on each device; 0: one on all devices."""
-    return _with_plan(group, reduce_parallel_runs(group.program.plan, num_parallel))
+    plan = group.program.plan
+    if num_parallel:
+        plan = plan._replace(num_parallel=num_parallel)
+    else:
+        plan = make_execution_plan(plan.lanes, plan.devices[: plan.blocks], blocks=plan.blocks)
+    return _with_plan(group, plan)
 
 
 def on_single_device(group: RunGroup, *, is_debug: bool = False) -> RunGroup:
     """Return the group on the default device, with programs that contain no devices.
 
-    is_debug: whether the programs run without jit, see `ExecutionPlan.is_debug`.
+    Args:
+      group: the group.
+      is_debug: whether the programs run without jit, see `ExecutionPlan.is_debug`.
+
+    Returns:
+      The group with other programs.
     """
-    return _with_plan(group, group.program.plan._replace(mesh=None, is_debug=is_debug))
+    plan = group.program.plan._replace(mesh=None, is_debug=is_debug)
+    return _with_plan(group, plan)
 
 
 def _with_plan(group: RunGroup, plan: ExecutionPlan) -> RunGroup:
     program = build_programs(group.program.signature, plan)
-    shapes = compute_group_shapes(group.prepared_runs, plan)
-    return _place_shared_inputs(dataclasses.replace(group, program=program, shapes=shapes))
-
-
-def _place_shared_inputs(group: RunGroup) -> RunGroup:
-    """Return the group with its data on the devices."""
-    shared_inputs = build_inputs(InputContext(group), GROUP_INPUTS)
-    return dataclasses.replace(group, shared_inputs=shared_inputs)
+    return _place_shared_inputs(replace(group, program=program))

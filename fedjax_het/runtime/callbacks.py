@@ -20,10 +20,8 @@ import numpy as np
 
 from fedjax_het.config.run_spec import ResolvedRunSpec
 from fedjax_het.runtime.checkpointing import CheckpointWriter
-from fedjax_het.runtime.early_stopping import CALLBACK, EarlyStop
 from fedjax_het.runtime.group_state import GroupState
-from fedjax_het.runtime.history import build_traffic_curves
-from fedjax_het.runtime.prepared_run import build_federation_data
+from fedjax_het.runtime.history import CALLBACK, EarlyStop, build_traffic_curves
 from fedjax_het.runtime.result_builder import build_model_getter, compute_result_digest
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.trained_model import TrainedModel
@@ -143,7 +141,7 @@ class CallbackRunner:
                 compute_result_digest(group_state, i),
                 self._compute_traffic(i),
             )
-        done, before = group_state.rounds_completed(i), self._rounds_reported.get(i, 0)
+        done, before = group_state.count_rounds_completed(i), self._rounds_reported.get(i, 0)
         up, down = self._traffic[i]
         metrics = {name: _read_only(curve[:done]) for name, curve in group_state.curves[i].items()}
         self._rounds_reported[i] = done
@@ -178,9 +176,7 @@ class CallbackRunner:
             traffic.append(algorithm.traffic(prepared_run.hp, state))
 
         jax.eval_shape(count, shapes)
-        initial_traffic = algorithm.initial_traffic(
-            build_federation_data(prepared_run, group_state.group.dataset, group_state.group.pool)
-        )
+        initial_traffic = algorithm.initial_traffic(prepared_run.federation_data)
         curves = build_traffic_curves(
             prepared_run.scheduler.work_counts,
             traffic[0],
@@ -200,7 +196,7 @@ class CallbackRunner:
 
     def _stop_run(self, i: int, reason: str) -> None:
         group_state = self._group_state
-        if i in group_state.active and group_state.rounds_done < group_state.total_rounds:
+        if i in group_state.active and group_state.is_unfinished:
             group_state.early_stops[i] = EarlyStop(group_state.rounds_done, CALLBACK, reason)
 
 

@@ -216,10 +216,10 @@ def _build_record(
         "digest": prepared_run.spec.digest(),
         "spec": prepared_run.spec.to_dict(),
         "partition": prepared_run.partition.digest(),
-        "dataset": group_state.group.dataset.digest(),
-        "inputs": InputSpec.from_dataset(group_state.group.dataset)._asdict(),
-        **group_state.group.program.user_object_digests(prepared_run.spec.hp),
-        "initial": _get_initial_digest(group_state, i),
+        "dataset": group_state.prepared_runs[i].dataset.digest(),
+        "inputs": InputSpec.from_dataset(group_state.prepared_runs[i].dataset)._asdict(),
+        **group_state.group.program.signature.compute_user_digests(prepared_run.spec),
+        "initial": _get_initial_digest(group_state),
         "round": group_state.rounds_done,
         "work": {
             work.name: work.count_completed(state)
@@ -241,13 +241,14 @@ def _build_record(
 
 def _require_same_data(path: Path, record: dict, group_state: GroupState, i: int) -> None:
     group = group_state.group
-    user_digests = group.program.user_object_digests(group_state.prepared_runs[i].spec.hp)
+    prepared_run = group_state.prepared_runs[i]
+    user_digests = group.program.signature.compute_user_digests(prepared_run.spec)
     current_digests = {
-        "dataset": group.dataset.digest(),
+        "dataset": group_state.prepared_runs[i].dataset.digest(),
         "partition": group_state.prepared_runs[i].partition.digest(),
         "network": user_digests.get("network_digest"),
         "optimizer": user_digests.get("optimizer_digest"),
-        "initial": _get_initial_digest(group_state, i),
+        "initial": _get_initial_digest(group_state),
     }
     checkpoint_digests = {"initial": None, **record}
     checkpoint_digests |= {name: record.get(f"{name}_digest") for name in ("network", "optimizer")}
@@ -259,9 +260,9 @@ def _require_same_data(path: Path, record: dict, group_state: GroupState, i: int
             )
 
 
-def _get_initial_digest(group_state: GroupState, i: int) -> str | None:
+def _get_initial_digest(group_state: GroupState) -> str | None:
     """The digest of the model that a run began with, if that was in a file."""
-    initial_model = group_state.prepared_runs[i].initial_model
+    initial_model = group_state.group.initial_model
     return None if initial_model is None else initial_model.digest
 
 

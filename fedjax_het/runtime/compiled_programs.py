@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 
 from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.algorithms.base import Algorithm
@@ -28,6 +29,7 @@ from fedjax_het.core.optimizers import (
     OPTIMIZERS,
     LocalTrainingOptions,
     compute_optimizer_digest,
+    make_user_transformation,
 )
 from fedjax_het.core.round_program import (
     SCHEDULE_PLACEMENTS,
@@ -67,23 +69,15 @@ PER_RUN_SETTINGS = (
 def compute_static_key(spec: RunSpec) -> str:
     """Return a key that is equal for runs that the same programs can execute, in step."""
     key = repr(sorted((k, v) for k, v in spec.to_dict().items() if k not in PER_RUN_SETTINGS))
-    hyperparameter_names = _traced_optional_hyperparameters(spec)
-    schedule_markers = ["lr_schedule"] if spec.lr_schedule is not None else []
-    return (
-        f"{key} {[*schedule_markers, *hyperparameter_names]}"
-        if schedule_markers or hyperparameter_names
-        else key
-    )
+    names = [] if spec.lr_schedule is None else ["lr_schedule"]
+    names += _traced_optional_hyperparameters(spec)
+    return f"{key} {names}" if names else key
 
 
 def _traced_optional_hyperparameters(spec: RunSpec) -> list[str]:
     """Return the optional hyper-parameters of local training that the run sets and programs read."""
-    candidate_names = (
-        name
-        for name in optional_hyperparameters(spec)
-        if not is_round_schedule_hyperparameter(name)
-    )
-    return sorted(name for name in candidate_names if name in spec.hp)
+    names = set(optional_hyperparameters(spec)) & set(spec.hp)
+    return sorted(name for name in names if not is_round_schedule_hyperparameter(name))
 
 
 class ById(NamedTuple):
@@ -99,121 +93,179 @@ class ById(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """Every static choice of a run; equal signatures share their compiled programs."""
+    """Every static choice of a run; equal signatures share their compiled programs.
+
+    Attributes:
+      algorithm: name of the method.
+      options: the method's options by name, in alphabetical order.
+      implementations: the functions for which the names of the method, of its base and of the
+        optimizer stand at present.
+      network: the network of the settings.
+      training: how clients train, and the network as the method adapts it.
+      evaluation: what is measured in addition to the test set.
+      has_server_data: whether the server has examples.
+      pretrain_epochs: epochs of the server's training before the first round.
+      has_lr_schedule: whether the local learning rate has a schedule over rounds.
+    """
 
     algorithm: str
-    method_functions: tuple  # the functions that the names of the method and its base stand for now
     options: tuple
-    model: str
-    network_source: ById  # what that name stands for now
-    model_options: tuple
-    input_shape: tuple
-    num_classes: int
+    implementations: tuple
+    network: Model
+    training: LocalTraining
     evaluation: EvaluationOptions
-    mean: tuple
-    std: tuple
-    optimizer: str | None
-    keep_state: bool
-    local_epochs: int | None
-    batch_size: int
-    evaluated_model: str
     has_server_data: bool
     pretrain_epochs: int
-    precision: str | None  # see `nn.precision`
-    has_lr_schedule: bool  # whether the local rate has a schedule over rounds
-    training_options: LocalTrainingOptions  # of local training
-    optimizer_source: ById  # what the optimiser's name stands for now
-    conv_impl: str = AUTO  # what "auto" stands for in its convolutions
+    has_lr_schedule: bool
+
+    def compute_user_digests(self, spec: ResolvedRunSpec) -> dict[str, str]:
+        """Return the digests of a user's network and optimizer, for the record of a run."""
+        digests = {}
+        if spec.model == USER_PROVIDED:
+            digests["network_digest"] = compute_network_digest(self.network)
+        if spec.local_optimizer == USER_PROVIDED:
+            optimizer = self.training.options.user_optimizer
+            digests["optimizer_digest"] = compute_optimizer_digest(optimizer, spec.hp)
+        return digests
 
 
 def build_signature(
-    spec: ResolvedRunSpec, dataset: Dataset, network: Any = None, optimizer: Any = None
+    spec: ResolvedRunSpec,
+    dataset: Dataset,
+    network: Any = None,
+    optimizer: Any = None,
+    *,
+    conv_impl: str = AUTO,
 ) -> Signature:
     """Return the static choices of a run.
 
     Args:
       spec: the settings.
-      dataset: the data set.
+      dataset: the data set, or a record with its name, shape, classes and normalization.
       network: the user's network, for the model "user".
       optimizer: the user's optimizer, for the local optimizer "user".
+      conv_impl: implementation of the convolutions that the network leaves open.
+
+    Returns:
+      The signature. Equal arguments return equal signatures until `evict_programs`.
     """
-    if spec.model != USER_PROVIDED:
-        network = NETWORKS[spec.model].make
-    if spec.local_optimizer != USER_PROVIDED:
-        optimizer = OPTIMIZERS[spec.local_optimizer].make if spec.local_optimizer else None
-    return Signature(
-        algorithm=spec.algorithm,
-        method_functions=get_algorithm_spec(spec.algorithm, spec.options).identity_key,
-        options=tuple(sorted((k, _to_hashable(v)) for k, v in spec.options.items())),
-        model=spec.model,
-        network_source=ById(network),
-        model_options=tuple(sorted((k, _to_hashable(v)) for k, v in spec.model_options.items())),
-        input_shape=tuple(dataset.input_shape),
-        num_classes=dataset.num_classes,
-        evaluation=EvaluationOptions(
-            spec.num_clients,
-            len(dataset.domain_names),
-            spec.has_client_tests,
-            spec.gradient_gaps or 0,
-            *((parse_metrics(spec.measures), dataset.num_classes) if spec.measures else ()),
-        ),
-        mean=tuple(dataset.mean),
-        std=tuple(dataset.std),
-        optimizer=spec.local_optimizer,
-        keep_state=spec.optimizer_state == "keep",
-        local_epochs=spec.local_epochs,
-        batch_size=spec.batch_size,
-        evaluated_model=spec.evaluated_model if spec.has_client_tests else "global",
-        has_server_data=spec.server_data is not None,
-        pretrain_epochs=spec.pretrain_epochs or 0,
-        precision=spec.precision,
-        has_lr_schedule=spec.lr_schedule is not None,
-        training_options=LocalTrainingOptions(
-            tuple(sorted(spec.optimizer_options.items())),
+    is_user_network, name = spec.model == USER_PROVIDED, spec.local_optimizer
+    base_model = _make_network(
+        spec.model,
+        ById(network if is_user_network else NETWORKS[spec.model].make),
+        tuple(dataset.input_shape),
+        dataset.num_classes,
+        to_items(spec.model_options),
+    )
+    options, algorithm_spec = (
+        to_items(spec.options),
+        get_algorithm_spec(spec.algorithm, spec.options),
+    )
+    implementations = algorithm_spec.identity_key
+    model = _adapt_network(
+        base_model, spec.algorithm, options, implementations, conv_impl, spec.precision
+    )
+    if name is not None and name != USER_PROVIDED:
+        implementations += (OPTIMIZERS[name].make,)
+    requested_metrics = (parse_metrics(spec.measures), dataset.num_classes) if spec.measures else ()
+    evaluation = EvaluationOptions(
+        spec.num_clients,
+        len(dataset.domain_names),
+        spec.has_client_tests,
+        spec.gradient_gaps or 0,
+        *requested_metrics,
+    )
+    training = LocalTraining(
+        Task(model, tuple(dataset.mean), tuple(dataset.std)),
+        name,
+        spec.local_epochs,
+        spec.optimizer_state == "keep",
+        spec.batch_size,
+        spec.evaluated_model if spec.has_client_tests else "global",
+        measures_drift=bool(evaluation.update_metric_names),
+        options=LocalTrainingOptions(
+            to_items(spec.optimizer_options),
             tuple(_traced_optional_hyperparameters(spec)),
             spec.lr_step_schedule,
             spec.accumulation or 1,
             spec.local_steps,
+            _wrap_optimizer(ById(optimizer)) if name == USER_PROVIDED else None,
         ),
-        optimizer_source=ById(optimizer),
+    )
+    return Signature(
+        spec.algorithm,
+        options,
+        implementations,
+        base_model,
+        training,
+        evaluation,
+        spec.server_data is not None,
+        spec.pretrain_epochs or 0,
+        spec.lr_schedule is not None,
     )
 
 
+@functools.lru_cache(maxsize=32)
+def _make_network(
+    name: str, source: ById, input_shape: tuple, num_classes: int, options: tuple
+) -> Model:
+    """Return the network of this name, or the user's network; equal arguments return one object."""
+    if name == USER_PROVIDED:
+        return to_model(source.value, input_shape, num_classes, **dict(options))
+    return make_model(name, input_shape, num_classes, **dict(options))
+
+
+@functools.lru_cache(maxsize=32)
+def _adapt_network(
+    network: Model,
+    algorithm: str,
+    options: tuple,
+    implementations: tuple,
+    conv_impl: str,
+    precision: str | None,
+) -> Model:
+    """Return the network that clients train; equal arguments return one object."""
+    values = dict(options)
+    network = get_algorithm_spec(algorithm, values).get_trained_network(network, values)
+    return configure_compute(network, conv_impl=conv_impl, precision=precision)
+
+
+@functools.lru_cache(maxsize=32)
+def _wrap_optimizer(source: ById) -> Callable[[Any], optax.GradientTransformation]:
+    """Return a user's optimizer as a function of `hp`; one object for each optimizer."""
+    return lambda hp: make_user_transformation(source.value, hp)
+
+
 class CompiledPrograms(NamedTuple):
-    """The programs of all runs of one static signature on one plan; each is compiled once."""
+    """The programs of all runs of one static signature on one plan; each is compiled once.
+
+    Attributes:
+      signature: the static choices of the runs.
+      plan: the devices, and the lanes on them.
+      algorithm: the method.
+      input_kinds: what each input is to the runs in step, see `get_input_kinds`.
+      init: `init(number of client states)` returns a function `(hp, key, first model) -> State`;
+        the first model is drawn where none is passed.
+      chunk: the program of a chunk of rounds.
+      partial_round: the program of a part of a round; it is compiled where rounds are long.
+      samples_per_round: samples that a round trains on by `workload_key`, of the traced programs.
+      server_stages: the programs of the server's work between rounds by name.
+    """
 
     signature: Signature
-    task: Task
     plan: ExecutionPlan
     algorithm: Algorithm
-    input_kinds: ChunkInputs  # of what it reads, see `get_input_kinds`
-    init: Callable  # (number of client states) -> (hp, key, first model: drawn) -> State
+    input_kinds: ChunkInputs
+    init: Callable
     chunk: VerifiedJit
-    partial_round: VerifiedJit  # a part of a round; compiled where rounds are long
-    samples_per_round: dict[
-        tuple, float
-    ]  # samples that a round trains on, of what was traced: see `workload_key`
+    partial_round: VerifiedJit
+    samples_per_round: dict[tuple, float]
     server_stages: dict[str, VerifiedJit]
 
-    @property
-    def components(self) -> RoundComponents:
-        """The parts of a round, as `core.round_program` takes them."""
-        return RoundComponents(self.algorithm, self.task, self.plan, self.signature.evaluation)
-
-    @property
-    def network_digest(self) -> dict[str, str]:
-        """The digest of a user's network, for the record of a run; empty for a named network."""
-        if self.signature.model != USER_PROVIDED:
-            return {}
-        return {"network_digest": compute_network_digest(build_network(self.signature))}
-
-    def user_object_digests(self, hp: Mapping[str, Any]) -> dict[str, str]:
-        """Return the digests of a user's network and of a user's optimizer, which reads `hp`."""
-        digests = dict(self.network_digest)
-        if self.signature.optimizer == USER_PROVIDED:
-            optimizer = self.signature.optimizer_source.value
-            digests["optimizer_digest"] = compute_optimizer_digest(optimizer, hp)
-        return digests
+    def build_inputs(self, builders: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+        """Return the inputs that the programs read, by name; `builders` makes each input."""
+        kinds = self.input_kinds._asdict()
+        return {name: build() for name, build in builders.items() if kinds[name] not in (None, {})}
 
 
 def get_input_kinds(algorithm: Algorithm, signature: Signature) -> ChunkInputs:
@@ -249,81 +301,56 @@ def get_input_kinds(algorithm: Algorithm, signature: Signature) -> ChunkInputs:
     return ChunkInputs(**kinds)
 
 
-@functools.lru_cache(maxsize=32)
-def build_local_training(signature: Signature) -> LocalTraining:
-    """Return how clients train, and the network that they train."""
-    model = build_network(signature)
-    options = dict(signature.options)
-    model = get_algorithm_spec(signature.algorithm, options).get_trained_network(model, options)
-    model = configure_compute(model, conv_impl=signature.conv_impl, precision=signature.precision)
-    user_optimizer = (
-        signature.optimizer_source.value if signature.optimizer == USER_PROVIDED else None
-    )
-    return LocalTraining(
-        Task(model, signature.mean, signature.std),
-        signature.optimizer,
-        signature.local_epochs,
-        signature.keep_state,
-        signature.batch_size,
-        signature.evaluated_model,
-        measures_drift=bool(signature.evaluation.update_metric_names),
-        options=signature.training_options._replace(user_optimizer=user_optimizer),
-    )
-
-
-def build_network(signature: Signature) -> Model:
-    """Return the network that the settings name, or the user's network."""
-    input_shape, num_classes = signature.input_shape, signature.num_classes
-    network_options = dict(signature.model_options)
-    if signature.model != USER_PROVIDED:
-        return make_model(signature.model, input_shape, num_classes, **network_options)
-    return to_model(signature.network_source.value, input_shape, num_classes, **network_options)
-
-
 def build_algorithm(signature: Signature, plan: ExecutionPlan | None = None) -> Algorithm:
     """Return the method; without a plan, for its functions on the host only."""
     plan = plan or make_execution_plan(mesh_axis=None)
-    options = dict(signature.options)
-    training = build_local_training(signature)
+    options, training = dict(signature.options), signature.training
     algorithm = get_algorithm_spec(signature.algorithm, options).build_algorithm(
         training, plan, options
     )
-    if signature.pretrain_epochs:
-        clients = signature.evaluation.num_clients
-        algorithm = with_pretraining(algorithm, training, plan, signature.pretrain_epochs, clients)
-    return algorithm
+    if not signature.pretrain_epochs:
+        return algorithm
+    clients = signature.evaluation.num_clients
+    return with_pretraining(algorithm, training, plan, signature.pretrain_epochs, clients)
 
 
 @functools.lru_cache(maxsize=32)
 def build_programs(signature: Signature, plan: ExecutionPlan) -> CompiledPrograms:
-    """The programs, built but not compiled."""
-    task, evaluation = build_local_training(signature).task, signature.evaluation
-    algorithm = build_algorithm(signature, plan)
+    """Return the programs, which are not compiled yet.
+
+    Args:
+      signature: the static choices of the runs.
+      plan: the devices, and the lanes on them.
+
+    Returns:
+      The programs; equal arguments return one object.
+    """
+    algorithm, evaluation = build_algorithm(signature, plan), signature.evaluation
     kinds = get_input_kinds(algorithm, signature)
-    rounds, samples_per_round = RoundComponents(algorithm, task, plan, evaluation), {}
+    components = RoundComponents(algorithm, signature.training.task, plan, evaluation)
+    samples_per_round = {}
 
     def record_samples(inputs: ChunkInputs, samples: float) -> None:
         samples_per_round[workload_key(inputs)] = samples
 
     zero_metrics = jax.tree.map(lambda a: 0.0, evaluation.missing_metrics(algorithm, 1))
     chunk = VerifiedJit(
-        plan.map_runs(make_round_chunk(rounds, record_samples), (PER_RUN, kinds)),
+        plan.map_runs(make_round_chunk(components, record_samples), (PER_RUN, kinds)),
         baseline=lambda args: (args[0], zero_metrics),
         name=f"{signature.algorithm} rounds",
         is_debug=plan.is_debug,
         donate_argnums=0,
     )
     partial_round = VerifiedJit(
-        plan.map_runs(make_partial_round(rounds), (PER_RUN, kinds, REPLICATED, PER_RUN)),
+        plan.map_runs(make_partial_round(components), (PER_RUN, kinds, REPLICATED, PER_RUN)),
         baseline=lambda args: (args[0], zero_metrics, args[3], 0),
         name=f"{signature.algorithm} rounds in stretches",
         donate_argnums=3,
     )
+    stage_kinds = (PER_RUN, PER_RUN, PER_RUN, REPLICATED, kinds.server_examples)
     server_stages = {
         stage.name: VerifiedJit(
-            plan.map_runs(
-                stage.advance, (PER_RUN, PER_RUN, PER_RUN, REPLICATED, kinds.server_examples)
-            ),
+            plan.map_runs(stage.advance, stage_kinds),
             baseline=lambda args: args[1],
             name=stage.name,
             is_debug=plan.is_debug,
@@ -331,19 +358,9 @@ def build_programs(signature: Signature, plan: ExecutionPlan) -> CompiledProgram
         )
         for stage in algorithm.server_stages
     }
-    init = _make_init(algorithm, task, plan)
-    return CompiledPrograms(
-        signature,
-        task,
-        plan,
-        algorithm,
-        kinds,
-        init,
-        chunk,
-        partial_round,
-        samples_per_round,
-        server_stages,
-    )
+    init = _make_init(algorithm, components.task, plan)
+    programs = (init, chunk, partial_round, samples_per_round, server_stages)
+    return CompiledPrograms(signature, plan, algorithm, kinds, *programs)
 
 
 def workload_key(inputs: ChunkInputs) -> tuple:
@@ -362,12 +379,14 @@ def workload_key(inputs: ChunkInputs) -> tuple:
 @functools.lru_cache(maxsize=32)
 def flops_per_sample(signature: Signature) -> int:
     """Return the floating-point operations of training on one sample."""
-    return count_training_flops(build_local_training(signature).task.model)
+    return count_training_flops(signature.training.task.model)
 
 
 def evict_programs() -> None:
     """Drop compiled programs if the process holds about as many as it may, see `core.mmap_limit`."""
-    evict_programs_if_needed(build_programs.cache_clear, build_local_training.cache_clear)
+    evict_programs_if_needed(
+        build_programs.cache_clear, _make_network.cache_clear, _adapt_network.cache_clear
+    )
 
 
 def _make_init(algorithm: Algorithm, task: Task, plan: ExecutionPlan) -> Callable:
@@ -407,10 +426,11 @@ def compute_client_state_bytes(program: CompiledPrograms, spec: ResolvedRunSpec)
     """Return the bytes that one client of a run keeps between rounds."""
     hp = {name: jax.ShapeDtypeStruct((), np.float32) for name in spec.hp}
     key = jax.eval_shape(lambda: jax.random.key(0))
-    model = program.task.model
+    model = program.signature.training.task.model
     init = lambda hp, key: program.algorithm.init(hp, key, model.init(key), 1)  # noqa: E731
     return num_bytes(jax.eval_shape(init, hp, key).clients)
 
 
-def _to_hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def to_items(options: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Return options as a hashable tuple in alphabetical order."""
+    return tuple(sorted((k, tuple(v) if isinstance(v, list) else v) for k, v in options.items()))

@@ -4,10 +4,10 @@ import contextlib
 import math
 from collections.abc import Sequence
 
+from fedjax_het.runtime.build import RunGroup
 from fedjax_het.runtime.callbacks import Callback, CallbackRunner
 from fedjax_het.runtime.checkpointing import UNFINISHED_FOLDER, CheckpointWriter, delete_checkpoint
 from fedjax_het.runtime.group_state import GroupState, init_group
-from fedjax_het.runtime.prepared_run import RunGroup
 from fedjax_het.runtime.progress import Progress
 from fedjax_het.runtime.result_builder import build_result, build_results
 from fedjax_het.runtime.result_store import ResultWriter

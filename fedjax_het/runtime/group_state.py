@@ -1,31 +1,46 @@
-"""The state of runs that go in step, and its initialization."""
+"""The state of runs that go in step, and the inputs of their programs.
+
+To add an input, give it a field in `core.round_program.ChunkInputs`, where rounds read it, a line in
+`runtime.compiled_programs.get_input_kinds`, which names the programs that read it, and a function in
+one of three tables: `build._place_shared_inputs` for inputs of all runs of a group,
+`_build_run_inputs` for inputs that stay the same, `_build_call_inputs` for inputs of a call. An input
+that one method alone reads needs none of it: see `algorithms.base.RoundInput`.
+"""
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_het.algorithms.base import ServerStage
-from fedjax_het.core.execution_plan import PER_RUN
+from fedjax_het.core.evaluation import make_client_tests
+from fedjax_het.core.execution_plan import PER_BLOCK, PER_DEVICE, PER_RUN
 from fedjax_het.core.memory import compute_compiled_bytes
-from fedjax_het.core.rng import Stream
-from fedjax_het.core.round_program import ChunkInputs
-from fedjax_het.core.state_paging import StatePager
-from fedjax_het.runtime.compiled_programs import compute_client_state_bytes
-from fedjax_het.runtime.early_stopping import EarlyStop
-from fedjax_het.runtime.history import Curves, Timing, build_curves
-from fedjax_het.runtime.placement import HOST_STATE
-from fedjax_het.runtime.prepared_run import PreparedRun, RunGroup
-from fedjax_het.runtime.program_inputs import (
-    RUN_INPUTS,
-    InputContext,
-    build_chunk_inputs,
-    build_inputs,
-    with_zero_rounds,
+from fedjax_het.core.rng import Stream, make_stream_key
+from fedjax_het.core.round_program import SCHEDULE_PLACEMENTS, ChunkInputs
+from fedjax_het.core.schedule import (
+    RoundSchedule,
+    Scheduler,
+    ScheduleShape,
+    merge_segment_ends,
+    stack_rounds,
+    with_state_rows,
 )
+from fedjax_het.core.state_paging import StatePager
+from fedjax_het.runtime.build import PreparedRun, RunGroup
+from fedjax_het.runtime.compiled_programs import compute_client_state_bytes
+from fedjax_het.runtime.history import (
+    Curves,
+    EarlyStop,
+    Timing,
+    build_curves,
+    get_accuracy_name,
+)
+from fedjax_het.runtime.placement import HOST_STATE
 from fedjax_het.runtime.progress import Progress
 from fedjax_het.runtime.resumable_rounds import (
     LoopLayout,
@@ -36,18 +51,23 @@ from fedjax_het.runtime.resumable_rounds import (
 from fedjax_het.utils.arrays import fetch_to_host
 
 MAX_ROUNDS_PER_CHUNK = 16  # rounds per call of the compiled program, at most
-MAX_SCHEDULE_BYTES = 2**26  # of the rounds of a call, unless one alone takes more
-MAX_CLIENT_TABLE_BYTES = (
-    2**26
-)  # likewise of client states where they are moved to the devices and back
+# Schedules of the rounds of a call, and client states that are moved to the devices and back for
+# it, take at most these bytes each, unless one round alone takes more.
+MAX_SCHEDULE_BYTES = MAX_CLIENT_TABLE_BYTES = 2**26
 
 
 class ChunkLimits(NamedTuple):
-    """What a call of the rounds' program has room for."""
+    """Capacity of a call of the rounds' program.
+
+    Attributes:
+      max_rounds: number of rounds.
+      num_rows: number of client states on the devices.
+      num_prefetch: number of calls whose inputs are made before they are due.
+    """
 
     max_rounds: int
-    num_rows: int  # client states on the devices
-    num_prefetch: int = 1  # calls whose inputs are there before they are due
+    num_rows: int
+    num_prefetch: int = 1
 
 
 @dataclass(eq=False)
@@ -57,11 +77,11 @@ class GroupState:
     Attributes:
       group: the runs that share the programs, with their data.
       prepared_runs: the runs that go in step, at most one for each slot of the plan.
-      cached_inputs: the inputs of the programs that stay the same, by name.
       limits: the rounds and client states that a call of the program has room for.
       curves: the metrics of each run.
       timing: seconds, and the rounds that were timed.
       progress: called between calls of the programs.
+      cached_inputs: the inputs of the programs that stay the same, by name.
       state: the states of all runs, on the devices.
       pager: client states, where they are on the host.
       rounds_done: number of rounds that are done.
@@ -71,17 +91,17 @@ class GroupState:
         server training between rounds diverged; None for a run that did not diverge.
       early_stops: how runs ended that were ended before their last round.
       reported: the runs whose results exist, while others go on.
-      pause_every: calls end at multiples of so many rounds (default: anywhere).
+      pause_every: calls end at multiples of this number of rounds (default: anywhere).
       begun_under: version, device and precision of runs that were begun under others.
     """
 
     group: RunGroup
     prepared_runs: list[PreparedRun]
-    cached_inputs: dict[str, Any]
     limits: ChunkLimits
     curves: list[Curves]
     timing: Timing
     progress: Callable[[Progress], None]
+    cached_inputs: dict[str, Any] = field(default_factory=dict)
     state: Any = None
     pager: StatePager | None = None
     rounds_done: int = 0
@@ -95,133 +115,150 @@ class GroupState:
 
     @property
     def slots(self) -> list[PreparedRun]:
-        """The run of each slot of the plan; an idle slot repeats the last run."""
-        return fill_slots(self.group, self.prepared_runs)
+        """The run of each slot of the plan; an idle slot repeats the last run's work, or idles."""
+        num_idle = self.group.program.plan.max_parallel_runs - len(self.prepared_runs)
+        return self.prepared_runs + self.prepared_runs[-1:] * num_idle
 
     @property
     def total_rounds(self) -> int:
-        """From the first to the last."""
+        """Number of rounds of each run."""
         return self.prepared_runs[0].spec.rounds
 
     @property
     def active(self) -> list[int]:
-        """Those that have neither diverged nor been ended early."""
+        """The runs that have neither diverged nor been ended early."""
         indices = range(len(self.prepared_runs))
         return [i for i in indices if self.diverged_rounds[i] is None and i not in self.early_stops]
 
-    def rounds_completed(self, i: int) -> int:
-        """How many rounds of a run took place so far."""
-        if i in self.early_stops:
-            return self.early_stops[i].round
-        diverged_round = self.diverged_rounds[i]
-        return self.rounds_done if diverged_round is None else diverged_round
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether rounds are left for a run."""
+        return bool(self.active) and self.rounds_done < self.total_rounds
 
     @property
     def has_paged_states(self) -> bool:
+        """Whether client states are on the host."""
         return self.group.client_state == HOST_STATE
 
     @property
     def shards_server_stages(self) -> bool:
-        """Whether work between rounds is where the rounds are: every run's on its own device, or
-        shared by the devices; else it is on one device."""
+        """Whether the server's work between rounds is on the devices of the rounds.
+
+        The work of every run is then on the run's own device, or shared by the devices. Else the
+        work is on one device.
+        """
         plan = self.group.program.plan
         return self.group.runs_parallel or plan.server_parallelism.axis is not None
 
     @functools.cached_property
     def loop_layout(self) -> LoopLayout | None:
-        """How a round is cut, if it is long; else None.
+        """The parts of a round, if a round is long; else None.
 
-        Traces the rounds' program, which is kept for when it is compiled. Raises ContractError.
+        Traces the rounds' program; the trace is kept for its compilation. Raises ContractError.
         """
-        if self.group.program.plan.is_debug:
+        program = self.group.program
+        if program.plan.is_debug:
             return None
-        program, inputs = (
-            self.group.program,
-            (compute_state_shapes(self), self.build_first_step_inputs()),
-        )
+        inputs = (compute_state_shapes(self), self.build_first_step_inputs())
         jax.eval_shape(program.chunk.program, *inputs)
         if not (self.force_resumable or is_long_round(program, inputs[1])):
             return None
         return trace_loop_layout(program, *inputs)
 
+    def get_accuracies(self, i: int) -> np.ndarray:
+        """Return a run's main accuracy in the rounds that are done, NaN where not measured.
+
+        The main accuracy is the one of the global model, else the mean over clients.
+        """
+        name = get_accuracy_name(self.group.program.algorithm)
+        return self.curves[i][name][: self.rounds_done]
+
+    def count_rounds_completed(self, i: int) -> int:
+        """Return the number of rounds of a run that took place."""
+        if i in self.early_stops:
+            return self.early_stops[i].round
+        diverged_round = self.diverged_rounds[i]
+        return self.rounds_done if diverged_round is None else diverged_round
+
     def build_keys(self, stream: Stream) -> jax.Array:
         """Return the key of every slot's run."""
-        return self._input_context().build_keys(stream)
+        keys = [make_stream_key(run.spec.seed, stream) for run in self.slots]
+        return self.group.stack_slots(keys)
 
     def build_chunk_inputs(self, first: int, count: int) -> ChunkInputs:
-        """Return the inputs of the program for rounds `first .. first + count - 1`."""
-        context = self._input_context(range(first, first + count))
-        return build_chunk_inputs(context, self.cached_inputs)
+        """Return the inputs of the program for rounds `first .. first + count - 1`.
+
+        Args:
+          first: the first round.
+          count: number of rounds, at most `limits.max_rounds`.
+
+        Returns:
+          The inputs on the devices, padded to the capacity of a call.
+        """
+        call_inputs = _build_call_inputs(self, range(first, first + count))
+        return ChunkInputs(**(self.cached_inputs | call_inputs))
 
     def build_first_step_inputs(self) -> ChunkInputs:
         """Return the inputs for the first step of every lane of the next round and evaluation."""
-        next_round = min(self.rounds_done, self.total_rounds - 1)
-        context = self._input_context(range(next_round, next_round + 1))
-        return build_chunk_inputs(replace(context, first_step_only=True), self.cached_inputs)
+        first = min(self.rounds_done, self.total_rounds - 1)
+        call_inputs = _build_call_inputs(self, range(first, first + 1), first_step_only=True)
+        return ChunkInputs(**(self.cached_inputs | call_inputs))
 
     def without_rounds(self, inputs: ChunkInputs) -> ChunkInputs:
-        """Return these inputs, of which the program runs no round."""
-        return with_zero_rounds(self._input_context(), inputs)
-
-    def _input_context(self, rounds: range = range(0)) -> InputContext:
-        return make_input_context(self.group, self.prepared_runs, self.limits, rounds)
+        """Return these inputs, of which the program executes no round."""
+        return inputs._replace(num_rounds=_place_num_rounds(self, 0))
 
     def load_client_states(self, rounds: Sequence[int]) -> None:
-        """Put the states of these rounds' clients on the devices, if they are on the host."""
+        """Copy the states of the clients of these rounds to the devices, if they are on the host."""
         if self.pager is not None:
             self.state = self.state._replace(clients=())  # makes room
             self.state = self.state._replace(clients=self.pager.load_table(rounds))
 
     def store_client_states(self, rounds: Sequence[int]) -> None:
-        """Take them back when these rounds are done."""
+        """Copy the states back when these rounds are done."""
         if self.pager is not None:
             self.pager.store_table(self.state.clients, rounds)
 
     def fetch_states(self) -> list[Any]:
-        """Every run's state, on the host."""
+        """Return the state of every run, on the host."""
         host = jax.tree.map(fetch_to_host, self.state)
         if not self.group.runs_parallel:
             return [host]
         return [jax.tree.map(lambda a, i=i: a[i], host) for i in range(len(self.prepared_runs))]
 
     def list_programs(self) -> dict[str, tuple[Any, tuple]]:
-        """(jitted, its inputs: arrays, or shapes placed like them) of what the runs go through, by
-        name."""
-        programs, cached_inputs, state = (
-            self.group.program,
-            self.cached_inputs,
-            compute_state_shapes(self),
-        )
-        inputs = (
-            cached_inputs["hp"],
+        """Return the jitted programs of the runs by name, each with its inputs.
+
+        The inputs are arrays, or shapes that are placed like the arrays.
+        """
+        programs, state = self.group.program, compute_state_shapes(self)
+        stage_inputs = (
+            self.cached_inputs["hp"],
             state,
             self.build_keys(Stream.SERVER),
             jnp.int32(1),
-            cached_inputs.get("server_examples"),
+            self.cached_inputs.get("server_examples"),
         )
         if not self.shards_server_stages:
-            inputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), inputs)
-        stage_programs = {
-            name: (stage.program, inputs) for name, stage in programs.server_stages.items()
-        }
-        round_program: tuple[Any, tuple] = (
-            programs.chunk.program,
-            (state, self.build_first_step_inputs()),
-        )
-        if (layout := self.loop_layout) is not None:
-            initial_loop_inputs = layout.build_spans(0), layout.carry_shapes
-            round_program = (
-                programs.partial_round.program,
-                (*round_program[1], *initial_loop_inputs),
+            stage_inputs = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), stage_inputs
             )
-        return {"rounds": round_program, **stage_programs}
+        program = programs.chunk.program
+        inputs: tuple = (state, self.build_first_step_inputs())
+        if (layout := self.loop_layout) is not None:
+            program = programs.partial_round.program
+            inputs += (layout.build_spans(0), layout.carry_shapes)
+        stages = programs.server_stages.items()
+        return {"rounds": (program, inputs)} | {
+            name: (stage.program, stage_inputs) for name, stage in stages
+        }
 
-    def stage_iterations_done(self, stage: ServerStage) -> int:
-        """Iterations of work between rounds, of each run."""
-        runs_parallel = self.group.runs_parallel
-        return stage.count_completed(
-            jax.tree.map(lambda a: a[0], self.state) if runs_parallel else self.state
-        )
+    def count_stage_iterations(self, stage: ServerStage) -> int:
+        """Return the iterations of the server's work between rounds that are done."""
+        state = self.state
+        if self.group.runs_parallel:
+            state = jax.tree.map(lambda a: a[0], state)
+        return stage.count_completed(state)
 
 
 def init_group(
@@ -240,133 +277,258 @@ def init_group(
       progress: called between calls of the programs.
       start_time: the start of their wall-clock time, of `time.perf_counter` (default: now).
       records: the records of the checkpoints from which they go on.
+
+    Returns:
+      The state before the first round.
     """
-    assert len(prepared_runs) <= group.program.plan.max_parallel_runs
-    prepared_runs, limits = list(prepared_runs), _compute_chunk_limits(group, prepared_runs)
-    context = make_input_context(group, prepared_runs, limits)
-    evaluation, rounds = group.program.signature.evaluation, prepared_runs[0].spec.rounds
-    return GroupState(
+    program = group.program
+    assert len(prepared_runs) <= program.plan.max_parallel_runs
+    evaluation, rounds = program.signature.evaluation, prepared_runs[0].spec.rounds
+    missing_metrics = evaluation.missing_metrics(program.algorithm, rounds)
+    group_state = GroupState(
         group,
-        prepared_runs,
-        cached_inputs=group.shared_inputs | build_inputs(context, RUN_INPUTS),
-        limits=limits,
-        curves=[
-            build_curves(
-                evaluation.missing_metrics(group.program.algorithm, rounds),
-                group.dataset,
-                f.partition,
-                f.client_tests,
-                evaluation.metrics,
-            )
-            for f in prepared_runs
-        ],
+        list(prepared_runs),
+        _compute_chunk_limits(group, prepared_runs),
+        curves=[build_curves(missing_metrics, run, evaluation.metrics) for run in prepared_runs],
         timing=Timing() if start_time is None else Timing(start_time=start_time),
         progress=progress or (lambda progress: None),
         diverged_rounds=[None] * len(prepared_runs),
         force_resumable=any(record.get("within") for record in records),
     )
-
-
-def fill_slots(group: RunGroup, prepared_runs: list[PreparedRun]) -> list[PreparedRun]:
-    """Return the run of each slot of the plan: an idle slot repeats the last run's work, or idles."""
-    num_idle = group.program.plan.max_parallel_runs - len(prepared_runs)
-    return prepared_runs + prepared_runs[-1:] * num_idle
-
-
-def make_input_context(
-    group: RunGroup,
-    prepared_runs: list[PreparedRun],
-    limits: ChunkLimits,
-    rounds: range = range(0),
-) -> InputContext:
-    """Return what inputs of these rounds are made of."""
-    return InputContext(
-        group,
-        fill_slots(group, prepared_runs),
-        num_runs=len(prepared_runs),
-        num_rows=limits.num_rows if group.client_state == HOST_STATE else None,
-        capacity=limits.max_rounds,
-        rounds=rounds,
-    )
+    group_state.cached_inputs = group.shared_inputs | _build_run_inputs(group_state)
+    return group_state
 
 
 def _compute_chunk_limits(group: RunGroup, prepared_runs: Sequence[PreparedRun]) -> ChunkLimits:
-    """As many rounds as schedules, and client states on the host, leave room for."""
+    """Return the most rounds for which schedules, and client states on the host, leave room."""
     spec, plan, shapes = prepared_runs[0].spec, group.program.plan, group.shapes
     schedule_shapes = [shape for shape in (shapes.schedule, shapes.tuning) if shape is not None]
     bytes_per_round = sum(shape.num_bytes(spec.batch_size) for shape in schedule_shapes)
     max_rounds = MAX_SCHEDULE_BYTES // (bytes_per_round * plan.max_parallel_runs)
-    num_prefetch = 2 if max_rounds else 1
-    cohort_size, num_clients = 0, group.program.signature.evaluation.num_clients
+    num_prefetch, cohort_size = 2 if max_rounds else 1, 0
     if group.client_state == HOST_STATE:
-        cohort_size = max(f.scheduler.cohort_size for f in prepared_runs)
+        cohort_size = max(run.scheduler.cohort_size for run in prepared_runs)
         row_bytes = compute_client_state_bytes(group.program, spec)
-        max_rounds = min(
-            max_rounds, MAX_CLIENT_TABLE_BYTES // (row_bytes * cohort_size * plan.num_parallel)
-        )
+        table_bytes = row_bytes * cohort_size * plan.num_parallel  # of one round
+        max_rounds = min(max_rounds, MAX_CLIENT_TABLE_BYTES // table_bytes)
     rounds = max(1, min(MAX_ROUNDS_PER_CHUNK, spec.rounds, max_rounds))
+    num_clients = group.program.signature.evaluation.num_clients
     num_rows = min(num_clients, rounds * cohort_size) if cohort_size else num_clients
     return ChunkLimits(rounds, num_rows, num_prefetch)
 
 
-def check_method_contract(group_state: GroupState) -> None:
-    """Raise ContractError, before anything compiles, if the method's functions do not do what they
-    are to do: see `algorithms.checks.validate_algorithm`.
+def _build_run_inputs(group_state: GroupState) -> dict[str, Any]:
+    """Return the inputs that stay the same as long as the runs go in step, by name."""
+    group, slots = group_state.group, group_state.slots
+    plan, stack = group.program.plan, group.stack_slots
 
-    Cost: nothing, as the traces are kept for when the programs are compiled.
+    def build_client_tests() -> Any:
+        shape, partitions = group.shapes.client_tests, [run.client_tests for run in slots]
+        assert shape is not None
+        tests = [make_client_tests(plan, p, shape) for p in partitions if p is not None]
+        return stack(tests) if group.runs_parallel else plan.put(tests[0], PER_BLOCK)
+
+    return group.program.build_inputs(
+        {
+            "hp": lambda: stack([run.hp for run in slots]),
+            "train_key": lambda: group_state.build_keys(Stream.TRAIN),
+            "client_tests": build_client_tests,
+            "server_examples": lambda: stack([run.server_examples for run in slots]),
+            "diagnostics_schedule": lambda: _build_diagnostics_schedule(group_state),
+            "method_inputs": lambda: stack([run.method_inputs for run in slots]),
+        }
+    )
+
+
+def _build_call_inputs(
+    group_state: GroupState, rounds: range, *, first_step_only: bool = False
+) -> dict[str, Any]:
+    """Return the inputs that differ between calls, by name.
+
+    Args:
+      group_state: the runs that go in step.
+      rounds: the rounds of the call.
+      first_step_only: whether only the first step of every lane is made, to check its numbers.
+
+    Returns:
+      The inputs on the devices, padded to the capacity of a call.
+    """
+    group, limits, slots = group_state.group, group_state.limits, group_state.slots
+    num_rows = limits.num_rows if group_state.has_paged_states else None
+    build = functools.partial(
+        _build_schedules, group_state, rounds=rounds, first_step_only=first_step_only
+    )
+
+    def build_lr_factors() -> jax.Array:
+        padding = np.ones(limits.max_rounds - len(rounds), np.float32)
+        return group.stack_slots(
+            [np.append(run.lr_factors[list(rounds)], padding) for run in slots]
+        )
+
+    builders: dict[str, Callable[[], Any]] = {
+        "schedule": lambda: build(
+            [run.scheduler for run in slots], group.shapes.schedule, num_rows=num_rows
+        ),
+        "lr_factors": build_lr_factors,
+        "num_rounds": lambda: _place_num_rounds(group_state, len(rounds)),
+        "tuning_schedule": lambda: build(
+            [run.tuning_scheduler for run in slots], group.shapes.tuning
+        ),
+    }
+    if first_step_only:
+        builders["num_eval_batches"] = lambda: group.program.plan.put(jnp.int32(1))
+        builders["diagnostics_schedule"] = lambda: _build_diagnostics_schedule(
+            group_state, first_step_only=True
+        )
+    return group.program.build_inputs(builders)
+
+
+def _place_num_rounds(group_state: GroupState, count: int) -> jax.Array:
+    """Return the number of rounds of a call, for every device that has a run."""
+    plan = group_state.group.program.plan
+    if not group_state.group.runs_parallel:
+        return plan.put(jnp.int32(count))
+    device_starts = np.arange(0, plan.max_parallel_runs, plan.num_parallel)
+    is_used = device_starts < len(group_state.prepared_runs)
+    return plan.put(np.int32(count) * is_used, PER_DEVICE)
+
+
+def _build_diagnostics_schedule(
+    group_state: GroupState, *, first_step_only: bool = False
+) -> RoundSchedule:
+    """Return the schedule of the one round in which all clients' gradients are measured."""
+    group, schedulers = group_state.group, [r.diagnostics_scheduler for r in group_state.slots]
+    schedules = _build_schedules(
+        group_state,
+        schedulers,
+        group.shapes.diagnostics,
+        rounds=range(1),
+        capacity=1,
+        first_step_only=first_step_only,
+    )
+    return jax.tree.map(lambda a: a[:, 0] if group.runs_parallel else a[0], schedules)
+
+
+def _build_schedules(
+    group_state: GroupState,
+    schedulers: Sequence[Any],
+    shape: ScheduleShape | None,
+    *,
+    rounds: range,
+    capacity: int | None = None,
+    first_step_only: bool = False,
+    num_rows: int | None = None,
+) -> RoundSchedule:
+    """Return the rounds of a call as the scheduler of every slot plans them.
+
+    Args:
+      group_state: the runs that go in step.
+      schedulers: a scheduler for each slot.
+      shape: sizes that hold for every round.
+      rounds: the rounds.
+      capacity: number of rounds to which the schedules are padded (default: of a call).
+      first_step_only: whether only the first step of every lane is made.
+      num_rows: rows of the table of client states on the devices, if the others are on the host.
+
+    Returns:
+      The schedules on the devices, `[capacity, ...]`, with a leading axis where runs are parallel.
+    """
+    group, plan = group_state.group, group_state.group.program.plan
+    assert shape is not None
+    schedules = []
+    for i, scheduler in enumerate(schedulers):
+        first = i - i % plan.num_parallel
+        parallel_schedulers = schedulers[first : first + plan.num_parallel]
+        make_rounds = _make_first_steps if first_step_only else _make_rounds
+        made = make_rounds(scheduler, parallel_schedulers, shape, rounds)
+        schedule = stack_rounds(made, capacity or group_state.limits.max_rounds)
+        if num_rows is not None:
+            work_ids = scheduler.trained_work_ids(np.unique(schedule.round))
+            schedule = with_state_rows(schedule, work_ids, num_rows)
+        schedules.append(schedule)
+    if not group.runs_parallel:
+        return plan.put(schedules[0])
+    stacked = [
+        np.stack(leaves[:: plan.num_parallel] if kind == PER_DEVICE else leaves)
+        for kind, leaves in zip(SCHEDULE_PLACEMENTS, zip(*schedules, strict=True), strict=True)
+    ]
+    return plan.put(RoundSchedule(*stacked), PER_RUN)
+
+
+def _make_rounds(
+    scheduler: Scheduler,
+    parallel_schedulers: Sequence[Scheduler],
+    shape: ScheduleShape,
+    rounds: range,
+) -> list[RoundSchedule]:
+    """Return a scheduler's rounds; segments end where any of the parallel runs ends a client."""
+    is_single_run = len(parallel_schedulers) == 1
+    return [
+        scheduler.make_round(
+            r, shape, None if is_single_run else merge_segment_ends(parallel_schedulers, r)
+        )
+        for r in rounds
+    ]
+
+
+def _make_first_steps(
+    scheduler: Scheduler,
+    parallel_schedulers: Sequence[Scheduler],
+    shape: ScheduleShape,
+    rounds: range,
+) -> list[RoundSchedule]:
+    """Return a scheduler's rounds with the first step of every lane."""
+    steps = [scheduler.make_first_step_round(r, shape) for r in rounds]
+    if len(parallel_schedulers) == 1:
+        return steps
+    # One segment for all: where a lane has no client, it idles.
+    return [step._replace(num_segments=np.ones_like(step.num_segments)) for step in steps]
+
+
+def check_method_contract(group_state: GroupState) -> None:
+    """Raise ContractError, before anything compiles, if the method's functions break the contract.
+
+    See `algorithms.checks.validate_algorithm`. Cost: nothing, as the traces are kept for when the
+    programs are compiled.
     """
     for program, inputs in group_state.list_programs().values():
         jax.eval_shape(program, *inputs)
 
 
 def compute_state_shapes(group_state: GroupState) -> Any:
-    """The states of all runs before the first round, as shapes placed like them."""
-    plan, init = (
-        group_state.group.program.plan,
-        group_state.group.program.init(group_state.limits.num_rows),
-    )
-    shapes = jax.eval_shape(
-        init, group_state.cached_inputs["hp"], group_state.build_keys(Stream.INIT)
-    )
+    """Return the states of all runs before the first round, as shapes placed like the states."""
+    group, program = group_state.group, group_state.group.program
+    plan, init = program.plan, program.init(group_state.limits.num_rows)
+    hp, keys = group_state.cached_inputs["hp"], group_state.build_keys(Stream.INIT)
 
     def with_sharding(tree, kind):
-        sharding = plan.sharding(PER_RUN if group_state.group.runs_parallel else kind)
+        sharding = plan.sharding(PER_RUN if group.runs_parallel else kind)
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
         )
 
-    return plan.map_state(shapes, with_sharding)
+    return plan.map_state(jax.eval_shape(init, hp, keys), with_sharding)
 
 
 def init_states(group_state: GroupState) -> None:
-    """Make the states before the first round, where they are to be."""
-    init_arguments: list[Any] = [
-        group_state.cached_inputs["hp"],
-        group_state.build_keys(Stream.INIT),
-    ]
-    if (
-        initial_model := group_state.prepared_runs[0].initial_model
-    ) is not None:  # the same of all, see `compute_static_key`
-        init_arguments.append(
-            group_state.group.stack_slots([initial_model.variables] * len(group_state.slots))
-        )
-    state = group_state.group.program.init(
-        1 if group_state.has_paged_states else group_state.limits.num_rows
-    )(*init_arguments)
+    """Make the states before the first round, at the place that the plan gives them."""
+    group, plan = group_state.group, group_state.group.program.plan
+    num_rows, slots = group_state.limits.num_rows, group_state.slots
+    arguments = [group_state.cached_inputs["hp"], group_state.build_keys(Stream.INIT)]
+    if group.initial_model is not None:
+        arguments.append(group.stack_slots([group.initial_model.variables] * len(slots)))
+    init = group.program.init(1 if group_state.has_paged_states else num_rows)
+    state = init(*arguments)
     if group_state.has_paged_states:
-        schedulers = [f.scheduler for f in group_state.slots]
-        group_state.pager = StatePager(
-            group_state.group.program.plan, schedulers, state.clients, group_state.limits.num_rows
-        )
+        schedulers = [run.scheduler for run in slots]
+        group_state.pager = StatePager(plan, schedulers, state.clients, num_rows)
         state = state._replace(clients=())
-    group_state.state = (
-        state
-        if group_state.group.runs_parallel
-        else group_state.group.program.plan.map_state(state, group_state.group.program.plan.put)
-    )
+    group_state.state = state if group.runs_parallel else plan.map_state(state, plan.put)
 
 
 def measure_required_memory(group_state: GroupState) -> int:
-    """Bytes that the programs, which this compiles, need on each device. Nothing is allocated for
-    it."""
+    """Compile the programs and return the bytes that they need on each device.
+
+    No array is allocated.
+    """
     return max(compute_compiled_bytes(*program) for program in group_state.list_programs().values())

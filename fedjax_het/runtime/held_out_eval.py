@@ -25,7 +25,7 @@ from fedjax_het.core.rng import Purpose, Stream, fold_in_purpose, make_stream_ke
 from fedjax_het.core.schedule import RoundSchedule, Scheduler
 from fedjax_het.core.work_items import ClientWork
 from fedjax_het.data import Dataset, Partition
-from fedjax_het.runtime.compiled_programs import Signature, build_algorithm, build_local_training
+from fedjax_het.runtime.compiled_programs import Signature, build_algorithm
 from fedjax_het.runtime.data_assignment import HeldOutClients
 
 MAX_LANES = 8  # clients that are tuned at a time
@@ -145,14 +145,14 @@ def _evaluate_clients(
     tests: ClientTests,
     examples: Examples,
 ) -> jax.Array:
-    task, groups = build_local_training(signature).task, tests.clients.shape[1]
+    task, groups = signature.training.task, tests.clients.shape[1]
     evaluation_inputs = (get_model, models, tests, examples, num_clients, groups)
     return evaluate_clients(task, plan, *evaluation_inputs).accuracy
 
 
 def _get_tuning(signature: Signature) -> FineTuning | None:
     """How a client tunes its copy; None where clients do not train."""
-    tuning, training = build_algorithm(signature).fine_tuning, build_local_training(signature)
+    tuning, training = build_algorithm(signature).fine_tuning, signature.training
     if tuning is None and training.optimizer is not None:
         return FineTuning(make_local_model_training(training), 1)
     return tuning

@@ -1,23 +1,31 @@
-"""What runs measured and cost: curves, traffic, time."""
+"""Curves, traffic and time of runs, and the rules that end a run before its last round.
+
+The number of rounds per call has no influence on where a run ends: a call ends at the first round in
+which a rule may stop a run (`count_rounds_until_rule`), so that state, curves and result are of one
+round.
+"""
 
 import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_het.algorithms.base import Algorithm, InitialTraffic, Traffic
+from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.core.round_program import EvaluationOptions, RoundMetrics
-from fedjax_het.core.schedule import WorkCounts
-from fedjax_het.data import Dataset, Partition
+from fedjax_het.core.schedule import Scheduler, WorkCounts
 from fedjax_het.metrics.personal import mean_accuracies
 from fedjax_het.metrics.registry import Metric
+from fedjax_het.runtime.data_assignment import DataAssignment
 from fedjax_het.utils.arrays import AnyArray
 
 log = logging.getLogger("fedjax_het")
 
 Curves = dict[str, np.ndarray]
+TARGET, PLATEAU, CALLBACK = "target", "plateau", "callback"  # causes of an early stop
 
 
 @dataclass
@@ -46,39 +54,36 @@ class Timing:
 
 
 def build_curves(
-    metrics: RoundMetrics,
-    dataset: Dataset,
-    partition: Partition,
-    client_tests: Partition | None = None,
-    requested_metrics: Sequence[Metric] = (),
+    metrics: RoundMetrics, run: DataAssignment, requested_metrics: Sequence[Metric] = ()
 ) -> Curves:
     """Return the curves of a run by name, `[R]` each.
 
     Domains have a curve each and their unweighted mean. Clients have one array `[R, K]`, its mean,
-    and a curve each where they have names.
+    and a curve each where they have names. The mean is over the clients that have a test (without
+    `client_tests`: that were measured in any round); it is NaN where one of them was not measured.
 
     Args:
       metrics: the metrics of rounds, on the host.
-      dataset: the data set, for the names of domains.
-      partition: the partition, for the names of clients.
-      client_tests: the clients' tests; the mean is over clients that have some (default: clients
-        that were measured in any round), and NaN where one of them was not measured.
+      run: the data of the run, for the names of domains and clients.
       requested_metrics: the further metrics that the run's settings name.
+
+    Returns:
+      Arrays by the name of the curve.
     """
     curves = {name: getattr(metrics, name) for name in RoundMetrics._fields[:4]}
     if metrics.domain_accuracy is not None:
         domains = metrics.domain_accuracy
-        names = (*dataset.domain_names, "domains")
+        names = (*run.dataset.domain_names, "domains")
         columns = [*domains.T, domains.mean(1)]
         curves |= {f"test_accuracy_{n}": a for n, a in zip(names, columns, strict=True)}
     if metrics.client_accuracy is not None:
         client_accuracy = metrics.client_accuracy
         curves["client_accuracy"] = client_accuracy
         means = mean_accuracies(np.asarray(client_accuracy)).astype(np.float32)
-        if client_tests is not None:
-            means[np.isnan(client_accuracy[:, client_tests.sizes > 0]).any(1)] = np.nan
+        if run.client_tests is not None:
+            means[np.isnan(client_accuracy[:, run.client_tests.sizes > 0]).any(1)] = np.nan
         curves["mean_client_accuracy"] = means
-        names = partition.client_names
+        names = run.partition.client_names
         curves |= {f"client_accuracy_{n}": client_accuracy[:, k] for k, n in enumerate(names)}
         for metric in requested_metrics:
             if metric.from_client_accuracy is not None:
@@ -132,10 +137,10 @@ def get_accuracy_name(algorithm: Algorithm) -> str:
     return "test_accuracy" if algorithm.global_model else "mean_client_accuracy"
 
 
-def get_latest_accuracy(algorithm: Algorithm, curves: Sequence[Curves], done: int) -> float:
-    """Return the latest accuracy, averaged over runs; NaN before the first."""
-    accuracies = [curve[get_accuracy_name(algorithm)][:done] for curve in curves]
-    latest = [a[np.isfinite(a)][-1] for a in accuracies if np.isfinite(a).any()]
+def get_latest_accuracy(accuracies: Sequence[np.ndarray]) -> float:
+    """Return the latest measured accuracy, averaged over runs; NaN before the first."""
+    measured = [curve[np.isfinite(curve)] for curve in accuracies]
+    latest = [curve[-1] for curve in measured if len(curve)]
     return float(np.mean(latest)) if latest else np.nan
 
 
@@ -159,3 +164,71 @@ def build_traffic_curves(
         "bytes_up": bytes_up * has_taken_place + is_first_round * initial_traffic.up,
         "client_samples": work.samples * has_taken_place,
     }
+
+
+class EarlyStop(NamedTuple):
+    """A run's end before its last round."""
+
+    round: int  # the last that took place, from 1; 0: none did
+    cause: str  # TARGET, PLATEAU or CALLBACK
+    reason: str  # in words
+
+    def to_summary(self) -> dict[str, str | int]:
+        """Return the record for a result's summary."""
+        return {"why": self.cause, "round": self.round, "reason": self.reason}
+
+
+class StoppingState(NamedTuple):
+    """The state of a run's stopping rules after some rounds."""
+
+    rounds_without_gain: int  # measured rounds since the last gain
+    early_stop: EarlyStop | None
+
+
+def evaluate_rules(spec: RunSpec, accuracies: np.ndarray) -> StoppingState:
+    """Apply the stopping rules of a run; the first round that meets one ends it.
+
+    Args:
+      spec: the settings of the run.
+      accuracies: float32 fractions `[rounds]`, NaN where nothing was measured.
+
+    Returns:
+      The state of the rules; a target has precedence over a plateau in the same round.
+    """
+    best, without_gain, min_gain = np.float32(-np.inf), 0, np.float32(spec.min_gain or 0)
+    for r in np.flatnonzero(np.isfinite(accuracies)):
+        accuracy, without_gain = np.float32(accuracies[r]), without_gain + 1
+        if accuracy > best + min_gain:  # in single precision, as accuracies are
+            best, without_gain = accuracy, 0
+        if spec.stop_at is not None and accuracy >= np.float32(spec.stop_at):
+            reason = f"accuracy {accuracy:.4f} is at least stop_at = {spec.stop_at:g}"
+            return StoppingState(without_gain, EarlyStop(int(r) + 1, TARGET, reason))
+        if spec.patience is not None and without_gain >= spec.patience:
+            reason = f"{without_gain} measured rounds without a gain over accuracy {best:.4f}"
+            return StoppingState(without_gain, EarlyStop(int(r) + 1, PLATEAU, reason))
+    return StoppingState(without_gain, None)
+
+
+def count_rounds_until_rule(
+    spec: ResolvedRunSpec, scheduler: Scheduler, accuracies: np.ndarray
+) -> int:
+    """Return the number of rounds up to and including the next in which a rule may end the run.
+
+    Args:
+      spec: the settings of the run.
+      scheduler: the schedule, for the rounds that are evaluated.
+      accuracies: float32 fractions of the rounds that are done, NaN where nothing was measured.
+
+    Returns:
+      The number of rounds; without a rule, the number of remaining rounds.
+    """
+    done, remaining = len(accuracies), 1  # measured rounds
+    if not spec.has_early_stopping:
+        return spec.rounds - done
+    if spec.stop_at is None and spec.patience is not None:
+        remaining = spec.patience - evaluate_rules(spec, accuracies).rounds_without_gain
+    for count, r in enumerate(range(done, spec.rounds), 1):
+        remaining -= scheduler.is_eval_round(r)
+        if remaining <= 0:
+            return count
+    return spec.rounds - done

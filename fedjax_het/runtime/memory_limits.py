@@ -25,19 +25,16 @@ from fedjax_het.core.memory import (
     min_over_processes,
     total_free_bytes,
 )
-from fedjax_het.core.schedule import compute_cohort_size
+from fedjax_het.core.schedule import Scheduler, compute_cohort_size
 from fedjax_het.data import Dataset
 from fedjax_het.nn import Model
 from fedjax_het.nn.micro_batch import choose_micro_batch_size
 from fedjax_het.runtime.compiled_programs import (
     CompiledPrograms,
     Signature,
-    build_local_training,
     compute_client_state_bytes,
 )
-from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.placement import AUTO, HOST_STATE, SPLIT_STATE, Placement
-from fedjax_het.runtime.prepared_run import PreparedRun
 from fedjax_het.utils.errors import ConfigError
 
 _FLOAT_BYTES = 4  # bytes
@@ -161,10 +158,9 @@ def list_device_items(
     images = dataset.train_images.nbytes
     # The first CPU device may read the host's own copy.
     copies = (len(devices) - 1) / len(devices) if _uses_host_memory(devices) else 1
-    model = build_local_training(signature).task.model
+    model, options = signature.training.task.model, dict(sorted(spec.model_options.items()))
     variables = jax.eval_shape(model.init, jax.random.key(0))
-    options = dict(signature.model_options)
-    name, value = ("network_options", options) if options else ("model", signature.model)
+    name, value = ("network_options", options) if options else ("model", spec.model)
     batch = _compute_batch_bytes(model, variables, spec.batch_size, available_bytes)
     return [
         MemoryItem("dataset", dataset.name, "its training images", int(copies * images)),
@@ -204,19 +200,27 @@ def effective_batch_size(model: Model, batch_size: int) -> int:
 
 
 def require_memory_for_plan(
-    program: CompiledPrograms, prepared_run: PreparedRun, client_state: str, placement: Placement
+    program: CompiledPrograms,
+    spec: ResolvedRunSpec,
+    schedulers: Sequence[Scheduler],
+    client_state: str,
+    placement: Placement,
 ) -> None:
     """Check the plan, before anything is placed.
+
+    Args:
+      program: the programs, with their plan.
+      spec: the settings of one of the runs.
+      schedulers: the scheduler of the rounds of the run, and of the tuning of clients' copies.
+      client_state: the place of client states.
+      placement: the bytes that may be used.
 
     Raises:
       InsufficientMemoryError: if the schedule of one round and the client states of one run do not
         fit.
     """
     assert program.plan.mesh is not None
-    devices, spec = list(program.plan.mesh.devices.flat), prepared_run.spec
-    schedulers = [
-        s for s in (prepared_run.scheduler, prepared_run.tuning_scheduler) if s is not None
-    ]
+    devices = list(program.plan.mesh.devices.flat)
     schedule_bytes = sum(scheduler.shape.num_bytes(spec.batch_size) for scheduler in schedulers)
     row_bytes = compute_client_state_bytes(program, spec)
     device_items = [
@@ -226,7 +230,7 @@ def require_memory_for_plan(
         device_items[0]._replace(num_bytes=2 * schedule_bytes)
     ]  # as it is made, and stacked
     if row_bytes and client_state == HOST_STATE:
-        num_trained = len(prepared_run.scheduler.trained_work_ids(range(spec.rounds)))
+        num_trained = len(schedulers[0].trained_work_ids(range(spec.rounds)))
         client_states = MemoryItem(
             "num_clients", spec.num_clients, "what clients keep", num_trained * row_bytes
         )
@@ -253,84 +257,85 @@ def require_memory_for_plan(
 # --- of the programs -----------------------------------------------------------------------------
 
 
-def require_memory_for_programs(group_state: GroupState, memory: int | None) -> None:
-    """Trace and compile the programs of these runs, and check the memory that they need.
+def require_memory_for_programs(
+    programs: dict[str, tuple[Any, tuple]],
+    program: CompiledPrograms,
+    spec: ResolvedRunSpec,
+    client_state: str,
+    memory: int | None,
+) -> None:
+    """Trace and compile the programs of runs, and check the memory that they need.
 
     The traces and compiled programs are kept for when the programs run.
 
     Args:
-      group_state: the runs.
+      programs: the jitted programs with their inputs by name, see `GroupState.list_programs`.
+      program: the record of the programs.
+      spec: the settings of one of the runs.
+      client_state: the place of client states.
       memory: bytes that they may use on each device (default: the free bytes).
 
     Raises:
       InsufficientMemoryError: if a program needs more.
     """
-    assert group_state.group.program.plan.mesh is not None
-    devices = list(group_state.group.program.plan.mesh.devices.flat)
-    available_bytes = memory or total_free_bytes(devices)
-    programs = group_state.list_programs()
-    for name, (program, inputs) in programs.items():
-        minimum = lower_bound_bytes(program.trace(*inputs).jaxpr)
-        _require_memory_for_program(group_state, name, minimum, available_bytes, "at least ")
-    for name, (program, inputs) in programs.items():
-        required = compute_compiled_bytes(program, inputs)
-        if memory is None:  # what is there already is not free any more
-            required -= _count_placed_bytes(inputs)
-        _require_memory_for_program(group_state, name, required, available_bytes, "")
+    available_bytes = memory or total_free_bytes(program.plan.devices)
+
+    def check(name: str, required: int, qualifier: str = "") -> None:
+        if available_bytes is None or required <= available_bytes:
+            return
+        fraction, lanes = available_bytes / required, program.plan.lanes
+        batch_size = int(spec.batch_size * fraction)
+        suggestions = [f"lanes = {max(1, int(lanes * fraction))}"] if lanes > 1 else []
+        if can_page_client_states(program, spec, client_state):
+            suggestions.append("client_state = 'host'")
+        if batch_size >= 1:
+            suggestions.append(f"batch_size = {batch_size}")
+        raise InsufficientMemoryError(
+            f"batch_size = {spec.batch_size!r}: the {name} of {spec.algorithm} need {qualifier}"
+            f"{_format_bytes(required)} on each device, and {_format_bytes(available_bytes)} are "
+            f"there: expected {', '.join([*suggestions, 'a smaller network'])} or more memory"
+        )
+
+    for name, (jitted, inputs) in programs.items():
+        check(name, lower_bound_bytes(jitted.trace(*inputs).jaxpr), "at least ")
+    for name, (jitted, inputs) in programs.items():
+        required = compute_compiled_bytes(jitted, inputs)
+        # What is there already is not free any more.
+        check(name, required if memory else required - _count_placed_bytes(inputs))
 
 
-def _require_memory_for_program(
-    group_state: GroupState, name: str, required: int, available_bytes: int | None, qualifier: str
-) -> None:
-    if available_bytes is None or required <= available_bytes:
-        return
-    spec, lanes, fraction = (
-        group_state.prepared_runs[0].spec,
-        group_state.group.program.plan.lanes,
-        available_bytes / required,
-    )
-    suggestions = [f"lanes = {max(1, int(lanes * fraction))}"] if lanes > 1 else []
-    if _can_page_client_states(group_state):
-        suggestions.append("client_state = 'host'")
-    if int(spec.batch_size * fraction) >= 1:
-        suggestions.append(f"batch_size = {int(spec.batch_size * fraction)}")
-    raise InsufficientMemoryError(
-        f"batch_size = {spec.batch_size!r}: the {name} of {spec.algorithm} need {qualifier}"
-        f"{_format_bytes(required)} on each device, and {_format_bytes(available_bytes)} are there: expected "
-        f"{', '.join([*suggestions, 'a smaller network'])} or more memory"
-    )
-
-
-def reduce_memory_use(group_state: GroupState, placement: Placement) -> Placement | None:
+def reduce_memory_use(
+    program: CompiledPrograms, spec: ResolvedRunSpec, client_state: str, placement: Placement
+) -> Placement | None:
     """Return a placement with less memory for runs that do not fit.
 
     Client states move to the host first, then the lanes are halved, as far as the user's
     `placement` leaves these open.
 
+    Args:
+      program: the programs, with their plan.
+      spec: the settings of one of the runs.
+      client_state: the place of client states.
+      placement: the user's placement.
+
     Returns:
       The placement; None if nothing is left to reduce.
     """
-    lanes = group_state.group.program.plan.lanes
-    current = dataclasses.replace(
-        placement, lanes=lanes, client_state=group_state.group.client_state
-    )
-    if placement.client_state == AUTO and _can_page_client_states(group_state):
+    lanes = program.plan.lanes
+    current = dataclasses.replace(placement, lanes=lanes, client_state=client_state)
+    if placement.client_state == AUTO and can_page_client_states(program, spec, client_state):
         return dataclasses.replace(current, client_state=HOST_STATE)
     if placement.lanes == AUTO and lanes > 1:
         return dataclasses.replace(current, lanes=lanes // 2)
     return None
 
 
-def _can_page_client_states(group_state: GroupState) -> bool:
+def can_page_client_states(
+    program: CompiledPrograms, spec: ResolvedRunSpec, client_state: str
+) -> bool:
     """Return whether there are client states on the devices that could be on the host."""
-    is_pageable = (
-        group_state.group.program.algorithm.can_page_state and not group_state.has_paged_states
-    )
-    return (
-        is_pageable
-        and compute_client_state_bytes(group_state.group.program, group_state.prepared_runs[0].spec)
-        > 0
-    )
+    is_pageable = program.algorithm.can_page_state and client_state != HOST_STATE
+    return is_pageable and compute_client_state_bytes(program, spec) > 0
 
 
 def _count_placed_bytes(inputs: Any) -> int:

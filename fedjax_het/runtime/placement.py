@@ -28,8 +28,8 @@ from fedjax_het.core.schedule import Scheduler, compute_cohort_size
 from fedjax_het.runtime.compiled_programs import (
     CompiledPrograms,
     Signature,
-    build_local_training,
     compute_client_state_bytes,
+    to_items,
 )
 from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.utils.config import to_python_scalar
@@ -262,23 +262,12 @@ def choose_num_blocks(
     return placement.blocks or min(len(devices), cohort)
 
 
-def describe_workload(signature: Signature, algorithm: Algorithm, batch_size: int) -> Workload:
-    """Return what is timed to choose the number of lanes of these runs."""
-    pairs = algorithm.condensation_work
-    return Workload(
-        build_local_training(signature),
-        batch_size,
-        _format_network_label(signature),
-        None if pairs is None else pairs.ipc,
-    )
-
-
 def choose_num_lanes(
     placement: Placement,
-    workload: Workload,
-    devices: Sequence[jax.Device],
-    blocks: int,
     spec: ResolvedRunSpec,
+    signature: Signature,
+    algorithm: Algorithm,
+    devices: Sequence[jax.Device],
     build_schedulers: Callable[[int], Sequence[Scheduler]],
     num_runs: int,
 ) -> LaneChoice:
@@ -286,10 +275,10 @@ def choose_num_lanes(
 
     Args:
       placement: the number of lanes, or AUTO.
-      workload: the work of a step, which is timed.
-      devices: the devices that the runs share.
-      blocks: number of blocks of lanes.
       spec: the settings of one of the runs.
+      signature: the static choices of the runs.
+      algorithm: the method.
+      devices: the devices that the blocks of a run are on.
       build_schedulers: returns schedulers of the first rounds of some runs for a number of lanes.
       num_runs: number of runs that go in step.
 
@@ -297,10 +286,17 @@ def choose_num_lanes(
       The number of lanes, the number of runs in parallel on each device, and how long the steps of
       each number that was tried took.
     """
+    pairs = algorithm.condensation_work
+    workload = Workload(
+        signature.training,
+        spec.batch_size,
+        _format_network_label(spec, signature),
+        None if pairs is None else pairs.ipc,
+    )
     condenses = workload.images_per_pair is not None
     if placement.lanes != AUTO:
         lanes = int(placement.lanes)
-        return LaneChoice(lanes, 1, {}, lookup_conv_impl(workload, devices[:blocks], lanes))
+        return LaneChoice(lanes, 1, {}, lookup_conv_impl(workload, devices, lanes))
     if condenses and jax.default_backend() == "cpu":
         return LaneChoice(1, 1, {})  # pairs go in turn
 
@@ -313,14 +309,17 @@ def choose_num_lanes(
 
     def idle_factor(lanes: int) -> float:
         useful_steps = count_block_steps(1).sum()  # of one lane in each block
-        return float(count_block_steps(lanes).max(1).sum() * blocks * lanes / max(1, useful_steps))
+        num_blocks = count_block_steps(1).shape[1]
+        return float(
+            count_block_steps(lanes).max(1).sum() * num_blocks * lanes / max(1, useful_steps)
+        )
 
     cohort = compute_cohort_size(spec.num_clients, spec.participation)
     if condenses:
         cohort = int(max(scheduler.work_counts.pairs.max() for scheduler in build_schedulers(1)))
     return choose_lanes(
         workload,
-        devices=devices[:blocks],
+        devices=devices,
         cohort_size=max(1, cohort),
         num_runs=1 if condenses else num_runs,
         idle_factor=idle_factor,
@@ -330,12 +329,13 @@ def choose_num_lanes(
 
 def should_shard_server_work(
     placement: Placement,
+    spec: ResolvedRunSpec,
     signature: Signature,
     algorithm: Algorithm,
     devices: Sequence[jax.Device],
 ) -> bool:
     """Return whether devices that share a run also share its server's training."""
-    task, batch_size = build_local_training(signature).task, algorithm.server_batch_size
+    task, batch_size = signature.training.task, algorithm.server_batch_size
     if (
         not batch_size
         or placement.server_work == REPLICATED_SERVER
@@ -345,15 +345,16 @@ def should_shard_server_work(
     if placement.server_work == SHARDED_SERVER:
         return True
     return choose_server_sharding(
-        task, batch_size=batch_size, devices=devices, label=_format_network_label(signature)
+        task, batch_size=batch_size, devices=devices, label=_format_network_label(spec, signature)
     )
 
 
-def _format_network_label(signature: Signature) -> str:
+def _format_network_label(spec: ResolvedRunSpec, signature: Signature) -> str:
     """Return the name of the network in the table of timings."""
-    shape, num_classes = signature.input_shape, signature.num_classes
-    precision = signature.precision or describe_environment()["matmul_precision"]
-    return f"{signature.model} {signature.model_options} {shape} {num_classes} {precision}"
+    network, precision = signature.network, spec.precision
+    precision = precision or describe_environment()["matmul_precision"]
+    options = to_items(spec.model_options)
+    return f"{spec.model} {options} {network.input_shape} {network.num_classes} {precision}"
 
 
 def build_plan(
@@ -415,15 +416,6 @@ def _choose_fastest_mesh_axis(
         utilization=max(utilization, 1e-9),
     )
     return parallelism.mesh_axis, parallelism.num_parallel
-
-
-def reduce_parallel_runs(plan: ExecutionPlan, num_parallel: int) -> ExecutionPlan:
-    """`width` federations at a time on each device; 0: one at a time on all devices."""
-    assert plan.mesh is not None
-    if num_parallel:
-        return plan._replace(num_parallel=num_parallel)
-    devices = list(plan.mesh.devices.flat)
-    return make_execution_plan(plan.lanes, devices[: plan.blocks], blocks=plan.blocks)
 
 
 def choose_client_state(

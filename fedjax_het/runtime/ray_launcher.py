@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.data import Dataset
 from fedjax_het.runtime.compiled_programs import compute_static_key
+from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.runtime.placement import Placement
 from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.runtime.result_store import ResultWriter, load_result
@@ -30,7 +31,6 @@ from fedjax_het.runtime.sweep import (
 )
 from fedjax_het.runtime.sweep_log import Job, SweepProgress, build_status_printer
 from fedjax_het.runtime.trackers import add_tracker_callback, require_trackers
-from fedjax_het.runtime.user_objects import UserObjects
 from fedjax_het.utils.config import NonNegativeFloat, PositiveInt, validate_arguments
 from fedjax_het.utils.env import RAY_ADDRESS, get_text, require_variables
 from fedjax_het.utils.errors import ConfigError, require

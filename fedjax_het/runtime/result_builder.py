@@ -15,7 +15,6 @@ from fedjax_het.runtime.compiled_programs import flops_per_sample
 from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.held_out_eval import evaluate_held_out_clients
 from fedjax_het.runtime.history import build_traffic_curves, list_metric_names
-from fedjax_het.runtime.prepared_run import build_federation_data
 from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.runtime.results import Result, summarize_metrics
 from fedjax_het.runtime.trained_model import InputSpec, TrainedModel, extract_model
@@ -50,7 +49,7 @@ def build_model_getter(group_state: GroupState, i: int, state: Any) -> Callable[
     arguments = {
         "signature": group.program.signature,
         "spec": prepared_run.spec,
-        "input_spec": InputSpec.from_dataset(group.dataset),
+        "input_spec": InputSpec.from_dataset(prepared_run.dataset),
         "state": state,
         "hp": prepared_run.hp,
     }
@@ -67,15 +66,9 @@ def _get_model(
 
 
 def _build_result(group_state: GroupState, i: int, state: Any) -> Result:
-    algorithm, group, prepared_run = (
-        group_state.group.program.algorithm,
-        group_state.group,
-        group_state.prepared_runs[i],
-    )
-    rounds, early_stop = group_state.rounds_completed(i), group_state.early_stops.get(i)
-    initial_traffic = algorithm.initial_traffic(
-        build_federation_data(prepared_run, group.dataset, group.pool)
-    )
+    algorithm, prepared_run = group_state.group.program.algorithm, group_state.prepared_runs[i]
+    rounds, early_stop = group_state.count_rounds_completed(i), group_state.early_stops.get(i)
+    initial_traffic = algorithm.initial_traffic(prepared_run.federation_data)
     traffic = algorithm.traffic(prepared_run.hp, state)
     traffic_by_round = build_traffic_curves(
         prepared_run.scheduler.work_counts, traffic, initial_traffic, rounds
@@ -83,11 +76,11 @@ def _build_result(group_state: GroupState, i: int, state: Any) -> Result:
     metrics = group_state.curves[i] | traffic_by_round
     summary = {
         "algorithm": prepared_run.spec.algorithm,
-        "dataset": group.dataset.name,
+        "dataset": prepared_run.dataset.name,
         "seed": prepared_run.spec.seed,
         **summarize_metrics(
             group_state.curves[i],
-            group.dataset.domain_names,
+            prepared_run.dataset.domain_names,
             has_diverged=group_state.diverged_rounds[i] is not None,
             last_round=None if early_stop is None else rounds,
         ),
@@ -152,7 +145,7 @@ def _evaluate_held_out_clients(
     accuracy = evaluate_held_out_clients(
         program.signature,
         prepared_run.spec,
-        group_state.group.dataset,
+        prepared_run.dataset,
         held_out,
         variables,
         prepared_run.hp,
@@ -212,25 +205,21 @@ def _get_precision(group_state: GroupState) -> str:
     """Return the precision of the run's networks in words."""
     requested = describe_environment()["matmul_precision"]
     platform = group_state.group.program.plan.platform
-    precision = group_state.group.program.signature.precision
+    precision = group_state.prepared_runs[0].spec.precision
     return describe_precision(precision, None if requested == "default" else requested, platform)
 
 
 def _summarize_data(group_state: GroupState, i: int) -> dict[str, Any]:
     """Summarize the data of a run."""
     group, prepared_run = group_state.group, group_state.prepared_runs[i]
-    server = group.summarize_server_data(prepared_run)
+    server = prepared_run.summarize_server_data()
     return {
-        "dataset_digest": group.dataset.digest(),
+        "dataset_digest": prepared_run.dataset.digest(),
         "partition_digest": prepared_run.partition.digest(),
-        "split": dataclasses.asdict(group.summarize_partition(prepared_run)),
+        "split": dataclasses.asdict(prepared_run.summarize_partition()),
         "server": None if server is None else dataclasses.asdict(server),
-        "dataset_note": group.dataset.note,
-        **group.program.user_object_digests(prepared_run.spec.hp),
+        "dataset_note": prepared_run.dataset.note,
+        **group.program.signature.compute_user_digests(prepared_run.spec),
         **prepared_run.user_digests,
-        **(
-            {}
-            if prepared_run.initial_model is None
-            else {"initial_digest": prepared_run.initial_model.digest}
-        ),
+        **({} if group.initial_model is None else {"initial_digest": group.initial_model.digest}),
     }

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_het.core.execution_plan import PER_BLOCK, PER_RUN, REPLICATED, RUNS_AXIS, ExecutionPlan
 from fedjax_het.core.resumable_loops import BLOCKS
-from fedjax_het.core.round_program import ChunkInputs, trace_loops
+from fedjax_het.core.round_program import ChunkInputs, RoundComponents, trace_loops
 from fedjax_het.runtime.compiled_programs import CompiledPrograms, flops_per_sample, workload_key
 
 Tree = Any
@@ -106,10 +106,12 @@ def is_long_round(program: CompiledPrograms, inputs: ChunkInputs) -> bool:
 
 def trace_loop_layout(program: CompiledPrograms, state: Tree, inputs: ChunkInputs) -> LoopLayout:
     """Find the long loops of a round by tracing it."""
-    loops = trace_loops(program.components, program.input_kinds, state, inputs)
-    return LoopLayout(
-        program.plan, [loop.name for loop in loops.loops], loops.layouts, loops.carries
+    signature, plan = program.signature, program.plan
+    components = RoundComponents(
+        program.algorithm, signature.training.task, plan, signature.evaluation
     )
+    loops = trace_loops(components, program.input_kinds, state, inputs)
+    return LoopLayout(plan, [loop.name for loop in loops.loops], loops.layouts, loops.carries)
 
 
 def start_round(layout: LoopLayout) -> RoundProgress:

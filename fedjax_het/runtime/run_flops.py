@@ -16,9 +16,9 @@ from fedjax_het.core.rng import Stream
 from fedjax_het.core.round_program import ChunkInputs
 from fedjax_het.data import Dataset
 from fedjax_het.runtime.build import on_single_device, prepare_group
+from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.runtime.group_state import GroupState, compute_state_shapes, init_group, init_states
 from fedjax_het.runtime.placement import DEVICE_STATE, Placement
-from fedjax_het.runtime.user_objects import UserObjects
 from fedjax_het.utils.config import PositiveInt, validate_arguments
 from fedjax_het.utils.errors import require
 

@@ -19,9 +19,10 @@ from fedjax_het.runtime.checkpointing import (
     find_checkpoint_record,
     find_resumable_record,
 )
-from fedjax_het.runtime.early_stopping import CALLBACK, EarlyStop
+from fedjax_het.runtime.data_assignment import UserObjects
+from fedjax_het.runtime.device_report import warn_unused_hardware
 from fedjax_het.runtime.group_state import GroupState, init_group
-from fedjax_het.runtime.hardware import warn_unused_hardware
+from fedjax_het.runtime.history import CALLBACK, EarlyStop
 from fedjax_het.runtime.memory_limits import (
     InsufficientMemoryError,
     reduce_memory_use,
@@ -35,7 +36,6 @@ from fedjax_het.runtime.result_store import ResultWriter, SavedStateIndex, save_
 from fedjax_het.runtime.results import Result, build_state_path
 from fedjax_het.runtime.runner import advance_runs, log_run_header, start_runs
 from fedjax_het.runtime.trackers import add_tracker_callback
-from fedjax_het.runtime.user_objects import UserObjects
 from fedjax_het.utils.config import PositiveInt, validate, validate_arguments
 from fedjax_het.utils.env import require_variables
 from fedjax_het.utils.errors import display_name, require
@@ -102,11 +102,7 @@ class Session:
         expected = "a run that was begun, by going through rounds()"
         require(self._started, "result", "none yet", expected)
         group_state = self._group_state
-        if (
-            self._result is None
-            and group_state.active
-            and group_state.rounds_done < group_state.total_rounds
-        ):
+        if self._result is None and group_state.is_unfinished:
             group_state.early_stops[0] = EarlyStop(
                 group_state.rounds_done, CALLBACK, "left by whoever went through its rounds"
             )
@@ -262,10 +258,13 @@ def federation(
             if debug:
                 break
             try:
-                require_memory_for_programs(group_state, placement.memory)
+                programs = group_state.list_programs()
+                require_memory_for_programs(
+                    programs, group.program, spec, group.client_state, placement.memory
+                )
                 break
             except InsufficientMemoryError:
-                candidate = reduce_memory_use(group_state, placement)
+                candidate = reduce_memory_use(group.program, spec, group.client_state, placement)
                 if candidate is None:
                     raise
 

@@ -23,6 +23,7 @@ from fedjax_het.data import Dataset, Partition, load_dataset
 from fedjax_het.data.partition import select_clients
 from fedjax_het.nn import compute_network_digest, to_model
 from fedjax_het.runtime.build import (
+    RunGroup,
     compute_initial_digest,
     prepare_group,
     with_fewer_parallel_runs,
@@ -31,19 +32,19 @@ from fedjax_het.runtime.callbacks import Callback
 from fedjax_het.runtime.checkpointing import UNFINISHED_FOLDER
 from fedjax_het.runtime.compiled_programs import compute_static_key
 from fedjax_het.runtime.data_assignment import (
+    UserObjects,
     build_partition,
     build_server_data,
     choose_held_out_clients,
     load_server_pool,
     user_dataset_digest,
 )
+from fedjax_het.runtime.device_report import warn_unused_hardware
 from fedjax_het.runtime.group_runner import GroupRunner
 from fedjax_het.runtime.group_state import init_group, measure_required_memory
-from fedjax_het.runtime.hardware import warn_unused_hardware
 from fedjax_het.runtime.leases import Leases, exit_on_sigterm
 from fedjax_het.runtime.memory_limits import InsufficientMemoryError, require_memory_for_programs
 from fedjax_het.runtime.placement import Placement, balance_parallel_runs
-from fedjax_het.runtime.prepared_run import RunGroup
 from fedjax_het.runtime.provenance import compute_run_digest, describe_environment
 from fedjax_het.runtime.result_display import build_runs_dataset, format_outcome, format_settings
 from fedjax_het.runtime.result_store import (
@@ -55,7 +56,6 @@ from fedjax_het.runtime.result_store import (
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.sweep_log import Job
 from fedjax_het.runtime.trackers import add_tracker_callback
-from fedjax_het.runtime.user_objects import UserObjects
 from fedjax_het.runtime.work_queue import LEASES_FOLDER, WorkQueue
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.env import require_variables
@@ -266,7 +266,13 @@ def execute_runs(
                 try:
                     if capacity == 1:  # not even a single run may fit
                         single_run = init_group(group, group.prepared_runs[:1])
-                        require_memory_for_programs(single_run, placement.memory)
+                        require_memory_for_programs(
+                            single_run.list_programs(),
+                            group.program,
+                            jobs[0].spec,
+                            group.client_state,
+                            placement.memory,
+                        )
                 except InsufficientMemoryError as error:
                     work_queue.reject(jobs, error)
                 while slots := work_queue.acquire_slots(jobs, capacity):

@@ -34,8 +34,6 @@ from fedjax_het.runtime.checkpoint_file import load_checkpoint, read_checkpoint_
 from fedjax_het.runtime.compiled_programs import (
     Signature,
     build_algorithm,
-    build_local_training,
-    build_network,
     build_signature,
 )
 from fedjax_het.utils.arrays import fetch_to_host
@@ -225,7 +223,7 @@ def extract_model(
       ConfigError: for a client of a method whose clients share the global model, and for the global
         model of a method that has none.
     """
-    algorithm, task = build_algorithm(signature), build_local_training(signature).task
+    algorithm, task = build_algorithm(signature), signature.training.task
     if client is None:
         get_global_model = algorithm.global_model
         require(
@@ -245,11 +243,7 @@ def extract_model(
         assert algorithm.personal_variables is not None
         variables = algorithm.personal_variables(hp, state, jnp.int32(client))
         task = task._replace(model=algorithm.personal_model or task.model)
-    digest = (
-        compute_network_digest(build_network(signature))
-        if signature.model == USER_PROVIDED
-        else None
-    )
+    digest = compute_network_digest(signature.network) if spec.model == USER_PROVIDED else None
     variables = jax.tree.map(fetch_to_host, variables)
     return TrainedModel(spec, input_spec, variables, client, task, digest)
 
@@ -273,7 +267,7 @@ def build_signature_from_file(
     dataset_like: Any = input_spec  # of a data set, all that is read
     signature = build_signature(spec, dataset_like, network, optimizer)
     if needs_user_network:
-        is_same_network = compute_network_digest(build_network(signature)) == digest
+        is_same_network = compute_network_digest(signature.network) == digest
         require(
             is_same_network,
             "network",
@@ -337,7 +331,7 @@ def load_model(path: str | Path, *, network: Any = None) -> TrainedModel:
     signature = build_signature_from_file(
         spec, model_file.input_spec, network, model_file.network_digest
     )
-    task = build_local_training(signature).task
+    task = signature.training.task
     if model_file.client is not None:
         task = task._replace(model=build_algorithm(signature).personal_model or task.model)
     return TrainedModel(
@@ -398,7 +392,7 @@ def _load_state(
     key, num_stored_clients = make_stream_key(spec.seed, Stream.INIT), record["touched"]
 
     def init_state() -> State:
-        variables = build_local_training(signature).task.model.init(key)
+        variables = signature.training.task.model.init(key)
         return build_algorithm(signature).init(hp, key, variables, spec.num_clients)
 
     expected_state = jax.eval_shape(init_state)

@@ -113,7 +113,7 @@ def nothing_is_computed(tmp_path_factory):
         "data",
         "data.dataset_registry",
         "data.server_sources",
-        "runtime.user_objects",
+        "runtime.data_assignment",
         "runtime.sweep",
     )
     work = (

@@ -24,7 +24,7 @@ from fedjax_het import ConfigError, Placement, RunSpec, analysis, data, nn
 from fedjax_het.analysis.render import TableSection, TextTable
 from fedjax_het.runtime import benchmark, result_store, run_flops, runner, session, sweep
 from fedjax_het.runtime import ray_launcher as ray
-from fedjax_het.runtime.compiled_programs import build_local_training, build_signature
+from fedjax_het.runtime.compiled_programs import build_signature
 from fedjax_het.runtime.trained_model import InputSpec, TrainedModel
 from fedjax_het.utils.config import VALIDATED_FUNCTIONS, parameter_types, validate_arguments
 
@@ -84,7 +84,7 @@ TABLE = TextTable("t", ("Method",), ("x",), (TableSection(({"Method": "a", "x": 
 @functools.cache
 def a_model():
     """One that has learned nothing."""
-    task = build_local_training(build_signature(SPEC.resolved(), DATA)).task
+    task = build_signature(SPEC.resolved(), DATA).training.task
     variables = task.model.init(jax.random.key(0))
     return TrainedModel(SPEC.resolved(), InputSpec.from_dataset(DATA), variables, None, task)
 

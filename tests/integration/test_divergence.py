@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -31,10 +32,10 @@ from fedjax_het.data import partition_from_clients
 from fedjax_het.nn import Model
 from fedjax_het.runtime import compiled_programs, group_state
 from fedjax_het.runtime.build import prepare_group
+from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.runtime.group_state import init_group, init_states
 from fedjax_het.runtime.history import build_curves, get_latest_accuracy, record_rounds
 from fedjax_het.runtime.results import summarize_metrics
-from fedjax_het.runtime.user_objects import UserObjects
 
 # --- accuracies of logits that are not finite ----------------------------------------------------
 
@@ -108,11 +109,12 @@ def test_the_mean_over_clients_leaves_none_with_a_test_out():
         client_accuracy = np.array([[0.5, np.nan, 1], [np.nan, np.nan, 1]], np.float32)
 
     tests = partition_from_clients([np.array([0]), np.array([], int), np.array([1])])
-    found = build_curves(Measured, make_user_dataset(), tests, tests)
+    data = SimpleNamespace(dataset=make_user_dataset(), partition=tests, client_tests=tests)
+    found = build_curves(Measured, data)
     np.testing.assert_array_equal(found["mean_client_accuracy"], [0.75, np.nan])
     # A client that never had finite logits is not one without a test.
     Measured.client_accuracy = np.array([[np.nan, np.nan, 1]] * 2, np.float32)
-    found = build_curves(Measured, make_user_dataset(), tests, tests)
+    found = build_curves(Measured, data)
     assert np.isnan(found["mean_client_accuracy"]).all()
 
 
@@ -139,14 +141,9 @@ def test_a_run_that_was_stopped_has_no_final_accuracy_although_its_curves_are_wh
 
 
 def test_the_accuracy_shown_is_of_runs_that_go_on():
-    class Method:
-        global_model = True
-
-    going, none = {"test_accuracy": np.array([0.5, np.nan])}, {"test_accuracy": np.full(2, np.nan)}
-    assert get_latest_accuracy(Method, [going], 2) == 0.5
-    assert np.isnan(get_latest_accuracy(Method, [], 2)) and np.isnan(
-        get_latest_accuracy(Method, [none], 2)
-    )
+    going, none = np.array([0.5, np.nan]), np.full(2, np.nan)
+    assert get_latest_accuracy([going]) == 0.5
+    assert np.isnan(get_latest_accuracy([])) and np.isnan(get_latest_accuracy([none]))
 
 
 # --- whole runs ----------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from fedjax_het import ConfigError, Result, load_results, simulate, sweep
 from fedjax_het.algorithms import METHODS
 from fedjax_het.data import Partition
 from fedjax_het.runtime import checkpoint_file as files_of_runs
-from fedjax_het.runtime import checkpointing, group_state, result_store, runner
+from fedjax_het.runtime import checkpointing, group_state, result_store
 from fedjax_het.runtime.checkpoint_file import read_checkpoint, save_checkpoint
 from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.runtime.result_store import ResultNotWrittenError
@@ -47,7 +47,7 @@ METHOD = "scaffold"  # states at the server and at clients
 def eager(monkeypatch):
     """A checkpoint after each round."""
     monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 1)
-    monkeypatch.setattr(runner, "CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr("fedjax_het.runtime.long_phases.CHUNK_SECONDS", 0.0)
     monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
 
 
@@ -74,7 +74,7 @@ def stopped(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KilledError):
         patch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 1)
         patch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
-        patch.setattr(runner, "CHUNK_SECONDS", 0.0)
+        patch.setattr("fedjax_het.runtime.long_phases.CHUNK_SECONDS", 0.0)
         run(folder, progress=make_killing_callback(3))
     return folder
 

@@ -11,7 +11,7 @@ from support.markers import slow_case
 from support.small_runs import assert_results_equal, make_spec
 
 from fedjax_het import ConfigError, Result, evaluate, load_model, simulate, sweep
-from fedjax_het.runtime.compiled_programs import build_local_training
+from fedjax_het.runtime.compiled_programs import build_programs
 
 DATA = make_user_dataset()
 
@@ -88,7 +88,7 @@ def test_what_is_no_model_of_this_network_is_one_line(drawn, tmp_path):
 
 def test_programs_are_those_of_runs_that_draw(drawn):
     plain = run(make_spec(rounds=3))
-    before = build_local_training.cache_info().misses
+    before = build_programs.cache_info().misses
     begun = run(make_spec(rounds=3, init_from=drawn))
-    assert build_local_training.cache_info().misses == before
+    assert build_programs.cache_info().misses == before
     assert begun.summary["lanes"] == plain.summary["lanes"]

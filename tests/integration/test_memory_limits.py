@@ -17,6 +17,7 @@ from fedjax_het.core import memory
 from fedjax_het.core.autotune.search import LaneChoice
 from fedjax_het.core.memory import compute_compiled_bytes, lower_bound_bytes
 from fedjax_het.runtime import build, memory_limits
+from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.runtime.group_state import init_group
 from fedjax_het.runtime.memory_limits import (
     InsufficientMemoryError,
@@ -24,7 +25,6 @@ from fedjax_het.runtime.memory_limits import (
     require_memory,
     translate_out_of_memory,
 )
-from fedjax_het.runtime.user_objects import UserObjects
 from fedjax_het.utils.errors import ConfigError
 
 # --- how much there is ---------------------------------------------------------------------------
@@ -110,7 +110,13 @@ def test_what_is_said_of_the_settings_is_less_too(monkeypatch, name, settings):
     monkeypatch.setattr(memory_limits, "_MIN_ACTIVATION_FACTOR", 2**60)  # every batch is looked at
     group = build.prepare_group([make_spec(name, **settings)], UserObjects(make_user_dataset()))
     made, federation = init_group(group, group.prepared_runs), group.prepared_runs[0]
-    given = federation.spec, group.dataset, group.program.signature, jax.local_devices(), 10**9
+    given = (
+        federation.spec,
+        group.prepared_runs[0].dataset,
+        group.program.signature,
+        jax.local_devices(),
+        10**9,
+    )
     said = sum(part.num_bytes for part in memory_limits.list_device_items(*given))
     assert 0 < said <= max(compute_compiled_bytes(*each) for each in made.list_programs().values())
 
@@ -164,8 +170,8 @@ def test_what_cannot_fit_is_refused_before_anything_is_split(monkeypatch, settin
 
 def test_the_data_set_counts_on_every_device(monkeypatch):
     group = build.prepare_group([make_spec()], UserObjects(make_user_dataset()))
-    given = group.prepared_runs[0].spec, group.dataset, group.program.signature
-    images = group.dataset.train_images.nbytes
+    given = group.prepared_runs[0].spec, group.prepared_runs[0].dataset, group.program.signature
+    images = group.prepared_runs[0].dataset.train_images.nbytes
 
     def placed(devices):
         return memory_limits.list_device_items(*given, devices, None)[0].num_bytes
@@ -209,9 +215,9 @@ def test_a_run_that_finds_no_room_takes_fewer_lanes(monkeypatch):
     )
     asked = []
 
-    def refused(runs, memory):
-        asked.append(runs.group.program.plan.lanes)
-        if runs.group.program.plan.lanes > 1:
+    def refused(programs, program, *args):
+        asked.append(program.plan.lanes)
+        if program.plan.lanes > 1:
             raise InsufficientMemoryError("none")
 
     monkeypatch.setattr("fedjax_het.runtime.session.require_memory_for_programs", refused)

@@ -17,10 +17,9 @@ from fedjax_het.data import (
     partition_from_clients,
 )
 from fedjax_het.runtime import checkpointing
-from fedjax_het.runtime.data_assignment import collect_user_digests
+from fedjax_het.runtime.data_assignment import UserObjects, collect_user_digests
 from fedjax_het.runtime.result_store import load_results, select_newest
 from fedjax_het.runtime.sweep import plan_sweep
-from fedjax_het.runtime.user_objects import UserObjects
 
 SMALL = {"partition": "iid", "model": "mlp", "num_clients": 6, "participation": 1.0, "rounds": 2}
 SPEC = RunSpec("fedavg", "named", **SMALL)

@@ -24,8 +24,8 @@ from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.checkpoint_file import read_meta
 from fedjax_het.runtime.checkpointing import CheckpointWriter
 from fedjax_het.runtime.compiled_programs import flops_per_sample
+from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.runtime.group_state import init_group
-from fedjax_het.runtime.user_objects import UserObjects
 
 EVERYTHING = 1e9  # seconds: of a call that goes to the end of its loop
 ROUNDING = {"rtol": 2e-5, "atol": 1e-6}  # of two programs
@@ -37,7 +37,7 @@ def long(monkeypatch):
     monkeypatch.setitem(resumable_rounds.LONG_FLOPS, "cpu", 0)
 
     def cut_after(seconds):
-        monkeypatch.setattr(runner, "CHUNK_SECONDS", seconds)
+        monkeypatch.setattr("fedjax_het.runtime.long_phases.CHUNK_SECONDS", seconds)
 
     cut_after(0.0)
     return cut_after

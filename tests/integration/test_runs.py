@@ -26,11 +26,11 @@ from support.small_runs import (
 from fedjax_het import ConfigError, Placement, Result, simulate
 from fedjax_het.core import evaluation
 from fedjax_het.data import make_partition
-from fedjax_het.runtime import checkpointing, group_state, runner
+from fedjax_het.runtime import checkpointing, group_state
 from fedjax_het.runtime.build import prepare_group
+from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.runtime.result_store import load_curves, load_results
 from fedjax_het.runtime.results import summarize_metrics
-from fedjax_het.runtime.user_objects import UserObjects
 
 
 @pytest.fixture
@@ -43,7 +43,9 @@ def eager(monkeypatch):
 @pytest.mark.parametrize("name", method_cases())
 def test_a_killed_run_resumes_to_the_same_bits(name, tmp_path, eager, monkeypatch):
     whole = run_spec(make_spec(name))
-    monkeypatch.setattr(runner, "CHUNK_SECONDS", 0.0)  # one round or iteration at a time
+    monkeypatch.setattr(
+        "fedjax_het.runtime.long_phases.CHUNK_SECONDS", 0.0
+    )  # one round or iteration at a time
     for stop in (2, 6):  # dynafed: in its rounds, in its synthesis
         folder = tmp_path / str(stop)
         with pytest.raises(KilledError):
@@ -56,7 +58,7 @@ def test_a_killed_run_resumes_to_the_same_bits(name, tmp_path, eager, monkeypatc
 def test_chunks_change_nothing(monkeypatch):
     whole = run_spec(make_spec("dynafed"))
     monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 3)
-    monkeypatch.setattr(runner, "CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr("fedjax_het.runtime.long_phases.CHUNK_SECONDS", 0.0)
     assert_results_equal(run_spec(make_spec("dynafed")), whole)
 
 

@@ -20,15 +20,15 @@ from support.small_runs import (
 from fedjax_het import ConfigError, Placement, cli, sweep
 from fedjax_het.algorithms import METHODS
 from fedjax_het.core.state_paging import HostClientStates
-from fedjax_het.runtime import checkpointing, group_state, placement, runner, sweep_log
+from fedjax_het.runtime import checkpointing, group_state, placement, sweep_log
 from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.checkpoint_file import read_meta
 from fedjax_het.runtime.checkpointing import CheckpointWriter
 from fedjax_het.runtime.compiled_programs import compute_client_state_bytes
+from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.runtime.group_state import init_group, measure_required_memory
 from fedjax_het.runtime.placement import choose_client_state
 from fedjax_het.runtime.runner import finish_runs, start_runs
-from fedjax_het.runtime.user_objects import UserObjects
 
 CLIENTS = 12
 
@@ -138,7 +138,9 @@ RESUMED = [
 @pytest.mark.parametrize(("name", "before", "after"), RESUMED)
 def test_a_killed_run_resumes_to_the_same_bits(name, before, after, tmp_path, short, monkeypatch):
     monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(runner, "CHUNK_SECONDS", 0.0)  # one round or iteration at a time
+    monkeypatch.setattr(
+        "fedjax_het.runtime.long_phases.CHUNK_SECONDS", 0.0
+    )  # one round or iteration at a time
     whole = run_spec(stateful(name), client_state="device")
     with pytest.raises(KilledError):
         run_spec(
@@ -172,7 +174,7 @@ def test_a_killed_sweep_goes_on_to_the_bits_of_states_on_the_devices(tmp_path, s
 
 def test_a_checkpoint_holds_the_clients_that_trained_and_no_other(tmp_path, short, monkeypatch):
     monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(runner, "CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr("fedjax_het.runtime.long_phases.CHUNK_SECONDS", 0.0)
     with pytest.raises(KilledError):
         run_spec(
             stateful(), output_dir=tmp_path, client_state="host", progress=make_killing_callback(2)
@@ -302,7 +304,7 @@ def test_every_other_method_is_the_same_bits(name, short):
 def test_a_clients_first_state_does_not_depend_on_the_model(name):
     kept = stateful(name, local_optimizer="adam", optimizer_state="keep")
     group = prepare_group([kept], UserObjects(make_user_dataset()), placement=Placement(lanes=1))
-    task, algorithm = group.program.task, group.program.algorithm
+    task, algorithm = group.program.signature.training.task, group.program.algorithm
     hp = group.prepared_runs[0].spec.hp
     one, other = (
         algorithm.init(hp, jax.random.key(0), task.model.init(jax.random.key(seed)), 2).clients

@@ -301,12 +301,12 @@ def test_true_bytes_are_those_that_a_run_counts():
     group = prepare_group([spec])
     algorithm, (federation,) = group.program.algorithm, group.prepared_runs
     key, hp = jax.random.key(0), federation.spec.hp
-    model = group.program.task.model
+    model = group.program.signature.training.task.model
     state = jax.eval_shape(lambda: algorithm.init(hp, key, model.init(key), 4))
     traffic, work = algorithm.traffic(hp, state), federation.scheduler.work_counts
     sent = work.participants[0] * traffic.up + work.pairs[0] * traffic.up_per_class
 
-    labels = group.dataset.train_labels
+    labels = group.prepared_runs[0].dataset.train_labels
     counts = federation.partition.label_counts(labels, 10)
     upload = TABLE7.mean_upload_bytes(counts, (8, 8, 1), 20, bytes_per_value=4)
     assert sent == pytest.approx(4 * upload)

@@ -29,7 +29,7 @@ from fedjax_het.core.condensation_work import ClientClassWork, CondensationWork
 from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.data import partition_from_clients
 from fedjax_het.runtime.build import prepare_group
-from fedjax_het.runtime.user_objects import UserObjects
+from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.utils.errors import ConfigError
 
 PIXELS = int(np.prod(IMAGE_SHAPE))

@@ -32,8 +32,7 @@ from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.task import Task
 from fedjax_het.nn import make_model
 from fedjax_het.runtime.build import prepare_group
-from fedjax_het.runtime.data_assignment import build_partition
-from fedjax_het.runtime.user_objects import UserObjects
+from fedjax_het.runtime.data_assignment import UserObjects, build_partition
 
 METHODS = ("feddf", "fedbe", "abavg")
 STEPS = {"distill_epochs": 2, "distill_batch_size": 4}  # 4 steps over 7 examples
@@ -455,7 +454,7 @@ def test_runs_learn_from_examples_that_no_client_holds():
         held = set(federation.server_data.indices)
         assert len(held) == 9 and not held & set(federation.partition.indices)
         assert held | set(federation.partition.indices) == set(range(sum(CLIENT_SIZES)))
-        assert "which no client holds" in str(group.summarize_server_data(federation))
+        assert "which no client holds" in str(federation.summarize_server_data())
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ from fedjax_het.core.gradient_diagnostics import measure_gradient_gaps
 from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.server_training import get_epoch_batch
 from fedjax_het.data import dataset_from_arrays, make_partition, partition_from_clients
-from fedjax_het.runtime.user_objects import UserObjects
+from fedjax_het.runtime.data_assignment import UserObjects
 
 HP = {"local_lr": 0.1, "server_lr": 1.4, "gamma": 0.8}
 

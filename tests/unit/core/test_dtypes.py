@@ -15,7 +15,7 @@ from fedjax_het.algorithms.builders import build_federated_algorithm
 from fedjax_het.core.client_algorithm import ClientUpdate
 from fedjax_het.core.local_training import make_local_sgd
 from fedjax_het.core.state_paging import HostClientStates
-from fedjax_het.runtime import checkpointing, group_state, runner
+from fedjax_het.runtime import checkpointing, group_state
 from fedjax_het.runtime.checkpoint_file import load_checkpoint, save_checkpoint
 from fedjax_het.utils.arrays import decode_arrays, encode_arrays, fetch_to_host, stack_on_host
 
@@ -135,7 +135,7 @@ def test_the_host_and_the_devices_keep_the_same_bits(lanes):
 )
 def test_a_killed_run_resumes_to_the_same_bits(before, after, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(runner, "CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr("fedjax_het.runtime.long_phases.CHUNK_SECONDS", 0.0)
     whole = run(client_state="device")
     with pytest.raises(KilledError):
         run(client_state=before, output_dir=tmp_path, progress=make_killing_callback(3))

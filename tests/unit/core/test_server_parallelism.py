@@ -40,7 +40,7 @@ from fedjax_het.core.server_training import (
 from fedjax_het.core.task import Task
 from fedjax_het.nn import make_model
 from fedjax_het.nn.batch_axis import take_local_rows
-from fedjax_het.runtime import checkpointing, runner
+from fedjax_het.runtime import checkpointing
 from fedjax_het.utils.arrays import enable_x64
 
 DEVICES = min(2, len(jax.devices()))
@@ -254,7 +254,7 @@ def test_a_run_is_the_same_and_resumes(name, tmp_path, monkeypatch):
     if DEVICES > 1:
         assert "server's work shared" in shared.summary["lanes"]
     monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(runner, "CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr("fedjax_het.runtime.long_phases.CHUNK_SECONDS", 0.0)
     with pytest.raises(KilledError):
         run_spec(make_spec(name), **placed, output_dir=tmp_path, progress=make_killing_callback(6))
     resumed = run_spec(make_spec(name), **placed, output_dir=tmp_path, resume=True)

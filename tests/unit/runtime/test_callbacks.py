@@ -257,7 +257,7 @@ def test_nobody_looks_where_there_are_no_callbacks(monkeypatch):
         return original(runs_, ahead, count)
 
     monkeypatch.setattr(runner, "_run_chunk", noted)
-    monkeypatch.setattr(runner, "CHUNK_SECONDS", 1e9)
+    monkeypatch.setattr("fedjax_het.runtime.long_phases.CHUNK_SECONDS", 1e9)
     monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 1e9)
 
     def looked(*_):

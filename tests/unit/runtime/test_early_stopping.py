@@ -18,7 +18,7 @@ from support.small_runs import (
 
 from fedjax_het import ConfigError, Placement, RunSpec, load_results, sweep
 from fedjax_het.runtime import checkpointing, group_state, runner
-from fedjax_het.runtime.early_stopping import count_rounds_until_rule, evaluate_rules
+from fedjax_het.runtime.history import count_rounds_until_rule, evaluate_rules
 
 ROUNDS = 24
 
@@ -71,16 +71,14 @@ def test_rules_on_drawn_curves():
 def test_chunks_never_pass_a_round_in_which_a_rule_could_end_the_run():
     """And are as long as that allows: the worst that may come would end the run there."""
     rng = np.random.default_rng(1)
-    algorithm, checked = SimpleNamespace(global_model=True), 0
+    checked = 0
     for _ in range(300):
         accuracies, due, rules = drawn(rng)
         settings = RunSpec(**rules, rounds=ROUNDS)
-        run_ = SimpleNamespace(
-            spec=settings, scheduler=SimpleNamespace(is_eval_round=due.__getitem__)
-        )
+        scheduler = SimpleNamespace(is_eval_round=due.__getitem__)
         last = ends_at(accuracies, **given(rules)) or ROUNDS
         for done in range(last):
-            count = count_rounds_until_rule(run_, algorithm, {"test_accuracy": accuracies}, done)
+            count = count_rounds_until_rule(settings, scheduler, accuracies[:done])
             assert 1 <= count <= last - done
             begun = np.isfinite(accuracies[:done]).any()  # the first measured is always a gain
             if begun and (rules["stop_at"] or rules["patience"]):
@@ -135,7 +133,7 @@ def test_resumed_runs_stop_in_the_same_round(tmp_path, monkeypatch):
     ends = make_spec(rounds=ROUNDS, patience=4, min_gain=0.02)
     whole = run_spec(ends)
     assert whole.summary["rounds"] < ROUNDS
-    monkeypatch.setattr(runner, "CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr("fedjax_het.runtime.long_phases.CHUNK_SECONDS", 0.0)
     for kills in (2, whole.summary["rounds"] - 1):
         folder = tmp_path / str(kills)
         with pytest.raises(KilledError):

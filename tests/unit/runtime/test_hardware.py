@@ -11,8 +11,8 @@ from support.small_runs import make_spec, run_spec
 
 import fedjax_het
 from fedjax_het import Placement, simulate, sweep
-from fedjax_het.runtime import hardware
-from fedjax_het.runtime.hardware import (
+from fedjax_het.runtime import device_report as hardware
+from fedjax_het.runtime.device_report import (
     describe_unused_hardware,
     find_replaced_modules,
     show_environment,

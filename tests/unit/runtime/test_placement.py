@@ -13,7 +13,7 @@ from fedjax_het.core.autotune.search import LaneChoice
 from fedjax_het.data import partition_from_clients
 from fedjax_het.runtime import placement as placing
 from fedjax_het.runtime.build import prepare_group
-from fedjax_het.runtime.user_objects import UserObjects
+from fedjax_het.runtime.data_assignment import UserObjects
 
 BAD = [
     ("lanes", 0),
@@ -113,7 +113,7 @@ def test_the_convolutions_that_were_chosen_enter_the_programs_and_no_name(asked)
     one = make_spec(model="convnet", width=4, depth=1, rounds=1)
     group = prepare_group([one], UserObjects(make_user_dataset()))
     assert group.program.signature.conv_impl == "im2col"
-    model = group.program.task.model
+    model = group.program.signature.training.task.model
     variables = jax.eval_shape(model.init, jax.random.key(0))
     image = np.zeros((1, *model.input_shape), np.float32)
     text = str(jax.make_jaxpr(functools.partial(model.apply, train=False))(variables, image))

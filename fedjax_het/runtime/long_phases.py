@@ -1,0 +1,172 @@
+"""Phases of runs that several calls of a program execute: server stages and long rounds."""
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_het.algorithms.base import ServerStage
+from fedjax_het.core.divergence import count_nonfinite_per_run
+from fedjax_het.core.rng import Stream
+from fedjax_het.core.round_program import ChunkInputs, RoundMetrics
+from fedjax_het.runtime.checkpointing import CheckpointWriter
+from fedjax_het.runtime.group_state import GroupState
+from fedjax_het.runtime.progress import Progress
+from fedjax_het.runtime.resumable_rounds import start_round
+from fedjax_het.utils.arrays import fetch_to_host
+
+log = logging.getLogger("fedjax_het")
+
+CHUNK_SECONDS = 2.0  # between reports of progress, at which a checkpoint may be written
+MAX_CALL_GROWTH = 8  # iterations of a call relative to the call before, at most
+
+
+def verify_round_program(group_state: GroupState, phase: str) -> ChunkInputs:
+    """Verify the numbers of the rounds' program with the present state.
+
+    Args:
+      group_state: the runs.
+      phase: the phase for messages: "rounds", or the name of the server stage before them.
+
+    Returns:
+      The inputs of the program's first step.
+    """
+    inputs = group_state.build_first_step_inputs()
+    group_state.load_client_states([min(group_state.rounds_done, group_state.total_rounds - 1)])
+    program, layout = group_state.group.program, group_state.loop_layout
+    if layout is None:
+        program.chunk.verify((group_state.state, inputs), phase)
+    else:
+        loop_inputs = layout.build_spans(np.iinfo(np.int32).max), layout.init_carry()
+        program.partial_round.verify((group_state.state, inputs, *loop_inputs), phase)
+    return inputs
+
+
+def run_resumable_round(group_state: GroupState, checkpoints: CheckpointWriter) -> RoundMetrics:
+    """Execute the next round in several calls.
+
+    Args:
+      group_state: the runs, of which a round may have begun.
+      checkpoints: their checkpoints, which are written between calls.
+
+    Returns:
+      The metrics of the round, on the host.
+    """
+    group, timing, layout = group_state.group, group_state.timing, group_state.loop_layout
+    assert layout is not None
+    inputs = group_state.build_chunk_inputs(group_state.rounds_done, 1)
+    group_state.load_client_states([group_state.rounds_done])
+    round_progress = group_state.round_progress = group_state.round_progress or start_round(layout)
+    loop, count, first_iteration, loop_seconds = -1, 1, 0, 0.0
+    while True:
+        if round_progress.loop_index != loop:  # the first iteration tells how fast the others are
+            loop, count, loop_seconds = round_progress.loop_index, 1, 0.0
+            first_iteration = round_progress.done[loop]
+        start_time = time.perf_counter()
+        spans = layout.plan.put(round_progress.build_spans(count))
+        state, device_metrics, *loop_outputs = group.program.partial_round(
+            group_state.state, inputs, spans, round_progress.carry
+        )
+        carry, totals = jax.block_until_ready(loop_outputs)
+        seconds = time.perf_counter() - start_time
+        loop_seconds += seconds
+        timing.round_seconds += seconds
+        totals = fetch_to_host(totals)
+        total = round_progress.advance(
+            carry, count, totals.max(0) if group.runs_parallel else totals
+        )
+        if round_progress.is_complete:
+            break
+        done = round_progress.done[loop]
+        rate = max(done - first_iteration, 1) / loop_seconds
+        progress = Progress(layout.loop_names[loop], done, total, rate, 0.0, (total - done) / rate)
+        group_state.progress(progress)
+        checkpoints.save(group_state)
+        count = layout.plan.sync_across_processes(
+            max(1, min(int(CHUNK_SECONDS * rate), MAX_CALL_GROWTH * count))
+        )
+    group_state.state, group_state.round_progress = state, None
+    group_state.store_client_states([group_state.rounds_done])
+    return jax.tree.map(fetch_to_host, device_metrics)
+
+
+def run_server_stage(
+    group_state: GroupState, stage: ServerStage, checkpoints: CheckpointWriter
+) -> Iterator[str]:
+    """Execute a server stage: on each run's device, shared by the devices, or on one device.
+
+    A run whose state has more numbers that are not finite than before has diverged.
+
+    Args:
+      group_state: the runs.
+      stage: the server stage.
+      checkpoints: their checkpoints, which are written between calls.
+
+    Yields:
+      The name of the stage after each call.
+    """
+    group, timing, total = group_state.group, group_state.timing, stage.num_iterations
+    program, plan = group.program.server_stages[stage.name], group.program.plan
+    place = (lambda tree: tree) if group_state.shards_server_stages else _copy_to_first_device
+    state, hp, server = map(
+        place,
+        (
+            group_state.state,
+            group_state.cached_inputs["hp"],
+            group_state.cached_inputs.get("server_examples"),
+        ),
+    )
+    key = place(group_state.build_keys(Stream.SERVER))
+
+    start_time = time.perf_counter()
+    nonfinite_counts = count_nonfinite_per_run(state, has_run_axis=group.runs_parallel)
+    program.verify((hp, state, key, jnp.int32(1), server))
+    state = group_state.state = jax.block_until_ready(program(hp, state, key, jnp.int32(0), server))
+    timing.compile_seconds += time.perf_counter() - start_time
+
+    done = initial_done = group_state.count_stage_iterations(stage)
+    start_time, count = time.perf_counter(), 1
+    while done < total and group_state.active:
+        count = plan.sync_across_processes(min(count, total - done))
+        state = jax.block_until_ready(program(hp, state, key, jnp.int32(count), server))
+        done += count
+        rate = (done - initial_done) / (time.perf_counter() - start_time)
+        count = max(1, int(CHUNK_SECONDS * rate))
+        group_state.progress(Progress(stage.name, done, total, rate, 0.0, (total - done) / rate))
+        group_state.state = state
+        _stop_diverged(group_state, nonfinite_counts, stage.name)
+        yield stage.name
+        checkpoints.save(group_state)
+    timing.server_seconds += time.perf_counter() - start_time
+    if not group_state.shards_server_stages:
+        state = plan.map_state(state, plan.put)
+    group_state.state = state
+
+    start_time = time.perf_counter()
+    verify_round_program(group_state, stage.name)
+    timing.compile_seconds += time.perf_counter() - start_time
+
+
+def _stop_diverged(group_state: GroupState, previous_counts: np.ndarray, name: str) -> None:
+    """Stop the runs whose states have more numbers that are not finite than before the stage."""
+    has_run_axis, done = group_state.group.runs_parallel, group_state.rounds_done
+    current_counts = count_nonfinite_per_run(group_state.state, has_run_axis=has_run_axis)
+    for i in group_state.active:
+        if (current_counts[i] > previous_counts[i]).any():
+            seed, group_state.diverged_rounds[i] = group_state.prepared_runs[i].spec.seed, done
+            log.warning("diverged in %s after round %d; stopped (seed %d)", name, done, seed)
+
+
+def _copy_to_first_device(tree: Any) -> Any:
+    """Copy a pytree to this process's first device: the stage is not made of lanes."""
+    device = jax.local_devices()[0]
+
+    def copy(leaf: Any) -> jax.Array:
+        is_remote = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+        return jax.device_put(leaf.addressable_data(0) if is_remote else leaf, device)
+
+    return jax.tree.map(copy, tree)
