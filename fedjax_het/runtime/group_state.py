@@ -284,12 +284,16 @@ def init_group(
     program = group.program
     assert len(prepared_runs) <= program.plan.max_parallel_runs
     evaluation, rounds = program.signature.evaluation, prepared_runs[0].spec.rounds
-    missing_metrics = evaluation.missing_metrics(program.algorithm, rounds)
     group_state = GroupState(
         group,
         list(prepared_runs),
         _compute_chunk_limits(group, prepared_runs),
-        curves=[build_curves(missing_metrics, run, evaluation.metrics) for run in prepared_runs],
+        curves=[
+            build_curves(
+                evaluation.missing_metrics(program.algorithm, rounds), run, evaluation.metrics
+            )
+            for run in prepared_runs
+        ],
         timing=Timing() if start_time is None else Timing(start_time=start_time),
         progress=progress or (lambda progress: None),
         diverged_rounds=[None] * len(prepared_runs),

@@ -7,6 +7,7 @@ before the first round. A lower bound refuses no run that would fit.
 
 import contextlib
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -33,14 +34,14 @@ from fedjax_het.runtime.compiled_programs import (
     CompiledPrograms,
     Signature,
     compute_client_state_bytes,
+    to_items,
 )
 from fedjax_het.runtime.placement import AUTO, HOST_STATE, SPLIT_STATE, Placement
 from fedjax_het.utils.errors import ConfigError
 
-_FLOAT_BYTES = 4  # bytes
-_MIN_ACTIVATION_FACTOR = (
-    2**14
-)  # a batch whose activations could matter: images times so much are not free
+_FLOAT_BYTES = 4
+# Activations of a batch are counted if this many times the images do not fit.
+_MIN_ACTIVATION_FACTOR = 2**14
 
 
 class InsufficientMemoryError(ConfigError):
@@ -79,36 +80,55 @@ def require_memory(items: Sequence[MemoryItem], available_bytes: int | None, loc
     required = sum(item.num_bytes for item in items)
     if available_bytes is None or required <= available_bytes:
         return
-    bytes_by_setting: dict[str, int] = {}  # with each argument
+    bytes_by_setting: dict[str, int] = {}
     for item in items:
         bytes_by_setting[item.setting] = bytes_by_setting.get(item.setting, 0) + item.num_bytes
     largest = max(items, key=lambda item: (bytes_by_setting[item.setting], item.num_bytes))
-    setting_bytes = bytes_by_setting[largest.setting]
+    setting_bytes, value = bytes_by_setting[largest.setting], largest.setting_value
     fraction = max(0, available_bytes - (required - setting_bytes)) / setting_bytes
-    raise InsufficientMemoryError(
-        f"{largest.setting} = {largest.setting_value!r}: expected {_suggest_smaller_setting(largest, fraction)}, as the run "
-        f"needs at least {_format_bytes(required)}, {_format_bytes(setting_bytes)} of it for {largest.description}, and "
-        f"{_format_bytes(available_bytes)} {location}"
-    )
-
-
-def _suggest_smaller_setting(item: MemoryItem, fraction: float) -> str:
-    """Return, in words, the value of the setting with which a fraction of the item would remain."""
-    fits = int(item.setting_value * fraction) if isinstance(item.setting_value, int) else 0
-    if fits >= 1:
-        suggestion = f"at most {fits}"
+    max_value = int(value * fraction) if isinstance(value, int) else 0
+    if max_value >= 1:
+        expected = f"at most {max_value}"
     elif fraction > 0:
-        suggestion = f"one that takes at most {_format_bytes(int(fraction * item.num_bytes))}"
+        expected = f"one that takes at most {_format_bytes(int(fraction * largest.num_bytes))}"
     else:
-        suggestion = "more memory"
-    return f"{suggestion}, or {item.alternative}" if item.alternative else suggestion
+        expected = "more memory"
+    expected += f", or {largest.alternative}" if largest.alternative else ""
+    raise InsufficientMemoryError(
+        f"{largest.setting} = {value!r}: expected {expected}, as the run needs at least "
+        f"{_format_bytes(required)}, {_format_bytes(setting_bytes)} of it for "
+        f"{largest.description}, and {_format_bytes(available_bytes)} {location}"
+    )
 
 
 def _format_bytes(byte_count: int) -> str:
     return f"{byte_count / 1e9:.2f} GB" if byte_count >= 1e7 else f"{byte_count / 1e6:.3f} MB"
 
 
-# --- of the settings -----------------------------------------------------------------------------
+def _require_host_and_device_memory(
+    host_items: list[MemoryItem],
+    device_items: list[MemoryItem],
+    placement: Placement,
+    devices: Sequence[jax.Device],
+) -> None:
+    """Require that items fit on the host and on every device; CPU devices share the host's memory.
+
+    Raises:
+      InsufficientMemoryError: if they do not fit.
+    """
+    host_bytes, is_shared = free_host_bytes(), _uses_host_memory(devices)
+    require_memory(host_items, min_over_processes(host_bytes, devices), "are free on the host")
+    if is_shared:
+        num_devices = len(local_devices(devices))
+        host_items = [i._replace(num_bytes=i.num_bytes // num_devices) for i in host_items]
+        device_items = device_items + host_items
+    location = "may be taken" if placement.memory else "are free"
+    location += " on each device" if len(devices) > 1 or not is_shared else ""
+    require_memory(device_items, placement.memory or total_free_bytes(devices), location)
+
+
+def _uses_host_memory(devices: Sequence[jax.Device]) -> bool:
+    return devices[0].platform == "cpu"
 
 
 def require_memory_for_settings(
@@ -120,31 +140,27 @@ def require_memory_for_settings(
 ) -> None:
     """Check the settings, before a partition is made, a lane is timed or an example is placed.
 
+    Args:
+      spec: the settings of one of the runs.
+      dataset: the data set.
+      signature: the static choices of the runs.
+      placement: the bytes that may be used.
+      devices: the devices.
+
     Raises:
       InsufficientMemoryError: if not even one run fits, in one lane.
     """
-    host_items = list_host_items(spec)
-    _require_host_memory(host_items, devices)
-    available_bytes = _get_available_bytes(placement, devices)
-    device_items = list_device_items(spec, dataset, signature, devices, available_bytes)
-    if _uses_host_memory(devices):
-        device_items += _share_per_device(host_items, devices)
-    require_memory(device_items, available_bytes, _describe_memory_source(placement, devices))
-
-
-def list_host_items(spec: ResolvedRunSpec) -> list[MemoryItem]:
-    """List the items on the host: curves and participants of all rounds."""
-    curves = 4 + (spec.num_clients if spec.has_client_tests else 0)
-    bytes_per_round = _FLOAT_BYTES * curves + 8 * compute_cohort_size(
-        spec.num_clients, spec.participation
-    )
-    batch = 2 * 4 * spec.batch_size  # a step's indices, as they are drawn and as they are placed
-    return [
-        MemoryItem(
-            "rounds", spec.rounds, "curves and who takes part", spec.rounds * bytes_per_round
-        ),
-        MemoryItem("batch_size", spec.batch_size, "the indices of a batch", batch),
+    num_curves = 4 + (spec.num_clients if spec.has_client_tests else 0)
+    cohort_size = compute_cohort_size(spec.num_clients, spec.participation)
+    curve_bytes = spec.rounds * (_FLOAT_BYTES * num_curves + 8 * cohort_size)
+    batch_bytes = 2 * 4 * spec.batch_size  # a step's indices as they are drawn and as placed
+    host_items = [
+        MemoryItem("rounds", spec.rounds, "curves and who takes part", curve_bytes),
+        MemoryItem("batch_size", spec.batch_size, "the indices of a batch", batch_bytes),
     ]
+    available_bytes = placement.memory or total_free_bytes(devices)
+    device_items = list_device_items(spec, dataset, signature, devices, available_bytes)
+    _require_host_and_device_memory(host_items, device_items, placement, devices)
 
 
 def list_device_items(
@@ -154,16 +170,27 @@ def list_device_items(
     devices: Sequence[jax.Device],
     available_bytes: int | None,
 ) -> list[MemoryItem]:
-    """List the items on every device: examples, one model, a batch of one lane."""
-    images = dataset.train_images.nbytes
+    """List the items on every device: examples, one model, a batch of one lane.
+
+    Args:
+      spec: the settings of one of the runs.
+      dataset: the data set.
+      signature: the static choices of the runs.
+      devices: the devices.
+      available_bytes: bytes on each device; activations that certainly fit are not counted.
+
+    Returns:
+      The items.
+    """
     # The first CPU device may read the host's own copy.
     copies = (len(devices) - 1) / len(devices) if _uses_host_memory(devices) else 1
-    model, options = signature.training.task.model, dict(sorted(spec.model_options.items()))
+    model, options = signature.training.task.model, dict(to_items(spec.model_options))
     variables = jax.eval_shape(model.init, jax.random.key(0))
     name, value = ("network_options", options) if options else ("model", spec.model)
     batch = _compute_batch_bytes(model, variables, spec.batch_size, available_bytes)
+    images = int(copies * dataset.train_images.nbytes)
     return [
-        MemoryItem("dataset", dataset.name, "its training images", int(copies * images)),
+        MemoryItem("dataset", dataset.name, "its training images", images),
         MemoryItem(name, value, "the network's parameters", num_bytes(variables)),
         MemoryItem("batch_size", spec.batch_size, "a batch of one lane", batch),
     ]
@@ -173,30 +200,17 @@ def _compute_batch_bytes(
     model: Model, variables: Any, batch_size: int, available_bytes: int | None
 ) -> int:
     """Return the bytes of a lane's batch: its indices, and the largest layer of a forward pass."""
-    indices, micro_batch_size = 4 * batch_size, effective_batch_size(model, batch_size)
-    num_values = micro_batch_size
-    for size in model.input_shape:
-        num_values *= size
-    if (
-        available_bytes is None
-        or _MIN_ACTIVATION_FACTOR * _FLOAT_BYTES * num_values <= available_bytes
-    ):
-        return indices
-    images = jax.ShapeDtypeStruct((micro_batch_size, *model.input_shape), jnp.float32)
+    num_samples = batch_size  # that a training step processes at once
+    if model.micro_batch is not None and batch_size > model.micro_batch:
+        micro_batch_size = choose_micro_batch_size(batch_size, model.micro_batch)
+        num_samples = min(batch_size, micro_batch_size, model.micro_batch)
+    shape = (num_samples, *model.input_shape)
+    image_bytes = _FLOAT_BYTES * math.prod(shape)
+    if available_bytes is None or _MIN_ACTIVATION_FACTOR * image_bytes <= available_bytes:
+        return 4 * batch_size
     forward = partial(model.apply, train=True, key=jax.random.key(0))
-    return indices + lower_bound_bytes(jax.make_jaxpr(forward)(variables, images))
-
-
-def effective_batch_size(model: Model, batch_size: int) -> int:
-    """Return the number of samples that a training step processes at once."""
-    if model.micro_batch is None or batch_size <= model.micro_batch:
-        return batch_size
-    return min(
-        batch_size, choose_micro_batch_size(batch_size, model.micro_batch), model.micro_batch
-    )
-
-
-# --- of what was planned -------------------------------------------------------------------------
+    jaxpr = jax.make_jaxpr(forward)(variables, jax.ShapeDtypeStruct(shape, jnp.float32))
+    return 4 * batch_size + lower_bound_bytes(jaxpr)
 
 
 def require_memory_for_plan(
@@ -219,42 +233,23 @@ def require_memory_for_plan(
       InsufficientMemoryError: if the schedule of one round and the client states of one run do not
         fit.
     """
-    assert program.plan.mesh is not None
-    devices = list(program.plan.mesh.devices.flat)
+    devices, num_clients = program.plan.devices, spec.num_clients
     schedule_bytes = sum(scheduler.shape.num_bytes(spec.batch_size) for scheduler in schedulers)
-    row_bytes = compute_client_state_bytes(program, spec)
-    device_items = [
-        MemoryItem("batch_size", spec.batch_size, "the schedule of a round", schedule_bytes)
-    ]
-    host_items = [
-        device_items[0]._replace(num_bytes=2 * schedule_bytes)
-    ]  # as it is made, and stacked
-    if row_bytes and client_state == HOST_STATE:
-        num_trained = len(schedulers[0].trained_work_ids(range(spec.rounds)))
-        client_states = MemoryItem(
-            "num_clients", spec.num_clients, "what clients keep", num_trained * row_bytes
-        )
-        host_items.append(client_states)
-    elif row_bytes:
-        alternative = "client_state='host'" if program.algorithm.can_page_state else ""
-        client_states = MemoryItem(
-            "num_clients", spec.num_clients, "what clients keep", 0, alternative
-        )
-        clients_per_device = spec.num_clients // (
-            len(devices) if client_state == SPLIT_STATE else 1
-        )
-        device_items.append(client_states._replace(num_bytes=row_bytes * clients_per_device))
-    _require_host_memory(host_items, devices)
-    if _uses_host_memory(devices):
-        device_items += _share_per_device(host_items, devices)
-    require_memory(
-        device_items,
-        _get_available_bytes(placement, devices),
-        _describe_memory_source(placement, devices),
-    )
-
-
-# --- of the programs -----------------------------------------------------------------------------
+    schedule = MemoryItem("batch_size", spec.batch_size, "the schedule of a round", schedule_bytes)
+    device_items = [schedule]
+    host_items = [schedule._replace(num_bytes=2 * schedule_bytes)]  # as it is made, and stacked
+    if row_bytes := compute_client_state_bytes(program, spec):
+        states = MemoryItem("num_clients", num_clients, "what clients keep", 0)
+        if client_state == HOST_STATE:
+            num_trained = len(schedulers[0].trained_work_ids(range(spec.rounds)))
+            host_items.append(states._replace(num_bytes=num_trained * row_bytes))
+        else:
+            alternative = "client_state='host'" if program.algorithm.can_page_state else ""
+            num_rows = num_clients // (len(devices) if client_state == SPLIT_STATE else 1)
+            device_items.append(
+                states._replace(num_bytes=row_bytes * num_rows, alternative=alternative)
+            )
+    _require_host_and_device_memory(host_items, device_items, placement, devices)
 
 
 def require_memory_for_programs(
@@ -344,51 +339,18 @@ def _count_placed_bytes(inputs: Any) -> int:
     return num_bytes([leaf.addressable_data(0) for leaf in arrays])
 
 
-# --- of what fails all the same ------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def translate_out_of_memory(spec: ResolvedRunSpec) -> Iterator[None]:
     """Translate the errors of a process that runs out of memory into InsufficientMemoryError."""
     try:
         yield
-    except MemoryError as error:
-        raise InsufficientMemoryError(_format_out_of_memory(spec, error)) from error
-    except jax.errors.JaxRuntimeError as error:
-        if not re.search("RESOURCE_EXHAUSTED|[Oo]ut of memory", str(error)):
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        text = " ".join(str(error).split())[:120] or "no more is given"
+        is_xla_error = isinstance(error, jax.errors.JaxRuntimeError)
+        if is_xla_error and not re.search("RESOURCE_EXHAUSTED|[Oo]ut of memory", str(error)):
             raise
-        raise InsufficientMemoryError(_format_out_of_memory(spec, error)) from error
-
-
-def _format_out_of_memory(spec: ResolvedRunSpec, error: Exception) -> str:
-    message = " ".join(str(error).split())[:120]
-    return (
-        f"memory: {spec.algorithm} with num_clients={spec.num_clients}, "
-        f"batch_size={spec.batch_size} ran out of it ({message or 'no more is given'}): expected more "
-        "memory, fewer lanes, a smaller batch_size, or client_state='host'"
-    )
-
-
-def _require_host_memory(items: Sequence[MemoryItem], devices: Sequence[jax.Device]) -> None:
-    require_memory(items, min_over_processes(free_host_bytes(), devices), "are free on the host")
-
-
-def _share_per_device(
-    items: Sequence[MemoryItem], devices: Sequence[jax.Device]
-) -> list[MemoryItem]:
-    """Divide items on the host among the devices of this process."""
-    count = len(local_devices(devices))
-    return [item._replace(num_bytes=item.num_bytes // count) for item in items]
-
-
-def _get_available_bytes(placement: Placement, devices: Sequence[jax.Device]) -> int | None:
-    return placement.memory or total_free_bytes(devices)
-
-
-def _describe_memory_source(placement: Placement, devices: Sequence[jax.Device]) -> str:
-    per_device = " on each device" if len(devices) > 1 or not _uses_host_memory(devices) else ""
-    return f"may be taken{per_device}" if placement.memory else f"are free{per_device}"
-
-
-def _uses_host_memory(devices: Sequence[jax.Device]) -> bool:
-    return devices[0].platform == "cpu"
+        raise InsufficientMemoryError(
+            f"memory: {spec.algorithm} with num_clients={spec.num_clients}, batch_size="
+            f"{spec.batch_size} ran out of it ({text}): expected more memory, fewer lanes, "
+            "a smaller batch_size, or client_state='host'"
+        ) from error

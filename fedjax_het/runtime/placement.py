@@ -3,12 +3,10 @@
 Speed and memory depend on the placement; results do not, beyond rounding.
 """
 
-import bisect
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -32,10 +30,94 @@ from fedjax_het.runtime.compiled_programs import (
     to_items,
 )
 from fedjax_het.runtime.provenance import describe_environment
-from fedjax_het.utils.config import to_python_scalar
-from fedjax_het.utils.errors import is_integer_at_least, require, require_name
+from fedjax_het.utils.errors import require, require_name
+from fedjax_het.utils.validation import Bounds, validate_fields
 
+AUTO = "auto"
+# Places of the states of all clients: all on each device, a part on each, or on the host.
+DEVICE_STATE, SPLIT_STATE, HOST_STATE = "device", "split", "host"
+# The server's work on devices that share a run: each a part of it, or each all of it.
+SHARDED_SERVER, REPLICATED_SERVER = "shared", "alone"
+# Fraction of a device's memory: if the states of all clients take more, they are on the host. The
+# check of a program's numbers holds four copies on every device, and CPU devices share the memory
+# with the host.
+MAX_STATE_FRACTION = 1 / 8
 BARRIER_EFFICIENCY = 0.95  # relative speed of devices that wait for each other every round
+
+Count = Annotated[int, Bounds(1, 2**16)]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Devices, lanes and the place of client states.
+
+    Speed and memory depend on the placement; results do not, beyond rounding.
+
+    Attributes:
+      lanes: number of clients that each block of a run trains in parallel; "auto" for the number
+        that short timings found fastest.
+      devices: the devices, or the number of devices to use, from the first; None for all (in a
+        sweep: all of this process).
+      blocks: number of blocks of lanes; None for one block per device. Sums are taken block by
+        block, so a run that resumes on another number of devices uses the blocks that it began with.
+      spread: the work that devices share: "lanes" (one run over all devices), "runs" (each device
+        has runs of its own), or "auto" for the faster one.
+      width: largest number of runs in parallel on each device with `spread="runs"`; "auto" for the
+        number that short timings found fastest.
+      server_work: whether devices that share a run also share the server's work (training, passes
+        over its examples, synthesis): "shared" gives each device a part of every batch, "alone"
+        gives each device all of it, "auto" takes the faster one.
+      client_state: the place of the states of all clients: "device", "split" (each device that
+        shares the run holds a part), "host" (devices hold the states of the next rounds' clients),
+        or "auto". "split" and "host" need a method whose server does not read client states; the
+        results are bit-equal. "auto" splits states over accelerators if all states take more than
+        1/8 of a device's memory, and puts them on the host on CPUs or if the parts are too large.
+      memory: bytes on each device that runs may use; None for all free bytes.
+
+    Raises:
+      ConfigError: if a value is not allowed; the message names the attribute and the allowed values.
+
+    Example:
+      >>> from fedjax_het import Placement
+      >>> Placement(devices=1, lanes=4).lanes
+      4
+    """
+
+    lanes: Count | Literal["auto"] = "auto"
+    devices: Sequence[jax.Device] | Count | None = None
+    blocks: Count | None = None
+    spread: str = AUTO
+    width: Count | Literal["auto"] = "auto"
+    server_work: str = AUTO
+    client_state: str = AUTO
+    memory: Annotated[int, Bounds(1, 2**60)] | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in validate_fields(vars(self), type(self)).items():
+            object.__setattr__(self, name, value)
+        require_name("spread", self.spread, (AUTO, LANES_AXIS, RUNS_AXIS))
+        require_name("server_work", self.server_work, (AUTO, SHARDED_SERVER, REPLICATED_SERVER))
+        states = (AUTO, DEVICE_STATE, SPLIT_STATE, HOST_STATE)
+        require_name("client_state", self.client_state, states)
+        is_empty = isinstance(self.devices, Sequence) and not self.devices
+        require(not is_empty, "devices", self.devices, "a device at least, or None for all")
+
+    @property
+    def has_explicit_cpus(self) -> bool:
+        """Whether the user chose CPU devices."""
+        if not isinstance(self.devices, Sequence):
+            return False
+        return all(device.platform == "cpu" for device in self.devices)
+
+    def list_devices(self) -> list[jax.Device]:
+        """Return the devices. Raises ConfigError if there are fewer."""
+        if isinstance(self.devices, Sequence):
+            return list(self.devices)
+        available = jax.devices()
+        is_available = self.devices is None or self.devices <= len(available)
+        expected = f"1 to {len(available)}, the devices that there are"
+        require(is_available, "devices", self.devices, expected)
+        return available[: self.devices]
 
 
 class ParallelismPlan(NamedTuple):
@@ -44,15 +126,13 @@ class ParallelismPlan(NamedTuple):
     Attributes:
       mesh_axis: the axis of devices, as in `ExecutionPlan`.
       num_parallel: number of runs in parallel on each device.
-      num_batches: number of batches of runs, one after the other.
       cost: time of all runs, relative to the time of one run alone on one device.
-      utilization: fraction of slots that hold a run, over all batches; of a device's steps where
-        devices share each run.
+      utilization: fraction of slots that hold a run, over all batches of runs; of a device's steps
+        where devices share each run.
     """
 
     mesh_axis: str
     num_parallel: int
-    num_batches: int
     cost: float
     utilization: float
 
@@ -60,7 +140,18 @@ class ParallelismPlan(NamedTuple):
 def balance_parallel_runs(num_runs: int, num_devices: int, max_parallel: int) -> int:
     """Return the fewest parallel runs per device that need as few batches as `max_parallel`.
 
-    Example: 27 runs on one device, at most 8 in parallel, give 7.
+    Args:
+      num_runs: number of runs.
+      num_devices: number of devices.
+      max_parallel: largest number of runs in parallel on a device.
+
+    Returns:
+      The number of runs in parallel on each device.
+
+    Example:
+      >>> from fedjax_het.runtime.placement import balance_parallel_runs
+      >>> balance_parallel_runs(27, 1, 8)
+      7
     """
     num_batches = -(-num_runs // (num_devices * max_parallel))
     return -(-num_runs // (num_devices * num_batches))
@@ -82,32 +173,24 @@ def choose_parallelism(
       num_devices: number of devices.
       lanes: lanes of a run on each device.
       max_parallel: runs in parallel on a device, at most.
-      step_seconds: seconds of a client's step by the number of lanes of a device, see `LaneChoice`;
-        w runs in parallel have w times `lanes`. Other numbers of lanes are interpolated linearly in
-        logarithms. Not read where `max_parallel` is 1.
+      step_seconds: seconds of a client's step by the number of lanes of a device, see `LaneChoice`.
+        Not read where `max_parallel` is 1.
       utilization: fraction of the devices' steps that train a client where devices share each run,
         whose blocks wait for the longest.
+
+    Returns:
+      The cheapest plan.
     """
-    parallel_counts = sorted(
-        {
-            balance_parallel_runs(num_runs, num_devices, num_parallel)
-            for num_parallel in range(1, max_parallel + 1)
-        }
-    )
+    counts = {
+        balance_parallel_runs(num_runs, num_devices, count) for count in range(1, max_parallel + 1)
+    }
     plans = [
-        plan_independent_runs(
-            num_runs, num_devices, num_parallel, lanes=lanes, step_seconds=step_seconds
-        )
-        for num_parallel in parallel_counts
+        plan_independent_runs(num_runs, num_devices, count, lanes=lanes, step_seconds=step_seconds)
+        for count in sorted(counts)
     ]
-    sharded_plan = ParallelismPlan(
-        LANES_AXIS,
-        1,
-        num_runs,
-        num_runs / (num_devices * utilization * BARRIER_EFFICIENCY),
-        utilization,
-    )
-    return min([*plans, sharded_plan], key=lambda plan: plan.cost)
+    cost = num_runs / (num_devices * utilization * BARRIER_EFFICIENCY)
+    plans.append(ParallelismPlan(LANES_AXIS, 1, cost, utilization))
+    return min(plans, key=lambda plan: plan.cost)
 
 
 def plan_independent_runs(
@@ -118,146 +201,49 @@ def plan_independent_runs(
     lanes: int,
     step_seconds: Mapping[int, float],
 ) -> ParallelismPlan:
-    """Plan runs of their own for each device; idle slots of the last batch cost as much as others."""
-    num_batches = -(-num_runs // (num_devices * num_parallel))
-    speedup = (
-        1.0
-        if num_parallel == 1
-        else _interpolate_step_seconds(step_seconds, lanes)
-        / _interpolate_step_seconds(step_seconds, num_parallel * lanes)
-    )
+    """Plan runs of their own for each device; idle slots of the last batch cost as much as others.
+
+    Args:
+      num_runs: number of runs.
+      num_devices: number of devices.
+      num_parallel: number of runs in parallel on each device, w.
+      lanes: lanes of a run on each device; w runs in parallel have w times as many.
+      step_seconds: seconds of a client's step by the number of lanes of a device. Other numbers of
+        lanes are interpolated linearly in logarithms.
+
+    Returns:
+      The plan.
+    """
+    num_batches, slowdown = -(-num_runs // (num_devices * num_parallel)), 1.0
+    if num_parallel > 1:
+        timed = sorted(step_seconds)
+        log_seconds = np.interp(
+            np.log([lanes, num_parallel * lanes]),
+            np.log(timed),
+            np.log([step_seconds[count] for count in timed]),
+        )
+        slowdown = float(np.exp(log_seconds[1] - log_seconds[0]))
     return ParallelismPlan(
         RUNS_AXIS,
         num_parallel,
-        num_batches,
-        num_batches * num_parallel / speedup,
+        num_batches * num_parallel * slowdown,
         num_runs / (num_batches * num_devices * num_parallel),
     )
-
-
-def _interpolate_step_seconds(step_seconds: Mapping[int, float], lanes: int) -> float:
-    timed_lanes = sorted(step_seconds)
-    index = bisect.bisect_left(timed_lanes, lanes)
-    if index == 0 or index == len(timed_lanes):
-        return step_seconds[timed_lanes[0 if index == 0 else -1]]
-    below, above = timed_lanes[index - 1], timed_lanes[index]
-    weight = math.log(lanes / below) / math.log(above / below)
-    return step_seconds[below] ** (1 - weight) * step_seconds[above] ** weight
-
-
-AUTO = "auto"
-# Where the states of all clients are: all on each device, a part on each, or on the host.
-DEVICE_STATE, SPLIT_STATE, HOST_STATE = "device", "split", "host"
-SHARDED_SERVER, REPLICATED_SERVER = (
-    "shared",
-    "alone",
-)  # what devices that share a federation do of its server's work
-# Of a device's memory: if all clients' states take more, they are on the host. Checking a program's
-# numbers holds four copies on every device, and CPU devices share the memory with the host.
-MAX_STATE_FRACTION = 1 / 8
-MAX_LANES, MAX_BYTES = 2**16, 2**60  # more are something else
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where runs go: a matter of speed and memory, on which results do not depend beyond
-    rounding.
-
-    Attributes:
-      lanes: vmapped lanes of one federation in each block, or "auto" for what a short timing found
-        fastest.
-      devices: which, or how many of the first; None for all (of a sweep: this process's).
-      blocks: of lanes (None: as many as devices). Sums are taken block by block, so what was begun
-        on another number of devices goes on to the same bits with the blocks that it had.
-      spread: what the devices share out: "lanes" (one federation over all devices), "runs" (each
-        has federations of its own), or "auto" for what should be faster.
-      width: federations that are vmapped on each device, at most (fewer where as few turns do), or
-        "auto" for what short timings found fastest. Only "runs" have several.
-      server_work: whether devices that share a federation also share what its server does (its
-        training, passes over its examples, synthesis): "shared", each taking a part of every batch;
-        "alone", all of them doing the same; or "auto" for what a short timing found faster.
-      client_state: where the states of all clients are: "device"; "split", a part of them on each
-        of the devices that share a federation, which send each other those of a round's clients;
-        "host", from where those of the next rounds' clients alone are put on the devices (both need
-        a method whose server does not read them, and results are the same bits); or "auto": if
-        all would take more than an eighth of a device's memory they are split over accelerators,
-        and if their parts would too, or on CPUs, on the host.
-      memory: bytes on each device that may be taken (None: what is free).
-
-    Raises: ConfigError, which names the attribute, its value and what would be right.
-    """
-
-    lanes: int | str = AUTO
-    devices: Sequence[jax.Device] | int | None = None
-    blocks: int | None = None
-    spread: str = AUTO
-    width: int | str = AUTO
-    server_work: str = AUTO
-    client_state: str = AUTO
-    memory: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("lanes", "blocks", "width", "memory", "devices"):
-            object.__setattr__(self, name, to_python_scalar(getattr(self, name)))
-        for name in ("lanes", "width"):
-            value = getattr(self, name)
-            is_valid = (isinstance(value, str) and value == AUTO) or _is_positive_int(
-                value, MAX_LANES
-            )
-            require(is_valid, name, value, f"'auto' or a whole number >= 1, at most {MAX_LANES}")
-        for name, maximum in (("blocks", MAX_LANES), ("memory", MAX_BYTES)):
-            value = getattr(self, name)
-            is_valid = value is None or _is_positive_int(value, maximum)
-            require(is_valid, name, value, f"a whole number >= 1, at most {maximum}, or None")
-        require_name("spread", self.spread, (AUTO, LANES_AXIS, RUNS_AXIS))
-        require_name("server_work", self.server_work, (AUTO, SHARDED_SERVER, REPLICATED_SERVER))
-        require_name(
-            "client_state", self.client_state, (AUTO, DEVICE_STATE, SPLIT_STATE, HOST_STATE)
-        )
-        require(
-            self.devices is None
-            or _is_positive_int(self.devices, MAX_LANES)
-            or _are_devices(self.devices),
-            "devices",
-            self.devices,
-            "a whole number >= 1, a sequence of jax devices, or None for all",
-        )
-
-    @property
-    def has_explicit_cpus(self) -> bool:
-        """Whether CPU devices were asked for."""
-        if not isinstance(self.devices, Sequence):
-            return False
-        return all(device.platform == "cpu" for device in self.devices)
-
-    def list_devices(self) -> list[jax.Device]:
-        """The devices. Raises ConfigError if there are fewer."""
-        if isinstance(self.devices, Sequence):
-            return list(self.devices)
-        available = jax.devices()
-        is_available = self.devices is None or self.devices <= len(available)
-        require(
-            is_available,
-            "devices",
-            self.devices,
-            f"1 to {len(available)}, the devices that there are",
-        )
-        return available[: self.devices]
-
-
-def _is_positive_int(value: Any, maximum: int) -> bool:
-    return is_integer_at_least(value, 1) and int(value) <= maximum
-
-
-def _are_devices(value: Any) -> bool:
-    is_sequence = isinstance(value, Sequence) and len(value) > 0
-    return is_sequence and all(isinstance(device, jax.Device) for device in value)
 
 
 def choose_num_blocks(
     placement: Placement, devices: Sequence[jax.Device], spec: ResolvedRunSpec
 ) -> int:
-    """Return the number of blocks of lanes: at most the clients that take part in a round."""
+    """Return the number of blocks of lanes: at most the clients that take part in a round.
+
+    Args:
+      placement: the choice of the user.
+      devices: the devices.
+      spec: the settings of one of the runs.
+
+    Returns:
+      The number of blocks.
+    """
     cohort = compute_cohort_size(spec.num_clients, spec.participation)
     return placement.blocks or min(len(devices), cohort)
 
@@ -294,11 +280,10 @@ def choose_num_lanes(
         None if pairs is None else pairs.ipc,
     )
     condenses = workload.images_per_pair is not None
-    if placement.lanes != AUTO:
-        lanes = int(placement.lanes)
+    if (lanes := placement.lanes) != "auto":
         return LaneChoice(lanes, 1, {}, lookup_conv_impl(workload, devices, lanes))
     if condenses and jax.default_backend() == "cpu":
-        return LaneChoice(1, 1, {})  # pairs go in turn
+        return LaneChoice(1, 1, {})  # pairs of a client and a class go in turn
 
     @functools.cache
     def count_block_steps(lanes: int) -> np.ndarray:
@@ -334,7 +319,18 @@ def should_shard_server_work(
     algorithm: Algorithm,
     devices: Sequence[jax.Device],
 ) -> bool:
-    """Return whether devices that share a run also share its server's training."""
+    """Return whether devices that share a run also share its server's training.
+
+    Args:
+      placement: the choice of the user.
+      spec: the settings of one of the runs.
+      signature: the static choices of the runs.
+      algorithm: the method.
+      devices: the devices.
+
+    Returns:
+      The choice of the user; without one, whether it was faster in a short timing.
+    """
     task, batch_size = signature.training.task, algorithm.server_batch_size
     if (
         not batch_size
@@ -366,110 +362,104 @@ def build_plan(
     num_runs: int,
     server_sharding_check: Callable[[], bool],
 ) -> ExecutionPlan:
-    """The plan of so many federations, of which some have these schedulers.
+    """Return the plan of runs on devices.
 
-    shares_server(): whether their server's work is shared, asked where it could be.
+    Args:
+      placement: the choices of the user.
+      devices: the devices.
+      blocks: number of blocks of lanes of a run.
+      lane_choice: the number of lanes in a block, and of runs in parallel.
+      schedulers: the schedulers of some of the runs.
+      num_runs: number of all runs.
+      server_sharding_check: returns whether devices share the server's work; it is called only if
+        they could.
+
+    Returns:
+      The plan.
     """
     mesh_axis, num_parallel = placement.spread, lane_choice.num_parallel
-    if placement.width != AUTO:
-        num_parallel = int(placement.width)
+    lanes, num_devices = lane_choice.lanes, len(devices)
+    if (width := placement.width) != "auto":
+        num_parallel = width
         mesh_axis = RUNS_AXIS if mesh_axis == AUTO and num_parallel > 1 else mesh_axis
-    num_parallel = balance_parallel_runs(num_runs, len(devices), num_parallel)
-    if len(devices) < blocks:
+    num_parallel = balance_parallel_runs(num_runs, num_devices, num_parallel)
+    if num_devices < blocks:
         mesh_axis = RUNS_AXIS
     if mesh_axis == AUTO:
-        mesh_axis, num_parallel = _choose_fastest_mesh_axis(
-            schedulers, num_runs, len(devices), lane_choice, num_parallel
-        )
+        mesh_axis = LANES_AXIS
+        if num_runs > 1:
+            steps = schedulers[0].work_counts.block_steps
+            utilization = steps.sum() / max(1, (steps.max(1) * num_devices).sum())
+            mesh_axis, num_parallel, *_ = choose_parallelism(
+                num_runs,
+                num_devices,
+                lanes=lanes,
+                max_parallel=num_parallel,
+                step_seconds=lane_choice.seconds,
+                utilization=max(utilization, 1e-9),
+            )
     if mesh_axis == LANES_AXIS:
-        has_sharded_server = blocks > 1 and server_sharding_check()
-        return make_execution_plan(
-            lane_choice.lanes,
-            devices[:blocks],
-            blocks=blocks,
-            has_sharded_server=has_sharded_server,
-        )
+        is_sharded = blocks > 1 and server_sharding_check()
+        devices = devices[:blocks]
+        return make_execution_plan(lanes, devices, blocks=blocks, has_sharded_server=is_sharded)
     return make_execution_plan(
-        lane_choice.lanes, devices, mesh_axis=RUNS_AXIS, blocks=blocks, num_parallel=num_parallel
+        lanes, devices, mesh_axis=RUNS_AXIS, blocks=blocks, num_parallel=num_parallel
     )
-
-
-def _choose_fastest_mesh_axis(
-    schedulers: Sequence[Scheduler],
-    num_runs: int,
-    num_devices: int,
-    lane_choice: LaneChoice,
-    max_parallel: int,
-) -> tuple[str, int]:
-    """Whether devices should share every federation, or have federations of their own, and how many
-    of these side by side."""
-    if num_runs == 1:
-        return LANES_AXIS, 1
-    work = schedulers[0].work_counts
-    utilization = work.block_steps.sum() / max(1, (work.block_steps.max(1) * num_devices).sum())
-    parallelism = choose_parallelism(
-        num_runs,
-        num_devices,
-        lanes=lane_choice.lanes,
-        max_parallel=max_parallel,
-        step_seconds=lane_choice.seconds,
-        utilization=max(utilization, 1e-9),
-    )
-    return parallelism.mesh_axis, parallelism.num_parallel
 
 
 def choose_client_state(
     placement: Placement, program: CompiledPrograms, spec: ResolvedRunSpec
 ) -> str:
-    """Choose where client states are: on each device, a part on each, or on the host."""
+    """Choose the place of client states: on each device, a part on each, or on the host.
+
+    Args:
+      placement: the choice of the user.
+      program: the programs, with their plan.
+      spec: the settings of one of the runs.
+
+    Returns:
+      "device", "split" or "host".
+
+    Raises:
+      ConfigError: if the method or the number of clients does not allow the user's choice.
+    """
     state_bytes, requested = compute_client_state_bytes(program, spec), placement.client_state
     if not state_bytes or requested == DEVICE_STATE:
         return DEVICE_STATE
-    pageable, plan = program.algorithm.can_page_state, program.plan
-    if requested in (SPLIT_STATE, HOST_STATE):
-        require(
-            pageable,
-            "client_state",
-            requested,
-            f"'device' or 'auto': {spec.algorithm} needs the states of all clients at once"
-            + (", to score their own models" if spec.has_client_tests else ""),
-        )
-    if requested == SPLIT_STATE and len(plan.devices) > 1 and plan.mesh_axis == LANES_AXIS:
-        can_split = _can_split_client_states(plan, spec)
-        expected = (
-            f"'auto', or of one process a num_clients that {len(plan.devices)} devices divide"
-        )
-        require(can_split, "client_state", requested, f"{expected} (there are {spec.num_clients})")
-        return SPLIT_STATE
-    if requested == SPLIT_STATE:  # one device has all of a run's
-        return DEVICE_STATE
+    is_pageable, plan, num_clients = (
+        program.algorithm.can_page_state,
+        program.plan,
+        spec.num_clients,
+    )
+    assert plan.mesh is not None
+    num_devices = plan.mesh.size if plan.mesh_axis == LANES_AXIS else 1  # of one run
+    can_split = (
+        num_devices > 1 and not plan.mesh.is_multi_process and num_clients % num_devices == 0
+    )
+    if requested != AUTO:
+        expected = f"'device' or 'auto': {spec.algorithm} needs the states of all clients at once"
+        expected += ", to score their own models" if spec.has_client_tests else ""
+        require(is_pageable, "client_state", requested, expected)
+    if requested == SPLIT_STATE:
+        expected = f"'auto', or of one process a num_clients that {num_devices} devices divide"
+        expected += f" (there are {num_clients})"
+        require(can_split or num_devices == 1, "client_state", requested, expected)
+        return SPLIT_STATE if can_split else DEVICE_STATE  # one device has all of a run's
     if requested == HOST_STATE:
         return HOST_STATE
-    if not pageable:
+    if not is_pageable:
         return DEVICE_STATE
-    assert plan.mesh is not None
     available_bytes = placement.memory or usable_free_bytes(plan.mesh.local_devices)
-    required_bytes = state_bytes * spec.num_clients * plan.num_parallel
-    if not plan.sync_across_processes(
-        int(available_bytes is not None and required_bytes > MAX_STATE_FRACTION * available_bytes)
-    ):
+    max_bytes = MAX_STATE_FRACTION * (available_bytes or 0)
+    required_bytes = state_bytes * num_clients * plan.num_parallel
+    is_too_large = available_bytes is not None and required_bytes > max_bytes
+    if not plan.sync_across_processes(int(is_too_large)):
         return DEVICE_STATE
-    full_participation = (
-        compute_cohort_size(spec.num_clients, spec.participation) == spec.num_clients
-    )
-    if plan.platform != "cpu" and _can_split_client_states(plan, spec):
-        fits_split = full_participation or required_bytes <= MAX_STATE_FRACTION * (
-            available_bytes or 0
-        ) * len(plan.devices)
-        if fits_split:
-            return SPLIT_STATE
-    return DEVICE_STATE if full_participation else HOST_STATE
-
-
-def _can_split_client_states(plan: ExecutionPlan, spec: ResolvedRunSpec) -> bool:
-    """Return whether devices of one process can each hold an equal part of the client states."""
-    assert plan.mesh is not None
-    has_several_devices = (
-        plan.mesh_axis == LANES_AXIS and len(plan.devices) > 1 and not plan.mesh.is_multi_process
-    )
-    return has_several_devices and spec.num_clients % len(plan.devices) == 0
+    is_full = compute_cohort_size(num_clients, spec.participation) == num_clients
+    if (
+        plan.platform != "cpu"
+        and can_split
+        and (is_full or required_bytes <= max_bytes * num_devices)
+    ):
+        return SPLIT_STATE
+    return DEVICE_STATE if is_full else HOST_STATE

@@ -112,7 +112,7 @@ def test_pairs_are_timed_where_they_may_go_side_by_side(asked, monkeypatch):
 def test_the_convolutions_that_were_chosen_enter_the_programs_and_no_name(asked):
     one = make_spec(model="convnet", width=4, depth=1, rounds=1)
     group = prepare_group([one], UserObjects(make_user_dataset()))
-    assert group.program.signature.conv_impl == "im2col"
+    assert group.lane_choice.conv_impl == "im2col"
     model = group.program.signature.training.task.model
     variables = jax.eval_shape(model.init, jax.random.key(0))
     image = np.zeros((1, *model.input_shape), np.float32)
