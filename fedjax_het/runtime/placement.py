@@ -31,7 +31,7 @@ from fedjax_het.runtime.compiled_programs import (
 )
 from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.utils.errors import require, require_name
-from fedjax_het.utils.validation import Bounds, validate_fields
+from fedjax_het.utils.config import Bounds, validate_fields
 
 AUTO = "auto"
 # Places of the states of all clients: all on each device, a part on each, or on the host.
