@@ -30,8 +30,8 @@ from fedjax_het.runtime.compiled_programs import (
     to_items,
 )
 from fedjax_het.runtime.provenance import describe_environment
-from fedjax_het.utils.errors import require, require_name
 from fedjax_het.utils.config import Bounds, validate_fields
+from fedjax_het.utils.errors import require, require_name
 
 AUTO = "auto"
 # Places of the states of all clients: all on each device, a part on each, or on the host.
