@@ -82,8 +82,8 @@ def run_command(command: RunCommand) -> int:
     from fedjax_het.data import load_dataset
     from fedjax_het.runtime.placement import Placement
     from fedjax_het.runtime.progress import show_progress
-    from fedjax_het.runtime.result_schema import to_json_value
     from fedjax_het.runtime.result_store import ResultNotWrittenError
+    from fedjax_het.runtime.results import to_json_value
     from fedjax_het.runtime.session import require_output_dir_to_resume, simulate
 
     is_main_process = jax.process_index() == 0

@@ -3,20 +3,23 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import jax
 import numpy as np
 
+from fedjax_het.metrics.convergence import rise_time, rolling_mean, rounds_to_reach
+from fedjax_het.metrics.personal import best_mean_accuracy, worst_decile
 from fedjax_het.nn.precision import describe_precision
 from fedjax_het.runtime.compiled_programs import flops_per_sample
 from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.held_out_eval import evaluate_held_out_clients
 from fedjax_het.runtime.history import build_traffic_curves, list_metric_names
 from fedjax_het.runtime.provenance import describe_environment
-from fedjax_het.runtime.results import Result, summarize_metrics
+from fedjax_het.runtime.result_display import get_accuracy_name
+from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.trained_model import InputSpec, TrainedModel, extract_model
 from fedjax_het.utils.arrays import fetch_to_host
 from fedjax_het.utils.errors import require
@@ -223,3 +226,116 @@ def _summarize_data(group_state: GroupState, i: int) -> dict[str, Any]:
         **prepared_run.user_digests,
         **({} if group.initial_model is None else {"initial_digest": group.initial_model.digest}),
     }
+
+
+def summarize_metrics(
+    metrics: dict[str, np.ndarray],
+    domain_names: Sequence[str] = (),
+    *,
+    has_diverged: bool = False,
+    last_round: int | None = None,
+) -> dict[str, Any]:
+    """Return the numbers that represent the metrics of a run.
+
+    All numbers of the global model are None for a method without one. Means are None if the run
+    diverged. The last five rounds are the last five measured ones if a run was ended early.
+
+    * `final_accuracy`, `final_accuracy_std`: mean and standard deviation over the last five rounds
+      (DynaFed's metric); `best_accuracy`, `last_accuracy`.
+    * `window_accuracy`: last value of the running mean over 20 measured rounds; `rise_time`: first
+      round at which that mean reaches 90 % of it; `rounds_to_half`: first round at which it reaches
+      0.5, or None (FSL, section IV-A).
+    * `diverged`: whether losses or accuracies are not finite.
+    * With domains: `best_domains_accuracy`, the highest unweighted mean over domains (FedAF,
+      Table 2), its round `best_domain_round`, and `accuracy_<domain>` in that round.
+    * With clients' own tests: `bmta`, the highest unweighted mean over clients (FedAMP, section 7),
+      its round `bmta_round`, the mean `bmta_worst_decile` over the worst tenth of the clients in
+      that round, `client_accuracy_<name>` in that round if clients have names, and
+      `final_client_accuracy`, the mean over clients and the last five rounds.
+
+    Args:
+      metrics: metrics of the run, `[rounds]` or more.
+      domain_names: names of the domains of the data set.
+      has_diverged: whether the run ended because it diverged.
+      last_round: the round after which the run was ended early, from 1.
+
+    Returns:
+      Numbers by name; rounds count from 1.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.runtime.result_builder import summarize_metrics
+      >>> curves = {"test_accuracy": np.array([0.5, 0.7]), "train_loss": np.array([1.0, 0.5])}
+      >>> round(summarize_metrics(curves)["final_accuracy"], 2)
+      0.6
+    """
+    accuracy, main_accuracy = metrics["test_accuracy"], metrics[get_accuracy_name(metrics)]
+    diverged = has_diverged or not np.isfinite(metrics["train_loss"][:last_round]).all()
+    diverged = diverged or (last_round is None and not np.isfinite(main_accuracy[-1]))
+    last_values = _select_last_values(accuracy, last_round)
+    last_names = ("final_accuracy", "final_accuracy_std", "best_accuracy", "last_accuracy")
+    rise_names = ("window_accuracy", "rise_time", "rounds_to_half")
+    summary: dict[str, Any] = dict.fromkeys((*last_names, *rise_names))
+    if np.isfinite(accuracy).any():
+        summary["best_accuracy"] = float(accuracy[np.isfinite(accuracy)].max())
+    if len(last_values) and not diverged:
+        means = rolling_mean(accuracy)
+        summary |= {
+            "final_accuracy": float(last_values.mean()),
+            "final_accuracy_std": float(last_values.std()),
+            "last_accuracy": float(last_values[-1]),
+            "window_accuracy": float(means[np.isfinite(means)][-1]),
+            "rise_time": rise_time(accuracy),
+            "rounds_to_half": rounds_to_reach(accuracy, 0.5),
+        }
+    return {
+        **summary,
+        "diverged": bool(diverged),
+        **_summarize_domains(metrics, domain_names),
+        **_summarize_clients(metrics, diverged, last_round),
+    }
+
+
+def _select_last_values(curve: np.ndarray, last_round: int | None) -> np.ndarray:
+    """Return the values of the last five rounds; if a run was ended early, the last five values."""
+    if last_round is not None:
+        curve = curve[np.isfinite(curve)]
+    return curve[-5:][np.isfinite(curve[-5:])]
+
+
+def _summarize_clients(
+    metrics: dict[str, np.ndarray], diverged: bool, last_round: int | None
+) -> dict[str, Any]:
+    if "client_accuracy" not in metrics:
+        return {}
+    names = [name for name in metrics if name.startswith("client_accuracy_")]
+    summary: dict[str, Any] = dict.fromkeys(
+        ("bmta", "bmta_round", "bmta_worst_decile", "final_client_accuracy", *names)
+    )
+    mean = metrics["mean_client_accuracy"]
+    if np.isfinite(mean).any():
+        # Only rounds count in which all clients with a test were measured, see `build_curves`.
+        accuracy = np.where(np.isfinite(mean)[:, None], metrics["client_accuracy"], np.nan)
+        summary["bmta"], best_round = best_mean_accuracy(accuracy)
+        summary["bmta_round"], best = best_round, best_round - 1
+        summary["bmta_worst_decile"] = worst_decile(metrics["client_accuracy"][best])
+        last_values = _select_last_values(mean, last_round)
+        if len(last_values) and not diverged:
+            summary["final_client_accuracy"] = float(last_values.mean())
+        summary |= {name: float(metrics[name][best]) for name in names}
+    return summary
+
+
+def _summarize_domains(
+    metrics: dict[str, np.ndarray], domain_names: Sequence[str]
+) -> dict[str, Any]:
+    if not domain_names:
+        return {}
+    mean = metrics["test_accuracy_domains"]
+    curves = {f"accuracy_{name}": metrics[f"test_accuracy_{name}"] for name in domain_names}
+    curves = {"best_domains_accuracy": mean, **curves}
+    if not np.isfinite(mean).any():
+        return dict.fromkeys(("best_domain_round", *curves))
+    best = int(np.nanargmax(mean))
+    values = {name: float(curve[best]) for name, curve in curves.items()}
+    return {"best_domain_round": best + 1, **values}

@@ -1,7 +1,7 @@
-"""Results as a reader wants them: in a few words, as HTML, as pictures, as tables with labels."""
+"""Results as text, HTML, plots and tables with labels."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.axes import Axes
 
-# What may be against what, and what it is called there.
 _LABELS = {
     "round": "Round",
     "bytes": "Bytes moved, up and down",
@@ -32,11 +31,12 @@ _LABELS = {
     "train_loss": "Training loss (nats)",
     "update_norm": "Norm of the update",
 }
-_SPARKLINE_WIDTH, _SPARKLINE_HEIGHT = 160, 36  # of a curve in a line, pixels
+_COLOR = "#0072B2"  # of a method without a color
+_SPARKLINE_WIDTH, _SPARKLINE_HEIGHT = 160, 36  # pixels
 
 
 class DisplayedResult(Protocol):
-    """The part of a `runtime.results.Result` that is displayed; that module imports this one."""
+    """The part of a `runtime.results.Result` that is displayed."""
 
     spec: RunSpec
     metrics: dict[str, np.ndarray]
@@ -48,8 +48,30 @@ class DisplayedResult(Protocol):
         ...
 
 
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values by dotted names.
+
+    Args:
+      values: values and dictionaries by name.
+      prefix: text before every name.
+
+    Returns:
+      The values that are no dictionaries.
+
+    Example:
+      >>> from fedjax_het.runtime.result_display import flatten
+      >>> flatten({"seed": 0, "hp": {"prox_mu": 0.1}})
+      {'seed': 0, 'hp.prox_mu': 0.1}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        is_nested = isinstance(value, dict)
+        flat |= flatten(value, f"{prefix}{name}.") if is_nested else {prefix + name: value}
+    return flat
+
+
 def format_settings(spec: RunSpec) -> str:
-    """What is run, in a line."""
+    """Return the main settings of a run in one line."""
     parts = [f"{spec.algorithm} on {spec.dataset}", f"partition {spec.partition}"]
     if spec.alpha is not None:
         parts[-1] += f" (alpha {spec.alpha:g})"
@@ -61,18 +83,17 @@ def format_settings(spec: RunSpec) -> str:
 
 
 def format_outcome(result: DisplayedResult) -> str:
-    """How it ended, in a line."""
-    summary = result.summary
+    """Return the accuracies and the duration of a run in one line."""
+    summary, parts = result.summary, []
     if summary.get("diverged"):
         return f"diverged in round {summary.get('rounds')}"
-    parts = []
     for name, label in (
         ("final_accuracy", "final accuracy"),
         ("best_accuracy", "best"),
         ("bmta", "best mean of clients' own tests"),
     ):
         if summary.get(name) is not None:
-            parts.append(f"{label} {summary[name]:.2%}".replace("%", " %"))
+            parts.append(f"{label} {100 * summary[name]:.2f} %")
     if summary.get("stopped_early"):
         parts.append(f"stopped after round {summary.get('rounds')}")
     if summary.get("wall_seconds") is not None:
@@ -81,44 +102,39 @@ def format_outcome(result: DisplayedResult) -> str:
 
 
 def format_result(result: DisplayedResult) -> str:
-    """Two lines, without arrays."""
+    """Return settings and outcome in two lines."""
     return f"Result({format_settings(result.spec)}\n       {format_outcome(result)})"
 
 
 def format_result_html(result: DisplayedResult) -> str:
-    """A small table with the curve of the accuracy; foreign text in it is text."""
-    summary = result.summary
-    rows = [
-        ("setting", escape_html(format_settings(result.spec))),
-        ("outcome", escape_html(format_outcome(result))),
-        ("accuracy by round", _draw_sparkline(result.metrics[get_accuracy_curve_name(result)])),
-        (
-            "sent up, down",
-            _format_bytes(summary.get("bytes_up"))
-            + ", "
-            + _format_bytes(summary.get("bytes_down")),
-        ),
-        ("artifacts", escape_html(", ".join(result.artifacts) or MISSING)),
-    ]
-    cells = "".join(
-        f'<tr><th style="text-align:left">{name}</th><td style="text-align:left">{value}</td></tr>'
-        for name, value in rows
+    """Return an HTML table of settings, outcome and the curve of the accuracy.
+
+    Names from the result are escaped.
+    """
+    traffic = [_format_bytes(result.summary.get(name)) for name in ("bytes_up", "bytes_down")]
+    rows = {
+        "setting": escape_html(format_settings(result.spec)),
+        "outcome": escape_html(format_outcome(result)),
+        "accuracy by round": _draw_sparkline(result.metrics[get_accuracy_name(result.metrics)]),
+        "sent up, down": ", ".join(traffic),
+        "artifacts": escape_html(", ".join(result.artifacts) or MISSING),
+    }
+    left = 'style="text-align:left"'
+    cells = (
+        f"<tr><th {left}>{name}</th><td {left}>{value}</td></tr>" for name, value in rows.items()
     )
-    return f"<table>{cells}</table>"
+    return f"<table>{''.join(cells)}</table>"
 
 
 def _format_bytes(count: float | None) -> str:
     if count is None:
         return MISSING
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            break
-        count /= 1000
-    return f"{count:.3g} {unit}"
+    power = min(int(np.log10(max(count, 1)) // 3), 3)
+    return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB')[power]}"
 
 
 def _draw_sparkline(values: np.ndarray) -> str:
-    """A curve as SVG, between its least and its greatest value."""
+    """Return a curve as SVG, scaled to its least and greatest value."""
     rounds = np.flatnonzero(np.isfinite(values))
     if len(rounds) < 2:
         return MISSING
@@ -128,15 +144,17 @@ def _draw_sparkline(values: np.ndarray) -> str:
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(x_positions, y_positions, strict=True))
     return (
         f'<svg width="{_SPARKLINE_WIDTH}" height="{_SPARKLINE_HEIGHT}" role="img" '
-        f'aria-label="from {low:.1%} to {high:.1%}"><polyline fill="none" stroke="#0072B2" '
+        f'aria-label="from {low:.1%} to {high:.1%}"><polyline fill="none" stroke="{_COLOR}" '
         f'stroke-width="1.5" points="{points}"/></svg> {low:.1%} to {high:.1%}'
     )
 
 
-def get_accuracy_curve_name(result: DisplayedResult) -> str:
-    """The accuracy that stands for a run."""
-    accuracy = result.metrics["test_accuracy"]
-    if np.isnan(accuracy).all() and "mean_client_accuracy" in result.metrics:
+def get_accuracy_name(metrics: Mapping[str, np.ndarray]) -> str:
+    """Return the name of a run's main accuracy.
+
+    It is the accuracy of the global model, or the mean of clients' own tests without one.
+    """
+    if np.isnan(metrics["test_accuracy"]).all() and "mean_client_accuracy" in metrics:
         return "mean_client_accuracy"
     return "test_accuracy"
 
@@ -148,30 +166,37 @@ def plot_metric(
     x: Literal["round", "bytes"] = "round",
     axes: "Axes | None" = None,
 ) -> "Axes":
-    """A curve of a run, drawn into `axes` or a new figure. metric: one of `result.metrics` with a
-    value by round (default: its accuracy). Raises ConfigError."""
+    """Plot a metric of a run.
+
+    Args:
+      result: the run.
+      metric: name of a metric with one value per round (default: the main accuracy).
+      x: horizontal axis: rounds, or the bytes that were sent up to each round.
+      axes: axes to draw into (default: those of a new figure).
+
+    Returns:
+      The axes.
+
+    Raises:
+      ConfigError: for unknown names.
+    """
     import matplotlib.pyplot as plt
 
-    curves = [name for name, values in result.metrics.items() if values.ndim == 1]
-    metric = get_accuracy_curve_name(result) if metric is None else metric
-    require_name("metric", metric, curves)
+    metrics, method = result.metrics, result.spec.algorithm
+    metric = get_accuracy_name(metrics) if metric is None else metric
+    require_name("metric", metric, _select_curves(metrics))
     require_name("x", x, ("round", "bytes"))
     if axes is None:
         _, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
-    values = result.metrics[metric]
-    is_percentage = "accuracy" in metric
-    if x == "round":
-        positions = np.arange(1, len(values) + 1)
-    else:
-        positions = np.cumsum(result.metrics["bytes_up"] + result.metrics["bytes_down"])
-    is_measured = np.isfinite(values)
-    name = result.spec.algorithm
-    color = METHODS[name].color if name in METHODS else ""
+    positions = np.arange(1, len(metrics[metric]) + 1)
+    if x == "bytes":
+        positions = np.cumsum(metrics["bytes_up"] + metrics["bytes_down"])
+    is_measured = np.isfinite(metrics[metric])
     axes.plot(
         positions[is_measured],
-        (100 if is_percentage else 1) * values[is_measured],
-        color=color or "#0072B2",
-        label=escape_mathtext(f"{name}, seed {result.spec.seed}"),
+        (100 if "accuracy" in metric else 1) * metrics[metric][is_measured],
+        color=(METHODS[method].color if method in METHODS else "") or _COLOR,
+        label=escape_mathtext(f"{method}, seed {result.spec.seed}"),
     )
     axes.set_xlabel(_LABELS[x])
     axes.set_ylabel(escape_mathtext(_LABELS.get(metric, metric.replace("_", " "))))
@@ -180,68 +205,69 @@ def plot_metric(
     return axes
 
 
+def _select_curves(metrics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: values for name, values in metrics.items() if values.ndim == 1}
+
+
 def build_rounds_dataframe(result: DisplayedResult) -> "pd.DataFrame":
-    """One row per round, numbered from 1, and a column per metric with one value a round."""
+    """Return a row per round, from 1, and a column per metric with one value per round."""
     import pandas as pd
 
-    curves = {name: values for name, values in result.metrics.items() if values.ndim == 1}
+    curves = _select_curves(result.metrics)
     rounds = len(next(iter(curves.values()), ()))
     return pd.DataFrame(curves, index=pd.RangeIndex(1, rounds + 1, name="round"))
 
 
 def build_rounds_dataset(result: DisplayedResult) -> "xr.Dataset":
-    """All metrics, with the dimensions round and client (or, of what else there is, `<metric>_1`
-    and so on); settings and summary are attributes, as JSON. Raises ConfigError where xarray is not
-    installed."""
-    xarray = _import_xarray()
-    rounds = len(result.metrics["train_loss"])
-    arrays = {
-        name: (("round", *_name_dimensions(name, values)), values)
-        for name, values in result.metrics.items()
-    }
+    """Return all metrics of a run with named dimensions.
+
+    The dimensions are round and client; other dimensions are named `<metric>_1` and so on. Settings
+    and summary are attributes in JSON.
+
+    Raises:
+      ConfigError: if xarray is not installed.
+    """
+    arrays = {}
+    for name, values in result.metrics.items():
+        dimensions = [f"{name}_{i}" for i in range(1, values.ndim)]
+        arrays[name] = (
+            ["round", *(["client"] if name == "client_accuracy" else dimensions)],
+            values,
+        )
     attributes = {
         "settings": json.dumps(result.spec.to_dict(), default=str),
         "summary": json.dumps(result.summary, default=str),
     }
-    return xarray.Dataset(arrays, {"round": np.arange(1, rounds + 1)}, attributes)
+    rounds = np.arange(1, len(result.metrics["train_loss"]) + 1)
+    return _import_xarray().Dataset(arrays, {"round": rounds}, attributes)
 
 
-def build_runs_dataset(results: Sequence[DisplayedResult]) -> "xr.Dataset":
-    """The same of several runs with the dimension run, by the digests of their files; settings that
-    differ are coordinates of it. Runs with fewer rounds are NaN after them."""
-    xarray = _import_xarray()
-    require(len(results) > 0, "results", "none", "at least one that was made")
-    datasets = [build_rounds_dataset(result).drop_attrs() for result in results]
-    names = [result.digest() for result in results]
+def build_runs_dataset(results: Iterable[DisplayedResult]) -> "xr.Dataset":
+    """Return all metrics of several runs with the dimensions run, round and client.
+
+    Runs are named by their digests. Settings that differ are coordinates of the runs. Metrics are
+    NaN after the last round of a run with fewer rounds.
+
+    Raises:
+      ConfigError: without results, and if xarray is not installed.
+    """
+    xarray, results = _import_xarray(), list(results)
+    require(len(results) > 0, "results", "none", "at least one result")
     runs = xarray.concat(
-        datasets, dim=xarray.Variable("run", names), join="outer", data_vars="all", coords="minimal"
+        [build_rounds_dataset(result).drop_attrs() for result in results],
+        dim=xarray.Variable("run", [result.digest() for result in results]),
+        join="outer",
+        data_vars="all",
+        coords="minimal",
     )
-    flat_settings = [_flatten_settings(result.spec) for result in results]
-    for name in dict.fromkeys(key for settings in flat_settings for key in settings):
-        values = [settings.get(name) for settings in flat_settings]
-        if len(set(map(str, values))) > 1:
-            is_scalar = all(isinstance(value, int | float | str) for value in values)
-            runs = runs.assign_coords(
-                {name: ("run", values if is_scalar else list(map(str, values)))}
-            )
+    settings = [flatten(result.spec.to_dict()) for result in results]
+    for name in dict.fromkeys(name for values in settings for name in values):
+        column: Sequence[Any] = [values.get(name) for values in settings]
+        if len(set(map(str, column))) > 1:
+            if not all(isinstance(value, int | float | str) for value in column):
+                column = list(map(str, column))
+            runs = runs.assign_coords({name: ("run", column)})
     return runs
-
-
-def _flatten_settings(spec: RunSpec) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in spec.to_dict().items():
-        if isinstance(value, dict):
-            flat |= {f"{name}.{key}": option for key, option in value.items()}
-        else:
-            flat[name] = value
-    return flat
-
-
-def _name_dimensions(name: str, values: np.ndarray) -> tuple[str, ...]:
-    """Of a metric, after rounds."""
-    if name == "client_accuracy":
-        return ("client",)
-    return tuple(f"{name}_{i}" for i in range(1, values.ndim))
 
 
 def _import_xarray() -> Any:

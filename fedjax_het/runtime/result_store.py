@@ -1,11 +1,8 @@
-"""Results on disk: two files per run in one folder, read as data frames.
+"""Folders of results, read as data frames.
 
-A run's files are named by the digest of what made it (`Result.digest`). So a folder can be added to
-by any number of programs on any number of machines, merged by copying, and tables and figures are
-functions of the folder alone.
-
-A result that cannot be written to its folder is written to another one. How a run ended may be
-stored beside its result, see `SavedStateIndex`.
+The files of a run are named by the digest of its result, see `Result.digest`. Any number of programs
+on any number of machines can add to a folder, and folders can be merged by copying. Tables and
+figures depend on the folder alone.
 """
 
 import contextlib
@@ -23,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedjax_het.config.local_training import is_horizon_dependent
 from fedjax_het.config.run_spec import RunSpec, hash_settings
 from fedjax_het.data import Dataset, Partition
-from fedjax_het.runtime.result_schema import decode_record
-from fedjax_het.runtime.results import STATE_SUFFIX, Result
+from fedjax_het.runtime.result_display import flatten
+from fedjax_het.runtime.results import STATE_SUFFIX, Result, decode_record
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, require, require_columns
 from fedjax_het.utils.io import list_stored_names
@@ -40,120 +37,147 @@ log = logging.getLogger("fedjax_het")
 
 @validate_arguments
 def load_result(directory: str | os.PathLike, digest: str) -> Result | None:
-    """The run of that name; None if its files are not there, or, with a line in the log, if they
-    are damaged."""
+    """Read a result from a folder.
+
+    Args:
+      directory: folder of results.
+      digest: digest of the result.
+
+    Returns:
+      The result; None if there are no such files, and if they are damaged, which is logged.
+    """
     try:
         return Result.load(Path(directory) / f"{digest}.json")
     except FileNotFoundError:
         return None
-    except Exception as error:  # whatever is in the file
+    except Exception as error:  # of arbitrary files
         log.warning("%s", to_one_line(str(error)))
         return None
 
 
 @validate_arguments
 def load_results(directory: str | os.PathLike) -> "pd.DataFrame":
-    """One row per run: `digest`, `settings`, each setting (`hp.prox_mu`), the summary.
+    """Read settings and summaries of all runs in a folder.
 
-    `digest` names the files; `settings` is `RunSpec.digest()`, which results of one specification
-    share whatever version or device made them (`newest` keeps one of them). Of runs on a user's own
-    data or partition in the place of those named, `settings`, `dataset` and `partition` have the
-    first digits of its digest behind them, so that no table takes them for the ones named.
-    Where a summary repeats a setting (`algorithm`, `seed`), the setting stands. A method, network,
-    data set or partition that this process does not know keeps its stored name. A run whose files
-    cannot be read is left out with a warning. Raises ConfigError where there is no such folder.
+    A run whose files cannot be read is skipped with a warning. A method, network, data set or
+    partition that this process does not know keeps its stored name.
+
+    Args:
+      directory: folder of results.
+
+    Returns:
+      A row per run with the columns `digest`, `settings`, each setting (nested ones as
+      `hp.prox_mu`) and each value of the summary. `digest` names the files. `settings` is
+      `RunSpec.digest()`, which results of one spec share on all versions and devices, see
+      `select_newest`. A setting takes precedence over a value of the summary with the same name. A
+      user's data set or partition in place of the one that the settings name adds the first digits
+      of its digest to `dataset` or `partition`, and to `settings`.
+
+    Raises:
+      ConfigError: if there is no such folder.
+
+    Example:
+      >>> import tempfile
+      >>> from fedjax_het import RunSpec, load_results, simulate
+      >>> folder = tempfile.mkdtemp()
+      >>> spec = RunSpec("fedavg", "digits", model="mlp", num_clients=4, rounds=2)
+      >>> _ = simulate(spec, output_dir=folder)
+      >>> load_results(folder)[["algorithm", "rounds", "diverged"]].values.tolist()
+      [['fedavg', 2, False]]
     """
     _require_folder(directory)
     return _build_dataframe(_iterate_results(directory))
 
 
 def build_dataframe(results: Iterable[Result]) -> "pd.DataFrame":
-    """The same of results at hand."""
+    """Return settings and summaries of results as `load_results` does."""
     return _build_dataframe((result.digest(), result) for result in results)
 
 
 def compute_settings_digest(spec: RunSpec) -> str:
-    """`RunSpec.digest()`; of settings that this process cannot resolve, because what they name is
-    registered in another one, or is no more, the same of the settings as they are."""
+    """Return `RunSpec.digest()`, or the hash of the settings as they are.
+
+    The latter is for names, files and rules that only exist in other processes or versions.
+    """
     try:
         return spec.digest()
-    except Exception:  # names, files and rules that are elsewhere, or of another time
+    except Exception:  # of users' rules
         return hash_settings(spec)
 
 
-def _build_dataframe(results: "Iterable[tuple[str, Result]]") -> "pd.DataFrame":
-    """One row per run and the name of its files."""
+def _build_dataframe(results: Iterable[tuple[str, Result]]) -> "pd.DataFrame":
     import pandas as pd
 
-    rows = [
-        {
-            "digest": name,
-            "settings": compute_settings_digest(result.spec),
-            # What else a summary holds cannot stand for these.
-            **{
-                key: value
-                for key, value in (
-                    _flatten(result.summary) | _flatten(result.spec.to_dict())
-                ).items()
-                if key not in ("digest", "settings")
-            },
-            **_mark_user_objects(result),
-        }
-        for name, result in results
-    ]
-    return pd.DataFrame(rows)
+    return pd.DataFrame([_build_row(digest, result) for digest, result in results])
 
 
-def _mark_user_objects(result: Result) -> dict[str, str]:
-    """What stands in the place of names that say less than is so: see `splits.own_parts`."""
-    user_digests = {part: result.summary.get(f"own_{part}") for part in ("dataset", "partition")}
-    short_digests = {part: str(digest)[:8] for part, digest in user_digests.items() if digest}
-    if not short_digests:
-        return {}
-    display_names = {
-        part: f"{getattr(result.spec, part)} (own {digits})"
-        for part, digits in short_digests.items()
-    }
-    return {
-        **display_names,
-        "settings": "-".join((compute_settings_digest(result.spec), *short_digests.values())),
-    }
+def _build_row(digest: str, result: Result) -> dict[str, Any]:
+    names = {"digest": digest, "settings": compute_settings_digest(result.spec)}
+    row = {**names, **flatten(result.summary), **flatten(result.spec.to_dict()), **names}
+    for part in ("dataset", "partition"):  # of the user, in place of the one that is named
+        if user_digest := result.summary.get(f"own_{part}"):
+            row[part] = f"{row[part]} (own {str(user_digest)[:8]})"
+            row["settings"] += f"-{str(user_digest)[:8]}"
+    return row
 
 
 def select_newest(results: "pd.DataFrame") -> "pd.DataFrame":
-    """`load_results` with one row per `settings` and data set: the one that finished last."""
+    """Select the result of each spec and data set that finished last.
+
+    Args:
+      results: data frame of `load_results`.
+
+    Returns:
+      One row per value of `settings`, and per data set where the dataset is "user".
+    """
     if not len(results):
         return results
     require_columns("results", results, ("dataset", "settings"))
-    is_user_dataset = results["dataset"] == "user"  # whose name does not say what it holds
-    dataset_digests = (
-        results["dataset_digest"].where(is_user_dataset, "") if is_user_dataset.any() else ""
+    is_user_dataset = results["dataset"] == "user"
+    data = results["dataset_digest"].where(is_user_dataset, "") if is_user_dataset.any() else ""
+    newest_last = results.assign(finished=results.get("finished"), _data=data).sort_values(
+        "finished", kind="stable", na_position="first"
     )
-    results_with_data = results.assign(finished=results.get("finished"), _data=dataset_digests)
-    sorted_results = results_with_data.sort_values("finished", kind="stable", na_position="first")
-    return sorted_results.drop_duplicates(["settings", "_data"], keep="last").drop(columns="_data")
+    return newest_last.drop_duplicates(["settings", "_data"], keep="last").drop(columns="_data")
 
 
 @validate_arguments
 def load_curves(
     directory: str | os.PathLike, *, results: "pd.DataFrame | None" = None
 ) -> "pd.DataFrame":
-    """One row per run and round: `digest`, `round` (from 1), and a column per metric `[rounds]`.
+    """Read the metrics of the runs in a folder that have one value per round.
 
-    of: results of this folder, whose curves alone are read.
-    Metrics of another shape (per client, per class) are left to `Result.load`.
+    Args:
+      directory: folder of results.
+      results: rows of `load_results` whose runs are read (default: all runs).
+
+    Returns:
+      A row per run and round with the columns `digest`, `round` (from 1) and each metric.
+
+    Raises:
+      ConfigError: if there is no such folder, and if `results` has no column `digest`.
+
+    Example:
+      >>> import tempfile
+      >>> from fedjax_het import RunSpec, load_curves, simulate
+      >>> folder = tempfile.mkdtemp()
+      >>> spec = RunSpec("fedavg", "digits", model="mlp", num_clients=4, rounds=2)
+      >>> _ = simulate(spec, output_dir=folder)
+      >>> load_curves(folder)["round"].tolist()
+      [1, 2]
     """
     import pandas as pd
 
     _require_folder(directory)
-    frames = []
+    digests: set[str] | None = None if results is None else set()
     if results is not None and len(results):
-        require_columns("of", results, ("digest",))
-    digests = None if results is None else set(results["digest"]) if len(results) else set()
-    for name, result in _iterate_results(directory, digests):
-        curves = {metric: values for metric, values in result.metrics.items() if values.ndim == 1}
-        rounds = len(next(iter(curves.values()), ()))
-        frames.append(pd.DataFrame({"digest": name, "round": range(1, rounds + 1), **curves}))
+        require_columns("results", results, ("digest",))
+        digests = set(results["digest"])
+    frames = []
+    for digest, result in _iterate_results(directory, digests):
+        frame = result.to_pandas().reset_index()
+        frame.insert(0, "digest", digest)
+        frames.append(frame)
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
@@ -178,56 +202,55 @@ def list_run_files(directory: str | os.PathLike) -> list[Path]:
 def _iterate_results(
     directory: str | os.PathLike, digests: set[str] | None = None
 ) -> Iterator[tuple[str, Result]]:
-    """The runs that can be read, each with the name of its files."""
     for path in list_run_files(directory):
         if digests is not None and path.stem not in digests:
             continue
         try:
             result = Result.load(path)
-        except Exception as error:  # whatever is in the file
+        except Exception as error:  # of arbitrary files
             text = f"{str(path)!r} is left out: it cannot be read ({error})"
             warnings.warn(to_one_line(text), stacklevel=4)
         else:
             yield path.stem, result
 
 
-def _flatten(values: dict, prefix: str = "") -> dict[str, Any]:
-    flat = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            flat.update(_flatten(value, f"{prefix}{name}."))
-        else:
-            flat[prefix + name] = value
-    return flat
-
-
 class ResultNotWrittenError(ConfigError):
-    """What was made could not be written to its folder; the message says where it is instead.
+    """Results could not be written to their folder; the message names their folder.
 
-    made: what the call would have returned, a `Result` or a `SweepResult`. places: the folders in
-    which the results are.
+    Attributes:
+      results: the return value of the call, a `Result` or a `SweepResult`.
+      folder: the folder of the results that could not be written; None if there is no such folder.
     """
 
-    results: Any = None
-    folders: tuple[Path, ...] = ()
+    def __init__(self, message: str, results: Any, folder: Path | None):
+        super().__init__(message)
+        self.results, self.folder = results, folder
 
 
 def save_run_files(result: Result, folder: Path) -> None:
-    """Write a run's result, and how the data were split. Raises OSError."""
+    """Write a result, and the examples of each client.
+
+    Args:
+      result: the result.
+      folder: folder of the files.
+
+    Raises:
+      OSError: if a file cannot be written.
+    """
     result.save(folder)
-    if result.partition is not None:
-        result.partition.save(folder / "partition.npz")
-    if result.tests is not None:
-        result.tests.save(folder / "client_tests.npz")
-    if result.held_out is not None:
-        result.held_out.partition.save(folder / "held_out.npz")
+    held_out = None if result.held_out is None else result.held_out.partition
+    partitions = {"partition": result.partition, "client_tests": result.tests, "held_out": held_out}
+    for name, partition in partitions.items():
+        if partition is not None:
+            partition.save(folder / f"{name}.npz")
 
 
 class ResultWriter:
-    """Writes results to a folder; those that it does not take to another one.
+    """Writer of results, which uses another folder if one cannot be written.
 
-    save: how one is written to a folder. rescue: False where somebody else has them, too, who will
-    see to what this folder does not take.
+    Attributes:
+      folder: folder of results; None to write nothing.
+      fallback_folder: folder of the results that could not be written to `folder`.
     """
 
     def __init__(
@@ -237,140 +260,129 @@ class ResultWriter:
         *,
         use_fallback: bool = True,
     ):
+        """Prepare a writer.
+
+        Args:
+          folder: folder of results; None to write nothing.
+          save: function that writes a result to a folder.
+          use_fallback: False if the caller writes results elsewhere that the folder refuses.
+        """
         self.folder, self._save, self._uses_fallback = folder, save, use_fallback
-        self.reason = ""  # why the first was refused
-        self.num_failed = 0
-        self.num_unsaved = 0  # of them, those that no other place took either
-        self.fallback_folders: list[Path] = []
+        self.fallback_folder: Path | None = None
+        self._reason, self._num_failed, self._num_unsaved = "", 0, 0
 
     def write(self, result: Result) -> bool:
-        """Write a result; -> whether it is in the folder, or none is wanted. Never raises."""
+        """Write a result without raising, and return whether it is in the folder, if there is one."""
         if self.folder is None:
             return True
         try:
             self._save(result, self.folder)
-        except Exception as error:  # a run's hours are worth more than any reason to stop
-            self.reason = self.reason or to_one_line(getattr(error, "strerror", None) or str(error))
-            self.num_failed += 1
-            if self._uses_fallback:
-                self._write_fallback(result)
-            return False
-        return True
+            return True
+        except Exception as error:  # no error is worth the loss of a run's hours
+            reason = to_one_line(getattr(error, "strerror", None) or str(error))
+            self._reason = self._reason or reason
+            self._num_failed += 1
+        if self._uses_fallback and not self._write_fallback(result):
+            self._num_unsaved += 1
+        return False
 
-    def _write_fallback(self, result: Result) -> None:
-        for parent in [*self.fallback_folders, *_list_fallback_parents()]:
-            folder = parent
-            try:
-                folder = (
-                    parent if parent in self.fallback_folders else _create_fallback_folder(parent)
-                )
+    def _write_fallback(self, result: Result) -> bool:
+        for parent in [None] if self.fallback_folder else _list_fallback_parents():
+            folder = self.fallback_folder
+            with contextlib.suppress(Exception):
+                folder = folder or Path(tempfile.mkdtemp(prefix="fedjax_het-rescued-", dir=parent))
                 self._save(result, folder)
-            except Exception:
-                if folder != parent:  # it has no room either
-                    shutil.rmtree(folder, ignore_errors=True)
-                continue
-            if folder not in self.fallback_folders:
-                self.fallback_folders.append(folder)
-                log.warning(
-                    "%s", to_one_line(f"{self._format_failure()}; going on in {str(folder)!r}")
-                )
-            return
-        self.num_unsaved += 1
-
-    def _format_failure(self) -> str:
-        return f"output_dir = {str(self.folder)!r}: a result cannot be written ({self.reason})"
+                if self.fallback_folder is None:
+                    self.fallback_folder = folder
+                    text = (
+                        f"results cannot be written ({self._reason}); going on in {str(folder)!r}"
+                    )
+                    log.warning("%s", to_one_line(f"output_dir = {str(self.folder)!r}: {text}"))
+                return True
+            if folder is not None and folder != self.fallback_folder:
+                shutil.rmtree(folder, ignore_errors=True)
+        return False
 
     def require_all_written(self, results: Any) -> None:
-        """Raise ResultNotWrittenError, with `made`, if a result is not in the folder."""
-        if not self.num_failed:
+        """Raise ResultNotWrittenError with the results if one of them is not in the folder."""
+        if not self._num_failed:
             return
-        count = "the result" if self.num_failed == 1 else f"{self.num_failed} results"
-        text = f"output_dir = {str(self.folder)!r}: {count} could not be written ({self.reason})"
-        if self.fallback_folders:
-            text += f"; kept in {', '.join(repr(str(folder)) for folder in self.fallback_folders)} instead"
-        if self.num_unsaved:
-            text += f"; {self.num_unsaved} of them in no file, but in `made` of this error"
-        error = ResultNotWrittenError(to_one_line(text))
-        error.results, error.folders = results, tuple(self.fallback_folders)
-        raise error
+        count = "the result" if self._num_failed == 1 else f"{self._num_failed} results"
+        text = f"output_dir = {str(self.folder)!r}: {count} could not be written ({self._reason})"
+        if self.fallback_folder is not None:
+            text += f"; kept in {str(self.fallback_folder)!r} instead"
+        if self._num_unsaved:
+            text += f"; {self._num_unsaved} of them in no file, but in `results` of this error"
+        raise ResultNotWrittenError(text, results, self.fallback_folder)
 
 
 def _list_fallback_parents() -> list[Path]:
-    """Where there may be room."""
-    parents = [Path.cwd()] if _is_existing_directory(Path.cwd) else []
-    for get_parent in (Path.home, lambda: Path(tempfile.gettempdir())):
-        with contextlib.suppress(OSError, RuntimeError):  # no home, nothing that can be written to
-            parents.insert(0, get_parent())
+    parents = []
+    for get_parent in (Path.home, tempfile.gettempdir, Path.cwd):
+        with contextlib.suppress(OSError, RuntimeError):  # there is none
+            parents.append(Path(get_parent()))
     return parents
 
 
-def _is_existing_directory(get_path: Callable[[], Path]) -> bool:
-    try:
-        return get_path().is_dir()
-    except OSError:  # a folder that was removed
-        return False
-
-
-def _create_fallback_folder(parent: Path) -> Path:
-    return Path(tempfile.mkdtemp(prefix="fedjax_het-rescued-", dir=parent))
-
-
 class _SavedState(NamedTuple):
+    key: str
     rounds: int
     path: Path
     summary: dict[str, Any]
 
 
 class SavedStateIndex:
-    """The final states in a folder, from which runs with more rounds go on; none of no folder.
+    """The final states in a folder, from which runs with more rounds resume.
 
-    Cost: reading the small record of each, once.
+    Cost: reads the JSON of every result that has a final state, once.
     """
 
     def __init__(self, folder: Path | None):
-        self._by_settings: dict[str, list[_SavedState]] = {}
+        self._states: list[_SavedState] = []
         for path in [] if folder is None else sorted(folder.glob(f"*{STATE_SUFFIX}")):
             result_path = path.with_name(path.name.removesuffix(STATE_SUFFIX) + ".json")
-            try:
+            with contextlib.suppress(Exception):  # there is no result, or it is damaged
                 record = decode_record(result_path.read_text())
-                spec, summary = record["spec"], record["summary"]
-                saved_state = _SavedState(int(spec["rounds"]), path, summary)
-            except Exception:  # no result beside it, or a damaged one: nothing to go on from
-                continue
-            self._by_settings.setdefault(_settings_key(spec), []).append(saved_state)
+                key, rounds = _build_settings_key(record["spec"]), int(record["spec"]["rounds"])
+                self._states.append(_SavedState(key, rounds, path, record["summary"]))
 
     def find(
         self, spec: RunSpec, dataset: Dataset | None = None, partition: Partition | None = None
     ) -> Path | None:
-        """Of this run, or the one of the same resolved settings and data with the most rounds that
-        are not more: the file of its state; None without one. A run whose rates depend on its end
-        is the beginning of no other.
+        """Return the final state from which a run can resume.
 
-        dataset, partition: the user's own.
+        It is the state of a run with the same settings and data, and with the most rounds up to
+        those of `spec`. A run whose learning rates depend on its number of rounds resumes only from
+        a state with this number of rounds.
+
+        Args:
+          spec: resolved settings.
+          dataset: data set of the user.
+          partition: partition of the user.
+
+        Returns:
+          The path of the state, or None.
         """
-        rounds = spec.rounds or 0
+        key, rounds = _build_settings_key(spec.to_dict()), spec.rounds or 0
         matches = [
-            saved_state
-            for saved_state in self._by_settings.get(_settings_key(spec.to_dict()), [])
-            if (
-                saved_state.rounds == rounds
-                if is_horizon_dependent(spec)
-                else saved_state.rounds <= rounds
-            )
-            and _matches_user_object(saved_state.summary, "dataset", dataset)
-            and _matches_user_object(saved_state.summary, "partition", partition)
+            state
+            for state in self._states
+            if state.key == key
+            and (state.rounds == rounds if is_horizon_dependent(spec) else state.rounds <= rounds)
+            and _has_user_object(state.summary, "dataset", dataset)
+            and _has_user_object(state.summary, "partition", partition)
         ]
-        return max(matches, key=lambda saved_state: saved_state.rounds).path if matches else None
+        return max(matches, key=lambda state: state.rounds).path if matches else None
 
 
-def _settings_key(settings: dict[str, Any]) -> str:
+def _build_settings_key(settings: dict[str, Any]) -> str:
     return json.dumps({k: v for k, v in settings.items() if k != "rounds"}, sort_keys=True)
 
 
-def _matches_user_object(
+def _has_user_object(
     summary: dict[str, Any], kind: str, user_object: Dataset | Partition | None
 ) -> bool:
-    """Whether a run had the user's own data set or partition, or that which its settings name."""
+    """Return whether a run had the user's data set or partition, or if None, the named one."""
     if user_object is None:
         return not summary.get(f"own_{kind}")
     return summary.get(f"{kind}_digest") == user_object.digest()

@@ -1,39 +1,27 @@
-"""What a run leaves behind: curves, a summary, and files named by the hash of what made it."""
+"""Result of a run: metrics by round, a summary, and files that are named by a digest."""
 
 import functools
 import hashlib
 import io
-from collections.abc import Callable, Sequence
+import json
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 
+from fedjax_het._version import __version__
 from fedjax_het.config.run_spec import RunSpec, spec_to_yaml
 from fedjax_het.data import Partition
-from fedjax_het.metrics.convergence import rise_time, rolling_mean, rounds_to_reach
 from fedjax_het.metrics.costs import TrainingCost, cost_to_reach
-from fedjax_het.metrics.personal import best_mean_accuracy, worst_decile
+from fedjax_het.runtime import result_display
 from fedjax_het.runtime.provenance import compute_run_digest
-from fedjax_het.runtime.result_display import (
-    build_rounds_dataframe,
-    build_rounds_dataset,
-    format_result,
-    format_result_html,
-    get_accuracy_curve_name,
-    plot_metric,
-)
-from fedjax_het.runtime.result_schema import (
-    decode_record,
-    encode_record,
-    to_json_value,
-    validate_arrays,
-    validate_spec,
-    validate_summary,
-)
 from fedjax_het.utils.arrays import decode_arrays, encode_arrays, save_arrays
-from fedjax_het.utils.config import Bounds, validate_number
+from fedjax_het.utils.config import Bounds, validate, validate_fields, validate_number
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.io import (
     DamagedFileError,
@@ -53,10 +41,21 @@ if TYPE_CHECKING:
     from fedjax_het.runtime.trained_model import TrainedModel
 
 STATE_SUFFIX = ".state.npz"
+"""End of the name of a file with the final state of a run."""
+_CHECKSUM = re.compile(r'"checksum": "([0-9a-f]{64})"')
+_CHECKSUM_PLACEHOLDER = "0" * 64
 
 
 def build_state_path(folder: Path, digest: str) -> Path:
-    """Return the file of the final state of a run, named by the digest of its result."""
+    """Return the path of the final state of a run.
+
+    Args:
+      folder: folder of results.
+      digest: digest of the run's result.
+
+    Returns:
+      `folder/<digest>.state.npz`.
+    """
     return folder / f"{digest}{STATE_SUFFIX}"
 
 
@@ -64,16 +63,29 @@ def build_state_path(folder: Path, digest: str) -> Path:
 class Result:
     """A finished run.
 
-    `metrics` holds one value per round (NaN where nothing was measured): test_accuracy (a
-    share), test_loss and train_loss (nats), update_norm, bytes_up, bytes_down, client_samples; of a
-    data set with domains also test_accuracy_<domain>, and test_accuracy_domains, their mean; where
-    clients have tests of their own also client_accuracy `[rounds, K]` and mean_client_accuracy, and
-    where clients have names client_accuracy_<name>; and what a method records besides.
-    `artifacts` holds what a method leaves besides (arrays). `state` is the final federation
-    (its `clients` a `HostClientStates` where they are on the host: ask it for `client(k)`),
-    `partition` how the data were split, `tests` which test images each client has, if any, and
-    `models` gives trained models, see `model`, `held_out` are the clients that took no part; none
-    of them is saved here.
+    Attributes:
+      spec: settings of the run.
+      metrics: one value per round and metric, NaN where nothing was measured: `test_accuracy` (a
+        fraction), `test_loss` and `train_loss` (nats), `update_norm`, `bytes_up`, `bytes_down`,
+        `client_samples`, and the records of the method. Data sets with domains add
+        `test_accuracy_<domain>` and the mean `test_accuracy_domains`. Clients with own tests add
+        `client_accuracy` `[rounds, clients]`, `mean_client_accuracy`, and
+        `client_accuracy_<name>` if clients have names.
+      summary: numbers and texts about the run, which JSON can hold.
+      artifacts: further arrays of the method.
+      state: final state of the federation. Clients' states on the host are `HostClientStates`, whose
+        method `client(k)` returns one of them. Not saved here, see `keep_state` of `simulate`.
+      partition: training examples of each client; not saved here.
+      tests: test examples of each client, if clients have own tests; not saved here.
+      models: function that returns trained models, see `model`; None without a state.
+      held_out: clients that took no part, if there are any; not saved here.
+
+    Example:
+      >>> from fedjax_het import RunSpec, simulate
+      >>> spec = RunSpec("fedavg", "digits", model="mlp", num_clients=4, rounds=2)
+      >>> result = simulate(spec)
+      >>> result.rounds, result.metrics["test_accuracy"].shape
+      (2, (2,))
     """
 
     spec: RunSpec
@@ -88,56 +100,61 @@ class Result:
 
     @property
     def final_accuracy(self) -> float | None:
-        """Share, mean of the last five rounds; None where the run diverged, or has no global
-        model."""
+        """Mean accuracy of the last five rounds, a fraction.
+
+        None if the run diverged, and for a method without a global model.
+        """
         return self.summary.get("final_accuracy")
 
     @property
     def best_accuracy(self) -> float | None:
-        """Share, of the best round; None of a method without a global model."""
+        """Highest accuracy of a round, a fraction; None for a method without a global model."""
         return self.summary.get("best_accuracy")
 
     @property
     def client_accuracy(self) -> float | None:
-        """Share, the best mean over clients' own tests; None where clients have none."""
+        """Highest mean accuracy on clients' own tests, a fraction; None without such tests."""
         return self.summary.get("bmta")
 
     @property
     def diverged(self) -> bool:
-        """Whether losses, update or state were not finite."""
+        """Whether losses, update or state became infinite or NaN."""
         return bool(self.summary["diverged"])
 
     @property
     def rounds(self) -> int:
-        """That took place."""
+        """Number of rounds that took place."""
         return int(self.summary["rounds"])
 
     @property
     def seconds(self) -> float:
-        """Wall-clock, compilation included; of runs made together, its share."""
+        """Wall-clock seconds with compilation; runs in parallel share them equally."""
         return float(self.summary["wall_seconds"])
 
     @property
     def bytes_up(self) -> float:
-        """Sent by all clients in all rounds."""
+        """Bytes that all clients sent in all rounds."""
         return float(self.summary["bytes_up"])
 
     @property
     def bytes_down(self) -> float:
-        """Sent to them."""
+        """Bytes that all clients received in all rounds."""
         return float(self.summary["bytes_down"])
 
     def costs_to(self, accuracy: float) -> TrainingCost | None:
-        """What it took until the accuracy, that of the global model or the mean on clients' own
-        tests where there is none, was first that high; None if it never was."""
+        """Return the cost until the accuracy first reached a value; None if it never did.
+
+        The accuracy is that of the global model, or the mean on clients' own tests without one.
+        """
         accuracy = validate_number("accuracy", accuracy, Bounds(0, 1))
-        return cost_to_reach(self.metrics, self.summary, accuracy, get_accuracy_curve_name(self))
+        curve = result_display.get_accuracy_name(self.metrics)
+        return cost_to_reach(self.metrics, self.summary, accuracy, curve)
 
     def __repr__(self) -> str:
-        return format_result(self)
+        return result_display.format_result(self)
 
     def _repr_html_(self) -> str:
-        return format_result_html(self)
+        return result_display.format_result_html(self)
 
     def plot(
         self,
@@ -146,31 +163,49 @@ class Result:
         x: Literal["round", "bytes"] = "round",
         axes: "Axes | None" = None,
     ) -> "Axes":
-        """Draw a curve, into `axes` or a new figure, and return them.
+        """Plot a metric.
 
-        metric: one of `metrics` that has a value by round (default: the accuracy). x: what it is
-        drawn against, rounds or the bytes moved until then. Raises ConfigError for other names.
+        Args:
+          metric: name of a metric with one value per round (default: the accuracy).
+          x: horizontal axis: rounds, or the bytes that were sent up to each round.
+          axes: axes to draw into (default: those of a new figure).
+
+        Returns:
+          The axes.
+
+        Raises:
+          ConfigError: for unknown names.
         """
-        return plot_metric(self, metric, x=x, axes=axes)
+        return result_display.plot_metric(self, metric, x=x, axes=axes)
 
     def to_pandas(self) -> "pd.DataFrame":
-        """One row per round, from 1, a column per metric that has a value by round."""
-        return build_rounds_dataframe(self)
+        """Return a row per round, from 1, and a column per metric with one value per round."""
+        return result_display.build_rounds_dataframe(self)
 
     def to_xarray(self) -> "xr.Dataset":
-        """All metrics with named dimensions: round, client. Needs the extra `xarray`; ConfigError
-        without it."""
-        return build_rounds_dataset(self)
+        """Return all metrics with the dimensions round and client.
+
+        Raises:
+          ConfigError: if xarray, which the extra `xarray` installs, is missing.
+        """
+        return result_display.build_rounds_dataset(self)
 
     def model(
         self, client: int | None = None, *, network: Any = None, optimizer: Any = None
     ) -> "TrainedModel":
-        """The global model after the last round, or that of a client where clients have models of
-        their own.
+        """Return a model after the last round.
 
-        network, optimizer: the user's own, as given to the run; of a loaded result alone. Raises
-        ConfigError for another client, and for a result without a state: a loaded one has its state
-        in a file beside it, see `simulate`'s and `sweep`'s `keep_state`.
+        Args:
+          client: id of a client whose clients have own models (default: the global model).
+          network: network of the user that the run had; only for a loaded result.
+          optimizer: optimizer of the user that the run had; only for a loaded result.
+
+        Returns:
+          The trained model.
+
+        Raises:
+          ConfigError: if the method has no such model, and for a result without a state. A loaded
+            result reads its state from a file, which `keep_state` writes.
         """
         expected = "a result whose state was kept: keep_state = True"
         require(self.models is not None, "state", self.state, expected)
@@ -185,24 +220,56 @@ class Result:
         network: Any = None,
         optimizer: Any = None,
     ) -> Path:
-        """Write that model to a file that `load_model` reads; see `TrainedModel.save`."""
+        """Write a model to a file for `load_model`.
+
+        Args:
+          path: file to write.
+          client: id of a client whose clients have own models (default: the global model).
+          network: network of the user that the run had; only for a loaded result.
+          optimizer: optimizer of the user that the run had; only for a loaded result.
+
+        Returns:
+          The path.
+
+        Raises:
+          ConfigError: if the result has no such model.
+          OSError: if the file cannot be written.
+        """
         return self.model(client, network=network, optimizer=optimizer).save(path)
 
     def synthetic_dataset(self, *, network: Any = None) -> "SyntheticDataset":
-        """The images that the method has made, in the data's own scale, with their labels. Raises
-        ConfigError for methods that make none, and where `model` does."""
+        """Return the labeled images that the method has synthesized, in the scale of the data.
+
+        Args:
+          network: network of the user that the run had; only for a loaded result.
+
+        Raises:
+          ConfigError: for a method without synthetic images, and for a result without a state.
+        """
         from fedjax_het.runtime.synthetic_dataset import build_synthetic_dataset
 
         inputs = self.model(network=network).input_spec
         return build_synthetic_dataset(self.artifacts, inputs, self.spec.algorithm)
 
     def save_synthetic_dataset(self, path: str | Path, *, network: Any = None) -> Path:
-        """Write that set to a plain .npz, which other code can train on; see `SyntheticDataset`."""
+        """Write the synthetic images to a plain .npz file, which other code can train on.
+
+        Args:
+          path: file to write.
+          network: network of the user that the run had; only for a loaded result.
+
+        Returns:
+          The path.
+        """
         return self.synthetic_dataset(network=network).save(path)
 
     def digest(self) -> str:
-        """The name of its files: settings, package version, device and precision, hashed; and what
-        is not as the settings name it: see `runtime.data_assignment.collect_user_digests`."""
+        """Return the name of the result's files.
+
+        It is a hash of settings, package version, device and precision, and of the user's objects
+        in place of those that the settings name, see
+        `runtime.data_assignment.collect_user_digests`.
+        """
         summary = self.summary
         data = summary.get("dataset_digest") if self.spec.dataset == "user" else None
         return compute_run_digest(
@@ -216,46 +283,57 @@ class Result:
         )
 
     def save(self, directory: str | Path) -> Path:
-        """Write `<digest>.npz` (curves, artifacts), `<digest>.yaml` (the settings, for `--config`),
-        then `<digest>.json` (settings, summary).
+        """Write the result to a folder.
 
-        Each file is replaced in one step, the JSON last: where it is, the run is complete. It has
-        a checksum of itself and of the other file. Values of the summary that JSON does not have
-        are kept as near as can be (`runtime.result_schema.to_json_value`). Returns the JSON's path.
+        The files are `<digest>.npz` (metrics, artifacts), `<digest>.yaml` (settings for `--config`)
+        and `<digest>.json` (settings, summary, checksums). Each file is replaced in one step, the
+        JSON last, so a run whose JSON exists is complete. Values that JSON cannot hold are
+        converted by `to_json_value`.
+
+        Returns:
+          The path of the JSON file.
+
+        Raises:
+          OSError: if a file cannot be written.
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        name = self.digest()
+        name, buffer = self.digest(), io.BytesIO()
         arrays = {f"metrics/{k}": v for k, v in self.metrics.items()}
         arrays |= {f"artifacts/{k}": v for k, v in self.artifacts.items()}
-        arrays = encode_arrays(arrays)
-        checksums = []
-
-        def write_arrays(file: BinaryIO) -> None:
-            save_arrays(file, arrays, compressed=True)
-            file.seek(0)
-            checksums.append(hashlib.file_digest(file, "sha256").hexdigest())  # type: ignore[arg-type]
-
-        write_atomically(directory / f"{name}.npz", write_arrays)
+        save_arrays(buffer, encode_arrays(arrays), compressed=True)
         record = {
             "spec": to_json_value(self.spec.to_dict()),
             "summary": to_json_value(self.summary),
-            "arrays": checksums[-1],
+            "arrays": hashlib.sha256(buffer.getvalue()).hexdigest(),
         }
-        text = spec_to_yaml(self.spec).encode()
-        write_atomically(directory / f"{name}.yaml", lambda file: file.write(text))
-        path = directory / f"{name}.json"
-        write_atomically(path, lambda file: file.write(encode_record(record).encode()))
-        return path
+        contents = {
+            "npz": buffer.getvalue(),
+            "yaml": spec_to_yaml(self.spec).encode(),
+            "json": _encode_record(record).encode(),
+        }
+        for suffix, content in contents.items():
+            write = operator.methodcaller("write", content)
+            write_atomically(directory / f"{name}.{suffix}", write)
+        return directory / f"{name}.json"
 
     @classmethod
     def load(cls, path: str | Path) -> "Result":
-        """The result whose JSON is at `path`.
+        """Read a result from its folder or from the archive `runs.zip` in it.
 
-        Raises FileNotFoundError where there is none, other OSErrors of the file system, and
-        DamagedFileError, in one line, for a file that is damaged, holds something else, or is of a
-        version with settings that this one does not have. Files of versions before checksums are
-        read as they are.
+        Results of old versions, without checksums, are accepted.
+
+        Args:
+          path: path of the JSON file.
+
+        Returns:
+          The result, with models if the file of its final state exists.
+
+        Raises:
+          FileNotFoundError: if there is no such file.
+          DamagedFileError: if a file is damaged, is no result, or has settings that this version
+            does not have.
+          OSError: if a file cannot be read.
         """
         path = Path(path)
         try:
@@ -263,38 +341,39 @@ class Result:
             arrays = read_stored_file(path.with_suffix(".npz")) if text else b""
         except FileNotFoundError as error:
             find_stored_file(path)  # raises if the JSON is missing
-            raise DamagedFileError(
-                f"result {str(path)!r}: {error.filename!r} is missing"
-            ) from error
+            message = f"result {str(path)!r}: {error.filename!r} is missing"
+            raise DamagedFileError(message) from error
         try:
             result = cls._parse(text.decode(), arrays)
         except Exception as error:  # what readers of JSON, zips and arrays raise on arbitrary bytes
-            reason = (
-                f"{type(error).__name__}: {error}" if not isinstance(error, ConfigError) else error
-            )
-            raise DamagedFileError(
-                to_one_line(f"result {str(path)!r} is damaged ({reason})")
-            ) from error
+            kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+            message = to_one_line(f"result {str(path)!r} is damaged ({kind}{error})")
+            raise DamagedFileError(message) from error
         state = build_state_path(path.parent, path.stem)
         result.models = functools.partial(_load_state_model, state) if state.exists() else None
         return result
 
     @classmethod
-    def _parse(cls, text: str, arrays: bytes) -> "Result":
+    def _parse(cls, text: str, content: bytes) -> "Result":
         record = decode_record(text)
-        expected_checksum = record.get("arrays")
-        checksum = hashlib.sha256(arrays).hexdigest()
-        require(
-            expected_checksum in (None, checksum),
-            "checksum of the .npz",
-            checksum,
-            f"{expected_checksum}",
-        )
-        with np.load(io.BytesIO(arrays), allow_pickle=False) as data:
-            metrics, artifacts = validate_arrays(decode_arrays(data))
-        summary = validate_summary(record["summary"])
-        spec = validate_spec(record["spec"], summary.get("fedjax_het"))
-        return cls(spec, metrics, summary, artifacts)
+        checksum, expected = hashlib.sha256(content).hexdigest(), record.get("arrays")
+        require(expected in (None, checksum), "checksum of the .npz", checksum, f"{expected}")
+        arrays: dict[str, dict[str, np.ndarray]] = {"metrics": {}, "artifacts": {}}
+        with np.load(io.BytesIO(content), allow_pickle=False) as data:
+            for key, array in decode_arrays(data).items():
+                group, _, name = key.partition("/")
+                require(group in arrays, "array", key, "metrics/NAME or artifacts/NAME")
+                arrays[group][name] = array
+        metrics, summary = arrays["metrics"], record["summary"]
+        for name, array in metrics.items():
+            is_numeric = array.ndim > 0 and array.dtype.kind in "biuf"
+            actual = f"{array.dtype} {array.shape}"
+            require(is_numeric, f"metric {name}", actual, "numbers by round")
+        lengths = {len(array) for array in metrics.values() if array.ndim == 1}
+        require(len(lengths) <= 1, "rounds of the metrics", sorted(lengths), "equal numbers")
+        validate_fields(summary, _Summary)
+        spec = _parse_spec(record["spec"], summary.get("fedjax_het"))
+        return cls(spec, metrics, summary, arrays["artifacts"])
 
 
 def _load_state_model(path: Path, client: int | None, **user_objects: Any) -> "TrainedModel":
@@ -303,119 +382,114 @@ def _load_state_model(path: Path, client: int | None, **user_objects: Any) -> "T
     return load_state_model(path, client, **user_objects)
 
 
-def summarize_metrics(
-    metrics: dict[str, np.ndarray],
-    domain_names: Sequence[str] = (),
-    *,
-    has_diverged: bool = False,
-    last_round: int | None = None,
-) -> dict[str, Any]:
-    """The numbers that stand for a curve.
+class _Summary(TypedDict, total=False):
+    """The values of a summary that reports read."""
 
-    diverged: whether the run was `stopped` since its losses, its update or its state were not
-    finite, or has curves that say so.
+    finished: str | None
+    fedjax_het: str | None
+    jax: str | None
+    jaxlib: str | None
+    device: str | None
+    matmul_precision: str | None
+    precision: str | None
+    dataset_note: str | None
+    final_accuracy: float | None
+    final_accuracy_std: float | None
+    final_client_accuracy: float | None
+    best_accuracy: float | None
+    last_accuracy: float | None
+    window_accuracy: float | None
+    rise_time: float | None
+    rounds_to_half: float | None
+    bmta: float | None
+    bmta_round: float | None
+    bmta_worst_decile: float | None
+    wall_seconds: float | None
+    client_samples_per_second: float | None
+    bytes_up: float | None
+    bytes_down: float | None
+    rounds: float | None
+    epsilon: float | None
+    held_out_accuracy: float | None
+    held_out_tuned_accuracy: float | None
+    diverged: bool | None
+    x64: bool | None
 
-    ended: the round after which a run was ended early, if it was: then the last measured rounds, as
-    many, stand for the last ones.
 
-    final_accuracy is the mean of the last five rounds (DynaFed's metric), None if the run
-    diverged: it is never averaged in silently. final_accuracy_std is over those rounds.
+def _encode_record(record: dict[str, Any]) -> str:
+    """Return the JSON of a record with a checksum of all of it among its keys."""
+    record = {**record, "checksum": _CHECKSUM_PLACEHOLDER}
+    text = json.dumps(record, indent=1, sort_keys=True, allow_nan=False, default=str)
+    return text.replace(_CHECKSUM_PLACEHOLDER, hashlib.sha256(text.encode()).hexdigest(), 1)
 
-    Of the running mean over 20 measured rounds (FSL's metrics, section IV-A; None if the run
-    diverged): window_accuracy, its last value; rise_time, the first round (from 1) at which it
-    reaches 90 % of that; rounds_to_half, the first at which it reaches 0.5, None if it never does.
 
-    Of a data set with domains also best_domains_accuracy, the highest unweighted mean over domains
-    (FedAF's metric, Table 2), best_domain_round, the first round (from 1) that reached it, and
-    accuracy_<domain> in that round.
+def decode_record(text: str) -> dict[str, Any]:
+    """Parse the JSON of a result.
 
-    Of clients tested on data like their own also bmta, the highest unweighted mean over clients
-    (FedAMP's metric, section 7), bmta_round, the first round (from 1) that reached it,
-    bmta_worst_decile, the mean over the worst tenth of clients in that round, and
-    final_client_accuracy, the mean over clients and the last five rounds; where clients have names
-    (those of domains) also client_accuracy_<name> in the round of bmta. A method without a global
-    model has these alone; the others are None.
+    Returns:
+      A dictionary with the keys `spec`, `summary` and, except for old versions, `arrays` and
+      `checksum`.
+
+    Raises:
+      ValueError: if the text is damaged.
     """
-    name = "test_accuracy"
-    if np.isnan(metrics[name]).all() and "mean_client_accuracy" in metrics:
-        name = "mean_client_accuracy"
-    accuracies = metrics[name]
-    diverged = has_diverged or not np.isfinite(metrics["train_loss"][:last_round]).all()
-    if last_round is None:
-        diverged |= not np.isfinite(accuracies[-1])
-    accuracy = metrics["test_accuracy"]
-    finite_accuracies = accuracy[np.isfinite(accuracy)]
-    last_accuracies = _select_last_values(accuracy, last_round)
-    is_undefined = diverged or not len(last_accuracies)
-    return {
-        "final_accuracy": None if is_undefined else float(last_accuracies.mean()),
-        "final_accuracy_std": None if is_undefined else float(last_accuracies.std()),
-        "best_accuracy": float(finite_accuracies.max()) if len(finite_accuracies) else None,
-        "last_accuracy": None
-        if is_undefined
-        else float(accuracy[-1] if last_round is None else last_accuracies[-1]),
-        **_summarize_rise(accuracy, is_undefined),
-        "diverged": bool(diverged),
-        **_summarize_domains(metrics, domain_names),
-        **_summarize_clients(metrics, diverged, last_round),
-    }
+    match = _CHECKSUM.search(text)
+    if match is not None:
+        unsigned_text = text.replace(match[1], _CHECKSUM_PLACEHOLDER, 1)
+        checksum = hashlib.sha256(unsigned_text.encode()).hexdigest()
+        require(match[1] == checksum, "checksum", match[1], f"{checksum}, that of the text")
+    record = json.loads(text, parse_constant=_reject_constant)
+    require(isinstance(record, dict), "record", type(record).__name__, "a dict")
+    keys = ("arrays", "checksum", "spec", "summary")
+    for key in sorted(record.keys() - {*keys}):
+        raise ConfigError(f"key = {key!r}: expected one of {', '.join(keys)}")
+    for key in ("spec", "summary"):
+        require(isinstance(record.get(key), dict), key, record.get(key), "a dict")
+    is_signed = "checksum" not in record or match is not None
+    require(is_signed, "checksum", record.get("checksum"), "64 hexadecimal digits")
+    return record
 
 
-def _select_last_values(curve: np.ndarray, last_round: int | None) -> np.ndarray:
-    """What was measured in the last five rounds; of a run that was ended early, the last five that
-    were measured."""
-    if last_round is not None:
-        curve = curve[np.isfinite(curve)]
-    return curve[-5:][np.isfinite(curve[-5:])]
+def _reject_constant(name: str) -> float:
+    raise ConfigError(f"number = {name}: expected a finite one")
 
 
-def _summarize_rise(accuracy: np.ndarray, is_undefined: bool) -> dict[str, Any]:
-    if is_undefined:
-        return dict.fromkeys(("window_accuracy", "rise_time", "rounds_to_half"))
-    means = rolling_mean(accuracy)
-    return {
-        "window_accuracy": float(means[np.isfinite(means)][-1]),
-        "rise_time": rise_time(accuracy),
-        "rounds_to_half": rounds_to_reach(accuracy, 0.5),
-    }
+def _parse_spec(values: dict[str, Any], version: Any) -> RunSpec:
+    """Return the settings of a result that this version of fedjax_het wrote.
+
+    Raises:
+      ConfigError: for settings that this version does not have, and for values of other types.
+    """
+    for name in values.keys() - RunSpec.__dataclass_fields__.keys():
+        version = version if isinstance(version, str) else "another version"
+        raise ConfigError(
+            f"setting = {name!r}: fedjax_het {__version__} does not have it; the result was made by "
+            f"{version}"
+        )
+    validate_fields(values, RunSpec)
+    for name, value in values.get("hp", {}).items():
+        validate(name, value, float)
+    return RunSpec.from_dict(values)
 
 
-def _summarize_clients(
-    metrics: dict[str, np.ndarray], diverged: bool, last_round: int | None
-) -> dict[str, Any]:
-    if "client_accuracy" not in metrics:
-        return {}
-    mean = metrics["mean_client_accuracy"]
-    by_name = [name for name in metrics if name.startswith("client_accuracy_")]
-    if not np.isfinite(mean).any():
-        names = ("bmta", "bmta_round", "bmta_worst_decile", "final_client_accuracy", *by_name)
-        return dict.fromkeys(names)
-    # A round counts where all clients with a test were measured, see `accounts.curves_of`.
-    complete_rounds = np.where(np.isfinite(mean)[:, None], metrics["client_accuracy"], np.nan)
-    accuracy, best_round = best_mean_accuracy(complete_rounds)
-    last_values = _select_last_values(mean, last_round)
-    return {
-        "bmta": accuracy,
-        "bmta_round": best_round,
-        "bmta_worst_decile": worst_decile(metrics["client_accuracy"][best_round - 1]),
-        "final_client_accuracy": None
-        if diverged or not len(last_values)
-        else float(last_values.mean()),
-        **{name: float(metrics[name][best_round - 1]) for name in by_name},
-    }
+def to_json_value(value: Any) -> Any:
+    """Return a value that JSON can hold; the function accepts every value.
 
+    Arrays and scalars of NumPy and jax become lists and numbers of Python, infinite numbers and NaN
+    become None, and other objects become their `repr`.
 
-def _summarize_domains(metrics, domain_names: Sequence[str]) -> dict[str, Any]:
-    if not domain_names:
-        return {}
-    mean = metrics["test_accuracy_domains"]
-    has_values = np.isfinite(mean).any()
-    best_index = int(np.nanargmax(mean)) if has_values else 0
-    values = {"best_domains_accuracy": mean[best_index]}
-    values |= {
-        f"accuracy_{name}": metrics[f"test_accuracy_{name}"][best_index] for name in domain_names
-    }
-    return {
-        "best_domain_round": best_index + 1 if has_values else None,
-        **{name: float(value) if has_values else None for name, value in values.items()},
-    }
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.runtime.results import to_json_value
+      >>> to_json_value({"loss": np.float32(0.5), "values": (1, float("nan"))})
+      {'loss': 0.5, 'values': [1, None]}
+    """
+    if isinstance(value, Mapping):
+        return {str(key): to_json_value(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):
+        value = np.asarray(value).tolist()
+    if isinstance(value, list | tuple | set | frozenset):
+        return [to_json_value(item) for item in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return value if isinstance(value, bool | int | str) or value is None else repr(value)

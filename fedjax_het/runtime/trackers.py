@@ -25,6 +25,7 @@ import jax
 import numpy as np
 
 from fedjax_het.runtime.callbacks import END, START, Callback, RunStatus
+from fedjax_het.runtime.result_display import flatten
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.io import write_atomically
@@ -467,13 +468,11 @@ class TrackerCallback:
             del self._records[name, status.digest]
 
 
-def _flatten_values(values: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
+def _flatten_values(values: Mapping[str, Any]) -> dict[str, Scalar]:
     """Return nested values by dotted names, without None; others than scalars become text."""
     flat: dict[str, Scalar] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            flat |= _flatten_values(value, f"{prefix}{name}.")
-        elif value is not None:
-            value = value.item() if isinstance(value, np.generic) else value
-            flat[prefix + name] = value if isinstance(value, Scalar) else str(value)
+    for name, value in flatten(values).items():
+        value = value.item() if isinstance(value, np.generic) else value
+        if value is not None:
+            flat[name] = value if isinstance(value, Scalar) else str(value)
     return flat

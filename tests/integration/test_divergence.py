@@ -35,7 +35,7 @@ from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.runtime.group_state import init_group, init_states
 from fedjax_het.runtime.history import build_curves, get_latest_accuracy, record_rounds
-from fedjax_het.runtime.results import summarize_metrics
+from fedjax_het.runtime.result_builder import summarize_metrics
 
 # --- accuracies of logits that are not finite ----------------------------------------------------
 

@@ -213,7 +213,7 @@ def test_a_run_leaves_another_configurations_checkpoint_alone(half, whole):
 
 def rescued(error):
     """The results that an error names."""
-    return [Result.load(path) for place in error.folders for path in place.glob("*[0-9a-f].json")]
+    return [Result.load(path) for path in error.folder.glob("*[0-9a-f].json")]
 
 
 @pytest.fixture
@@ -237,8 +237,8 @@ def test_a_run_on_a_full_disk_is_whole_and_said_to_be_elsewhere(
     assert_results_equal(caught.value.results, whole)
     (kept,) = rescued(caught.value)
     assert_results_equal(kept, whole) and kept.summary == caught.value.results.summary
-    (place,) = caught.value.folders
-    assert Partition.load(place / "partition.npz").digest() == whole.partition.digest()
+    partition = Partition.load(caught.value.folder / "partition.npz")
+    assert partition.digest() == whole.partition.digest()
     warned = [r.getMessage() for r in caplog.records if "checkpoint" in r.getMessage()]
     assert len(warned) == 1 and "the run goes on" in warned[0]
 
@@ -272,7 +272,7 @@ def test_a_sweep_goes_on_where_results_cannot_be_written(tmp_path, places, monke
     for a, b in zip(made, caught.value.results.results, strict=True):
         assert_results_equal(a, b)
     assert len(rescued(caught.value)) == 3
-    for path in caught.value.folders[0].iterdir():
+    for path in caught.value.folder.iterdir():
         path.rename(folder / path.name)
     assert len(load_results(folder)) == 3
 

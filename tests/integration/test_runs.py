@@ -29,8 +29,8 @@ from fedjax_het.data import make_partition
 from fedjax_het.runtime import checkpointing, group_state
 from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.data_assignment import UserObjects
+from fedjax_het.runtime.result_builder import summarize_metrics
 from fedjax_het.runtime.result_store import load_curves, load_results
-from fedjax_het.runtime.results import summarize_metrics
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ from fedjax_het.analysis.grouping import choose_default_metric, find_derived_set
 from fedjax_het.analysis.report import write_report
 from fedjax_het.cli import main
 from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.runtime.result_builder import summarize_metrics
 from fedjax_het.runtime.result_store import load_results
-from fedjax_het.runtime.results import Result, summarize_metrics
+from fedjax_het.runtime.results import Result
 from fedjax_het.utils.errors import ConfigError
 
 ACCURACY = {  # by method, prox_mu and alpha: of each seed; None diverged

@@ -13,7 +13,7 @@ from fedjax_het.data import Partition
 from fedjax_het.nn import make_model
 from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.data_assignment import UserObjects
-from fedjax_het.runtime.results import summarize_metrics
+from fedjax_het.runtime.result_builder import summarize_metrics
 
 DATA = make_user_dataset()
 DEVICES = sorted({1, len(jax.devices())})

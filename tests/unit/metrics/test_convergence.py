@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_het.analysis.grouping import get_display_scale, get_metric_label, is_higher_better
 from fedjax_het.metrics.convergence import rise_time, rolling_mean, rounds_to_reach
-from fedjax_het.runtime.results import summarize_metrics
+from fedjax_het.runtime.result_builder import summarize_metrics
 
 NAN = math.nan
 
