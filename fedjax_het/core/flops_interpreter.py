@@ -1,12 +1,12 @@
-"""How many floating-point operations a traced program takes, where loops end by what they read.
+"""Count of the floating-point operations of a traced program whose loops depend on its inputs.
 
-A program is gone through as it was traced. Products are known by their shapes, and so is how often
-they are made, up to loops and branches that are decided as the program runs. The counting program
-has these loops and branches, what decides them, and a counter: nothing else, so that it takes next
-to no time. What the program itself leaves out, since nothing comes of it, is not counted.
+The shapes of a product determine its operations. The number of its executions is known only when
+the program runs, since loops and branches depend on values. `FlopCounter` therefore adds a counter
+to the traced program and removes everything that neither the counter nor a loop or branch needs,
+above all the products. The rest runs in next to no time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,414 +14,329 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
-from fedjax_het.nn.flops import count_multiply_adds
+from fedjax_het.nn.flops import count_multiply_adds, iter_inner_jaxprs, iter_multiply_adds
 
 Mask = tuple[bool, ...]
-_CALL_PARAMS = (
-    "jaxpr",
-    "call_jaxpr",
-    "fun_jaxpr",
-)  # what equations name the program that they go into
-_WORD_BITS = 32  # bits
+# Parameters of equations that hold a program which runs once, with the equation's inputs.
+_CALL_PARAMS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
-class FlopsProgram(NamedTuple):
-    """A program that counts.
+class FlopCounter:
+    """The counting form of a traced program.
 
-    inputs, outputs: of the counted program's leaves, those that it takes and returns, in order.
-    run(leaves) -> (leaves, number of floating-point operations).
+    A product counts 2 operations per multiply-add; elementwise work (norms, pooling, optimizers)
+    does not count, nor do products whose result the program does not use. Loops over lanes that run
+    in parallel, and padded batches, count as executed. The count is exact below 2^64.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from fedjax_het.core.flops_interpreter import FlopCounter
+      >>> def power(x, n):
+      ...     return jax.lax.fori_loop(0, n, lambda i, product: product @ x, x)
+      >>> counter = FlopCounter(jax.make_jaxpr(power)(jnp.ones((3, 3)), 5))
+      >>> counter.find_inputs((False,))
+      (False, True)
+      >>> counter.run([5], (False,))
+      ([], 270)
     """
 
-    inputs: Mask
-    outputs: Mask
-    run: Callable[[Sequence[Any]], tuple[list[Any], int]]
+    def __init__(self, closed_jaxpr: Any):
+        """Add the counter.
 
+        Cost: a trace of the program.
 
-def make_flops_program(
-    closed_jaxpr: Any, required_outputs: Sequence[bool] | None = None
-) -> FlopsProgram:
-    """The program that counts the floating-point operations of a traced one (`ClosedJaxpr`).
+        Args:
+          closed_jaxpr: the traced program, a `ClosedJaxpr`.
 
-    wanted: which of its outputs to return besides (default: none).
-    The number is 2 for each multiply-add of a product; what is done value by value (norms, pooling,
-    optimisers) is not in it. It is exact below 2^64. Loops over lanes that go in step, and batches
-    that are filled up, count as what they are: executed.
-    Raises NotImplementedError for a product inside of something that is not known.
-    """
-    jaxpr = closed_jaxpr.jaxpr
-    outputs = tuple(required_outputs or (False,) * len(jaxpr.outvars))
-    analyzer = _JaxprAnalyzer()
-    used_outputs = (True,) * len(jaxpr.outvars)
-    inputs = analyzer.plan_counting(jaxpr, used_outputs, outputs).inputs
+        Raises:
+          NotImplementedError: if the program has a product inside an unknown operation.
+        """
+        self._liveness = _Liveness()
+        jaxpr = closed_jaxpr.jaxpr
 
-    @jax.jit
-    def program(leaves):
-        values = _scatter_values(inputs, leaves)
-        total, results = analyzer.run_counting(
-            jaxpr, closed_jaxpr.consts, values, used_outputs, outputs, _zero_count()
-        )
-        return _select(outputs, results), total
+        def count(*inputs):
+            used, zero = (True,) * len(jaxpr.outvars), (jnp.uint32(0), jnp.uint32(0))
+            total, outputs = self._run(jaxpr, closed_jaxpr.consts, inputs, used, zero)
+            return *outputs, *total
 
-    def count(leaves: Sequence[Any]) -> tuple[list[Any], int]:
-        results, (high, low) = program(list(leaves))
-        return results, (int(high) << _WORD_BITS) + int(low)
+        inputs = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in jaxpr.invars]
+        self._counting = jax.make_jaxpr(count)(*inputs)
+        self._compiled: dict[Mask, Any] = {}
 
-    return FlopsProgram(inputs, outputs, count)
+    def find_inputs(self, required_outputs: Mask) -> Mask:
+        """Find the inputs that decide how much is done.
 
+        Args:
+          required_outputs: which of the program's outputs to compute besides the count.
 
-class _LiveProgram(NamedTuple):
-    steps: list  # (equation, which of its results are used), the last first
-    inputs: Mask
+        Returns:
+          For each input, whether the counting program needs it.
+        """
+        return self._liveness.analyze(self._counting.jaxpr, (*required_outputs, True, True)).inputs
 
+    def run(self, leaves: Sequence[Any], required_outputs: Mask) -> tuple[list[Any], int]:
+        """Count the operations for these inputs.
 
-class _CountingPlan(NamedTuple):
-    steps: list  # (equation, used, wanted) of what is to be done to count, in order
-    inputs: Mask
-    static_flops: int  # operations of all others
+        Cost: a compilation of the counting program for each `required_outputs`.
 
+        Args:
+          leaves: the inputs that `find_inputs` marks, in order.
+          required_outputs: which of the program's outputs to compute besides the count.
 
-class _JaxprAnalyzer:
-    """Goes through programs; what was found of one is kept.
+        Returns:
+          The required outputs, and the number of floating-point operations.
+        """
+        if required_outputs not in self._compiled:
+            inputs, used = self.find_inputs(required_outputs), (*required_outputs, True, True)
 
-    `used` says which results of a program or equation the counted program has a use for, `wanted`
-    which of these the counting one has: what decides loops and branches, or is asked for.
-    """
+            @jax.jit
+            def program(leaves):
+                values = scatter(inputs, leaves)
+                counting = self._counting
+                _, outputs = self._run(counting.jaxpr, counting.consts, values, used, None)
+                return select(used, outputs)
 
-    def __init__(self) -> None:
-        self._cache: dict[tuple, Any] = {}
+            self._compiled[required_outputs] = program
+        *results, high, low = self._compiled[required_outputs](list(leaves))
+        return results, (int(high) << 32) + int(low)
 
-    def analyze_live(self, jaxpr: Any, used: Mask) -> _LiveProgram:
-        """What is left of a program where only these of its results are used."""
-        key = (id(jaxpr), used)
-        if key not in self._cache:
-            live_variables, steps = _select_variables(jaxpr.outvars, used), []
-            for equation in reversed(jaxpr.eqns):
-                results = tuple(var in live_variables for var in equation.outvars)
-                if any(results):
-                    steps.append((equation, results))
-                    live_variables |= _select_variables(
-                        equation.invars, self._equation_inputs(equation, results)
-                    )
-            self._cache[key] = _LiveProgram(
-                steps, tuple(var in live_variables for var in jaxpr.invars)
-            )
-        return self._cache[key]
+    def _run(self, jaxpr, consts, values, used: Mask, count):
+        """Evaluate what is used of a program; a counter of None does not count.
 
-    def plan_counting(self, jaxpr: Any, used: Mask, required: Mask) -> _CountingPlan:
-        """What is to be done to count."""
-        key = (id(jaxpr), used, required)
-        if key not in self._cache:
-            live_variables, steps, fixed = _select_variables(jaxpr.outvars, required), [], 0
-            for equation, results in self.analyze_live(jaxpr, used).steps:
-                required_results = tuple(var in live_variables for var in equation.outvars)
-                num_flops = self.static_flops(equation, results)
-                if num_flops is not None and not any(required_results):
-                    fixed += num_flops
-                    continue
-                steps.append((equation, results, required_results))
-                live_variables |= _select_variables(
-                    equation.invars, self._equation_inputs(equation, results, required_results)
-                )
-            inputs = tuple(var in live_variables for var in jaxpr.invars)
-            self._cache[key] = _CountingPlan(steps[::-1], inputs, fixed)
-        return self._cache[key]
-
-    def static_flops(self, equation: Any, used: Mask) -> int | None:
-        """Floating-point operations; None where they are known only as it runs."""
-        products = count_multiply_adds(equation)
-        if products is not None:
-            return 2 * products
-        params, name = equation.params, equation.primitive.name
-        if name == "while":
-            carry = self._while_carry_mask(equation, used)
-            condition_mask = self._program_static_flops(params["cond_jaxpr"].jaxpr, (True,))
-            body_mask = self._program_static_flops(params["body_jaxpr"].jaxpr, carry)
-            if condition_mask != 0:
-                raise NotImplementedError("a product in the condition of a loop")
-            return 0 if body_mask == 0 else None
-        if name == "scan":
-            body_flops = self._program_static_flops(
-                params["jaxpr"].jaxpr, self._scan_result_mask(equation, used)
-            )
-            return None if body_flops is None else body_flops * params["length"]
-        if name == "cond":
-            outputs = {
-                self._program_static_flops(branch.jaxpr, used) for branch in params["branches"]
-            }
-            return outputs.pop() if len(outputs) == 1 else None
-        inner = _called_program(equation)
-        if inner is not None:
-            return self._program_static_flops(inner[0], used)
-        for program in jax.tree.leaves(list(params.values()), is_leaf=_is_jaxpr):
-            if _is_jaxpr(program):
-                jaxpr: Any = getattr(program, "jaxpr", program)
-                if self._program_static_flops(jaxpr, (True,) * len(jaxpr.outvars)) != 0:
-                    raise NotImplementedError(f"a product inside of {name!r}")
-        return 0
-
-    def _program_static_flops(self, jaxpr: Any, used: Mask) -> int | None:
-        total = 0
-        for step in self.analyze_live(jaxpr, used).steps:
-            num_flops = self.static_flops(*step)
-            if num_flops is None:
-                return None
-            total += num_flops
-        return total
-
-    def _program_inputs(self, jaxpr: Any, used: Mask, required: Mask | None) -> Mask:
-        if required is None:
-            return self.analyze_live(jaxpr, used).inputs
-        return self.plan_counting(jaxpr, used, required).inputs
-
-    def _equation_inputs(self, equation: Any, used: Mask, required: Mask | None = None) -> Mask:
-        """Of an equation, those that its used results need; where `wanted` is given, those that the
-        counting program needs."""
-        params, name = equation.params, equation.primitive.name
-        if name == "while":
-            num_cond_consts, num_body_consts = params["cond_nconsts"], params["body_nconsts"]
-            carry = self._while_carry_mask(equation, used, required)
-            condition_mask = self._program_inputs(
-                params["cond_jaxpr"].jaxpr, (True,), _mask_if_required(required, (True,))
-            )
-            body, live_mask = params["body_jaxpr"].jaxpr, self._while_carry_mask(equation, used)
-            body_mask = self._program_inputs(body, live_mask, _mask_if_required(required, carry))
-            return (*condition_mask[:num_cond_consts], *body_mask[:num_body_consts], *carry)
-        if name == "scan":
-            num_consts, num_carry = params["num_consts"], params["num_carry"]
-            results = self._scan_result_mask(equation, used, required)
-            live_mask = self._scan_result_mask(equation, used)
-            outputs = self._program_inputs(
-                params["jaxpr"].jaxpr, live_mask, _mask_if_required(required, results)
-            )
-            num_leading = num_consts + num_carry
-            return (*outputs[:num_consts], *results[:num_carry], *outputs[num_leading:])
-        if name == "cond":
-            branch_masks = [
-                self._program_inputs(branch.jaxpr, used, required) for branch in params["branches"]
-            ]
-            return (True, *_union_masks(*branch_masks))
-        inner = _called_program(equation)
-        if inner is not None:
-            return self._program_inputs(inner[0], used, required)
-        return (True,) * len(equation.invars)
-
-    def _while_carry_mask(self, equation: Any, used: Mask, required: Mask | None = None) -> Mask:
-        """What of a `while` is carried: its results, and what these and its end depend on."""
-        params = equation.params
-        num_cond_consts, num_body_consts = params["cond_nconsts"], params["body_nconsts"]
-        condition_required = _mask_if_required(required, (True,))
-        carry = used if required is None else required
-        live_mask = None if required is None else self._while_carry_mask(equation, used)
-        carry = _union_masks(
-            carry,
-            self._program_inputs(params["cond_jaxpr"].jaxpr, (True,), condition_required)[
-                num_cond_consts:
-            ],
-        )
-        while True:
-            body = params["body_jaxpr"].jaxpr
-            outputs = (
-                self._program_inputs(body, carry, None)
-                if live_mask is None
-                else self._program_inputs(body, live_mask, carry)
-            )
-            grown_mask = _union_masks(carry, outputs[num_body_consts:])
-            if grown_mask == carry:
-                return carry
-            carry = grown_mask
-
-    def _scan_result_mask(self, equation: Any, used: Mask, required: Mask | None = None) -> Mask:
-        """Of a `scan`: which of the results of its body, what is carried first."""
-        params = equation.params
-        num_consts, num_carry = params["num_consts"], params["num_carry"]
-        results = used if required is None else required
-        live_mask = None if required is None else self._scan_result_mask(equation, used)
-        jaxpr = params["jaxpr"].jaxpr
-        while True:
-            outputs = (
-                self._program_inputs(jaxpr, results, None)
-                if live_mask is None
-                else self._program_inputs(jaxpr, live_mask, results)
-            )
-            carried_mask = outputs[num_consts : num_consts + num_carry]
-            grown_mask = (*_union_masks(results[:num_carry], carried_mask), *results[num_carry:])
-            if grown_mask == results:
-                return results
-            results = grown_mask
-
-    # --- the counting program ---------------------------------------------------------------------
-
-    def run_counting(self, jaxpr, num_consts, values, used: Mask, required: Mask, total):
-        """Count: -> (total, results; None for those not wanted). Nothing is `given` where nothing
-        is needed."""
-        plan = self.plan_counting(jaxpr, used, required)
-        environment = dict(zip(jaxpr.constvars, num_consts, strict=True))
+        Returns the counter and the outputs; unused ones are None or missing from the evaluation.
+        """
+        environment = dict(zip(jaxpr.constvars, consts, strict=True))
         environment |= dict(zip(jaxpr.invars, values, strict=True))
 
         def read(var):
             return var.val if isinstance(var, Literal) else environment.get(var)
 
-        total = _add_to_count(total, plan.static_flops)
-        for equation, results, required_results in plan.steps:
+        num_flops = 0
+        for equation, outputs in self._liveness.analyze(jaxpr, used).steps:
             inputs = [read(var) for var in equation.invars]
-            total, outputs = self._run_equation(equation, inputs, results, required_results, total)
-            environment |= dict(zip(equation.outvars, outputs, strict=True))
-        return total, [
-            read(var) if is_ else None for var, is_ in zip(jaxpr.outvars, required, strict=True)
-        ]
+            run_loop = {
+                "while": self._run_while,
+                "scan": self._run_scan,
+                "cond": self._run_cond,
+            }.get(equation.primitive.name)
+            called = _find_called_program(equation)
+            if run_loop is not None:
+                count, results = run_loop(equation, inputs, outputs, count)
+            elif called is not None:
+                count, results = self._run(*called, inputs, outputs, count)
+            else:
+                num_flops += 2 * (count_multiply_adds(equation) or 0)
+                for inner in iter_inner_jaxprs(equation):
+                    _require_no_product(inner, equation)
+                results = equation.primitive.bind(*inputs, **equation.params)
+                results = results if equation.primitive.multiple_results else [results]
+            environment |= dict(zip(equation.outvars, results, strict=True))
+        return _add_to_count(count, num_flops), list(map(read, jaxpr.outvars))
 
-    def _run_equation(self, equation, inputs, used: Mask, required: Mask, total):
-        name = equation.primitive.name
-        if name == "while":
-            return self._run_while(equation, inputs, used, required, total)
-        if name == "scan":
-            return self._run_scan(equation, inputs, used, required, total)
-        if name == "cond":
-            return self._run_cond(equation, inputs, used, required, total)
-        inner = _called_program(equation)
-        if inner is not None:
-            return self.run_counting(*inner, inputs, used, required, total)
-        num_flops = self.static_flops(equation, used)
-        assert num_flops is not None
-        results = equation.primitive.bind(*inputs, **equation.params)
-        results = results if equation.primitive.multiple_results else [results]
-        return _add_to_count(total, num_flops), results
+    def _run_while(self, equation, inputs, outputs, count):
+        loop = _Loop(equation)
+        carry, _ = self._liveness.find_carry(loop, outputs)
+        condition, body = equation.params["cond_jaxpr"], loop.body
+        condition_consts, consts, start = loop.split_inputs(inputs)
+        _require_no_product(condition.jaxpr, equation)
 
-    def _run_while(self, equation, inputs, used, required, total):
-        params = equation.params
-        num_cond_consts, num_body_consts = params["cond_nconsts"], params["body_nconsts"]
-        live_mask, carry = (
-            self._while_carry_mask(equation, used),
-            self._while_carry_mask(equation, used, required),
-        )
-        condition_consts, body_consts = (
-            inputs[:num_cond_consts],
-            inputs[num_cond_consts : num_cond_consts + num_body_consts],
-        )
-        condition, body = params["cond_jaxpr"], params["body_jaxpr"]
+        def is_continuing(state):
+            values = [*condition_consts, *scatter(carry, state[1])]
+            return self._run(condition.jaxpr, condition.consts, values, (True,), None)[1][0]
 
-        def is_continuing(num_carry):
-            values = [*condition_consts, *_scatter_values(carry, num_carry[1])]
-            _, (outputs,) = self.run_counting(
-                condition.jaxpr, condition.consts, values, (True,), (True,), _zero_count()
+        def step(state):
+            values = [*consts, *scatter(carry, state[1])]
+            count, results = self._run(body.jaxpr, body.consts, values, carry, state[0])
+            return count, select(carry, results)
+
+        count, results = jax.lax.while_loop(is_continuing, step, (count, select(carry, start)))
+        return count, scatter(carry, results)
+
+    def _run_scan(self, equation, inputs, outputs, count):
+        loop = _Loop(equation)
+        carry, _ = self._liveness.find_carry(loop, outputs)
+        body, num_carry = loop.body, loop.num_carry
+        _, consts, values = loop.split_inputs(inputs)
+        start, rows = values[:num_carry], values[num_carry:]
+        stacked, is_present = outputs[num_carry:], tuple(row is not None for row in rows)
+
+        def step(state, row_values):
+            values = [*scatter(carry, state[1]), *scatter(is_present, row_values)]
+            count, results = self._run(
+                body.jaxpr, body.consts, [*consts, *values], (*carry, *stacked), state[0]
             )
-            return outputs
+            next_state = count, select(carry, results[:num_carry])
+            return next_state, select(stacked, results[num_carry:])
 
-        def step(num_carry):
-            total, values = num_carry
-            body_inputs = [*body_consts, *_scatter_values(carry, values)]
-            total, outputs = self.run_counting(
-                body.jaxpr, body.consts, body_inputs, live_mask, carry, total
-            )
-            return total, _select(carry, outputs)
-
-        start = total, _select(carry, inputs[num_cond_consts + num_body_consts :])
-        total, outputs = jax.lax.while_loop(is_continuing, step, start)
-        return total, _scatter_values(carry, outputs)
-
-    def _run_scan(self, equation, inputs, used, required, total):
-        params = equation.params
-        num_consts, num_carry = params["num_consts"], params["num_carry"]
-        live_mask, results = (
-            self._scan_result_mask(equation, used),
-            self._scan_result_mask(equation, used, required),
-        )
-        carry, stacked = results[:num_carry], results[num_carry:]
-        body, rows = params["jaxpr"], inputs[num_consts + num_carry :]
-        is_present = tuple(row is not None for row in rows)
-
-        def step(carry_values, row_values):
-            total, values = carry_values
-            body_inputs = [
-                *inputs[:num_consts],
-                *_scatter_values(carry, values),
-                *_scatter_values(is_present, row_values),
-            ]
-            total, outputs = self.run_counting(
-                body.jaxpr, body.consts, body_inputs, live_mask, results, total
-            )
-            return (total, _select(carry, outputs[:num_carry])), _select(
-                stacked, outputs[num_carry:]
-            )
-
-        start = total, _select(carry, inputs[num_consts : num_consts + num_carry])
-        (total, last), stacked_values = jax.lax.scan(
+        (count, last), stacks = jax.lax.scan(
             step,
-            start,
-            _select(is_present, rows),
-            length=params["length"],
-            reverse=params["reverse"],
+            (count, select(carry, start)),
+            select(is_present, rows),
+            length=equation.params["length"],
+            reverse=equation.params["reverse"],
         )
-        return total, [*_scatter_values(carry, last), *_scatter_values(stacked, stacked_values)]
+        return count, [*scatter(carry, last), *scatter(stacked, stacks)]
 
-    def _run_cond(self, equation, inputs, used, required, total):
+    def _run_cond(self, equation, inputs, outputs, count):
         index, *operands = inputs
         is_present = tuple(operand is not None for operand in operands)
 
-        def branch(closed_jaxpr):
-            def run_branch(total, operands):
-                values = _scatter_values(is_present, operands)
-                total, outputs = self.run_counting(
-                    closed_jaxpr.jaxpr, closed_jaxpr.consts, values, used, required, total
-                )
-                return total, [jnp.asarray(value) for value in _select(required, outputs)]
+        def make_branch(branch):
+            def run_branch(count, operands):
+                values = scatter(is_present, operands)
+                count, results = self._run(branch.jaxpr, branch.consts, values, outputs, count)
+                return count, [jnp.asarray(value) for value in select(outputs, results)]
 
             return run_branch
 
-        branches = [branch(closed) for closed in equation.params["branches"]]
-        total, outputs = jax.lax.switch(index, branches, total, _select(is_present, operands))
-        return total, _scatter_values(required, outputs)
+        branches = [make_branch(branch) for branch in equation.params["branches"]]
+        count, results = jax.lax.switch(index, branches, count, select(is_present, operands))
+        return count, scatter(outputs, results)
 
 
-def _called_program(equation: Any) -> tuple[Any, Sequence[Any]] | None:
-    """(program, its constants) of an equation that calls one with all of its inputs."""
-    if equation.primitive.name == "shard_map":
+class _Loop:
+    """The body of a `while` or `scan`, and the parts of its inputs."""
+
+    def __init__(self, equation: Any):
+        params = equation.params
+        if equation.primitive.name == "while":
+            self.num_condition_consts = params["cond_nconsts"]
+            self.num_consts, self.body = params["body_nconsts"], params["body_jaxpr"]
+            self.num_carry = len(equation.outvars)
+            self.condition = params["cond_jaxpr"].jaxpr
+        else:
+            self.num_condition_consts = 0
+            self.num_consts, self.body = params["num_consts"], params["jaxpr"]
+            self.num_carry, self.condition = params["num_carry"], None
+
+    def split_inputs(self, values: Sequence[Any]) -> tuple[Sequence, Sequence, Sequence]:
+        """Return the constants of the condition, those of the body, and the other inputs."""
+        start, end = self.num_condition_consts, self.num_condition_consts + self.num_consts
+        return values[:start], values[start:end], values[end:]
+
+
+class _LiveProgram(NamedTuple):
+    jaxpr: Any  # keeps the key of the cache, its id, from being used again
+    steps: list[tuple[Any, Mask]]  # equations with their used outputs, in order
+    inputs: Mask
+
+
+class _Liveness:
+    """Finds the equations and inputs of a program that some of its outputs depend on."""
+
+    def __init__(self) -> None:
+        self._cache: dict[tuple[int, Mask], _LiveProgram] = {}
+
+    def analyze(self, jaxpr: Any, used: Mask) -> _LiveProgram:
+        """Return the part of a program that computes the used outputs."""
+        key = id(jaxpr), used
+        if key not in self._cache:
+            live, steps = _select_variables(jaxpr.outvars, used), []
+            for equation in reversed(jaxpr.eqns):
+                outputs = tuple(var in live for var in equation.outvars)
+                if any(outputs):
+                    steps.append((equation, outputs))
+                    live |= _select_variables(
+                        equation.invars, self._find_equation_inputs(equation, outputs)
+                    )
+            inputs = tuple(var in live for var in jaxpr.invars)
+            self._cache[key] = _LiveProgram(jaxpr, steps[::-1], inputs)
+        return self._cache[key]
+
+    def find_carry(self, loop: _Loop, outputs: Mask) -> tuple[Mask, Mask]:
+        """Return which carried values a loop needs, and which inputs its body needs for them."""
+        carry, stacked = outputs[: loop.num_carry], outputs[loop.num_carry :]
+        if loop.condition is not None:
+            condition_inputs = self.analyze(loop.condition, (True,)).inputs
+            carry = _union_masks(carry, condition_inputs[loop.num_condition_consts :])
+        while True:
+            inputs = self.analyze(loop.body.jaxpr, (*carry, *stacked)).inputs
+            first = loop.num_consts
+            grown = _union_masks(carry, inputs[first : first + loop.num_carry])
+            if grown == carry:
+                return carry, inputs
+            carry = grown
+
+    def _find_equation_inputs(self, equation: Any, outputs: Mask) -> Mask:
+        name = equation.primitive.name
+        if name in ("while", "scan"):
+            loop = _Loop(equation)
+            carry, inputs = self.find_carry(loop, outputs)
+            condition_inputs: Mask = ()
+            if loop.condition is not None:
+                condition_inputs = self.analyze(loop.condition, (True,)).inputs
+            rows = inputs[loop.num_consts + loop.num_carry :]
+            condition_consts = condition_inputs[: loop.num_condition_consts]
+            return (*condition_consts, *inputs[: loop.num_consts], *carry, *rows)
+        if name == "cond":
+            branches = equation.params["branches"]
+            masks = [self.analyze(branch.jaxpr, outputs).inputs for branch in branches]
+            return (True, *_union_masks(*masks))
+        called = _find_called_program(equation)
+        if called is not None:
+            return self.analyze(called[0], outputs).inputs
+        return (True,) * len(equation.invars)
+
+
+def _find_called_program(equation: Any) -> tuple[Any, Sequence[Any]] | None:
+    """Return program and constants of an equation that calls one with all of its inputs."""
+    if equation.primitive.name in ("shard_map", "while", "scan", "cond"):
         return None
     for name in _CALL_PARAMS:
         program = equation.params.get(name)
-        if program is not None and _is_jaxpr(program):
-            jaxpr = getattr(program, "jaxpr", program)
-            if len(jaxpr.invars) == len(equation.invars):
-                return jaxpr, getattr(program, "consts", ())
+        jaxpr = getattr(program, "jaxpr", program)
+        if jaxpr is not None and len(jaxpr.invars) == len(equation.invars):
+            return jaxpr, getattr(program, "consts", ())
     return None
 
 
-def _is_jaxpr(value: Any) -> bool:
-    return hasattr(getattr(value, "jaxpr", value), "eqns")
+def _require_no_product(jaxpr: Any, equation: Any) -> None:
+    """Raise NotImplementedError for a product that would not be counted."""
+    if any(iter_multiply_adds(jaxpr)):
+        raise NotImplementedError(f"a product inside {equation.primitive.name!r}")
 
 
 def _select_variables(variables: Sequence[Any], mask: Mask) -> set:
-    pairs = zip(variables, mask, strict=True)
-    return {var for var, is_ in pairs if is_ and not isinstance(var, Literal)}
-
-
-def _mask_if_required(required: Mask | None, mask: Mask) -> Mask | None:
-    return None if required is None else mask
+    return {var for var in select(mask, variables) if not isinstance(var, Literal)}
 
 
 def _union_masks(*masks: Mask) -> Mask:
     return tuple(map(any, zip(*masks, strict=True)))
 
 
-def _select(mask: Mask, values: Sequence[Any]) -> list[Any]:
-    return [value for value, is_ in zip(values, mask, strict=True) if is_]
+def select(mask: Mask, values: Sequence[Any]) -> list[Any]:
+    """Return the values that a mask of equal length marks.
+
+    Args:
+      mask: True for the values to return.
+      values: the values.
+
+    Returns:
+      The marked values, in order.
+    """
+    return [value for value, is_selected in zip(values, mask, strict=True) if is_selected]
 
 
-def _scatter_values(mask: Mask, values: Sequence[Any]) -> list[Any]:
-    """The inverse of `_chosen`, None in between."""
+def scatter(mask: Mask, values: Sequence[Any]) -> list[Any]:
+    """Return the inverse of `select`, with None for the values that were left out.
+
+    Args:
+      mask: True for the positions of the values.
+      values: as many values as the mask marks.
+
+    Returns:
+      A list as long as the mask.
+    """
     remaining = iter(values)
-    return [next(remaining) if is_ else None for is_ in mask]
+    return [next(remaining) if is_selected else None for is_selected in mask]
 
 
-def _zero_count():
-    return jnp.uint32(0), jnp.uint32(0)
-
-
-def _add_to_count(total, increment: int):
-    """A number of two words and one of Python."""
-    high, low = total
-    low_word = np.uint32(increment & (2**_WORD_BITS - 1))
+def _add_to_count(count, increment: int):
+    """Add to a counter of two words of 32 bits; None stays None."""
+    if count is None:
+        return None
+    high, low = count
+    low_word = np.uint32(increment & (2**32 - 1))
     low_sum = low + low_word
-    return high + np.uint32(increment >> _WORD_BITS) + (low_sum < low_word).astype(
-        jnp.uint32
-    ), low_sum
+    carry = (low_sum < low_word).astype(jnp.uint32)
+    return high + np.uint32(increment >> 32) + carry, low_sum

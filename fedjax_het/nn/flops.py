@@ -1,6 +1,7 @@
 """Arithmetic cost of training: multiply-adds of the matrix products in traced programs."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -29,29 +30,47 @@ def count_training_flops(model: Model) -> int:
       >>> count_training_flops(make_model("mlp", (2, 2, 1), 3, hidden=[5]))
       170
     """
-    forward = _list_forward_multiply_adds(model)
-    return 2 * (3 * sum(forward) - forward[0])
-
-
-def _list_forward_multiply_adds(model: Model) -> list[int]:
-    """Return the multiply-adds of each layer for one sample, in order."""
     variables = jax.eval_shape(model.init, jax.random.key(0))
     image = jax.ShapeDtypeStruct((1, *model.input_shape), "float32")
     trace = jax.make_jaxpr(lambda variables, x: model.apply(variables, x, train=False)[0])
-    return list(_iter_multiply_adds(trace(variables, image).jaxpr))
+    forward = list(iter_multiply_adds(trace(variables, image).jaxpr))
+    return 2 * (3 * sum(forward) - forward[0])
 
 
-def _iter_multiply_adds(jaxpr):
-    """Yield the multiply-adds of each product in a jaxpr and in the jaxprs inside it."""
+def iter_inner_jaxprs(equation: Any) -> Iterator[Any]:
+    """Yield the jaxprs among the parameters of an equation.
+
+    Args:
+      equation: a `jax.core.JaxprEqn`.
+
+    Yields:
+      The jaxprs, without the constants of closed ones.
+    """
+
+    def is_jaxpr(value):
+        return hasattr(getattr(value, "jaxpr", value), "eqns")
+
+    for value in jax.tree.leaves(list(equation.params.values()), is_leaf=is_jaxpr):
+        if is_jaxpr(value):
+            yield getattr(value, "jaxpr", value)
+
+
+def iter_multiply_adds(jaxpr: Any) -> Iterator[int]:
+    """Yield the multiply-adds of each product in a jaxpr and in the jaxprs inside it, in order.
+
+    Args:
+      jaxpr: a `jax.core.Jaxpr`.
+
+    Yields:
+      Number of multiply-adds of a product, as if it ran once.
+    """
     for equation in jaxpr.eqns:
         count = count_multiply_adds(equation)
         if count is not None:
             yield count
             continue
-        for parameter in equation.params.values():
-            inner = getattr(parameter, "jaxpr", parameter)
-            if hasattr(inner, "eqns"):
-                yield from _iter_multiply_adds(inner)
+        for inner in iter_inner_jaxprs(equation):
+            yield from iter_multiply_adds(inner)
 
 
 def count_multiply_adds(equation: Any) -> int | None:
