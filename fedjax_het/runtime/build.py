@@ -36,8 +36,12 @@ from fedjax_het.core.lr_schedules import compute_round_lr_factors, is_round_sche
 from fedjax_het.core.rng import Stream
 from fedjax_het.core.schedule import Scheduler, ScheduleShape, compute_useful_fraction, merge_shapes
 from fedjax_het.core.work_items import ClientWork
-from fedjax_het.data import Partition, PartitionSummary, ServerSummary
-from fedjax_het.data.server_data import LabeledImages
+from fedjax_het.data import (
+    Partition,
+    PartitionSummary,
+    ServerSummary,
+    partition_from_clients,
+)
 from fedjax_het.nn.conv.dispatch import AUTO
 from fedjax_het.runtime.compiled_programs import (
     CompiledPrograms,
@@ -216,8 +220,7 @@ def prepare_group(
     user_objects: UserObjects = UserObjects(),
     placement: Placement = Placement(),
     *,
-    partitions: Sequence[Partition] | None = None,
-    pool: LabeledImages | None = None,
+    assignments: Sequence[DataAssignment] | None = None,
     num_runs: int | None = None,
 ) -> RunGroup:
     """Check the settings, make the partitions and build the programs. Nothing is compiled yet.
@@ -226,8 +229,7 @@ def prepare_group(
       specs: runs of one `compute_static_key`.
       user_objects: the user's own objects; those that the settings name where there are none.
       placement: devices, lanes and the place of client states.
-      partitions: the partitions that the settings name, one for each run, if they exist already.
-      pool: the result of `load_server_pool` for these runs, if it exists already.
+      assignments: the result of `assign_data` for each run, if it exists already.
       num_runs: number of runs that the programs serve, of which these may be some; it decides how
         devices are shared out (default: the number of `specs`).
 
@@ -241,7 +243,10 @@ def prepare_group(
     resolved_specs = [spec.resolved() for spec in specs]  # nothing for those that are resolved
     assert len({compute_static_key(spec) for spec in resolved_specs}) == 1
     spec, num_runs = resolved_specs[0], num_runs or len(resolved_specs)
-    dataset = user_objects.load_dataset(spec, caller="simulate")
+    if assignments is None:
+        dataset = user_objects.load_dataset(spec, caller="simulate")
+    else:
+        dataset = assignments[0].dataset
     devices = placement.list_devices()
     make_signature = partial(
         build_signature, spec, dataset, user_objects.network, user_objects.optimizer
@@ -251,21 +256,12 @@ def prepare_group(
     algorithm = build_algorithm(signature)
     _warn_missing_norm_layers(spec, signature)
     initial_model = load_initial_model(spec, signature)
-    pool = load_server_pool(spec, dataset, user_objects.data_dir) if pool is None else pool
-    named_partitions: Sequence[Partition | None] = partitions or [None] * len(resolved_specs)
-    assignments = [
-        assign_data(
-            resolved_spec,
-            dataset,
-            pool,
-            partition=partition,
-            user_partition=user_objects.partition,
-            trains_on_server_data=algorithm.trains_on_server_data,
-        )
-        for resolved_spec, partition in zip(resolved_specs, named_partitions, strict=True)
-    ]
-    work_items = [_build_work_items(assignment, algorithm) for assignment in assignments]
-    work = list(zip(assignments, work_items, strict=True))
+    if assignments is None:
+        pool = load_server_pool(spec, dataset, user_objects.data_dir)
+        assignments = [
+            assign_data(each, dataset, pool, user_objects.partition) for each in resolved_specs
+        ]
+    work = [(each, *_build_work_items(each, algorithm)) for each in assignments]
     blocks = choose_num_blocks(placement, devices, spec)
 
     def build_trial_schedulers(lanes: int) -> list[Scheduler]:
@@ -273,13 +269,13 @@ def prepare_group(
         return [
             _build_scheduler(
                 assignment.spec,
-                assignment.training_partition,
+                partition,
                 items,
                 num_rounds=min(assignment.spec.rounds, MAX_TRIAL_ROUNDS),
                 blocks=blocks,
                 lanes=lanes,
             )
-            for assignment, items in itertools.islice(work, MAX_TRIAL_RUNS)
+            for assignment, partition, items in itertools.islice(work, MAX_TRIAL_RUNS)
         ]
 
     lane_choice = choose_num_lanes(
@@ -290,7 +286,8 @@ def prepare_group(
         signature = make_signature(conv_impl=lane_choice.conv_impl)
     layout: dict[str, Any] = {"blocks": blocks, "lanes": lane_choice.lanes}
     prepared_runs = [
-        _build_prepared_run(assignment, items, algorithm, layout) for assignment, items in work
+        _build_prepared_run(assignment, algorithm, layout, partition, items)
+        for assignment, partition, items in work
     ]
     prepared_runs = _add_method_inputs(prepared_runs, algorithm)
     server_sharding_check = partial(
@@ -345,16 +342,23 @@ def _place_shared_inputs(group: RunGroup) -> RunGroup:
 
 def _build_work_items(
     assignment: DataAssignment, algorithm: Algorithm
-) -> ClientWork | ClientClassWork:
-    """Return the work that the lanes of a run do."""
-    spec, partition = assignment.spec, assignment.training_partition
+) -> tuple[Partition, ClientWork | ClientClassWork]:
+    """Return the examples that each client trains on, and the work of the lanes of a run."""
+    spec, partition = assignment.spec, assignment.partition
+    if algorithm.trains_on_server_data and assignment.server_data is not None:
+        # Clients train on the server's examples, too.
+        server_indices = assignment.server_data.indices
+        client_indices = map(partition.client_indices, range(partition.num_clients))
+        partition = partition_from_clients(
+            [np.concatenate([indices, server_indices]) for indices in client_indices]
+        )
     if algorithm.condensation_work is None:
         num_passes = (spec.local_epochs or 0) + algorithm.extra_passes
-        return ClientWork(
+        return partition, ClientWork(
             partition, num_passes, spec.batch_size, extra_batches=spec.local_steps or 0
         )
     labels, num_classes = assignment.dataset.train_labels, assignment.dataset.num_classes
-    return ClientClassWork(
+    return partition, ClientClassWork(
         partition, labels, num_classes, algorithm.condensation_work, spec.batch_size
     )
 
@@ -377,9 +381,10 @@ def _build_scheduler(
 
 def _build_prepared_run(
     assignment: DataAssignment,
-    work_items: ClientWork | ClientClassWork,
     algorithm: Algorithm,
     layout: dict[str, Any],
+    training_partition: Partition,
+    work_items: ClientWork | ClientClassWork,
 ) -> PreparedRun:
     """Return the run with its schedules for the numbers of blocks and lanes in `layout`."""
     spec, partition, tuning = assignment.spec, assignment.partition, algorithm.fine_tuning
@@ -404,7 +409,7 @@ def _build_prepared_run(
         )
     return PreparedRun(
         **vars(assignment),
-        scheduler=make_scheduler(assignment.training_partition, work_items),
+        scheduler=make_scheduler(training_partition, work_items),
         tuning_scheduler=tuning_scheduler,
         diagnostics_scheduler=diagnostics_scheduler,
     )

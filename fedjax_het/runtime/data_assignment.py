@@ -1,7 +1,9 @@
 """Data of a run: objects of the user, and the examples of clients and server."""
 
+import contextlib
 import dataclasses
 import functools
+import operator
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -24,7 +26,6 @@ from fedjax_het.data import (
     make_partition,
     make_server_data,
     make_server_pool,
-    partition_from_clients,
 )
 from fedjax_het.data.dataset import validate_dataset
 from fedjax_het.data.normalization import get_normalization_constants
@@ -60,11 +61,28 @@ class UserObjects:
           ConfigError: if a setting cannot be used, or names what is also passed, or the user's
             where nothing is passed.
         """
-        spec = self._set_optimizer(self._set_network(spec)).resolved()
-        if self.optimizer is not None:
-            transformation = functools.partial(make_user_transformation, self.optimizer)
-            check_transformation(USER_PROVIDED, transformation, spec.hp)
-        return spec
+        optimizer = self.optimizer
+        for setting, name, value in (
+            ("local_optimizer", "optimizer", optimizer),
+            ("model", "network", self.network),
+        ):
+            choice, article = getattr(spec, setting), "an" if name == "optimizer" else "a"
+            expected = f"{article} {name} passed to the run: {name}=..."
+            require(value is not None or choice != USER_PROVIDED, setting, choice, expected)
+            expected = f"none beside {article} {name} that is passed to the run"
+            is_allowed = value is None or choice in (None, USER_PROVIDED)
+            require(is_allowed, setting, choice, expected)
+        is_valid = isinstance(optimizer, optax.GradientTransformation) or callable(optimizer)
+        expected = "an optax.GradientTransformation, or a function of hp that returns one"
+        require(optimizer is None or is_valid, "optimizer", optimizer, expected)
+        if self.network is not None:
+            spec = dataclasses.replace(spec, model=USER_PROVIDED)
+        if optimizer is None:
+            return spec.resolved()
+        resolved_spec = dataclasses.replace(spec, local_optimizer=USER_PROVIDED).resolved()
+        transformation = functools.partial(make_user_transformation, optimizer)
+        check_transformation(USER_PROVIDED, transformation, resolved_spec.hp)
+        return resolved_spec
 
     def resolve_all(self, specs: Iterable[RunSpec]) -> tuple[list[ResolvedRunSpec], "UserObjects"]:
         """Return the resolved runs of a sweep, and these objects with the data set checked.
@@ -104,28 +122,6 @@ class UserObjects:
         require(spec.dataset != USER_PROVIDED, "dataset", USER_PROVIDED, expected)
         return load_dataset(spec.dataset, normalisation=spec.normalisation, data_dir=self.data_dir)
 
-    def _set_network(self, spec: RunSpec) -> RunSpec:
-        if self.network is None:
-            expected = "a network passed to the run: network=..."
-            require(spec.model != USER_PROVIDED, "model", USER_PROVIDED, expected)
-            return spec
-        is_allowed = spec.model in (None, USER_PROVIDED)
-        require(is_allowed, "model", spec.model, "none beside a network that is passed to the run")
-        return dataclasses.replace(spec, model=USER_PROVIDED)
-
-    def _set_optimizer(self, spec: RunSpec) -> RunSpec:
-        name, optimizer = spec.local_optimizer, self.optimizer
-        if optimizer is None:
-            expected = "an optimizer passed to the run: optimizer=..."
-            require(name != USER_PROVIDED, "local_optimizer", USER_PROVIDED, expected)
-            return spec
-        expected = "none beside an optimizer that is passed to the run"
-        require(name in (None, USER_PROVIDED), "local_optimizer", name, expected)
-        is_valid = isinstance(optimizer, optax.GradientTransformation) or callable(optimizer)
-        expected = "an optax.GradientTransformation, or a function of hp that returns one"
-        require(is_valid, "optimizer", optimizer, expected)
-        return dataclasses.replace(spec, local_optimizer=USER_PROVIDED)
-
 
 @dataclass(frozen=True, eq=False)
 class DataAssignment:
@@ -136,8 +132,6 @@ class DataAssignment:
       dataset: the data set.
       pool: the images from which the server's examples are, beside those of training.
       partition: the examples of each client.
-      training_partition: the examples that each client trains on: its own, and those of the server
-        where the method trains clients on them.
       client_tests: the test examples of each client, where clients are tested on their own.
       server_data: the examples of the server, if it has any.
       held_out: clients that take no part in training.
@@ -149,7 +143,6 @@ class DataAssignment:
     dataset: Dataset
     pool: LabeledImages | None
     partition: Partition
-    training_partition: Partition
     client_tests: Partition | None = None
     server_data: ServerData | None = None
     held_out: "HeldOutClients | None" = None
@@ -202,50 +195,55 @@ def collect_user_digests(
     Returns:
       `own_dataset` and `own_partition`, where there are such data.
     """
-    digests = {}
+    digests, named = {}, None
     dataset_digest = user_dataset_digest(spec, dataset)
     if dataset_digest is not None and spec.dataset != USER_PROVIDED:
         digests["own_dataset"] = dataset_digest
-    if partition is not None and not _equals_named_partition(partition, spec, dataset):
-        digests["own_partition"] = partition.digest()
+    if partition is not None:
+        with contextlib.suppress(ConfigError):
+            named = build_partition(spec, dataset)
+        # Scheme and parameters count because they decide clients' tests.
+        attributes = operator.attrgetter("scheme", "parameters", "client_names")
+        is_same = (
+            named is not None
+            and partition.digest() == named.digest()
+            and attributes(partition) == attributes(named)
+        )
+        if not is_same:
+            digests["own_partition"] = partition.digest()
     return digests
-
-
-def _equals_named_partition(partition: Partition, spec: ResolvedRunSpec, dataset: Dataset) -> bool:
-    """Return whether the partition equals the one of the settings, which this makes."""
-    try:
-        named_partition = build_partition(spec, dataset)
-    except ConfigError:
-        return False
-    # How it was made decides clients' tests.
-    identities = [
-        (p.digest(), p.scheme, p.parameters, p.client_names) for p in (partition, named_partition)
-    ]
-    return identities[0] == identities[1]
 
 
 def validate_partition(partition: Any, spec: ResolvedRunSpec, dataset: Dataset) -> Partition:
     """Return a user's partition if it fits the settings and the data.
 
+    Args:
+      partition: the user's object.
+      spec: the settings.
+      dataset: the data set.
+
+    Returns:
+      The partition.
+
     Raises:
-      ConfigError: if it does not.
+      ConfigError: if it does not fit.
     """
     if not isinstance(partition, Partition):
+        kind = type(partition).__name__
         raise ConfigError(
-            f"partition = a {type(partition).__name__}: expected a Partition, as "
-            + Partition.CONSTRUCTORS
+            f"partition = a {kind}: expected a Partition, as {Partition.CONSTRUCTORS}"
         )
-    held_out = spec.held_out_clients or 0
-    held_out_text = f" with the {held_out} that are held out" if held_out else ""
-    expected = f"num_clients={partition.num_clients - held_out}, as the partition has so many{held_out_text}"
-    all_clients = spec.num_clients + held_out
-    require(partition.num_clients == all_clients, "num_clients", spec.num_clients, expected)
-    indices, num_examples = partition.indices, len(dataset.train_labels)
+    held_out, indices = spec.held_out_clients or 0, partition.indices
+    expected = f"num_clients={partition.num_clients - held_out}, as the partition has so many"
+    expected += f" with the {held_out} that are held out" if held_out else ""
+    is_complete = partition.num_clients == spec.num_clients + held_out
+    require(is_complete, "num_clients", spec.num_clients, expected)
+    num_examples = len(dataset.train_labels)
     require(len(indices) > 0, "partition", "nothing for anyone", "an example for some client")
     if indices.max() >= num_examples:
         raise ConfigError(
-            f"partition: position {int(indices.max())} is none of the {num_examples} training examples of "
-            f"{dataset.name}: expected positions in [0, {num_examples})"
+            f"partition: position {int(indices.max())} is none of the {num_examples} training "
+            f"examples of {dataset.name}: expected positions in [0, {num_examples})"
         )
     owners = np.repeat(np.arange(partition.num_clients), partition.sizes)
     examples_held, counts = np.unique(owners * num_examples + indices, return_counts=True)
@@ -262,10 +260,7 @@ def assign_data(
     spec: ResolvedRunSpec,
     dataset: Dataset,
     pool: LabeledImages | None,
-    *,
-    partition: Partition | None = None,
     user_partition: Partition | None = None,
-    trains_on_server_data: bool = False,
 ) -> DataAssignment:
     """Assign examples to the clients and the server of a run.
 
@@ -273,68 +268,46 @@ def assign_data(
       spec: the settings.
       dataset: the data set.
       pool: the images of the server's source, see `load_server_pool`.
-      partition: the partition that the settings name, if it exists already.
-      user_partition: the user's partition, which takes its place.
-      trains_on_server_data: whether clients train on the server's examples, too.
+      user_partition: the user's partition; without one, the partition that the settings name.
+
+    Returns:
+      The examples of clients and server, and clients' tests.
 
     Raises:
       ConfigError: if the data do not allow it.
     """
     if user_partition is not None:
-        partition = validate_partition(user_partition, spec, dataset)
-    full_partition = build_partition(spec, dataset) if partition is None else partition
-    participating_ids, held_out_ids = choose_held_out_clients(spec, full_partition)
-    partition = (
-        select_clients(full_partition, participating_ids) if len(held_out_ids) else full_partition
-    )
-    server_data = build_server_data(spec, dataset, partition, pool)
-    training_partition = partition
-    if trains_on_server_data and server_data is not None:
-        training_partition = _add_server_examples(partition, server_data)
-    client_tests = held_out = None
-    if spec.has_client_tests or len(held_out_ids):
-        all_client_tests = make_client_tests(
-            full_partition, dataset, spec.partition_seed, spec.test_per_client
-        )
-        if spec.has_client_tests:
-            client_tests = (
-                select_clients(all_client_tests, participating_ids)
-                if len(held_out_ids)
-                else all_client_tests
+        all_clients = validate_partition(user_partition, spec, dataset)
+    else:
+        all_clients = build_partition(spec, dataset)
+    tests = None
+    if spec.has_client_tests or spec.held_out_clients is not None:
+        seed, test_per_client = spec.partition_seed, spec.test_per_client
+        tests = make_client_tests(all_clients, dataset, seed, test_per_client)
+    partition, client_tests, held_out = all_clients, tests, None
+    if spec.held_out_clients is not None:
+        assert tests is not None
+        ids = draw_held_out_clients(all_clients, spec.held_out_clients, spec.partition_seed)
+        held_out = HeldOutClients(select_clients(all_clients, ids), select_clients(tests, ids), ids)
+        participating = np.setdiff1d(np.arange(all_clients.num_clients), ids)
+        partition = select_clients(all_clients, participating)
+        client_tests = select_clients(tests, participating)
+    server_data = None
+    if spec.server_data is not None:
+        with display_names_within("server_options", spec.server_options):
+            server_data = make_server_data(
+                spec.server_data, dataset, partition, spec.partition_seed, spec.server_options, pool
             )
-        if len(held_out_ids):
-            held_out = HeldOutClients(
-                select_clients(full_partition, held_out_ids),
-                select_clients(all_client_tests, held_out_ids),
-                held_out_ids,
-            )
-    user_digests = collect_user_digests(spec, dataset, user_partition)
     return DataAssignment(
         spec,
         dataset,
         pool,
         partition,
-        training_partition,
-        client_tests,
+        client_tests if spec.has_client_tests else None,
         server_data,
         held_out,
-        user_digests,
+        collect_user_digests(spec, dataset, user_partition),
     )
-
-
-def choose_held_out_clients(
-    spec: ResolvedRunSpec, full_partition: Partition
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids of the clients that take part, and of those that are held out.
-
-    Raises:
-      ConfigError: if too few clients have data.
-    """
-    ids = np.arange(full_partition.num_clients)
-    if spec.held_out_clients is None:
-        return ids, ids[:0]
-    held_out_ids = draw_held_out_clients(full_partition, spec.held_out_clients, spec.partition_seed)
-    return np.setdiff1d(ids, held_out_ids), held_out_ids
 
 
 def build_partition(spec: ResolvedRunSpec, dataset: Dataset) -> Partition:
@@ -342,8 +315,22 @@ def build_partition(spec: ResolvedRunSpec, dataset: Dataset) -> Partition:
 
     It has all training examples except those that are withheld for the server.
 
+    Args:
+      spec: the settings.
+      dataset: the data set.
+
+    Returns:
+      The training examples of each client.
+
     Raises:
       ConfigError: if the data do not allow it.
+
+    Example:
+      >>> from fedjax_het import RunSpec, load_dataset
+      >>> from fedjax_het.runtime.data_assignment import build_partition
+      >>> spec = RunSpec(dataset="digits", num_clients=4).resolved()
+      >>> build_partition(spec, load_dataset("digits")).num_clients
+      4
     """
     with display_names_within("server_options", spec.server_options):
         server_indices = draw_withheld_examples(
@@ -351,13 +338,9 @@ def build_partition(spec: ResolvedRunSpec, dataset: Dataset) -> Partition:
         )
     client_indices = np.setdiff1d(np.arange(len(dataset.train_labels)), server_indices)
     num_clients = spec.num_clients + (spec.held_out_clients or 0)
-    require(
-        num_clients <= len(client_indices),
-        "num_clients",
-        spec.num_clients,
-        f"at most {len(client_indices)}, the number of training samples of {dataset.name}"
-        + (" that are not the server's" if len(server_indices) else ""),
-    )
+    expected = f"at most {len(client_indices)}, the number of training samples of {dataset.name}"
+    expected += " that are not the server's" if len(server_indices) else ""
+    require(num_clients <= len(client_indices), "num_clients", spec.num_clients, expected)
     domains = dataset.train_domains
     with display_partition_names(spec):
         partition = make_partition(
@@ -383,6 +366,14 @@ def load_server_pool(
 
     They are the same for all runs of one `compute_static_key`.
 
+    Args:
+      spec: the settings.
+      dataset: the data set.
+      data_dir: folder of prepared data (default: TFDS_DATA_DIR).
+
+    Returns:
+      Images and labels; None if the server has no examples, or examples of the training set.
+
     Raises:
       ConfigError: if the source does not suit the data, or its files are missing.
     """
@@ -390,29 +381,3 @@ def load_server_pool(
         return None
     with display_names_within("server_options", spec.server_options):
         return make_server_pool(spec.server_data, dataset, spec.server_options, data_dir=data_dir)
-
-
-def build_server_data(
-    spec: ResolvedRunSpec, dataset: Dataset, partition: Partition, pool: LabeledImages | None
-) -> ServerData | None:
-    """Make the server's examples that the settings name; None where there are none.
-
-    Raises:
-      ConfigError: if clients hold too few examples.
-    """
-    if spec.server_data is None:
-        return None
-    with display_names_within("server_options", spec.server_options):
-        return make_server_data(
-            spec.server_data, dataset, partition, spec.partition_seed, spec.server_options, pool
-        )
-
-
-def _add_server_examples(partition: Partition, server: ServerData) -> Partition:
-    """Return a partition in which every client has the server's examples in addition to its own."""
-    return partition_from_clients(
-        [
-            np.concatenate([partition.client_indices(k), server.indices])
-            for k in range(partition.num_clients)
-        ]
-    )

@@ -1,15 +1,16 @@
-"""One federation, from its settings to its result, as one call or as a loop over its rounds."""
+"""One run, from its settings to its result, as one call or as a loop over its rounds."""
 
 import dataclasses
+import inspect
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 
-from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.runtime.build import on_single_device, prepare_group
 from fedjax_het.runtime.callbacks import Callback, CallbackRunner, RunStatus
@@ -41,9 +42,12 @@ from fedjax_het.utils.env import require_variables
 from fedjax_het.utils.errors import display_name, require
 from fedjax_het.utils.io import make_output_directory
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 class Session:
-    """A federation that is ready, or at some round; see `federation`."""
+    """A run that is ready, or at some round; `federation` returns it."""
 
     def __init__(
         self,
@@ -51,22 +55,39 @@ class Session:
         checkpoints: CheckpointWriter,
         record: dict | None,
         callbacks: Sequence[Callback],
-        write_result: Callable[[Result], None],
+        state_folder: Path | None,
     ):
-        """record: of the checkpoint to go on from. keep: writes the result."""
+        """Prepare the callbacks.
+
+        Args:
+          group_state: the run.
+          checkpoints: its checkpoints, in the folder of its result.
+          record: the record of the checkpoint to resume from; None for a new run.
+          callbacks: called at the start, between chunks of rounds and at the end.
+          state_folder: the folder of the final state; None if the state is not written.
+        """
         self._group_state, self._checkpoints, self._record = group_state, checkpoints, record
         self._callback_runner = CallbackRunner(group_state, checkpoints, callbacks)
-        self._write_result = write_result
-        self._started = False
+        self._state_folder = state_folder
+        self._has_started = False
         self._result: Result | None = None
 
     def rounds(self, every: PositiveInt | None = None) -> Iterator[RunStatus]:
-        """Go through the rounds that are left: where the run stands, after every chunk of them.
+        """Execute the remaining rounds and yield the status of the run after every chunk of rounds.
 
-        every: chunks end at multiples of so many rounds (default: they take about two seconds).
-        When there are none left the result is written. Who leaves the loop before leaves a
-        checkpoint, where there is an `output_dir`, and goes on with another loop, or takes
-        `result()`. Cost: the programs are compiled at the first round.
+        The result is written after the last round. A caller that leaves the loop earlier leaves a
+        checkpoint if there is an `output_dir`; the caller can continue with another loop, or take
+        `result()`. The programs are compiled at the first round.
+
+        Args:
+          every: chunks end at multiples of this number of rounds (default: a chunk takes about two
+            seconds).
+
+        Returns:
+          An iterator of the status of the run.
+
+        Raises:
+          ConfigError: if `every` is no whole number >= 1.
         """
         return self._rounds(validate("every", every, PositiveInt | None))
 
@@ -81,108 +102,59 @@ class Session:
             raise
 
     def advance(self) -> Iterator[RunStatus | None]:
-        """The same; of nothing where nobody looks."""
-        with translate_out_of_memory(self._group_state.prepared_runs[0].spec):
-            if not self._started:
-                log_run_header(self._group_state)
-                start_runs(
-                    self._group_state, self._checkpoints, [self._record] if self._record else None
-                )
-                self._started = True
+        """Execute the remaining rounds; yield the status if a callback or a loop reads it."""
+        group_state, checkpoints = self._group_state, self._checkpoints
+        with translate_out_of_memory(group_state.prepared_runs[0].spec):
+            if not self._has_started:
+                log_run_header(group_state)
+                start_runs(group_state, checkpoints, [self._record] if self._record else None)
+                self._has_started = True
                 self._callback_runner.on_start()
             if self._result is None:
-                for phase in advance_runs(self._group_state, self._checkpoints):
+                for phase in advance_runs(group_state, checkpoints):
                     statuses = self._callback_runner.on_phase_end(phase)
                     yield statuses[0] if statuses else None
             self._finalize()
 
     def result(self) -> Result:
-        """The result; of a run that was left before its last round, which ends it, that of the
-        rounds so far. Raises ConfigError before the first round."""
-        expected = "a run that was begun, by going through rounds()"
-        require(self._started, "result", "none yet", expected)
-        group_state = self._group_state
-        if self._result is None and group_state.is_unfinished:
-            group_state.early_stops[0] = EarlyStop(
-                group_state.rounds_done, CALLBACK, "left by whoever went through its rounds"
-            )
-        self._finalize()
-        assert self._result is not None
-        return self._result
+        """Return the result; a run that has rounds left ends here.
 
-    def _finalize(self) -> None:
+        Raises:
+          ConfigError: before the first round.
+        """
+        expected = "a run that was begun, by going through rounds()"
+        require(self._has_started, "result", "none yet", expected)
+        if self._result is None and self._group_state.is_unfinished:
+            reason = "left by whoever went through its rounds"
+            done = self._group_state.rounds_done
+            self._group_state.early_stops[0] = EarlyStop(done, CALLBACK, reason)
+        return self._finalize()
+
+    def _finalize(self) -> Result:
+        """Build and write the result, once."""
         if self._result is None:
             self._result = build_result(self._group_state, 0)
-            self._write_result(self._result)
+            if jax.process_index() == 0:
+                self._write(self._result)
             self._group_state.reported.add(0)
             self._callback_runner.on_run_end(0, self._result)
+        return self._result
 
-
-@validate_arguments
-def simulate(
-    spec: RunSpec,
-    *,
-    dataset: Dataset | None = None,
-    partition: Partition | None = None,
-    network: Any = None,
-    optimizer: Any = None,
-    output_dir: str | Path | None = None,
-    resume: bool = False,
-    resume_anyway: bool = False,
-    keep_state: bool = True,
-    progress: Callable[[Progress], None] | None = None,
-    callbacks: Sequence[Callback] = (),
-    track: Sequence[str] = (),
-    placement: Placement = Placement(),
-    data_dir: str | os.PathLike | None = None,
-    debug: bool = False,
-) -> Result:
-    """Run one federation.
-
-    Args:
-      spec: the settings; `None`s are filled from the method's paper.
-      dataset, partition: the user's own; default: those that `spec` names. Where they are others
-        than those, the result's name and its summary's `own_dataset` and `own_partition` say so,
-        by their digests.
-      network: the user's own, in place of the one that `spec` names: a flax.linen module or its
-        class, an (init, apply) pair, a function of either; see `nn.to_model`. Its options are
-        `spec.network_options`.
-      optimizer: the clients' own, in place of the one that `spec` names: an
-        `optax.GradientTransformation`, or a function of the numbers of `spec.hp` (a dictionary, of
-        which any `local_...` may be its own) that returns one; it need not be traced again where
-        these change. Its digest is part of the result's name.
-      output_dir: where the result, and checkpoints on the way, are written.
-      resume: continue from the checkpoint in `output_dir`, if there is one, else from where the
-        same run ended with fewer rounds. The metrics are those of an uninterrupted run, bit for bit
-        on a CPU; lanes and blocks are those it began with, whatever `placement` says.
-      resume_anyway: also from one that was begun under another version, device or precision, which
-        the summary then names (`begun_under`).
-      keep_state: write to `output_dir` how the run ended, `<digest>.state.npz`: from there it goes
-        on to more rounds, and the loaded result has its models. Of the size of a checkpoint.
-      progress: called between chunks of rounds.
-      callbacks: called at the start, between chunks and at the end with all that is measured so
-        far, and able to stop the run: see `runtime.callbacks.RunStatus`.
-      track: names of trackers, of `TRACKERS`, that keep a record of the run in `output_dir`.
-      placement: on which devices, in how many lanes, with clients' states where: a matter of speed
-        and memory, on which results do not depend beyond rounding.
-      data_dir: of the prepared data that `spec` names (default: TFDS_DATA_DIR).
-      debug: run without jit on one device, client by client, so that the functions of a method can
-        print and test values. An exception of a client's function is a `ClientError` whose one line
-        names method, round, client and step. Slow: for small runs of a new method.
-    Raises: ConfigError, before anything compiles, if a setting cannot be used, if `output_dir`
-      holds the checkpoint of another configuration, or one that is damaged, or if the run needs
-      more memory than there is; before the first round, if its compiled program does, with fewer
-      lanes and clients' states on the host, too, where `placement` leaves these open.
-      ResultNotWrittenError, which has the result and says where it is kept, if it could not be written to
-      `output_dir`.
-
-    Where `jax.distributed` was initialised, every process calls this with the same arguments; the
-    devices of all of them share the lanes, all return the result, and the first writes it.
-    """
-    session = federation(**locals())  # which takes the same arguments
-    for _ in session.advance():
-        pass
-    return session.result()
+    def _write(self, result: Result) -> None:
+        """Write the result and the final state, and delete the checkpoint of a run that ended."""
+        group_state, checkpoints = self._group_state, self._checkpoints
+        folder = None if checkpoints.folders is None else checkpoints.folders[0]
+        if self._state_folder is not None:
+            path = build_state_path(self._state_folder, result.digest())
+            checkpoints.save_final_state(group_state, 0, path)
+        result_writer = ResultWriter(folder, save_run_files)
+        result_writer.write(result)
+        result_writer.require_all_written(result)
+        early_stop = group_state.early_stops.get(0)
+        if early_stop is not None and early_stop.cause == CALLBACK:  # it may be resumed
+            checkpoints.save(group_state, force=True)
+        elif folder is not None:
+            delete_checkpoint(folder)
 
 
 @validate_arguments
@@ -204,16 +176,65 @@ def federation(
     data_dir: str | os.PathLike | None = None,
     debug: bool = False,
 ) -> Session:
-    """A federation whose rounds are gone through in a loop; it takes what `simulate` does.
+    """Prepare a run whose rounds the caller executes in a loop.
 
-        run = federation(spec)
-        for now in run.rounds():
-            print(now.done, now.metrics["test_accuracy"][-1])
-            if enough(now):
-                break
-        result = run.result()
+    Args:
+      spec: the settings; `None`s are filled from the method's paper.
+      dataset: the user's data set (default: the one that `spec` names). If it differs from the one
+        that `spec` names, its digest is part of the result's name and of its summary
+        (`own_dataset`).
+      partition: the user's partition (default: the one that `spec` names); its digest is recorded
+        as `own_partition`.
+      network: the user's network in place of the one that `spec` names: a flax.linen module or its
+        class, an (init, apply) pair, or a function that returns one of them; see `nn.to_model`.
+        `spec.network_options` are its options.
+      optimizer: the clients' optimizer in place of the one that `spec` names: an
+        `optax.GradientTransformation`, or a function that returns one and takes the dictionary
+        `spec.hp`, which may have `local_...` entries of the user. New values of `hp` do not compile
+        again. The optimizer's digest is part of the result's name.
+      output_dir: the folder of the result, and of checkpoints during the run.
+      resume: whether to continue from the checkpoint in `output_dir`; without a checkpoint, from the
+        end of the same run with fewer rounds, or from the beginning. On a CPU the metrics are
+        bit-equal to those of an uninterrupted run. The numbers of lanes and blocks are those of the
+        checkpoint.
+      resume_anyway: whether to resume also from a checkpoint of another version, device or
+        precision, which the summary then records (`begun_under`).
+      keep_state: whether to write the final state to `output_dir` as `<digest>.state.npz`. With it
+        the run can continue to more rounds, and the loaded result has its models. The file is as
+        large as a checkpoint.
+      progress: called between chunks of rounds.
+      callbacks: called at the start, between chunks of rounds and at the end with all metrics so
+        far; they can stop the run. See `runtime.callbacks.RunStatus`.
+      track: names of trackers in `TRACKERS`, which record the run in `output_dir`.
+      placement: devices, lanes and the place of client states. Affects speed and memory; results
+        differ by rounding at most.
+      data_dir: folder of the prepared data that `spec` names (default: TFDS_DATA_DIR).
+      debug: whether to run without jit on one device, client by client, so that a method's functions
+        can print and test values. An exception in a client's function becomes a `ClientError` that
+        names method, round, client and step. Slow: for small runs of a new method.
 
-    See `Session.rounds` and `Session.result`. Raises: as `simulate`.
+    Returns:
+      The run. `Session.rounds` executes it, `Session.result` returns its result.
+
+    Raises:
+      ConfigError: before compilation, if a setting cannot be used, if `output_dir` holds a damaged
+        checkpoint or one of other settings, or if the run needs more memory than is free. If the
+        compiled program needs more, lanes are halved and client states move to the host first, as
+        far as `placement` leaves them open.
+      ResultNotWrittenError: from `Session.rounds` and `Session.result`, if the result could not be
+        written to `output_dir`; it holds the result and names the place where it is stored.
+
+    If `jax.distributed` is initialized, every process must call this function with equal arguments.
+    The devices of all processes share the lanes, all processes return the result, and the first
+    process writes it.
+
+    Example:
+      >>> from fedjax_het import RunSpec, federation
+      >>> run = federation(RunSpec(dataset="digits", model="mlp", num_clients=2, rounds=2))
+      >>> [status.done for status in run.rounds(every=1)]
+      [1, 2]
+      >>> run.result().metrics["test_accuracy"].shape
+      (2,)
     """
     start_time = time.perf_counter()
     require_variables()
@@ -240,54 +261,99 @@ def federation(
     if debug:
         placement = Placement(devices=1, lanes=1, blocks=1, client_state=DEVICE_STATE)
     checkpoints = CheckpointWriter(None if folder is None else [folder])
+
+    def init(candidate: Placement) -> GroupState:
+        group = prepare_group([spec], user_objects, candidate)
+        if debug:
+            group = on_single_device(group, is_debug=True)
+        group_state = init_group(
+            group,
+            group.prepared_runs,
+            progress=progress,
+            start_time=start_time,
+            records=[record] if record else [],
+        )
+        if existing_record is not None:
+            checkpoints.require_matching_data(group_state, [existing_record])
+        return group_state
+
     with translate_out_of_memory(spec):
-        candidate: Placement | None = placement
-        while candidate is not None:
-            group = prepare_group([spec], user_objects, candidate)
-            if debug:
-                group = on_single_device(group, is_debug=True)
-            group_state = init_group(
-                group,
-                group.prepared_runs,
-                progress=progress,
-                start_time=start_time,
-                records=() if record is None else (record,),
-            )
-            if existing_record is not None:
-                checkpoints.require_matching_data(group_state, [existing_record])
-            if debug:
-                break
-            try:
-                programs = group_state.list_programs()
-                require_memory_for_programs(
-                    programs, group.program, spec, group.client_state, placement.memory
-                )
-                break
-            except InsufficientMemoryError:
-                candidate = reduce_memory_use(group.program, spec, group.client_state, placement)
-                if candidate is None:
-                    raise
+        group_state = init(placement) if debug else _init_within_memory(spec, init, placement)
+    state_folder = folder if keep_state else None
+    return Session(group_state, checkpoints, record, callbacks, state_folder)
 
-    def write_result(result: Result) -> None:
-        if jax.process_index() != 0:
-            return
-        if keep_state and folder is not None:
-            checkpoints.save_final_state(group_state, 0, build_state_path(folder, result.digest()))
-        result_writer = ResultWriter(folder, save_run_files)
-        result_writer.write(result)
-        result_writer.require_all_written(result)
-        if (
-            group_state.early_stops and group_state.early_stops[0].cause == CALLBACK
-        ):  # not by its settings: it may go on
-            checkpoints.save(group_state, force=True)
-        elif folder is not None:
-            delete_checkpoint(folder)
 
-    return Session(group_state, checkpoints, record, callbacks, write_result)
+def _init_within_memory(
+    spec: ResolvedRunSpec, init: Callable[[Placement], GroupState], placement: Placement
+) -> GroupState:
+    """Return the first state whose programs fit: `init` of the placement, or of a smaller one."""
+    candidate = placement
+    while True:
+        group_state = init(candidate)
+        programs, group = group_state.list_programs(), group_state.group
+        run = group.program, spec, group.client_state
+        try:
+            require_memory_for_programs(programs, *run, placement.memory)
+            return group_state
+        except InsufficientMemoryError:
+            smaller = reduce_memory_use(*run, placement)
+            if smaller is None:
+                raise
+            candidate = smaller
+
+
+def with_parameters_of(
+    function: Callable[P, Any],
+) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Return a decorator that gives a function the parameters of `function`, for help and types."""
+    signature = inspect.signature(function)
+
+    def decorate(target: Callable[..., R]) -> Callable[P, R]:
+        result = inspect.signature(target).return_annotation
+        target.__signature__ = signature.replace(return_annotation=result)  # type: ignore[attr-defined]
+        return target
+
+    return decorate
+
+
+@validate_arguments
+@with_parameters_of(federation)
+def simulate(*args: Any, **options: Any) -> Result:
+    """Execute one run, and write its result if there is an `output_dir`.
+
+    Args:
+      *args: the settings, a `RunSpec`.
+      **options: the other parameters of `federation`.
+
+    Returns:
+      The result.
+
+    Raises:
+      ConfigError: see `federation`.
+      ResultNotWrittenError: if the result could not be written; it holds the result.
+
+    Example:
+      >>> from fedjax_het import RunSpec, simulate
+      >>> result = simulate(RunSpec(dataset="digits", model="mlp", num_clients=2, rounds=2))
+      >>> result.metrics["test_accuracy"].shape
+      (2,)
+    """
+    session = federation(*args, **options)
+    for _ in session.advance():
+        pass
+    return session.result()
 
 
 def require_output_dir_to_resume(folder: str | Path | None, **resume_options: bool) -> None:
-    """ConfigError for a run that is kept nowhere and is to go on, as an argument asks."""
+    """Require a folder of checkpoints for a run that is to resume.
+
+    Args:
+      folder: the folder of the result; None if the user passed none.
+      **resume_options: the arguments that ask to resume, by name.
+
+    Raises:
+      ConfigError: if an argument asks to resume and there is no folder.
+    """
     for name, value in resume_options.items():
         expected = f"an {display_name('output_dir')}, where checkpoints are kept"
         require(not value or folder is not None, name, value, expected)

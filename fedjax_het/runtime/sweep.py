@@ -19,8 +19,7 @@ import jax
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.core.memory import usable_free_bytes
 from fedjax_het.core.optimizers import compute_optimizer_digest
-from fedjax_het.data import Dataset, Partition, load_dataset
-from fedjax_het.data.partition import select_clients
+from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.nn import compute_network_digest, to_model
 from fedjax_het.runtime.build import (
     RunGroup,
@@ -32,10 +31,9 @@ from fedjax_het.runtime.callbacks import Callback
 from fedjax_het.runtime.checkpointing import UNFINISHED_FOLDER
 from fedjax_het.runtime.compiled_programs import compute_static_key
 from fedjax_het.runtime.data_assignment import (
+    DataAssignment,
     UserObjects,
-    build_partition,
-    build_server_data,
-    choose_held_out_clients,
+    assign_data,
     load_server_pool,
     user_dataset_digest,
 )
@@ -407,17 +405,13 @@ def _prepare_groups(
             work_queue.reject(jobs, error)
             continue
         usable_jobs: list[Job] = []
-        partitions: list[Partition] = []
+        assignments: list[DataAssignment] = []
         for job in jobs:
             try:
-                partition = build_partition(job.spec, dataset)
-                ids, held_out_ids = choose_held_out_clients(job.spec, partition)
-                participating = select_clients(partition, ids) if len(held_out_ids) else partition
-                build_server_data(job.spec, dataset, participating, pool)
+                assignments.append(assign_data(job.spec, dataset, pool))
             except ConfigError as error:
                 work_queue.reject([job], error)
             else:
-                partitions.append(partition)
                 usable_jobs.append(job)
         if not usable_jobs:
             continue
@@ -428,10 +422,9 @@ def _prepare_groups(
         try:
             group = prepare_group(
                 [job.spec for job in usable_jobs],
-                dataclasses.replace(user_objects, dataset=dataset, dataset_is_for_all=True),
+                user_objects,
                 group_placement,
-                partitions=partitions,
-                pool=pool,
+                assignments=assignments,
                 num_runs=num_runs[compute_static_key(first)],
             )
         except InsufficientMemoryError as error:
