@@ -35,7 +35,7 @@ from fedjax_het.analysis.render import (
 )
 from fedjax_het.analysis.report import write_text
 from fedjax_het.core.autotune.search import MAX_UNROLLED_LANES
-from fedjax_het.nn.conv.dispatch import IM2COL, NATIVE, UNROLLED
+from fedjax_het.nn.conv_products import IM2COL, NATIVE, UNROLLED
 from fedjax_het.nn.precision import BFLOAT16, FLOAT32, TF32
 from fedjax_het.nn.precision import PRECISIONS as ALL_PRECISIONS
 from fedjax_het.papers.programs import make_config_program

@@ -137,14 +137,14 @@ def _format_range(hyperparameter: Any) -> str:
 
 
 def _get_parameters(title: str, name: str) -> dict[str, Any]:
-    from fedjax_het.data import SERVER_SOURCES, get_partition_parameters
-    from fedjax_het.nn import get_network_options
+    from fedjax_het.data import PARTITIONS, SERVER_SOURCES
+    from fedjax_het.nn import NETWORKS
 
     if title == "networks":
-        return get_network_options(name)
+        return NETWORKS[name].options
     if title == "partitions":
-        return get_partition_parameters(name)
-    return dict(SERVER_SOURCES[name].options) if title == "server's examples" else {}
+        return PARTITIONS[name].parameters
+    return SERVER_SOURCES[name].options if title == "server's examples" else {}
 
 
 def _describe_method(method: Any) -> Iterator[str]:

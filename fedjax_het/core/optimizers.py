@@ -13,8 +13,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.nn.digest import hash_jaxprs
-from fedjax_het.utils.config import Bounds, HyperParameter, validate_arguments
+from fedjax_het.nn.network import hash_jaxprs
+from fedjax_het.utils.config import (
+    Bounds,
+    HyperParameter,
+    validate_arguments,
+)
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.registry import REQUIRED, Registry, get_keyword_parameters, get_summary_line
 

@@ -10,6 +10,7 @@ from fedjax_het.data.client_tests import (
 )
 from fedjax_het.data.dataset import Dataset, dataset_from_arrays
 from fedjax_het.data.dataset_registry import DATASETS, DatasetSpec, load_dataset, register_dataset
+from fedjax_het.data.image_folder import load_image_folder
 from fedjax_het.data.mean_blocks import MeanBlocks, average_examples
 from fedjax_het.data.normalization import NORMALIZATIONS
 from fedjax_het.data.partition import (
@@ -18,11 +19,10 @@ from fedjax_het.data.partition import (
     make_partition,
     partition_from_clients,
 )
-from fedjax_het.data.partition_registry import (
+from fedjax_het.data.partition_schemes import (
     PARTITIONS,
     PartitionScheme,
     find_parameter_name,
-    get_partition_parameters,
     register_partition,
 )
 from fedjax_het.data.server_data import (
@@ -34,7 +34,6 @@ from fedjax_het.data.server_data import (
     resolve_server_options,
 )
 from fedjax_het.data.server_sources import SERVER_SOURCES, ServerSource, register_server_source
-from fedjax_het.data.sources.image_folder import load_image_folder
 
 __all__ = [
     "DATASETS",
@@ -57,7 +56,6 @@ __all__ = [
     "draw_withheld_examples",
     "find_parameter_name",
     "get_client_groups",
-    "get_partition_parameters",
     "load_dataset",
     "load_image_folder",
     "make_client_tests",

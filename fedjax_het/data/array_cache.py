@@ -45,18 +45,18 @@ def load_or_build_arrays(
       cache_dir: folder of the cache, see `dataset_cache_folder`.
 
     Returns:
-      `(arrays, meta)`, as of `build`.
+      `(arrays, meta)` as of `build`, with the fingerprint in `meta`.
     """
     path = dataset_cache_folder(cache_dir) / f"{key}.npz"
-    if (entry := _read_entry(path)) is not None:
-        arrays, meta, cached_fingerprint = entry
-        if cached_fingerprint == fingerprint:
-            return arrays, meta
+    if (entry := load_cached_arrays(key, cache_dir)) is not None:
+        if entry[1].get("fingerprint") == fingerprint:
+            return entry
         _log.warning("cache %s was built from other data: rebuilding it", path)
     arrays, meta = build()
+    meta["fingerprint"] = fingerprint
     try:
         make_private_dir(path.parent)
-        write_npz(path, arrays, {**meta, "fingerprint": fingerprint}, private=True)
+        write_npz(path, arrays, meta, private=True)
     except OSError as error:
         _log.warning("cache %s cannot be written (%s): working without it", path, error)
     return arrays, meta
@@ -77,15 +77,9 @@ def load_cached_arrays(
       `(arrays, meta)` as `load_or_build_arrays` wrote them, or None if the file is missing or
       damaged.
     """
-    entry = _read_entry(dataset_cache_folder(cache_dir) / f"{key}.npz")
-    return None if entry is None else entry[:2]
-
-
-def _read_entry(path: Path) -> tuple[dict[str, np.ndarray], dict, str | None] | None:
-    """Return (arrays, meta, fingerprint) of a cache file, or None if it is missing or damaged."""
+    path = dataset_cache_folder(cache_dir) / f"{key}.npz"
     try:
-        arrays, meta = read_npz(path)
-        return arrays, meta, meta.pop("fingerprint", None)
+        return read_npz(path)
     except FileNotFoundError:
         pass
     except DamagedFileError as error:

@@ -7,11 +7,11 @@ import numpy as np
 
 from fedjax_het.data.dataset import Dataset
 from fedjax_het.data.partition import Partition, partition_from_clients, validate_class_labels
-from fedjax_het.data.partition_registry import PARTITIONS
+from fedjax_het.data.partition_schemes import PARTITIONS
 from fedjax_het.data.quota_sampling import shuffle_by_class, systematic_round, take_quota
 from fedjax_het.data.validation import NumClasses, Seed, to_array
 from fedjax_het.utils.config import Bounds, PositiveInt, validate_arguments
-from fedjax_het.utils.errors import ConfigError, is_integer_at_least, require
+from fedjax_het.utils.errors import ConfigError, require
 
 _log = logging.getLogger(__name__)
 
@@ -62,19 +62,14 @@ def make_client_tests(
     """
     if has_domain_clients(partition):
         if dataset.test_domains is None:
-            raise ConfigError(
-                f"dataset = {dataset.name!r}: expected a data set whose images have domains"
-            )
+            expected = "a data set whose images have domains"
+            raise ConfigError(f"dataset = {dataset.name!r}: expected {expected}")
         return make_domain_tests(partition, dataset.test_domains, per_client=per_client)
     if per_client == "all":
         return make_full_tests(partition, len(dataset.test_labels))
+    labels = (dataset.train_labels, dataset.test_labels)
     return draw_local_tests(
-        partition,
-        dataset.train_labels,
-        dataset.test_labels,
-        dataset.num_classes,
-        seed=seed,
-        per_client=per_client,
+        partition, *labels, dataset.num_classes, seed=seed, per_client=per_client
     )
 
 
@@ -92,7 +87,7 @@ def draw_local_tests(
     num_classes: NumClasses,
     *,
     seed: Seed,
-    per_client: PositiveInt | Literal["all"] | None = None,
+    per_client: PositiveInt | None = None,
 ) -> Partition:
     """Draw test examples for each client with the class mixture of its training data.
 
@@ -138,29 +133,20 @@ def draw_local_tests(
       array([5, 5, 5])
     """
     test_labels = validate_class_labels("test_labels", test_labels, num_classes)
-    require(is_integer_at_least(seed, 0), "seed", seed, "an integer >= 0")
-    require(
-        not has_domain_clients(partition),
-        "partition",
-        partition.scheme,
-        "a scheme by class (for clients that are domains, use make_domain_tests)",
-    )
+    expected = "a scheme by class (for clients that are domains, use make_domain_tests)"
+    require(not has_domain_clients(partition), "partition", partition.scheme, expected)
     mixtures = compute_client_mixtures(partition, train_labels, num_classes)
     class_counts = np.bincount(test_labels, minlength=num_classes)
     max_per_client, client, label = _find_max_per_client(mixtures, class_counts)
     if per_client is None:
         per_client = max(1, min(_DEFAULT_TESTS_PER_CLIENT, max_per_client))
-    if isinstance(per_client, str) or not is_integer_at_least(per_client, 1):
-        raise ConfigError(f"per_client = {per_client!r}: expected an integer >= 1")
-    require(
-        per_client <= max_per_client,
-        "per_client",
-        per_client,
-        f"at most {max_per_client}: {mixtures[client, label]:.0%} of client {client}'s tests have class "
-        f"{label}, which has {class_counts[label]} test examples",
+    expected = (
+        f"at most {max_per_client}: {mixtures[client, label]:.0%} of client {client}'s tests have "
+        f"class {label}, which has {class_counts[label]} test examples"
     )
+    require(per_client <= max_per_client, "per_client", per_client, expected)
 
-    stream = np.random.SeedSequence(int(seed), spawn_key=(_LOCAL_TEST_STREAM,))
+    stream = np.random.SeedSequence(seed, spawn_key=(_LOCAL_TEST_STREAM,))
     rng = np.random.default_rng(stream)
     counts = np.zeros(mixtures.shape, np.int64)
     for k in np.flatnonzero(partition.sizes):
@@ -182,8 +168,8 @@ def draw_local_tests(
     return partition_from_clients(
         take_quota(pools, counts.T),
         scheme="local_tests",
-        seed=int(seed),
-        parameters={"per_client": int(per_client), "of": partition.digest()},
+        seed=seed,
+        parameters={"per_client": per_client, "of": partition.digest()},
     )
 
 
@@ -222,9 +208,7 @@ def make_domain_tests(
     test_domains = to_array("test_domains", test_domains, "integers [N], a domain for each image")
     clients = [np.flatnonzero(test_domains == k) for k in range(partition.num_clients)]
     for domain, images in enumerate(clients):
-        require(
-            len(images) > 0, "test images of domain", domain, "at least one, to test its client"
-        )
+        require(len(images) > 0, "test images of domain", domain, "at least one")
     return partition_from_clients(
         clients,
         scheme="domain_tests",
@@ -295,14 +279,14 @@ def compute_client_mixtures(
     counts = partition.label_counts(labels, num_classes)
     scheme = PARTITIONS.get(partition.scheme)
     if scheme is not None and scheme.mixtures is not None:
+        data = (np.asarray(labels), num_classes, partition.num_clients)
         try:
-            mixtures = np.asarray(
-                scheme.mixtures(
-                    np.asarray(labels), num_classes, partition.num_clients, **partition.parameters
-                )
-            )
+            mixtures = np.asarray(scheme.mixtures(*data, **partition.parameters))
         except TypeError as error:
-            raise _make_parameters_error(partition) from error
+            raise ConfigError(
+                f"partition.parameters = {partition.parameters!r}: expected the parameters that "
+                f"make_partition stores in a {partition.scheme!r} partition"
+            ) from error
         description = f"shape of the mixtures of partition {partition.scheme!r}"
         require(mixtures.shape == counts.shape, description, mixtures.shape, f"{counts.shape}")
         return mixtures
@@ -332,25 +316,11 @@ def get_client_groups(partition: Partition) -> np.ndarray:
       >>> data.get_client_groups(partition)
       array([0, 1, 1, 1])
     """
-    scheme = PARTITIONS.get(partition.scheme)
-    if "clients_per_group" not in partition.parameters:
-        if scheme is not None and "clients_per_group" in scheme.parameters:
-            raise _make_parameters_error(partition)
-        require(
-            False,
-            "partition",
-            partition.scheme,
-            "'grouped', or another scheme with clients_per_group",
-        )
-    sizes = partition.parameters["clients_per_group"]
+    parameters = partition.parameters
+    expected = "clients_per_group, as make_partition stores it in a 'grouped' partition"
+    require("clients_per_group" in parameters, "partition.parameters", parameters, expected)
+    sizes = parameters["clients_per_group"]
     return np.repeat(np.arange(len(sizes)), sizes)
-
-
-def _make_parameters_error(partition: Partition) -> ConfigError:
-    return ConfigError(
-        f"partition.parameters = {partition.parameters!r}: expected the parameters that "
-        f"make_partition stores in a {partition.scheme!r} partition"
-    )
 
 
 def _find_max_per_client(mixtures, class_counts) -> tuple[int, int, int]:
@@ -358,11 +328,6 @@ def _find_max_per_client(mixtures, class_counts) -> tuple[int, int, int]:
     with np.errstate(divide="ignore", invalid="ignore"):
         bounds = np.where(mixtures > 0, class_counts / mixtures, np.inf)
     client, label = np.unravel_index(np.argmin(bounds), bounds.shape)
-    max_per_client = bounds[client, label]
     # If no client holds examples, no test is too large. 1e-9 corrects 36 / 0.4 = 89.99...
-    max_per_client = (
-        int(np.floor(max_per_client + 1e-9))
-        if np.isfinite(max_per_client)
-        else _DEFAULT_TESTS_PER_CLIENT
-    )
-    return max_per_client, int(client), int(label)
+    max_per_client = min(bounds[client, label] + 1e-9, MAX_TEST_EXAMPLES)
+    return int(max_per_client), int(client), int(label)

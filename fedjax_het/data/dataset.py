@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedjax_het.data.validation import (
+    MIN_STD,
     has_16_bit_pixels,
     require_labels_below,
     require_same_format,
@@ -18,7 +19,6 @@ from fedjax_het.data.validation import (
     validate_images,
     validate_labels,
     validate_names,
-    validate_std,
 )
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
@@ -104,23 +104,14 @@ class Dataset:
 
     @cached_property
     def _digest(self) -> str:
-        arrays: dict[str, Any] = {
-            "train_images": self.train_images,
-            "train_labels": self.train_labels,
-            "test_images": self.test_images,
-            "test_labels": self.test_labels,
-        }
-        constants: dict[str, Any] = {
-            "num_classes": self.num_classes,
-            "mean": self.mean,
-            "std": self.std,
-        }
+        names = ["train_images", "train_labels", "test_images", "test_labels"]
+        constants = {name: getattr(self, name) for name in ("num_classes", "mean", "std")}
         if self.domain_names:  # otherwise the digest equals that of versions without domains
-            arrays |= {"train_domains": self.train_domains, "test_domains": self.test_domains}
+            names += ["train_domains", "test_domains"]
             constants["num_domains"] = len(self.domain_names)
         if self.server_images is not None:
-            arrays |= {"server_images": self.server_images, "server_labels": self.server_labels}
-        return digest_arrays(arrays, constants)
+            names += ["server_images", "server_labels"]
+        return digest_arrays({name: getattr(self, name) for name in names}, constants)
 
     def __repr__(self) -> str:
         domains = f", {len(self.domain_names)} domains" if self.domain_names else ""
@@ -208,38 +199,22 @@ def dataset_from_arrays(
         train_mean, train_std = compute_channel_statistics(train_images)
         mean = train_mean if mean is None else mean
         std = train_std if std is None else std
-    mean = validate_channel_constants("mean", mean, train_images.shape[-1])
-    std = validate_std(std, train_images.shape[-1])
-    train_domains, test_domains, domain_names = validate_domains(
-        {"train_domains": train_domains, "test_domains": test_domains},
-        domain_names,
-        (train_images, test_images),
-    )
-    server_images, server_labels = validate_server_examples(
+    num_channels = train_images.shape[-1]
+    mean = validate_channel_constants("mean", mean, num_channels)
+    std = validate_channel_constants("std", std, num_channels, MIN_STD)
+
+    domains = {"train_domains": train_domains, "test_domains": test_domains}
+    domain_fields = validate_domains(domains, domain_names, (train_images, test_images))
+    server_examples = validate_server_examples(
         server_images, server_labels, train_images, num_classes, is_16_bit=is_16_bit
     )
-
-    arrays = (train_images, train_labels, test_images, test_labels, train_domains, test_domains)
-    for array in (*arrays, server_images, server_labels):
+    arrays = (train_images, train_labels, test_images, test_labels)
+    for array in (*arrays, *domain_fields[:2], *server_examples):
         if array is not None:
             array.setflags(write=False)
-    dataset = Dataset(
-        name=name,
-        train_images=train_images,
-        train_labels=train_labels,
-        test_images=test_images,
-        test_labels=test_labels,
-        num_classes=num_classes,
-        mean=mean,
-        std=std,
-        class_names=class_names,
-        note=note,
-        train_domains=train_domains,
-        test_domains=test_domains,
-        domain_names=domain_names,
-        server_images=server_images,
-        server_labels=server_labels,
-    )
+    constants = (num_classes, mean, std, class_names, note)
+    fields: list[Any] = [name, *arrays, *constants, *domain_fields, *server_examples]
+    dataset = Dataset(*fields)
     object.__setattr__(dataset, "is_validated", True)
     return dataset
 
@@ -259,9 +234,8 @@ def validate_dataset(dataset: Any) -> Dataset:
       ConfigError: if `dataset` is not a `Dataset`, or if its arrays are invalid.
     """
     if not isinstance(dataset, Dataset):
-        raise ConfigError(
-            f"dataset = a {type(dataset).__name__}: expected a Dataset, as {Dataset.CONSTRUCTORS}"
-        )
+        kind, expected = type(dataset).__name__, f"a Dataset, as {Dataset.CONSTRUCTORS}"
+        raise ConfigError(f"dataset = a {kind}: expected {expected}")
     if dataset.is_validated:
         return dataset
     field_values = {f.name: getattr(dataset, f.name) for f in dataclasses.fields(dataset) if f.init}

@@ -1,4 +1,4 @@
-"""Registry of the data sets that the setting `dataset` names."""
+"""Registry of the data sets that the setting `dataset` names, and readers of two of them."""
 
 import dataclasses
 import os
@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_het.data import domainnet
 from fedjax_het.data.dataset import Dataset, dataset_from_arrays, validate_dataset
+from fedjax_het.data.image_folder import read_cinic10
 from fedjax_het.data.normalization import get_normalization_constants
-from fedjax_het.data.sources import domainnet
-from fedjax_het.data.sources.cinic10 import read_cinic10
-from fedjax_het.data.sources.digits import read_digits
-from fedjax_het.data.sources.emnist import select_first_45_classes
-from fedjax_het.data.sources.tfds import TfdsSource, decode_splits, load_prepared
+from fedjax_het.data.quota_sampling import allocate_equal_counts, shuffle_by_class, take_quota
+from fedjax_het.data.tfds import TfdsSource, decode_splits, load_prepared
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.registry import (
@@ -75,33 +74,100 @@ def _make_dataset_spec(
 
 
 def _make_tfds_spec(
-    source: TfdsSource,
+    name: str,
     description: str,
-    *,
-    name: str | None = None,
+    source: TfdsSource | None = None,
     transform: Callable | None = None,
 ) -> DatasetSpec:
     """Describe a data set of tensorflow-datasets, or the part of it that `transform` selects.
 
     `transform(arrays, meta)` returns `(arrays, meta)`.
     """
+    tfds_source = source or TfdsSource(name, name)
 
     def read(data_dir, cache_dir):
-        arrays, meta = load_prepared(source, partial(decode_splits, source), data_dir, cache_dir)
+        decode = partial(decode_splits, tfds_source)
+        arrays, meta = load_prepared(tfds_source, decode, data_dir, cache_dir)
         return (arrays, meta) if transform is None else transform(arrays, meta)
 
-    return _make_dataset_spec(name or source.name, read, description, source)
+    return _make_dataset_spec(name, read, description, tfds_source)
 
 
+# Never changed: another value would be another benchmark.
+_DIGITS_SPLIT_SEED, _DIGITS_TEST_FRACTION = 0, 0.2
+_EMNIST_45_CLASSES, _EMNIST_45_TEST_IMAGES, _EMNIST_45_SEED = 45, 10_000, 45
 # EMNIST Balanced merges letters whose two cases look alike; the other lower-case letters remain.
-_EMNIST_BALANCED_CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
-_EMNIST_BYCLASS_CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-_EMNIST_BALANCED = TfdsSource(
-    "emnist_balanced", "emnist", ("balanced",), True, tuple(_EMNIST_BALANCED_CLASSES)
-)
-_EMNIST_BYCLASS = TfdsSource(
-    "emnist_byclass", "emnist", ("byclass",), True, tuple(_EMNIST_BYCLASS_CLASSES)
-)
+_BALANCED_CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
+_BYCLASS_CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_EMNIST_BALANCED = TfdsSource("emnist_balanced", "emnist", ("balanced",), True, _BALANCED_CLASSES)
+_EMNIST_BYCLASS = TfdsSource("emnist_byclass", "emnist", ("byclass",), True, _BYCLASS_CLASSES)
+
+
+def read_digits(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray], dict]:
+    """Read the 1,797 gray 8x8 images in a fixed, stratified split.
+
+    The split has 1,438 training and 359 test images. Values 0..16 become uint8 0..255 (times
+    255/16, rounded). A fifth of each class, rounded, is drawn for the test split. Both splits keep
+    scikit-learn's order.
+
+    Args:
+      data_dir: not used.
+      cache_dir: not used.
+
+    Returns:
+      `(arrays, meta)`: images and labels of both splits by name, and class names.
+    """
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = np.rint(digits.images * (255 / 16)).astype(np.uint8)[..., None]
+    labels = digits.target.astype(np.int32)
+
+    rng = np.random.default_rng(_DIGITS_SPLIT_SEED)
+    is_test = np.zeros(len(labels), bool)
+    for label in range(10):
+        members = np.flatnonzero(labels == label)
+        count = round(_DIGITS_TEST_FRACTION * len(members))
+        is_test[rng.permutation(members)[:count]] = True
+    arrays = {
+        "train_images": images[~is_test],
+        "train_labels": labels[~is_test],
+        "test_images": images[is_test],
+        "test_labels": labels[is_test],
+    }
+    return arrays, {"class_names": [str(digit) for digit in range(10)]}
+
+
+def select_first_45_classes(
+    arrays: dict[str, np.ndarray], meta: dict
+) -> tuple[dict[str, np.ndarray], dict]:
+    """Remove the last two classes of EMNIST Balanced, r and t, and draw 10,000 of the test images.
+
+    FSL (arXiv 2210.02614) uses 45 classes of 2,400 training images each, but does not name the two
+    of 47 classes that it omits. It uses 10,000 of the 18,000 test images of 45 classes, but does
+    not name them. Here a subset with 222 or 223 images of each class is drawn once, with a fixed
+    seed; if there are fewer test images, all are used. Images keep their order.
+
+    Args:
+      arrays: images and labels of both splits of EMNIST Balanced by name.
+      meta: facts of the data set by name, with class names.
+
+    Returns:
+      `(arrays, meta)` of the 45 classes.
+    """
+    rng = np.random.default_rng(_EMNIST_45_SEED)
+    is_selected = {
+        split: arrays[f"{split}_labels"] < _EMNIST_45_CLASSES for split in ("train", "test")
+    }
+    labels = np.where(is_selected["test"], arrays["test_labels"], -1)  # -1 belongs to no class
+    pools = shuffle_by_class(rng, labels, _EMNIST_45_CLASSES)
+    sizes = np.array([len(pool) for pool in pools])
+    counts = allocate_equal_counts(rng, sizes, min(_EMNIST_45_TEST_IMAGES, int(sizes.sum())))
+    test_positions = np.sort(take_quota(pools, np.stack([counts, sizes - counts], axis=1))[0])
+    positions = {"train": np.flatnonzero(is_selected["train"]), "test": test_positions}
+    selected = {name: array[positions[name.split("_")[0]]] for name, array in arrays.items()}
+    return selected, {**meta, "class_names": meta["class_names"][:_EMNIST_45_CLASSES]}
+
 
 DATASETS: Registry[DatasetSpec] = Registry(
     "data set",
@@ -111,37 +177,32 @@ DATASETS: Registry[DatasetSpec] = Registry(
             read_digits,
             "scikit-learn's digits: 1,797 gray 8x8 images, 10 classes; needs no download",
         ),
+        _make_tfds_spec("mnist", "MNIST: 60,000 + 10,000 gray 28x28 images, 10 classes"),
         _make_tfds_spec(
-            TfdsSource("mnist", "mnist"), "MNIST: 60,000 + 10,000 gray 28x28 images, 10 classes"
+            "fashion_mnist", "Fashion-MNIST: 60,000 + 10,000 gray 28x28 images, 10 classes"
         ),
-        _make_tfds_spec(
-            TfdsSource("fashion_mnist", "fashion_mnist"),
-            "Fashion-MNIST: 60,000 + 10,000 gray 28x28 images, 10 classes",
-        ),
-        _make_tfds_spec(
-            TfdsSource("cifar10", "cifar10"),
-            "CIFAR-10: 50,000 + 10,000 color 32x32 images, 10 classes",
-        ),
-        _make_tfds_spec(
-            TfdsSource("cifar100", "cifar100"),
-            "CIFAR-100: 50,000 + 10,000 color 32x32 images, 100 classes",
-        ),
+        _make_tfds_spec("cifar10", "CIFAR-10: 50,000 + 10,000 color 32x32 images, 10 classes"),
+        _make_tfds_spec("cifar100", "CIFAR-100: 50,000 + 10,000 color 32x32 images, 100 classes"),
         _make_dataset_spec(
             "cinic10",
             read_cinic10,
             "CINIC-10: 90,000 + 90,000 color 32x32 images, 10 classes; an image folder",
         ),
         _make_tfds_spec(
-            _EMNIST_BALANCED, "EMNIST Balanced: 112,800 + 18,800 gray 28x28 images, 47 classes"
-        ),
-        _make_tfds_spec(
+            "emnist_balanced",
+            "EMNIST Balanced: 112,800 + 18,800 gray 28x28 images, 47 classes",
             _EMNIST_BALANCED,
-            "EMNIST Balanced without r and t, for FSL: 108,000 + 10,000 images, 45 classes",
-            name="emnist_45",
-            transform=select_first_45_classes,
         ),
         _make_tfds_spec(
-            _EMNIST_BYCLASS, "EMNIST ByClass: 697,932 + 116,323 gray 28x28 images, 62 classes"
+            "emnist_45",
+            "EMNIST Balanced without r and t, for FSL: 108,000 + 10,000 images, 45 classes",
+            _EMNIST_BALANCED,
+            select_first_45_classes,
+        ),
+        _make_tfds_spec(
+            "emnist_byclass",
+            "EMNIST ByClass: 697,932 + 116,323 gray 28x28 images, 62 classes",
+            _EMNIST_BYCLASS,
         ),
         _make_dataset_spec(
             "domainnet",
@@ -150,8 +211,7 @@ DATASETS: Registry[DatasetSpec] = Registry(
             domainnet.SOURCE,
         ),
         _make_tfds_spec(
-            TfdsSource("stl10", "stl10"),
-            "STL-10, the labeled part: 5,000 + 8,000 color 96x96 images, 10 classes",
+            "stl10", "STL-10, the labeled part: 5,000 + 8,000 color 96x96 images, 10 classes"
         ),
     ),
     argument="dataset",
@@ -212,14 +272,9 @@ def load_dataset(
         "data_dir": data_dir,
         "cache_dir": cache_dir,
     }
-    required_parameters = [
-        parameter
-        for parameter, default in get_keyword_parameters(load).items()
-        if default is REQUIRED
-    ]
-    if unsupported := [
-        parameter for parameter in required_parameters if parameter not in available_arguments
-    ]:
+    parameters = get_keyword_parameters(load)
+    required_parameters = {p for p, default in parameters.items() if default is REQUIRED}
+    if unsupported := sorted(required_parameters - available_arguments.keys()):
         raise ConfigError(
             f"dataset = {name!r}: its function requires {', '.join(unsupported)}: expected no "
             f"required arguments except {', '.join(available_arguments)}"
@@ -231,7 +286,7 @@ def load_dataset(
             f"dataset = {name!r}: its function returns a {kind}: expected a Dataset, e.g. from "
             "dataset_from_arrays"
         )
-    if normalisation is not None and "normalisation" not in get_keyword_parameters(load):
+    if normalisation is not None and "normalisation" not in parameters:
         mean, std = get_normalization_constants(name, normalisation, dataset.train_images)
         dataset = dataclasses.replace(dataset, mean=mean, std=std)
     if dataset.name != name:

@@ -109,22 +109,18 @@ def render_glyphs(
     from PIL import Image, ImageDraw, ImageFont
 
     for name in class_names or ("",):
-        require(
-            len(name) == 1 and name.isascii() and name.isalnum(),
-            "class_names",
-            tuple(class_names),
-            "single letters and digits, to be drawn as glyphs",
-        )
-    side = FIGURE_POINTS * _PIXELS_PER_POINT
+        is_valid = len(name) == 1 and name.isascii() and name.isalnum()
+        expected = "single letters and digits, to be drawn as glyphs"
+        require(is_valid, "class_names", tuple(class_names), expected)
+    side, basic_layout = FIGURE_POINTS * _PIXELS_PER_POINT, ImageFont.Layout.BASIC
     images = []
     for name in class_names:
         character = _to_script_letter(name) if font.uses_script_letters else name
         require(ord(character) in font.characters, "font", font.path, f"a font with {name!r}")
         for size in sizes:
             # The basic layout gives equal images whether or not another one is installed.
-            face = ImageFont.truetype(
-                font.path, round(size * _PIXELS_PER_POINT), layout_engine=ImageFont.Layout.BASIC
-            )
+            pixels_per_em = round(size * _PIXELS_PER_POINT)
+            face = ImageFont.truetype(font.path, pixels_per_em, layout_engine=basic_layout)
             # The canvas has margins, since the position of the ink is known only after drawing.
             canvas = Image.new("L", (2 * side, 2 * side))
             ImageDraw.Draw(canvas).text((side, side), character, fill=255, font=face, anchor="mm")

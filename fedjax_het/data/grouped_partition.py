@@ -6,15 +6,37 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedjax_het.data.quota_sampling import shuffle_by_class, systematic_round, take_quota
-from fedjax_het.data.sources.cifar100 import CIFAR100_SUPERCLASSES
 from fedjax_het.utils.config import NonNegativeInt, PositiveInt, UnitInterval
-from fedjax_het.utils.errors import ConfigError, is_integer_at_least, require
+from fedjax_het.utils.errors import ConfigError, require
 
 _log = logging.getLogger(__name__)
 
 # Training examples of a client of the 1st, 2nd and 3rd group; further groups repeat them.
 _DEFAULT_GROUP_SIZES = (1000, 700, 400)
 _DEFAULT_NUM_GROUPS = 5
+# The 20 superclasses of CIFAR-100 and their classes, as its authors publish them.
+CIFAR100_SUPERCLASSES = {
+    "aquatic mammals": ("beaver", "dolphin", "otter", "seal", "whale"),
+    "fish": ("aquarium_fish", "flatfish", "ray", "shark", "trout"),
+    "flowers": ("orchid", "poppy", "rose", "sunflower", "tulip"),
+    "food containers": ("bottle", "bowl", "can", "cup", "plate"),
+    "fruit and vegetables": ("apple", "mushroom", "orange", "pear", "sweet_pepper"),
+    "household electrical devices": ("clock", "keyboard", "lamp", "telephone", "television"),
+    "household furniture": ("bed", "chair", "couch", "table", "wardrobe"),
+    "insects": ("bee", "beetle", "butterfly", "caterpillar", "cockroach"),
+    "large carnivores": ("bear", "leopard", "lion", "tiger", "wolf"),
+    "large man-made outdoor things": ("bridge", "castle", "house", "road", "skyscraper"),
+    "large natural outdoor scenes": ("cloud", "forest", "mountain", "plain", "sea"),
+    "large omnivores and herbivores": ("camel", "cattle", "chimpanzee", "elephant", "kangaroo"),
+    "medium-sized mammals": ("fox", "porcupine", "possum", "raccoon", "skunk"),
+    "non-insect invertebrates": ("crab", "lobster", "snail", "spider", "worm"),
+    "people": ("baby", "boy", "girl", "man", "woman"),
+    "reptiles": ("crocodile", "dinosaur", "lizard", "snake", "turtle"),
+    "small mammals": ("hamster", "mouse", "rabbit", "shrew", "squirrel"),
+    "trees": ("maple_tree", "oak_tree", "palm_tree", "pine_tree", "willow_tree"),
+    "vehicles 1": ("bicycle", "bus", "motorcycle", "pickup_truck", "train"),
+    "vehicles 2": ("lawn_mower", "rocket", "streetcar", "tank", "tractor"),
+}
 
 
 def grouped(
@@ -68,28 +90,20 @@ def grouped(
     Raises:
       ConfigError: if a group has no classes, or if clients need more examples than a class has.
     """
-    mixtures = compute_grouped_mixtures(
-        labels,
-        num_classes,
-        num_clients,
-        groups=groups,
-        clients_per_group=clients_per_group,
-        dominating_share=dominating_share,
-    )
-    assert group_sizes is not None and clients_per_group is not None, (
-        "see `resolve_grouped_parameters`"
-    )
-    sizes = np.repeat(group_sizes, clients_per_group)
+    # `resolve_grouped_parameters` has set the defaults.
+    assert group_sizes is not None and clients_per_group is not None
+    rows = _compute_group_mixtures(num_classes, groups, dominating_share)
+    groups_of_clients = np.repeat(np.arange(len(rows)), clients_per_group)
     counts = np.stack(
-        [systematic_round(rng, row, size) for row, size in zip(mixtures, sizes, strict=True)],
-        axis=1,
+        [systematic_round(rng, rows[g], group_sizes[g]) for g in groups_of_clients], axis=1
     )
     num_requested, num_available = counts.sum(1), np.bincount(labels, minlength=num_classes)
-    if (num_requested > num_available).any():
-        scarcest_class = int((num_requested - num_available).argmax())
+    scarcest = int((num_requested - num_available).argmax())
+    if num_requested[scarcest] > num_available[scarcest]:
         raise ConfigError(
-            f"group_sizes = {group_sizes!r}: clients need {num_requested[scarcest_class]} examples of class "
-            f"{scarcest_class}, which has {num_available[scarcest_class]}: expected smaller sizes or fewer clients"
+            f"group_sizes = {group_sizes!r}: clients need {num_requested[scarcest]} examples of "
+            f"class {scarcest}, which has {num_available[scarcest]}: expected smaller sizes or "
+            "fewer clients"
         )
     # A last column takes the remaining examples of each class, which no client holds.
     counts = np.column_stack([counts, num_available - num_requested])
@@ -113,12 +127,18 @@ def compute_grouped_mixtures(
     Returns:
       Proportions, float64 `[K, C]`.
     """
+    return np.repeat(
+        _compute_group_mixtures(num_classes, groups, dominating_share), clients_per_group, axis=0
+    )
+
+
+def _compute_group_mixtures(num_classes: int, groups, dominating_share: float) -> np.ndarray:
+    """Compute the class proportions of each group, `[G, C]`."""
     rows = np.zeros((len(groups), num_classes))
     for row, group in zip(rows, groups, strict=True):
-        num_other_classes = num_classes - len(group)
-        row[:] = (1 - dominating_share) / num_other_classes if num_other_classes else 0
+        row[:] = (1 - dominating_share) / max(num_classes - len(group), 1)
         row[group] = dominating_share / len(group)
-    return np.repeat(rows, clients_per_group, axis=0)
+    return rows
 
 
 def resolve_grouped_parameters(
@@ -150,64 +170,37 @@ def resolve_grouped_parameters(
     Raises:
       ConfigError: if a parameter does not fit the data or the number of clients.
     """
-    require(
-        num_clients >= 2,
-        "num_clients",
-        num_clients,
-        "at least 2, so that clients can learn from each other",
-    )
-    groups = _validate_groups(groups, num_classes, class_names)
-    for position, group in enumerate(groups):
-        require(
-            dominating_share == 1 or len(group) < num_classes,
-            f"groups[{position}]",
-            group,
-            f"not all {num_classes} classes (or dominating_share = 1): the other data need other classes",
-        )
-    require(
-        num_clients >= len(groups),
-        "num_clients",
-        num_clients,
-        f"at least {len(groups)}, one for each group",
-    )
-    if clients_per_group is None:
-        clients_per_group = _apportion([len(group) for group in groups], num_clients)
-    clients_per_group = _validate_positive_ints("clients_per_group", clients_per_group, len(groups))
-    require(
-        sum(clients_per_group) == num_clients,
-        "clients_per_group",
-        clients_per_group,
-        f"a sum of num_clients = {num_clients}",
-    )
-    parameters = {
-        "groups": groups,
-        "clients_per_group": clients_per_group,
-        "dominating_share": float(dominating_share),
-    }
-    if group_sizes is None:
-        group_sizes = _find_feasible_sizes(labels, num_classes, num_clients, parameters)
-    parameters["group_sizes"] = _validate_positive_ints("group_sizes", group_sizes, len(groups))
-    return parameters
-
-
-def _validate_groups(groups, num_classes: int, class_names: Sequence[str]) -> list[list[int]]:
+    expected = "at least 2, so that clients can learn from each other"
+    require(num_clients >= 2, "num_clients", num_clients, expected)
     if groups is None:
         groups = _default_groups(num_classes, class_names)
-    try:
-        groups = [list(group) for group in groups]
-    except TypeError:
-        raise ConfigError(
-            f"groups = {groups!r}: expected a list of classes for each group"
-        ) from None
     require(len(groups) >= 1, "groups", groups, "at least one group")
     for position, group in enumerate(groups):
         name = f"groups[{position}]"
         require(len(group) >= 1, name, group, "at least one class")
-        for label in group:
-            is_valid = is_integer_at_least(label, 0) and label < num_classes
-            require(is_valid, name, group, f"classes in [0, {num_classes})")
+        require(max(group) < num_classes, name, group, f"classes in [0, {num_classes})")
         require(len(set(group)) == len(group), name, group, "each class once")
-    return [[int(label) for label in group] for group in groups]
+        expected = f"fewer than all {num_classes} classes, or dominating_share = 1"
+        require(dominating_share == 1 or len(group) < num_classes, name, group, expected)
+    expected = f"at least {len(groups)}, one for each group"
+    require(num_clients >= len(groups), "num_clients", num_clients, expected)
+    if clients_per_group is None:
+        clients_per_group = _apportion([len(group) for group in groups], num_clients)
+    _require_length("clients_per_group", clients_per_group, len(groups))
+    expected = f"a sum of num_clients = {num_clients}"
+    is_valid = sum(clients_per_group) == num_clients
+    require(is_valid, "clients_per_group", clients_per_group, expected)
+    if group_sizes is None:
+        rows = _compute_group_mixtures(num_classes, groups, dominating_share)
+        num_available = np.bincount(labels, minlength=num_classes)
+        group_sizes = _find_feasible_sizes(rows, np.asarray(clients_per_group), num_available)
+    _require_length("group_sizes", group_sizes, len(groups))
+    return {
+        "groups": groups,
+        "clients_per_group": clients_per_group,
+        "dominating_share": float(dominating_share),
+        "group_sizes": group_sizes,
+    }
 
 
 def _default_groups(num_classes: int, class_names: Sequence[str]) -> list[list[int]]:
@@ -233,40 +226,34 @@ def _apportion(weights: list[int], total: int) -> list[int]:
     return counts.tolist()
 
 
-def _validate_positive_ints(argument: str, values, count: int) -> list[int]:
-    try:
-        values = list(values)
-    except TypeError:
-        values = [values]
-    is_valid = len(values) == count and all(is_integer_at_least(number, 1) for number in values)
-    require(is_valid, argument, values, f"{count} whole numbers >= 1, one for each group")
-    return [int(number) for number in values]
+def _require_length(argument: str, numbers: list[int], num_groups: int) -> None:
+    expected = f"{num_groups} whole numbers >= 1, one for each group"
+    require(len(numbers) == num_groups, argument, numbers, expected)
 
 
-def _find_feasible_sizes(labels, num_classes: int, num_clients: int, parameters: dict) -> list[int]:
+def _find_feasible_sizes(
+    rows: np.ndarray, clients_per_group: np.ndarray, num_available: np.ndarray
+) -> list[int]:
     """Return the default sizes times the largest integer percentage that the classes supply."""
-    clients_per_group = np.asarray(parameters["clients_per_group"])
-    mixtures = compute_grouped_mixtures(labels, num_classes, num_clients, **parameters)
-    rows = mixtures[np.cumsum(clients_per_group) - 1]  # [G, C]
-    num_available = np.bincount(labels, minlength=num_classes)
     default_sizes = np.resize(_DEFAULT_GROUP_SIZES, len(clients_per_group))
+    num_clients = clients_per_group.sum()
     for percent in range(100, 0, -1):
         sizes = default_sizes * percent // 100
         max_requested = clients_per_group @ np.ceil(np.round(rows * sizes[:, None], 9))
         if (max_requested <= num_available).all():
             if percent < 100:
                 _log.warning(
-                    "'grouped': sizes scaled to %d %%, %s examples for each client, the largest that %d "
-                    "clients and %d examples allow",
+                    "'grouped': sizes scaled to %d %%, %s examples for each client, the largest "
+                    "that %d clients and %d examples allow",
                     percent,
                     ", ".join(map(str, sizes[: len(_DEFAULT_GROUP_SIZES)])),
                     num_clients,
-                    len(labels),
+                    num_available.sum(),
                 )
             return sizes.tolist()
-    scarcest_class = int((num_available - max_requested).argmin())
+    scarcest = int((num_available - max_requested).argmin())
     raise ConfigError(
-        f"num_clients = {num_clients}: even one percent of the default sizes needs more of "
-        f"class {scarcest_class} than its {num_available[scarcest_class]} examples; use fewer clients or set "
+        f"num_clients = {num_clients}: even one percent of the default sizes needs more of class "
+        f"{scarcest} than its {num_available[scarcest]} examples; use fewer clients or set "
         "group_sizes"
     )

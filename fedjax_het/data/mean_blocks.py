@@ -94,12 +94,8 @@ def average_examples(
     partition.label_counts(labels, num_classes)  # checks that they belong together
     labels = np.asarray(labels)
     is_valid = images.ndim == 4 and len(images) == len(labels) and images.dtype.kind in "iuf"
-    require(
-        is_valid,
-        "shape of images",
-        images.shape,
-        f"[{len(labels)}, H, W, C], an image for each label",
-    )
+    expected = f"[{len(labels)}, H, W, C], an image for each label"
+    require(is_valid, "shape of images", images.shape, expected)
     scale = 255.0 if images.dtype == np.uint8 else 1.0
     means, class_proportions = [], []
     for client in map(int, np.flatnonzero(partition.sizes)):

@@ -14,8 +14,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedjax_het.data.partition_registry import PARTITIONS, PartitionScheme, find_parameter_name
-from fedjax_het.data.validation import NumClasses, Seed, to_array, validate_names
+from fedjax_het.data.partition_schemes import PARTITIONS, find_parameter_name
+from fedjax_het.data.validation import (
+    NumClasses,
+    Seed,
+    require_labels_below,
+    require_positions,
+    to_integers,
+    validate_names,
+)
 from fedjax_het.utils.config import PositiveInt, validate, validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.io import DamagedFileError, read_npz, write_npz
@@ -118,23 +125,17 @@ class Partition:
         for name, kind in (("scheme", str), ("seed", Seed), ("parameters", dict[str, Any])):
             object.__setattr__(self, name, validate(name, getattr(self, name), kind))
         for name in ("indices", "offsets"):
-            array = to_array(name, getattr(self, name), "integers of rank 1")
-            is_valid = array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
-            require(is_valid, name, f"{array.dtype} {array.shape}", "integers of rank 1")
+            array = to_integers(name, getattr(self, name))
             array = np.ascontiguousarray(array, dtype=np.int64).view()
             array.setflags(write=False)
             object.__setattr__(self, name, array)
         offsets = self.offsets
         is_valid = len(offsets) >= 2 and offsets[0] == 0 and offsets[-1] == len(self.indices)
-        require(
-            bool(is_valid and (np.diff(offsets) >= 0).all()),
-            "offsets",
-            offsets.tolist() if len(offsets) < 10 else f"{len(offsets)} numbers",
-            f"0, then ascending to len(indices) = {len(self.indices)}",
-        )
-        require(
-            bool((self.indices >= 0).all()), "indices", int(self.indices.min(initial=0)), ">= 0"
-        )
+        is_valid = is_valid and bool((np.diff(offsets) >= 0).all())
+        expected = f"0, then ascending to len(indices) = {len(self.indices)}"
+        require(is_valid, "offsets", offsets.tolist(), expected)
+        smallest = int(self.indices.min(initial=0))
+        require(smallest >= 0, "indices", smallest, ">= 0")
         names = validate_names("client_names", self.client_names)
         is_valid = len(set(names)) == len(names) in (0, self.num_clients)
         require(is_valid, "client_names", names, f"none, or {self.num_clients} different names")
@@ -240,11 +241,8 @@ class Partition:
         """
         labels = validate_class_labels("labels", labels, num_classes)
         largest = int(self.indices.max(initial=-1))
-        if largest >= len(labels):
-            raise ConfigError(
-                f"len(labels) = {len(labels)}: the partition holds example {largest}, "
-                "so it belongs to another data set"
-            )
+        expected = f"more than {largest}, or the partition of another data set"
+        require(largest < len(labels), "len(labels)", len(labels), expected)
         owners = np.repeat(np.arange(self.num_clients), self.sizes)
         cells = owners * num_classes + labels[self.indices]
         counts = np.bincount(cells, minlength=self.num_clients * num_classes)
@@ -265,7 +263,7 @@ class Partition:
           ConfigError: if the labels are invalid, or fewer than the partition needs.
         """
         counts, sizes = self.label_counts(labels, num_classes), self.sizes
-        nonempty_counts = counts[sizes > 0]
+        counts = counts[sizes > 0] if sizes.any() else counts
         return PartitionSummary(
             num_clients=self.num_clients,
             num_examples=len(self.indices),
@@ -275,12 +273,8 @@ class Partition:
             size_mean=float(sizes.mean()),
             size_max=int(sizes.max()),
             num_empty=int((sizes == 0).sum()),
-            classes_per_client=float((nonempty_counts > 0).sum(1).mean())
-            if len(nonempty_counts)
-            else 0.0,
-            majority_share=float((nonempty_counts.max(1) / nonempty_counts.sum(1)).mean())
-            if len(nonempty_counts)
-            else 0.0,
+            classes_per_client=float((counts > 0).sum(1).mean()),
+            majority_share=float((counts.max(1) / np.maximum(counts.sum(1), 1)).mean()),
         )
 
 
@@ -332,75 +326,42 @@ def make_partition(
     """
     partition_scheme = PARTITIONS.require(scheme)
     labels = validate_class_labels("labels", labels, num_classes)
-    require(
-        num_clients <= len(labels),
-        "num_clients",
-        num_clients,
-        f"at most the number of training examples, {len(labels)}",
-    )
+    expected = f"at most the number of training examples, {len(labels)}"
+    require(num_clients <= len(labels), "num_clients", num_clients, expected)
 
     parameters = {find_parameter_name(scheme, name) or name: v for name, v in parameters.items()}
     parameters = partition_scheme.parameters | partition_scheme.validate_parameters(parameters)
     if partition_scheme.resolve_parameters is not None:
         parameters = partition_scheme.resolve_parameters(
-            labels, int(num_classes), int(num_clients), class_names, **parameters
+            labels, num_classes, num_clients, class_names, **parameters
         )
-    stream = np.random.SeedSequence(int(seed), spawn_key=(_PARTITION_STREAM,))
+    stream = np.random.SeedSequence(seed, spawn_key=(_PARTITION_STREAM,))
     data = {
         "rng": np.random.default_rng(stream),
         "labels": labels,
-        "num_classes": int(num_classes),
-        "num_clients": int(num_clients),
+        "num_classes": num_classes,
+        "num_clients": num_clients,
         "domains": domains,
         "domain_names": domain_names,
         "class_names": class_names,
     }
-    clients = _validate_clients(
-        partition_scheme,
-        call_with_supported(partition_scheme.split, data, **parameters),
-        int(num_clients),
-        len(labels),
-    )
-    client_names = (
-        _make_domain_client_names(num_clients, domain_names)
-        if partition_scheme.clients_are_domains
-        else ()
-    )
-    return partition_from_clients(
-        clients, scheme=scheme, seed=int(seed), parameters=parameters, client_names=client_names
-    )
-
-
-def _validate_clients(
-    scheme: PartitionScheme, clients: Any, num_clients: int, num_examples: int
-) -> list[np.ndarray]:
-    """Convert a scheme's return value to `num_clients` arrays, or raise ConfigError."""
-    description = f"return value of partition {scheme.name!r}"
-    try:
-        arrays = [np.asarray(client) for client in clients]
-    except (TypeError, ValueError) as error:
-        reason = f"expected {num_clients} arrays of positions ({error})"
-        raise ConfigError(f"{description} is a {type(clients).__name__}: {reason}") from error
+    clients = call_with_supported(partition_scheme.split, data, **parameters)
+    description = f"return value of partition {scheme!r}"
     expected = f"{num_clients} arrays of positions, one for each client"
-    require(len(arrays) == num_clients, f"length of {description}", len(arrays), expected)
-    require(any(array.size for array in arrays), description, [], "at least one example")
-    for client, positions in enumerate(arrays):
-        name = f"{description} for client {client}"
-        if positions.ndim == 1 and len(positions) == 0:
-            continue
-        is_valid = positions.ndim == 1 and np.issubdtype(positions.dtype, np.integer)
-        actual = f"{positions.dtype} {positions.shape}"
-        require(bool(is_valid), name, actual, "integers of rank 1, positions in the training set")
-        is_outside = (positions < 0) | (positions >= num_examples)
-        if is_outside.any():
-            value = int(positions[int(is_outside.argmax())])
-            raise ConfigError(f"{name} has {value}: expected positions in [0, {num_examples})")
-    return arrays
-
-
-def _make_domain_client_names(num_clients: int, domain_names: Sequence[str]) -> tuple[str, ...]:
-    """Name each client after its domain; domains without a name are named by their number."""
-    return (*domain_names, *map(str, range(len(domain_names), num_clients)))
+    require(isinstance(clients, Iterable), description, clients, expected)
+    clients = list(clients)
+    require(len(clients) == num_clients, f"length of {description}", len(clients), expected)
+    clients = [
+        require_positions(f"{description} for client {client}", positions, len(labels))
+        for client, positions in enumerate(clients)
+    ]
+    require(any(map(len, clients)), description, [], "at least one example")
+    client_names: tuple[str, ...] = ()
+    if partition_scheme.clients_are_domains:  # a domain without a name is named by its number
+        client_names = (*domain_names, *map(str, range(len(domain_names), num_clients)))
+    return partition_from_clients(
+        clients, scheme=scheme, seed=seed, parameters=parameters, client_names=client_names
+    )
 
 
 @validate_arguments
@@ -435,7 +396,11 @@ def partition_from_clients(
     is_iterable = isinstance(clients, Iterable) and not isinstance(clients, str | bytes | Mapping)
     expected = "a list of arrays of positions in the training set, one for each client"
     require(is_iterable, "clients", clients, expected)
-    arrays = [_sort_positions(f"clients[{k}]", client) for k, client in enumerate(clients)]
+    expected = "integers of rank 1, positions in the training set"
+    arrays = [to_integers(f"clients[{k}]", client, expected) for k, client in enumerate(clients)]
+    for k, positions in enumerate(arrays):
+        smallest = int(positions.min(initial=0))
+        require(smallest >= 0, f"clients[{k}]", f"{smallest}, ...", "positions >= 0")
     require(len(arrays) >= 1, "clients", arrays, "at least one client")
     try:
         # Convert to JSON and back, so that a saved partition equals the one in memory.
@@ -449,22 +414,10 @@ def partition_from_clients(
         scheme=scheme,
         seed=seed,
         parameters=parameters,
-        indices=np.concatenate(arrays),
-        offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+        indices=np.concatenate([np.sort(positions) for positions in arrays]),
+        offsets=np.concatenate([[0], np.cumsum(sizes)]),
         client_names=validate_names("client_names", client_names),
     )
-
-
-def _sort_positions(argument: str, positions: Any) -> np.ndarray:
-    """Return the positions of one client in ascending order as int64, or raise ConfigError."""
-    array = to_array(argument, positions, "integers, positions in the training set")
-    if array.ndim == 1 and len(array) == 0:  # NumPy makes an array of floats of an empty list
-        return np.zeros(0, np.int64)
-    is_valid = array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
-    actual = f"{array.dtype} {array.shape}"
-    require(bool(is_valid), argument, actual, "integers of rank 1, positions in the training set")
-    require(bool((array >= 0).all()), argument, f"{int(array.min())}, ...", "positions >= 0")
-    return np.sort(array).astype(np.int64)
 
 
 def validate_class_labels(argument: str, labels, num_classes: int) -> np.ndarray:
@@ -481,17 +434,9 @@ def validate_class_labels(argument: str, labels, num_classes: int) -> np.ndarray
     Raises:
       ConfigError: if the labels are not integers `[N]` in [0, num_classes).
     """
-    labels = to_array(argument, labels, "integers of rank 1, at least one")
-    is_valid = labels.ndim == 1 and len(labels) > 0 and np.issubdtype(labels.dtype, np.integer)
-    require(
-        is_valid, argument, f"{labels.dtype} {labels.shape}", "integers of rank 1, at least one"
-    )
-    is_invalid = (labels < 0) | (labels >= num_classes)
-    if is_invalid.any():
-        position = int(is_invalid.argmax())
-        raise ConfigError(
-            f"{argument}[{position}] = {int(labels[position])}: expected a label in [0, {num_classes})"
-        )
+    labels = to_integers(argument, labels, "integers of rank 1, at least one")
+    require(len(labels) > 0, argument, [], "integers of rank 1, at least one")
+    require_labels_below(argument, labels, num_classes)
     return labels
 
 
@@ -515,12 +460,8 @@ def draw_held_out_clients(partition: Partition, count: int, seed: int) -> np.nda
     """
     eligible = np.flatnonzero(partition.sizes)
     max_count = len(eligible) - 1
-    require(
-        count <= max_count,
-        "held_out_clients",
-        count,
-        f"at most {max_count} of the {len(eligible)} clients that have examples",
-    )
+    expected = f"at most {max_count} of the {len(eligible)} clients that have examples"
+    require(count <= max_count, "held_out_clients", count, expected)
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_HELD_OUT_STREAM,)))
     return np.sort(rng.choice(eligible, count, replace=False))
 
@@ -535,11 +476,9 @@ def select_clients(partition: Partition, clients: np.ndarray) -> Partition:
     Returns:
       The partition of S clients.
     """
-    client_indices = [partition.client_indices(int(k)) for k in clients]
-    names = tuple(partition.client_names[int(k)] for k in clients if partition.client_names)
     return dataclasses.replace(
         partition,
-        indices=np.concatenate(client_indices),
-        offsets=np.concatenate([[0], np.cumsum([len(indices) for indices in client_indices])]),
-        client_names=names,
+        indices=np.concatenate([partition.client_indices(int(k)) for k in clients]),
+        offsets=np.concatenate([[0], np.cumsum(partition.sizes[clients])]),
+        client_names=tuple(partition.client_names[k] for k in clients if partition.client_names),
     )

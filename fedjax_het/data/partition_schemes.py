@@ -1,4 +1,4 @@
-"""Partition schemes: functions that divide training examples among clients.
+"""Partition schemes that the setting `partition` names: functions that divide training examples.
 
 A scheme is a function `(rng, labels, num_classes, num_clients, *, parameters...) -> clients` that
 returns an array of positions for each client, and an entry in `PARTITIONS`. The schemes are
@@ -7,19 +7,94 @@ split raises an error that gives the reason.
 """
 
 import logging
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from fedjax_het.data.grouped_partition import (
+    compute_grouped_mixtures,
+    grouped,
+    resolve_grouped_parameters,
+)
 from fedjax_het.data.quota_sampling import allocate_equal_counts, shuffle_by_class, take_quota
-from fedjax_het.utils.config import Bounds, NonNegativeInt, PositiveInt
+from fedjax_het.data.validation import to_integers
+from fedjax_het.utils.config import Bounds, NonNegativeInt, PositiveInt, validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
+from fedjax_het.utils.registry import (
+    Registry,
+    get_keyword_parameters,
+    get_summary_line,
+    validate_keyword_arguments,
+)
 
 _log = logging.getLogger(__name__)
 
 Alpha = Annotated[float, Bounds(1e-6, 1e6)]  # concentration of a Dirichlet distribution
 
 _SINKHORN_ITERATIONS = 1000  # as in DynaFed's code
+
+# Arguments that a scheme's function receives if its signature has them; others are parameters.
+DATA_ARGUMENTS = (
+    *("rng", "labels", "num_classes", "num_clients"),
+    *("domains", "domain_names", "class_names"),
+)
+# Parameters with two names.
+_SYNONYMS = {"classes": "classes_per_client", "classes_per_client": "classes"}
+
+
+class PartitionScheme(NamedTuple):
+    """Description of a scheme that divides training examples among clients.
+
+    Attributes:
+      name: name of the scheme in settings.
+      split: function `(rng, labels, num_classes, num_clients, *, parameters...) -> clients`, which
+        returns an array of positions in the training set for each client. `rng` is a NumPy
+        Generator of the seed. Arguments are passed by name. The signature may also contain
+        `domains` `[N]` (None for a data set without domains), `domain_names` and `class_names` of
+        the data set. All other arguments are parameters of the partition.
+      description: one line for `fedjax-het list`.
+      resolve_parameters: function `(labels, num_classes, num_clients, class_names, **parameters) ->
+        parameters`, for a scheme whose defaults depend on the data. It checks the parameters and
+        sets the missing ones.
+      mixtures: function `(labels, num_classes, num_clients, **parameters) -> [K, C]`, the class
+        proportions from which the clients draw, if they are known more exactly than from the drawn
+        examples.
+      clients_are_domains: whether client k holds only examples of domain k of the data set. It then
+        has the domain's name and is tested on the domain's test images.
+
+    Example:
+      >>> from fedjax_het import data
+      >>> data.PARTITIONS["dirichlet_capped"].parameters
+      {'alpha': REQUIRED, 'min_size': 10, 'max_draws': 1000}
+    """
+
+    name: str
+    split: Callable[..., Any]
+    description: str = ""
+    resolve_parameters: Callable[..., dict[str, Any]] | None = None
+    mixtures: Callable[..., np.ndarray] | None = None
+    clients_are_domains: bool = False
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Parameters of `split` besides the data, by name, with their default or `REQUIRED`."""
+        return get_keyword_parameters(self.split, exclude=DATA_ARGUMENTS)
+
+    def validate_parameters(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Check parameters against the annotations of `split`.
+
+        Args:
+          parameters: values by name.
+
+        Returns:
+          The values in the types of the annotations.
+
+        Raises:
+          ConfigError: if a name is unknown, a required parameter is missing, or a value is invalid.
+        """
+        owner, accepted = f"partition {self.name!r}", self.parameters
+        return validate_keyword_arguments(owner, parameters, self.split, accepted, "parameter")
 
 
 def iid(rng, labels, num_classes, num_clients):
@@ -54,10 +129,8 @@ def dirichlet(rng, labels, num_classes, num_clients, *, alpha: Alpha):
     Returns:
       Positions in the training set, an array for each client.
     """
-    log_proportions = _log_dirichlet(rng, alpha, num_classes, num_clients)
-    return take_quota(
-        shuffle_by_class(rng, labels, num_classes), _split_class_counts(log_proportions, labels)
-    )
+    counts = _split_class_counts(_log_dirichlet(rng, alpha, num_classes, num_clients), labels)
+    return take_quota(shuffle_by_class(rng, labels, num_classes), counts)
 
 
 def dirichlet_balanced(rng, labels, num_classes, num_clients, *, alpha: Alpha):
@@ -132,12 +205,8 @@ def dirichlet_capped(
       ConfigError: if no draw is accepted.
     """
     max_min_size = len(labels) // num_clients
-    require(
-        min_size <= max_min_size,
-        "min_size",
-        min_size,
-        f"at most {max_min_size}: {len(labels)} examples for {num_clients} clients",
-    )
+    expected = f"at most {max_min_size}: {len(labels)} examples for {num_clients} clients"
+    require(min_size <= max_min_size, "min_size", min_size, expected)
     class_sizes = np.bincount(labels, minlength=num_classes)
     largest_minimum, fewest_short_clients = 0, num_clients
     for _ in range(max_draws):
@@ -190,12 +259,8 @@ def classes_per_client(rng, labels, num_classes, num_clients, *, classes_per_cli
     per_client = classes_per_client
     class_sizes = np.bincount(labels, minlength=num_classes)
     num_present = int((class_sizes > 0).sum())
-    require(
-        per_client <= num_present,
-        "classes_per_client",
-        per_client,
-        f"at most the number of classes with examples, {num_present}",
-    )
+    expected = f"at most the number of classes with examples, {num_present}"
+    require(per_client <= num_present, "classes_per_client", per_client, expected)
     num_shards = num_clients * per_client
     shard_size = _find_largest_shard_size(class_sizes, num_clients, num_shards)
     if shard_size == 0:
@@ -204,9 +269,8 @@ def classes_per_client(rng, labels, num_classes, num_clients, *, classes_per_cli
             f"least one example, but there are {len(labels)} examples in {num_present} classes; "
             "use fewer clients or fewer classes for each"
         )
-    shards_left = allocate_equal_counts(
-        rng, np.minimum(class_sizes // shard_size, num_clients), num_shards
-    )
+    max_shards = np.minimum(class_sizes // shard_size, num_clients)
+    shards_left = allocate_equal_counts(rng, max_shards, num_shards)
     num_unused = len(labels) - num_shards * shard_size
     if num_unused > len(labels) // 10:
         _log.warning(
@@ -223,12 +287,8 @@ def classes_per_client(rng, labels, num_classes, num_clients, *, classes_per_cli
     for client in rng.permutation(num_clients):
         client_classes = np.lexsort((rng.random(num_classes), -shards_left))[:per_client]
         starts = shards_used[client_classes] * shard_size
-        clients[client] = np.concatenate(
-            [
-                pools[c][start : start + shard_size]
-                for c, start in zip(client_classes, starts, strict=True)
-            ]
-        )
+        shards = zip(client_classes, starts, strict=True)
+        clients[client] = np.concatenate([pools[c][i : i + shard_size] for c, i in shards])
         shards_left[client_classes] -= 1
         shards_used[client_classes] += 1
     return clients
@@ -274,17 +334,16 @@ def by_domain(rng, labels, num_classes, num_clients, *, domains, domain_names):
         if a domain has no training examples.
     """
     require(domains is not None, "partition", "by_domain", "a data set whose images have domains")
-    domains = np.asarray(domains)
-    is_valid = domains.shape == labels.shape and np.issubdtype(domains.dtype, np.integer)
-    require(is_valid, "domains", f"{domains.dtype} {domains.shape}", f"{len(labels)} integers")
-    require(domains.min() >= 0, "domains", int(domains.min()), "integers >= 0")
+    domains = to_integers("domains", domains)
+    expected = f"len(labels) = {len(labels)} integers >= 0"
+    require(len(domains) == len(labels), "len(domains)", len(domains), expected)
+    require(domains.min() >= 0, "domains", int(domains.min()), expected)
     count = max(len(domain_names), int(domains.max()) + 1)
     require(num_clients == count, "num_clients", num_clients, f"{count}, one for each domain")
     clients = [np.flatnonzero(domains == domain) for domain in range(count)]
     for domain, client in enumerate(clients):
         name = domain_names[domain] if domain < len(domain_names) else domain
-        if len(client) == 0:
-            raise ConfigError(f"domains: no training example of {name!r}: expected at least one")
+        require(len(client) > 0, f"training examples of {name!r}", 0, "at least one")
     return clients
 
 
@@ -361,3 +420,122 @@ def _find_largest_shard_size(class_sizes: np.ndarray, num_clients: int, num_shar
         middle = (low + high + 1) // 2
         low, high = (middle, high) if has_enough_shards(middle) else (low, middle - 1)
     return low
+
+
+PARTITIONS: Registry[PartitionScheme] = Registry(
+    "partition",
+    (
+        PartitionScheme(
+            "iid", iid, "a random split into equal parts", mixtures=compute_iid_mixtures
+        ),
+        PartitionScheme(
+            "dirichlet",
+            dirichlet,
+            "label skew by Dir(alpha) for each class; sizes are very unequal and may be 0",
+        ),
+        PartitionScheme(
+            "dirichlet_balanced",
+            dirichlet_balanced,
+            "label skew by Dir(alpha); clients of nearly equal size (DynaFed)",
+        ),
+        PartitionScheme(
+            "dirichlet_capped",
+            dirichlet_capped,
+            "label skew by Dir(alpha); sizes from min_size to little above N/K (MOON, FedAF)",
+        ),
+        PartitionScheme(
+            "classes_per_client",
+            classes_per_client,
+            "exactly classes_per_client labels for each client; clients of equal size (FSL)",
+        ),
+        PartitionScheme(
+            "pathological",
+            pathological,
+            "classes_per_client with two labels for each client (FedAMP)",
+        ),
+        PartitionScheme(
+            "grouped",
+            grouped,
+            "groups of clients with dominating classes that make up 80 % of their data (FedAMP)",
+            resolve_parameters=resolve_grouped_parameters,
+            mixtures=compute_grouped_mixtures,
+        ),
+        PartitionScheme(
+            "by_domain",
+            by_domain,
+            "a client for each domain of a data set with domains",
+            clients_are_domains=True,
+        ),
+    ),
+)
+"""Partition schemes by name, those of users included.
+
+Example:
+  >>> from fedjax_het import data
+  >>> data.PARTITIONS["iid"].description
+  'a random split into equal parts'
+"""
+
+
+def find_parameter_name(name: str, setting: str) -> str | None:
+    """Find the name of a setting among the parameters of a partition scheme.
+
+    Args:
+      name: name of the scheme, one of `PARTITIONS`.
+      setting: name of the setting, e.g. "alpha" or "classes".
+
+    Returns:
+      The name of the parameter, or None if the scheme has no such parameter.
+
+    Raises:
+      ConfigError: if the scheme is unknown.
+
+    Example:
+      >>> from fedjax_het import data
+      >>> data.find_parameter_name("classes_per_client", "classes")
+      'classes_per_client'
+    """
+    names = (setting, _SYNONYMS.get(setting, setting))
+    return next((alias for alias in names if alias in PARTITIONS.require(name).parameters), None)
+
+
+@validate_arguments
+def register_partition(
+    name: str,
+    split: Callable[..., Any],
+    description: str = "",
+    setting: Callable[..., dict[str, Any]] | None = None,
+    mixtures: Callable[..., np.ndarray] | None = None,
+    *,
+    clients_are_domains: bool = False,
+) -> None:
+    """Register a partition scheme of the user for runs, sweeps and reports, until the process ends.
+
+    A parameter `alpha` or `classes` receives the setting of that name. The return value of `split`
+    is checked at every call. `PartitionScheme` documents the functions.
+
+    Args:
+      name: name of the scheme in settings.
+      split: function that divides the examples.
+      description: one line for `fedjax-het list`. Default: the first line of the docstring of
+        `split`.
+      setting: function that checks the parameters and sets missing ones, or None
+        (`PartitionScheme.resolve_parameters`).
+      mixtures: function that returns the class proportions of the clients, or None.
+      clients_are_domains: whether client k holds only examples of domain k.
+
+    Raises:
+      ConfigError: if the name belongs to a scheme of the package or is not an identifier.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het import data
+      >>> def stripes(rng, labels, num_classes, num_clients, *, first=0):
+      ...     return [np.arange(first + k, len(labels), num_clients) for k in range(num_clients)]
+      >>> data.register_partition("stripes", stripes)
+      >>> labels = np.zeros(6, int)
+      >>> data.make_partition("stripes", labels, 2, num_clients=2, seed=0, first=1).indices
+      array([1, 3, 5, 2, 4])
+    """
+    text = description or get_summary_line(split)
+    PARTITIONS.add(PartitionScheme(name, split, text, setting, mixtures, clients_are_domains))

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from fedjax_het.data.dataset_registry import DATASETS
-from fedjax_het.data.sources.tfds import resolve_data_root
+from fedjax_het.data.tfds import resolve_data_root
 from fedjax_het.utils.errors import ConfigError
 
 
@@ -33,12 +33,8 @@ def prepare_dataset(name: str, data_dir: str | os.PathLike | None = None) -> Pat
     """
     source = DATASETS.require(name).source
     if source is None:
-        dataset_names = ", ".join(
-            dataset_name for dataset_name in DATASETS if DATASETS[dataset_name].source is not None
-        )
-        raise ConfigError(
-            f"dataset = {name!r}: expected a data set that needs preparation: {dataset_names}"
-        )
+        expected = f"a data set that needs preparation: {_list_datasets()}"
+        raise ConfigError(f"dataset = {name!r}: expected {expected}")
     if importlib.util.find_spec("tensorflow") is None:
         raise ConfigError(
             f"preparing {name!r} needs TensorFlow, which is not installed: "
@@ -48,14 +44,14 @@ def prepare_dataset(name: str, data_dir: str | os.PathLike | None = None) -> Pat
 
     root = resolve_data_root(data_dir)
     for config in source.configs:
-        builder = tfds.builder(
-            source.builder,
-            data_dir=root,
-            file_format="array_record",
-            **({"config": config} if config else {}),
-        )
-        builder.download_and_prepare()
+        name = f"{source.builder}/{config}".rstrip("/")
+        tfds.builder(name, data_dir=root, file_format="array_record").download_and_prepare()
     return root
+
+
+def _list_datasets() -> str:
+    """Return the names of the data sets that need preparation, separated by commas."""
+    return ", ".join(name for name, spec in DATASETS.items() if spec.source is not None)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -71,10 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m fedjax_het.data.prepare",
         description="Download a data set and prepare it for reading without TensorFlow.",
     )
-    dataset_names = ", ".join(
-        dataset_name for dataset_name in DATASETS if DATASETS[dataset_name].source is not None
-    )
-    parser.add_argument("name", metavar="NAME", help=dataset_names)
+    parser.add_argument("name", metavar="NAME", help=_list_datasets())
     parser.add_argument("--data-dir", help="default: $TFDS_DATA_DIR, else ~/tensorflow_datasets")
     options = parser.parse_args(arguments)
     try:

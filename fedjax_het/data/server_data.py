@@ -16,7 +16,7 @@ import numpy as np
 from fedjax_het.data.dataset import Dataset, validate_server_examples
 from fedjax_het.data.partition import Partition
 from fedjax_het.data.server_sources import SERVER_SOURCES, LabeledImages
-from fedjax_het.data.validation import Seed
+from fedjax_het.data.validation import Seed, require_positions
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, is_integer_at_least, require
 from fedjax_het.utils.registry import call_with_supported
@@ -115,9 +115,8 @@ class ServerData:
           `(images, labels)`: `[n_0, H, W, C]` and int32 `[n_0]`.
         """
         images, labels = pool or (None, None)
-        return self._select_rows(dataset.train_images, images), self._select_rows(
-            dataset.train_labels, labels
-        )
+        server_images = self._select_rows(dataset.train_images, images)
+        return server_images, self._select_rows(dataset.train_labels, labels)
 
     def _select_rows(self, training: np.ndarray, pool: np.ndarray | None) -> np.ndarray:
         """Select the server's rows from arrays of the training examples and of the pool."""
@@ -143,9 +142,7 @@ class ServerData:
         """
         labels = self._select_rows(dataset.train_labels, pool[1] if pool else None)
         class_counts = np.bincount(labels, minlength=dataset.num_classes)
-        client_class_counts = partition.label_counts(dataset.train_labels, dataset.num_classes).sum(
-            0
-        )
+        client_counts = partition.label_counts(dataset.train_labels, dataset.num_classes)
         source = SERVER_SOURCES.require(self.source)
         font = source.font(**self.options) if source.font else None
         return ServerSummary(
@@ -156,7 +153,7 @@ class ServerData:
             num_present=int((class_counts > 0).sum()),
             class_min=int(class_counts.min()),
             class_max=int(class_counts.max()),
-            class_distance=compute_total_variation(class_counts, client_class_counts),
+            class_distance=compute_total_variation(class_counts, client_counts.sum(0)),
             font=font and font.name,
             font_version=font and font.version,
         )
@@ -251,15 +248,13 @@ def make_server_pool(
     if make_pool is None:
         return None
     available_arguments = {"dataset": dataset, "data_dir": data_dir, "cache_dir": cache_dir}
-    source_pool = call_with_supported(make_pool, available_arguments, **options)
-    if not (isinstance(source_pool, tuple) and len(source_pool) == 2):
-        kind = type(source_pool).__name__
+    pool = call_with_supported(make_pool, available_arguments, **options)
+    if not (isinstance(pool, tuple) and len(pool) == 2):
+        kind = type(pool).__name__
         raise ConfigError(
             f"the pool of server_data {source!r} is a {kind}: expected (images, labels)"
         )
-    images, labels = validate_server_examples(
-        *source_pool, dataset.train_images, dataset.num_classes
-    )
+    images, labels = validate_server_examples(*pool, dataset.train_images, dataset.num_classes)
     for array in (images, labels):
         array.setflags(write=False)
     return images, labels
@@ -298,20 +293,14 @@ def draw_withheld_examples(
     if source is None or count_withheld is None:
         return np.zeros(0, np.int64)
     options = resolve_server_options(source, options)
-    require(is_integer_at_least(seed, 0), "seed", seed, "an integer >= 0")
     num_train = len(dataset.train_labels)
     available_arguments = {"num_train": num_train, "num_classes": dataset.num_classes}
     size = call_with_supported(count_withheld, available_arguments | options)
-    require(
-        is_integer_at_least(size, 0), f"withheld of server_data {source!r}", size, "an integer >= 0"
-    )
-    require(
-        size < num_train,
-        "size",
-        size,
-        f"at most {num_train - 1}, so that examples are left for clients",
-    )
-    stream = np.random.SeedSequence(int(seed), spawn_key=(_WITHHELD_STREAM,))
+    description = f"withheld of server_data {source!r}"
+    require(is_integer_at_least(size, 0), description, size, "an integer >= 0")
+    expected = f"at most {num_train - 1}, so that examples are left for clients"
+    require(size < num_train, "size", size, expected)
+    stream = np.random.SeedSequence(seed, spawn_key=(_WITHHELD_STREAM,))
     return np.sort(np.random.default_rng(stream).choice(num_train, size, replace=False))
 
 
@@ -356,43 +345,19 @@ def make_server_data(
       (10,)
     """
     options = resolve_server_options(source, options)
-    require(is_integer_at_least(seed, 0), "seed", seed, "an integer >= 0")
     num_train, draw = len(dataset.train_labels), SERVER_SOURCES[source].draw
     if draw is None:
         if pool is None or len(pool[1]) == 0:
             raise ConfigError(f"pool = {pool!r}: expected the pool that make_server_pool returns")
         indices = num_train + np.arange(len(pool[1]))
     else:
-        stream = np.random.SeedSequence(int(seed), spawn_key=(_SERVER_STREAM,))
-        available_arguments = {
-            "rng": np.random.default_rng(stream),
-            "dataset": dataset,
-            "partition": partition,
-        }
-        indices = np.sort(
-            _validate_positions(
-                source, call_with_supported(draw, available_arguments, **options), num_train
-            )
-        )
+        stream = np.random.SeedSequence(seed, spawn_key=(_SERVER_STREAM,))
+        rng = np.random.default_rng(stream)
+        available_arguments = {"rng": rng, "dataset": dataset, "partition": partition}
+        positions = call_with_supported(draw, available_arguments, **options)
+        description = f"return value of draw of server_data {source!r}"
+        indices = np.sort(require_positions(description, positions, num_train))
+        require(len(indices) > 0, description, [], "at least one position")
     indices = indices.astype(np.int32)
     indices.setflags(write=False)
-    return ServerData(source=source, options=options, seed=int(seed), indices=indices)
-
-
-def _validate_positions(source: str, values, num_train: int) -> np.ndarray:
-    """Convert the return value of a source's `draw` to positions, or raise ConfigError."""
-    positions, description = np.asarray(values), f"return value of draw of server_data {source!r}"
-    is_valid = (
-        positions.ndim == 1 and np.issubdtype(positions.dtype, np.integer) and len(positions) > 0
-    )
-    require(
-        bool(is_valid),
-        description,
-        f"{positions.dtype} {positions.shape}",
-        "integers of rank 1, at least one",
-    )
-    is_outside = (positions < 0) | (positions >= num_train)
-    if is_outside.any():
-        value = int(positions[int(is_outside.argmax())])
-        raise ConfigError(f"{description} has {value}: expected positions in [0, {num_train})")
-    return positions
+    return ServerData(source=source, options=options, seed=seed, indices=indices)

@@ -8,8 +8,7 @@ import numpy as np
 from fedjax_het.data.dataset import Dataset
 from fedjax_het.data.dataset_registry import load_dataset
 from fedjax_het.data.glyphs import FIGURE_POINTS, Font, open_font, render_glyphs
-from fedjax_het.data.quota_sampling import allocate_equal_counts, shuffle_by_class
-from fedjax_het.data.sources.stl10 import select_shared_class_images
+from fedjax_het.data.quota_sampling import allocate_equal_counts, shuffle_by_class, take_quota
 from fedjax_het.utils.config import Bounds, PositiveInt, validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.registry import (
@@ -70,8 +69,8 @@ class ServerSource(NamedTuple):
     @property
     def options(self) -> dict[str, Any]:
         """Options of the source's function by name, with their default or `REQUIRED`."""
-        function = self.draw or self.pool
-        return {} if function is None else get_keyword_parameters(function, exclude=_RUN_ARGUMENTS)
+        function: Any = self.draw or self.pool
+        return get_keyword_parameters(function, exclude=_RUN_ARGUMENTS)
 
     def validate_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Check options against the annotations of the source's function.
@@ -85,10 +84,8 @@ class ServerSource(NamedTuple):
         Raises:
           ConfigError: if a name is unknown, a required option is missing, or a value is invalid.
         """
-        owner = f"server_data {self.name!r}"
-        return validate_keyword_arguments(
-            owner, options, self.draw or self.pool, self.options, "option"
-        )
+        owner, function = f"server_data {self.name!r}", self.draw or self.pool
+        return validate_keyword_arguments(owner, options, function, self.options, "option")
 
 
 # --- training examples of clients
@@ -102,16 +99,11 @@ def _draw_iid(rng, dataset, partition, *, size: PositiveInt | None = None):
     limits = np.bincount(labels, minlength=dataset.num_classes)
     if size is None:
         size = max(len(examples) // 100, int((class_counts > 0).sum()))
-    require(
-        0 < size <= len(examples),
-        "size",
-        size,
-        f"an integer from 1 to {len(examples)}, the examples that the clients hold",
-    )
+    expected = f"an integer from 1 to {len(examples)}, the examples that the clients hold"
+    require(0 < size <= len(examples), "size", size, expected)
     counts = allocate_equal_counts(rng, limits, size)
     pools = shuffle_by_class(rng, labels, dataset.num_classes)
-    class_selections = [members[:count] for members, count in zip(pools, counts, strict=True)]
-    return examples[np.concatenate(class_selections)]
+    return examples[take_quota(pools, np.stack([counts, limits - counts], axis=1))[0]]
 
 
 def _draw_from_clients(
@@ -119,13 +111,8 @@ def _draw_from_clients(
 ):
     partition.label_counts(dataset.train_labels, dataset.num_classes)  # it is of this data set
     eligible = np.flatnonzero(partition.sizes >= per_client)
-    require(
-        clients <= len(eligible),
-        "clients",
-        clients,
-        f"at most {len(eligible)}: {len(eligible)} of the {partition.num_clients} clients hold at least "
-        f"per_client = {per_client} examples",
-    )
+    expected = f"at most {len(eligible)}, the clients with at least {per_client} examples"
+    require(clients <= len(eligible), "clients", clients, expected)
     client_ids = rng.choice(eligible, clients, replace=False)
     return np.concatenate(
         [rng.choice(partition.client_indices(k), per_client, replace=False) for k in client_ids]
@@ -145,12 +132,8 @@ def _draw_held_out(rng, dataset, partition, *, size: PositiveInt | None = None):
     partition.label_counts(dataset.train_labels, dataset.num_classes)  # it is of this data set
     unassigned = np.setdiff1d(np.arange(num_train), partition.indices)
     size = _count_held_out(num_train, dataset.num_classes, size=size)
-    require(
-        size <= len(unassigned),
-        "size",
-        size,
-        f"at most {len(unassigned)}, the examples that no client holds",
-    )
+    expected = f"at most {len(unassigned)}, the examples that no client holds"
+    require(size <= len(unassigned), "size", size, expected)
     return rng.choice(unassigned, size, replace=False)
 
 
@@ -171,13 +154,11 @@ def _make_glyph_pool(
     sizes: tuple[_Points, ...] = (100, 110, 120),
     rotations: tuple[_Degrees, ...] = (-20, -10, 0, 10, 20),
 ):
-    height, width, channels = dataset.input_shape
     _require_uint8(dataset)
+    height, width, channels = dataset.input_shape
     require(channels == 1, "input_shape", dataset.input_shape, "one channel, for drawn glyphs")
-    face = open_font(font)
-    return render_glyphs(
-        dataset.class_names, height, width, font=face, sizes=sizes, rotations=rotations
-    )
+    names, face = dataset.class_names, open_font(font)
+    return render_glyphs(names, height, width, font=face, sizes=sizes, rotations=rotations)
 
 
 def _make_stl10_pool(dataset, data_dir, cache_dir, *, per_class: PositiveInt = 56):
@@ -187,6 +168,74 @@ def _make_stl10_pool(dataset, data_dir, cache_dir, *, per_class: PositiveInt = 5
     return select_shared_class_images(stl10, dataset, per_class)
 
 
+# Names in STL-10 that differ from those in CIFAR-10.
+_CLASS_SYNONYMS = {"car": "automobile"}
+
+
+def select_shared_class_images(
+    stl10: Dataset, dataset: Dataset, per_class: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Select the first `per_class` training images of every class that both data sets have.
+
+    Classes are matched by name (STL-10's car is an automobile), and labels are those of `dataset`.
+    With CIFAR-10 there are nine shared classes: CIFAR-10 has no monkey, STL-10 no frog. Images are
+    shrunk to the size of `dataset` by the mean over blocks of pixels (3x3 from 96 to 32), rounded;
+    the paper does not describe the resizing. The stored order of STL-10 is random, so the first
+    images are a random choice, and the images of a smaller `per_class` are among those of a larger
+    one.
+
+    Args:
+      stl10: STL-10.
+      dataset: the data set whose classes and image size are used.
+      per_class: number of images of each class.
+
+    Returns:
+      `(images, labels)`: uint8 `[n, H, W, 3]` and int32 `[n]`, ordered by class.
+
+    Raises:
+      ConfigError: if the data sets share no class, if the sizes do not divide, or if a class has
+        fewer images.
+    """
+    names = [_CLASS_SYNONYMS.get(name, name) for name in stl10.class_names]
+    shared_names = [name for name in dataset.class_names if name in names]
+    expected = "names of STL-10 classes, like those of CIFAR-10"
+    require(len(shared_names) > 0, "class_names", dataset.class_names, expected)
+    images, labels = [], []
+    for name in shared_names:
+        members = np.flatnonzero(stl10.train_labels == names.index(name))
+        expected = f"at most {len(members)}, the number of training images of {name!r} in STL-10"
+        require(per_class <= len(members), "per_class", per_class, expected)
+        images.append(stl10.train_images[members[:per_class]])
+        labels += [dataset.class_names.index(name)] * per_class
+    height, width, _ = dataset.input_shape
+    return block_mean(np.concatenate(images), height, width), np.array(labels, np.int32)
+
+
+def block_mean(images: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Shrink images by the mean of each block of pixels, rounded (halves up).
+
+    Args:
+      images: uint8 `[N, H, W, C]`.
+      height: height of the result, which divides H.
+      width: width of the result, which divides W.
+
+    Returns:
+      Images, uint8 `[N, height, width, C]`.
+
+    Raises:
+      ConfigError: if the sizes do not divide.
+    """
+    count, full_height, full_width, channels = images.shape
+    if full_height % height or full_width % width:
+        raise ConfigError(
+            f"images of {height}x{width}: expected sides that divide {full_height}x{full_width}"
+        )
+    block_height, block_width = full_height // height, full_width // width
+    blocks = images.reshape(count, height, block_height, width, block_width, channels)
+    sums, area = blocks.sum((2, 4), dtype=np.int64), block_height * block_width
+    return ((2 * sums + area) // (2 * area)).astype(np.uint8)
+
+
 def _require_uint8(dataset: Dataset) -> None:
     """Require uint8 images.
 
@@ -194,22 +243,14 @@ def _require_uint8(dataset: Dataset) -> None:
     unknown.
     """
     dtype = dataset.train_images.dtype
-    require(
-        dtype == np.uint8,
-        "dtype of train_images",
-        str(dtype),
-        "uint8, the format of the source's images",
-    )
+    expected = "uint8, the format of the source's images"
+    require(dtype == np.uint8, "dtype of train_images", str(dtype), expected)
 
 
 def _get_user_pool(dataset):
-    has_server_examples = dataset.server_images is not None or dataset.server_labels is not None
-    require(
-        has_server_examples,
-        "server_data",
-        "user",
-        "a data set with server_images and server_labels (see dataset_from_arrays)",
-    )
+    expected = "a data set with server_images and server_labels (see dataset_from_arrays)"
+    has_examples = dataset.server_images is not None or dataset.server_labels is not None
+    require(has_examples, "server_data", "user", expected)
     return dataset.server_images, dataset.server_labels
 
 

@@ -36,17 +36,58 @@ def to_array(argument: str, values: Any, expected: str) -> np.ndarray:
     """
     try:
         array = np.asarray(values)
+        if array.dtype != object:
+            return array
+        cause, reason = None, f"a {type(values).__name__} of objects"
     except Exception as error:  # `__array__` of a user's class may raise anything
-        shapes = _find_mismatched_shapes(values)
-        reason = f"items of shapes {shapes[0]} and {shapes[1]}" if shapes else _format_error(error)
-        raise ConfigError(f"{argument}: {reason}: expected {expected}") from error
-    if array.dtype == object:
-        shapes, kind = _find_mismatched_shapes(values), type(values).__name__
-        description = (
-            f"items of shapes {shapes[0]} and {shapes[1]}" if shapes else f"a {kind} of objects"
-        )
-        raise ConfigError(f"{argument}: {description}: expected {expected}")
+        cause, reason = error, " ".join(str(error).split())[:200]
+    if shapes := _find_mismatched_shapes(values):
+        reason = f"items of shapes {shapes[0]} and {shapes[1]}"
+    raise ConfigError(f"{argument}: {reason}: expected {expected}") from cause
+
+
+def to_integers(argument: str, values: Any, expected: str = "integers of rank 1") -> np.ndarray:
+    """Convert a value to integers of rank 1.
+
+    Args:
+      argument: name of the argument, for messages.
+      values: integers `[N]`, or an empty list.
+      expected: description of valid values, for messages.
+
+    Returns:
+      The integers `[N]`, int64 if there are none.
+
+    Raises:
+      ConfigError: if rank or dtype is invalid.
+    """
+    array = to_array(argument, values, expected)
+    if array.shape == (0,):  # NumPy makes an array of floats of an empty list
+        return array.astype(np.int64)
+    is_valid = array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
+    require(is_valid, argument, f"{array.dtype} {array.shape}", expected)
     return array
+
+
+def require_positions(argument: str, values: Any, num_examples: int) -> np.ndarray:
+    """Convert the return value of a user's function to positions in the training set.
+
+    Args:
+      argument: description of the value, for messages.
+      values: integers `[N]` in [0, num_examples).
+      num_examples: number of training examples.
+
+    Returns:
+      The positions `[N]`.
+
+    Raises:
+      ConfigError: if rank, dtype or range is invalid.
+    """
+    positions = to_integers(argument, values, "integers of rank 1, positions in the training set")
+    is_outside = (positions < 0) | (positions >= num_examples)
+    if is_outside.any():
+        value = int(positions[int(is_outside.argmax())])
+        raise ConfigError(f"{argument} has {value}: expected positions in [0, {num_examples})")
+    return positions
 
 
 def validate_images(argument: str, images: Any, *, is_16_bit: bool = False) -> np.ndarray:
@@ -118,17 +159,12 @@ def require_same_format(argument: str, images: np.ndarray, train_images: np.ndar
     Raises:
       ConfigError: if image shape or dtype differ.
     """
-    pairs = {
-        "shape": (images.shape[1:], train_images.shape[1:]),
-        "dtype": (images.dtype, train_images.dtype),
-    }
-    for attribute, (value, train_value) in pairs.items():
-        require(
-            value == train_value,
-            f"{attribute} of {argument}",
-            str(value),
-            f"that of the training images, {train_value}",
-        )
+    for attribute, value, train_value in (
+        ("shape", images.shape[1:], train_images.shape[1:]),
+        ("dtype", images.dtype, train_images.dtype),
+    ):
+        expected = f"that of the training images, {train_value}"
+        require(value == train_value, f"{attribute} of {argument}", str(value), expected)
 
 
 def validate_labels(
@@ -149,23 +185,16 @@ def validate_labels(
     Raises:
       ConfigError: if shape, length, dtype or range is invalid.
     """
-    labels = to_array(argument, labels, f"integers [N], a {kind} for each image")
-    require(labels.ndim == 1, f"shape of {argument}", labels.shape, f"[N], a {kind} for each image")
+    expected = f"integers [N], a {kind} for each image"
+    labels = to_array(argument, labels, expected)
+    require(labels.ndim == 1, f"shape of {argument}", labels.shape, expected)
     if len(labels) != len(images):
         raise ConfigError(
             f"len({argument}) = {len(labels)}: expected len({images_argument}) = {len(images)}"
         )
     is_integer = np.issubdtype(labels.dtype, np.integer)
     require(is_integer, f"dtype of {argument}", str(labels.dtype), "integers")
-    for position, is_negative in (
-        (int(labels.argmin()), labels.min() < 0),
-        (int(labels.argmax()), None),
-    ):
-        value = int(labels[position])
-        if is_negative or value >= MAX_CLASSES:
-            raise ConfigError(
-                f"{argument}[{position}] = {value}: expected a {kind} >= 0 and below {MAX_CLASSES}"
-            )
+    require_labels_below(argument, labels, MAX_CLASSES, kind)
     return np.ascontiguousarray(labels, dtype=np.int32).view()
 
 
@@ -201,21 +230,26 @@ def resolve_num_classes(num_classes: Any, splits: dict[str, np.ndarray]) -> int:
     return int(num_classes)
 
 
-def require_labels_below(argument: str, labels: np.ndarray, num_classes: int) -> None:
-    """Require every label to be below the number of classes.
+def require_labels_below(
+    argument: str, labels: np.ndarray, num_classes: int, kind: str = "label"
+) -> None:
+    """Require every label to be in [0, num_classes).
 
     Args:
       argument: name of the argument, for messages.
       labels: integers `[N]`.
       num_classes: number of classes.
+      kind: the noun for one entry, for messages: "label" or "domain".
 
     Raises:
-      ConfigError: if a label is too large.
+      ConfigError: if a label is negative or too large.
     """
-    if labels.max() >= num_classes:
+    is_invalid = (labels < 0) | (labels >= num_classes)
+    if is_invalid.any():
+        position = int(is_invalid.argmax())
         raise ConfigError(
-            f"{argument}[{int(labels.argmax())}] = {int(labels.max())}: "
-            f"expected a label in [0, {num_classes})"
+            f"{argument}[{position}] = {int(labels[position])}: "
+            f"expected a {kind} in [0, {num_classes})"
         )
 
 
@@ -237,13 +271,16 @@ def validate_names(argument: str, names: Any) -> tuple[str, ...]:
     return tuple(str(name) for name in names)
 
 
-def validate_channel_constants(argument: str, values: Any, channels: int) -> tuple[float, ...]:
+def validate_channel_constants(
+    argument: str, values: Any, channels: int, minimum: float = -MAX_CHANNEL_CONSTANT
+) -> tuple[float, ...]:
     """Check means or standard deviations, one for each channel.
 
     Args:
       argument: name of the argument, for messages.
-      values: finite numbers `[channels]` in [-1e6, 1e6].
+      values: finite numbers `[channels]` in [minimum, 1e6].
       channels: number of channels.
+      minimum: smallest valid number; 1e-6 for standard deviations, by which pixels are divided.
 
     Returns:
       The values as floats.
@@ -256,27 +293,8 @@ def validate_channel_constants(argument: str, values: Any, channels: int) -> tup
     is_valid = array.shape == (channels,) and array.dtype.kind in "iuf" and np.isfinite(array).all()
     require(bool(is_valid), argument, values, expected)
     constants = tuple(float(value) for value in array.tolist())
-    is_in_range = max(map(abs, constants)) <= MAX_CHANNEL_CONSTANT
-    require(is_in_range, argument, values, f"numbers within ±{MAX_CHANNEL_CONSTANT:g}")
-    return constants
-
-
-def validate_std(values: Any, channels: int) -> tuple[float, ...]:
-    """Check standard deviations, by which pixels are divided.
-
-    Args:
-      values: numbers `[channels]` in [1e-6, 1e6].
-      channels: number of channels.
-
-    Returns:
-      The values as floats.
-
-    Raises:
-      ConfigError: if number, type or range of the values is invalid.
-    """
-    constants = validate_channel_constants("std", values, channels)
-    expected = f"positive numbers, at least {MIN_STD:g}"
-    require(min(constants) >= MIN_STD, "std", values, expected)
+    is_in_range = minimum <= min(constants) and max(constants) <= MAX_CHANNEL_CONSTANT
+    require(is_in_range, argument, values, f"numbers in [{minimum:g}, {MAX_CHANNEL_CONSTANT:g}]")
     return constants
 
 
@@ -306,21 +324,15 @@ def validate_domains(
         return None, None, ()
     require(not missing, (missing or [""])[0], None, "an array, since the other split has domains")
     train_domains, test_domains = (
-        validate_labels(
-            argument, values, argument.replace("domains", "images"), split_images, "domain"
-        )
-        for (argument, values), split_images in zip(domains.items(), images, strict=True)
+        validate_labels(name, values, name.replace("domains", "images"), split_images, "domain")
+        for (name, values), split_images in zip(domains.items(), images, strict=True)
     )
     largest = int(max(train_domains.max(), test_domains.max()))
     domain_names = domain_names or tuple(str(domain) for domain in range(largest + 1))
     # Each domain names a measure, and `domains` names the mean over domains.
     is_valid = len(set(domain_names)) == len(domain_names) and not {"", "domains"} & {*domain_names}
-    require(
-        is_valid and len(domain_names) > largest,
-        "domain_names",
-        domain_names[:10],
-        f"a different name, not 'domains', for each of at least {largest + 1} domains",
-    )
+    expected = f"a different name, not 'domains', for each of at least {largest + 1} domains"
+    require(is_valid and len(domain_names) > largest, "domain_names", domain_names[:10], expected)
     sizes = np.bincount(test_domains, minlength=len(domain_names))
     if sizes.min() == 0:
         name = domain_names[int(sizes.argmin())]
@@ -343,7 +355,3 @@ def _find_mismatched_shapes(values: Any) -> list[tuple[int, ...]]:
         if len(shapes) == 2:
             return shapes
     return []
-
-
-def _format_error(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_het.utils.errors import ConfigError, require, require_name
+from fedjax_het.utils.errors import require, require_name
 
 
 class BestMeanAccuracy(NamedTuple):
@@ -172,9 +172,8 @@ def _validate_groups(weights: np.ndarray, groups: np.ndarray) -> tuple[np.ndarra
     weights, groups = np.asarray(weights, np.float64), np.asarray(groups)
     is_valid = weights.ndim == 2 and weights.shape[0] == weights.shape[1] > 0
     require(is_valid, "shape of weights", weights.shape, "[K, K], a row for each client")
-    require(
-        groups.shape == weights.shape[:1], "shape of groups", groups.shape, f"({len(weights)},)"
-    )
+    expected = f"({len(weights)},)"
+    require(groups.shape == weights.shape[:1], "shape of groups", groups.shape, expected)
     return weights, groups
 
 
@@ -261,11 +260,7 @@ def worst_decile(accuracies: np.ndarray) -> float:
 
 
 def wilcoxon(
-    a: np.ndarray,
-    b: np.ndarray,
-    *,
-    alternative: str = "two-sided",
-    zero_method: str = "wilcox",
+    a: np.ndarray, b: np.ndarray, *, alternative: str = "two-sided", zero_method: str = "wilcox"
 ) -> PairedTest:
     """Test whether two methods serve the clients equally well, by Wilcoxon's signed-rank test.
 
@@ -304,15 +299,13 @@ def wilcoxon(
     require_name("alternative", alternative, ("two-sided", "greater", "less"))
     require_name("zero_method", zero_method, ("wilcox", "pratt", "zsplit"))
     a, b = _validate_accuracies("a", a, 1), _validate_accuracies("b", b, 1)
-    require(
-        len(a) == len(b), "len(b)", len(b), f"len(a) = {len(a)}, since both have the same clients"
-    )
+    expected = f"len(a) = {len(a)}, since both have the same clients"
+    require(len(a) == len(b), "len(b)", len(b), expected)
     is_missing = np.isnan(a)
-    if (is_missing != np.isnan(b)).any():
-        client = int((is_missing != np.isnan(b)).argmax())
-        raise ConfigError(
-            f"a[{client}], b[{client}] = {a[client]}, {b[client]}: expected both measured or both NaN"
-        )
+    differs = is_missing != np.isnan(b)
+    k = int(differs.argmax())
+    expected = "both measured or both NaN"
+    require(not differs.any(), f"a[{k}], b[{k}]", (float(a[k]), float(b[k])), expected)
     difference = np.round(a[~is_missing] - b[~is_missing], 6)
     require(len(difference) > 0, "a", "all NaN", "at least one measured client")
     ties = int((difference == 0).sum())

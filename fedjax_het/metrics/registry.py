@@ -14,7 +14,6 @@ import numpy as np
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.registry import Registry
-from fedjax_het.utils.text import to_one_line
 
 Tree = Any
 BatchSumsFunction = Callable[[jax.Array, jax.Array, jax.Array], Tree]
@@ -75,9 +74,8 @@ def confusion_matrix(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> j
     weights = jnp.where(jnp.isfinite(logits).all(-1), mask, jnp.where(mask > 0, jnp.nan, 0.0))
     true_classes = (labels[:, None] == jnp.arange(num_classes)).astype(jnp.float32)
     predicted_classes = (logits.argmax(-1)[:, None] == jnp.arange(num_classes)).astype(jnp.float32)
-    return jnp.einsum(
-        "bc,bd->cd", true_classes * weights[:, None], predicted_classes, precision="highest"
-    )
+    true_weights = true_classes * weights[:, None]
+    return jnp.einsum("bc,bd->cd", true_weights, predicted_classes, precision="highest")
 
 
 def class_fractions(table: jax.Array, axis: int) -> jax.Array:
@@ -118,9 +116,8 @@ def macro_f1(table: jax.Array) -> jax.Array:
     num_correct = jnp.diagonal(table)
     num_true_or_predicted = table.sum(0) + table.sum(1)
     is_present = num_true_or_predicted > 0
-    return (
-        jnp.where(is_present, 2 * num_correct / jnp.maximum(num_true_or_predicted, 1), 0)
-    ).sum() / is_present.sum()
+    f1 = jnp.where(is_present, 2 * num_correct / jnp.maximum(num_true_or_predicted, 1), 0)
+    return f1.sum() / is_present.sum()
 
 
 def reliability_bins(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
@@ -145,9 +142,8 @@ def reliability_bins(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> j
     confidence = jax.nn.softmax(logits).max(-1)
     is_correct = (logits.argmax(-1) == labels).astype(jnp.float32)
     # The bins are (0, 1/15], (1/15, 2/15], ...
-    bin_index = jnp.clip(
-        jnp.ceil(confidence * NUM_CALIBRATION_BINS) - 1, 0, NUM_CALIBRATION_BINS - 1
-    )
+    last_bin = NUM_CALIBRATION_BINS - 1
+    bin_index = jnp.clip(jnp.ceil(confidence * NUM_CALIBRATION_BINS) - 1, 0, last_bin)
     bin_mask = (bin_index[:, None] == jnp.arange(NUM_CALIBRATION_BINS)) * mask[:, None]
     nan_if_nonfinite = jnp.where(jnp.isfinite(logits).all(-1) | (mask == 0), 0.0, jnp.nan).sum()
     values = jnp.stack([jnp.ones_like(confidence), confidence, is_correct])
@@ -175,10 +171,41 @@ def calibration_error(bins: jax.Array) -> jax.Array:
     return jnp.abs(num_correct - confidence).sum() / count.sum()
 
 
-def _fairness_metrics(accuracy: np.ndarray) -> dict[str, np.ndarray]:
-    from fedjax_het.metrics.clients import compute_fairness
+def compute_fairness(accuracy: np.ndarray) -> dict[str, np.ndarray]:
+    """Compute how unequally a model serves the clients in each round.
 
-    return compute_fairness(accuracy)
+    Args:
+      accuracy: accuracies `[rounds, K]` in [0, 1]; NaN for a client without a test.
+
+    Returns:
+      Three float64 arrays `[rounds]` by name, NaN in rounds without any tested client:
+
+      * `worst_decile`: mean accuracy of the worst tenth of the clients (rounded up).
+      * `accuracy_variance`: variance over clients.
+      * `accuracy_gini`: Gini coefficient, the mean absolute difference of two clients divided by
+        twice the mean; 0 if all clients have equal accuracy.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.metrics.registry import compute_fairness
+      >>> fairness = compute_fairness(np.array([[0.5, 1.0, np.nan]]))
+      >>> {name: float(values[0]) for name, values in fairness.items()}
+      {'worst_decile': 0.5, 'accuracy_variance': 0.0625, 'accuracy_gini': 0.16666666666666666}
+    """
+    names = ("worst_decile", "accuracy_variance", "accuracy_gini")
+    values = {name: np.full(len(accuracy), np.nan) for name in names}
+    for r, row in enumerate(np.asarray(accuracy, np.float64)):
+        accuracies = np.sort(row[np.isfinite(row)])
+        if not len(accuracies):
+            continue
+        worst_decile = accuracies[: -(-len(accuracies) // 10)]
+        ranks = np.arange(1, len(accuracies) + 1)
+        total = accuracies.sum()
+        weighted_rank_sum = (2 * ranks - len(accuracies) - 1) @ accuracies
+        gini = weighted_rank_sum / (len(accuracies) * total) if total > 0 else 0.0
+        for name, value in zip(names, (worst_decile.mean(), accuracies.var(), gini), strict=True):
+            values[name][r] = value
+    return values
 
 
 METRICS: Registry[Metric] = Registry(
@@ -211,7 +238,7 @@ METRICS: Registry[Metric] = Registry(
         Metric(
             "fairness",
             "mean of the worst tenth, variance and Gini coefficient of the clients' accuracies",
-            from_client_accuracy=_fairness_metrics,
+            from_client_accuracy=compute_fairness,
         ),
         Metric(
             "drift",
@@ -322,40 +349,27 @@ def metric_shapes(metrics: tuple[Metric, ...], num_classes: int) -> dict[str, tu
 
 
 _RESERVED_PREFIXES = (
-    "test_",
-    "train_",
-    "client_",
-    "mean_client_",
-    "bytes_",
-    "update_norm",
-    "drift_",
+    *("test_", "train_", "client_", "mean_client_", "bytes_"),
+    *("update_norm", "drift_"),
 )
 
 
 def _trace_metric(metric: Metric, num_classes: int) -> dict[str, Any]:
-    shape = jax.ShapeDtypeStruct
-    argument_shapes = (
-        shape((2, num_classes), jnp.float32),
-        shape((2,), jnp.int32),
-        shape((2,), jnp.float32),
-    )
+    mask = jax.ShapeDtypeStruct((2,), jnp.float32)
+    logits, labels = mask.update(shape=(2, num_classes)), mask.update(dtype=jnp.int32)
 
     def compute_metric(*arguments):
         return finish_metric(metric, _batch_sums(metric, *arguments))
 
     try:
-        return jax.eval_shape(compute_metric, *argument_shapes)
+        return jax.eval_shape(compute_metric, logits, labels, mask)
     except ConfigError:
         raise
     except Exception as error:  # a user's function may raise anything
-        description = (
-            f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
-        )
+        first_line = str(error).strip().split("\n")[0]
         raise ConfigError(
-            to_one_line(
-                f"measure {metric.name!r}: expected sums(logits, labels, mask) and finish(sums) "
-                f"that can be traced, but one raises {description}"
-            )
+            f"measure {metric.name!r}: expected sums(logits, labels, mask) and finish(sums) that "
+            f"can be traced, but one raises {type(error).__name__}: {first_line}"
         ) from error
 
 
@@ -411,10 +425,6 @@ def finish_metric(metric: Metric, sums: Tree) -> dict[str, jax.Array]:
     assert metric.finish is not None
     values = metric.finish(sums)
     is_dict_of_arrays = isinstance(values, dict) and all(isinstance(name, str) for name in values)
-    require(
-        is_dict_of_arrays,
-        f"measure {metric.name!r}",
-        type(values).__name__,
-        "a dict of arrays by name",
-    )
+    kind, expected = type(values).__name__, "a dict of arrays by name"
+    require(is_dict_of_arrays, f"measure {metric.name!r}", kind, expected)
     return {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}

@@ -1,8 +1,7 @@
 """Networks and the convolution they are built from; the only package that imports flax."""
 
-from fedjax_het.nn.conv.dispatch import CONV_IMPLS
-from fedjax_het.nn.conv.primitive import conv2d
-from fedjax_het.nn.digest import compute_network_digest
+from fedjax_het.nn.conv import conv2d
+from fedjax_het.nn.conv_products import CONV_IMPLS
 from fedjax_het.nn.flops import count_training_flops
 from fedjax_het.nn.generator import Generator, make_generator
 from fedjax_het.nn.micro_batch import choose_micro_batch_size, micro_batched_value_and_grad
@@ -15,8 +14,8 @@ from fedjax_het.nn.model import (
     norm_mask,
     replace_norm_variables,
 )
-from fedjax_het.nn.network import NetworkSpec, to_model
-from fedjax_het.nn.networks import NETWORKS, get_network_options, make_model, register_network
+from fedjax_het.nn.network import NetworkSpec, compute_network_digest, to_model
+from fedjax_het.nn.networks import NETWORKS, make_model, register_network
 from fedjax_het.nn.projection_head import add_projection_head
 
 __all__ = [
@@ -33,7 +32,6 @@ __all__ = [
     "conv2d",
     "count_parameters",
     "count_training_flops",
-    "get_network_options",
     "get_norm_variables",
     "make_generator",
     "make_model",

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from fedjax_het.nn.conv.primitive import CONV_INPUT_GRADIENT, CONV_KERNEL_GRADIENT, CONV_OUTPUT
+from fedjax_het.nn.conv import CONV_INPUT_GRADIENT, CONV_KERNEL_GRADIENT, CONV_OUTPUT
 from fedjax_het.nn.model import Model
 
 

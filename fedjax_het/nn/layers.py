@@ -12,7 +12,7 @@ from fedjax_het.nn.batch_axis import (
     get_num_shards,
     sum_over_shards,
 )
-from fedjax_het.nn.conv.primitive import conv2d
+from fedjax_het.nn.conv import conv2d
 
 NORM_EPSILON = 1e-5
 BATCH_NORM_MOMENTUM = 0.1  # weight of the new batch, PyTorch's convention
@@ -255,13 +255,11 @@ class Dropout(nn.Module):
             return x
         flat = x.reshape(x.shape[0], -1)
         key, words = self.make_rng("dropout"), (-(-flat.shape[1] // 4),)
-        keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(
-            get_global_row_indices(x.shape[0], batch_axis)
-        )
+        rows = get_global_row_indices(x.shape[0], batch_axis)
+        keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
         bits = jax.vmap(lambda key: jax.random.bits(key, words))(keys)
-        bits = jax.lax.optimization_barrier(
-            bits
-        )  # keeps XLA from drawing them again in the backward pass
+        # The barrier keeps XLA from drawing the bits again in the backward pass.
+        bits = jax.lax.optimization_barrier(bits)
         draws = jnp.concatenate([(bits >> shift) & 255 for shift in (0, 8, 16, 24)], axis=1)
         mask = draws[:, : flat.shape[1]] >= round(256 * self.rate)
         return jnp.where(mask, flat / (1 - self.rate), 0).reshape(x.shape)

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-Variables = dict[
-    str, Any
-]  # {"params": tree, "state": tree}; "state" is {} without running statistics
+# {"params": tree, "state": tree}; "state" is {} without running statistics.
+Variables = dict[str, Any]
 
 # Activations of one layer (0.5 MB in float32): the L2 cache must hold several such arrays per step.
 CACHED_ACTIVATIONS = 2**17
@@ -171,10 +170,8 @@ def norm_mask(model: Model, variables: Variables) -> Tree:
     layers = model.norm_layers()
 
     def is_norm_leaf(path, leaf):
-        path_in_collection = path[1:]  # without "params" or "state"
-        names = tuple(
-            jax.tree_util.keystr(path_in_collection, simple=True, separator="/").split("/")
-        )
+        # The first part of the path is "params" or "state".
+        names = tuple(jax.tree_util.keystr(path[1:], simple=True, separator="/").split("/"))
         return any(names[: len(layer)] == layer for layer in layers)
 
     return jax.tree_util.tree_map_with_path(is_norm_leaf, variables)
@@ -227,8 +224,6 @@ def replace_norm_variables(
     """
     leaves, structure = jax.tree.flatten(variables)
     is_norm = jax.tree.leaves(norm_mask(model, variables))
-    norm_values = iter(norms)
-    merged = [
-        next(norm_values) if mark else leaf for leaf, mark in zip(leaves, is_norm, strict=True)
-    ]
+    values = iter(norms)
+    merged = [next(values) if mark else leaf for leaf, mark in zip(leaves, is_norm, strict=True)]
     return jax.tree.unflatten(structure, merged)

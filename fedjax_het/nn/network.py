@@ -1,13 +1,19 @@
-"""Named networks, and the conversion of a user's network to a `Model`."""
+"""Named networks, and the conversion of a user's network to a `Model`, with its checks."""
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from fedjax_het.nn.adapters import make_flax_model, make_pair_model
 from fedjax_het.nn.model import Model
-from fedjax_het.nn.model_validation import check_model, reraise_as_config_error
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.env import require_devices
 from fedjax_het.utils.errors import ConfigError, format_value, is_integer_at_least, require
@@ -21,6 +27,8 @@ from fedjax_het.utils.registry import (
 MAX_SIZE = 2**16  # maximum of height and width in pixels, channels and classes
 # Arguments that are no options: the package passes the first two, flax adds the others to modules.
 _INFERRED_ARGUMENTS = ("input_shape", "num_classes", "parent", "name")
+_BATCH_SIZE = 2  # of the checks
+_MEMORY_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 ACCEPTED_NETWORKS = (
     "a flax.linen module or its class, an (init, apply) pair, a Model, or a function that returns "
     "one of them"
@@ -51,11 +59,9 @@ class NetworkSpec(NamedTuple):
     @property
     def options(self) -> dict[str, Any]:
         """Return the options of the signature with their defaults, or `REQUIRED`."""
-        return (
-            get_keyword_parameters(self.make, exclude=_INFERRED_ARGUMENTS)
-            if _is_factory(self.make)
-            else {}
-        )
+        if not _is_factory(self.make):
+            return {}
+        return get_keyword_parameters(self.make, exclude=_INFERRED_ARGUMENTS)
 
     def validate_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Convert options to the types of their annotations.
@@ -115,14 +121,12 @@ def to_model(
     """
     owner = f"network {name!r}"
     model = build_model(NetworkSpec(name, network), input_shape, num_classes, options)
-    function = (
-        f"{_get_function_name(network)}.__call__"
-        if _is_flax_module(network)
-        else _get_function_name(network)
-    )
+    function = get_qualified_name(network[1] if _is_pair(network) else network)
+    if issubclass(network if isinstance(network, type) else type(network), nn.Module):
+        function += ".__call__"
     has_input_shape = model.input_shape == tuple(input_shape)
     require(has_input_shape, owner, model.input_shape, f"one of {tuple(input_shape)} images")
-    check_model(model, owner, function, num_classes)
+    _check_model(model, owner, function, num_classes)
     return model
 
 
@@ -154,7 +158,7 @@ def build_model(
     shape = (height, width, channels)
     owner = f"network {network.name!r}"
     options = network.validate_options(options)
-    with reraise_as_config_error(owner, get_qualified_name(network.make)):
+    with _reraise_as_config_error(owner, get_qualified_name(network.make)):
         definition = network.make
         if _is_factory(definition):
             available_arguments = {"input_shape": shape, "num_classes": int(num_classes)}
@@ -210,12 +214,155 @@ def _is_factory(value: Any) -> bool:
     return callable(value) and not _is_network(value)
 
 
-def _is_flax_module(value: Any) -> bool:
-    """Return whether `value` is a flax module or its class."""
-    is_class = isinstance(value, type) and issubclass(value, nn.Module)
-    return is_class or isinstance(value, nn.Module)
+@contextmanager
+def _reraise_as_config_error(owner: str, step: str):
+    """Raise each exception from inside as a one-line ConfigError that names network and step.
+
+    Args:
+      owner: the network, for the message.
+      step: the operation that the code inside does, for the message.
+
+    Returns:
+      A context manager without a value.
+
+    Raises:
+      ConfigError: if the code inside raises an exception.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        text = str(error)
+        raise ConfigError(text if text.startswith(owner) else f"{owner}: {text}") from error
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(f"{owner}: {step} fails ({type(error).__name__}: {reason})") from error
 
 
-def _get_function_name(network: Any) -> str:
-    """Return the name of the user's function in messages."""
-    return get_qualified_name(network[1]) if _is_pair(network) else get_qualified_name(network)
+def _check_model(model: Model, owner: str, function: str, num_classes: int) -> None:
+    """Check by shapes alone that a model maps images of its `input_shape` to logits.
+
+    Cost: two abstract evaluations.
+
+    Args:
+      model: the network.
+      owner: the network, for messages.
+      function: the user's function, for messages.
+      num_classes: expected number of logits.
+
+    Raises:
+      ConfigError: if a call fails; if logits are not floats `[B, num_classes]`; if features are not
+        `[B, F]`; or if the state changes its structure, a shape or a dtype.
+    """
+    images = jax.ShapeDtypeStruct((_BATCH_SIZE, *model.input_shape), jnp.result_type(float))
+    key = jax.random.key(0)
+    with _reraise_as_config_error(owner, f"init of {function}"):
+        variables = jax.eval_shape(model.init, key)
+    for train in (False, True):
+        step = f"{function} of images {images.shape} with train={train}"
+        # Only training draws dropout masks.
+        call_arguments = {"train": train, **({"key": key} if train else {})}
+        with _reraise_as_config_error(owner, step):
+            logits, state = _eval_shapes(partial(model.apply, **call_arguments), variables, images)
+        _check_logits(logits, f"{owner}: {step}", (_BATCH_SIZE, num_classes))
+        _check_state(variables["state"], state, f"{owner}: {step}")
+        if model.embed is not None:
+            with _reraise_as_config_error(owner, step):
+                embed = partial(model.embed, **call_arguments)
+                features = jax.eval_shape(embed, variables, images)[0]
+            expected = f"[{_BATCH_SIZE}, F]"
+            require(len(features.shape) == 2, f"{owner}: features", features.shape, expected)
+
+
+def _eval_shapes(function: Callable, *arguments: Any) -> Any:
+    """Evaluate shapes with `jax.eval_shape`, or return outputs that are not arrays as they are."""
+    non_array_outputs: list[Any] = []
+
+    def capture_non_arrays(*arguments: Any) -> Any:
+        out = function(*arguments)
+        leaves = jax.tree.leaves(out)
+        if all(isinstance(leaf, jax.Array) or hasattr(leaf, "dtype") for leaf in leaves):
+            return out
+        non_array_outputs.append(out)
+        return ()
+
+    shapes = jax.eval_shape(capture_non_arrays, *arguments)
+    return non_array_outputs[0] if non_array_outputs else shapes
+
+
+def _check_logits(logits: Any, step: str, expected: tuple[int, int]) -> None:
+    """Raise ConfigError unless the logits are floats of the expected shape."""
+    if not hasattr(logits, "dtype"):
+        raise ConfigError(f"{step} gives a {type(logits).__name__}: expected logits {expected}")
+    if logits.shape != expected or not jnp.issubdtype(logits.dtype, jnp.floating):
+        actual = f"{logits.dtype} {logits.shape}"
+        raise ConfigError(f"{step} gives {actual}: expected logits, floats {expected}")
+
+
+def _check_state(before: Any, after: Any, step: str) -> None:
+    """Raise ConfigError unless each leaf of the state keeps its shape and dtype after a batch."""
+    old, new = (
+        {
+            jax.tree_util.keystr(path): f"{leaf.dtype} {leaf.shape}"
+            for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+        }
+        for tree in (before, after)
+    )
+    for location in {**old, **new}:
+        leaf, other = old.get(location, "nothing"), new.get(location, "nothing")
+        if leaf != other:
+            raise ConfigError(
+                f"{step} turns state{location}, {leaf}, into {other}: expected no change"
+            )
+
+
+def compute_network_digest(model: Model) -> str:
+    """Hash the function that a network computes, from its traces.
+
+    The hash covers the shapes of the variables and the programs of `init` and `apply`, in
+    evaluation and in training, with the arrays that the programs close over. It differs between
+    networks with different weight shapes, layers, activations or initializations. It does not
+    depend on names or on the backend. Another version of jax may give another digest. Cost: three
+    traces.
+
+    Args:
+      model: the network.
+
+    Returns:
+      16 hexadecimal digits.
+
+    Example:
+      >>> from fedjax_het.nn import make_model
+      >>> from fedjax_het.nn import compute_network_digest
+      >>> digest = compute_network_digest(make_model("mlp", (2, 2, 1), 3))
+      >>> len(digest), digest == compute_network_digest(make_model("mlp", (2, 2, 1), 3))
+      (16, True)
+    """
+    key, images = jax.random.key(0), jnp.zeros((2, *model.input_shape))
+    variables = jax.eval_shape(model.init, key)
+    programs = [jax.make_jaxpr(model.init)(key)]
+    for train in (False, True):
+        call = partial(model.apply, train=train, **({"key": key} if train else {}))
+        programs.append(jax.make_jaxpr(call)(variables, images))
+    digest = hash_jaxprs(programs)
+    leaves, structure = jax.tree.flatten(variables)
+    digest.update(f"{structure}{[(leaf.shape, str(leaf.dtype)) for leaf in leaves]}".encode())
+    return digest.hexdigest()[:16]
+
+
+def hash_jaxprs(programs: Iterable[Any]) -> Any:
+    """Hash programs and the arrays that they close over with SHA-256.
+
+    Args:
+      programs: results of `jax.make_jaxpr`.
+
+    Returns:
+      The `hashlib` object, which accepts more data by `update`.
+    """
+    digest = hashlib.sha256()
+    for program in programs:
+        digest.update(_MEMORY_ADDRESS.sub("", str(program)).encode())
+        for constant in program.consts:
+            constant = jnp.asarray(constant)
+            if not jax.dtypes.issubdtype(constant.dtype, jax.dtypes.prng_key):
+                digest.update(np.asarray(constant).tobytes())
+    return digest

@@ -18,8 +18,8 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.nn.conv.dispatch import AUTO
-from fedjax_het.nn.conv.primitive import CONV_OUTPUT
+from fedjax_het.nn.conv import CONV_OUTPUT
+from fedjax_het.nn.conv_products import AUTO
 from fedjax_het.nn.model import Model
 
 Tree = Any
@@ -46,9 +46,8 @@ def configure_compute(
     """
     if conv_impl == AUTO and precision is None:
         return model
-    conv_arguments = (
-        {} if conv_impl == AUTO or not model.takes_conv_impl else {"conv_impl": conv_impl}
-    )
+    takes_impl = model.takes_conv_impl and conv_impl != AUTO
+    call_arguments = {"conv_impl": conv_impl} if takes_impl else {}
 
     def wrap(function: Callable, cast_function: Callable) -> Callable:
         target = cast_function(function) if precision == BFLOAT16 else function
@@ -60,13 +59,14 @@ def configure_compute(
 
         return call
 
+    def wrap_network(function: Callable) -> Callable:
+        return wrap(functools.partial(function, **call_arguments), _wrap_network_bfloat16)
+
     head, embed = model.head, model.embed
     return model._replace(
-        apply=wrap(functools.partial(model.apply, **conv_arguments), _wrap_network_bfloat16),
-        embed=None
-        if embed is None
-        else wrap(functools.partial(embed, **conv_arguments), _wrap_network_bfloat16),
-        head=None if head is None else head._replace(apply=wrap(head.apply, _wrap_head_bfloat16)),
+        apply=wrap_network(model.apply),
+        embed=embed and wrap_network(embed),
+        head=head and head._replace(apply=wrap(head.apply, _wrap_head_bfloat16)),
     )
 
 
@@ -132,7 +132,8 @@ def _wrap_network_bfloat16(function: Callable) -> Callable:
     def call(variables: Tree, x: jax.Array, **kwargs: Any) -> tuple:
         bfloat16_variables = {**variables, "params": _to_bfloat16(variables["params"])}
         *outputs, state = function(bfloat16_variables, _to_bfloat16(x), **kwargs)
-        return *map(_to_float32, outputs), jax.tree.map(_cast_like, state, variables["state"])
+        new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), state, variables["state"])
+        return *map(_to_float32, outputs), new_state
 
     return call
 
@@ -156,8 +157,3 @@ def _to_bfloat16(tree: Tree) -> Tree:
 def _to_float32(array: jax.Array) -> jax.Array:
     """Convert a bfloat16 array to float32."""
     return array.astype(jnp.float32) if array.dtype == jnp.bfloat16 else array
-
-
-def _cast_like(new: jax.Array, old: jax.Array) -> jax.Array:
-    """Convert `new` to the dtype of `old`."""
-    return new.astype(old.dtype)

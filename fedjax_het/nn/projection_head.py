@@ -42,21 +42,15 @@ def add_projection_head(model: Model, size: int = 256) -> Model:
       >>> sorted(model.init(jax.random.key(0))["params"])
       ['head', 'hidden1', 'projection1', 'projection2']
     """
-    expected = "a network with a last fully connected layer, to put a projection before"
     if model.embed is None or model.head is None or not model.head.path:
+        expected = "a network with a last fully connected layer, to put a projection before"
         raise ConfigError(f"model = {model.name!r}: expected {expected}")
     embed_body, path = model.embed, model.head.path
     variables = jax.eval_shape(model.init, jax.random.key(0))
     classifier_params = model.head.get_parameters(variables)
-    conflicting_names = [
-        name for name in HEAD_LAYERS if name in variables["params"] and (name,) != path
-    ]
-    require(
-        not conflicting_names,
-        "model",
-        model.name,
-        f"a network without layers called {', '.join(conflicting_names)}",
-    )
+    conflicts = [name for name in HEAD_LAYERS if name in variables["params"] and (name,) != path]
+    expected = f"a network without layers called {', '.join(conflicts)}"
+    require(not conflicts, "model", model.name, expected)
     images = jax.ShapeDtypeStruct((2, *model.input_shape), jnp.float32)
     features = jax.eval_shape(lambda v, x: embed_body(v, x, train=False)[0], variables, images)
     width = features.shape[1]
@@ -83,9 +77,8 @@ def add_projection_head(model: Model, size: int = 256) -> Model:
     def apply(variables, x, **call_arguments):
         return embed(variables, x, **call_arguments)[1:]
 
-    return model._replace(
-        init=init, apply=apply, embed=embed, head=Head(HEAD_LAYERS[-1:], apply=_apply_linear)
-    )
+    head = Head(HEAD_LAYERS[-1:], apply=_apply_linear)
+    return model._replace(init=init, apply=apply, embed=embed, head=head)
 
 
 def _apply_linear(layer, x):

@@ -42,7 +42,7 @@ from fedjax_het.data import (
     ServerSummary,
     partition_from_clients,
 )
-from fedjax_het.nn.conv.dispatch import AUTO
+from fedjax_het.nn.conv_products import AUTO
 from fedjax_het.runtime.compiled_programs import (
     CompiledPrograms,
     Signature,

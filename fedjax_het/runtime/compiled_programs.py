@@ -43,7 +43,7 @@ from fedjax_het.core.task import Task
 from fedjax_het.data import Dataset
 from fedjax_het.metrics.registry import parse_metrics
 from fedjax_het.nn import NETWORKS, Model, compute_network_digest, make_model, to_model
-from fedjax_het.nn.conv.dispatch import AUTO
+from fedjax_het.nn.conv_products import AUTO
 from fedjax_het.nn.flops import count_training_flops
 from fedjax_het.nn.precision import configure_compute
 from fedjax_het.utils.arrays import is_prng_key

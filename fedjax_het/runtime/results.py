@@ -17,7 +17,7 @@ import numpy as np
 from fedjax_het._version import __version__
 from fedjax_het.config.run_spec import RunSpec, spec_to_yaml
 from fedjax_het.data import Partition
-from fedjax_het.metrics.costs import TrainingCost, cost_to_reach
+from fedjax_het.metrics.convergence import TrainingCost, cost_to_reach
 from fedjax_het.runtime import result_display
 from fedjax_het.runtime.provenance import compute_run_digest
 from fedjax_het.utils.arrays import decode_arrays, encode_arrays, save_arrays

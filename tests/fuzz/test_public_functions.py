@@ -101,7 +101,6 @@ def good_calls(folder) -> dict[str, dict]:
     frames = {"results": ROWS, "curves": CURVES}
     compared = {"cells": [], "results": ROWS, "reported": pd.DataFrame()}
     return {
-        "get_partition_parameters": {"name": "dirichlet"},
         "register_partition": {"name": "mine", "split": lambda rng, labels: []},
         "Partition.client_indices": {"self": SPLIT, "k": 0},
         "Partition.save": {"self": SPLIT, "path": folder / "split.npz"},
@@ -151,7 +150,6 @@ def good_calls(folder) -> dict[str, dict]:
             "num_classes": 3,
         },
         "make_model": {"name": "mlp", "input_shape": (2, 2, 1), "num_classes": 3},
-        "get_network_options": {"name": "mlp"},
         "register_tracker": {"name": "mine", "open": lambda opening: None},
         "register_network": {"name": "mine", "make": lambda: None},
         "register_optimizer": {"name": "mine", "make": lambda learning_rate: optax.sgd(0.1)},

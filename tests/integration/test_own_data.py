@@ -174,7 +174,7 @@ def test_what_is_no_data_set_is_refused(given, run, tmp_path):
 
 
 BY_HAND = {
-    "std": ({"std": (0.0,)}, "std = .*positive"),
+    "std": ({"std": (0.0,)}, r"std = .*expected numbers in \[1e-06"),
     "labels": ({"train_labels": np.zeros(3, int)}, r"len\(train_labels\) = 3"),
     "nan": ({"train_images": np.full((51, 2, 2, 1), np.nan)}, "train_images.* = nan"),
     "no test": ({"test_labels": [], "test_images": []}, "shape of test_images"),

@@ -28,7 +28,6 @@ from fedjax_het.data import (
     dataset_from_arrays,
     draw_withheld_examples,
     find_parameter_name,
-    get_partition_parameters,
     make_server_data,
     make_server_pool,
     resolve_server_options,
@@ -116,7 +115,7 @@ def test_bad_data_sets_are_refused_in_one_line():
 def test_a_registered_partition_is_in_runs_with_its_own_parameters():
     register_partition("thirds", thirds)
     assert PARTITIONS["thirds"].description == "Runs of the training set. And more"
-    assert get_partition_parameters("thirds") == {"alpha": REQUIRED, "offset": 0}
+    assert PARTITIONS["thirds"].parameters == {"alpha": REQUIRED, "offset": 0}
     spec = RunSpec(partition="thirds", alpha=0.3, partition_options={"offset": 2}, **SMALL)
     assert spec.resolved().alpha == 0.3
     result = simulate(spec)
@@ -149,7 +148,7 @@ def test_alpha_and_classes_belong_to_whoevers_signature_has_them():
 
 
 RETURNED = {
-    "number": (lambda: 3, "return value of partition 'odd' is a int: expected 3 arrays"),
+    "number": (lambda: 3, "return value of partition 'odd' = 3: expected 3 arrays"),
     "count": (
         lambda: [[0], [1]],
         "length of return value of partition 'odd' = 2: expected 3 arrays",
@@ -264,7 +263,7 @@ def test_what_sources_give_is_checked():
     with pytest.raises(ConfigError, match="pool of server_data 'odd' is a ndarray: expected"):
         make_server_pool("odd", blobs())
     register_server_source("odd", pool=lambda dataset: (dataset.test_images, LABELS[:30] + 9))
-    with pytest.raises(ConfigError, match=r"server_labels\[4\] = 13: expected a label in"):
+    with pytest.raises(ConfigError, match=r"server_labels\[0\] = 9: expected a label in"):
         make_server_pool("odd", blobs())
 
 

@@ -26,7 +26,7 @@ from fedjax_het.core.autotune.workloads import (
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.memory import total_free_bytes
 from fedjax_het.core.task import Task
-from fedjax_het.nn.conv.dispatch import AUTO, CONV_IMPLS, IM2COL, NATIVE, UNROLLED
+from fedjax_het.nn.conv_products import AUTO, CONV_IMPLS, IM2COL, NATIVE, UNROLLED
 from fedjax_het.nn.precision import configure_compute, has_auto_convolutions
 
 log = logging.getLogger("fedjax_het")

@@ -24,7 +24,7 @@ def make_model(name: str, input_shape: Sequence[int], num_classes: int, **option
       name: a name in `NETWORKS`.
       input_shape: height, width and channels of the images.
       num_classes: number of logits.
-      **options: options of the network, see `get_network_options`. The files in
+      **options: options of the network, see `NetworkSpec.options`. The files in
         `fedjax_het.nn.networks` document the options of the package's networks.
 
     Returns:
@@ -43,27 +43,6 @@ def make_model(name: str, input_shape: Sequence[int], num_classes: int, **option
     if name in NETWORKS.built_in:
         return build_model(network, input_shape, num_classes, options)
     return to_model(network.make, input_shape, num_classes, name, **options)
-
-
-@validate_arguments
-def get_network_options(name: str) -> dict[str, Any]:
-    """Return the options of a network by its function's signature.
-
-    Args:
-      name: a name in `NETWORKS`.
-
-    Returns:
-      Defaults by option name, or `REQUIRED`.
-
-    Raises:
-      ConfigError: if the name is unknown.
-
-    Example:
-      >>> from fedjax_het.nn import get_network_options
-      >>> get_network_options("mlp")
-      {'hidden': (128, 128)}
-    """
-    return NETWORKS.require(name).options
 
 
 @validate_arguments

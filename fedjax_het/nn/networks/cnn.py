@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 
 from fedjax_het.nn.adapters import make_flax_model
-from fedjax_het.nn.conv.dispatch import ConvImpl
+from fedjax_het.nn.conv_products import ConvImpl
 from fedjax_het.nn.layers import Conv, Linear, max_pool
 from fedjax_het.nn.model import Model
 from fedjax_het.nn.network import NetworkSpec
@@ -24,18 +24,16 @@ class Cnn(nn.Module):
     """
 
     num_classes: int
-    filters: tuple[int, ...]
-    hidden: int
     conv_impl: str
 
     @nn.compact
     def __call__(self, x, train):
         """Return features `[B, hidden]` and logits `[B, num_classes]` for images `[B, H, W, C]`."""
-        for block, features in enumerate(self.filters):
+        for block, features in enumerate(FILTERS):
             name = f"conv{block + 1}"
             x = Conv(features, 5, 0, self.conv_impl, True, name=name)(x)
             x = jax.nn.relu(max_pool(x))  # after the pool: equal, and a quarter of the numbers
-        x = jax.nn.relu(Linear(self.hidden, name="hidden")(x.reshape(x.shape[0], -1)))
+        x = jax.nn.relu(Linear(HIDDEN, name="hidden")(x.reshape(x.shape[0], -1)))
         return x, Linear(self.num_classes, name="head")(x)
 
 
@@ -60,8 +58,7 @@ def cnn(
       ConfigError: if images are smaller than 16x16.
     """
     require(min(input_shape[:2]) >= 16, "input_shape", input_shape, "at least 16x16 for cnn")
-    module = Cnn(num_classes, FILTERS, HIDDEN, conv_impl)
-    return make_flax_model(module, input_shape, can_shard_batch=True)
+    return make_flax_model(Cnn(num_classes, conv_impl), input_shape, can_shard_batch=True)
 
 
 NETWORK = NetworkSpec(

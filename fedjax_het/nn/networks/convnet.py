@@ -7,7 +7,7 @@ import jax
 
 from fedjax_het.nn.adapters import make_flax_model
 from fedjax_het.nn.batch_axis import BatchAxis
-from fedjax_het.nn.conv.dispatch import ConvImpl
+from fedjax_het.nn.conv_products import ConvImpl
 from fedjax_het.nn.layers import NORMS, Conv, InstanceNorm, Linear, average_pool
 from fedjax_het.nn.model import Model, count_cached_samples
 from fedjax_het.nn.network import NetworkSpec
@@ -43,8 +43,7 @@ class ConvNet(nn.Module):
             # neither the output nor any gradient (its own is zero), but it stays a parameter.
             add_bias = norm is not InstanceNorm
             name = f"conv{block + 1}"
-            conv = Conv(self.width, 3, padding, self.conv_impl, add_bias, name=name)
-            x = conv(x)
+            x = Conv(self.width, 3, padding, self.conv_impl, add_bias, name=name)(x)
             if norm:
                 x = norm(name=f"norm{block + 1}")(x, train, batch_axis)
             x = average_pool(jax.nn.relu(x))
@@ -84,18 +83,16 @@ def convnet(
     first_padding = 3 if input_shape == (28, 28, 1) else 1
     smallest = min(input_shape[:2]) + 2 * (first_padding - 1)
     max_depth = smallest.bit_length() - 1  # each block halves the image, rounding down
-    require(
-        1 <= depth <= max_depth, "depth", depth, f"1 to {max_depth} for images of {input_shape}"
-    )
+    expected = f"1 to {max_depth} for images of {input_shape}"
+    require(1 <= depth <= max_depth, "depth", depth, expected)
     module = ConvNet(num_classes, width, depth, norm, first_padding, conv_impl)
     height, image_width = (size + 2 * (first_padding - 1) for size in input_shape[:2])
     # At least two samples: one sample makes the last block's matrix products too small.
     samples = count_cached_samples(height, image_width, width)
-    mixes_samples = norm == "batch"
     return make_flax_model(
         module,
         input_shape,
-        micro_batch=None if mixes_samples else samples,
+        micro_batch=None if norm == "batch" else samples,  # batch norm mixes samples
         cached_samples=samples,
         can_shard_batch=True,
     )

@@ -5,7 +5,7 @@ import jax
 
 from fedjax_het.nn.adapters import make_flax_model
 from fedjax_het.nn.batch_axis import BatchAxis
-from fedjax_het.nn.conv.dispatch import ConvImpl
+from fedjax_het.nn.conv_products import ConvImpl
 from fedjax_het.nn.layers import Conv, Dropout, Linear, max_pool
 from fedjax_het.nn.model import Model, count_cached_samples
 from fedjax_het.nn.network import NetworkSpec
@@ -29,23 +29,20 @@ class FslCnn(nn.Module):
     """
 
     num_classes: int
-    filters: tuple[int, int]
-    hidden: int
     conv_impl: str
 
     @nn.compact
     def __call__(self, x, train, batch_axis: BatchAxis | None = None):
         is_grayscale = x.shape[-1] == 1
-        for block, features in enumerate(self.filters):
-            is_last = block + 1 == len(self.filters)
+        for block, features in enumerate(FILTERS):
+            is_last = block + 1 == len(FILTERS)
             padding = 0 if is_grayscale and is_last else 1
-            conv = Conv(features, 3, padding, self.conv_impl, True, True, name=f"conv{block + 1}")
-            x = conv(x)
+            x = Conv(features, 3, padding, self.conv_impl, True, True, name=f"conv{block + 1}")(x)
             if is_last or not is_grayscale:
                 x = max_pool(x)
             x = jax.nn.relu(x)  # after the pool: equal, and fewer numbers
         x = Dropout(0.25, name="dropout1")(x.reshape(x.shape[0], -1), train, batch_axis)
-        x = jax.nn.relu(Linear(self.hidden, True, name="hidden")(x))
+        x = jax.nn.relu(Linear(HIDDEN, True, name="hidden")(x))
         x = Dropout(0.5, name="dropout2")(x, train, batch_axis)
         return x, Linear(self.num_classes, True, name="head")(x)
 
@@ -79,7 +76,7 @@ def fsl_cnn(
     """
     require(min(input_shape[:2]) >= 4, "input_shape", input_shape, "at least 4x4 for fsl_cnn")
     return make_flax_model(
-        FslCnn(num_classes, FILTERS, HIDDEN, conv_impl),
+        FslCnn(num_classes, conv_impl),
         input_shape,
         cached_samples=count_cached_samples(*input_shape[:2], FILTERS[0]),
         can_shard_batch=True,

@@ -7,7 +7,7 @@ import jax
 
 from fedjax_het.nn.adapters import make_flax_model
 from fedjax_het.nn.batch_axis import BatchAxis
-from fedjax_het.nn.conv.dispatch import ConvImpl
+from fedjax_het.nn.conv_products import ConvImpl
 from fedjax_het.nn.layers import BatchNorm, Linear, ResidualConv, max_pool_overlapping
 from fedjax_het.nn.model import Model, count_cached_samples
 from fedjax_het.nn.network import NetworkSpec
@@ -32,8 +32,7 @@ class ResidualBlock(nn.Module):
     @nn.compact
     def __call__(self, x, train, batch_axis: BatchAxis | None = None):
         def apply_conv(x, name, kernel_size, stride):
-            conv = ResidualConv(self.features, kernel_size, stride, self.conv_impl, name=name)
-            x = conv(x)
+            x = ResidualConv(self.features, kernel_size, stride, self.conv_impl, name=name)(x)
             return BatchNorm(name=f"{name}_norm")(x, train, batch_axis)
 
         y = jax.nn.relu(apply_conv(x, "conv1", 3, self.stride))
@@ -61,8 +60,7 @@ class ResNet18(nn.Module):
     @nn.compact
     def __call__(self, x, train, batch_axis: BatchAxis | None = None):
         kernel_size, stride = (7, 2) if self.stem == "imagenet" else (3, 1)
-        conv = ResidualConv(self.width, kernel_size, stride, self.conv_impl, name="conv")
-        x = conv(x)
+        x = ResidualConv(self.width, kernel_size, stride, self.conv_impl, name="conv")(x)
         x = jax.nn.relu(BatchNorm(name="norm")(x, train, batch_axis))
         if self.stem == "imagenet":
             x = max_pool_overlapping(x)

@@ -70,7 +70,7 @@ def test_pathological_tests_are_half_and_half():
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_emnists_clients_have_a_hundred_each(seed):
-    names = DATASETS["emnist_byclass"].source.class_names
+    names = tuple(DATASETS["emnist_byclass"].source.class_names)
     train = shuffled_labels([3800] * 10 + [1200] * 26 + [500] * 26)
     test = shuffled_labels([600] * 10 + [200] * 26 + [150] * 26)
     partition = split("grouped", 62, train, 62, class_names=names)

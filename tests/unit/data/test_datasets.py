@@ -16,10 +16,10 @@ from fedjax_het.data import (
     NORMALIZATIONS,
     load_dataset,
 )
+from fedjax_het.data.domainnet import CLASSES, DOMAINS
 from fedjax_het.data.prepare import main as prepare_main
 from fedjax_het.data.prepare import prepare_dataset
-from fedjax_het.data.sources.domainnet import CLASSES, DOMAINS
-from fedjax_het.data.sources.tfds import compute_fingerprint
+from fedjax_het.data.tfds import compute_fingerprint
 from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.io import DamagedFileError, digest_arrays, read_npz, write_npz
 
@@ -116,7 +116,7 @@ def emnist_content(root, per_class, tests_per_class):
 
 
 def test_emnist_45_is_balanced_without_its_last_two_classes(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedjax_het.data.sources.emnist._NUM_TEST_IMAGES", 100)
+    monkeypatch.setattr("fedjax_het.data.dataset_registry._EMNIST_45_TEST_IMAGES", 100)
     emnist_content(tmp_path, 2, [1] + [4] * 46)
     balanced = load_dataset("emnist_balanced", data_dir=tmp_path)
 
@@ -138,7 +138,7 @@ def test_emnist_45_is_balanced_without_its_last_two_classes(tmp_path, monkeypatc
     at = {image.tobytes(): position for position, image in enumerate(balanced.test_images)}
     assert (np.diff([at[image.tobytes()] for image in dataset.test_images]) > 0).all()
     assert load_dataset("emnist_45", data_dir=tmp_path).digest() == dataset.digest()
-    monkeypatch.setattr("fedjax_het.data.sources.emnist._TEST_SEED", 46)
+    monkeypatch.setattr("fedjax_het.data.dataset_registry._EMNIST_45_SEED", 46)
     assert load_dataset("emnist_45", data_dir=tmp_path).digest() != dataset.digest()
     unit = load_dataset("emnist_45", data_dir=tmp_path, normalisation="fsl")
     assert (unit.mean, unit.std) == ((0.0,), (1.0,))
@@ -148,7 +148,7 @@ def test_emnist_45_is_balanced_without_its_last_two_classes(tmp_path, monkeypatc
 
 def test_emnist_45_has_the_papers_numbers():
     """108,000 and 10,000 of EMNIST Balanced's 2,400 and 400 for each class."""
-    from fedjax_het.data.sources.emnist import select_first_45_classes
+    from fedjax_het.data.dataset_registry import select_first_45_classes
 
     arrays = {
         f"{split}_{part}": np.repeat(np.arange(47, dtype=np.int32), count)
@@ -265,7 +265,7 @@ def test_domainnet_is_cached_by_domain(prepared_domains, monkeypatch, tmp_path):
     def no_decoding(folder):
         raise AssertionError("decoded although the cache is good")
 
-    monkeypatch.setattr("fedjax_het.data.sources.domainnet._read_domain", no_decoding)
+    monkeypatch.setattr("fedjax_het.data.domainnet._read_domain", no_decoding)
     again = load_dataset("domainnet", data_dir=folder, normalisation="fedaf")
     assert again.digest() == first.digest()
     pixels = first.train_images.reshape(-1, 3) / np.float64(255)
@@ -352,47 +352,31 @@ def test_prepare_without_tensorflow_says_what_to_install(monkeypatch, capsys, tm
     assert "'mnist'" in capsys.readouterr().err
 
 
-def test_prepare_asks_for_the_official_set_in_array_record(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("dataset", "builders"),
+    [
+        ("emnist_byclass", ["emnist/byclass"]),
+        ("mnist", ["mnist"]),
+        ("domainnet", [f"domainnet/{domain}" for domain in DOMAINS]),
+    ],
+)
+def test_prepare_writes_array_record(dataset, builders, monkeypatch, tmp_path):
     import tensorflow_datasets as tfds
 
-    asked = {}
+    prepared = []
 
     class Builder:
-        def download_and_prepare(self):
-            asked["prepared"] = True
-
-    def builder(name, **options):
-        asked.update(options, name=name)
-        return Builder()
-
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    monkeypatch.setattr(tfds, "builder", builder)
-    assert prepare_dataset("emnist_byclass", tmp_path) == tmp_path
-    assert asked == {
-        "name": "emnist",
-        "config": "byclass",
-        "data_dir": tmp_path,
-        "file_format": "array_record",
-        "prepared": True,
-    }
-
-
-def test_prepare_takes_every_domain_of_domainnet(monkeypatch, tmp_path):
-    import tensorflow_datasets as tfds
-
-    asked = []
-
-    class Builder:
-        def __init__(self, name, config, **_):
-            self.what = (name, config)
+        def __init__(self, name, data_dir, file_format):
+            assert (data_dir, file_format) == (tmp_path, "array_record")
+            self.name = name
 
         def download_and_prepare(self):
-            asked.append(self.what)
+            prepared.append(self.name)
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     monkeypatch.setattr(tfds, "builder", Builder)
-    prepare_dataset("domainnet", tmp_path)
-    assert asked == [("domainnet", domain) for domain in DOMAINS]
+    assert prepare_dataset(dataset, tmp_path) == tmp_path
+    assert prepared == builders
 
 
 # --- the cache

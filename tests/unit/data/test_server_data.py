@@ -24,7 +24,7 @@ from fedjax_het.data import (
     resolve_server_options,
 )
 from fedjax_het.data.server_data import compute_total_variation
-from fedjax_het.data.sources.stl10 import block_mean
+from fedjax_het.data.server_sources import block_mean
 from fedjax_het.runtime.data_assignment import build_partition
 from fedjax_het.utils.errors import ConfigError
 
@@ -230,7 +230,9 @@ def test_only_clients_that_have_enough_are_drawn(dataset):
             "clients", dataset, partition, seed, {"clients": 2, "per_client": 6}
         )
         assert set(found.indices) <= {*clients[1], *clients[3]} and len(found.indices) == 12
-    with pytest.raises(ConfigError, match=r"clients = 3: expected at most 2: .* per_client = 6"):
+    with pytest.raises(
+        ConfigError, match=r"clients = 3: expected at most 2, the clients with at least 6"
+    ):
         make_server_data("clients", dataset, partition, 0, {"clients": 3, "per_client": 6})
 
 

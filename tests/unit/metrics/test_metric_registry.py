@@ -15,8 +15,7 @@ from fedjax_het.core.evaluation import evaluate, place_evaluation_set
 from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.core.task import Task
 from fedjax_het.data import partition_from_clients
-from fedjax_het.metrics.clients import compute_fairness
-from fedjax_het.metrics.registry import METRICS, parse_metrics
+from fedjax_het.metrics.registry import METRICS, compute_fairness, parse_metrics
 from fedjax_het.nn import to_model
 
 DATA = make_user_dataset()

@@ -10,10 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_het.nn import conv2d, make_model, to_model
-from fedjax_het.nn.conv import dispatch
-from fedjax_het.nn.conv.dispatch import CONV_IMPLS, Convolution
-from fedjax_het.nn.conv.primitive import apply_per_lane
+from fedjax_het.nn import conv2d, conv_products, make_model, to_model
+from fedjax_het.nn.conv import apply_per_lane
+from fedjax_het.nn.conv_products import CONV_IMPLS, Convolution
 from fedjax_het.nn.precision import configure_compute
 from fedjax_het.utils.arrays import enable_x64
 
@@ -240,9 +239,9 @@ def lowered(product, operands, shape, impl, platform):
 
 
 PRODUCTS = (
-    dispatch.compute_output,
-    dispatch.compute_input_gradient,
-    dispatch.compute_kernel_gradient,
+    conv_products.compute_output,
+    conv_products.compute_input_gradient,
+    conv_products.compute_kernel_gradient,
 )
 
 
@@ -269,7 +268,7 @@ def test_one_kernel_takes_the_library_and_lanes_take_matrices_but_on_a_tpu():
     x, kernel, _ = (array[None] for array in drawn(shape))
     for platform, lanes, count in (("gpu", 1, 1), ("gpu", 3, 0), ("tpu", 1, 1), ("tpu", 3, 1)):
         operands = [np.repeat(array, lanes, axis=0) for array in (x, kernel)]
-        text = lowered(dispatch.compute_output, operands, shape, "auto", platform)[1]
+        text = lowered(conv_products.compute_output, operands, shape, "auto", platform)[1]
         assert text.count("stablehlo.convolution") == count
 
 

@@ -15,7 +15,6 @@ from fedjax_het.nn import (
     Model,
     add_projection_head,
     compute_network_digest,
-    get_network_options,
     make_model,
     norm_mask,
     to_model,
@@ -243,14 +242,14 @@ def test_a_registered_network_is_in_runs_like_the_packages_own(algorithm):
 def test_options_belong_to_the_signature():
     register_network("lenet", Lenet)
     assert NETWORKS["lenet"].description == "Convolutions of every plain kind, batch norm, dropout"
-    assert get_network_options("lenet") == {"hidden": 7, "rate": 0.5}
+    assert NETWORKS["lenet"].options == {"hidden": 7, "rate": 0.5}
     assert make_model("lenet", SHAPE, CLASSES, hidden=3).init(KEY)["params"]["Dense_0"][
         "bias"
     ].shape == (3,)
-    assert get_network_options("mlp") == {"hidden": (128, 128)}
-    assert {"width", "depth", "norm"} <= set(get_network_options("convnet"))
+    assert NETWORKS["mlp"].options == {"hidden": (128, 128)}
+    assert {"width", "depth", "norm"} <= set(NETWORKS["convnet"].options)
     register_network("asking", lambda input_shape, size: Lenet(CLASSES, size))
-    assert get_network_options("asking") == {"size": REQUIRED}
+    assert NETWORKS["asking"].options == {"size": REQUIRED}
     with pytest.raises(ConfigError, match="network 'asking' needs size"):
         make_model("asking", SHAPE, CLASSES)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_het.data.sources.tfds import (
+from fedjax_het.data.tfds import (
     TfdsSource,
     iter_encoded_examples,
     load_prepared,

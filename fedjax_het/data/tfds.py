@@ -4,7 +4,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ class TfdsSource:
     builder: str
     configs: tuple[str, ...] = ("",)
     is_transposed: bool = False
-    class_names: tuple[str, ...] = ()
+    class_names: Sequence[str] = ()
 
 
 def resolve_data_root(data_dir: str | os.PathLike | None = None) -> Path:
@@ -63,24 +63,22 @@ def find_prepared_folder(
     name = source.name
     relative = Path(source.builder, config or source.configs[0])
     parent = resolve_data_root(data_dir) / relative
-    versions = [info.parent for info in parent.glob("*/dataset_info.json")]
-    versions = [folder for folder in versions if _parse_version(folder)]
+    folders = [info.parent for info in parent.glob("*/dataset_info.json")]
+    formats = {folder: _list_formats(folder) for folder in folders if _parse_version(folder)}
     remedy = (
         f"set TFDS_DATA_DIR (or data_dir) to a folder that holds {relative}/<version>, "
         f"or run `pip install 'fedjax_het[prepare]'` and `python -m fedjax_het.data.prepare {name}`"
     )
-    if not versions:
+    if not formats:
         raise ConfigError(f"dataset = {name!r}: no prepared data in {parent}; {remedy}")
-    readable_versions = [folder for folder in versions if "array_record" in _list_formats(folder)]
-    if not readable_versions:
-        format_names = ", ".join(
-            sorted({format_name for folder in versions for format_name in _list_formats(folder)})
-        )
+    readable = [folder for folder, names in formats.items() if "array_record" in names]
+    if not readable:
+        names = ", ".join(sorted(set().union(*formats.values()))) or "an unknown format"
         raise ConfigError(
-            f"dataset = {name!r}: {parent} is prepared as {format_names or 'an unknown format'}, which "
-            f"only TensorFlow reads: expected array_record; {remedy}"
+            f"dataset = {name!r}: {parent} is prepared as {names}, which only TensorFlow reads: "
+            f"expected array_record; {remedy}"
         )
-    return max(readable_versions, key=_parse_version)
+    return max(readable, key=_parse_version)
 
 
 def load_prepared(
@@ -159,14 +157,13 @@ def decode_splits(source: TfdsSource, folder: Path) -> tuple[dict[str, np.ndarra
         for split in ("train", "test"):
             count = builder.info.splits[split].num_examples
             images, labels = np.empty((count, *shape), np.uint8), np.empty(count, np.int32)
-            for position, (encoded, label) in enumerate(
-                iter_encoded_examples(builder, split, _CHUNK_SIZE)
-            ):
+            examples = iter_encoded_examples(builder, split, _CHUNK_SIZE)
+            for position, (encoded, label) in enumerate(examples):
                 images[position], labels[position] = _decode_image(encoded, shape), label
                 is_lossy |= encoded.startswith(b"\xff\xd8")
-            arrays[f"{split}_images"] = (
-                images.swapaxes(1, 2).copy() if source.is_transposed else images
-            )
+            if source.is_transposed:
+                images = images.swapaxes(1, 2).copy()
+            arrays[f"{split}_images"] = images
             arrays[f"{split}_labels"] = labels
         class_names = source.class_names or tuple(features["label"].names)
         version = str(builder.info.version)

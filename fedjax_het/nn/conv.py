@@ -4,7 +4,7 @@ A convolution is linear in its input and in its kernel. So are the two products 
 outputs and kernel to input, and input and outputs to kernel. Each of the three is a derivative of
 the others, so three primitives are closed under `jax.grad` and `jax.jvp` in any order and number.
 The implementation is chosen when a program is lowered, for the platform and the shapes, see
-`fedjax_het.nn.conv.dispatch`.
+`fedjax_het.nn.conv_products`.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from fedjax_het.nn.conv import dispatch
-from fedjax_het.nn.conv.dispatch import CONV_IMPLS, Convolution
+from fedjax_het.nn import conv_products
+from fedjax_het.nn.conv_products import CONV_IMPLS, UNROLLED, Convolution
 from fedjax_het.utils.errors import require_name
 
 
@@ -65,27 +65,6 @@ def conv2d(x: Array, kernel: Array, padding: int, impl: str = "auto", stride: in
     return CONV_OUTPUT.bind(x[None], kernel[None], of=convolution)[0]
 
 
-def _output_shape(
-    x: tuple[int, ...], kernel: tuple[int, ...], convolution: Convolution
-) -> tuple[int, ...]:
-    """Return `[L, B, H', W', O]` of the shapes of inputs and kernels."""
-    return (*x[:2], *convolution.output_size, kernel[-1])
-
-
-def _input_shape(
-    outputs: tuple[int, ...], kernel: tuple[int, ...], convolution: Convolution
-) -> tuple[int, ...]:
-    """Return `[L, B, H, W, I]` of the shapes of outputs and kernels."""
-    return (*outputs[:2], *convolution.size, kernel[-2])
-
-
-def _kernel_shape(
-    x: tuple[int, ...], outputs: tuple[int, ...], convolution: Convolution
-) -> tuple[int, ...]:
-    """Return `[L, kh, kw, I, O]` of the shapes of inputs and outputs."""
-    return (x[0], *convolution.window, x[-1], outputs[-1])
-
-
 def apply_per_lane(
     function: Callable, left: Array, right: Array, *, of: Convolution, platform: str
 ) -> Array:
@@ -102,11 +81,11 @@ def apply_per_lane(
       `[L, ...]`.
     """
     lanes, cpu = left.shape[0], platform == "cpu"
-    lane_function = partial(function, dispatch.resolve_auto_impl(of, lanes, platform), cpu=cpu)
+    lane_function = partial(function, conv_products.resolve_auto_impl(of, lanes, platform), cpu=cpu)
     with _set_matmul_precision(of.precision):
         if lanes == 1:
             return lane_function(left[0], right[0])[None]
-        if of.impl == dispatch.UNROLLED:
+        if of.impl == UNROLLED:
             return jnp.stack([lane_function(left[lane], right[lane]) for lane in range(lanes)])
         if cpu:
             return jax.lax.map(lambda operands: lane_function(*operands), (left, right))
@@ -153,10 +132,20 @@ def _compile(function: Callable, convolution: Convolution, platform: str) -> Cal
     return jax.jit(partial(apply_per_lane, function, of=convolution, platform=platform))
 
 
-CONV_OUTPUT = _make_primitive("conv2d", _output_shape, dispatch.compute_output)
-CONV_INPUT_GRADIENT = _make_primitive("conv2d_input", _input_shape, dispatch.compute_input_gradient)
+CONV_OUTPUT = _make_primitive(
+    "conv2d",
+    lambda x, kernel, of: (*x[:2], *of.output_size, kernel[-1]),
+    conv_products.compute_output,
+)
+CONV_INPUT_GRADIENT = _make_primitive(
+    "conv2d_input",
+    lambda outputs, kernel, of: (*outputs[:2], *of.size, kernel[-2]),
+    conv_products.compute_input_gradient,
+)
 CONV_KERNEL_GRADIENT = _make_primitive(
-    "conv2d_kernel", _kernel_shape, dispatch.compute_kernel_gradient
+    "conv2d_kernel",
+    lambda x, outputs, of: (x[0], *of.window, x[-1], outputs[-1]),
+    conv_products.compute_kernel_gradient,
 )
 
 ad.defbilinear(
@@ -178,21 +167,18 @@ ad.defbilinear(
 
 def _batch_as_lanes(primitive, operands, axes, *, of):
     """Batch a primitive for `jax.vmap`: the mapped axis becomes lanes."""
-    axis_size = next(
-        operand.shape[axis]
-        for operand, axis in zip(operands, axes, strict=True)
-        if axis is not None
-    )
-    left, right = (
-        jnp.broadcast_to(operand[None], (axis_size, *operand.shape))
-        if axis is None
-        else jnp.moveaxis(operand, axis, 0)
-        for operand, axis in zip(operands, axes, strict=True)
-    )
-    lanes = left.shape[1]
-    merged = (operand.reshape(-1, *operand.shape[2:]) for operand in (left, right))
-    out = primitive.bind(*merged, of=of)
-    return out.reshape(axis_size, lanes, *out.shape[1:]), 0
+    pairs = list(zip(operands, axes, strict=True))
+    axis_size = next(operand.shape[axis] for operand, axis in pairs if axis is not None)
+
+    def merge(operand, axis):
+        if axis is None:
+            operand = jnp.broadcast_to(operand[None], (axis_size, *operand.shape))
+        else:
+            operand = jnp.moveaxis(operand, axis, 0)
+        return operand.reshape(-1, *operand.shape[2:])
+
+    out = primitive.bind(*(merge(operand, axis) for operand, axis in pairs), of=of)
+    return out.reshape(axis_size, -1, *out.shape[1:]), 0
 
 
 def _batch_as_samples(primitive, operands, axes, *, of):

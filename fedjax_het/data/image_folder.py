@@ -4,14 +4,14 @@ import hashlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_het.data.array_cache import load_or_build_arrays
 from fedjax_het.data.dataset import Dataset, dataset_from_arrays
+from fedjax_het.utils import env
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, is_integer_at_least, require
 
@@ -20,8 +20,7 @@ MAX_SIDE = 4096  # pixels, the largest side of resized images
 _NUM_THREADS = 8  # hides the latency of opening many small files
 
 
-@dataclass(frozen=True)
-class _ImageFile:
+class _ImageFile(NamedTuple):
     path: str
     label: int
     size: int
@@ -78,8 +77,7 @@ def load_image_folder(
       ...     data.load_image_folder(folder, name="pets", cache_dir=folder)
       Dataset('pets': 2 train and 2 test images (6, 8, 3), 2 classes)
     """
-    is_path = isinstance(path, str | os.PathLike) and os.fspath(path) != ""
-    require(is_path, "path", path, "a folder of train/<class>/ and test/<class>/")
+    require(os.fspath(path) != "", "path", path, "a folder of train/<class>/ and test/<class>/")
     root = Path(path).expanduser()
     arrays, meta = read_image_folder(
         root,
@@ -125,8 +123,6 @@ def read_image_folder(
       ConfigError: if the folder or an image is invalid; the message names the path.
     """
     size = _validate_size(size)
-    for argument, value in (("colour", color), ("use_valid", use_valid)):
-        require(isinstance(value, bool), argument, value, "True or False")
     class_names = _list_class_names(root / "train")
     # The valid folder comes last, so that the option changes no position of a training image.
     splits = {"train": ["train", "valid"] if use_valid else ["train"], "test": ["test"]}
@@ -137,19 +133,42 @@ def read_image_folder(
 
     def build() -> tuple[dict[str, np.ndarray], dict]:
         arrays = {}
-        for split in splits:
-            arrays[f"{split}_images"] = _decode_files(files[split], size, color)
-            arrays[f"{split}_labels"] = np.array([file.label for file in files[split]], np.int32)
+        for split, split_files in files.items():
+            arrays[f"{split}_images"] = _decode_files(split_files, size, color)
+            arrays[f"{split}_labels"] = np.array([file.label for file in split_files], np.int32)
         return arrays, {"class_names": class_names}
 
     listing = [
         (split, os.path.relpath(file.path, root), file.size, file.modified_ns)
-        for split in splits
-        for file in files[split]
+        for split, split_files in files.items()
+        for file in split_files
     ]
     cache_inputs = (size, color, "16 bits scaled", listing)
     fingerprint = hashlib.sha256(repr(cache_inputs).encode()).hexdigest()
     return load_or_build_arrays(key, fingerprint, build, cache_dir)
+
+
+def read_cinic10(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray], dict]:
+    """Read CINIC-10 from its image folder, through the cache.
+
+    Args:
+      data_dir: folder that holds train/ and test/. Default: $CINIC10_DIR.
+      cache_dir: folder of decoded data sets, see `dataset_cache_folder`.
+
+    Returns:
+      `(arrays, meta)`: images and labels of both splits by name, and class names.
+
+    Raises:
+      ConfigError: if the folder does not exist; the message names the download.
+    """
+    root = data_dir or env.get_value(env.CINIC10_DIR)
+    if not root or not Path(root).expanduser().is_dir():
+        raise ConfigError(
+            f"dataset = 'cinic10': no folder {str(root)!r}; unpack CINIC-10.tar.gz "
+            "(https://datashare.ed.ac.uk/handle/10283/3192) and set CINIC10_DIR (or data_dir) "
+            "to the folder that holds its train/ and test/"
+        )
+    return read_image_folder(Path(root).expanduser(), key="cinic10", cache_dir=cache_dir)
 
 
 def _validate_size(size: Any) -> tuple[int, int] | None:
@@ -157,10 +176,13 @@ def _validate_size(size: Any) -> tuple[int, int] | None:
     if size is None:
         return None
     sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
-    is_valid = len(sides) == 2 and all(
-        is_integer_at_least(side, 1) and side <= MAX_SIDE for side in sides
+    is_valid = [is_integer_at_least(side, 1) and side <= MAX_SIDE for side in sides]
+    require(
+        is_valid == [True, True],
+        "size",
+        size,
+        f"a positive integer, or (height, width), at most {MAX_SIDE}",
     )
-    require(is_valid, "size", size, f"a positive integer, or (height, width), at most {MAX_SIDE}")
     return int(sides[0]), int(sides[1])
 
 
@@ -173,16 +195,12 @@ def _list_class_names(folder: Path) -> list[str]:
 
 
 def _list_files(folder: Path, class_names: list[str]) -> list[_ImageFile]:
-    folder_class_names = _list_class_names(folder)
-    if folder_class_names != class_names:
-        mismatches = sorted(set(folder_class_names) ^ set(class_names))
-        raise ConfigError(
-            f"classes of {folder} differ from those of training: {', '.join(mismatches)}"
-        )
+    mismatches = ", ".join(sorted(set(_list_class_names(folder)) ^ set(class_names)))
+    if mismatches:
+        raise ConfigError(f"classes of {folder} differ from those of training: {mismatches}")
     files = []
     for label, class_name in enumerate(class_names):
-        entries = sorted(os.scandir(folder / class_name), key=lambda entry: entry.name)
-        for entry in entries:
+        for entry in sorted(os.scandir(folder / class_name), key=lambda entry: entry.name):
             if os.path.splitext(entry.name)[1].lower() in _IMAGE_SUFFIXES and entry.is_file():
                 stat = entry.stat()
                 files.append(_ImageFile(entry.path, label, stat.st_size, stat.st_mtime_ns))

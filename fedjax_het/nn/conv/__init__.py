@@ -1,1 +1,0 @@
-"""Convolution as a JAX primitive with three implementations."""
