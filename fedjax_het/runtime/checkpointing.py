@@ -1,4 +1,9 @@
-"""Checkpoints of runs: when they are written, what is in them, and how runs go on from them."""
+"""Checkpoints and final states of runs.
+
+A file contains the state of a run, its metrics, and a record that must match before a run resumes.
+The file is replaced in one step, and a resumed run continues to the same bits. The PRNG keys of the
+rounds are derived from seed and round, so they are not part of the file.
+"""
 
 import contextlib
 import logging
@@ -6,87 +11,140 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from fedjax_het.config.local_training import is_horizon_dependent
+from fedjax_het.config.resolve import USER_PROVIDED
 from fedjax_het.config.run_spec import RunSpec
-from fedjax_het.core.state_paging import HostClientStates
-from fedjax_het.runtime.checkpoint_file import (
-    check_environment,
-    flatten_by_path,
-    load_checkpoint,
-    nonfinite_array_names,
-    read_checkpoint_record,
-    require_matching_settings,
-    save_checkpoint,
-)
+from fedjax_het.core.rng import Stream, make_stream_key
+from fedjax_het.runtime.compiled_programs import build_algorithm
 from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.history import Curves, is_evaluation_curve
 from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.runtime.resumable_rounds import RoundProgress
-from fedjax_het.runtime.trained_model import InputSpec
-from fedjax_het.utils.arrays import fetch_to_host, from_numpy_bits, stack_on_host, to_numpy_bits
+from fedjax_het.runtime.trained_model import (
+    InputSpec,
+    TrainedModel,
+    build_signature_from_file,
+    extract_model,
+)
+from fedjax_het.utils.arrays import (
+    decode_arrays,
+    encode_arrays,
+    fetch_to_host,
+    from_numpy_bits,
+    is_prng_key,
+    stack_on_host,
+    to_numpy_bits,
+)
+from fedjax_het.utils.config import (
+    Bounds,
+    NonNegativeFloat,
+    PositiveInt,
+    validate,
+    validate_fields,
+)
 from fedjax_het.utils.env import get_checkpoint_seconds
-from fedjax_het.utils.errors import ConfigError
-from fedjax_het.utils.io import remove_stale_files
+from fedjax_het.utils.errors import ConfigError, require
+from fedjax_het.utils.io import DamagedFileError, read_npz, remove_stale_files, write_npz
 from fedjax_het.utils.text import to_one_line
 
-CHECKPOINT_SECONDS = 20.0  # unless FEDJAX_HET_CHECKPOINT_SECONDS says otherwise; 0: always
-MAX_CHECKPOINT_FRACTION = 0.1  # of the time, at most, is spent on checkpoints
+CHECKPOINT_SECONDS = 20.0
+"""Seconds between checkpoints unless FEDJAX_HET_CHECKPOINT_SECONDS is set; 0 for every chunk."""
+MAX_CHECKPOINT_FRACTION = 0.1
+"""Largest fraction of the time that is spent on checkpoints."""
 CHECKPOINT_FILE = "checkpoint.npz"
-UNFINISHED_FOLDER = "unfinished"  # of a sweep, the folder of its runs' checkpoints
+"""Name of the file of a checkpoint."""
+UNFINISHED_FOLDER = "unfinished"
+"""Name of the folder of checkpoints in the folder of a sweep."""
 
-_DISPLAY_NAMES = {
-    "initial": "model (init_from)"
-}  # parts of a run that are named otherwise than passed
+_DIGEST_LABELS = {
+    "network_digest": "network",
+    "optimizer_digest": "optimizer",
+    "initial": "model (init_from)",
+}
+_Count = Annotated[int, Bounds(0, 2**63)]
 
 log = logging.getLogger("fedjax_het")
 
 Tree = Any
 
 
+class _CheckpointRecord(TypedDict):
+    """The values that every record contains, in addition to those of `describe_environment`."""
+
+    digest: str
+    spec: dict[str, Any]
+    dataset: str
+    partition: str
+    round: _Count
+    stopped: _Count | None  # the round in which the run diverged
+    work: dict[str, _Count]
+    blocks: PositiveInt
+    lanes: PositiveInt
+    touched: _Count | None  # the number of clients' states, if not all are stored
+    within: dict[str, list[_Count]] | None  # see `runtime.resumable_rounds.RoundProgress`
+    seconds: NonNegativeFloat
+    not_finite: list[str]
+    begun_under: dict[str, Any] | None
+
+
 class CheckpointWriter:
-    """Of runs that go in step: a folder for each, or None where none are kept."""
+    """Writer of the checkpoints of runs that go in step.
+
+    Attributes:
+      folders: folder of each run; None to write nothing.
+      has_failed: whether a file could not be written.
+    """
 
     def __init__(self, folders: Sequence[Path] | None = None):
-        self.folders = folders
+        self.folders, self.has_failed = folders, False
         self._saved_at, self._save_seconds = time.perf_counter(), 0.0
-        self.has_failed = False  # whether one could not be written
         self._min_interval = get_checkpoint_seconds(CHECKPOINT_SECONDS)
 
     def save(self, group_state: GroupState, *, force: bool = False) -> None:
-        """Write those of the runs that have no result yet, if they are wanted, this process's, and
-        the last are old enough, or they are to be written now."""
+        """Write the checkpoints of the runs without a result, if they are due.
+
+        Only the first process writes, and only whole rounds if processes share a run.
+
+        Args:
+          group_state: the state of the runs.
+          force: write now.
+        """
+        plan = group_state.group.program.plan
+        is_shared = plan.mesh is not None and plan.mesh.is_multi_process
+        is_writer = not is_shared or (
+            jax.process_index() == 0 and group_state.round_progress is None
+        )
         start = time.perf_counter()
-        mesh = group_state.group.program.plan.mesh
-        is_multi_process = mesh is not None and mesh.is_multi_process
-        if group_state.round_progress is not None and is_multi_process:
-            return  # what a round carries is spread over the processes: after it
-        is_writer = not is_multi_process or jax.process_index() == 0
-        if self.folders is None or not is_writer:
+        interval = max(self._min_interval, self._save_seconds / MAX_CHECKPOINT_FRACTION)
+        is_due = force or not self._min_interval or start - self._saved_at >= interval
+        if self.folders is None or not is_writer or not is_due:
             return
-        if self._min_interval and not force:
-            interval = max(self._min_interval, self._save_seconds / MAX_CHECKPOINT_FRACTION)
-            if start - self._saved_at < interval:
-                return
-        for i, (folder, state) in enumerate(
-            zip(self.folders, group_state.fetch_states(), strict=True)
-        ):
+        for i, state in enumerate(group_state.fetch_states()):
             if i not in group_state.reported:
-                self._write(folder / CHECKPOINT_FILE, *_build_checkpoint(group_state, i, state))
+                self._write(self.folders[i] / CHECKPOINT_FILE, group_state, i, state)
         self._saved_at = time.perf_counter()
         self._save_seconds = self._saved_at - start
 
     def save_final_state(self, group_state: GroupState, i: int, path: Path) -> None:
-        """Write how a run that is done ended, unless it diverged, to a file that `continuing`
-        finds."""
-        if group_state.diverged_rounds[i] is None:
-            self._write(path, *_build_checkpoint(group_state, i, group_state.fetch_states()[i]))
+        """Write the final state of a run, unless it diverged, for `SavedStateIndex`.
 
-    def _write(self, path: Path, tree: Tree, record: dict) -> None:
-        """What cannot be written is said once: the run is worth more than its checkpoint."""
+        Args:
+          group_state: the state of the runs.
+          i: index of the run.
+          path: file to write.
+        """
+        if group_state.diverged_rounds[i] is None:
+            self._write(path, group_state, i, group_state.fetch_states()[i])
+
+    def _write(self, path: Path, group_state: GroupState, i: int, state: Any) -> None:
+        """Write a file; log the first error, since a run is worth more than its checkpoint."""
+        tree, record = _build_checkpoint(group_state, i, state)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             save_checkpoint(path, tree, record)
@@ -98,55 +156,94 @@ class CheckpointWriter:
             self.has_failed = True
 
     def require_matching_data(self, group_state: GroupState, records: Sequence[dict]) -> None:
-        """Raise ConfigError if a checkpoint is of other data than the run."""
+        """Raise ConfigError if the checkpoint of a run is of other data.
+
+        Args:
+          group_state: the state of the runs.
+          records: records of the checkpoints of the runs.
+        """
         for i, record in enumerate(records):
-            _require_same_data(Path(record["path"]), record, group_state, i)
+            for name, digest in _compute_data_digests(group_state, i).items():
+                if record.get(name) != digest:
+                    label = _DIGEST_LABELS.get(name, name)
+                    raise ConfigError(
+                        f"checkpoint = {record['path']!r}: expected this {label}'s, but it is "
+                        f"another one's; pass the same {label} or another output_dir"
+                    )
 
     def restore(self, group_state: GroupState, records: Sequence[dict]) -> None:
-        """Let runs that have begun go on from the checkpoints whose records these are. Raises
-        ConfigError if one is of other data."""
+        """Load the checkpoints of runs whose initial states are on the devices.
+
+        Args:
+          group_state: the state of the runs, which is replaced.
+          records: records of the checkpoints of the runs.
+
+        Raises:
+          ConfigError: if a checkpoint is of other data.
+        """
         self.require_matching_data(group_state, records)
-        states, carries = [], []
+        group, states, carries = group_state.group, [], []
         for i, record in enumerate(records):
-            state, group_state.curves[i], carry = _load_run(
-                Path(record["path"]), record, group_state, i
-            )
+            state, group_state.curves[i], carry = _load_run(group_state, i, record)
             group_state.diverged_rounds[i] = record["stopped"]
             if record["begun_under"] is not None:
                 group_state.begun_under[i] = record["begun_under"]
             states.append(state)
             carries.append(carry)
         num_idle = len(group_state.slots) - len(states)
-        if group_state.group.runs_parallel:
-            group_state.state = group_state.group.stack_slots(states + states[-1:] * num_idle)
+        if group.runs_parallel:
+            group_state.state = group.stack_slots(states + states[-1:] * num_idle)
         else:
-            group_state.state = group_state.group.program.plan.map_state(
-                states[0], group_state.group.program.plan.put
-            )
-        if (progress_record := records[0].get("within")) is not None:
-            group_state.round_progress = _restore_round_progress(
-                group_state, progress_record, carries + carries[-1:] * num_idle
-            )
-        group_state.rounds_done, group_state.timing.resumed_seconds = (
-            records[0]["round"],
-            records[0]["seconds"],
-        )
+            group_state.state = group.program.plan.map_state(states[0], group.program.plan.put)
+        if (progress := records[0].get("within")) is not None:
+            carry, layout = carries[0], group_state.loop_layout
+            assert layout is not None
+            if group.runs_parallel:
+                slots = carries + carries[-1:] * num_idle
+                carry = jax.tree.map(lambda *leaves: stack_on_host(leaves), *slots)
+            group_state.round_progress = RoundProgress(layout.place_carry(carry), **progress)
+        group_state.rounds_done = records[0]["round"]
+        group_state.timing.resumed_seconds = records[0]["seconds"]
 
 
 def find_checkpoint_record(
     folder: Path, spec: RunSpec, *, allow_more_rounds: bool = False
 ) -> dict | None:
-    """The record of this configuration's checkpoint in a folder, with its `path`; None if there is
-    none. Raises ConfigError if there is another configuration's, and DamagedFileError.
+    """Return the record of the checkpoint of a run.
 
-    longer: or that of the same with another number of rounds, of which no more are done.
+    Args:
+      folder: folder of the checkpoint.
+      spec: settings of the run.
+      allow_more_rounds: accept another number of rounds if no more rounds are done, and if the
+        schedule of learning rates does not depend on that number.
+
+    Returns:
+      The record with the `path` of the file; None if there is no checkpoint.
+
+    Raises:
+      ConfigError: if the checkpoint is of another run.
+      DamagedFileError: if it is damaged.
     """
-    checkpoint = folder / CHECKPOINT_FILE
-    if not checkpoint.exists():
+    path = folder / CHECKPOINT_FILE
+    if not path.exists():
         return None
-    record = read_checkpoint_record(checkpoint)
-    require_matching_settings(checkpoint, record, spec, allow_more_rounds=allow_more_rounds)
-    return {**record, "path": str(checkpoint)}
+    record = read_checkpoint_record(path)
+    if record["digest"] == spec.digest():
+        return record
+    stored, current = record["spec"], spec.resolved().to_dict()
+    names = [name for name in {**current, **stored} if stored.get(name) != current.get(name)]
+    text = ", ".join(f"{name} {stored.get(name)!r} -> {current.get(name)!r}" for name in names)
+    if names == ["rounds"]:
+        is_accepted = allow_more_rounds and record["round"] <= current["rounds"]
+        if is_accepted and not is_horizon_dependent(spec):
+            return record
+        text += f"; {record['round']} are done"
+        if is_horizon_dependent(spec):
+            text += f", at rates of {spec.lr_schedule} to another end, unless hp lr_length says it"
+    raise ConfigError(
+        f"checkpoint = {str(path)!r}: expected this configuration's, but it is another one's "
+        f"({text}); use its settings or another output_dir, or remove it"
+    )
 
 
 def find_resumable_record(
@@ -157,38 +254,54 @@ def find_resumable_record(
     resume_anyway: bool = False,
     quarantine: bool = False,
 ) -> dict | None:
-    """The record of the checkpoint to continue a run from; None if there is none yet.
+    """Return the record of the checkpoint from which a run resumes.
 
     Args:
-      ended: how the same with fewer rounds ended, where no checkpoint is in the folder.
-      resume_anyway: also from one that was begun under another version, device or precision.
-      quarantine: rename what is damaged, or another run's, with a line in the log: as if there were
-        none yet.
-    Raises: ConfigError for what cannot be gone on from.
+      folder: folder of the checkpoint.
+      spec: settings of the run.
+      saved_state: final state of the run with fewer rounds, to use without a checkpoint.
+      resume_anyway: accept checkpoints of other versions, devices and precisions.
+      quarantine: rename a checkpoint that is damaged or of another run, and log that.
+
+    Returns:
+      The record with the `path` of the file; None if there is none.
+
+    Raises:
+      ConfigError: if the run cannot resume from the checkpoint.
     """
-    checkpoint = folder / CHECKPOINT_FILE
+    path = folder / CHECKPOINT_FILE
     try:
         record = find_checkpoint_record(folder, spec, allow_more_rounds=True)
     except ConfigError as error:
         if not quarantine:
             raise
-        quarantine_path = checkpoint.with_name(f"{CHECKPOINT_FILE}.damaged")
-        with contextlib.suppress(OSError):  # then the next one takes its place
-            os.replace(checkpoint, quarantine_path)
-        log.warning(
-            "%s: begun again; the old one is %s", error, to_one_line(repr(str(quarantine_path)))
-        )
+        damaged_path = path.with_name(f"{CHECKPOINT_FILE}.damaged")
+        with contextlib.suppress(OSError):  # then the next checkpoint replaces it
+            os.replace(path, damaged_path)
+        text = to_one_line(repr(str(damaged_path)))
+        log.warning("%s: begun again; the old one is %s", error, text)
         return None
     if record is None and saved_state is not None:
-        record = {**read_checkpoint_record(saved_state), "path": str(saved_state)}
-    if record is not None:
-        record["begun_under"] = check_environment(Path(record["path"]), record, resume_anyway)
-    return record
+        record = read_checkpoint_record(saved_state)
+    if record is None:
+        return None
+    current = describe_environment()
+    stored = {name: record[name] for name in current}
+    changes = [f"{n} {stored[n]} -> {current[n]}" for n in current if stored[n] != current[n]]
+    if changes and not resume_anyway:
+        raise ConfigError(
+            f"checkpoint = {record['path']!r}: expected one of this version and device, but it is "
+            f"another one's ({', '.join(changes)}), and its bits may differ; resume_anyway "
+            "(--resume-anyway) goes on from it, which the result then says; or remove it"
+        )
+    return {**record, "begun_under": record["begun_under"] or (stored if changes else None)}
 
 
 def delete_checkpoint(folder: Path) -> None:
-    """Remove the checkpoint of a run whose result is written, and the folder of a sweep's run if
-    nothing else, such as what was set aside, is in it."""
+    """Remove the checkpoint of a run whose result is written.
+
+    The folder of a run of a sweep is removed if it is empty then; it may have renamed files.
+    """
     with contextlib.suppress(OSError):
         (folder / CHECKPOINT_FILE).unlink(missing_ok=True)
         remove_stale_files(folder)
@@ -196,165 +309,280 @@ def delete_checkpoint(folder: Path) -> None:
             folder.rmdir()
 
 
-def _build_checkpoint(group_state: GroupState, i: int, state: Any) -> tuple[Tree, dict[str, Any]]:
-    """What is written of a run: arrays, and a record."""
-    clients = None if group_state.pager is None else group_state.pager.states[i]
-    carry = () if group_state.round_progress is None else _fetch_carry(group_state, i)
-    tree: tuple = (state, group_state.curves[i], (), carry)
-    if clients is not None:
-        paged_state = state._replace(clients=clients.rows)
-        tree = (paged_state, group_state.curves[i], clients.written_client_ids, carry)
-    record = _build_record(group_state, i, state, clients)
-    return tree, {**record, "not_finite": nonfinite_array_names(flatten_by_path(tree))}
+def load_state_model(
+    path: Path, client: int | None = None, *, network: Any = None, optimizer: Any = None
+) -> TrainedModel:
+    """Load a model from the final state of a run. Cost: reads the states of all clients.
+
+    Args:
+      path: file of the final state.
+      client: id of a client whose clients have own models (default: the global model).
+      network: network of the user that the run had, if it had one.
+      optimizer: optimizer of the user that the run had, if it had one.
+
+    Returns:
+      The trained model.
+
+    Raises:
+      DamagedFileError: if the file is damaged.
+      ConfigError: if the network or the optimizer is missing or is another one, and if the method
+        has no such model.
+    """
+    record = read_checkpoint_record(path)
+    spec = RunSpec.from_dict(record["spec"]).resolved()
+    inputs = InputSpec.from_record(record["inputs"])
+    is_user_optimizer = spec.local_optimizer == USER_PROVIDED
+    expected = "none, as the run names its own"
+    if is_user_optimizer:
+        expected = "the optimizer that the run had"
+    require((optimizer is not None) == is_user_optimizer, "optimizer", optimizer, expected)
+    digest = record.get("network_digest")
+    signature = build_signature_from_file(spec, inputs, network, digest, optimizer)
+    hp: dict[str, Any] = {name: np.float32(value) for name, value in spec.hp.items()}
+    key = make_stream_key(spec.seed, Stream.INIT)
+
+    def init_state() -> Any:
+        variables = signature.training.task.model.init(key)
+        return build_algorithm(signature).init(hp, key, variables, spec.num_clients)
+
+    expected_state = jax.eval_shape(init_state)
+    # States on the host are stored for the clients that were trained, which have no own models.
+    if (count := record["touched"]) is not None:
+        clients = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype), expected_state.clients
+        )
+        expected_state = expected_state._replace(clients=clients)
+    (state,) = load_checkpoint(path, (expected_state,))
+    return extract_model(signature, spec, inputs, state, hp, client)
 
 
-def _build_record(
-    group_state: GroupState, i: int, state: Any, clients: HostClientStates | None
-) -> dict[str, Any]:
-    prepared_run = group_state.prepared_runs[i]
+# --- files
+
+
+def save_checkpoint(path: Path, tree: Tree, record: dict[str, Any]) -> None:
+    """Write arrays and a record in one step, with a checksum.
+
+    Args:
+      path: file to write.
+      tree: pytree of arrays of any type of jax.
+      record: values that JSON can hold.
+
+    Raises:
+      OSError: if the file cannot be written.
+    """
+    write_npz(path, encode_arrays(flatten_by_path(tree)), record)
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the record of a checkpoint, and its arrays by path in the tree.
+
+    Raises:
+      DamagedFileError: if the file is not as it was written.
+    """
+    try:
+        arrays, record = read_npz(path)
+        return record, decode_arrays(arrays)
+    except Exception as error:  # of arbitrary bytes
+        reason = str(error) if isinstance(error, DamagedFileError) else type(error).__name__
+        raise _make_damaged_error(path, reason) from error
+
+
+def load_checkpoint(path: Path, template: Tree) -> Tree:
+    """Return the arrays of a checkpoint in the structure of a tree.
+
+    Args:
+      path: file of the checkpoint.
+      template: pytree of arrays or shapes.
+
+    Returns:
+      The pytree of arrays.
+
+    Raises:
+      ConfigError: if names, shapes or types differ.
+    """
+    _, arrays = read_checkpoint(path)
+    leaves = []
+    for name, leaf in flatten_by_path(template).items():
+        array = arrays.get(name)
+        if array is None or array.shape != leaf.shape or array.dtype != leaf.dtype:
+            raise ConfigError(
+                f"checkpoint = {str(path)!r}: expected {name} of shape {leaf.shape} and type "
+                f"{leaf.dtype}, as this configuration has; it is another configuration's"
+            )
+        leaves.append(array)
+    return jax.tree.unflatten(jax.tree.structure(template), leaves)
+
+
+def read_checkpoint_record(path: Path) -> dict[str, Any]:
+    """Return the valid record of a checkpoint with the `path` of the file.
+
+    Raises:
+      DamagedFileError: if the record is invalid, or the file is damaged.
+    """
+    record, arrays = read_checkpoint(path)
+    try:
+        _validate_record(record, arrays)
+    except ConfigError as error:
+        raise _make_damaged_error(path, str(error)) from None
+    return {**record, "path": str(path)}
+
+
+def flatten_by_path(tree: Tree) -> dict[str, Any]:
+    """Return the leaves of a pytree by their paths."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+
+
+def _list_nonfinite(arrays: dict[str, Any]) -> list[str]:
+    return [
+        name
+        for name, leaf in arrays.items()
+        if not is_prng_key(leaf)
+        and jnp.issubdtype(leaf.dtype, jnp.inexact)
+        and not np.isfinite(to_numpy_bits(leaf)).all()
+    ]
+
+
+def _make_damaged_error(path: Path, reason: str) -> DamagedFileError:
+    return DamagedFileError(
+        f"checkpoint = {str(path)!r}: expected a checkpoint of this program, but it is damaged and "
+        f"cannot be read ({reason}); remove it to start afresh"
+    )
+
+
+def _validate_record(record: dict[str, Any], arrays: dict[str, Any]) -> None:
+    require(isinstance(record, dict), "record", record, "a dict")
+    for name in describe_environment():
+        require(record.get(name) is not None, name, None, "a value")
+    for name in _CheckpointRecord.__annotations__:
+        require(name in record, name, None, "a value")
+    validate_fields(record, _CheckpointRecord)
+    max_rounds = validate("spec['rounds']", record["spec"].get("rounds"), PositiveInt)
+    done, stopped, within = record["round"], record["stopped"], record["within"]
+    require(done <= max_rounds, "round", done, f"at most {max_rounds}")
+    require(stopped is None or 1 <= stopped <= done, "stopped", stopped, f"1 to {done}")
+    if within is not None:
+        require(within.keys() == {"done", "totals"}, "within", within, "done and totals")
+        phases, totals = within["done"], within["totals"]
+        is_consistent = len(totals) < len(phases) and phases[: len(totals)] == totals
+        require(is_consistent, "within", within, "totals of the phases that are done")
+    for name in sorted({*_list_nonfinite(arrays)} - {*record["not_finite"]}):
+        raise ConfigError(f"{name} is not finite")
+
+
+# --- contents
+
+
+def _compute_data_digests(group_state: GroupState, i: int) -> dict[str, str | None]:
+    """Return the digests of the data and of the user's objects, which a resumed run must share."""
+    group, run = group_state.group, group_state.prepared_runs[i]
     return {
-        "digest": prepared_run.spec.digest(),
-        "spec": prepared_run.spec.to_dict(),
-        "partition": prepared_run.partition.digest(),
-        "dataset": group_state.prepared_runs[i].dataset.digest(),
-        "inputs": InputSpec.from_dataset(group_state.prepared_runs[i].dataset)._asdict(),
-        **group_state.group.program.signature.compute_user_digests(prepared_run.spec),
-        "initial": _get_initial_digest(group_state),
+        "dataset": run.dataset.digest(),
+        "partition": run.partition.digest(),
+        "network_digest": None,
+        "optimizer_digest": None,
+        **group.program.signature.compute_user_digests(run.spec),
+        "initial": None if group.initial_model is None else group.initial_model.digest,
+    }
+
+
+def _build_checkpoint(group_state: GroupState, i: int, state: Any) -> tuple[Tree, dict[str, Any]]:
+    """Return the arrays and the record of a run."""
+    group, run = group_state.group, group_state.prepared_runs[i]
+    progress, pager = group_state.round_progress, group_state.pager
+    carry: Tree = ()
+    if progress is not None:
+        carry = jax.tree.map(fetch_to_host, progress.carry)
+        carry = jax.tree.map(lambda a: a[i], carry) if group.runs_parallel else carry
+    client_ids: Any = ()
+    if pager is not None:
+        client_ids = pager.states[i].written_client_ids
+        state = state._replace(clients=pager.states[i].rows)
+    tree = (state, group_state.curves[i], client_ids, carry)
+    stages = group.program.algorithm.server_stages
+    record = {
+        "digest": run.spec.digest(),
+        "spec": run.spec.to_dict(),
+        "inputs": InputSpec.from_dataset(run.dataset)._asdict(),
+        **_compute_data_digests(group_state, i),
         "round": group_state.rounds_done,
-        "work": {
-            work.name: work.count_completed(state)
-            for work in group_state.group.program.algorithm.server_stages
-        },
+        "work": {stage.name: stage.count_completed(state) for stage in stages},
         "stopped": group_state.diverged_rounds[i],
-        "within": None
-        if group_state.round_progress is None
-        else group_state.round_progress.to_record(),
-        "blocks": group_state.group.program.plan.blocks,
-        "lanes": group_state.group.program.plan.lanes,
-        # How many clients' states there are, if not all.
-        "touched": None if clients is None else len(clients.written_client_ids),
+        "within": None if progress is None else progress.to_record(),
+        "blocks": group.program.plan.blocks,
+        "lanes": group.program.plan.lanes,
+        "touched": None if pager is None else len(client_ids),
         "seconds": group_state.timing.compute_wall_seconds(len(group_state.prepared_runs)),
         "begun_under": group_state.begun_under.get(i),
+        "not_finite": _list_nonfinite(flatten_by_path(tree)),
         **describe_environment(),
     }
+    return tree, record
 
 
-def _require_same_data(path: Path, record: dict, group_state: GroupState, i: int) -> None:
-    group = group_state.group
-    prepared_run = group_state.prepared_runs[i]
-    user_digests = group.program.signature.compute_user_digests(prepared_run.spec)
-    current_digests = {
-        "dataset": group_state.prepared_runs[i].dataset.digest(),
-        "partition": group_state.prepared_runs[i].partition.digest(),
-        "network": user_digests.get("network_digest"),
-        "optimizer": user_digests.get("optimizer_digest"),
-        "initial": _get_initial_digest(group_state),
-    }
-    checkpoint_digests = {"initial": None, **record}
-    checkpoint_digests |= {name: record.get(f"{name}_digest") for name in ("network", "optimizer")}
-    for name, digest in current_digests.items():
-        if checkpoint_digests[name] != digest:
-            raise ConfigError(
-                f"checkpoint = {str(path)!r}: expected this {name}'s, but it is "
-                f"another one's; pass the same {_DISPLAY_NAMES.get(name, name)} or another output_dir"
-            )
+def _load_run(group_state: GroupState, i: int, record: dict) -> tuple[Any, Curves, Tree]:
+    """Return the state, the curves and the carry of a round's loops from a checkpoint.
 
-
-def _get_initial_digest(group_state: GroupState) -> str | None:
-    """The digest of the model that a run began with, if that was in a file."""
-    initial_model = group_state.group.initial_model
-    return None if initial_model is None else initial_model.digest
-
-
-def _fetch_carry(group_state: GroupState, i: int) -> Tree:
-    """What the loops of a run's round carry, on the host."""
-    assert group_state.round_progress is not None
-    carry = jax.tree.map(fetch_to_host, group_state.round_progress.carry)
-    return jax.tree.map(lambda a: a[i], carry) if group_state.group.runs_parallel else carry
-
-
-def _restore_round_progress(
-    group_state: GroupState, progress_record: dict, carries: list[Tree]
-) -> RoundProgress:
-    """Where a round stands, of what is carried in every place."""
-    assert group_state.loop_layout is not None
-    carry = carries[0]
-    if group_state.group.runs_parallel:
-        carry = jax.tree.map(lambda *leaves: stack_on_host(leaves), *carries)
-    return RoundProgress(group_state.loop_layout.place_carry(carry), **progress_record)
-
-
-def _load_run(
-    path: Path, record: dict, group_state: GroupState, i: int
-) -> tuple[Any, Curves, Tree]:
-    """A run's state and curves, from a checkpoint of a run that had clients' states where this one
-    has them or elsewhere; and what its round carries, if that has begun."""
-    state, num_stored_clients, pager = (
-        group_state.fetch_states()[i],
-        record.get("touched"),
-        group_state.pager,
-    )
-    carry = _get_carry_shapes(group_state) if record.get("within") else ()
-    rounds = record["spec"]["rounds"]
+    The states of clients may have been in another place when the checkpoint was written.
+    """
+    state, pager, group = group_state.fetch_states()[i], group_state.pager, group_state.group
     curve_shapes = {
-        name: jax.ShapeDtypeStruct((rounds, *curve.shape[1:]), curve.dtype)
+        name: jax.ShapeDtypeStruct((record["spec"]["rounds"], *curve.shape[1:]), curve.dtype)
         for name, curve in group_state.curves[i].items()
     }
-    if pager is None and num_stored_clients is None:
-        state, curves, _, carry = load_checkpoint(path, (state, curve_shapes, (), carry))
-        return state, _resize_curves(group_state, i, curves, record), carry
-    single_client = (
-        pager.states[i].initial_state if pager else jax.tree.map(lambda a: a[0], state.clients)
-    )
-    all_clients = np.arange(group_state.group.program.signature.evaluation.num_clients)
-    count = len(all_clients) if num_stored_clients is None else num_stored_clients
-    rows_like = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct((count, *a.shape), a.dtype), single_client
-    )
-    ids = () if num_stored_clients is None else all_clients[:count]
-    expected = (state._replace(clients=rows_like), curve_shapes, ids, carry)
-    loaded_state, curves, ids, carry = load_checkpoint(path, expected)
-    curves = _resize_curves(group_state, i, curves, record)
-    clients = all_clients if num_stored_clients is None else ids
-    if pager is not None:
-        pager.states[i].scatter_states(clients, loaded_state.clients)
-        return loaded_state._replace(clients=()), curves, carry
-    client_states = _replace_client_rows(state.clients, clients, loaded_state.clients)
-    return loaded_state._replace(clients=client_states), curves, carry
+    carry: Tree = ()
+    if record.get("within"):
+        assert group_state.loop_layout is not None
+        carry = group_state.loop_layout.carry_shapes
+        if group.runs_parallel:
+            carry = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), carry)
+    ids: Any = ()
+    template, all_ids = state, np.arange(group.program.signature.evaluation.num_clients)
+    count, has_rows = record.get("touched"), pager is not None or record.get("touched") is not None
+    if has_rows:
+        one = (
+            pager.states[i].initial_state if pager else jax.tree.map(lambda a: a[0], state.clients)
+        )
+        ids = () if count is None else all_ids[:count]
+        num_rows = len(all_ids) if count is None else count
+        rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((num_rows, *a.shape), a.dtype), one)
+        template = state._replace(clients=rows)
+    expected = (template, curve_shapes, ids, carry)
+    loaded, curves, ids, carry = load_checkpoint(Path(record["path"]), expected)
+    if has_rows:
+        ids = all_ids if count is None else ids
+        if pager is not None:
+            pager.states[i].scatter_states(ids, loaded.clients)
+            clients: Tree = ()
+        else:
+            clients = _replace_rows(state.clients, ids, loaded.clients)
+        loaded = loaded._replace(clients=clients)
+    return loaded, _resize_curves(group_state, i, curves, record), carry
+
+
+def _replace_rows(all_clients: Tree, ids: np.ndarray, rows: Tree) -> Tree:
+    """Return the states of all clients with new states of some of them."""
+
+    def replace(leaf, new):
+        data = np.array(to_numpy_bits(leaf))
+        data[ids] = to_numpy_bits(new)
+        return from_numpy_bits(data, fetch_to_host(leaf))
+
+    return jax.tree.map(replace, all_clients, rows)
 
 
 def _resize_curves(group_state: GroupState, i: int, curves: Curves, record: dict) -> Curves:
-    """The curves of a run that had another number of rounds as this one has them."""
-    done, rounds = record["round"], group_state.total_rounds
-    if record["spec"]["rounds"] == rounds:
+    """Return the curves of a run that had another number of rounds with this number of rounds."""
+    done = record["round"]
+    if record["spec"]["rounds"] == group_state.total_rounds:
         return curves
-    scheduler, resized = group_state.prepared_runs[i].scheduler, dict(group_state.curves[i])
     evaluation = group_state.group.program.signature.evaluation
-    has_evaluation = np.array([scheduler.is_eval_round(r) for r in range(done)], bool)
+    scheduler = group_state.prepared_runs[i].scheduler
+    is_evaluated = np.array([scheduler.is_eval_round(r) for r in range(done)], bool)
+    resized = {name: np.array(curve) for name, curve in group_state.curves[i].items()}
     for name, values in curves.items():
-        resized[name] = np.array(resized[name])
         resized[name][:done] = values[:done]
-        # Its last rounds were evaluated, whatever `eval_every` says.
+        # The last rounds of the shorter run were evaluated whatever `eval_every` is.
         if is_evaluation_curve(name, evaluation):
-            resized[name][:done][~has_evaluation] = np.nan
+            resized[name][:done][~is_evaluated] = np.nan
     return resized
-
-
-def _get_carry_shapes(group_state: GroupState) -> Tree:
-    """Of what `_carried` gives."""
-    assert group_state.loop_layout is not None
-    if not group_state.group.runs_parallel:
-        return group_state.loop_layout.carry_shapes
-    to_run_shape = lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype)  # noqa: E731
-    return jax.tree.map(to_run_shape, group_state.loop_layout.carry_shapes)
-
-
-def _replace_client_rows(all_clients: Tree, clients: np.ndarray, rows: Tree) -> Tree:
-    """The states of all clients, of which these have become `rows`."""
-
-    def replace_rows(leaf, new):
-        data = np.array(to_numpy_bits(leaf))
-        data[clients] = to_numpy_bits(new)
-        return from_numpy_bits(data, fetch_to_host(leaf))
-
-    return jax.tree.map(replace_rows, all_clients, rows)

@@ -377,7 +377,7 @@ class Result:
 
 
 def _load_state_model(path: Path, client: int | None, **user_objects: Any) -> "TrainedModel":
-    from fedjax_het.runtime.trained_model import load_state_model
+    from fedjax_het.runtime.checkpointing import load_state_model
 
     return load_state_model(path, client, **user_objects)
 

@@ -1,9 +1,10 @@
-"""The images that a run has made, as a file that other code can train on."""
+"""Images that a method has synthesized, as a file that other code can train on."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from scipy.special import softmax
 
 from fedjax_het.runtime.trained_model import InputSpec
 from fedjax_het.utils.arrays import save_arrays
@@ -12,27 +13,34 @@ from fedjax_het.utils.io import write_atomically
 
 
 class SyntheticDataset(NamedTuple):
-    """Synthetic images with their labels.
-
-    images: `[M, H, W, C]` float32 in the scale of the data set's pixels ([0, 1]; not clipped): what
-      a network sees is `(images - mean) / std`.
-    labels: `[M]` int64, the likeliest class. soft_labels: `[M, classes]` float32 probabilities.
-    mean, std: `[C]` of the normalisation. class_names: `[classes]` texts, or none.
-    step_size: of SGD, where the method learns it (DynaFed), else NaN.
-    clients: `[M]` int64, who made each; -1 for the server.
-    """
+    """Synthetic images with their labels; M images, C channels."""
 
     images: np.ndarray
+    """Images in the scale of the data, [0, 1] without clipping, float32 `[M, H, W, C]`.
+
+    The network receives `(images - mean) / std`.
+    """
     labels: np.ndarray
+    """Class with the highest probability, int64 `[M]`."""
     soft_labels: np.ndarray
+    """Probabilities of the classes, float32 `[M, classes]`."""
     mean: np.ndarray
+    """Mean of each channel for the normalization, float32 `[C]`."""
     std: np.ndarray
+    """Standard deviation of each channel for the normalization, float32 `[C]`."""
     class_names: np.ndarray
+    """Names of the classes, `[classes]`, or `[0]` without names."""
     step_size: np.ndarray
+    """Learning rate of SGD if the method learns it (DynaFed), otherwise NaN; float32."""
     clients: np.ndarray
+    """Client that synthesized each image, int64 `[M]`; -1 for the server."""
 
     def save(self, path: str | Path) -> Path:
-        """Write a plain .npz of these arrays, whole or not at all. Raises OSError."""
+        """Write the arrays to a plain .npz file, and return its path.
+
+        Raises:
+          OSError: if the file cannot be written; no partial file is left behind.
+        """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, lambda file: save_arrays(file, self._asdict(), compressed=True))
@@ -42,50 +50,42 @@ class SyntheticDataset(NamedTuple):
 def build_synthetic_dataset(
     artifacts: dict[str, np.ndarray], input_spec: InputSpec, method: str
 ) -> SyntheticDataset:
-    """What is among a run's artifacts: DynaFed's set, or all clients' of the last round (FedDM,
-    FedAF). Raises ConfigError for a method that makes none."""
+    """Return the synthetic images among the artifacts of a run.
+
+    Args:
+      artifacts: artifacts of the run: the set of the server (DynaFed), or the sets of all clients in
+        the last round (FedDM, FedAF).
+      input_spec: the properties of the data.
+      method: name of the method, for the message.
+
+    Returns:
+      The images in the scale of the data.
+
+    Raises:
+      ConfigError: if there are no synthetic images.
+    """
     if "synthetic_images" in artifacts:
-        parts = _collect_server_images(artifacts)
+        images, step_size = artifacts["synthetic_images"], artifacts["synthetic_step_size"]
+        soft_labels = softmax(np.asarray(artifacts["synthetic_label_logits"], np.float64), axis=1)
+        clients = np.full(len(soft_labels), -1, np.int64)
     else:
         has_images = "condensed_images" in artifacts
         expected = "a method that makes images: dynafed, feddm or fedaf"
         require(has_images, "algorithm", method, expected)
-        parts = _collect_client_images(artifacts, input_spec.num_classes)
-    mean, std = (
-        np.asarray(statistic, np.float32) for statistic in (input_spec.mean, input_spec.std)
-    )
-    images = np.asarray(parts["images"], np.float32) * std + mean
-    soft_labels = np.asarray(parts["soft_labels"], np.float32)
+        images, step_size = artifacts["condensed_images"], np.array(np.nan)
+        images_per_pair = images.shape[1]  # of a client and a class
+        images = images.reshape(-1, *images.shape[2:])
+        classes = np.repeat(artifacts["condensed_classes"], images_per_pair)
+        soft_labels = np.eye(input_spec.num_classes)[classes]
+        clients = np.repeat(artifacts["condensed_clients"], images_per_pair).astype(np.int64)
+    mean, std = (np.asarray(v, np.float32) for v in (input_spec.mean, input_spec.std))
     return SyntheticDataset(
-        images,
-        soft_labels.argmax(1),
-        soft_labels,
+        np.asarray(images, np.float32) * std + mean,
+        soft_labels.astype(np.float32).argmax(1),
+        soft_labels.astype(np.float32),
         mean,
         std,
         np.array(input_spec.class_names, str),
-        np.asarray(parts["step_size"], np.float32),
-        parts["clients"],
+        np.asarray(step_size, np.float32),
+        clients,
     )
-
-
-def _collect_server_images(artifacts: dict[str, np.ndarray]) -> dict[str, Any]:
-    logits = np.asarray(artifacts["synthetic_label_logits"], np.float64)
-    weights = np.exp(logits - logits.max(1, keepdims=True))
-    return {
-        "images": artifacts["synthetic_images"],
-        "soft_labels": weights / weights.sum(1, keepdims=True),
-        "step_size": artifacts["synthetic_step_size"],
-        "clients": np.full(len(logits), -1, np.int64),
-    }
-
-
-def _collect_client_images(artifacts: dict[str, np.ndarray], num_classes: int) -> dict[str, Any]:
-    images = artifacts["condensed_images"]  # [pairs of a client and a class, images of each, ...]
-    images_per_pair = images.shape[1]
-    classes = np.repeat(artifacts["condensed_classes"], images_per_pair)
-    return {
-        "images": images.reshape(-1, *images.shape[2:]),
-        "soft_labels": np.eye(num_classes)[classes],
-        "step_size": np.nan,
-        "clients": np.repeat(artifacts["condensed_clients"], images_per_pair).astype(np.int64),
-    }

@@ -1,11 +1,9 @@
-"""A trained network by itself: what it predicts, how good it is, and a file that holds it all.
-
-The models of a run whose state was kept in a file.
-"""
+"""Trained networks: predictions, evaluation, and files."""
 
 import functools
 import hashlib
 import json
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import serialization
+from scipy.special import log_softmax
 
-from fedjax_het.algorithms.base import State
 from fedjax_het.config.resolve import USER_PROVIDED
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
-from fedjax_het.core.rng import Stream, make_stream_key
 from fedjax_het.core.task import Task
 from fedjax_het.data import Dataset
 from fedjax_het.data.validation import require_labels_below, validate_images, validate_labels
@@ -30,84 +27,90 @@ from fedjax_het.metrics.registry import (
     reliability_bins,
 )
 from fedjax_het.nn import compute_network_digest
-from fedjax_het.runtime.checkpoint_file import load_checkpoint, read_checkpoint_record
-from fedjax_het.runtime.compiled_programs import (
-    Signature,
-    build_algorithm,
-    build_signature,
-)
+from fedjax_het.runtime.compiled_programs import Signature, build_algorithm, build_signature
 from fedjax_het.utils.arrays import fetch_to_host
 from fedjax_het.utils.config import validate_arguments
-from fedjax_het.utils.errors import ConfigError, require
+from fedjax_het.utils.errors import ConfigError, display_name, require
 from fedjax_het.utils.io import DamagedFileError, write_atomically
 from fedjax_het.utils.text import to_one_line
 
-BATCH_SIZE = 500  # images at a time
+BATCH_SIZE = 500
+"""Number of images in a forward pass."""
 FORMAT_VERSION = 1
+"""Version of the files of models."""
 
 
 class InputSpec(NamedTuple):
-    """What a network was trained to see, and to tell apart."""
+    """The properties of a data set that a network depends on."""
 
     dataset: str
+    """Name of the data set."""
     input_shape: tuple[int, int, int]
+    """Height, width and channels of an image."""
     num_classes: int
+    """Number of classes."""
     mean: tuple[float, ...]
+    """Mean of each channel, which is subtracted from images in [0, 1]."""
     std: tuple[float, ...]
+    """Standard deviation of each channel, by which images are divided."""
     class_names: tuple[str, ...]
+    """Names of the classes, if they have names."""
     domain_names: tuple[str, ...]
+    """Names of the domains of the data, if there are any."""
 
     @classmethod
     def from_dataset(cls, dataset: Dataset) -> "InputSpec":
-        return cls(
-            dataset.name,
-            dataset.input_shape,
-            dataset.num_classes,
-            tuple(dataset.mean),
-            tuple(dataset.std),
-            tuple(dataset.class_names),
-            tuple(dataset.domain_names),
-        )
+        """Return the properties of a data set."""
+        values = {name: getattr(dataset, name) for name in cls._fields[1:]}
+        return cls.from_record({"dataset": dataset.name, **values})
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "InputSpec":
-        """From a file's record, which has lists."""
-        tuples: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in record.items()
+        """Return the properties that the record of a file contains; lists become tuples."""
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list | tuple) else value
+            for name, value in record.items()
         }
-        return cls(**tuples)
+        return cls(**values)
 
 
 class Evaluation(NamedTuple):
-    """How good a model is on some images."""
+    """Quality of a model on labeled images."""
 
     accuracy: float
-    """The share of which the largest logit is the label's; NaN where a logit is not finite."""
+    """Fraction of images whose largest logit is that of the label; NaN if a logit is not finite."""
     loss: float
     """Mean cross-entropy in nats."""
     confusion: np.ndarray
-    """[C, C] int: images by their class and by what was predicted."""
+    """Number of images by class and predicted class, int64 `[classes, classes]`."""
     calibration_error: float
-    """Expected, in 15 bins of confidence (Guo et al., 2017); NaN where a logit is not finite."""
+    """Expected calibration error in 15 bins (Guo et al., 2017); NaN if a logit is not finite."""
 
     @property
     def class_accuracy(self) -> np.ndarray:
-        """[C]: of the images of each class; NaN for one without."""
+        """Accuracy on the images of each class, float32 `[classes]`; NaN without images."""
         return np.asarray(class_fractions(jnp.asarray(self.confusion, jnp.float32), 1))
 
     @property
     def macro_f1(self) -> float:
-        """The unweighted mean of the F1 of the classes that are there or are predicted."""
+        """Unweighted mean of the F1 scores of the classes that occur or are predicted."""
         return float(macro_f1(jnp.asarray(self.confusion, jnp.float32)))
 
 
 @dataclass(frozen=True, eq=False)
 class TrainedModel:
-    """A network with its parameters, the normalisation of its images, and its classes.
+    """A network with its parameters and the normalization of its images.
 
-    spec: the run that it is of. client: whose model it is; None for the global one. `logits`,
-    `predict` and `evaluate` take images `[N, H, W, C]`: uint8, or floats in [0, 1] (of data of
-    floats, as those are).
+    Methods accept images `[N, H, W, C]` that are uint8, or floats in [0, 1]. Models of data sets of
+    floats accept floats in the scale of the data.
+
+    Attributes:
+      spec: settings of the run.
+      input_spec: the properties of the data.
+      variables: parameters and statistics of the network, on the host.
+      client: id of the client whose model it is; None for the global model.
+      task: the network and the normalization.
+      network_digest: digest of a network of the user, otherwise None.
     """
 
     spec: ResolvedRunSpec
@@ -118,44 +121,55 @@ class TrainedModel:
     network_digest: str | None = None
 
     def logits(self, images: np.ndarray) -> np.ndarray:
-        """[N, C] float32. Cost: one compilation, then a pass of the network."""
+        """Return the logits of images, float32 `[N, classes]`; the first call compiles a program."""
         images = self._validate_images(images)
-        logits_batches = []
+        batches = []
         for start in range(0, len(images), BATCH_SIZE):
             batch = images[start : start + BATCH_SIZE]
             num_padding = min(BATCH_SIZE, len(images)) - len(batch)
-            batch = np.concatenate([batch, np.zeros((num_padding, *batch.shape[1:]), batch.dtype)])
-            logits = self._forward(self.variables, batch)
-            logits_batches.append(np.asarray(logits)[: len(images) - start])
-        return np.concatenate(logits_batches)
+            padded = np.concatenate([batch, np.zeros((num_padding, *batch.shape[1:]), batch.dtype)])
+            batches.append(np.asarray(self._forward(self.variables, padded))[: len(batch)])
+        return np.concatenate(batches)
 
     def predict(self, images: np.ndarray) -> np.ndarray:
-        """[N] int: the class of the largest logit; `inputs.class_names` says what it is."""
+        """Return the class of the largest logit of each image, int64 `[N]`."""
         return self.logits(images).argmax(1)
 
     def evaluate(self, images: np.ndarray, labels: np.ndarray) -> Evaluation:
-        """On labelled images."""
+        """Evaluate the model on labeled images.
+
+        Args:
+          images: `[N, H, W, C]`.
+          labels: class of each image, `[N]`.
+
+        Returns:
+          Accuracy, loss, confusion matrix and calibration error.
+
+        Raises:
+          ConfigError: for images of another shape, and for unknown classes.
+        """
         images = self._validate_images(images)
         labels = validate_labels("labels", labels, "images", images)
         require_labels_below("labels", labels, self.input_spec.num_classes)
-        logits_float32 = self.logits(images)
-        bins = reliability_bins(
-            jnp.asarray(logits_float32), jnp.asarray(labels), jnp.ones(len(logits_float32))
-        )
-        logits = logits_float32.astype(np.float64)
-        is_finite = bool(np.isfinite(logits).all())
-        shifted = logits - logits.max(1, keepdims=True)
-        log_sums = np.log(np.exp(shifted).sum(1))
-        losses = log_sums - shifted[np.arange(len(labels)), labels]
+        logits = self.logits(images)
+        bins = reliability_bins(jnp.asarray(logits), jnp.asarray(labels), jnp.ones(len(logits)))
+        log_probabilities = log_softmax(logits.astype(np.float64), axis=1)
+        loss = -log_probabilities[np.arange(len(labels)), labels].mean()
         confusion = np.zeros((self.input_spec.num_classes,) * 2, np.int64)
         np.add.at(confusion, (labels, logits.argmax(1)), 1)
-        accuracy = confusion.trace() / len(labels) if is_finite else float("nan")
-        error = float(calibration_error(bins))
-        return Evaluation(float(accuracy), float(losses.mean()), confusion, error)
+        is_finite = np.isfinite(logits).all()
+        accuracy = confusion.trace() / len(labels) if is_finite else np.nan
+        return Evaluation(float(accuracy), float(loss), confusion, float(calibration_error(bins)))
 
     def save(self, path: str | Path) -> Path:
-        """Write it to one file, whole or not at all, in flax's msgpack, with a checksum: settings,
-        normalisation and classes besides the parameters. Returns the path. Raises OSError."""
+        """Write the model to a file for `load_model`, in msgpack with a checksum.
+
+        Returns:
+          The path.
+
+        Raises:
+          OSError: if the file cannot be written; no partial file is left behind.
+        """
         variables = serialization.msgpack_serialize(jax.tree.map(fetch_to_host, self.variables))
         record = {
             "spec": self.spec.to_dict(),
@@ -169,9 +183,10 @@ class TrainedModel:
             "sha256": hashlib.sha256(variables).hexdigest(),
             "variables": variables,
         }
-        text, path = serialization.msgpack_serialize(content), Path(path)
+        path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, lambda file: file.write(text))
+        data = serialization.msgpack_serialize(content)
+        write_atomically(path, operator.methodcaller("write", data))
         return path
 
     @functools.cached_property
@@ -187,9 +202,8 @@ class TrainedModel:
         images = validate_images("images", np.asarray(images))
         shape = self.input_spec.input_shape
         is_valid = images.shape[1:] == shape and len(images) > 0
-        require(
-            is_valid, "images", f"of shape {images.shape}", f"[N, {', '.join(map(str, shape))}]"
-        )
+        expected = f"[N, {', '.join(map(str, shape))}]"
+        require(is_valid, "images", f"of shape {images.shape}", expected)
         return images
 
     def __repr__(self) -> str:
@@ -209,40 +223,36 @@ def extract_model(
     hp: Any,
     client: int | None = None,
 ) -> TrainedModel:
-    """Return the global model of a federation's final state, or the model of a client.
+    """Return a model of a federation's final state.
 
     Args:
       signature: the static choices of the run.
-      spec: its settings.
-      input_spec: the data that the network reads.
+      spec: settings of the run.
+      input_spec: the properties of the data.
       state: the final state of the federation.
-      hp: its hyper-parameters, as programs read them.
+      hp: numeric hyper-parameters, as programs read them.
       client: id of the client (default: the global model).
+
+    Returns:
+      The model, on the host.
 
     Raises:
       ConfigError: for a client of a method whose clients share the global model, and for the global
-        model of a method that has none.
+        model of a method without one.
     """
     algorithm, task = build_algorithm(signature), signature.training.task
-    if client is None:
-        get_global_model = algorithm.global_model
-        require(
-            get_global_model is not None,
-            "client",
-            client,
-            f"0 to {spec.num_clients - 1}: {spec.algorithm} has no global model",
-        )
-        assert get_global_model is not None
-        variables = get_global_model(state)
-    else:
-        is_available = algorithm.personal_variables is not None and 0 <= client < spec.num_clients
-        expected = f"0 to {spec.num_clients - 1}"
-        if algorithm.personal_variables is None:
-            expected = f"None: clients of {spec.algorithm} have no models of their own"
-        require(is_available, "client", client, expected)
-        assert algorithm.personal_variables is not None
-        variables = algorithm.personal_variables(hp, state, jnp.int32(client))
+    get_personal, expected = algorithm.personal_variables, f"0 to {spec.num_clients - 1}"
+    if client is None and algorithm.global_model is not None:
+        variables = algorithm.global_model(state)
+    elif client is not None and get_personal is not None and 0 <= client < spec.num_clients:
+        variables = get_personal(hp, state, jnp.int32(client))
         task = task._replace(model=algorithm.personal_model or task.model)
+    else:
+        if client is None:
+            expected += f": {spec.algorithm} has no global model"
+        elif get_personal is None:
+            expected = f"None: clients of {spec.algorithm} have no models of their own"
+        raise ConfigError(f"{display_name('client')} = {client}: expected {expected}")
     digest = compute_network_digest(signature.network) if spec.model == USER_PROVIDED else None
     variables = jax.tree.map(fetch_to_host, variables)
     return TrainedModel(spec, input_spec, variables, client, task, digest)
@@ -255,45 +265,54 @@ def build_signature_from_file(
     digest: str | None,
     optimizer: Any = None,
 ) -> Signature:
-    """Of a run that is read from a file: with the network that the user passes, if it was the
-    user's own, of this digest. Raises ConfigError for one that is missing, or another."""
-    needs_user_network = spec.model == USER_PROVIDED
-    expected = (
-        "the network that it was trained with"
-        if needs_user_network
-        else "none, as the model names its own"
-    )
-    require((network is not None) == needs_user_network, "network", network, expected)
-    dataset_like: Any = input_spec  # of a data set, all that is read
-    signature = build_signature(spec, dataset_like, network, optimizer)
-    if needs_user_network:
-        is_same_network = compute_network_digest(signature.network) == digest
-        require(
-            is_same_network,
-            "network",
-            network,
-            "the network that it was trained with, and its options",
-        )
+    """Return the static choices of a run that is read from a file.
+
+    Args:
+      spec: settings of the run.
+      input_spec: the properties of the data.
+      network: network of the user, if the run had one.
+      digest: digest of that network.
+      optimizer: optimizer of the user, if the run had one.
+
+    Returns:
+      The static choices.
+
+    Raises:
+      ConfigError: if the network is missing, or is another one.
+    """
+    is_user_network, expected = spec.model == USER_PROVIDED, "none, as the model names its own"
+    if is_user_network:
+        expected = "the network that it was trained with"
+    require((network is not None) == is_user_network, "network", network, expected)
+    data_properties: Any = input_spec  # in place of the data set
+    signature = build_signature(spec, data_properties, network, optimizer)
+    if is_user_network:
+        is_equal = compute_network_digest(signature.network) == digest
+        require(is_equal, "network", network, f"{expected}, and its options")
     return signature
 
 
 class ModelFile(NamedTuple):
-    """What a model's file holds."""
+    """Content of the file of a model."""
 
     spec: RunSpec
     input_spec: InputSpec
     variables: Any
     client: int | None
     network_digest: str | None
-    variables_digest: str  # of the variables
+    variables_digest: str
 
 
 def read_model_file(path: Path) -> ModelFile:
-    """The file that `TrainedModel.save` wrote. Raises FileNotFoundError, and DamagedFileError, in
-    one line, for a file that is none or is not as it was written."""
-    text = path.read_bytes()
+    """Read a file that `TrainedModel.save` wrote.
+
+    Raises:
+      FileNotFoundError: if there is no such file.
+      DamagedFileError: if the file is not as it was written.
+    """
+    data = path.read_bytes()
     try:
-        content = serialization.msgpack_restore(text)
+        content = serialization.msgpack_restore(data)
         if content["sha256"] != hashlib.sha256(content["variables"]).hexdigest():
             raise DamagedFileError("its checksum is another")
         record = json.loads(content["record"])
@@ -306,41 +325,43 @@ def read_model_file(path: Path) -> ModelFile:
             content["sha256"],
         )
     except Exception as error:  # of arbitrary bytes
-        reason = (
-            str(error)
-            if isinstance(error, ConfigError | DamagedFileError)
-            else type(error).__name__
-        )
-        message = (
-            f"model = {str(path)!r}: expected a model of this program, but it is damaged ({reason})"
-        )
-        raise DamagedFileError(to_one_line(message)) from error
+        reason = str(error) if isinstance(error, ConfigError) else type(error).__name__
+        expected = f"expected a model of this program, but it is damaged ({reason})"
+        raise DamagedFileError(to_one_line(f"model = {str(path)!r}: {expected}")) from error
 
 
 @validate_arguments
 def load_model(path: str | Path, *, network: Any = None) -> TrainedModel:
-    """The model that `TrainedModel.save` wrote.
+    """Load a model that `Result.save_model` or `TrainedModel.save` wrote.
 
     Args:
-      network: the user's own, as it was given to the run; for models of such networks alone.
-    Raises: FileNotFoundError; DamagedFileError, in one line, for a file that is none or is not as
-      it was written; ConfigError for a network that is missing, or another one.
+      path: file of the model.
+      network: network of the user that the run had, if it had one.
+
+    Returns:
+      The model.
+
+    Raises:
+      FileNotFoundError: if there is no such file.
+      DamagedFileError: if the file is not as it was written.
+      ConfigError: if the network is missing, or is another one.
+
+    Example:
+      >>> import tempfile
+      >>> from fedjax_het import RunSpec, load_dataset, load_model, simulate
+      >>> spec = RunSpec("fedavg", "digits", model="mlp", num_clients=4, rounds=2)
+      >>> path = simulate(spec).save_model(tempfile.mkdtemp() + "/model.msgpack")
+      >>> load_model(path).predict(load_dataset("digits").test_images[:5]).shape
+      (5,)
     """
-    model_file = read_model_file(Path(path))
-    spec = model_file.spec.resolved()
-    signature = build_signature_from_file(
-        spec, model_file.input_spec, network, model_file.network_digest
-    )
+    file = read_model_file(Path(path))
+    spec = file.spec.resolved()
+    signature = build_signature_from_file(spec, file.input_spec, network, file.network_digest)
     task = signature.training.task
-    if model_file.client is not None:
+    if file.client is not None:
         task = task._replace(model=build_algorithm(signature).personal_model or task.model)
     return TrainedModel(
-        spec,
-        model_file.input_spec,
-        model_file.variables,
-        model_file.client,
-        task,
-        model_file.network_digest,
+        spec, file.input_spec, file.variables, file.client, task, file.network_digest
     )
 
 
@@ -348,58 +369,27 @@ def load_model(path: str | Path, *, network: Any = None) -> TrainedModel:
 def evaluate(
     model: TrainedModel, dataset: Dataset, *, split: Literal["test", "train"] = "test"
 ) -> Evaluation:
-    """How good a model is on a data set's test images, or those of training. Raises ConfigError for
-    images of another shape or another number of classes."""
+    """Evaluate a model on the images of a data set.
+
+    Args:
+      model: the model.
+      dataset: the data set.
+      split: "test" or "train".
+
+    Returns:
+      Accuracy, loss, confusion matrix and calibration error.
+
+    Raises:
+      ConfigError: for images of another shape, or another number of classes.
+
+    Example:
+      >>> from fedjax_het import RunSpec, evaluate, load_dataset, simulate
+      >>> spec = RunSpec("fedavg", "digits", model="mlp", num_clients=4, rounds=2)
+      >>> evaluate(simulate(spec).model(), load_dataset("digits")).confusion.shape
+      (10, 10)
+    """
     num_classes = model.input_spec.num_classes
-    is_valid = dataset.num_classes == num_classes
-    require(
-        is_valid, "num_classes of dataset", dataset.num_classes, f"{num_classes}, as the model has"
-    )
+    expected, actual = f"{num_classes}, as the model has", dataset.num_classes
+    require(actual == num_classes, "num_classes of dataset", actual, expected)
     images, labels = (getattr(dataset, f"{split}_{part}") for part in ("images", "labels"))
     return model.evaluate(images, labels)
-
-
-def load_state_model(
-    path: Path, client: int | None = None, *, network: Any = None, optimizer: Any = None
-) -> TrainedModel:
-    """The global model of a run that was written to a file as it ended, or that of a client.
-
-    network, optimizer: the user's own, as they were given to the run. Raises DamagedFileError;
-    ConfigError as `load_model` does. Cost: reading the states of all clients.
-    """
-    record = read_checkpoint_record(path)
-    spec, input_spec = (
-        RunSpec.from_dict(record["spec"]).resolved(),
-        InputSpec.from_record(record["inputs"]),
-    )
-    has_user_optimizer = spec.local_optimizer == USER_PROVIDED
-    expected = (
-        "the optimizer that the run had" if has_user_optimizer else "none, as the run names its own"
-    )
-    require((optimizer is not None) == has_user_optimizer, "optimizer", optimizer, expected)
-    digest = record.get("network_digest")
-    signature = build_signature_from_file(spec, input_spec, network, digest, optimizer)
-    hp = {name: np.float32(value) for name, value in spec.hp.items()}
-    state = _load_state(path, record, signature, spec, hp)
-    return extract_model(signature, spec, input_spec, state, hp, client)
-
-
-def _load_state(
-    path: Path, record: dict, signature: Signature, spec: ResolvedRunSpec, hp: dict[str, Any]
-) -> State:
-    """As it is in the file, which has the states of clients that were trained alone where they were
-    on the host: then they have no models of their own."""
-    key, num_stored_clients = make_stream_key(spec.seed, Stream.INIT), record["touched"]
-
-    def init_state() -> State:
-        variables = signature.training.task.model.init(key)
-        return build_algorithm(signature).init(hp, key, variables, spec.num_clients)
-
-    expected_state = jax.eval_shape(init_state)
-    if num_stored_clients is not None:
-        to_stored_rows = lambda a: jax.ShapeDtypeStruct((num_stored_clients, *a.shape[1:]), a.dtype)  # noqa: E731
-        expected_state = expected_state._replace(
-            clients=jax.tree.map(to_stored_rows, expected_state.clients)
-        )
-    (state,) = load_checkpoint(path, (expected_state,))
-    return state

@@ -21,8 +21,7 @@ from fedjax_het import Placement, sweep
 from fedjax_het.core.resumable_loops import WHOLE_LOOPS, ResumableLoopRunner
 from fedjax_het.runtime import checkpointing, resumable_rounds, runner
 from fedjax_het.runtime.build import prepare_group
-from fedjax_het.runtime.checkpoint_file import read_meta
-from fedjax_het.runtime.checkpointing import CheckpointWriter
+from fedjax_het.runtime.checkpointing import CheckpointWriter, read_checkpoint_record
 from fedjax_het.runtime.compiled_programs import flops_per_sample
 from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.runtime.group_state import init_group
@@ -139,7 +138,7 @@ def test_a_run_that_is_stopped_within_a_round_goes_on_to_the_same_bits(
         folder = tmp_path / str(stop)
         with pytest.raises(KilledError):
             run_spec(small(name), output_dir=folder, progress=make_killing_callback(stop), **before)
-        within = read_meta(folder / "checkpoint.npz")["within"]
+        within = read_checkpoint_record(folder / "checkpoint.npz")["within"]
         places.add(within and (len(within["totals"]), sum(within["done"])))
         assert_results_equal(run_spec(small(name), output_dir=folder, resume=True, **after), whole)
     assert len(places - {None}) >= 2, "most stops are to be within a round"
@@ -151,7 +150,7 @@ def test_it_goes_on_in_stretches_where_rounds_are_no_longer_long(long, tmp_path,
     whole = run_spec(small("scaffold"))
     with pytest.raises(KilledError):
         run_spec(small("scaffold"), output_dir=tmp_path, progress=make_killing_callback(3))
-    assert read_meta(tmp_path / "checkpoint.npz")["within"]
+    assert read_checkpoint_record(tmp_path / "checkpoint.npz")["within"]
     short(monkeypatch)
     assert_results_equal(run_spec(small("scaffold"), output_dir=tmp_path, resume=True), whole)
 
@@ -176,7 +175,7 @@ def test_runs_of_a_sweep_that_stopped_at_other_places_go_on(long, tmp_path, monk
         with pytest.raises(KilledError):
             sweep([one], tmp_path, **settings)
     monkeypatch.setattr(CheckpointWriter, "save", real)
-    stands = [read_meta(path) for path in tmp_path.glob("unfinished/*/checkpoint.npz")]
+    stands = [read_checkpoint_record(path) for path in tmp_path.glob("unfinished/*/checkpoint.npz")]
     assert len({str(record["within"]) for record in stands}) == 2
     for one, other in zip(sweep(specs, tmp_path, **settings).results, whole, strict=True):
         assert_results_equal(one, other)

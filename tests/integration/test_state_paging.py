@@ -22,8 +22,7 @@ from fedjax_het.algorithms import METHODS
 from fedjax_het.core.state_paging import HostClientStates
 from fedjax_het.runtime import checkpointing, group_state, placement, sweep_log
 from fedjax_het.runtime.build import prepare_group
-from fedjax_het.runtime.checkpoint_file import read_meta
-from fedjax_het.runtime.checkpointing import CheckpointWriter
+from fedjax_het.runtime.checkpointing import CheckpointWriter, read_checkpoint_record
 from fedjax_het.runtime.compiled_programs import compute_client_state_bytes
 from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.runtime.group_state import init_group, measure_required_memory
@@ -180,7 +179,7 @@ def test_a_checkpoint_holds_the_clients_that_trained_and_no_other(tmp_path, shor
             stateful(), output_dir=tmp_path, client_state="host", progress=make_killing_callback(2)
         )
     path = tmp_path / "checkpoint.npz"
-    rounds = read_meta(path)["round"]
+    rounds = read_checkpoint_record(path)["round"]
     group = prepare_group([stateful()], UserObjects(make_user_dataset()))
     scheduler = group.prepared_runs[0].scheduler
     trained = np.unique(np.concatenate([scheduler.draw_cohort(r) for r in range(rounds)]))

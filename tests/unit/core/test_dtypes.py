@@ -16,7 +16,7 @@ from fedjax_het.core.client_algorithm import ClientUpdate
 from fedjax_het.core.local_training import make_local_sgd
 from fedjax_het.core.state_paging import HostClientStates
 from fedjax_het.runtime import checkpointing, group_state
-from fedjax_het.runtime.checkpoint_file import load_checkpoint, save_checkpoint
+from fedjax_het.runtime.checkpointing import load_checkpoint, save_checkpoint
 from fedjax_het.utils.arrays import decode_arrays, encode_arrays, fetch_to_host, stack_on_host
 
 CLIENTS = 12
