@@ -81,16 +81,18 @@ from fedjax_het.algorithms.base import (
 )
 from fedjax_het.algorithms.builders import (
     CohortCounts,
-    ServerStepContext,
     add_mean_change,
-    build_dual_model_algorithm,
     build_federated_algorithm,
-    get_server_examples,
     get_server_variables,
     model_traffic,
     num_bytes,
-    with_server_step,
     with_server_variables,
+)
+from fedjax_het.algorithms.client_state import build_dual_model_algorithm
+from fedjax_het.algorithms.server_step import (
+    ServerStepContext,
+    get_server_examples,
+    with_server_step,
 )
 from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
 from fedjax_het.core.client_algorithm import (

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.algorithms.base import Algorithm
-from fedjax_het.algorithms.builders import ServerStepContext, get_server_examples
+from fedjax_het.algorithms.builders import add_scaled_variables
 from fedjax_het.algorithms.ensemble_distillation import with_ensemble_step
+from fedjax_het.algorithms.server_step import ServerStepContext, get_server_examples
 from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.client_loop import ClientModels, Examples
 from fedjax_het.core.device_exchange import get_client_row
@@ -23,29 +24,38 @@ from fedjax_het.utils.arrays import set_row
 def abavg(
     training: LocalTraining, plan: ExecutionPlan, *, base: Callable[..., Algorithm]
 ) -> Algorithm:
-    """The average of the clients' models w_k with weights by their accuracy on the server's
-    labelled examples, in place of the p_k of the run's `averaging`:
+    """ABAVG: the server weighs clients' models by their accuracy on its labeled examples.
 
         w <- w_base + server_lr sum_k (a_k - p_k) w_k,  a_k = acc_k / sum_j acc_j.
 
-    Over FedAvg that is w + server_lr sum_k a_k (w_k - w), the method as it was published. Its bases
-    are those whose new model has a term server_lr sum_k p_k w_k, so that it is theirs with a_k in
-    place of p_k; what FedDyn's and FedDC's servers keep stays a mean by p_k, the weights of the
-    objective. Not FedNova, where they weigh changes of unlike length, and not the
-    server optimisers, whose momentum or scale would be of another average. Batch-norm statistics
-    are averaged likewise, with rate 1. Accuracies are of all the examples, of the networks as they
-    are evaluated. If no model is right about any of them, all count alike; if one of them has
-    logits that are not finite, so is the average.
+    p_k are the weights of the run's `averaging`, which a_k replace. Over FedAvg this is w +
+    server_lr sum_k a_k (w_k - w), the published method. A base needs a new model with the term
+    server_lr sum_k p_k w_k. FedDyn's and FedDC's servers still average their own state by p_k, the
+    weights of the objective. FedNova is no base, because it weighs changes of unlike length. The
+    server optimizers are no bases, because their momentum or scale would be of another average.
 
-    The paper's formula could not be read; this one is that of DynaFed's public code, less its two
-    errors: there the accuracy is of the last minibatch alone, and of networks in training mode.
+    Batch-norm statistics get the weights a_k at rate 1. Accuracies are over all examples, of
+    networks in evaluation mode. If no model predicts any example, all models weigh the same.
+    Logits of one model that are not finite make the average not finite.
 
-    Traffic and state: those of `base`. Cost: a pass of each of the S clients' models over the
-    server's examples, shared by the devices that share a federation; memory of the S models.
+    Traffic and state: those of `base`. Cost: one pass of each of the S clients' models over the
+    server's examples, shared by the devices of a federation; memory of the S models.
+
+    Departure from the paper: its formula could not be read. This one is that of DynaFed's public
+    code without two errors: there the accuracy is of the last minibatch alone, and of networks in
+    training mode.
+
+    Args:
+      training: the choices of local training.
+      plan: where the clients run, and the devices that share the server's work.
+      base: `base(training, plan)`, the method whose average gets other weights.
+
+    Returns:
+      The method.
     """
     task = training.task
 
-    def predict_correct(server_parallelism: ServerParallelism, models, examples: Examples):
+    def predict_correct(parallelism: ServerParallelism, models, examples: Examples):
         def predict_shard(examples: Examples):
             labels, count = jnp.asarray(examples.labels), len(jax.tree.leaves(models)[0])
 
@@ -53,35 +63,21 @@ def abavg(
                 logits = compute_logits(task, get_client_row(models, i), examples.images)
                 return set_row(is_correct, correct(logits, labels), i)
 
-            no_predictions = jnp.zeros((count, len(labels)))
-            return server_parallelism.loops.run(
-                TEACHERS, count, add_model, no_predictions, samples_per_iteration=len(labels) / 3
+            start, samples = jnp.zeros((count, len(labels))), len(labels) / 3
+            return parallelism.loops.run(
+                TEACHERS, count, add_model, start, samples_per_iteration=samples
             ).T
 
-        return server_parallelism.map_samples(predict_shard, examples)  # [n, S]
+        return parallelism.map_samples(predict_shard, examples)  # [n, S]
 
-    def average_by_accuracy(hp, context: ServerStepContext, client_models: ClientModels):
-        examples = get_server_examples(context)
-
-        accuracies = plan.shard_server_work(
-            predict_correct, client_models.variables, examples, loops=context.cohort.loops
-        ).mean(0)
-        accuracy_weights = jnp.where(client_models.is_present, accuracies, 0)
-        accuracy_weights = jnp.where(
-            accuracy_weights.any(), accuracy_weights, client_models.is_present
-        )
-        new_weights = accuracy_weights / jnp.maximum(
-            accuracy_weights.sum(), jnp.finfo(jnp.float32).tiny
-        )
-        change = compute_weighted_sum(new_weights - client_models.weights, client_models.variables)
-        return {
-            name: jax.tree.map(
-                lambda a, d, rate=hp["server_lr"] if name == "params" else 1.0: a + rate * d,
-                part,
-                change[name],
-            )
-            for name, part in context.variables_after.items()
-        }
+    def average_by_accuracy(hp, context: ServerStepContext, models: ClientModels):
+        args = (predict_correct, models.variables, get_server_examples(context))
+        accuracies = plan.shard_server_work(*args, loops=context.cohort.loops).mean(0)
+        weights = jnp.where(models.is_present, accuracies, 0)
+        weights = jnp.where(weights.any(), weights, models.is_present)
+        weights = weights / jnp.maximum(weights.sum(), jnp.finfo(jnp.float32).tiny)
+        change = compute_weighted_sum(weights - models.weights, models.variables)
+        return add_scaled_variables(context.variables_after, hp["server_lr"], change)
 
     return with_ensemble_step(training, plan, base, average_by_accuracy, training.batch_size)
 

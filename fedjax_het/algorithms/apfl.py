@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.algorithms.base import Algorithm, State
-from fedjax_het.algorithms.builders import build_dual_model_algorithm
+from fedjax_het.algorithms.client_state import build_dual_model_algorithm
 from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.device_exchange import get_client_row
 from fedjax_het.core.execution_plan import ExecutionPlan
@@ -25,7 +25,7 @@ Tree = Any
 
 @dataclass(frozen=True)
 class APFLOptions(Config):
-    """See `apfl` for what each is."""
+    """Choices of APFL."""
 
     PRESETS = {  # noqa: RUF012
         "paper": {},
@@ -34,87 +34,94 @@ class APFLOptions(Config):
 
     preset: str = "paper"
     mixing: Literal["weights", "outputs"] = "weights"
-    "What of the two models is mixed."
+    "Part of the two models that is mixed: weights or outputs."
     adaptive: bool = True
     "Whether a client's share of its own model is learned."
     alpha_update: Literal["round", "step"] = "round"
-    "When it is learned: at a round's first minibatch, or at every step."
+    'When the share is learned: "round", at a round\'s first minibatch; "step", at every step.'
 
 
 @dataclass(frozen=True)
 class APFLHyperParameters(Config):
+    """Numbers of APFL."""
+
     apfl_alpha: UnitInterval = 0.5
-    "Share of its own model in a client's mixture; where it starts, if it learns."
+    "Share of its own model in a client's mixture; the initial share if it is learned."
 
 
 def apfl(
-    training: LocalTraining,
-    plan: ExecutionPlan,
-    *,
-    options: APFLOptions = APFLOptions(),
+    training: LocalTraining, plan: ExecutionPlan, *, options: APFLOptions = APFLOptions()
 ) -> Algorithm:
-    """Algorithm 1: client k trains its copy w_k of FedAvg's model and a model v_k of its own, which
-    learns as part of their mixture; every step, on one minibatch,
+    """APFL: every client mixes a model of its own with the global one (Algorithm 1).
+
+    Client k trains its copy w_k of FedAvg's model and a model v_k of its own, which learns as part
+    of their mixture. Every step, on one minibatch,
 
         w_k <- w_k - local_lr grad f(w_k),
         v_k <- v_k - local_lr alpha_k grad f(m_k),  m_k = alpha_k v_k + (1 - alpha_k) w_k,
         alpha_k <- alpha_k - local_lr <v_k - w_k, grad f(m_k)>, clipped to [0, 1],
 
-    all from the values before the step; the steps of w_k and v_k are the local optimiser's.
+    all from the values before the step. The steps of w_k and v_k are the local optimizer's.
 
-    mixing: "weights" as above, or "outputs": m_k's logits are alpha_k times v_k's and 1 - alpha_k
-      times w_k's. w_k is no variable of f(m_k), and has made its step by then.
-    adaptive: alpha_k learns; else it stays at `apfl_alpha`, where it starts.
-    alpha_update: it does so once a "round", at its first minibatch, as the authors' code does, or
-      every "step" as above. With many or long steps a round the latter gives v_k up: v_k learns at
-      alpha_k times the pace of w_k, so that the round's later slopes favour w_k, though it is w
-      that v_k is scored with. (Of 10 clients of the digits, grouped, 8 ended below 0.03 after 30
-      rounds, at a mean accuracy of 0.905; with "round" all at 0.47 to 0.68, and at 0.922.)
+    mixing: "weights" is the update of the formula. "outputs": m_k's logits are alpha_k times v_k's
+      and 1 - alpha_k times w_k's; w_k is a constant of f(m_k) and has made its step.
+    adaptive: alpha_k learns from `apfl_alpha` on; else it stays there.
+    alpha_update: alpha_k learns once a "round", at the first minibatch, as in the authors' code, or
+      every "step". With many or long steps per round, "step" gives v_k up: v_k learns at alpha_k
+      times the pace of w_k, so that the round's later slopes favor w_k, though v_k is evaluated
+      with w. (Of 10 clients of the digits, grouped, 8 ended below 0.03 after 30 rounds, at a mean
+      accuracy of 0.905; with "round" all ended at 0.47 to 0.68, and at 0.922.)
     Presets: "paper" (weights, adaptive, round), and "fedtorch" (outputs, fixed), the authors' code.
-    That adds 0.02 alpha to the slope, which it estimates by another formula; not done here.
 
-    Scored: alpha_k v_k + (1 - alpha_k) w with the new global model w, so that a fixed alpha of 0 is
-    FedAvg and of 1 Separate from a shared start. Mixed weights take mixed batch-norm statistics:
-    w's, and those that v_k met in the mixture. Traffic: FedAvg's. State: one model per client.
-    Cost: two gradients a step; "outputs" has one forward pass more.
+    Evaluated: alpha_k v_k + (1 - alpha_k) w with the new global model w. A fixed alpha of 0 is
+    FedAvg, of 1 Separate from a shared start. Mixed weights use mixed batch-norm statistics: w's,
+    and those that v_k met in the mixture.
+
+    Traffic: one model down, one up. State: one model and one number per client. Cost: two gradients
+    per minibatch; "outputs" adds a forward pass.
+
+    Departure from the authors' code: it adds 0.02 alpha to the slope of alpha, which it estimates
+    by another formula; the paper has neither.
+
+    Args:
+      training: the choices of local training.
+      plan: where the clients run.
+      options: choices of the method.
+
+    Returns:
+      The method.
+
+    Raises:
+      ConfigError: for a learning rate that changes within a round, if alpha learns.
     """
-    task, mixing = training.task, options.mixing
+    task, model, mixing = training.task, training.task.model, options.mixing
     if options.adaptive:
         require_constant_lr(training, "apfl's weights alpha learn at it")
 
     def step_personal_model(context, local, new_local, batch):
-        personal, shared_variables = (
-            local.aux,
-            (local if mixing == "weights" else new_local).variables,
-        )
+        personal, shared = local.aux, (local if mixing == "weights" else new_local).variables
 
-        def apply_mixture(variables, x, **apply_args):
+        def apply(variables, x, **apply_args):
             params = variables["params"]
-            v = {**variables, "params": params["own"]}
-            return _apply_mixture(
-                task.model, mixing, params["alpha"], v, shared_variables, x, **apply_args
-            )
+            own = {**variables, "params": params["own"]}
+            return _apply_mixture(model, mixing, params["alpha"], own, shared, x, **apply_args)
 
-        mixture_task = task._replace(model=task.model._replace(apply=apply_mixture))
-        params = {"own": personal.variables["params"], "alpha": personal.aux}
-        loss, gradients, new_variables = mixture_task.loss_and_gradient(
-            {**personal.variables, "params": params}, batch, context.key
-        )
-        variables = {**new_variables, "params": params["own"]}
-        variables, optimizer = apply_gradient(
-            training, context, variables, gradients["own"], personal.optimizer_state, batch
-        )
-        alpha = params["alpha"]
+        mixture = task._replace(model=model._replace(apply=apply))
+        own, alpha = personal.variables["params"], personal.aux
+        variables = {**personal.variables, "params": {"own": own, "alpha": alpha}}
+        loss, gradient, variables = mixture.loss_and_gradient(variables, batch, context.key)
+        variables, optimizer = {**variables, "params": own}, personal.optimizer_state
+        updated = apply_gradient(training, context, variables, gradient["own"], optimizer, batch)
         if options.adaptive:
-            is_update_step = options.alpha_update == "step" or batch.step_index == 0
-            new_alpha = jnp.clip(alpha - context.hp["local_lr"] * gradients["alpha"], 0, 1)
-            alpha = jnp.where(is_update_step, new_alpha, alpha)
-        return ClientTrainState(variables, optimizer, alpha), loss
+            is_due = options.alpha_update == "step" or batch.step_index == 0
+            new_alpha = jnp.clip(alpha - context.hp["local_lr"] * gradient["alpha"], 0, 1)
+            alpha = jnp.where(is_due, new_alpha, alpha)
+        return ClientTrainState(*updated, alpha), loss
 
     def personal_variables(hp, state: State, k):
-        personal, w = get_client_row(state.clients.personal, k), state.server.variables
-        combine_models = _interpolate if mixing == "weights" else _stack_models
-        return combine_models(personal.aux, personal.variables, w)
+        personal = get_client_row(state.clients.memory, k)
+        combine = _interpolate if mixing == "weights" else _stack_models
+        return combine(personal.aux, personal.variables, state.server.variables)
 
     return build_dual_model_algorithm(
         training,
@@ -123,46 +130,41 @@ def apfl(
         init_aux=lambda hp: jnp.asarray(hp["apfl_alpha"], jnp.float32),
     )._replace(
         personal_variables=personal_variables,
-        personal_model=None if mixing == "weights" else _make_logit_mixture_model(task.model),
-        artifacts=lambda state: {"apfl_alpha": state.clients.personal.aux},
+        personal_model=None if mixing == "weights" else _make_logit_mixture_model(model),
+        artifacts=lambda state: {"apfl_alpha": state.clients.memory.aux},
     )
 
 
-def _interpolate(alpha: jax.Array, personal: Tree, shared: Tree) -> Tree:
-    return jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, personal, shared)
+def _interpolate(alpha: jax.Array, own: Tree, shared: Tree) -> Tree:
+    return jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, own, shared)
 
 
-def _apply_mixture(model: Model, mixing: str, alpha, personal, shared, x, **apply_args):
-    """-> (logits [B, C], the batch-norm statistics of `own`)."""
+def _apply_mixture(model: Model, mixing: str, alpha, own, shared, x, **apply_args):
+    """Return (logits `[B, C]`, the batch-norm statistics of `own`)."""
     if mixing == "weights":
-        mixed_variables = {
-            **personal,
-            "params": _interpolate(alpha, personal["params"], shared["params"]),
-        }
-        return model.apply(mixed_variables, x, **apply_args)
-    logits, state = model.apply(personal, x, **apply_args)
+        params = _interpolate(alpha, own["params"], shared["params"])
+        return model.apply({**own, "params": params}, x, **apply_args)
+    logits, state = model.apply(own, x, **apply_args)
     return _interpolate(alpha, logits, model.apply(shared, x, **apply_args)[0]), state
 
 
-def _stack_models(alpha, personal: Tree, shared: Tree) -> Tree:
-    """Variables of `_ensemble`."""
-    stacked = {part: {"own": personal[part], "shared": shared[part]} for part in personal}
+def _stack_models(alpha, own: Tree, shared: Tree) -> Tree:
+    """Return variables of `_make_logit_mixture_model`."""
+    stacked = {part: {"own": own[part], "shared": shared[part]} for part in own}
     return {**stacked, "params": {**stacked["params"], "alpha": alpha}}
 
 
 def _make_logit_mixture_model(model: Model) -> Model:
-    """Two networks whose logits are mixed, to be scored."""
+    """Return a network of two networks whose logits are mixed, for evaluation."""
 
     def init(key):
         variables = model.init(key)
         return _stack_models(jnp.float32(0.5), variables, variables)
 
     def apply(variables, x, **apply_args):
-        personal, shared = (
-            {part: variables[part][name] for part in variables} for name in ("own", "shared")
-        )
+        own, shared = ({p: variables[p][name] for p in variables} for name in ("own", "shared"))
         alpha = variables["params"]["alpha"]
-        logits, state = _apply_mixture(model, "outputs", alpha, personal, shared, x, **apply_args)
+        logits, state = _apply_mixture(model, "outputs", alpha, own, shared, x, **apply_args)
         return logits, {**variables["state"], "own": state}
 
     return model._replace(init=init, apply=apply, embed=None)

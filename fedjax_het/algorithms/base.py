@@ -112,7 +112,8 @@ class FineTuning(NamedTuple):
 
 
 class ServerStage(NamedTuple):
-    """Long work of the server between two rounds, done in parts, so that it is shown and resumed."""
+    """Long work of the server between two rounds, done in parts, so that it is shown and
+    resumed."""
 
     name: str
     before_round: NonNegativeInt
@@ -157,8 +158,8 @@ class Algorithm(NamedTuple):
     # --- evaluation ---
 
     personal_variables: Callable[[HyperParameters, State, jax.Array], Tree] | None = None
-    """`personal_variables(hp, state, k) -> variables`: the model that is evaluated on client k's own
-    test; None: the global model."""
+    """`personal_variables(hp, state, k) -> variables`: the model that is evaluated on client k's
+    own test; None: the global model."""
     personal_model: Model | None = None
     "The network of `personal_variables`; None: the run's."
     fine_tuning: FineTuning | None = None

@@ -1,9 +1,7 @@
-"""Functions that build an `Algorithm`.
+"""`build_federated_algorithm`: clients train, the server combines what they send.
 
-`build_federated_algorithm`: clients train, the server combines what they send.
-`with_server_step`: a step of the server on the global model after each round of another method.
-`build_dual_model_algorithm`: FedAvg whose clients also train a personal model.
-`with_pretraining`: the global model is trained on the server's examples before the first round.
+`algorithms.server_step` adds work at the server to a method. `algorithms.client_state` has parts of
+methods whose clients store models or gradients.
 """
 
 from collections.abc import Callable
@@ -13,14 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.algorithms.base import (
-    Algorithm,
-    RoundInfo,
-    ServerStage,
-    State,
-    Traffic,
-    require_global_model,
-)
+from fedjax_het.algorithms.base import Algorithm, RoundInfo, State, Traffic
 from fedjax_het.core.client_algorithm import (
     ClientAlgorithm,
     ClientContext,
@@ -28,43 +19,31 @@ from fedjax_het.core.client_algorithm import (
     ClientUpdate,
     HyperParameters,
 )
-from fedjax_het.core.client_loop import (
-    ClientModels,
-    Cohort,
-    Examples,
-    tile_over_clients,
-    train_cohort,
-)
+from fedjax_het.core.client_loop import Cohort, CohortResult, tile_over_clients, train_cohort
 from fedjax_het.core.contract_checks import (
     ContractError,
     call_user_function,
     describe_value,
     require_like,
-    unpack_tuple,
     with_contract_checks,
 )
 from fedjax_het.core.device_exchange import get_client_row
 from fedjax_het.core.drift import split_drift, with_drift_sums
 from fedjax_het.core.execution_plan import ExecutionPlan
-from fedjax_het.core.local_training import (
-    ClientTrainState,
-    LocalTraining,
-    ServerMessage,
-    begin_local_training,
-    init_local_optimizer,
-    make_local_sgd,
-    select_kept_optimizer_state,
-)
-from fedjax_het.core.server_parallelism import ServerParallelism
-from fedjax_het.core.server_training import train_on_server
+from fedjax_het.core.local_training import LocalTraining, ServerMessage
 from fedjax_het.utils.arrays import AnyArray
-from fedjax_het.utils.config import Bounds, HyperParameter
 
 Tree = Any
 
 
 class CohortCounts(NamedTuple):
-    """Numbers of clients in a round."""
+    """Numbers of clients in a round.
+
+    Example:
+      >>> from fedjax_het.methods import CohortCounts
+      >>> CohortCounts(num_clients=10, num_trained=4, cohort_weight_share=0.4).num_trained
+      4
+    """
 
     num_clients: AnyArray
     "`[]` int32: clients of the federation, K."
@@ -77,10 +56,12 @@ class CohortCounts(NamedTuple):
 
 
 class EvaluatedClientState(NamedTuple):
-    """A client's state where its model after local training is kept to be scored."""
+    """State of a client whose model after local training is evaluated."""
 
     inner: Tree
+    "State of the method's own client algorithm."
     variables: Tree
+    "Variables of the client's model after its last local training."
 
 
 def build_federated_algorithm(
@@ -105,79 +86,70 @@ def build_federated_algorithm(
       training: the choices of local training.
       plan: where the clients run.
       client_algorithm: how a client trains.
-      init_server: `init_server(hp, variables) -> server`: the server's state before the first round,
-        a `ServerMessage` or any record with `variables`, those of the global model.
+      init_server: `init_server(hp, variables) -> server`: the server's state before the first
+        round, a `ServerMessage` or any record with `variables`, those of the global model.
       update: `update(hp, server, client_update, counts) -> server`: the server's state after a
         round, with unchanged structure, shapes and types. Default: FedAvg's, which adds `server_lr`
         times `client_update.mean`.
       make_message: `make_message(server, cohort) -> message`: what the clients read, a record with
         `variables`. Default: the server's state.
 
+    Returns:
+      The method. A method changes single fields with `algorithm._replace(...)`.
+
     Raises:
       ContractError: if a function breaks the contract; some functions are only called, and so
         checked, when a round is traced.
+
+    Example:
+      >>> from fedjax_het import register_method
+      >>> from fedjax_het.methods import build_federated_algorithm, make_local_sgd
+      >>> def build_average(training, plan):
+      ...     return build_federated_algorithm(training, plan, make_local_sgd(training))
+      >>> register_method("average", build_average).name
+      'average'
     """
-    update_server = update or update_by_mean_change
     if not isinstance(client_algorithm, ClientAlgorithm):
-        raise ContractError(
-            f"client is {describe_value(client_algorithm)}: expected a ClientAlgorithm"
-        )
-    client_algorithm = with_contract_checks(client_algorithm)
+        kind = describe_value(client_algorithm)
+        raise ContractError(f"client is {kind}: expected a ClientAlgorithm")
+    client = with_contract_checks(client_algorithm)
     evaluates_client_model = training.evaluated_model == "client"
     if evaluates_client_model:
-        client_algorithm = _store_trained_model(client_algorithm)
-    returns_client_models = training.returns_client_models
-    if returns_client_models:
-        client_algorithm = _output_trained_model(client_algorithm)
+        client = _store_trained_model(client)
+    if training.returns_client_models:
+        client = _output_trained_model(client)
 
     def init_state(hp, key, variables, num_clients):
-        client_state = client_algorithm.init(hp, variables)
+        client_state = client.init(hp, variables)
         server = call_user_function("init_server", init_server, hp=hp, variables=variables)
         _require_message("init_server", server)
         return State(server, tile_over_clients(client_state, num_clients), jnp.int32(0))
 
     def round_(hp, state, key, cohort: Cohort):
-        message = call_user_function(
-            "make_message", make_message, server=state.server, cohort=cohort
-        )
+        server, schedule = state.server, cohort.schedule
+        message = call_user_function("make_message", make_message, server=server, cohort=cohort)
         _require_message("make_message", message)
-        result = train_cohort(
-            with_drift_sums(client_algorithm) if training.measures_drift else client_algorithm,
-            plan,
-            hp,
-            message,
-            state.clients,
-            key,
-            cohort,
-            gather_models=returns_client_models,
-        )
-        client_update, drift = result.update, dict[str, jax.Array]()
-        if training.measures_drift:
-            client_update, drift = split_drift(client_update, message.variables["params"])
-        schedule = cohort.schedule
+        result, drift = train_clients(client, training, plan, hp, message, state, key, cohort)
         counts = CohortCounts(schedule.num_clients, result.num_trained, schedule.weight_fraction)
-        server = call_user_function(
-            "update",
-            update_server,
-            hp=hp,
-            server=state.server,
-            client_update=client_update,
-            counts=counts,
-        )
-        _require_message("update", server)
-        change = jax.tree.map(
-            jnp.subtract, server.variables["params"], state.server.variables["params"]
-        )
-        models = result.outputs if returns_client_models else None
-        info = RoundInfo(result.train_loss, optax.tree.norm(change), models=models, drift=drift)
-        return State(server, result.states, state.round + 1), info
+        arguments = {"hp": hp, "server": server, "client_update": result.update, "counts": counts}
+        new_server = call_user_function("update", update or _update_by_mean_change, **arguments)
+        _require_message("update", new_server)
+        old, new = (record.variables["params"] for record in (server, new_server))
+        update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, new, old))
+        models = result.outputs if training.returns_client_models else None
+        info = RoundInfo(result.train_loss, update_norm, models=models, drift=drift)
+        return State(new_server, result.states, state.round + 1), info
 
     def traffic(hp, state):
+        def make_update(hp, server, client_state):
+            count = jnp.int32(1)
+            info = ClientInfo(jnp.int32(0), count, count, jnp.zeros(0))
+            context = ClientContext(hp, server, info, jax.random.key(0))
+            return client.end(context, client.begin(context, client_state), client_state)[0]
+
         client_state = get_client_row(state.clients, 0)
-        client_update = plan.eval_shape(
-            _make_abstract_client_update(client_algorithm), hp, state.server, client_state
-        )
-        return Traffic(num_bytes(state.server), num_bytes(client_update))
+        upload = plan.eval_shape(make_update, hp, state.server, client_state)
+        return Traffic(num_bytes(state.server), num_bytes(upload))
 
     return Algorithm(
         init=init_state,
@@ -188,369 +160,188 @@ def build_federated_algorithm(
         personal_variables=(lambda hp, state, k: get_client_row(state.clients.variables, k))
         if evaluates_client_model
         else None,
-        extra_passes=client_algorithm.extra_passes,
+        extra_passes=client.extra_passes,
         can_page_state=not evaluates_client_model,
     )
 
 
+def train_clients(
+    client: ClientAlgorithm,
+    training: LocalTraining,
+    plan: ExecutionPlan,
+    hp: HyperParameters,
+    message: Any,
+    state: State,
+    key: jax.Array,
+    cohort: Cohort,
+) -> tuple[CohortResult, dict[str, jax.Array]]:
+    """Train the clients of a round, and measure their drift if the run asks for it.
+
+    Args:
+      client: how a client trains.
+      training: the choices of local training.
+      plan: where the clients run.
+      hp: values of the hyper-parameters by name.
+      message: what the server sends, a record with `variables`.
+      state: the state before the round.
+      key: PRNG key of the round.
+      cohort: schedule and examples of the round.
+
+    Returns:
+      The result of the cohort, and the metrics of client drift by name.
+    """
+    gather_models = training.returns_client_models
+    if not training.measures_drift:
+        args = (client, plan, hp, message, state.clients, key, cohort)
+        return train_cohort(*args, gather_models=gather_models), {}
+    args = (with_drift_sums(client), plan, hp, message, state.clients, key, cohort)
+    result = train_cohort(*args, gather_models=gather_models)
+    update, drift = split_drift(result.update, message.variables["params"])
+    return result._replace(update=update), drift
+
+
 def _require_message(name: str, message: Any) -> None:
-    """Raise ContractError for a server's state, or what it sends, without a model."""
+    """Raise ContractError for a server's state or message without a model."""
     if "params" not in (getattr(message, "variables", None) or {}):
         expected = "a ServerMessage, or what has its `variables`, the model"
         raise ContractError(f"{name} returned {describe_value(message)}: expected {expected}")
 
 
-def _store_trained_model(client_algorithm: ClientAlgorithm) -> ClientAlgorithm:
-    """The same, with the model after local training in the client's state."""
+def _store_trained_model(client: ClientAlgorithm) -> ClientAlgorithm:
+    """Return a client algorithm that stores the model after local training in its state."""
 
     def end(context, local, state):
-        client_update, inner_state, output = client_algorithm.end(context, local, state.inner)
-        return client_update, EvaluatedClientState(inner_state, local.variables), output
+        update, inner_state, output = client.end(context, local, state.inner)
+        return update, EvaluatedClientState(inner_state, local.variables), output
 
-    return client_algorithm._replace(
-        init=lambda hp, variables: EvaluatedClientState(
-            client_algorithm.init(hp, variables), variables
-        ),
-        begin=lambda context, state: client_algorithm.begin(context, state.inner),
+    return client._replace(
+        init=lambda hp, variables: EvaluatedClientState(client.init(hp, variables), variables),
+        begin=lambda context, state: client.begin(context, state.inner),
         end=end,
     )
 
 
-def _output_trained_model(client_algorithm: ClientAlgorithm) -> ClientAlgorithm:
-    """The same, whose output is the model after local training."""
+def _output_trained_model(client: ClientAlgorithm) -> ClientAlgorithm:
+    """Return a client algorithm whose output is the model after local training."""
 
     def end(context, local, state):
-        client_update, state, _ = client_algorithm.end(context, local, state)
-        return client_update, state, local.variables
+        update, state, _ = client.end(context, local, state)
+        return update, state, local.variables
 
-    return client_algorithm._replace(end=end)
+    return client._replace(end=end)
 
 
 def get_server_variables(state: State) -> Tree:
-    """The global model of a method whose server state is a `ServerMessage`."""
+    """Return the global model of a method whose server's state has `variables`.
+
+    Example:
+      >>> from fedjax_het.methods import ServerMessage, State, get_server_variables
+      >>> get_server_variables(State(ServerMessage({"params": 1.0}), clients=(), round=0))
+      {'params': 1.0}
+    """
     return state.server.variables
 
 
 def with_server_variables(state: State, variables: Tree) -> State:
+    """Return the state with another global model.
+
+    Args:
+      state: a state whose server's state has `variables`.
+      variables: variables of the model, `{"params": ..., "state": ...}`.
+
+    Returns:
+      The state with these variables.
+
+    Example:
+      >>> from fedjax_het.methods import ServerMessage, State, with_server_variables
+      >>> state = State(ServerMessage({"params": 1.0}), clients=(), round=0)
+      >>> with_server_variables(state, {"params": 2.0}).server.variables
+      {'params': 2.0}
+    """
     return state._replace(server=state.server._replace(variables=variables))
 
 
-def update_by_mean_change(
-    hp, server: ServerMessage, client_update: ClientUpdate, counts: CohortCounts
-) -> ServerMessage:
-    """FedAvg's server, whose upload is the mean change."""
+def _update_by_mean_change(hp, server, client_update: ClientUpdate, counts: CohortCounts):
+    """Return FedAvg's server after a round."""
     return add_mean_change(hp, server, client_update.mean)
 
 
-def add_mean_change(hp, server: Any, change: Tree) -> Any:
-    """server + server_lr * the clients' mean change; batch-norm statistics with rate 1.
+def add_mean_change(hp: HyperParameters, server: Any, change: Tree) -> Any:
+    """Add the clients' mean change to the global model: w + server_lr * change.
 
-    Raises ContractError unless the change is of the same structure, shapes and types as the model.
+    Batch-norm statistics change with rate 1.
+
+    Args:
+      hp: values of the hyper-parameters, with `server_lr`.
+      server: the server's state, a record with `variables`.
+      change: the mean change, like `server.variables`.
+
+    Returns:
+      The server's state with the new variables.
+
+    Raises:
+      ContractError: if the change has another structure, shape or type than the model.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.methods import ServerMessage, add_mean_change
+      >>> server = ServerMessage({"params": jnp.ones(2), "state": ()})
+      >>> change = {"params": jnp.ones(2), "state": ()}
+      >>> add_mean_change({"server_lr": 0.5}, server, change).variables["params"].tolist()
+      [1.5, 1.5]
     """
-    require_like("update: the mean change", change, dict(server.variables), "the model has them")
-    variables = {
+    variables = dict(server.variables)
+    require_like("update: the mean change", change, variables, "the model has them")
+    return server._replace(variables=add_scaled_variables(variables, hp["server_lr"], change))
+
+
+def add_scaled_variables(variables: dict[str, Tree], lr: Any, change: dict[str, Tree]) -> Tree:
+    """Return variables + lr * change, with rate 1 for batch-norm statistics.
+
+    Args:
+      variables: variables of the model, `{"params": ..., "state": ...}`.
+      lr: learning rate of the parameters, `[]`.
+      change: a tree like `variables`.
+
+    Returns:
+      The new variables.
+    """
+    return {
         name: jax.tree.map(
-            lambda s, u, rate=hp["server_lr"] if name == "params" else 1.0: s + rate * u,
-            part,
-            change[name],
+            lambda v, d, rate=lr if name == "params" else 1.0: v + rate * d, part, change[name]
         )
-        for name, part in server.variables.items()
+        for name, part in variables.items()
     }
-    return server._replace(variables=variables)
 
 
-def model_traffic(hp, state: State) -> Traffic:
-    """Traffic of a method whose clients send one model, and receive one."""
+def model_traffic(hp: HyperParameters, state: State) -> Traffic:
+    """Return the traffic of a method whose clients receive one model and send one.
+
+    Args:
+      hp: values of the hyper-parameters; not read.
+      state: a state whose server's state has `variables`.
+
+    Returns:
+      Bytes per participating client and round.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.methods import ServerMessage, State, model_traffic
+      >>> server = ServerMessage({"params": jnp.zeros(3)}, extra=jnp.zeros(100))
+      >>> model_traffic({}, State(server, clients=(), round=0))
+      Traffic(down=12, up=12, up_per_class=0)
+    """
     size = num_bytes(state.server.variables)
     return Traffic(size, size)
 
 
-def _make_abstract_client_update(client_algorithm: ClientAlgorithm):
-    """Return `(hp, server, state) -> ClientUpdate` of one client, to be evaluated abstractly."""
-
-    def make_client_update(hp, server, state):
-        count = jnp.int32(1)
-        client = ClientInfo(jnp.int32(0), count, count, jnp.zeros(0))
-        context = ClientContext(hp, server, client, jax.random.key(0))
-        return client_algorithm.end(context, client_algorithm.begin(context, state), state)[0]
-
-    return make_client_update
-
-
 def num_bytes(tree: Tree) -> int:
-    """What the arrays of a tree take."""
+    """Return the bytes of all arrays of a tree.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.methods import num_bytes
+      >>> num_bytes({"weights": jnp.zeros((2, 3)), "count": jnp.int32(0)})
+      28
+    """
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
-
-class ServerStepState(NamedTuple):
-    """The server's state of a method with a server step."""
-
-    inner: Tree
-    "The server's state of the method itself."
-    step_state: Tree
-    "State of the server step, carried from round to round."
-
-
-class ServerStepContext(NamedTuple):
-    """What a server step reads of a round."""
-
-    variables_before: Tree
-    "Variables of the global model at the start of the round."
-    variables_after: Tree
-    "Variables of the global model that the method made of its clients' updates."
-    round_index: Any
-    "`[]` int32: index of the round, counted from 0."
-    key: Any
-    "PRNG key of the round."
-    cohort: Cohort
-    "Schedule, examples and inputs of the round."
-    client_models: ClientModels | None
-    "The clients' models after local training, if `LocalTraining.returns_client_models`."
-
-
-def get_server_examples(context: ServerStepContext) -> Examples:
-    """Return the server's examples, for methods whose `AlgorithmSpec` requires them."""
-    assert context.cohort.server_examples is not None
-    return context.cohort.server_examples
-
-
-def with_server_step(
-    algorithm: Algorithm,
-    run_server_step: Callable[[Any, Tree, ServerStepContext], tuple[Tree, Tree]],
-    *,
-    init_step_state: Callable[[Any, Any, Tree], Tree] = lambda hp, key, variables: (),
-    server_batch_size: int = 0,
-) -> Algorithm:
-    """Return `algorithm` with a step of the server on the global model after each round.
-
-    The step's result is evaluated and sent to the clients of the next round. Clients, their state
-    and the traffic are those of `algorithm`.
-
-    Args:
-      algorithm: a method with one global model.
-      run_server_step: `run_server_step(hp, step_state, context) -> (variables, step_state)` with a
-        `ServerStepContext`.
-      init_step_state: `init_step_state(hp, key, variables) -> step_state`, what the step itself
-        carries from round to round.
-      server_batch_size: samples per step of the work, see `Algorithm.server_batch_size`.
-    """
-    get_model, set_model = require_global_model(algorithm)
-
-    def init_state(hp, key, variables, num_clients):
-        state = algorithm.init(hp, key, variables, num_clients)
-        step_state = call_user_function(
-            "init_step_state", init_step_state, hp=hp, key=key, variables=variables
-        )
-        return state._replace(server=ServerStepState(state.server, step_state))
-
-    def round_(hp, state: State, key, cohort: Cohort):
-        new_state, info = algorithm.round(hp, inner_state(state), key, cohort)
-        variables_before, variables_after = (
-            get_model(wrapped_state) for wrapped_state in (inner_state(state), new_state)
-        )
-        context = ServerStepContext(
-            variables_before, variables_after, state.round, key, cohort, info.models
-        )
-        outputs = call_user_function(
-            "run_server_step",
-            run_server_step,
-            hp=hp,
-            step_state=state.server.step_state,
-            context=context,
-        )
-        variables, step_state = unpack_tuple(
-            "run_server_step", outputs, ("variables", "step_state")
-        )
-        new_state = set_model(new_state, variables)
-        info = info._replace(models=None)
-        return new_state._replace(server=ServerStepState(new_state.server, step_state)), info
-
-    def with_global_model(state, variables):
-        inner_server = set_model(inner_state(state), variables).server
-        return state._replace(server=state.server._replace(inner=inner_server))
-
-    get_personal_variables = algorithm.personal_variables
-    personal_variables = (
-        None
-        if get_personal_variables is None
-        else lambda hp, state, k: get_personal_variables(hp, inner_state(state), k)
-    )
-    return algorithm._replace(
-        init=init_state,
-        round=round_,
-        global_model=lambda state: get_model(inner_state(state)),
-        with_global_model=with_global_model,
-        traffic=lambda hp, state: algorithm.traffic(hp, inner_state(state)),
-        personal_variables=personal_variables,
-        server_stages=tuple(_lift_server_stage(work) for work in algorithm.server_stages),
-        server_batch_size=max(algorithm.server_batch_size, server_batch_size),
-        artifacts=lambda state: algorithm.artifacts(inner_state(state)),
-        summary=lambda hp, state: algorithm.summary(hp, inner_state(state)),
-    )
-
-
-def _lift_server_stage(stage: ServerStage) -> ServerStage:
-    """The refined method's work between rounds, on the state as it is kept."""
-
-    def advance(hp, state, key, num_iterations, server_examples=None):
-        inner_server = stage.advance(
-            hp, inner_state(state), key, num_iterations, server_examples
-        ).server
-        return state._replace(server=state.server._replace(inner=inner_server))
-
-    return stage._replace(
-        count_completed=lambda state: stage.count_completed(inner_state(state)), advance=advance
-    )
-
-
-def inner_state(state: State) -> State:
-    """The state as the method that is refined has it."""
-    return state._replace(server=state.server.inner)
-
-
-class DualModelState(NamedTuple):
-    """What a client keeps.
-
-    own: its model, the state of that model's optimiser, if kept, and what the method remembers.
-    optimizer: of its copy of the global model, if kept.
-    """
-
-    personal: ClientTrainState
-    optimizer: Tree
-
-
-def build_dual_model_algorithm(
-    training: LocalTraining,
-    plan: ExecutionPlan,
-    step_personal_model: Callable,
-    *,
-    init_aux: Callable[[dict], Tree] = lambda hp: (),
-) -> Algorithm:
-    """Return FedAvg, whose clients also train a personal model on the same minibatches.
-
-    The personal model is evaluated, and its losses are reported. Traffic: FedAvg's. State: one model
-    per client. Cost: two gradients per step.
-
-    Args:
-      training: the choices of local training, for both models.
-      plan: where the clients run.
-      step_personal_model: `(context, local, new_local, batch) -> (personal, loss)`, a step of the
-        personal model `local.aux`, a `ClientTrainState` that the client stores between rounds and
-        that starts at the initial global model. `local` and `new_local` are the client's copy of
-        the global model before and after its step on this minibatch.
-      init_aux: `init_aux(hp)` is the initial `aux` of the personal model's `ClientTrainState`.
-    """
-    base = make_local_sgd(training)
-
-    def init(hp, variables):
-        optimizer = select_kept_optimizer_state(
-            training, init_local_optimizer(training, hp, variables)
-        )
-        return DualModelState(
-            ClientTrainState(variables, optimizer, init_aux(hp)), base.init(hp, variables)
-        )
-
-    def begin(context, state):
-        local = base.begin(context, state.optimizer)
-        personal = begin_local_training(training, context.hp, *state.personal)
-        return local._replace(aux=personal)
-
-    def step(context, local, batch):
-        new_local, _ = base.step(context, local, batch)
-        personal, loss = step_personal_model(context, local, new_local, batch)
-        return new_local._replace(aux=personal), loss
-
-    def end(context, local, state):
-        client_update, optimizer, output = base.end(context, local, state.optimizer)
-        personal = local.aux._replace(
-            optimizer_state=select_kept_optimizer_state(training, local.aux.optimizer_state)
-        )
-        return client_update, DualModelState(personal, optimizer), output
-
-    return build_federated_algorithm(
-        training, plan, ClientAlgorithm(init, begin, step, end)
-    )._replace(
-        personal_variables=lambda hp, state, k: get_client_row(state.clients.personal.variables, k),
-        can_page_state=False,
-    )
-
-
-PRETRAINING_HYPERPARAMETERS = {"pretrain_lr": HyperParameter(0.01, Bounds(0))}
-
-
-def with_pretraining(
-    algorithm: Algorithm,
-    training: LocalTraining,
-    plan: ExecutionPlan,
-    epochs: int,
-    num_clients: int,
-) -> Algorithm:
-    """`algorithm`, whose first model has seen the server's examples for `epochs` epochs.
-
-    SGD at `pretrain_lr` in batches of local training's size (FSL, section IV-B: 500 epochs at
-    0.01). The method then begins as if that were the first draw of its network: what clients or the
-    server derive from the first model is derived from it.
-    Cost: epochs * ceil(n_0 / batch_size) steps, once; shown and resumed like rounds.
-    """
-
-    get_model, set_model = require_global_model(algorithm)
-
-    def train_on_shard(
-        server_parallelism: ServerParallelism, variables, examples, key, lr, num_epochs, first_epoch
-    ):
-        return train_on_server(
-            training.task,
-            variables,
-            examples,
-            key,
-            batch_size=training.batch_size,
-            lr=lr,
-            epochs=num_epochs,
-            first_epoch=first_epoch,
-            server_parallelism=server_parallelism,
-        )
-
-    def advance(hp, state, key, num_iterations, server_examples: Examples | None):
-        assert server_examples is not None  # a run that pretrains has a server with examples
-        completed_epochs = state.server.step_state
-        start_variables = get_model(inner_state(state))
-        variables = plan.shard_server_work(
-            train_on_shard,
-            start_variables,
-            server_examples,
-            key,
-            hp["pretrain_lr"],
-            num_iterations,
-            completed_epochs,
-        )
-        client_state_leaves = jax.tree.leaves(
-            state.clients
-        )  # of all clients, or of those that are here
-        num_rows = client_state_leaves[0].shape[0] if client_state_leaves else num_clients
-        initial_state = algorithm.init(hp, key, variables, num_rows)
-        continued_state = set_model(inner_state(state), variables)
-        new_inner_state = jax.tree.map(
-            lambda a, b: jnp.where(completed_epochs + num_iterations == epochs, a, b).astype(
-                b.dtype
-            ),
-            initial_state,
-            continued_state,
-        )
-        return new_inner_state._replace(
-            server=ServerStepState(new_inner_state.server, completed_epochs + num_iterations)
-        )
-
-    wrapped_algorithm = with_server_step(
-        algorithm,
-        lambda hp, step_state, context: (context.variables_after, step_state),
-        init_step_state=lambda hp, key, variables: jnp.int32(0),
-        server_batch_size=training.batch_size,
-    )
-    stage = ServerStage(
-        "pretraining",
-        before_round=0,
-        num_iterations=epochs,
-        count_completed=lambda state: int(state.server.step_state),
-        advance=advance,
-    )
-    return wrapped_algorithm._replace(server_stages=(stage, *wrapped_algorithm.server_stages))

@@ -1,9 +1,8 @@
-"""What a method tells of a run when that is done, which must not lose the run.
+"""Checks of the functions of an `Algorithm`: arguments, structures, shapes and types.
 
-What a method brings, checked: which of its functions breaks the contract, and where, a line.
-
-All checks are of shapes and types, made while the program is traced, or of what the host is told:
-none is in the program.
+The checks run while a program is traced, before anything compiles; a compiled program contains none
+of them. A message names the method, the function and the leaf. `artifacts` and `summary` are called
+when a run is done, so their failures are logged and do not lose the run.
 """
 
 import json
@@ -40,308 +39,227 @@ from fedjax_het.utils.config import to_python_scalar, validate_named_tuple
 from fedjax_het.utils.errors import ConfigError, format_value, is_integer_at_least
 
 log = logging.getLogger("fedjax_het")
+Arguments = dict[str, Any]  # by the names of the contract
 
 
-def safe_outputs(
-    name: str, output_name: str, function: Callable, convert_value: Callable
-) -> Callable:
-    """`function`, asked when a run is done: what it fails to tell is left out with a warning, for
-    the run is worth more than that.
+def validate_algorithm(method: str, algorithm: Algorithm) -> Algorithm:
+    """Return the algorithm with functions that raise ContractError if they break the contract.
 
-    value_of: what a result can keep of a value; raises where that is nothing.
+    Args:
+      method: name of the method, for messages.
+      algorithm: the result of the method's `build`.
+
+    Returns:
+      The algorithm, whose functions check their arguments and results while they are traced.
+
+    Raises:
+      ContractError: if a field has a wrong type.
+
+    Example:
+      >>> from fedjax_het.algorithms.checks import validate_algorithm
+      >>> validate_algorithm("mine", None)
+      Traceback (most recent call last):
+        ...
+      fedjax_het.core.client_algorithm.ContractError: method 'mine' built None: expected an
+      Algorithm
     """
-
-    def call_safely(*args):
-        outputs: dict[str, Any] = {}
-        try:
-            raw_outputs = function(*args)
-            if not isinstance(raw_outputs, Mapping):
-                raise ContractError(f"it returned {describe_value(raw_outputs)}: expected a dict")
-        except Exception as error:
-            _warn_omitted(name, f"Algorithm.{output_name}", error)
-            return outputs
-        for key, value in raw_outputs.items():
-            try:
-                outputs[str(key)] = convert_value(value)
-            except Exception as error:
-                _warn_omitted(name, f"Algorithm.{output_name}[{key!r}]", error)
-        return outputs
-
-    return call_safely
-
-
-def _warn_omitted(name: str, output_name: str, error: Exception) -> None:
-    reason = " ".join(str(error).split())[:200]
-    log.warning("method %r: %s is left out of the result: %s", name, output_name, reason)
-
-
-def validate_array(value: Any) -> Any:
-    """An array that a file can keep; ContractError for anything else."""
-    if to_numpy_bits(value).dtype.kind == "O":
-        raise ContractError(f"it is {describe_value(value)}: expected an array")
-    return value
-
-
-def validate_json(value: Any) -> Any:
-    """A value as JSON has it; an error for one that it has not."""
-    value = value.tolist() if hasattr(value, "tolist") else value
-    json.dumps(value)
-    return value
-
-
-def validate_algorithm(name: str, algorithm: Algorithm) -> Algorithm:
-    """The same, whose functions say which of them breaks the contract, and of which method.
-
-    All checks are of shapes and types, made while the program is traced: none is in the program.
-    """
-    if not isinstance(algorithm, Algorithm):
-        raise ContractError(
-            f"method {name!r} built {describe_value(algorithm)}: expected an Algorithm"
-        )
-    algorithm = _validate_field_types(name, algorithm)
-
-    add_method_name = partial(_add_method_name, name)
-
-    def init(hp, key, variables, num_clients):
-        state = call_user_function(
-            "Algorithm.init",
-            algorithm.init,
-            hp=hp,
-            key=key,
-            variables=variables,
-            num_clients=num_clients,
-        )
-        _require_state("Algorithm.init", state)
-        return state
-
-    def round_(hp, state, key, cohort):
-        round_output = call_user_function(
-            "Algorithm.round", algorithm.round, hp=hp, state=state, key=key, cohort=cohort
-        )
-        new_state, info = unpack_tuple("Algorithm.round", round_output, ("state", "info"))
-        _require_state("Algorithm.round", new_state)
-        require_like("Algorithm.round: state", new_state, state, "what `init` made")
-        if not isinstance(info, RoundInfo):
-            raise ContractError(
-                f"Algorithm.round: info is {describe_value(info)}: expected a RoundInfo"
-            )
-        require_scalar("Algorithm.round: info.train_loss", info.train_loss)
-        require_scalar("Algorithm.round: info.update_norm", info.update_norm)
-        _validate_records(info.records, algorithm.record_shapes)
-        return new_state, info
-
-    def global_model(state):
-        assert algorithm.global_model is not None
-        name = "Algorithm.global_model"
-        variables = call_user_function(name, algorithm.global_model, state=state)
-        return _require_variables(name, variables)
-
-    def with_global_model(state, variables):
-        assert algorithm.with_global_model is not None
-        name = "Algorithm.with_global_model"
-        new_state = call_user_function(
-            name, algorithm.with_global_model, state=state, variables=variables
-        )
-        require_like(f"{name}: state", new_state, state, "the state given")
-        return new_state
-
-    def traffic(hp, state):
-        name = "Algorithm.traffic"
-        traffic_count = call_user_function(name, algorithm.traffic, hp=hp, state=state)
-        return _require_bytes(name, traffic_count, Traffic)
-
-    def initial_traffic(federation_data):
-        name = "Algorithm.initial_traffic"
-        traffic_count = call_user_function(
-            name, algorithm.initial_traffic, federation_data=federation_data
-        )
-        return _require_bytes(name, traffic_count, InitialTraffic)
-
-    def personal_variables(hp, state, k):
-        assert algorithm.personal_variables is not None
-        name = "Algorithm.personal_variables"
-        variables = call_user_function(name, algorithm.personal_variables, hp=hp, state=state, k=k)
-        return _require_variables(name, variables)
-
-    def record_shapes(num_clients):
-        shapes = call_user_function(
-            "Algorithm.record_shapes", algorithm.record_shapes, num_clients=num_clients
-        )
-        if not isinstance(shapes, dict):
-            raise ContractError(
-                f"Algorithm.record_shapes returned {describe_value(shapes)}: expected a dict"
-            )
-        return shapes
-
-    has_global_model = algorithm.global_model is not None
-    return algorithm._replace(
-        init=add_method_name(init),
-        round=add_method_name(round_),
-        global_model=add_method_name(global_model) if has_global_model else None,
-        with_global_model=add_method_name(with_global_model)
-        if algorithm.with_global_model
-        else None,
-        traffic=add_method_name(traffic),
-        initial_traffic=add_method_name(initial_traffic),
-        record_shapes=add_method_name(record_shapes),
-        artifacts=safe_outputs(name, "artifacts", algorithm.artifacts, validate_array),
-        summary=safe_outputs(name, "summary", algorithm.summary, validate_json),
-        personal_variables=add_method_name(personal_variables)
-        if algorithm.personal_variables
-        else None,
+    _require(
+        isinstance(algorithm, Algorithm), f"method {method!r} built", algorithm, "an Algorithm"
+    )
+    try:
+        algorithm = validate_named_tuple("Algorithm", algorithm)
+        parts = (*algorithm.server_stages, *algorithm.round_inputs)
+        for part in (*parts, algorithm.fine_tuning, algorithm.condensation_work):
+            if part is not None:
+                validate_named_tuple(type(part).__name__, part)
+    except ConfigError as error:
+        raise ContractError(f"method {method!r}: {error}") from None
+    return _with_checks(method, "Algorithm", algorithm)._replace(
+        artifacts=_with_warnings(method, "artifacts", algorithm.artifacts, _require_array),
+        summary=_with_warnings(method, "summary", algorithm.summary, _to_json),
         round_inputs=tuple(
-            round_input._replace(make_inputs=add_method_name(_validate_make_inputs(round_input)))
-            for round_input in algorithm.round_inputs
+            _with_checks(method, f"RoundInput({part.name!r})", part)
+            for part in algorithm.round_inputs
         ),
         server_stages=tuple(
-            stage._replace(
-                advance=add_method_name(_validate_advance(stage)),
-                count_completed=add_method_name(_validate_count_completed(stage)),
-            )
-            for stage in algorithm.server_stages
+            _with_checks(method, f"ServerStage({part.name!r})", part)
+            for part in algorithm.server_stages
         ),
     )
 
 
-def _add_method_name(name: str, function: Callable) -> Callable:
-    """`function`, whose errors name the method."""
-
-    def call_with_method_name(*args):
-        try:
-            return function(*args)
-        except ContractError as error:
-            if str(error).startswith("method "):  # of one that this one is put over
-                raise
-            if isinstance(error, ClientError):
-                raise ClientError(f"method {name!r}, {error}") from error.__cause__
-            raise ContractError(f"method {name!r}: {error}") from error
-        except Exception as error:
-            if not hasattr(error, "__notes__") or "in method" not in error.__notes__[-1]:
-                error.add_note(f"in method {name!r}")
-            raise
-
-    return call_with_method_name
+def _require(condition: bool, subject: str, value: Any, expected: str) -> None:
+    if not condition:
+        raise ContractError(f"{subject} {describe_value(value)}: expected {expected}")
 
 
-def _validate_advance(stage: ServerStage) -> Callable:
-    def advance(hp, state, key, num_iterations, server_examples=None):
-        name = f"ServerStage({stage.name!r}).advance"
-        new_state = call_user_function(
-            name,
-            stage.advance,
-            hp=hp,
-            state=state,
-            key=key,
-            num_iterations=num_iterations,
-            server_examples=server_examples,
-        )
-        require_like(f"{name}: state", new_state, state, "the state given")
-        return new_state
-
-    return advance
+# Each check is `check(name, output, arguments, record) -> output`; `record` holds the function.
 
 
-def _validate_count_completed(stage: ServerStage) -> Callable:
-    def count_completed(state):
-        name = f"ServerStage({stage.name!r}).count_completed"
-        completed = to_python_scalar(call_user_function(name, stage.count_completed, state=state))
-        if not is_integer_at_least(completed, 0):
-            raise ContractError(
-                f"{name} returned {describe_value(completed)}: expected a whole number"
-            )
-        return int(completed)
-
-    return count_completed
+def _check_state(name: str, state: Any, arguments: Arguments, record: Algorithm) -> State:
+    _require(isinstance(state, State), f"{name}: state is", state, "a State")
+    is_count = getattr(state.round, "dtype", None) == np.int32 and np.shape(state.round) == ()
+    _require(is_count, f"{name}: state.round is", state.round, "an int32 scalar")
+    return state
 
 
-def _validate_make_inputs(round_input: RoundInput) -> Callable:
-    def make_inputs(federations):
-        name = f"RoundInput({round_input.name!r}).make_inputs"
-        inputs = call_user_function(name, round_input.make_inputs, federations=federations)
-        num_federations = len(federations)
-        if not isinstance(inputs, list | tuple) or len(inputs) != num_federations:
-            kind = f"{len(inputs)} of them" if isinstance(inputs, list) else describe_value(inputs)
-            expected = f"a list of {num_federations}, one for each federation"
-            raise ContractError(f"{name} returned {kind}: expected {expected}")
-        for path, leaf in jax.tree_util.tree_leaves_with_path(list(inputs)):
-            if not (hasattr(leaf, "dtype") or isinstance(leaf, int | float)):
-                tree_path = jax.tree_util.keystr(path)
-                raise ContractError(
-                    f"{name}: {tree_path} is {describe_value(leaf)}: expected an array"
-                )
-        return list(inputs)
-
-    return make_inputs
-
-
-def _validate_field_types(name: str, algorithm: Algorithm) -> Algorithm:
-    """The algorithm, whose fields, and those of its parts, are of their annotations' kinds."""
-    try:
-        algorithm = validate_named_tuple("Algorithm", algorithm)
-        for component in (
-            *algorithm.server_stages,
-            *algorithm.round_inputs,
-            algorithm.fine_tuning,
-            algorithm.condensation_work,
-        ):
-            if component is not None:
-                validate_named_tuple(type(component).__name__, component)
-    except ConfigError as error:
-        raise ContractError(f"method {name!r}: {error}") from None
-    return algorithm
+def _check_round(
+    name: str, output: Any, arguments: Arguments, record: Algorithm
+) -> tuple[State, RoundInfo]:
+    state, info = unpack_tuple(name, output, ("state", "info"))
+    _check_state(name, state, arguments, record)
+    require_like(f"{name}: state", state, arguments["state"], "what `init` made")
+    _require(isinstance(info, RoundInfo), f"{name}: info is", info, "a RoundInfo")
+    require_scalar(f"{name}: info.train_loss", info.train_loss)
+    require_scalar(f"{name}: info.update_norm", info.update_norm)
+    names, shapes = sorted(info.records), record.record_shapes(1)
+    source = "as `Algorithm.record_shapes` says"
+    if names != sorted(shapes):
+        expected = f"{sorted(shapes)}, {source}"
+        raise ContractError(f"{name}: info.records has {names}: expected {expected}")
+    for key, leaf in info.records.items():
+        # The number of clients is not known here: the shape must be right for some number.
+        shape = np.shape(leaf)
+        is_valid = any(tuple(record.record_shapes(k)[key]) == shape for k in {1, *shape})
+        expected = f"the shape {shapes[key]}, {source} of one client"
+        _require(is_valid, f"{name}: info.records[{key!r}] is", leaf, expected)
+    return state, info
 
 
-def _require_bytes(
-    name: str, traffic_count: Any, kind: type[Traffic] | type[InitialTraffic]
-) -> Any:
-    """`found`, with whole numbers for NumPy's."""
-    if not isinstance(traffic_count, Traffic | InitialTraffic) or type(traffic_count) is not kind:
-        raise ContractError(
-            f"{name} returned {describe_value(traffic_count)}: expected a {kind.__name__}"
-        )
-    values = [to_python_scalar(value) for value in traffic_count]
-    for field, value in zip(traffic_count._fields, values, strict=True):
-        is_real_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        if not (is_real_number and 0 <= value < math.inf):
-            raise ContractError(
-                f"{name}: {field} = {format_value(value)}: expected a number of bytes"
-            )
-    return kind(*values)
+def _check_new_state(name: str, state: Any, arguments: Arguments, record: Any) -> Any:
+    require_like(f"{name}: state", state, arguments["state"], "the state given")
+    return state
 
 
-def _require_variables(name: str, variables: Any) -> Any:
-    if not isinstance(variables, Mapping) or {"params", "state"} - set(variables):
-        kind = describe_value(variables)
-        raise ContractError(
-            f"{name} returned {kind}: expected variables, a dict of params and state"
-        )
+def _check_variables(name: str, variables: Any, arguments: Arguments, record: Algorithm) -> Any:
+    is_valid = isinstance(variables, Mapping) and {"params", "state"} <= set(variables)
+    expected = "variables, a dict of params and state"
+    _require(is_valid, f"{name} returned", variables, expected)
     return variables
 
 
-def _require_state(name: str, state: Any) -> None:
-    if not isinstance(state, State):
-        raise ContractError(f"{name}: state is {describe_value(state)}: expected a State")
-    dtype = getattr(state.round, "dtype", None)
-    if dtype is None or np.shape(state.round) != () or dtype != np.int32:
-        raise ContractError(
-            f"{name}: state.round is {describe_value(state.round)}: expected an int32 scalar"
-        )
+def _check_traffic(
+    kind: Any, name: str, traffic: Any, arguments: Arguments, record: Algorithm
+) -> Any:
+    _require(type(traffic) is kind, f"{name} returned", traffic, f"a {kind.__name__}")
+    traffic = kind(*map(to_python_scalar, traffic))
+    for field, value in traffic._asdict().items():
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if not (is_number and 0 <= value < math.inf):
+            text = format_value(value)
+            raise ContractError(f"{name}: {field} = {text}: expected a number of bytes")
+    return traffic
 
 
-def _validate_records(
-    records: dict[str, Any], get_record_shapes: Callable[[int], dict[str, tuple[int, ...]]]
-) -> None:
-    """How many clients there are is not known here: a shape must be right for some number."""
-    single_client_shapes = get_record_shapes(1)
-    if records.keys() != single_client_shapes.keys():
-        raise ContractError(
-            f"Algorithm.round: info.records has {sorted(records)}: expected {sorted(single_client_shapes)}, as "
-            "`Algorithm.record_shapes` says"
-        )
-    for name, leaf in records.items():
-        shape = np.shape(leaf)
-        if not any(tuple(get_record_shapes(count)[name]) == shape for count in {1, *shape}):
-            raise ContractError(
-                f"Algorithm.round: info.records[{name!r}] is {describe_value(leaf)}: expected the shape "
-                f"{single_client_shapes[name]}, as `Algorithm.record_shapes` says of one client"
-            )
+def _check_dict(name: str, value: Any, arguments: Arguments, record: Algorithm) -> dict:
+    _require(isinstance(value, dict), f"{name} returned", value, "a dict")
+    return value
+
+
+def _check_inputs(name: str, inputs: Any, arguments: Arguments, record: RoundInput) -> list:
+    count = len(arguments["federations"])
+    if not isinstance(inputs, list | tuple) or len(inputs) != count:
+        found = f"{len(inputs)} of them" if isinstance(inputs, list) else describe_value(inputs)
+        expected = f"a list of {count}, one for each federation"
+        raise ContractError(f"{name} returned {found}: expected {expected}")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(list(inputs)):
+        is_array = hasattr(leaf, "dtype") or isinstance(leaf, int | float)
+        _require(is_array, f"{name}: {jax.tree_util.keystr(path)} is", leaf, "an array")
+    return list(inputs)
+
+
+def _check_count(name: str, count: Any, arguments: Arguments, record: ServerStage) -> int:
+    count = to_python_scalar(count)
+    _require(is_integer_at_least(count, 0), f"{name} returned", count, "a whole number")
+    return int(count)
+
+
+# By record and field: the arguments of the function, and the check of its output.
+_CONTRACT: dict[type, dict[str, tuple[str, Callable]]] = {
+    Algorithm: {
+        "init": ("hp key variables num_clients", _check_state),
+        "round": ("hp state key cohort", _check_round),
+        "global_model": ("state", _check_variables),
+        "with_global_model": ("state variables", _check_new_state),
+        "personal_variables": ("hp state k", _check_variables),
+        "traffic": ("hp state", partial(_check_traffic, Traffic)),
+        "initial_traffic": ("federation_data", partial(_check_traffic, InitialTraffic)),
+        "record_shapes": ("num_clients", _check_dict),
+    },
+    RoundInput: {"make_inputs": ("federations", _check_inputs)},
+    ServerStage: {
+        "advance": ("hp state key num_iterations server_examples", _check_new_state),
+        "count_completed": ("state", _check_count),
+    },
+}
+
+
+def _with_checks(method: str, name: str, record: Any) -> Any:
+    """Return an `Algorithm`, `RoundInput` or `ServerStage` with functions that are checked."""
+    checked = {
+        field: _with_check(method, f"{name}.{field}", record, field, arguments.split(), check)
+        for field, (arguments, check) in _CONTRACT[type(record)].items()
+        if getattr(record, field) is not None
+    }
+    return record._replace(**checked)
+
+
+def _with_check(
+    method: str, name: str, record: Any, field: str, argument_names: list[str], check: Callable
+) -> Callable:
+    function = getattr(record, field)
+
+    def call(*values):
+        arguments = dict(zip(argument_names, values, strict=True))
+        try:
+            return check(name, call_user_function(name, function, **arguments), arguments, record)
+        except ContractError as error:
+            if str(error).startswith("method "):  # of a wrapped method
+                raise
+            if isinstance(error, ClientError):
+                raise ClientError(f"method {method!r}, {error}") from error.__cause__
+            raise ContractError(f"method {method!r}: {error}") from error
+        except Exception as error:
+            if "in method" not in getattr(error, "__notes__", [""])[-1]:
+                error.add_note(f"in method {method!r}")
+            raise
+
+    return call
+
+
+def _with_warnings(method: str, field: str, function: Callable, convert: Callable) -> Callable:
+    """Return a function that logs its failures and passes each output to `convert`."""
+
+    def warn(output: str, error: Exception) -> None:
+        name, reason = f"Algorithm.{field}{output}", " ".join(str(error).split())[:200]
+        log.warning("method %r: %s is left out of the result: %s", method, name, reason)
+
+    def call(*args):
+        converted: dict[str, Any] = {}
+        try:
+            outputs = function(*args)
+            _require(isinstance(outputs, Mapping), "it returned", outputs, "a dict")
+        except Exception as error:
+            warn("", error)
+            return converted
+        for key, value in outputs.items():
+            try:
+                converted[str(key)] = convert(value)
+            except Exception as error:
+                warn(f"[{key!r}]", error)
+        return converted
+
+    return call
+
+
+def _require_array(value: Any) -> Any:
+    """Return an array that a file can store; raise ContractError for another value."""
+    _require(to_numpy_bits(value).dtype.kind != "O", "it is", value, "an array")
+    return value
+
+
+def _to_json(value: Any) -> Any:
+    """Return a value as JSON represents it; raise TypeError if JSON cannot."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    json.dumps(value)
+    return value

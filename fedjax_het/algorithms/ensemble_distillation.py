@@ -1,4 +1,4 @@
-"""What the methods that distil the clients' models into the server's share."""
+"""Parts of methods whose server combines or distills the clients' models."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,11 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.algorithms.base import Algorithm
-from fedjax_het.algorithms.builders import ServerStepContext, get_server_examples, with_server_step
+from fedjax_het.algorithms.server_step import (
+    ServerStepContext,
+    get_server_examples,
+    with_server_step,
+)
 from fedjax_het.core.client_loop import ClientModels
 from fedjax_het.core.distillation import distill_student
 from fedjax_het.core.execution_plan import ExecutionPlan
@@ -26,19 +30,25 @@ Tree = Any
 
 @dataclass(frozen=True)
 class DistillationOptions(Config):
+    """Choices of the student's training."""
+
     distill_epochs: NonNegativeInt = 20
-    "Over the server's examples, each round."
+    "Epochs over the server's examples in each round."
     distill_batch_size: PositiveInt = 128
-    "Of the server's examples."
+    "Number of the server's examples in a minibatch."
 
 
 class TeacherModels(NamedTuple):
-    """Of whom an ensemble is made."""
+    """Models of an ensemble."""
 
     client_models: ClientModels
-    variables_before: Tree  # the variables that the round started from
-    variables_after: Tree  # those that the base made of its clients' work
-    loops: LoopRunner = WHOLE_LOOPS  # runs the long loops over the models
+    "The round's clients' models after local training."
+    variables_before: Tree
+    "Variables of the global model at the start of the round."
+    variables_after: Tree
+    "Variables of the global model after the base's round."
+    loops: LoopRunner = WHOLE_LOOPS
+    "Runs the long loops over the models."
 
 
 def with_ensemble_step(
@@ -48,13 +58,22 @@ def with_ensemble_step(
     combine_models: Callable[[Any, ServerStepContext, ClientModels], Tree],
     server_batch_size: int,
 ) -> Algorithm:
-    """`base`, whose global model becomes `refine(hp, round, models)` of all its clients' models."""
+    """Return `base` with a server step that reads all models of the round's clients.
+
+    Args:
+      training: the choices of local training.
+      plan: where the clients run.
+      base: `base(training, plan)`, a method whose rounds can return the clients' models.
+      combine_models: `combine_models(hp, context, client_models) -> variables` of the global model.
+      server_batch_size: samples per step of the server's work.
+
+    Returns:
+      The method.
+    """
     algorithm = base(training._replace(returns_client_models=True), plan)
 
     def run_server_step(hp, step_state, context: ServerStepContext):
-        assert context.client_models is not None, (
-            "the base is not one that hands out its clients' models"
-        )
+        assert context.client_models is not None, "the base does not return its clients' models"
         return combine_models(hp, context, context.client_models), step_state
 
     return with_server_step(algorithm, run_server_step, server_batch_size=server_batch_size)
@@ -70,62 +89,53 @@ def build_distillation_algorithm(
     *,
     make_swa_predicate: Callable[[int], Callable | None] = lambda num_steps: None,
 ) -> Algorithm:
-    """`base`, whose global model learns each round what an ensemble says of the server's examples.
+    """Return `base`, whose global model learns an ensemble's predictions in each round.
 
-    A round in which no client has data teaches nothing.
+    The server's examples are the inputs. A round in which no client has data changes nothing.
 
     Args:
-      ensemble(hp, teachers, images, key) -> targets, `[n, C]` probabilities, each of its image
-        by itself; it may see a part of the server's.
-      optimizer(hp, num_steps); collects(num_steps): see `distill_student`.
-    """
-    task = training.task
+      training: the choices of local training.
+      plan: where the clients run, and the devices that share the server's work.
+      base: `base(training, plan)`, a method whose rounds can return the clients' models.
+      predict_ensemble: `predict_ensemble(hp, teachers, images, key) -> targets`, probabilities
+        `[n, C]`, each of its image alone. The images may be a part of the server's.
+      make_optimizer: `make_optimizer(hp, num_steps)`, the student's optimizer.
+      options: choices of the student's training.
+      make_swa_predicate: `make_swa_predicate(num_steps)`, the steps that stochastic weight
+        averaging includes, see `distill_student`; None: the last model is returned.
 
-    def distill_round(hp, context: ServerStepContext, client_models: ClientModels):
-        images = get_server_examples(context).images
-        key = fold_in_purpose(context.key, Purpose.SERVER)
-        variables_before, variables_after = context.variables_before, context.variables_after
-        return plan.shard_server_work(
-            distill_on_shard,
-            hp,
-            variables_before,
-            variables_after,
-            client_models,
-            images,
-            key,
-            loops=context.cohort.loops,
-        )
+    Returns:
+      The method.
+    """
 
     def distill_on_shard(
-        server_parallelism: ServerParallelism,
-        hp,
-        variables_before,
-        variables_after,
-        client_models: ClientModels,
-        images,
-        key,
+        parallelism: ServerParallelism, hp, before, after, models: ClientModels, images, key
     ):
         draw_key, key = jax.random.split(key)
-        batch_size = options.distill_batch_size
-        num_steps = options.distill_epochs * count_steps_per_epoch(len(images), batch_size)
-        teachers = TeacherModels(
-            client_models, variables_before, variables_after, server_parallelism.loops
-        )
-        targets = server_parallelism.map_samples(
+        epochs, batch_size = options.distill_epochs, options.distill_batch_size
+        num_steps = epochs * count_steps_per_epoch(len(images), batch_size)
+        teachers = TeacherModels(models, before, after, parallelism.loops)
+        targets = parallelism.map_samples(
             lambda images: predict_ensemble(hp, teachers, images, draw_key), images
         )
         return distill_student(
-            task,
-            variables_after,
+            training.task,
+            after,
             images,
             targets,
             key,
             optimizer=make_optimizer(hp, num_steps),
             batch_size=batch_size,
-            epochs=jnp.where(client_models.is_present.any(), options.distill_epochs, 0),
-            max_epochs=options.distill_epochs,
+            epochs=jnp.where(models.is_present.any(), epochs, 0),
+            max_epochs=epochs,
             is_averaged_step=make_swa_predicate(num_steps),
-            server_parallelism=server_parallelism,
+            server_parallelism=parallelism,
         )
+
+    def distill_round(hp, context: ServerStepContext, models: ClientModels):
+        key = fold_in_purpose(context.key, Purpose.SERVER)
+        before_and_after = (context.variables_before, context.variables_after)
+        args = (hp, *before_and_after, models, get_server_examples(context).images, key)
+        return plan.shard_server_work(distill_on_shard, *args, loops=context.cohort.loops)
 
     return with_ensemble_step(training, plan, base, distill_round, options.distill_batch_size)

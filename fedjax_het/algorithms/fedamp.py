@@ -21,19 +21,15 @@ from fedjax_het.algorithms.client_attention import (
     median_over_pairs,
     mix_models,
 )
-from fedjax_het.algorithms.separate import (
+from fedjax_het.algorithms.client_state import (
     Initialization,
-    PersonalModelState,
     compute_rms_change,
     get_client_model,
     init_personal_models,
-    make_personal_model_end,
-    make_personal_model_init,
+    make_personal_client,
 )
 from fedjax_het.algorithms.spec import AlgorithmSpec
-from fedjax_het.core.client_algorithm import ClientAlgorithm
 from fedjax_het.core.client_loop import Cohort, train_cohort
-from fedjax_het.core.contract_checks import with_contract_checks
 from fedjax_het.core.device_exchange import get_client_row
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.gradient_diagnostics import ClientDiagnostics, measure_client_losses
@@ -54,25 +50,28 @@ _FLGO = {**_PAPER, "scale": "absolute"}
 
 @dataclass(frozen=True)
 class HeurFedAMPOptions(Config):
-    """See `fedamp` for what each is."""
+    """Choices of HeurFedAMP."""
 
     PRESETS = {"relative": {}, "paper": _PAPER, "flgo": _FLGO}  # noqa: RUF012
 
     preset: str = "relative"
     scale: Literal["relative", "absolute"] = "relative"
-    "Units of sigma, alpha and lambda: the distances between the round's models, or none."
+    """Units of sigma, alpha and lambda: "relative", distances between the round's models;
+    "absolute", none."""
     initialisation: Initialization = "shared"
-    "Whether clients start from one model or each from its own."
+    '"shared": all clients start from one model; "independent": each from its own.'
     start: Literal["received", "own"] = "received"
-    "What local training starts from: the mixture received, or the client's own model."
+    "Model that local training starts from: the received mixture, or the client's own."
     prox: Literal["coupled", "decoupled"] = "decoupled"
-    "Whether the pull towards the mixture is lambda / alpha_k or lambda."
+    'Weight of the pull to the mixture: "coupled", lambda / alpha_k; "decoupled", lambda.'
     history: bool = False
     "Whether the weights of every round are recorded."
 
 
 @dataclass(frozen=True)
 class FedAMPOptions(HeurFedAMPOptions):
+    """Choices of FedAMP."""
+
     PRESETS = {  # noqa: RUF012
         "eq5": {},
         "paper": _PAPER,
@@ -82,132 +81,134 @@ class FedAMPOptions(HeurFedAMPOptions):
 
     preset: str = "eq5"
     prox: Literal["coupled", "decoupled"] = "coupled"
-    "Whether the pull towards the mixture is lambda / alpha_k or lambda."
+    'Weight of the pull to the mixture: "coupled", lambda / alpha_k; "decoupled", lambda.'
     guard: AttentionGuard = "step"
-    "What becomes of an alpha that makes weights negative."
+    """Treatment of an alpha that makes weights negative: "step", one smaller alpha; "rows", one for
+    each client."""
     attention: Literal["exponential", "scad", "mcp"] = "exponential"
-    "The function A of squared distances."
+    "Attention function A of squared distances."
 
 
 @dataclass(frozen=True)
 class FedAMPHyperParameters(Config):
+    """Numbers of FedAMP and HeurFedAMP."""
+
     alpha: PositiveFloat = 1.0
-    "Step along the pair terms, in round 0."
+    "Step along the pair terms in round 0."
     sigma: PositiveFloat = 1.0
-    "Width of the attention; of HeurFedAMP how sharply it tells cosines apart."
+    "Width of the attention; in HeurFedAMP the sharpness of the softmax of cosines."
     prox_lambda: NonNegativeFloat = 0.1
-    "Of the pull towards the mixture."
+    "Weight of the pull to the mixture."
     alpha_decay: PositiveFloat = 1.0
-    "What alpha is multiplied by, every `alpha_every` rounds."
+    "Factor of alpha after every `alpha_every` rounds."
     alpha_every: PositiveFloat = 30.0
-    "Rounds between."
+    "Number of rounds from one decay of alpha to the next."
     self_weight: UnitInterval | None = None
-    "HeurFedAMP's alone."
+    "A client's weight of its own model; of HeurFedAMP only."
 
 
 class FedAMPServerState(NamedTuple):
-    """What the server made of the clients' models for their round.
-
-    received [K, ...]: u_i. weights [K, K]: xi. pull: [K] the coefficients of the proximal gradient.
-    """
+    """Messages of the server for the clients of the last round."""
 
     received: Tree
+    "`[K, ...]`: mixtures u_i."
     weights: jax.Array
+    "`[K, K]`: xi."
     proximal_weights: jax.Array
+    "`[K]`: coefficients of the proximal gradients."
 
 
 def fedamp(
     training: LocalTraining, plan: ExecutionPlan, *, options: FedAMPOptions = FedAMPOptions()
 ) -> Algorithm:
-    """Algorithm 1: the server sends client i its own mixture of all models,
+    """FedAMP: each client receives its own mixture of similar models (Algorithm 1).
 
         u_i = sum_j xi_ij w_j,  xi_ij = alpha_k A'(||w_i - w_j||^2),
         A'(t) = exp(-t / sigma) / sigma,
 
-    xi_ii what is left of 1; the client approximates argmin F_i(w) + lambda / (2 alpha_k)
-    ||w - u_i||^2 by SGD on its data. alpha_k is alpha * alpha_decay^floor(k / alpha_every).
-    A true gradient of the pair terms has a factor 2 that Eq. 5 drops.
+    xi_ii is the rest of 1. The client approximates argmin F_i(w) + lambda / (2 alpha_k)
+    ||w - u_i||^2 by SGD on its data. alpha_k is alpha * alpha_decay^floor(k / alpha_every) in round
+    k. A true gradient of the pair terms has a factor 2 that Eq. 5 drops.
 
-    Options; the paper's own values are in an appendix that could not be read:
-      scale: "absolute" takes sigma, alpha and lambda as they are. "relative" takes sigma in units
-        of the median squared distance of the round, alpha and lambda in units of sigma / (K - 1),
-        with which no weight is negative up to alpha = 1 whatever the models: the distances of
-        networks differ by orders of magnitude, and a sigma that does not fit them stops all
-        collaboration.
-      guard: what becomes of an alpha that makes weights negative, see `attention`.
-      prox: "coupled", lambda / alpha_k as in the paper, with the alpha_k that the guard left
-        ("rows": each client's own); "decoupled", lambda itself.
-      start: local training starts from "received" (u_i) or from the client's "own" model (w_i).
-        The paper leaves it open; where the pull is weak it decides whether clients collaborate.
+    Options:
+      scale: "absolute" uses sigma, alpha and lambda as they are. "relative" measures sigma in units
+        of the round's median squared distance, alpha and lambda in units of sigma / (K - 1). Then
+        no weight is negative up to alpha = 1 for any models. The distances of networks differ by
+        orders of magnitude, and a sigma that does not fit them stops all collaboration.
+      guard: treatment of an alpha that makes weights negative, see `compute_attention`.
+      prox: "coupled", lambda / alpha_k as in the paper, with the alpha_k after the guard ("rows":
+        each client's own); "decoupled", lambda.
+      start: local training starts from "received" (u_i) or from the client's "own" model (w_i). The
+        paper does not state it. With a weak pull it decides whether clients collaborate.
       initialisation: "shared", or "independent" as in Algorithm 1.
-      attention: A; besides the paper's choice the two that it names, see `collaboration`.
+      attention: A, the paper's choice or the two others that it names.
       history: record the weights of every round, `collaboration` [K, K].
-    Presets of them, and of the numbers:
-      "eq5" (default): Eq. 5 with sigma 1 and alpha 1 (relative), so that weights are symmetric,
-        the guard has nothing to do and no client's own weight is negative; lambda 0.1 coupled;
-        shared initialisation. Departs from Algorithm 1 in the last: the average of networks that
-        were drawn apart is no network, and learning starts late.
-      "paper": the same with Algorithm 1's independent initialisation.
+    Presets of the options and of the numbers:
+      "eq5" (default): Eq. 5 with sigma 1 and alpha 1 (relative), so that weights are symmetric, the
+        guard does nothing and no client's own weight is negative; lambda 0.1 coupled; shared
+        initialization. The last departs from Algorithm 1: the average of networks that were drawn
+        apart is no network, and learning starts late.
+      "paper": "eq5" with Algorithm 1's independent initialization.
       "rows": sigma 0.2 and alpha 25 (relative), which the guard "rows" always bounds: own weights
         are then 0, rows are softmaxes of -d / sigma, not symmetric, and neither theorem applies; a
-        decoupled pull of 0.1. It tells clients apart more sharply.
+        decoupled pull of 0.1. It separates clients more sharply.
       "flgo": the values of that public code (sigma 25, alpha 1e4, a tenth every 30 rounds) in
-        Algorithm 1 as it stands (absolute, coupled, independent), with the guard "step".
+        Algorithm 1 (absolute, coupled, independent), with the guard "step".
 
-    With `RunSpec.gradient_gaps` every so many rounds G(W) of Eq. 1 is measured before a round,
-    sum_i F_i(w_i) + lambda sum_(i<j) A(||w_i - w_j||^2) over all clients' training data
-    (`objective`), and the length of its gradient (`objective_gradient`), which Theorems 1 and 2
-    bound; in the relative scale with the sigma and lambda of that round.
+    With `RunSpec.gradient_gaps` the objective G(W) of Eq. 1 over all clients' training data is
+    measured before a round, sum_i F_i(w_i) + lambda sum_(i<j) A(||w_i - w_j||^2) (`objective`), and
+    the norm of its gradient (`objective_gradient`), which Theorems 1 and 2 bound. The relative
+    scale uses the sigma and lambda of that round.
 
-    Everybody takes part in the paper. With less participation the server mixes the models that it
-    was sent last; models that were never trained count for nothing once others were.
-    Scored: "client" (w_i) or "received" (u_i, of the round that ended).
-    Traffic: one model each way. State: two models per client. Cost besides training: two products
-    of K x P with K, the one for distances shared by devices.
+    Evaluated: "client" (w_i) or "received" (u_i of the last round). Traffic: one model each way.
+    State: two models per client. Cost besides training: two products of K x P with K; the devices
+    share the one for distances.
+
+    Departures from the paper: all clients take part there. With less participation the server mixes
+    the last model of each client; models that were never trained do not count once others were. The
+    paper's own values are in an appendix that could not be read.
+
+    Args:
+      training: the choices of local training.
+      plan: where the clients run, and the devices that share the distances.
+      options: choices of the method.
+
+    Returns:
+      The method, which has no global model.
     """
+    function = ATTENTION_FUNCTIONS[options.attention]
 
     def compute_scales(hp, distances, is_included):
-        """sigma, and the unit of alpha and lambda."""
+        """Return sigma, and the unit of alpha and lambda."""
         if options.scale == "absolute":
             return hp["sigma"], jnp.ones(())
         sigma = jnp.maximum(hp["sigma"] * median_over_pairs(distances, is_included), 1e-12)
         return sigma, sigma / (len(distances) - 1)
 
-    def compute_attention_weights(hp, state: State, models) -> Attention:
-        distances, is_included = (
-            compute_squared_distances(models, plan),
-            _is_included(state.clients),
-        )
+    def compute_weights(hp, models, is_included, alpha) -> Attention:
+        distances = compute_squared_distances(models, plan)
         sigma, unit = compute_scales(hp, distances, is_included)
-        attention_args = {"guard": options.guard, "function": options.attention}
-        attention_result = compute_attention(
-            distances, _decay_alpha(hp, state.round) * unit, sigma, is_included, **attention_args
-        )
-        return attention_result._replace(alpha=attention_result.alpha / unit)
+        args = (distances, alpha * unit, sigma, is_included)
+        attention = compute_attention(*args, guard=options.guard, function=options.attention)
+        return attention._replace(alpha=attention.alpha / unit)
 
     def compute_objective(hp, state: State, cohort: Cohort):
-        models = state.clients.variables["params"]
-        losses, gradients = measure_client_losses(
-            training.task, plan, state.clients.variables, cohort
-        )
-        distances = compute_squared_distances(models, plan)
-        sigma, unit = compute_scales(hp, distances, _is_included(state.clients))
-        function, proximal_weight = ATTENTION_FUNCTIONS[options.attention], hp["prox_lambda"] * unit
-        off_diagonal = 1 - jnp.eye(len(distances))
-        value = (
-            losses.sum()
-            + proximal_weight * (off_diagonal * function.value(distances, sigma)).sum() / 2
-        )
-        pair_weights = 2 * proximal_weight * off_diagonal * function.derivative(distances, sigma)
+        variables = state.clients.variables
+        losses, gradients = measure_client_losses(training.task, plan, variables, cohort)
+        distances = compute_squared_distances(variables["params"], plan)
+        sigma, unit = compute_scales(hp, distances, _is_included(state))
+        values, derivatives = function(distances, sigma)
+        strength, off_diagonal = hp["prox_lambda"] * unit, 1 - jnp.eye(len(distances))
+        objective = losses.sum() + strength * (off_diagonal * values).sum() / 2
+        pair_weights = 2 * strength * off_diagonal * derivatives
         # sum_j a_ij (w_i - w_j)
-        pair_gradients = mix_models(jnp.diag(pair_weights.sum(1)) - pair_weights, models)
-        objective_gradient = jax.tree.map(jnp.add, gradients, pair_gradients)
-        return {"objective": value, "objective_gradient": optax.tree.norm(objective_gradient)}
+        laplacian = jnp.diag(pair_weights.sum(1)) - pair_weights
+        gradient = jax.tree.map(jnp.add, gradients, mix_models(laplacian, variables["params"]))
+        return {"objective": objective, "objective_gradient": optax.tree.norm(gradient)}
 
     diagnostics = ClientDiagnostics(("objective", "objective_gradient"), compute_objective)
-    return _build_attentive_algorithm(training, plan, compute_attention_weights, options)._replace(
-        diagnostics=diagnostics
-    )
+    algorithm = _build_attentive_algorithm(training, plan, compute_weights, options)
+    return algorithm._replace(diagnostics=diagnostics)
 
 
 def heurfedamp(
@@ -216,77 +217,76 @@ def heurfedamp(
     *,
     options: HeurFedAMPOptions = HeurFedAMPOptions(),
 ) -> Algorithm:
-    """FedAMP with weights by Eq. 8: xi_ii = self_weight (default: 1 / K), the rest shared out among
-    the others by a softmax of sigma * cos(w_i, w_j), over all weights of the networks.
+    """HeurFedAMP: FedAMP with weights by the cosines of the clients' models (Eq. 8).
 
-    scale: "absolute" takes sigma as it is (25 in that public code); "relative" divides it by the
-      median of 1 - cos over pairs: the cosines of networks that started alike are all near 1.
-    alpha only serves the proximal term here, where that is coupled. All else as `fedamp`. Presets:
-      "relative" (default): sigma 5, a decoupled pull of 0.1, shared initialisation.
-      "paper": coupled, and Algorithm 1's independent initialisation.
-      "flgo": as `fedamp`'s.
+        xi_ii = self_weight,
+        xi_ij = (1 - xi_ii) exp(sigma cos(w_i, w_j)) / sum_(h != i) exp(sigma cos(w_i, w_h)),
+
+    over all weights of the networks; self_weight is 1 / K by default.
+
+    scale: "absolute" uses sigma as it is (25 in the flgo code). "relative" divides it by the median
+      of 1 - cos over pairs: the cosines of networks that started alike are all near 1.
+    alpha only serves a coupled proximal term. The other options are FedAMP's. Presets:
+      "relative" (default): sigma 5, a decoupled pull of 0.1, shared initialization.
+      "paper": coupled, and Algorithm 1's independent initialization.
+      "flgo": FedAMP's preset of that name.
+
+    Evaluated, traffic, state and cost: FedAMP's.
+
+    Args:
+      training: the choices of local training.
+      plan: where the clients run, and the devices that share the distances.
+      options: choices of the method.
+
+    Returns:
+      The method, which has no global model.
     """
 
-    def compute_attention_weights(hp, state: State, models) -> Attention:
-        distances = compute_cosine_distances(models, plan)
-        is_included, sigma = _is_included(state.clients), hp["sigma"]
+    def compute_weights(hp, models, is_included, alpha) -> Attention:
+        distances, sigma = compute_cosine_distances(models, plan), hp["sigma"]
         if options.scale == "relative":
             sigma = sigma / jnp.maximum(median_over_pairs(distances, is_included), 1e-12)
         weights = compute_softmax_attention(distances, sigma, hp["self_weight"], is_included)
-        return Attention(weights, jnp.full(len(weights), _decay_alpha(hp, state.round)))
+        return Attention(weights, jnp.full(len(weights), alpha))
 
-    return _build_attentive_algorithm(training, plan, compute_attention_weights, options)
+    return _build_attentive_algorithm(training, plan, compute_weights, options)
 
 
 def _build_attentive_algorithm(
     training: LocalTraining,
     plan: ExecutionPlan,
-    compute_attention_weights: Callable[..., Attention],
+    compute_weights: Callable[..., Attention],
     options: HeurFedAMPOptions,
 ) -> Algorithm:
-    """Algorithm 1 with weights and alpha_k by `compute_attention_weights(hp, state, models)`, of the parameters of all
-    networks."""
+    """Return Algorithm 1 with `compute_weights(hp, params, is_included, alpha) -> Attention`."""
 
     def begin(context, state):
         received = get_client_row(context.message.received, context.client.id)
-        start_variables = received if options.start == "received" else state.variables
-        return begin_local_training(
-            training, context.hp, start_variables, state.optimizer, received["params"]
-        )
+        start = received if options.start == "received" else state.variables
+        args = (training, context.hp, start, state.optimizer)
+        return begin_local_training(*args, received["params"])
 
-    def adjust_gradient(context, gradient, local, batch):
-        params, received = local.variables["params"], local.aux
-        return add_proximal_gradient(
-            gradient,
-            params,
-            received,
-            take_row(context.message.proximal_weights, context.client.id),
-        ), received
+    def adjust(context, gradient, local, batch):
+        strength = take_row(context.message.proximal_weights, context.client.id)
+        params, anchor = local.variables["params"], local.aux
+        return add_proximal_gradient(gradient, params, anchor, strength), anchor
 
-    client_algorithm = with_contract_checks(
-        ClientAlgorithm(
-            make_personal_model_init(training),
-            begin,
-            make_training_step(training, adjust_gradient),
-            make_personal_model_end(training),
-        )
-    )
+    client = make_personal_client(training, begin, make_training_step(training, adjust))
 
     def init(hp, key, variables, num_clients):
-        init_args = (hp, key, variables, num_clients, options.initialisation)
-        clients = init_personal_models(training, client_algorithm, *init_args)
+        args = (hp, key, variables, num_clients, options.initialisation)
+        clients = init_personal_models(training, client, *args)
         server = FedAMPServerState(clients.variables, jnp.eye(num_clients), jnp.zeros(num_clients))
         return State(server, clients, jnp.int32(0))
 
     def round_(hp, state, key, cohort: Cohort):
-        models = state.clients.variables
-        weights, alpha = compute_attention_weights(hp, state, models["params"])
+        models, periods = state.clients.variables, jnp.floor(state.round / hp["alpha_every"])
+        alpha = hp["alpha"] * hp["alpha_decay"] ** periods
+        weights, alpha = compute_weights(hp, models["params"], _is_included(state), alpha)
+        divisor = alpha if options.prox == "coupled" else jnp.ones_like(alpha)
         received = mix_models(weights, models)
-        proximal_weights = hp["prox_lambda"] / (
-            alpha if options.prox == "coupled" else jnp.ones_like(alpha)
-        )
-        message = FedAMPServerState(received, weights, proximal_weights)
-        result = train_cohort(client_algorithm, plan, hp, message, state.clients, key, cohort)
+        message = FedAMPServerState(received, weights, hp["prox_lambda"] / divisor)
+        result = train_cohort(client, plan, hp, message, state.clients, key, cohort)
         records = {"collaboration": weights} if options.history else {}
         info = RoundInfo(result.train_loss, compute_rms_change(result), records)
         return State(message, result.states, state.round + 1), info
@@ -298,37 +298,40 @@ def _build_attentive_algorithm(
         size = num_bytes(get_client_row(state.clients.variables, 0))
         return Traffic(size, size)
 
+    def record_shapes(num_clients):
+        return {"collaboration": (num_clients, num_clients)} if options.history else {}
+
+    is_received = training.evaluated_model == "received"
     return Algorithm(
         init=init,
         round=round_,
         global_model=None,
         with_global_model=None,
         traffic=traffic,
-        personal_variables={"client": get_client_model, "received": get_received_model}[
-            training.evaluated_model
-        ],
-        record_shapes=lambda num_clients: (
-            {"collaboration": (num_clients, num_clients)} if options.history else {}
-        ),
+        personal_variables=get_received_model if is_received else get_client_model,
+        record_shapes=record_shapes,
         artifacts=lambda state: {"collaboration": state.server.weights},
     )
 
 
-def _decay_alpha(hp, rounds_done: jax.Array) -> jax.Array:
-    """alpha_k of the round that follows."""
-    return hp["alpha"] * hp["alpha_decay"] ** jnp.floor(rounds_done / hp["alpha_every"])
-
-
-def _is_included(clients: PersonalModelState) -> jax.Array:
-    """Whose models count: of those that were trained, or of all as long as nobody's was."""
-    is_trained = clients.num_rounds > 0
+def _is_included(state: State) -> jax.Array:
+    """Return `[K]`: whether a client's model was trained; all models count while none was."""
+    is_trained = state.clients.num_rounds > 0
     return is_trained | ~is_trained.any()
 
 
 def make_fedamp_hyperparameters(
     options: HeurFedAMPOptions, num_clients: int
 ) -> FedAMPHyperParameters:
-    """The preset's numbers."""
+    """Return the numbers of FedAMP's preset.
+
+    Args:
+      options: choices of the method, with the preset.
+      num_clients: number of clients; not read.
+
+    Returns:
+      The numbers.
+    """
     if options.preset == "flgo":
         return FedAMPHyperParameters(alpha=1e4, sigma=25.0, prox_lambda=1.0, alpha_decay=0.1)
     if options.preset == "rows":
@@ -339,7 +342,15 @@ def make_fedamp_hyperparameters(
 def make_heurfedamp_hyperparameters(
     options: HeurFedAMPOptions, num_clients: int
 ) -> FedAMPHyperParameters:
-    """The preset's numbers with a sigma for cosines, and a self-weight of 1 / num_clients."""
+    """Return the preset's numbers with a sigma for cosines and a self-weight of 1 / K.
+
+    Args:
+      options: choices of the method, with the preset.
+      num_clients: number of clients, K.
+
+    Returns:
+      The numbers.
+    """
     sigma = 25.0 if options.preset == "flgo" else 5.0
     hyperparameters = make_fedamp_hyperparameters(options, num_clients)
     return replace(hyperparameters, sigma=sigma, self_weight=1 / num_clients)

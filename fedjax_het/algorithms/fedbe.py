@@ -15,7 +15,6 @@ from fedjax_het.algorithms.ensemble_distillation import (
     build_distillation_algorithm,
 )
 from fedjax_het.algorithms.spec import AlgorithmSpec
-from fedjax_het.core.client_loop import ClientModels
 from fedjax_het.core.distillation import compute_logits, compute_weighted_sum, sum_over_models
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
@@ -34,6 +33,8 @@ Tree = Any
 
 @dataclass(frozen=True)
 class FedBEOptions(DistillationOptions):
+    """Choices of FedBE."""
+
     PRESETS = {  # noqa: RUF012
         "paper": {},
         "code": {"posterior": "normalised", "cyclic": False, "over_classes": True},
@@ -41,35 +42,37 @@ class FedBEOptions(DistillationOptions):
 
     preset: str = "paper"
     posterior: Literal["gaussian", "dirichlet", "normalised"] = "gaussian"
-    "What models are drawn from; see `fedbe`."
+    "Distribution that models are drawn from: Gaussian, Dirichlet or normalized changes."
     num_samples: NonNegativeInt = 10
-    "Models drawn from it."
+    "Number of models drawn from the distribution."
     swa_start: UnitInterval = 0.5
-    "Of the steps: from there on models are averaged."
+    "Fraction of the steps after which models are averaged."
     swa_every: PositiveInt = 1
-    "Steps between those that are."
+    "Number of steps from one averaged model to the next."
     cyclic: bool = True
-    "Whether the rate falls to `swa_lr` in every `swa_every` steps, once models are averaged."
+    "Whether the rate falls to `swa_lr` in every `swa_every` steps while models are averaged."
     over_classes: bool = False
     "Whether the loss is divided by the number of classes."
 
 
 @dataclass(frozen=True)
 class FedBEHyperParameters(Config):
+    """Numbers of FedBE."""
+
     distill_lr: NonNegativeFloat = 1e-3
-    "SGD's, of the student."
+    "Learning rate of the student's SGD."
     distill_momentum: MomentumCoefficient = 0.9
-    "SGD's, of the student."
+    "Momentum of the student's SGD."
     distill_weight_decay: NonNegativeFloat = 1e-5
-    "SGD's, of the student."
+    "Weight decay of the student's SGD."
     sharpening: PositiveFloat = 0.5
-    "The temperature of the ensemble's prediction; 1 leaves it as it is."
+    "Temperature of the ensemble's prediction; 1 leaves it unchanged."
     swa_lr: NonNegativeFloat | None = None
-    "Where the rate falls to, in cycles."
+    "Rate at the end of each cycle."
     posterior_alpha: PositiveFloat | None = None
-    "Of Dirichlet's."
+    "Concentration of the Dirichlet posterior."
     posterior_scale: NonNegativeFloat | None = None
-    "Of the normalised one."
+    "Scale of the noise of the normalized posterior."
 
 
 def fedbe(
@@ -79,37 +82,47 @@ def fedbe(
     base: Callable[..., Algorithm],
     options: FedBEOptions = FedBEOptions(),
 ) -> Algorithm:
-    """After each round of `base` the global model learns what a Bayesian ensemble says.
+    """FedBE: the global model learns the prediction of a Bayesian ensemble (Algorithm 1).
 
-    The ensemble: the model that `base` made, the round's client models w_k, and `num_samples`
-    models drawn from a distribution fitted to the w_k with their weights p_k in the average,
+    The ensemble contains the model of the base's round, the round's client models w_k and
+    `num_samples` models drawn from a distribution fitted to the w_k with their weights p_k,
 
         gaussian:    N(mu, diag(sum_k p_k (w_k - mu)^2)), mu = sum_k p_k w_k
         dirichlet:   sum_k g_k p_k w_k / sum_k g_k p_k, g ~ Dir(posterior_alpha 1)
         normalised:  tensor by tensor, w + r (m + posterior_scale s e), e ~ N(0, 1), with the mean m
                      and variance s^2 (1e-5 at least) of the w_k - w divided by their norms, r the
-                     mean of these norms, and w what the round started from.
+                     mean of these norms, and w the model at the start of the round.
 
     Its mean prediction p over the server's examples, whose labels are not read, is sharpened to
-    p^(1 / sharpening) / sum, and the global model learns that by SGD with momentum and weight decay
-    for `distill_epochs` epochs. What comes out is the mean of the models that the steps pass
-    through: every `swa_every`-th, once the share `swa_start` of the steps is done (stochastic
-    weight averaging; the last model if none is). 0 epochs is `base`.
+    p^(1 / sharpening) / sum. The global model learns that by SGD with momentum and weight decay for
+    `distill_epochs` epochs. The result is the mean of every `swa_every`-th model after the fraction
+    `swa_start` of the steps (stochastic weight averaging), or the last model if there is none. 0
+    epochs is `base`.
 
     Presets:
-      paper: gaussian; where models are averaged the rate falls from `distill_lr` to `swa_lr` in
-        every `swa_every` steps (`cyclic`; it stays where that is 1); the mean over samples of KL.
+      paper: gaussian; while models are averaged the rate falls from `distill_lr` to `swa_lr` in
+        every `swa_every` steps (`cyclic`; it stays if that is 1); the mean over samples of KL.
       code: the public code (hongyouc/FedBE): normalised, a constant rate, and the loss divided by
         the number of classes (`over_classes`).
     Rates, momentum, decay, sharpening, samples, epochs and batches are those of the code in both.
-    The paper averages every 25th model from the 250th step, the code from the 500th, of some 1,600;
-    with fewer examples there are fewer steps, hence a share, and every model. posterior_alpha is
-    undefined in the code, and 1 here. Batch-norm statistics of a draw are those of the global
-    model (Dirichlet's are mixed like the weights), since they may not be negative.
 
     Traffic and state: those of `base`. Cost: S + num_samples + 1 passes over the server's examples
-    and the student's epochs, both shared by the devices that share a federation; memory of the S
-    models.
+    and the student's epochs, both shared by the devices of a federation; memory of the S models.
+
+    Departures: the paper averages every 25th model from the 250th step, the code from the 500th, of
+    some 1,600. Fewer examples have fewer steps, hence a fraction of the steps here, and every
+    model. posterior_alpha is undefined in the code, and 1 here. Batch-norm statistics of a draw are
+    those of the global model (Dirichlet's are mixed like the weights), since they may not be
+    negative.
+
+    Args:
+      training: the choices of local training.
+      plan: where the clients run, and the devices that share the server's work.
+      base: `base(training, plan)`, the method whose model is distilled.
+      options: choices of the method.
+
+    Returns:
+      The method.
     """
     make_sampler, num_samples = _POSTERIOR_SAMPLERS[options.posterior], options.num_samples
     swa_every = options.swa_every
@@ -126,44 +139,38 @@ def fedbe(
             total += jax.lax.map(lambda key: predict(sample(key)), keys).sum(0)
         return jax.nn.softmax(jnp.log(total) / hp["sharpening"])
 
-    def first_averaged_step(num_steps: int) -> int:
-        """Steps before those whose models are averaged."""
-        return int(options.swa_start * num_steps)
-
     def make_optimizer(hp, num_steps: int):
-        def lr_schedule(step):
-            cycle_fraction = (
-                jnp.maximum(step - first_averaged_step(num_steps), 0)
-                % swa_every
-                / max(swa_every - 1, 1)
-            )
-            return hp["distill_lr"] + cycle_fraction * (hp["swa_lr"] - hp["distill_lr"])
+        start = int(options.swa_start * num_steps)
+        lr, num_classes = hp["distill_lr"], training.task.model.num_classes
+
+        def cyclic_lr(step):
+            fraction = jnp.maximum(step - start, 0) % swa_every / max(swa_every - 1, 1)
+            return lr + fraction * (hp["swa_lr"] - lr)
 
         return optax.chain(
-            optax.scale(1 / training.task.model.num_classes if options.over_classes else 1.0),
+            optax.scale(1 / num_classes if options.over_classes else 1.0),
             optax.add_decayed_weights(hp["distill_weight_decay"]),
-            optax.sgd(
-                lr_schedule if options.cyclic else hp["distill_lr"], momentum=hp["distill_momentum"]
-            ),
+            optax.sgd(cyclic_lr if options.cyclic else lr, momentum=hp["distill_momentum"]),
         )
 
     def make_swa_predicate(num_steps: int):
-        start = first_averaged_step(num_steps)
+        start = int(options.swa_start * num_steps)
         return lambda step: (step > start) & ((step - start) % swa_every == 0)
 
-    return build_distillation_algorithm(
-        training,
-        plan,
-        base,
-        predict_ensemble,
-        make_optimizer,
-        options,
-        make_swa_predicate=make_swa_predicate,
-    )
+    args = (training, plan, base, predict_ensemble, make_optimizer, options)
+    return build_distillation_algorithm(*args, make_swa_predicate=make_swa_predicate)
 
 
 def make_fedbe_hyperparameters(options: FedBEOptions, num_clients: int) -> FedBEHyperParameters:
-    """Those of distillation, and what the posterior and the rate's cycles need."""
+    """Return the numbers of distillation, of the posterior and of the rate's cycles.
+
+    Args:
+      options: choices of the method.
+      num_clients: number of clients; not read.
+
+    Returns:
+      The numbers.
+    """
     return FedBEHyperParameters(
         swa_lr=4e-4 if options.cyclic else None,
         posterior_alpha=1.0 if options.posterior == "dirichlet" else None,
@@ -171,15 +178,14 @@ def make_fedbe_hyperparameters(options: FedBEOptions, num_clients: int) -> FedBE
     )
 
 
-# Each is (hp, teachers) -> sample, and sample(key) a draw.
+# Each posterior is a function (hp, teachers) -> sample; `sample(key)` draws a model's variables.
 
 
 def _make_gaussian_sampler(hp, teachers: TeacherModels) -> Callable[[jax.Array], Tree]:
-    params = teachers.client_models.variables["params"]
-    client_weights = _normalized_weights(teachers.client_models)
-    mean = compute_weighted_sum(client_weights, params)
+    params, weights = teachers.client_models.variables["params"], _normalized_weights(teachers)
+    mean = compute_weighted_sum(weights, params)
     squares = jax.tree.map(lambda w, mu: (w - mu) ** 2, params, mean)
-    deviation = jax.tree.map(jnp.sqrt, compute_weighted_sum(client_weights, squares))
+    deviation = jax.tree.map(jnp.sqrt, compute_weighted_sum(weights, squares))
 
     def sample(key):
         noise = optax.tree.random_like(key, mean)
@@ -190,54 +196,41 @@ def _make_gaussian_sampler(hp, teachers: TeacherModels) -> Callable[[jax.Array],
 
 
 def _make_dirichlet_sampler(hp, teachers: TeacherModels) -> Callable[[jax.Array], Tree]:
-    log_weights = jnp.log(
-        _normalized_weights(teachers.client_models)
-    )  # -inf of those that are absent
+    log_weights = jnp.log(_normalized_weights(teachers))  # -inf of absent clients
 
     def sample(key):
-        # Of gamma variates, of which Dirichlet's are the shares: their sum cancels.
+        # Shares of gamma variates are Dirichlet's: their sum cancels.
         log_gammas = jax.random.loggamma(key, hp["posterior_alpha"], log_weights.shape)
-        return compute_weighted_sum(
-            jax.nn.softmax(log_gammas + log_weights), teachers.client_models.variables
-        )
+        weights = jax.nn.softmax(log_gammas + log_weights)
+        return compute_weighted_sum(weights, teachers.client_models.variables)
 
     return sample
 
 
 def _make_normalized_sampler(hp, teachers: TeacherModels) -> Callable[[jax.Array], Tree]:
-    client_weights, start = (
-        _normalized_weights(teachers.client_models),
-        teachers.variables_before["params"],
-    )
+    weights, start = _normalized_weights(teachers), teachers.variables_before["params"]
 
     def fit_tensor(w, start):
         changes = w - start
         axes = tuple(range(1, w.ndim))
         norms = jnp.sqrt((changes**2).sum(axes, keepdims=True))
         unit_changes = changes / jnp.maximum(norms, jnp.finfo(w.dtype).tiny)
-        mean = compute_weighted_sum(client_weights, unit_changes)
-        variance = compute_weighted_sum(client_weights, unit_changes**2) - mean**2
-        return (
-            mean,
-            jnp.sqrt(jnp.maximum(variance, 1e-5)),
-            compute_weighted_sum(client_weights, norms),
-        )
+        mean = compute_weighted_sum(weights, unit_changes)
+        variance = compute_weighted_sum(weights, unit_changes**2) - mean**2
+        deviation = jnp.sqrt(jnp.maximum(variance, 1e-5))
+        return mean, deviation, compute_weighted_sum(weights, norms)
 
-    start_leaves, treedef = jax.tree.flatten(start)
-    tensor_fits = [
-        fit_tensor(*leaf_pair)
-        for leaf_pair in zip(
-            jax.tree.leaves(teachers.client_models.variables["params"]), start_leaves, strict=True
-        )
-    ]
+    start_leaves, structure = jax.tree.flatten(start)
+    client_leaves = jax.tree.leaves(teachers.client_models.variables["params"])
+    fits = list(map(fit_tensor, client_leaves, start_leaves))
 
     def sample(key):
         noise = jax.tree.leaves(optax.tree.random_like(key, start))
         leaves = [
             w + norm * (mean + hp["posterior_scale"] * deviation * e)
-            for w, e, (mean, deviation, norm) in zip(start_leaves, noise, tensor_fits, strict=True)
+            for w, e, (mean, deviation, norm) in zip(start_leaves, noise, fits, strict=True)
         ]
-        return {**teachers.variables_after, "params": jax.tree.unflatten(treedef, leaves)}
+        return {**teachers.variables_after, "params": jax.tree.unflatten(structure, leaves)}
 
     return sample
 
@@ -249,10 +242,9 @@ _POSTERIOR_SAMPLERS = {
 }
 
 
-def _normalized_weights(client_models: ClientModels) -> jax.Array:
-    return client_models.weights / jnp.maximum(
-        client_models.weights.sum(), jnp.finfo(jnp.float32).tiny
-    )
+def _normalized_weights(teachers: TeacherModels) -> jax.Array:
+    weights = teachers.client_models.weights
+    return weights / jnp.maximum(weights.sum(), jnp.finfo(jnp.float32).tiny)
 
 
 SPEC = AlgorithmSpec(

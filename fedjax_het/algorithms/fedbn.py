@@ -18,42 +18,50 @@ Tree = Any
 
 
 class FedBNClientState(NamedTuple):
-    """What a client keeps: its normalisation layers' leaves, whether it has taken part yet, and its
-    optimiser's state, if kept."""
+    """State of a client: its normalization layers."""
 
     norms: tuple[jax.Array, ...]
-    has_trained: jax.Array  # [] int32: 0 or 1
+    "Scales, shifts and running statistics of all normalization layers."
+    has_trained: jax.Array
+    "`[]` int32: 1 if the client has trained, else 0."
     optimizer: Tree
+    "State of the local optimizer, if the run keeps it; else `()`."
 
 
 def fedbn(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
-    """FedAvg of all variables but those of normalisation layers: scales, shifts and running
-    statistics stay with the client, which takes its own back at the start of each of its rounds.
+    """FedBN: FedAvg of all variables except those of normalization layers (Algorithm 1).
 
-    Which these are is decided by the kind of layer, see `norm_mask`: batch norm, and instance or
-    group norm where the network has that. A client's first round starts from the ones received.
-    The paper averages with equal weights and has everyone take part; here as the run says. Its
-    setting: SGD at 0.01, batches of 32, one local epoch.
+        theta  <- theta + server_lr sum_k p_k (theta_k - theta)   all other weights
+        beta_k stays with client k                                scales, shifts, statistics
 
-    Scored: "personal", the global body with the client's own normalisation, on the client's own
-    test, is the paper's. A test of one model for all is not defined there: the global model here is
-    the body with the mean of the round's normalisation layers, i.e. FedAvg's at test time ("global"
-    and the usual test). Those are means for this test and for clients that have no layers yet; no
-    client that has trained reads them. Without normalisation layers this is FedAvg,
-    which a run says in a warning.
+    A client starts each of its rounds from theta and its own beta_k, the first round from the
+    received ones. The kind of a layer decides whether it is one: batch, instance or group norm, see
+    `get_norm_variables`. Without normalization layers this is FedAvg, and a run logs a warning.
 
-    Traffic: FedAvg's without the normalisation layers. State: these layers of every client.
+    Evaluated: "personal", the global body with the client's own normalization on the client's own
+    test, is the paper's. The paper defines no test of one model for all clients. The global model
+    here is the body with the mean of the round's normalization layers, that is FedAvg's. Only this
+    test and clients that have not trained read those means.
+
+    Traffic: one model without normalization layers each way. State: these layers of every client.
+    Cost: FedAvg's.
+
+    Departure from the paper: weights and participation are the run's; the paper averages with equal
+    weights over all clients. Its setting: SGD at 0.01, batches of 32, one local epoch.
+
+    Args:
+      training: the choices of local training.
+      plan: where the clients run.
+
+    Returns:
+      The method.
     """
     base, model = make_local_sgd(training), training.task.model
 
     def personalize(state: FedBNClientState, variables: Tree) -> Tree:
-        """These variables with the client's layers, if it has any yet."""
-        norms = tuple(
-            jnp.where(state.has_trained > 0, client_norm, received)
-            for client_norm, received in zip(
-                state.norms, get_norm_variables(model, variables), strict=True
-            )
-        )
+        """Return the variables with the client's layers, if the client has trained."""
+        pairs = zip(state.norms, get_norm_variables(model, variables), strict=True)
+        norms = tuple(jnp.where(state.has_trained > 0, own, received) for own, received in pairs)
         return replace_norm_variables(model, variables, norms)
 
     def init(hp, variables):
@@ -61,32 +69,27 @@ def fedbn(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
         return FedBNClientState(zeros, jnp.int32(0), base.init(hp, variables))
 
     def begin(context, state):
-        personal_message = context.message._replace(
-            variables=personalize(state, context.message.variables)
-        )
-        return base.begin(context._replace(message=personal_message), state.optimizer)
+        variables = personalize(state, context.message.variables)
+        message = context.message._replace(variables=variables)
+        return base.begin(context._replace(message=message), state.optimizer)
 
     def end(context, local, state):
-        client_update, optimizer, output = base.end(context, local, state.optimizer)
-        client_state = FedBNClientState(
-            get_norm_variables(model, local.variables), jnp.int32(1), optimizer
-        )
-        return client_update, client_state, output
+        update, optimizer, output = base.end(context, local, state.optimizer)
+        norms = get_norm_variables(model, local.variables)
+        return update, FedBNClientState(norms, jnp.int32(1), optimizer), output
 
-    def get_personal_variables(hp, state, k):
+    def personal_variables(hp, state, k):
         return personalize(get_client_row(state.clients, k), state.server.variables)
 
     def traffic(hp, state):
         variables = state.server.variables
-        body_bytes = num_bytes(variables) - num_bytes(get_norm_variables(model, variables))
-        return Traffic(body_bytes, body_bytes)
+        size = num_bytes(variables) - num_bytes(get_norm_variables(model, variables))
+        return Traffic(size, size)
 
-    algorithm = build_federated_algorithm(
-        training, plan, ClientAlgorithm(init, begin, base.step, end)
-    )
-    algorithm = algorithm._replace(traffic=traffic)
+    client = ClientAlgorithm(init, begin, base.step, end)
+    algorithm = build_federated_algorithm(training, plan, client)._replace(traffic=traffic)
     if training.evaluated_model == "personal":
-        return algorithm._replace(personal_variables=get_personal_variables, can_page_state=False)
+        return algorithm._replace(personal_variables=personal_variables, can_page_state=False)
     return algorithm
 
 
@@ -96,9 +99,9 @@ SPEC = AlgorithmSpec(
     "FedAvg of all but normalisation layers, which clients keep (Li et al., 2021)",
     paper="Li et al., ICLR 2021, arXiv:2102.07623",
     rules=(
-        # Its own tests are for the client's own layers, wherever clients are tested.
+        # A client's own test evaluates the client's own layers.
         DefaultsRule(settings={"scored": "personal"}),
-        # There each client is a domain: "personal" is each client's own model on its own domain.
+        # Each client is a domain there: "personal" is each client's own model on its own domain.
         DefaultsRule(("fedaf", "feddm"), ("domainnet",), settings={"local_tests": True}),
     ),
     color="#2C7FB8",

@@ -22,6 +22,8 @@ from fedjax_het.utils.config import Config, NonNegativeFloat, PositiveFloat, Pos
 
 @dataclass(frozen=True)
 class FedDFOptions(DistillationOptions):
+    """Choices of FedDF."""
+
     PRESETS = {  # noqa: RUF012
         "paper": {},
         "fedaux": {"distill_epochs": 1, "distill_batch_size": 128, "annealed": False},
@@ -29,17 +31,19 @@ class FedDFOptions(DistillationOptions):
 
     preset: str = "paper"
     distill_batch_size: PositiveInt = 64
-    "Of the server's examples."
+    "Number of the server's examples in a minibatch."
     annealed: bool = True
-    "Whether a cosine takes the rate to 0 over a round's steps."
+    "Whether a cosine schedule decays the rate to 0 over a round's steps."
 
 
 @dataclass(frozen=True)
 class FedDFHyperParameters(Config):
+    """Numbers of FedDF."""
+
     distill_lr: NonNegativeFloat = 1e-3
-    "Adam's, of the student; where it starts, if annealed."
+    "Learning rate of the student's Adam; the initial rate if it is annealed."
     distill_clip: PositiveFloat | None = 5.0
-    "Norm at which gradients are clipped."
+    "Norm at which the student's gradients are clipped."
 
 
 def feddf(
@@ -49,43 +53,52 @@ def feddf(
     base: Callable[..., Algorithm],
     options: FedDFOptions = FedDFOptions(),
 ) -> Algorithm:
-    """After each round of `base` the global model w learns what its clients' models say together:
+    """FedDF: the global model learns the mean logits of the clients' models (Algorithm 1).
 
-        min_w mean_x KL(softmax(mean_k f(x; w_k)) || softmax(f(x; w)))
+    After each round of `base`, over the server's examples x, whose labels are not read,
 
-    over the server's examples x, whose labels are not read. The teachers w_k are the round's client
-    models in evaluation mode, all alike, whatever their weights in the average; the student starts
-    from what `base` made of them, and learns by Adam, new every round, for `distill_epochs` epochs
-    in batches of `distill_batch_size`. 0 epochs is `base`.
+        min_w mean_x KL(softmax(mean_k f(x; w_k)) || softmax(f(x; w))).
+
+    The teachers w_k are the round's client models in evaluation mode. All weigh the same, whatever
+    their weights in the average. The student starts from the model that `base` made of them. It
+    learns by Adam, new every round, for `distill_epochs` epochs in batches of `distill_batch_size`.
+    0 epochs is `base`. Batch norm of the student is in training mode. The mean of linear models'
+    logits is that of their mean, so FedDF learns nothing there from a uniform average.
 
     Presets:
       paper: the authors' code (epfml/federated-learning-public-code). `distill_lr` 1e-3, which a
-        cosine takes to 0 over the steps (`annealed`); gradients are clipped to a norm of
-        `distill_clip` (5); batches of 64, as at its clients. Its at most 10,000 minibatches end
-        when accuracy on labelled validation data has not improved for 1,000, and the best student
-        of these is kept; here there are 20 epochs, and the last is kept, since the server's
-        examples are to be few and without labels. Teachers are not dropped.
-      fedaux: what the authors of DynaFed built on (fedaux). One epoch at 5e-5 in batches of 128,
-        neither annealed nor clipped. There teachers are in training mode, and Adam's moments are
-        kept from round to round; not so here.
+        cosine decays to 0 over the steps (`annealed`); gradients are clipped to a norm of
+        `distill_clip` (5); batches of 64, as at its clients.
+      fedaux: the code that DynaFed's authors built on (fedaux). One epoch at 5e-5 in batches of
+        128, neither annealed nor clipped.
 
-    The mean of linear models' logits is that of their mean: there FedDF has nothing to learn from
-    a uniform average. Batch norm is the student's as in training.
+    Traffic and state: those of `base`. Cost: one pass of each of the S clients' models over the
+    server's examples and the student's epochs, both shared by the devices of a federation; memory
+    of the S models.
 
-    Traffic and state: those of `base`. Cost: a pass of each of the S clients' models over the
-    server's examples and the student's epochs, both shared by the devices that share a federation;
-    memory of the S models.
+    Departures: the authors' code runs up to 10,000 minibatches, stops when accuracy on labeled
+    validation data has not improved for 1,000, and returns the best student. Here there are 20
+    epochs, and the last student is returned, since the server's examples should be few and
+    unlabeled. Teachers are not dropped. In fedaux teachers are in training mode, and Adam's moments
+    are kept from round to round; here neither.
+
+    Args:
+      training: the choices of local training.
+      plan: where the clients run, and the devices that share the server's work.
+      base: `base(training, plan)`, the method whose model is distilled.
+      options: choices of the method.
+
+    Returns:
+      The method.
     """
 
     def predict_ensemble(hp, teachers: TeacherModels, images, key):
-        client_models = teachers.client_models
-        total = sum_over_models(
-            lambda variables: compute_logits(training.task, variables, images),
-            client_models,
-            len(images),
-            teachers.loops,
-        )
-        return jax.nn.softmax(total / jnp.maximum(client_models.is_present.sum(), 1))
+        def predict(variables):
+            return compute_logits(training.task, variables, images)
+
+        models = teachers.client_models
+        total = sum_over_models(predict, models, len(images), teachers.loops)
+        return jax.nn.softmax(total / jnp.maximum(models.is_present.sum(), 1))
 
     def make_optimizer(hp, num_steps: int):
         lr = hp["distill_lr"]
@@ -100,7 +113,15 @@ def feddf(
 
 
 def make_feddf_hyperparameters(options: FedDFOptions, num_clients: int) -> FedDFHyperParameters:
-    """The preset's rate, and its bound on gradients if it has one."""
+    """Return the numbers of the preset.
+
+    Args:
+      options: choices of the method, with the preset.
+      num_clients: number of clients; not read.
+
+    Returns:
+      The numbers.
+    """
     if options.preset == "fedaux":
         return FedDFHyperParameters(distill_lr=5e-5, distill_clip=None)
     return FedDFHyperParameters()

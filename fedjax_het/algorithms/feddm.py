@@ -19,12 +19,16 @@ from fedjax_het.utils.config import NonNegativeFloat
 
 @dataclass(frozen=True)
 class FedDMOptions(CondensationOptions):
+    """Choices of FedDM."""
+
     clipping: Literal["none", "per_class", "global"] = "per_class"
     logit_term: bool = True
 
 
 @dataclass(frozen=True)
 class FedDMHyperParameters(CondensationHyperParameters):
+    """Numbers of FedDM."""
+
     rho: NonNegativeFloat = 5.0
     "Radius of the ball around the received model."
 
@@ -32,24 +36,34 @@ class FedDMHyperParameters(CondensationHyperParameters):
 def feddm(
     training: LocalTraining, plan: ExecutionPlan, *, options: FedDMOptions = FedDMOptions()
 ) -> Algorithm:
-    """Clients condense their classes in a ball around the received model; the server trains on
-    the union of their images.
+    """FedDM: clients condense their classes in a ball around the received model (Algorithm 1).
 
-    Each step of a client draws a model at distance `rho` (5) from the received one, see `sample_on_ball`,
-    and matches mean embeddings and mean logits of each class (both public re-implementations have
-    the logits; FedAF's description of FedDM leaves them out). The defaults are FedAF's setting of
-    FedDM (CVPR 2024, section 5.1): 50 images a class, image_lr 1, gradients clipped at 2; protocol
-    "feddm" is the original's: 10 images, random real ones to start from, momentum 0.5, no clipping,
-    classes of 10 examples and more kept, batches topped up, server at 0.01 with weight decay 5e-4.
+        S_k^c = argmin_S E_{||v - w|| = rho} ||mean h_v(D_k^c) - mean h_v(S)||^2
+                                             + ||mean f_v(D_k^c) - mean f_v(S)||^2,
+        w <- SGD(union of all S_k^c, started at w).
 
-    Stated nowhere: whether the norm is clipped over a client's classes together or for each; here
-    for each, which keeps classes independent ("global" is the other).
+    Each step of a client draws a model v at distance `rho` (5) from the received one, see
+    `sample_on_ball`. It matches the mean embeddings h and mean logits f of each class. The defaults
+    are FedAF's setting of FedDM (CVPR 2024, section 5.1): 50 images a class, image_lr 1, gradients
+    clipped at 2. Protocol "feddm" is the original's: 10 images, random real ones to start from,
+    momentum 0.5, no clipping, classes of 10 examples and more kept, batches topped up, server at
+    0.01 with weight decay 5e-4. `private`: see `build_condensation_algorithm`.
 
-    `private`: see `condensing`.
+    Traffic: the model down; ipc images up for every class that is kept. State: ipc images per
+    client and class. Cost: per class and step, `batch_size` images forward, ipc forward and back to
+    the pixels; then server_epochs over all images.
 
-    Sent: down the model; up ipc images for every class that is kept.
-    Cost: per class and step, `batch_size` images forward, ipc forward and back to the pixels; then
-    server_epochs over all images.
+    Departures: both public re-implementations match logits, FedAF's description of FedDM does not.
+    No source states whether the norm is clipped over a client's classes together ("global") or for
+    each class, the choice here, which keeps classes independent.
+
+    Args:
+      training: the task and the batch size.
+      plan: where the clients run, and the devices that share the server's work.
+      options: choices of the method.
+
+    Returns:
+      The method.
     """
 
     def perturb_params(hp, key, params):
@@ -59,9 +73,19 @@ def feddm(
 
 
 def make_feddm_hyperparameters(options: FedDMOptions, num_clients: int) -> FedDMHyperParameters:
-    """With those of the private option, where it is taken."""
+    """Return the numbers, with those of differential privacy if the options ask for it.
+
+    Args:
+      options: choices of the method.
+      num_clients: number of clients; not read.
+
+    Returns:
+      The numbers.
+    """
     return with_privacy_defaults(options, FedDMHyperParameters())
 
+
+_ORIGINAL_OPTIONS = {"ipc": 10, "threshold": 10, "init": "real", "top_up": True, "clipping": "none"}
 
 SPEC = AlgorithmSpec(
     "feddm",
@@ -76,13 +100,7 @@ SPEC = AlgorithmSpec(
         DefaultsRule(("fedaf", "feddm"), ("domainnet",), options={"ipc": 20}),
         DefaultsRule(
             ("feddm",),
-            options={
-                "ipc": 10,
-                "threshold": 10,
-                "init": "real",
-                "top_up": True,
-                "clipping": "none",
-            },
+            options=_ORIGINAL_OPTIONS,
             hp={"image_momentum": 0.5, "server_lr": 0.01, "server_weight_decay": 5e-4},
         ),
     ),

@@ -12,18 +12,13 @@ from fedjax_het.algorithms.builders import (
     add_mean_change,
     get_server_variables,
     num_bytes,
+    train_clients,
     with_server_variables,
 )
 from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.client_algorithm import Batch, ClientAlgorithm
-from fedjax_het.core.client_loop import (
-    ClientModels,
-    Cohort,
-    tile_over_clients,
-    train_cohort,
-)
+from fedjax_het.core.client_loop import ClientModels, Cohort, tile_over_clients
 from fedjax_het.core.contract_checks import with_contract_checks
-from fedjax_het.core.drift import split_drift, with_drift_sums
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import (
     ClientTrainState,
@@ -52,200 +47,174 @@ from fedjax_het.utils.errors import require
 Tree = Any
 
 _MNIST = {"generator_hidden": 256, "generator_noise": 32}
+MIN_GUIDANCE_WEIGHT = 1e-4  # of generated features in every round
 
 
 @dataclass(frozen=True)
 class FedGenOptions(Config):
+    """Choices of FedGen."""
+
     PRESET_FIELD = "fedgen_preset"
     PRESETS = {"cifar": {}, "mnist": _MNIST, "emnist": _MNIST}  # noqa: RUF012
 
     fedgen_preset: str = "cifar"
     generator_hidden: PositiveInt = 512
-    "Of the generator's hidden layer."
+    "Size of the generator's hidden layer."
     generator_noise: PositiveInt = 64
-    "Numbers that it draws."
+    "Number of random inputs of the generator."
     generator_steps: NonNegativeInt = 50
-    "A round, at the server."
-    generator_batch_size: Annotated[int, Bounds(2)] = 32  # batch norm, and features to keep apart
-    "Labels and draws in each of its steps."
+    "Steps of the generator's training per round."
+    # Batch norm, and features to keep apart, need two samples.
+    generator_batch_size: Annotated[int, Bounds(2)] = 32
+    "Number of samples in each step of the generator's training."
     guided_steps: NonNegativeInt = 20
-    "The first steps of a client's round, in which it learns from generated features."
+    "Number of steps at the start of a client's round that use generated features."
 
 
 @dataclass(frozen=True)
 class FedGenHyperParameters(Config):
+    """Numbers of FedGen."""
+
     generated_weight: NonNegativeFloat = 10.0
-    "a: of the clients' loss on generated features, in round 0."
+    "Weight a of the clients' loss on generated features in round 0."
     distilled_weight: NonNegativeFloat = 10.0
-    "b: of the clients' distance from what generated features of their labels give, in round 0."
+    "Weight b of the clients' divergence from generated features of their labels in round 0."
     guidance_decay: DecayFactor = 0.98
-    "What a and b are multiplied by each round."
+    "Factor of a and b per round."
     teacher_weight: NonNegativeFloat = 1.0
-    "Of the generator's cross-entropy under the clients' last layers."
+    "Weight of the generator's cross-entropy under the clients' last layers."
     diversity_weight: NonNegativeFloat = 1.0
-    "Of the generator's term that keeps features apart."
+    "Weight of the generator's term that keeps features apart."
     generator_lr: NonNegativeFloat = 3e-4
-    "Adam's, of the generator, in round 0."
+    "Learning rate of the generator's Adam in round 0."
     generator_lr_decay: DecayFactor = 0.98
-    "What that is multiplied by each round."
+    "Factor of the generator's learning rate per round."
     generator_weight_decay: NonNegativeFloat = 0.01
-    "Of the generator, added to its gradient."
-
-
-MIN_GUIDANCE_WEIGHT = 1e-4  # of guidance, however late
+    "Weight decay of the generator, added to its gradient."
 
 
 class FedGenServerState(NamedTuple):
-    """What the server keeps."""
+    """State of the server."""
 
     variables: Tree
-    generator: Tree  # its weights and batch-norm statistics
+    "Variables of the global model."
+    generator: Tree
+    "Weights and batch-norm statistics of the generator."
     optimizer: Tree
+    "State of the generator's Adam."
 
 
 class TeacherHeads(NamedTuple):
-    """What the generator learns from, of each of a round's clients (leading axis: slots)."""
+    """Last layers of a round's clients, with a leading axis of slots S."""
 
     head: Tree
-    counts: jax.Array  # [C] examples of each class that the client trained on in the round
-    is_present: jax.Array  # [] 1; 0 where the slot is unused
+    "Weights of the last layer."
+    counts: jax.Array
+    "`[C]`: examples of each class that the client trained on in the round."
+    is_present: jax.Array
+    "`[]` float32: 1; 0 in an unused slot."
 
 
 def fedgen(
-    training: LocalTraining,
-    plan: ExecutionPlan,
-    *,
-    options: FedGenOptions = FedGenOptions(),
+    training: LocalTraining, plan: ExecutionPlan, *, options: FedGenOptions = FedGenOptions()
 ) -> Algorithm:
-    """A generator G(noise, y) of features z, what the last layer h reads, carries what all clients'
-    last layers know to each of them.
+    """FedGen: a generator of features carries the clients' knowledge to each client (Algorithm 1).
 
-    Server, after local training and before averaging: `generator_steps` steps of Adam on
+    G(noise, y) generates features z, the inputs of the last layer h. After local training and
+    before averaging, the server makes `generator_steps` steps of Adam on
 
         teacher_weight * mean_b sum_k rho_k(y_b) CE(h_k(z_b), y_b)
         + diversity_weight * exp(-mean_ij |eps_i - eps_j|^2 |z_i - z_j|),
 
     z_b = G(eps_b, y_b), over the round's clients k, with mean squares and mean absolute values.
     rho_k(y) is client k's share of the examples of class y that were trained on in the round, with
-    one more in every count; y is uniform over the classes of which there were any, eps over [0, 1).
-    See `compute_generator_loss`. The rate is `generator_lr` times `generator_lr_decay`^t in round t.
+    one more in every count. y is uniform over the classes of these examples, eps over [0, 1). See
+    `compute_generator_loss`. The rate is `generator_lr` times `generator_lr_decay`^t in round t.
 
-    Clients, from round 1 on and in their first `guided_steps` steps: for a minibatch (x, y)
+    Clients, from round 1 on and in their first `guided_steps` steps, minimize for a minibatch (x,
+    y)
 
         CE(f(x), y) + a CE(h(G(eps, y')), y') + b KL(softmax h(G(eps, y)) || softmax f(x)),
 
-    y' uniform over all classes and as many as a minibatch is large, the target of the last term
-    held fixed; a = `generated_weight` * `guidance_decay`^t, but not below 1e-4, b alike from
-    `distilled_weight`. A weight of 0 stays 0; with both, this is FedAvg. The training loss reported
-    has all terms.
+    with as many y' as samples in a minibatch, uniform over all classes, and a constant target in
+    the last term. a = `generated_weight` * `guidance_decay`^t, but not below 1e-4; b is computed
+    from `distilled_weight` by the same rule. A weight of 0 stays 0; with both 0 this is FedAvg. The
+    reported training loss has all terms. The network needs `embed` and `head`.
 
-    The paper's objective has the term of a alone, and its text Gaussian noise; this is what the
-    authors' code runs (zhuangdizhu/FedGen), which they confirmed of the noise. Left out of it: a
-    student term of the server's loss, whose weight is 0 there; the decay of the clients' rate by
-    .99 a round; batches without the last, smaller one of an epoch. Of the presets "cifar" (hidden
-    512, noise 64) has the code's sizes for CIFAR-10, where it was never run: there features were 32
-    numbers, here they are what the network's last layer reads. "mnist" (256, 32) and "emnist",
-    whose b starts at 1 and whose generator_lr is 1e-4, are settings that were.
+    Presets: "cifar" (hidden 512, noise 64) has the public code's sizes for CIFAR-10, where the code
+    was never run: its features were 32 numbers, here they are the inputs of the network's last
+    layer. "mnist" (256, 32) and "emnist", whose b starts at 1 and whose generator_lr is 1e-4, are
+    settings of the code's experiments.
 
-    Traffic: down the model and the generator, up the model and the label counts. State of the
-    server: the generator and its Adam. Needs a network with `embed` and `head`. Cost: a step of the
-    generator is a pass through it and through the last layer of every client of the round, shared
-    by the devices that share a federation.
+    Traffic: the model and the generator down, the model and the label counts up. State: the
+    generator and its Adam on the server. Cost: a step of the generator is a pass through it and
+    through the last layer of every client of the round, shared by the devices of a federation.
+
+    Departures: the paper's objective has the term of a alone, and its text Gaussian noise; this is
+    the objective of the authors' code (zhuangdizhu/FedGen), and the authors confirmed its noise.
+    Left out of the code: a student term of the server's loss, whose weight is 0 there; the decay of
+    the clients' rate by .99 a round; the drop of the last, smaller batch of an epoch.
+
+    Args:
+      training: the choices of local training.
+      plan: where the clients run, and the devices that share the generator's training.
+      options: choices of the method.
+
+    Returns:
+      The method.
+
+    Raises:
+      ConfigError: if the network has no `embed` or no `head`.
     """
-    model = training.task.model
-    expected_network = "a network with `embed` and `head`, whose features are generated"
-    require(
-        model.embed is not None and model.head is not None, "model", model.name, expected_network
-    )
-    generator = make_generator(
-        model.num_classes,
-        _count_features(model),
-        options.generator_hidden,
-        options.generator_noise,
-    )
-    client_algorithm = with_contract_checks(
-        _make_guided_client(training, generator, options.guided_steps)
-    )
-    returns_client_models = training.returns_client_models
+    model, max_steps = training.task.model, options.generator_steps
+    has_features = model.embed is not None and model.head is not None
+    expected = "a network with `embed` and `head`, whose features are generated"
+    require(has_features, "model", model.name, expected)
+    sizes = (_count_features(model), options.generator_hidden, options.generator_noise)
+    generator = make_generator(model.num_classes, *sizes)
+    client = with_contract_checks(_make_guided_client(training, generator, options.guided_steps))
 
     def init(hp, key, variables, num_clients):
-        generator_variables = generator.init(fold_in_purpose(key, Purpose.GENERATOR))
-        server = FedGenServerState(
-            variables, generator_variables, _make_adam(hp).init(generator_variables["params"])
-        )
-        states = tile_over_clients(client_algorithm.init(hp, variables), num_clients)
+        weights = generator.init(fold_in_purpose(key, Purpose.GENERATOR))
+        server = FedGenServerState(variables, weights, _make_adam(hp).init(weights["params"]))
+        states = tile_over_clients(client.init(hp, variables), num_clients)
         return State(server, states, jnp.int32(0))
 
-    max_steps = options.generator_steps
-
-    def train_on_shard(
-        server_parallelism: ServerParallelism,
-        hp,
-        initial_state,
-        teachers: TeacherHeads,
-        key,
-        num_steps,
-        lr,
-    ):
+    def train_on_shard(parallelism: ServerParallelism, hp, start, teachers, key, num_steps, lr):
         return train_generator(
             model,
             generator,
             hp,
-            initial_state,
+            start,
             teachers,
             key,
             num_steps=num_steps,
             max_steps=max_steps,
             batch_size=options.generator_batch_size,
             lr=lr,
-            server_parallelism=server_parallelism,
+            server_parallelism=parallelism,
         )
 
     def round_(hp, state: State, key, cohort: Cohort):
-        old_server = state.server
-        message = ServerMessage(old_server.variables, (old_server.generator, state.round))
-        result = train_cohort(
-            with_drift_sums(client_algorithm) if training.measures_drift else client_algorithm,
-            plan,
-            hp,
-            message,
-            state.clients,
-            key,
-            cohort,
-            gather_models=returns_client_models,
-        )
-        client_update, drift = result.update, dict[str, jax.Array]()
-        if training.measures_drift:
-            client_update, drift = split_drift(client_update, message.variables["params"])
-        models, teachers = _split_client_outputs(
-            model, result.outputs, has_full_models=returns_client_models
-        )
+        server, round_index = state.server, state.round
+        message = ServerMessage(server.variables, (server.generator, round_index))
+        result, drift = train_clients(client, training, plan, hp, message, state, key, cohort)
+        models, teachers = _split_outputs(training, result.outputs)
         num_steps = jnp.where(cohort.schedule.is_verification, min(1, max_steps), max_steps)
         num_steps = jnp.where(teachers.is_present.any(), num_steps, 0)
-        lr = hp["generator_lr"] * hp["generator_lr_decay"] ** state.round
-        initial_state = old_server.generator, old_server.optimizer
-        generator_key = fold_in_purpose(key, Purpose.GENERATOR)
-        generator_variables, optimizer = plan.shard_server_work(
-            train_on_shard,
-            hp,
-            initial_state,
-            teachers,
-            generator_key,
-            num_steps,
-            lr,
-            loops=cohort.loops,
-        )
+        lr = hp["generator_lr"] * hp["generator_lr_decay"] ** round_index
+        start, key = (server.generator, server.optimizer), fold_in_purpose(key, Purpose.GENERATOR)
+        args = (hp, start, teachers, key, num_steps, lr)
+        weights, adam = plan.shard_server_work(train_on_shard, *args, loops=cohort.loops)
         # Collectives in order: the new model, which is evaluated next, is known after them.
-        server_lr = plan.order_after(
-            optax.tree.norm(generator_variables["params"]), hp["server_lr"]
-        )
-        server = add_mean_change(hp | {"server_lr": server_lr}, old_server, client_update.mean)
-        change = jax.tree.map(
-            jnp.subtract, server.variables["params"], old_server.variables["params"]
-        )
-        info = RoundInfo(result.train_loss, optax.tree.norm(change), models=models, drift=drift)
-        server = server._replace(generator=generator_variables, optimizer=optimizer)
-        return State(server, result.states, state.round + 1), info
+        signal = optax.tree.norm(weights["params"])
+        server_lr = plan.order_after(signal, hp["server_lr"])
+        new = add_mean_change(hp | {"server_lr": server_lr}, server, result.update.mean)
+        old_params, params = server.variables["params"], new.variables["params"]
+        update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, params, old_params))
+        info = RoundInfo(result.train_loss, update_norm, models=models, drift=drift)
+        new = new._replace(generator=weights, optimizer=adam)
+        return State(new, result.states, round_index + 1), info
 
     def traffic(hp, state):
         size = num_bytes(state.server.variables)
@@ -262,67 +231,61 @@ def fedgen(
     )
 
 
-def _split_client_outputs(
-    model: Model, outputs: Any, *, has_full_models: bool
+def _split_outputs(
+    training: LocalTraining, outputs: Any
 ) -> tuple[ClientModels | None, TeacherHeads]:
-    """(the clients' models, what the generator learns from) of what the round's clients told: their
-    `whole` models and label counts, or a `TeacherHeads` in each slot."""
-    if not has_full_models:
+    """Return the clients' models, if the clients output them, and their last layers."""
+    if not training.returns_client_models:
         return None, jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:]), outputs)
     variables, counts = outputs.variables
     present = outputs.is_present.astype(jnp.float32)
-    heads = _require_head(model).get_parameters(variables)
-    return outputs._replace(variables=variables), TeacherHeads(
-        heads, counts * present[:, None], present
-    )
+    heads = _require_head(training.task.model).get_parameters(variables)
+    teachers = TeacherHeads(heads, counts * present[:, None], present)
+    return outputs._replace(variables=variables), teachers
 
 
 def _make_guided_client(
     training: LocalTraining, generator: Generator, guided_steps: int
 ) -> ClientAlgorithm:
-    """Local training with generated features beside the client's data; its memory counts labels."""
+    """Return local training with generated features; its `aux` counts labels."""
     task, base = training.task, make_local_sgd(training)
     head, num_classes = _require_head(task.model), task.model.num_classes
 
     def begin(context, state):
-        local = base.begin(context, state)
-        return local._replace(aux=jnp.zeros(num_classes))
+        return base.begin(context, state)._replace(aux=jnp.zeros(num_classes))
 
     def step(context, local, batch):
-        generator_variables, round_index = context.message.extra
+        hp, variables = context.hp, local.variables
+        weights, round_index = context.message.extra
         is_guided = (round_index > 0) & (batch.step_index < guided_steps)
 
-        def decay_weight(initial_weight):
-            decayed = initial_weight * context.hp["guidance_decay"] ** round_index
-            return jnp.where(
-                is_guided, jnp.maximum(decayed, jnp.minimum(initial_weight, MIN_GUIDANCE_WEIGHT)), 0
-            )
+        def decay_weight(initial):
+            weight = initial * hp["guidance_decay"] ** round_index
+            weight = jnp.maximum(weight, jnp.minimum(initial, MIN_GUIDANCE_WEIGHT))
+            return jnp.where(is_guided, weight, 0)
 
-        label_key, *noise_keys = jax.random.split(
-            fold_in_purpose(context.key, Purpose.GENERATED_SAMPLES), 3
-        )
+        key = fold_in_purpose(context.key, Purpose.GENERATED_SAMPLES)
+        label_key, *noise_keys = jax.random.split(key, 3)
         labels = jax.random.randint(label_key, batch.labels.shape, 0, num_classes)
 
         def generate_features(key, labels):
             noise = jax.random.uniform(key, (len(labels), generator.noise_size))
-            return generator.apply(generator_variables, noise, labels, train=False)[0]
+            return generator.apply(weights, noise, labels, train=False)[0]
 
         features = generate_features(noise_keys[0], labels)
-        label_logits = head.apply(
-            head.get_parameters(local.variables), generate_features(noise_keys[1], batch.labels)
-        )
-        distilled_weight = decay_weight(context.hp["distilled_weight"])
+        label_features = generate_features(noise_keys[1], batch.labels)
+        label_logits = head.apply(head.get_parameters(variables), label_features)
+        distilled_weight = decay_weight(hp["distilled_weight"])
 
-        def losses(network, images, labels, target_log_probs):
+        def losses(network, images, labels, targets):
             logits, state = network(images)
             cross_entropies = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-            log_ratio = target_log_probs - jax.nn.log_softmax(logits)
-            return cross_entropies + distilled_weight * (jnp.exp(target_log_probs) * log_ratio).sum(
-                -1
-            ), state
+            log_ratio = targets - jax.nn.log_softmax(logits)
+            divergences = (jnp.exp(targets) * log_ratio).sum(-1)
+            return cross_entropies + distilled_weight * divergences, state
 
-        loss, gradient, variables = task.loss_and_gradient(
-            local.variables,
+        loss, gradient, new_variables = task.loss_and_gradient(
+            variables,
             batch,
             context.key,
             sample_losses=losses,
@@ -330,29 +293,23 @@ def _make_guided_client(
         )
 
         def generated_loss(params):
-            logits = head.apply(
-                head.get_parameters({**local.variables, "params": params}), features
-            )
+            logits = head.apply(head.get_parameters({**variables, "params": params}), features)
             cross_entropies = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-            return decay_weight(context.hp["generated_weight"]) * cross_entropies.mean()
+            return decay_weight(hp["generated_weight"]) * cross_entropies.mean()
 
-        value, generated_gradient = jax.value_and_grad(generated_loss)(local.variables["params"])
+        value, generated_gradient = jax.value_and_grad(generated_loss)(variables["params"])
         gradient = jax.tree.map(jnp.add, gradient, generated_gradient)
-        variables, optimizer = apply_gradient(
-            training, context, variables, gradient, local.optimizer_state, batch
-        )
+        optimizer = local.optimizer_state
+        updated = apply_gradient(training, context, new_variables, gradient, optimizer, batch)
         counts = local.aux.at[batch.labels].add(batch.mask)
-        return ClientTrainState(variables, optimizer, counts), loss + value
+        return ClientTrainState(*updated, counts), loss + value
 
     def end(context, local, state):
-        client_update, client_state, _ = base.end(context, local, state)
+        update, state, _ = base.end(context, local, state)
         if training.returns_client_models:
-            return client_update, client_state, (local.variables, local.aux)
-        return (
-            client_update,
-            client_state,
-            TeacherHeads(head.get_parameters(local.variables), local.aux, jnp.float32(1)),
-        )
+            return update, state, (local.variables, local.aux)
+        parameters = head.get_parameters(local.variables)
+        return update, state, TeacherHeads(parameters, local.aux, jnp.float32(1))
 
     return ClientAlgorithm(base.init, begin, step, end)
 
@@ -360,8 +317,8 @@ def _make_guided_client(
 def train_generator(
     model: Model,
     generator: Generator,
-    hp: dict,
-    initial_state: tuple[Tree, Tree],
+    hp: dict[str, jax.Array],
+    start: tuple[Tree, Tree],
     teachers: TeacherHeads,
     key: jax.Array,
     *,
@@ -371,38 +328,43 @@ def train_generator(
     lr: jax.Array,
     server_parallelism: ServerParallelism = SINGLE_DEVICE,
 ) -> tuple[Tree, Tree]:
-    """(generator, its optimiser) after so many steps from `start`, `max_steps` at most; a step's
-    draws depend on `key` and its number alone."""
+    """Train the generator.
+
+    Args:
+      model: the network whose last layer reads features.
+      generator: the generator's functions.
+      hp: values of the hyper-parameters.
+      start: variables of the generator and state of its optimizer.
+      teachers: last layers and label counts of the round's clients.
+      key: PRNG key; the draws of a step depend on it and on the step's number.
+      num_steps: `[]` int32, number of steps.
+      max_steps: upper limit of `num_steps`; None if `num_steps` is a number.
+      batch_size: number of samples in a step.
+      lr: learning rate, `[]` float32.
+      server_parallelism: devices that share each step.
+
+    Returns:
+      The new variables of the generator, and the new state of its optimizer.
+    """
     is_seen = teachers.counts.sum(0) > 0
-    label_share_table = compute_label_shares(teachers)
+    label_shares = compute_label_shares(teachers)
 
     def draw_batch(step_index):
         label_key, noise_key = jax.random.split(jax.random.fold_in(key, step_index))
-        labels = jax.random.categorical(
-            label_key, jnp.where(is_seen, 0, -jnp.inf), shape=(batch_size,)
-        )
+        logits = jnp.where(is_seen, 0, -jnp.inf)
+        labels = jax.random.categorical(label_key, logits, shape=(batch_size,))
         noise = jax.random.uniform(noise_key, (batch_size, generator.noise_size))
         return Batch(noise, labels, jnp.ones(batch_size), step_index)
 
-    def loss_and_gradient(generator_variables, batch, key):
-        noise, labels = batch.images, batch.labels
-
+    def loss_and_gradient(variables, batch, key):
         def loss(params):
-            features, state = generator.apply(
-                {**generator_variables, "params": params},
-                noise,
-                labels,
-                train=True,
-                batch_axis=batch.axis,
-            )
-            return compute_generator_loss(
-                model, hp, teachers.head, label_share_table, features, batch
-            ), state
+            inputs = ({**variables, "params": params}, batch.images, batch.labels)
+            features, state = generator.apply(*inputs, train=True, batch_axis=batch.axis)
+            args = (model, hp, teachers.head, label_shares, features, batch)
+            return compute_generator_loss(*args), state
 
-        (value, state), gradient = jax.value_and_grad(loss, has_aux=True)(
-            generator_variables["params"]
-        )
-        return value, gradient, {**generator_variables, "state": state}
+        (value, state), gradient = jax.value_and_grad(loss, has_aux=True)(variables["params"])
+        return value, gradient, {**variables, "state": state}
 
     step = make_server_step(
         draw_batch,
@@ -414,7 +376,7 @@ def train_generator(
         SERVER,
         num_steps,
         step,
-        ServerTrainState(*initial_state),
+        ServerTrainState(*start),
         max_iterations=max_steps,
         samples_per_iteration=batch_size,
     )
@@ -422,26 +384,34 @@ def train_generator(
 
 
 def compute_label_shares(teachers: TeacherHeads) -> jax.Array:
-    """rho [S, C]: each client's share of every class, with one more in every count."""
+    """Compute rho `[S, C]`: each client's share of every class, with one more in every count.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.algorithms.fedgen import TeacherHeads, compute_label_shares
+      >>> counts = jnp.array([[3.0, 0.0], [0.0, 0.0]])
+      >>> compute_label_shares(TeacherHeads((), counts, jnp.ones(2))).round(2).tolist()
+      [[0.800000011920929, 0.5], [0.20000000298023224, 0.5]]
+    """
     counts = (teachers.counts + 1) * teachers.is_present[:, None]
     return counts / jnp.maximum(counts.sum(0), 1)
 
 
 def compute_generator_loss(
     model: Model,
-    hp,
-    heads,
-    label_share_table,
-    features,
+    hp: dict[str, jax.Array],
+    heads: Tree,
+    label_shares: jax.Array,
+    features: jax.Array,
     batch: Batch,
 ) -> jax.Array:
-    """Return the loss of the generator on a batch.
+    """Compute the loss of the generator on a batch, see `fedgen`.
 
     Args:
       model: the network whose last layer reads features.
       hp: values of the hyper-parameters.
       heads: the teachers' last layers, with a leading axis of clients.
-      label_share_table: rho `[S, C]`, see `compute_label_shares`.
+      label_shares: rho `[S, C]`, see `compute_label_shares`.
       features: `[B, F]` of the generator.
       batch: noise `[B, N]` as `images`, and labels `[B]`.
 
@@ -449,29 +419,26 @@ def compute_generator_loss(
       The weighted sum of the teachers' loss of the features and of the diversity term, which keeps
       features apart as their noise is.
     """
-    noise, labels, batch_axis = batch.images, batch.labels, batch.axis
-    # In turn: products that are one with the reductions below have to be verified (`core.miscompile_guard`).
-    logits = jax.lax.map(
-        lambda head: _require_head(model).apply(head, features), heads
-    )  # [S, B, C]
-    teacher_losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels[None])
-    teacher_loss = (label_share_table[:, labels] * teacher_losses).sum(0).mean()
-    noise_gaps = jnp.square(noise[:, None] - gather_rows(noise, batch_axis)).mean(-1)
-    feature_gaps = jnp.abs(features[:, None] - gather_rows(features, batch_axis)).mean(-1)
-    diversity_sum = sum_over_shards((noise_gaps * feature_gaps).sum(), batch_axis)
-    diversity = diversity_sum / noise_gaps.shape[1] ** 2
-    diversity_loss = jnp.exp(-diversity)
-    return hp["teacher_weight"] * teacher_loss + hp["diversity_weight"] * diversity_loss
+    noise, labels, axis = batch.images, batch.labels, batch.axis
+    apply_head = _require_head(model).apply
+    # In turn: the miscompile guard would have to verify products fused with the reductions below.
+    logits = jax.lax.map(lambda head: apply_head(head, features), heads)  # [S, B, C]
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels[None])
+    teacher_loss = (label_shares[:, labels] * losses).sum(0).mean()
+    noise_gaps = jnp.square(noise[:, None] - gather_rows(noise, axis)).mean(-1)
+    feature_gaps = jnp.abs(features[:, None] - gather_rows(features, axis)).mean(-1)
+    diversity = sum_over_shards((noise_gaps * feature_gaps).sum(), axis) / noise_gaps.shape[1] ** 2
+    return hp["teacher_weight"] * teacher_loss + hp["diversity_weight"] * jnp.exp(-diversity)
 
 
 def _make_adam(hp, lr: float | jax.Array = 0.0) -> optax.GradientTransformation:
-    """Adam with weight decay in the gradient, as PyTorch's has it; its state knows no rate."""
+    """Return Adam with weight decay in the gradient, as PyTorch's; its state has no rate."""
     decay = optax.add_decayed_weights(hp["generator_weight_decay"])
     return optax.chain(decay, optax.scale_by_adam(), optax.scale(-lr))
 
 
 def _require_head(model: Model) -> Head:
-    """The last layer, which `fedgen` requires."""
+    """Return the last layer, which `fedgen` requires."""
     assert model.head is not None
     return model.head
 
@@ -481,14 +448,21 @@ def _count_features(model: Model) -> int:
     assert embed is not None  # `fedgen` requires it
 
     def features(key):
-        images = jnp.zeros((1, *model.input_shape))
-        return embed(model.init(key), images, train=False)[0]
+        return embed(model.init(key), jnp.zeros((1, *model.input_shape)), train=False)[0]
 
     return jax.eval_shape(features, jax.random.key(0)).shape[-1]
 
 
 def make_fedgen_hyperparameters(options: FedGenOptions, num_clients: int) -> FedGenHyperParameters:
-    """Those of the preset."""
+    """Return the numbers of the preset.
+
+    Args:
+      options: choices of the method, with the preset.
+      num_clients: number of clients; not read.
+
+    Returns:
+      The numbers.
+    """
     if options.fedgen_preset == "emnist":
         return FedGenHyperParameters(distilled_weight=1.0, generator_lr=1e-4)
     return FedGenHyperParameters()

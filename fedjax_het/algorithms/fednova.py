@@ -7,7 +7,6 @@ import jax.numpy as jnp
 
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.builders import (
-    CohortCounts,
     add_mean_change,
     build_federated_algorithm,
     model_traffic,
@@ -22,65 +21,94 @@ Tree = Any
 
 
 class FedNovaUpdate(NamedTuple):
-    """What is averaged over the round's clients."""
+    """Upload of a client, averaged over the round's clients."""
 
-    change: Tree  # (w_i - w) / a_i; of batch-norm statistics without a_i
-    effective_steps: jax.Array  # a_i
+    change: Tree
+    "(w_i - w) / a_i; the change of batch-norm statistics is not divided."
+    effective_steps: jax.Array
+    "`[]` float32: a_i."
 
 
 def fednova(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
-    """Changes are averaged per unit of local work, so that clients with more steps do not pull the
-    objective to theirs:
+    """FedNova: the server averages changes per unit of local work (Eq. 7).
 
-        w <- w + server_lr tau_eff sum_i p_i (w_i - w) / a_i,   tau_eff = sum_i p_i a_i,
+    Clients with more steps then do not pull the objective to their own:
 
-    p_i the run's `averaging` (the paper's is by samples), a_i the sum of the coefficients with
-    which client i's tau_i minibatch gradients enter its change: tau_i for plain SGD, and with
-    momentum r, whose buffer starts at zero,
+        w <- w + server_lr tau_eff sum_i p_i (w_i - w) / a_i,   tau_eff = sum_i p_i a_i.
+
+    p_i are the weights of the run's `averaging`; the paper's are by samples. a_i is the sum of the
+    coefficients with which client i's tau_i minibatch gradients enter its change. Plain SGD has a_i
+    = tau_i. Momentum r, whose buffer starts at zero, has
 
         a_i = (tau_i - r (1 - r^tau_i) / (1 - r)) / (1 - r),
 
-    with Nesterov's momentum tau_i + r times that. tau_i are steps of the optimiser, each of several
-    minibatches where gradients are accumulated.
-    A buffer kept across rounds would make that wrong, so momentum with optimizer_state "keep" is a
-    `ConfigError`. The paper says nothing of Adam, whose steps are no sums of gradients: a_i =
-    tau_i, the number of its steps. Where all make equally many steps this is FedAvg. Batch-norm
-    statistics are averaged as in FedAvg. The paper's other variants (a proximal term, momentum at
-    the server) are left out. Traffic: FedAvg's: the server knows a_i from the client's samples.
+    and Nesterov's momentum tau_i + r times that number. tau_i counts steps of the optimizer, each
+    of several minibatches if gradients are accumulated. If all clients make equally many steps,
+    this is FedAvg. Batch-norm statistics are averaged as in FedAvg.
+
+    Traffic: one model down, one up: the server knows a_i from the client's samples. State and cost:
+    FedAvg's.
+
+    Departures from the paper: the steps of Adam are no sums of gradients, and the paper does not
+    treat them; here a_i is their number. The variants with a proximal term and with momentum at the
+    server are left out, because other methods have them.
+
+    Args:
+      training: the choices of local training.
+      plan: where the clients run.
+
+    Returns:
+      The method.
+
+    Raises:
+      ConfigError: for a learning rate that changes within a round, and for a momentum buffer that
+        is kept across rounds: the formulas for a_i hold for neither.
     """
     schedule = training.options.lr_schedule
     require(schedule is None, "lr_step_schedule", schedule, "none: fednova's a_i are of one rate")
-    require(
-        not (training.optimizer in ("momentum", "nesterov") and training.keep_state),
-        "optimizer_state",
-        "keep",
-        "'reset': fednova's weights are of momentum that starts at zero each round",
-    )
+    keeps_momentum = training.optimizer in ("momentum", "nesterov") and training.keep_state
+    reason = "'reset': fednova's weights are of momentum that starts at zero each round"
+    require(not keeps_momentum, "optimizer_state", "keep", reason)
     base = make_local_sgd(training)
 
     def end(context, local, state):
-        client_update, state, output = base.end(context, local, state)
-        effective_steps = compute_effective_steps(training, context.hp, context.client.num_steps)
-        params = jax.tree.map(lambda c: c / effective_steps, client_update.mean["params"])
-        return (
-            ClientUpdate(FedNovaUpdate({**client_update.mean, "params": params}, effective_steps)),
-            state,
-            output,
-        )
+        update, state, output = base.end(context, local, state)
+        steps = compute_effective_steps(training, context.hp, context.client.num_steps)
+        params = jax.tree.map(lambda c: c / steps, update.mean["params"])
+        mean = FedNovaUpdate({**update.mean, "params": params}, steps)
+        return ClientUpdate(mean), state, output
 
-    def update_server(hp, server, client_update: ClientUpdate, counts: CohortCounts):
-        mean: FedNovaUpdate = client_update.mean
-        params = jax.tree.map(lambda c: mean.effective_steps * c, mean.change["params"])
-        return add_mean_change(hp, server, {**mean.change, "params": params})
+    def update_server(hp, server, client_update, counts):
+        change, steps = client_update.mean
+        params = jax.tree.map(lambda c: steps * c, change["params"])
+        return add_mean_change(hp, server, {**change, "params": params})
 
-    client_algorithm = base._replace(end=end)
-    return build_federated_algorithm(
-        training, plan, client_algorithm, update=update_server
-    )._replace(traffic=model_traffic)
+    client = base._replace(end=end)
+    algorithm = build_federated_algorithm(training, plan, client, update=update_server)
+    return algorithm._replace(traffic=model_traffic)
 
 
-def compute_effective_steps(training: LocalTraining, hp, num_steps: jax.Array) -> jax.Array:
-    """a_i after this many minibatches; 1 where there are none."""
+def compute_effective_steps(
+    training: LocalTraining, hp: dict[str, jax.Array], num_steps: jax.Array
+) -> jax.Array:
+    """Compute a_i, see `fednova`.
+
+    Args:
+      training: the choices of local training, with the optimizer.
+      hp: values of the hyper-parameters, with `local_momentum` if the optimizer has momentum.
+      num_steps: `[]` int32, minibatches of the client in the round.
+
+    Returns:
+      a_i, `[]` float32; 1 for a client without minibatches.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.algorithms.fednova import compute_effective_steps
+      >>> from fedjax_het.methods import LocalTraining
+      >>> training = LocalTraining(task=None, optimizer="momentum")
+      >>> float(compute_effective_steps(training, {"local_momentum": 0.5}, jnp.int32(2)))
+      2.5
+    """
     steps = jnp.maximum(count_optimizer_steps(training, num_steps), 1).astype(jnp.float32)
     if training.optimizer not in ("momentum", "nesterov"):
         return steps

@@ -12,25 +12,38 @@ from fedjax_het.utils.config import Config, NonNegativeFloat
 
 @dataclass(frozen=True)
 class FedProxHyperParameters(Config):
+    """Numbers of FedProx."""
+
     prox_mu: NonNegativeFloat = 0.002
-    "Of the pull to the model received."
+    "Weight of the pull to the received model."
 
 
 def fedprox(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
-    """Clients minimise F_k(w) + (prox_mu / 2) ||w - w_t||^2, w_t the model they received.
+    """FedProx: clients minimize their loss plus a pull to the received model (Algorithm 2).
 
-    The pull prox_mu * (w - w_t) is added to the gradient, so an adaptive optimiser rescales it
-    with the gradient, as in DynaFed's code (which writes lambda ||w - w_t||^2: prox_mu =
-    2 lambda). prox_mu = 0 is FedAvg. Stragglers that do fewer epochs are not modelled.
+        w_k ~ argmin_v F_k(v) + (prox_mu / 2) ||v - w||^2,
+        w <- w + server_lr sum_k p_k (w_k - w).
+
+    The pull prox_mu * (v - w) is added to the gradient, so an adaptive optimizer rescales it with
+    the gradient, as in DynaFed's code. That code writes lambda ||v - w||^2: prox_mu = 2 lambda.
+    prox_mu = 0 is FedAvg.
+
+    Traffic, state and cost: FedAvg's. Departure from the paper: no client does fewer epochs than
+    the others, because the simulator has no stragglers.
+
+    Args:
+      training: the choices of local training.
+      plan: where the clients run.
+
+    Returns:
+      The method.
     """
 
-    def adjust_gradient(context, gradient, local, batch):
-        params, anchor = (state.variables["params"] for state in (local, context.message))
+    def adjust(context, gradient, local, batch):
+        params, anchor = local.variables["params"], context.message.variables["params"]
         return add_proximal_gradient(gradient, params, anchor, context.hp["prox_mu"]), ()
 
-    return build_federated_algorithm(
-        training, plan, make_local_sgd(training, adjust=adjust_gradient)
-    )
+    return build_federated_algorithm(training, plan, make_local_sgd(training, adjust=adjust))
 
 
 SPEC = AlgorithmSpec(

@@ -14,8 +14,10 @@ from fedjax_het.utils.config import Config, NonNegativeInt
 
 @dataclass(frozen=True)
 class FineTuningOptions(Config):
+    """Choices of fine-tuning."""
+
     tuning_epochs: NonNegativeInt = 5
-    "Of each copy, over the client's data."
+    "Epochs of each copy over the client's data; 0: the global model is evaluated."
 
 
 def build_fine_tuned(
@@ -25,24 +27,39 @@ def build_fine_tuned(
     build_base: Callable[..., Algorithm],
     options: FineTuningOptions = FineTuningOptions(),
 ) -> Algorithm:
-    """The method `tuned`; to be scored, every client trains a copy of the new global model for
-    `tuning_epochs` epochs on its own data, without the method's terms, by the local optimiser.
+    """Fine-tuning: every client evaluates a copy of the global model that it trains first.
 
-    Copies are discarded, so the global model's course is that of `tuned`, which 0 epochs are.
-    FedAMP's comparison does not say how many epochs it took ("many fine-tuning steps"): 5 are
-    chosen. Traffic: of `tuned`. Cost: see `FineTuning`.
+        theta_k = LocalSGD(w) on client k's data for `tuning_epochs` epochs.
+
+    The copies are trained by the local optimizer without the base's own terms, and are discarded
+    after the evaluation. The course of the global model is therefore that of the base.
+
+    Traffic and state: those of the base. Cost: every evaluation trains all clients and holds one
+    model of each.
+
+    Departure: FedAMP's comparison does not state its number of epochs ("many fine-tuning steps"); 5
+    are a choice of this package.
+
+    Args:
+      training: the choices of local training.
+      plan: where the clients run.
+      build_base: `build_base(training, plan)`, the method whose global model is tuned.
+      options: choices of fine-tuning.
+
+    Returns:
+      The method.
     """
     epochs = options.tuning_epochs
     fine_tuning = FineTuning(make_local_model_training(training), epochs) if epochs else None
     return build_base(training, plan)._replace(fine_tuning=fine_tuning)
 
 
-def _make_fine_tuned_spec(base_spec: AlgorithmSpec, title: str, *, color: str) -> AlgorithmSpec:
-    """The entry of a method whose copies are tuned."""
+def _make_spec(base: AlgorithmSpec, title: str, color: str) -> AlgorithmSpec:
+    """Return the entry of a method whose global model is tuned."""
     return replace(
-        base_spec,
-        name=f"{base_spec.name}_ft",
-        build=partial(build_fine_tuned, build_base=base_spec.build),
+        base,
+        name=f"{base.name}_ft",
+        build=partial(build_fine_tuned, build_base=base.build),
         description=f"{title}, scored after fine-tuning at each client (Wang et al., 2019)",
         paper="K. Wang et al., 2019, arXiv:1910.10252",
         options=FineTuningOptions,
@@ -54,5 +71,5 @@ def _make_fine_tuned_spec(base_spec: AlgorithmSpec, title: str, *, color: str) -
     )
 
 
-FEDAVG_FT = _make_fine_tuned_spec(fedavg.SPEC, "FedAvg", color="#6BAED6")
-FEDPROX_FT = _make_fine_tuned_spec(fedprox.SPEC, "FedProx", color="#F5C26B")
+FEDAVG_FT = _make_spec(fedavg.SPEC, "FedAvg", "#6BAED6")
+FEDPROX_FT = _make_spec(fedprox.SPEC, "FedProx", "#F5C26B")

@@ -9,8 +9,9 @@ import optax
 
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.builders import build_federated_algorithm
+from fedjax_het.algorithms.client_state import with_client_memory
 from fedjax_het.algorithms.spec import AlgorithmSpec
-from fedjax_het.core.client_algorithm import Batch, ClientAlgorithm, ClientContext
+from fedjax_het.core.client_algorithm import Batch, ClientContext
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import (
     ClientTrainState,
@@ -28,129 +29,169 @@ Tree = Any
 
 @dataclass(frozen=True)
 class MOONOptions(Config):
+    """Choices of MOON."""
+
     projection: NonNegativeInt = 0
-    "Outputs of a projection head; 0: none."
+    "Number of outputs of a projection head before the classifier; 0: no head."
 
 
 @dataclass(frozen=True)
 class MOONHyperParameters(Config):
+    """Numbers of MOON."""
+
     moon_mu: NonNegativeFloat = 1.0
     "Weight of the contrastive loss."
     moon_tau: PositiveFloat = 0.5
-    "Its temperature."
+    "Temperature of the contrastive loss."
 
 
-class MOONClientState(NamedTuple):
-    """What a client keeps: its model at the end of its last round, whether there was one, and its
-    optimiser's state, if kept."""
+class PreviousModel(NamedTuple):
+    """Memory of a client: its model at the end of its last round."""
 
-    previous_variables: Tree
-    has_trained: jax.Array  # [] int32: 0 or 1
-    optimizer: Tree
+    variables: Tree
+    "Variables of the model; zeros before the client's first round."
+    has_trained: jax.Array
+    "`[]` int32: 1 if the client has trained, else 0."
 
 
 class _ContrastiveAux(NamedTuple):
-    """A client's previous model in a round, and the weight of the contrastive loss."""
+    """Previous model of a client in a round, and the weight of the contrastive loss, `[]`."""
 
-    previous_variables: Tree
-    mu: jax.Array  # []
+    variables: Tree
+    mu: jax.Array
 
 
 def moon(
     training: LocalTraining, plan: ExecutionPlan, *, options: MOONOptions = MOONOptions()
 ) -> Algorithm:
-    """Clients minimise cross-entropy + moon_mu times the mean over samples of
+    """MOON: a contrastive loss pulls features to those of the global model (Eq. 3, Algorithm 1).
 
-        -log(e^{cos(z, z_g) / tau} / (e^{cos(z, z_g) / tau} + e^{cos(z, z_p) / tau})),
+    Clients minimize cross-entropy + moon_mu times the mean over samples of
 
-    z being what the network's classifier reads of a sample, z_g the same of the global model as it
-    was received and z_p that of the client's own model at the end of its previous round; both are
-    constants, of networks in evaluation mode (running batch-norm statistics, no dropout) as in the
-    public code (QinbinLi/MOON). In a client's first round this loss is 0. moon_mu 0 is FedAvg.
+        -log(e^{cos(z, z_g) / tau} / (e^{cos(z, z_g) / tau} + e^{cos(z, z_p) / tau})).
+
+    z is the input of the network's classifier for a sample. z_g is the same of the received global
+    model, z_p of the client's own model at the end of its previous round. Both are constants, of
+    networks in evaluation mode (running batch-norm statistics, no dropout) as in the public code
+    (QinbinLi/MOON). In a client's first round the contrastive loss is 0. moon_mu 0 is FedAvg. The
+    reported training loss is the cross-entropy.
 
     projection: the size of a projection head between the network and its classifier, 256 in the
-      public code, see `add_projection_head`; z is then the projection. 0: none, z being the
-      features, so that all methods train the same network: the first layer of a head on a ConvNet's
-      2048 features alone has 13 times the weights of that network. Of FedAF's MOON it is not known.
-    Defaults: mu 1 (the paper tunes it in 0.1, 1, 5, 10) and tau 0.5, the public code's. Its batches
-    leave out the last, smaller one of an epoch, which is kept here as for every method; its weight
-    decay of 1e-5 is local_weight_decay.
+      public code; z is then the projection, see `add_projection_head`. 0: no head, and z are the
+      features, so that all methods train the same network. The first layer of a head on a ConvNet's
+      2048 features has 13 times the weights of that network. FedAF does not state whether its MOON
+      has a head.
 
-    Scored is the global model; the loss reported is the cross-entropy. Traffic: FedAvg's. State:
-    one model per client. Cost: two more forward passes a step.
+    Traffic: one model down, one up. State: one model per client. Cost: one gradient and two more
+    forward passes per minibatch.
+
+    Defaults: mu 1 (the paper tunes it over 0.1, 1, 5, 10) and tau 0.5, the public code's. Departure
+    from that code: it drops the last, smaller batch of an epoch, which every method of this package
+    keeps. Its weight decay of 1e-5 is local_weight_decay.
+
+    Args:
+      training: the choices of local training.
+      plan: where the clients run.
+      options: choices of the method.
+
+    Returns:
+      The method.
+
+    Raises:
+      ConfigError: if the network has no `embed`.
     """
-    model = training.task.model
-    require(model.embed is not None, "model", model.name, "a network with `embed`: its features")
-    base, task = make_local_sgd(training), training.task
+    task, base = training.task, make_local_sgd(training)
+    has_features = task.model.embed is not None
+    require(has_features, "model", task.model.name, "a network with `embed`: its features")
 
     def init(hp, variables):
-        zeros = jax.tree.map(jnp.zeros_like, variables)
-        return MOONClientState(zeros, jnp.int32(0), base.init(hp, variables))
+        return PreviousModel(jax.tree.map(jnp.zeros_like, variables), jnp.int32(0))
 
-    def begin(context, state):
-        local = base.begin(context, state.optimizer)
-        mu = context.hp["moon_mu"] * state.has_trained.astype(jnp.float32)
-        return local._replace(aux=_ContrastiveAux(state.previous_variables, mu))
+    def begin(context, previous):
+        mu = context.hp["moon_mu"] * previous.has_trained.astype(jnp.float32)
+        return _ContrastiveAux(previous.variables, mu)
 
     def step(context, local, batch):
-        loss, gradient, new_variables = _loss_and_gradient(task, context, local, batch)
-        variables, optimizer = apply_gradient(
-            training, context, new_variables, gradient, local.optimizer_state, batch
-        )
-        return local._replace(variables=variables, optimizer_state=optimizer), loss
+        loss, gradient, variables = _loss_and_gradient(task, context, local, batch)
+        optimizer = local.optimizer_state
+        updated = apply_gradient(training, context, variables, gradient, optimizer, batch)
+        return ClientTrainState(*updated, local.aux), loss
 
-    def end(context, local, state):
-        client_update, optimizer, output = base.end(context, local, state.optimizer)
-        return client_update, MOONClientState(local.variables, jnp.int32(1), optimizer), output
+    def end(context, local, previous, update):
+        return update, PreviousModel(local.variables, jnp.int32(1))
 
-    return build_federated_algorithm(training, plan, ClientAlgorithm(init, begin, step, end))
+    client = with_client_memory(base._replace(step=step), init=init, begin=begin, end=end)
+    return build_federated_algorithm(training, plan, client)
 
 
 def make_moon_network(model: Model, *, options: MOONOptions) -> Model:
-    """The network that these options ask for."""
+    """Return the network that MOON trains.
+
+    Args:
+      model: the network of the run.
+      options: choices of the method, with the size of the projection head.
+
+    Returns:
+      The network, with a projection head if the options ask for one.
+    """
     return add_projection_head(model, options.projection) if options.projection else model
 
 
 def _loss_and_gradient(task: Task, context: ClientContext, local: ClientTrainState, batch: Batch):
     """Return (mean cross-entropy, gradient of the whole loss, variables with new statistics)."""
-    embed, variables, aux = task.model.embed, local.variables, local.aux
+    embed, variables, previous = task.model.embed, local.variables, local.aux
     assert embed is not None  # `moon` requires it
 
     def loss_sum(params, samples):
-        x = task.normalize(samples["images"])
+        x, mask = task.normalize(samples["images"]), samples["mask"]
         z, logits, state = embed({**variables, "params": params}, x, train=True, key=context.key)
         z_global, z_previous = (
             embed(other, x, train=False)[0]
-            for other in (context.message.variables, aux.previous_variables)
+            for other in (context.message.variables, previous.variables)
         )
-        cross_entropies = optax.softmax_cross_entropy_with_integer_labels(logits, samples["labels"])
-        contrastive_loss = compute_contrastive_losses(
-            z, z_global, z_previous, context.hp["moon_tau"]
-        )
-        cross_entropy_sum = (cross_entropies * samples["mask"]).sum()
-        return cross_entropy_sum + aux.mu * (contrastive_loss * samples["mask"]).sum(), (
-            cross_entropy_sum,
-            state,
-        )
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, samples["labels"])
+        tau = context.hp["moon_tau"]
+        contrastive_losses = compute_contrastive_losses(z, z_global, z_previous, tau)
+        cross_entropy = (losses * mask).sum()
+        total = cross_entropy + previous.mu * (contrastive_losses * mask).sum()
+        return total, (cross_entropy, state)
 
-    value_and_gradient = micro_batched_value_and_grad(
-        loss_sum, task.model.micro_batch, has_aux=True
-    )
+    micro_batch = task.model.micro_batch
+    value_and_gradient = micro_batched_value_and_grad(loss_sum, micro_batch, has_aux=True)
     samples = {"images": batch.images, "labels": batch.labels, "mask": batch.mask}
-    (_, (cross_entropy_sum, state)), gradient = value_and_gradient(variables["params"], samples)
+    (_, (cross_entropy, state)), gradient = value_and_gradient(variables["params"], samples)
     count = jnp.maximum(batch.mask.sum(), 1)
     gradient = jax.tree.map(lambda g: g / count, gradient)
-    return cross_entropy_sum / count, gradient, {**variables, "state": state}
+    return cross_entropy / count, gradient, {**variables, "state": state}
 
 
-def compute_contrastive_losses(z, z_global, z_previous, tau) -> jax.Array:
-    """[B] -log of the softmax of cos / tau at the global model, of features [B, F] each."""
-    similarity_gap = _cosine_similarities(z, z_previous) - _cosine_similarities(z, z_global)
-    return jax.nn.softplus(similarity_gap / tau)
+def compute_contrastive_losses(
+    z: jax.Array, z_global: jax.Array, z_previous: jax.Array, tau: jax.Array | float
+) -> jax.Array:
+    """Compute -log of the softmax of cos / tau at the global model (Eq. 3).
+
+    Args:
+      z: features of the trained network, `[B, F]`.
+      z_global: features of the global model, `[B, F]`.
+      z_previous: features of the client's previous model, `[B, F]`.
+      tau: temperature.
+
+    Returns:
+      Losses `[B]`, in nats.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.algorithms.moon import compute_contrastive_losses
+      >>> z = jnp.ones((1, 3))
+      >>> float(compute_contrastive_losses(z, z, z, 0.5)[0])  # log(2)
+      0.6931471824645996
+    """
+    gap = _cosine_similarities(z, z_previous) - _cosine_similarities(z, z_global)
+    return jax.nn.softplus(gap / tau)
 
 
 def _cosine_similarities(a, b):
-    """[B], 0 for a vector of zeros, whose gradient is then finite too."""
+    """Return `[B]`, 0 for a vector of zeros, whose gradient is then finite too."""
 
     def normalize(x):
         return x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).sum(-1, keepdims=True), 1e-16))

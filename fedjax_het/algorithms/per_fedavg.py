@@ -23,90 +23,108 @@ from fedjax_het.utils.config import Config, NonNegativeFloat, PositiveFloat
 
 @dataclass(frozen=True)
 class PerFedAvgOptions(Config):
+    """Choices of Per-FedAvg."""
+
     order: Literal["first", "hessian_free", "exact"] = "first"
-    "What becomes of the Hessian; see `per_fedavg`."
+    """How the Hessian is treated: "first" leaves it out, "hessian_free" takes a difference of
+    gradients, "exact" differentiates."""
 
 
 @dataclass(frozen=True)
 class PerFedAvgHyperParameters(Config):
+    """Numbers of Per-FedAvg."""
+
     inner_lr: NonNegativeFloat = 0.01
-    "Of the step on its own data that a client's loss looks past, and of that before it is scored."
+    "Learning rate of the step on its own data that each client's model is optimized for."
     hf_delta: PositiveFloat | None = None
-    "Length of the differences, where they are taken."
+    'Length of the difference of gradients; with order "hessian_free" only.'
 
 
 def per_fedavg(
     training: LocalTraining, plan: ExecutionPlan, *, options: PerFedAvgOptions = PerFedAvgOptions()
 ) -> Algorithm:
-    """Algorithm 1: FedAvg of the loss that a client has after one step on its own data. A local
-    step takes two consecutive minibatches D, D' of the client's (they may be of two epochs):
+    """Per-FedAvg: FedAvg of the loss that a client has after one step on its data (Algorithm 1).
+
+    A local step takes two consecutive minibatches D, D' of the client (possibly of two epochs):
 
         w' = w - inner_lr grad f(w; D),
-        w <- w - local_lr (I - inner_lr H(w; D')) grad f(w'; D'),
+        w <- w - local_lr (I - inner_lr H(w; D')) grad f(w'; D').
 
-    the second step being the local optimiser's. A last odd minibatch is both D and D': so it is for
-    a client that has no more than one minibatch a round.
+    The second step is the local optimizer's. A last odd minibatch is both D and D', as for a client
+    with one minibatch per round.
 
-    order: what becomes of the Hessian H. "first" (FO) leaves it out, as most public code does by
-      default; "hessian_free" (HF) takes H g as the difference of the gradients at w +- hf_delta g
-      by 2 hf_delta; "exact" differentiates the gradient along g.
-    The paper gives the Hessian a third minibatch; here it has D' too, so that all orders do the
-    same number of steps on the same minibatches. Defaults: inner_lr 0.01 and hf_delta 1e-3, those
-    of FL-bench (KarhouTam/FL-bench).
+    order: the treatment of the Hessian H. "first" (FO) leaves it out, the default of most public
+      code. "hessian_free" (HF) takes H g as the difference of the gradients at w +- hf_delta g by
+      2 hf_delta. "exact" differentiates the gradient along g.
 
-    Batch-norm statistics are of all minibatches that count. The loss reported is the mean over
-    those at w and at w', of a last odd minibatch that at w. Scored: the global model after one
-    plain step of inner_lr on one minibatch of the client's. Traffic: FedAvg's. State: none. Cost: a
-    gradient a minibatch, two of a last odd one; for every second one two more with HF, or about as
-    much with "exact". With lanes in one step all of that in every step.
+    Batch-norm statistics are of all minibatches that count. The reported loss is the mean over the
+    losses at w and at w'; of a last odd minibatch the loss at w. Defaults: inner_lr 0.01 and
+    hf_delta 1e-3, those of FL-bench (KarhouTam/FL-bench).
+
+    Evaluated: the global model after one plain step of inner_lr on one minibatch of the client.
+    Traffic: one model down, one up. State: none. Cost: one gradient per minibatch, two of a last
+    odd one. Every second minibatch costs two more with HF, and about as much with "exact". Lanes in
+    lockstep pay for all branches in every step.
+
+    Departure from the paper: it draws a third minibatch for the Hessian. Here the Hessian has D',
+    so that all orders do the same number of steps on the same minibatches.
+
+    Args:
+      training: the choices of local training.
+      plan: where the clients run.
+      options: choices of the method.
+
+    Returns:
+      The method.
     """
     base, order = make_local_sgd(training), options.order
 
     def begin(context, state):
-        # The memory is where the next gradient is taken: w, then w'.
+        # `aux` are the variables at which the next gradient is taken: w, then w'.
         return base.begin(context, state)._replace(aux=context.message.variables)
 
     def step(context, local, batch):
+        hp, w = context.hp, local.variables["params"]
+
         def loss_and_gradient_at(variables):
             return training.task.loss_and_gradient(variables, batch, context.key)
 
         def gradient_at(params):
             return loss_and_gradient_at({**local.variables, "params": params})[1]
 
-        def look_ahead(local, gradient, new_variables):
-            return local._replace(
-                aux={**new_variables, "params": _add_scaled(w, gradient, -context.hp["inner_lr"])}
-            )
+        def look_ahead(local, gradient, variables):
+            params = _add_scaled(w, gradient, -hp["inner_lr"])
+            return local._replace(aux={**variables, "params": params})
 
-        def apply_meta_gradient(local, gradient, new_variables):
-            meta_gradient = gradient
+        def apply_meta_gradient(local, gradient, variables):
             if order != "first":
-                delta = context.hp["hf_delta"] if order == "hessian_free" else None
-                hessian_product = _hessian_product(gradient_at, w, gradient, delta)
-                meta_gradient = _add_scaled(gradient, hessian_product, -context.hp["inner_lr"])
-            variables = {**new_variables, "params": w}
-            variables, optimizer = apply_gradient(
-                training, context, variables, meta_gradient, local.optimizer_state, batch
-            )
-            return ClientTrainState(variables, optimizer, variables)
+                delta = hp["hf_delta"] if order == "hessian_free" else None
+                product = _hessian_product(gradient_at, w, gradient, delta)
+                gradient = _add_scaled(gradient, product, -hp["inner_lr"])
+            variables, optimizer = {**variables, "params": w}, local.optimizer_state
+            updated = apply_gradient(training, context, variables, gradient, optimizer, batch)
+            return ClientTrainState(*updated, updated[0])
 
-        def look_ahead_and_apply(local, gradient, new_variables):
-            inner_step_state = look_ahead(local, gradient, new_variables)
-            return apply_meta_gradient(
-                inner_step_state, *loss_and_gradient_at(inner_step_state.aux)[1:]
-            )
+        def look_ahead_and_apply(local, gradient, variables):
+            ahead = look_ahead(local, gradient, variables)
+            return apply_meta_gradient(ahead, *loss_and_gradient_at(ahead.aux)[1:])
 
-        w = local.variables["params"]
-        loss, gradient, new_variables = loss_and_gradient_at(local.aux)
-        is_second_batch = batch.step_index % 2
-        is_unpaired = (is_second_batch == 0) & (batch.step_index + 1 == context.client.num_steps)
-        branch_index = jnp.where(is_unpaired, 2, is_second_batch)
+        loss, gradient, variables = loss_and_gradient_at(local.aux)
+        is_second = batch.step_index % 2
+        is_unpaired = (is_second == 0) & (batch.step_index + 1 == context.client.num_steps)
+        branch = jnp.where(is_unpaired, 2, is_second)
         branches = (look_ahead, apply_meta_gradient, look_ahead_and_apply)
-        return jax.lax.switch(branch_index, branches, local, gradient, new_variables), loss
+        return jax.lax.switch(branch, branches, local, gradient, variables), loss
 
-    client_algorithm = base._replace(begin=begin, step=step)
-    return build_federated_algorithm(training, plan, client_algorithm)._replace(
-        fine_tuning=_make_one_step_fine_tuning(training)
+    tuning_client = make_local_model_training(with_plain_sgd(training))
+
+    def tuning_step(context, local, batch):
+        hp = {**context.hp, "local_lr": context.hp["inner_lr"]}
+        return tuning_client.step(context._replace(hp=hp), local, batch)
+
+    client = base._replace(begin=begin, step=step)
+    return build_federated_algorithm(training, plan, client)._replace(
+        fine_tuning=FineTuning(tuning_client._replace(step=tuning_step), epochs=1, steps=1)
     )
 
 
@@ -115,29 +133,25 @@ def _add_scaled(tree, direction, scale):
 
 
 def _hessian_product(gradient_at, params, vector, delta):
-    """H(params) vector: exact, or by a central difference over `delta`."""
+    """Return H(params) vector: exact, or by a central difference over `delta`."""
     if delta is None:
         return jax.jvp(gradient_at, (params,), (vector,))[1]
-    forward_gradient, backward_gradient = (
-        gradient_at(_add_scaled(params, vector, sign * delta)) for sign in (1, -1)
-    )
-    return jax.tree.map(lambda a, b: (a - b) / (2 * delta), forward_gradient, backward_gradient)
-
-
-def _make_one_step_fine_tuning(training: LocalTraining) -> FineTuning:
-    """Plain SGD by inner_lr on one minibatch."""
-    client_algorithm = make_local_model_training(with_plain_sgd(training))
-
-    def step(context, local, batch):
-        hp = {**context.hp, "local_lr": context.hp["inner_lr"]}
-        return client_algorithm.step(context._replace(hp=hp), local, batch)
-
-    return FineTuning(client_algorithm._replace(step=step), epochs=1, steps=1)
+    forward, backward = (gradient_at(_add_scaled(params, vector, s * delta)) for s in (1, -1))
+    return jax.tree.map(lambda a, b: (a - b) / (2 * delta), forward, backward)
 
 
 def make_per_fedavg_hyperparameters(
     options: PerFedAvgOptions, num_clients: int
 ) -> PerFedAvgHyperParameters:
+    """Return the default numbers, with a difference of 1e-3 for the order "hessian_free".
+
+    Args:
+      options: choices of the method.
+      num_clients: number of clients; not read.
+
+    Returns:
+      The numbers.
+    """
     return PerFedAvgHyperParameters(hf_delta=1e-3 if options.order == "hessian_free" else None)
 
 

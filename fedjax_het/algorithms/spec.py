@@ -1,4 +1,4 @@
-"""What is known of a method besides its function: one record, at the end of the method's file."""
+"""The entry of a method in the registry: its options, hyper-parameters and required data."""
 
 import inspect
 import re
@@ -30,289 +30,298 @@ SERVER_LR = {"server_lr": HyperParameter(1.0, Bounds(0))}
 
 
 class DefaultsRule(NamedTuple):
-    """Settings of the runs that match; () matches all.
+    """Default settings of the runs that match; an empty tuple matches all runs.
 
-    settings: fields of `RunSpec`; options, hp: those of the method (others' are ignored). An option
-    or a number may be a function of the run's settings and its method's entry, of which None leaves
-    the method its own.
+    Example:
+      >>> from fedjax_het.methods import DefaultsRule
+      >>> rule = DefaultsRule(("fedaf",), ("domainnet",), options={"ipc": 20})
+      >>> rule.matches("fedaf", "domainnet", "convnet")
+      True
     """
 
     protocols: tuple[str, ...] = ()
+    "Names of protocols."
     datasets: tuple[str, ...] = ()
+    "Names of data sets."
     models: tuple[str, ...] = ()
+    "Names of networks."
     settings: dict[str, Any] = {}  # noqa: RUF012
+    "Values of fields of `RunSpec`."
     options: dict[str, Any] = {}  # noqa: RUF012
+    """Values of the method's options; names that the method does not have are ignored. A value may
+    be a function of the run's settings and the method's entry; None leaves the method's default."""
     hp: dict[str, Any] = {}  # noqa: RUF012
+    "Values of the method's hyper-parameters, by the rules of `options`."
 
     def matches(self, protocol: str, dataset: str, model: str | None) -> bool:
-        value_and_allowed = (
+        """Return whether the rule applies to a run.
+
+        Args:
+          protocol: name of the run's protocol.
+          dataset: name of the run's data set.
+          model: name of the run's network, or None for a network that the user passes.
+
+        Returns:
+          True if the run matches all three conditions.
+        """
+        conditions = (
             (protocol, self.protocols),
             (dataset, self.datasets),
             (model, self.models),
         )
-        return all(not names or name in names for name, names in value_and_allowed)
+        return all(not allowed or value in allowed for value, allowed in conditions)
 
 
-@dataclass(frozen=True)
-class NoOptions(Config):
-    """Of a method without choices."""
-
-
-@dataclass(frozen=True)
-class NoHyperParameters(Config):
-    """Of a method without numeric hyper-parameters of its own."""
-
-
-def no_settings_warnings(run: Any, algorithm_spec: "AlgorithmSpec") -> Sequence[str]:
-    return ()
-
-
-DashPattern = tuple[float, tuple[float, ...]]  # as matplotlib has them: offset, lengths on and off
+DashPattern = tuple[float, tuple[float, ...]]  # matplotlib's: offset, lengths of dashes and gaps
+WrapKind = Literal["nothing", "model", "average"]
+_ACCEPTED_KINDS = {"nothing": (), "model": ("model", "average"), "average": ("average",)}
 
 
 @dataclass(frozen=True)
 class AlgorithmSpec:
-    """A method that can be named.
+    """Entry of a method in the registry.
 
-    build(training, plan) -> Algorithm; with `options=`, the record, where the method has any, and
-    with `base=`, called as `base(training, plan)`, where it is put over another.
+    Example:
+      >>> from fedjax_het.methods import METHODS
+      >>> spec = METHODS["scaffold"]
+      >>> spec.paper, spec.option_names
+      ('Karimireddy et al., ICML 2020, arXiv:1910.06378', ('option',))
     """
 
     name: str
+    "Word that names the method."
     build: Callable[..., Algorithm]
+    """`build(training, plan) -> Algorithm`. A method with options also has the parameter `options`,
+    a method with a base the parameter `base`, a function `base(training, plan) -> Algorithm`."""
     description: str
+    "One line for `fedjax-het list`."
     paper: str = ""
-    options: type[Config] = NoOptions
-    """Its static choices."""
-    hyperparameters: type[Config] | Callable[[Any, int], Config] = NoHyperParameters
-    """Its numeric hyper-parameters besides the local optimiser's and `server_lr`; or a function of
-    its options and the number of clients that gives the record."""
+    "Authors, venue and number of the paper."
+    options: type[Config] = Config
+    "Class of the method's static choices."
+    hyperparameters: type[Config] | Callable[[Any, int], Config] = Config
+    """Class of the method's numeric hyper-parameters besides the local optimizer's and `server_lr`;
+    or a function `(options, num_clients) -> record`."""
     protocol: str = "dynafed"
-    """Whose settings hold where nothing else is said."""
+    "Protocol of runs that name none."
     rules: tuple[DefaultsRule, ...] = ()
-    """What holds for this method under a protocol, on a data set, of a network; after the
-    protocol's own rules."""
+    "Defaults of this method, applied after the protocol's own rules."
     color: str = ""
-    """In every figure, as hexadecimal digits; "": one of a few that such methods share."""
+    'Color in every figure, such as "#D55E00"; "": a color from the palette of other methods.'
     dashes: DashPattern | None = None
-    """For a method whose curve often lies on another's: that shows through the gaps."""
+    "Dashes of a curve that often lies on another one, which then shows through the gaps."
     server_step: Literal["mean", "own"] = "mean"
-    """Whether its server takes a step of `server_lr` along the clients' mean change, or what
-    `server_lr` scales is a step of its own kind."""
-    wraps: Literal["nothing", "model", "average"] = "nothing"
-    """What it needs of the method that it is put over (option "base"): "model": that there is one
-    global model, on which it works after each round; "average": besides, that this model is
-    w + server_lr sum p_k (w_k - w), in which it takes other weights."""
-    wrappable_as: Literal["nothing", "model", "average"] = "nothing"
-    """What it is for methods that are put over others: "average" is also a "model"."""
+    """"mean": the server makes a step of `server_lr` along the clients' mean change; "own":
+    `server_lr` scales another step."""
+    wraps: WrapKind = "nothing"
+    """Methods that the option "base" accepts. "model": methods with one global model, on which this
+    method works after each round. "average": methods whose model is w + server_lr sum_k p_k
+    (w_k - w), in which this method uses other weights."""
+    wrappable_as: WrapKind = "nothing"
+    'Kind of base that this method can be; "average" implies "model".'
     required_data: tuple[Literal["server_data", "proxy_data", "averages", "norms"], ...] = ()
-    """Data besides the clients' own: examples of the server's; such that stand for data of its own,
-    which no client holds; averages of clients' examples. And normalisation layers of the network,
-    without which it is another method: a run says so."""
+    """Data besides the clients' own. "server_data": the server's examples. "proxy_data": server's
+    examples that no client holds. "averages": averages of clients' examples. "norms": normalization
+    layers of the network, without which a run logs a warning."""
     trains_locally: bool = True
-    """False where clients condense their data instead."""
+    "False if clients condense their data instead."
     evaluated_models: tuple[str, ...] = ("global",)
-    """The models that a client's own test may be for, the method's usual one first."""
+    "Models that a client's own test may evaluate, the default first."
     has_global_model: bool = True
-    """Whether the server has one model for all."""
+    "Whether the server has one model for all clients."
     has_diagnostics: bool = False
-    """Whether it has a survey of its own where it has no global model, see `Algorithm.diagnostics`."""
+    "Whether the method has diagnostics of its own, see `Algorithm.diagnostics`."
     min_clients: PositiveInt = 1
-    settings_warnings: "Callable[[Any, AlgorithmSpec], Sequence[str]]" = no_settings_warnings
-    """(run, entry) -> what of its settings does nothing, or not what one would think, a line each,
-    which is told where the run begins. Raises ConfigError for numbers that do not fit its options.
-    The run is a resolved `RunSpec`; the entry has its base."""
+    "Smallest number of clients."
+    settings_warnings: Callable[..., Sequence[str]] = lambda run, algorithm_spec: ()
+    """`settings_warnings(run, algorithm_spec) -> lines`: warnings of settings without effect or
+    with an unexpected one, logged when the run starts. `run` is a resolved `RunSpec`,
+    `algorithm_spec` the entry with its base. Raises ConfigError for numbers that the options
+    exclude."""
     adapt_network: Callable[..., Model] | None = None
-    """(model[, options=]) -> the network that it trains in place of the run's."""
+    "`adapt_network(model[, options=]) -> model`: the network that the method trains."
     base: "AlgorithmSpec | None" = field(default=None, repr=False)
-    """The wrapped method of a run; see `with_base`."""
+    "The wrapped method of a run; see `with_base`."
 
     @property
     def requires_server_examples(self) -> bool:
+        """Whether the method reads examples of the server."""
         return "server_data" in self.required_data or "proxy_data" in self.required_data
 
     @property
     def has_base(self) -> bool:
+        """Whether the method wraps another method."""
         return self.wraps != "nothing"
 
     def can_wrap(self, other: "AlgorithmSpec") -> bool:
-        """Whether it can be put over another method."""
-        accepted_kinds = {"nothing": (), "model": ("model", "average"), "average": ("average",)}
-        return other.wrappable_as in accepted_kinds[self.wraps]
+        """Return whether another method can be the base of this method."""
+        return other.wrappable_as in _ACCEPTED_KINDS[self.wraps]
 
     def with_base(self, base: "AlgorithmSpec") -> "AlgorithmSpec":
-        """This method on another: with the options and hyper-parameters of both."""
+        """Return this method over a base, with the options and hyper-parameters of both."""
         return replace(self, base=base, evaluated_models=base.evaluated_models)
 
-    # --- its choices and numbers, as a run's settings hold them -------------------------------
+    # --- options and hyper-parameters of a run
 
     @property
     def option_names(self) -> tuple[str, ...]:
-        method_options = tuple(config_to_dict(self.options()))
-        return (*self._base_option_names, *method_options, *(("base",) if self.has_base else ()))
+        """Names of all options, those of the base first."""
+        base_names = self.base.option_names if self.base else ()
+        names = config_to_dict(self.options())
+        return (*base_names, *names, *(("base",) if self.has_base else ()))
 
     def complete_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """All options with what presets and defaults say, "base" left out. Raises ConfigError."""
+        """Return all options except "base", with the values of presets and defaults.
+
+        An option that method and base both have is passed to both. Raises ConfigError for an
+        unknown option or a value that does not fit.
+        """
         for name in options:
             require_name("option", name, self.option_names)
-        base_options, method_options = self._split_options(options)
-        completed_base_options = self.base.complete_options(base_options) if self.base else {}
-        return {
-            **completed_base_options,
-            **config_to_dict(parse_config(self.options, method_options)),
-        }
+        completed: dict[str, Any] = {}
+        if self.base:
+            base_names = self.base.option_names
+            base_options = {name: options[name] for name in options if name in base_names}
+            completed = self.base.complete_options(base_options)
+        return completed | config_to_dict(self.parse_method_options(options))
 
     def parse_method_options(self, options: Mapping[str, Any]) -> Config:
-        """The record of its own of these options, without its base's. Raises ConfigError."""
-        return parse_config(self.options, self._split_options(options)[1])
+        """Return the record of the method's own options. Raises ConfigError."""
+        names = config_to_dict(self.options())
+        return parse_config(self.options, {n: options[n] for n in options if n in names})
 
     def collect_hyperparameters(
         self, local_optimizer: str | None, options: Mapping[str, Any], num_clients: int
     ) -> dict[str, HyperParameter]:
-        """Every numeric hyper-parameter, with its default and its range."""
-        local_hyperparameters = {}
+        """Return every numeric hyper-parameter of a run.
+
+        Args:
+          local_optimizer: name of the clients' optimizer; None for clients that condense.
+          options: options of the method and its base.
+          num_clients: number of clients, K.
+
+        Returns:
+          Defaults and bounds by name.
+
+        Raises:
+          ConfigError: if an option does not fit.
+        """
+        hyperparameters = dict(SERVER_LR) if self.has_global_model else {}
         if self.trains_locally and local_optimizer is not None:
-            local_hyperparameters = optimizer_hyperparameters(local_optimizer)
-        server_hyperparameters = SERVER_LR if self.has_global_model else {}
-        return {
-            **server_hyperparameters,
-            **local_hyperparameters,
-            **self.collect_method_hyperparameters(options, num_clients),
-        }
+            hyperparameters |= optimizer_hyperparameters(local_optimizer)
+        return hyperparameters | self.collect_method_hyperparameters(options, num_clients)
 
     def collect_method_hyperparameters(
         self, options: Mapping[str, Any], num_clients: int
     ) -> dict[str, HyperParameter]:
-        """Those of its record, and of its base's."""
-        base_options, method_options = self._split_options(options)
-        base_hyperparameters = (
-            self.base.collect_method_hyperparameters(base_options, num_clients) if self.base else {}
-        )
-        return {
-            **base_hyperparameters,
-            **hyperparameters_of(self.make_hyperparameter_record(method_options, num_clients)),
-        }
+        """Return the hyper-parameters of the method and its base, without the optimizer's.
+
+        Args:
+          options: options of the method and its base.
+          num_clients: number of clients, K.
+
+        Returns:
+          Defaults and bounds by name.
+        """
+        own = hyperparameters_of(self.make_hyperparameter_record(options, num_clients))
+        if self.base is None:
+            return own
+        return self.base.collect_method_hyperparameters(options, num_clients) | own
 
     def make_hyperparameter_record(self, options: Mapping[str, Any], num_clients: int) -> Config:
-        """Its own hyper-parameters' defaults under these of its own options."""
+        """Return the method's own hyper-parameters with their default values.
+
+        Args:
+          options: options, on which defaults may depend.
+          num_clients: number of clients, K.
+
+        Returns:
+          An instance of the class of hyper-parameters.
+        """
         if isinstance(self.hyperparameters, type):
             return self.hyperparameters()
-        return self.hyperparameters(parse_config(self.options, options), num_clients)
+        return self.hyperparameters(self.parse_method_options(options), num_clients)
 
-    # --- the method itself --------------------------------------------------------------------
+    # --- the method
 
     def build_algorithm(
         self, training: LocalTraining, plan: ExecutionPlan, options: Mapping[str, Any]
     ) -> Algorithm:
-        """The algorithm of these options. Raises ConfigError."""
-        base_options, _ = self._split_options(options)
-        static_args: dict[str, Any] = {}
-        if self.options is not NoOptions:
-            static_args["options"] = self.parse_method_options(options)
+        """Build the method.
+
+        Args:
+          training: the choices of local training.
+          plan: where the clients run.
+          options: options of the method and its base.
+
+        Returns:
+          The algorithm, whose functions check the contract while they are traced.
+
+        Raises:
+          ConfigError: if an option does not fit.
+          ContractError: if `build` has other parameters or returns another type.
+        """
+        arguments: dict[str, Any] = {}
+        if self.options is not Config:
+            arguments["options"] = self.parse_method_options(options)
         if self.has_base:
             assert self.base is not None, "see `get_algorithm_spec`"
-            static_args["base"] = partial(self.base.build_algorithm, options=base_options)
-        self._validate_build_signature(static_args)
+            arguments["base"] = partial(self.base.build_algorithm, options=options)
+        signature = inspect.signature(self.build)
+        try:
+            signature.bind(None, None, **arguments)
+        except TypeError:
+            expected = ", ".join(("training", "plan", *arguments))
+            raise ContractError(
+                f"method {self.name!r}: build takes {signature}: expected ({expected})"
+            ) from None
         try:
             with display_names_within("options", config_to_dict(self.options())):
-                algorithm = self.build(training, plan, **static_args)
+                algorithm = self.build(training, plan, **arguments)
         except ContractError as error:
-            is_method_named = str(error).startswith("method ")
-            raise ContractError(
-                f"{'' if is_method_named else f'method {self.name!r}: '}{error}"
-            ) from error
+            prefix = "" if str(error).startswith("method ") else f"method {self.name!r}: "
+            raise ContractError(f"{prefix}{error}") from error
         return validate_algorithm(self.name, algorithm)
 
     def get_trained_network(self, model: Model, options: Mapping[str, Any]) -> Model:
-        """The network that the method trains where a run asks for `model`."""
-        base_options, _ = self._split_options(options)
+        """Return the network that the method trains.
+
+        Args:
+          model: the network of the run.
+          options: options of the method and its base.
+
+        Returns:
+          The network, as base and method adapt it.
+        """
         if self.base is not None:
-            model = self.base.get_trained_network(model, base_options)
+            model = self.base.get_trained_network(model, options)
         if self.adapt_network is None:
             return model
-        if self.options is NoOptions:
+        if self.options is Config:
             return self.adapt_network(model)
         return self.adapt_network(model, options=self.parse_method_options(options))
 
     @property
     def identity_key(self) -> tuple[Any, ...]:
-        """What tells it from another method of the same name, see `register_method`."""
+        """Functions that distinguish the method from another method of its name."""
         base_key = self.base.identity_key if self.base else ()
         return (self.build, self.adapt_network, *base_key)
 
-    @property
-    def _base_option_names(self) -> tuple[str, ...]:
-        return self.base.option_names if self.base else ()
-
-    def _split_options(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(the base's options, its own); of a name that both have, each gets the value."""
-        method_option_names = config_to_dict(self.options())
-        base_options = {
-            name: value for name, value in options.items() if name in self._base_option_names
-        }
-        method_options = {
-            name: value for name, value in options.items() if name in method_option_names
-        }
-        return base_options, method_options
-
-    def _validate_build_signature(self, static_args: Mapping[str, Any]) -> None:
-        try:
-            inspect.signature(self.build).bind(None, None, **static_args)
-        except TypeError:
-            expected_signature = ", ".join(("training", "plan", *static_args))
-            raise ContractError(
-                f"method {self.name!r}: build takes {inspect.signature(self.build)}: expected "
-                f"({expected_signature})"
-            ) from None
-
 
 def validate_algorithm_spec(algorithm_spec: AlgorithmSpec) -> AlgorithmSpec:
-    """The entry. Raises ConfigError for facts that cannot be."""
+    """Return the entry with each field as its annotation has it. Raises ConfigError."""
+    spec = algorithm_spec
     for argument, annotation in get_type_hints(AlgorithmSpec, include_extras=True).items():
-        if argument not in ("options", "hyperparameters", "base"):  # which say more below
-            validate(argument, getattr(algorithm_spec, argument), annotation)
-    for argument, valid in (
-        ("server_step", ("mean", "own")),
-        ("wraps", ("nothing", "model", "average")),
-        ("wrappable_as", ("nothing", "model", "average")),
-    ):
-        require_name(argument, getattr(algorithm_spec, argument), valid)
-    for name in algorithm_spec.required_data:
-        require_name("required_data", name, ("server_data", "proxy_data", "averages", "norms"))
-    require(
-        callable(algorithm_spec.build),
-        "build",
-        algorithm_spec.build,
-        "a function of (training, plan)",
-    )
-    is_valid = isinstance(algorithm_spec.options, type) and issubclass(
-        algorithm_spec.options, Config
-    )
-    require(is_valid, "options", algorithm_spec.options, "a frozen dataclass that is a `Record`")
-    is_valid = not isinstance(algorithm_spec.hyperparameters, type) or issubclass(
-        algorithm_spec.hyperparameters, Config
-    )
-    require(
-        is_valid and callable(algorithm_spec.hyperparameters),
-        "hyperparameters",
-        algorithm_spec.hyperparameters,
-        "a `Record`, or its maker",
-    )
-    is_valid = algorithm_spec.wrappable_as == "nothing" or (
-        algorithm_spec.has_global_model and not algorithm_spec.has_base
-    )
-    require(
-        is_valid,
-        "wrappable_as",
-        algorithm_spec.wrappable_as,
-        "'nothing', or one global model and no base",
-    )
-    color_match = re.fullmatch("(#[0-9a-fA-F]{6})?", algorithm_spec.color)
-    require(color_match is not None, "color", algorithm_spec.color, "hexadecimal digits: '#D55E00'")
-    require(
-        len(algorithm_spec.evaluated_models) > 0,
-        "evaluated_models",
-        algorithm_spec.evaluated_models,
-        "at least one model",
-    )
-    return algorithm_spec
+        if argument != "base":
+            validate(argument, getattr(spec, argument), annotation)
+    classes = spec.hyperparameters
+    is_valid = not isinstance(classes, type) or issubclass(classes, Config)
+    require(is_valid, "hyperparameters", classes, "a class that is a Config, or a function")
+    is_valid = spec.wrappable_as == "nothing" or (spec.has_global_model and not spec.has_base)
+    expected = "'nothing', or one global model and no base"
+    require(is_valid, "wrappable_as", spec.wrappable_as, expected)
+    is_valid = re.fullmatch("(#[0-9a-fA-F]{6})?", spec.color) is not None
+    require(is_valid, "color", spec.color, "hexadecimal digits: '#D55E00'")
+    has_models = len(spec.evaluated_models) > 0
+    require(has_models, "evaluated_models", spec.evaluated_models, "at least one model")
+    return spec

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any, get_origin
 
 from fedjax_het.algorithms import METHODS, AlgorithmSpec, get_algorithm_spec, get_possible_bases
-from fedjax_het.algorithms.builders import PRETRAINING_HYPERPARAMETERS
+from fedjax_het.algorithms.server_step import PRETRAINING_HYPERPARAMETERS
 from fedjax_het.config.local_training import (
     lr_schedule_hyperparameters,
     optional_hyperparameters,

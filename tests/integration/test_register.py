@@ -15,9 +15,10 @@ from fedjax_het import (
     sweep,
 )
 from fedjax_het.algorithms import METHODS, get_possible_bases
-from fedjax_het.algorithms.builders import build_federated_algorithm, with_server_step
+from fedjax_het.algorithms.builders import build_federated_algorithm
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedopt import fedadam
+from fedjax_het.algorithms.server_step import with_server_step
 from fedjax_het.core.local_training import make_local_sgd
 
 SMALL = {"model": "mlp", "num_clients": 3, "rounds": 2, "partition": "iid", "participation": 1.0}
@@ -95,7 +96,7 @@ def test_a_name_given_again_stands_for_the_new_method_and_its_programs_are_made_
             {"required_data": ("server",)},
             "= 'server' is unknown: did you mean 'server_data'",
         ),
-        ("mine", {"options": dict}, "options = <class 'dict'>: expected a frozen dataclass"),
+        ("mine", {"options": dict}, "options = <class 'dict'>: expected a class that is a Config"),
         (
             "mine",
             {"hyperparameters": {"rate": "fast"}},

@@ -91,7 +91,7 @@ def test_three_rounds_equal_a_float64_oracle(build, hp, loop, averaging):
         control = oracle.params(oracle.control)["w"]
         np.testing.assert_allclose(state.server.extra["w"], control, atol=2e-6)
         own = np.stack([oracle.params(kept)["w"] for kept in oracle.client_states])
-        np.testing.assert_allclose(state.clients.control["w"], own, atol=5e-6)
+        np.testing.assert_allclose(state.clients.memory["w"], own, atol=5e-6)
 
 
 # --- limits --------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from support.small_federation import make_small_federation
 
 from fedjax_het import ConfigError, RunSpec
 from fedjax_het.algorithms import METHODS, get_algorithm_spec, get_possible_bases
-from fedjax_het.algorithms.builders import ServerStepState
+from fedjax_het.algorithms.server_step import ServerStepState
 from fedjax_het.cli import main
 from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.utils.config import hyperparameters_of

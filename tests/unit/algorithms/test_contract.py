@@ -11,8 +11,9 @@ from support.data import CLIENT_SIZES, consecutive_partition, make_user_dataset
 
 from fedjax_het import ConfigError, Placement, RunSpec, methods, register_method, simulate, sweep
 from fedjax_het.algorithms.base import InitialTraffic, RoundInput, ServerStage, Traffic
-from fedjax_het.algorithms.builders import build_federated_algorithm, with_server_step
+from fedjax_het.algorithms.builders import build_federated_algorithm
 from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.algorithms.server_step import with_server_step
 from fedjax_het.core.client_algorithm import ClientUpdate
 from fedjax_het.core.local_training import make_local_sgd
 from fedjax_het.runtime import runner

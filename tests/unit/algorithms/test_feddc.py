@@ -49,7 +49,7 @@ class DC(ReferenceFedAvg):
 def test_rounds_equal_a_float64_loop(averaging, server_lr):
     hp = {"feddc_alpha": 0.3, "server_lr": server_lr}
     state, loop = run_four_rounds_and_compare(DC, feddc, averaging=averaging, hp=hp)
-    for at, own in enumerate((state.clients.drift, state.clients.gradient)):
+    for at, own in enumerate(state.clients.memory):
         theirs = [loop.params(kept[at])["w"] for kept in loop.client_states]
         np.testing.assert_allclose(own["w"], theirs, atol=1e-5)
 
@@ -58,7 +58,7 @@ def test_the_servers_means_are_of_all_clients():
     hp = {"local_lr": 0.1, "feddc_alpha": 0.3}
     federation = make_small_federation(feddc, hp=hp, participation=0.5, averaging="weighted")
     state, _ = federation.run(5)
-    means = jax.tree.map(partial(np.average, axis=0, weights=CLIENT_SIZES), state.clients)
+    means = jax.tree.map(partial(np.average, axis=0, weights=CLIENT_SIZES), state.clients.memory)
     assert_trees_all_close(state.server.extra.drift, means.drift, atol=1e-6)
     assert_trees_all_close(state.server.extra.gradient, means.gradient, atol=1e-6)
     assert np.abs(means.drift["w"]).max() > 1e-2
@@ -96,7 +96,7 @@ def test_without_pull_its_gradients_are_scaffolds(optimizer):
     state, _ = make_small_federation(
         feddc, hp={"local_lr": 0.1, "feddc_alpha": 0.0}, **settings
     ).run(1)
-    assert_trees_all_close(state.clients.gradient, control.clients.control, atol=1e-6)
+    assert_trees_all_close(state.clients.memory.gradient, control.clients.memory, atol=1e-6)
     assert_trees_all_close(state.server.extra.gradient, control.server.extra, atol=1e-6)
 
 

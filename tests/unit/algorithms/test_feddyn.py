@@ -52,7 +52,7 @@ class Dyn(ReferenceFedAvg):
 def test_rounds_equal_a_float64_loop(averaging, server_lr):
     hp = {"feddyn_alpha": 0.3, "server_lr": server_lr}
     state, loop = run_four_rounds_and_compare(Dyn, feddyn, averaging=averaging, hp=hp)
-    own = 0.3 * np.asarray(state.clients.shift["w"])
+    own = 0.3 * np.asarray(state.clients.memory["w"])
     theirs = [loop.params(kept)["w"] for kept in loop.client_states]
     np.testing.assert_allclose(own, theirs, atol=5e-6)
     server = 0.3 * np.asarray(state.server.extra["w"])
@@ -108,14 +108,14 @@ def test_h_is_the_mean_of_the_clients_and_theirs_only_move_in_their_rounds():
     state, seen = federation.initial_state(), set()
     round_ = jax.jit(federation.algorithm.round)
     for r in range(5):
-        before = np.asarray(state.clients.shift["w"])
+        before = np.asarray(state.clients.memory["w"])
         cohort = Cohort(federation.scheduler.make_round(r), federation.examples)
         state, _ = round_(federation.hp, state, jax.random.key(r), cohort)
-        moved = (np.asarray(state.clients.shift["w"]) != before).any((1, 2))
+        moved = (np.asarray(state.clients.memory["w"]) != before).any((1, 2))
         drawn = {int(k) for k in federation.scheduler.draw_cohort(r) if CLIENT_SIZES[k]}
         assert set(np.flatnonzero(moved)) == drawn
         seen |= drawn
-        mean = jax.tree.map(partial(np.average, axis=0, weights=CLIENT_SIZES), state.clients.shift)
+        mean = jax.tree.map(partial(np.average, axis=0, weights=CLIENT_SIZES), state.clients.memory)
         assert_trees_all_close(state.server.extra, mean, atol=1e-6)
     assert len(seen) > 3
 

@@ -112,9 +112,9 @@ def test_rounds_equal_a_float64_loop(averaging):
     state = run_and_compare(loop, 4, atol=1e-5)
     assert loop.count_repeat_clients() >= 2
     for k, kept in enumerate(loop.client_states):
-        assert int(state.clients.has_trained[k]) == (kept is not None)
+        assert int(state.clients.memory.has_trained[k]) == (kept is not None)
         if kept is not None:
-            previous = state.clients.previous_variables["params"]["w1"][k]
+            previous = state.clients.memory.variables["params"]["w1"][k]
             np.testing.assert_allclose(previous, loop.params(kept)["w1"], atol=1e-5)
 
 

@@ -311,9 +311,9 @@ def test_outputs_and_weights_are_mixed_alike_only_by_a_linear_model(model):
             bind_options(apfl, mixing=mixing, adaptive=False), **settings
         )
         start = federation.initial_state()
-        other = federation.initial_state(seed=1).clients.personal.variables
-        own = start.clients.personal._replace(variables=other)
-        state = start._replace(clients=start.clients._replace(personal=own))
+        other = federation.initial_state(seed=1).clients.memory.variables
+        own = start.clients.memory._replace(variables=other)
+        state = start._replace(clients=start.clients._replace(memory=own))
         network = federation.algorithm.personal_model or federation.task.model
         variables = federation.algorithm.personal_variables(federation.hp, state, 2)
         logits[mixing] = network.apply(variables, jnp.asarray(IMAGES), train=False)[0]
@@ -334,10 +334,10 @@ def test_apfls_alpha_moves_to_the_better_model(own_is_better):
         )
         start = federation.initial_state()
         v, w = (good, bad) if own_is_better else (bad, good)
-        own = start.clients.personal._replace(variables=tile_over_clients(v, 1))
-        state = start._replace(clients=start.clients._replace(personal=own))
+        own = start.clients.memory._replace(variables=tile_over_clients(v, 1))
+        state = start._replace(clients=start.clients._replace(memory=own))
         state, _ = federation.run(1, federation.algorithm.with_global_model(state, w))
-        moved = float(state.clients.personal.aux[0]) - 0.5
+        moved = float(state.clients.memory.aux[0]) - 0.5
         assert (moved if own_is_better else -moved) >= away and abs(moved) <= 0.5
 
 

@@ -1,0 +1,231 @@
+"""Work of the server besides the average: a step after each round, and pretraining."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.algorithms.base import Algorithm, ServerStage, State, require_global_model
+from fedjax_het.core.client_loop import ClientModels, Cohort, Examples
+from fedjax_het.core.contract_checks import call_user_function, unpack_tuple
+from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.core.local_training import LocalTraining
+from fedjax_het.core.server_parallelism import ServerParallelism
+from fedjax_het.core.server_training import train_on_server
+from fedjax_het.utils.config import Bounds, HyperParameter
+
+Tree = Any
+
+
+class ServerStepState(NamedTuple):
+    """The server's state of a method with a server step."""
+
+    inner: Tree
+    "The server's state of the wrapped method."
+    step_state: Tree
+    "State of the server step, carried from round to round."
+
+
+class ServerStepContext(NamedTuple):
+    """Inputs of a server step.
+
+    Example:
+      >>> from fedjax_het.methods import ServerStepContext
+      >>> ServerStepContext._fields[:3]
+      ('variables_before', 'variables_after', 'round_index')
+    """
+
+    variables_before: Tree
+    "Variables of the global model at the start of the round."
+    variables_after: Tree
+    "Variables of the global model after the wrapped method's round."
+    round_index: Any
+    "`[]` int32: index of the round, counted from 0."
+    key: Any
+    "PRNG key of the round."
+    cohort: Cohort
+    "Schedule, examples and inputs of the round."
+    client_models: ClientModels | None
+    "The clients' models after local training, if `LocalTraining.returns_client_models`."
+
+
+def get_server_examples(context: ServerStepContext) -> Examples:
+    """Return the server's examples, for methods whose `AlgorithmSpec` requires them.
+
+    Example:
+      >>> from fedjax_het.methods import Cohort, Examples, ServerStepContext, get_server_examples
+      >>> cohort = Cohort(None, None, server_examples=Examples(images=[0], labels=[3]))
+      >>> get_server_examples(ServerStepContext({}, {}, 0, None, cohort, None)).labels
+      [3]
+    """
+    assert context.cohort.server_examples is not None
+    return context.cohort.server_examples
+
+
+def inner_state(state: State) -> State:
+    """Return the state of the wrapped method."""
+    return state._replace(server=state.server.inner)
+
+
+def with_server_step(
+    algorithm: Algorithm,
+    run_server_step: Callable[[Any, Tree, ServerStepContext], tuple[Tree, Tree]],
+    *,
+    init_step_state: Callable[[Any, Any, Tree], Tree] = lambda hp, key, variables: (),
+    server_batch_size: int = 0,
+) -> Algorithm:
+    """Return `algorithm` with a step of the server on the global model after each round.
+
+    The step's result is evaluated and sent to the clients of the next round. Clients, their state
+    and the traffic are those of `algorithm`.
+
+    Args:
+      algorithm: a method with one global model.
+      run_server_step: `run_server_step(hp, step_state, context) -> (variables, step_state)` with a
+        `ServerStepContext`.
+      init_step_state: `init_step_state(hp, key, variables) -> step_state`, the state of the step
+        before the first round.
+      server_batch_size: samples per step of the work, see `Algorithm.server_batch_size`.
+
+    Returns:
+      The method with the step.
+
+    Example:
+      >>> from fedjax_het import register_method
+      >>> from fedjax_het.algorithms.fedavg import fedavg
+      >>> from fedjax_het.methods import with_server_step
+      >>> def build_kept(training, plan):
+      ...     keep = lambda hp, step_state, context: (context.variables_before, step_state)
+      ...     return with_server_step(fedavg(training, plan), keep)
+      >>> register_method("kept", build_kept, "FedAvg that never moves").name
+      'kept'
+    """
+    get_model, set_model = require_global_model(algorithm)
+
+    def with_inner_state(state: State, inner: State) -> State:
+        return inner._replace(server=state.server._replace(inner=inner.server))
+
+    def on_inner_state(function: Any) -> Any:
+        """Return `function` for states of this method."""
+
+        def call(*args):
+            return function(*(inner_state(a) if isinstance(a, State) else a for a in args))
+
+        return function and call
+
+    def init_state(hp, key, variables, num_clients):
+        state = algorithm.init(hp, key, variables, num_clients)
+        arguments = {"hp": hp, "key": key, "variables": variables}
+        step_state = call_user_function("init_step_state", init_step_state, **arguments)
+        return state._replace(server=ServerStepState(state.server, step_state))
+
+    def round_(hp, state: State, key, cohort: Cohort):
+        inner, step_state = inner_state(state), state.server.step_state
+        new, info = algorithm.round(hp, inner, key, cohort)
+        models = (get_model(inner), get_model(new))
+        context = ServerStepContext(*models, state.round, key, cohort, info.models)
+        arguments = {"hp": hp, "step_state": step_state, "context": context}
+        outputs = call_user_function("run_server_step", run_server_step, **arguments)
+        variables, step_state = unpack_tuple(
+            "run_server_step", outputs, ("variables", "step_state")
+        )
+        new = set_model(new, variables)
+        server = ServerStepState(new.server, step_state)
+        return new._replace(server=server), info._replace(models=None)
+
+    def lift_stage(stage: ServerStage) -> ServerStage:
+        def advance(hp, state, *args):
+            return with_inner_state(state, stage.advance(hp, inner_state(state), *args))
+
+        count_completed = on_inner_state(stage.count_completed)
+        return stage._replace(count_completed=count_completed, advance=advance)
+
+    def with_global_model(state, variables):
+        return with_inner_state(state, set_model(inner_state(state), variables))
+
+    return algorithm._replace(
+        init=init_state,
+        round=round_,
+        global_model=on_inner_state(get_model),
+        with_global_model=with_global_model,
+        traffic=on_inner_state(algorithm.traffic),
+        personal_variables=on_inner_state(algorithm.personal_variables),
+        server_stages=tuple(map(lift_stage, algorithm.server_stages)),
+        server_batch_size=max(algorithm.server_batch_size, server_batch_size),
+        artifacts=on_inner_state(algorithm.artifacts),
+        summary=on_inner_state(algorithm.summary),
+    )
+
+
+PRETRAINING_HYPERPARAMETERS = {"pretrain_lr": HyperParameter(0.01, Bounds(0))}
+
+
+def with_pretraining(
+    algorithm: Algorithm,
+    training: LocalTraining,
+    plan: ExecutionPlan,
+    epochs: int,
+    num_clients: int,
+) -> Algorithm:
+    """Return `algorithm` whose first model is trained on the server's examples.
+
+    SGD at `pretrain_lr` in batches of local training's size (FSL, section IV-B: 500 epochs at
+    0.01). The method then starts from the trained model, and derives all states from it.
+    Cost: epochs * ceil(n_0 / batch_size) steps, once; shown and resumed like rounds.
+
+    Args:
+      algorithm: a method with one global model.
+      training: the choices of local training.
+      plan: devices that share the work.
+      epochs: number of epochs over the server's examples.
+      num_clients: number of clients in the federation, K.
+
+    Returns:
+      The method with a server stage "pretraining".
+    """
+    get_model, set_model = require_global_model(algorithm)
+
+    def train_on_shard(parallelism: ServerParallelism, variables, examples, key, lr, count, first):
+        return train_on_server(
+            training.task,
+            variables,
+            examples,
+            key,
+            batch_size=training.batch_size,
+            lr=lr,
+            epochs=count,
+            first_epoch=first,
+            server_parallelism=parallelism,
+        )
+
+    def advance(hp, state, key, num_iterations, server_examples: Examples | None):
+        assert server_examples is not None  # a run that pretrains has a server with examples
+        first, inner = state.server.step_state, inner_state(state)
+        args = (get_model(inner), server_examples, key, hp["pretrain_lr"], num_iterations, first)
+        variables = plan.shard_server_work(train_on_shard, *args)
+        completed = first + num_iterations
+        leaves = jax.tree.leaves(state.clients)  # rows of all clients, or of a table
+        num_rows = leaves[0].shape[0] if leaves else num_clients
+        initial = algorithm.init(hp, key, variables, num_rows)
+        new = jax.tree.map(
+            lambda a, b: jnp.where(completed == epochs, a, b).astype(b.dtype),
+            initial,
+            set_model(inner, variables),
+        )
+        return new._replace(server=ServerStepState(new.server, completed))
+
+    wrapped = with_server_step(
+        algorithm,
+        lambda hp, step_state, context: (context.variables_after, step_state),
+        init_step_state=lambda hp, key, variables: jnp.int32(0),
+        server_batch_size=training.batch_size,
+    )
+    stage = ServerStage(
+        "pretraining",
+        before_round=0,
+        num_iterations=epochs,
+        count_completed=lambda state: int(state.server.step_state),
+        advance=advance,
+    )
+    return wrapped._replace(server_stages=(stage, *wrapped.server_stages))
