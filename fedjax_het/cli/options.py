@@ -1,98 +1,145 @@
-"""Groups, defaults and completions of the options of `fedjax-het run` and `fedjax-het sweep`."""
+"""Options of `fedjax-het run` and `fedjax-het sweep`: groups, defaults, completions, and settings in
+a YAML file.
 
-from dataclasses import MISSING, fields
-from typing import Any
+The file has the fields of a command's record by name:
 
+    algorithm: fedprox
+    alpha: 0.1
+    hp: {prox_mu: 0.01}
+
+In the file of a sweep, a list is a list of values. The JSON file of a result is such a file too.
+"""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from fedjax_het.algorithms import METHODS
+from fedjax_het.config.protocols import PROTOCOLS, get_protocol_defaults
+from fedjax_het.config.resolve import NAMES
 from fedjax_het.config.run_spec import RunSpec
-from fedjax_het.utils.command_help import HelpLayout
+from fedjax_het.utils.command_line import HelpLayout, Option, convert_setting
+from fedjax_het.utils.config import PositiveInt
+from fedjax_het.utils.errors import (
+    ConfigError,
+    display_name,
+    make_value_error,
+    require,
+    require_name,
+)
 
+# Fields of each group: those that --help lists, and the rare ones that only --help-all lists.
 _GROUPS = {
-    "data": ("dataset", "normalisation", "server_data", "server_options", "data_dir"),
+    "data": (("dataset", "data_dir"), ("normalisation", "server_data", "server_options")),
     "partition": (
-        *("partition", "alpha", "classes", "num_clients", "partition_options", "partition_seed"),
+        ("partition", "alpha", "classes", "num_clients"),
+        ("partition_options", "partition_seed"),
     ),
     "network": (
-        *("model", "width", "depth", "norm", "stem", "network_options", "precision", "init_from"),
+        ("model",),
+        ("width", "depth", "norm", "stem", "network_options", "precision", "init_from"),
     ),
     "local training": (
-        *("local_epochs", "local_steps", "batch_size", "accumulation", "local_optimizer"),
-        *("optimizer_options", "optimizer_state", "lr_schedule", "lr_step_schedule"),
+        ("local_epochs", "batch_size", "local_optimizer", "lr_schedule"),
+        (
+            *("local_steps", "accumulation", "optimizer_options", "optimizer_state"),
+            "lr_step_schedule",
+        ),
     ),
     "method": (
-        *("algorithm", "protocol", "hp", "options", "participation", "averaging"),
-        "pretrain_epochs",
+        ("algorithm", "participation", "protocol", "hp", "options"),
+        ("averaging", "pretrain_epochs"),
     ),
     "evaluation": (
-        *("eval_every", "measures", "local_tests", "test_per_client", "scored"),
-        *("held_out_clients", "held_out_epochs", "gradient_gaps"),
-        *("stop_at", "patience", "min_gain"),
+        ("eval_every", "local_tests", "measures"),
+        (
+            *("test_per_client", "scored", "held_out_clients", "held_out_epochs"),
+            *("gradient_gaps", "stop_at", "patience", "min_gain"),
+        ),
     ),
     "run": (
-        *("rounds", "seed", "seeds", "config", "list", "resume", "resume_anyway", "lanes"),
-        *("spread", "vmapped", "memory", "server_work", "client_state", "launcher"),
-        *("ray_address", "cpus_per_task", "gpus_per_task", "distributed"),
+        ("rounds", "seed", "seeds", "config", "list", "resume", "lanes", "launcher"),
+        (
+            *("resume_anyway", "spread", "vmapped", "memory", "server_work", "client_state"),
+            *("ray_address", "cpus_per_task", "gpus_per_task", "distributed"),
+        ),
     ),
-    "output": ("output_dir", "keep_state", "track", "pictures", "quiet", "json"),
+    "output": (("output_dir", "quiet", "json"), ("keep_state", "track", "pictures")),
 }
-_RARE = (
-    *("normalisation", "server_data", "server_options", "partition_options", "partition_seed"),
-    *("width", "depth", "norm", "stem", "network_options", "precision", "init_from"),
-    *("local_steps", "accumulation", "optimizer_options", "optimizer_state", "lr_step_schedule"),
-    *("averaging", "pretrain_epochs", "test_per_client", "scored", "held_out_clients"),
-    *("held_out_epochs", "gradient_gaps", "stop_at", "patience", "min_gain", "resume_anyway"),
-    *("server_work", "client_state", "spread", "vmapped", "memory", "ray_address", "cpus_per_task"),
-    *("gpus_per_task", "distributed", "track", "pictures", "keep_state"),
-)
 _METAVARS = {
     "init_from": "PATH",
     "local_optimizer": "OPT",
     "measures": "NAMES",
     "ray_address": "ADDRESS",
 }
+_EXTRA_OPTIONS = (
+    Option("help_all", "--help-all", bool, False, "Print the help of every option."),
+    Option(
+        "import_file",
+        "--import",
+        str,
+        None,
+        "Python file or module of the user, which runs first and registers entries (default: none).",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class ExecutionOptions:
+    """Options of `run` and `sweep` that do not change results beyond rounding."""
+
+    config: Path | None = None
+    """YAML file of settings, or JSON file of a result; flags replace its values. In the file of a
+    sweep, a list gives several values (default: none)."""
+    data_dir: Path | None = None
+    """Folder of the prepared data sets (default: the environment variable TFDS_DATA_DIR)."""
+    track: tuple[str, ...] = ()
+    """Trackers that record each run in the output folder: csv, tensorboard, wandb, mlflow (default:
+    none)."""
+    lanes: PositiveInt | Literal["auto"] = "auto"
+    """Number of clients of one federation that are trained in parallel on each device. It affects
+    speed only, not results."""
+    server_work: str = "auto"
+    """Distribution of the server's computation over the devices of a federation: shared, alone
+    (every device computes all of it) or auto (the faster of the two). It affects speed only."""
+    client_state: str = "auto"
+    """Storage of the clients' states: device, split (a part on each device of the federation), host
+    (only the states of the next rounds' clients are on the devices) or auto (split or host if the
+    states do not fit on a device). It affects memory only."""
+    resume_anyway: bool = False
+    """Continue also from checkpoints of another version, device type or precision."""
+    distributed: bool = False
+    """Join the processes that SLURM, a TPU pod or MPI has started (jax.distributed.initialize)."""
+    quiet: bool = False
+    """Print only errors on stderr, and only the last line on stdout. Without --quiet, stderr shows
+    progress, every 30 s to 10 min if it is no terminal, and a sweep prints a line per run."""
+    json: bool = False
+    """Print progress, log messages, errors and the runs of a sweep on stderr as one JSON object per
+    line."""
 
 
 def get_run_layout() -> HelpLayout:
     """Return the layout of the help of `fedjax-het run` and `fedjax-het sweep`."""
-    help_all = (bool, "Print the help of every option, also of those that few runs need.")
-    plugin = (str, "Python file or module of the user, which runs first and registers entries.")
     return HelpLayout(
-        groups=_GROUPS,
-        rare=_RARE,
+        groups={title: (*common, *rare) for title, (common, rare) in _GROUPS.items()},
+        rare=[name for _, rare in _GROUPS.values() for name in rare],
         defaults=_describe_defaults(),
         metavars=_METAVARS,
-        choices=_list_choices(),
-        extra_flags={"help-all": help_all, "import": plugin},
+        choices={name: tuple(names) for name, names in NAMES.items()},
+        extra_options=_EXTRA_OPTIONS,
     )
-
-
-def _list_choices() -> dict[str, tuple[str, ...]]:
-    """Return the registered names that settings may have, by setting."""
-    from fedjax_het.algorithms import METHODS
-    from fedjax_het.config.protocols import PROTOCOLS
-    from fedjax_het.core.lr_schedules import LR_SCHEDULES
-    from fedjax_het.core.optimizers import OPTIMIZERS
-    from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES
-    from fedjax_het.nn import NETWORKS
-
-    registries: dict[str, Any] = {
-        "algorithm": METHODS,
-        "dataset": DATASETS,
-        "partition": PARTITIONS,
-        "model": NETWORKS,
-        "local_optimizer": OPTIMIZERS,
-        "lr_schedule": LR_SCHEDULES,
-        "lr_step_schedule": LR_SCHEDULES,
-        "server_data": SERVER_SOURCES,
-        "protocol": PROTOCOLS,
-    }
-    return {name: tuple(registry) for name, registry in registries.items()}
 
 
 def _describe_defaults() -> dict[str, str]:
     """Return the default of each setting, those of protocols for FedAvg on Fashion-MNIST."""
-    from fedjax_het.algorithms import METHODS
-    from fedjax_het.config.protocols import PROTOCOLS, get_protocol_defaults
-
+    texts = {
+        field.name: f"(default: {field.default})"
+        for field in fields(RunSpec)
+        if field.default not in (None, MISSING)
+    }
     values: dict[str, dict[str, str]] = {}
     for protocol in PROTOCOLS:
         settings, _, _ = get_protocol_defaults(protocol, METHODS["fedavg"], "fashion_mnist", None)
@@ -100,15 +147,51 @@ def _describe_defaults() -> dict[str, str]:
             if not isinstance(value, dict):
                 text = f"{value:g}" if isinstance(value, float) else str(value)
                 values.setdefault(name, {})[protocol] = text
-    texts = {
-        field.name: f"(default: {field.default})"
-        for field in fields(RunSpec)
-        if field.default not in (None, MISSING)
-    }
     for name, by_protocol in values.items():
+        words = ", ".join(f"{protocol} {text}" for protocol, text in by_protocol.items())
+        texts[name] = f"(by protocol: {words})"
         if len(by_protocol) == len(PROTOCOLS) and len(set(by_protocol.values())) == 1:
-            texts[name] = f"(default: {next(iter(by_protocol.values()))})"
-        else:
-            words = ", ".join(f"{protocol} {text}" for protocol, text in by_protocol.items())
-            texts[name] = f"(by protocol: {words})"
+            texts[name] = f"(default: {by_protocol[protocol]})"
     return texts
+
+
+def load_config_file(path: str | Path) -> dict[str, Any]:
+    """Return the settings of a file by name, dashes as underscores; of a result, its settings.
+
+    Raises:
+      ConfigError: if the file cannot be read or is not a mapping.
+    """
+    path = Path(path)
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise make_value_error("config", path, f"a file of YAML ({reason})") from error
+    if isinstance(content, dict) and {"spec", "summary"} <= content.keys():
+        content = content["spec"]
+    is_mapping = isinstance(content, dict) and all(isinstance(name, str) for name in content)
+    require(is_mapping, "config", str(path), "a file of names and values, e.g. alpha: 0.1")
+    return {name.replace("-", "_"): value for name, value in content.items()}
+
+
+def read_settings(path: Path, options: Mapping[str, Option]) -> dict[str, Any]:
+    """Return the values of a file by field of a command; `null` stands for a missing setting.
+
+    Args:
+      path: the file.
+      options: options of the command. The `seed` of a file is also the `seeds` of a sweep.
+
+    Raises:
+      ConfigError: if the file cannot be read, or has a name or value that the command does not take.
+    """
+    values = {}
+    content = load_config_file(path)
+    try:
+        for name, value in content.items():
+            field = "seeds" if name == "seed" and "seeds" in options else name
+            require_name("setting", field, options)
+            if value is not None:
+                values[field] = convert_setting(name, value, options[field].annotation)
+    except ConfigError as error:
+        raise ConfigError(f"{display_name('config')} {path}: {error}") from error
+    return values

@@ -1,5 +1,6 @@
 """`--import`: a user's files and modules, which register entries before a command runs."""
 
+import functools
 import importlib
 import importlib.util
 import sys
@@ -16,8 +17,7 @@ IMPORT_HELP = (
 
 def split_imports(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the other words of a command line, and the values of `--import`."""
-    remaining: list[str] = []
-    imports: list[str] = []
+    remaining, imports = [], []
     words = iter(argv)
     for word in words:
         flag, equals, name = word.partition("=")
@@ -25,27 +25,17 @@ def split_imports(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             remaining.append(word)
             continue
         name = name if equals else next(words, "")
-        ok = name.endswith(".py") or all(map(str.isidentifier, name.split(".")))
-        require(ok, "--import", name, "a file or a module, e.g. mine.py")
+        is_valid = name.endswith(".py") or all(map(str.isidentifier, name.split(".")))
+        require(is_valid, "--import", name, "a file or a module, e.g. mine.py")
         imports.append(name)
     return remaining, imports
 
 
-_imported_names: list[str] = []  # in this process
-
-
-def list_imported_plugins() -> tuple[str, ...]:
-    """Return the imported files and modules, with absolute paths for a process in another folder."""
-    return tuple(
-        str(Path(name).resolve()) if name.endswith(".py") else name for name in _imported_names
-    )
-
-
-def import_plugins(names: Sequence[str]) -> None:
-    """Import the files and modules that this process has not imported yet."""
+@functools.cache
+def import_plugins_once(names: tuple[str, ...]) -> None:
+    """Import files and modules in a process of Ray, which runs several tasks of a sweep."""
     for name in names:
-        if name not in list_imported_plugins():
-            import_plugin(name)
+        import_plugin(name)
 
 
 def import_plugin(name: str) -> None:
@@ -54,11 +44,9 @@ def import_plugin(name: str) -> None:
     Raises:
       ConfigError: if there is no such file or module. Errors of the code are not caught.
     """
-    _imported_names.append(name)
     if name.endswith(".py"):
         path = Path(name)
-        if not path.is_file():
-            require(False, "--import", name, "a file; there is none")
+        require(path.is_file(), "--import", name, "a file; there is none")
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)

@@ -1,7 +1,10 @@
-"""`fedjax-het report` prints the tables of a folder; `fedjax-het export` writes a run's model."""
+"""`fedjax-het report`, `export` and `table`: tables of results, models, tables of the papers."""
 
+import contextlib
 import logging
 import os
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,9 +12,10 @@ import tyro
 
 from fedjax_het.analysis.render import print_table
 from fedjax_het.analysis.report import write_report
+from fedjax_het.papers.programs import find_programs, load_program
 from fedjax_het.utils.config import NonNegativeInt
 from fedjax_het.utils.console import log_to_stderr
-from fedjax_het.utils.errors import ConfigError, display_name, display_names, format_value, require
+from fedjax_het.utils.errors import display_name, display_names, make_value_error, require
 from fedjax_het.utils.text import to_one_line
 
 
@@ -75,38 +79,61 @@ def export_command(command: ExportCommand) -> int:
     """Write the files and print their names; return the exit status."""
     from fedjax_het.runtime.results import Result
 
-    has_output = command.model is not None or command.synthetic is not None
-    require(
-        has_output,
-        "model",
-        None,
-        f"a path, or {display_name('synthetic')} PATH: nothing is asked for",
-    )
-    has_model_for_client = command.client is None or command.model is not None
-    require(
-        has_model_for_client, "client", command.client, f"{display_name('model')} PATH beside it"
-    )
-    try:
+    paths = {"model": command.model, "synthetic": command.synthetic}
+    expected = f"a path, or {display_name('synthetic')} PATH: nothing is asked for"
+    require(any(paths.values()), "model", None, expected)
+    expected = f"{display_name('model')} PATH beside it"
+    require(command.client is None or bool(command.model), "client", command.client, expected)
+    with _name_file_errors("result", command.result, "the JSON file of a result"):
         result = Result.load(command.result)
-    except OSError as error:
-        expected = f"the JSON file of a result ({error.strerror or error})"
-        raise ConfigError(
-            f"{display_name('result')} = {format_value(str(command.result))}: {expected}"
-        ) from error
-    paths = []
-    for name in ("model", "synthetic"):
-        path = getattr(command, name)
-        if path is None:
-            continue
-        try:
-            if name == "model":
-                paths.append(result.save_model(path, command.client))
-            else:
-                paths.append(result.save_synthetic_dataset(path))
-        except OSError as error:
-            expected = f"a file that can be written ({error.strerror or error})"
-            raise ConfigError(
-                f"{display_name(name)} = {format_value(str(path))}: expected {expected}"
-            ) from error
-    print(to_one_line(f"Written: {', '.join(map(str, paths))}."))
+    written = []
+    for name, path in paths.items():
+        if path is not None:
+            with _name_file_errors(name, path, "a file that can be written"):
+                if name == "model":
+                    written.append(result.save_model(path, command.client))
+                else:
+                    written.append(result.save_synthetic_dataset(path))
+    print(to_one_line(f"Written: {', '.join(map(str, written))}."))
     return 0
+
+
+@contextlib.contextmanager
+def _name_file_errors(argument: str, path: Path, expected: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        expected = f"{expected} ({error.strerror or error})"
+        raise make_value_error(argument, path, expected) from error
+
+
+@dataclass(frozen=True)
+class TableCommand:
+    """Make a table or figure of a paper, e.g. `fedjax-het table dynafed.table5 --models mlp`.
+
+    The words after the name are options of the table; `fedjax-het table NAME --help` lists them.
+    """
+
+    name: tyro.conf.Positional[str] = ""
+    """Name of the table or figure."""
+    list: bool = False
+    """Print the names of all tables and figures with a description."""
+    program_args: tyro.conf.Suppress[tuple[str, ...]] = ()
+
+
+def table_command(command: TableCommand) -> int:
+    """Run the program of a table, or print the names of all; return the exit status."""
+    if command.list:
+        programs = find_programs()
+        width = max(map(len, programs))
+        for name, module in programs.items():
+            print(f"{name:{width}}  {module.description}")
+        return 0
+    expected = "the name of a table or figure; `fedjax-het table --list` prints all"
+    require(bool(command.name), "table", command.name, expected)
+    program, previous_argv = load_program(command.name), sys.argv
+    sys.argv = [f"fedjax-het table {command.name}", *command.program_args]  # begins its help
+    try:
+        return program(command.program_args)
+    finally:
+        sys.argv = previous_argv

@@ -6,60 +6,33 @@ import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import jax
 
+from fedjax_het.cli.options import ExecutionOptions
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.utils import console
-from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.errors import ConfigError, display_name
-from fedjax_het.utils.io import make_output_directory
 
 
 @dataclass(frozen=True)
-class RunCommand(RunSpec):
+class RunCommand(ExecutionOptions, RunSpec):
     """Train one federation. The last line of the output is one JSON object.
 
     A setting that is not given has the value of the method's paper. `fedjax-het list` names the
     methods, data sets, partitions and networks; `fedjax-het show NAME` lists their options.
     """
 
-    config: Path | None = None
-    """YAML file of settings, or JSON file of a result; flags replace its values (default: none)."""
-    data_dir: Path | None = None
-    """Folder of the prepared data sets (default: the environment variable TFDS_DATA_DIR)."""
     output_dir: Path | None = None
     """Folder for the result, figures and checkpoints (default: nothing is written)."""
     resume: bool = False
     """Continue from the checkpoint in the output folder, if there is one."""
-    resume_anyway: bool = False
-    """Continue also from a checkpoint of another version, device type or precision."""
     keep_state: bool = True
     """Keep the final state in the output folder, which is needed to train more rounds and to load
     the models."""
-    track: tuple[str, ...] = ()
-    """Trackers that record the run in the output folder: csv, tensorboard, wandb, mlflow (default:
-    none)."""
-    lanes: PositiveInt | Literal["auto"] = "auto"
-    """Number of clients trained in parallel on each device; affects speed only, not results."""
-    server_work: str = "auto"
-    """Distribution of the server's computation over the devices: shared, alone (every device
-    computes all of it) or auto (the faster of the two); affects speed only."""
-    client_state: str = "auto"
-    """Storage of the clients' states: device, split (a part on each device), host (only the states
-    of the next rounds' clients are on the devices) or auto (split or host if the states do not fit
-    on a device); affects memory only."""
     pictures: tuple[str, ...] = ()
     """Additional files of each figure: pdf, svg, or dark for a dark variant NAME-dark.png (default:
     PNG only)."""
-    quiet: bool = False
-    """Print only errors on stderr. Without --quiet, stderr shows progress, every 30 s to 10 min if
-    it is no terminal."""
-    json: bool = False
-    """Print progress, log messages and errors on stderr as one JSON object per line."""
-    distributed: bool = False
-    """Join the processes that SLURM, a TPU pod or MPI has started (jax.distributed.initialize)."""
 
 
 def build_run_spec(command: RunCommand) -> RunSpec:
@@ -84,24 +57,14 @@ def run_command(command: RunCommand) -> int:
     from fedjax_het.runtime.progress import show_progress
     from fedjax_het.runtime.result_store import ResultNotWrittenError
     from fedjax_het.runtime.results import to_json_value
-    from fedjax_het.runtime.session import require_output_dir_to_resume, simulate
+    from fedjax_het.runtime.session import simulate
 
     is_main_process = jax.process_index() == 0
-    quiet = command.quiet or not is_main_process
-    console.set_output_mode(quiet=quiet, as_json=command.json)
+    console.set_output_mode(quiet=command.quiet or not is_main_process, as_json=command.json)
     # What it runs on is for who looks on: a pipe gets notes, and progress now and then.
     is_watched = sys.stderr.isatty() or command.json
     console.log_to_stderr(logging.INFO if is_watched else logging.WARNING)
     spec = build_run_spec(command).resolved()
-    placement = Placement(
-        lanes=command.lanes,
-        server_work=command.server_work,
-        client_state=command.client_state,
-    )
-    resume_options = {"resume": command.resume, "resume_anyway": command.resume_anyway}
-    require_output_dir_to_resume(command.output_dir, **resume_options)
-    if command.output_dir is not None:
-        make_output_directory(command.output_dir)
     dataset = load_dataset(
         spec.dataset, normalisation=spec.normalisation, data_dir=command.data_dir
     )
@@ -117,7 +80,11 @@ def run_command(command: RunCommand) -> int:
                 keep_state=command.keep_state,
                 progress=update_progress,
                 track=command.track,
-                placement=placement,
+                placement=Placement(
+                    lanes=command.lanes,
+                    server_work=command.server_work,
+                    client_state=command.client_state,
+                ),
                 data_dir=command.data_dir,
             )
         except ResultNotWrittenError as error:  # what was made is there, elsewhere
@@ -129,11 +96,9 @@ def run_command(command: RunCommand) -> int:
         try:
             write_run_figures(result, dataset, result.partition, command.output_dir)
         except OSError as error:
-            folder, reason = str(command.output_dir), error.strerror or error
-            setting_text = f"{display_name('output_dir')} = {folder!r}"
-            write_error = ConfigError(
-                f"{setting_text}: the result is written, its pictures are not ({reason})"
-            )
+            message = "the result is written, its pictures are not"
+            setting_text = f"{display_name('output_dir')} = {str(command.output_dir)!r}"
+            write_error = ConfigError(f"{setting_text}: {message} ({error.strerror or error})")
     print(json.dumps(to_json_value(result.summary), allow_nan=False), flush=True)
     if write_error is not None:
         raise write_error

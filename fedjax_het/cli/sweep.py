@@ -6,35 +6,40 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import or_
 from pathlib import Path
-from types import GenericAlias, NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from types import GenericAlias
+from typing import Annotated, Any, Literal, Union, get_origin
 
 import jax
 import tyro
 
-from fedjax_het.cli.plugins import import_plugins, list_imported_plugins
+from fedjax_het.cli.options import ExecutionOptions
+from fedjax_het.cli.plugins import import_plugins_once
 from fedjax_het.cli.results import ReportCommand, report_command
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.utils import console
-from fedjax_het.utils.config import Bounds, NonNegativeFloat, NonNegativeInt, PositiveInt
+from fedjax_het.utils.config import (
+    Bounds,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    field_types,
+    union_members,
+)
 
-_ANNOTATIONS = get_type_hints(RunSpec)
-_MAPPING_SETTINGS = [name for name, kind in _ANNOTATIONS.items() if get_origin(kind) is dict]
+_TYPES = field_types(RunSpec)
+_MAPPING_SETTINGS = [name for name, kind in _TYPES.items() if get_origin(kind) is dict]
 # Settings that a sweep takes lists of under their own names.
-_LIST_SETTINGS = [name for name in _ANNOTATIONS if name not in (*_MAPPING_SETTINGS, "seed")]
+_LIST_SETTINGS = [name for name in _TYPES if name not in (*_MAPPING_SETTINGS, "seed")]
 
 
 def _make_list_config() -> type:
     """Return a record of the settings of `RunSpec`, each as a list of values."""
-    fields = []
+    union: Any = Union
+    fields: list[Any] = []
     for name in _LIST_SETTINGS:
-        value_types = [kind for kind in get_args(_ANNOTATIONS[name]) if kind is not NoneType]
-        value_type = reduce(or_, value_types) if value_types else _ANNOTATIONS[name]
-        list_type = GenericAlias(tuple, (value_type, ...))
-        fields.append((name, list_type, dataclasses.field(default=())))
+        value_type = union[tuple(union_members(_TYPES[name]))]
+        fields.append((name, GenericAlias(tuple, (value_type, ...)), ()))
     return dataclasses.make_dataclass("Lists", fields, bases=(RunSpec,), frozen=True)
 
 
@@ -42,7 +47,7 @@ _ListSettings: Any = _make_list_config()
 
 
 @dataclass(frozen=True)
-class SweepCommand(_ListSettings):
+class SweepCommand(ExecutionOptions, _ListSettings):
     """Run every combination of the given values, many federations at a time.
 
     Every setting takes several values, e.g. --alpha 0.01 0.1; without a value it is as in the
@@ -56,32 +61,14 @@ class SweepCommand(_ListSettings):
     """Seeds of all random draws; every combination runs with each."""
     hp: dict[str, tuple[float, ...]] = field(default_factory=dict)
     options: dict[str, tuple[Any, ...]] = field(default_factory=dict)
-    config: Path | None = None
-    """YAML file of settings, where a list gives several values; flags replace its values (default:
-    none)."""
-    data_dir: Path | None = None
-    """Folder of the prepared data sets (default: the environment variable TFDS_DATA_DIR)."""
     output_dir: Path = Path("results/sweep")
     """Folder of the results."""
-    track: tuple[str, ...] = ()
-    """Trackers that record every run in the output folder: csv, tensorboard, wandb, mlflow
-    (default: none)."""
-    lanes: PositiveInt | Literal["auto"] = "auto"
-    """Number of clients of one federation trained in parallel on each device; affects speed only,
-    not results."""
     spread: str = "auto"
     """Work that the devices share: lanes (the clients of one federation), runs (each device has
     federations of its own) or auto (the faster); affects speed only."""
     vmapped: PositiveInt | Literal["auto"] = "auto"
     """Number of federations trained in parallel on each device; affects speed only, not
     results."""
-    server_work: str = "auto"
-    """Distribution of a server's computation over the devices of its federation: shared, alone
-    (every device computes all of it) or auto (the faster of the two); affects speed only."""
-    client_state: str = "auto"
-    """Storage of the clients' states: device, split (a part on each device that shares the
-    federation), host (only the states of the next rounds' clients are on the devices) or auto
-    (split or host if the states do not fit on a device); affects memory only."""
     memory: Annotated[float, Bounds(1e-9, 1e9)] | None = None
     """Memory in GB that federations may use on each device (default: the free memory)."""
     launcher: Literal["here", "ray"] = "here"
@@ -93,21 +80,12 @@ class SweepCommand(_ListSettings):
     """Number of CPUs of each Ray task."""
     gpus_per_task: NonNegativeFloat = 0.0
     """Number of GPUs of each Ray task; a fraction shares a GPU."""
-    distributed: bool = False
-    """Join the processes that SLURM, a TPU pod or MPI has started (jax.distributed.initialize)."""
-    resume_anyway: bool = False
-    """Continue also from checkpoints of another version, device type or precision."""
     keep_state: bool = False
     """Keep the final state of every run in the output folder, which is needed to train more rounds
     and to load the models."""
-    quiet: bool = False
-    """Print only errors on stderr and only the last line on stdout. Without --quiet, stdout has a
-    line per run, and stderr shows progress, every 30 s to 10 min if it is no terminal."""
-    json: bool = False
-    """Print progress, a line per run, log messages and errors on stderr as one JSON object per
-    line."""
     list: bool = False
     """Print the runs and whether they are done; run nothing."""
+    plugins: tyro.conf.Suppress[tuple[str, ...]] = ()
 
 
 def build_run_specs(command: SweepCommand) -> list[RunSpec]:
@@ -158,7 +136,7 @@ def sweep_command(command: SweepCommand) -> int:
             address=command.ray_address,
             cpus_per_task=command.cpus_per_task,
             gpus_per_task=command.gpus_per_task,
-            setup=functools.partial(import_plugins, list_imported_plugins()),
+            setup=functools.partial(import_plugins_once, command.plugins),
         )
     write_error: ResultNotWrittenError | None = None
     try:

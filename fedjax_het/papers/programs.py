@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from fedjax_het.analysis.figures.output import write_extra_formats
 from fedjax_het.utils import console
-from fedjax_het.utils.command_help import parse_arguments
-from fedjax_het.utils.command_line import display_flags
+from fedjax_het.utils.command_line import display_flags, parse_arguments
 from fedjax_het.utils.errors import require_name, run_with_exit_status
 
 PAPERS_FOLDER = Path(__file__).resolve().parent

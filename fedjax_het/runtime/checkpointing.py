@@ -32,6 +32,7 @@ from fedjax_het.runtime.trained_model import (
     build_signature_from_file,
     extract_model,
 )
+from fedjax_het.utils import env
 from fedjax_het.utils.arrays import (
     decode_arrays,
     encode_arrays,
@@ -48,7 +49,6 @@ from fedjax_het.utils.config import (
     validate,
     validate_fields,
 )
-from fedjax_het.utils.env import get_checkpoint_seconds
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.io import DamagedFileError, read_npz, remove_stale_files, write_npz
 from fedjax_het.utils.text import to_one_line
@@ -104,7 +104,7 @@ class CheckpointWriter:
     def __init__(self, folders: Sequence[Path] | None = None):
         self.folders, self.has_failed = folders, False
         self._saved_at, self._save_seconds = time.perf_counter(), 0.0
-        self._min_interval = get_checkpoint_seconds(CHECKPOINT_SECONDS)
+        self._min_interval = env.get_value(env.CHECKPOINT_SECONDS, CHECKPOINT_SECONDS)
 
     def save(self, group_state: GroupState, *, force: bool = False) -> None:
         """Write the checkpoints of the runs without a result, if they are due.

@@ -30,7 +30,9 @@ def make_private_dir(path: Path | None = None) -> Path:
     Raises OSError where that cannot be.
     """
     path = path or get_cache_dir()
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for folder in (*reversed(path.parents), path):  # `parents=True` would leave these to the umask
+        if not folder.is_dir():
+            folder.mkdir(mode=0o700, exist_ok=True)
     return path
 
 
@@ -47,8 +49,6 @@ def enable_compilation_cache() -> None:
     if jax_config.jax_compilation_cache_dir is not None:
         return
     try:
-        make_private_dir()
-        make_private_dir(get_program_cache_dir().parent)
         folder = make_private_dir(get_program_cache_dir())
     except (OSError, ConfigError):  # then every start compiles; a run tells of a variable
         return

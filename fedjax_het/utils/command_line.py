@@ -1,31 +1,42 @@
 """Command lines of records: tyro splits the words, the annotations of the fields check them.
 
 Each field of a record is a flag. A value of another type, an unknown flag, and a flag that is given
-twice are one-line errors with the flag as the user wrote it, its value and what is allowed.
+twice are one-line errors with the flag as the user wrote it, its value and what is allowed. tyro
+prints the help, and the scripts that complete words in a shell.
 """
 
 import contextlib
 import dataclasses
+import inspect
 import io
 import itertools
 import json
 import re
+import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_args, get_origin
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, get_args, get_origin
+
+import tyro
 
 from fedjax_het.utils.config import (
     MAX_FLOAT32,
     field_types,
     get_field_docs,
     is_supported_annotation,
+    split_bounds,
     union_members,
     validate,
 )
 from fedjax_het.utils.errors import display_names, require, require_name
 
+HELP_ALL_FLAG = "--help-all"
+HELP_FLAGS = ("-h", "--help", HELP_ALL_FLAG)
 _FLAG_PATTERN = re.compile(r"--?[A-Za-z]")
 _CONSTANTS = {"None": None, "True": True, "False": False}
+_METAVARS = {int: "N", float: "X", str: "NAME", Path: "PATH", bool: "BOOL"}
 _Occurrences = tuple[tuple[str, ...], ...]  # the words after each occurrence of a flag
 
 
@@ -48,11 +59,31 @@ class Option(NamedTuple):
         """Whether the value stands without a flag."""
         return self.flag == self.name
 
+    @property
+    def is_required(self) -> bool:
+        """Whether the value has no default."""
+        return self.default is dataclasses.MISSING
+
+
+class HelpLayout(NamedTuple):
+    """How the help of a command presents its options."""
+
+    groups: Mapping[str, Sequence[str]] = {}
+    """Fields of each named group; the other fields stand under "options"."""
+    rare: Sequence[str] = ()
+    """Fields that only `--help-all` lists."""
+    defaults: Mapping[str, str] = {}
+    """Texts for defaults that depend on other settings, by field."""
+    metavars: Mapping[str, str] = {}
+    """Placeholders of values, by field, where the type's own placeholder is too vague."""
+    choices: Mapping[str, Sequence[str]] = {}
+    """Values that a shell completes, by field."""
+    extra_options: Sequence[Option] = ()
+    """Options that are parsed elsewhere."""
+
 
 def get_options(config_class: type) -> dict[str, Option]:
     """Return the options of a record by the name of their fields."""
-    import tyro
-
     options, texts = {}, get_field_docs(config_class)
     fields = {field.name: field for field in dataclasses.fields(config_class)}
     for name, annotation in field_types(config_class).items():
@@ -73,11 +104,6 @@ def get_options(config_class: type) -> dict[str, Option]:
     return options
 
 
-def get_flags(config_class: type) -> dict[str, str]:
-    """Return the flag of each field; of a field without a flag, its name."""
-    return {name: option.flag for name, option in get_options(config_class).items()}
-
-
 def display_flags(
     config_class: type, extra_names: Mapping[str, str] | None = None
 ) -> contextlib.AbstractContextManager[None]:
@@ -87,9 +113,12 @@ def display_flags(
       config_class: record whose fields are flags; `directory` is called as its `output_dir`.
       extra_names: flags of arguments that the record has under other names.
     """
-    flags = get_flags(config_class)
+    flags = {name: option.flag for name, option in get_options(config_class).items()}
     directory_name = {"directory": flags["output_dir"]} if "output_dir" in flags else {}
     return display_names({**directory_name, **flags, **(extra_names or {})})
+
+
+# --- parsing
 
 
 def parse_flags(config_class: type, argv: Sequence[str]) -> dict[str, Any]:
@@ -111,16 +140,17 @@ def parse_flags(config_class: type, argv: Sequence[str]) -> dict[str, Any]:
             require_name("flag", word.partition("=")[0], valid_flags)
     expected = f"a flag before it: {', '.join(valid_flags)}"
     require(not unknown, "word", " ".join(unknown), expected)
-    values = {}
+    values: dict[str, Any] = {}
     # A flag without its value leaves that word to an argument without a flag: report the flag.
     for name, option in sorted(options.items(), key=lambda item: item[1].is_positional):
-        if option.annotation is bool:
-            given, negated = occurrences[name], occurrences[f"no_{name}"]
-            if given or negated:
-                _require_no_value(option.flag, (*given, *negated))
-                values[name] = bool(given)
-        elif occurrences[name]:
-            values[name] = _convert_words(option, occurrences[name])
+        if option.annotation is not bool:
+            if occurrences[name]:
+                values[name] = _convert_words(option, occurrences[name])
+        elif given := (*occurrences[name], *occurrences[f"no_{name}"]):
+            text = " ".join(itertools.chain(*given))
+            require(not any(given), option.flag, text, "no value after it")
+            require(len(given) == 1, option.flag, text, "it once")
+            values[name] = bool(occurrences[name])
     return values
 
 
@@ -128,28 +158,21 @@ def _split_words(
     options: Mapping[str, Option], argv: Sequence[str]
 ) -> tuple[dict[str, _Occurrences], list[str]]:
     """Return the words of each flag by field, and the words that belong to no flag."""
-    import tyro
-
     fields: list[Any] = []
-    required = [
-        option.name
-        for option in options.values()
-        if option.is_positional and option.default is dataclasses.MISSING
-    ]
-    for name in required:  # tyro keeps one word for it, whatever list stands before it
-        fields.append((name, tyro.conf.Positional[str]))
+    required = [name for name, option in options.items() if option.is_required]
     for name, option in options.items():
-        if option.is_positional and name not in required:
-            positional = tyro.conf.Positional[tuple[str, ...]]
-            fields.append((name, positional, dataclasses.field(default=())))
-        flags = [] if option.is_positional else [(name, option.flag[2:])]
-        if option.annotation is bool:
-            flags.append((f"no_{name}", f"no-{option.flag[2:]}"))
-        for field_name, flag in flags:
-            mark = tyro.conf.arg(name=flag)
-            annotation = Annotated[_Occurrences, mark, tyro.conf.UseAppendAction]
-            fields.append((field_name, annotation, dataclasses.field(default=())))
-    parser_class: Any = dataclasses.make_dataclass("Arguments", fields)
+        if option.is_required:  # tyro keeps one word for it, whatever list stands before it
+            fields.append((name, tyro.conf.Positional[str]))
+        elif option.is_positional:
+            fields.append((name, tyro.conf.Positional[tuple[str, ...]], ()))
+        else:
+            flags = {name: option.flag[2:]}
+            if option.annotation is bool:
+                flags[f"no_{name}"] = f"no-{option.flag[2:]}"
+            for field_name, flag in flags.items():
+                marks = (tyro.conf.arg(name=flag), tyro.conf.UseAppendAction)
+                fields.append((field_name, Annotated[(_Occurrences, *marks)], ()))
+    parser_class: Any = dataclasses.make_dataclass("Arguments", fields, kw_only=True)
     with contextlib.redirect_stderr(io.StringIO()):
         try:
             words, unknown = tyro.cli(
@@ -159,18 +182,12 @@ def _split_words(
             require(False, required[0], "", "a value")
             raise
     occurrences = vars(words)
-    for option in options.values():
-        if option.is_positional:
-            value = occurrences[option.name]
-            value = (value,) if isinstance(value, str) else value
-            occurrences[option.name] = (value,) if value else ()
+    for name, option in options.items():
+        if option.is_required:
+            occurrences[name] = ((occurrences[name],),)
+        elif option.is_positional:
+            occurrences[name] = (occurrences[name],) if occurrences[name] else ()
     return occurrences, unknown
-
-
-def _require_no_value(flag: str, occurrences: _Occurrences) -> None:
-    text = " ".join(itertools.chain(*occurrences))
-    require(not any(occurrences), flag, text, "no value after it")
-    require(len(occurrences) == 1, flag, text, "it once")
 
 
 def _convert_words(option: Option, occurrences: _Occurrences) -> Any:
@@ -179,7 +196,7 @@ def _convert_words(option: Option, occurrences: _Occurrences) -> Any:
     words = list(itertools.chain(*occurrences))
     text = " ".join(words)
     require(all(occurrences), flag, text, "a value after it")
-    may_be_empty = option.is_positional and option.default is not dataclasses.MISSING
+    may_be_empty = option.is_positional and not option.is_required
     for word in words:  # a command checks such words by its own list of names
         ok = may_be_empty or (word != "" and "\0" not in word)
         require(ok, flag, word, "a value that is not empty")
@@ -213,31 +230,32 @@ def convert_setting(name: str, value: Any, annotation: Any) -> Any:
     if get_origin(annotation) is dict:
         is_mapping = isinstance(value, dict) and all(isinstance(key, str) for key in value)
         require(is_mapping, name, value, "names and values")
-        value_type = get_args(annotation)[1]
-        return {key: _convert_item(f"{name} {key}", v, value_type) for key, v in value.items()}
+        item_type = get_args(annotation)[1]
+        if list_item_type(item_type) is not None:
+            value = {k: v.split(",") if isinstance(v, str) else v for k, v in value.items()}
+        return {key: convert_setting(f"{name} {key}", v, item_type) for key, v in value.items()}
     item_type = list_item_type(annotation)
     if item_type is not None:
         items = value if isinstance(value, list) else [value]
         return tuple(convert_setting(name, item, item_type) for item in items)
-    if isinstance(value, str):
-        value = _parse_word(value, annotation)
-    if is_supported_annotation(annotation):
-        return validate(name, value, annotation)
-    if value is not None and Path in union_members(annotation):
-        require(isinstance(value, str), name, value, "a path")
-        return Path(value)
-    return value
+    value = _parse_word(value, annotation) if isinstance(value, str) else value
+    value = validate(name, value, annotation)
+    return Path(value) if value is not None and Path in union_members(annotation) else value
 
 
-def _convert_item(name: str, value: Any, annotation: Any) -> Any:
-    """Return a value of a mapping; of a list, text with commas between the values is split."""
-    if get_origin(annotation) is tuple:
-        items = value.split(",") if isinstance(value, str) else value
-        items = items if isinstance(items, list) else [items]
-        return tuple(_convert_item(name, item, get_args(annotation)[0]) for item in items)
-    if annotation is float:
-        return convert_setting(name, value, float)
-    return parse_literal(value) if isinstance(value, str) else value
+def _parse_word(word: str, annotation: Any) -> Any:
+    """Return the number or constant that a word reads as, if the annotation has that type."""
+    if annotation in (Any, bool):
+        return parse_literal(word)
+    if word in _CONSTANTS and annotation is not str:
+        return _CONSTANTS[word]
+    for member in union_members(annotation):
+        base_type, _ = split_bounds(member)
+        if base_type in (int, float):
+            with contextlib.suppress(ValueError):
+                number = base_type(word)
+                return number if abs(number) <= MAX_FLOAT32 else word
+    return word
 
 
 def parse_literal(text: str) -> Any:
@@ -248,20 +266,150 @@ def parse_literal(text: str) -> Any:
         return text
 
 
-def _parse_word(word: str, annotation: Any) -> Any:
-    """Return the number or constant that a word reads as, if the annotation has that type."""
-    if word in _CONSTANTS and annotation is not str:
-        return _CONSTANTS[word]
-    for member in union_members(annotation):
-        base_type = get_args(member)[0] if get_origin(member) is Annotated else member
-        if base_type in (int, float):
-            with contextlib.suppress(ValueError):
-                number = base_type(word)
-                return number if abs(number) <= MAX_FLOAT32 else word
-    return word
-
-
 def list_item_type(annotation: Any) -> Any:
     """Return the type of a list's items; None for what is no list."""
     lists = [member for member in union_members(annotation) if get_origin(member) is tuple]
     return get_args(lists[0])[0] if lists else None
+
+
+# --- help
+
+
+def print_help(
+    config_class: type,
+    *,
+    prog: str,
+    description: str | None = None,
+    layout: HelpLayout | None = None,
+    include_rare: bool = True,
+) -> NoReturn:
+    """Print the help of a command.
+
+    Args:
+      config_class: record whose fields are the flags.
+      prog: name of the command.
+      description: first paragraphs (default: the docstring of the record).
+      layout: groups, rare options and placeholders (default: one group with every option).
+      include_rare: whether rare options are listed.
+
+    Raises:
+      SystemExit: with status 0, always.
+    """
+    tyro.cli(
+        make_help_class(config_class, layout or HelpLayout(), include_rare=include_rare),
+        args=["--help"],
+        prog=prog,
+        description=wrap_description(description or config_class.__doc__ or ""),
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+    raise SystemExit(0)
+
+
+def wrap_description(text: str) -> str:
+    """Return the paragraphs of a text in lines of 79 characters, which tyro prints unchanged."""
+    paragraphs = [" ".join(text.split()) for text in inspect.cleandoc(text).split("\n\n")]
+    # tyro joins a line that begins with a letter to the line before it.
+    return "\n".join(
+        textwrap.fill(text, 79, initial_indent=" ", subsequent_indent=" ") for text in paragraphs
+    )
+
+
+def make_help_class(config_class: type, layout: HelpLayout, *, include_rare: bool) -> Any:
+    """Return a dataclass from which tyro prints a command's help or completes its flags."""
+    groups: dict[str, list[Any]] = {title: [] for title in ("", *layout.groups)}
+    titles = {name: title for title, names in layout.groups.items() for name in names}
+    for option in (*layout.extra_options, *get_options(config_class).values()):
+        if include_rare or option.name not in layout.rare:
+            groups[titles.get(option.name, "")].append(_make_help_field(option, layout))
+    root = groups.pop("")
+    for title, fields in groups.items():
+        if fields:
+            group: Any = dataclasses.make_dataclass("Group", fields)
+            default = dataclasses.field(default_factory=group)
+            mark = tyro.conf.arg(name=title)
+            root.append((title.replace(" ", "_"), Annotated[group, mark], default))
+    help_class: Any = dataclasses.make_dataclass(config_class.__name__, root, kw_only=True)
+    help_class.__doc__ = inspect.cleandoc(config_class.__doc__ or "").partition("\n\n")[0]
+    return help_class
+
+
+def _make_help_field(option: Option, layout: HelpLayout) -> tuple[Any, ...]:
+    """Return the name, type and default of an option in a class for tyro."""
+    item_type = list_item_type(option.annotation)
+    members = union_members(item_type or option.annotation)
+    literals = [get_args(member) for member in members if get_origin(member) is Literal]
+    default_choices = literals[0] if literals and len(members) == 1 else ()
+    choices = layout.choices.get(option.name, default_choices)
+    help_type: Any = Literal[tuple(choices)] if choices else Path if Path in members else str
+    if option.annotation is bool:
+        help_type = bool if option.default else tyro.conf.FlagCreatePairsOff[bool]
+    elif item_type is not None or get_origin(option.annotation) is dict:
+        help_type = tuple[help_type, ...] | None
+    else:
+        help_type = help_type | None
+    mark = tyro.conf.arg(
+        name=None if option.is_positional else option.flag[2:],
+        help=option.help,
+        metavar=_format_metavar(option.annotation, layout.metavars.get(option.name)),
+        help_behavior_hint=layout.defaults.get(option.name, _format_default(option)),
+    )
+    marks = (mark, tyro.conf.Positional) if option.is_positional else (mark,)
+    default = option.default if option.annotation is bool or option.is_required else None
+    return option.name, Annotated[(help_type, *marks)], dataclasses.field(default=default)
+
+
+def _format_metavar(annotation: Any, item_metavar: str | None = None) -> str | None:
+    """Return the placeholder of a value in the help, e.g. `N` for a whole number; None for a flag
+    without a value. `item_metavar` replaces the placeholder of the type, or of a list's items."""
+    if annotation is bool:
+        return None
+    if get_origin(annotation) is dict:
+        has_lists = get_origin(get_args(annotation)[1]) is tuple
+        return "NAME=VALUE,..." if has_lists else "NAME=VALUE"
+    item_type = list_item_type(annotation)
+    words = [item_metavar] if item_metavar else []
+    for member in [] if item_metavar else union_members(item_type or annotation):
+        base_type, _ = split_bounds(member)
+        if get_origin(base_type) is Literal:
+            values = ",".join(map(str, get_args(base_type)))
+            words.append("{" + values + "}" if "," in values else values)
+        else:
+            words.append(_METAVARS.get(base_type, "VALUE"))
+    return "|".join(words) + ("..." if item_type is not None else "")
+
+
+def _format_default(option: Option) -> str:
+    """Return the text after an option's help: its default, unless the help explains it."""
+    default = option.default
+    if option.is_required:
+        return "(required)"
+    if default is False or default in (None, (), {}, ""):
+        return ""
+    return f"(default: {' '.join(map(str, default)) if isinstance(default, tuple) else default})"
+
+
+def parse_arguments(
+    config_class: type,
+    argv: Sequence[str] | None,
+    *,
+    description: str | None = None,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:
+    """Return the record of a program's command line, or print the program's help.
+
+    Args:
+      config_class: record whose fields are the flags.
+      argv: words of the command line (default: those of this process).
+      description: first paragraphs of the help (default: the docstring of the record).
+      defaults: values, by field, that replace the defaults of the record.
+
+    Raises:
+      ConfigError: for words that the record does not take.
+      SystemExit: with status 0, if the help is printed.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    if any(word in HELP_FLAGS for word in argv):
+        texts = {name: f"(default: {value})" for name, value in defaults.items()}
+        layout = HelpLayout(defaults=texts)
+        print_help(config_class, prog=sys.argv[0], description=description, layout=layout)
+    return config_class(**{**defaults, **parse_flags(config_class, argv)})

@@ -44,7 +44,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError, WrapValidator
 from pydantic_core import PydanticCustomError
 
-from fedjax_het.utils.errors import ConfigError, display_name, format_value, require, require_name
+from fedjax_het.utils.errors import make_value_error, require, require_name
 
 P = typing.ParamSpec("P")
 R = TypeVar("R")
@@ -310,8 +310,7 @@ def validate(argument: str, value: Any, annotation: Any) -> Any:
         argument += "".join(f"[{key!r}]" for key in details["loc"])
         if get_origin(context["annotation"]) is Literal:
             require_name(argument, value, get_args(context["annotation"]))
-        message = f"{display_name(argument)} = {format_value(value)}: expected {details['msg']}"
-        raise ConfigError(message) from None
+        raise make_value_error(argument, value, details["msg"]) from None
 
 
 def validate_number(argument: str, value: Any, bounds: Bounds) -> float:

@@ -13,15 +13,16 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_het.utils.errors import ConfigError, format_value
+from fedjax_het.utils.errors import ConfigError, make_value_error
 
 MAX_SECONDS = 1e9
 MAX_CPU_DEVICES = 4096
 _DEVICES_FLAG = "--xla_force_host_platform_device_count"
+_FOLDER = "a folder that can be made and written to, or none of the name"
 
 
 class EnvironmentVariable(NamedTuple):
@@ -36,7 +37,7 @@ class EnvironmentVariable(NamedTuple):
     parse: Callable[[str], Any]
 
 
-def _parse_number(text: str, low: float, high: float) -> float:
+def _parse_number(low: float, high: float, text: str) -> float:
     number = float(text)
     if not low <= number <= high:
         raise ValueError
@@ -63,32 +64,20 @@ def _parse_writable_folder(text: str) -> Path:
         return path
 
 
-def _parse_writable_or_remote(text: str) -> str:
-    return text if "://" in text else str(_parse_writable_folder(text))
-
-
 def _parse_xdg_cache_home(text: str) -> Path | None:
     """Return None for an empty or relative path, as the XDG specification requires."""
-    return (
-        _parse_writable_folder(str(Path(text) / "fedjax_het")).parent
-        if os.path.isabs(text)
-        else None
-    )
+    return _parse_writable_folder(f"{text}/fedjax_het").parent if os.path.isabs(text) else None
 
 
 def _parse_device_count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_CPU_DEVICES):
-        raise ValueError
-    return int(text)
+    return int(_parse_number(1, MAX_CPU_DEVICES, text if text.isdecimal() else ""))
 
 
 def _parse_xla_flags(text: str) -> str:
     """Check what XLA does not: it ends the process for an unknown flag and ignores other words."""
     words = text.split()
-    if words and not words[0].startswith("-"):
-        if not Path(text).is_file():  # XLA reads flags from it
-            raise ValueError
-    elif not all(word.startswith("--") for word in words):
+    is_file = bool(words) and not words[0].startswith("-")  # from which XLA reads flags
+    if not (Path(text).is_file() if is_file else all(word.startswith("--") for word in words)):
         raise ValueError
     for word in words:
         name, _, value = word.partition("=")
@@ -100,18 +89,10 @@ def _parse_xla_flags(text: str) -> str:
 CHECKPOINT_SECONDS = EnvironmentVariable(
     "FEDJAX_HET_CHECKPOINT_SECONDS",
     "seconds between checkpoints, a number from 0, for after every chunk of rounds, to 1e9",
-    lambda text: _parse_number(text, 0, MAX_SECONDS),
+    functools.partial(_parse_number, 0, MAX_SECONDS),
 )
-CACHE_DIR = EnvironmentVariable(
-    "FEDJAX_HET_CACHE",
-    "a folder that can be made and written to, or none of the name",
-    _parse_writable_folder,
-)
-XDG_CACHE_HOME = EnvironmentVariable(
-    "XDG_CACHE_HOME",
-    "a folder that can be made and written to, or none of the name",
-    _parse_xdg_cache_home,
-)
+CACHE_DIR = EnvironmentVariable("FEDJAX_HET_CACHE", _FOLDER, _parse_writable_folder)
+XDG_CACHE_HOME = EnvironmentVariable("XDG_CACHE_HOME", _FOLDER, _parse_xdg_cache_home)
 TFDS_DATA_DIR = EnvironmentVariable(
     "TFDS_DATA_DIR", "a folder of prepared data sets, or none of the name", _parse_folder
 )
@@ -119,15 +100,15 @@ CINIC10_DIR = EnvironmentVariable(
     "CINIC10_DIR", "the folder of CINIC-10's train/ and test/", _parse_folder
 )
 RAY_ADDRESS = EnvironmentVariable(
-    "RAY_ADDRESS", "'auto', HOST:PORT or ray://HOST:PORT, or none of the name", lambda text: text
+    "RAY_ADDRESS", "'auto', HOST:PORT or ray://HOST:PORT, or none of the name", str
 )
 JAX_CPU_DEVICES = EnvironmentVariable(
     "JAX_NUM_CPU_DEVICES", f"a whole number from 1 to {MAX_CPU_DEVICES}", _parse_device_count
 )
 JAX_COMPILATION_CACHE_DIR = EnvironmentVariable(
     "JAX_COMPILATION_CACHE_DIR",
-    "a folder that can be made and written to",
-    _parse_writable_or_remote,
+    _FOLDER,
+    lambda text: text if "://" in text else str(_parse_writable_folder(text)),
 )
 XLA_FLAGS = EnvironmentVariable(
     "XLA_FLAGS", f"flags --NAME=VALUE ({_DEVICES_FLAG}: 1 to {MAX_CPU_DEVICES})", _parse_xla_flags
@@ -135,23 +116,22 @@ XLA_FLAGS = EnvironmentVariable(
 MEMORY_FRACTION = EnvironmentVariable(
     "XLA_PYTHON_CLIENT_MEM_FRACTION",
     "the share of a device's memory that jax takes, up to 1",
-    lambda text: _parse_number(text, math.ulp(0), 1),
-)
-VARIABLES = (
-    *(CHECKPOINT_SECONDS, CACHE_DIR, XDG_CACHE_HOME, TFDS_DATA_DIR, CINIC10_DIR, RAY_ADDRESS),
-    *(JAX_CPU_DEVICES, JAX_COMPILATION_CACHE_DIR, XLA_FLAGS, MEMORY_FRACTION),
+    functools.partial(_parse_number, math.ulp(0), 1),
 )
 # Variables that a run may need only after hours.
 _RUN_VARIABLES = (CHECKPOINT_SECONDS, CACHE_DIR, XDG_CACHE_HOME)
 _JAX_VARIABLES = (JAX_CPU_DEVICES, JAX_COMPILATION_CACHE_DIR, XLA_FLAGS, MEMORY_FRACTION)
+VARIABLES = (*_RUN_VARIABLES, TFDS_DATA_DIR, CINIC10_DIR, RAY_ADDRESS, *_JAX_VARIABLES)
 
-_invalid_jax_env_vars: dict[str, tuple[str, str]] = {}  # by name, the value and jax's message
+# By name, the value and jax's message. The import of jax, which fills it, happens once in a process
+# and before any function of the package could receive it.
+_invalid_jax_env_vars: dict[str, tuple[str, str]] = {}
 
 
-def get_value(variable: EnvironmentVariable) -> Any:
-    """Return a variable's value; None if it is not set. Raises ConfigError."""
+def get_value(variable: EnvironmentVariable, default: Any = None) -> Any:
+    """Return a variable's value, or the default if it is not set. Raises ConfigError."""
     text = os.environ.get(variable.name)
-    return None if text is None else _parse_variable(variable, text)
+    return default if text is None else _parse_variable(variable, text)
 
 
 def get_text(variable: EnvironmentVariable) -> str:
@@ -170,21 +150,8 @@ def _parse_variable(variable: EnvironmentVariable, text: str) -> Any:
         return variable.parse(text)
     except (ValueError, OSError, RuntimeError) as error:
         reason = str(error) if isinstance(error, RuntimeError) else getattr(error, "strerror", None)
-        raise _make_variable_error(variable.name, text, variable.expected, reason) from None
-
-
-def _make_variable_error(
-    name: str, text: str, expected: str, reason: str | None = None
-) -> ConfigError:
-    return ConfigError(
-        f"{name} = {format_value(text)}: expected {expected}{f' ({reason})' if reason else ''}"
-    )
-
-
-def get_checkpoint_seconds(default: float) -> float:
-    """Return the least number of seconds between checkpoints."""
-    seconds = get_value(CHECKPOINT_SECONDS)
-    return default if seconds is None else seconds
+        expected = variable.expected + (f" ({reason})" if reason else "")
+        raise make_value_error(variable.name, text, expected) from None
 
 
 def require_variables(*, devices: bool = True) -> None:
@@ -202,7 +169,7 @@ def require_variables(*, devices: bool = True) -> None:
 def require_devices() -> None:
     """Start jax's backend. Raises ConfigError for variables that prevent it, and without devices."""
     for name, (text, reason) in _invalid_jax_env_vars.items():
-        raise _make_variable_error(name, text, "what jax takes, or none of the name", reason)
+        raise make_value_error(name, text, f"what jax takes, or none of the name ({reason})")
     for variable in _JAX_VARIABLES:
         get_value(variable)
     import jax
@@ -214,8 +181,8 @@ def require_devices() -> None:
         platforms = os.environ.get("JAX_PLATFORMS")
         if not platforms:
             raise ConfigError(f"jax finds no devices: {reason}") from error
-        expected = "platforms that there are here, e.g. 'cpu', or none of the name"
-        raise _make_variable_error("JAX_PLATFORMS", platforms, expected, reason) from error
+        expected = f"platforms that there are here, e.g. 'cpu', or none of the name ({reason})"
+        raise make_value_error("JAX_PLATFORMS", platforms, expected) from error
 
 
 def import_jax() -> None:
@@ -228,48 +195,28 @@ def import_jax() -> None:
         except ImportError:
             raise
         except Exception as error:
-            if not _unset_invalid_variable(error):
+            if not _unset_invalid_variable(str(error)):
                 raise
 
 
-def _unset_invalid_variable(error: Exception) -> bool:
+def _unset_invalid_variable(error: str) -> bool:
     """Remove the variable that makes the import of jax fail, and return whether there is one.
 
     It is a variable whose name or value the error contains, and without which the error differs.
     """
-    message = " ".join(str(error).split())
-    lowercase_message = message.lower()
-    names = sorted(name for name in os.environ if name.startswith("JAX_"))
-    names = [
-        name
-        for name in names
-        if name.lower() in lowercase_message or os.environ[name].lower() in lowercase_message
-    ]
-    for name in sorted(names, key=lambda name: name.lower() not in lowercase_message):
-        with _unset_temporarily(name) as text:
-            _unload_jax()
-            try:
-                importlib.import_module("jax")
-                is_same_error = False
-            except Exception as retry_error:
-                is_same_error = str(retry_error) == str(error)
-        if not is_same_error:
-            _invalid_jax_env_vars[name] = (text, message)
-            del os.environ[name]
-            return True
+    for name, text in sorted(os.environ.items()):
+        is_named = name.lower() in error.lower() or text.lower() in error.lower()
+        if not (name.startswith("JAX_") and is_named):
+            continue
+        del os.environ[name]
+        for module in [module for module in sys.modules if module.split(".")[0] == "jax"]:
+            del sys.modules[module]  # the failed import left it
+        try:
+            importlib.import_module("jax")
+        except Exception as retry_error:
+            if str(retry_error) == error:
+                os.environ[name] = text
+                continue
+        _invalid_jax_env_vars[name] = (text, " ".join(error.split()))
+        return True
     return False
-
-
-@contextlib.contextmanager
-def _unset_temporarily(name: str) -> Iterator[str]:
-    text = os.environ.pop(name)
-    try:
-        yield text
-    finally:
-        os.environ[name] = text
-
-
-def _unload_jax() -> None:
-    """Remove the modules that a failed import of jax left."""
-    for module in [name for name in sys.modules if name.split(".")[0] == "jax"]:
-        del sys.modules[module]

@@ -75,10 +75,15 @@ def format_value(value: object) -> str:
     return text if len(text) <= MAX_VALUE_LENGTH else f"{text[: MAX_VALUE_LENGTH - 4]} ..."
 
 
+def make_value_error(argument: str, value: object, expected: str) -> ConfigError:
+    """Return the error of a value that cannot be used: "alpha = 0: expected a number > 0"."""
+    return ConfigError(f"{display_name(argument)} = {format_value(value)}: expected {expected}")
+
+
 def require(condition: bool, argument: str, value: object, expected: str) -> None:
     """Raise `ConfigError` unless `condition` holds, e.g. `require(a > 0, "alpha", a, "a > 0")`."""
     if not condition:
-        raise ConfigError(f"{display_name(argument)} = {format_value(value)}: expected {expected}")
+        raise make_value_error(argument, value, expected)
 
 
 def is_integer_at_least(value: object, minimum: float) -> bool:
@@ -94,7 +99,8 @@ def require_name(argument: str, value: object, valid: Iterable[object]) -> None:
     if any(type(value) is type(name) and value == name for name in names):
         return
     valid_names = [str(name) for name in names]
-    suggestions = _find_close_names(str(value), valid_names) if isinstance(value, str) else []
+    text = value[:MAX_VALUE_LENGTH] if isinstance(value, str) else ""
+    suggestions = difflib.get_close_matches(text, valid_names, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(map(repr, suggestions))}? " if suggestions else ""
     valid_text = f"(valid: {', '.join(valid_names)})" if valid_names else "none is taken here"
     raise ConfigError(
@@ -112,17 +118,14 @@ def require_columns(argument: str, frame: Any, names: Iterable[str]) -> None:
             )
 
 
-def _find_close_names(value: str, names: list[str]) -> list[str]:
-    return difflib.get_close_matches(value[:MAX_VALUE_LENGTH], names, n=3, cutoff=0.4)
+def run_with_exit_status(main: Callable[[], int], *, name: str, interrupt_message: str) -> int:
+    """Return `main()`'s exit status; 2 for a ConfigError and 130 for Ctrl-C, each with one line on
+    stderr; 141 where nobody reads on (`... | head`), without a line.
 
-
-def run_with_exit_status(
-    main: Callable[[], int], *, name: str, interrupt_message: str | Callable[[], str]
-) -> int:
-    """`work()`'s exit status; 2 for a ConfigError and 130 for Ctrl-C, each told in one line; 141
-    where nobody reads on (`... | head`), about which there is nothing to say.
-
-    stopped: what is said after Ctrl-C, or a function that says it then.
+    Args:
+      main: function that runs a command.
+      name: name of the program, which begins the line.
+      interrupt_message: line after Ctrl-C.
     """
     with console.preserve_output_mode():
         try:
@@ -133,9 +136,7 @@ def run_with_exit_status(
             console.print_error(f"{name}: {error}")
             return 2
         except KeyboardInterrupt:
-            console.print_error(
-                f"{name}: {interrupt_message() if callable(interrupt_message) else interrupt_message}"
-            )
+            console.print_error(f"{name}: {interrupt_message}")
             return 130
         except BrokenPipeError:
             # What is left in the buffer would raise once more when Python ends.

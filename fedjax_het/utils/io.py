@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from fedjax_het.utils.arrays import AnyArray, save_arrays
-from fedjax_het.utils.errors import ConfigError, display_name, format_value
+from fedjax_het.utils.errors import ConfigError, make_value_error
 
 STALE_SECONDS = 86_400  # a temporary file older than that is nobody's
 
@@ -130,10 +130,9 @@ def make_output_directory(directory: str | os.PathLike) -> Path:
         with tempfile.TemporaryFile(dir=directory):
             pass
     except (OSError, ValueError) as error:
-        setting_text = f"{display_name('output_dir')} = {format_value(str(directory))}"
         reason = getattr(error, "strerror", None) or error
         expected = f"a folder that can be made and written to ({reason})"
-        raise ConfigError(f"{setting_text}: expected {expected}") from error
+        raise make_value_error("output_dir", directory, expected) from error
     remove_stale_files(directory)
     return directory
 

@@ -63,11 +63,6 @@ def escape_markdown(text: str) -> str:
     return _MARKDOWN_LINE_START.sub(r"\1\\", text)
 
 
-def unescape_markdown(text: str) -> str:
-    """What `escape_markdown` was given, in one line."""
-    return re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", text)
-
-
 def escape_latex(text: str) -> str:
     """Any text, so that LaTeX prints it as it is: `fashion_mnist` becomes `fashion\\_mnist`."""
     return to_one_line(text).translate(_LATEX_ESCAPES)

@@ -66,7 +66,7 @@ def test_chunks_change_nothing(monkeypatch):
 def test_kill_minus_nine_and_resume_on_the_command_line(tmp_path):
     def command(folder, *more):
         return [
-            *(sys.executable, "-m", "fedjax_het.cli", "run", "--algorithm", "scaffold"),
+            *(sys.executable, "-m", "fedjax_het", "run", "--algorithm", "scaffold"),
             *("--model", "mlp", "--rounds", "60", "--seed", "3", "--alpha", "0.1"),
             *("--output-dir", str(folder), *more),
         ]

@@ -17,8 +17,7 @@ from fedjax_het.runtime import result_store
 from fedjax_het.runtime.sweep import plan_sweep, sweep
 from fedjax_het.runtime.sweep_log import format_run_label
 from fedjax_het.utils import console
-from fedjax_het.utils.command_help import parse_arguments
-from fedjax_het.utils.command_line import display_flags
+from fedjax_het.utils.command_line import display_flags, parse_arguments
 from fedjax_het.utils.errors import require, run_with_exit_status
 
 # What the flags call settings of runs.

@@ -16,7 +16,7 @@ from fedjax_het.cli.options import get_run_layout
 from fedjax_het.config.protocols import PROTOCOLS
 from fedjax_het.core.lr_schedules import LR_SCHEDULES
 from fedjax_het.core.optimizers import OPTIMIZERS
-from fedjax_het.utils.command_line import get_flags, get_options
+from fedjax_het.utils.command_line import get_options
 
 
 def run(*arguments):
@@ -270,7 +270,7 @@ def test_help_says_defaults_by_protocol(command, capsys):
             assert float(value) == pytest.approx(getattr(spec, name))
         assert said.count(",") == len(PROTOCOLS) - 1
     assert "(default: fedavg)" in text and "(default: digits)" in text
-    assert all(flag in text for flag in get_flags(COMMANDS[command].config_class).values())
+    assert all(o.flag in text for o in get_options(COMMANDS[command].config_class).values())
 
 
 @pytest.mark.parametrize("command", ["run", "sweep"])

@@ -11,7 +11,7 @@ from support.small_runs import FAST_OPTIONS
 from fedjax_het import ConfigError, Result, RunSpec, simulate
 from fedjax_het.algorithms import METHODS
 from fedjax_het.cli import COMMANDS, _parse_command, main
-from fedjax_het.cli.config_file import load_config_file
+from fedjax_het.cli.options import load_config_file
 from fedjax_het.cli.run import RunCommand
 from fedjax_het.cli.sweep import SweepCommand
 from fedjax_het.config.run_spec import spec_to_yaml
@@ -81,7 +81,7 @@ def test_local_training_is_as_flags_and_in_files(tmp_path, capsys):
 
 
 def parsed(record, path, *own):
-    return _parse_command(record, ["--config", path, *own], ())
+    return _parse_command(record, ["--config", path, *own])
 
 
 def test_the_command_line_goes_over_the_file(tmp_path):

@@ -1,6 +1,0 @@
-"""`python -m fedjax_het.cli`."""
-
-from fedjax_het.cli import main
-
-if __name__ == "__main__":
-    raise SystemExit(main())
