@@ -7,12 +7,11 @@ from fedjax_het.utils.env import import_jax
 
 import_jax()
 
-from fedjax_het._startup import request_one_cpu_device_per_core  # noqa: E402
+from fedjax_het import _startup  # noqa: E402
 from fedjax_het._version import __version__  # noqa: E402
-from fedjax_het.utils.cache import enable_compilation_cache  # noqa: E402
 
-request_one_cpu_device_per_core()
-enable_compilation_cache()
+_startup.request_one_cpu_device_per_core()
+_startup.enable_compilation_cache()
 
 # Imported when first used, so that `import fedjax_het` stays fast.
 _PUBLIC = {

@@ -12,6 +12,11 @@ from typing import Any
 import jax
 
 from fedjax_het.utils import env
+from fedjax_het.utils.errors import ConfigError
+
+MIN_COMPILE_SECONDS = 0.1  # what took less is compiled again
+# jax adds its settings to `jax.config` at run time: its types do not name them.
+_JAX_CONFIG: Any = jax.config
 
 
 def count_available_cores() -> int:
@@ -24,10 +29,23 @@ def count_available_cores() -> int:
 def request_one_cpu_device_per_core() -> None:
     if "xla_force_host_platform_device_count" in env.get_text(env.XLA_FLAGS):
         return
-    # jax adds its settings to `jax.config` at run time: its types do not name them.
-    jax_config: Any = jax.config
-    num_cpu_devices = jax_config.jax_num_cpu_devices
-    if env.get_text(env.JAX_CPU_DEVICES) or num_cpu_devices != -1:
+    if env.get_text(env.JAX_CPU_DEVICES) or _JAX_CONFIG.jax_num_cpu_devices != -1:
         return
     with contextlib.suppress(RuntimeError):  # a backend runs already: use the devices it has
         jax.config.update("jax_num_cpu_devices", count_available_cores())
+
+
+def enable_compilation_cache() -> None:
+    """Point jax's persistent compilation cache at the user's cache folder, for the user alone.
+
+    A cache that the user has chosen, and JAX_ENABLE_COMPILATION_CACHE=0, stand. Programs compiled
+    for this processor are kept apart: a home folder may be shared by machines that differ.
+    """
+    if _JAX_CONFIG.jax_compilation_cache_dir is not None:
+        return
+    try:
+        folder = env.make_private_dir(env.get_program_cache_dir())
+    except (OSError, ConfigError):  # then every start compiles; a run tells of a variable
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)

@@ -10,7 +10,7 @@ from fedjax_het.algorithms import METHODS
 from fedjax_het.config.resolve import supported_hyperparameters, validate_settings
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.config.settings import drop_unused_settings
-from fedjax_het.utils.config import to_python_scalar
+from fedjax_het.utils.config import to_python_scalar, validate
 from fedjax_het.utils.errors import ConfigError, display_name, require, require_name
 
 MAX_RUNS = 10**6
@@ -37,36 +37,26 @@ def grid(
     for name in settings:
         require_name("setting", name, _SETTING_NAMES)
     lists = {name: _list_values(name, value) for name, value in settings.items()}
-    hp_values, option_values = (
-        _list_values_by_name("hp", hp),
-        _list_values_by_name("options", options),
-    )
-    count = math.prod(
-        len(values) for part in (lists, hp_values, option_values) for values in part.values()
-    )
+    hps, all_options = _list_values_by_name("hp", hp), _list_values_by_name("options", options)
+    all_lists = (*lists.values(), *hps.values(), *all_options.values())
+    count = math.prod(map(len, all_lists))
     require(count <= MAX_RUNS, "grid", f"{count} runs", f"at most {MAX_RUNS}")
-    unused = {("hp", name) for name in hp_values} | {("options", name) for name in option_values}
-    grid_methods = [METHODS.require(to_python_scalar(name)) for name in lists.get("algorithm", ())]
-    has_local_training = any(method.trains_locally for method in grid_methods)
+    unused = {*(("hp", name) for name in hps), *(("options", name) for name in all_options)}
+    methods = [METHODS.require(to_python_scalar(name)) for name in lists.get("algorithm", ())]
+    has_local_training = any(method.trains_locally for method in methods)
     specs: dict[str, RunSpec] = {}
     for values in _combinations(lists):
         spec = validate_settings(RunSpec(**values))
         if has_local_training:
             spec = RunSpec(**drop_unused_settings(spec.algorithm, values))
-        method = METHODS[spec.algorithm]
-        method_options = {
-            name: v for name, v in option_values.items() if name in method.option_names
-        }
-        unused -= {("options", name) for name in method_options}
-        for option_choice in _combinations(method_options):
-            spec_with_options = dataclasses.replace(spec, options=option_choice)
-            method_hps = {
-                name: hp_values[name]
-                for name in supported_hyperparameters(spec_with_options, hp_values)
-            }
-            unused -= {("hp", name) for name in method_hps}
-            for hp_choice in _combinations(method_hps):
-                run = dataclasses.replace(spec_with_options, hp=hp_choice)
+        names = METHODS[spec.algorithm].option_names & all_options.keys()
+        unused -= {("options", name) for name in names}
+        for option_values in _combinations({n: v for n, v in all_options.items() if n in names}):
+            spec_with_options = dataclasses.replace(spec, options=option_values)
+            hp_names = supported_hyperparameters(spec_with_options, hps)
+            unused -= {("hp", name) for name in hp_names}
+            for hp_values in _combinations({name: hps[name] for name in hp_names}):
+                run = dataclasses.replace(spec_with_options, hp=hp_values)
                 specs.setdefault(run.digest(), run)
     for argument, name in sorted(unused):
         method_names = ", ".join(dict.fromkeys(spec.algorithm for spec in specs.values()))
@@ -85,11 +75,7 @@ def _list_values(name: str, value: Any) -> list[Any]:
 
 
 def _list_values_by_name(argument: str, mapping: Any) -> dict[str, list[Any]]:
-    mapping = {} if mapping is None else mapping
-    has_string_keys = isinstance(mapping, Mapping) and all(
-        isinstance(name, str) for name in mapping
-    )
-    require(has_string_keys, argument, mapping, "values by name")
+    mapping = validate(argument, {} if mapping is None else mapping, dict[str, Any])
     return {name: _list_values(f"{argument} {name}", value) for name, value in mapping.items()}
 
 

@@ -12,12 +12,6 @@ from typing import Any, get_origin
 
 from fedjax_het.algorithms import METHODS, AlgorithmSpec, get_algorithm_spec, get_possible_bases
 from fedjax_het.algorithms.server_step import PRETRAINING_HYPERPARAMETERS
-from fedjax_het.config.local_training import (
-    lr_schedule_hyperparameters,
-    optional_hyperparameters,
-    require_schedule_hyperparameters,
-    resolve_local_training,
-)
 from fedjax_het.config.protocols import PROTOCOLS, get_protocol_defaults
 from fedjax_het.config.settings import (
     LOCAL_TRAINING_SETTINGS,
@@ -28,8 +22,9 @@ from fedjax_het.config.settings import (
     SettingsT,
     drop_unused_settings,
 )
-from fedjax_het.core.lr_schedules import LR_SCHEDULES
-from fedjax_het.core.optimizers import OPTIMIZERS
+from fedjax_het.core import lr_schedules
+from fedjax_het.core.lr_schedules import LR_SCHEDULES, ROUND_PREFIX, STEP_PREFIX
+from fedjax_het.core.optimizers import LR_NAME, OPTIMIZERS, optional_optimizer_hyperparameters
 from fedjax_het.data import (
     DATASETS,
     NORMALIZATIONS,
@@ -136,7 +131,7 @@ def _resolve_except_hyperparameters(
     _check_training_settings(raw, spec, method)
     _check_held_out(spec, method)
     spec = _resolve_metrics(spec, method)
-    spec = resolve_local_training(spec)
+    spec = _resolve_local_training(spec)
     expected = "nothing, or patience >= 1"
     require(not spec.min_gain or spec.patience is not None, "min_gain", spec.min_gain, expected)
     spec = dataclasses.replace(spec, min_gain=spec.min_gain or None)
@@ -154,9 +149,8 @@ def validate_settings(raw: SettingsT) -> SettingsT:
     for name, annotation in field_types(RunSettings).items():
         value = getattr(raw, name)
         if get_origin(annotation) is dict:
-            has_string_keys = isinstance(value, dict) and all(isinstance(key, str) for key in value)
-            require(has_string_keys, name, value, "values by name, e.g. {} for none")
-            values[name] = {key: to_json_value(f"{name} {key}", v) for key, v in value.items()}
+            items = validate(name, value, dict[str, Any]).items()
+            values[name] = {key: to_json_value(f"{name} {key}", item) for key, item in items}
         else:
             values[name] = validate(name, value, annotation)
     return dataclasses.replace(raw, **values)
@@ -334,6 +328,34 @@ def _resolve_metrics(spec: SettingsT, method: AlgorithmSpec) -> SettingsT:
     return dataclasses.replace(spec, measures=names or None)
 
 
+def _resolve_local_training(spec: SettingsT) -> SettingsT:
+    """Check the settings of local training, and drop those that equal their defaults.
+
+    Defaults are an optimizer's option at its default, a constant rate, and steps of one minibatch.
+    """
+    is_user_optimizer = spec.local_optimizer == USER_PROVIDED
+    has_options = spec.local_optimizer is not None and not is_user_optimizer
+    defaults = OPTIMIZERS[str(spec.local_optimizer)].options if has_options else {}
+    for option, value in spec.optimizer_options.items():
+        require_name("optimizer_options", option, defaults)
+        require(isinstance(value, bool), f"optimizer_options {option}", value, "True or False")
+    changes: dict[str, Any] = {"accumulation": None} if spec.accumulation == 1 else {}
+    changes["optimizer_options"] = {
+        option: value
+        for option, value in spec.optimizer_options.items()
+        if value != defaults[option]
+    }
+    for setting, schedule, prefix in _list_schedules(spec):
+        if schedule == "constant" and f"{prefix}warmup" not in spec.hp:
+            changes[setting] = None
+        elif is_user_optimizer:  # which reads the rate from `hp`, so that it can vary over rounds
+            expected = "none over steps: an optimizer that is passed has its own"
+            require(setting == "lr_schedule", setting, schedule, expected)
+            expected = f"hp {LR_NAME}, which an optimizer that is passed reads as a function of hp"
+            require(LR_NAME in spec.hp, setting, schedule, expected)
+    return dataclasses.replace(spec, **changes)
+
+
 def _check_held_out(spec: RunSettings, method: AlgorithmSpec) -> None:
     """Check that the method has a model for held-out clients, and can fine-tune it."""
     held_out, epochs = spec.held_out_clients, spec.held_out_epochs
@@ -370,7 +392,11 @@ def _resolve_hyperparameters(
     supported = {**optional_hyperparameters(spec), **defaults}
     for name in raw.hp:
         require_name("hp", name, supported)
-    require_schedule_hyperparameters(spec, raw.hp)
+    for setting, schedule, prefix in _list_schedules(spec):
+        unit = "rounds" if prefix == ROUND_PREFIX else "steps"
+        expected = f"a number of {unit} >= 1, for {setting} {schedule}"
+        for name in lr_schedules.required_schedule_hyperparameters(schedule, prefix):
+            require(name in raw.hp, f"hp {name}", None, expected)
     values = {name: hyperparameter.default for name, hyperparameter in defaults.items()}
     values |= _evaluate_rule_values(protocol_hp, spec, method, defaults) | raw.hp
     hp = {
@@ -382,11 +408,41 @@ def _resolve_hyperparameters(
 
 def _default_hyperparameters(spec: RunSettings, method: AlgorithmSpec) -> dict[str, HyperParameter]:
     """Return the hyper-parameters that such a run always has."""
-    method_hyperparameters = method.collect_hyperparameters(
-        spec.local_optimizer, spec.options, spec.num_clients or 1
+    hyperparameters = dict(
+        method.collect_hyperparameters(spec.local_optimizer, spec.options, spec.num_clients or 1)
     )
-    pretraining = PRETRAINING_HYPERPARAMETERS if spec.pretrain_epochs else {}
-    return {**method_hyperparameters, **lr_schedule_hyperparameters(spec), **pretraining}
+    for _, schedule, prefix in _list_schedules(spec):
+        hyperparameters |= lr_schedules.schedule_hyperparameters(schedule, prefix)
+    return hyperparameters | (PRETRAINING_HYPERPARAMETERS if spec.pretrain_epochs else {})
+
+
+def optional_hyperparameters(spec: RunSettings) -> dict[str, HyperParameter]:
+    """Return the hyper-parameters of local training that are used only where they are set."""
+    if spec.local_optimizer is None:
+        return {}
+    hyperparameters = dict(optional_optimizer_hyperparameters(spec.local_optimizer, spec.hp))
+    for _, schedule, prefix in _list_schedules(spec):
+        hyperparameters |= lr_schedules.optional_schedule_hyperparameters(schedule, prefix)
+    return hyperparameters
+
+
+def _list_schedules(spec: RunSettings) -> list[tuple[str, str, str]]:
+    """Return the setting, the name and the prefix of the numbers of each schedule of a run."""
+    settings = (
+        ("lr_schedule", spec.lr_schedule, ROUND_PREFIX),
+        ("lr_step_schedule", spec.lr_step_schedule, STEP_PREFIX),
+    )
+    return [(setting, name, prefix) for setting, name, prefix in settings if name is not None]
+
+
+def is_horizon_dependent(spec: RunSettings) -> bool:
+    """Return whether the rates of a run's rounds depend on its number of rounds.
+
+    They do if its schedule over rounds comes to an end (cosine, linear, polynomial) that `hp` does
+    not set as `lr_length`. Such a run is not the beginning of a longer one.
+    """
+    schedule, has_length = spec.lr_schedule, f"{ROUND_PREFIX}length" in spec.hp
+    return schedule is not None and LR_SCHEDULES[schedule].has_length and not has_length
 
 
 def _evaluate_rule_values(

@@ -23,7 +23,7 @@ import numpy as np
 
 from fedjax_het.utils import env
 from fedjax_het.utils.arrays import is_prng_key
-from fedjax_het.utils.cache import get_program_cache_dir, make_private_dir
+from fedjax_het.utils.env import get_program_cache_dir, make_private_dir
 
 log = logging.getLogger("fedjax_het")
 

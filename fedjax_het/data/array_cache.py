@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_het.utils.cache import get_cache_dir, make_private_dir
+from fedjax_het.utils.env import get_cache_dir, make_private_dir
 from fedjax_het.utils.io import DamagedFileError, read_npz, write_npz
 
 _log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ def dataset_cache_folder(cache_dir: str | os.PathLike | None = None) -> Path:
 
     Args:
       cache_dir: a folder of the user's choice. Default: `datasets` in the user's cache folder
-        (`fedjax_het.utils.cache`).
+        (`fedjax_het.utils.env`).
 
     Returns:
       The folder, which may not exist yet.

@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.config.local_training import is_horizon_dependent
-from fedjax_het.config.resolve import USER_PROVIDED
+from fedjax_het.config.resolve import USER_PROVIDED, is_horizon_dependent
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.core.rng import Stream, make_stream_key
 from fedjax_het.runtime.compiled_programs import build_algorithm

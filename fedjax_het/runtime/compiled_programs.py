@@ -12,8 +12,7 @@ from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.builders import num_bytes
 from fedjax_het.algorithms.server_step import with_pretraining
-from fedjax_het.config.local_training import optional_hyperparameters
-from fedjax_het.config.resolve import USER_PROVIDED
+from fedjax_het.config.resolve import USER_PROVIDED, optional_hyperparameters
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.core.execution_plan import (
     PER_DEVICE,

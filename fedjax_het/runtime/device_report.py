@@ -17,12 +17,12 @@ from fedjax_het._version import __version__
 from fedjax_het.core.autotune.cache import load_all_timings
 from fedjax_het.core.memory import free_host_bytes, local_devices
 from fedjax_het.runtime.provenance import describe_environment
-from fedjax_het.utils.cache import get_cache_dir
 from fedjax_het.utils.env import (
     JAX_COMPILATION_CACHE_DIR,
     JAX_CPU_DEVICES,
     MEMORY_FRACTION,
     XLA_FLAGS,
+    get_cache_dir,
     get_environ,
     get_text,
 )

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedjax_het.config.local_training import is_horizon_dependent
+from fedjax_het.config.resolve import is_horizon_dependent
 from fedjax_het.config.run_spec import RunSpec, hash_settings
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.runtime.result_display import flatten

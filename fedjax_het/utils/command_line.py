@@ -61,8 +61,8 @@ class Option(NamedTuple):
 
     @property
     def is_required(self) -> bool:
-        """Whether the value has no default."""
-        return self.default is dataclasses.MISSING
+        """Whether the value stands without a flag and has no default."""
+        return self.is_positional and self.default is dataclasses.MISSING
 
 
 class HelpLayout(NamedTuple):
@@ -133,13 +133,15 @@ def parse_flags(config_class: type, argv: Sequence[str]) -> dict[str, Any]:
         that is given twice, and a value that the field's annotation does not allow.
     """
     options = get_options(config_class)
-    occurrences, unknown = _split_words(options, argv)
-    valid_flags = [option.flag for option in options.values() if not option.is_positional]
-    for word in unknown:
-        if _FLAG_PATTERN.match(word):
-            require_name("flag", word.partition("=")[0], valid_flags)
-    expected = f"a flag before it: {', '.join(valid_flags)}"
-    require(not unknown, "word", " ".join(unknown), expected)
+    flags = [option.flag for option in options.values() if not option.is_positional]
+    negations = [f"--no-{o.flag[2:]}" for o in options.values() if o.annotation is bool]
+    for word in argv:
+        flag = word.partition("=")[0]
+        if _FLAG_PATTERN.match(flag) and flag.replace("_", "-") not in (*flags, *negations):
+            require_name("flag", flag, flags)
+    occurrences, loose_words = _split_words(options, argv)
+    expected = f"a flag before it: {', '.join(flags)}"
+    require(not loose_words, "word", " ".join(loose_words), expected)
     values: dict[str, Any] = {}
     # A flag without its value leaves that word to an argument without a flag: report the flag.
     for name, option in sorted(options.items(), key=lambda item: item[1].is_positional):
@@ -172,7 +174,7 @@ def _split_words(
             for field_name, flag in flags.items():
                 marks = (tyro.conf.arg(name=flag), tyro.conf.UseAppendAction)
                 fields.append((field_name, Annotated[(_Occurrences, *marks)], ()))
-    parser_class: Any = dataclasses.make_dataclass("Arguments", fields, kw_only=True)
+    parser_class: Any = dataclasses.make_dataclass("Arguments", fields)
     with contextlib.redirect_stderr(io.StringIO()):
         try:
             words, unknown = tyro.cli(
@@ -228,8 +230,7 @@ def convert_setting(name: str, value: Any, annotation: Any) -> Any:
       ConfigError: if the annotation does not allow the value.
     """
     if get_origin(annotation) is dict:
-        is_mapping = isinstance(value, dict) and all(isinstance(key, str) for key in value)
-        require(is_mapping, name, value, "names and values")
+        value = validate(name, value, dict[str, Any])
         item_type = get_args(annotation)[1]
         if list_item_type(item_type) is not None:
             value = {k: v.split(",") if isinstance(v, str) else v for k, v in value.items()}
@@ -381,7 +382,7 @@ def _format_metavar(annotation: Any, item_metavar: str | None = None) -> str | N
 def _format_default(option: Option) -> str:
     """Return the text after an option's help: its default, unless the help explains it."""
     default = option.default
-    if option.is_required:
+    if default is dataclasses.MISSING:
         return "(required)"
     if default is False or default in (None, (), {}, ""):
         return ""

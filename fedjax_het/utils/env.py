@@ -8,9 +8,11 @@ from the environment and reported where devices are first needed.
 import contextlib
 import errno
 import functools
+import hashlib
 import importlib
 import math
 import os
+import platform
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -220,3 +222,42 @@ def _unset_invalid_variable(error: str) -> bool:
         _invalid_jax_env_vars[name] = (text, " ".join(error.split()))
         return True
     return False
+
+
+# --- the cache folder: decoded data, timings, compiled programs; all of it can be remade
+
+
+def get_cache_dir() -> Path:
+    """$FEDJAX_HET_CACHE, else $XDG_CACHE_HOME/fedjax_het, else ~/.cache/fedjax_het. Raises
+    ConfigError where such a variable names no folder that can be used."""
+    cache_dir = get_value(CACHE_DIR)
+    if cache_dir is not None:
+        return cache_dir
+    xdg_cache_home = get_value(XDG_CACHE_HOME)
+    return (xdg_cache_home or Path(os.path.expanduser("~/.cache"))) / "fedjax_het"
+
+
+def make_private_dir(path: Path | None = None) -> Path:
+    """`path` (default: the root), made for the user alone where it did not exist.
+
+    Raises OSError where that cannot be.
+    """
+    path = path or get_cache_dir()
+    for folder in (*reversed(path.parents), path):  # `parents=True` would leave these to the umask
+        if not folder.is_dir():
+            folder.mkdir(mode=0o700, exist_ok=True)
+    return path
+
+
+def get_program_cache_dir() -> Path:
+    """Of what is known of programs compiled for this processor."""
+    return get_cache_dir() / "xla" / _hash_cpu_features()
+
+
+@functools.cache
+def _hash_cpu_features() -> str:
+    """A short name for the processor's instruction set."""
+    text = platform.machine() + platform.processor()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
+        text += next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

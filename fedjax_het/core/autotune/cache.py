@@ -10,8 +10,8 @@ import logging
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
-from fedjax_het.utils.cache import get_cache_dir, make_private_dir
 from fedjax_het.utils.config import Bounds, PositiveFloat, validate
+from fedjax_het.utils.env import get_cache_dir, make_private_dir
 from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.io import write_atomically
 

@@ -197,7 +197,7 @@ def test_show_says_what_a_name_takes(capsys):
     assert "mean_size = None: a whole number >= 1 or None. M_k: examples in an average" in said
     assert "mixup_lambda = 0.05: a number in [0, 1)" in said
     assert "depth" in said and "alpha" in said
-    assert "goes over (option base): fedavg, fedprox" in said
+    assert "base methods (option base): fedavg, fedprox" in said
     assert "num_iterations = 1000: a whole number >= 1. N: outer iterations." in said
     assert "--num-clients: dynafed 80, fedaf 10, feddm 10, fedamp 50, fsl 10" in said
     assert "--hp mixup_lambda: 0.05" in said

@@ -121,7 +121,7 @@ def test_lists_are_the_grids_of_a_sweep(tmp_path, capsys):
         ("alhpa: 0.1", "setting = 'alhpa' is unknown: did you mean 'alpha'"),
         ("alpha: many", "alpha = 'many': expected a finite number"),
         ("alpha: [0.1, 1]", "alpha = [0.1, 1]: expected a finite number"),
-        ("hp: 3", "hp = 3: expected names and values"),
+        ("hp: 3", "hp = 3: expected values by name"),
         ("hp: {prox_mu: much}", "hp prox_mu = 'much': expected a finite number"),
         ("quiet: 3", "quiet = 3: expected True or False"),
         ("- alpha", "expected a file of names and values"),

@@ -14,7 +14,7 @@ from support.small_runs import KilledError, assert_results_equal, make_killing_c
 
 from fedjax_het import ConfigError, Placement, RunSpec, grid, simulate, sweep
 from fedjax_het.algorithms.fedavg import fedavg
-from fedjax_het.config.local_training import is_horizon_dependent
+from fedjax_het.config.resolve import is_horizon_dependent
 from fedjax_het.core.evaluation import place_evaluation_set
 from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.core.lr_schedules import LR_SCHEDULES, compute_round_lr_factors, make_step_lr_factor

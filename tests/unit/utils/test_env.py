@@ -14,8 +14,7 @@ from fedjax_het import ConfigError, RunSpec, load_dataset, simulate, sweep
 from fedjax_het.cli import main
 from fedjax_het.runtime.checkpointing import CheckpointWriter
 from fedjax_het.utils import env
-from fedjax_het.utils.cache import get_cache_dir
-from fedjax_het.utils.env import VARIABLES, get_value
+from fedjax_het.utils.env import VARIABLES, get_cache_dir, get_value
 
 PACKAGE = Path(fedjax_het.__file__).parent
 NUMBERS = ("", "x", "-1", "nan", "inf", "-inf", "1e400", "1" * 400, "FILE", "1 2", "None")
