@@ -170,6 +170,8 @@ def describe(annotation: Any, *, brief: bool = False) -> str:
         return f"a {'finite ' if has_limit else ''}number {bounds}".rstrip()
     if base_class is Literal:
         return " or ".join(map(str, items))
+    if base_class is type and items:
+        return f"a class that is a {items[0].__name__}"
     if base_class in (tuple, *_LISTS):
         if base_class is tuple and items[-1] is not ...:
             return f"a list of {len(items)}"
@@ -242,6 +244,8 @@ def _convert(annotation: Any, value: Any) -> Any:
         is_valid = isinstance(value, Mapping)
         is_valid = is_valid and (items[:1] != (str,) or all(isinstance(key, str) for key in value))
         value = dict(value) if is_valid else value
+    elif base_class is type and items:
+        is_valid = isinstance(value, type) and issubclass(value, items)
     else:
         base_type, bounds = split_bounds(annotation)
         if base_type in (int, float, bool, str) or base_class is Literal:

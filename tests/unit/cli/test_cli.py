@@ -194,7 +194,7 @@ def test_dynafeds_preset_is_written_out_and_resolving_again_changes_nothing(pres
 def test_show_says_what_a_name_takes(capsys):
     assert main(["show", "fedmix", "convnet", "dirichlet", "dynafed"]) == 0
     said = capsys.readouterr().out
-    assert "mean_size = None: a whole number >= 1 or None. M_k: examples in an average" in said
+    assert "mean_size = None: a whole number >= 1 or None. Number of examples in an average" in said
     assert "mixup_lambda = 0.05: a number in [0, 1)" in said
     assert "depth" in said and "alpha" in said
     assert "base methods (option base): fedavg, fedprox" in said
