@@ -166,8 +166,8 @@ class CheckpointWriter:
                 if record.get(name) != digest:
                     label = _DIGEST_LABELS.get(name, name)
                     raise ConfigError(
-                        f"checkpoint = {record['path']!r}: expected this {label}'s, but it is "
-                        f"another one's; pass the same {label} or another output_dir"
+                        f"checkpoint = {record['path']!r}: expected one of this {label}, but it "
+                        f"is another one's; pass the same {label} or another output_dir"
                     )
 
     def restore(self, group_state: GroupState, records: Sequence[dict]) -> None:

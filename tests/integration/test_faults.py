@@ -200,7 +200,7 @@ def test_a_run_leaves_another_configurations_checkpoint_alone(half, whole):
                 **settings,
             )
         one_line(caught)
-        with pytest.raises(ConfigError, match="expected this dataset's"):
+        with pytest.raises(ConfigError, match="expected one of this dataset"):
             run(half, dataset=make_user_dataset((9,) * 6), **settings)
     assert path.read_bytes() == before
     assert_results_equal(run(half), whole)  # its own, from the start

@@ -64,7 +64,7 @@ def test_another_model_under_the_same_name_is_another_run(drawn, tmp_path):
     run(make_spec(rounds=2, seed=9)).save_model(path)
     assert run(once).digest() != first.digest()
     longer = dataclasses.replace(once, rounds=5)
-    with pytest.raises(ConfigError, match=r"this initial's.*model \(init_from\)"):
+    with pytest.raises(ConfigError, match=r"this model \(init_from\)"):
         run(longer, output_dir=tmp_path / "out", resume=True)
     loaded = Result.load(tmp_path / "out" / f"{first.digest()}.json")
     jax.tree.map(np.testing.assert_array_equal, loaded.model().variables, first.model().variables)

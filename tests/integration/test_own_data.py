@@ -129,7 +129,7 @@ def test_a_run_does_not_go_on_with_other_data_or_another_partition(tmp_path, mon
     data = load_dataset("named")
     other = make_partition("iid", data.train_labels, 3, num_clients=6, seed=1)
     for given, what in (({"dataset": part_of(data)}, "dataset"), ({"partition": other}, "part")):
-        with pytest.raises(ConfigError, match=f"expected this {what}"):
+        with pytest.raises(ConfigError, match=f"expected one of this {what}"):
             simulate(spec, output_dir=tmp_path, resume=True, **given)
 
 

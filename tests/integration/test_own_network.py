@@ -2,10 +2,10 @@
 
 import json
 
-import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+from support.networks import TwoLayers
 from support.small_runs import KilledError, make_killing_callback
 
 from fedjax_het import ConfigError, RunSpec, grid, load_results, register_network, simulate, sweep
@@ -31,16 +31,6 @@ class Small(nn.Module):
 register_network("small", Small, "a small one")
 register_method("mine", fedavg, "FedAvg once more")
 """
-
-
-class TwoLayers(nn.Module):
-    num_classes: int
-    hidden: int = 6
-
-    @nn.compact
-    def __call__(self, x):
-        x = nn.relu(nn.Dense(self.hidden)(x.reshape(x.shape[0], -1)))
-        return nn.Dense(self.num_classes)(x)
 
 
 def perceptron():
@@ -132,7 +122,7 @@ def test_a_run_does_not_go_on_with_another_network(tmp_path, monkeypatch):
     monkeypatch.setattr("fedjax_het.runtime.group_state.MAX_ROUNDS_PER_CHUNK", 1)
     with pytest.raises(KilledError):
         simulate(spec, network=TwoLayers, output_dir=tmp_path, progress=make_killing_callback(1))
-    with pytest.raises(ConfigError, match="expected this network's"):
+    with pytest.raises(ConfigError, match="expected one of this network"):
         simulate(spec, network=TwoLayers(10, hidden=9), output_dir=tmp_path, resume=True)
 
 

@@ -1,11 +1,24 @@
-"""Networks so small that their gradients are written by hand."""
+"""Small networks, some of whose gradients are written by hand."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.nn import Head, Model
 from support.data import IMAGE_SHAPE, NUM_CLASSES
+
+
+class TwoLayers(nn.Module):
+    """A perceptron in flax with one hidden layer."""
+
+    num_classes: int
+    hidden: int = 6
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Dense(self.hidden)(x.reshape(x.shape[0], -1)))
+        return nn.Dense(self.num_classes)(x)
 
 
 def make_linear_model() -> Model:

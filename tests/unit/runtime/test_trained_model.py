@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from support.data import make_user_dataset
 from support.markers import slow_case
+from support.networks import TwoLayers
 from support.small_runs import make_spec, run_spec
-from test_own_network import TwoLayers
 
 from fedjax_het import ConfigError, Result, dataset_from_arrays, evaluate, load_model, simulate
 from fedjax_het.nn import count_parameters
