@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_het.core.client_algorithm import (
     Batch,
@@ -31,7 +32,6 @@ from fedjax_het.core.device_exchange import (
 from fedjax_het.core.divergence import has_no_new_nonfinite
 from fedjax_het.core.execution_plan import LANES_AXIS, ExecutionPlan
 from fedjax_het.core.resumable_loops import CLIENTS, WHOLE_LOOPS, LoopRunner
-from fedjax_het.core.schedule import RoundSchedule
 from fedjax_het.utils.arrays import AnyArray, set_row, take_row
 
 Tree = Any
@@ -44,6 +44,61 @@ class Examples(NamedTuple):
     "`[N, H, W, C]` uint8 or float32."
     labels: AnyArray
     "`[N]` int32."
+
+
+class RoundSchedule(NamedTuple):
+    """One round's work, padded to the run's largest round; `[R, ...]` for a chunk of rounds.
+
+    Axes: D blocks of lanes, V lanes per block, J client slots per lane, T steps per lane, B batch, G
+    segments per block, S sampled clients. A segment is a range of steps of one block in which no
+    client starts or ends. `core.schedule` makes the arrays on the host. Where clients condense data,
+    "client" means a pair of a client and a class in the fields of slots.
+    """
+
+    round: np.ndarray
+    "`[]` int32: index of the round, from 0."
+    num_clients: np.ndarray
+    "`[]` int32: clients of the federation, K."
+    is_eval_round: np.ndarray
+    "`[]` bool: whether an evaluation follows the round."
+    is_verification: np.ndarray
+    "`[]` bool: whether only the first step of everything runs, to check a program's numbers."
+    weight_fraction: np.ndarray
+    "`[]` float32: share of the round's clients in the weight of all clients."
+    max_steps: np.ndarray
+    "`[]` int32: steps of the longest lane of all blocks, and of all runs in step."
+    client_ids: np.ndarray
+    "`[D, V, J]` int32: client of each slot; K where the slot is unused."
+    state_rows: np.ndarray
+    "`[D, V, J]` int32: row of the client's state; the client's id where all states are stored."
+    weights: np.ndarray
+    "`[D, V, J]` float32: weight in the average; the sum over the round's clients is 1."
+    num_samples: np.ndarray
+    "`[D, V, J]` int32: examples that the client holds."
+    num_steps: np.ndarray
+    "`[D, V, J]` int32: minibatches of the client."
+    init_example_ids: np.ndarray
+    "`[D, V, J, I]` int32: examples from which a client that condenses data starts."
+    batches: np.ndarray
+    "`[D, T, V, B]` int32: training examples of each step."
+    batch_sizes: np.ndarray
+    "`[D, T, V]` int32: examples of each step that count; further entries are padding."
+    num_segments: np.ndarray
+    "`[D]` int32."
+    segment_ends: np.ndarray
+    "`[D, G]` int32: step at which the segment ends."
+    active_slots: np.ndarray
+    "`[D, G, V]` int32: slot of the lane's client in the segment."
+    starts_client: np.ndarray
+    "`[D, G, V]` bool: whether the client's first step opens the segment."
+    ends_client: np.ndarray
+    "`[D, G, V]` bool: whether the client's last step closes the segment."
+    participants: np.ndarray
+    "`[S]` int32: clients that take part, ascending; further entries are K."
+    full_pass_indices: np.ndarray
+    "`[D, M, B]` int32: all examples of the round's clients, if the method needs them."
+    full_pass_pair_ids: np.ndarray
+    "`[D, M, B]` int32: client * C + class of each such example; K * C for padding."
 
 
 class Cohort(NamedTuple):

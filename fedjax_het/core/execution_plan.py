@@ -301,8 +301,16 @@ class ExecutionPlan(NamedTuple):
 
         return int(multihost_utils.broadcast_one_to_all(np.int32(count)))
 
-    def order_after(self, signal: jax.Array, value: jax.Array | int) -> jax.Array | int:
-        """`number`, ordered by `server_parallelism.order_after` where lanes are on several devices."""
+    def order_after(self, signal: jax.Array, value: Any) -> Any:
+        """Order a value after a signal where lanes are on several devices.
+
+        Args:
+          signal: a float that is never -inf.
+          value: a tree of numbers, see `server_parallelism.order_after`.
+
+        Returns:
+          `value`, which is not known before `signal`.
+        """
         return value if self.mesh_axis != LANES_AXIS else order_after(signal, value)
 
 

@@ -1,19 +1,20 @@
-"""Resumable rounds: a round that takes minutes is made in several calls of its program, so that its
+"""Resumable rounds: a round that takes minutes runs in several calls of its program, so that its
 progress is visible and it can be stopped within and resumed.
 
-The program of a round hands a `LoopRunner` down to all code that has long loops: to the clients in
-`Cohort.loops`, to work at the server in `ServerParallelism.loops`. A plain `LoopRunner` makes every
-loop whole, as a `fori_loop`. A `ResumableLoopRunner` makes a part of it.
+The program of a round passes a `LoopRunner` to all code that has long loops: to the clients in
+`Cohort.loops`, to work at the server in `ServerParallelism.loops`. A plain `LoopRunner` runs every
+loop whole, as a `fori_loop`. A `ResumableLoopRunner` runs a part of it.
 
-The long loops of a round are met in the same order whenever it is traced. Each call gets the first
-and the last iteration that each of them is to make, and the values that the loop carried at the end
-of the call before. Loops that are done keep their values; later loops make no iteration, and values
-computed from them are not used until they are done. The code between the loops is little work and is
-repeated in every call, from the state before the round, which is kept until the round is done.
-Therefore it changes no bit of a round where it is cut.
+Every trace of a round meets its long loops in one order. Each call receives the first and the last
+iteration of each loop, and the values that the loop carried at the end of the previous call. Loops
+that are done keep their values. Later loops run no iteration, and values computed from them are not
+used until they are done. The code between the loops is little work. Every call repeats it from the
+state before the round, which is stored until the round is done. Therefore the place of a split
+changes no bit of a round.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -22,52 +23,40 @@ import jax.numpy as jnp
 Tree = Any
 IntScalar = int | jax.Array
 
-# How the values that loops carry are placed, where `LoopRunner.map` runs them on several devices or
-# in several turns.
-REPLICATED_CARRY, BLOCKS, TURNS = (
-    "whole on every device",
-    "a block's on its device",
-    "one block after another",
-)
+# Layouts of the values that loops carry, where `LoopRunner.map` runs them on several devices or in
+# several turns.
+REPLICATED_CARRY, BLOCKS, TURNS = "replicated", "a block on each device", "blocks in turn"
 
 CLIENTS, SERVER, SOFT_LABELS = "clients", "server", "soft labels"
 TUNING, DIAGNOSTICS, TEACHERS = "tuning", "survey", "teachers"
 
 
-class Loop(NamedTuple):
-    """A long loop of a round."""
-
-    name: str
-    """The round's phase while it is in the loop, as progress shows it."""
-
-
 class LoopTrace(NamedTuple):
-    """The loops that a part of a round has met; `carries` and `layouts` are nested alike, as calls
-    of `LoopRunner.map` are."""
+    """The loops that a part of a round has met.
+
+    `carries` and `layouts` are nested like the calls of `LoopRunner.map`.
+    """
 
     carries: list[Any]
-    totals: list[jax.Array]  # [] int32 of each loop: its iterations, once the loops before are done
-    loops: list[Loop]
+    "Values carried by the loops."
+    totals: list[jax.Array]
+    "`[]` int32: iterations of each loop; valid once the loops before it are done."
+    names: list[str]
+    "The round's phase in each loop, for its progress."
     layouts: list[Any]
-
-
-class SampleCounter:
-    """Adds up how many samples the loops of a program train on, while it is traced."""
-
-    def __init__(self):
-        self.num_samples = 0.0
+    "Layouts of the carried values."
 
 
 class LoopRunner:
     """Runs the long loops of a round, each of them whole.
 
     Args:
-      counter: adds up the samples that the loops train on, if given.
+      num_samples: receives the samples on which each loop of a traced program trains.
       multiplier: how often the traced code runs, in turns.
     """
 
-    def __init__(self, counter: SampleCounter | None = None, multiplier: int = 1):
-        self._counter, self._multiplier = counter, multiplier
+    def __init__(self, num_samples: list[float] | None = None, multiplier: int = 1):
+        self._num_samples, self._multiplier = num_samples, multiplier
 
     def run(
         self,
@@ -75,40 +64,30 @@ class LoopRunner:
         total: IntScalar,
         body: Callable[[Any, Tree], Tree],
         init: Tree,
-        *,
-        max_total: IntScalar | None = None,
-        max_iterations: IntScalar | None = None,
-        samples_per_iteration: float = 0,
+        **bounds: Any,
     ) -> Tree:
-        """Return `fori_loop(0, total, body, init)`, or the part of it that is due.
+        """Run `fori_loop(0, total, body, init)`, or the part of it that is due.
 
         Args:
-          name: the round's phase while it is in the loop, as progress shows it.
+          name: the round's phase in the loop, for its progress.
           total: number of iterations; may be traced.
-          body: as `jax.lax.fori_loop` has it.
-          init: the values that the loop begins with.
-          max_total: the largest `total` of all devices and turns that make this loop; default:
-            `total`.
-          max_iterations: a static upper bound of `total`, needed where that is traced.
-          samples_per_iteration: samples that an iteration trains on; a third of those that it only
-            evaluates.
+          body: body of `jax.lax.fori_loop`.
+          init: the initial values.
+          **bounds: keyword arguments of `run_split`.
 
         Returns:
           The values after the loop. They are of no use while `has_finished_loops` is false.
+
+        Example:
+          >>> from fedjax_het.core.resumable_loops import WHOLE_LOOPS
+          >>> int(WHOLE_LOOPS.run("sum", 4, lambda i, total: total + i, 0))
+          6
         """
 
         def run_iterations(first: IntScalar, last: IntScalar, carry: Tree) -> Tree:
             return jax.lax.fori_loop(first, last, body, carry)
 
-        return self.run_split(
-            name,
-            total,
-            run_iterations,
-            init,
-            max_total=max_total,
-            max_iterations=max_iterations,
-            samples_per_iteration=samples_per_iteration,
-        )
+        return self.run_split(name, total, run_iterations, init, **bounds)
 
     def run_split(
         self,
@@ -121,25 +100,27 @@ class LoopRunner:
         max_iterations: IntScalar | None = None,
         samples_per_iteration: float = 0,
     ) -> Tree:
-        """Return `run_iterations(0, total, init)`, or the part of it that is due.
+        """Run `run_iterations(0, total, init)`, or the part of it that is due.
 
         Args:
-          name: see `run`, as for the arguments that are not described here.
-          total: see `run`.
+          name: the round's phase in the loop, for its progress.
+          total: number of iterations; may be traced.
           run_iterations: `run_iterations(first, last, carry)` returns the values after iterations
-            `first` to `last` - 1; `first` is a plain 0 where it is to make all of them.
-          init: see `run`.
-          max_total: see `run`.
-          max_iterations: see `run`.
-          samples_per_iteration: see `run`.
+            `first` to `last` - 1; `first` is a plain 0 where it is to run all of them.
+          init: the initial values.
+          max_total: the largest `total` of all devices and turns that run the loop; default:
+            `total`.
+          max_iterations: a static upper bound of `total`, required where `total` is traced.
+          samples_per_iteration: samples on which an iteration trains; a third of the samples that
+            it only evaluates.
 
         Returns:
           The values after the loop. They are of no use while `has_finished_loops` is false.
         """
-        if self._counter is not None:
+        if self._num_samples is not None:
             num_iterations: Any = total if max_iterations is None else max_iterations
             num_samples = float(num_iterations) * samples_per_iteration
-            self._counter.num_samples += num_samples * self._multiplier
+            self._num_samples.append(num_samples * self._multiplier)
         return run_iterations(0, total, init)
 
     def map(
@@ -153,16 +134,16 @@ class LoopRunner:
 
         Args:
           mapper: `mapper(run, spans, carries)` places `run(spans, carries, *args)`, and returns its
-            result, carries and totals. Totals are the same everywhere, but for turns.
+            result, carries and totals. Totals are equal everywhere, except in turns.
           function: `function(loops, *args)`, which `run` calls; `loops` is the runner of its loops.
-          layout: how the carried values of its loops are placed: BLOCKS has a leading axis of one
-            block on each device, TURNS of all blocks.
+          layout: layout of the values that its loops carry: BLOCKS has a leading axis of one block
+            on each device, TURNS of all blocks.
           num_turns: how often the function runs, in turns.
 
         Returns:
           The result of `mapper`, without carries and totals.
         """
-        loops = LoopRunner(self._counter, self._multiplier * num_turns)
+        loops = LoopRunner(self._num_samples, self._multiplier * num_turns)
         return mapper(lambda spans, carries, *args: (function(loops, *args), (), ()), (), ())[0]
 
     def cond(
@@ -172,7 +153,7 @@ class LoopRunner:
         false_function: Callable[..., Any],
         *operands: Any,
     ) -> Any:
-        """Return `lax.cond(predicate, true_function, false_function, *operands)`.
+        """Run `lax.cond(predicate, true_function, false_function, *operands)`.
 
         Args:
           predicate: a boolean scalar.
@@ -183,11 +164,7 @@ class LoopRunner:
         Returns:
           The result of the function that is due.
         """
-
-        def run_true_function(*operands):
-            return true_function(self, *operands)
-
-        return jax.lax.cond(predicate, run_true_function, false_function, *operands)
+        return jax.lax.cond(predicate, partial(true_function, self), false_function, *operands)
 
     def has_finished_loops(self) -> Any:
         """Return whether all loops met so far are done after this call of the program.
@@ -206,8 +183,8 @@ class ResumableLoopRunner(LoopRunner):
 
     Args:
       spans: `[n, 2]` int32 of all loops of the round: iterations done, and to be done after this
-        call. None to find out which loops there are: they are traced whole.
-      carries: the values that the loops of this part of the round carried in the call before.
+        call. None to find the loops of a round: they are traced whole.
+      carries: the values that the loops of this part of the round carried in the previous call.
       first_index: number of loops of the round before this part.
     """
 
@@ -219,14 +196,10 @@ class ResumableLoopRunner(LoopRunner):
     @property
     def _next_index(self) -> int:
         """The position of the next loop among those of the round."""
-        return self._first_index + len(self.trace.loops)
-
-    def _next_span(self) -> tuple[jax.Array, jax.Array]:
-        assert self._spans is not None
-        return self._spans[self._next_index, 0], self._spans[self._next_index, 1]
+        return self._first_index + len(self.trace.names)
 
     def _next_carry(self) -> Any:
-        """The values that the next loop, or the next call of `map`, carried in the call before."""
+        """Return the values that the next loop, or call of `map`, carried in the previous call."""
         return self._carries[len(self.trace.carries)]
 
     def run_split(
@@ -237,23 +210,21 @@ class ResumableLoopRunner(LoopRunner):
         init: Tree,
         *,
         max_total: IntScalar | None = None,
-        max_iterations: IntScalar | None = None,
-        samples_per_iteration: float = 0,
+        **bounds: Any,
     ) -> Tree:
+        """Run the iterations of the loop that are due, see `LoopRunner.run_split`."""
         if self._spans is None:
             carry = run_iterations(0, total, init)
         else:
-            num_done, num_due = self._next_span()
-            saved_carry = self._next_carry()
+            num_done, num_due = self._spans[self._next_index, 0], self._spans[self._next_index, 1]
             init = jax.tree.map(
-                lambda new, old: jnp.where(num_done > 0, old, new), init, saved_carry
+                lambda new, old: jnp.where(num_done > 0, old, new), init, self._next_carry()
             )
             carry = run_iterations(jnp.minimum(num_done, total), jnp.minimum(num_due, total), init)
-        carries, totals, loops, layouts = self.trace
-        carries.append(carry)
-        totals.append(jnp.asarray(total if max_total is None else max_total, jnp.int32))
-        loops.append(Loop(name))
-        layouts.append(REPLICATED_CARRY)
+        self.trace.carries.append(carry)
+        self.trace.totals.append(jnp.asarray(total if max_total is None else max_total, jnp.int32))
+        self.trace.names.append(name)
+        self.trace.layouts.append(REPLICATED_CARRY)
         return carry
 
     def map(
@@ -263,31 +234,30 @@ class ResumableLoopRunner(LoopRunner):
         layout: str = REPLICATED_CARRY,
         num_turns: int = 1,
     ) -> Any:
-        is_tracing = self._spans is None
-        inner_runners: list[ResumableLoopRunner] = []
+        """Run the due part of a function with loops, see `LoopRunner.map`."""
+        inner_trace: LoopTrace
 
         def run(spans, carries, *args):
+            nonlocal inner_trace
             if layout == BLOCKS:
                 carries = jax.tree.map(lambda a: a[0], carries)
-            loops = ResumableLoopRunner(None if is_tracing else spans, carries, self._next_index)
-            inner_runners[:] = [loops]
-            result = function(loops, *args)
-            carries = loops.trace.carries
+            inner_spans = None if self._spans is None else spans
+            loops = ResumableLoopRunner(inner_spans, carries, self._next_index)
+            inner_trace = loops.trace
+            result, carries = function(loops, *args), loops.trace.carries
             if layout == BLOCKS:
                 carries = jax.tree.map(lambda a: a[None], carries)
             return result, carries, loops.trace.totals
 
-        loop_args = ((), ()) if is_tracing else (self._spans, self._next_carry())
+        loop_args = ((), ()) if self._spans is None else (self._spans, self._next_carry())
         result, carries, totals = mapper(run, *loop_args)
         if layout == TURNS:
             totals = [total.max() for total in totals]
-        (inner_runner,) = inner_runners
+        layouts = [layout] * len(carries) if layout == BLOCKS else inner_trace.layouts
         self.trace.carries.append(carries)
         self.trace.totals.extend(totals)
-        self.trace.loops.extend(inner_runner.trace.loops)
-        self.trace.layouts.append(
-            [layout] * len(carries) if layout == BLOCKS else inner_runner.trace.layouts
-        )
+        self.trace.names.extend(inner_trace.names)
+        self.trace.layouts.append(layouts)
         return result
 
     def cond(
@@ -297,6 +267,7 @@ class ResumableLoopRunner(LoopRunner):
         false_function: Callable[..., Any],
         *operands: Any,
     ) -> Any:
+        """Run the due part of a branch with loops, see `LoopRunner.cond`."""
         if self._spans is None:
             return self.map(lambda run, *loop_args: run(*loop_args, *operands), true_function)
 
@@ -309,6 +280,7 @@ class ResumableLoopRunner(LoopRunner):
         return self.map(choose_branch, true_function)
 
     def has_finished_loops(self) -> Any:
+        """Return whether all loops met so far are done after this call, `[]` bool."""
         if self._spans is None:
             return True
         is_finished = jnp.bool_(True)
@@ -317,10 +289,11 @@ class ResumableLoopRunner(LoopRunner):
         return is_finished
 
     def can_finish_next_loop(self, total: IntScalar) -> Any:
-        return True if self._spans is None else self._next_span()[1] >= total
+        """Return whether the next loop, of `total` iterations, is done after this call."""
+        return True if self._spans is None else self._spans[self._next_index, 1] >= total
 
 
-# Runners have no arrays: they may be a part of what `jit` and other transformations get.
+# Runners have no arrays: they may be a part of the arguments of `jit` and other transformations.
 jax.tree_util.register_static(LoopRunner)
 jax.tree_util.register_static(ResumableLoopRunner)
 

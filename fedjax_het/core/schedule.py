@@ -3,11 +3,11 @@
 Everything is drawn with NumPy from (seed, round, client id), so every method of a comparison
 sees the same clients and the same minibatches. Clients are sequences of minibatch steps; they
 are packed on lanes of nearly equal length instead of being padded to the longest. Where clients
-condense data, the lanes run through pairs of a client and a class instead, see `core.work_items`; what
-is said of clients below holds for them.
+condense data, the lanes run through pairs of a client and a class instead, see
+`core.condensation_work`; "client" below then means such a pair.
 
 Axes: D blocks of lanes (one per device, as a rule), V lanes per block, J client slots per lane, T
-steps per lane, B batch, G segments, S sampled clients. A segment is a stretch of steps of one block
+steps per lane, B batch, G segments, S sampled clients. A segment is a range of steps of one block
 in which no client starts or ends; with one lane per block every client is one segment.
 """
 
@@ -18,83 +18,114 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_het.core.client_loop import RoundSchedule
 from fedjax_het.core.condensation_work import ClientClassWork
 from fedjax_het.core.rng import Stream, make_host_rng
 from fedjax_het.core.work_items import ClientWork, concatenate_aranges
 from fedjax_het.data import Partition
 
 
-class RoundSchedule(NamedTuple):
-    """One round's work, padded to the run's largest round (or `[R, ...]` for a chunk)."""
-
-    round: np.ndarray  # [] int32, from 0
-    num_clients: np.ndarray  # [] int32: K
-    is_eval_round: np.ndarray  # [] bool
-    is_verification: (
-        np.ndarray
-    )  # [] bool: the first step of everything, to check a program's numbers
-    weight_fraction: (
-        np.ndarray
-    )  # [] float32: the part of all clients' weight that the round's clients have
-    max_steps: np.ndarray  # [] int32: steps of the longest lane of all blocks and runs in step
-    client_ids: np.ndarray  # [D, V, J] int32; num_clients where the slot is unused
-    state_rows: (
-        np.ndarray
-    )  # [D, V, J] int32: where their state is; the ids where all states are there
-    weights: np.ndarray  # [D, V, J] float32, sum to 1 over the round's clients
-    num_samples: np.ndarray  # [D, V, J] int32
-    num_steps: np.ndarray  # [D, V, J] int32
-    init_example_ids: (
-        np.ndarray
-    )  # [D, V, J, I] int32: examples that a client starts from, if it does
-    batches: np.ndarray  # [D, T, V, B] int32 indices of training examples
-    batch_sizes: np.ndarray  # [D, T, V] int32; entries beyond the size are padding
-    num_segments: np.ndarray  # [D] int32
-    segment_ends: np.ndarray  # [D, G] int32: step at which the segment stops
-    active_slots: np.ndarray  # [D, G, V] int32: which of the lane's clients
-    starts_client: np.ndarray  # [D, G, V] bool: a client's first step opens this segment
-    ends_client: np.ndarray  # [D, G, V] bool: a client's last step closes it
-    participants: np.ndarray  # [S] int32: the clients that take part, ascending; the rest is K
-    full_pass_indices: (
-        np.ndarray
-    )  # [D, M, B] int32: all examples of the round's clients, where a method asks
-    full_pass_pair_ids: np.ndarray  # [D, M, B] int32: client * C + class of each; K * C for padding
-
-
 class ScheduleShape(NamedTuple):
     """Static sizes that hold for every round of a run, or of several runs."""
 
     blocks: int
-    lanes: int  # per block
+    "Blocks of lanes, D."
+    lanes: int
+    "Lanes per block, V."
     slots: int
+    "Client slots per lane, J."
     steps: int
+    "Steps per lane, T."
     segments: int
-    full_pass_batches: int = 0  # batches
+    "Segments per block, G."
+    full_pass_batches: int = 0
+    "Batches of the pass over all examples, M."
 
     def num_bytes(self, batch_size: int) -> int:
-        """What the minibatches of one round take."""
+        """Return the bytes of the minibatches of one round."""
         return self.blocks * self.lanes * self.steps * batch_size * 4
 
 
 class WorkCounts(NamedTuple):
-    """What the rounds of a run amount to, per round: `[R]` each."""
+    """Amounts of work per round, `[R]` each."""
 
-    participants: np.ndarray  # sampled clients that hold data
-    pairs: np.ndarray  # pairs of a client and a class that they condense
-    samples: np.ndarray  # client samples processed
-    block_steps: np.ndarray  # [R, D] steps of each block's longest lane
+    participants: np.ndarray
+    "Sampled clients that hold data."
+    pairs: np.ndarray
+    "Pairs of client and class that they condense."
+    samples: np.ndarray
+    "Client samples processed."
+    block_steps: np.ndarray
+    "`[R, D]`: steps of each block's longest lane."
+
+
+class _LaneAssignment(NamedTuple):
+    """The work items of lanes: of one lane after the other, block after block."""
+
+    work_ids: np.ndarray  # [N]
+    num_steps: np.ndarray  # [N]
+    counts: np.ndarray  # [number of lanes] work items of each lane
+
+    @property
+    def lane_starts(self) -> np.ndarray:
+        """Steps before each lane, and of all lanes, `[number of lanes + 1]`."""
+        return np.concatenate([[0], self.num_steps.cumsum()])[self._offsets]
+
+    @property
+    def ends(self) -> np.ndarray:
+        """The step of its lane at which each work item ends, `[N]`."""
+        return self.num_steps.cumsum() - np.repeat(self.lane_starts[:-1], self.counts)
+
+    def split_blocks(self, num_lanes: int) -> list["_LaneAssignment"]:
+        """Return the assignment of each block of `num_lanes` lanes."""
+        bounds = itertools.pairwise(self._offsets[::num_lanes].tolist())
+        counts = self.counts.reshape(-1, num_lanes)
+        return [
+            _LaneAssignment(self.work_ids[first:last], self.num_steps[first:last], block_counts)
+            for (first, last), block_counts in zip(bounds, counts, strict=True)
+        ]
+
+    @property
+    def _offsets(self) -> np.ndarray:
+        """Work items before each lane, and of all lanes, `[number of lanes + 1]`."""
+        return np.concatenate([[0], self.counts.cumsum()])
 
 
 class Scheduler:
     """Makes the schedule of any round of a run, in any order.
 
     Args:
-      partition: which training examples each client holds.
-      units: what the lanes run through, and in which minibatches.
+      partition: training examples of each client.
+      work_items: the work of the clients, and its minibatches.
+      seed: seed of the run.
+      num_rounds: rounds of the run.
       participation: share of the clients sampled each round, uniformly without replacement;
         max(1, int(num_clients * participation)) of them. A sampled client without data has
         nothing to train and is left out of the average.
       averaging: "uniform" or "weighted" (by samples); None where nothing is averaged.
+      eval_every: rounds between evaluations.
+      blocks: blocks of lanes.
+      lanes: lanes per block.
+
+    Attributes:
+      shape: the sizes of the schedules.
+      work_counts: the amounts of work per round.
+      cohort_size: clients sampled each round, S.
+
+    Example:
+      >>> from fedjax_het.core.schedule import Scheduler
+      >>> from fedjax_het.core.work_items import ClientWork
+      >>> from fedjax_het.data import partition_from_clients
+      >>> partition = partition_from_clients([[0, 1, 2, 3], [4, 5], [6]])
+      >>> scheduler = Scheduler(
+      ...     partition, ClientWork(partition, 1, 2), seed=0, num_rounds=1, participation=1.0,
+      ...     averaging="uniform", eval_every=1, blocks=1, lanes=2,
+      ... )
+      >>> schedule = scheduler.make_round(0)
+      >>> schedule.client_ids[0].tolist()  # a lane for client 0, a lane for clients 1 and 2
+      [[0, 3], [1, 2]]
+      >>> schedule.batch_sizes[0].tolist()
+      [[2, 2], [2, 1]]
     """
 
     def __init__(
@@ -110,64 +141,65 @@ class Scheduler:
         blocks: int,
         lanes: int,
     ):
-        self.partition, self.work_items, self.seed, self.num_rounds = (
-            partition,
-            work_items,
-            seed,
-            num_rounds,
-        )
+        self.partition, self.work_items = partition, work_items
+        self.seed, self.num_rounds = seed, num_rounds
         self.batch_size, self.averaging = work_items.batch_size, averaging
         self.eval_every = eval_every
         self.cohort_size = compute_cohort_size(partition.num_clients, participation)
-        self._steps_per_item = self.work_items.num_steps  # [K], or of every pair
         cohorts = [self.draw_cohort(r) for r in range(num_rounds)]
-        assignments = [self._pack(clients, blocks * lanes, lanes) for clients in cohorts]
-        self._assignments = assignments
-        lane_lengths = np.array(
-            [self._lane_lengths(round_) for round_ in assignments]
-        )  # [R, D * V]
+        self._assignments = [self._assign_lanes(clients, blocks, lanes) for clients in cohorts]
+        lane_lengths = np.array([np.diff(a.lane_starts) for a in self._assignments])  # [R, D * V]
+        num_full_pass_batches = 0
+        if isinstance(work_items, ClientClassWork) and work_items.needs_full_pass:
+            num_full_pass_batches = work_items.count_full_pass_batches(blocks)
         self.shape = ScheduleShape(
             blocks,
             lanes,
-            slots=_max_rounded_up(int(round_.counts.max()) for round_ in assignments),
-            steps=_max_rounded_up([int(lane_lengths.max(initial=0))]),
-            segments=0,
+            slots=_round_up_max(int(a.counts.max()) for a in self._assignments),
+            steps=_round_up_max([int(lane_lengths.max(initial=0))]),
+            segments=_round_up_max(
+                len(np.unique(block.ends))
+                for assignment in self._assignments
+                for block in assignment.split_blocks(lanes)
+            ),
+            full_pass_batches=num_full_pass_batches,
         )
-        segment_counts = (len(cut) for r in range(num_rounds) for cut in self.segment_ends(r))
-        self.shape = self.shape._replace(segments=_max_rounded_up(segment_counts))
-        if isinstance(self.work_items, ClientClassWork) and self.work_items.needs_full_pass:
-            self.shape = self.shape._replace(
-                full_pass_batches=self.work_items.count_full_pass_batches(blocks)
-            )
         self.work_counts = WorkCounts(
             participants=np.array([int((partition.sizes[each] > 0).sum()) for each in cohorts]),
-            pairs=self._sum_per_round(self.work_items.num_pairs),
-            samples=self._sum_per_round(self.work_items.num_samples),
+            pairs=np.array([work_items.num_pairs[a.work_ids].sum() for a in self._assignments]),
+            samples=np.array([work_items.num_samples[a.work_ids].sum() for a in self._assignments]),
             block_steps=lane_lengths.reshape(num_rounds, blocks, lanes).max(2),
         )
 
     def draw_cohort(self, round_index: int) -> np.ndarray:
-        """Ids of the clients sampled in a round, in the order they were drawn."""
+        """Return the ids of the clients sampled in a round, in the order of the draw."""
         rng = make_host_rng(self.seed, Stream.PARTICIPATION, round_index)
         return rng.choice(self.partition.num_clients, self.cohort_size, replace=False)
 
     def is_eval_round(self, round_index: int) -> bool:
-        """Whether an evaluation is due after a round: every so many, and after the last five."""
+        """Return whether an evaluation follows a round: every `eval_every`, and the last five."""
         return (round_index + 1) % self.eval_every == 0 or round_index >= self.num_rounds - 5
 
     def trained_work_ids(self, round_indices: Iterable[int]) -> np.ndarray:
-        """Ids of the clients, or pairs, that the lanes run through in these rounds, ascending."""
+        """Return the ids of the clients, or pairs, that train in these rounds, ascending."""
         return np.unique(np.concatenate([self._assignments[r].work_ids for r in round_indices]))
 
     def client_batches(self, round_index: int, client: int) -> tuple[np.ndarray, np.ndarray]:
-        """A client's minibatches of a round: indices `[steps, B]` and sizes `[steps]`."""
+        """Return a client's minibatches of a round.
+
+        Args:
+          round_index: the round.
+          client: the client.
+
+        Returns:
+          Indices `[steps, B]` and sizes `[steps]`.
+        """
         return self.work_items.draw_batches(self.seed, round_index, np.array([client]))
 
     def segment_ends(self, round_index: int) -> list[np.ndarray]:
-        """For every block, the steps of a round at which a client of one of its lanes ends."""
-        assignment = self._assignments[round_index]
-        ends = self._work_item_ends(assignment)
-        return [np.unique(ends[block]) for block in assignment.blocks(self.shape.lanes)]
+        """Return, for every block, the steps of a round at which a client of a lane ends."""
+        blocks = self._assignments[round_index].split_blocks(self.shape.lanes)
+        return [np.unique(block.ends) for block in blocks]
 
     def make_round(
         self,
@@ -175,91 +207,106 @@ class Scheduler:
         shape: ScheduleShape | None = None,
         segment_ends: list[np.ndarray] | None = None,
     ) -> RoundSchedule:
-        """The schedule of one round, padded to `shape` (default: the run's own).
+        """Return the schedule of one round.
 
-        `cuts` are where segments end in every block, if there are to be more than `self.cuts`.
+        Args:
+          round_index: the round.
+          shape: sizes to which the schedule is padded; default: those of the run.
+          segment_ends: where segments end in every block, for runs in step; default: those of
+            `Scheduler.segment_ends`, which must be among them.
+
+        Returns:
+          The schedule, arrays on the host.
         """
-        schedule = self._empty_round(round_index, shape or self.shape)
+        schedule = self._make_empty_round(round_index, shape or self.shape)
         self._fill_lanes(schedule, round_index)
         segment_ends = self.segment_ends(round_index) if segment_ends is None else segment_ends
-        schedule.max_steps[...] = max((cut[-1] for cut in segment_ends if len(cut)), default=0)
-        assignment = self._assignments[round_index]
-        ends, steps = self._work_item_ends(assignment), self._steps_per_item[assignment.work_ids]
-        counts = assignment.counts.reshape(self.shape.blocks, -1)
-        for d, block in enumerate(assignment.blocks(self.shape.lanes)):
-            _fill_segments(schedule, d, counts[d], ends[block], steps[block], segment_ends[d])
+        schedule.max_steps[...] = max((ends[-1] for ends in segment_ends if len(ends)), default=0)
+        blocks = self._assignments[round_index].split_blocks(self.shape.lanes)
+        for d, block in enumerate(blocks):
+            _fill_segments(schedule, d, block, segment_ends[d])
         if isinstance(self.work_items, ClientClassWork) and schedule.full_pass_indices.size:
-            sampled = self.draw_cohort(round_index)
             self.work_items.fill_full_pass(
-                schedule.full_pass_indices, schedule.full_pass_pair_ids, sampled
+                schedule.full_pass_indices,
+                schedule.full_pass_pair_ids,
+                self.draw_cohort(round_index),
             )
         return schedule
 
-    def _empty_round(self, round_index: int, shape: ScheduleShape) -> RoundSchedule:
-        """A round's schedule in which no lane has anything to do yet."""
+    def _make_empty_round(self, round_index: int, shape: ScheduleShape) -> RoundSchedule:
+        """Return a round's schedule in which no lane has any work yet."""
         d_, v_, j_, t_, g_, m_ = shape
-        work_items, unused_id = self.work_items, len(self._steps_per_item)
-        participants = np.full(self.cohort_size, self.partition.num_clients, np.int32)
-        cohort = self.draw_cohort(round_index)
-        training_clients = np.sort(cohort[self.partition.sizes[cohort] > 0])
-        participants[: len(training_clients)] = training_clients
+        num_clients, batch_size = self.partition.num_clients, self.batch_size
+        cohort = np.sort(self.draw_cohort(round_index))
+        cohort = cohort[self.partition.sizes[cohort] > 0]
+        participants = np.full(self.cohort_size, num_clients, np.int32)
+        participants[: len(cohort)] = cohort
+
+        def zeros(*dims: int) -> np.ndarray:
+            return np.zeros(dims, np.int32)
+
         return RoundSchedule(
             round=np.array(round_index, np.int32),
-            num_clients=np.array(self.partition.num_clients, np.int32),
+            num_clients=np.array(num_clients, np.int32),
             is_eval_round=np.array(self.is_eval_round(round_index)),
             is_verification=np.array(False),
             weight_fraction=np.zeros((), np.float32),
-            max_steps=np.zeros((), np.int32),
-            client_ids=np.full((d_, v_, j_), unused_id, np.int32),
-            state_rows=np.full((d_, v_, j_), unused_id, np.int32),
+            max_steps=zeros(),
+            client_ids=np.full((d_, v_, j_), len(self.work_items.num_steps), np.int32),
+            state_rows=np.full((d_, v_, j_), len(self.work_items.num_steps), np.int32),
             weights=np.zeros((d_, v_, j_), np.float32),
-            num_samples=np.zeros((d_, v_, j_), np.int32),
-            num_steps=np.zeros((d_, v_, j_), np.int32),
-            init_example_ids=np.zeros((d_, v_, j_, work_items.num_init_examples), np.int32),
-            batches=np.zeros((d_, t_, v_, self.batch_size), np.int32),
-            batch_sizes=np.zeros((d_, t_, v_), np.int32),
-            num_segments=np.zeros(d_, np.int32),
-            segment_ends=np.zeros((d_, g_), np.int32),
-            active_slots=np.zeros((d_, g_, v_), np.int32),
+            num_samples=zeros(d_, v_, j_),
+            num_steps=zeros(d_, v_, j_),
+            init_example_ids=zeros(d_, v_, j_, self.work_items.num_init_examples),
+            batches=zeros(d_, t_, v_, batch_size),
+            batch_sizes=zeros(d_, t_, v_),
+            num_segments=zeros(d_),
+            segment_ends=zeros(d_, g_),
+            active_slots=zeros(d_, g_, v_),
             starts_client=np.zeros((d_, g_, v_), bool),
             ends_client=np.zeros((d_, g_, v_), bool),
             participants=participants,
-            full_pass_indices=np.zeros((d_, m_, self.batch_size), np.int32),
-            full_pass_pair_ids=np.zeros((d_, m_, self.batch_size), np.int32),
+            full_pass_indices=zeros(d_, m_, batch_size),
+            full_pass_pair_ids=zeros(d_, m_, batch_size),
         )
 
     def _fill_lanes(self, schedule: RoundSchedule, round_index: int) -> None:
-        """Every lane's clients, one after the other, and their minibatches."""
-        assignment, sizes = self._assignments[round_index], self.work_items.sizes
-        work_ids, steps = assignment.work_ids, self._steps_per_item[assignment.work_ids]
+        """Write every lane's clients, one after the other, and their minibatches."""
+        work_items, (work_ids, steps, counts) = self.work_items, self._assignments[round_index]
+        sizes, num_lanes = work_items.sizes, self.shape.lanes
         weights = sizes if self.averaging == "weighted" else np.sign(sizes)
         total = weights[work_ids].sum()
         schedule.weight_fraction[...] = total / max(weights.sum(), 1)
-        lanes = np.repeat(np.arange(len(assignment.counts)), assignment.counts)
-        slot_index = (*np.divmod(lanes, self.shape.lanes), concatenate_aranges(assignment.counts))
-        schedule.client_ids[slot_index] = schedule.state_rows[slot_index] = work_ids
-        schedule.weights[slot_index] = weights[work_ids] / total
-        schedule.num_samples[slot_index], schedule.num_steps[slot_index] = sizes[work_ids], steps
-        if self.work_items.num_init_examples:
-            schedule.init_example_ids[slot_index] = self.work_items.draw_init_examples(
-                self.seed, round_index, work_ids
-            )
-        d, v = np.divmod(np.repeat(lanes, steps), self.shape.lanes)
-        t = concatenate_aranges(np.bincount(lanes, steps, len(assignment.counts)).astype(np.int64))
-        batches, batch_sizes = self.work_items.draw_batches(self.seed, round_index, work_ids)
+        lanes = np.repeat(np.arange(len(counts)), counts)
+        slots = (*np.divmod(lanes, num_lanes), concatenate_aranges(counts))
+        schedule.client_ids[slots] = schedule.state_rows[slots] = work_ids
+        schedule.weights[slots] = weights[work_ids] / total
+        schedule.num_samples[slots], schedule.num_steps[slots] = sizes[work_ids], steps
+        if work_items.num_init_examples:
+            init_examples = work_items.draw_init_examples(self.seed, round_index, work_ids)
+            schedule.init_example_ids[slots] = init_examples
+        d, v = np.divmod(np.repeat(lanes, steps), num_lanes)
+        t = concatenate_aranges(np.bincount(lanes, steps, len(counts)).astype(np.int64))
+        batches, batch_sizes = work_items.draw_batches(self.seed, round_index, work_ids)
         schedule.batches[d, t, v], schedule.batch_sizes[d, t, v] = batches, batch_sizes
 
     def make_first_step_round(
         self, round_index: int, shape: ScheduleShape | None = None
     ) -> RoundSchedule:
-        """One round cut to the first step of every lane's first client."""
+        """Return one round with only the first step of every lane's first client.
+
+        Args:
+          round_index: the round.
+          shape: sizes to which the schedule is padded; default: those of the run.
+
+        Returns:
+          The schedule, arrays on the host.
+        """
         schedule = self.make_round(round_index, shape)
         is_busy = schedule.num_steps[:, :, 0] > 0  # [D, V]
         num_steps = np.zeros_like(schedule.num_steps)
         num_steps[:, :, 0] = is_busy
-        is_first_segment = (np.arange(schedule.segment_ends.shape[1]) == 0)[
-            :, None
-        ]  # [G, 1]: the only segment
+        is_first_segment = (np.arange(schedule.segment_ends.shape[1]) == 0)[:, None]  # [G, 1]
         return schedule._replace(
             is_verification=np.array(True),
             max_steps=np.array(is_busy.any(), np.int32),
@@ -272,162 +319,153 @@ class Scheduler:
             is_eval_round=np.array(True),
         )
 
-    def _work_item_ends(self, assignment: "_LaneAssignment") -> np.ndarray:
-        """The step of its lane at which each unit ends."""
-        ends = self._steps_per_item[assignment.work_ids].cumsum()
-        return ends - np.repeat(
-            np.concatenate([[0], ends])[assignment.offsets[:-1]], assignment.counts
+    def _assign_lanes(self, clients: np.ndarray, blocks: int, lanes: int) -> _LaneAssignment:
+        """Assign the longest client first to the shortest lane; ties by client id, over blocks."""
+        work_ids, num_steps = (
+            self.work_items.work_ids_of_clients(clients),
+            self.work_items.num_steps,
         )
-
-    def _lane_lengths(self, assignment: "_LaneAssignment") -> np.ndarray:
-        """Steps of each lane."""
-        return np.diff(
-            np.concatenate([[0], self._steps_per_item[assignment.work_ids].cumsum()])[
-                assignment.offsets
-            ]
-        )
-
-    def _sum_per_round(self, counts: np.ndarray) -> np.ndarray:
-        """`[R]` sums over the units of every round."""
-        return np.array([counts[packed.work_ids].sum() for packed in self._assignments])
-
-    def _pack(self, clients: np.ndarray, num_lanes: int, lanes_per_block: int) -> "_LaneAssignment":
-        """Longest client first onto the shortest lane; ties by client id, and over the blocks."""
-        work_ids = self.work_items.work_ids_of_clients(clients)
-        work_ids = work_ids[self._steps_per_item[work_ids] > 0]
-        work_ids = work_ids[np.lexsort((work_ids, -self._steps_per_item[work_ids]))]
-        num_blocks = num_lanes // lanes_per_block
-        heap = [(0, v, d) for v in range(lanes_per_block) for d in range(num_blocks)]
-        assigned_lanes = []
-        for steps in self._steps_per_item[work_ids].tolist():
+        work_ids = work_ids[num_steps[work_ids] > 0]
+        work_ids = work_ids[np.lexsort((work_ids, -num_steps[work_ids]))]
+        heap = [(0, v, d) for v in range(lanes) for d in range(blocks)]
+        lane_ids = np.zeros(len(work_ids), np.int64)
+        for i, steps in enumerate(num_steps[work_ids].tolist()):
             length, v, d = heap[0]
-            assigned_lanes.append(d * lanes_per_block + v)
+            lane_ids[i] = d * lanes + v
             heapq.heapreplace(heap, (length + steps, v, d))
-        lane_ids = np.array(assigned_lanes, np.int64)
-        lane_order = np.argsort(lane_ids, kind="stable")
-        return _LaneAssignment(
-            work_ids[lane_order].astype(np.int32), np.bincount(lane_ids, minlength=num_lanes)
-        )
-
-
-class _LaneAssignment(NamedTuple):
-    """Which units a round's lanes run through."""
-
-    work_ids: np.ndarray  # [N] one lane's after the other's, block after block
-    counts: np.ndarray  # [D * V] of each lane
-
-    @property
-    def offsets(self) -> np.ndarray:
-        """[D * V + 1] where each lane begins among the units."""
-        return np.concatenate([[0], self.counts.cumsum()])
-
-    def blocks(self, lanes_per_block: int) -> list[slice]:
-        """Each block's units, of so many lanes."""
-        return [
-            slice(*pair) for pair in itertools.pairwise(self.offsets[::lanes_per_block].tolist())
-        ]
-
-
-def merge_shapes(schedulers: Sequence[Scheduler], num_parallel: int = 1) -> ScheduleShape:
-    """A shape that holds for every round of several runs, any `width` of them in step: which ones
-    these are may depend on what ends early, and on what other workers have taken."""
-    shapes = [s.shape for s in schedulers]
-    merged = ScheduleShape(*map(max, zip(*shapes, strict=True)))
-    if num_parallel == 1:
-        return merged
-    rounds = range(schedulers[0].num_rounds)
-    segment_counts = (len(cut) for r in rounds for cut in merge_segment_ends(schedulers, r))
-    return merged._replace(segments=_max_rounded_up(segment_counts))
-
-
-def compute_useful_fraction(schedulers: Sequence[Scheduler], *, is_concurrent: bool) -> float:
-    """Client samples per sample slot that the lanes run through, idle lanes included.
-
-    Args:
-      schedulers: of runs that go in step: each waits for the longest.
-      together: whether a run's blocks wait for each other; else one follows the other.
-    """
-    max_block_steps = np.max([s.work_counts.block_steps for s in schedulers], axis=0)  # [R, D]
-    steps = (
-        max_block_steps.max(1) * max_block_steps.shape[1]
-        if is_concurrent
-        else max_block_steps.sum(1)
-    )
-    first = schedulers[0]
-    num_processed = steps.sum() * first.shape.lanes * first.batch_size * len(schedulers)
-    num_samples = sum(s.work_counts.samples.sum() for s in schedulers)
-    return float(num_samples / num_processed) if num_processed else 1.0
-
-
-def merge_segment_ends(schedulers: Sequence[Scheduler], round_index: int) -> list[np.ndarray]:
-    """For every block, the steps at which a client of any of these runs ends."""
-    ends_by_block = zip(*(s.segment_ends(round_index) for s in schedulers), strict=True)
-    return [np.unique(np.concatenate(cuts)) for cuts in ends_by_block]
-
-
-def stack_rounds(rounds: Sequence[RoundSchedule], num_rounds: int) -> RoundSchedule:
-    """Rounds as `[capacity, ...]`; the rest is padding, copies of the last."""
-    rounds = [*rounds, *[rounds[-1]] * (num_rounds - len(rounds))]
-    return RoundSchedule(*map(np.stack, zip(*rounds, strict=True)))
-
-
-def compute_cohort_size(num_clients: int, participation: float) -> int:
-    """Clients sampled each round: the share rounded down, but never none."""
-    return max(1, int(num_clients * participation + 1e-9))
-
-
-def with_state_rows(schedule: RoundSchedule, ids: np.ndarray, num_rows: int) -> RoundSchedule:
-    """The schedule for states of which row i is that of client `ids[i]` (ascending)."""
-    is_used = schedule.client_ids < schedule.num_clients.reshape(-1, 1, 1, 1)
-    rows = np.where(is_used, np.searchsorted(ids, schedule.client_ids), num_rows)
-    return schedule._replace(state_rows=rows.astype(np.int32))
-
-
-def _round_up_size(size: int) -> int:
-    """To 1, 2, 3, 4, 6, 8, 12, ...: runs on other partitions then share a compilation.
-
-    It costs memory only, since the device runs as many steps as there are.
-    """
-    power = 1 << (size.bit_length() - 1)
-    return next(s for s in (power, power * 3 // 2, power * 2) if s >= size)
-
-
-def _max_rounded_up(sizes: Iterable[int]) -> int:
-    return _round_up_size(max([1, *sizes]))
+        work_ids = work_ids[np.argsort(lane_ids, kind="stable")].astype(np.int32)
+        counts = np.bincount(lane_ids, minlength=blocks * lanes)
+        return _LaneAssignment(work_ids, num_steps[work_ids], counts)
 
 
 def _fill_segments(
-    schedule: RoundSchedule,
-    d: int,
-    counts: np.ndarray,
-    work_item_ends: np.ndarray,
-    work_item_steps: np.ndarray,
-    segment_ends: np.ndarray,
+    schedule: RoundSchedule, d: int, block: _LaneAssignment, segment_ends: np.ndarray
 ) -> None:
-    """Write block d's segments: its lanes have so many units, which end at these steps of theirs
-    and take so many."""
+    """Write the segments of block d."""
     num_segments = len(segment_ends)
     schedule.num_segments[d] = num_segments
     if not num_segments:
         return
     schedule.segment_ends[d, :num_segments] = segment_ends
     segment_begins = np.concatenate([[0], segment_ends[:-1]])
-    # One search for all lanes, each of which is moved behind the one before.
-    busy_lanes = np.flatnonzero(counts)
-    counts = counts[busy_lanes]
-    first_items, lanes = (
-        counts.cumsum() - counts,
-        np.arange(len(busy_lanes)) * (segment_ends[-1] + 1),
-    )
-    query = segment_begins[:, None] + lanes
-    position = np.searchsorted(work_item_ends + np.repeat(lanes, counts), query, side="right")
-    work_item = np.minimum(
-        position, first_items + counts - 1
-    )  # [G, busy lanes]; an idle lane's is its last
-    schedule.active_slots[d, :num_segments, busy_lanes] = (work_item - first_items).T
-    schedule.starts_client[d, :num_segments, busy_lanes] = (
-        segment_begins[:, None] == (work_item_ends - work_item_steps)[work_item]
-    ).T
-    schedule.ends_client[d, :num_segments, busy_lanes] = (
-        segment_ends[:, None] == work_item_ends[work_item]
-    ).T
+    # One search for all lanes, each of which is shifted behind the one before.
+    busy_lanes = np.flatnonzero(block.counts)
+    counts, ends = block.counts[busy_lanes], block.ends
+    first_items = counts.cumsum() - counts
+    shifts = np.arange(len(busy_lanes)) * (segment_ends[-1] + 1)
+    shifted_begins = segment_begins[:, None] + shifts
+    items = np.searchsorted(ends + np.repeat(shifts, counts), shifted_begins, side="right")
+    items = np.minimum(items, first_items + counts - 1)  # [G, busy lanes]; the last of an idle lane
+    starts = segment_begins[:, None] == (ends - block.num_steps)[items]
+    schedule.active_slots[d, :num_segments, busy_lanes] = (items - first_items).T
+    schedule.starts_client[d, :num_segments, busy_lanes] = starts.T
+    schedule.ends_client[d, :num_segments, busy_lanes] = (segment_ends[:, None] == ends[items]).T
+
+
+def merge_shapes(schedulers: Sequence[Scheduler], num_parallel: int = 1) -> ScheduleShape:
+    """Return sizes that hold for every round of several runs.
+
+    Args:
+      schedulers: the schedulers of the runs.
+      num_parallel: runs in step, which can be any of them: which ones may depend on runs that end
+        early, and on the progress of other workers.
+
+    Returns:
+      The sizes.
+    """
+    merged = ScheduleShape(*map(max, zip(*(s.shape for s in schedulers), strict=True)))
+    if num_parallel == 1:
+        return merged
+    rounds = range(schedulers[0].num_rounds)
+    segment_counts = (len(ends) for r in rounds for ends in merge_segment_ends(schedulers, r))
+    return merged._replace(segments=_round_up_max(segment_counts))
+
+
+def merge_segment_ends(schedulers: Sequence[Scheduler], round_index: int) -> list[np.ndarray]:
+    """Return the segments of runs in step.
+
+    Args:
+      schedulers: the schedulers of the runs.
+      round_index: the round.
+
+    Returns:
+      For every block, the steps at which a client of any of the runs ends.
+    """
+    ends_by_block = zip(*(s.segment_ends(round_index) for s in schedulers), strict=True)
+    return [np.unique(np.concatenate(ends)) for ends in ends_by_block]
+
+
+def compute_useful_fraction(schedulers: Sequence[Scheduler], *, is_concurrent: bool) -> float:
+    """Return the fraction of processed samples that are real rather than padding.
+
+    Args:
+      schedulers: schedulers of runs in step; each waits for the longest.
+      is_concurrent: whether a run's blocks wait for each other; else one follows the other.
+    """
+    block_steps = np.max([s.work_counts.block_steps for s in schedulers], axis=0)  # [R, D]
+    num_steps = block_steps.sum()
+    if is_concurrent:
+        num_steps = block_steps.max(1).sum() * block_steps.shape[1]
+    first = schedulers[0]
+    num_processed = num_steps * first.shape.lanes * first.batch_size * len(schedulers)
+    num_samples = sum(s.work_counts.samples.sum() for s in schedulers)
+    return float(num_samples / num_processed) if num_processed else 1.0
+
+
+def stack_rounds(rounds: Sequence[RoundSchedule], num_rounds: int) -> RoundSchedule:
+    """Stack the schedules of a chunk of rounds.
+
+    Args:
+      rounds: schedules of equal sizes.
+      num_rounds: number of rows; copies of the last schedule are padding.
+
+    Returns:
+      The schedules, `[num_rounds, ...]`.
+    """
+    rounds = [*rounds, *[rounds[-1]] * (num_rounds - len(rounds))]
+    return RoundSchedule(*map(np.stack, zip(*rounds, strict=True)))
+
+
+def compute_cohort_size(num_clients: int, participation: float) -> int:
+    """Return the number of clients sampled each round.
+
+    Args:
+      num_clients: clients of the federation, K.
+      participation: share of the clients, rounded down to a number of at least 1.
+
+    Returns:
+      The number of clients, S.
+
+    Example:
+      >>> from fedjax_het.core.schedule import compute_cohort_size
+      >>> compute_cohort_size(10, 0.25)
+      2
+    """
+    return max(1, int(num_clients * participation + 1e-9))
+
+
+def with_state_rows(schedule: RoundSchedule, ids: np.ndarray, num_rows: int) -> RoundSchedule:
+    """Return a schedule for a table of client states.
+
+    Args:
+      schedule: schedule of a chunk of rounds.
+      ids: clients of the first rows of the table, ascending.
+      num_rows: rows of the table.
+
+    Returns:
+      The schedule with rows of the table in `state_rows`.
+    """
+    is_used = schedule.client_ids < schedule.num_clients.reshape(-1, 1, 1, 1)
+    rows = np.where(is_used, np.searchsorted(ids, schedule.client_ids), num_rows)
+    return schedule._replace(state_rows=rows.astype(np.int32))
+
+
+def _round_up_max(sizes: Iterable[int]) -> int:
+    """Round the largest size up to 1, 2, 3, 4, 6, 8, 12, ...
+
+    Runs on other partitions then share a compilation. The device runs as many steps as there are, so
+    padding costs memory only.
+    """
+    size = max([1, *sizes])
+    power = 1 << (size.bit_length() - 1)
+    return next(s for s in (power, power * 3 // 2, power * 2) if s >= size)

@@ -34,7 +34,12 @@ from fedjax_het.core.execution_plan import (
 )
 from fedjax_het.core.lr_schedules import compute_round_lr_factors, is_round_schedule_hyperparameter
 from fedjax_het.core.rng import Stream
-from fedjax_het.core.schedule import Scheduler, ScheduleShape, compute_useful_fraction, merge_shapes
+from fedjax_het.core.schedule import (
+    Scheduler,
+    ScheduleShape,
+    compute_useful_fraction,
+    merge_shapes,
+)
 from fedjax_het.core.work_items import ClientWork
 from fedjax_het.data import (
     Partition,

@@ -31,14 +31,14 @@ from fedjax_het.core.optimizers import (
     compute_optimizer_digest,
     make_user_transformation,
 )
-from fedjax_het.core.round_program import (
+from fedjax_het.core.partial_round import make_partial_round
+from fedjax_het.core.round_inputs import (
     SCHEDULE_PLACEMENTS,
     ChunkInputs,
     EvaluationOptions,
     RoundComponents,
-    make_partial_round,
-    make_round_chunk,
 )
+from fedjax_het.core.round_program import make_round_chunk
 from fedjax_het.core.task import Task
 from fedjax_het.data import Dataset
 from fedjax_het.metrics.registry import parse_metrics

@@ -1,6 +1,6 @@
 """The state of runs that go in step, and the inputs of their programs.
 
-To add an input, give it a field in `core.round_program.ChunkInputs`, where rounds read it, a line in
+To add an input, give it a field in `core.round_inputs.ChunkInputs`, where rounds read it, a line in
 `runtime.compiled_programs.get_input_kinds`, which names the programs that read it, and a function in
 one of three tables: `build._place_shared_inputs` for inputs of all runs of a group,
 `_build_run_inputs` for inputs that stay the same, `_build_call_inputs` for inputs of a call. An input
@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.algorithms.base import ServerStage
+from fedjax_het.core.client_loop import RoundSchedule
 from fedjax_het.core.evaluation import make_client_tests
 from fedjax_het.core.execution_plan import PER_BLOCK, PER_DEVICE, PER_RUN
 from fedjax_het.core.memory import compute_compiled_bytes
 from fedjax_het.core.rng import Stream, make_stream_key
-from fedjax_het.core.round_program import SCHEDULE_PLACEMENTS, ChunkInputs
+from fedjax_het.core.round_inputs import SCHEDULE_PLACEMENTS, ChunkInputs
 from fedjax_het.core.schedule import (
-    RoundSchedule,
     Scheduler,
     ScheduleShape,
     merge_segment_ends,

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.core.execution_plan import PER_BLOCK, PER_RUN, REPLICATED, RUNS_AXIS, ExecutionPlan
+from fedjax_het.core.partial_round import trace_loops
 from fedjax_het.core.resumable_loops import BLOCKS
-from fedjax_het.core.round_program import ChunkInputs, RoundComponents, trace_loops
+from fedjax_het.core.round_inputs import ChunkInputs, RoundComponents
 from fedjax_het.runtime.compiled_programs import CompiledPrograms, flops_per_sample, workload_key
 
 Tree = Any
@@ -111,7 +112,7 @@ def trace_loop_layout(program: CompiledPrograms, state: Tree, inputs: ChunkInput
         program.algorithm, signature.training.task, plan, signature.evaluation
     )
     loops = trace_loops(components, program.input_kinds, state, inputs)
-    return LoopLayout(plan, [loop.name for loop in loops.loops], loops.layouts, loops.carries)
+    return LoopLayout(plan, loops.names, loops.layouts, loops.carries)
 
 
 def start_round(layout: LoopLayout) -> RoundProgress:

@@ -13,7 +13,7 @@ from fedjax_het.algorithms.base import ServerStage
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.core.flops_interpreter import FlopCounter, Mask, scatter, select
 from fedjax_het.core.rng import Stream
-from fedjax_het.core.round_program import ChunkInputs
+from fedjax_het.core.round_inputs import ChunkInputs
 from fedjax_het.data import Dataset
 from fedjax_het.runtime.build import on_single_device, prepare_group
 from fedjax_het.runtime.data_assignment import UserObjects

@@ -1,0 +1,198 @@
+"""Evaluation of the models, and diagnostics of the clients' data, within a round's program."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.core.client_loop import (
+    Cohort,
+    RoundSchedule,
+    tile_over_clients,
+    train_cohort,
+)
+from fedjax_het.core.device_exchange import get_client_row
+from fedjax_het.core.evaluation import ClientEvaluation, Evaluation, evaluate, evaluate_clients
+from fedjax_het.core.gradient_diagnostics import (
+    GRADIENT_GAP_NAMES,
+    ClientDiagnostics,
+    measure_gradient_gaps,
+)
+from fedjax_het.core.local_training import ServerMessage
+from fedjax_het.core.resumable_loops import TUNING, LoopRunner
+from fedjax_het.core.rng import Purpose, fold_in_purpose
+from fedjax_het.core.round_inputs import ChunkInputs, RoundComponents
+from fedjax_het.utils.arrays import take_row
+
+Tree = Any
+
+
+class RoundEvaluation(NamedTuple):
+    """The evaluation of the models after a round."""
+
+    global_model: Evaluation
+    client_accuracy: jax.Array | None
+    "`[K]` float32; None if clients have no tests of their own."
+    is_finite: jax.Array
+    "`[]` bool: whether the loss and all outputs are finite."
+
+
+def evaluate_round(
+    components: RoundComponents, inputs: ChunkInputs, state, r, key: jax.Array, loops: LoopRunner
+) -> RoundEvaluation:
+    """Evaluate the global model, and the clients' models on their own tests.
+
+    Args:
+      components: the static parts of the rounds.
+      inputs: the inputs of the chunk.
+      state: the state after the round.
+      r: position of the round in the chunk.
+      key: PRNG key of the round.
+      loops: runs the long loops.
+
+    Returns:
+      The evaluation.
+    """
+    algorithm = components.algorithm
+    evaluation = _evaluate_global_model(components, inputs, state, r, loops)
+    is_finite = jnp.isfinite(evaluation.loss) if algorithm.global_model else jnp.array(True)
+    if not components.evaluation.has_client_tests:
+        return RoundEvaluation(evaluation, None, is_finite)
+    clients = _evaluate_clients(components, inputs, state, r, key, evaluation.loss, loops)
+    return RoundEvaluation(evaluation, clients.accuracy, is_finite & clients.is_finite)
+
+
+def make_missing_evaluation(components: RoundComponents) -> RoundEvaluation:
+    """Return the evaluation of a round without one: NaN, which counts as finite."""
+    options = components.evaluation
+    num_domains = options.num_domains if components.algorithm.global_model else 0
+    evaluation = Evaluation.missing(num_domains, options.metric_shapes)
+    client_accuracy = jnp.full(options.num_clients, jnp.nan) if options.has_client_tests else None
+    return RoundEvaluation(evaluation, client_accuracy, jnp.array(True))
+
+
+def _evaluate_global_model(
+    components: RoundComponents, inputs: ChunkInputs, state, r, loops: LoopRunner
+) -> Evaluation:
+    algorithm = components.algorithm
+    if algorithm.global_model is None:
+        return Evaluation.missing(0, {})
+    assert inputs.test_set is not None
+    variables, num_batches = algorithm.global_model(state), inputs.num_eval_batches
+    if algorithm.fine_tuning is not None:  # in the call of the program that ends the tuning
+        assert inputs.tuning_schedule is not None
+        num_batches = num_batches * loops.can_finish_next_loop(inputs.tuning_schedule.max_steps[r])
+    return evaluate(
+        components.task,
+        components.plan,
+        variables,
+        inputs.test_set,
+        num_batches,
+        num_domains=components.evaluation.num_domains,
+        metrics=components.evaluation.example_metrics,
+    )
+
+
+def _evaluate_clients(
+    components: RoundComponents, inputs: ChunkInputs, state, r, key, signal, loops: LoopRunner
+) -> ClientEvaluation:
+    """Evaluate clients' models on their own tests, once `signal` is known."""
+    algorithm, plan, task = components.algorithm, components.plan, components.task
+    get_personal_variables, model_source = algorithm.personal_variables, (inputs.hp, state)
+
+    def get_model(source, k):
+        if get_personal_variables is None:
+            return algorithm.global_model(source[1])
+        return get_personal_variables(*source, k)
+
+    if algorithm.fine_tuning is not None:
+        model_source = _tune_clients(components, inputs, state, r, key, signal, loops)
+        get_model, signal = get_client_row, jnp.float32(0)
+    assert inputs.client_tests is not None and inputs.test_examples is not None
+    num_groups = inputs.client_tests.clients.shape[1]
+    num_groups = jnp.where(inputs.schedule.is_verification[r], 1, num_groups)
+    num_groups *= loops.has_finished_loops()
+    return evaluate_clients(
+        task._replace(model=algorithm.personal_model or task.model),
+        plan,
+        get_model,
+        model_source,
+        inputs.client_tests,
+        inputs.test_examples,
+        components.evaluation.num_clients,
+        plan.order_after(signal, num_groups),
+    )
+
+
+def _tune_clients(
+    components: RoundComponents, inputs: ChunkInputs, state, r, key, signal, loops: LoopRunner
+) -> Tree:
+    """Return a tuned copy of the global model for every client, `[K, ...]`."""
+    algorithm, plan = components.algorithm, components.plan.with_replicated_client_states
+    schedule = jax.tree.map(lambda a: take_row(a, r), inputs.tuning_schedule)
+    segments = plan.order_after(signal, schedule.num_segments)
+    cohort = Cohort(schedule._replace(num_segments=segments), inputs.examples, loops=loops)
+    variables = algorithm.global_model(state)
+    copies = tile_over_clients(variables, components.evaluation.num_clients)
+    key, message = fold_in_purpose(key, Purpose.TUNING), ServerMessage(variables)
+    client_algorithm = algorithm.fine_tuning.client_algorithm
+    return train_cohort(
+        client_algorithm, plan, inputs.hp, message, copies, key, cohort, loop_name=TUNING
+    ).states
+
+
+def run_diagnostics(
+    components: RoundComponents,
+    inputs: ChunkInputs,
+    state,
+    schedule: RoundSchedule,
+    loops: LoopRunner,
+) -> tuple[dict[str, jax.Array], RoundSchedule]:
+    """Measure diagnostics on all clients' data before a round.
+
+    Args:
+      components: the static parts of the rounds.
+      inputs: the inputs of the chunk.
+      state: the state before the round.
+      schedule: the schedule of the round.
+      loops: runs the long loops.
+
+    Returns:
+      The measurements by name, NaN in rounds without diagnostics; and the schedule, whose segments
+      are ordered after them.
+    """
+    every = components.evaluation.diagnostics_every
+    is_due = schedule.is_verification | (schedule.round % every == 0)
+    assert inputs.diagnostics_schedule is not None
+    cohort = Cohort(
+        inputs.diagnostics_schedule, inputs.examples, inputs.server_examples, inputs.method_inputs
+    )
+    diagnostics = components.algorithm.diagnostics or ClientDiagnostics(
+        GRADIENT_GAP_NAMES, partial(_measure_gradient_gaps, components)
+    )
+
+    def measure(loops, state):
+        return diagnostics.measure(inputs.hp, state, cohort._replace(loops=loops))
+
+    def skip(state):
+        return dict.fromkeys(diagnostics.names, jnp.float32(jnp.nan))
+
+    values = loops.cond(is_due, measure, skip, state)
+    signal = values[diagnostics.names[0]]
+    num_segments = components.plan.order_after(signal, schedule.num_segments)
+    return values, schedule._replace(num_segments=num_segments)
+
+
+def _measure_gradient_gaps(
+    components: RoundComponents, hp, state, cohort: Cohort
+) -> dict[str, jax.Array]:
+    """Measure the gaps of methods with a global model."""
+    algorithm = components.algorithm
+    server_gradient = None
+    if algorithm.server_gradient is not None:
+        server_gradient = partial(algorithm.server_gradient, state, cohort.inputs)
+    variables = algorithm.global_model(state)
+    return measure_gradient_gaps(
+        components.task, components.plan, variables, cohort, server_gradient
+    )
