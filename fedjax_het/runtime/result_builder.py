@@ -70,7 +70,7 @@ def _get_model(
 
 def _build_result(group_state: GroupState, i: int, state: Any) -> Result:
     algorithm, prepared_run = group_state.group.program.algorithm, group_state.prepared_runs[i]
-    rounds, early_stop = group_state.count_count_rounds_completed(i), group_state.early_stops.get(i)
+    rounds, early_stop = group_state.count_rounds_completed(i), group_state.early_stops.get(i)
     initial_traffic = algorithm.initial_traffic(prepared_run.federation_data)
     traffic = algorithm.traffic(prepared_run.hp, state)
     traffic_by_round = build_traffic_curves(
