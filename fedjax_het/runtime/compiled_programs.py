@@ -244,8 +244,8 @@ class CompiledPrograms(NamedTuple):
       plan: the devices, and the lanes on them.
       algorithm: the method.
       input_kinds: what each input is to the runs in step, see `get_input_kinds`.
-      init: `init(number of client states)` returns a function `(hp, key, first model) -> State`;
-        the first model is drawn where none is passed.
+      init: `init(number of client states, hp, key, first model) -> State`; the first model is
+        drawn where none is passed.
       chunk: the program of a chunk of rounds.
       partial_round: the program of a part of a round; it is compiled where rounds are long.
       samples_per_round: samples that a round trains on by `workload_key`, of the traced programs.
@@ -279,22 +279,21 @@ def get_input_kinds(algorithm: Algorithm, signature: Signature) -> ChunkInputs:
       What each input is to the runs that go in step, see `ExecutionPlan.map_runs`; None, or {}, for
       an input that the program does not read.
     """
-    has_global_model = algorithm.global_model is not None
-    has_client_tests = signature.evaluation.has_client_tests
-    has_diagnostics = signature.evaluation.diagnostics_every > 0
+    evaluation, schedule = signature.evaluation, SCHEDULE_PLACEMENTS
+    tests_clients = evaluation.has_client_tests
     kinds: dict[str, Any] = dict(
         hp=PER_RUN,
         train_key=PER_RUN,
-        schedule=SCHEDULE_PLACEMENTS,
+        schedule=schedule,
         num_rounds=PER_DEVICE,
         num_eval_batches=REPLICATED,
         examples=REPLICATED,
-        tuning_schedule=SCHEDULE_PLACEMENTS if algorithm.fine_tuning is not None else None,
-        test_set=REPLICATED if has_global_model else None,
-        client_tests=PER_RUN if has_client_tests else None,
-        test_examples=REPLICATED if has_client_tests else None,
+        tuning_schedule=schedule if algorithm.fine_tuning else None,
+        test_set=REPLICATED if algorithm.global_model else None,
+        client_tests=PER_RUN if tests_clients else None,
+        test_examples=REPLICATED if tests_clients else None,
         server_examples=PER_RUN if signature.has_server_data else None,
-        diagnostics_schedule=SCHEDULE_PLACEMENTS if has_diagnostics else None,
+        diagnostics_schedule=schedule if evaluation.diagnostics_every else None,
         method_inputs=PER_RUN if algorithm.round_inputs else {},
         lr_factors=PER_RUN if signature.has_lr_schedule else None,
     )
@@ -366,14 +365,12 @@ def build_programs(signature: Signature, plan: ExecutionPlan) -> CompiledProgram
 def workload_key(inputs: ChunkInputs) -> tuple:
     """Return a key of the sizes that decide the work of a round.
 
-    It is the same for all runs in step and for one of them.
+    The key of one run equals the key of runs in step.
     """
     schedules = (inputs.schedule, inputs.tuning_schedule, inputs.diagnostics_schedule)
     sizes = [None if schedule is None else schedule.batches.shape[-4:] for schedule in schedules]
-    return (
-        *sizes,
-        None if inputs.server_examples is None else inputs.server_examples.labels.shape[-1],
-    )
+    examples = inputs.server_examples
+    return (*sizes, None if examples is None else examples.labels.shape[-1])
 
 
 @functools.lru_cache(maxsize=32)
@@ -390,45 +387,35 @@ def evict_programs() -> None:
 
 
 def _make_init(algorithm: Algorithm, task: Task, plan: ExecutionPlan) -> Callable:
-    """-> init(number of client states) -> (hp, key, first model) -> State, of jitted functions; the
-    first model is drawn where none is given."""
+    """Return `init(number of client states, hp, key, first model) -> State` of jitted functions."""
 
     def to_strong_type(leaf: jax.Array) -> jax.Array:
         # A weakly typed leaf would come back strong, and the next call would compile again.
         return leaf if is_prng_key(leaf) else jax.lax.convert_element_type(leaf, leaf.dtype)
 
-    def init(num_clients: int, hp: Any, key: jax.Array, variables: Any):
-        state = jax.tree.map(to_strong_type, algorithm.init(hp, key, variables, num_clients))
-        return (
-            plan.map_state(state, plan.constrain_sharding)
-            if plan.has_sharded_client_states
-            else state
-        )
+    @functools.partial(jax.jit, static_argnums=0)
+    def init(num_clients: int, hp: Any, key: jax.Array, variables: Any) -> Any:
+        def init_run(hp: Any, key: jax.Array, variables: Any) -> Any:
+            state = jax.tree.map(to_strong_type, algorithm.init(hp, key, variables, num_clients))
+            is_sharded = plan.has_sharded_client_states
+            return plan.map_state(state, plan.constrain_sharding) if is_sharded else state
+
+        return plan.map_runs(init_run, (PER_RUN, PER_RUN, PER_RUN))(hp, key, variables)
 
     # A program of its own, so that one compilation serves every method with this network.
     draw = jax.jit(plan.map_runs(task.model.init, (PER_RUN,)))
-
-    @functools.lru_cache
-    def build_init(num_clients: int) -> Callable:
-        init_program = jax.jit(
-            plan.map_runs(functools.partial(init, num_clients), (PER_RUN, PER_RUN, PER_RUN))
-        )
-
-        def init_state(hp: Any, key: jax.Array, variables: Any = None) -> Any:
-            return init_program(hp, key, draw(key) if variables is None else variables)
-
-        return init_state
-
-    return build_init
+    return lambda num_clients, hp, key, variables=None: init(
+        num_clients, hp, key, draw(key) if variables is None else variables
+    )
 
 
 def compute_client_state_bytes(program: CompiledPrograms, spec: ResolvedRunSpec) -> int:
     """Return the bytes that one client of a run keeps between rounds."""
     hp = {name: jax.ShapeDtypeStruct((), np.float32) for name in spec.hp}
     key = jax.eval_shape(lambda: jax.random.key(0))
-    model = program.signature.training.task.model
-    init = lambda hp, key: program.algorithm.init(hp, key, model.init(key), 1)  # noqa: E731
-    return num_bytes(jax.eval_shape(init, hp, key).clients)
+    model, init = program.signature.training.task.model, program.algorithm.init
+    state = jax.eval_shape(lambda hp, key: init(hp, key, model.init(key), 1), hp, key)
+    return num_bytes(state.clients)
 
 
 def to_items(options: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:

@@ -439,17 +439,15 @@ def _build_schedules(
     """
     group, plan = group_state.group, group_state.group.program.plan
     assert shape is not None
-    schedules = []
-    for i, scheduler in enumerate(schedulers):
-        first = i - i % plan.num_parallel
-        parallel_schedulers = schedulers[first : first + plan.num_parallel]
-        make_rounds = _make_first_steps if first_step_only else _make_rounds
-        made = make_rounds(scheduler, parallel_schedulers, shape, rounds)
-        schedule = stack_rounds(made, capacity or group_state.limits.max_rounds)
-        if num_rows is not None:
+    capacity, schedules = capacity or group_state.limits.max_rounds, []
+    for first in range(0, len(schedulers), plan.num_parallel):
+        parallel = schedulers[first : first + plan.num_parallel]
+        for made in _make_rounds(parallel, shape, rounds, first_step_only=first_step_only):
+            schedules.append(stack_rounds(made, capacity))
+    if num_rows is not None:
+        for i, (schedule, scheduler) in enumerate(zip(schedules, schedulers, strict=True)):
             work_ids = scheduler.trained_work_ids(np.unique(schedule.round))
-            schedule = with_state_rows(schedule, work_ids, num_rows)
-        schedules.append(schedule)
+            schedules[i] = with_state_rows(schedule, work_ids, num_rows)
     if not group.runs_parallel:
         return plan.put(schedules[0])
     stacked = [
@@ -460,33 +458,27 @@ def _build_schedules(
 
 
 def _make_rounds(
-    scheduler: Scheduler,
-    parallel_schedulers: Sequence[Scheduler],
-    shape: ScheduleShape,
-    rounds: range,
-) -> list[RoundSchedule]:
-    """Return a scheduler's rounds; segments end where any of the parallel runs ends a client."""
-    is_single_run = len(parallel_schedulers) == 1
-    return [
-        scheduler.make_round(
-            r, shape, None if is_single_run else merge_segment_ends(parallel_schedulers, r)
-        )
-        for r in rounds
-    ]
+    schedulers: Sequence[Scheduler], shape: ScheduleShape, rounds: range, *, first_step_only: bool
+) -> list[list[RoundSchedule]]:
+    """Return the rounds of each of the runs that one device executes in parallel.
 
-
-def _make_first_steps(
-    scheduler: Scheduler,
-    parallel_schedulers: Sequence[Scheduler],
-    shape: ScheduleShape,
-    rounds: range,
-) -> list[RoundSchedule]:
-    """Return a scheduler's rounds with the first step of every lane."""
-    steps = [scheduler.make_first_step_round(r, shape) for r in rounds]
-    if len(parallel_schedulers) == 1:
+    Segments end where any of the runs ends a client.
+    """
+    is_single_run = len(schedulers) == 1
+    if not first_step_only:
+        ends = [None if is_single_run else merge_segment_ends(schedulers, r) for r in rounds]
+        return [
+            [s.make_round(r, shape, end) for r, end in zip(rounds, ends, strict=True)]
+            for s in schedulers
+        ]
+    steps = [[s.make_first_step_round(r, shape) for r in rounds] for s in schedulers]
+    if is_single_run:
         return steps
     # One segment for all: where a lane has no client, it idles.
-    return [step._replace(num_segments=np.ones_like(step.num_segments)) for step in steps]
+    return [
+        [step._replace(num_segments=np.ones_like(step.num_segments)) for step in run_steps]
+        for run_steps in steps
+    ]
 
 
 def check_method_contract(group_state: GroupState) -> None:
@@ -502,7 +494,7 @@ def check_method_contract(group_state: GroupState) -> None:
 def compute_state_shapes(group_state: GroupState) -> Any:
     """Return the states of all runs before the first round, as shapes placed like the states."""
     group, program = group_state.group, group_state.group.program
-    plan, init = program.plan, program.init(group_state.limits.num_rows)
+    plan, init = program.plan, functools.partial(program.init, group_state.limits.num_rows)
     hp, keys = group_state.cached_inputs["hp"], group_state.build_keys(Stream.INIT)
 
     def with_sharding(tree, kind):
@@ -521,8 +513,7 @@ def init_states(group_state: GroupState) -> None:
     arguments = [group_state.cached_inputs["hp"], group_state.build_keys(Stream.INIT)]
     if group.initial_model is not None:
         arguments.append(group.stack_slots([group.initial_model.variables] * len(slots)))
-    init = group.program.init(1 if group_state.has_paged_states else num_rows)
-    state = init(*arguments)
+    state = group.program.init(1 if group_state.has_paged_states else num_rows, *arguments)
     if group_state.has_paged_states:
         schedulers = [run.scheduler for run in slots]
         group_state.pager = StatePager(plan, schedulers, state.clients, num_rows)
