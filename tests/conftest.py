@@ -43,7 +43,7 @@ def prepared_data() -> Path:
 @pytest.fixture(autouse=True)
 def use_single_lane(monkeypatch):
     """What the timing would choose on a CPU anyway; its own tests ask for it."""
-    from fedjax_het.core.autotune.search import LaneChoice
+    from fedjax_het.core.autotune import LaneChoice
 
     monkeypatch.setattr(
         "fedjax_het.runtime.placement.choose_lanes", lambda *args, **settings: LaneChoice(1, 1, {})

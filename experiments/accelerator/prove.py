@@ -34,7 +34,7 @@ from fedjax_het.analysis.render import (
     to_markdown,
 )
 from fedjax_het.analysis.report import write_text
-from fedjax_het.core.autotune.search import MAX_UNROLLED_LANES
+from fedjax_het.core.autotune import MAX_UNROLLED_LANES
 from fedjax_het.nn.conv_products import IM2COL, NATIVE, UNROLLED
 from fedjax_het.nn.precision import BFLOAT16, FLOAT32, TF32
 from fedjax_het.nn.precision import PRECISIONS as ALL_PRECISIONS

@@ -16,7 +16,7 @@ import numpy as np
 from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.algorithms.base import Algorithm, FederationData
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
-from fedjax_het.core.autotune.search import LaneChoice
+from fedjax_het.core.autotune import LaneChoice
 from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.condensation_work import ClientClassWork
 from fedjax_het.core.evaluation import (

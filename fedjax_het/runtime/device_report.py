@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_het._version import __version__
-from fedjax_het.core.autotune.cache import load_all_timings
+from fedjax_het.core.autotune import load_timings
 from fedjax_het.core.memory import free_host_bytes, local_devices
 from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.utils.env import (
@@ -167,7 +167,7 @@ def _describe_settings(backend: str, cuda_version: int | None) -> Iterator[str]:
 
 
 def _describe_timings(device_kind: str) -> Iterator[str]:
-    timings = load_all_timings(device_kind)
+    timings = load_timings(device_kind)
     if not timings:
         yield "timings of lanes: none yet"
         return

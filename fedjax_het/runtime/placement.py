@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.config.run_spec import ResolvedRunSpec
-from fedjax_het.core.autotune.search import (
+from fedjax_het.core.autotune import (
     LaneChoice,
     Workload,
     choose_lanes,

@@ -14,7 +14,7 @@ from support.small_runs import make_spec, run_spec
 from fedjax_het import Placement, sweep
 from fedjax_het.algorithms import METHODS
 from fedjax_het.core import memory
-from fedjax_het.core.autotune.search import LaneChoice
+from fedjax_het.core.autotune import LaneChoice
 from fedjax_het.core.memory import compute_compiled_bytes, lower_bound_bytes
 from fedjax_het.runtime import build, memory_limits
 from fedjax_het.runtime.data_assignment import UserObjects

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from experiments.accelerator import half_hour, precision, prove
-from fedjax_het.core.autotune.search import MAX_UNROLLED_LANES
+from fedjax_het.core.autotune import MAX_UNROLLED_LANES
 from fedjax_het.papers.programs import load_program
 
 FAST = {"train_loss": [1.0, 0.5], "device": "x"}

@@ -6,10 +6,9 @@ import jax
 import pytest
 from support.networks import make_linear_model
 
-from fedjax_het.core.autotune import search
-from fedjax_het.core.autotune.cache import load_all_timings
-from fedjax_het.core.autotune.search import LaneChoice, Workload
-from fedjax_het.core.autotune.workloads import WorkloadMemoryError, time_client_step
+from fedjax_het.core import autotune
+from fedjax_het.core.autotune import LaneChoice, Workload, load_timings
+from fedjax_het.core.autotune_workloads import WorkloadMemoryError, time_client_step
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.task import Task
 from fedjax_het.nn import make_model
@@ -27,7 +26,7 @@ def choose(monkeypatch, tmp_path):
     """choose_lanes with made-up timings, by lanes or by (lanes, implementation), of which errors
     are raised; `choose.timed` lists what was timed."""
     monkeypatch.setenv("FEDJAX_HET_CACHE", str(tmp_path))
-    monkeypatch.setattr(search, "total_free_bytes", lambda devices: choose.free)
+    monkeypatch.setattr(autotune, "total_free_bytes", lambda devices: choose.free)
     timed = []
 
     def choose(seconds, *, label="linear", batch_size=4, images=None, model=None, **settings):
@@ -42,9 +41,9 @@ def choose(monkeypatch, tmp_path):
                 raise found
             return found
 
-        monkeypatch.setattr(search, "time_client_step", time_one)
+        monkeypatch.setattr(autotune, "time_client_step", time_one)
         monkeypatch.setattr(
-            search,
+            autotune,
             "list_lane_counts",
             lambda devices, cohort, federations=1: [
                 v for v in sorted(lanes) if v <= max(1, cohort // devices) * federations
@@ -52,7 +51,7 @@ def choose(monkeypatch, tmp_path):
         )
         defaults = {"devices": jax.devices(), "cohort_size": 16 * len(jax.devices())}
         work = Workload(training(model), batch_size, label, images)
-        return search.choose_lanes(work, **{**defaults, **settings})
+        return autotune.choose_lanes(work, **{**defaults, **settings})
 
     choose.timed, choose.file, choose.free = timed, tmp_path / "lanes.json", 10 * GB
     choose.impl_of = lambda model: "auto"
@@ -62,9 +61,9 @@ def choose(monkeypatch, tmp_path):
 @pytest.fixture
 def elsewhere(monkeypatch, choose):
     """As if the devices were no CPUs, with a network of convolutions."""
-    monkeypatch.setattr(search.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(autotune.jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(
-        search, "configure_compute", lambda model, conv_impl: model._replace(name=conv_impl)
+        autotune, "configure_compute", lambda model, conv_impl: model._replace(name=conv_impl)
     )
     choose.impl_of = lambda model: model.name
     convnet = make_model("convnet", (8, 8, 1), 3, width=4, depth=1)
@@ -95,7 +94,7 @@ def test_a_choice_is_remembered_for_the_same_work_only(choose):
     assert choose({1: 1.0, 4: 9.0}, label="other").lanes == 1
     assert choose({1: 1.0, 4: 9.0}, images=10).lanes == 1
     (kind,) = json.loads(choose.file.read_text())["devices"]
-    assert kind == jax.devices()[0].device_kind and len(load_all_timings(kind)) == 4
+    assert kind == jax.devices()[0].device_kind and len(load_timings(kind)) == 4
 
 
 @pytest.mark.parametrize(
@@ -104,23 +103,24 @@ def test_a_choice_is_remembered_for_the_same_work_only(choose):
         "{",
         "[]",
         '{"linear|sgd|4": {"1": 9.0, "4": 1e-9}}',
-        '{"format": 2, "devices": {"cpu": 3}}',
-        '{"format": 1, "devices": {}}',
+        '{"format": 3, "devices": {"cpu": 3}}',
+        '{"format": 2, "devices": {}}',
     ],
 )
 def test_a_broken_or_older_memory_is_timed_again(choose, text):
     choose.file.write_text(text)
     assert choose({1: 2.0, 4: 1.0}).lanes == 4
-    assert choose.timed == [1, 4] and json.loads(choose.file.read_text())["format"] == 2
+    assert choose.timed == [1, 4] and json.loads(choose.file.read_text())["format"] == 3
 
 
-def test_entries_that_are_no_timings_are_timed_again(choose):
+@pytest.mark.parametrize("broken", ['"fast"', "-1.0", "true", "null", "{}", '[2.0, "all"]'])
+def test_a_file_with_an_entry_that_is_no_timing_is_ignored(choose, broken):
     choose({1: 2.0, 4: 1.0})
-    text = choose.file.read_text()
-    for broken in ('"fast"', "-1.0", "true", "null", "{}", '{"insufficient_bytes": "all"}'):
-        choose.file.write_text(text.replace(": 2.0", f": {broken}"))
-        del choose.timed[:]
-        assert choose({1: 2.0, 4: 1.0}).lanes == 4 and choose.timed == [1]
+    entry = json.dumps([2.0, 0])
+    content = json.dumps(json.loads(choose.file.read_text()))
+    choose.file.write_text(content.replace(entry, broken))
+    del choose.timed[:]
+    assert choose({1: 2.0, 4: 1.0}).lanes == 4 and choose.timed == [1, 4]
 
 
 def test_a_single_candidate_needs_no_timing(choose):
@@ -181,7 +181,7 @@ def test_convolutions_are_chosen_with_the_lanes(elsewhere, choose):
     slow = {way: taken if way[0] == 1 else 9.0 for way, taken in seconds.items()}
     assert elsewhere(slow, label="other")[::3] == (1, "native")
     work = Workload(training(), 4, "linear")
-    known = [search.lookup_conv_impl(work, jax.devices(), lanes) for lanes in (1, 4, 16, 64)]
+    known = [autotune.lookup_conv_impl(work, jax.devices(), lanes) for lanes in (1, 4, 16, 64)]
     assert known == ["native", "unrolled", "im2col", "auto"]
 
 
@@ -192,7 +192,7 @@ def test_a_convolution_that_fails_leaves_the_others(elsewhere):
 
 def test_candidates_never_exceed_the_cohort():
     for cohort in (1, 2, 7, 32):
-        tried = search.list_lane_counts(2, cohort)
+        tried = autotune.list_lane_counts(2, cohort)
         assert tried[0] == 1 and max(tried) <= max(1, -(-cohort // 2))
 
 
@@ -204,7 +204,7 @@ def test_it_times_real_work(images):
 
 
 def test_what_has_no_room_is_not_run(monkeypatch):
-    monkeypatch.setattr("fedjax_het.core.autotune.workloads._time_fastest_call", None)
+    monkeypatch.setattr("fedjax_het.core.autotune_workloads._time_fastest_call", None)
     with pytest.raises(WorkloadMemoryError) as refused:
         time_client_step(training(), None, 4, jax.devices(), 2, 2, 1000)
     assert refused.value.needed_bytes > 1000

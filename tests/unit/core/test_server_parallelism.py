@@ -28,7 +28,7 @@ from fedjax_het.condensation.synthetic_pool import (
     SyntheticPool,
     train_on_synthetic_pool,
 )
-from fedjax_het.core.autotune import search, workloads
+from fedjax_het.core import autotune, autotune_workloads
 from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.distillation import compute_logits
 from fedjax_het.core.execution_plan import make_execution_plan
@@ -328,10 +328,10 @@ def choose(monkeypatch, tmp_path):
             timed.append(is_sharded)
             return shared_ if is_sharded else alone
 
-        monkeypatch.setattr(search, "time_server_step", time_one)
+        monkeypatch.setattr(autotune, "time_server_step", time_one)
         task = Task(model or network("mlp"), (0.0,), (1.0,))
         devices = jax.devices()[:DEVICES]
-        return search.choose_server_sharding(
+        return autotune.choose_server_sharding(
             task, **{"batch_size": 8, "devices": devices, "label": "mlp", **settings}
         )
 
@@ -356,4 +356,7 @@ def test_what_cannot_be_shared_is_not_timed(choose):
 def test_a_step_can_be_timed():
     task = Task(network("mlp"), (0.0,), (1.0,))
     for shared in (False, True):
-        assert workloads.time_server_step(task, 4, jax.devices()[:DEVICES], is_sharded=shared) > 0
+        assert (
+            autotune_workloads.time_server_step(task, 4, jax.devices()[:DEVICES], is_sharded=shared)
+            > 0
+        )

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from fedjax_het.cli import main
-from fedjax_het.core.autotune.cache import Timing, save_timings
+from fedjax_het.core.autotune import Timing, save_timings
 from fedjax_het.runtime import device_report
 from fedjax_het.runtime.device_report import describe_devices, recommend_settings
 

@@ -9,7 +9,7 @@ from support.data import make_user_dataset
 from support.small_runs import make_spec
 
 from fedjax_het import ConfigError, Placement, simulate, sweep
-from fedjax_het.core.autotune.search import LaneChoice
+from fedjax_het.core.autotune import LaneChoice
 from fedjax_het.data import partition_from_clients
 from fedjax_het.runtime import placement as placing
 from fedjax_het.runtime.build import prepare_group

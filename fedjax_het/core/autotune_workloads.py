@@ -1,4 +1,4 @@
-"""Made-up work of the kind that is to be timed: clients that train or condense, and a server."""
+"""Made-up work to time: clients that train or condense, and a server that trains."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -25,17 +25,23 @@ from fedjax_het.core.server_training import train_on_server
 from fedjax_het.core.task import Task
 from fedjax_het.core.work_items import ClientWork
 from fedjax_het.data import partition_from_clients
+from fedjax_het.nn import Model
 
 STEPS_PER_CLIENT = 8  # per client and timing
 NUM_SERVER_STEPS = 2  # of which one can take half a second
 NUM_REPEATS = 3
-MAX_REPEAT_SECONDS = 1.0  # a timing that took so long is not repeated
+MAX_REPEAT_SECONDS = 1.0  # a longer timing is not repeated
 
 
 class WorkloadMemoryError(Exception):
-    """A program needs `needed` bytes on each device, and fewer are free."""
+    """A program needs more memory than there is.
+
+    Attributes:
+      needed_bytes: bytes that it needs on each device.
+    """
 
     def __init__(self, needed_bytes: int):
+        """Store the number of bytes."""
         super().__init__(f"{needed_bytes / 1e9:.2f} GB are needed")
         self.needed_bytes = needed_bytes
 
@@ -49,22 +55,29 @@ def time_client_step(
     num_clients: int,
     free_bytes: int | None,
 ) -> float:
-    """What a client's step takes a device, of `clients` clients on each: as many for few lanes as
-    for many, to be fair.
+    """Time the step of a client.
 
-    images: that a pair of a client and a class condenses; None where clients train.
-    free: bytes on each device. Raises WorkloadMemoryError, before anything runs, where it needs more.
     Cost: a compilation, and some calls.
+
+    Args:
+      training: local training.
+      images_per_pair: images that a pair of a client and a class condenses; None if clients train.
+      batch_size: examples per step.
+      devices: devices that share the clients.
+      num_lanes: lanes on each device.
+      num_clients: clients on each device; equal for all numbers of lanes, to be fair.
+      free_bytes: free bytes on each device; None: unknown.
+
+    Returns:
+      Seconds of a device per step of a client.
+
+    Raises:
+      WorkloadMemoryError: if the program needs more memory, before it runs.
     """
-    plan, task = make_execution_plan(num_lanes, devices), training.task
-    model = task.model
+    plan, model = make_execution_plan(num_lanes, devices), training.task.model
     num_clients, samples_per_client = plan.blocks * num_clients, STEPS_PER_CLIENT * batch_size
-    partition = partition_from_clients(
-        [
-            np.arange(k * samples_per_client, (k + 1) * samples_per_client)
-            for k in range(num_clients)
-        ]
-    )
+    indices = np.arange(num_clients * samples_per_client)
+    partition = partition_from_clients(list(indices.reshape(num_clients, samples_per_client)))
     scheduler = Scheduler(
         partition,
         ClientWork(partition, 1, batch_size),
@@ -76,27 +89,23 @@ def time_client_step(
         blocks=plan.blocks,
         lanes=num_lanes,
     )
-    rng = np.random.default_rng(0)
-    images = rng.integers(
-        0, 256, (num_clients * samples_per_client, *model.input_shape), dtype=np.uint8
-    )
-    labels = rng.integers(0, model.num_classes, num_clients * samples_per_client)
+    hp: dict[str, Any] = {}
     if images_per_pair is None:
-        client_algorithm, hp = (
-            make_local_sgd(_with_default_options(training)),
-            _default_hyperparameter_values(training),
-        )
+        training = _with_default_options(training)
+        client_algorithm = make_local_sgd(training)
+        assert training.optimizer is not None
+        for name, hyperparameter in optimizer_hyperparameters(training.optimizer).items():
+            hp[name] = np.float32(hyperparameter.default)
     else:
-        client_algorithm, hp = _make_condensing_client(task, images_per_pair), {}
+        client_algorithm = _make_condensing_client(training.task, images_per_pair)
 
     def train_clients(hp, variables, key, cohort):
-        return train_cohort(
-            client_algorithm, plan, hp, ServerMessage(variables), (), key, cohort
-        ).update
+        message = ServerMessage(variables)
+        return train_cohort(client_algorithm, plan, hp, message, (), key, cohort).update
 
-    examples = Examples(images, np.asarray(labels, np.int32))
     variables = jax.jit(model.init)(jax.random.key(0))
-    inputs = (hp, variables, jax.random.key(1), Cohort(scheduler.make_round(0), examples))
+    cohort = Cohort(scheduler.make_round(0), _make_examples(model, len(indices)))
+    inputs = hp, variables, jax.random.key(1), cohort
     program = jax.jit(train_clients)
     _require_memory(lower_bound_bytes(program.trace(*inputs).jaxpr), free_bytes)
     placed_inputs = plan.put(inputs)
@@ -105,59 +114,21 @@ def time_client_step(
     return _time_fastest_call(compiled, placed_inputs) / (num_clients * STEPS_PER_CLIENT)
 
 
-def _require_memory(needed_bytes: int, free_bytes: int | None) -> None:
-    if free_bytes is not None and needed_bytes > free_bytes:
-        raise WorkloadMemoryError(needed_bytes)
-
-
-def _with_default_options(training: LocalTraining) -> LocalTraining:
-    """Local training without what is the run's own, which costs a step little."""
-    if training.optimizer == USER_OBJECT:
-        return with_plain_sgd(training)
-    return training._replace(keep_state=False, options=LocalTrainingOptions())
-
-
-def _default_hyperparameter_values(training: LocalTraining) -> dict[str, Any]:
-    optimizer = _with_default_options(training).optimizer
-    assert optimizer is not None
-    hyperparameters = optimizer_hyperparameters(optimizer)
-    return {
-        name: np.float32(hyperparameter.default) for name, hyperparameter in hyperparameters.items()
-    }
-
-
-def _make_condensing_client(task: Task, images_per_pair: int) -> ClientAlgorithm:
-    """A pair's images move towards a batch's mean embedding, as in distribution matching."""
-    model = task.model
-    embed = model.embed
-    assert embed is not None  # methods that condense require it
-
-    def begin(context, state):
-        return jax.random.normal(context.key, (images_per_pair, *model.input_shape))
-
-    def step(context, local, batch):
-        def mean(images):
-            return embed(context.message.variables, images, train=False)[0].mean(0)
-
-        real = mean(task.normalize(batch.images))
-        distance = lambda images: jnp.square(real - mean(images)).sum()  # noqa: E731
-        value, gradient = jax.value_and_grad(distance)(local)
-        return local - gradient, value
-
-    def end(context, local, state):
-        return ClientUpdate(sum=local.sum()), state, ()
-
-    return ClientAlgorithm(lambda hp, variables: (), begin, step, end)
-
-
 def time_server_step(
     task: Task, batch_size: int, devices: Sequence[jax.Device], *, is_sharded: bool
 ) -> float:
-    """What a step of the server's training takes devices that share it, or do all of it alike."""
-    plan, model = make_execution_plan(1, devices, has_sharded_server=is_sharded), task.model
-    rng, num_images = np.random.default_rng(0), NUM_SERVER_STEPS * batch_size
-    images = rng.integers(0, 256, (num_images, *model.input_shape), dtype=np.uint8)
-    labels = rng.integers(0, model.num_classes, num_images).astype(np.int32)
+    """Time a step of the server's training.
+
+    Args:
+      task: network and normalization.
+      batch_size: samples per step.
+      devices: the devices.
+      is_sharded: whether the devices share each step; otherwise each does all of it.
+
+    Returns:
+      Seconds per step.
+    """
+    plan = make_execution_plan(1, devices, has_sharded_server=is_sharded)
 
     def train(server_parallelism: ServerParallelism, variables, examples, key):
         return train_on_server(
@@ -171,17 +142,55 @@ def time_server_step(
             server_parallelism=server_parallelism,
         )
 
-    variables = jax.jit(model.init)(jax.random.key(0))
-    examples = Examples(jnp.asarray(images), jnp.asarray(labels))
+    variables = jax.jit(task.model.init)(jax.random.key(0))
+    examples = jax.tree.map(jnp.asarray, _make_examples(task.model, NUM_SERVER_STEPS * batch_size))
     inputs = plan.put((variables, examples, jax.random.key(1)))
-    return (
-        _time_fastest_call(jax.jit(lambda *args: plan.shard_server_work(train, *args)), inputs)
-        / NUM_SERVER_STEPS
-    )
+    program = jax.jit(lambda *args: plan.shard_server_work(train, *args))
+    return _time_fastest_call(program, inputs) / NUM_SERVER_STEPS
+
+
+def _make_examples(model: Model, count: int) -> Examples:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (count, *model.input_shape), dtype=np.uint8)
+    return Examples(images, rng.integers(0, model.num_classes, count).astype(np.int32))
+
+
+def _require_memory(needed_bytes: int, free_bytes: int | None) -> None:
+    if free_bytes is not None and needed_bytes > free_bytes:
+        raise WorkloadMemoryError(needed_bytes)
+
+
+def _with_default_options(training: LocalTraining) -> LocalTraining:
+    """Return local training without the run's own options, which cost a step little."""
+    if training.optimizer == USER_OBJECT:
+        return with_plain_sgd(training)
+    return training._replace(keep_state=False, options=LocalTrainingOptions())
+
+
+def _make_condensing_client(task: Task, images_per_pair: int) -> ClientAlgorithm:
+    """Return a client that moves images towards a batch's mean embedding."""
+    model, embed = task.model, task.model.embed
+    assert embed is not None  # methods that condense require it
+
+    def begin(context, state):
+        return jax.random.normal(context.key, (images_per_pair, *model.input_shape))
+
+    def step(context, local, batch):
+        def mean(images):
+            return embed(context.message.variables, images, train=False)[0].mean(0)
+
+        real = mean(task.normalize(batch.images))
+        value, gradient = jax.value_and_grad(lambda x: jnp.square(real - mean(x)).sum())(local)
+        return local - gradient, value
+
+    def end(context, local, state):
+        return ClientUpdate(sum=local.sum()), state, ()
+
+    return ClientAlgorithm(lambda hp, variables: (), begin, step, end)
 
 
 def _time_fastest_call(program: Callable, inputs: tuple) -> float:
-    """Seconds of the fastest of some calls, compilation apart."""
+    """Return the seconds of the fastest of some calls, without the compilation."""
     call_seconds: list[float] = []
     jax.block_until_ready(program(*inputs))
     while len(call_seconds) < NUM_REPEATS and sum(call_seconds) < MAX_REPEAT_SECONDS:

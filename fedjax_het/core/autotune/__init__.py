@@ -1,1 +1,0 @@
-"""Choice of lanes and of convolution implementations by short timings."""
