@@ -31,7 +31,7 @@ from fedjax_het.core.memory import total_free_bytes
 from fedjax_het.core.task import Task
 from fedjax_het.nn.conv_products import AUTO, CONV_IMPLS, IM2COL, NATIVE, UNROLLED
 from fedjax_het.nn.precision import configure_compute, has_auto_convolutions
-from fedjax_het.utils.cache import get_cache_dir, make_private_dir
+from fedjax_het.utils.env import get_cache_dir, make_private_dir
 from fedjax_het.utils.io import write_atomically
 
 log = logging.getLogger("fedjax_het")
