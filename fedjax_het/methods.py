@@ -67,164 +67,82 @@ True
 The files in `fedjax_het/algorithms/` are further examples; `fedprox.py` is the shortest.
 """
 
-from fedjax_het.algorithms import METHODS, register_method
-from fedjax_het.algorithms.base import (
-    Algorithm,
-    FederationData,
-    FineTuning,
-    InitialTraffic,
-    RoundInfo,
-    RoundInput,
-    ServerStage,
-    State,
-    Traffic,
+from fedjax_het.algorithms import METHODS as METHODS
+from fedjax_het.algorithms import register_method as register_method
+from fedjax_het.algorithms.base import Algorithm as Algorithm
+from fedjax_het.algorithms.base import FederationData as FederationData
+from fedjax_het.algorithms.base import FineTuning as FineTuning
+from fedjax_het.algorithms.base import InitialTraffic as InitialTraffic
+from fedjax_het.algorithms.base import RoundInfo as RoundInfo
+from fedjax_het.algorithms.base import RoundInput as RoundInput
+from fedjax_het.algorithms.base import ServerStage as ServerStage
+from fedjax_het.algorithms.base import State as State
+from fedjax_het.algorithms.base import Traffic as Traffic
+from fedjax_het.algorithms.builders import CohortCounts as CohortCounts
+from fedjax_het.algorithms.builders import add_mean_change as add_mean_change
+from fedjax_het.algorithms.builders import build_federated_algorithm as build_federated_algorithm
+from fedjax_het.algorithms.builders import get_server_variables as get_server_variables
+from fedjax_het.algorithms.builders import model_traffic as model_traffic
+from fedjax_het.algorithms.builders import num_bytes as num_bytes
+from fedjax_het.algorithms.builders import with_server_variables as with_server_variables
+from fedjax_het.algorithms.client_state import (
+    build_dual_model_algorithm as build_dual_model_algorithm,
 )
-from fedjax_het.algorithms.builders import (
-    CohortCounts,
-    add_mean_change,
-    build_federated_algorithm,
-    get_server_variables,
-    model_traffic,
-    num_bytes,
-    with_server_variables,
-)
-from fedjax_het.algorithms.client_state import build_dual_model_algorithm
-from fedjax_het.algorithms.server_step import (
-    ServerStepContext,
-    get_server_examples,
-    with_server_step,
-)
-from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
-from fedjax_het.core.client_algorithm import (
-    Batch,
-    ClientAlgorithm,
-    ClientContext,
-    ClientInfo,
-    ClientUpdate,
-    HyperParameters,
-)
-from fedjax_het.core.client_loop import (
-    ClientModels,
-    Cohort,
-    CohortResult,
-    Examples,
-    tile_over_clients,
-    train_cohort,
-)
-from fedjax_het.core.contract_checks import ContractError, with_contract_checks
-from fedjax_het.core.device_exchange import get_client_row
-from fedjax_het.core.distillation import compute_logits, compute_weighted_sum
-from fedjax_het.core.evaluation import correct
-from fedjax_het.core.execution_plan import ExecutionPlan
-from fedjax_het.core.gradient_diagnostics import ClientDiagnostics
+from fedjax_het.algorithms.server_step import ServerStepContext as ServerStepContext
+from fedjax_het.algorithms.server_step import get_server_examples as get_server_examples
+from fedjax_het.algorithms.server_step import with_server_step as with_server_step
+from fedjax_het.algorithms.spec import AlgorithmSpec as AlgorithmSpec
+from fedjax_het.algorithms.spec import DefaultsRule as DefaultsRule
+from fedjax_het.core.client_algorithm import Batch as Batch
+from fedjax_het.core.client_algorithm import ClientAlgorithm as ClientAlgorithm
+from fedjax_het.core.client_algorithm import ClientContext as ClientContext
+from fedjax_het.core.client_algorithm import ClientInfo as ClientInfo
+from fedjax_het.core.client_algorithm import ClientUpdate as ClientUpdate
+from fedjax_het.core.client_algorithm import HyperParameters as HyperParameters
+from fedjax_het.core.client_loop import ClientModels as ClientModels
+from fedjax_het.core.client_loop import Cohort as Cohort
+from fedjax_het.core.client_loop import CohortResult as CohortResult
+from fedjax_het.core.client_loop import Examples as Examples
+from fedjax_het.core.client_loop import tile_over_clients as tile_over_clients
+from fedjax_het.core.client_loop import train_cohort as train_cohort
+from fedjax_het.core.contract_checks import ContractError as ContractError
+from fedjax_het.core.contract_checks import with_contract_checks as with_contract_checks
+from fedjax_het.core.device_exchange import get_client_row as get_client_row
+from fedjax_het.core.distillation import compute_logits as compute_logits
+from fedjax_het.core.distillation import compute_weighted_sum as compute_weighted_sum
+from fedjax_het.core.evaluation import correct as correct
+from fedjax_het.core.execution_plan import ExecutionPlan as ExecutionPlan
+from fedjax_het.core.gradient_diagnostics import ClientDiagnostics as ClientDiagnostics
+from fedjax_het.core.local_training import ClientTrainState as ClientTrainState
+from fedjax_het.core.local_training import LocalTraining as LocalTraining
+from fedjax_het.core.local_training import ServerMessage as ServerMessage
+from fedjax_het.core.local_training import add_proximal_gradient as add_proximal_gradient
+from fedjax_het.core.local_training import apply_gradient as apply_gradient
+from fedjax_het.core.local_training import begin_local_training as begin_local_training
+from fedjax_het.core.local_training import count_optimizer_steps as count_optimizer_steps
+from fedjax_het.core.local_training import init_local_optimizer as init_local_optimizer
+from fedjax_het.core.local_training import make_local_model_training as make_local_model_training
+from fedjax_het.core.local_training import make_local_sgd as make_local_sgd
+from fedjax_het.core.local_training import make_training_step as make_training_step
+from fedjax_het.core.local_training import require_constant_lr as require_constant_lr
 from fedjax_het.core.local_training import (
-    ClientTrainState,
-    LocalTraining,
-    ServerMessage,
-    add_proximal_gradient,
-    apply_gradient,
-    begin_local_training,
-    count_optimizer_steps,
-    init_local_optimizer,
-    make_local_model_training,
-    make_local_sgd,
-    make_training_step,
-    require_constant_lr,
-    select_kept_optimizer_state,
-    with_plain_sgd,
+    select_kept_optimizer_state as select_kept_optimizer_state,
 )
-from fedjax_het.core.rng import Purpose, fold_in_purpose
-from fedjax_het.core.server_parallelism import ServerParallelism
-from fedjax_het.core.server_training import train_on_server
-from fedjax_het.core.task import Task
-from fedjax_het.nn import Model
-from fedjax_het.utils.config import (
-    Bounds,
-    Config,
-    DecayFactor,
-    MomentumCoefficient,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    UnitInterval,
-)
-from fedjax_het.utils.errors import ConfigError, require
-
-__all__ = [
-    "METHODS",
-    "Algorithm",
-    "AlgorithmSpec",
-    "Batch",
-    "Bounds",
-    "ClientAlgorithm",
-    "ClientContext",
-    "ClientDiagnostics",
-    "ClientInfo",
-    "ClientModels",
-    "ClientTrainState",
-    "ClientUpdate",
-    "Cohort",
-    "CohortCounts",
-    "CohortResult",
-    "Config",
-    "ConfigError",
-    "ContractError",
-    "DecayFactor",
-    "DefaultsRule",
-    "Examples",
-    "ExecutionPlan",
-    "FederationData",
-    "FineTuning",
-    "HyperParameters",
-    "InitialTraffic",
-    "LocalTraining",
-    "Model",
-    "MomentumCoefficient",
-    "NonNegativeFloat",
-    "NonNegativeInt",
-    "PositiveFloat",
-    "PositiveInt",
-    "Purpose",
-    "RoundInfo",
-    "RoundInput",
-    "ServerMessage",
-    "ServerParallelism",
-    "ServerStage",
-    "ServerStepContext",
-    "State",
-    "Task",
-    "Traffic",
-    "UnitInterval",
-    "add_mean_change",
-    "add_proximal_gradient",
-    "apply_gradient",
-    "begin_local_training",
-    "build_dual_model_algorithm",
-    "build_federated_algorithm",
-    "compute_logits",
-    "compute_weighted_sum",
-    "correct",
-    "count_optimizer_steps",
-    "fold_in_purpose",
-    "get_client_row",
-    "get_server_examples",
-    "get_server_variables",
-    "init_local_optimizer",
-    "make_local_model_training",
-    "make_local_sgd",
-    "make_training_step",
-    "model_traffic",
-    "num_bytes",
-    "register_method",
-    "require",
-    "require_constant_lr",
-    "select_kept_optimizer_state",
-    "tile_over_clients",
-    "train_cohort",
-    "train_on_server",
-    "with_contract_checks",
-    "with_plain_sgd",
-    "with_server_step",
-    "with_server_variables",
-]
+from fedjax_het.core.local_training import with_plain_sgd as with_plain_sgd
+from fedjax_het.core.rng import Purpose as Purpose
+from fedjax_het.core.rng import fold_in_purpose as fold_in_purpose
+from fedjax_het.core.server_parallelism import ServerParallelism as ServerParallelism
+from fedjax_het.core.server_training import train_on_server as train_on_server
+from fedjax_het.core.task import Task as Task
+from fedjax_het.nn import Model as Model
+from fedjax_het.utils.config import Bounds as Bounds
+from fedjax_het.utils.config import Config as Config
+from fedjax_het.utils.config import DecayFactor as DecayFactor
+from fedjax_het.utils.config import MomentumCoefficient as MomentumCoefficient
+from fedjax_het.utils.config import NonNegativeFloat as NonNegativeFloat
+from fedjax_het.utils.config import NonNegativeInt as NonNegativeInt
+from fedjax_het.utils.config import PositiveFloat as PositiveFloat
+from fedjax_het.utils.config import PositiveInt as PositiveInt
+from fedjax_het.utils.config import UnitInterval as UnitInterval
+from fedjax_het.utils.errors import ConfigError as ConfigError
+from fedjax_het.utils.errors import require as require

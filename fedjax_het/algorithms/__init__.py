@@ -1,4 +1,4 @@
-"""Federated methods: a file each, named in `METHODS`."""
+"""Federated methods: one file for each, and their registry `METHODS`."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -79,50 +79,71 @@ METHODS: Registry[AlgorithmSpec] = Registry(
 
 
 def get_possible_bases(algorithm_spec: AlgorithmSpec) -> tuple[str, ...]:
-    """The methods that this one can be put over, the usual one first."""
-    return tuple(
-        name for name, other_spec in METHODS.items() if algorithm_spec.can_wrap(other_spec)
-    )
+    """Return the names of the methods that this method can wrap, the default first.
+
+    Example:
+      >>> from fedjax_het.algorithms import METHODS, get_possible_bases
+      >>> get_possible_bases(METHODS["abavg"])[:3]
+      ('fedavg', 'fedprox', 'scaffold')
+    """
+    return tuple(name for name, other in METHODS.items() if algorithm_spec.can_wrap(other))
 
 
 def get_algorithm_spec(algorithm: str, options: Mapping[str, Any]) -> AlgorithmSpec:
-    """A method as its option "base" has it. Raises ConfigError for one that does not exist, or a
-    base that it cannot have."""
+    """Return the entry of a method, with the base that the option "base" names.
+
+    Args:
+      algorithm: name of the method.
+      options: options of the method; others than "base" are not read.
+
+    Returns:
+      The entry. A method that wraps another one has a base, by default the first possible one.
+
+    Raises:
+      ConfigError: for an unknown method, or a base that the method cannot have.
+
+    Example:
+      >>> from fedjax_het.algorithms import get_algorithm_spec
+      >>> get_algorithm_spec("dynafed", {"base": "fedprox"}).base.name
+      'fedprox'
+    """
     algorithm_spec = METHODS.require(algorithm)
     if not algorithm_spec.has_base:
         return algorithm_spec
     possible_bases = get_possible_bases(algorithm_spec)
-    requested_base = options.get("base")
-    base = possible_bases[0] if requested_base is None else requested_base
+    base = options.get("base")
+    base = possible_bases[0] if base is None else base
     require_name("options base", base, possible_bases)
     return algorithm_spec.with_base(METHODS[base])
 
 
-# What is so of a method because of its function, under whatever name.
+# Fields that a built-in function keeps under a new name.
 _FUNCTION_FIELDS = (
-    *(
-        "options",
-        "hyperparameters",
-        "server_step",
-        "required_data",
-        "trains_locally",
-        "evaluated_models",
-    ),
-    *("has_global_model", "has_diagnostics", "min_clients", "adapt_network"),
+    "options",
+    "hyperparameters",
+    "server_step",
+    "required_data",
+    "trains_locally",
+    "evaluated_models",
+    "has_global_model",
+    "has_diagnostics",
+    "min_clients",
+    "adapt_network",
 )
 
-
-def _function_fields(build: Callable[..., Algorithm]) -> dict[str, Any]:
-    """The facts of a function that is one of the package's, which a copy of it has too."""
-    built_in_specs = (METHODS[name] for name in METHODS.built_in)
-    algorithm_spec = next(
-        (entry for entry in built_in_specs if entry.build is build and not entry.has_base), None
-    )
-    return (
-        {}
-        if algorithm_spec is None
-        else {fact: getattr(algorithm_spec, fact) for fact in _FUNCTION_FIELDS}
-    )
+# Arguments of `register_method` in version 0.6; to be removed after 0.7.
+_DEPRECATED_FIELDS = {
+    "colour": "color",
+    "global_model": "has_global_model",
+    "needs": "required_data",
+    "network": "adapt_network",
+    "numbers": "hyperparameters",
+    "refinable": "wrappable_as",
+    "refines": "wraps",
+    "scored": "evaluated_models",
+    "remarks": "settings_warnings",
+    "surveys": "has_diagnostics",
+}
 
 
 @validate_arguments
@@ -160,44 +181,26 @@ def register_method(
       >>> register_method("plain", plain, "FedAvg under another name").name
       'plain'
     """
-    spec_fields = _replace_deprecated_fields(spec_fields)
+    for old_name in sorted(spec_fields.keys() & _DEPRECATED_FIELDS.keys()):
+        new_name = _DEPRECATED_FIELDS[old_name]
+        message = f"register_method: {old_name} is deprecated, use {new_name}"
+        warnings.warn(message, DeprecationWarning, stacklevel=3)
+        spec_fields[new_name] = spec_fields.pop(old_name)
+    valid_names = [field.name for field in fields(AlgorithmSpec) if field.name != "base"]
     for field_name in spec_fields:
-        require_name(
-            "argument",
-            field_name,
-            [field.name for field in fields(AlgorithmSpec) if field.name != "base"],
-        )
-    spec_fields = {**_function_fields(build), **spec_fields}
+        require_name("argument", field_name, valid_names)
+    for built_in in (METHODS[built_in_name] for built_in_name in METHODS.built_in):
+        if built_in.build is build and not built_in.has_base:
+            inherited = {
+                field_name: getattr(built_in, field_name) for field_name in _FUNCTION_FIELDS
+            }
+            spec_fields = inherited | spec_fields
     if isinstance(spec_fields.get("hyperparameters"), dict):
-        spec_fields["hyperparameters"] = make_config_class(
-            f"{name}_numbers", spec_fields["hyperparameters"]
-        )
+        defaults = spec_fields["hyperparameters"]
+        spec_fields["hyperparameters"] = make_config_class(f"{name}_numbers", defaults)
     algorithm_spec = validate_algorithm_spec(AlgorithmSpec(name, build, description, **spec_fields))
     METHODS.add(algorithm_spec)
     return algorithm_spec
-
-
-# Arguments of `register_method` in version 0.6; to be removed after 0.7.
-_DEPRECATED_FIELDS = {
-    "colour": "color",
-    "global_model": "has_global_model",
-    "needs": "required_data",
-    "network": "adapt_network",
-    "numbers": "hyperparameters",
-    "refinable": "wrappable_as",
-    "refines": "wraps",
-    "scored": "evaluated_models",
-    "remarks": "settings_warnings",
-    "surveys": "has_diagnostics",
-}
-
-
-def _replace_deprecated_fields(spec_fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields under their current names; warn of names of version 0.6."""
-    for old_name in sorted(spec_fields.keys() & _DEPRECATED_FIELDS.keys()):
-        message = f"register_method: {old_name} is deprecated, use {_DEPRECATED_FIELDS[old_name]}"
-        warnings.warn(message, DeprecationWarning, stacklevel=4)
-    return {_DEPRECATED_FIELDS.get(name, name): value for name, value in spec_fields.items()}
 
 
 __all__ = [

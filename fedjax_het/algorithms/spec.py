@@ -314,9 +314,12 @@ def validate_algorithm_spec(algorithm_spec: AlgorithmSpec) -> AlgorithmSpec:
     for argument, annotation in get_type_hints(AlgorithmSpec, include_extras=True).items():
         if argument != "base":
             validate(argument, getattr(spec, argument), annotation)
-    classes = spec.hyperparameters
-    is_valid = not isinstance(classes, type) or issubclass(classes, Config)
-    require(is_valid, "hyperparameters", classes, "a class that is a Config, or a function")
+    for argument in ("options", "hyperparameters"):
+        value = getattr(spec, argument)
+        is_class = isinstance(value, type) and issubclass(value, Config)
+        is_function = argument == "hyperparameters" and not isinstance(value, type)
+        expected = "a class that is a Config" + " or a function" * (argument == "hyperparameters")
+        require(is_class or is_function, argument, value, expected)
     is_valid = spec.wrappable_as == "nothing" or (spec.has_global_model and not spec.has_base)
     expected = "'nothing', or one global model and no base"
     require(is_valid, "wrappable_as", spec.wrappable_as, expected)
