@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -74,26 +74,6 @@ class CondensationHyperParameters(Config):
     "Delta of the reported epsilon."
 
 
-_HyperParametersT = TypeVar("_HyperParametersT", bound=CondensationHyperParameters)
-
-
-def with_privacy_defaults(
-    options: "CondensationOptions", hyperparameters: _HyperParametersT
-) -> _HyperParametersT:
-    """Return the numbers, with those of differential privacy if the options ask for it.
-
-    Args:
-      options: choices of condensation.
-      hyperparameters: numbers without those of privacy.
-
-    Returns:
-      The numbers.
-    """
-    if not options.private:
-        return hyperparameters
-    return replace(hyperparameters, dp_noise=8.0, dp_clip=5.0, dp_delta=1e-5)
-
-
 @dataclass(frozen=True)
 class CondensationOptions(Config):
     """Choices of condensation and of the server's training."""
@@ -139,6 +119,25 @@ class CondensationOptions(Config):
             expected = "False, with private = True: else an example is read several times in a step"
             require(not self.top_up, "top_up", self.top_up, expected)
             require_dp_accounting()
+
+
+def make_condensation_hyperparameters(
+    config_class: type[CondensationHyperParameters],
+    options: CondensationOptions,
+    num_clients: int,
+) -> CondensationHyperParameters:
+    """Return the default numbers, with those of differential privacy if the options ask for it.
+
+    Args:
+      config_class: class of the numbers.
+      options: choices of condensation.
+      num_clients: number of clients; not read.
+
+    Returns:
+      The numbers.
+    """
+    privacy = {"dp_noise": 8.0, "dp_clip": 5.0, "dp_delta": 1e-5} if options.private else {}
+    return config_class(**privacy)
 
 
 class SyntheticImageState(NamedTuple):

@@ -1,6 +1,7 @@
 """FedAF (Wang et al., CVPR 2024): collaborative condensation, and matching of soft labels."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ from fedjax_het.algorithms.client_condensation import (
     CondensationHyperParameters,
     CondensationOptions,
     build_condensation_algorithm,
-    with_privacy_defaults,
+    make_condensation_hyperparameters,
 )
 from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
 from fedjax_het.condensation.distribution_matching import (
@@ -145,19 +146,6 @@ def fedaf(
     return algorithm._replace(artifacts=artifacts)
 
 
-def make_fedaf_hyperparameters(options: FedAFOptions, num_clients: int) -> FedAFHyperParameters:
-    """Return the numbers, with those of differential privacy if the options ask for it.
-
-    Args:
-      options: choices of the method.
-      num_clients: number of clients; not read.
-
-    Returns:
-      The numbers.
-    """
-    return with_privacy_defaults(options, FedAFHyperParameters())
-
-
 _PROTOCOLS = ("fedaf", "feddm")
 
 
@@ -174,7 +162,7 @@ SPEC = AlgorithmSpec(
     "FedDM with the help of peers' logits, and soft labels for the server (Wang et al., 2024)",
     paper="Wang et al., CVPR 2024",
     options=FedAFOptions,
-    hyperparameters=make_fedaf_hyperparameters,
+    hyperparameters=partial(make_condensation_hyperparameters, FedAFHyperParameters),
     protocol="fedaf",
     rules=(
         DefaultsRule(_PROTOCOLS, settings={"batch_size": 256}),

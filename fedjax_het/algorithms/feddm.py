@@ -1,6 +1,7 @@
 """FedDM (Xiong et al., CVPR 2023, arXiv:2207.09653)."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from fedjax_het.algorithms.base import Algorithm
@@ -8,7 +9,7 @@ from fedjax_het.algorithms.client_condensation import (
     CondensationHyperParameters,
     CondensationOptions,
     build_condensation_algorithm,
-    with_privacy_defaults,
+    make_condensation_hyperparameters,
 )
 from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
 from fedjax_het.condensation.distribution_matching import sample_on_ball
@@ -72,19 +73,6 @@ def feddm(
     return build_condensation_algorithm(training, plan, options, perturb_params=perturb_params)
 
 
-def make_feddm_hyperparameters(options: FedDMOptions, num_clients: int) -> FedDMHyperParameters:
-    """Return the numbers, with those of differential privacy if the options ask for it.
-
-    Args:
-      options: choices of the method.
-      num_clients: number of clients; not read.
-
-    Returns:
-      The numbers.
-    """
-    return with_privacy_defaults(options, FedDMHyperParameters())
-
-
 _ORIGINAL_OPTIONS = {"ipc": 10, "threshold": 10, "init": "real", "top_up": True, "clipping": "none"}
 
 SPEC = AlgorithmSpec(
@@ -93,7 +81,7 @@ SPEC = AlgorithmSpec(
     "clients condense by distribution matching, the server trains on that (Xiong et al., 2023)",
     paper="Xiong et al., CVPR 2023, arXiv:2207.09653",
     options=FedDMOptions,
-    hyperparameters=make_feddm_hyperparameters,
+    hyperparameters=partial(make_condensation_hyperparameters, FedDMHyperParameters),
     protocol="fedaf",
     rules=(
         DefaultsRule(("fedaf", "feddm"), settings={"batch_size": 256}),

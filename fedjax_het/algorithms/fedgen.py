@@ -1,6 +1,7 @@
 """FedGen (Zhu, Hong and Zhou, ICML 2021, arXiv:2105.10056)."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -20,16 +21,10 @@ from fedjax_het.core.client_algorithm import Batch, ClientAlgorithm
 from fedjax_het.core.client_loop import ClientModels, Cohort, tile_over_clients
 from fedjax_het.core.contract_checks import with_contract_checks
 from fedjax_het.core.execution_plan import ExecutionPlan
-from fedjax_het.core.local_training import (
-    ClientTrainState,
-    LocalTraining,
-    ServerMessage,
-    apply_gradient,
-    make_local_sgd,
-)
+from fedjax_het.core.local_training import LocalTraining, ServerMessage, make_local_sgd
 from fedjax_het.core.resumable_loops import SERVER
 from fedjax_het.core.rng import Purpose, fold_in_purpose
-from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
+from fedjax_het.core.server_parallelism import ServerParallelism
 from fedjax_het.core.server_training import ServerTrainState, make_server_step
 from fedjax_het.nn import Generator, Model, make_generator
 from fedjax_het.nn.batch_axis import gather_rows, sum_over_shards
@@ -180,21 +175,6 @@ def fedgen(
         states = tile_over_clients(client.init(hp, variables), num_clients)
         return State(server, states, jnp.int32(0))
 
-    def train_on_shard(parallelism: ServerParallelism, hp, start, teachers, key, num_steps, lr):
-        return train_generator(
-            model,
-            generator,
-            hp,
-            start,
-            teachers,
-            key,
-            num_steps=num_steps,
-            max_steps=max_steps,
-            batch_size=options.generator_batch_size,
-            lr=lr,
-            server_parallelism=parallelism,
-        )
-
     def round_(hp, state: State, key, cohort: Cohort):
         server, round_index = state.server, state.round
         message = ServerMessage(server.variables, (server.generator, round_index))
@@ -205,7 +185,8 @@ def fedgen(
         lr = hp["generator_lr"] * hp["generator_lr_decay"] ** round_index
         start, key = (server.generator, server.optimizer), fold_in_purpose(key, Purpose.GENERATOR)
         args = (hp, start, teachers, key, num_steps, lr)
-        weights, adam = plan.shard_server_work(train_on_shard, *args, loops=cohort.loops)
+        train = partial(train_generator, model, generator, options)
+        weights, adam = plan.shard_server_work(train, *args, loops=cohort.loops)
         # Collectives in order: the new model, which is evaluated next, is known after them.
         signal = optax.tree.norm(weights["params"])
         server_lr = plan.order_after(signal, hp["server_lr"])
@@ -248,13 +229,10 @@ def _make_guided_client(
     training: LocalTraining, generator: Generator, guided_steps: int
 ) -> ClientAlgorithm:
     """Return local training with generated features; its `aux` counts labels."""
-    task, base = training.task, make_local_sgd(training)
+    task = training.task
     head, num_classes = _require_head(task.model), task.model.num_classes
 
-    def begin(context, state):
-        return base.begin(context, state)._replace(aux=jnp.zeros(num_classes))
-
-    def step(context, local, batch):
+    def loss_and_gradient(context, local, batch):
         hp, variables = context.hp, local.variables
         weights, round_index = context.message.extra
         is_guided = (round_index > 0) & (batch.step_index < guided_steps)
@@ -299,10 +277,15 @@ def _make_guided_client(
 
         value, generated_gradient = jax.value_and_grad(generated_loss)(variables["params"])
         gradient = jax.tree.map(jnp.add, gradient, generated_gradient)
-        optimizer = local.optimizer_state
-        updated = apply_gradient(training, context, new_variables, gradient, optimizer, batch)
-        counts = local.aux.at[batch.labels].add(batch.mask)
-        return ClientTrainState(*updated, counts), loss + value
+        return loss + value, gradient, new_variables
+
+    def count_labels(context, gradient, local, batch):
+        return gradient, local.aux.at[batch.labels].add(batch.mask)
+
+    base = make_local_sgd(training, adjust=count_labels, loss_and_gradient=loss_and_gradient)
+
+    def begin(context, state):
+        return base.begin(context, state)._replace(aux=jnp.zeros(num_classes))
 
     def end(context, local, state):
         update, state, _ = base.end(context, local, state)
@@ -311,42 +294,39 @@ def _make_guided_client(
         parameters = head.get_parameters(local.variables)
         return update, state, TeacherHeads(parameters, local.aux, jnp.float32(1))
 
-    return ClientAlgorithm(base.init, begin, step, end)
+    return base._replace(begin=begin, end=end)
 
 
 def train_generator(
     model: Model,
     generator: Generator,
+    options: FedGenOptions,
+    parallelism: ServerParallelism,
     hp: dict[str, jax.Array],
     start: tuple[Tree, Tree],
     teachers: TeacherHeads,
     key: jax.Array,
-    *,
     num_steps: jax.Array,
-    max_steps: int | None = None,
-    batch_size: int,
     lr: jax.Array,
-    server_parallelism: ServerParallelism = SINGLE_DEVICE,
 ) -> tuple[Tree, Tree]:
     """Train the generator.
 
     Args:
       model: the network whose last layer reads features.
       generator: the generator's functions.
+      options: choices of the method, with the batch size and the largest number of steps.
+      parallelism: devices that share each step.
       hp: values of the hyper-parameters.
       start: variables of the generator and state of its optimizer.
       teachers: last layers and label counts of the round's clients.
       key: PRNG key; the draws of a step depend on it and on the step's number.
       num_steps: `[]` int32, number of steps.
-      max_steps: upper limit of `num_steps`; None if `num_steps` is a number.
-      batch_size: number of samples in a step.
       lr: learning rate, `[]` float32.
-      server_parallelism: devices that share each step.
 
     Returns:
       The new variables of the generator, and the new state of its optimizer.
     """
-    is_seen = teachers.counts.sum(0) > 0
+    is_seen, batch_size = teachers.counts.sum(0) > 0, options.generator_batch_size
     label_shares = compute_label_shares(teachers)
 
     def draw_batch(step_index):
@@ -366,18 +346,16 @@ def train_generator(
         (value, state), gradient = jax.value_and_grad(loss, has_aux=True)(variables["params"])
         return value, gradient, {**variables, "state": state}
 
+    adam = _make_adam(hp, lr)
     step = make_server_step(
-        draw_batch,
-        loss_and_gradient,
-        optimizer=_make_adam(hp, lr),
-        server_parallelism=server_parallelism,
+        draw_batch, loss_and_gradient, optimizer=adam, server_parallelism=parallelism
     )
-    trained = server_parallelism.loops.run(
+    trained = parallelism.loops.run(
         SERVER,
         num_steps,
         step,
         ServerTrainState(*start),
-        max_iterations=max_steps,
+        max_iterations=options.generator_steps,
         samples_per_iteration=batch_size,
     )
     return trained.variables, trained.optimizer_state

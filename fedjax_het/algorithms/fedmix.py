@@ -14,13 +14,7 @@ from fedjax_het.algorithms.base import Algorithm, FederationData, InitialTraffic
 from fedjax_het.algorithms.builders import build_federated_algorithm
 from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
 from fedjax_het.core.execution_plan import ExecutionPlan
-from fedjax_het.core.local_training import (
-    ClientTrainState,
-    LocalTraining,
-    ServerMessage,
-    apply_gradient,
-    make_local_sgd,
-)
+from fedjax_het.core.local_training import LocalTraining, ServerMessage, make_local_sgd
 from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.data.mean_blocks import MeanBlocks, average_examples
 from fedjax_het.utils.arrays import AnyArray
@@ -174,23 +168,19 @@ def _build_mixup_algorithm(
     labels)`."""
     task, mean_blocks = training.task, MeanBlocks(mean_size)
 
-    def step(context, local, batch):
+    def loss_and_gradient(context, local, batch):
         images, labels, num_rows = context.message.extra
         key = fold_in_purpose(context.key, Purpose.MIXING)
         row = jax.random.randint(key, (), 0, num_rows)
         mixup_lambda, mean_image = context.hp["mixup_lambda"], task.normalize(images[row])
         losses = partial(compute_losses, mixup_lambda, mean_image, labels[row])
-        loss, gradient, variables = task.loss_and_gradient(
-            local.variables, batch, context.key, sample_losses=losses
-        )
-        optimizer = local.optimizer_state
-        updated = apply_gradient(training, context, variables, gradient, optimizer, batch)
-        return ClientTrainState(*updated, local.aux), loss
+        args = (local.variables, batch, context.key)
+        return task.loss_and_gradient(*args, sample_losses=losses)
 
     def make_message(server, cohort):
         return ServerMessage(server.variables, cohort.inputs[AVERAGES_INPUT])
 
-    client = make_local_sgd(training)._replace(step=step)
+    client = make_local_sgd(training, loss_and_gradient=loss_and_gradient)
     return build_federated_algorithm(training, plan, client, make_message=make_message)._replace(
         round_inputs=(RoundInput(AVERAGES_INPUT, partial(_make_averages, mean_blocks)),),
         initial_traffic=partial(_count_initial_traffic, mean_blocks),

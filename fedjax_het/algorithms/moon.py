@@ -1,6 +1,7 @@
 """MOON, model-contrastive learning (Li, He and Song, CVPR 2021, arXiv:2103.16257)."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,12 +14,7 @@ from fedjax_het.algorithms.client_state import with_client_memory
 from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.client_algorithm import Batch, ClientContext
 from fedjax_het.core.execution_plan import ExecutionPlan
-from fedjax_het.core.local_training import (
-    ClientTrainState,
-    LocalTraining,
-    apply_gradient,
-    make_local_sgd,
-)
+from fedjax_het.core.local_training import ClientTrainState, LocalTraining, make_local_sgd
 from fedjax_het.core.task import Task
 from fedjax_het.nn import Model, add_projection_head, micro_batched_value_and_grad
 from fedjax_het.utils.config import Config, NonNegativeFloat, NonNegativeInt, PositiveFloat
@@ -100,9 +96,8 @@ def moon(
     Raises:
       ConfigError: if the network has no `embed`.
     """
-    task, base = training.task, make_local_sgd(training)
-    has_features = task.model.embed is not None
-    require(has_features, "model", task.model.name, "a network with `embed`: its features")
+    model = training.task.model
+    require(model.embed is not None, "model", model.name, "a network with `embed`: its features")
 
     def init(hp, variables):
         return PreviousModel(jax.tree.map(jnp.zeros_like, variables), jnp.int32(0))
@@ -111,16 +106,12 @@ def moon(
         mu = context.hp["moon_mu"] * previous.has_trained.astype(jnp.float32)
         return _ContrastiveAux(previous.variables, mu)
 
-    def step(context, local, batch):
-        loss, gradient, variables = _loss_and_gradient(task, context, local, batch)
-        optimizer = local.optimizer_state
-        updated = apply_gradient(training, context, variables, gradient, optimizer, batch)
-        return ClientTrainState(*updated, local.aux), loss
-
     def end(context, local, previous, update):
         return update, PreviousModel(local.variables, jnp.int32(1))
 
-    client = with_client_memory(base._replace(step=step), init=init, begin=begin, end=end)
+    loss_and_gradient = partial(_loss_and_gradient, training.task)
+    base = make_local_sgd(training, loss_and_gradient=loss_and_gradient)
+    client = with_client_memory(base, init=init, begin=begin, end=end)
     return build_federated_algorithm(training, plan, client)
 
 

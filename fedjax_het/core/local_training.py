@@ -222,22 +222,31 @@ def require_constant_lr(training: LocalTraining, reason: str) -> None:
     )
 
 
-def make_training_step(training: LocalTraining, adjust: Callable = keep_gradient) -> Callable:
+def make_training_step(
+    training: LocalTraining,
+    adjust: Callable = keep_gradient,
+    loss_and_gradient: Callable | None = None,
+) -> Callable:
     """Return the `step` of a `ClientAlgorithm` that moves `local.variables` along a gradient.
 
     Args:
       training: the choices of local training.
       adjust: `adjust(context, gradient, local, batch) -> (gradient, aux)`: the gradient that the
         local optimizer uses, and the new `local.aux`.
+      loss_and_gradient: `loss_and_gradient(context, local, batch) -> (loss, gradient, variables)` of
+        a minibatch, with new batch-norm statistics. Default: cross-entropy, `Task.loss_and_gradient`.
 
     Returns:
       `step(context, local, batch) -> (local, loss)` with a `ClientTrainState` for `local`.
     """
 
+    def cross_entropy_and_gradient(context, local, batch):
+        return training.task.loss_and_gradient(local.variables, batch, context.key)
+
+    compute = loss_and_gradient or cross_entropy_and_gradient
+
     def step(context, local, batch):
-        loss, gradient, variables = training.task.loss_and_gradient(
-            local.variables, batch, context.key
-        )
+        loss, gradient, variables = compute(context, local, batch)
         outputs = call_user_function(
             "adjust", adjust, context=context, gradient=gradient, local=local, batch=batch
         )
@@ -255,7 +264,12 @@ def add_proximal_gradient(gradient: Tree, params: Tree, anchor: Tree, strength) 
     return jax.tree.map(lambda g, w, a: g + strength * (w - a), gradient, params, anchor)
 
 
-def make_local_sgd(training: LocalTraining, *, adjust: Callable = keep_gradient) -> ClientAlgorithm:
+def make_local_sgd(
+    training: LocalTraining,
+    *,
+    adjust: Callable = keep_gradient,
+    loss_and_gradient: Callable | None = None,
+) -> ClientAlgorithm:
     """Return FedAvg's client: it steps along the gradient and sends the change of its variables.
 
     `ClientUpdate.mean` is client - server over all variables, so that batch-norm statistics are
@@ -264,6 +278,7 @@ def make_local_sgd(training: LocalTraining, *, adjust: Callable = keep_gradient)
     Args:
       training: the choices of local training.
       adjust: how a method changes the gradient of every step; see `make_training_step`.
+      loss_and_gradient: loss of every step; see `make_training_step`.
     """
 
     def init(hp, variables):
@@ -280,7 +295,8 @@ def make_local_sgd(training: LocalTraining, *, adjust: Callable = keep_gradient)
             (),
         )
 
-    return ClientAlgorithm(init, begin, make_training_step(training, adjust), end)
+    step = make_training_step(training, adjust, loss_and_gradient)
+    return ClientAlgorithm(init, begin, step, end)
 
 
 def make_local_model_training(training: LocalTraining) -> ClientAlgorithm:

@@ -24,6 +24,7 @@ from fedjax_het import ConfigError, RunSpec
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedgen import (
     FedGenHyperParameters,
+    FedGenOptions,
     TeacherHeads,
     _make_adam,
     compute_generator_loss,
@@ -33,6 +34,7 @@ from fedjax_het.algorithms.fedgen import (
 )
 from fedjax_het.core.client_algorithm import Batch
 from fedjax_het.core.rng import Purpose, fold_in_purpose
+from fedjax_het.core.server_parallelism import SINGLE_DEVICE
 from fedjax_het.nn import count_parameters, make_generator, make_model
 
 TINY = {"generator_hidden": 5, "generator_noise": 2, "generator_steps": 3}
@@ -244,12 +246,10 @@ def trained(of, steps, **hp):
     generator = make_generator(NUM_CLASSES, 4, 16, 3)
     hp = {**vars(FedGenHyperParameters()), **hp}
     start = jax.jit(generator.init)(jax.random.key(0))
-    run = jax.jit(
-        partial(train_generator, make_linear_model(), generator, hp, batch_size=16, lr=0.01)
-    )
-    made, _ = run(
-        (start, _make_adam(hp).init(start["params"])), of, jax.random.key(1), num_steps=steps
-    )
+    options = FedGenOptions(generator_batch_size=16, generator_steps=400)
+    run = partial(train_generator, make_linear_model(), generator, options, SINGLE_DEVICE, hp)
+    state = (start, _make_adam(hp).init(start["params"]))
+    made, _ = jax.jit(run)(state, of, jax.random.key(1), steps, 0.01)
     return generator, start, made
 
 
