@@ -6,7 +6,7 @@ names is one of the package (`tests/docs/test_contributing.py`).
 
 from pathlib import Path
 
-from fedjax_het.analysis.figures.output import write_figure
+from fedjax_het.analysis.figures.style import write_figure
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "images" / "architecture.png"

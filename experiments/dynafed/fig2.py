@@ -2,7 +2,7 @@
 
 import sys
 
-from fedjax_het.papers.dynafed.fig2 import main
+from fedjax_het.papers.dynafed.tables import fig2 as main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 import sys
 
-from fedjax_het.papers.dynafed.fig4 import main
+from fedjax_het.papers.dynafed.figures import fig4 as main
 
 if __name__ == "__main__":
     sys.exit(main())

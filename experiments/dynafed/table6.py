@@ -2,7 +2,7 @@
 
 import sys
 
-from fedjax_het.papers.dynafed.table6 import main
+from fedjax_het.papers.dynafed.tables import table6 as main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 import sys
 
-from fedjax_het.papers.fedaf.fig3 import main
+from fedjax_het.papers.fedaf.tables import fig3 as main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 import sys
 
-from fedjax_het.papers.fedaf.fig6 import main
+from fedjax_het.papers.fedaf.partitions import fig6 as main
 
 if __name__ == "__main__":
     sys.exit(main())

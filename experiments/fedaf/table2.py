@@ -2,7 +2,7 @@
 
 import sys
 
-from fedjax_het.papers.fedaf.table2 import main
+from fedjax_het.papers.fedaf.tables import table2 as main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 import sys
 
-from fedjax_het.papers.fedaf.table5 import main
+from fedjax_het.papers.fedaf.tables import table5 as main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 import sys
 
-from fedjax_het.papers.fedamp.table2 import main
+from fedjax_het.papers.fedamp.tables import table2 as main
 
 if __name__ == "__main__":
     sys.exit(main())

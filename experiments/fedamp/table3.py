@@ -2,7 +2,7 @@
 
 import sys
 
-from fedjax_het.papers.fedamp.table3 import main
+from fedjax_het.papers.fedamp.tables import table3 as main
 
 if __name__ == "__main__":
     sys.exit(main())

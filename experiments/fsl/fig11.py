@@ -2,7 +2,7 @@
 
 import sys
 
-from fedjax_het.papers.fsl.fig11 import main
+from fedjax_het.papers.fsl.figures import fig11 as main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 import sys
 
-from fedjax_het.papers.fsl.fig3 import main
+from fedjax_het.papers.fsl.server_examples import fig3 as main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 import sys
 
-from fedjax_het.papers.fsl.fig5 import main
+from fedjax_het.papers.fsl.figures import fig5 as main
 
 if __name__ == "__main__":
     sys.exit(main())

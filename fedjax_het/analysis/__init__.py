@@ -1,7 +1,7 @@
-"""Tables and figures from results: what was measured, and nothing missing out of sight.
+"""Tables and figures from results, with every missing or diverged run reported.
 
 Every function but `write_report` is a function of its arguments: data frames in, a data frame, a
-table of texts or a figure out. Accuracies are percentages from here on.
+table of texts or a figure out. Accuracies are percentages.
 """
 
 from fedjax_het.analysis.comparison import (
@@ -11,23 +11,32 @@ from fedjax_het.analysis.comparison import (
     add_ranks,
     compare_with_reported,
     compute_rank_correlations,
+    format_comparison_table,
     list_diverged_runs,
+    make_comparison_caption,
     parse_row,
 )
-from fedjax_het.analysis.comparison_table import format_comparison_table, make_comparison_caption
-from fedjax_het.analysis.figure_style import assign_method_colors
 from fedjax_het.analysis.figures.client_accuracies import plot_client_accuracies, run_paired_tests
 from fedjax_het.analysis.figures.collaboration import plot_collaboration
-from fedjax_het.analysis.figures.data_plots import plot_partition, plot_server_examples
-from fedjax_het.analysis.figures.heat_map import plot_heat_map
-from fedjax_het.analysis.figures.learning_curves import plot_gradient_gaps, plot_learning_curves
+from fedjax_het.analysis.figures.curves import (
+    plot_gradient_gaps,
+    plot_learning_curves,
+    plot_table_curves,
+)
+from fedjax_het.analysis.figures.data_plots import plot_partition
 from fedjax_het.analysis.figures.metric_vs_setting import (
+    plot_heat_map,
     plot_metric_vs_alpha,
     plot_metric_vs_setting,
 )
-from fedjax_het.analysis.figures.table_curves import plot_table_curves
-from fedjax_het.analysis.grouping import find_varying_settings
-from fedjax_het.analysis.overview import make_overview_table, make_pivot_table, summarize_runs
+from fedjax_het.analysis.figures.style import assign_method_colors
+from fedjax_het.analysis.figures.synthetic_images import plot_server_examples
+from fedjax_het.analysis.overview import (
+    find_varying_settings,
+    make_overview_table,
+    make_pivot_table,
+    summarize_runs,
+)
 from fedjax_het.analysis.render import TextTable, print_table, to_csv, to_latex, to_markdown
 from fedjax_het.analysis.report import write_report
 

@@ -1,28 +1,51 @@
-"""Cells of a paper's table, comparison of measured with reported values, and ranks of methods."""
+"""Cells of a paper's table; measured beside reported values, with ranks, as numbers and as texts."""
 
+import itertools
 import math
 from ast import literal_eval
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedjax_het.analysis.grouping import describe_settings, get_metric_values, is_diverged
+from fedjax_het.analysis.overview import (
+    describe_settings,
+    format_setting_value,
+    get_metric_values,
+    is_diverged,
+    is_missing,
+)
+from fedjax_het.analysis.render import (
+    TableSection,
+    TextTable,
+    find_best_indices,
+    format_mean_std,
+    format_number,
+    format_p_value,
+    format_seed_count,
+)
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.runtime.result_store import compute_settings_digest
-from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, require, require_columns
+from fedjax_het.utils.text import MISSING
+from fedjax_het.utils.validation import validate_arguments
 
 if TYPE_CHECKING:
     import pandas as pd
 
 AVERAGE = "average"
-# What places a cell besides its row and its domain: settings of its runs.
-COLUMN_SETTINGS = ("dataset", "model", "alpha", "classes")
+# Settings of runs that place a cell, besides its row and its domain, with their headings.
+_COLUMN_SETTINGS = {"dataset": "Data", "model": "Network", "alpha": "alpha", "classes": "Classes"}
 
 
 @dataclass(frozen=True)
 class TableCell:
-    """One cell of a paper's table: its row and column, and the runs (one per seed) that fill it."""
+    """One cell of a paper's table: its row and column, and the runs (one per seed) that fill it.
+
+    Example:
+      >>> from fedjax_het.analysis import TableCell
+      >>> TableCell("digits", "mlp", 0.1, "fedavg").column_label
+      'digits, mlp, alpha 0.1'
+    """
 
     dataset: str
     model: str
@@ -30,45 +53,51 @@ class TableCell:
     method: str
     """The row: a method, or a variant as `parse_row` reads it."""
     runs: tuple[RunSpec, ...] = ()
-    """Empty where the method has no implementation."""
+    """Empty if the method has no implementation."""
     domain: str | None = None
-    """In a table of domains: whose test images count; `AVERAGE`: the mean over domains."""
+    """Domain whose test images count, in a table of domains; `AVERAGE`: the mean over domains."""
     classes: int | None = None
-    """In a table of clients with few labels each: how many."""
+    """Number of labels per client, in a table of clients with few labels each."""
 
     @property
     def level(self) -> float | str | None:
-        """The column: alpha, labels per client or the domain; None of a table without any."""
+        """Alpha, labels per client or domain of the column; None in a table without any."""
         levels = (self.domain, self.classes, self.alpha)
         return next((level for level in levels if level is not None), None)
 
     @property
     def column_key(self) -> tuple:
-        """What it shares with the other rows of its column."""
+        """Key that the cell shares with the other rows of its column."""
         return self.dataset, self.model, self.level
 
     @property
     def column_label(self) -> str:
-        """Its place in words, but for the row."""
-        column_settings = {name: getattr(self, name) for name in COLUMN_SETTINGS}
-        return describe_settings(column_settings) + (f", {self.domain}" if self.domain else "")
+        """Description of the column."""
+        settings = {name: getattr(self, name) for name in _COLUMN_SETTINGS}
+        return describe_settings(settings) + (f", {self.domain}" if self.domain else "")
 
 
-def add_row_setting(row: str, name: str, value: Any) -> str:
-    """Return a row with one more setting, or with another value of a setting that it has.
+# Rows
+
+
+def add_row_settings(row: str, **settings: Any) -> str:
+    """Return a row with further settings, or with other values of settings that it has.
 
     Args:
       row: a row as `parse_row` reads it.
-      name: name of the setting.
-      value: its value, a literal of Python.
+      **settings: literals of Python by name.
+
+    Returns:
+      The row.
 
     Example:
-      >>> add_row_setting("fedaf(ipc=10)", "server_lr", 0.1)
+      >>> from fedjax_het.analysis.comparison import add_row_settings
+      >>> add_row_settings("fedaf(ipc=10)", server_lr=0.1)
       'fedaf(ipc=10, server_lr=0.1)'
     """
     method, variant = parse_row(row)
-    settings = {**variant, name: value}
-    return f"{method}({', '.join(f'{key}={setting_value!r}' for key, setting_value in settings.items())})"
+    pairs = (f"{name}={value!r}" for name, value in {**variant, **settings}.items())
+    return f"{method}({', '.join(pairs)})"
 
 
 def parse_row(row: str) -> tuple[str, dict[str, Any]]:
@@ -84,16 +113,15 @@ def parse_row(row: str) -> tuple[str, dict[str, Any]]:
       ConfigError: if the text is neither a name nor a name with settings.
 
     Example:
+      >>> from fedjax_het.analysis import parse_row
       >>> parse_row("fedaf(ipc=10)")
       ('fedaf', {'ipc': 10})
     """
-    method, separator, arguments_text = row.partition("(")
-    pairs = arguments_text.removesuffix(")").split(",") if separator else []
+    method, separator, arguments = row.partition("(")
+    pairs = arguments.removesuffix(")").split(",") if separator else []
     try:
-        value_texts = dict(pair.split("=") for pair in pairs)
-        return method, {
-            name.strip(): literal_eval(value.strip()) for name, value in value_texts.items()
-        }
+        texts = dict(pair.split("=") for pair in pairs)
+        return method, {name.strip(): literal_eval(text.strip()) for name, text in texts.items()}
     except (ValueError, SyntaxError) as error:
         raise ConfigError(
             f"methods = {row!r}: expected a method, or one with settings: 'fedaf(ipc=10)'"
@@ -107,7 +135,11 @@ def format_row(row: str, *, omit: Mapping[str, Any] | None = None) -> str:
       row: a row as `parse_row` reads it.
       omit: settings that are left out if they have the given value.
 
+    Returns:
+      The text.
+
     Example:
+      >>> from fedjax_het.analysis.comparison import format_row
       >>> format_row("dynafed(synthetic='real')")
       'dynafed, real'
     """
@@ -120,57 +152,61 @@ def format_row(row: str, *, omit: Mapping[str, Any] | None = None) -> str:
     return ", ".join([method, *parts])
 
 
+# Ranks
+
 _NUM_DECIMALS = 2  # of the values as printed
-_MIN_METHODS = 3  # methods; of two a correlation is 1 or -1
+_MIN_METHODS = 3  # methods; with two methods a correlation is 1 or -1
 
 
 class RankCorrelation(NamedTuple):
-    """rho: Spearman's, of measured and reported values of `num_methods` methods."""
+    """Rank correlation of measured and reported values in one section of a table.
+
+    Example:
+      >>> from fedjax_het.analysis import RankCorrelation
+      >>> RankCorrelation("digits, mlp, alpha 0.1", 0.9, 4).rho
+      0.9
+    """
 
     section: str
     rho: float
+    """Spearman's coefficient."""
     num_methods: int
-
-
-def compute_ranks(values: Sequence[float]) -> list[float]:
-    """Rank percentages rounded to two decimals, as printed.
-
-    Args:
-      values: percentages; NaN for a missing value.
-
-    Returns:
-      Ranks; 1 is the highest value. Equal values share the better rank, NaN has rank NaN.
-    """
-    import pandas as pd
-
-    rounded = pd.Series([round(value, _NUM_DECIMALS) for value in values], dtype=float)
-    return rounded.rank(method="min", ascending=False).tolist()
 
 
 @validate_arguments
 def add_ranks(table: "pd.DataFrame") -> "pd.DataFrame":
-    """Add the columns `rank` and `reported_rank` to a comparison.
+    """Add the columns `rank` and `reported_rank` to a comparison; 1 is the highest value.
 
-    Ranks are within a data set, network and alpha. Both columns rank the same rows: those with a
-    measured and a reported value. If nothing is reported in a section, `rank` ranks all measured
-    rows. A row with diverged runs has rank NaN.
+    Ranks are of values rounded to two decimals within a data set, network and alpha; equal values
+    share the better rank. Both columns rank the same rows: those with a measured and a reported
+    value. If nothing is reported in a section, `rank` ranks all measured rows. A row with diverged
+    runs has rank NaN.
 
     Args:
       table: a comparison, as `compare_with_reported` returns it.
 
     Returns:
       A copy with the two columns.
+
+    Raises:
+      ConfigError: if the table has not the columns of a comparison.
+
+    Example:
+      >>> import pandas as pd
+      >>> from fedjax_het.analysis import add_ranks
+      >>> table = pd.DataFrame({"dataset": "digits", "model": "mlp", "alpha": 0.1,
+      ...     "mean": [70.0, 80.0], "reported_mean": [75.0, 72.0], "diverged": 0})
+      >>> add_ranks(table)[["rank", "reported_rank"]].to_numpy().tolist()
+      [[2.0, 1.0], [1.0, 2.0]]
     """
     table = table.assign(rank=math.nan, reported_rank=math.nan)
-    for _, section_rows in _group_by_section(table):
-        ranked_rows = section_rows[_is_comparable(section_rows)]
-        if section_rows["reported_mean"].isna().all():
-            ranked_rows = section_rows[section_rows["diverged"] == 0]
-        else:
-            table.loc[ranked_rows.index, "reported_rank"] = compute_ranks(
-                ranked_rows["reported_mean"]
-            )
-        table.loc[ranked_rows.index, "rank"] = compute_ranks(ranked_rows["mean"])
+    for _, section in _group_by_section(table):
+        rows = section[_is_comparable(section)]
+        if section["reported_mean"].isna().all():
+            rows = section[section["diverged"] == 0]
+        for column, values in (("reported_rank", "reported_mean"), ("rank", "mean")):
+            rounded = rows[values].map(lambda value: round(value, _NUM_DECIMALS)).astype(float)
+            table.loc[rows.index, column] = rounded.rank(method="min", ascending=False)
     return table
 
 
@@ -184,24 +220,27 @@ def compute_rank_correlations(table: "pd.DataFrame") -> list[RankCorrelation]:
     Returns:
       One entry for each section (data set, network, alpha) with at least three methods that have
       both values, unless all measured or all reported values are equal.
+
+    Raises:
+      ConfigError: if the table has not the columns of a comparison.
+
+    Example:
+      >>> import pandas as pd
+      >>> from fedjax_het.analysis import compute_rank_correlations
+      >>> table = pd.DataFrame({"dataset": "digits", "model": "mlp", "alpha": 0.1,
+      ...     "mean": [70.0, 80.0, 90.0], "reported_mean": [60.0, 65.0, 72.0], "diverged": 0})
+      >>> round(compute_rank_correlations(table)[0].rho, 3)
+      1.0
     """
     from scipy import stats
 
     correlations = []
-    for section_settings, section_rows in _group_by_section(table):
-        comparable_rows = section_rows[_is_comparable(section_rows)]
-        measured, reported = (
-            comparable_rows[name].round(_NUM_DECIMALS) for name in ("mean", "reported_mean")
-        )
-        if (
-            len(comparable_rows) >= _MIN_METHODS
-            and measured.nunique() > 1
-            and reported.nunique() > 1
-        ):
-            rho = float(stats.spearmanr(measured, reported).statistic)
-            correlations.append(
-                RankCorrelation(describe_settings(section_settings), rho, len(comparable_rows))
-            )
+    for settings, section in _group_by_section(table):
+        rows = section[_is_comparable(section)]
+        values = rows[["mean", "reported_mean"]].round(_NUM_DECIMALS)
+        if len(rows) >= _MIN_METHODS and (values.nunique() > 1).all():
+            rho = float(stats.spearmanr(values["mean"], values["reported_mean"]).statistic)
+            correlations.append(RankCorrelation(describe_settings(settings), rho, len(rows)))
     return correlations
 
 
@@ -213,20 +252,21 @@ def _group_by_section(table: "pd.DataFrame") -> list[tuple[dict, "pd.DataFrame"]
 
 
 def _is_comparable(section: "pd.DataFrame") -> "pd.Series":
-    has_both_values = section["mean"].notna() & section["reported_mean"].notna()
-    return has_both_values & (section["diverged"] == 0)
+    return section[["mean", "reported_mean"]].notna().all(axis=1) & (section["diverged"] == 0)
 
 
-# What a table compares: the measure behind each metric of `reported`.
+# Measured and reported values
+
+# Metric of a run's summary behind each metric of reported values.
 REPORTED_METRICS = {
     "test_accuracy_last5_mean": "final_accuracy",
     "test_accuracy_best": "best_accuracy",
     "test_accuracy_final_window20": "window_accuracy",
     "bmta": "bmta",
 }
-# Metrics that a table may have besides: how many rounds it takes.
+# Metrics of reported values that a table may have besides: numbers of rounds.
 ROUND_METRICS = {"rounds_to_accuracy_0.5": "rounds_to_half"}
-# What a comparison holds besides: its columns, and the measures in them.
+# Further columns of a comparison, and the metrics in them.
 _COMPANION_METRICS = {
     "final_accuracy": {"within_std": "final_accuracy_std"},
     "best_accuracy": {"final_mean": "final_accuracy"},
@@ -249,24 +289,6 @@ def get_compared_metric(reported: "pd.DataFrame") -> str:
     is_supported = len(metrics) == 1 and metrics[0] in REPORTED_METRICS
     require(is_supported, "metric of reported", metrics, f"one of {', '.join(REPORTED_METRICS)}")
     return REPORTED_METRICS[metrics[0]]
-
-
-def infer_compared_metric(table: "pd.DataFrame") -> str:
-    """Return the metric of a comparison without domains, inferred from its other columns.
-
-    Args:
-      table: a comparison, as `compare_with_reported` returns it.
-
-    Raises:
-      ConfigError: if the columns are not those of a comparison.
-    """
-    matching_metrics = (
-        metric for metric, companions in _COMPANION_METRICS.items() if {*companions} <= {*table}
-    )
-    metric = next(matching_metrics, None)
-    if metric is None:
-        raise ConfigError("table: expected a comparison, as `compare` makes it")
-    return metric
 
 
 @validate_arguments
@@ -301,34 +323,35 @@ def compare_with_reported(
     Raises:
       ValueError: if `reported` has several values for one cell.
       ConfigError: if `reported` has metrics other than accuracies.
+
+    Example:
+      >>> import pandas as pd
+      >>> from fedjax_het.analysis import TableCell, compare_with_reported
+      >>> reported = pd.DataFrame({"metric": "bmta", "dataset": "digits", "model": "mlp",
+      ...     "level": [0.1], "method": "fedavg", "mean": 81.5, "std": 1.5})
+      >>> cells = [TableCell("digits", "mlp", 0.1, "fedavg")]
+      >>> table = compare_with_reported(cells, pd.DataFrame(), reported)
+      >>> table[["method", "seeds", "reported_mean"]].to_numpy().tolist()
+      [['fedavg', 0, 81.5]]
     """
     import pandas as pd
 
     metric = get_compared_metric(reported)
-    has_domains = any(cell.domain is not None for cell in cells)
-    has_class_counts = any(cell.classes is not None for cell in cells)
     round_metrics = [name for name in ROUND_METRICS if name in set(reported["metric"])]
+    columns = [
+        name
+        for name in ("domain", "classes")
+        if any(getattr(cell, name) is not None for cell in cells)
+    ]
     rows = []
     for cell in cells:
         cell_results = select_cell_runs(cell, results)
-        rows.append(
-            {
-                "dataset": cell.dataset,
-                "model": cell.model,
-                "alpha": cell.alpha,
-                **({"domain": cell.domain} if has_domains else {}),
-                **({"classes": cell.classes} if has_class_counts else {}),
-                "method": cell.method,
-                **_summarize_measured(cell_results, cell, metric),
-                "planned": len(cell.runs),
-                **get_reported_value(cell, reported),
-                **(
-                    _summarize_rounds(cell_results, cell, reported, *round_metrics)
-                    if round_metrics
-                    else {}
-                ),
-            }
-        )
+        row = {name: getattr(cell, name) for name in ("dataset", "model", "alpha", *columns)}
+        row |= {"method": cell.method, **_summarize_measured(cell_results, cell, metric)}
+        row |= {"planned": len(cell.runs), **get_reported_value(cell, reported)}
+        for name in round_metrics:
+            row |= _summarize_rounds(cell_results, cell, reported, name)
+        rows.append(row)
     table = pd.DataFrame(rows)
     table["difference"] = table["mean"] - table["reported_mean"]
     if round_metrics:
@@ -342,6 +365,9 @@ def select_cell_runs(cell: TableCell, results: "pd.DataFrame") -> "pd.DataFrame"
     Args:
       cell: the cell.
       results: as `load_results` returns it.
+
+    Returns:
+      The rows.
     """
     if not len(results):
         return results
@@ -350,13 +376,13 @@ def select_cell_runs(cell: TableCell, results: "pd.DataFrame") -> "pd.DataFrame"
 
 
 def is_personal_evaluation(cell: TableCell) -> bool:
-    """Whether accuracies are those of the clients' own models, in place of the global one's."""
+    """Return whether accuracies are those of the clients' own models, not of the global one."""
     if not cell.runs:
         return False
     run = cell.runs[0]
     try:
         resolved = run.resolved()
-    except ConfigError:  # its method is not registered in this process: what it states counts
+    except ConfigError:  # the method is not registered in this process: its setting counts
         return run.scored not in (None, "global")
     return resolved.has_client_tests and resolved.evaluated_model != "global"
 
@@ -368,11 +394,9 @@ def _summarize_measured(
     if is_personal and metric == "best_accuracy":
         metric, companions = "bmta", {"final_mean": "final_client_accuracy"}
     if cell.domain is not None:
-        average_metric, domain_metric = "best_domains_accuracy", f"accuracy_{cell.domain}"
-        if is_personal:
-            average_metric, domain_metric = "bmta", f"client_accuracy_{cell.domain}"
-        metric = average_metric if cell.domain == AVERAGE else domain_metric
-        companions = {}
+        average = "bmta" if is_personal else "best_domains_accuracy"
+        own = f"{'client_accuracy' if is_personal else 'accuracy'}_{cell.domain}"
+        metric, companions = average if cell.domain == AVERAGE else own, {}
     if not len(cell_results):
         empty_values = dict.fromkeys(("mean", "std", *companions, "seconds"), math.nan)
         return {**empty_values, "seeds": 0, "diverged": 0}
@@ -392,10 +416,10 @@ def _summarize_measured(
 def _summarize_rounds(
     cell_results: "pd.DataFrame", cell: TableCell, reported: "pd.DataFrame", metric: str
 ) -> dict[str, float]:
-    """A mean of those runs alone that are fast enough would flatter a method."""
     converged_runs = cell_results[~is_diverged(cell_results)] if len(cell_results) else cell_results
     rounds = get_metric_values(converged_runs, ROUND_METRICS[metric])
-    all_reached = len(converged_runs) and rounds.notna().all()
+    # A mean of the runs that are fast enough would flatter a method.
+    all_reached = len(rounds) > 0 and rounds.notna().all()
     return {
         "rounds": rounds.mean() if all_reached else math.nan,
         "rounds_std": rounds.std() if all_reached else math.nan,
@@ -407,33 +431,27 @@ def _summarize_rounds(
 def get_reported_value(
     cell: TableCell, reported: "pd.DataFrame", metrics: Iterable[str] = REPORTED_METRICS
 ) -> dict[str, float]:
-    """Return `reported_mean` and `reported_std` of a cell; NaN if the paper has no value.
+    """Return the value that a paper reports for a cell.
 
     Args:
       cell: the cell.
       reported: as `load_reported_values` returns it. An empty network or level matches any.
       metrics: metrics that count.
 
+    Returns:
+      `reported_mean` and `reported_std`; NaN if the paper has no value.
+
     Raises:
       ValueError: if there are several values.
     """
-
-    def is_match(name: str, value: float | str | None) -> "pd.Series":
-        """What the paper leaves open (a network, a level) holds for any."""
-        return reported[name].isna() | (reported[name] == value)
-
-    rows = reported[
-        reported["metric"].isin(metrics)
-        & (reported["dataset"] == cell.dataset)
-        & (reported["method"] == cell.method)
-        & is_match("model", cell.model)
-        & is_match("level", cell.level)
-    ]
+    is_match = reported["metric"].isin(metrics) & (reported["method"] == cell.method)
+    is_match &= reported["dataset"] == cell.dataset
+    for name in ("model", "level"):
+        is_match &= reported[name].isna() | (reported[name] == getattr(cell, name))
+    rows = reported[is_match]
     if len(rows) > 1:
         raise ValueError(f"{len(rows)} reported values for {cell.method}, {cell.column_label}")
-    if not len(rows):
-        return {"reported_mean": math.nan, "reported_std": math.nan}
-    return {"reported_mean": rows["mean"].iloc[0], "reported_std": rows["std"].iloc[0]}
+    return {f"reported_{n}": rows[n].iloc[0] if len(rows) else math.nan for n in ("mean", "std")}
 
 
 @validate_arguments
@@ -446,6 +464,19 @@ def list_diverged_runs(cells: Sequence[TableCell], results: "pd.DataFrame") -> l
 
     Returns:
       One text per diverged run: method, column and seed.
+
+    Raises:
+      ConfigError: if the results have not the columns of `load_results`.
+
+    Example:
+      >>> import pandas as pd
+      >>> from fedjax_het import RunSpec
+      >>> from fedjax_het.analysis import TableCell, list_diverged_runs
+      >>> run = RunSpec("fedavg", "digits", model="mlp", alpha=0.1)
+      >>> results = pd.DataFrame({"settings": [run.digest()], "diverged": [True],
+      ...     "final_accuracy": [0.1]})
+      >>> list_diverged_runs([TableCell("digits", "mlp", 0.1, "fedavg", (run,))], results)
+      ['fedavg, digits, mlp, alpha 0.1, seed 0']
     """
     if not len(results):
         return []
@@ -456,4 +487,221 @@ def list_diverged_runs(cells: Sequence[TableCell], results: "pd.DataFrame") -> l
         for cell in cells
         for run in cell.runs
         if compute_settings_digest(run) in diverged_digests
+    ]
+
+
+# Texts
+
+_SEEDS_CAPTION = "Measured: mean ± standard deviation over seeds."
+_DIFFERENCE_CAPTION = (
+    "Difference: measured − reported, in points. Time: wall-clock per run, compilation included."
+)
+_CAPTIONS = {
+    "final_accuracy": f"Test accuracy in percent, mean of the last five rounds. {_SEEDS_CAPTION} Within "
+    f"run: standard deviation over the last five rounds, averaged over seeds. {_DIFFERENCE_CAPTION}",
+    "best_accuracy": "Test accuracy in percent, of the round where it is highest, as the paper "
+    f"selects it (on the test images). {_SEEDS_CAPTION} Last five: mean of the last five rounds instead. "
+    f"{_DIFFERENCE_CAPTION}",
+    "window_accuracy": "Test accuracy in percent, mean of the last 20 measured rounds. "
+    f"{_SEEDS_CAPTION} Rise time: the first round at which the running mean over 20 reaches 90 % of that. "
+    f"{_DIFFERENCE_CAPTION}",
+    "bmta": "Best mean test accuracy (BMTA) in percent: the mean over clients, each on tests like "
+    "its own data, in the round where it is highest, as the paper selects it (on those tests). "
+    f"{_SEEDS_CAPTION} Worst decile: mean over the worst tenth of clients in that round. Round: the first "
+    "that reached the BMTA. Rank: by the BMTA measured / reported, 1 is the highest, among methods "
+    "that have both values; without reported values, among those measured. "
+    f"{_DIFFERENCE_CAPTION}",
+}
+_DOMAINS_CAPTION = (
+    "Test accuracy in percent on the test images of each domain, in the round where their "
+    "unweighted mean is highest, as the paper selects it (on the test images); average: that "
+    f"mean. {_SEEDS_CAPTION} {_DIFFERENCE_CAPTION}"
+)
+_ROUNDS_CAPTION = (
+    "Rounds to 50 %: the first round at which the running mean over 20 reaches it, mean over seeds "
+    "where all of them do, with the reported one and the difference in rounds."
+)
+# Optional columns of a comparison: column of the frame, heading and format.
+_OPTIONAL_COLUMNS = {
+    "within_std": ("Within run", format_number),
+    "final_mean": ("Last five", format_number),
+    "rise_time": ("Rise time", lambda value: format_number(value, ".0f")),
+    "worst_decile": ("Worst decile", format_number),
+    "best_round": ("Round", lambda value: format_number(value, ".3g")),
+}
+_OPTIONAL_LAST_COLUMNS = {
+    "p_value": ("p", format_p_value),
+    "matching_loss": ("J", lambda value: format_number(value, ".3f")),
+    "over_real": ("Over real", lambda value: format_number(value, "+.2f")),
+}
+
+
+@validate_arguments
+def make_comparison_caption(table: "pd.DataFrame") -> str:
+    """Describe the columns of a comparison in sentences.
+
+    Args:
+      table: a comparison, as `compare_with_reported` returns it.
+
+    Raises:
+      ConfigError: if the table has not the columns of a comparison.
+
+    Example:
+      >>> import pandas as pd
+      >>> from fedjax_het.analysis import make_comparison_caption
+      >>> make_comparison_caption(pd.DataFrame({"final_mean": [71.2]}))[:58]
+      'Test accuracy in percent, of the round where it is highest'
+    """
+    if "domain" in table:
+        return _DOMAINS_CAPTION
+    caption = _CAPTIONS[_infer_compared_metric(table)]
+    return f"{caption} {_ROUNDS_CAPTION}" if "rounds" in table else caption
+
+
+def _infer_compared_metric(table: "pd.DataFrame") -> str:
+    """Return the metric of a comparison without domains, inferred from its other columns."""
+    for metric, companions in _COMPANION_METRICS.items():
+        if {*companions} <= {*table}:
+            return metric
+    raise ConfigError("table: expected a comparison, as `compare` makes it")
+
+
+@validate_arguments
+def format_comparison_table(
+    table: "pd.DataFrame", *, title: str, notes: Sequence[str] = ()
+) -> TextTable:
+    """Format a comparison as a table of texts.
+
+    Args:
+      table: a comparison, as `compare_with_reported` returns it.
+      title: title of the table.
+      notes: sentences below the table.
+
+    Returns:
+      A section per data set, network and level with one row per method; for domains, a section
+      per data set and network with one column per domain.
+
+    Raises:
+      ConfigError: if the table has not the columns of a comparison.
+
+    Example:
+      >>> import pandas as pd
+      >>> from fedjax_het.analysis import TableCell, compare_with_reported, format_comparison_table
+      >>> reported = pd.DataFrame({"metric": "bmta", "dataset": "digits", "model": "mlp",
+      ...     "level": [0.1], "method": "fedavg", "mean": 81.5, "std": 1.5})
+      >>> cells = [TableCell("digits", "mlp", 0.1, "fedavg")]
+      >>> table = compare_with_reported(cells, pd.DataFrame(), reported)
+      >>> format_comparison_table(table, title="Table.").sections[0].rows[0]["Reported"]
+      '81.50 ± 1.50'
+    """
+    # Attributes of tuples are also methods: `mean` and `std` need other names.
+    renamed = table.rename(columns={"mean": "mean_", "std": "std_"})
+    rows = list(renamed.itertuples(index=False))
+    if "domain" in table:
+        return _format_domain_table(rows, title, notes)
+    _infer_compared_metric(table)
+    sections = []
+    for section_title, group in itertools.groupby(rows, lambda r: describe_settings(_settings(r))):
+        section = list(group)
+        labels = {
+            _COLUMN_SETTINGS[name]: format_setting_value(value)
+            for name, value in _settings(section[0]).items()
+        }
+        best_cells = frozenset((index, "Measured") for index in _find_best(section))
+        sections.append(
+            TableSection([_format_row(row) for row in section], section_title, labels, best_cells)
+        )
+    return TextTable.from_sections(title, ["Method"], sections, notes)
+
+
+def _settings(row: Any) -> dict[str, Any]:
+    """Return the settings that all rows of a section share."""
+    settings = {name: getattr(row, name, None) for name in _COLUMN_SETTINGS}
+    return {name: value for name, value in settings.items() if not is_missing(value)}
+
+
+def _find_best(rows: Sequence[Any]) -> list[int]:
+    return find_best_indices([math.nan if row.diverged else row.mean_ for row in rows])
+
+
+def _format_measured(row: Any) -> str:
+    return format_mean_std(row.mean_, row.std_, diverged=bool(row.diverged))
+
+
+def _format_optional(row: Any, columns: Mapping[str, tuple]) -> dict[str, str]:
+    return {
+        heading: formatter(getattr(row, name))
+        for name, (heading, formatter) in columns.items()
+        if hasattr(row, name)
+    }
+
+
+def _format_row(row: Any) -> dict[str, str]:
+    texts = {"Method": row.method, "Measured": _format_measured(row)}
+    texts |= _format_optional(row, _OPTIONAL_COLUMNS)
+    texts["Reported"] = format_mean_std(row.reported_mean, row.reported_std)
+    texts["Difference"] = format_number(row.difference, "+.2f")
+    texts |= _format_optional(row, _OPTIONAL_LAST_COLUMNS)
+    if hasattr(row, "rank"):
+        reported_rank = "" if math.isnan(row.reported_rank) else f" / {row.reported_rank:g}"
+        texts["Rank"] = format_number(row.rank, "g") + reported_rank
+    return texts | (_format_rounds(row) if hasattr(row, "rounds") else {}) | _format_runs(row)
+
+
+def _format_rounds(row: Any) -> dict[str, str]:
+    measured = format_mean_std(row.rounds, row.rounds_std, format_spec=".0f")
+    if row.seeds and row.reached < row.seeds:
+        reached = f"{row.reached} of {row.seeds} runs reach it"
+        measured = reached if row.reached else "not reached"
+    return {
+        "Rounds to 50 %": measured,
+        "Reported rounds": format_number(row.reported_rounds, ".0f"),
+        "Difference in rounds": format_number(row.rounds_difference, "+.0f"),
+    }
+
+
+def _format_runs(row: Any) -> dict[str, str]:
+    return {
+        "Seeds": format_seed_count(row.seeds, row.planned),
+        "Time": MISSING if math.isnan(row.seconds) else f"{row.seconds:.1f} s",
+    }
+
+
+def _format_domain_table(rows: Sequence[Any], title: str, notes: Sequence[str]) -> TextTable:
+    """Format a line of measured values per method, and below it the paper's values, if any."""
+    domains = list(dict.fromkeys(row.domain for row in rows))
+    sections = []
+    for (dataset, model), group in itertools.groupby(rows, lambda row: (row.dataset, row.model)):
+        cells_by_method: dict[str, list[Any]] = {}
+        for row in group:
+            cells_by_method.setdefault(row.method, []).append(row)
+        lines: list[dict[str, str]] = []
+        measured_lines = []
+        for method, cells in cells_by_method.items():
+            measured_lines.append(len(lines))
+            lines += _format_domain_lines(method, cells)
+        best_cells = {
+            (measured_lines[index], domain)
+            for column, domain in enumerate(domains)
+            for index in _find_best([cells[column] for cells in cells_by_method.values()])
+        }
+        labels = {"Data": dataset, "Network": model}
+        sections.append(TableSection(lines, f"{dataset}, {model}", labels, frozenset(best_cells)))
+    return TextTable.from_sections(title, ["Method", "Value"], sections, notes)
+
+
+def _format_domain_lines(method: str, cells: Sequence[Any]) -> list[dict[str, str]]:
+    """Format the lines of a method, from its cells of all domains."""
+    runs = _format_runs(cells[0])
+    measured = {cell.domain: _format_measured(cell) for cell in cells}
+    lines = [{"Method": method, "Value": "measured", **measured, **runs}]
+    if all(math.isnan(cell.reported_mean) for cell in cells):
+        return lines
+    reported = {c.domain: format_mean_std(c.reported_mean, c.reported_std) for c in cells}
+    differences = {cell.domain: format_number(cell.difference, "+.2f") for cell in cells}
+    empty = dict.fromkeys(runs, "")
+    return [
+        *lines,
+        {"Method": "", "Value": "reported", **reported, **empty},
+        {"Method": "", "Value": "difference", **differences, **empty},
     ]

@@ -1,30 +1,17 @@
-"""Any folder of results as a table: means over seeds, grouped by the settings that vary."""
+"""Overview of the runs of a folder: the settings that vary, groups of runs, means over seeds.
 
+Settings are columns of `load_results` such as `alpha`, `hp.prox_mu` or `options.preset`. A shared
+setting is one that runs of every method have. Accuracies are in percent.
+"""
+
+import dataclasses
 import math
+import numbers
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedjax_het.analysis.grouping import (
-    describe_settings,
-    find_constant_settings,
-    find_derived_settings,
-    find_varying_settings,
-    format_setting_name,
-    format_setting_value,
-    get_companion_metric,
-    get_display_scale,
-    get_metric_label,
-    get_metric_values,
-    group_runs,
-    is_diverged,
-    is_higher_better,
-    is_shared_setting,
-    require_result_metric,
-    resolve_group_settings,
-)
+from fedjax_het.analysis.figures.style import make_method_sort_key
 from fedjax_het.analysis.render import (
-    DIVERGED,
-    MISSING,
     TableSection,
     TextTable,
     choose_number_format,
@@ -32,15 +19,449 @@ from fedjax_het.analysis.render import (
     format_mean_std,
     format_number,
 )
+from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.runtime.provenance import IDENTITY_FIELDS
 from fedjax_het.runtime.result_store import select_newest
-from fedjax_het.utils.config import validate_arguments
-from fedjax_het.utils.errors import require_name
+from fedjax_het.utils.errors import require, require_name
+from fedjax_het.utils.text import DIVERGED, MISSING, format_classes_per_client, to_one_line
+from fedjax_het.utils.validation import validate_arguments
 
 if TYPE_CHECKING:
     import pandas as pd
 
+
+_SPEC_FIELDS = [f.name for f in dataclasses.fields(RunSpec) if f.name not in ("hp", "options")]
+_SEED_SETTINGS = ("seed", "partition_seed")
+# Settings that determine the defaults of hyper-parameters and options.
+_DEFAULTS_DETERMINED_BY = (
+    "algorithm",
+    "local_optimizer",
+    "lr_schedule",
+    "lr_step_schedule",
+    "options.preset",
+)
+# Settings whose default depends on the method or the backend: a missing value is a value, too.
+_METHOD_SETTINGS = (
+    "protocol",
+    "local_tests",
+    "scored",
+    "server_data",
+    "pretrain_epochs",
+    "gradient_gaps",
+    "precision",
+)
+_SERVER_PREFIX, _PARTITION_PREFIX = "server_options.", "partition_options."
+_SHARED_PREFIXES = (_PARTITION_PREFIX, "network_options.", "optimizer_options.")
+# Names of settings whose own names do not describe them.
+_DISPLAY_NAMES = {"algorithm": "Method", f"{_SERVER_PREFIX}size": "n_0"}
+_SELF_DESCRIBING_SETTINGS = ("algorithm", "dataset", "partition", "model")
 _REQUIRED_VERSIONS = ("fedjax_het", "jax", "device")
+
+
+# Settings
+
+
+def is_missing(value: Any) -> bool:
+    """Return whether a value is None or NaN."""
+    return value is None or value != value
+
+
+def is_diverged(results: "pd.DataFrame") -> "pd.Series":
+    """Return whether each run diverged, or has no final accuracy for another reason.
+
+    A run without a global model may have the accuracy of clients on their own tests instead.
+    """
+    missing = results["final_accuracy"].isna()
+    if "final_client_accuracy" in results:
+        missing &= results["final_client_accuracy"].isna()
+    return results["diverged"].astype(bool) | missing
+
+
+def is_shared_setting(name: str) -> bool:
+    """Return whether runs of every method have a setting, so that methods compare at its values."""
+    return name not in ("algorithm", *_METHOD_SETTINGS) and not name.startswith(
+        ("options.", "hp.", _SERVER_PREFIX)
+    )
+
+
+def list_setting_columns(results: "pd.DataFrame") -> list[str]:
+    """List the columns that are settings: shared ones, `algorithm`, then the method's own."""
+    columns = list(results.columns)
+    fields = [name for name in _SPEC_FIELDS if name in columns and name != "algorithm"]
+
+    def list_prefixed(*prefixes: str) -> list[str]:
+        return sorted(name for name in columns if name.startswith(prefixes))
+
+    return [
+        *filter(is_shared_setting, fields),
+        *list_prefixed(*_SHARED_PREFIXES),
+        *(["algorithm"] if "algorithm" in columns else []),
+        *(name for name in fields if name in _METHOD_SETTINGS),
+        *list_prefixed(_SERVER_PREFIX),
+        *sorted(list_prefixed("options."), key=lambda name: name != "options.preset"),
+        *list_prefixed("hp."),
+    ]
+
+
+@validate_arguments
+def find_varying_settings(results: "pd.DataFrame") -> list[str]:
+    """List `algorithm` and the settings in which the runs differ, except seeds.
+
+    A hyper-parameter or option counts if it differs between runs of the same method, local
+    optimizer and preset. An option of a partition or of the server's data counts if it differs
+    between runs of the same partition or source. Otherwise it follows from those settings.
+
+    Args:
+      results: as `load_results` returns it.
+
+    Returns:
+      Names of columns, in the order of `list_setting_columns`.
+
+    Example:
+      >>> import pandas as pd
+      >>> from fedjax_het.analysis import find_varying_settings
+      >>> runs = pd.DataFrame({"algorithm": ["fedavg"] * 2, "alpha": [0.1, 1.0], "rounds": [5, 5]})
+      >>> find_varying_settings(runs)
+      ['alpha', 'algorithm']
+    """
+    return [
+        name
+        for name in list_setting_columns(results)
+        if name == "algorithm"
+        or (
+            name not in _SEED_SETTINGS
+            and any(len(values) > 1 for _, values in _group_values(results, name))
+        )
+    ]
+
+
+def find_derived_settings(results: "pd.DataFrame") -> dict[str, list[tuple[str, Any]]]:
+    """Find settings that differ, but follow from the method, its optimizer or its preset.
+
+    These are hyper-parameters, and `scored` if some methods have it.
+
+    Args:
+      results: as `load_results` returns it.
+
+    Returns:
+      By setting, pairs of the settings that determine it, in words, and its value.
+    """
+    varying = find_varying_settings(results)
+    derived_settings = {}
+    for name in list_setting_columns(results):
+        if not name.startswith(("hp.", "scored")) or name in varying:
+            continue
+        groups = _group_values(results, name)
+        pairs = [
+            (describe_settings({n: v for n, v in cause.items() if n in varying}), value)
+            for cause, (value,) in groups
+            if value is not None
+        ]
+        is_partly_set = name == "scored" and 0 < len(pairs) < len(groups)
+        if is_partly_set or len({value for _, value in pairs}) > 1:
+            derived_settings[name] = pairs
+    return derived_settings
+
+
+def _group_values(results: "pd.DataFrame", name: str) -> list[tuple[dict[str, Any], set]]:
+    """Return a setting's values among runs that have the same causes of its default."""
+    if name.startswith((_PARTITION_PREFIX, _SERVER_PREFIX)):
+        causes = ["partition" if name.startswith(_PARTITION_PREFIX) else "server_data"]
+    elif is_shared_setting(name):
+        causes = []
+    else:
+        causes = [*_DEFAULTS_DETERMINED_BY, *(["pretrain_epochs"] * (name == "hp.pretrain_lr"))]
+        causes = [cause for cause in causes if cause in results and cause != name]
+    groups = group_runs(results, causes)
+    return [(keys, set(_get_hashable_values(runs[name]))) for keys, runs in groups]
+
+
+def resolve_group_settings(results: "pd.DataFrame", by: Sequence[str] | None) -> list[str]:
+    """Return the settings that distinguish groups of runs.
+
+    Args:
+      results: as `load_results` returns it.
+      by: names of settings; default: those that vary.
+
+    Returns:
+      The names without repetition.
+
+    Raises:
+      ConfigError: if there is no run, or a name is no setting of the runs.
+    """
+    require(len(results) > 0, "results", "no run", "at least one run")
+    if not by:
+        return find_varying_settings(results)
+    for name in by:
+        require_name("by", name, list_setting_columns(results))
+    return list(dict.fromkeys(by))
+
+
+def group_runs(
+    results: "pd.DataFrame", by: Sequence[str]
+) -> list[tuple[dict[str, Any], "pd.DataFrame"]]:
+    """Group runs by their values of some settings.
+
+    Args:
+      results: as `load_results` returns it.
+      by: names of settings.
+
+    Returns:
+      Values of the settings, None for a missing one, and runs of each group, sorted by the values.
+    """
+    columns = [_get_hashable_values(results[name]) for name in by]
+    indices: dict[tuple, list[int]] = {}
+    for index, key in enumerate(zip(*columns, strict=True) if by else [()] * len(results)):
+        indices.setdefault(key, []).append(index)
+
+    def sort_keys(key: tuple) -> list[tuple]:
+        return [make_sort_key(name, value) for name, value in zip(by, key, strict=True)]
+
+    return [
+        (dict(zip(by, key, strict=True)), results.iloc[indices[key]])
+        for key in sorted(indices, key=sort_keys)
+    ]
+
+
+def _get_hashable_values(column: "pd.Series") -> list[Any]:
+    values = [str(v) if isinstance(v, list | tuple | dict) else v for v in column.tolist()]
+    return [None if is_missing(v) else v for v in values]
+
+
+class RunLine(NamedTuple):
+    """One line of a figure: the runs of a method and its hyper-parameters."""
+
+    panel: str
+    """Title of the line's panel: the shared settings of its runs, in words."""
+    method: str
+    label: str
+    runs: "pd.DataFrame"
+
+
+class LineGroups(NamedTuple):
+    """Runs as the lines of a figure, and the arrangement of its panels."""
+
+    lines: list[RunLine]
+    columns: int
+    """Panels per row: the number of values of the last setting with panels."""
+    has_dataset_panels: bool
+    """Whether data sets have panels of their own."""
+
+    @property
+    def titles(self) -> list[str]:
+        """Titles of the panels."""
+        return list(dict.fromkeys(line.panel for line in self.lines))
+
+
+def group_figure_lines(
+    results: "pd.DataFrame", by: Sequence[str], panels: Sequence[str] | None = None
+) -> LineGroups:
+    """Group runs to the lines of a figure.
+
+    Args:
+      results: as `load_results` returns it.
+      by: settings that distinguish lines and panels.
+      panels: settings with panels; default: the shared settings of `by`. A panel's title has the
+        data set and the settings that differ between panels.
+
+    Returns:
+      The lines by panel.
+
+    Raises:
+      ConfigError: if the runs do not have a setting of `panels`.
+    """
+    panel_settings = (
+        resolve_group_settings(results, panels) if panels else list(filter(is_shared_setting, by))
+    )
+    line_settings = [name for name in by if name not in panel_settings]
+    groups = group_runs(results, [*panel_settings, *line_settings])
+    differing_settings = [
+        name
+        for name in panel_settings
+        if name == "dataset" or len({format_setting_value(keys[name]) for keys, _ in groups}) > 1
+    ]
+    lines = []
+    for settings, runs in groups:
+        title = describe_settings({n: settings[n] for n in differing_settings or panel_settings})
+        line_values = {name: settings[name] for name in line_settings}
+        label = describe_settings(line_values) or "all runs"
+        lines.append(RunLine(title, str(line_values.get("algorithm", label)), label, runs))
+    by_dataset = group_runs(results, [name for name in panel_settings if name == "dataset"])
+    columns = max(len(group_runs(runs, panel_settings[-1:])) for _, runs in by_dataset)
+    return LineGroups(lines, columns, "dataset" in panel_settings)
+
+
+def is_numeric(column: "pd.Series") -> bool:
+    """Return whether every value of a column is a number, apart from missing ones."""
+    return all(
+        isinstance(value, numbers.Real) and not isinstance(value, bool)
+        for value in column.tolist()
+        if not is_missing(value)
+    )
+
+
+def make_sort_key(name: str, value: Any) -> tuple:
+    """Return a key that sorts values of a setting: numbers, texts, then missing ones.
+
+    Args:
+      name: the setting; methods are in the order of their registration.
+      value: the value.
+
+    Returns:
+      The key.
+    """
+    if is_missing(value):
+        return (2,)
+    if name == "algorithm":
+        return (1, *make_method_sort_key(value))
+    return (0, value) if isinstance(value, numbers.Real) else (1, str(value))
+
+
+def format_setting_value(value: Any) -> str:
+    """Format a value in one line: numbers with six digits, a dash for a missing value."""
+    if is_missing(value):
+        return MISSING
+    return f"{value:g}" if isinstance(value, float) else to_one_line(str(value))
+
+
+def format_setting_name(name: str) -> str:
+    """Return a setting's name without its prefix: `hp.prox_mu` is `prox_mu`."""
+    return _DISPLAY_NAMES.get(name) or to_one_line(name.split(".", 1)[-1])
+
+
+def describe_settings(settings: dict[str, Any]) -> str:
+    """Describe settings in a few words: `fedprox, alpha 0.1, prox_mu 0.01`; None is left out."""
+    return ", ".join(
+        _describe_setting(name, value) for name, value in settings.items() if not is_missing(value)
+    )
+
+
+def _describe_setting(name: str, value: Any) -> str:
+    if name == "classes":
+        return format_classes_per_client(value)
+    text = format_setting_value(value)
+    return text if name in _SELF_DESCRIBING_SETTINGS else f"{format_setting_name(name)} {text}"
+
+
+# Metrics
+
+_METRIC_LABELS = {
+    "final_accuracy": "Test accuracy (%)",
+    "final_accuracy_std": "Deviation of the last five rounds (%)",
+    "best_accuracy": "Best test accuracy (%)",
+    "last_accuracy": "Test accuracy of the last round (%)",
+    "window_accuracy": "Accuracy, mean of 20 rounds (%)",
+    "rise_time": "Rise time (rounds)",
+    "rounds_to_half": "Rounds to 50 %",
+    "bmta": "Best mean accuracy of clients (%)",
+    "bmta_worst_decile": "Worst decile of clients (%)",
+    "bmta_round": "Round of the best mean",
+    "final_client_accuracy": "Mean accuracy of clients (%)",
+    "mean_client_accuracy": "Mean accuracy of clients (%)",
+    "test_accuracy": "Test accuracy (%)",
+    "test_loss": "Test loss (nats)",
+    "train_loss": "Training loss (nats)",
+    "gradient_gap": "Squared distance of gradients",
+    "server_gap": "Server's gradient gap",
+    "client_gap": "Clients' gradient gap",
+    "wall_seconds": "Wall-clock (s)",
+    "client_samples_per_second": "Client samples per second",
+    "bytes_up": "Bytes sent by clients",
+    "bytes_down": "Bytes sent to clients",
+}
+# Metrics of a running mean over 20 rounds.
+ROLLING_MEAN_METRICS = ("window_accuracy", "rise_time", "rounds_to_half")
+# Accuracies whose names do not contain "accuracy".
+_OTHER_ACCURACIES = ("bmta", "bmta_worst_decile")
+_METRIC_DESCRIPTIONS = {
+    "final_accuracy": ", mean of the last five rounds",
+    "rounds_to_half": ", of the runs that reach it (Seeds: their number)",
+    "bmta": " on tests like their own data, in the round where it is highest",
+}
+
+
+def get_display_scale(metric: str) -> float:
+    """Return 100 for accuracies, which are shown in percent, otherwise 1.
+
+    Args:
+      metric: a column of `load_results` or `load_curves`.
+    """
+    return 100 if "accuracy" in metric or metric in _OTHER_ACCURACIES else 1
+
+
+def is_higher_better(metric: str) -> bool:
+    """Return whether a metric is an accuracy."""
+    return get_display_scale(metric) == 100 and not metric.endswith("_std")
+
+
+def choose_default_metric(results: "pd.DataFrame") -> str:
+    """Choose the metric of a folder of runs: `final_accuracy` or `bmta`.
+
+    `bmta` is chosen if at least as many runs have it, since personalized methods may have no
+    global model.
+
+    Args:
+      results: as `load_results` returns it.
+    """
+    if "bmta" not in results:
+        return "final_accuracy"
+    counts = results.loc[~is_diverged(results), ["bmta", "final_accuracy"]].notna().sum()
+    has_bmta = counts["bmta"] and counts["bmta"] >= counts["final_accuracy"]
+    return "bmta" if has_bmta else "final_accuracy"
+
+
+def get_companion_metric(metric: str) -> tuple[str, str, str]:
+    """Return the metric that an overview shows beside a metric: its name, heading and description.
+
+    Args:
+      metric: the overview's main metric.
+    """
+    if metric.startswith("bmta"):
+        description = "mean over the worst tenth of clients in the round of the best mean"
+        return "bmta_worst_decile", "Worst decile (%)", f"Worst decile: {description}"
+    if metric == "window_accuracy":
+        description = (
+            "the first round at which the running mean over 20 reaches 90 % of its last value"
+        )
+        return "rise_time", "Rise time", f"Rise time: {description}, mean over seeds"
+    return "best_accuracy", "Best (%)", "Best: mean over seeds of a run's best round"
+
+
+def get_metric_label(metric: str) -> str:
+    """Return the label of a metric for an axis or a heading."""
+    return _METRIC_LABELS.get(metric) or to_one_line(metric)
+
+
+def require_result_metric(results: "pd.DataFrame", metric: str) -> None:
+    """Raise ConfigError unless the metric is a numeric column that is no setting.
+
+    Args:
+      results: as `load_results` returns it.
+      metric: name of the column.
+    """
+    settings = list_setting_columns(results)
+    names = [n for n in results.columns if n not in settings and is_numeric(results[n])]
+    require_name("metric", metric, names)
+
+
+def get_metric_values(results: "pd.DataFrame", metric: str) -> "pd.Series":
+    """Return one number per run: percent for accuracies, NaN for a run without the metric.
+
+    Args:
+      results: as `load_results` returns it.
+      metric: a column of it.
+
+    Returns:
+      The values with the index of `results`.
+    """
+    import pandas as pd
+
+    if metric not in results:
+        return pd.Series(float("nan"), index=results.index)
+    return get_display_scale(metric) * pd.to_numeric(results[metric], errors="coerce")
+
+
+# Tables
 
 
 @validate_arguments
@@ -70,6 +491,15 @@ def summarize_runs(
 
     Raises:
       ConfigError: if the runs do not have a setting or the metric, or if there is no run.
+
+    Example:
+      >>> from fedjax_het import RunSpec, simulate
+      >>> from fedjax_het.runtime.result_store import build_dataframe
+      >>> from fedjax_het.analysis import summarize_runs
+      >>> spec = RunSpec("fedavg", "digits", model="mlp", num_clients=4, rounds=1)
+      >>> results = build_dataframe([simulate(spec, progress=None)])
+      >>> list(summarize_runs(results)[["algorithm", "seeds"]].loc[0])
+      ['fedavg', 1]
     """
     import pandas as pd
 
@@ -81,21 +511,25 @@ def summarize_runs(
     for settings, runs in group_runs(results, by):
         has_diverged = is_diverged(runs)
         values = get_metric_values(runs[~has_diverged], metric)
-        rows.append(
-            {
-                **settings,
-                "mean": values.mean(),
-                "std": values.std(),  # n - 1: NaN for one run
-                companion_metric: get_metric_values(runs[~has_diverged], companion_metric).mean(),
-                "seeds": int(values.count()),
-                "diverged": int(has_diverged.sum()),
-                "wall_seconds": get_metric_values(runs, "wall_seconds").mean(),
-                "client_samples_per_second": get_metric_values(
-                    runs, "client_samples_per_second"
-                ).mean(),
-            }
-        )
+        row = {
+            **settings,
+            "mean": values.mean(),
+            "std": values.std(),  # n - 1: NaN for one run
+            companion_metric: get_metric_values(runs[~has_diverged], companion_metric).mean(),
+            "seeds": int(values.count()),
+            "diverged": int(has_diverged.sum()),
+        }
+        for name in ("wall_seconds", "client_samples_per_second"):
+            row[name] = get_metric_values(runs, name).mean()
+        rows.append(row)
     return pd.DataFrame(rows)
+
+
+class _OverviewRow(NamedTuple):
+    settings: dict[str, Any]
+    texts: dict[str, str]
+    means: dict[str, float]
+    """Numbers by column that compete for bold type; NaN if runs diverged."""
 
 
 @validate_arguments
@@ -113,6 +547,21 @@ def make_overview_table(
       by: settings that distinguish rows; default: `find_varying_settings`.
       metric: a numeric column of `results`.
       title: title of the table.
+
+    Returns:
+      A table with a section per combination of shared settings.
+
+    Raises:
+      ConfigError: if the runs do not have a setting or the metric, or if there is no run.
+
+    Example:
+      >>> import pandas as pd
+      >>> from fedjax_het.analysis import make_overview_table
+      >>> results = pd.DataFrame({"algorithm": ["fedavg", "fsl"], "seed": 0, "settings": ["a", "b"],
+      ...     "finished": "2026", "diverged": False, "final_accuracy": [0.5, 0.6]})
+      >>> table = make_overview_table(results)
+      >>> [row["Test accuracy (%)"] for row in table.sections[0].rows]
+      ['50.00', '60.00']
     """
     results = select_newest(results)
     by = resolve_group_settings(results, by)
@@ -121,32 +570,28 @@ def make_overview_table(
     seconds_format = choose_number_format(summary["wall_seconds"])
     value_column = get_metric_label(metric)
     companion_metric, companion_heading, companion_note = get_companion_metric(metric)
-    formatters = {
-        value_column: lambda row: format_mean_std(
-            row["mean"], row["std"], diverged=row["diverged"], format_spec=format_spec
-        ),
-        companion_heading: lambda row: format_number(row[companion_metric]),
-        "Seeds": lambda row: str(row["seeds"]),
-        "Diverged": lambda row: str(row["diverged"]),
-        "Time (s)": lambda row: format_number(row["wall_seconds"], seconds_format),
-        "Samples/s": lambda row: format_number(row["client_samples_per_second"], ",.0f"),
-    }
     rows = [
-        (
+        _OverviewRow(
             settings,
-            {name: formatter(row) for name, formatter in formatters.items()},
+            {
+                value_column: _format_summary(row, format_spec),
+                companion_heading: format_number(row[companion_metric]),
+                "Seeds": str(row["seeds"]),
+                "Diverged": str(row["diverged"]),
+                "Time (s)": format_number(row["wall_seconds"], seconds_format),
+                "Samples/s": format_number(row["client_samples_per_second"], ",.0f"),
+            },
             {value_column: _get_rankable_mean(row)},
         )
         for settings, row in _list_summary_rows(summary, by)
     ]
-    names, sections = _make_sections(rows, by, is_higher_better(metric))
-    notes = [
+    notes = (
         *_make_metric_notes(results, by, metric),
         f"{companion_note}. Time: wall-clock per run. Samples/s: client samples per second of "
         "training.",
-        *_make_settings_notes(results, by),
-    ]
-    return TextTable(f"{title}.", names, tuple(formatters), sections, tuple(notes))
+        *_make_settings_notes(results),
+    )
+    return _make_table(f"{title}.", rows, by, metric, notes)
 
 
 @validate_arguments
@@ -166,36 +611,42 @@ def make_pivot_table(
       by: settings that distinguish rows; default: `find_varying_settings`.
       metric: a numeric column of `results`.
       title: title of the table.
+
+    Returns:
+      A table with a section per combination of the other shared settings.
+
+    Raises:
+      ConfigError: if the runs do not have a setting or the metric, or if there is no run.
+
+    Example:
+      >>> import pandas as pd
+      >>> from fedjax_het.analysis import make_pivot_table
+      >>> results = pd.DataFrame({"algorithm": "fedavg", "alpha": [0.1, 1.0], "seed": 0,
+      ...     "settings": ["a", "b"], "finished": "2026", "diverged": False,
+      ...     "final_accuracy": [0.5, 0.6]})
+      >>> make_pivot_table(results).sections[0].rows[0]
+      {'Method': 'fedavg', 'alpha 0.1': '50.00', 'alpha 1': '60.00'}
     """
     results = select_newest(results)
     by = resolve_group_settings(results, by)
     require_name("columns", columns, by)
     summary = summarize_runs(results, by=by, metric=metric)
     format_spec = _choose_format(summary, metric)
-    column_values = [setting[columns] for setting, _ in group_runs(results, [columns])]
-    column_titles = {
-        value: describe_settings({columns: value}) or MISSING for value in column_values
+    titles = {
+        keys[columns]: describe_settings(keys) or MISSING
+        for keys, _ in group_runs(results, [columns])
     }
     others = [name for name in by if name != columns]
     rows = []
     for settings, group_rows in group_runs(summary, others):
-        row_texts, means = dict.fromkeys(column_titles.values(), MISSING), {}
+        texts, means = dict.fromkeys(titles.values(), MISSING), {}
         for row_settings, row in _list_summary_rows(group_rows, by):
-            column_title = column_titles[row_settings[columns]]
-            row_texts[column_title] = format_mean_std(
-                row["mean"], row["std"], diverged=row["diverged"], format_spec=format_spec
-            )
-            means[column_title] = _get_rankable_mean(row)
-        rows.append((settings, row_texts, means))
-    names, sections = _make_sections(rows, others, is_higher_better(metric))
-    notes = tuple(_make_metric_notes(results, by, metric))
-    return TextTable(
-        f"{title}, by {format_setting_name(columns)}.",
-        names,
-        tuple(column_titles.values()),
-        sections,
-        notes,
-    )
+            column = titles[row_settings[columns]]
+            texts[column] = _format_summary(row, format_spec)
+            means[column] = _get_rankable_mean(row)
+        rows.append(_OverviewRow(settings, texts, means))
+    title = f"{title}, by {format_setting_name(columns)}."
+    return _make_table(title, rows, others, metric, _make_metric_notes(results, by, metric))
 
 
 def _list_summary_rows(summary: "pd.DataFrame", by: Sequence[str]) -> list[tuple[dict, dict]]:
@@ -210,69 +661,61 @@ def _choose_format(summary: "pd.DataFrame", metric: str) -> str:
     return ".2f" if get_display_scale(metric) == 100 else choose_number_format(summary["mean"])
 
 
+def _format_summary(row: dict[str, Any], format_spec: str) -> str:
+    return format_mean_std(
+        row["mean"], row["std"], diverged=bool(row["diverged"]), format_spec=format_spec
+    )
+
+
 def _get_rankable_mean(row: dict[str, Any]) -> float:
-    """What a row competes with for the bold type: nothing if it lost runs."""
     return math.nan if row["diverged"] else row["mean"]
 
 
-def _make_sections(
-    rows: Sequence[tuple[dict[str, Any], dict[str, str], dict[str, float]]],
+def _make_table(
+    title: str,
+    rows: Sequence[_OverviewRow],
     by: Sequence[str],
-    mark_best: bool,
-) -> tuple[tuple[str, ...], tuple[TableSection, ...]]:
-    """Rows (settings, texts, numbers to compare) under titles of the settings they share.
+    metric: str,
+    notes: Sequence[str],
+) -> TextTable:
+    """Divide rows into sections by their shared settings.
 
-    Not divided where every section would hold one row: then every setting is a column, and there
-    is nothing to compare.
+    The table is not divided if every section would hold one row: then every setting is a column,
+    and there is nothing to compare.
     """
-    section_settings = [name for name in by if is_shared_setting(name)]
-    groups: dict[tuple, list] = {}
+    shared = [name for name in by if is_shared_setting(name)]
+    groups: dict[tuple, list[_OverviewRow]] = {}
     for row in rows:
-        groups.setdefault(tuple(row[0][name] for name in section_settings), []).append(row)
-    if section_settings and all(len(group) == 1 for group in groups.values()):
-        section_settings, groups, mark_best = [], {(): list(rows)}, False
-    row_settings = [name for name in by if name not in section_settings]
+        groups.setdefault(tuple(row.settings[name] for name in shared), []).append(row)
+    is_comparable = is_higher_better(metric)
+    if shared and all(len(group) == 1 for group in groups.values()):
+        shared, groups, is_comparable = [], {(): list(rows)}, False
+    own = [name for name in by if name not in shared]
     sections = []
     for group in groups.values():
-        first_settings = group[0][0]
+        section_settings = {name: group[0].settings[name] for name in shared}
         best_cells = {
-            (number, column)
-            for column in group[0][1]
-            for number in find_best_indices(
-                [numbers.get(column, math.nan) for _, _, numbers in group]
-            )
+            (index, column)
+            for column in group[0].texts
+            for index in find_best_indices([row.means.get(column, math.nan) for row in group])
         }
         sections.append(
             TableSection(
-                rows=tuple(
-                    {
-                        **{
-                            format_setting_name(n): format_setting_value(settings[n])
-                            for n in row_settings
-                        },
-                        **texts,
-                    }
-                    for settings, texts, _ in group
-                ),
-                title=describe_settings({name: first_settings[name] for name in section_settings}),
-                labels={
-                    format_setting_name(name): format_setting_value(first_settings[name])
-                    for name in section_settings
-                },
-                best_cells=frozenset(best_cells) if mark_best else frozenset(),
+                [{**_format_settings(row.settings, own), **row.texts} for row in group],
+                title=describe_settings(section_settings),
+                labels=_format_settings(section_settings, shared),
+                best_cells=frozenset(best_cells if is_comparable else ()),
             )
         )
-    return tuple(map(format_setting_name, row_settings)), tuple(sections)
+    names = [format_setting_name(name) for name in own]
+    return TextTable(title, tuple(names), tuple(rows[0].texts), tuple(sections), tuple(notes))
+
+
+def _format_settings(settings: dict[str, Any], names: Sequence[str]) -> dict[str, str]:
+    return {format_setting_name(name): format_setting_value(settings[name]) for name in names}
 
 
 def _make_metric_notes(results: "pd.DataFrame", by: Sequence[str], metric: str) -> list[str]:
-    metric_text = get_metric_label(metric)
-    if metric == "final_accuracy":
-        metric_text += ", mean of the last five rounds"
-    if metric == "rounds_to_half":
-        metric_text += ", of the runs that reach it (Seeds: their number)"
-    if metric == "bmta":
-        metric_text += " on tests like their own data, in the round where it is highest"
     averaged_settings = [
         f"{format_setting_name(name)} ({', '.join(format_setting_value(s[name]) for s, _ in groups)})"
         for name in find_varying_settings(results)
@@ -280,45 +723,40 @@ def _make_metric_notes(results: "pd.DataFrame", by: Sequence[str], metric: str) 
         for groups in [group_runs(results, [name])]
         if any(len(group_runs(runs, [name])) > 1 for _, runs in group_runs(results, by))
     ]
-    averaging_text = (
-        f"runs that differ in {', '.join(averaged_settings)}, and seeds"
-        if averaged_settings
-        else "seeds"
-    )
-    return [
-        f"{metric_text}: mean ± standard deviation over {averaging_text}.",
-        *_make_divergence_notes(results, by),
+    averaged_text = f"runs that differ in {', '.join(averaged_settings)}, and seeds"
+    notes = [
+        f"{get_metric_label(metric)}{_METRIC_DESCRIPTIONS.get(metric, '')}: mean ± standard "
+        f"deviation over {averaged_text if averaged_settings else 'seeds'}."
     ]
-
-
-def _make_divergence_notes(results: "pd.DataFrame", by: Sequence[str]) -> list[str]:
-    diverged_rows = results[is_diverged(results)]
-    if not len(diverged_rows):
-        return []
     run_texts = [
         f"{describe_settings(settings) or 'runs'} (seed {', '.join(map(str, runs['seed']))})"
-        for settings, runs in group_runs(diverged_rows, by)
+        for settings, runs in group_runs(results[is_diverged(results)], by)
     ]
-    return [f"{DIVERGED} Diverged, and left out of the mean: {'; '.join(run_texts)}."]
+    if run_texts:
+        notes.append(f"{DIVERGED} Diverged, and left out of the mean: {'; '.join(run_texts)}.")
+    return notes
 
 
-def _make_settings_notes(results: "pd.DataFrame", by: Sequence[str]) -> list[str]:
-    """What all runs have in common, and what else differs between them."""
-    notes = []
-    if constant_text := describe_settings(find_constant_settings(results)):
-        notes.append(f"All runs: {constant_text}.")
-    for name, derived_values in find_derived_settings(results).items():
-        texts = [f"{format_setting_value(value)} ({cause})" for cause, value in derived_values]
+def _make_settings_notes(results: "pd.DataFrame") -> list[str]:
+    """Describe the settings that all runs share, and others that differ between them."""
+    shared_values = {
+        name: set(_get_hashable_values(results[name]))
+        for name in list_setting_columns(results)
+        if is_shared_setting(name) and name not in _SEED_SETTINGS
+    }
+    constants = {name: values.pop() for name, values in shared_values.items() if len(values) == 1}
+    constant_text = describe_settings(constants)
+    notes = [f"All runs: {constant_text}."] if constant_text else []
+    for name, pairs in find_derived_settings(results).items():
+        texts = [f"{format_setting_value(value)} ({cause})" for cause, value in pairs]
         notes.append(f"{format_setting_name(name)} follows from the method: {', '.join(texts)}.")
     if "dataset_note" in results:
         for settings, _ in group_runs(results, ["dataset", "dataset_note"]):
             if settings["dataset_note"]:
                 notes.append(f"{settings['dataset']}: {settings['dataset_note']}")
-    version_texts = [
+    versions = [
         f"{name} {', '.join(map(str, results[name].dropna().unique()))}"
         for name in dict.fromkeys([*_REQUIRED_VERSIONS, *IDENTITY_FIELDS])
         if name in results and (name in _REQUIRED_VERSIONS or results[name].nunique() > 1)
     ]
-    if version_texts:
-        notes.append(f"Made with {'; '.join(version_texts)}.")
-    return notes
+    return [*notes, f"Made with {'; '.join(versions)}."] if versions else notes

@@ -1,9 +1,10 @@
-"""One table of texts, as a terminal, Markdown or LaTeX shows it; and numbers as text or CSV."""
+"""Tables of texts for a terminal, Markdown and LaTeX; numbers as text and CSV."""
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require
@@ -24,41 +25,95 @@ if TYPE_CHECKING:
 class TableSection:
     """Rows of a table that are compared with each other."""
 
-    rows: tuple[dict[str, str], ...]
-    """Each by the name of the column."""
+    rows: Sequence[dict[str, str]]
+    """Texts of each row by column."""
     title: str = ""
-    """What the rows have in common; empty where a table is not divided."""
+    """Settings that the rows share; empty if the table has no sections."""
     labels: dict[str, str] | None = None
     """The title as columns, for Markdown: `{"alpha": "0.01"}`."""
     best_cells: frozenset[tuple[int, str]] = frozenset()
-    """Row and column of the best values: bold in LaTeX."""
+    """Row and column of the best values, which are bold in LaTeX."""
 
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table of texts with a title, sections and notes."""
+    """A table of texts with a title, sections and notes.
+
+    Example:
+      >>> from fedjax_het.analysis import TextTable, to_markdown
+      >>> from fedjax_het.analysis.render import TableSection
+      >>> section = TableSection([{"Method": "fedavg", "Accuracy": "81.20"}])
+      >>> table = TextTable.from_sections("Digits.", ["Method"], [section])
+      >>> table.value_columns
+      ('Accuracy',)
+    """
 
     title: str
     label_columns: tuple[str, ...]
-    """Columns that name a row: on the left, aligned to the left."""
+    """Columns that name a row, aligned to the left."""
     value_columns: tuple[str, ...]
-    """The other columns, aligned to the right."""
+    """Columns aligned to the right."""
     sections: tuple[TableSection, ...]
     notes: tuple[str, ...] = ()
 
+    @classmethod
+    def from_sections(
+        cls,
+        title: str,
+        label_columns: Sequence[str],
+        sections: Sequence[TableSection],
+        notes: Sequence[str] = (),
+    ) -> "TextTable":
+        """Make a table whose value columns are the other columns of the first row.
+
+        Args:
+          title: title of the table.
+          label_columns: columns that name a row.
+          sections: sections of the table, with at least one row.
+          notes: sentences below the table.
+
+        Returns:
+          The table.
+        """
+        values = tuple(name for name in sections[0].rows[0] if name not in label_columns)
+        return cls(title, tuple(label_columns), values, tuple(sections), tuple(notes))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns of a row."""
+        return (*self.label_columns, *self.value_columns)
+
+    @property
+    def has_section_titles(self) -> bool:
+        """Whether a section has a title."""
+        return any(section.title for section in self.sections)
+
 
 def format_number(value: float, format_spec: str = ".2f") -> str:
-    """A number with a real minus sign; `form` is Python's format of it."""
+    """Format a number with a real minus sign, and NaN as a dash.
+
+    Args:
+      value: the number.
+      format_spec: Python's format specification.
+
+    Returns:
+      The text.
+
+    Example:
+      >>> from fedjax_het.analysis.render import format_number
+      >>> format_number(-0.5), format_number(float("nan"))
+      ('−0.50', '—')
+    """
     return MISSING if math.isnan(value) else f"{value:{format_spec}}".replace("-", MINUS)
 
 
 def format_p_value(value: float) -> str:
-    """A p-value."""
+    """Format a p-value with three decimals, or as `<0.001`."""
     return "<0.001" if value < 0.001 else format_number(value, ".3f")
 
 
 def choose_number_format(values: Iterable[float]) -> str:
-    """A format for all of these: four digits, or whole numbers where there are large ones."""
+    """Choose one format for all values: four digits, or whole numbers if one is 10,000 or more."""
     magnitudes = [abs(value) for value in values if not math.isnan(value)]
     return ",.0f" if max(magnitudes, default=0) >= 10_000 else ".4g"
 
@@ -66,34 +121,52 @@ def choose_number_format(values: Iterable[float]) -> str:
 def format_mean_std(
     mean: float, std: float, *, diverged: bool = False, format_spec: str = ".2f"
 ) -> str:
-    """`64.00 ± 2.83 †`; the mean alone where there is no deviation."""
+    """Format a mean and a standard deviation.
+
+    Args:
+      mean: the mean; NaN if there is no run.
+      std: the standard deviation; NaN if there is none.
+      diverged: whether runs diverged and are not in the mean.
+      format_spec: Python's format specification of both numbers.
+
+    Returns:
+      For example `64.00 ± 2.83 †`.
+    """
     if math.isnan(mean):
         return f"diverged {DIVERGED}" if diverged else MISSING
-    deviation = [] if math.isnan(std) else ["±", format_number(std, format_spec)]
-    return " ".join(
-        [format_number(mean, format_spec), *deviation, *([DIVERGED] if diverged else [])]
-    )
+    text = format_number(mean, format_spec)
+    text += "" if math.isnan(std) else f" ± {format_number(std, format_spec)}"
+    return f"{text} {DIVERGED}" if diverged else text
 
 
 def format_seed_count(num_completed: int, num_planned: int) -> str:
-    """How many seeds were run: `3`, or `2 of 3` where some are missing."""
+    """Format the number of seeds: `3`, `2 of 3` if some are missing, or a dash if none is planned.
+
+    Args:
+      num_completed: number of finished runs.
+      num_planned: number of planned runs.
+
+    Returns:
+      The text.
+    """
     if not num_planned:
         return MISSING
-    return (
-        str(num_completed) if num_completed == num_planned else f"{num_completed} of {num_planned}"
-    )
+    return f"{num_completed}" + (f" of {num_planned}" if num_completed != num_planned else "")
 
 
 def find_best_indices(values: Sequence[float]) -> list[int]:
-    """The places of the highest value as printed. None where fewer than two can be compared."""
-    rounded_values = {
-        index: round(value, 2) for index, value in enumerate(values) if not math.isnan(value)
-    }
-    if len(rounded_values) < 2:
+    """Find the highest values as printed with two decimals.
+
+    Args:
+      values: numbers; NaN for a missing one.
+
+    Returns:
+      Indices of the highest value; none if fewer than two values can be compared.
+    """
+    rounded = {k: round(value, 2) for k, value in enumerate(values) if not math.isnan(value)}
+    if len(rounded) < 2:
         return []
-    return [
-        index for index, value in rounded_values.items() if value == max(rounded_values.values())
-    ]
+    return [k for k, value in rounded.items() if value == max(rounded.values())]
 
 
 @validate_arguments
@@ -109,10 +182,19 @@ def print_table(table: TextTable, *, console: Any = None) -> None:
 
     Raises:
       ConfigError: if `console` cannot print.
+
+    Example:
+      >>> from fedjax_het.analysis import TextTable, print_table
+      >>> from fedjax_het.analysis.render import TableSection
+      >>> section = TableSection([{"Method": "fedavg", "Accuracy": "81.20"}])
+      >>> print_table(TextTable.from_sections("Digits.", ["Method"], [section]))
+      Digits.
+      ...
     """
     from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     is_usable = console is None or callable(getattr(console, "print", None))
     require(is_usable, "console", console, "a rich.console.Console, or None for the terminal")
@@ -120,99 +202,82 @@ def print_table(table: TextTable, *, console: Any = None) -> None:
         console = Console(highlight=False)
         if not console.is_terminal:
             console = Console(width=100, color_system=None, highlight=False)
-    table = _make_printable(table)
-    columns = (*table.label_columns, *table.value_columns)
-    rows = [row for section in table.sections for row in section.rows]
-    widths = {n: max(len(n), *(len(row[n]) for row in rows)) for n in columns} if rows else {}
-    has_titles = any(section.title for section in table.sections)
-    if rows and has_titles:
-        widths[columns[0]] += 2
+    columns, headings = table.columns, [to_one_line(name) for name in table.columns]
+    indent = "  " if table.has_section_titles else ""
+    sections = [
+        [[to_one_line(row[name]) for name in columns] for row in section.rows]
+        for section in table.sections
+    ]
+    lines = [headings, *itertools.chain(*sections)]
+    widths = [max(map(len, texts)) for texts in zip(*lines, strict=True)]
 
-    def make_grid(header: bool) -> Table:
-        rich_table = Table(box=box.SIMPLE_HEAD, show_edge=False, show_header=header, pad_edge=False)
-        for name in columns:
-            justify: Literal["left", "right"] = "left" if name in table.label_columns else "right"
-            heading_text = _make_rich_texts(name)[0]
-            rich_table.add_column(heading_text, justify=justify, width=widths[name], no_wrap=True)
-        return rich_table
+    def print_line(text: str, **style: str) -> None:
+        console.print(Text(to_one_line(text)), **style)  # not markup: a text may hold brackets
 
-    def print_untruncated(rich_table: Table) -> None:
-        width = console.width
-        console.width = 10_000  # no cell is cut
-        console.print(rich_table)
+    def print_grid(rows: Sequence[Sequence[str]], *, has_header: bool) -> None:
+        grid = Table(box=box.SIMPLE_HEAD, show_edge=False, show_header=has_header, pad_edge=False)
+        for index, (name, width) in enumerate(zip(headings, widths, strict=True)):
+            side: Any = "left" if index < len(table.label_columns) else "right"
+            width += 0 if index else len(indent)
+            grid.add_column(Text(name), justify=side, width=width, no_wrap=True)
+        for first, *others in rows:
+            grid.add_row(*map(Text, (indent + first, *others)))
+        width, console.width = console.width, 10_000  # no cell is cut
+        console.print(grid)
         console.width = width
 
-    console.print(*_make_rich_texts(table.title), style="bold")
-    if rows:
-        print_untruncated(make_grid(header=True))
-    for section in table.sections:
+    print_line(table.title, style="bold")
+    if any(sections):
+        print_grid([], has_header=True)
+    for section, rows in zip(table.sections, sections, strict=True):
         if section.title:
-            console.print(*_make_rich_texts(section.title), style="bold")
-        body = make_grid(header=False)
-        for row in section.rows:
-            texts = [row[name] for name in columns]
-            body.add_row(*_make_rich_texts("  " + texts[0] if has_titles else texts[0], *texts[1:]))
-        print_untruncated(body)
+            print_line(section.title, style="bold")
+        print_grid(rows, has_header=False)
     console.print()
     for note in table.notes:
-        console.print(*_make_rich_texts(note))
-
-
-def _make_printable(table: TextTable) -> TextTable:
-    """The table with every text in one printable line."""
-
-    def make_row_printable(texts: dict[str, str]) -> dict[str, str]:
-        return {to_one_line(name): to_one_line(text) for name, text in texts.items()}
-
-    return replace(
-        table,
-        title=to_one_line(table.title),
-        label_columns=tuple(map(to_one_line, table.label_columns)),
-        value_columns=tuple(map(to_one_line, table.value_columns)),
-        sections=tuple(
-            replace(
-                section,
-                title=to_one_line(section.title),
-                rows=tuple(map(make_row_printable, section.rows)),
-            )
-            for section in table.sections
-        ),
-        notes=tuple(map(to_one_line, table.notes)),
-    )
-
-
-def _make_rich_texts(*texts: str) -> list:
-    from rich.text import Text
-
-    return [Text(text) for text in texts]  # not markup: a text may hold brackets
+        print_line(note)
 
 
 @validate_arguments
 def to_markdown(table: TextTable) -> str:
-    """Format a table as Markdown: a heading, a table whose first columns are the sections, and a list of notes.
+    """Format a table as Markdown: a heading, one table, and a list of notes.
 
     Args:
-      table: the table. Texts are escaped.
+      table: the table; the labels of its sections are its first columns. Texts are escaped.
+
+    Returns:
+      The text.
+
+    Example:
+      >>> from fedjax_het.analysis import TextTable, to_markdown
+      >>> from fedjax_het.analysis.render import TableSection
+      >>> section = TableSection([{"Method": "fedavg", "Accuracy": "81.20"}])
+      >>> print(to_markdown(TextTable.from_sections("Digits.", ["Method"], [section])))
+      # Digits.
+      <BLANKLINE>
+      | Method | Accuracy |
+      | --- | ---: |
+      | fedavg | 81.20 |
+      ...
     """
     labels = list(dict.fromkeys(n for section in table.sections for n in section.labels or ()))
     names = [*labels, *table.label_columns]
+    columns = [*names, *table.value_columns]
+
+    def format_line(texts: Iterable[str]) -> str:
+        return f"| {' | '.join(map(escape_markdown, texts))} |"
+
     lines = [
         f"# {escape_markdown(table.title)}",
         "",
-        _format_markdown_row([*names, *table.value_columns]),
+        format_line(columns),
         f"|{' --- |' * len(names)}{' ---: |' * len(table.value_columns)}",
     ]
     for section in table.sections:
         for row in section.rows:
-            row_texts = {**(section.labels or {}), **row}
-            lines.append(
-                _format_markdown_row([row_texts[name] for name in (*names, *table.value_columns)])
-            )
+            texts = {**(section.labels or {}), **row}
+            lines.append(format_line(texts[name] for name in columns))
     return "\n".join([*lines, "", *[f"- {escape_markdown(note)}" for note in table.notes], ""])
-
-
-def _format_markdown_row(texts: Sequence[str]) -> str:
-    return "| " + " | ".join(map(escape_markdown, texts)) + " |"
 
 
 @validate_arguments
@@ -221,10 +286,24 @@ def to_latex(table: TextTable) -> str:
 
     Args:
       table: the table. Texts are escaped.
+
+    Returns:
+      The text.
+
+    Example:
+      >>> from fedjax_het.analysis import TextTable, to_latex
+      >>> from fedjax_het.analysis.render import TableSection
+      >>> section = TableSection([{"Method": "fedavg", "Accuracy": "81.20"}])
+      >>> text = to_latex(TextTable.from_sections("Digits.", ["Method"], [section]))
+      >>> "fedavg & 81.20" in text
+      True
     """
-    columns = (*table.label_columns, *table.value_columns)
-    has_titles = any(section.title for section in table.sections)
+    columns, indent = table.columns, r"\quad " if table.has_section_titles else ""
     alignment = "l" * len(table.label_columns) + "r" * len(table.value_columns)
+
+    def format_line(texts: Iterable[str]) -> str:
+        return " & ".join(texts) + r" \\"
+
     lines = [
         r"\begin{table}",
         r"\centering",
@@ -232,34 +311,23 @@ def to_latex(table: TextTable) -> str:
         rf"\caption{{{escape_latex(table.title)}}}",
         rf"\begin{{tabular}}{{@{{}}{alignment}@{{}}}}",
         r"\toprule",
-        _format_latex_row([escape_latex(name) for name in columns]),
+        format_line(map(escape_latex, columns)),
     ]
     for section in table.sections:
         lines.append(r"\midrule")
         if section.title:
             title = rf"\multicolumn{{{len(columns)}}}{{@{{}}l}}{{{escape_latex(section.title)}}}"
-            lines.append(_format_latex_row([title]))
-        for row_index, row in enumerate(section.rows):
-            row_texts = [
-                rf"\textbf{{{escape_latex(row[n])}}}"
-                if (row_index, n) in section.best_cells
-                else escape_latex(row[n])
-                for n in columns
-            ]
-            lines.append(
-                _format_latex_row(
-                    [r"\quad " + row_texts[0] if has_titles else row_texts[0], *row_texts[1:]]
-                )
-            )
+            lines.append(format_line([title]))
+        for index, row in enumerate(section.rows):
+            texts = {name: escape_latex(row[name]) for name in columns}
+            best = [name for name in columns if (index, name) in section.best_cells]
+            texts |= {name: rf"\textbf{{{texts[name]}}}" for name in best}
+            lines.append(indent + format_line(texts.values()))
     lines += [r"\bottomrule", r"\end{tabular}"]
     if table.notes:
-        notes_text = r"\\".join(f"\n{escape_latex(note)}" for note in table.notes)
-        lines += ["", r"\medskip", rf"\parbox{{\linewidth}}{{\footnotesize{notes_text}}}"]
+        notes = r"\\".join(f"\n{escape_latex(note)}" for note in table.notes)
+        lines += ["", r"\medskip", rf"\parbox{{\linewidth}}{{\footnotesize{notes}}}"]
     return "\n".join([*lines, r"\end{table}", ""])
-
-
-def _format_latex_row(texts: Sequence[str]) -> str:
-    return " & ".join(texts) + r" \\"
 
 
 @validate_arguments
@@ -268,5 +336,14 @@ def to_csv(frame: "pd.DataFrame") -> str:
 
     Args:
       frame: the numbers.
+
+    Returns:
+      The text.
+
+    Example:
+      >>> import pandas as pd
+      >>> from fedjax_het.analysis import to_csv
+      >>> to_csv(pd.DataFrame({"alpha": [0.1], "mean": [float("nan")]}))
+      'alpha,mean\\n0.1,\\n'
     """
     return frame.to_csv(index=False, float_format="%.12g", lineterminator="\n")

@@ -1,4 +1,4 @@
-"""The report of a folder of results: its tables and figures as files in that folder."""
+"""Tables and figures of a folder of results as files."""
 
 import logging
 import os
@@ -7,17 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedjax_het.analysis.figures.heat_map import find_numeric_pair, plot_heat_map
-from fedjax_het.analysis.figures.learning_curves import SMOOTHING_WINDOW, plot_learning_curves
-from fedjax_het.analysis.figures.metric_vs_setting import plot_metric_vs_alpha
-from fedjax_het.analysis.figures.output import write_figure
-from fedjax_het.analysis.grouping import (
+from fedjax_het.analysis.figures.curves import SMOOTHING_WINDOW, plot_learning_curves
+from fedjax_het.analysis.figures.metric_vs_setting import (
+    find_numeric_pair,
+    plot_heat_map,
+    plot_metric_vs_alpha,
+)
+from fedjax_het.analysis.figures.style import FigureFormat, write_figure
+from fedjax_het.analysis.overview import (
     ROLLING_MEAN_METRICS,
     choose_default_metric,
+    make_overview_table,
+    make_pivot_table,
     resolve_group_settings,
+    summarize_runs,
 )
-from fedjax_het.analysis.overview import make_overview_table, make_pivot_table, summarize_runs
-from fedjax_het.analysis.render import TextTable, print_table, to_csv, to_latex, to_markdown
+from fedjax_het.analysis.render import TextTable, to_csv, to_latex, to_markdown
 from fedjax_het.metrics.convergence import WINDOW
 from fedjax_het.runtime.result_store import load_curves, load_results, select_newest
 from fedjax_het.utils.config import validate_arguments
@@ -26,7 +31,6 @@ from fedjax_het.utils.io import make_output_directory, write_atomically
 from fedjax_het.utils.text import to_one_line
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 
@@ -34,7 +38,7 @@ log = logging.getLogger("fedjax_het")
 
 
 class ReportFiles(NamedTuple):
-    """What `write_report` made."""
+    """Tables and files of `write_report`."""
 
     tables: list[TextTable]
     paths: list[Path]
@@ -47,6 +51,7 @@ def write_report(
     by: Sequence[str] | None = None,
     metric: str | None = None,
     output_dir: str | os.PathLike | None = None,
+    formats: Sequence[FigureFormat] = (),
 ) -> ReportFiles:
     """Read a folder of results and write its tables and figures.
 
@@ -63,12 +68,23 @@ def write_report(
         many runs have it. Curves are running means over 5 rounds, or over 20 if the metric is one
         of 20 rounds.
       output_dir: folder of the files; default: `directory`.
+      formats: formats of further files of each figure.
 
     Returns:
-      The files that were written.
+      The tables, and the files that were written.
 
     Raises:
       ConfigError: if the folder has no results, or the runs do not have a setting or the metric.
+
+    Example:
+      >>> import tempfile
+      >>> from fedjax_het import RunSpec, simulate
+      >>> from fedjax_het.analysis import write_report
+      >>> folder = tempfile.mkdtemp()
+      >>> spec = RunSpec("fedavg", "digits", model="mlp", num_clients=4, rounds=1)
+      >>> result = simulate(spec, output_dir=folder, progress=None)
+      >>> [path.name for path in write_report(folder).paths]
+      ['overview.md', 'overview.tex', 'overview.csv', 'learning_curves.png']
     """
     directory = Path(directory)
     results = select_newest(load_results(directory))
@@ -77,12 +93,12 @@ def write_report(
     metric = choose_default_metric(results) if metric is None else metric
     grouping: dict[str, Any] = {"by": by, "metric": metric}
     title = f"{directory.resolve().name}: {len(results)} runs"
-    num_alphas = results["alpha"].nunique() if "alpha" in by else 0
+    has_alphas = "alpha" in by and results["alpha"].nunique() > 1
 
     tables = [make_overview_table(results, title=title, **grouping)]
-    if num_alphas > 1:
+    if has_alphas:
         tables.insert(0, make_pivot_table(results, title=title, **grouping))
-    texts = {
+    contents: dict[str, str | Callable[[], Figure]] = {
         "overview.md": "\n".join(map(to_markdown, tables)),
         "overview.tex": "\n".join(map(to_latex, tables)),
         "overview.csv": to_csv(summarize_runs(results, **grouping)),
@@ -90,92 +106,65 @@ def write_report(
     curve_metric = "mean_client_accuracy" if metric.startswith("bmta") else "test_accuracy"
     window = WINDOW if metric in ROLLING_MEAN_METRICS else SMOOTHING_WINDOW
     curves = load_curves(directory, results=results)
-    figures = {
-        "learning_curves.png": lambda: plot_learning_curves(
-            results, curves, by=by, metric=curve_metric, window=window
-        )
-    }
-    if num_alphas > 1:
+    contents["learning_curves.png"] = lambda: plot_learning_curves(
+        results, curves, by=by, metric=curve_metric, window=window
+    )
+    if has_alphas:
         name = "accuracy" if metric == "final_accuracy" else metric
-        figures[f"{name}_against_alpha.png"] = lambda: plot_metric_vs_alpha(results, **grouping)
+        contents[f"{name}_against_alpha.png"] = lambda: plot_metric_vs_alpha(results, **grouping)
     if pair := find_numeric_pair(results, by):
-        figures["heat_map.png"] = lambda: plot_heat_map(results, x=pair[0], y=pair[1], **grouping)
-
+        contents["heat_map.png"] = lambda: plot_heat_map(results, x=pair[0], y=pair[1], **grouping)
     folder = directory if output_dir is None else make_output_directory(output_dir)
-    return ReportFiles(tables, _write_files(folder, texts, figures))
+    return ReportFiles(tables, write_files(folder, contents, formats))
 
 
-def write_table_files(
+def write_files(
     directory: Path,
-    stem: str,
-    table: TextTable,
-    frame: "pd.DataFrame",
-    figures: "Mapping[str, Figure] | None" = None,
-) -> list[str]:
-    """Print a table and write it as `<stem>.md`, `<stem>.tex` and `<stem>.csv`, with figures.
+    contents: "Mapping[str, str | Callable[[], Figure]]",
+    formats: Sequence[FigureFormat] = (),
+) -> list[Path]:
+    """Write texts and figures to a folder.
+
+    If the folder cannot be written, the log has a line, and the remaining files are left out. A
+    figure that cannot be drawn is left out with a warning.
 
     Args:
       directory: folder of the files.
-      stem: name of the files without suffix.
-      table: the table of texts.
-      frame: its numbers, for the CSV.
-      figures: figures by file name.
+      contents: by file name, a text or a function that draws a figure.
+      formats: formats of further files of each figure.
 
     Returns:
-      Names of the files. If they cannot be written, the log has a line.
+      The files that were written.
     """
-    print_table(table)
-    texts = {
-        f"{stem}.md": to_markdown(table),
-        f"{stem}.tex": to_latex(table),
-        f"{stem}.csv": to_csv(frame),
-    }
-    draw_functions = {
-        name: (lambda figure=figure: figure) for name, figure in (figures or {}).items()
-    }
-    return [path.name for path in _write_files(directory, texts, draw_functions)]
-
-
-def _write_files(
-    directory: Path, texts: Mapping[str, str], figures: "Mapping[str, Callable[[], Figure]]"
-) -> list[Path]:
-    """Write these files; -> those that are there. Why others are not is a line in the log; what the
-    system refuses is not tried again with the next file."""
     paths: list[Path] = []
-    names = [*texts, *figures]
-    for name in names:
+    names = list(contents)
+    for index, (name, content) in enumerate(contents.items()):
+        path = directory / name
         try:
-            if name in texts:
-                write_text(directory / name, texts[name])
+            if isinstance(content, str):
+                write_text(path, content)
             else:
-                _write_drawn_figure(directory / name, figures[name])
+                write_figure(path, content(), formats=formats)
         except OSError as error:
-            missing = ", ".join(names[names.index(name) :])
-            text = (
-                f"{missing}: not written to {str(directory)!r} ({error.strerror or error}); "
-                "output_dir (--output-dir) names another place"
-            )
-            log.warning("%s", to_one_line(text))
+            reason = f"not written to {str(directory)!r} ({error.strerror or error})"
+            hint = "output_dir (--output-dir) names another place"
+            log.warning("%s", to_one_line(f"{', '.join(names[index:])}: {reason}; {hint}"))
             return paths
-        except _DrawingError as error:
-            warnings.warn(f"{name} is left out: {to_one_line(str(error))}", stacklevel=3)
+        except Exception as error:  # results of strangers may hold anything
+            if isinstance(content, str):
+                raise
+            reason = to_one_line(f"{type(error).__name__}: {error}")
+            warnings.warn(f"{name} is left out: {reason}", stacklevel=3)
         else:
-            paths.append(directory / name)
+            paths.append(path)
     return paths
 
 
-class _DrawingError(Exception):
-    """A figure cannot be drawn."""
-
-
-def _write_drawn_figure(path: Path, draw: "Callable[[], Figure]") -> None:
-    try:
-        write_figure(path, draw())
-    except OSError:
-        raise
-    except Exception as error:  # of what strangers' results hold
-        raise _DrawingError(f"{type(error).__name__}: {error}") from error
-
-
 def write_text(path: Path, text: str) -> None:
+    """Write a text to a file in UTF-8; the file is replaced in one step.
+
+    Args:
+      path: file to write.
+      text: its content.
+    """
     write_atomically(path, lambda file: file.write(text.encode()))

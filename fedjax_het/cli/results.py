@@ -10,6 +10,7 @@ from pathlib import Path
 
 import tyro
 
+from fedjax_het.analysis.figures.style import FigureFormat
 from fedjax_het.analysis.render import print_table
 from fedjax_het.analysis.report import write_report
 from fedjax_het.papers.programs import find_programs, load_program
@@ -33,9 +34,8 @@ class ReportCommand:
     final_accuracy, or bmta if as many runs have it)."""
     output_dir: Path | None = None
     """Folder for the tables and figures (default: the folder of the results)."""
-    pictures: tuple[str, ...] = ()
-    """Additional files of each figure: pdf, svg, or dark for a dark variant NAME-dark.png (default:
-    PNG only)."""
+    pictures: tuple[FigureFormat, ...] = ()
+    """Additional files of each figure: pdf, svg (default: PNG only)."""
 
 
 def report_command(command: ReportCommand) -> int:
@@ -45,7 +45,11 @@ def report_command(command: ReportCommand) -> int:
     require(is_folder, "directory", str(command.directory), "a folder with results of runs")
     with display_names({"metric": "--measure"}):
         report = write_report(
-            command.directory, by=command.by, metric=command.measure, output_dir=command.output_dir
+            command.directory,
+            by=command.by,
+            metric=command.measure,
+            output_dir=command.output_dir,
+            formats=command.pictures,
         )
     for table in report.tables:
         print_table(table)

@@ -4,12 +4,11 @@ python experiments/all.py --preset quick                      on the embedded di
 python experiments/all.py --preset quick --only fsl dynafed   of these papers alone
 python experiments/all.py --list
 
-Writes `report.md`, with links to the pictures, and `report.html`, which holds them and, in a
-checkout, what is kept of larger scales, to `results/all-PRESET`; the programs write where they
-always do, to `results/`. One that fails is
-reported with its last lines, and the others go on. One that is done is not started again, unless it
-or what it shares with others has changed, or with `--again`; a program that is cut off goes on from
-the runs that it has made.
+Writes to `results/all-PRESET` the files `report.md`, with links to the figures, and `report.html`,
+which contains them and, in a checkout, the archived results of larger scales. The programs write to
+`results/` as usual. A program that fails is reported with its last lines, and the others go on. A
+finished program is not started again, unless its module or one of its paper has changed, or with
+`--again`; a program that is stopped goes on from its finished runs.
 """
 
 import hashlib
@@ -26,27 +25,33 @@ from typing import Literal
 
 from fedjax_het._version import __version__
 from fedjax_het.analysis.report import write_text
-from fedjax_het.papers.archived_results import ArchivedResults, archives_of, prepare_show_command
-from fedjax_het.papers.archived_results import archive_version as kept_version
+from fedjax_het.papers.archived_results import (
+    ArchivedResults,
+    archive_version,
+    archives_of,
+    prepare_show_command,
+)
 from fedjax_het.papers.programs import find_programs, make_config_program
-from fedjax_het.papers.report_items import (
+from fedjax_het.papers.report import (
     PAPERS,
+    ArchiveRecords,
     PaperItem,
     ProgramRecord,
     ReportEntry,
     StudyRecords,
     describe_provenance,
     format_state,
+    render_html,
+    render_markdown,
     summarize_entries,
 )
-from fedjax_het.papers.report_page import render_html, render_markdown
 from fedjax_het.runtime.progress import show_progress
 from fedjax_het.utils import console
 from fedjax_het.utils.errors import require_name
 from fedjax_het.utils.io import make_output_directory
 
 HERE = Path(__file__).resolve().parent
-MAX_ERROR_LINES = 12  # of a program that failed
+MAX_ERROR_LINES = 12  # of a failed program
 
 
 @dataclass
@@ -54,13 +59,13 @@ class Arguments:
     """The command line."""
 
     preset: Literal["quick", "cpu", "paper"] = "quick"
-    """quick, cpu or paper; a program that does not have it fails, and says so."""
+    """Size of the tables and figures; a program without the preset fails."""
     only: tuple[str, ...] = ()
-    """Papers (dynafed), or single tables and figures (fsl-fig3)."""
+    """Papers (dynafed), or single tables and figures (fsl-fig3) (default: all)."""
     again: bool = False
-    """Start those that are done, too: their runs are not made again."""
+    """Start finished programs again; their runs are not repeated."""
     list: bool = False
-    """Print what would be made, and whether it is done; run nothing."""
+    """Print the tables and figures, and whether they are done; run nothing."""
 
 
 def select_items(only: Sequence[str] = ()) -> list[PaperItem]:
@@ -69,25 +74,26 @@ def select_items(only: Sequence[str] = ()) -> list[PaperItem]:
     Args:
       only: papers or single items; empty: all.
 
+    Returns:
+      The items.
+
     Raises:
       ConfigError: if a name is neither a paper nor an item.
     """
-    items = []
-    for name, module in find_programs().items():
-        paper, _, stem = name.rpartition(".")
-        if stem != "all":
-            items.append(PaperItem(paper or "dynafed", stem, module))
-    items.sort(key=lambda item: list(PAPERS).index(item.paper))
-    valid_names = [*PAPERS, *(item.name for item in items)]
+    items = [
+        PaperItem(name.rpartition(".")[0] or "dynafed", module)
+        for name, module in find_programs().items()
+        if name != "all"
+    ]
     for name in only:
-        require_name("only", name, valid_names)
+        require_name("only", name, [*PAPERS, *(item.name for item in items)])
     return [item for item in items if not only or item.paper in only or item.name in only]
 
 
 def item_version(item: PaperItem) -> str:
-    """Hash the item's program, the programs of its folder and the version of the package."""
-    digest = hashlib.sha256(__version__.encode())
-    for path in sorted({item.path, *(HERE / item.paper).glob("*.py")}):
+    """Hash the item's name, the programs of its paper and the version of the package."""
+    digest = hashlib.sha256(f"{__version__} {item.name}".encode())
+    for path in sorted({item.module.path, *(HERE / item.paper).glob("*.py")}):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -117,6 +123,9 @@ def list_output_files(results: Path, folder: Path) -> dict[Path, int]:
     Args:
       results: folder that is searched.
       folder: subfolder that is left out.
+
+    Returns:
+      Times in nanoseconds by file.
     """
     paths = (path for path in sorted(results.rglob("*")) if path.suffix in (".png", ".md"))
     return {path: path.stat().st_mtime_ns for path in paths if folder not in path.parents}
@@ -128,10 +137,13 @@ def item_command(item: PaperItem, preset: str) -> list[str]:
     Args:
       item: the table or figure.
       preset: its preset.
+
+    Returns:
+      Words of the command.
     """
-    # -P: Python imports nothing from the current folder.
-    arguments = ["-P", "-m", "fedjax_het.cli", "table", item.module.name, "--preset", preset]
-    return [sys.executable, *arguments, "--pictures", "dark"]
+    # With -P Python imports nothing from the current folder.
+    words = ["-P", "-m", "fedjax_het.cli", "table", item.module.name, "--preset", preset]
+    return [sys.executable, *words]
 
 
 def run_item(item: PaperItem, preset: str, folder: Path, results: Path) -> ProgramRecord:
@@ -142,98 +154,97 @@ def run_item(item: PaperItem, preset: str, folder: Path, results: Path) -> Progr
       preset: its preset.
       folder: folder of the report.
       results: folder below which the program writes.
+
+    Returns:
+      The record.
     """
     before = list_output_files(results, folder)
     name = f"fedjax-het table {item.module.name} --preset {preset}"
     record = _run_program(item.name, item_version(item), item_command(item, preset), name, folder)
     after = list_output_files(results, folder)
-    return _save_record(
-        record, folder, [path for path, mtime_ns in after.items() if before.get(path) != mtime_ns]
-    )
+    new_files = [path for path, time_ns in after.items() if before.get(path) != time_ns]
+    return _save_record(record, folder, new_files)
 
 
 def redraw_archive(archive: ArchivedResults, folder: Path) -> ProgramRecord:
-    """Draw kept results again with the present program.
+    """Draw archived results again with the present program.
 
     Args:
-      archive: the kept results.
+      archive: the archived results.
       folder: folder of the report.
+
+    Returns:
+      The record.
     """
     copy_folder = folder / archive.name
-    arguments, version = prepare_show_command(archive, copy_folder), kept_version(archive)
-    if arguments is None:
+    words, version = prepare_show_command(archive, copy_folder), archive_version(archive)
+    if words is None:
         record = ProgramRecord(archive.name, version, 0, 0.0, [], "", archive.show_command)
     else:
-        record = _run_program(archive.name, version, arguments, archive.show_command, folder)
-    output_files = [
-        path for path in sorted(copy_folder.iterdir()) if path.suffix in (".md", ".png")
-    ]
-    return _save_record(record, folder, output_files, is_new=False)
+        record = _run_program(archive.name, version, words, archive.show_command, folder)
+    files = [path for path in sorted(copy_folder.iterdir()) if path.suffix in (".md", ".png")]
+    return _save_record(record, folder, files, is_new=False)
 
 
 def _run_program(
-    name: str, version: str, arguments: list[str], display_command: str, folder: Path
+    name: str, version: str, words: list[str], display_command: str, folder: Path
 ) -> ProgramRecord:
-    log, clock = folder / f"{name}.log", time.perf_counter()
+    log, start = folder / f"{name}.log", time.perf_counter()
     with log.open("w") as file:
-        process = subprocess.run(arguments, stdout=file, stderr=subprocess.STDOUT, check=False)
-    seconds, status = time.perf_counter() - clock, process.returncode
-    text = "" if status == 0 else "\n".join(log.read_text().splitlines()[-MAX_ERROR_LINES:])
+        process = subprocess.run(words, stdout=file, stderr=subprocess.STDOUT, check=False)
+    seconds, status = time.perf_counter() - start, process.returncode
+    text = "\n".join(log.read_text().splitlines()[-MAX_ERROR_LINES:]) if status else ""
     return ProgramRecord(name, version, status, seconds, [], text, display_command)
 
 
 def _save_record(
     record: ProgramRecord, folder: Path, files: Sequence[Path], *, is_new: bool = True
 ) -> ProgramRecord:
-    """The record with its files, on disk. now: their numbers were made by this version, today."""
+    """Save the record with its files; the numbers of new files are of this version and today."""
     record.files = [str(path) for path in files]
-    record.made_by = describe_provenance(
-        record.files, f"fedjax_het {__version__}" if is_new else ""
-    )
+    default = f"fedjax_het {__version__}" if is_new else ""
+    record.made_by = describe_provenance(record.files, default)
     record.when = time.strftime("%Y-%m-%d", time.gmtime()) if is_new else ""
     write_text(folder / f"{record.name}.json", json.dumps(asdict(record), indent=1))
     return record
 
 
-def archive_records(
-    name: str, folder: Path, *, again: bool
-) -> list[tuple[ArchivedResults, ProgramRecord]]:
-    """Return the kept results of an item or paper, drawn again unless that is done.
+def archive_records(name: str, folder: Path, *, again: bool) -> ArchiveRecords:
+    """Return the archived results of an item or paper, drawn again unless that is done.
 
     Args:
       name: name of the item or paper.
       folder: folder of the report.
       again: whether finished ones are drawn again.
+
+    Returns:
+      Archives with their records.
     """
     records = []
     for archive in archives_of(name):
-        record = None if again else read_record(folder, archive.name, kept_version(archive))
+        record = None if again else read_record(folder, archive.name, archive_version(archive))
         records.append((archive, record or redraw_archive(archive, folder)))
     return records
 
 
 def run_all(arguments: Arguments) -> int:
     """Run all selected items and write the report after each; return the exit status."""
-    results = Path("results")
+    results, again = Path("results"), arguments.again
     folder = results / f"all-{arguments.preset}"
-    selected_items = select_items(arguments.only)
+    items = select_items(arguments.only)
     if arguments.list:
-        for item in selected_items:
+        for item in items:
             state = "done" if read_record(folder, item.name, item_version(item)) else "missing"
             print(f"{state:8} {item.name:16} {item.title}")
         return 0
     make_output_directory(folder)
-    entries = [ReportEntry(item) for item in selected_items]
+    entries = [ReportEntry(item) for item in items]
     studies: StudyRecords = {}
-    papers = {item.paper for item in selected_items}.intersection(arguments.only or PAPERS)
-    again = arguments.again
-    for index, entry in enumerate(entries):
+    papers = {item.paper for item in items}.intersection(arguments.only or PAPERS)
+    for number, entry in enumerate(entries, 1):
         item = entry.item
         entry.record = None if again else read_record(folder, item.name, item_version(item))
-        action, label = (
-            "done" if entry.record else "made",
-            f"[{index + 1}/{len(selected_items)}] {item.name}",
-        )
+        action, label = "done" if entry.record else "made", f"[{number}/{len(items)}] {item.name}"
         try:
             with show_progress(label, transient=True, initial_phase="at work"):
                 entry.record = entry.record or run_item(item, arguments.preset, folder, results)
@@ -244,8 +255,7 @@ def run_all(arguments: Arguments) -> int:
             console.print_error("stopped; the same command goes on from what is done")
             return 130
         console.print_status(f"{label}: {action}, {format_state(entry.record)}")
-        # Written anew each time: what is there can be read while the rest is made.
-        write_report(arguments, folder, entries, studies)
+        write_report(arguments, folder, entries, studies)  # can be read while the rest is made
     print(summarize_entries(entries))
     print(f"Written to {folder}: report.md, report.html.")
     return 1 if any(entry.record and entry.record.status for entry in entries) else 0
@@ -260,26 +270,20 @@ def write_report(
       arguments: the command line.
       folder: folder of the report.
       entries: selected items.
-      studies: kept results that belong to no item, by paper.
+      studies: archived results that belong to no item, by paper.
     """
     title = f"Tables and figures of four papers, preset {arguments.preset}"
-    cli_arguments = [
-        "--preset",
-        arguments.preset,
-        *(("--only", *arguments.only) if arguments.only else ()),
-    ]
-    command = " ".join(["python", "experiments/all.py", *cli_arguments])
+    only = ["--only", *arguments.only] if arguments.only else []
+    command = " ".join(["python experiments/all.py --preset", arguments.preset, *only])
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     provenance = (
         f"fedjax_het {__version__} · {machine} · "
         f"{time.strftime('%Y-%m-%d', time.gmtime())}. Each section says its own command, seconds, "
         "versions and device. Columns sort by a click on their names."
     )
+    html = render_html(title, entries, studies, command=command, provenance=provenance)
     write_text(folder / "report.md", render_markdown(title, entries, folder))
-    write_text(
-        folder / "report.html",
-        render_html(title, entries, studies, command=command, provenance=provenance),
-    )
+    write_text(folder / "report.html", html)
 
 
 main = make_config_program(Arguments, run_all, "Every table and figure.")

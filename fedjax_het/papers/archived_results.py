@@ -1,7 +1,7 @@
-"""Kept results in `experiments/`, at the papers' scale or at a scale for two cores.
+"""Archived results in `experiments/`, at the papers' scale or at a scale for two cores.
 
-Each folder of kept results has its runs in one archive, `runs.zip`, which all functions that load
-results read like files. Tables and figures lie beside it as files.
+Each folder of results has its runs in one archive, `runs.zip`, which all functions that load results
+read like files. Tables and figures are files beside it.
 """
 
 import hashlib
@@ -22,72 +22,71 @@ EXPERIMENTS_FOLDER = Path(__file__).resolve().parents[2] / "experiments"
 
 @dataclass(frozen=True)
 class ArchivedResults:
-    """A folder of results, as a program shows it."""
+    """A folder of results and the program that shows it."""
 
     owner: str
-    """The table or figure, `dynafed-table5`; a paper, where it is none of its tables."""
+    """Table or figure, such as `dynafed-table5`; for other studies the paper."""
     folder: str
-    """Below `experiments`."""
+    """Path of the folder below `experiments`."""
     program: str
-    """Its file, below `experiments`."""
+    """Path of the program below `experiments`."""
     arguments: tuple[str, ...] = ()
-    """Of its command line."""
+    """Command line of the program."""
 
     @property
     def name(self) -> str:
+        """Name of the program and the folder, unique among all archives."""
         return "-".join(["kept", *Path(self.program).with_suffix("").parts, self.source.name])
 
     @property
     def source(self) -> Path:
+        """Path of the folder."""
         return EXPERIMENTS_FOLDER / self.folder
 
     @property
     def title(self) -> str:
-        """What the folder is of."""
+        """Title of a section of a report."""
         return f"Kept results: {self.source.name}"
 
     @property
     def show_command(self) -> str:
-        """What shows them."""
+        """Command that shows the results in place."""
         arguments = [*self.arguments, "--show", "--output-dir", f"experiments/{self.folder}"]
         return " ".join(["python", f"experiments/{self.program}", *arguments])
 
 
-# What shows folders that are not named after the preset of their runs.
+# Command lines for folders that are not named after the preset of their runs.
 ARGUMENTS_BY_FOLDER = {"table5-mlp": ("--models", "mlp")}
 PRESETS = ("short", "cpu", "paper")
 
 
 def find_archives() -> list[ArchivedResults]:
-    """Find the kept tables and figures in the folders `experiments/**/results/STEM-PRESET`.
+    """Find the archived tables and figures in the folders `experiments/**/results/STEM-PRESET`.
 
     Returns:
-      Archives by folder; none in an installed package, which has no kept results.
+      Archives by folder; none in an installed package.
     """
-    return [
-        _make_archive(path)
-        for path in sorted(EXPERIMENTS_FOLDER.glob("**/results/*/*.md"))
-        if (EXPERIMENTS_FOLDER / _program_path(path)).is_file()
-    ]
-
-
-def _make_archive(path: Path) -> ArchivedResults:
-    paper, _, stem = _program_path(path).removesuffix(".py").rpartition("/")
-    paper = paper or "dynafed"  # as Table 1 and what else lies beside the papers' folders
-    is_item = stem.startswith(("table", "fig"))
-    preset = path.parent.name.rpartition("-")[2]
-    arguments = (
-        ("--preset", preset) if preset in PRESETS else ARGUMENTS_BY_FOLDER.get(path.parent.name, ())
-    )
-    folder = path.parent.relative_to(EXPERIMENTS_FOLDER).as_posix()
-    return ArchivedResults(
-        f"{paper}-{stem}" if is_item else paper, folder, _program_path(path), arguments
-    )
+    archives = []
+    for path in sorted(EXPERIMENTS_FOLDER.glob("**/results/*/*.md")):
+        program, name = _program_path(path), path.parent.name
+        if (EXPERIMENTS_FOLDER / program).is_file():
+            paper, _, stem = program.removesuffix(".py").rpartition("/")
+            paper = paper or "dynafed"  # Table 1 and studies beside the papers' folders
+            owner = f"{paper}-{stem}" if stem.startswith(("table", "fig")) else paper
+            preset = name.rpartition("-")[2]
+            is_preset, own = preset in PRESETS, ARGUMENTS_BY_FOLDER.get(name, ())
+            folder = path.parent.relative_to(EXPERIMENTS_FOLDER).as_posix()
+            arguments = ("--preset", preset) if is_preset else own
+            archives.append(ArchivedResults(owner, folder, program, arguments))
+    return archives
 
 
 def _program_path(path: Path) -> str:
-    """Of what is named `table` alone the folder says which it is. Beside the folder of results, but
-    for DynaFed's Table 1, which lies above its paper's."""
+    """Return the program of a table's file, below `experiments`.
+
+    The folder names the table of a file `table.md`. The program is beside the folder of results, or
+    one level above for DynaFed's Table 1.
+    """
     stem = path.parent.name.partition("-")[0] if path.stem == "table" else path.stem
     sibling = path.parents[2] / f"{stem}.py"
     program = sibling if sibling.is_file() else EXPERIMENTS_FOLDER / sibling.name
@@ -99,6 +98,9 @@ def archives_of(name: str) -> list[ArchivedResults]:
 
     Args:
       name: name of the table or figure, for example `dynafed-table5`, or of the paper.
+
+    Returns:
+      The archives.
     """
     return [archive for archive in find_archives() if archive.owner == name]
 
@@ -113,7 +115,7 @@ def prepare_show_command(archive: ArchivedResults, folder: Path) -> list[str] | 
     """Copy an archive to a folder, where a program can draw its tables and figures again.
 
     Args:
-      archive: the kept results.
+      archive: the archived results.
       folder: folder of the copy.
 
     Returns:
@@ -121,18 +123,15 @@ def prepare_show_command(archive: ArchivedResults, folder: Path) -> list[str] | 
       tables and figures are copied.
     """
     has_runs = bool(list_run_files(archive.source))
-    # A subfolder with an archive has arrays that a program counted of its runs.
+    # The archive of a subfolder has arrays that a program computed from the runs.
     patterns = ("*.zip", "*.npz", "*.json", "*/*.zip", "*/*.npy") if has_runs else ("*.md", "*.png")
     for path in (path for pattern in patterns for path in archive.source.glob(pattern)):
         copy_path = folder / path.relative_to(archive.source)
         copy_path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy_path)
-    arguments = [*archive.arguments, "--show", "--pictures", "dark", "--output-dir", str(folder)]
-    return (
-        [sys.executable, str(EXPERIMENTS_FOLDER / archive.program), *arguments]
-        if has_runs
-        else None
-    )
+    program = str(EXPERIMENTS_FOLDER / archive.program)
+    words = [sys.executable, program, *archive.arguments, "--show", "--output-dir", str(folder)]
+    return words if has_runs else None
 
 
 _ARCHIVED_FILE = re.compile(r"[0-9a-f]{16}\.(json|npz|npy)")
@@ -147,6 +146,9 @@ def archive_runs(directory: Path) -> int:
 
     Returns:
       Number of files that were moved.
+
+    Raises:
+      ConfigError: if the folder does not exist.
     """
     require(directory.is_dir(), "folder", str(directory), "a folder of results; there is none")
     count = 0

@@ -1,5 +1,7 @@
-"""What the papers' theorems say of a run, from the gradients that it measured
-(`RunSpec.gradient_gaps`). NumPy on the host, float64."""
+"""Bounds of the papers' theorems, from the gradients that a run measured (`RunSpec.gradient_gaps`).
+
+All computations are in NumPy on the host, in float64.
+"""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -8,24 +10,40 @@ import numpy as np
 
 from fedjax_het.utils.errors import require
 
+_GRADIENT_CURVES = (
+    "gradient_norm",
+    "server_norm",
+    "server_gap",
+    "client_gap",
+    "client_noise",
+    "server_noise",
+)
+
 
 class GradientError(NamedTuple):
-    """DynaFed's Assumption 3: the server's gradient is off by at most delta ||grad F|| + epsilon.
+    """Constants of DynaFed's Assumption 3.
 
-    relative: the largest ratio of the two lengths, delta if epsilon were 0.
+    The error of the server's gradient is at most delta ||grad F|| + epsilon.
     """
 
     delta: float
     epsilon: float
     relative: float
+    """Largest ratio of the two lengths: delta if epsilon were 0."""
 
 
 def fit_gradient_error(gaps: np.ndarray, norms: np.ndarray) -> GradientError:
-    """The delta and epsilon, neither negative, that hold in all measured rounds and whose bound is
-    lowest on their average.
+    """Fit the nonnegative delta and epsilon that hold in all rounds with the lowest mean bound.
 
-    gaps: [R] lengths of the differences of the gradients (`server_gap` is their square). norms: [R]
-    of ||grad F||. Rounds in which either is NaN are left out; ConfigError where that leaves none.
+    Args:
+      gaps: lengths of the differences of the gradients, `[R]` (`server_gap` is their square).
+      norms: ||grad F||, `[R]`. Rounds with a NaN in either are left out.
+
+    Returns:
+      The constants.
+
+    Raises:
+      ConfigError: if no round is left.
     """
     from scipy.optimize import linprog
 
@@ -40,15 +58,19 @@ def fit_gradient_error(gaps: np.ndarray, norms: np.ndarray) -> GradientError:
 
 
 class ProgressTerms(NamedTuple):
-    """FSL's Theorem 1, (12), each term of a round's expected change of F~ divided by K_0 eta_0.
+    """Terms of FSL's Theorem 1, (12): a round's expected change of F~ divided by K_0 eta_0.
 
-    step: K_0 eta_0 L. The change is at most -descent + noise + drift, [R] each.
+    The change is at most -descent + noise + drift.
     """
 
     step: float
+    """K_0 eta_0 L."""
     descent: np.ndarray
+    """Descent in each round, `[R]`."""
     noise: np.ndarray
+    """Gradient noise in each round, `[R]`."""
     drift: np.ndarray
+    """Client drift in each round, `[R]`."""
 
 
 def compute_progress_terms(
@@ -61,27 +83,27 @@ def compute_progress_terms(
     client_steps: float,
     server_steps: float,
 ) -> ProgressTerms:
-    """The terms at the largest step that (13) and (11) allow, with the measured gradients in place
-    of the constants that bound them.
+    """Compute the terms at the largest step that (13) and (11) allow.
 
-    Divided by K_0 eta_0 they hold L only in K_0 eta_0 L, which (13) bounds by a number: so nothing
-    need be known of L, and the largest step is the one at which the theorem promises most.
+    Measured gradients are in place of the constants that bound them. Divided by K_0 eta_0, the terms
+    contain L only in K_0 eta_0 L, which (13) bounds by a number. Therefore L need not be known, and
+    the guarantee is best at the largest step.
 
     Args:
       curves: `gradient_norm`, `server_norm`, `server_gap`, `client_gap`, `client_noise` and
-        `server_noise` [R] of a run (`core.gradient_diagnostics`).
-      server_lr: eta_g. num_clients, sampled: N and S. client_steps, server_steps: K and K_0.
+        `server_noise` of a run, `[R]` each (`core.gradient_diagnostics`).
+      gamma: weight of the server's objective.
+      server_lr: eta_g.
+      num_clients: N.
+      cohort_size: S.
+      client_steps: K.
+      server_steps: K_0.
+
+    Returns:
+      The terms.
     """
     gradient_norm, server_norm, server_gap, client_gap, client_noise, server_noise = (
-        np.asarray(curves[name], np.float64)
-        for name in (
-            "gradient_norm",
-            "server_norm",
-            "server_gap",
-            "client_gap",
-            "client_noise",
-            "server_noise",
-        )
+        np.asarray(curves[name], np.float64) for name in _GRADIENT_CURVES
     )
     one_plus_gamma = 1 + gamma
     inner_product = (gradient_norm**2 + server_norm**2 - server_gap) / 2  # <grad F, grad f_0>

@@ -1,15 +1,16 @@
-"""What DynaFed's, FedDM's and FedAF's images give away of the clients' images.
+"""Information that the images of DynaFed, FedDM and FedAF contain about the clients' images.
 
 python experiments/leakage.py                  the embedded digits, a minute or two on 2 cores
 python experiments/leakage.py --preset cpu     Fashion-MNIST, MLP: half an hour
 
-No table of the papers, which say that made-up images protect the clients': an attacker who has
-them alone tells clients' training images from test images, by how near the nearest made-up image is
-(distance), and by the loss of a network that was trained on the made-up images (loss). Beside them
-the same attacks on as many random training images with the same labels (real: all is given away,
-but of few) and on noise (nothing is). The nearest real images are looked for among as many training
-as test images. `leakage.md` lists what is found, `leakage.png` shows made-up images beside their
-nearest training images.
+The papers have no such table; they state that synthetic images protect the clients' images. Here an
+attacker who has only the synthetic images distinguishes clients' training images from test images,
+by the distance to the nearest synthetic image (distance), and by the loss of a network trained on
+the synthetic images (loss). References are the same attacks on as many random training images with
+the same labels (real, which leak everything, but about few images) and on noise (which leaks
+nothing). The nearest real image is searched among equally many training and test images.
+`leakage.md` lists the results, `leakage.png` shows synthetic images beside their nearest training
+images.
 """
 
 from functools import partial
@@ -21,8 +22,8 @@ import numpy as np
 import pandas as pd
 from scipy.stats import combine_pvalues
 
+from fedjax_het.analysis.figures.synthetic_images import rescale_to_unit_range
 from fedjax_het.analysis.render import TableSection, TextTable, format_number, format_p_value
-from fedjax_het.analysis.report import write_table_files
 from fedjax_het.condensation import SyntheticData, train_from_scratch
 from fedjax_het.condensation.downstream_eval import random_subset
 from fedjax_het.core.task import Task
@@ -34,8 +35,8 @@ from fedjax_het.runtime.data_assignment import build_partition
 from fedjax_het.runtime.results import Result
 from fedjax_het.utils.errors import require
 
-HARD_LABEL_LOGIT = 30.0  # the label logit of an image's own class, those of the others being 0
-ATTACKER_EPOCHS = 300  # of the attacker's network
+HARD_LABEL_LOGIT = 30.0  # label logit of an image's own class; the others are 0
+ATTACKER_EPOCHS = 300
 NUM_SHOWN_IMAGES = 8
 CAPTION = (
     "Images: made by the method; real: as many random training images with the same labels; noise. "
@@ -61,6 +62,17 @@ ROWS = (
 def make_preset(
     dataset: str, seeds: tuple[int, ...], num_clients: int, **condensation_options: Any
 ) -> Preset:
+    """Make a preset.
+
+    Args:
+      dataset: name of the data set.
+      seeds: seeds of the runs.
+      num_clients: number of clients.
+      **condensation_options: options of FedDM and FedAF.
+
+    Returns:
+      The preset.
+    """
     options = {"ipc": 10, "server_epochs": 50, **condensation_options}
     return Preset(
         datasets=(dataset,),
@@ -90,7 +102,15 @@ LEAKAGE = TableDeclaration(
 
 
 def load_synthetic_data(result: Result, num_classes: int) -> SyntheticData:
-    """The made-up images of a run, of all clients, with soft labels."""
+    """Return the synthetic images of all clients with soft labels.
+
+    Args:
+      result: result of a run.
+      num_classes: number of classes.
+
+    Returns:
+      The images.
+    """
     artifacts = result.artifacts
     if "synthetic_images" in artifacts:
         images, logits = artifacts["synthetic_images"], artifacts["synthetic_label_logits"]
@@ -103,7 +123,18 @@ def load_synthetic_data(result: Result, num_classes: int) -> SyntheticData:
 
 
 def attacker_losses(task: Task, data: SyntheticData, images: np.ndarray, labels: np.ndarray, key):
-    """[N] of a network that was trained on the data alone."""
+    """Compute losses of a network that is trained on synthetic data only.
+
+    Args:
+      task: task with the network.
+      data: the synthetic data.
+      images: images `[N, H, W, C]`.
+      labels: their labels `[N]`.
+      key: PRNG key.
+
+    Returns:
+      Losses in nats, `[N]`.
+    """
     variables = task.model.init(key)
 
     def apply(params, inputs):
@@ -129,7 +160,15 @@ def attacker_losses(task: Task, data: SyntheticData, images: np.ndarray, labels:
 
 
 def measure_leakage(result: Result, dataset: Dataset) -> list[dict[str, Any]]:
-    """A row for each kind of data."""
+    """Attack the synthetic images of a run, and the references.
+
+    Args:
+      result: result of the run.
+      dataset: its data set.
+
+    Returns:
+      A record for each kind of images: `made`, `real` and `noise`.
+    """
     spec = result.spec.resolved()
     model = make_model(spec.model, dataset.input_shape, dataset.num_classes, **spec.model_options)
     task = Task(model, dataset.mean, dataset.std)
@@ -143,7 +182,7 @@ def measure_leakage(result: Result, dataset: Dataset) -> list[dict[str, Any]]:
         return np.asarray(task.normalize(jnp.asarray(images)))
 
     members, non_members = inputs(dataset.train_images[client_indices]), inputs(dataset.test_images)
-    # As many members as others; those that stand in for the made ones are among them.
+    # There are as many members as others; the images of kind `real` are among them.
     remaining = rng.permutation(np.setdiff1d(np.arange(len(members)), reference_indices))
     member_subset = np.concatenate([reference_indices, remaining])[: len(non_members)]
     kinds = {
@@ -186,7 +225,15 @@ def measure_leakage(result: Result, dataset: Dataset) -> list[dict[str, Any]]:
 
 
 def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
-    """A section for each data set, a row for each method and kind: means over seeds."""
+    """Format means over seeds.
+
+    Args:
+      table: a row per run and kind of images with the records of `measure_leakage`.
+      title: title of the table.
+
+    Returns:
+      A section for each data set, with a row for each method and kind.
+    """
     sections = []
     for dataset, rows in table.groupby("dataset", sort=False):
         texts = []
@@ -208,60 +255,53 @@ def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
                     "Seeds": str(len(method_rows)),
                 }
             )
-        sections.append(TableSection(rows=tuple(texts), title=dataset, labels={"Data": dataset}))
-    names = ("Method", "Images")
-    values = tuple(name for name in texts[0] if name not in names)
-    return TextTable(title, names, values, tuple(sections), (CAPTION,))
+        sections.append(TableSection(texts, dataset, {"Data": dataset}))
+    return TextTable.from_sections(title, ["Method", "Images"], sections, [CAPTION])
 
 
 def plot_nearest_images(image_pairs: dict[str, tuple[np.ndarray, np.ndarray]]):
-    """Two rows for each method: made-up images, and under each the nearest training image."""
+    """Plot two rows for each method: synthetic images, and below them the nearest training images."""
     from matplotlib.figure import Figure
 
-    figure = Figure(
-        figsize=(0.7 * NUM_SHOWN_IMAGES + 2.2, 1.5 * len(image_pairs)), layout="constrained"
-    )
-    axes = figure.subplots(2 * len(image_pairs), NUM_SHOWN_IMAGES, squeeze=False)
-    for number, (method, pair) in enumerate(image_pairs.items()):
-        for row, images in enumerate(pair):
-            for axis, image in zip(axes[2 * number + row], images, strict=True):
-                low, high = image.min(), image.max()
-                axis.imshow(((image - low) / max(high - low, 1e-6)).squeeze(), cmap="gray")
+    size = (0.7 * NUM_SHOWN_IMAGES + 2.2, 1.5 * len(image_pairs))
+    figure = Figure(figsize=size, layout="constrained")
+    grid = iter(figure.subplots(2 * len(image_pairs), NUM_SHOWN_IMAGES, squeeze=False))
+    for method, pair in image_pairs.items():
+        for label, images in zip((method, "nearest training image"), pair, strict=True):
+            axes = next(grid)
+            for axis, image in zip(axes, images, strict=True):
+                axis.imshow(rescale_to_unit_range(image).squeeze(), cmap="gray")
                 axis.set(xticks=[], yticks=[])
-        labels = (method, "nearest training image")
-        for row, label in enumerate(labels):
-            axes[2 * number + row, 0].set_ylabel(
-                label, rotation=0, ha="right", va="center", fontsize=7
-            )
+            axes[0].set_ylabel(label, rotation=0, ha="right", va="center", fontsize=7)
     return figure
 
 
 def nearest_image_pairs(result: Result, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Made-up images of a run, evenly picked, and the nearest of the clients' training images."""
-    synthetic_images = np.asarray(load_synthetic_data(result, dataset.num_classes).images)
-    shown_images = synthetic_images[
-        np.linspace(0, len(synthetic_images) - 1, NUM_SHOWN_IMAGES).astype(int)
-    ]
+    """Return synthetic images of a run, and the nearest of the clients' training images.
+
+    Args:
+      result: result of the run.
+      dataset: its data set.
+
+    Returns:
+      Two arrays `[NUM_SHOWN_IMAGES, H, W, C]`.
+    """
+    images = np.asarray(load_synthetic_data(result, dataset.num_classes).images)
+    shown = images[np.linspace(0, len(images) - 1, NUM_SHOWN_IMAGES).astype(int)]
     client_indices = np.unique(build_partition(result.spec.resolved(), dataset).indices)
-    client_images = (dataset.train_images[client_indices] / 255 - dataset.mean) / dataset.std
-    return shown_images, np.stack(
-        [
-            client_images[np.square(client_images - image).sum((1, 2, 3)).argmin()]
-            for image in shown_images
-        ]
-    )
+    candidates = (dataset.train_images[client_indices] / 255 - dataset.mean) / dataset.std
+    nearest = [np.square(candidates - image).sum((1, 2, 3)).argmin() for image in shown]
+    return shown, candidates[nearest]
 
 
-def write_outputs(table_run: TableRun) -> list[str]:
+def _write_outputs(table_run: TableRun) -> list[str]:
     rows: list[dict[str, Any]] = []
     image_pairs: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for cell, result in table_run.iterate_results():
         spec = result.spec
         dataset = load_dataset(spec.dataset, normalisation=spec.normalisation)
         identifiers = {"dataset": cell.dataset, "method": cell.method, "seed": spec.seed}
-        rows += [
-            {**identifiers, **measurements} for measurements in measure_leakage(result, dataset)
-        ]
+        rows += [{**identifiers, **values} for values in measure_leakage(result, dataset)]
         if cell.method not in image_pairs:
             image_pairs[cell.method] = nearest_image_pairs(result, dataset)
     if not rows:
@@ -270,29 +310,37 @@ def write_outputs(table_run: TableRun) -> list[str]:
     table = pd.DataFrame(rows)
     texts = make_text_table(table, f"{table_run.title}.")
     figures = {"leakage.png": plot_nearest_images(image_pairs)}
-    return write_table_files(table_run.directory, "leakage", texts, table, figures)
+    return table_run.write_table("leakage", texts, table, figures)
 
 
 FALSE_POSITIVE_RATE = 0.001
-_BLOCK_SIZE = 2**24  # distances at a time
+_BLOCK_SIZE = 2**24  # distances per block
 
 
 class AttackResult(NamedTuple):
-    """How well scores tell members from others.
-
-    auc: the chance that a member scores above another image; 0.5 is a guess. p_value: of
-    Mann and Whitney's test that it is one. found: the share of members above the score that one in
-    a thousand others reach (`FALSE_POSITIVE_RATE`), which a guess puts at that thousandth.
-    """
+    """Success of a membership attack by scores."""
 
     auc: float
+    """Probability that a member scores above another image; 0.5 for a guess."""
     p_value: float
+    """Mann and Whitney's test that the probability is 0.5."""
     found: float
+    """Fraction of members above the score that one in a thousand others reach."""
 
 
 def evaluate_membership_attack(members: np.ndarray, others: np.ndarray) -> AttackResult:
-    """From the scores [N] of members and [M] of others; ConfigError where either has none or one
-    that is not finite."""
+    """Evaluate a membership attack.
+
+    Args:
+      members: scores of members, `[N]`.
+      others: scores of other images, `[M]`.
+
+    Returns:
+      The success of the attack.
+
+    Raises:
+      ConfigError: if there is no score, or one that is not finite.
+    """
     from scipy import stats
 
     members, others = (np.asarray(scores, np.float64) for scores in (members, others))
@@ -306,48 +354,60 @@ def evaluate_membership_attack(members: np.ndarray, others: np.ndarray) -> Attac
 
 
 class NeighborComparison(NamedTuple):
-    """Where made-up images have their nearest real ones, of members and of as many others.
-
-    members, others: [M] distances to the nearest of each. share: of those whose nearest is a
-    member, ties counting half; 0.5 where membership says nothing. p_value: of the binomial test
-    that it is 0.5, ties left out.
-    """
+    """Distances of synthetic images to members and to equally many other images."""
 
     members: np.ndarray
+    """Distance to the nearest member, `[M]`."""
     others: np.ndarray
+    """Distance to the nearest other image, `[M]`."""
     share: float
+    """Fraction whose nearest image is a member, ties counting half; 0.5 without leakage."""
     p_value: float
+    """Binomial test that the fraction is 0.5, without ties."""
 
 
 def compare_neighbors(
     synthetic: np.ndarray, members: np.ndarray, others: np.ndarray
 ) -> NeighborComparison:
-    """Of made-up images [M, ...]; ConfigError unless there are as many members as others, without
-    which the larger side has the nearer neighbours."""
+    """Compare the distances of synthetic images to members and to other images.
+
+    Args:
+      synthetic: images `[M, ...]`.
+      members: images `[N, ...]`.
+      others: images `[N, ...]`; the larger set would have the nearer neighbors.
+
+    Returns:
+      The distances and their comparison.
+
+    Raises:
+      ConfigError: if there are not as many members as others.
+    """
     from scipy import stats
 
     require(len(members) == len(others), "members", len(members), f"{len(others)}, as many others")
-    member_distances, other_distances = (
-        nearest_distances(synthetic, members),
-        nearest_distances(synthetic, others),
-    )
-    num_closer, num_farther = (
-        int((member_distances < other_distances).sum()),
-        int((member_distances > other_distances).sum()),
-    )
-    num_decided = num_closer + num_farther
-    p_value = stats.binomtest(num_closer, num_decided).pvalue if num_decided else 1.0
-    member_share = (num_closer + (len(member_distances) - num_decided) / 2) / len(member_distances)
-    return NeighborComparison(
-        member_distances, other_distances, float(member_share), float(p_value)
-    )
+    to_members, to_others = (nearest_distances(synthetic, side) for side in (members, others))
+    closer, farther = int((to_members < to_others).sum()), int((to_members > to_others).sum())
+    decided, count = closer + farther, len(to_members)
+    p_value = stats.binomtest(closer, decided).pvalue if decided else 1.0
+    share = (closer + (count - decided) / 2) / count
+    return NeighborComparison(to_members, to_others, float(share), float(p_value))
 
 
 def nearest_distances(images: np.ndarray, candidates: np.ndarray) -> np.ndarray:
-    """[M] the distance of each image [M, ...] to the nearest candidate [N, ...]: the root of the
-    mean squared difference of their values.
+    """Compute the distance of each image to its nearest candidate.
 
-    Cost: M N products; memory of a block of them.
+    The distance is the root of the mean squared difference of pixels. The cost is M N products in
+    blocks.
+
+    Args:
+      images: images `[M, ...]`.
+      candidates: images `[N, ...]`.
+
+    Returns:
+      Distances, float64 `[M]`.
+
+    Raises:
+      ConfigError: if there is no candidate.
     """
     require(len(candidates) > 0, "candidates", 0, "at least one image")
     images, candidates = (
@@ -357,9 +417,9 @@ def nearest_distances(images: np.ndarray, candidates: np.ndarray) -> np.ndarray:
     for block in np.array_split(images, max(1, len(images) * len(candidates) // _BLOCK_SIZE)):
         products = squared_norms - 2 * block @ candidates.T
         best = candidates[products.argmin(1)]
-        # From the difference itself: that of the products would be rounding where both are alike.
+        # The difference itself: that of the products would be rounding noise for equal images.
         distances.append(np.sqrt(np.square(block - best).mean(1, dtype=np.float64)))
     return np.concatenate(distances)
 
 
-main = make_table_program(LEAKAGE, write_outputs)
+main = make_table_program(LEAKAGE, _write_outputs)

@@ -6,10 +6,10 @@ from importlib import import_module
 import numpy as np
 import pandas as pd
 import pytest
+from fedjax_het.papers.fedamp.table1 import TABLE1 as WITHOUT_CLASSES
 
 from fedjax_het import RunSpec, analysis
 from fedjax_het.analysis import TableCell, compare_with_reported, format_comparison_table
-from fedjax_het.papers.fedamp.table1 import TABLE1 as WITHOUT_CLASSES
 from fedjax_het.papers.reported import load_reported_values
 from fedjax_het.papers.table import TableArguments, TableRun, list_protocol_deviations, make_cells
 from fedjax_het.runtime.results import Result

@@ -7,19 +7,6 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
-from PIL import Image
-from support.browser import find_chromium, open_browser
-
-from fedjax_het.analysis.figures.output import describe_figure, write_extra_formats, write_figure
-from fedjax_het.papers import archived_results as kept_results
-from fedjax_het.papers.archived_results import (
-    ArchivedResults,
-    archives_of,
-    find_archives,
-    prepare_show_command,
-)
-from fedjax_het.papers.programs import ProgramModule, find_programs
 from fedjax_het.papers.report_items import (
     PaperItem,
     ProgramRecord,
@@ -32,6 +19,19 @@ from fedjax_het.papers.report_page import (
     read_picture_description,
     render_html,
 )
+from matplotlib.figure import Figure
+from PIL import Image
+from support.browser import find_chromium, open_browser
+
+from fedjax_het.analysis.figures.style import describe_figure, write_extra_formats, write_figure
+from fedjax_het.papers import archived_results as kept_results
+from fedjax_het.papers.archived_results import (
+    ArchivedResults,
+    archives_of,
+    find_archives,
+    prepare_show_command,
+)
+from fedjax_het.papers.programs import ProgramModule, find_programs
 from fedjax_het.runtime.result_store import list_run_files
 
 ODD = 'a "quoted" <b>name</b> & more'

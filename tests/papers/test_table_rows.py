@@ -6,6 +6,8 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from fedjax_het.papers.table.significance import NUM_BLOCKS, compute_p_values, describe_p_values
+from fedjax_het.papers.table1 import TABLE1
 from scipy import stats
 
 from fedjax_het.analysis.comparison import add_row_setting, compare_with_reported, parse_row
@@ -18,7 +20,6 @@ from fedjax_het.papers.table.columns import (
     describe_matching_losses,
     describe_relative_gains,
 )
-from fedjax_het.papers.table.significance import NUM_BLOCKS, compute_p_values, describe_p_values
 from fedjax_het.papers.table.tuning import (
     TUNING_FACTORS,
     TUNING_SEED,
@@ -27,7 +28,6 @@ from fedjax_het.papers.table.tuning import (
     make_tuning_trials,
 )
 from fedjax_het.papers.table.writer import write_comparison_table
-from fedjax_het.papers.table1 import TABLE1
 
 RNG = np.random.default_rng(0)
 
@@ -211,6 +211,7 @@ def test_only_runs_that_both_rows_have_are_compared():
 
 def test_a_table_of_clients_compares_clients(tmp_path):
     from fedjax_het.papers.fedamp.table1 import TABLE1 as FEDAMP
+
     from fedjax_het.runtime.results import Result
 
     arguments = TableArguments(preset="quick", methods=("separate", "fedamp"), seeds=(0,))

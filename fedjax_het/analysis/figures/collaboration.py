@@ -1,11 +1,13 @@
-"""Who learns from whom: collaboration weights as heat maps."""
+"""Collaboration weights between clients as heat maps and as an animation over the rounds."""
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedjax_het.analysis.figure_style import is_bottom_panel, is_leftmost_panel, make_panels
+from fedjax_het.analysis.figures.style import label_outer_axes, make_panels, write_animation
 from fedjax_het.data.validation import to_array
 from fedjax_het.metrics.personal import compute_group_weights
 from fedjax_het.utils.config import PositiveInt, validate_arguments
@@ -16,9 +18,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_DIAGONAL_COLOR = "#D9D9D9"  # no colour of the scale
-_GROUP_LINE_COLOR = "#FFFFFF"
+_DIAGONAL_COLOR = "#D9D9D9"  # no color of the scale
 _MAX_TICKS, _MAX_GROUP_LABELS = 12, 20
+_MAX_FRAMES = 40
 
 
 @validate_arguments
@@ -49,127 +51,126 @@ def plot_collaboration(
         together (`order_by_similarity`; with `groups`, within groups), "given" keeps the order, or
         `[K]` client ids.
 
+    Returns:
+      The figure.
+
     Raises:
       ConfigError: if a matrix is not square, or the number of groups or titles does not fit.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.analysis import plot_collaboration
+      >>> weights = np.array([[0.6, 0.3, 0.1], [0.3, 0.6, 0.1], [0.1, 0.1, 0.8]])
+      >>> plot_collaboration(weights, titles=["fedamp"]).axes[0].get_title()
+      'fedamp'
     """
-    expected_shape = "a matrix [K, K], or a list of them"
-    matrices = []
-    for matrix in weights if isinstance(weights, list | tuple) else [weights]:
-        array = to_array("weights", matrix, expected_shape)
-        matrices += list(array) if array.ndim == 3 else [array]
-    if matrices and matrices[0].ndim == 1:  # the rows of one
-        matrices = [to_array("weights", weights, expected_shape)]
+    matrices = _to_matrices(weights)
     if groups is not None:
         groups = to_array("groups", groups, "[K] the group of each client")
-    require(len(matrices) > 0, "weights", "none", "at least one matrix [K, K]")
-    for matrix in matrices:
-        is_square = matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] > 0
-        require(is_square, "shape of weights", matrix.shape, "[K, K], a row for each client")
-        has_same_shape = matrix.shape == matrices[0].shape
-        require(
-            has_same_shape,
-            "shape of weights",
-            matrix.shape,
-            f"{matrices[0].shape}, as the first has",
-        )
-        require(matrix.dtype.kind in "iuf", "dtype of weights", str(matrix.dtype), "numbers")
-        shape = () if groups is None else np.shape(groups)
-        is_matching_shape = groups is None or shape == matrix.shape[:1]
-        require(is_matching_shape, "shape of groups", shape, f"({len(matrix)},)")
+        expected = f"({len(matrices[0])},)"
+        require(groups.shape == matrices[0].shape[:1], "shape of groups", groups.shape, expected)
     if isinstance(scale, str):
         require_name("scale", scale, ("own", "shared"))
-    client_ids = _resolve_client_order(order, matrices, groups)
-    num_matrices = len(matrices)
-    require(
-        titles is None or len(titles) == num_matrices, "titles", titles, f"{num_matrices} of them"
-    )
-    panel_names = [
-        f"{number}" for number in range(num_matrices)
-    ]  # panels have names, titles may repeat
+    clients = _resolve_client_order(order, matrices, groups)
+    count = len(matrices)
+    require(titles is None or len(titles) == count, "titles", titles, f"{count} of them")
 
-    matrices = [matrix[np.ix_(client_ids, client_ids)] for matrix in matrices]
-    ordered_groups = None if groups is None else groups[client_ids]
-    off_diagonal_weights = [_mask_diagonal(matrix) for matrix in matrices]
-    max_weights = [
-        max(float(np.nanmax(values, initial=0)), 1e-12) for values in off_diagonal_weights
-    ]
+    matrices = [matrix[np.ix_(clients, clients)] for matrix in matrices]
+    max_weights = [_get_max_weight(matrix) for matrix in matrices]
     if scale != "own":
-        max_weights = [max(max_weights) if isinstance(scale, str) else float(scale)] * num_matrices
-    axis_subject = "client" if groups is None else "group of the client"
+        max_weights = [max(max_weights) if isinstance(scale, str) else float(scale)] * count
     size = (2.6, 2.9) if scale == "shared" else (3.7, 3.3)
-    figure, panels = make_panels(panel_names, columns=columns, size=size, sharey="none")
+    # Titles may repeat, names of panels may not.
+    figure, panels = make_panels(
+        list(map(str, range(count))), columns=columns, size=size, sharey="none"
+    )
     figure.set_layout_engine("compressed")  # panels are square
-    for index, panel in enumerate(panels.values()):
+
+    def add_color_bar(image, panels) -> None:
+        bar = figure.colorbar(image, ax=panels, label="weight", fraction=0.05, pad=0.03)
+        bar.outline.set_visible(False)
+        bar.ax.tick_params(labelsize=9)
+
+    subject = "client" if groups is None else "group of the client"
+    label_outer_axes(panels.values(), x=f"{subject} that is heard", y=f"{subject} that receives")
+    for index, (panel, matrix) in enumerate(zip(panels.values(), matrices, strict=True)):
         panel.set_title("" if titles is None else escape_mathtext(titles[index]), fontsize=10)
-        image = _draw_matrix(panel, off_diagonal_weights[index], max_weights[index])
-        _set_client_ticks(panel, client_ids, ordered_groups)
-        if is_leftmost_panel(panel):
-            panel.set_ylabel(f"{axis_subject} that receives", fontsize=10)
-        if is_bottom_panel(panel, panels.values()):
-            panel.set_xlabel(
-                f"{axis_subject} that is heard\n{_describe_diagonal(matrices[index])}", fontsize=10
-            )
-        else:
-            panel.set_xlabel(_describe_diagonal(matrices[index]), fontsize=10)
+        image = _draw_matrix(panel, matrix, max_weights[index])
+        _set_client_ticks(panel, clients, None if groups is None else groups[clients])
+        low, high = (f"{reduce(np.diagonal(matrix)):.3f}" for reduce in (np.min, np.max))
+        diagonal = f"grey, own model: {low}" + ("" if low == high else f" to {high}")
+        panel.set_xlabel("\n".join(filter(None, [panel.get_xlabel(), diagonal])), fontsize=10)
         if scale == "own":
-            _add_color_bar(figure, image, panel)
+            add_color_bar(image, panel)
     if scale != "own":
-        _add_color_bar(figure, image, list(panels.values()))
+        add_color_bar(image, list(panels.values()))
     return figure
+
+
+def _to_matrices(weights: Any) -> list[np.ndarray]:
+    """Return matrices `[K, K]` of one shape; raise ConfigError for anything else."""
+    expected = "a matrix [K, K], or a list of them"
+    matrices = []
+    for matrix in weights if isinstance(weights, list | tuple) else [weights]:
+        array = to_array("weights", matrix, expected)
+        matrices += list(array) if array.ndim == 3 else [array]
+    if matrices and matrices[0].ndim == 1:  # rows of one matrix
+        matrices = [to_array("weights", weights, expected)]
+    require(len(matrices) > 0, "weights", "none", "at least one matrix [K, K]")
+    first = matrices[0].shape
+    for matrix in matrices:
+        shape = matrix.shape
+        is_square = len(shape) == 2 and shape[0] == shape[1] > 0
+        require(is_square, "shape of weights", shape, "[K, K], a row for each client")
+        require(shape == first, "shape of weights", shape, f"{first}, as the first has")
+        require(matrix.dtype.kind in "iuf", "dtype of weights", str(matrix.dtype), "numbers")
+    return matrices
 
 
 def _resolve_client_order(
     order: Any, matrices: Sequence[np.ndarray], groups: np.ndarray | None
 ) -> np.ndarray:
-    """[K] the clients' numbers as they stand. ConfigError unless each is there once."""
-    all_client_ids = np.arange(len(matrices[0]))
+    """Return the client ids `[K]` in their order; raise ConfigError unless each is there once."""
+    client_ids = np.arange(len(matrices[0]))
     if isinstance(order, str):
         require_name("order", order, ("similar", "given"))
-        return order_by_similarity(matrices, groups) if order == "similar" else all_client_ids
-    client_ids = np.asarray(order)
-    is_permutation = (
-        client_ids.shape == all_client_ids.shape
-        and sorted(client_ids.tolist()) == all_client_ids.tolist()
-    )
-    require(
-        is_permutation,
-        "order",
-        order,
-        f"'similar', 'given' or the numbers 0 to {all_client_ids[-1]}, each once",
-    )
-    return client_ids
-
-
-def _add_color_bar(figure: "Figure", image, panels) -> None:
-    color_bar = figure.colorbar(image, ax=panels, label="weight", fraction=0.05, pad=0.03)
-    color_bar.outline.set_visible(False)
-    color_bar.ax.tick_params(labelsize=9)
+        return order_by_similarity(matrices, groups) if order == "similar" else client_ids
+    ordered_ids = np.asarray(order)
+    is_permutation = ordered_ids.ndim == 1 and sorted(ordered_ids.tolist()) == client_ids.tolist()
+    expected = f"'similar', 'given' or the numbers 0 to {client_ids[-1]}, each once"
+    require(is_permutation, "order", order, expected)
+    return ordered_ids
 
 
 def _mask_diagonal(matrix: np.ndarray) -> np.ndarray:
-    """The weights for other clients; NaN on the diagonal."""
     return np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
 
 
-def _describe_diagonal(matrix: np.ndarray) -> str:
-    low, high = f"{np.diagonal(matrix).min():.3f}", f"{np.diagonal(matrix).max():.3f}"
-    return f"grey, own model: {low}" + ("" if low == high else f" to {high}")
+def _get_max_weight(matrix: np.ndarray) -> float:
+    """Return the largest weight for another client, at least 1e-12."""
+    return max(float(np.nanmax(_mask_diagonal(matrix), initial=0)), 1e-12)
 
 
 def order_by_similarity(
     matrices: Sequence[np.ndarray], groups: np.ndarray | None = None
 ) -> np.ndarray:
-    """[K] the clients, so that those that take from each other stand side by side: the leaves of
-    average linkage over mean weights, each matrix by its largest and both ways, in the order in
-    which neighbours are nearest. With groups [K] it is these that are ordered so."""
+    """Order clients so that those with high mutual weights are next to each other.
+
+    The order is that of the leaves of average linkage with optimal leaf ordering. The similarity
+    of two clients is their mean weight in both directions, each matrix divided by its largest.
+
+    Args:
+      matrices: collaboration weights `[K, K]`.
+      groups: `[K]` group of each client; if given, groups are ordered in place of clients.
+
+    Returns:
+      Client ids, int `[K]`.
+    """
     from scipy.cluster.hierarchy import leaves_list, linkage
     from scipy.spatial.distance import squareform
 
-    scaled_matrices = [
-        _mask_diagonal(matrix) / max(np.nanmax(_mask_diagonal(matrix), initial=0), 1e-12)
-        for matrix in matrices
-    ]
-    similarity = np.nan_to_num(np.mean(scaled_matrices, axis=0))
+    scaled = [_mask_diagonal(matrix) / _get_max_weight(matrix) for matrix in matrices]
+    similarity = np.nan_to_num(np.mean(scaled, axis=0))
     similarity = (similarity + similarity.T) / 2
     members = [[k] for k in range(len(similarity))]
     if groups is not None:
@@ -180,44 +181,74 @@ def order_by_similarity(
         return np.concatenate(members).astype(int)
     distance = similarity.max() - similarity
     np.fill_diagonal(distance, 0)
-    leaves = leaves_list(
-        linkage(squareform(distance, checks=False), "average", optimal_ordering=True)
-    )
-    # Either end may be the first.
-    leaves = leaves if leaves[0] < leaves[-1] else leaves[::-1]
+    tree = linkage(squareform(distance, checks=False), "average", optimal_ordering=True)
+    leaves = leaves_list(tree)
+    leaves = leaves if leaves[0] < leaves[-1] else leaves[::-1]  # either end may be the first
     return np.concatenate([members[leaf] for leaf in leaves]).astype(int)
 
 
-def _draw_matrix(panel: "Axes", off_diagonal: np.ndarray, max_weight: float):
+def _draw_matrix(panel: "Axes", matrix: np.ndarray, max_weight: float):
     from matplotlib import colormaps
 
-    color_map = colormaps["viridis"].with_extremes(bad=_DIAGONAL_COLOR)
-    image = panel.imshow(
-        off_diagonal, cmap=color_map, vmin=0, vmax=max_weight, interpolation="nearest"
-    )
-    panel.set_xlim(-0.5, len(off_diagonal) - 0.5)
-    panel.set_ylim(len(off_diagonal) - 0.5, -0.5)
+    colors = colormaps["viridis"].with_extremes(bad=_DIAGONAL_COLOR)
+    options: Any = {"cmap": colors, "vmin": 0, "vmax": max_weight, "interpolation": "nearest"}
+    image = panel.imshow(_mask_diagonal(matrix), **options)
+    panel.set_xlim(-0.5, len(matrix) - 0.5)
+    panel.set_ylim(len(matrix) - 0.5, -0.5)
     panel.spines[:].set_visible(False)
     return image
 
 
-def _set_client_ticks(panel: "Axes", client_ids: np.ndarray, groups: np.ndarray | None) -> None:
-    """The number of each client, as far as there is room; or the names of groups, and lines between
-    them."""
-    step = -(-len(client_ids) // _MAX_TICKS)
-    tick_positions = np.arange(0, len(client_ids), step).astype(float)
-    texts = [str(client_ids[int(place)]) for place in tick_positions]
+def _set_client_ticks(panel: "Axes", clients: np.ndarray, groups: np.ndarray | None) -> None:
+    """Label clients as far as there is room, or groups with lines between them."""
+    ticks = np.arange(0, len(clients), -(-len(clients) // _MAX_TICKS)).astype(float)
+    texts = [str(clients[int(tick)]) for tick in ticks]
     if groups is not None:
         starts = np.concatenate([[0], 1 + np.flatnonzero(groups[1:] != groups[:-1])])
         for start in starts[1:]:
-            panel.axhline(start - 0.5, color=_GROUP_LINE_COLOR, lw=0.8)
-            panel.axvline(start - 0.5, color=_GROUP_LINE_COLOR, lw=0.8)
+            panel.axhline(start - 0.5, color="#FFFFFF", lw=0.8)
+            panel.axvline(start - 0.5, color="#FFFFFF", lw=0.8)
         if len(starts) <= _MAX_GROUP_LABELS:
-            ends = np.append(starts[1:], len(client_ids))
-            tick_positions, texts = (
-                (starts + ends - 1) / 2,
-                [str(groups[start]) for start in starts],
-            )
+            ticks = (starts + np.append(starts[1:], len(clients)) - 1) / 2
+            texts = [str(groups[start]) for start in starts]
     for axis in (panel.xaxis, panel.yaxis):
-        axis.set_ticks(tick_positions, texts)
+        axis.set_ticks(ticks, texts)
         axis.set_tick_params(length=0)
+
+
+def animate_collaboration(
+    weights: np.ndarray,
+    path: str | os.PathLike,
+    groups: np.ndarray | None = None,
+    *,
+    title: str = "",
+) -> Path:
+    """Write an animation of `plot_collaboration` over up to 40 rounds, evenly spaced.
+
+    All pictures have one color scale, and the order of the clients in the last round.
+
+    Args:
+      weights: `[rounds, K, K]`, for example `result.metrics["collaboration"]`.
+      path: GIF file to write.
+      groups: `[K]` group of each client.
+      title: title, before the number of the round.
+
+    Returns:
+      The path.
+
+    Raises:
+      ConfigError: if the weights have another shape.
+    """
+    weights = np.asarray(weights, np.float64)
+    is_valid = weights.ndim == 3 and len(weights) > 0
+    require(is_valid, "shape of weights", weights.shape, "[rounds, K, K] of at least one round")
+    clients = order_by_similarity([weights[-1]], groups)
+    scale = max(map(_get_max_weight, weights))
+
+    def draw_round(index: int) -> "Figure":
+        titles = [", ".join(filter(None, [title, f"round {index + 1}"]))]
+        return plot_collaboration(weights[index], groups, titles, scale=scale, order=clients)
+
+    count = min(len(weights), _MAX_FRAMES)
+    rounds = np.linspace(0, len(weights) - 1, count).round().astype(int)
+    return write_animation(path, rounds.tolist(), draw_round)

@@ -1,54 +1,60 @@
-"""A measure against a numeric setting: the heterogeneity of the data, a weight of the method."""
+"""A metric against one numeric setting as lines, or against two settings as a heat map."""
 
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedjax_het.analysis.direct_labels import LineLabel, label_line_ends
-from fedjax_het.analysis.figure_style import (
+import numpy as np
+
+from fedjax_het.analysis.figures.direct_labels import LineLabel, label_line_ends
+from fedjax_het.analysis.figures.style import (
     GRAYS,
     MAX_COLUMNS,
     PALETTE,
     AxisSharing,
     add_note,
     clip_percent_limits,
-    is_bottom_panel,
-    is_leftmost_panel,
+    label_outer_axes,
     make_line_styles,
     make_panels,
+    style_axes,
 )
-from fedjax_het.analysis.figures.learning_curves import count_panel_columns
-from fedjax_het.analysis.figures.output import style_axes
-from fedjax_het.analysis.grouping import (
+from fedjax_het.analysis.overview import (
     RunLine,
+    describe_settings,
+    find_varying_settings,
     format_setting_name,
+    format_setting_value,
     get_display_scale,
     get_metric_label,
     get_metric_values,
     group_figure_lines,
+    group_runs,
     is_diverged,
     is_higher_better,
     is_numeric,
-    is_shared_setting,
     list_setting_columns,
     require_result_metric,
     resolve_group_settings,
+    summarize_runs,
 )
+from fedjax_het.analysis.render import choose_number_format, format_number
 from fedjax_het.runtime.result_store import select_newest
-from fedjax_het.utils.config import validate_arguments
-from fedjax_het.utils.errors import MAX_VALUE_LENGTH, require, require_name
-from fedjax_het.utils.text import escape_mathtext
+from fedjax_het.utils.errors import MAX_VALUE_LENGTH, ConfigError, require, require_name
+from fedjax_het.utils.text import DIVERGED, MISSING, escape_mathtext
+from fedjax_het.utils.validation import validate_arguments
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MIN_LABEL_SPACING = 0.09  # of the axis
-_CROSS_HEIGHT = 0.05  # height of a cross and its room, of the axis
-_MAX_STACKED_CROSSES = 6  # over each other; more overlap
+_MIN_LABEL_SPACING = 0.09  # of tick labels, as a fraction of the axis
+_CROSS_HEIGHT = 0.05  # height of a cross and its margin, as a fraction of the axis
+_MAX_STACKED_CROSSES = 6
 _AXIS_LABELS = {"alpha": "Dirichlet alpha (small: heterogeneous)"}
-_MIN_LOG_RANGE = 10  # values that span more are told apart on a logarithmic axis
+_MIN_LOG_RANGE = 10  # ratio of the values from which an axis is logarithmic
+_MISSING_COLOR = "#EEEEEE"
 
 
 @validate_arguments
@@ -64,6 +70,21 @@ def plot_metric_vs_alpha(
       results: as `load_results` returns it.
       by: settings that distinguish lines and panels; default: all that vary, except seeds.
       metric: a numeric column of `results`.
+
+    Returns:
+      The figure.
+
+    Raises:
+      ConfigError: if the runs have no alpha, or not a setting or the metric.
+
+    Example:
+      >>> import pandas as pd
+      >>> from fedjax_het.analysis import plot_metric_vs_alpha
+      >>> results = pd.DataFrame({"algorithm": "fedavg", "alpha": [0.1, 1.0], "seed": 0,
+      ...     "settings": ["a", "b"], "finished": "2026", "diverged": False,
+      ...     "final_accuracy": [0.5, 0.6]})
+      >>> plot_metric_vs_alpha(results).axes[0].get_xscale()
+      'log'
     """
     return plot_metric_vs_setting(results, x="alpha", by=by, metrics=(metric,))
 
@@ -95,178 +116,162 @@ def plot_metric_vs_setting(
       missing_value: position on the axis of runs without the setting, for example 0 for
         `data_sharing` against gamma; default: they are left out.
 
+    Returns:
+      The figure.
+
     Raises:
       ConfigError: if the runs do not have a setting or metric, or `x` is not numeric.
+
+    Example:
+      >>> import pandas as pd
+      >>> from fedjax_het.analysis import plot_metric_vs_setting
+      >>> results = pd.DataFrame({"algorithm": "fsl", "hp.gamma": [0.5, 1.0], "seed": 0,
+      ...     "settings": ["a", "b"], "finished": "2026", "diverged": False,
+      ...     "final_accuracy": [0.5, 0.6]})
+      >>> plot_metric_vs_setting(results, x="hp.gamma").axes[0].get_xlabel()
+      'gamma'
     """
     results = select_newest(results)
     require(len(metrics) > 0, "measures", metrics, "at least one")
     by = [name for name in resolve_group_settings(results, by) if name != x]
-    panels = (
-        resolve_group_settings(results, panels) if panels else list(filter(is_shared_setting, by))
-    )
     for metric in metrics:
         require_result_metric(results, metric)
     results, x_label = _select_plottable_runs(results, x, missing_value)
-    lines = group_figure_lines(results, by, panels)
-    titles = list(dict.fromkeys(line.panel for line in lines))
-    panel_keys = [(metric, title) for metric in metrics for title in titles]
-    size = (6.0, 3.9) if len(panel_keys) == 1 else (4.0, 3.2)
-    columns = len(titles) if len(titles) <= MAX_COLUMNS else count_panel_columns(results, panels)
-    sharey: AxisSharing = "none" if "dataset" in panels else "row" if len(metrics) > 1 else "all"
+    groups = group_figure_lines(results, by, panels)
+    lines, titles = groups.lines, groups.titles
+    keys = [(metric, title) for metric in metrics for title in titles]
+    sharey: AxisSharing = "row" if len(metrics) > 1 else "all"
     figure, grid = make_panels(
-        [f"{title}\n{metric}" for metric, title in panel_keys],
-        columns=columns,
-        size=size,
-        sharey=sharey,
+        [f"{title}\n{metric}" for metric, title in keys],
+        columns=len(titles) if len(titles) <= MAX_COLUMNS else groups.columns,
+        size=(6.0, 3.9) if len(keys) == 1 else (4.0, 3.2),
+        sharey="none" if groups.has_dataset_panels else sharey,
     )
-    panels_by_key = dict(zip(panel_keys, grid.values(), strict=True))
+    panels_by_key = dict(zip(keys, grid.values(), strict=True))
     styles = _choose_line_styles(lines, metrics[0])
-    x_values = sorted(results[x].unique())
-    is_log = x == "alpha" or (x_values[0] > 0 and x_values[-1] >= _MIN_LOG_RANGE * x_values[0])
-    has_diverged_runs = False
+    values = sorted(results[x].unique())
+    has_diverged = False
     for metric in metrics:
-        row_panels = {title: panels_by_key[metric, title] for title in titles}
-        has_diverged_runs |= _draw_metric_row(row_panels, lines, (x, metric), styles)
-    for (metric, title), panel in panels_by_key.items():
+        row = {title: panels_by_key[metric, title] for title in titles}
+        has_diverged |= _draw_metric_row(row, lines, (x, metric), styles)
+        label_outer_axes(row.values(), y=get_metric_label(metric))
+    for (_, title), panel in panels_by_key.items():
         panel.set_title(escape_mathtext(title), fontsize=10, wrap=True)
         style_axes(panel)
-        _set_x_axis(panel, x_values, is_log)
-        if is_leftmost_panel(panel):
-            panel.set_ylabel(escape_mathtext(get_metric_label(metric)), fontsize=10)
-        if is_bottom_panel(panel, panels_by_key.values()):
-            panel.set_xlabel(escape_mathtext(x_label), fontsize=10)
-    colored_lines = [line for line in lines if line.label in styles]
-    line_ends = {
+        _set_x_axis(panel, values, x)
+    label_outer_axes(panels_by_key.values(), x=x_label)
+    labels = {
         panel: [
-            _make_line_label(line, x, metric, styles[line.label])
-            for line in colored_lines
-            if line.panel == title
+            LineLabel(line.label, _get_last_mean(line, x, metric), styles[line.label]["color"])
+            for line in lines
+            if line.panel == title and line.label in styles
         ]
         for (metric, title), panel in panels_by_key.items()
     }
-    label_line_ends(figure, line_ends)
-    add_note(figure, _make_note(lines, x, styles, has_diverged_runs))
+    label_line_ends(figure, labels)
+    add_note(figure, _make_note(lines, x, styles, has_diverged))
     return figure
 
 
+def _select_plottable_runs(
+    results: "pd.DataFrame", x: str, missing_value: float | None
+) -> tuple["pd.DataFrame", str]:
+    """Return the runs that have a place on the axis, and the label of the axis."""
+    argument = x.split(".", 1)[-1][:MAX_VALUE_LENGTH]
+    require(x in results and results[x].notna().any(), argument, None, "runs with one")
+    require_name("x", x, [n for n in list_setting_columns(results) if is_numeric(results[n])])
+    label = _AXIS_LABELS.get(x, format_setting_name(x))
+    if missing_value is not None:
+        methods = ", ".join(results["algorithm"][results[x].isna()].unique())
+        label += f" (at {missing_value:g}: {methods})" if methods else ""
+        results = results.fillna({x: missing_value})
+    return results[results[x].notna()], label
+
+
 def _choose_line_styles(lines: Sequence[RunLine], metric: str) -> dict[str, dict[str, Any]]:
-    """Of the lines that are in colour: those of eight methods at most, the best."""
+    """Return the styles of the lines in color: those of the best eight methods."""
     means: dict[str, list[float]] = {}
     for line in lines:
         mean = get_metric_values(line.runs[~is_diverged(line.runs)], metric).mean()
         means.setdefault(line.method, []).append(-math.inf if math.isnan(mean) else mean)
     sign = 1 if is_higher_better(metric) else -1
     best = sorted(means, key=lambda name: sign * sum(means[name]) / len(means[name]), reverse=True)
-    colored_methods = best[: len(PALETTE)]
-    return make_line_styles(
-        (line.method, line.label) for line in lines if line.method in colored_methods
-    )
+    colored = best[: len(PALETTE)]
+    return make_line_styles((line.method, line.label) for line in lines if line.method in colored)
 
 
-def _make_line_label(line: RunLine, x: str, metric: str, style: dict[str, Any]) -> LineLabel:
-    """Where its mean is at the largest value that it has."""
-    converged_runs = line.runs[~is_diverged(line.runs)]
-    means = get_metric_values(converged_runs, metric).dropna().groupby(converged_runs[x]).mean()
-    return LineLabel(line.label, float(means.iloc[-1]) if len(means) else math.nan, style["color"])
+def _get_last_mean(line: RunLine, x: str, metric: str) -> float:
+    """Return a line's mean at its largest value; NaN if all runs diverged."""
+    converged = line.runs[~is_diverged(line.runs)]
+    means = get_metric_values(converged, metric).dropna().groupby(converged[x]).mean()
+    return float(means.iloc[-1]) if len(means) else math.nan
 
 
 def _make_note(
-    lines: Sequence[RunLine], x: str, styles: dict[str, dict], has_diverged_runs: bool
+    lines: Sequence[RunLine], x: str, styles: dict[str, dict], has_diverged: bool
 ) -> str:
-    parts = []
-    if any(line.runs[x].duplicated().any() for line in lines):
-        parts.append("lines: means; bands: one standard deviation; small points: single runs")
-    gray_labels = list(dict.fromkeys(line.label for line in lines if line.label not in styles))
-    if gray_labels:
-        parts.append(f"grey: {', '.join(gray_labels)}")
-    if has_diverged_runs:
-        parts.append("×: a run that diverged")
-    return "; ".join(parts)
-
-
-def _select_plottable_runs(
-    results: "pd.DataFrame", x: str, missing_value: float | None
-) -> tuple["pd.DataFrame", str]:
-    """The runs that have a place on the axis, and what the axis is."""
-    argument = x.split(".", 1)[-1][:MAX_VALUE_LENGTH]
-    require(x in results and results[x].notna().any(), argument, None, "runs with one")
-    require_name("x", x, [n for n in list_setting_columns(results) if is_numeric(results[n])])
-    x_label = _AXIS_LABELS.get(x, format_setting_name(x))
-    if missing_value is not None:
-        methods_without_setting = results["algorithm"][results[x].isna()].unique()
-        x_label += (
-            f" (at {missing_value:g}: {', '.join(methods_without_setting)})"
-            if len(methods_without_setting)
-            else ""
-        )
-        results = results.fillna({x: missing_value})
-    return results[results[x].notna()], x_label
+    gray = ", ".join(dict.fromkeys(line.label for line in lines if line.label not in styles))
+    parts = {
+        "lines: means; bands: one standard deviation; small points: single runs": any(
+            line.runs[x].duplicated().any() for line in lines
+        ),
+        f"grey: {gray}": gray,
+        "×: a run that diverged": has_diverged,
+    }
+    return "; ".join(text for text, is_needed in parts.items() if is_needed)
 
 
 def _draw_metric_row(
     panels: dict[str, "Axes"],
     lines: Sequence[RunLine],
-    axis_names: tuple[str, str],
+    names: tuple[str, str],
     styles: dict[str, dict],
 ) -> bool:
-    """The panels of one measure, by title, with room for crosses below. Whether there are any."""
-    x, metric = axis_names
-    num_crosses_by_panel: dict[str, dict[float, int]] = {title: {} for title in panels}
-    for title, _, label, runs in lines:
-        _draw_line(
-            panels[title], runs, (x, metric, label), styles.get(label), num_crosses_by_panel[title]
-        )
-    max_crosses = max(
-        (
-            num_crosses
-            for counts in num_crosses_by_panel.values()
-            for num_crosses in counts.values()
-        ),
-        default=0,
-    )
-    strip_height = _CROSS_HEIGHT * min(max_crosses, _MAX_STACKED_CROSSES)
-    if get_display_scale(metric) == 100:
+    """Draw the panels of a metric, with room for crosses below; return whether there are any."""
+    counts: dict[str, dict[float, int]] = {title: {} for title in panels}
+    for line in lines:
+        _draw_line(panels[line.panel], line, names, styles.get(line.label), counts[line.panel])
+    max_crosses = max((n for values in counts.values() for n in values.values()), default=0)
+    strip = _CROSS_HEIGHT * min(max_crosses, _MAX_STACKED_CROSSES)
+    if get_display_scale(names[1]) == 100:
         for panel in panels.values():
             clip_percent_limits(panel)
     limits = [panel.get_ylim() for panel in panels.values()]
     for panel, (low, high) in zip(panels.values(), limits, strict=True):
-        panel.set_ylim(low - strip_height / (1 - strip_height) * (high - low), high)
-    return any(num_crosses_by_panel.values())
+        panel.set_ylim(low - strip / (1 - strip) * (high - low), high)
+    return max_crosses > 0
 
 
 def _draw_line(
     panel: "Axes",
-    runs: "pd.DataFrame",
-    line_names: tuple[str, str, str],
+    line: RunLine,
+    names: tuple[str, str],
     style: dict[str, Any] | None,
     num_crosses: dict[float, int],
 ) -> None:
-    """One line; grey and without single runs if it has no style. `lost` counts the crosses drawn at
-    each value, so that they do not overlap."""
-    x, metric, label = line_names
-    converged_runs = runs[~is_diverged(runs)]
-    values = get_metric_values(converged_runs, metric).dropna()
-    by_value = values.groupby(converged_runs[x])
-    # A gap where all runs diverged.
+    """Draw a line, in gray and without single runs if it has no style.
+
+    `num_crosses` counts the crosses at each value of the axis, which are above each other.
+    """
+    (x, metric), runs = names, line.runs
+    has_diverged = is_diverged(runs)
+    converged = runs[~has_diverged]
+    values = get_metric_values(converged, metric).dropna()
+    by_value = values.groupby(converged[x])
+    # The line has a gap at a value where all runs diverged.
     mean = by_value.mean().reindex(sorted(runs[x].unique()))
     std = by_value.std().reindex(mean.index).fillna(0)
-    line_style = style or {"color": GRAYS[1], "linestyle": "-", "marker": "."}
-    color = line_style["color"]
+    options: dict[str, Any] = style or {"color": GRAYS[1], "linestyle": "-", "marker": "."}
+    color = options["color"]
     if mean.notna().any():
-        panel.plot(
-            mean.index,
-            mean,
-            lw=1.8 if style else 1.0,
-            markersize=5,
-            label=label,
-            zorder=3 if style else 2,
-            **line_style,
-        )
+        width, zorder = (1.8, 3) if style else (1.0, 2)
+        options = {**options, "lw": width, "zorder": zorder, "label": line.label}
+        panel.plot(mean.index, mean, markersize=5, **options)
     if style and mean.notna().any():
         panel.fill_between(mean.index, mean - std, mean + std, color=color, alpha=0.1, linewidth=0)
     if style and by_value.size().max() > 1:
         panel.plot(
-            converged_runs[x][values.index],
+            converged[x][values.index],
             values,
             linestyle="none",
             marker=style["marker"],
@@ -276,12 +281,12 @@ def _draw_line(
             alpha=0.35,
             label="_runs",
         )
-    for value in runs[x][is_diverged(runs)].unique():
-        cross_index = num_crosses.get(value, 0)
-        num_crosses[value] = cross_index + 1
+    for value in runs[x][has_diverged].unique():
+        index = num_crosses.get(value, 0)
+        num_crosses[value] = index + 1
         panel.plot(
             [value],
-            [_CROSS_HEIGHT * (0.6 + cross_index % _MAX_STACKED_CROSSES)],
+            [_CROSS_HEIGHT * (0.6 + index % _MAX_STACKED_CROSSES)],
             transform=panel.get_xaxis_transform(),
             marker="x",
             linestyle="none",
@@ -290,24 +295,156 @@ def _draw_line(
         )
 
 
-def _set_x_axis(panel: "Axes", values: Sequence[float], is_log: bool) -> None:
-    """A tick at every value, and its text as far as there is room."""
+def _set_x_axis(panel: "Axes", values: Sequence[float], x: str) -> None:
+    """Place a tick at every value, with its text if there is room."""
     from matplotlib.ticker import NullLocator
 
+    is_log = x == "alpha" or (values[0] > 0 and values[-1] >= _MIN_LOG_RANGE * values[0])
     if is_log:
         panel.set_xscale("log")
         panel.xaxis.set_minor_locator(NullLocator())
-    to_axis_scale, from_axis_scale = (
-        (math.log10, lambda position: 10**position) if is_log else (float, float)
-    )
-    low, high = to_axis_scale(values[0]), to_axis_scale(values[-1])
+    positions = np.log10(values) if is_log else np.asarray(values, np.float64)
+    low, high = positions[0], positions[-1]
     margin = 0.06 * (high - low) or 0.3
-    panel.set_xlim(
-        from_axis_scale(low - margin), from_axis_scale(high + margin / 3)
-    )  # names stand at the right
-    labels, last_label_position = [], -math.inf
-    for value in values:
-        position = (to_axis_scale(value) - low) / (high - low + margin * 4 / 3)
-        labels.append(f"{value:g}" if position - last_label_position >= _MIN_LABEL_SPACING else "")
-        last_label_position = position if labels[-1] else last_label_position
+    limits = np.array([low - margin, high + margin / 3])  # names are at the right
+    panel.set_xlim(*(10**limits if is_log else limits))
+    labels, last_fraction = [], -math.inf
+    for value, fraction in zip(
+        values, (positions - low) / (high - low + margin * 4 / 3), strict=True
+    ):
+        is_far = fraction - last_fraction >= _MIN_LABEL_SPACING
+        labels.append(f"{value:g}" if is_far else "")
+        last_fraction = fraction if is_far else last_fraction
     panel.set_xticks(values, labels)
+
+
+@validate_arguments
+def plot_heat_map(
+    results: "pd.DataFrame",
+    *,
+    x: str,
+    y: str,
+    by: Sequence[str] | None = None,
+    metric: str = "final_accuracy",
+) -> "Figure":
+    """Plot means over seeds against two settings, a panel per method and other varying setting.
+
+    Each cell shows its value, `†` if runs diverged and are left out, or a dash if there is no run.
+    All panels share one color scale. A method without both settings has no panel.
+
+    Args:
+      results: as `load_results` returns it.
+      x: setting on the horizontal axis, for example "alpha".
+      y: setting on the vertical axis, for example "hp.local_lr".
+      by: settings with panels; default: all that vary, except seeds.
+      metric: a numeric column of `results`.
+
+    Returns:
+      The figure.
+
+    Raises:
+      ConfigError: if the runs do not have a setting or the metric.
+
+    Example:
+      >>> import pandas as pd
+      >>> from fedjax_het.analysis import plot_heat_map
+      >>> results = pd.DataFrame({"algorithm": "fedavg", "alpha": [0.1, 1.0], "seed": 0,
+      ...     "hp.local_lr": 0.1, "settings": ["a", "b"], "finished": "2026",
+      ...     "diverged": False, "final_accuracy": [0.5, 0.6]})
+      >>> panel = plot_heat_map(results, x="alpha", y="hp.local_lr").axes[0]
+      >>> [text.get_text() for text in panel.texts]
+      ['50.0', '60.0']
+    """
+    results = select_newest(results)
+    for argument, name in (("x", x), ("y", y)):
+        require_name(argument, name, list_setting_columns(results))
+    require(x != y, "y", y, "another setting than x")
+    panel_settings = [name for name in resolve_group_settings(results, by) if name not in (x, y)]
+    require_result_metric(results, metric)
+    results = results[results[x].notna() & results[y].notna()]
+    if not len(results):
+        raise ConfigError(f"x = {x!r}, y = {y!r}: expected runs that have both settings")
+    summary = summarize_runs(results, by=[*panel_settings, x, y], metric=metric)
+    xs, ys = ([keys[name] for keys, _ in group_runs(summary, [name])] for name in (x, y))
+    if not is_numeric(summary[y]):
+        ys.reverse()  # texts from top to bottom, numbers from bottom to top
+    groups = {describe_settings(keys): rows for keys, rows in group_runs(summary, panel_settings)}
+    means = summary["mean"].dropna()
+    format_spec = ".1f" if get_display_scale(metric) == 100 else choose_number_format(means)
+    limits = (means.min(), means.max()) if len(means) else (0.0, 1.0)
+
+    longest = max([5, *(len(format_number(value, format_spec)) + 2 for value in means)])
+    size = (1.0 + max(0.085 * longest * len(xs), 1.6), 0.8 + max(0.34 * len(ys), 1.1))
+    max_columns = max(1, int(14 / size[0]))
+    columns = len(group_runs(summary, panel_settings[-1:]))
+    if not 1 < columns <= max_columns or len(groups) % columns:
+        columns = -(-len(groups) // -(-len(groups) // max_columns))  # rows of equal length
+    figure, panels = make_panels(list(groups), columns=columns, size=size, sharey="none")
+    width, height = figure.get_size_inches()
+    label = get_metric_label(metric)
+    figure.set_size_inches(width + 1.0, max(height, 0.6 + 0.085 * len(label)))
+    for title, panel in panels.items():
+        image = _draw_cells(panel, groups[title], (x, xs), (y, ys), limits, format_spec)
+    label_outer_axes(panels.values(), x=format_setting_name(x), y=format_setting_name(y))
+    color_bar = figure.colorbar(image, ax=list(panels.values()), label=label)
+    color_bar.outline.set_visible(False)
+    return figure
+
+
+def find_numeric_pair(results: "pd.DataFrame", by: Sequence[str] | None = None) -> list[str]:
+    """Find the first two numeric settings that vary together within a method, alpha first.
+
+    Args:
+      results: as `load_results` returns it.
+      by: names of settings; default: those that vary.
+
+    Returns:
+      Two names, or none if a heat map would show nothing.
+    """
+    varying = find_varying_settings(results)
+    names = [
+        name
+        for name in resolve_group_settings(results, by)
+        if name in varying and is_numeric(results[name])
+    ]
+    names.sort(key=lambda name: name != "alpha")
+    for index, x in enumerate(names):
+        for y in names[index + 1 :]:
+            for _, runs in group_runs(results, ["algorithm"]):
+                if (runs[[x, y]].dropna().nunique() > 1).all():
+                    return [x, y]
+    return []
+
+
+def _draw_cells(
+    panel: "Axes",
+    rows: "pd.DataFrame",
+    x: tuple[str, list],
+    y: tuple[str, list],
+    limits: tuple[float, float],
+    format_spec: str,
+):
+    from matplotlib import colormaps
+    from matplotlib.colors import Normalize
+
+    values = np.full((len(y[1]), len(x[1])), math.nan)
+    texts = np.full(values.shape, MISSING, dtype=object)
+    for row in rows.to_dict("records"):
+        cell = y[1].index(row[y[0]]), x[1].index(row[x[0]])
+        values[cell] = row["mean"]
+        is_lost = math.isnan(row["mean"]) and row["diverged"]
+        number = [] if is_lost else [format_number(row["mean"], format_spec)]
+        texts[cell] = " ".join([*number, *([DIVERGED] if row["diverged"] else [])])
+    color_map = colormaps["cividis"].with_extremes(bad=_MISSING_COLOR)
+    normalize = Normalize(*limits)
+    image = panel.imshow(values, cmap=color_map, norm=normalize, aspect="auto", origin="lower")
+    for (row_index, column), text in np.ndenumerate(texts):
+        is_dark = normalize(values[row_index, column]) < 0.5  # False for NaN
+        color = "white" if is_dark else "black"
+        panel.text(column, row_index, text, ha="center", va="center", fontsize=9, color=color)
+    for axis, (_, ticks) in ((panel.xaxis, x), (panel.yaxis, y)):
+        labels = [escape_mathtext(format_setting_value(value)) for value in ticks]
+        axis.set_ticks(range(len(ticks)), labels)
+    panel.tick_params(length=0)
+    panel.spines[:].set_visible(False)
+    return image

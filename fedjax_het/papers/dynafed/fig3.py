@@ -5,19 +5,20 @@ python experiments/dynafed/fig3.py --preset cpu     Fashion-MNIST, width 32: two
 python experiments/dynafed/fig3.py --preset paper   CIFAR-10: a GPU's work
 python experiments/dynafed/fig3.py --result results/table1-cpu/DIGEST.json    of a run that is there
 
-From the average after which the data are synthesised, `--shown` rounds are run step by step: each
-client's model on its own data after every local step, then, from the average on, the global model
-on the same clients' data over the steps of fine-tuning; a star is its mean loss over all training
-data afterwards. A control, dotted, is the same fine-tuning from the same average on as many random
-real images. The three clients take part in every one of these rounds, the others are drawn; clients
-start each with a new optimiser, where the run before them keeps it.
+From the average after which the data are synthesized, `--shown` rounds are run step by step. The
+lines are the losses of each client's model on its own data after every local step, then, from the
+average on, the losses of the global model on the same clients' data over the steps of fine-tuning;
+a star is its mean loss over all training data afterwards. A control, dotted, is the same fine-tuning
+from the same average on as many random real images. The three clients take part in every one of
+these rounds, the others are drawn. Clients start each round with a new optimizer state, while the
+run before keeps it.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +28,7 @@ import pandas as pd
 
 from fedjax_het.algorithms.dynafed import FINE_TUNE_OPTIMIZERS
 from fedjax_het.analysis import to_csv
-from fedjax_het.analysis.figure_style import add_legend
-from fedjax_het.analysis.figures.output import style_axes, write_figure
+from fedjax_het.analysis.figures.style import FigureFormat, add_legend, style_axes, write_figure
 from fedjax_het.analysis.report import write_text
 from fedjax_het.condensation import fine_tune
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
@@ -53,30 +53,18 @@ from fedjax_het.utils.io import make_output_directory
 CLIENTS = 3
 CLIENT_COLORS = ("#0072B2", "#009E73", "#E69F00")
 PHASE_DASHES = {"tuning": (3, 1), "control": (1, 1)}
-TUNING_STEPS = (0, 5, 20)  # after which the global model is measured: each is compiled
+TUNING_STEPS = (0, 5, 20)  # epochs after which the global model is measured; each is compiled
 
 
 def make_run_spec(preset: str) -> ResolvedRunSpec:
-    """Of one run that ends with the round after the synthesis."""
-    preset_declaration = settings.PRESETS[preset]
-    (dataset,), (model,) = preset_declaration.datasets, preset_declaration.models
+    """Return the settings of a run that ends with the round after the synthesis."""
+    declaration = settings.PRESETS[preset]
+    (dataset,), (model,) = declaration.datasets, declaration.models
     unused = ("server_options", "rounds")
-    common_settings = {
-        name: value for name, value in preset_declaration.settings.items() if name not in unused
-    }
-    dynafed_settings = preset_declaration.method_settings.get(
-        "dynafed", {}
-    ) | preset_declaration.model_settings.get(model, {})
-    spec = RunSpec(
-        "dynafed",
-        dataset,
-        model=model,
-        alpha=0.01,
-        rounds=21,
-        **common_settings,
-        **dynafed_settings,
-    )
-    return spec.resolved()
+    own = {name: value for name, value in declaration.settings.items() if name not in unused}
+    own |= declaration.method_settings.get("dynafed", {})
+    own |= declaration.model_settings.get(model, {})
+    return RunSpec("dynafed", dataset, model=model, alpha=0.01, rounds=21, **own).resolved()
 
 
 PRESETS = {name: make_run_spec(name) for name in settings.PRESETS}
@@ -87,33 +75,42 @@ class Arguments:
     """The command line."""
 
     preset: str = "quick"
-    """quick, cpu or paper."""
+    """Size of the run: quick, cpu or paper."""
     shown: PositiveInt = 3
-    """Rounds that are run step by step."""
+    """Number of rounds that are run step by step."""
     seed: NonNegativeInt = 0
-    """Of the run, of its clients, and of what is drawn here."""
+    """Seed of the run, of its clients and of the draws of this program."""
     result: str | None = None
-    """JSON of a kept run of DynaFed, as those of Table 1, whose data and seed these are to be;
-    default: a run of the preset is made, up to the synthesis."""
+    """JSON file of a run of DynaFed, for example of Table 1, whose synthetic data and seed are used
+    (default: a run of the preset is made, up to the synthesis)."""
     output_dir: str | None = None
     """Folder of the figure (default: results/dynafed-fig3-PRESET)."""
     list: bool = False
     """Print the run; do nothing."""
+    pictures: tuple[FigureFormat, ...] = ()
+    """Additional files of each figure: pdf, svg (default: PNG only)."""
 
 
 def pad_partition(partition) -> tuple[np.ndarray, np.ndarray]:
-    """Positions [K, n] of the clients' examples, and whether they are there."""
-    offsets = partition.offsets
-    client_indices = [partition.indices[a:b] for a, b in pairwise(offsets)]
-    max_size = max(map(len, client_indices))
-    positions = np.stack(
-        [np.pad(indices, (0, max_size - len(indices))) for indices in client_indices]
-    )
-    return positions, np.arange(max_size) < np.array([[len(indices)] for indices in client_indices])
+    """Return the positions `[K, n]` of the clients' examples, and whether they are no padding."""
+    indices = [partition.indices[a:b] for a, b in pairwise(partition.offsets)]
+    max_size = max(map(len, indices))
+    positions = np.stack([np.pad(own, (0, max_size - len(own))) for own in indices])
+    return positions, np.arange(max_size) < np.array([[len(own)] for own in indices])
 
 
 def draw_batches(is_example: np.ndarray, batch_size: int, epochs: int, rng) -> np.ndarray:
-    """[K, steps, B] places in a client's own examples; -1 is no example. Each epoch visits all."""
+    """Draw the batches of all clients; each epoch visits all examples once.
+
+    Args:
+      is_example: whether a position holds an example of the client, `[K, n]`.
+      batch_size: number of examples per batch, B.
+      epochs: number of epochs.
+      rng: NumPy generator.
+
+    Returns:
+      Positions in a client's own examples, int `[K, steps, B]`; -1 is padding.
+    """
     padded_size = -(-is_example.shape[1] // batch_size) * batch_size
     clients = []
     for row in is_example:
@@ -124,19 +121,29 @@ def draw_batches(is_example: np.ndarray, batch_size: int, epochs: int, rng) -> n
 
 
 class TrainingFunctions(NamedTuple):
-    """Compiled steps of a run, from the parameters at hand."""
+    """Compiled functions of a run."""
 
     train: Callable
-    """(params, positions [K, n], there [K, n], steps [K, S, B]) -> the clients' parameters, and the
-    losses [K, S + 1] of each on its own data."""
+    """Function of parameters, positions `[K, n]`, whether these are examples `[K, n]`, and batches
+    `[K, S, B]` that returns the clients' parameters, and their losses `[K, S + 1]` on their data."""
     tune: Callable
-    """(params, key, epochs, real) -> params, fine-tuned on the synthetic data, or on as many random
-    real images."""
+    """Function of parameters, key, epochs and `real` that returns the parameters after fine-tuning
+    on the synthetic data, or on as many random real images."""
     losses: Callable
-    """(params, positions [K, n], there [K, n]) -> [K]."""
+    """Function of parameters, positions `[K, n]` and whether these are examples `[K, n]` that returns
+    the losses `[K]`."""
 
 
 def build_training_functions(run: Result, dataset: Dataset) -> TrainingFunctions:
+    """Build the functions that run a round step by step.
+
+    Args:
+      run: result of a run of DynaFed.
+      dataset: its data set.
+
+    Returns:
+      The functions.
+    """
     spec = run.spec.resolved()
     task, apply, _ = build_network(spec, dataset)
     data_by_kind = build_comparison_data(run, task, dataset)
@@ -187,7 +194,11 @@ def build_training_functions(run: Result, dataset: Dataset) -> TrainingFunctions
 
 
 def load_run(path: str) -> Result:
-    """ConfigError where it has no synthetic data."""
+    """Load a result of DynaFed.
+
+    Raises:
+      ConfigError: if the file cannot be read, or the result has no synthetic data.
+    """
     try:
         run = Result.load(path)
     except OSError:
@@ -198,8 +209,17 @@ def load_run(path: str) -> Result:
 
 
 def measure_losses(run: Result, dataset: Dataset, num_rounds: int) -> pd.DataFrame:
-    """A row per measured step: `round` (from 1), `phase` (local, tuning, control or all), `client`,
-    `step` in its phase, `loss` in nats."""
+    """Run rounds step by step and measure losses.
+
+    Args:
+      run: result of a run of DynaFed.
+      dataset: its data set.
+      num_rounds: number of rounds.
+
+    Returns:
+      A row per measured step: `round` (from 1), `phase` (local, tuning, control or all), `client`,
+      `step` in its phase, `loss` in nats.
+    """
     spec = run.spec.resolved()
     assert spec.local_epochs is not None
     train, tune, client_losses = build_training_functions(run, dataset)
@@ -237,29 +257,31 @@ def measure_losses(run: Result, dataset: Dataset, num_rounds: int) -> pd.DataFra
 
 
 def plot_losses(table: pd.DataFrame, title: str):
-    """Rounds one after the other; each has local steps, then fine-tuning (shaded), equally wide."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    """Plot the rounds one after the other: local steps, then fine-tuning (shaded), equally wide.
+
+    Args:
+      table: losses of `measure_losses`.
+      title: title of the figure.
+
+    Returns:
+      The figure.
+    """
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     figure = Figure(figsize=(7.5, 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
     panel = figure.add_subplot()
     longest = table.query("phase == 'local'")["step"].max()
-    last = TUNING_STEPS[-1]
     for number, rows in table.groupby("round"):
         start = 2 * (number - 1)
         panel.axvspan(start + 1, start + 2, color="#D55E00", alpha=0.08, linewidth=0)
         for client, color in enumerate(CLIENT_COLORS):
-            client_rows = rows[rows["client"] == client]
-            local = client_rows.query("phase == 'local'")
-            panel.plot(start + local["step"] / longest, local["loss"], color=color, lw=1.5)
+            phases = dict(list(rows[rows["client"] == client].groupby("phase")))
+            x = start + phases["local"]["step"] / longest
+            panel.plot(x, phases["local"]["loss"], color=color, lw=1.5)
             for phase, dashes in PHASE_DASHES.items():
-                phase_rows = client_rows[client_rows["phase"] == phase]
-                positions = start + 1 + phase_rows["step"] / last
-                panel.plot(
-                    positions, phase_rows["loss"], color=color, lw=1.5, linestyle=(0, dashes)
-                )
+                x = start + 1 + phases[phase]["step"] / TUNING_STEPS[-1]
+                panel.plot(x, phases[phase]["loss"], color=color, lw=1.5, linestyle=(0, dashes))
         star = rows.query("phase == 'all'")["loss"]
         panel.plot([start + 2], star, marker="*", markersize=11, color="#000000", linestyle="none")
     rounds = sorted(table["round"].unique())
@@ -269,22 +291,19 @@ def plot_losses(table: pd.DataFrame, title: str):
     panel.set_ylabel("Loss (nats)")
     panel.set_title(title, fontsize=10)
     style_axes(panel)
-    handles = [
-        *(
-            Line2D([], [], color=color, lw=2, label=f"client {letter}")
-            for color, letter in zip(CLIENT_COLORS, "abc", strict=True)
-        ),
-        Line2D([], [], color="#444444", linestyle=(0, PHASE_DASHES["tuning"]), label="fine-tuning"),
-        Line2D(
-            [], [], color="#444444", linestyle=(0, PHASE_DASHES["control"]), label="on real images"
-        ),
-        Line2D([], [], color="#000000", marker="*", linestyle="none", label="all data, after it"),
-    ]
-    add_legend(figure, handles)
+    styles: dict[str, dict[str, Any]] = {
+        f"client {letter}": {"color": color, "lw": 2}
+        for color, letter in zip(CLIENT_COLORS, "abc", strict=True)
+    }
+    styles["fine-tuning"] = {"color": "#444444", "linestyle": (0, PHASE_DASHES["tuning"])}
+    styles["on real images"] = {"color": "#444444", "linestyle": (0, PHASE_DASHES["control"])}
+    styles["all data, after it"] = {"color": "#000000", "marker": "*", "linestyle": "none"}
+    add_legend(figure, [Line2D([], [], label=label, **style) for label, style in styles.items()])
     return figure
 
 
 def make_figure(arguments: Arguments) -> int:
+    """Make the figure of a run, and print its files."""
     require_name("preset", arguments.preset, PRESETS)
     result = None if arguments.result is None else load_run(arguments.result)
     spec = replace(PRESETS[arguments.preset], seed=arguments.seed, partition_seed=None).resolved()
@@ -302,7 +321,8 @@ def make_figure(arguments: Arguments) -> int:
     )
     after = spec.options["trajectory_rounds"]
     title = f"{spec.dataset}, alpha {spec.alpha:g}, after {after} rounds"
-    write_figure(directory / "fig3.png", plot_losses(table, title))
+    figure = plot_losses(table, title)
+    write_figure(directory / "fig3.png", figure, formats=arguments.pictures)
     write_text(directory / "fig3.csv", to_csv(table))
     print(f"Written to {directory}: fig3.png, fig3.csv.")
     return 0

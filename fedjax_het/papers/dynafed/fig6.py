@@ -5,9 +5,9 @@ python experiments/dynafed/fig6.py --preset cpu     Fashion-MNIST, width 32: as 
 python experiments/dynafed/fig6.py --preset paper   CIFAR-10: a GPU's work
 
 `fig6_distance.png`: from every checkpoint of the trajectory, a network is trained for s' steps on
-the synthetic data, on as many random real ones and on noise; 1 minus the cosine between its
-parameters and the checkpoint s rounds later. All three have the learned step size and the method's
-augmentation; noise has random labels, one class each, as many of each class as the others.
+the synthetic data, on as many random real ones and on noise; the distance is 1 minus the cosine
+between its parameters and the checkpoint s rounds later. All three have the learned step size and
+the method's augmentation; noise has one class per image, and equal numbers of each class.
 `fig6_scratch.png`: accuracy of networks trained by one recipe on the synthetic data alone and, as
 a control, on as many random real ones, against local epochs.
 
@@ -19,6 +19,8 @@ initialisation of its own.
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,9 +29,13 @@ import pandas as pd
 from jax.flatten_util import ravel_pytree
 
 from fedjax_het.analysis import to_csv
-from fedjax_het.analysis.direct_labels import LineLabel, label_line_ends
-from fedjax_het.analysis.figure_style import add_note, make_panels, set_integer_ticks
-from fedjax_het.analysis.figures.output import style_axes, write_figure
+from fedjax_het.analysis.figures.direct_labels import LineLabel, label_line_ends
+from fedjax_het.analysis.figures.style import (
+    add_note,
+    make_panels,
+    set_integer_ticks,
+    style_axes,
+)
 from fedjax_het.analysis.report import write_text
 from fedjax_het.condensation import SyntheticData, matching_loss, train_from_scratch, unroll
 from fedjax_het.condensation.downstream_eval import random_subset
@@ -46,18 +52,11 @@ from fedjax_het.runtime.session import simulate
 from fedjax_het.runtime.sweep_log import format_run_label
 from fedjax_het.utils.errors import require
 
-EXTRA_LOCAL_EPOCHS = {"quick": (2, 10), "cpu": (), "paper": (5, 10)}  # than Table 1's
+EXTRA_LOCAL_EPOCHS = {"quick": (2, 10), "cpu": (), "paper": (5, 10)}  # besides Table 1's
 NUM_NETWORKS = 3
 SCRATCH_EPOCHS = 501
-HARD_LABEL_LOGIT = 30.0  # the label logit of a sample's own class, those of the others being 0
+HARD_LABEL_LOGIT = 30.0  # label logit of a sample's own class; the others are 0
 LINE_COLORS = {"synthetic": "#D55E00", "real": "#0072B2", "noise": "#777777"}
-
-
-def add_local_epoch_rows(name: str):
-    extra_rows = (
-        f"dynafed(local_epochs={epochs}, rounds=21)" for epochs in EXTRA_LOCAL_EPOCHS[name]
-    )
-    return replace(PRESETS[name], rows=("dynafed", *extra_rows))
 
 
 FIG6 = EXPERIMENT(
@@ -66,12 +65,27 @@ FIG6 = EXPERIMENT(
     item="fig6",
     title="DynaFed, Figure 6: the quality of the synthetic data.",
     has_reported_values=False,
-    presets={name: add_local_epoch_rows(name) for name in EXTRA_LOCAL_EPOCHS},
+    presets={
+        name: replace(
+            PRESETS[name],
+            rows=("dynafed", *(f"dynafed(local_epochs={n}, rounds=21)" for n in extra_epochs)),
+        )
+        for name, extra_epochs in EXTRA_LOCAL_EPOCHS.items()
+    },
 )
 
 
 def build_network(spec: ResolvedRunSpec, dataset: Dataset):
-    """The task; `apply(params, images)` in training mode; parameters from and to a vector."""
+    """Build the network of a run.
+
+    Args:
+      spec: settings of the run.
+      dataset: its data set.
+
+    Returns:
+      The task, the function `apply(params, images)` in training mode, and the function that makes
+      parameters from a vector `[P]`.
+    """
     model = make_model(spec.model, dataset.input_shape, dataset.num_classes, **spec.model_options)
     variables = model.init(jax.random.key(spec.seed))
     state = variables["state"]
@@ -83,7 +97,18 @@ def build_network(spec: ResolvedRunSpec, dataset: Dataset):
 
 
 def load_synthetic_data(result: Result, path: str | None = None) -> SyntheticData:
-    """ConfigError, where the run has none or was kept without."""
+    """Return the synthetic data of a run.
+
+    Args:
+      result: result of a run of DynaFed.
+      path: file of the result, for the message.
+
+    Returns:
+      The data.
+
+    Raises:
+      ConfigError: if the result has no synthetic data.
+    """
     names = ("synthetic_images", "synthetic_label_logits", "synthetic_step_size")
     is_complete = all(name in result.artifacts for name in names)
     expected = "a run of dynafed that has made its synthetic data"
@@ -92,7 +117,16 @@ def load_synthetic_data(result: Result, path: str | None = None) -> SyntheticDat
 
 
 def build_comparison_data(result: Result, task: Task, dataset: Dataset) -> dict[str, SyntheticData]:
-    """What is compared, by name: the run's own data, as many of random real images, and noise."""
+    """Return the run's synthetic data, as many random real images, and noise.
+
+    Args:
+      result: result of a run of DynaFed.
+      task: task of `build_network`.
+      dataset: data set of the run.
+
+    Returns:
+      Data by name: `synthetic`, `real` and `noise`.
+    """
     synthetic, seed = load_synthetic_data(result), result.spec.seed
     num_samples, classes = synthetic.label_logits.shape
     labels = np.arange(num_samples) * classes // num_samples
@@ -108,8 +142,10 @@ def build_comparison_data(result: Result, task: Task, dataset: Dataset) -> dict[
 
 
 def load_trajectory(result: Result) -> np.ndarray:
-    """[L + 1, P]. A result that was loaded has none: its rounds are made once more, all but without
-    synthesis."""
+    """Return the trajectory `[L + 1, P]` of a run.
+
+    A loaded result has none: its rounds are run again with a single iteration of the synthesis.
+    """
     spec = result.spec
     if result.state is not None:
         return np.asarray(result.state.server.step_state.trajectory)
@@ -121,7 +157,15 @@ def load_trajectory(result: Result) -> np.ndarray:
 
 
 def measure_distances(result: Result, dataset: Dataset) -> pd.DataFrame:
-    """A row per checkpoint `start` that a segment fits behind: a column per kind of data."""
+    """Measure the distances from the checkpoints that a segment leads to.
+
+    Args:
+      result: result of a run of DynaFed.
+      dataset: data set of the run.
+
+    Returns:
+      A row per checkpoint `start`, and a column per kind of data.
+    """
     spec = result.spec.resolved()
     task, apply, unravel = build_network(spec, dataset)
     data = build_comparison_data(result, task, dataset)
@@ -156,10 +200,18 @@ def measure_distances(result: Result, dataset: Dataset) -> pd.DataFrame:
 
 
 def scratch_accuracies(results: list[Result], dataset: Dataset) -> pd.DataFrame:
-    """A row per run, data (`synthetic` or `real`) and `network`, of `NETWORKS` that saw these data
-    alone: `accuracy`, a share of the test images.
+    """Train networks from scratch on the synthetic data, and on as many random real images.
 
-    The runs differ in data and seed alone: one compilation serves all."""
+    The runs may differ in data and seed only, so that one compilation serves all.
+
+    Args:
+      results: results of runs of DynaFed.
+      dataset: data set of the runs.
+
+    Returns:
+      A row per run, `data` (`synthetic` or `real`) and `network`, with its test `accuracy` as a
+      fraction.
+    """
     spec = results[0].spec.resolved()
     task, apply, _ = build_network(spec, dataset)
     images, labels = jnp.asarray(dataset.test_images), jnp.asarray(dataset.test_labels)
@@ -186,83 +238,72 @@ def scratch_accuracies(results: list[Result], dataset: Dataset) -> pd.DataFrame:
 
     rows = []
     for result in results:
-        run_spec, data = result.spec, build_comparison_data(result, task, dataset)
+        data = build_comparison_data(result, task, dataset)
         identifiers = {
-            "alpha": run_spec.alpha,
-            "local_epochs": run_spec.local_epochs,
-            "seed": run_spec.seed,
+            name: getattr(result.spec, name) for name in ("alpha", "local_epochs", "seed")
         }
-        keys = jax.random.split(jax.random.key(run_spec.seed), NUM_NETWORKS)
-        for kind in ("synthetic", "real"):
-            for number, key in enumerate(keys):
-                test_accuracy = float(accuracy(data[kind], key))
-                rows.append(
-                    {**identifiers, "data": kind, "network": number, "accuracy": test_accuracy}
-                )
+        keys = jax.random.split(jax.random.key(result.spec.seed), NUM_NETWORKS)
+        for kind, (number, key) in product(("synthetic", "real"), enumerate(keys)):
+            row = {"data": kind, "network": number, "accuracy": float(accuracy(data[kind], key))}
+            rows.append({**identifiers, **row})
     return pd.DataFrame(rows)
 
 
 def plot_distances(table: pd.DataFrame):
-    panels = [f"alpha {alpha:g}" for alpha in table["alpha"].unique()]
-    figure, axes = make_panels(panels, columns=len(panels), size=(3.6, 2.8), sharey="all")
-    ends: dict[str, list[LineLabel]] = {title: [] for title in panels}
-    for (_, rows), title in zip(table.groupby("alpha", sort=False), panels, strict=True):
-        by_start = rows.groupby("start")
+    """Plot `measure_distances` against the start, a panel per alpha."""
+    groups = {f"alpha {alpha:g}": rows for alpha, rows in table.groupby("alpha", sort=False)}
+    figure, panels = make_panels(list(groups), columns=len(groups), size=(3.6, 2.8), sharey="all")
+    labels: dict[Any, list[LineLabel]] = {panel: [] for panel in panels.values()}
+    for title, rows in groups.items():
+        panel, by_start = panels[title], rows.groupby("start")
         for name, color in LINE_COLORS.items():
             mean, std = by_start[name].mean(), by_start[name].std().fillna(0)
-            axes[title].plot(mean.index, mean, color=color, lw=1.6, label=name)
-            axes[title].fill_between(
-                mean.index, mean - std, mean + std, color=color, alpha=0.15, linewidth=0
-            )
-            ends[title].append(LineLabel(name, float(mean.iloc[-1]), color))
-        axes[title].set_xlabel("Start t (round)")
-        axes[title].set_xlim(rows["start"].min(), rows["start"].max())
-        set_integer_ticks(axes[title])
-        style_axes(axes[title])
-    axes[panels[0]].set_ylabel("Cosine distance")
-    label_line_ends(figure, {axes[title]: labels for title, labels in ends.items()})
+            panel.plot(mean.index, mean, color=color, lw=1.6, label=name)
+            band: Any = {"color": color, "alpha": 0.15, "linewidth": 0}
+            panel.fill_between(mean.index, mean - std, mean + std, **band)
+            labels[panel].append(LineLabel(name, float(mean.iloc[-1]), color))
+        panel.set_xlabel("Start t (round)")
+        panel.set_xlim(rows["start"].min(), rows["start"].max())
+        set_integer_ticks(panel)
+        style_axes(panel)
+    next(iter(labels)).set_ylabel("Cosine distance")
+    label_line_ends(figure, labels)
     add_note(figure, "band: one standard deviation over seeds")
     return figure
 
 
 def plot_scratch_accuracies(table: pd.DataFrame):
-    titles = [f"alpha {alpha:g}" for alpha in sorted(table["alpha"].unique())]
-    figure, panels = make_panels(titles, columns=len(titles), size=(3.2, 2.8), sharey="all")
-    ends: dict[str, list[LineLabel]] = {title: [] for title in titles}
-    for (alpha, kind), rows in table.groupby(["alpha", "data"]):
-        title = f"alpha {alpha:g}"
-        by_epochs = 100 * rows.groupby("local_epochs")["accuracy"].agg(["mean", "std"])
-        panels[title].errorbar(
-            by_epochs.index,
-            by_epochs["mean"],
-            by_epochs["std"].fillna(0),
-            color=LINE_COLORS[kind],
-            marker="o",
-            capsize=3,
-            label=kind,
-        )
-        ends[title].append(LineLabel(kind, float(by_epochs["mean"].iloc[-1]), LINE_COLORS[kind]))
-    for panel in panels.values():
+    """Plot `scratch_accuracies` against the local epochs, a panel per alpha."""
+    groups = {f"alpha {alpha:g}": rows for alpha, rows in table.groupby("alpha")}
+    figure, panels = make_panels(list(groups), columns=len(groups), size=(3.2, 2.8), sharey="all")
+    labels: dict[Any, list[LineLabel]] = {panel: [] for panel in panels.values()}
+    for title, alpha_rows in groups.items():
+        panel = panels[title]
+        for kind, rows in alpha_rows.groupby("data"):
+            accuracies = 100 * rows.groupby("local_epochs")["accuracy"].agg(["mean", "std"])
+            mean, std, color = accuracies["mean"], accuracies["std"].fillna(0), LINE_COLORS[kind]
+            panel.errorbar(mean.index, mean, std, color=color, marker="o", capsize=3, label=kind)
+            labels[panel].append(LineLabel(kind, float(mean.iloc[-1]), color))
         panel.set_xticks(sorted(table["local_epochs"].unique()))
         panel.set_xlabel("Local epochs")
         style_axes(panel)
-    panels[titles[0]].set_ylabel("Test accuracy from scratch (%)")
-    label_line_ends(figure, {panels[title]: labels for title, labels in ends.items()})
+    next(iter(labels)).set_ylabel("Test accuracy from scratch (%)")
+    label_line_ends(figure, labels)
     add_note(figure, "bars: one standard deviation over seeds and networks")
     return figure
 
 
-def write_outputs(table_run: TableRun) -> list[str]:
+def _write_outputs(table_run: TableRun) -> list[str]:
     results = [result for _, result in table_run.iterate_results()]
     if not results:
         print("No run is there to be drawn.")
         return []
-    dataset = load_dataset(results[0].spec.dataset, normalisation=results[0].spec.normalisation)
+    spec = results[0].spec
+    dataset = load_dataset(spec.dataset, normalisation=spec.normalisation)
     shortest = min(result.spec.local_epochs or 0 for result in results)
     shortest_results = [r for r in results if r.spec.local_epochs == shortest]
-    distance = pd.concat(
-        [measure_distances(result, dataset) for result in shortest_results], ignore_index=True
-    )
+    frames = [measure_distances(result, dataset) for result in shortest_results]
+    distance = pd.concat(frames, ignore_index=True)
     sort_columns = ["alpha", "local_epochs", "data", "seed", "network"]
     scratch = scratch_accuracies(results, dataset).sort_values(sort_columns)
     print(FIG6.title)
@@ -270,11 +311,14 @@ def write_outputs(table_run: TableRun) -> list[str]:
     print(distance.groupby("alpha")[list(LINE_COLORS)].mean().to_string())
     print("Test accuracy (%) from scratch, mean over seeds and networks:")
     print((100 * scratch.groupby(sort_columns[:3])["accuracy"].mean()).to_string())
-    write_figure(table_run.directory / "fig6_distance.png", plot_distances(distance))
-    write_figure(table_run.directory / "fig6_scratch.png", plot_scratch_accuracies(scratch))
-    write_text(table_run.directory / "fig6_distance.csv", to_csv(distance))
-    write_text(table_run.directory / "fig6_scratch.csv", to_csv(scratch))
-    return [f"fig6_{half}.{kind}" for half in ("distance", "scratch") for kind in ("png", "csv")]
+    figures = {
+        "fig6_distance.png": plot_distances(distance),
+        "fig6_scratch.png": plot_scratch_accuracies(scratch),
+    }
+    tables = {"fig6_distance.csv": distance, "fig6_scratch.csv": scratch}
+    for name, table in tables.items():
+        write_text(table_run.directory / name, to_csv(table))
+    return [*table_run.write_figures(figures), *tables]
 
 
-main = make_table_program(FIG6, write_outputs)
+main = make_table_program(FIG6, _write_outputs)

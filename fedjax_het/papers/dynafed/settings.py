@@ -1,17 +1,13 @@
-"""What DynaFed's tables and figures share: their rows, their presets, their methods' settings.
-
-Tables 1, 2 and 4 and Figure 2 have runs in common and write to one folder, so that none is made
-twice.
-"""
+"""Rows, presets and settings of methods that DynaFed's tables and figures share."""
 
 from functools import partial
 
 from fedjax_het.papers.reported import load_reported_values
 from fedjax_het.papers.table import Preset, TableDeclaration
 
-# What of DynaFed's gain is the matching's: the same rounds on data that nothing has matched.
+# Controls of the matching of trajectories: the same rounds on data that are not matched.
 CONTROLS = ("dynafed(synthetic='untrained')", "dynafed(synthetic='real')")
-CODE_ROW = "dynafed(preset='code')"  # the settings of the public code, with controls of their own
+CODE_ROW = "dynafed(preset='code')"  # the settings of the public code, with its own controls
 CODE_CONTROLS = tuple(
     f"dynafed(preset='code', synthetic={data!r})" for data in ("untrained", "real")
 )
@@ -19,17 +15,17 @@ CONTROL_OF = dict.fromkeys(CONTROLS, "dynafed") | dict.fromkeys(CODE_CONTROLS, C
 ROWS = tuple(dict.fromkeys(load_reported_values("dynafed", "table1")["method"]))
 NOTE = "The paper does not say whether its ± is over seeds or over the last five rounds."
 FOLDER = "table1"
-# How large the server's data of FedDF, FedBE and ABAVG are, the paper does not say: about 100
-# elsewhere from the same authors. Of the digits they would be too many.
+# The paper does not state the size of the server's data of FedDF, FedBE and ABAVG: about 100 in
+# other papers of the authors. That would be too many of the digits.
 SETTINGS = {"server_options": {"size": 100}}
-# Nor does it say which of their settings FedDF and FedBE have. With these both stay near FedAvg, as
-# in its tables; twenty epochs on 100 images at the rates of FedDF's code, or FedBE's mean KL, end
+# The paper does not state the settings of FedDF and FedBE either. With these both stay near FedAvg,
+# as in its tables; twenty epochs on 100 images at the rates of FedDF's code, or FedBE's mean KL, end
 # far below it at alpha 0.01 (experiments/RESULTS.md).
 METHOD_SETTINGS = {
     "feddf": {"options": {"preset": "fedaux"}},
     "fedbe": {"options": {"preset": "code"}},
 }
-# What `--tuned` tunes of each method.
+# Hyper-parameters that `--tuned` tunes.
 TUNING = {
     "fedavg": "local_lr",
     "fedprox": "prox_mu",
@@ -73,7 +69,7 @@ PAPER = Preset(
     rows=(*ROWS, *CONTROLS),
     method_settings=METHOD_SETTINGS,
 )
-# The paper's protocol in everything but the network's width (32 of 128); its most telling rows.
+# The paper's protocol in everything but the network's width (32 of 128), and the main rows.
 CPU = Preset(
     datasets=("fashion_mnist",),
     models=("convnet",),

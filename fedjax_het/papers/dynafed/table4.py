@@ -4,9 +4,9 @@ python experiments/dynafed/table4.py                  the embedded digits, a min
 python experiments/dynafed/table4.py --preset cpu     Fashion-MNIST, width 32: as Table 1
 python experiments/dynafed/table4.py --preset paper   CIFAR-10 and CINIC-10: a GPU's work
 
-From runs of Table 1, in its folder, whose picture shows their curves; `--show` makes the table of
-those that are there. A round counts that is the first to reach the target: three of the paper's
-four targets are above what FedAvg has at the end, so the curves are not smoothed there.
+The runs are those of Table 1, in its folder, where a figure shows their curves; `--show` makes the
+table of the available ones. The first round that reaches the target counts. Curves are not smoothed,
+since three of the paper's four targets are above FedAvg's final accuracy.
 """
 
 import math
@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import pandas as pd
 
+from fedjax_het.analysis.comparison import get_reported_value
 from fedjax_het.analysis.render import (
     MISSING,
     TableSection,
@@ -22,7 +23,6 @@ from fedjax_het.analysis.render import (
     format_number,
     format_seed_count,
 )
-from fedjax_het.analysis.report import write_table_files
 from fedjax_het.metrics.convergence import rounds_to_reach
 from fedjax_het.papers.dynafed.settings import CPU, EXPERIMENT, FOLDER, PAPER, QUICK
 from fedjax_het.papers.reported import load_reported_values
@@ -34,21 +34,15 @@ CAPTION = (
     "deviation over the seeds that were run, where all of them reach it. Difference: measured − "
     "reported, in rounds."
 )
-
-
-def paper_targets() -> dict[tuple[str, float], float]:
-    """By data set and alpha, as shares."""
-    values = load_reported_values("dynafed", "table4")
-    return {
-        (row.dataset, row.level): float(row.metric.removeprefix(METRIC_PREFIX))
-        for row in values.itertuples(index=False)
-    }
-
-
-# Where the paper has no target: about what FedAvg has at the end, measured on the digits and, at
-# alpha 0.16 and width 32, on Fashion-MNIST (88.7 %); else in the paper's Table 1 (74.5 and 81.7 %
-# on Fashion-MNIST, 69.7 % on CIFAR-10).
-UNREPORTED_TARGETS = {
+# Target accuracies as fractions, by data set and alpha.
+TARGETS = {
+    (row.dataset, row.level): float(row.metric.removeprefix(METRIC_PREFIX))
+    for row in load_reported_values("dynafed", "table4").itertuples(index=False)
+}
+# Without a target in the paper: about FedAvg's final accuracy, measured on the digits and, at alpha
+# 0.16 and width 32, on Fashion-MNIST (88.7 %); otherwise in the paper's Table 1 (74.5 and 81.7 % on
+# Fashion-MNIST, 69.7 % on CIFAR-10).
+TARGETS |= {
     ("digits", 0.01): 0.7,
     ("digits", 0.04): 0.85,
     ("fashion_mnist", 0.01): 0.75,
@@ -56,7 +50,6 @@ UNREPORTED_TARGETS = {
     ("fashion_mnist", 0.16): 0.88,
     ("cifar10", 0.16): 0.7,
 }
-TARGETS = {**paper_targets(), **UNREPORTED_TARGETS}
 
 TABLE4 = EXPERIMENT(
     name="dynafed-table4",
@@ -72,26 +65,27 @@ TABLE4 = EXPERIMENT(
 
 
 def make_rounds_table(table_run: TableRun) -> pd.DataFrame:
-    """A row per cell: `target` (a share), `rounds` and `std` over the seeds that were run (NaN
-    unless all of them reach it), `reached`, `made`, `planned`, `reported`, `reported_std`,
-    `difference`."""
+    """Count the rounds to the target of each cell.
+
+    Args:
+      table_run: the table with its runs.
+
+    Returns:
+      A row per cell: `target` (a fraction), `rounds` and `std` over the seeds that were run (NaN
+      unless all of them reach it), `reached`, `made`, `planned`, `reported`, `reported_std`,
+      `difference`.
+    """
     rows = []
     for cell in table_run.cells:
-        target = math.nan
-        if cell.alpha is not None:
-            target = TARGETS.get((cell.dataset, cell.alpha), math.nan)
+        target = TARGETS.get((cell.dataset, cell.alpha), math.nan)
         results = filter(None, map(table_run.load_run_result, cell.runs))
-        curves = [result.metrics["test_accuracy"] for result in results]
-        rounds_to_target = pd.Series(
-            [rounds_to_reach(curve, target, window=1) for curve in curves], dtype=float
+        rounds = pd.Series(
+            [rounds_to_reach(result.metrics["test_accuracy"], target, 1) for result in results],
+            dtype=float,
         )
-        all_reach = len(rounds_to_target) > 0 and rounds_to_target.notna().all()
-        reported_row = table_run.reported.query(
-            "dataset == @cell.dataset and level == @cell.alpha and method == @cell.method"
-        )
-        mean, std = (
-            reported_row[["mean", "std"]].iloc[0] if len(reported_row) else (math.nan, math.nan)
-        )
+        all_reach = len(rounds) > 0 and rounds.notna().all()
+        metrics = table_run.reported["metric"].unique()
+        reported = get_reported_value(cell, table_run.reported, metrics)
         rows.append(
             {
                 "dataset": cell.dataset,
@@ -99,13 +93,13 @@ def make_rounds_table(table_run: TableRun) -> pd.DataFrame:
                 "alpha": cell.alpha,
                 "target": target,
                 "method": cell.method,
-                "rounds": rounds_to_target.mean() if all_reach else math.nan,
-                "std": rounds_to_target.std() if all_reach else math.nan,
-                "reached": int(rounds_to_target.notna().sum()),
-                "made": len(rounds_to_target),
+                "rounds": rounds.mean() if all_reach else math.nan,
+                "std": rounds.std() if all_reach else math.nan,
+                "reached": int(rounds.notna().sum()),
+                "made": len(rounds),
                 "planned": len(cell.runs),
-                "reported": mean,
-                "reported_std": std,
+                "reported": reported["reported_mean"],
+                "reported_std": reported["reported_std"],
             }
         )
     table = pd.DataFrame(rows)
@@ -113,11 +107,19 @@ def make_rounds_table(table_run: TableRun) -> pd.DataFrame:
 
 
 def make_text_table(table: pd.DataFrame, title: str, notes: tuple[str, ...]) -> TextTable:
+    """Format the table of `make_rounds_table`.
+
+    Args:
+      table: the table.
+      title: title of the table.
+      notes: sentences below the table.
+
+    Returns:
+      A section per data set, network and alpha.
+    """
     sections = []
-    group_columns = ["dataset", "model", "alpha", "target"]
-    for (dataset, model, alpha, target), rows in table.groupby(
-        group_columns, sort=False, dropna=False
-    ):
+    columns = ["dataset", "model", "alpha", "target"]
+    for (dataset, model, alpha, target), rows in table.groupby(columns, sort=False, dropna=False):
         texts = [
             {
                 "Method": row.method,
@@ -131,19 +133,18 @@ def make_text_table(table: pd.DataFrame, title: str, notes: tuple[str, ...]) -> 
         ]
         accuracy = MISSING if math.isnan(target) else f"{100 * target:g} %"
         labels = {"Data": dataset, "Network": model, "alpha": f"{alpha:g}", "Target": accuracy}
-        title_text = f"{dataset}, {model}, alpha {alpha:g}, target {accuracy}"
-        sections.append(TableSection(tuple(texts), title=title_text, labels=labels))
-    values = ("Measured", "Reached", "Reported", "Difference", "Seeds")
-    return TextTable(title, ("Method",), values, tuple(sections), notes)
+        section_title = f"{dataset}, {model}, alpha {alpha:g}, target {accuracy}"
+        sections.append(TableSection(texts, section_title, labels))
+    return TextTable.from_sections(title, ["Method"], sections, notes)
 
 
-def write_rounds(table_run: TableRun) -> list[str]:
+def _write_rounds(table_run: TableRun) -> list[str]:
     table = make_rounds_table(table_run)
-    missing_notes = tuple(
-        f"Not run: {reason}" for reason in dict.fromkeys(table_run.skip_reasons.values())
+    reasons = dict.fromkeys(table_run.skip_reasons.values())
+    notes = (CAPTION, *(f"Not run: {reason}" for reason in reasons))
+    return table_run.write_table(
+        "table4", make_text_table(table, f"{table_run.title}.", notes), table
     )
-    text = make_text_table(table, f"{table_run.title}.", (CAPTION, *missing_notes))
-    return write_table_files(table_run.directory, "table4", text, table, {})
 
 
-main = make_table_program(TABLE4, write_rounds)
+main = make_table_program(TABLE4, _write_rounds)

@@ -1,7 +1,7 @@
-"""Six domains for the quick presets of Table 2 and Figures 4 and 9: the digits, seen differently.
+"""Six made-up domains of the embedded digits, for the quick presets of Table 2, Figures 4 and 9.
 
-The embedded digits have no domains. Each image belongs to one of six, drawn once and for all, and
-is changed as that domain says; the digit in it stays the same:
+Each image belongs to one domain, which is drawn once and for all and determines how the image is
+changed:
 
 plain      as it is
 inverted   white and black exchanged
@@ -18,7 +18,7 @@ import numpy as np
 from fedjax_het.data import Dataset, dataset_from_arrays, load_dataset
 
 DOMAINS = ("plain", "inverted", "rotated", "blurred", "noisy", "coarse")
-_SEED = 0  # fixed for ever: another value is another benchmark
+_SEED = 0  # another value would be another benchmark
 _NOTE = (
     "the embedded digits in six made-up domains (plain, inverted, rotated by 90 degrees, blurred, "
     "noisy, coarse), each image in one; no images of DomainNet"
@@ -26,8 +26,10 @@ _NOTE = (
 
 
 def make_digit_domains() -> Dataset:
-    """A domain for each of the 1,438 training and 359 test images, as many in each but for one;
-    about 240 and 60 images, 24 and 6 of every class."""
+    """Make the digits in six domains of about 240 training and 60 test images each.
+
+    A domain has about 24 training and 6 test images of every class.
+    """
     digits = load_dataset("digits")
     rng = np.random.default_rng(_SEED)
     arrays: dict[str, Any] = {}
@@ -38,12 +40,9 @@ def make_digit_domains() -> Dataset:
         order = np.argsort(labels + rng.random(len(labels)))
         domains = np.empty(len(labels), np.int32)
         domains[order] = np.arange(len(labels)) % len(DOMAINS)
-        arrays[f"{part}_images"] = np.stack(
-            [
-                apply_domain(image, DOMAINS[domain], rng)
-                for image, domain in zip(images, domains, strict=True)
-            ]
-        )
+        pairs = zip(images, domains, strict=True)
+        changed = [apply_domain(image, DOMAINS[domain], rng) for image, domain in pairs]
+        arrays[f"{part}_images"] = np.stack(changed)
         arrays[f"{part}_labels"], arrays[f"{part}_domains"] = labels, domains
     return dataset_from_arrays(
         **arrays,
@@ -56,7 +55,16 @@ def make_digit_domains() -> Dataset:
 
 
 def apply_domain(image: np.ndarray, domain: str, rng: np.random.Generator) -> np.ndarray:
-    """An image `[H, W, 1]` uint8 as it looks in a domain. Only "noisy" draws from `rng`."""
+    """Change an image as its domain requires.
+
+    Args:
+      image: uint8 `[H, W, 1]`.
+      domain: name of the domain.
+      rng: generator, from which only domain `noisy` draws.
+
+    Returns:
+      The image, uint8 `[H, W, 1]`.
+    """
     if domain == "inverted":
         return 255 - image
     if domain == "rotated":

@@ -1,11 +1,11 @@
-"""FedAF's Figure 9: how the domains' images of one class lie in a network's feature space (t-SNE).
+"""FedAF's Figure 9: images of one class by domain, in a network's feature space (t-SNE).
 
 python experiments/fedaf/fig9.py                  six domains of the embedded digits, a minute
 python experiments/fedaf/fig9.py --preset paper   DomainNet
 
-The paper takes a ResNet50 trained on ImageNet. Nothing is downloaded here: the features are those
-of a network that this script trains on the same images of all domains, for a few epochs. They are
-another picture than the paper's, which the figure's title says.
+The paper's features are those of a ResNet50 trained on ImageNet. Nothing is downloaded here: the
+features are those of a network that this script trains on the same images of all domains, for a few
+epochs. The figure differs from the paper's, as its title states.
 """
 
 import dataclasses
@@ -15,8 +15,13 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_het.analysis.figure_style import PALETTE, add_legend, make_panels
-from fedjax_het.analysis.figures.output import write_figure
+from fedjax_het.analysis.figures.style import (
+    PALETTE,
+    FigureFormat,
+    add_legend,
+    make_panels,
+    write_figure,
+)
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.papers.fedaf.domains import make_digit_domains
@@ -24,7 +29,7 @@ from fedjax_het.papers.programs import make_config_program
 from fedjax_het.runtime.progress import show_progress
 from fedjax_het.runtime.session import simulate
 from fedjax_het.runtime.sweep_log import format_run_label
-from fedjax_het.utils.config import Bounds, NonNegativeInt, PositiveInt
+from fedjax_het.utils.config import NonNegativeInt, PositiveInt, lower_bound
 from fedjax_het.utils.errors import require_name
 from fedjax_het.utils.io import make_output_directory
 
@@ -38,7 +43,16 @@ class EmbeddingPreset(NamedTuple):
 
 
 def make_centralized_spec(dataset: str, epochs: int, **settings: Any) -> RunSpec:
-    """All images at one client: FedAvg is plain training, a round an epoch."""
+    """Return the settings of centralized training: FedAvg with one client and one epoch per round.
+
+    Args:
+      dataset: name of the data set.
+      epochs: number of epochs.
+      **settings: further fields of `RunSpec`.
+
+    Returns:
+      The settings.
+    """
     return RunSpec(
         "fedavg",
         dataset,
@@ -55,7 +69,7 @@ def make_centralized_spec(dataset: str, epochs: int, **settings: Any) -> RunSpec
     )
 
 
-DOMAIN_MARKERS = "o^sDvP"  # of the domains, in turn
+DOMAIN_MARKERS = "o^sDvP"
 PRESETS = {
     "quick": EmbeddingPreset(
         make_digit_domains,
@@ -75,23 +89,34 @@ class Arguments:
     """The command line."""
 
     preset: str = "quick"
-    """quick or paper."""
+    """Size of the figure: quick or paper."""
     epochs: PositiveInt | None = None
-    """Of training the network (default: the preset's)."""
-    images: Annotated[int, Bounds(100)] = 3000
-    """Training images that are shown, at most: drawn from all."""
+    """Epochs of the network's training (default: the preset's)."""
+    images: Annotated[int, lower_bound(100)] = 3000
+    """Maximal number of training images in the figure, which are drawn from all."""
     seed: NonNegativeInt = 0
-    """Of training, drawing and t-SNE."""
+    """Seed of the training, of the images and of t-SNE."""
     output_dir: str | None = None
     """Folder of the figure (default: results/fedaf-fig9-PRESET)."""
     list: bool = False
-    """Print what would be trained; do nothing."""
+    """Print the network and its training; do nothing."""
+    pictures: tuple[FigureFormat, ...] = ()
+    """Additional files of each figure: pdf, svg (default: PNG only)."""
 
 
 def embed_images(
     spec: ResolvedRunSpec, dataset: Dataset, positions: np.ndarray
 ) -> tuple[np.ndarray, float]:
-    """Features [N, F] of training images, and the test accuracy of the network (a share)."""
+    """Train the network and compute features of training images.
+
+    Args:
+      spec: settings of the training.
+      dataset: the data set.
+      positions: positions of the images, int `[N]`.
+
+    Returns:
+      Features `[N, F]`, and the test accuracy of the network as a fraction.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -118,19 +143,24 @@ def embed_images(
 def plot_embedding(
     points: np.ndarray, labels: np.ndarray, domains: np.ndarray, dataset: Dataset, title: str
 ):
-    """A panel per class, a colour and a mark per domain; all panels in the coordinates of one
-    t-SNE."""
+    """Plot the points of one t-SNE: a panel per class, a color and a marker per domain.
+
+    Args:
+      points: coordinates `[N, 2]`.
+      labels: classes `[N]`.
+      domains: domains `[N]`.
+      dataset: data set with the names of classes and domains.
+      title: title of the figure.
+
+    Returns:
+      The figure.
+    """
     from matplotlib.lines import Line2D
 
     names = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
     figure, panels = make_panels(names, columns=4, size=(2.4, 2.3), sharey="all")
-    domain_styles = dict(
-        zip(
-            dataset.domain_names,
-            itertools.cycle(zip(PALETTE, DOMAIN_MARKERS, strict=False)),
-            strict=False,
-        )
-    )
+    styles = itertools.cycle(zip(PALETTE, DOMAIN_MARKERS, strict=False))
+    domain_styles = dict(zip(dataset.domain_names, styles, strict=False))
     low, high = points.min(0), points.max(0)
     margin = 0.05 * (high - low)
     for label, panel in enumerate(panels.values()):
@@ -151,12 +181,11 @@ def plot_embedding(
 
 
 def make_figure(arguments: Arguments) -> int:
+    """Make the figure, and print its file."""
     require_name("preset", arguments.preset, PRESETS)
     preset = PRESETS[arguments.preset]
-    spec = dataclasses.replace(preset.spec, seed=arguments.seed)
-    if arguments.epochs is not None:
-        spec = dataclasses.replace(spec, rounds=arguments.epochs)
-    spec = spec.resolved()
+    rounds = arguments.epochs or preset.spec.rounds
+    spec = dataclasses.replace(preset.spec, seed=arguments.seed, rounds=rounds).resolved()
     if arguments.list:
         print(f"{spec.model} on {preset.images_description}, {spec.rounds} epochs; then t-SNE")
         return 0
@@ -174,12 +203,12 @@ def make_figure(arguments: Arguments) -> int:
         f"(test accuracy {100 * accuracy:.1f} %),\nnot of the paper's ResNet50 trained on "
         "ImageNet."
     )
-    directory = make_output_directory(
-        arguments.output_dir or f"results/fedaf-fig9-{arguments.preset}"
-    )
+    output_dir = arguments.output_dir or f"results/fedaf-fig9-{arguments.preset}"
+    directory = make_output_directory(output_dir)
     assert dataset.train_domains is not None  # both presets' data have domains
     labels, domains = dataset.train_labels[positions], dataset.train_domains[positions]
-    write_figure(directory / "fig9.png", plot_embedding(points, labels, domains, dataset, title))
+    figure = plot_embedding(points, labels, domains, dataset, title)
+    write_figure(directory / "fig9.png", figure, formats=arguments.pictures)
     print(f"Written to {directory}: fig9.png.")
     return 0
 

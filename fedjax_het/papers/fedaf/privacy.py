@@ -3,24 +3,24 @@
 python experiments/fedaf/privacy.py                  the embedded digits, minutes on 2 cores
 python experiments/fedaf/privacy.py --preset cpu     Fashion-MNIST, MLP: an hour
 
-Not a table of the papers, which give no values of it. The same runs without privacy, and with more
-and more noise; epsilon at delta 1e-5 is of one example of a client, over all rounds. Steps read a
-class whole, and are few: noise falls with the examples that a mean is of, and epsilon grows with
-the steps. The control (`image_lr=0`) sends the noise that images begin as, which spends nothing.
-`privacy.png` draws what `privacy.md` lists.
+The papers have no values for this table. The same runs are made without privacy, and with more and
+more noise; epsilon at delta 1e-5 is that of one example of a client over all rounds. Steps are few
+and read all examples of a class, since noise falls with the number of examples in a mean, and epsilon
+grows with the steps. The control (`image_lr=0`) sends the initial noise images, which spends nothing.
+`privacy.png` shows the values of `privacy.md`.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fedjax_het.analysis.figure_style import (
+from fedjax_het.analysis.figures.style import (
     add_legend,
     assign_method_colors,
-    is_leftmost_panel,
+    label_outer_axes,
     make_panels,
     mark_empty_panel,
+    style_axes,
 )
-from fedjax_het.analysis.figures.output import style_axes
-from fedjax_het.analysis.grouping import get_metric_label, get_metric_values, is_diverged
+from fedjax_het.analysis.overview import get_metric_label, get_metric_values, is_diverged
 from fedjax_het.papers.fedaf.settings import ALPHAS, condensing_method_settings
 from fedjax_het.papers.table import Preset, TableDeclaration, make_figure_writer, make_table_program
 
@@ -34,26 +34,36 @@ METHODS = ("feddm", "fedaf")
 GROUPING = ("dataset", "algorithm", "options.private", "hp.dp_noise", "hp.image_lr")
 
 
-def make_rows() -> tuple[str, ...]:
-    return tuple(
-        row
-        for method in METHODS
-        for row in (
-            f"{method}(init='noise')",
-            f"{method}(init='noise', image_lr=0, steps=1)",
-            *(f"{method}(init='noise', private=True, dp_noise={n})" for n in NOISE_MULTIPLIERS),
-        )
+ROWS = tuple(
+    row
+    for method in METHODS
+    for row in (
+        f"{method}(init='noise')",
+        f"{method}(init='noise', image_lr=0, steps=1)",
+        *(f"{method}(init='noise', private=True, dp_noise={n})" for n in NOISE_MULTIPLIERS),
     )
+)
 
 
 def make_preset(dataset: str, seeds: tuple[int, ...], **condensation_options: int) -> Preset:
+    """Make a preset of Fashion-MNIST or the digits.
+
+    Args:
+      dataset: name of the data set.
+      seeds: seeds of the runs.
+      **condensation_options: options of the methods.
+
+    Returns:
+      The preset.
+    """
+    is_large = dataset == "fashion_mnist"
     return Preset(
         datasets=(dataset,),
         models=("mlp",),
-        alphas=ALPHAS[-1:] if dataset == "fashion_mnist" else (1.0,),
+        alphas=ALPHAS[-1:] if is_large else (1.0,),
         seeds=seeds,
-        rows=make_rows(),
-        settings={"num_clients": 10 if dataset == "fashion_mnist" else 5, "rounds": 5},
+        rows=ROWS,
+        settings={"num_clients": 10 if is_large else 5, "rounds": 5},
         method_settings=condensing_method_settings(
             batch_size=2048,
             options={"ipc": 10, "server_epochs": 100, **condensation_options},
@@ -75,38 +85,49 @@ PRIVACY = TableDeclaration(
 )
 
 
-_MEASURE = "best_accuracy"
+_METRIC = "best_accuracy"
 
 
 def plot_privacy(results: "pd.DataFrame", curves: "pd.DataFrame") -> "Figure":
-    """A panel for each data set: the best round's accuracy against epsilon, of the runs whose
-    summary has one, a line for each method with the range over seeds; across the panel, the same
-    without privacy (dashed), and of images that stay what they begin as (`image_lr` 0; dotted). A
-    run of which epsilon is not finite has none."""
-    good = results[~is_diverged(results)]
-    datasets = list(dict.fromkeys(good["dataset"]))
+    """Plot the best round's accuracy against epsilon, a panel per data set.
+
+    A line is the mean over seeds of a method, with their range. Lines across the panel are runs
+    without privacy (dashed), and with images that stay as initialized (`image_lr` 0; dotted). A run
+    whose epsilon is not finite has none in its summary.
+
+    Args:
+      results: as `load_results` returns it.
+      curves: not used.
+
+    Returns:
+      The figure.
+    """
+    converged = results[~is_diverged(results)]
+    datasets = list(dict.fromkeys(converged["dataset"]))
     figure, panels = make_panels(datasets, columns=len(datasets), size=(4.8, 3.4), sharey="none")
-    colours = assign_method_colors(good["algorithm"])
+    colors = assign_method_colors(converged["algorithm"])
+    label_outer_axes(panels.values(), y=get_metric_label(_METRIC))
     for dataset, panel in panels.items():
         style_axes(panel)
-        own = good[good["dataset"] == dataset]
+        own = converged[converged["dataset"] == dataset]
         if "epsilon" not in own or own["epsilon"].isna().all():
             mark_empty_panel(panel, "no private run")
+            panel.set_ylabel("")
             continue
         for method, runs in own.groupby("algorithm", sort=False):
-            accuracy, colour = get_metric_values(runs, _MEASURE), colours[method]
-            private = runs["epsilon"].notna()
-            at = accuracy[private].groupby(runs["epsilon"][private]).agg(["mean", "min", "max"])
-            panel.plot(at.index, at["mean"], color=colour, marker="o", ms=4, label=method)
-            panel.fill_between(at.index, at["min"], at["max"], color=colour, alpha=0.15, lw=0)
-            still = runs["hp.image_lr"] == 0 if "hp.image_lr" in runs else ~private & False
-            for shown, style in ((~private & ~still, "--"), (still, ":")):
-                if shown.any():
-                    panel.axhline(accuracy[shown].mean(), color=colour, ls=style, lw=1)
+            accuracy, color = get_metric_values(runs, _METRIC), colors[method]
+            is_private = runs["epsilon"].notna()
+            epsilons = runs["epsilon"][is_private]
+            values = accuracy[is_private].groupby(epsilons).agg(["mean", "min", "max"])
+            panel.plot(values.index, values["mean"], color=color, marker="o", ms=4, label=method)
+            band: Any = {"color": color, "alpha": 0.15, "lw": 0}
+            panel.fill_between(values.index, values["min"], values["max"], **band)
+            is_fixed = runs["hp.image_lr"] == 0 if "hp.image_lr" in runs else ~is_private & False
+            for is_shown, style in ((~is_private & ~is_fixed, "--"), (is_fixed, ":")):
+                if is_shown.any():
+                    panel.axhline(accuracy[is_shown].mean(), color=color, ls=style, lw=1)
         panel.set_xscale("log")
         panel.set_xlabel("epsilon", fontsize=10)
-        if is_leftmost_panel(panel):
-            panel.set_ylabel(get_metric_label(_MEASURE), fontsize=10)
     lines = next(iter(panels.values())).lines
     add_legend(figure, [line for line in lines if line.get_marker() == "o"])
     return figure

@@ -8,8 +8,8 @@ from fedjax_het.papers.reported import load_reported_values
 from fedjax_het.papers.table import Preset, TableDeclaration
 
 ALPHAS = (0.02, 0.05, 0.1)
-# What of a method's accuracy its condensation brings: the same with the images that it begins with,
-# means of a few real ones, and with as many random real ones.
+# Controls of condensation: the method with its initial images, which are means of a few real ones,
+# and with as many random real ones.
 CONTROLS = {
     method: (f"{method}(image_lr=0, steps=1)", f"{method}(init='real', image_lr=0, steps=1)")
     for method in ("feddm", "fedaf")
@@ -21,6 +21,9 @@ def condensing_method_settings(**settings: Any) -> dict[str, dict[str, Any]]:
 
     Args:
       **settings: fields of `RunSpec`, the same for both methods.
+
+    Returns:
+      Settings by method.
     """
     return {method: settings for method in ("feddm", "fedaf")}
 
@@ -35,14 +38,14 @@ QUICK: dict[str, Any] = {
     ),
 }
 
-# Two fifths of the images, a fifth of the steps on them, and about half of the server's. FedDM's
-# ball is as wide as for the paper's network of 40 times the parameters: it shakes this one harder.
+# Two fifths of the paper's images, a fifth of the steps on them, and about half of the server's.
+# FedDM's ball is as wide as for the paper's network, which has 40 times the parameters.
 SHORT_CONDENSATION: dict[str, Any] = {
     "batch_size": 128,
     "options": {"ipc": 20, "steps": 200, "server_epochs": 200, "server_batch_size": 64},
 }
 
-# The settings of Tables 3 to 6, too; rows are a table's own.
+# Presets of Tables 1 and 3 to 6, which have their own rows.
 PRESETS = {
     "quick": Preset(
         datasets=("digits",),
@@ -82,12 +85,15 @@ def add_control_rows(preset: Preset, item: str) -> Preset:
     Args:
       preset: preset of a table.
       item: table of the paper whose rows a preset without rows has, for example `table3`.
+
+    Returns:
+      The preset.
     """
     rows = preset.rows or tuple(dict.fromkeys(load_reported_values("fedaf", item)["method"]))
     return replace(preset, rows=(*rows, *CONTROLS["fedaf"]))
 
 
-# What `--tuned` tunes of each method: of those whose clients condense the server's rate.
+# Hyper-parameters that `--tuned` tunes; the server's rate if clients condense.
 TUNING = {
     "fedavg": "local_lr",
     "fedprox": "prox_mu",

@@ -1,8 +1,8 @@
-"""FedAF's Table 7: what a client sends each round, from the partitions alone.
+"""FedAF's Table 7: upload of a client in a round, computed from the partitions alone.
 
 python experiments/fedaf/table7.py          seconds; needs no data set and trains nothing
 
-Partitions need label counts only, see `partitions.py`.
+Partitions need label counts only, see `fedaf.partitions`.
 """
 
 import math
@@ -13,7 +13,6 @@ import numpy as np
 
 from fedjax_het import analysis
 from fedjax_het.analysis.render import TableSection, format_number
-from fedjax_het.analysis.report import write_table_files
 from fedjax_het.papers.fedaf.partitions import (
     DATASET_SHAPES,
     NUM_CLIENTS,
@@ -24,7 +23,8 @@ from fedjax_het.papers.fedaf.partitions import (
 )
 from fedjax_het.papers.programs import make_config_program
 from fedjax_het.papers.reported import load_reported_values
-from fedjax_het.utils.config import Bounds, NonNegativeInt, PositiveInt
+from fedjax_het.papers.table.table_run import write_table_files
+from fedjax_het.utils.config import NonNegativeInt, PositiveInt, lower_bound
 from fedjax_het.utils.errors import require, require_name
 from fedjax_het.utils.io import make_output_directory
 
@@ -38,13 +38,13 @@ class Arguments:
     """The command line."""
 
     preset: str = "paper"
-    """quick or paper, which are the same here: seconds, and no data."""
+    """Size of the table: quick or paper, which are equal here (seconds, without data)."""
     ipc: PositiveInt = 50
-    """Condensed images per class; a client condenses the classes that it has as many images of."""
+    """Condensed images per class; a client condenses the classes of which it has that many images."""
     seeds: tuple[NonNegativeInt, ...] = (0, 1, 2)
-    """Partitions that a cell is the mean of."""
-    partitions: Annotated[int, Bounds(2)] = 100
-    """Partitions that show how far such a mean may fall from the one over many."""
+    """Seeds of the partitions whose mean is in a cell."""
+    partitions: Annotated[int, lower_bound(2)] = 100
+    """Number of partitions for the deviation of such a mean."""
     output_dir: str = "results/fedaf-table7"
     """Folder of the table."""
     list: bool = False
@@ -52,7 +52,16 @@ class Arguments:
 
 
 def count_labels(dataset: str, alpha: float, seed: int) -> np.ndarray:
-    """[clients, classes] of the paper's partition."""
+    """Count the labels of the paper's partition.
+
+    Args:
+      dataset: name of the data set.
+      alpha: Dirichlet concentration.
+      seed: seed of the partition.
+
+    Returns:
+      Counts, int `[K, C]`.
+    """
     partition = make_paper_partition(dataset, alpha, seed)
     labels = make_balanced_labels(dataset)
     return partition.label_counts(labels, get_dataset_shape(dataset).num_classes)
@@ -61,64 +70,86 @@ def count_labels(dataset: str, alpha: float, seed: int) -> np.ndarray:
 def mean_upload_bytes(
     counts: np.ndarray, image_shape: tuple[int, ...], ipc: int, *, bytes_per_value: int
 ) -> float:
-    """Mean over clients of what FedAF sends up: `ipc` images of every class that the client has
-    as many images of, and two matrices of classes by classes in float32 (V_k and R_k)."""
+    """Compute the mean upload of FedAF's clients.
+
+    A client sends `ipc` images of every class of which it has at least that many, and two matrices
+    `[C, C]` in float32 (V_k and R_k).
+
+    Args:
+      counts: label counts `[K, C]`.
+      image_shape: shape of an image.
+      ipc: condensed images per class.
+      bytes_per_value: bytes of a pixel's channel.
+
+    Returns:
+      Bytes.
+    """
     num_condensed_classes = (counts >= ipc).sum(axis=1)
     image_bytes = num_condensed_classes * ipc * math.prod(image_shape) * bytes_per_value
     return float(image_bytes.mean()) + 2 * counts.shape[1] ** 2 * 4
 
 
 def model_bytes(model: str, dataset: str) -> int:
-    """What FedAvg sends up here: parameters and batch-norm statistics in float32."""
+    """Compute FedAvg's upload in this package: parameters and batch-norm statistics in float32.
+
+    Args:
+      model: name of the network.
+      dataset: name of the data set.
+
+    Returns:
+      Bytes.
+
+    Raises:
+      ConfigError: if the paper has not the network or data set.
+    """
     import jax
 
     from fedjax_het.nn import make_model
 
-    dataset_shape = get_dataset_shape(dataset)
+    shape = get_dataset_shape(dataset)
     require_name("model", model, PAPER_PARAMETER_COUNTS)
     options = {"convnet": {"norm": "batch"}, "resnet18": {"stem": "imagenet"}}[model]
-    network = make_model(model, dataset_shape.image_shape, dataset_shape.num_classes, **options)
+    network = make_model(model, shape.image_shape, shape.num_classes, **options)
     variables = jax.eval_shape(network.init, jax.random.key(0))
     return 4 * sum(leaf.size for leaf in jax.tree.leaves(variables))
 
 
 def make_rows(arguments: Arguments) -> list[dict]:
-    """A record per reported cell, in megabytes of 2^20 bytes.
+    """Make a record per reported cell, in megabytes of 2^20 bytes.
 
-    `counted`: as the paper counts, of these seeds. `many`, `deviation`: mean over many partitions,
-    and the standard deviation of a mean over as many as there are seeds. `true`: images in float32,
-    as they are trained and sent here; of FedAvg, this package's networks.
+    Args:
+      arguments: the command line.
+
+    Returns:
+      Records with these values, besides the cell's own: `counted` as in the paper, with these seeds;
+      `many`, the mean over many partitions, and `deviation`, the standard deviation of a mean over
+      as many partitions as there are seeds; `true`, with images in float32, as they are trained and
+      sent here, and for FedAvg with this package's networks.
     """
-    reported = load_reported_values("fedaf", "table7")
     rows = []
-    for cell in reported.itertuples(index=False):
-        row = {
-            "dataset": cell.dataset,
-            "alpha": cell.level,
-            "method": cell.method,
-            "model": cell.model,
-            "reported": cell.mean,
-        }
+    for cell in load_reported_values("fedaf", "table7").itertuples(index=False):
+        row = {"dataset": cell.dataset, "alpha": cell.level, "method": cell.method}
+        row |= {"model": cell.model, "reported": cell.mean}
         if cell.method == "fedaf":
             shape = get_dataset_shape(cell.dataset).image_shape
-            seed_counts = [count_labels(cell.dataset, cell.level, seed) for seed in arguments.seeds]
-            partition_counts = [
-                count_labels(cell.dataset, cell.level, seed) for seed in range(arguments.partitions)
-            ]
+            counts = {
+                seed: count_labels(cell.dataset, cell.level, seed)
+                for seed in {*arguments.seeds, *range(arguments.partitions)}
+            }
 
-            def megabytes(label_counts, bytes_per_value, shape=shape):
-                upload_options = {"ipc": arguments.ipc, "bytes_per_value": bytes_per_value}
+            def list_uploads(seeds, bytes_per_value, counts=counts, shape=shape):
+                options = {"ipc": arguments.ipc, "bytes_per_value": bytes_per_value}
                 return [
-                    mean_upload_bytes(counts, shape, **upload_options) / BYTES_PER_MEGABYTE
-                    for counts in label_counts
+                    mean_upload_bytes(counts[seed], shape, **options) / BYTES_PER_MEGABYTE
+                    for seed in seeds
                 ]
 
-            deviation = np.std(megabytes(partition_counts, 1), ddof=1) / math.sqrt(len(seed_counts))
+            many = list_uploads(range(arguments.partitions), 1)
             row |= {
-                "counted": np.mean(megabytes(seed_counts, 1)),
-                "many": np.mean(megabytes(partition_counts, 1)),
-                "deviation": deviation,
-                "true": np.mean(megabytes(seed_counts, 4)),
+                "counted": np.mean(list_uploads(arguments.seeds, 1)),
+                "many": np.mean(many),
+                "deviation": np.std(many, ddof=1) / math.sqrt(len(arguments.seeds)),
+                "true": np.mean(list_uploads(arguments.seeds, 4)),
             }
         else:
             row |= {
@@ -134,18 +165,24 @@ def make_rows(arguments: Arguments) -> list[dict]:
 
 
 def make_text_table(rows: list[dict], arguments: Arguments) -> analysis.TextTable:
+    """Format the records of `make_rows`.
+
+    Args:
+      rows: the records.
+      arguments: the command line.
+
+    Returns:
+      A section per data set.
+    """
     sections = []
     for dataset in DATASET_SHAPES:
-        dataset_rows = [row for row in rows if row["dataset"] == dataset]
+        own_rows = [row for row in rows if row["dataset"] == dataset]
+        first_alpha = min(row["alpha"] for row in own_rows)
         texts = []
-        for row in sorted(
-            dataset_rows, key=lambda row: (row["method"], row["model"], row["alpha"])
-        ):
+        for row in sorted(own_rows, key=lambda row: (row["method"], row["model"], row["alpha"])):
             is_fedaf = row["method"] == "fedaf"
-            if not is_fedaf and row["alpha"] > min(
-                dataset_row["alpha"] for dataset_row in dataset_rows
-            ):
-                continue  # a model's size knows no alpha
+            if not is_fedaf and row["alpha"] > first_alpha:
+                continue  # the size of a model does not depend on alpha
             texts.append(
                 {
                     "Method": "fedaf" if is_fedaf else f"fedavg, {row['model']}",
@@ -158,7 +195,7 @@ def make_text_table(rows: list[dict], arguments: Arguments) -> analysis.TextTabl
                     "True": f"{row['true']:.3f}",
                 }
             )
-        sections.append(TableSection(tuple(texts), title=dataset, labels={"Data": dataset}))
+        sections.append(TableSection(texts, dataset, {"Data": dataset}))
     ipc, seeds, count = arguments.ipc, len(arguments.seeds), arguments.partitions
     notes = (
         f"Megabytes of 2^20 bytes. Partition dirichlet_capped, {NUM_CLIENTS} clients, balanced labels "
@@ -175,13 +212,11 @@ def make_text_table(rows: list[dict], arguments: Arguments) -> analysis.TextTabl
         "True: images in float32, in which they are trained; fedavg: this package's networks with "
         "batch norm, whose parameters depend on the data set, and their running statistics.",
     )
-    names, values = ("Method", "alpha"), ("Reported", "Counted", "Difference")
-    return analysis.TextTable(
-        TITLE, names, (*values, "Many", "Deviations", "True"), tuple(sections), notes
-    )
+    return analysis.TextTable.from_sections(TITLE, ["Method", "alpha"], sections, notes)
 
 
 def make_table(arguments: Arguments) -> int:
+    """Compute and write the table, and print its files."""
     require_name("preset", arguments.preset, PRESETS)
     require(len(arguments.seeds) > 0, "seeds", arguments.seeds, "at least one seed")
     if arguments.list:
@@ -191,8 +226,8 @@ def make_table(arguments: Arguments) -> int:
     import pandas as pd
 
     rows = make_rows(arguments)
-    table = make_text_table(rows, arguments)
     directory = make_output_directory(arguments.output_dir)
+    table = make_text_table(rows, arguments)
     names = write_table_files(directory, "table", table, pd.DataFrame(rows))
     print(f"Written to {directory}: {', '.join(names)}.")
     return 0

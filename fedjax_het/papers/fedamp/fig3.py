@@ -1,14 +1,14 @@
-"""FedAMP's Figure 3: who learns from whom, the collaboration weights of FedAMP and HeurFedAMP.
+"""FedAMP's Figure 3: the collaboration weights of FedAMP and HeurFedAMP.
 
 python experiments/fedamp/fig3.py                  the embedded digits, seconds on 2 cores
 python experiments/fedamp/fig3.py --preset cpu     MNIST and Fashion-MNIST, MLP: half an hour
 python experiments/fedamp/fig3.py --preset paper   the four data sets: a GPU's work
 
-Makes the runs of Table 3 that are missing, of these two methods alone; `--show` draws those that
-are there. The weights are those of the last round (the paper does not say of which round its are):
-`fig3_DATASET.png` draws the first seed's, groups that take from each other side by side; `fig3.md`
-and `fig3.csv` compare weights inside a group with weights between groups, over all groups, and for
-each with the other group that it takes most from.
+Makes the missing runs of Table 3 of these two methods; `--show` draws the available ones. The weights
+are those of the last round (the paper does not state its round): `fig3_DATASET.png` shows the first
+seed's, with groups of high mutual weights side by side; `fig3.md` and `fig3.csv` compare weights
+inside a group with weights between groups, over all groups, and for each group with the other group
+of the highest weight.
 """
 
 from dataclasses import replace
@@ -19,11 +19,10 @@ import pandas as pd
 
 from fedjax_het import analysis
 from fedjax_het.analysis.render import TableSection, TextTable, format_number
-from fedjax_het.analysis.report import write_table_files
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.data import get_client_groups, load_dataset
 from fedjax_het.metrics.personal import compute_group_contrast, compute_group_weights
-from fedjax_het.papers.fedamp.table3 import TABLE3
+from fedjax_het.papers.fedamp.tables import TABLE3
 from fedjax_het.papers.table import TableRun, make_table_program
 from fedjax_het.runtime.data_assignment import build_partition
 
@@ -33,7 +32,7 @@ FIG3 = replace(
     title="FedAMP, Figure 3: collaboration weights in the last round, clients in groups.",
     presets={name: replace(preset, rows=METHODS) for name, preset in TABLE3.presets.items()},
 )
-VISIBLE_RATIO = 2.0  # times what the other group gets that a group takes most from
+VISIBLE_RATIO = 2.0  # ratio of weights from which a group is visible
 CAPTION = (
     "From the runs of Table 3. Mean weights: inside, of other clients of a client's group; "
     "between, of clients of other groups; own, of a client's own model. Weights of a client sum "
@@ -43,14 +42,14 @@ CAPTION = (
 
 
 def load_client_groups(spec: RunSpec) -> np.ndarray:
-    """[K] the group of each client, from the partition that the settings make."""
+    """Return the group of each client `[K]`, from the partition of a run."""
     spec = spec.resolved()
     dataset = load_dataset(spec.dataset, normalisation=spec.normalisation)
     return get_client_groups(build_partition(spec, dataset))
 
 
 def collect_collaborations(table_run: TableRun) -> list[dict[str, Any]]:
-    """A row per run that is there: dataset, model, method, seed, weights [K, K], groups [K]."""
+    """Return dataset, model, method, seed, weights `[K, K]` and groups `[K]` of each run."""
     rows, groups = [], {}
     for cell, result in table_run.iterate_results():
         partition = result.summary["partition_digest"]
@@ -70,16 +69,22 @@ def collect_collaborations(table_run: TableRun) -> list[dict[str, Any]]:
 
 
 def compute_contrasts(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """A row per run: what identifies it, `compute_group_contrast` of its weights, `ratios` of each of its
-    groups (see `GroupWeights`) as text, and how many of them show."""
-    key_columns = ("dataset", "model", "method", "seed")
+    """Compare weights inside groups with weights between groups.
+
+    Args:
+      rows: runs, as `collect_collaborations` returns them.
+
+    Returns:
+      A row per run: its identifiers, `compute_group_contrast` of its weights, `ratios` of its groups
+      (see `GroupWeights`) as text, and `shown`, the number of visible groups.
+    """
     records = []
     for row in rows:
         ratios = compute_group_weights(row["weights"], row["groups"]).ratios
         texts = [f"{ratio:.0f}" if ratio >= 100 else f"{ratio:.3g}" for ratio in ratios]
         records.append(
             {
-                **{name: row[name] for name in key_columns},
+                **{name: row[name] for name in ("dataset", "model", "method", "seed")},
                 "clients": len(row["groups"]),
                 "groups": len(ratios),
                 **compute_group_contrast(row["weights"], row["groups"])._asdict(),
@@ -91,6 +96,15 @@ def compute_contrasts(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
+    """Format the comparison of `compute_contrasts`.
+
+    Args:
+      table: the comparison.
+      title: title of the table.
+
+    Returns:
+      A section per data set and network.
+    """
     sections = []
     for (dataset, model), rows in table.groupby(["dataset", "model"], sort=False):
         texts = [
@@ -109,43 +123,28 @@ def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
             for row in rows.itertuples(index=False)
         ]
         labels = {"Data": dataset, "Network": model}
-        sections.append(TableSection(rows=tuple(texts), title=f"{dataset}, {model}", labels=labels))
-    names = ("Method", "Seed")
-    values = (
-        "Clients",
-        "Groups",
-        "Inside",
-        "Between",
-        "Inside / between",
-        "Own",
-        "By group",
-        "That show",
-    )
-    return TextTable(title, names, values, tuple(sections), (CAPTION, FIG3.note))
+        sections.append(TableSection(texts, f"{dataset}, {model}", labels))
+    return TextTable.from_sections(title, ["Method", "Seed"], sections, [CAPTION, FIG3.note])
 
 
-def write_outputs(table_run: TableRun) -> list[str]:
+def _write_outputs(table_run: TableRun) -> list[str]:
     rows = collect_collaborations(table_run)
     if not rows:
         print("No run is there to be drawn.")
         return []
-    table = compute_contrasts(rows)
-    texts = make_text_table(table, f"{table_run.title}.")
-    figures = {}
+    table, figures = compute_contrasts(rows), {}
     has_several_models = table["model"].nunique() > 1
-    for dataset, model in table[["dataset", "model"]].drop_duplicates().itertuples(index=False):
-        first_rows: dict[str, dict] = {}
-        for row in rows:
-            if (row["dataset"], row["model"]) == (dataset, model):
-                first_rows.setdefault(row["method"], row)
-        plotted_rows = list(first_rows.values())
+    for (dataset, model), group in table.groupby(["dataset", "model"], sort=False):
+        first = [rows[index] for index in group.drop_duplicates("method").index]
         figure = analysis.plot_collaboration(
-            [row["weights"] for row in plotted_rows],
-            plotted_rows[0]["groups"],
-            titles=[f"{row['method']}, {dataset}, seed {row['seed']}" for row in plotted_rows],
+            [row["weights"] for row in first],
+            first[0]["groups"],
+            titles=[f"{row['method']}, {dataset}, seed {row['seed']}" for row in first],
         )
         figures[f"fig3_{dataset}{'_' + model if has_several_models else ''}.png"] = figure
-    return write_table_files(table_run.directory, "fig3", texts, table, figures)
+    return table_run.write_table(
+        "fig3", make_text_table(table, f"{table_run.title}."), table, figures
+    )
 
 
-main = make_table_program(FIG3, write_outputs)
+main = make_table_program(FIG3, _write_outputs)

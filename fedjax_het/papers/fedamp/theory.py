@@ -5,11 +5,11 @@ python experiments/fedamp/theory.py --preset short   Fashion-MNIST: half an hour
 
 The theorems bound min_k G(W^k) - G* where G is convex and min_k ||grad G(W^k)||^2 where it is
 smooth, after K rounds with alpha_k = lambda / sqrt(K), by constants over sqrt(K). The constants
-(B, L, G*) are not known; drawn beside the runs (`theory.png`) is that rate through the first
-value. A row for each K, in the absolute scale, in which G does not change from round to round, with
-a linear network, whose losses F are convex (the attention A is not), and with the usual one; runs
-have a round more than K, before which W^K is measured. Clients approximate Eq. 6 by their epochs of
-SGD, where the theorems have a step of their own for it.
+(B, L, G*) are not known; `theory.png` shows that rate through the first value beside the runs. There
+is a row for each K, in the absolute scale, in which G does not change from round to round, with a
+linear network, whose losses F are convex (the attention A is not), and with the usual network. Runs
+have one round more than K, before which W^K is measured. Clients approximate Eq. 6 by their epochs of
+SGD, while the theorems have a separate step for it.
 """
 
 import math
@@ -18,19 +18,17 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from fedjax_het.analysis.figure_style import add_legend, make_panels
-from fedjax_het.analysis.figures.output import style_axes
+from fedjax_het.analysis import parse_row
+from fedjax_het.analysis.figures.style import add_legend, make_panels, style_axes
 from fedjax_het.analysis.render import TableSection, TextTable, format_number
-from fedjax_het.analysis.report import write_table_files
-from fedjax_het.papers.fedamp.table3 import TABLE3
+from fedjax_het.papers.fedamp.tables import TABLE3
 from fedjax_het.papers.table import TableRun, make_table_program
-from fedjax_het.papers.table.declaration import parse_row_any_dataset
 
 ROUNDS = (4, 16, 64, 256)
-PROX_LAMBDA = 1.0  # lambda
+PROX_LAMBDA = 1.0
 SIGMA = 10.0
 HIDDEN_WIDTH = 128
-NETWORKS_BY_DEPTH = {0: "linear", 2: "two hidden layers"}  # by the number of layers
+NETWORKS_BY_DEPTH = {0: "linear", 2: "two hidden layers"}
 NETWORK_COLORS = {"linear": "#0072B2", "two hidden layers": "#D55E00"}
 RATE_LABELS = {"objective": "rate of G", "gradient": "of gradient²"}
 CAPTION = (
@@ -40,12 +38,12 @@ CAPTION = (
 )
 
 
-def make_rows() -> tuple[str, ...]:
-    return tuple(f"fedamp(layers={layers}, K={K})" for layers in NETWORKS_BY_DEPTH for K in ROUNDS)
+ROWS = tuple(f"fedamp(layers={layers}, K={K})" for layers in NETWORKS_BY_DEPTH for K in ROUNDS)
 
 
-def read_row(row: str, dataset: str):
-    method, variant = parse_row_any_dataset(row, dataset)
+def _parse_theory_row(row: str, dataset: str):
+    """Read the number of hidden layers and the number of rounds K."""
+    method, variant = parse_row(row)
     rounds = variant.pop("K")
     return method, {
         "network_options": {"hidden": [HIDDEN_WIDTH] * variant.pop("layers")},
@@ -70,11 +68,11 @@ THEORY = replace(
     has_reported_values=False,
     main_method="",
     tuned_hyperparameters={},
-    row_parser=read_row,
+    row_parser=_parse_theory_row,
     presets={
         name: replace(
             TABLE3.presets[name],
-            rows=make_rows(),
+            rows=ROWS,
             models=("mlp",),
             model_settings={},
             datasets=TABLE3.presets[name].datasets[:1],
@@ -86,7 +84,7 @@ THEORY = replace(
 
 
 def collect_objective_curves(table_run: TableRun) -> pd.DataFrame:
-    """A row per run and round k: G(W^k) and the square of its gradient's length."""
+    """Return G(W^k) and the square of its gradient's length, a row per run and round k."""
     frames = []
     for cell, result in table_run.iterate_results():
         spec = result.spec.resolved()
@@ -94,24 +92,21 @@ def collect_objective_curves(table_run: TableRun) -> pd.DataFrame:
             np.asarray(result.metrics[name], np.float64)
             for name in ("objective", "objective_gradient")
         )
-        frames.append(
-            pd.DataFrame(
-                {
-                    "dataset": cell.dataset,
-                    "network": NETWORKS_BY_DEPTH[len(spec.network_options["hidden"])],
-                    "K": spec.rounds - 1,
-                    "seed": spec.seed,
-                    "k": np.arange(spec.rounds),
-                    "objective": objective,
-                    "gradient": gradient_norm**2,
-                }
-            )
-        )
+        columns = {
+            "dataset": cell.dataset,
+            "network": NETWORKS_BY_DEPTH[len(spec.network_options["hidden"])],
+            "K": spec.rounds - 1,
+            "seed": spec.seed,
+            "k": np.arange(spec.rounds),
+            "objective": objective,
+            "gradient": gradient_norm**2,
+        }
+        frames.append(pd.DataFrame(columns))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
 def summarize_curves(curves: pd.DataFrame) -> pd.DataFrame:
-    """A row per run: both at W^0, and their lowest values."""
+    """Return the values at W^0 and the lowest ones, a row per run."""
     run_columns = ["dataset", "network", "K", "seed"]
     by_run = curves.groupby(run_columns, sort=False)[["objective", "gradient"]]
     summary = by_run.first().add_prefix("first_").join(by_run.min().add_prefix("lowest_"))
@@ -119,7 +114,15 @@ def summarize_curves(curves: pd.DataFrame) -> pd.DataFrame:
 
 
 def fit_rate(rounds: pd.Series, values: pd.Series) -> float:
-    """The slope of logarithms; NaN of fewer than two positive values."""
+    """Fit the exponent of a power of the rounds.
+
+    Args:
+      rounds: numbers of rounds.
+      values: values at these rounds; only positive ones count.
+
+    Returns:
+      Slope of the logarithms; NaN for fewer than two positive values.
+    """
     positive = values > 0
     if positive.sum() < 2:
         return math.nan
@@ -127,6 +130,15 @@ def fit_rate(rounds: pd.Series, values: pd.Series) -> float:
 
 
 def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
+    """Format means over seeds of `summarize_curves`.
+
+    Args:
+      table: the summary.
+      title: title of the table.
+
+    Returns:
+      A section per data set and network.
+    """
     sections = []
     for (dataset, network), network_rows in table.groupby(["dataset", "network"], sort=False):
         means = network_rows.groupby("K").mean(numeric_only=True).reset_index()
@@ -142,17 +154,23 @@ def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
             for row in means.itertuples(index=False)
         ]
         rates_text = ", ".join(
-            f"{RATE_LABELS[name]} {format_number(rates[name], '+.2f')}" for name in RATE_LABELS
+            f"{label} {format_number(rates[name], '+.2f')}" for name, label in RATE_LABELS.items()
         )
         labels = {"Data": dataset, "Network": network}
-        title_ = f"{dataset}, {network}: {rates_text}"
-        sections.append(TableSection(rows=tuple(texts), title=title_, labels=labels))
-    return TextTable(title, ("K",), tuple(texts[0])[1:], tuple(sections), (CAPTION, TABLE3.note))
+        sections.append(TableSection(texts, f"{dataset}, {network}: {rates_text}", labels))
+    return TextTable.from_sections(title, ["K"], sections, [CAPTION, TABLE3.note])
 
 
 def plot_convergence(curves: pd.DataFrame, table: pd.DataFrame):
-    """Left G along the runs with the largest K, right the lowest squared gradient against K,
-    and the rate 1 / sqrt(K) through the first."""
+    """Plot G along the runs with the largest K, and the lowest squared gradient against K.
+
+    Args:
+      curves: curves of `collect_objective_curves`.
+      table: summary of `summarize_curves`.
+
+    Returns:
+      A figure with two panels; dotted lines are the rate 1 / sqrt(K) through the first value.
+    """
     from matplotlib.lines import Line2D
 
     figure, panels = make_panels(
@@ -185,7 +203,7 @@ def plot_convergence(curves: pd.DataFrame, table: pd.DataFrame):
     return figure
 
 
-def write_outputs(table_run: TableRun) -> list[str]:
+def _write_outputs(table_run: TableRun) -> list[str]:
     curves = collect_objective_curves(table_run)
     if not len(curves):
         print("No run is there to be drawn.")
@@ -193,7 +211,7 @@ def write_outputs(table_run: TableRun) -> list[str]:
     table = summarize_curves(curves)
     texts = make_text_table(table, f"{table_run.title}.")
     figures = {"theory.png": plot_convergence(curves, table)}
-    return write_table_files(table_run.directory, "theory", texts, table, figures)
+    return table_run.write_table("theory", texts, table, figures)
 
 
-main = make_table_program(THEORY, write_outputs)
+main = make_table_program(THEORY, _write_outputs)

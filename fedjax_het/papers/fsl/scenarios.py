@@ -1,27 +1,37 @@
-"""FSL's two scenarios, and what the table and the figures of each share.
+"""FSL's two scenarios: presets and rows that its table and figures share.
 
 Scenario 1 has few clients and a server with examples drawn from all training data; its settings are
 those of the protocol. Scenario 2 has many clients, and a server with the data of a few of them, or
-with images from elsewhere. All results go to one folder, so that no run is made twice.
+with images from elsewhere. All results are in one folder, so that no run is made twice.
 """
 
 from dataclasses import replace
 from typing import Any
 
-from fedjax_het.analysis import parse_row, plot_metric_vs_setting
-from fedjax_het.papers.fsl.server_examples import GLYPH_SIZES
+from fedjax_het.analysis import parse_row
 from fedjax_het.papers.table import DatasetOverride, Preset, TableDeclaration
 
 SERVER_DATA_METHODS = ("fsl", "fsl_p", "data_sharing")  # methods that use the server's examples
-CLIENTS_BY_DATASET = {"emnist_45": 45}  # of scenario 1; 10 of other data
-# Scenario 2: the clients that give the server data, and how much each; where else it has images of.
+CLIENTS_BY_DATASET = {"emnist_45": 45}  # in scenario 1; 10 for other data
+# Scenario 2: number of clients that give the server data, and of examples that each of them gives.
 SERVER_DATA_CLIENTS = {"cifar10": (10, 50), "emnist_45": (9, 50), "digits": (5, 10)}
-EXTERNAL_SOURCES = {"cifar10": "stl10"}  # glyphs for other data
+EXTERNAL_SOURCES = {"cifar10": "stl10"}  # images from elsewhere; glyphs for other data
+# Sizes in points at which glyphs fill the images like their own digits; others have the paper's.
+GLYPH_SIZES = {"digits": (200, 220, 240)}
 SHARED_CLASSES = 9  # of STL-10 with CIFAR-10
 
 
 def parse_scenario1_row(row: str, dataset: str) -> tuple[str, dict[str, Any]]:
-    """`n0`: how many examples the server has; `S`: how many clients take part in a round."""
+    """Read a row of scenario 1.
+
+    Args:
+      row: the row; its settings may be `n0`, the number of the server's examples, and `S`, the
+        number of clients per round.
+      dataset: name of the data set.
+
+    Returns:
+      The method's name, and the settings by name.
+    """
     method, variant = parse_row(row)
     if "n0" in variant:
         variant["server_options"] = {"size": variant.pop("n0")}
@@ -31,30 +41,34 @@ def parse_scenario1_row(row: str, dataset: str) -> tuple[str, dict[str, Any]]:
 
 
 def parse_scenario2_row(row: str, dataset: str) -> tuple[str, dict[str, Any]]:
-    """`fsl`: its server has data of a few clients; `fslsyn`: images from elsewhere. `n0`: how many
-    (of STL-10, as many as the classes share equally)."""
+    """Read a row of scenario 2.
+
+    Args:
+      row: the row; the server of `fsl` has data of a few clients, that of `fslsyn` images from
+        elsewhere. Setting `n0` is their number, rounded down to equal numbers per class of STL-10.
+      dataset: name of the data set.
+
+    Returns:
+      The method's name, and the settings by name.
+    """
     method, variant = parse_row(row)
-    num_examples = variant.pop("n0", None)
+    size = variant.pop("n0", None)
     if method == "fslsyn":
         source = EXTERNAL_SOURCES.get(dataset, "glyphs")
-        options = {} if num_examples is None else {"per_class": num_examples // SHARED_CLASSES}
+        options = {} if size is None else {"per_class": size // SHARED_CLASSES}
         if source == "glyphs" and dataset in GLYPH_SIZES:
             options = {**options, "sizes": GLYPH_SIZES[dataset]}
         return "fsl", {"server_data": source, "server_options": options, **variant}
     if method in SERVER_DATA_METHODS or "pretrain_epochs" in variant:
-        num_clients, examples_per_client = SERVER_DATA_CLIENTS.get(dataset, (10, 50))
-        options = {
-            "clients": num_clients,
-            "per_client": examples_per_client
-            if num_examples is None
-            else num_examples // num_clients,
-        }
+        clients, per_client = SERVER_DATA_CLIENTS.get(dataset, (10, 50))
+        per_client = per_client if size is None else size // clients
+        options = {"clients": clients, "per_client": per_client}
         variant = {"server_data": "clients", "server_options": options, **variant}
     return method, variant
 
 
 def pretraining_settings(epochs: int) -> dict[str, dict[str, Any]]:
-    """Settings by method: FL starts from a random model all the same."""
+    """Return settings by method; FL starts from a random model whatever the epochs."""
     return {method: {"pretrain_epochs": epochs} for method in SERVER_DATA_METHODS}
 
 
@@ -98,28 +112,22 @@ PAPER = Preset(
 
 
 def with_rows(preset: Preset, rows: tuple[str, ...] | dict[str, tuple[str, ...]]) -> Preset:
-    """The same with these rows, or those of each data set."""
+    """Return a preset with other rows.
+
+    Args:
+      preset: the preset.
+      rows: rows of all data sets, or by data set.
+
+    Returns:
+      The preset.
+    """
     if not isinstance(rows, dict):
         return replace(preset, rows=rows)
-    overrides = preset.dataset_overrides
-    new_overrides = {
-        name: replace(overrides.get(name, DatasetOverride()), rows=dataset_rows)
+    overrides = {
+        name: replace(preset.get_dataset_override(name), rows=dataset_rows)
         for name, dataset_rows in rows.items()
     }
-    return replace(preset, dataset_overrides={**overrides, **new_overrides})
-
-
-def plot_metrics_vs_gamma(results, *line_settings: str):
-    """Accuracy and rise time against gamma, data sharing at 0; `lines`: settings with lines."""
-    panels = ["dataset", "classes"]
-    return plot_metric_vs_setting(
-        results,
-        x="hp.gamma",
-        by=[*panels, *line_settings],
-        panels=panels,
-        metrics=("window_accuracy", "rise_time"),
-        missing_value=0.0,
-    )
+    return replace(preset, dataset_overrides={**preset.dataset_overrides, **overrides})
 
 
 SCENARIO1 = TableDeclaration(
@@ -132,7 +140,7 @@ SCENARIO1 = TableDeclaration(
     has_reported_values=False,
     row_parser=parse_scenario1_row,
 )
-# Of scenario 2: no method has settings of its own, and CIFAR-10 alone is tried on a CPU.
+# In scenario 2 no method has settings of its own, and CIFAR-10 alone is tried on a CPU.
 QUICK_SCENARIO2 = replace(QUICK, settings={"batch_size": 10, "rounds": 60}, method_settings={})
 # All 1,000 rounds of Scenario 2, tested in every fifth: a test takes as long as three.
 CPU_SCENARIO2 = replace(
@@ -155,5 +163,3 @@ SCENARIO2 = replace(
     },
     row_parser=parse_scenario2_row,
 )
-LEARNING_RATES = (0.01, 0.02, 0.05, 0.1)  # only .01 and .05 are named in the paper
-COMPARED_METHODS = ("fsl", "fslsyn", "feddyn", "scaffold")

@@ -5,17 +5,16 @@ python experiments/fsl/table1.py --preset cpu     CIFAR-10, no STL-10: 30 runs o
                                                   minutes, data sharing two of two hours
 python experiments/fsl/table1.py --preset paper   CIFAR-10: a GPU's work
 
-As in the paper, a row is that of its settings which gives the highest mean accuracy (on the test
-images): FedDyn's alpha, and gamma of FSL. `fsl(n0=250)` has 25 images from each of ten clients,
-`fslsyn(n0=504)` has 56 of each of the nine classes that STL-10 shares.
+As in the paper, a row shows the settings with the highest mean accuracy (on the test images) among
+several values of FedDyn's alpha and of FSL's gamma. `fsl(n0=250)` has 25 images from each of ten
+clients, `fslsyn(n0=504)` has 56 of each of the nine classes that STL-10 shares.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 from fedjax_het.analysis import TableCell, compare_with_reported
-from fedjax_het.analysis.comparison import add_row_setting
+from fedjax_het.analysis.comparison import add_row_settings
 from fedjax_het.papers.fsl.scenarios import CPU_SCENARIO2, PAPER, QUICK_SCENARIO2, SCENARIO2
 from fedjax_het.papers.reported import load_reported_values
 from fedjax_het.papers.table import (
@@ -30,37 +29,29 @@ TUNED_PARAMETERS = {"feddyn": ("feddyn_alpha", (0.01, 0.05, 0.1, 0.5))}
 GAMMA_VALUES = ("gamma", (0.6, 0.8, 1.0, 1.2))
 
 
-def make_variants(rows: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Of each row those that it is the best of."""
-    variants_by_row = {}
-    for row in rows:
-        name, values = TUNED_PARAMETERS.get(row, GAMMA_VALUES)
-        variants_by_row[row] = tuple(add_row_setting(row, name, value) for value in values)
-    return variants_by_row
-
-
-# What of FSL's gain comes from when its server learns: the same examples at the clients, and in
-# pretraining alone.
+# Controls of when the server learns: the same examples at the clients, or in pretraining only.
 CONTROLS = ("data_sharing", "fedavg(pretrain_epochs=50)")
 QUICK_ROWS = ("feddyn", "scaffold", "fslsyn", "fsl(n0=25)", "fsl(n0=50)", *CONTROLS)
 CPU_ROWS = ("fedavg", "scaffold", "feddyn", "fsl(n0=250)", "fsl(n0=500)", *CONTROLS)
-VARIANTS = {
-    **make_variants((*ROWS, *QUICK_ROWS)),
-    **{row: (row,) for row in ("fedavg", "scaffold", *CONTROLS)},
-}
-# Preset cpu's of Figure 5 chooses .02 for FSL, SCAFFOLD and FedAvg, which do not learn at .05 or do
+# Settings that a row is the best of.
+VARIANTS: dict[str, tuple[str, ...]] = {}
+for _row in (*ROWS, *QUICK_ROWS):
+    _name, _values = TUNED_PARAMETERS.get(_row, GAMMA_VALUES)
+    VARIANTS[_row] = tuple(add_row_settings(_row, **{_name: value}) for value in _values)
+VARIANTS |= {row: (row,) for row in ("fedavg", "scaffold", *CONTROLS)}
+# Preset cpu of Figure 5 selects .02 for FSL, SCAFFOLD and FedAvg, which do not learn at .05 or are
 # no better, and .05 for FedDyn, as in the paper.
 FIGURE5_METHOD_SETTINGS = {
     method: {"hp": {"local_lr": 0.02}} for method in ("fsl", "scaffold", "fedavg", "data_sharing")
 }
 
 
-def expand_variants(rows: Sequence[str]) -> tuple[str, ...]:
+def _expand_variants(*rows: str) -> tuple[str, ...]:
     return tuple(variant for row in rows for variant in VARIANTS[row])
 
 
-# Of the learning rates, the best of Figure 5, the paper names FedDyn's alone: .05, here for all
-# where nothing else is said.
+# The paper takes the best learning rates of Figure 5, and states that of FedDyn only: .05, which is
+# the default here.
 TABLE1 = TableDeclaration(
     name="fsl-table1",
     results_folder="fsl",
@@ -68,17 +59,17 @@ TABLE1 = TableDeclaration(
     item="table1",
     title="FSL, Table I: test accuracy with many clients of few labels.",
     presets={
-        "quick": replace(QUICK_SCENARIO2, classes=(2,), rows=expand_variants(QUICK_ROWS)),
+        "quick": replace(QUICK_SCENARIO2, classes=(2,), rows=_expand_variants(*QUICK_ROWS)),
         "cpu": replace(
             CPU_SCENARIO2,
             classes=(2,),
-            rows=expand_variants(CPU_ROWS),
+            rows=_expand_variants(*CPU_ROWS),
             method_settings=FIGURE5_METHOD_SETTINGS,
         ),
         "paper": replace(
             PAPER,
             datasets=("cifar10",),
-            rows=expand_variants((*ROWS, *CONTROLS)),
+            rows=_expand_variants(*ROWS, *CONTROLS),
             dataset_overrides={},
             classes=(2,),
         ),
@@ -91,35 +82,39 @@ TABLE1 = TableDeclaration(
 
 
 def select_best_cells(table_run: TableRun) -> tuple[list[TableCell], str]:
-    """Each row as the best of its variants, and which that was; of equal ones the first. A variant
-    that has fewer runs than another, or lost one, is none."""
-    table = compare_with_reported(table_run.cells, table_run.results, table_run.reported)
-    runs, means = table["seeds"].tolist(), table["mean"].tolist()
-    scores = [
-        (num_runs, -math.inf if math.isnan(mean) else mean)
-        for num_runs, mean in zip(runs, means, strict=True)
-    ]
+    """Select the best variant of each row.
+
+    A variant with more finished runs is better, then one with a higher mean; of equal variants the
+    first is selected.
+
+    Args:
+      table_run: the table with its runs.
+
+    Returns:
+      The selected cells under the names of the rows, and a note with the variants.
+    """
+    cells = table_run.cells
+    table = compare_with_reported(cells, table_run.results, table_run.reported)
+    scores = list(zip(table["seeds"], table["mean"].fillna(-math.inf), strict=True))
     best_by_row: dict[tuple, int] = {}
-    for index, cell in enumerate(table_run.cells):
-        row = next(row for row, row_variants in VARIANTS.items() if cell.method in row_variants)
-        best = best_by_row.setdefault((cell.dataset, cell.model, cell.level, row), index)
+    for index, cell in enumerate(cells):
+        row = next(row for row, variants in VARIANTS.items() if cell.method in variants)
+        key = (*cell.column_key, row)
+        best = best_by_row.setdefault(key, index)
         if scores[index] > scores[best]:
-            best_by_row[cell.dataset, cell.model, cell.level, row] = index
-    cells = [
-        replace(table_run.cells[index], method=row) for (*_, row), index in best_by_row.items()
-    ]
-    names = "; ".join(table_run.cells[index].method for index in best_by_row.values())
-    num_diverged = int(table["diverged"].sum())
-    return cells, (
-        f"Best settings (on the test images, as in the paper): {names}. Of all runs tried, {num_diverged} "
-        "diverged."
+            best_by_row[key] = index
+    names = "; ".join(cells[index].method for index in best_by_row.values())
+    note = (
+        f"Best settings (on the test images, as in the paper): {names}. Of all runs tried, "
+        f"{int(table['diverged'].sum())} diverged."
     )
+    return [replace(cells[index], method=row) for (*_, row), index in best_by_row.items()], note
 
 
-def write_outputs(table_run: TableRun) -> list[str]:
+def _write_outputs(table_run: TableRun) -> list[str]:
     cells, note = select_best_cells(table_run)
     experiment = replace(table_run.experiment, note=note)
     return write_comparison_table(table_run._replace(experiment=experiment, cells=cells))
 
 
-main = make_table_program(TABLE1, write_outputs)
+main = make_table_program(TABLE1, _write_outputs)

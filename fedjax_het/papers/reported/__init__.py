@@ -1,9 +1,9 @@
-"""What the papers report, cell by cell: one CSV file per paper, read as it stands.
+"""Reported values of the papers, cell by cell: one CSV file per paper.
 
 Columns: `paper`, `item` (`table1`, ...), `dataset`, `model`, `partition`, `level` (the Dirichlet
 alpha, the labels per client, or a domain), `clients`, `participation`, `local_epochs`, `rounds`,
-`method`, `metric`, `mean`, `std`. Names are those of this package; what a paper does not say (its
-network, a level) is empty. Accuracies are percentages. Nothing measured is ever written here.
+`method`, `metric`, `mean`, `std`. Names are those of this package; a value that a paper does not state
+(its network, a level) is empty. Accuracies are percentages. The files contain no measured values.
 """
 
 from functools import cache
@@ -37,6 +37,12 @@ def load_reported_values(paper: str, item: str | None = None) -> "pd.DataFrame":
 
     Raises:
       ConfigError: if the paper or the item is unknown; the message lists the valid names.
+
+    Example:
+      >>> from fedjax_het.papers.reported import load_reported_values
+      >>> values = load_reported_values("dynafed", "table1")
+      >>> values[["dataset", "level", "method", "mean"]].iloc[0].tolist()
+      ['fashion_mnist', 0.01, 'fedavg', 74.5]
     """
     import pandas as pd
 
@@ -46,7 +52,6 @@ def load_reported_values(paper: str, item: str | None = None) -> "pd.DataFrame":
         return values
     require_name("item", item, list(dict.fromkeys(values["item"])))
     item_values = values[values["item"] == item].reset_index(drop=True)
-    levels = pd.to_numeric(
-        item_values["level"], errors="coerce"
-    )  # of another item they may be names
+    # The levels of another item may be names, so that all are read as texts.
+    levels = pd.to_numeric(item_values["level"], errors="coerce")
     return item_values.assign(level=levels) if levels.notna().all() else item_values

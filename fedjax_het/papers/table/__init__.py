@@ -1,7 +1,7 @@
 """A paper's table as data, and the one program that fills, prints and draws it.
 
-A file in `experiments/` declares an `TableDeclaration` and calls `program`. All that two tables could
-share is here, so that they differ only in what they declare.
+A module of a paper declares a `TableDeclaration` and passes it to `make_table_program`. Everything
+that tables share is in this package, so that they differ only in their declarations.
 """
 
 from fedjax_het.papers.table.cells import make_cells

@@ -1,30 +1,18 @@
-"""The cells of a table, each with the runs that fill it."""
+"""Cells of a table, each with the runs that fill it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from itertools import product
+from typing import Any
 
+from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis.comparison import AVERAGE, TableCell, parse_row
 from fedjax_het.config.run_spec import RunSpec
-from fedjax_het.config.settings import drop_unused_settings
-from fedjax_het.papers.table.declaration import (
-    Preset,
-    TableArguments,
-    TableDeclaration,
-    classify_variant_settings,
-    merge_settings,
-)
+from fedjax_het.nn import NETWORKS
+from fedjax_het.papers.table.declaration import Preset, TableArguments, TableDeclaration
 from fedjax_het.utils.errors import require, require_name
 
-ALL_ROWS = "all"  # what `--methods` takes besides names
-
-
-class _ColumnLevel(NamedTuple):
-    """A column of the table: at most one of these is given."""
-
-    alpha: float | None = None
-    domain: str | None = None
-    classes: int | None = None
+ALL_ROWS = "all"  # value of `--methods`
 
 
 def make_cells(experiment: TableDeclaration, arguments: TableArguments) -> list[TableCell]:
@@ -39,35 +27,31 @@ def make_cells(experiment: TableDeclaration, arguments: TableArguments) -> list[
 
     Raises:
       ConfigError: if the table does not have the preset, a row or what a filter selects.
-    """
-    from fedjax_het.algorithms import METHODS
 
+    Example:
+      >>> from fedjax_het.papers.dynafed.tables import TABLE1
+      >>> from fedjax_het.papers.table import TableArguments, make_cells
+      >>> cells = make_cells(TABLE1, TableArguments("quick", methods=("fedavg",)))
+      >>> [(cell.method, cell.alpha, len(cell.runs)) for cell in cells][:2]
+      [('fedavg', 0.01, 2), ('fedavg', 0.04, 2)]
+    """
     require_name("preset", arguments.preset, experiment.presets)
     preset = experiment.presets[arguments.preset]
-    selected_rows = _select_rows(
-        experiment.list_rows(arguments.preset), preset.optional_rows, arguments.methods
-    )
+    all_rows = experiment.list_rows(arguments.preset)
+    selected_rows = _select_rows(all_rows, preset.optional_rows, arguments.methods)
     _check_filters(preset, arguments)
     reported_datasets = set(experiment.load_reported()["dataset"])
-    return [
-        TableCell(
-            dataset,
-            model,
-            level.alpha,
-            row,
-            _make_cell_runs(experiment, arguments, dataset, model, level, row),
-            level.domain,
-            level.classes,
-        )
-        for dataset in arguments.datasets or preset.datasets
-        for model in arguments.models
-        or preset.get_dataset_override(dataset).models
-        or preset.models
-        for level in _list_levels(preset, arguments, dataset)
-        for row in experiment.list_rows(arguments.preset, dataset)
-        if row in selected_rows
-        and (experiment.row_parser(row, dataset)[0] in METHODS or dataset in reported_datasets)
-    ]
+    cells = []
+    for dataset in arguments.datasets or preset.datasets:
+        models = arguments.models or preset.get_dataset_override(dataset).models or preset.models
+        levels = _list_levels(preset, arguments, dataset)
+        rows = experiment.list_rows(arguments.preset, dataset)
+        for model, level, row in product(models, levels, rows):
+            is_known = experiment.row_parser(row, dataset)[0] in METHODS
+            if row in selected_rows and (is_known or dataset in reported_datasets):
+                cell = replace(TableCell(dataset, model, None, row), **level)
+                cells.append(replace(cell, runs=_make_runs(experiment, arguments, cell)))
+    return cells
 
 
 def list_unique_runs(cells: Sequence[TableCell]) -> list[RunSpec]:
@@ -75,90 +59,72 @@ def list_unique_runs(cells: Sequence[TableCell]) -> list[RunSpec]:
     return list({run.digest(): run for cell in cells for run in cell.runs}.values())
 
 
-def _make_cell_runs(
-    experiment: TableDeclaration,
-    arguments: TableArguments,
-    dataset: str,
-    model: str,
-    level: _ColumnLevel,
-    row: str,
+def _make_runs(
+    experiment: TableDeclaration, arguments: TableArguments, cell: TableCell
 ) -> tuple[RunSpec, ...]:
-    """One run per seed; none of a method that is not implemented."""
-    from fedjax_het.algorithms import METHODS
-
-    method, variant = experiment.row_parser(row, dataset)
+    """Return one run per seed; none if the method is not implemented."""
+    method, _ = experiment.row_parser(cell.method, cell.dataset)
     if method not in METHODS:
         return ()
     preset = experiment.presets[arguments.preset]
-    override = preset.get_dataset_override(dataset)
-    settings = merge_settings(
-        experiment.settings,
-        experiment.dataset_settings.get(dataset, {}),
+    override = preset.get_dataset_override(cell.dataset)
+    _, settings = experiment.merge_row_settings(
+        cell.method,
+        cell.dataset,
         preset.settings,
         override.settings,
-        preset.model_settings.get(model, {}),
+        preset.model_settings.get(cell.model, {}),
         preset.method_settings.get(method, {}),
-        classify_variant_settings(method, variant),
     )
-    settings = drop_unused_settings(method, settings)
     if arguments.rounds is not None:
         settings["rounds"] = arguments.rounds
-    if arguments.width is not None and _has_width(model):
+    if arguments.width is not None and _has_width(cell.model):
         settings["width"] = arguments.width
-    if level.classes is not None:
-        settings["classes"] = level.classes
-    base_spec = RunSpec(
-        method, dataset, model=model, alpha=level.alpha, protocol=experiment.paper, **settings
-    )
+    if cell.classes is not None:
+        settings["classes"] = cell.classes
+    settings |= {"model": cell.model, "alpha": cell.alpha, "protocol": experiment.paper}
+    base_spec = RunSpec(method, cell.dataset, **settings)
     seeds = arguments.seeds or override.seeds or preset.seeds
     return tuple(replace(base_spec, seed=seed) for seed in seeds)
 
 
-def _list_levels(preset: Preset, arguments: TableArguments, dataset: str) -> list[_ColumnLevel]:
-    """The columns of a data set; a single one without a value where a table has none."""
+def _list_levels(preset: Preset, arguments: TableArguments, dataset: str) -> list[dict[str, Any]]:
+    """Return the columns of a data set; a single one without a value if the table has none."""
     if preset.domains:
-        return [_ColumnLevel(domain=domain) for domain in (*preset.domains, AVERAGE)]
+        return [{"domain": domain} for domain in (*preset.domains, AVERAGE)]
     if classes := preset.get_dataset_override(dataset).classes or preset.classes:
-        return [_ColumnLevel(classes=num_classes) for num_classes in arguments.classes or classes]
-    return [_ColumnLevel(alpha=alpha) for alpha in arguments.alphas or preset.alphas or (None,)]
+        return [{"classes": num_classes} for num_classes in arguments.classes or classes]
+    return [{"alpha": alpha} for alpha in arguments.alphas or preset.alphas or (None,)]
 
 
 def _check_filters(preset: Preset, arguments: TableArguments) -> None:
-    """`ConfigError` for a filter of what this preset's table does not have."""
-    declared_models = (override.models for override in preset.dataset_overrides.values())
-    models = arguments.models or (
-        *preset.models,
-        *(name for names in declared_models for name in names),
-    )
+    """Raise ConfigError for a filter of a quantity that the preset's table does not have."""
+    overrides = preset.dataset_overrides.values()
+    own_models = (*preset.models, *(name for override in overrides for name in override.models))
     if arguments.width is not None:
-        expected = "a ConvNet: add --models convnet"
-        require(any(map(_has_width, models)), "width", arguments.width, expected)
+        has_width = any(map(_has_width, arguments.models or own_models))
+        require(has_width, "width", arguments.width, "a ConvNet: add --models convnet")
     if not preset.alphas:
         reason = "columns are domains" if preset.domains else "the partition takes no alpha"
         require(arguments.alphas is None, "alphas", arguments.alphas, f"none: {reason}")
-    if not (
-        preset.classes or any(override.classes for override in preset.dataset_overrides.values())
-    ):
+    if not preset.classes and not any(override.classes for override in overrides):
         reason = "the table has no number of labels per client"
         require(arguments.classes is None, "classes", arguments.classes, f"none: {reason}")
 
 
 def _has_width(model: str) -> bool:
-    from fedjax_het.nn import NETWORKS
-
     return model in NETWORKS and "width" in NETWORKS[model].options
 
 
 def _select_rows(
-    rows: tuple[str, ...], optional_rows: tuple[str, ...], method_names: tuple[str, ...] | None
+    rows: tuple[str, ...], optional_rows: tuple[str, ...], names: tuple[str, ...] | None
 ) -> tuple[str, ...]:
-    """The rows that the names choose, in the table's order: a row's own name, or a method's, or
-    `ALL`; where nothing is chosen, those that are not `more`."""
-    if method_names is None:
+    """Return the rows that names of rows or methods select; by default those that are not optional."""
+    if names is None:
         return tuple(row for row in rows if row not in optional_rows)
     methods = {row: parse_row(row)[0] for row in rows}
     selected = set()
-    for name in method_names:
+    for name in names:
         if name == ALL_ROWS:
             return rows
         require_name("methods", name, list(dict.fromkeys([*rows, *methods.values(), ALL_ROWS])))

@@ -1,7 +1,4 @@
-"""How good the data are that a method made: DynaFed's matching loss, beside accuracy.
-
-What rows gain over others: over random real images, and over the baseline that a paper names.
-"""
+"""Further columns of a table: significance, matching losses and gains, with their descriptions."""
 
 import math
 from collections.abc import Sequence
@@ -9,15 +6,109 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedjax_het.analysis.comparison import TableCell, parse_row, select_cell_runs
-from fedjax_het.analysis.grouping import is_diverged
+from fedjax_het.analysis.comparison import (
+    TableCell,
+    get_compared_metric,
+    is_personal_evaluation,
+    parse_row,
+    select_cell_runs,
+)
+from fedjax_het.analysis.overview import is_diverged
 from fedjax_het.analysis.render import format_number
+from fedjax_het.metrics.personal import wilcoxon
 from fedjax_het.papers.table.declaration import TableDeclaration
+from fedjax_het.papers.table.table_run import TableRun
 
 if TYPE_CHECKING:
     import pandas as pd
 
+NUM_BLOCKS = 10
+_BLOCK_PAIRING = (
+    f"paired by seed and by tenth of the second half of the rounds ({NUM_BLOCKS} a run). Those of one "
+    "run are not independent, so that p is rather too small"
+)
+_CLIENT_PAIRING = "paired by client, in the round of each run's best mean"
 _LOSS_BY_START_PREFIX = "matching_loss_by_start."
+
+
+def compute_p_values(table_run: TableRun) -> "pd.Series":
+    """Compute Wilcoxon's two-sided p-value of each cell's difference from the main method's cell.
+
+    Tables of clients' best mean accuracy pair clients; other tables pair blocks of rounds of the
+    runs' curves. Only seeds count that both cells have without divergence.
+
+    Args:
+      table_run: the table with its runs.
+
+    Returns:
+      One value per cell; NaN for the main method itself, and if there is nothing to compare.
+    """
+    import pandas as pd
+
+    values = [_collect_paired_values(table_run, cell) for cell in table_run.cells]
+    main_values: dict[tuple, dict[int, np.ndarray]] = {}
+    for cell, cell_values in zip(table_run.cells, values, strict=True):
+        if _is_main_method(table_run, cell):
+            main_values.setdefault(cell.column_key, cell_values)
+    pairs = [
+        (cell_values, main_values.get(cell.column_key, cell_values))
+        for cell, cell_values in zip(table_run.cells, values, strict=True)
+    ]
+    return pd.Series([_compute_p_value(*pair) for pair in pairs], dtype=float)
+
+
+def describe_p_values(table_run: TableRun) -> str:
+    """Describe the column of p-values: the test, the main method's row and the pairing."""
+    pairing = _CLIENT_PAIRING if _is_client_metric(table_run) else _BLOCK_PAIRING
+    row = next(cell.method for cell in table_run.cells if _is_main_method(table_run, cell))
+    return f"p: Wilcoxon's signed-rank test, two-sided, of the difference from {row}, {pairing}."
+
+
+def _is_main_method(table_run: TableRun, cell: TableCell) -> bool:
+    main_method = table_run.experiment.main_method
+    return bool(main_method) and parse_row(cell.method)[0] == main_method
+
+
+def _is_client_metric(table_run: TableRun) -> bool:
+    return get_compared_metric(table_run.reported) == "bmta"
+
+
+def _compute_p_value(values: dict[int, np.ndarray], main_values: dict[int, np.ndarray]) -> float:
+    seeds = [
+        seed for seed in values if len(values[seed]) == len(main_values.get(seed, np.zeros(0)))
+    ]
+    if not seeds or values is main_values:
+        return math.nan
+    own, main = (np.concatenate([v[seed] for seed in seeds]) for v in (values, main_values))
+    return wilcoxon(own, main).p_value
+
+
+def _collect_paired_values(table_run: TableRun, cell: TableCell) -> dict[int, np.ndarray]:
+    """Return the paired values of a cell's runs by seed."""
+    if not len(table_run.results):
+        return {}
+    converged_runs = table_run.results[~is_diverged(table_run.results)]
+    digests = converged_runs.drop_duplicates("settings").set_index("settings")["digest"]
+    values_by_seed = {}
+    for run in cell.runs:
+        if run.digest() in digests.index:
+            if _is_client_metric(table_run):
+                values = table_run.load_client_accuracies(run)
+            else:
+                values = _compute_block_means(table_run, cell, digests[run.digest()])
+            if values is not None and np.isfinite(values).all():
+                values_by_seed[run.seed] = values
+    return values_by_seed
+
+
+def _compute_block_means(table_run: TableRun, cell: TableCell, digest: str) -> np.ndarray | None:
+    """Return the means of `NUM_BLOCKS` blocks in the second half of a run's measured rounds."""
+    metric = "mean_client_accuracy" if is_personal_evaluation(cell) else "test_accuracy"
+    run_curve = table_run.curves[table_run.curves["digest"] == digest].sort_values("round")
+    curve = run_curve[metric].dropna().to_numpy(float) if metric in run_curve else np.zeros(0)
+    second_half = curve[len(curve) // 2 :]
+    blocks = np.array_split(second_half, min(NUM_BLOCKS, len(second_half)) or 1)
+    return np.array([block.mean() for block in blocks]) if len(second_half) else None
 
 
 def compute_matching_losses(cells: Sequence[TableCell], results: "pd.DataFrame") -> "pd.Series":
@@ -32,13 +123,8 @@ def compute_matching_losses(cells: Sequence[TableCell], results: "pd.DataFrame")
     """
     import pandas as pd
 
-    return pd.Series(
-        [
-            _mean_of_column(cell_results, "matching_loss")
-            for cell_results in _select_converged_runs(cells, results)
-        ],
-        dtype=float,
-    )
+    cell_results = _select_converged_runs(cells, results)
+    return pd.Series([_average_column(runs, "matching_loss") for runs in cell_results], dtype=float)
 
 
 def describe_matching_losses(cells: Sequence[TableCell], results: "pd.DataFrame") -> str:
@@ -52,30 +138,17 @@ def describe_matching_losses(cells: Sequence[TableCell], results: "pd.DataFrame"
       Sentences with J of segments from the first, the middle and the last round.
     """
     texts = []
-    for cell, cell_results in zip(cells, _select_converged_runs(cells, results), strict=True):
-        starts = sorted(
-            int(n.removeprefix(_LOSS_BY_START_PREFIX))
-            for n in cell_results
-            if n.startswith(_LOSS_BY_START_PREFIX)
-        )
-        by_start = {
-            start: _mean_of_column(cell_results, f"{_LOSS_BY_START_PREFIX}{start}")
-            for start in starts
+    columns = [name for name in results if name.startswith(_LOSS_BY_START_PREFIX)]
+    starts = sorted(int(name.removeprefix(_LOSS_BY_START_PREFIX)) for name in columns)
+    for cell, runs in zip(cells, _select_converged_runs(cells, results), strict=True):
+        losses = {
+            start: _average_column(runs, f"{_LOSS_BY_START_PREFIX}{start}") for start in starts
         }
-        if finite_losses := {start: j for start, j in by_start.items() if np.isfinite(j)}:
-            starts_with_loss = list(finite_losses)
-            displayed_starts = dict.fromkeys(
-                (
-                    starts_with_loss[0],
-                    starts_with_loss[len(starts_with_loss) // 2],
-                    starts_with_loss[-1],
-                )
-            )
-            losses_text = ", ".join(
-                f"{start}: {format_number(finite_losses[start], '.2f')}"
-                for start in displayed_starts
-            )
-            texts.append(f"{cell.method}, {cell.column_label}: {losses_text}")
+        known = [start for start, loss in losses.items() if np.isfinite(loss)]
+        if known:
+            shown = dict.fromkeys((known[0], known[len(known) // 2], known[-1]))
+            text = ", ".join(f"{start}: {format_number(losses[start])}" for start in shown)
+            texts.append(f"{cell.method}, {cell.column_label}: {text}")
     return (
         "J: DynaFed's matching loss in the last fifth of the iterations, 1 where training on the "
         "synthetic data does not move the network. By the round that a segment starts from: "
@@ -86,16 +159,12 @@ def describe_matching_losses(cells: Sequence[TableCell], results: "pd.DataFrame"
 def _select_converged_runs(
     cells: Sequence[TableCell], results: "pd.DataFrame"
 ) -> "list[pd.DataFrame]":
-    results_by_cell = [select_cell_runs(cell, results) for cell in cells]
-    return [runs[~is_diverged(runs)] if len(runs) else runs for runs in results_by_cell]
+    cell_results = [select_cell_runs(cell, results) for cell in cells]
+    return [runs[~is_diverged(runs)] if len(runs) else runs for runs in cell_results]
 
 
-def _mean_of_column(cell_results: "pd.DataFrame", column: str) -> float:
-    return (
-        float(cell_results[column].mean())
-        if column in cell_results and len(cell_results)
-        else float("nan")
-    )
+def _average_column(runs: "pd.DataFrame", column: str) -> float:
+    return float(runs[column].mean()) if column in runs and len(runs) else math.nan
 
 
 def compute_gains_over_real(
@@ -113,12 +182,11 @@ def compute_gains_over_real(
     """
     import pandas as pd
 
-    rows, no_row = _index_rows_by_column(table, cells), {"mean": math.nan}
-    gains = []
-    for (column_key, method), row in rows.items():
+    rows, gains = _index_rows_by_column(table, cells), []
+    for (column, method), row in rows.items():
         real_row = experiment.real_data_rows.get(parse_row(method)[0], "")
-        baseline = no_row if method == real_row else rows.get((column_key, real_row), no_row)
-        gains.append(row["mean"] - baseline["mean"])
+        baseline = {} if method == real_row else rows.get((column, real_row), {})
+        gains.append(row["mean"] - baseline.get("mean", math.nan))
     return pd.Series(gains, dtype=float)
 
 
@@ -144,18 +212,16 @@ def describe_relative_gains(
     Returns:
       A sentence; empty if neither gain is known.
     """
-    rows = _index_rows_by_column(table, cells)
-    texts = []
+    rows, texts = _index_rows_by_column(table, cells), []
     for cell in cells:
-        baseline_values = rows.get((cell.column_key, experiment.baseline_row))
-        if cell.method != experiment.main_method or baseline_values is None:
+        baseline = rows.get((cell.column_key, experiment.baseline_row))
+        if cell.method != experiment.main_method or baseline is None:
             continue
-        row = rows[cell.column_key, cell.method]
-        gains = {
-            what: row[column] / baseline_values[column] - 1
-            for what, column in (("measured", "mean"), ("reported", "reported_mean"))
-        }
-        gain_texts = [f"{format_number(100 * g, '+.1f')} % {w}" for w, g in gains.items() if g == g]
+        row, gain_texts = rows[cell.column_key, cell.method], []
+        for name, column in (("measured", "mean"), ("reported", "reported_mean")):
+            gain = 100 * (row[column] / baseline[column] - 1)
+            if not math.isnan(gain):
+                gain_texts.append(f"{format_number(gain, '+.1f')} % {name}")
         if gain_texts:
             texts.append(f"{cell.column_label}: {', '.join(gain_texts)}")
     heading = f"Relative gain of {experiment.main_method} over {experiment.baseline_row}"
@@ -165,6 +231,6 @@ def describe_relative_gains(
 def _index_rows_by_column(
     table: "pd.DataFrame", cells: Sequence[TableCell]
 ) -> dict[tuple[tuple, str], dict]:
-    """The rows of a comparison of these cells."""
+    """Return the rows of a comparison by column and method."""
     records = table.to_dict("records")
     return {(c.column_key, c.method): row for c, row in zip(cells, records, strict=True)}

@@ -1,8 +1,7 @@
-"""Settings of runs in layers: the paper's, the data set's, the preset's, the row's.
+"""Declaration of a paper's table: its settings in layers, its presets and its command line.
 
-The command line of every table.
-
-What a file in `experiments/` declares: a table of a paper, and the presets that fill it.
+Settings of a run come from the paper's protocol, the data set, the preset and the row; a later layer
+takes precedence.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis.comparison import parse_row
-from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.analysis.figures.style import FigureFormat
+from fedjax_het.config.run_spec import RunSpec, drop_unused_settings
 from fedjax_het.papers.reported import load_reported_values
 
 if TYPE_CHECKING:
@@ -23,46 +23,15 @@ if TYPE_CHECKING:
 _SPEC_FIELDS = {f.name for f in fields(RunSpec)}
 
 
-def merge_settings(*layers: dict[str, Any]) -> dict[str, Any]:
-    """Merge settings; a later layer takes precedence, hyper-parameters and options one by one.
-
-    Args:
-      *layers: fields of `RunSpec` by name.
-    """
-    merged_settings: dict[str, Any] = {}
-    for layer in layers:
-        for name, value in layer.items():
-            merged_settings[name] = (
-                {**merged_settings.get(name, {}), **value} if isinstance(value, dict) else value
-            )
-    return merged_settings
-
-
-def classify_variant_settings(method: str, variant: dict[str, Any]) -> dict[str, Any]:
-    """Sort the settings of a variant into fields of `RunSpec`, options and hyper-parameters.
-
-    Args:
-      method: name of the method.
-      variant: settings as `parse_row` returns them.
-
-    Returns:
-      Fields of `RunSpec`; `options` and `hp` are dictionaries.
-    """
-    from fedjax_het.algorithms import METHODS
-
-    settings: dict[str, Any] = {}
-    for name, value in variant.items():
-        if name in _SPEC_FIELDS:
-            settings[name] = value
-        else:
-            kind = "options" if name in METHODS[method].option_names else "hp"
-            settings.setdefault(kind, {})[name] = value
-    return settings
-
-
 @dataclass
 class TableArguments:
-    """The command line of every table."""
+    """The command line of every table.
+
+    Example:
+      >>> from fedjax_het.papers.table import TableArguments
+      >>> TableArguments("quick", methods=("fedavg",)).rounds is None
+      True
+    """
 
     preset: str
     """Size of the table's runs; other flags replace parts of it."""
@@ -92,9 +61,8 @@ class TableArguments:
     """Print the runs and whether they are done; run nothing."""
     show: bool = False
     """Print and draw the table from the results in the folder; run nothing."""
-    pictures: tuple[str, ...] = ()
-    """Additional files of each figure: pdf, svg, or dark for a dark variant NAME-dark.png (default:
-    PNG only)."""
+    pictures: tuple[FigureFormat, ...] = ()
+    """Additional files of each figure: pdf, svg (default: PNG only)."""
     quiet: bool = False
     """Print only errors on stderr, and only a last line, a JSON object, on stdout. Without --quiet,
     stdout has a line per run, and stderr shows the current runs; if it is no terminal, a line every
@@ -105,13 +73,27 @@ class TableArguments:
 
 
 def parse_row_any_dataset(row: str, dataset: str) -> tuple[str, dict[str, Any]]:
-    """`parse_row`, whatever the data set."""
+    """Split a row as `parse_row` does, whatever the data set.
+
+    Args:
+      row: the row.
+      dataset: name of the data set, which has no effect.
+
+    Returns:
+      The method's name, and the settings by name.
+    """
     return parse_row(row)
 
 
 @dataclass(frozen=True)
 class DatasetOverride:
-    """What a preset has for one data set instead of its own; what is empty is the preset's."""
+    """Values of a preset for one data set; empty values are the preset's.
+
+    Example:
+      >>> from fedjax_het.papers.table import DatasetOverride
+      >>> DatasetOverride(classes=(2, 5)).rows
+      ()
+    """
 
     rows: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
@@ -125,114 +107,173 @@ _NO_OVERRIDE = DatasetOverride()
 
 @dataclass(frozen=True)
 class Preset:
-    """What is run: the grid of a table, and the settings of its runs where they are not the
-    paper's own (fields of `RunSpec`; for all runs, for those of one data set, of one network, of
-    one method).
-    What belongs to local training is left out for methods whose clients do not train."""
+    """The grid of a table, and settings of its runs that differ from the paper's.
+
+    Settings are fields of `RunSpec` for all runs, or for those of one data set, network or method.
+    Settings of local training are dropped for methods whose clients do not train.
+
+    Example:
+      >>> from fedjax_het.papers.table import Preset
+      >>> preset = Preset(datasets=("digits",), models=("mlp",), seeds=(0,), alphas=(0.1,))
+      >>> preset.get_dataset_override("digits").rows
+      ()
+    """
 
     datasets: tuple[str, ...]
     models: tuple[str, ...]
     seeds: tuple[int, ...]
     alphas: tuple[float, ...] = ()
     domains: tuple[str, ...] = ()
-    """For a data set of several domains: a column for each and their mean."""
+    """Domains of the data set: one column for each, and one for their mean."""
     classes: tuple[int, ...] = ()
-    """Numbers of labels per client of the runs (default: the preset's)."""
+    """Numbers of labels per client."""
     rows: tuple[str, ...] = ()
-    """Instead of the paper's."""
+    """Rows in place of the paper's."""
     optional_rows: tuple[str, ...] = ()
-    """Behind them, where they are asked for: by name, or by `--methods all`."""
+    """Further rows that must be requested by name or by `--methods all`."""
     settings: dict[str, Any] = field(default_factory=dict)
     dataset_overrides: dict[str, DatasetOverride] = field(default_factory=dict)
     model_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     method_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     description: str = ""
-    """Printed in the table's title, after the preset's name."""
+    """Part of the table's title, after the preset's name."""
     note: str = ""
-    """Printed below the table: why a method does not do here what it does in the paper."""
+    """Note below the table: why a method's values differ from those in the paper."""
     note_methods: tuple[str, ...] = ()
-    """Methods without which the note is not printed; none: it always is."""
+    """Methods that the note is about; the note is omitted without them. Empty: it is always shown."""
     make_dataset: "Callable[[], Dataset] | None" = None
-    """Makes what the data set `user` is."""
+    """Makes the data set `user`."""
 
     def get_note(self, methods: Iterable[str]) -> str:
-        """The note that a table of these methods has."""
-        note_methods = self.note_methods
-        return self.note if not note_methods or {*note_methods} & {*methods} else ""
+        """Return the note of a table with these methods."""
+        methods_of_note = self.note_methods
+        return self.note if not methods_of_note or {*methods_of_note} & {*methods} else ""
 
     def get_dataset_override(self, dataset: str) -> DatasetOverride:
-        """What is declared for this data set alone."""
+        """Return the values that are declared for a data set."""
         return self.dataset_overrides.get(dataset, _NO_OVERRIDE)
 
 
 @dataclass(frozen=True)
 class TableDeclaration:
-    """One table of one paper. Its first preset is the default."""
+    """One table of one paper. Its first preset is the default.
+
+    Example:
+      >>> from fedjax_het.papers.table import Preset, TableDeclaration
+      >>> quick = Preset(datasets=("digits",), models=("mlp",), seeds=(0,), rows=("fedavg", "fsl"))
+      >>> table = TableDeclaration(name="mine", paper="dynafed", item="mine", title="Mine.",
+      ...     has_reported_values=False, presets={"quick": quick})
+      >>> table.list_rows("quick")
+      ('fedavg', 'fsl')
+    """
 
     name: str
-    """Names the folder of its results."""
+    """Name of the folder of results."""
     paper: str
-    """Its values are those of `load_reported_values`, its protocol that of `RunSpec`."""
+    """Name of the reported values (`load_reported_values`) and of the protocol (`RunSpec`)."""
     item: str
     title: str
     presets: dict[str, Preset]
     settings: dict[str, Any] = field(default_factory=dict)
-    """Where this table of the paper departs from the paper's protocol."""
+    """Settings of this table that differ from the paper's protocol."""
     dataset_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The same of one data set."""
+    """Settings by data set that differ from the paper's protocol."""
     has_reported_values: bool = True
-    """Whether the paper gives its values as numbers; if not, a preset has rows."""
+    """Whether the paper has numbers for the table; if not, every preset must have rows."""
     row_parser: Callable[[str, str], tuple[str, dict[str, Any]]] = parse_row_any_dataset
-    """A row's method and its variant's settings (fields of `RunSpec`; options and hyper-parameters
-    by name), from the row and the data set."""
+    """Function of a row and a data set that returns the method, and settings by name: fields of
+    `RunSpec`, options and hyper-parameters."""
     main_method: str = ""
-    """The method that the paper is about: every row's difference from it is tested."""
+    """The paper's method; the differences of all rows from it are tested."""
     tuned_hyperparameters: dict[str, str] = field(default_factory=dict)
-    """By method the number that `--tuned` tunes."""
+    """By method, the hyper-parameter that `--tuned` tunes."""
     control_rows: dict[str, str] = field(default_factory=dict)
-    """Rows that show what a mechanism is worth, by the row that they are a control of."""
+    """By control row, the row whose mechanism it lacks."""
     row_display_names: dict[str, str] = field(default_factory=dict)
-    """What pictures call a row whose settings are too long for them."""
+    """Names in figures of rows whose settings are long."""
     real_data_rows: dict[str, str] = field(default_factory=dict)
-    """By method that makes data its row with as many random real images: what others gain over it
-    is a column."""
+    """By method that synthesizes data, its row with as many random real images; the table has a
+    column with the gains over it."""
     baseline_row: str = ""
-    """The row that the paper's relative gains are over."""
+    """Row that the paper's relative gains refer to."""
     note: str = ""
-    """Printed under the table: what to know about the paper's values."""
+    """Note below the table about the paper's values."""
     results_folder: str = ""
-    """Names the folder instead, where several tables share one, so that no run of theirs is made
-    twice; files are then named after the table (`table1.md`, `table1_curves.png`)."""
+    """Folder of results in place of `name`. Tables with one folder share their runs, and their files
+    have the table's name (`table1.md`, `table1_curves.png`)."""
 
     @property
     def paper_methods(self) -> tuple[str, ...]:
-        """Those that the paper introduces: of the same paper as the method of its name."""
+        """Methods that the paper introduces."""
         papers = {name: entry.paper for name, entry in METHODS.items()}
         return tuple(name for name in papers if papers[name] == papers.get(self.paper))
 
     def load_reported(self) -> "pd.DataFrame":
-        """The paper's, as `load_reported_values` has them; no row where it gives none."""
+        """Load the paper's values as `load_reported_values` does; no row if there are none."""
         if self.has_reported_values:
             return load_reported_values(self.paper, self.item)
         return load_reported_values(self.paper).head(0)
 
     def list_rows(self, preset: str, dataset: str | None = None) -> tuple[str, ...]:
-        """The rows in order, the paper's unless the preset has its own, and those that have to be
-        asked for: methods, and variants as `read_row` reads them. A method without an
-        implementation stays a row.
+        """List the rows in order, optional rows at the end.
 
-        dataset None: those of all its data sets."""
-        preset_declaration = self.presets[preset]
+        Args:
+          preset: name of the preset.
+          dataset: name of a data set; default: all data sets of the preset.
+
+        Returns:
+          Methods, and variants as `row_parser` reads them. A method without an implementation is a
+          row, too.
+        """
+        declaration = self.presets[preset]
         if dataset is None:
-            datasets = [*preset_declaration.datasets, *preset_declaration.dataset_overrides]
-            rows = [
-                row for dataset_name in datasets for row in self.list_rows(preset, dataset_name)
-            ]
-            return tuple(dict.fromkeys(rows))
-        reported_rows = tuple(dict.fromkeys(self.load_reported()["method"]))
-        dataset_rows = (
-            preset_declaration.get_dataset_override(dataset).rows
-            or preset_declaration.rows
-            or reported_rows
-        )
-        return tuple(dict.fromkeys((*dataset_rows, *preset_declaration.optional_rows)))
+            datasets = [*declaration.datasets, *declaration.dataset_overrides]
+            return tuple(
+                dict.fromkeys(r for name in datasets for r in self.list_rows(preset, name))
+            )
+        rows = declaration.get_dataset_override(dataset).rows or declaration.rows
+        rows = rows or self.load_reported()["method"]
+        return tuple(dict.fromkeys((*rows, *declaration.optional_rows)))
+
+    def merge_row_settings(
+        self, row: str, dataset: str, *preset_layers: dict[str, Any]
+    ) -> tuple[str, dict[str, Any]]:
+        """Merge the settings of a row's runs.
+
+        Args:
+          row: the row.
+          dataset: name of the data set.
+          *preset_layers: settings of the preset, a later layer taking precedence; they take
+            precedence over the table's, and the row's own settings over them.
+
+        Returns:
+          The method, and fields of `RunSpec` by name without those that it does not use.
+        """
+        method, variant = self.row_parser(row, dataset)
+        own_settings: dict[str, Any] = {}
+        for name, value in variant.items():
+            if name in _SPEC_FIELDS:
+                own_settings[name] = value
+            else:
+                kind = "options" if name in METHODS[method].option_names else "hp"
+                own_settings.setdefault(kind, {})[name] = value
+        table_settings = self.dataset_settings.get(dataset, {})
+        settings = merge_settings(self.settings, table_settings, *preset_layers, own_settings)
+        return method, drop_unused_settings(method, settings)
+
+
+def merge_settings(*layers: dict[str, Any]) -> dict[str, Any]:
+    """Merge settings; a later layer takes precedence, hyper-parameters and options one by one.
+
+    Args:
+      *layers: fields of `RunSpec` by name.
+
+    Returns:
+      The settings.
+    """
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            is_nested = isinstance(value, dict)
+            merged[name] = {**merged.get(name, {}), **value} if is_nested else value
+    return merged

@@ -1,12 +1,16 @@
-"""A table whose runs are made."""
+"""A table whose runs are made, and the files that it is written to."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from fedjax_het.analysis.comparison import TableCell
+from fedjax_het.analysis.figures.style import FigureFormat, write_figure
+from fedjax_het.analysis.render import TextTable, print_table, to_csv, to_latex, to_markdown
+from fedjax_het.analysis.report import write_files
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.papers.table.cells import list_unique_runs
 from fedjax_het.papers.table.declaration import TableDeclaration
@@ -15,10 +19,21 @@ from fedjax_het.runtime.results import Result
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 
 class TableRun(NamedTuple):
-    """What is known of a table once its runs are made."""
+    """A table with the results of its runs.
+
+    Example:
+      >>> import tempfile, pathlib
+      >>> from fedjax_het.papers.dynafed.tables import TABLE1
+      >>> from fedjax_het.papers.table import TableArguments, TableRun, make_cells
+      >>> cells = make_cells(TABLE1, TableArguments("quick"))
+      >>> folder = pathlib.Path(tempfile.mkdtemp())
+      >>> len(TableRun.from_directory(TABLE1, "quick", cells, folder).results)
+      0
+    """
 
     experiment: TableDeclaration
     preset: str
@@ -27,80 +42,137 @@ class TableRun(NamedTuple):
     curves: "pd.DataFrame"
     reported: "pd.DataFrame"
     directory: Path
-    skip_reasons: dict[str, str]
-    """Why, by `RunSpec.digest()`."""
+    skip_reasons: Mapping[str, str] = MappingProxyType({})
+    """By `RunSpec.digest()`, the reason why a run was not made."""
     command_line_overrides: tuple[str, ...] = ()
-    """Options of the command line that were given instead of the preset's settings."""
+    """Options of the command line that replace the preset's settings."""
+    formats: tuple[FigureFormat, ...] = ()
+    """Formats of further files of each figure."""
 
     @classmethod
     def from_directory(
-        cls,
-        experiment: TableDeclaration,
-        preset: str,
-        cells: Sequence[TableCell],
-        directory: Path,
-        skip_reasons: dict[str, str] | None = None,
-        *,
-        results: "pd.DataFrame | None" = None,
-        command_line_overrides: tuple[str, ...] = (),
+        cls, experiment: TableDeclaration, preset: str, cells: Sequence[TableCell], directory: Path
     ) -> "TableRun":
-        """With what the folder holds; results: `newest` of them, where they are loaded already."""
-        if results is None:
-            results = select_newest(load_results(directory))
+        """Load the results of a folder.
+
+        Args:
+          experiment: declaration of the table.
+          preset: name of the preset.
+          cells: cells of the table.
+          directory: folder of results.
+
+        Returns:
+          The table.
+        """
+        results = select_newest(load_results(directory))
         curves, reported = load_curves(directory, results=results), experiment.load_reported()
-        reasons = skip_reasons or {}
-        return cls(
-            experiment,
-            preset,
-            cells,
-            results,
-            curves,
-            reported,
-            directory,
-            reasons,
-            command_line_overrides,
-        )
+        return cls(experiment, preset, cells, results, curves, reported, directory)
 
     @property
     def title(self) -> str:
-        """Of what is printed, without a full stop; what the preset says of itself may not hold of
-        other settings, which are named."""
+        """Title of the table with its preset and the settings that replace the preset's."""
         description = self.experiment.presets[self.preset].description
         title = f"{self.experiment.title} Preset {self.preset}{description and ': ' + description}"
-        return (
-            f"{title}, but {' '.join(self.command_line_overrides)}"
-            if self.command_line_overrides
-            else title
-        )
+        overrides = " ".join(self.command_line_overrides)
+        return f"{title}, but {overrides}" if overrides else title
+
+    @property
+    def cell_results(self) -> "pd.DataFrame":
+        """Results of the cells' runs; the folder may hold those of other tables."""
+        if not len(self.results):
+            return self.results
+        digests = {run.digest() for run in list_unique_runs(self.cells)}
+        return self.results[self.results["settings"].isin(digests)]
 
     def load_run_result(self, run: RunSpec) -> Result | None:
-        """None where the run is not made or diverged."""
+        """Load the result of a run; None if the run is not made or diverged."""
         if not len(self.results):
             return None
-        run_rows = self.results[self.results["settings"] == run.digest()]
-        result = load_result(self.directory, run_rows["digest"].iloc[0]) if len(run_rows) else None
+        digests = self.results["digest"][self.results["settings"] == run.digest()]
+        result = load_result(self.directory, digests.iloc[0]) if len(digests) else None
         return None if result is None or result.summary["diverged"] else result
 
     def iterate_results(self) -> Iterator[tuple[TableCell, Result]]:
-        """The runs that are made and did not diverge, each with its cell, in the cells' order."""
+        """Yield the results of the runs that did not diverge, each with its cell."""
         for cell in self.cells:
             for run in cell.runs:
                 if (result := self.load_run_result(run)) is not None:
                     yield cell, result
 
     def load_client_accuracies(self, run: RunSpec) -> np.ndarray | None:
-        """[K] shares, in the round with the best mean; None where the run is not made or was lost,
-        or tests no clients."""
-        result = self.load_run_result(run)
-        accuracies_by_round = None if result is None else result.metrics.get("client_accuracy")
-        if result is None or accuracies_by_round is None:
-            return None
-        return accuracies_by_round[result.summary["bmta_round"] - 1]
+        """Load the clients' accuracies in the round with the best mean.
 
-    @property
-    def cell_results(self) -> "pd.DataFrame":
-        """Of the cells' runs alone: the folder may hold those of other tables."""
-        if not len(self.results):
-            return self.results
-        cell_digests = {run.digest() for run in list_unique_runs(self.cells)}
-        return self.results[self.results["settings"].isin(cell_digests)]
+        Args:
+          run: the run.
+
+        Returns:
+          Fractions `[K]`; None if the run is not made, diverged or tests no clients.
+        """
+        result = self.load_run_result(run)
+        accuracies = None if result is None else result.metrics.get("client_accuracy")
+        if result is None or accuracies is None:
+            return None
+        return accuracies[result.summary["bmta_round"] - 1]
+
+    def write_table(
+        self,
+        stem: str,
+        table: TextTable,
+        frame: "pd.DataFrame",
+        figures: "Mapping[str, Figure] | None" = None,
+    ) -> list[str]:
+        """Print a table and write it to the folder, see `write_table_files`.
+
+        Args:
+          stem: name of the files without suffix.
+          table: the table of texts.
+          frame: its numbers, for the CSV.
+          figures: figures by file name.
+
+        Returns:
+          Names of the files.
+        """
+        return write_table_files(self.directory, stem, table, frame, figures, self.formats)
+
+    def write_figures(self, figures: "Mapping[str, Figure]") -> list[str]:
+        """Write figures to the folder.
+
+        Args:
+          figures: figures by file name.
+
+        Returns:
+          Names of the files.
+        """
+        for name, figure in figures.items():
+            write_figure(self.directory / name, figure, formats=self.formats)
+        return list(figures)
+
+
+def write_table_files(
+    directory: Path,
+    stem: str,
+    table: TextTable,
+    frame: "pd.DataFrame",
+    figures: "Mapping[str, Figure] | None" = None,
+    formats: Sequence[FigureFormat] = (),
+) -> list[str]:
+    """Print a table and write it as `<stem>.md`, `<stem>.tex` and `<stem>.csv`, with figures.
+
+    Args:
+      directory: folder of the files.
+      stem: name of the files without suffix.
+      table: the table of texts.
+      frame: its numbers, for the CSV.
+      figures: figures by file name.
+      formats: formats of further files of each figure.
+
+    Returns:
+      Names of the files. If they cannot be written, the log has a line.
+    """
+    print_table(table)
+    texts = {"md": to_markdown(table), "tex": to_latex(table), "csv": to_csv(frame)}
+    contents = {f"{stem}.{suffix}": text for suffix, text in texts.items()}
+    draw_functions = {
+        name: lambda figure=figure: figure for name, figure in (figures or {}).items()
+    }
+    return [path.name for path in write_files(directory, {**contents, **draw_functions}, formats)]

@@ -1,9 +1,9 @@
-"""Rows whose methods are tuned, all by one rule, beside those that are not.
+"""Rows whose methods are tuned, all by one rule, beside rows with default values.
 
-A method's main number (`TableDeclaration.tuned_hyperparameters`) has five values from a tenth of its untuned value to
-ten times it. Each is tried in one run with a seed that no table averages, for every column of the
-table; the row then has the value that the table's own measure finds best. Controls are not tuned:
-they are shown once more with the value that was best for the row they are of.
+The main hyper-parameter of a method (`TableDeclaration.tuned_hyperparameters`) has five values, from
+a tenth of its untuned value to ten times it. Each value is tried in one run for every column of the
+table, with a seed that no table averages. The tuned row has the value that is best by the table's
+metric. Control rows are not tuned; they are repeated with the best value of the row they belong to.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fedjax_het.analysis.comparison import (
     TableCell,
-    add_row_setting,
+    add_row_settings,
     compare_with_reported,
     parse_row,
 )
@@ -28,11 +28,12 @@ TUNING_FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 class TuningTrials(NamedTuple):
-    """What is tried for the cell at a place."""
+    """The trial runs of one cell."""
 
     cell_index: int
-    hyperparameter: str  # of the number
-    cells: list[TableCell]  # of one run each
+    hyperparameter: str
+    cells: list[TableCell]
+    """One cell with one run for each value."""
 
 
 def make_tuning_trials(
@@ -47,24 +48,18 @@ def make_tuning_trials(
     Returns:
       One entry per tuned cell. Values outside the range of the hyper-parameter are left out.
     """
-    all_trials = []
-    for cell_index, cell in enumerate(cells):
-        hyperparameter = experiment.tuned_hyperparameters.get(parse_row(cell.method)[0])
-        if hyperparameter is None or not cell.runs or cell.method in experiment.control_rows:
-            continue
-        untuned_value = cell.runs[0].resolved().hp[hyperparameter]
-        trial_cells = [
-            _set_cell_value(cell, hyperparameter, factor * untuned_value, (TUNING_SEED,))
-            for factor in TUNING_FACTORS
-        ]
-        all_trials.append(
-            TuningTrials(
-                cell_index,
-                hyperparameter,
-                [trial_cell for trial_cell in trial_cells if _is_valid(trial_cell.runs[0])],
-            )
-        )
-    return all_trials
+    trials = []
+    for index, cell in enumerate(cells):
+        name = experiment.tuned_hyperparameters.get(parse_row(cell.method)[0])
+        if name is not None and cell.runs and cell.method not in experiment.control_rows:
+            untuned_value = cell.runs[0].resolved().hp[name]
+            trial_cells = [
+                _set_value(cell, name, factor * untuned_value, (TUNING_SEED,))
+                for factor in TUNING_FACTORS
+            ]
+            valid_cells = [trial for trial in trial_cells if _is_valid(trial.runs[0])]
+            trials.append(TuningTrials(index, name, valid_cells))
+    return trials
 
 
 def add_tuned_cells(
@@ -85,25 +80,22 @@ def add_tuned_cells(
       All cells in order.
     """
     tuned_cells = {}
-    for cell_index, hyperparameter, trial_cells in make_tuning_trials(experiment, cells):
+    for index, name, trial_cells in make_tuning_trials(experiment, cells):
         table = compare_with_reported(trial_cells, results, reported)
         is_complete = table["seeds"] + table["diverged"] == table["planned"]
         if is_complete.all() and table["mean"].notna().any():
-            value = trial_cells[int(table["mean"].argmax())].runs[0].hp[hyperparameter]
-            tuned_cells[cell_index] = _set_value_for_all_seeds(
-                cells[cell_index], hyperparameter, value
-            )
-            for other_index, other_cell in enumerate(cells):
-                if experiment.control_rows.get(other_cell.method) == cells[cell_index].method and (
-                    other_cell.column_key == cells[cell_index].column_key
-                ):
-                    tuned_cells[other_index] = _set_value_for_all_seeds(
-                        other_cell, hyperparameter, value
-                    )
+            value = trial_cells[int(table["mean"].argmax())].runs[0].hp[name]
+            for other_index, other in enumerate(cells):
+                is_control = experiment.control_rows.get(other.method) == cells[index].method
+                is_same_column = other.column_key == cells[index].column_key
+                if other_index == index or (is_control and is_same_column):
+                    seeds = [run.seed for run in other.runs]
+                    tuned_cells[other_index] = _set_value(other, name, value, seeds)
     return [
         each
-        for cell_index, cell in enumerate(cells)
-        for each in ([cell, tuned_cells[cell_index]] if cell_index in tuned_cells else [cell])
+        for index, cell in enumerate(cells)
+        for each in (cell, tuned_cells.get(index))
+        if each is not None
     ]
 
 
@@ -116,35 +108,27 @@ def describe_tuning(
       experiment: declaration with `tuned_hyperparameters`.
       cells: cells of the table.
       results: as `load_results` returns it.
+
+    Returns:
+      Sentences for a note.
     """
-    all_trials = make_tuning_trials(experiment, cells)
-    trial_digests = {
-        run.digest() for trial in all_trials for cell in trial.cells for run in cell.runs
-    }
-    trial_results = results[results["settings"].isin(trial_digests)] if len(results) else results
+    trials = make_tuning_trials(experiment, cells)
+    digests = {run.digest() for trial in trials for cell in trial.cells for run in cell.runs}
+    trial_results = results[results["settings"].isin(digests)] if len(results) else results
     hours = trial_results["wall_seconds"].sum() / 3600 if len(trial_results) else 0.0
-    hyperparameters = {trial.hyperparameter for trial in all_trials}
+    names = " or ".join(sorted({trial.hyperparameter for trial in trials}))
     values = ", ".join(f"{factor:g}" for factor in TUNING_FACTORS)
     return (
-        f"Rows with {' or '.join(sorted(hyperparameters))} stated are tuned: its value times {values}, the "
+        f"Rows with {names} stated are tuned: its value times {values}, the "
         f"best of one run each by this table's measure, with seed {TUNING_SEED}, which no row averages, "
-        f"for each column. {len(trial_results)} of {len(trial_digests)} such runs are made, {hours:.1f} hours."
+        f"for each column. {len(trial_results)} of {len(digests)} such runs are made, {hours:.1f} hours."
     )
 
 
-def _set_value_for_all_seeds(cell: TableCell, hyperparameter: str, value: float) -> TableCell:
-    return _set_cell_value(cell, hyperparameter, value, tuple(run.seed for run in cell.runs))
-
-
-def _set_cell_value(
-    cell: TableCell, hyperparameter: str, value: float, seeds: Sequence[int]
-) -> TableCell:
-    value = float(f"{value:.3g}")
-    base_spec = cell.runs[0]
-    runs = tuple(
-        replace(base_spec, seed=seed, hp={**base_spec.hp, hyperparameter: value}) for seed in seeds
-    )
-    return replace(cell, method=add_row_setting(cell.method, hyperparameter, value), runs=runs)
+def _set_value(cell: TableCell, name: str, value: float, seeds: Sequence[int]) -> TableCell:
+    value, run = float(f"{value:.3g}"), cell.runs[0]
+    runs = tuple(replace(run, seed=seed, hp={**run.hp, name: value}) for seed in seeds)
+    return replace(cell, method=add_row_settings(cell.method, **{name: value}), runs=runs)
 
 
 def _is_valid(run: RunSpec) -> bool:

@@ -9,31 +9,26 @@ from fedjax_het.analysis.comparison import (
     TableCell,
     compare_with_reported,
     compute_rank_correlations,
+    format_comparison_table,
     list_diverged_runs,
+    make_comparison_caption,
     parse_row,
     select_cell_runs,
 )
-from fedjax_het.analysis.comparison_table import format_comparison_table, make_comparison_caption
-from fedjax_het.analysis.figures.output import write_figure
-from fedjax_het.analysis.figures.table_curves import plot_table_curves
+from fedjax_het.analysis.figures.curves import plot_table_curves
 from fedjax_het.analysis.overview import make_overview_table, summarize_runs
 from fedjax_het.analysis.render import format_number
-from fedjax_het.analysis.report import write_table_files
 from fedjax_het.config.run_spec import RunSpec
-from fedjax_het.config.settings import drop_unused_settings
 from fedjax_het.papers.table.columns import (
     compute_gains_over_real,
     compute_matching_losses,
+    compute_p_values,
     describe_gains_column,
     describe_matching_losses,
+    describe_p_values,
     describe_relative_gains,
 )
-from fedjax_het.papers.table.declaration import (
-    TableDeclaration,
-    classify_variant_settings,
-    merge_settings,
-)
-from fedjax_het.papers.table.significance import compute_p_values, describe_p_values
+from fedjax_het.papers.table.declaration import TableDeclaration
 from fedjax_het.papers.table.table_run import TableRun
 
 if TYPE_CHECKING:
@@ -41,7 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_MAX_LINES_PER_PANEL = 6  # lines that one panel tells apart
+_MAX_LINES_PER_PANEL = 6  # lines that a reader can distinguish
 
 
 def write_comparison_table(table_run: TableRun) -> list[str]:
@@ -68,23 +63,25 @@ def write_comparison_table(table_run: TableRun) -> list[str]:
         table["over_real"] = compute_gains_over_real(table, cells, experiment)
         if table["over_real"].notna().any():
             column_notes.append(describe_gains_column(experiment))
-    if experiment.baseline_row and (note := describe_relative_gains(table, cells, experiment)):
-        column_notes.append(note)
+    if experiment.baseline_row:
+        column_notes.append(describe_relative_gains(table, cells, experiment))
     methods = [parse_row(cell.method)[0] for cell in cells]
+    diverged = "; ".join(list_diverged_runs(cells, results))
     notes = [
         make_comparison_caption(table),
         *column_notes,
-        *_describe_rank_correlations(table),
-        *([experiment.note] if experiment.note else []),
-        *filter(None, [experiment.presets[table_run.preset].get_note(methods)]),
+        _describe_rank_correlations(table),
+        experiment.note,
+        experiment.presets[table_run.preset].get_note(methods),
         *_make_table_notes(table_run, table),
-        *_describe_diverged_runs(list_diverged_runs(cells, results)),
+        f"† Diverged, and left out of the mean: {diverged}." if diverged else "",
     ]
-    title = f"{table_run.title}."
+    title, notes = f"{table_run.title}.", list(filter(None, notes))
     text_table = format_comparison_table(table, title=title, notes=notes)
-    stem = experiment.item if experiment.results_folder else "table"
-    curves = f"{stem}_curves" if experiment.results_folder else "curves"
-    names = write_table_files(table_run.directory, stem, text_table, table)
+    stem, curves = "table", "curves"
+    if experiment.results_folder:
+        stem, curves = experiment.item, f"{experiment.item}_curves"
+    names = table_run.write_table(stem, text_table, table)
     return [*names, *make_curves_writer(curves)(table_run)]
 
 
@@ -96,26 +93,24 @@ def make_curves_writer(name: str) -> Callable[[TableRun], list[str]]:
 
     Args:
       name: name of the file without suffix.
+
+    Returns:
+      Function of a table that returns the names of the files.
     """
 
-    def write_curve_figures(table_run: TableRun) -> list[str]:
-        curve_inputs = (table_run.cells, table_run.results, table_run.curves, table_run.reported)
-        experiment = table_run.experiment
-        names = experiment.row_display_names
-        curves = plot_table_curves(
-            *curve_inputs, highlight=experiment.paper_methods, display_names=names
-        )
+    def write_curves(table_run: TableRun) -> list[str]:
+        data = (table_run.cells, table_run.results, table_run.curves, table_run.reported)
+        highlight = table_run.experiment.paper_methods
+        names = table_run.experiment.row_display_names
+        curves = plot_table_curves(*data, highlight=highlight, display_names=names)
         figures = {f"{name}.png": curves}
-        methods_with_results = {cell.method for cell, _ in table_run.iterate_results()}
-        if len(methods_with_results) > _MAX_LINES_PER_PANEL:
-            figures[f"{name}_apart.png"] = plot_table_curves(
-                *curve_inputs, separate_panels=True, display_names=names
-            )
-        for file_name, figure in figures.items():
-            write_figure(table_run.directory / file_name, figure)
-        return list(figures)
+        rows = {cell.method for cell, _ in table_run.iterate_results()}
+        if len(rows) > _MAX_LINES_PER_PANEL:
+            curves = plot_table_curves(*data, separate_panels=True, display_names=names)
+            figures[f"{name}_apart.png"] = curves
+        return table_run.write_figures(figures)
 
-    return write_curve_figures
+    return write_curves
 
 
 def make_figure_writer(
@@ -134,32 +129,31 @@ def make_figure_writer(
       draw: function of results and curves, as `load_results` and `load_curves` return them.
       by: settings with rows of their own in the table, if the runs have them.
       metric: a numeric column of the results.
+
+    Returns:
+      Function of a table that returns the names of the files.
     """
 
     def write_figure_and_table(table_run: TableRun) -> list[str]:
-        experiment, results = table_run.experiment, table_run.cell_results
+        results = table_run.cell_results
         if not len(results):
             print("No run is there to be drawn.")
             return []
-        settings = [setting for setting in by if setting in results]
-        title = table_run.title
-        table = make_overview_table(results, title=title, by=settings, metric=metric)
-        declaration_note = [experiment.note] if experiment.note else []
-        table = replace(
-            table, notes=(*table.notes, *declaration_note, *_describe_missing_runs(table_run))
-        )
-        summary = summarize_runs(results, by=settings, metric=metric)
+        grouping: Any = {"by": [setting for setting in by if setting in results], "metric": metric}
+        table = make_overview_table(results, title=table_run.title, **grouping)
+        more_notes = filter(None, [table_run.experiment.note, *_describe_missing_runs(table_run)])
+        table = replace(table, notes=(*table.notes, *more_notes))
         figures = {f"{name}.png": draw(results, table_run.curves)}
-        return write_table_files(table_run.directory, name, table, summary, figures)
+        return table_run.write_table(name, table, summarize_runs(results, **grouping), figures)
 
     return write_figure_and_table
 
 
 def _make_table_notes(table_run: TableRun, table: "pd.DataFrame") -> list[str]:
-    """What a reader must know to compare the measured values with the reported ones."""
+    """Describe the differences between the measured values and the reported ones."""
     experiment, cells = table_run.experiment, table_run.cells
     notes = []
-    # Of rows that nobody ran, settings would be said that no value here has.
+    # Rows without runs do not count: their settings would be stated, but no value has them.
     cells_with_runs = [cell for cell in cells if len(select_cell_runs(cell, table_run.results))]
     if deviations := list_protocol_deviations(experiment, cells_with_runs or cells):
         heading = f"Settings that differ from protocol {experiment.paper}"
@@ -168,39 +162,30 @@ def _make_table_notes(table_run: TableRun, table: "pd.DataFrame") -> list[str]:
     if names := [name for name in dict.fromkeys(table["dataset"]) if name not in reported_datasets]:
         notes.append(f"The paper's table has no values for {', '.join(names)}.")
     if "dataset_note" in table_run.results:
-        first_notes = table_run.cell_results.groupby("dataset")["dataset_note"].first()
-        for dataset, note in first_notes.dropna().items():
-            if note:
-                notes.append(f"{dataset}: {note}")
-    if unimplemented_methods := list(dict.fromkeys(cell.method for cell in cells if not cell.runs)):
-        notes.append(f"Not implemented here yet: {', '.join(unimplemented_methods)}.")
+        first_notes = table_run.cell_results.groupby("dataset")["dataset_note"].first().dropna()
+        notes += [f"{dataset}: {note}" for dataset, note in first_notes.items() if note]
+    if unimplemented := list(dict.fromkeys(cell.method for cell in cells if not cell.runs)):
+        notes.append(f"Not implemented here yet: {', '.join(unimplemented)}.")
     return [*notes, *_describe_missing_runs(table_run)]
 
 
 def _describe_missing_runs(table_run: TableRun) -> list[str]:
-    """Why runs are missing, each reason once."""
+    """Return each reason why runs are missing once."""
     reasons = Counter(table_run.skip_reasons.values()).items()
     return [f"Not run ({count} runs): {reason}" for reason, count in reasons]
 
 
-def _describe_rank_correlations(table: "pd.DataFrame") -> list[str]:
-    """Whether the measured values rank the methods as the reported ones do, where there are
-    ranks."""
-    if "rank" not in table:
-        return []
+def _describe_rank_correlations(table: "pd.DataFrame") -> str:
+    """Describe the rank correlations of a table with ranks."""
+    correlations = compute_rank_correlations(table) if "rank" in table else []
     sections = [
-        f"{section} {format_number(rho)} ({count} methods)"
-        for section, rho, count in compute_rank_correlations(table)
+        f"{section} {format_number(rho)} ({count} methods)" for section, rho, count in correlations
     ]
     heading = "Spearman's rank correlation of measured and reported values"
-    return [f"{heading}: {'; '.join(sections)}."] if sections else []
+    return f"{heading}: {'; '.join(sections)}." if sections else ""
 
 
-def _describe_diverged_runs(runs: Sequence[str]) -> list[str]:
-    return [f"† Diverged, and left out of the mean: {'; '.join(runs)}."] if runs else []
-
-
-# A cell's place, or the seed's: no departure.
+# Settings that place a cell, and seeds: no deviations from a protocol.
 _CELL_SETTINGS = {"algorithm", "dataset", "model", "alpha", "classes", "seed", "partition_seed"}
 
 
@@ -213,20 +198,22 @@ def list_protocol_deviations(experiment: TableDeclaration, cells: Sequence[Table
 
     Returns:
       Texts with the setting, its value and the paper's value.
+
+    Example:
+      >>> from fedjax_het.papers.dynafed.tables import TABLE1
+      >>> from fedjax_het.papers.table import TableArguments, list_protocol_deviations, make_cells
+      >>> cells = make_cells(TABLE1, TableArguments("quick", methods=("fedavg",)))
+      >>> list_protocol_deviations(TABLE1, cells)[0]
+      'num_clients 20 instead of 80'
     """
     rows_by_deviation: dict[str, list[str]] = {}
     for cell in cells:
         for run in cell.runs[:1]:
-            used_spec, paper_spec = run.resolved(), _make_paper_spec(experiment, cell)
-            for name, (used_value, paper_value) in _find_differences(
-                used_spec.to_dict(), paper_spec.to_dict()
-            ).items():
-                used_value, paper_value = (
-                    f"{v:g}" if isinstance(v, float) else v for v in (used_value, paper_value)
-                )
-                text = f"{name} {used_value}" + (
-                    "" if paper_value is None else f" instead of {paper_value}"
-                )
+            used, expected = run.resolved().to_dict(), _make_paper_spec(experiment, cell).to_dict()
+            for name, values in _find_differences(used, expected).items():
+                value, paper_value = (f"{v:g}" if isinstance(v, float) else v for v in values)
+                text = f"{name} {value}"
+                text += "" if paper_value is None else f" instead of {paper_value}"
                 rows = rows_by_deviation.setdefault(text, [])
                 if cell.method not in rows:
                     rows.append(cell.method)
@@ -238,28 +225,17 @@ def list_protocol_deviations(experiment: TableDeclaration, cells: Sequence[Table
 
 
 def _make_paper_spec(experiment: TableDeclaration, cell: TableCell) -> RunSpec:
-    """The run of a cell as the paper has it."""
-    method, variant = experiment.row_parser(cell.method, cell.dataset)
-    settings = merge_settings(
-        experiment.settings,
-        experiment.dataset_settings.get(cell.dataset, {}),
-        classify_variant_settings(method, variant),
-    )
-    return RunSpec(
-        method,
-        cell.dataset,
-        model=cell.model,
-        classes=cell.classes,
-        protocol=experiment.paper,
-        **drop_unused_settings(method, settings),
-    ).resolved()
+    """Return the settings of a cell's run in the paper."""
+    method, settings = experiment.merge_row_settings(cell.method, cell.dataset)
+    settings |= {"model": cell.model, "classes": cell.classes, "protocol": experiment.paper}
+    return RunSpec(method, cell.dataset, **settings).resolved()
 
 
-def _find_differences(used_settings: dict, paper_settings: dict) -> dict[str, tuple[Any, Any]]:
+def _find_differences(used: dict, expected: dict) -> dict[str, tuple[Any, Any]]:
     differences: dict[str, tuple[Any, Any]] = {}
-    for name, value in used_settings.items():
+    for name, value in used.items():
         if isinstance(value, dict):
-            differences.update(_find_differences(value, paper_settings.get(name, {})))
-        elif name not in _CELL_SETTINGS and value != paper_settings.get(name):
-            differences[name] = (value, paper_settings.get(name))
+            differences.update(_find_differences(value, expected.get(name, {})))
+        elif name not in _CELL_SETTINGS and value != expected.get(name):
+            differences[name] = (value, expected.get(name))
     return differences

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_het import ConfigError
-from fedjax_het.analysis.figures.critical_difference import (
+from fedjax_het.analysis.figures.client_accuracies import (
     compute_mean_ranks,
     find_cliques,
     plot_critical_difference,

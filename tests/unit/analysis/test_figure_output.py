@@ -5,10 +5,6 @@ import io
 import matplotlib.colors as mc
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
-from PIL import Image
-
-from fedjax_het.analysis.figure_style import GRAYS, PALETTE
 from fedjax_het.analysis.figures.animation import (
     animate_collaboration,
     animate_synthesis,
@@ -16,7 +12,12 @@ from fedjax_het.analysis.figures.animation import (
     select_samples_by_class,
     write_animation,
 )
-from fedjax_het.analysis.figures.output import (
+from matplotlib.figure import Figure
+from PIL import Image
+
+from fedjax_het.analysis.figures.style import (
+    GRAYS,
+    PALETTE,
     apply_dark_theme,
     to_dark_color,
     write_extra_formats,

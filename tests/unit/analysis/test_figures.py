@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_het import analysis
 from fedjax_het.algorithms import METHODS
-from fedjax_het.analysis.figures.heat_map import find_numeric_pair
+from fedjax_het.analysis.figures.metric_vs_setting import find_numeric_pair
 from fedjax_het.papers.fedaf.privacy import plot_privacy
 from fedjax_het.utils.errors import ConfigError
 

@@ -12,9 +12,9 @@ from matplotlib.colors import to_rgb
 
 from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis import assign_method_colors, plot_learning_curves
-from fedjax_het.analysis.curves import Curve, plot_curve_panels
-from fedjax_het.analysis.direct_labels import spread_positions, wrap_label
-from fedjax_het.analysis.figure_style import PALETTE, assign_distinct_colors, darken_for_text
+from fedjax_het.analysis.figures.curves import Curve, plot_curve_panels
+from fedjax_het.analysis.figures.direct_labels import spread_positions, wrap_label
+from fedjax_het.analysis.figures.style import PALETTE, assign_distinct_colors, darken_for_text
 from fedjax_het.utils.errors import ConfigError
 
 # Of full colour-blindness, on linear RGB (Machado, Oliveira and Fernandes 2009).

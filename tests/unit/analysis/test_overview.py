@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from fedjax_het import analysis
-from fedjax_het.analysis.grouping import choose_default_metric, find_derived_settings
+from fedjax_het.analysis.overview import choose_default_metric, find_derived_settings
 from fedjax_het.analysis.report import write_report
 from fedjax_het.cli import main
 from fedjax_het.config.run_spec import RunSpec

@@ -13,7 +13,7 @@ from fedjax_het import analysis
 from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis import TableCell, TextTable
 from fedjax_het.analysis.comparison import format_row
-from fedjax_het.analysis.figure_style import GRAYS
+from fedjax_het.analysis.figures.style import GRAYS
 from fedjax_het.analysis.render import TableSection, escape_latex, find_best_indices
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.papers.reported import load_reported_values
@@ -717,7 +717,7 @@ def test_curves_of_clients_have_a_panel_per_data_set():
     ],
 )
 def test_shares_are_shown_in_percent(measure, scale):
-    from fedjax_het.analysis.grouping import get_display_scale, is_higher_better
+    from fedjax_het.analysis.overview import get_display_scale, is_higher_better
 
     assert get_display_scale(measure) == scale
     assert is_higher_better(measure) == (scale == 100)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedjax_het.analysis.grouping import get_display_scale, get_metric_label, is_higher_better
+from fedjax_het.analysis.overview import get_display_scale, get_metric_label, is_higher_better
 from fedjax_het.metrics.convergence import rise_time, rolling_mean, rounds_to_reach
 from fedjax_het.runtime.result_builder import summarize_metrics
 

@@ -1,0 +1,634 @@
+"""Curves against the round: learning curves of any runs, and those of a paper's table.
+
+Few lines share panels, in color or with some in gray; many lines have a small panel each, with the
+others behind it in gray.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fedjax_het.analysis.comparison import (
+    AVERAGE,
+    TableCell,
+    format_row,
+    get_compared_metric,
+    get_reported_value,
+    is_personal_evaluation,
+    parse_row,
+    select_cell_runs,
+)
+from fedjax_het.analysis.figures.direct_labels import (
+    LineLabel,
+    draw_reported_marker,
+    label_line_ends,
+)
+from fedjax_het.analysis.figures.style import (
+    GRAYS,
+    PALETTE,
+    AxisSharing,
+    add_note,
+    assign_distinct_colors,
+    clip_percent_limits,
+    label_outer_axes,
+    make_line_styles,
+    make_panels,
+    mark_empty_panel,
+    set_integer_ticks,
+    style_axes,
+)
+from fedjax_het.analysis.overview import (
+    get_display_scale,
+    get_metric_label,
+    group_figure_lines,
+    is_diverged,
+    resolve_group_settings,
+)
+from fedjax_het.metrics.convergence import WINDOW
+from fedjax_het.runtime.result_store import select_newest
+from fedjax_het.utils.config import PositiveInt
+from fedjax_het.utils.errors import ConfigError, require_name
+from fedjax_het.utils.text import DIVERGED, escape_mathtext, format_classes_per_client
+from fedjax_het.utils.validation import validate_arguments
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+SMOOTHING_WINDOW = 5
+MAX_COLORED_LINES = len(PALETTE)
+_MAX_LABELED_GRAYS = 5  # with more gray lines, only the best one is labeled
+_SMALL_PANEL_SIZE = (1.75, 1.2)  # inches
+_MAX_SMALL_COLUMNS = 6
+_BACKGROUND_COLOR = "#D0D0D0"
+
+
+class Curve(NamedTuple):
+    """One line of a figure, and the runs behind it."""
+
+    panel: str
+    method: str
+    label: str
+    runs: "pd.DataFrame"
+    """Measured values with a row per round and a column per run, accuracies in percent."""
+    diverged: bool = False
+    """Whether a run is missing in `runs` because it diverged."""
+    reported: float = math.nan
+    """A final value to compare with."""
+
+
+class CurveMetric(NamedTuple):
+    """Metric of a figure's curves and its presentation."""
+
+    name: str = "test_accuracy"
+    window: int = 1
+    """Number of measured rounds of the running mean that a line shows."""
+    reported_kind: str = "final"
+    """Kind of the reported values, for the note."""
+    is_log: bool = False
+    """Whether the axis is logarithmic, and means over seeds are geometric."""
+
+
+# The metrics of a table's curves, by its compared metric.
+_CURVE_METRICS = {
+    "final_accuracy": CurveMetric("test_accuracy", SMOOTHING_WINDOW, "final"),
+    "best_accuracy": CurveMetric("test_accuracy", 1, "best"),
+    "window_accuracy": CurveMetric("test_accuracy", WINDOW, "final"),
+    "bmta": CurveMetric("mean_client_accuracy", 1, "best"),
+}
+
+
+class LineStyle(NamedTuple):
+    """Style of a line."""
+
+    color: str
+    linestyle: Any = "-"
+    width: float = 1.0
+    is_labeled: bool = True
+    """Whether the line's name is at its end."""
+    is_highlighted: bool = True
+    """Whether the line has a band, and is above the others."""
+
+
+@validate_arguments
+def plot_learning_curves(
+    results: "pd.DataFrame",
+    curves: "pd.DataFrame",
+    *,
+    by: Sequence[str] | None = None,
+    panels: Sequence[str] | None = None,
+    metric: str = "test_accuracy",
+    window: PositiveInt = SMOOTHING_WINDOW,
+    highlight: Sequence[str] = (),
+) -> "Figure":
+    """Plot a metric against the round: a line per method and hyper-parameters, panels for the rest.
+
+    A line is the mean over seeds of a running mean over `window` measured rounds, from the first
+    round with that many. It shows the measured values if a run has fewer than twice as many. The
+    band is one standard deviation over seeds. Diverged runs are left out and named below the
+    panel. More than eight methods have a small panel each, with the other lines in gray.
+
+    Args:
+      results: as `load_results` returns it.
+      curves: as `load_curves` returns it.
+      by: settings that distinguish lines; default: all that vary, except seeds.
+      panels: settings with panels, the last one with a column per value; default: those of `by`
+        that runs of every method have.
+      metric: a column of `curves`.
+      window: rounds of the running mean. With 5, an accuracy's line ends at the value in overviews.
+      highlight: methods in color, the others being gray; default: all.
+
+    Returns:
+      The figure.
+
+    Raises:
+      ConfigError: if the runs do not have a setting, the metric or a method.
+
+    Example:
+      >>> import pandas as pd
+      >>> from fedjax_het.analysis import plot_learning_curves
+      >>> results = pd.DataFrame({"algorithm": ["fedavg"], "seed": 0, "settings": "s",
+      ...     "digest": "d", "finished": "2026", "diverged": False, "final_accuracy": 0.5})
+      >>> curves = pd.DataFrame({"digest": "d", "round": [1, 2], "test_accuracy": [0.3, 0.5]})
+      >>> plot_learning_curves(results, curves).axes[0].get_ylabel()
+      'Test accuracy (%)'
+    """
+    results = select_newest(results)
+    by = resolve_group_settings(results, by)
+    for name in highlight:
+        require_name("focus", name, results["algorithm"].unique())
+    if not len(curves):
+        raise ConfigError("curves = none: expected those of `load_curves`")
+    require_name("metric", metric, [n for n in curves.columns if n not in ("digest", "round")])
+    groups = group_figure_lines(results, by, panels)
+    lines = [
+        Curve(
+            line.panel,
+            line.method,
+            line.label,
+            pivot_curves_by_round(line.runs, curves, metric),
+            bool(is_diverged(line.runs).any()),
+        )
+        for line in groups.lines
+    ]
+    return plot_curve_panels(
+        lines,
+        groups.titles,
+        columns=groups.columns,
+        metric=CurveMetric(metric, window),
+        sharey="row" if groups.has_dataset_panels else "all",
+        highlight=highlight,
+    )
+
+
+@validate_arguments
+def plot_gradient_gaps(
+    results: "pd.DataFrame",
+    curves: "pd.DataFrame",
+    *,
+    by: Sequence[str] = (),
+    panels: Sequence[str] = ("dataset", "classes"),
+) -> "Figure":
+    """Plot the distance of the server's and of the clients' gradients from that of all data (FSL, Fig. 9).
+
+    The two lines `server_gap` and `client_gap` are squared Euclidean distances on a logarithmic
+    axis against the round. Means over seeds and bands are those of the logarithms.
+
+    Args:
+      results: as `load_results` returns it.
+      curves: as `load_curves` returns it.
+      by: settings that distinguish lines of a panel.
+      panels: settings with panels.
+
+    Returns:
+      The figure.
+
+    Raises:
+      ConfigError: if the runs do not have a setting or the gaps.
+
+    Example:
+      >>> import pandas as pd
+      >>> from fedjax_het.analysis import plot_gradient_gaps
+      >>> results = pd.DataFrame({"algorithm": ["fsl"], "dataset": "digits", "seed": 0,
+      ...     "settings": "s", "digest": "d", "finished": "2026", "diverged": False,
+      ...     "final_accuracy": 0.5})
+      >>> curves = pd.DataFrame({"digest": "d", "round": [1, 2], "server_gap": [2.0, 1.0],
+      ...     "client_gap": [3.0, 2.0]})
+      >>> plot_gradient_gaps(results, curves, panels=["dataset"]).axes[0].get_yscale()
+      'log'
+    """
+    results = select_newest(results)
+    names = resolve_group_settings(results, [*panels, *by])
+    groups = group_figure_lines(results, names, panels)
+    lines = []
+    for method, metric in (("fsl", "server_gap"), ("fedavg", "client_gap")):
+        require_name("metric", metric, list(curves.columns))
+        for line in groups.lines:
+            label = get_metric_label(metric) + (f", {line.label}" if by else "")
+            runs = pivot_curves_by_round(line.runs, curves, metric)
+            lines.append(Curve(line.panel, method, label, runs, bool(is_diverged(line.runs).any())))
+    return plot_curve_panels(
+        lines,
+        groups.titles,
+        columns=groups.columns,
+        metric=CurveMetric("gradient_gap", is_log=True),
+        sharey="row" if groups.has_dataset_panels else "all",
+    )
+
+
+@validate_arguments
+def plot_table_curves(
+    cells: Sequence[TableCell],
+    results: "pd.DataFrame",
+    curves: "pd.DataFrame",
+    reported: "pd.DataFrame",
+    *,
+    highlight: Sequence[str] = (),
+    separate_panels: bool = False,
+    display_names: Mapping[str, str] = MappingProxyType({}),
+) -> "Figure":
+    """Plot the metric of a paper's table against the round.
+
+    There is a row of panels per data set and network, and a column per alpha, number of labels or
+    domain. Lines are means over seeds. If the table has means of the last rounds, lines are
+    running means over as many rounds, so that a line ends at the table's value unless a run has
+    fewer than twice as many rounds. A triangle at the right edge is the reported value. Diverged
+    runs are left out.
+
+    Args:
+      cells: cells of the table.
+      results: as `load_results` returns it.
+      curves: as `load_curves` returns it.
+      reported: as `load_reported_values` returns it.
+      highlight: methods in color, the others being gray; default: all.
+      separate_panels: whether each line has a small panel with the others in gray.
+      display_names: names of rows in place of their settings.
+
+    Returns:
+      The figure.
+
+    Raises:
+      ConfigError: if `reported` has metrics other than accuracies.
+
+    Example:
+      >>> import pandas as pd
+      >>> from fedjax_het.analysis import TableCell, plot_table_curves
+      >>> reported = pd.DataFrame({"metric": ["bmta"], "dataset": "digits", "model": "mlp",
+      ...     "level": 0.1, "method": "fedavg", "mean": 81.5, "std": 1.5})
+      >>> cells = [TableCell("digits", "mlp", 0.1, "fedavg")]
+      >>> figure = plot_table_curves(cells, pd.DataFrame(), pd.DataFrame(), reported)
+      >>> figure.axes[0].get_title(), figure.axes[0].texts[0].get_text()
+      ('digits, alpha = 0.1', 'not run')
+    """
+    metric = _CURVE_METRICS[get_compared_metric(reported)]
+    models, levels = ({getattr(c, name) for c in cells} for name in ("model", "level"))
+    settings = [parse_row(cell.method)[1] for cell in cells]
+    first_settings = settings[0] if settings else {}
+    shared_settings = {
+        name: value
+        for name, value in first_settings.items()
+        if all(row_settings.get(name) == value for row_settings in settings)
+    }
+    lines = []
+    for cell in cells:
+        runs = select_cell_runs(cell, results)
+        label = display_names.get(cell.method) or format_row(cell.method, omit=shared_settings)
+        lines.append(
+            Curve(
+                ", ".join([cell.dataset, *[cell.model] * (len(models) > 1), *_format_level(cell)]),
+                parse_row(cell.method)[0],
+                label,
+                pivot_curves_by_round(runs, curves, _get_curve_metric(cell, metric.name)),
+                diverged=bool(len(runs) and is_diverged(runs).any()),
+                reported=get_reported_value(cell, reported)["reported_mean"],
+            )
+        )
+    panels = list(dict.fromkeys(line.panel for line in lines))
+    if separate_panels:
+        return plot_small_multiples(lines, panels, metric)
+    has_levels = levels != {None}
+    return plot_curve_panels(
+        lines,
+        panels,
+        columns=len(levels) if has_levels else len(panels),
+        metric=metric,
+        sharey="row" if has_levels else "none",
+        highlight=highlight,
+    )
+
+
+def _get_curve_metric(cell: TableCell, metric: str) -> str:
+    """Return the metric of a cell's line; `metric` is that of a global model on all tests."""
+    is_personal = is_personal_evaluation(cell)
+    if cell.domain not in (None, AVERAGE):
+        return f"{'client_accuracy' if is_personal else metric}_{cell.domain}"
+    if is_personal:
+        return _CURVE_METRICS["bmta"].name
+    return metric if cell.domain is None else f"{metric}_domains"
+
+
+def _format_level(cell: TableCell) -> list[str]:
+    if cell.domain or cell.level is None:
+        return [cell.domain] if cell.domain else []
+    if cell.classes is not None:
+        return [format_classes_per_client(cell.classes)]
+    return [f"alpha = {cell.alpha:g}"]
+
+
+def pivot_curves_by_round(
+    runs: "pd.DataFrame", curves: "pd.DataFrame", metric: str = "test_accuracy"
+) -> "pd.DataFrame":
+    """Arrange the curves of the runs that did not diverge.
+
+    Args:
+      runs: rows of `load_results`.
+      curves: as `load_curves` returns it.
+      metric: a column of `curves`.
+
+    Returns:
+      A frame with a row per measured round and a column per run, accuracies in percent.
+    """
+    import pandas as pd
+
+    if not len(curves) or not len(runs) or metric not in curves:
+        return pd.DataFrame()
+    digests = runs["digest"][~is_diverged(runs)]
+    run_curves = curves[curves["digest"].isin(digests)].dropna(subset=metric)
+    table = run_curves.pivot(index="round", columns="digest", values=metric)
+    return get_display_scale(metric) * table
+
+
+def plot_curve_panels(
+    curves: Sequence[Curve],
+    panels: Sequence[str],
+    *,
+    columns: int,
+    metric: CurveMetric = CurveMetric(),
+    sharey: AxisSharing = "row",
+    highlight: Collection[str] = (),
+) -> "Figure":
+    """Plot lines with their names at their ends. A panel without any run says so.
+
+    Lines of the methods in `highlight` are in color and have bands of one standard deviation over
+    seeds; the others are gray, and of more than five of these only the best is labeled. Without
+    such lines all are in color. More lines than colors have a small panel each
+    (`plot_small_multiples`). A triangle at the right edge is the reported value.
+
+    Args:
+      curves: the lines.
+      panels: titles of the panels.
+      columns: panels per row.
+      metric: metric of the lines.
+      sharey: panels that share the limits of the vertical axis.
+      highlight: methods in color; default: all.
+
+    Returns:
+      The figure.
+    """
+    available = [curve for curve in curves if len(curve.runs)]
+    metric = _limit_window(metric, available)
+    styles = choose_line_styles(available, highlight)
+    if not styles and available:
+        return plot_small_multiples(curves, panels, metric)
+    figure, panels_by_title = make_panels(panels, columns=columns, size=(3.5, 2.7), sharey=sharey)
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(max(4.4, width), height + 0.3)
+    ends: dict[str, list[tuple[Curve, float]]] = {title: [] for title in panels}
+    for curve in available:
+        average = _average_runs(curve, metric)
+        _draw_line(panels_by_title[curve.panel], curve, average, styles[curve.label])
+        ends[curve.panel].append((curve, float(average["mean"].iloc[-1])))
+    for title, panel in panels_by_title.items():
+        _finish_panel(panel, metric, [curve for curve in curves if curve.panel == title])
+    y_label = _make_y_label(available, metric)
+    label_outer_axes(panels_by_title.values(), x="Round", y=y_label, size=9)
+    labels = {
+        panel: _make_line_labels(ends[title], styles) for title, panel in panels_by_title.items()
+    }
+    label_line_ends(figure, labels)
+    add_note(figure, _make_note(curves, styles, metric))
+    return figure
+
+
+def plot_small_multiples(
+    curves: Sequence[Curve], panels: Sequence[str], metric: CurveMetric
+) -> "Figure":
+    """Plot a row of small panels per label; the number in a panel is the end of its line.
+
+    Args:
+      curves: the lines.
+      panels: titles of a row's panels; if there are few, several rows are beside each other.
+      metric: metric of the lines.
+
+    Returns:
+      The figure.
+    """
+    from matplotlib.figure import Figure
+
+    available = [curve for curve in curves if len(curve.runs)]
+    metric = _limit_window(metric, available)
+    averages = {(c.panel, c.label): (c, _average_runs(c, metric)) for c in available}
+    labels = list(dict.fromkeys(c.label for c in curves if len(c.runs) or c.diverged))
+    blocks = max(1, min(_MAX_SMALL_COLUMNS // len(panels), len(labels)))
+    rows, columns = -(-len(labels) // blocks), blocks * len(panels)
+    size = (_SMALL_PANEL_SIZE[0] * columns + 0.5, _SMALL_PANEL_SIZE[1] * rows + 0.9)
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=not metric.is_log)
+    style = LineStyle(PALETTE[0], width=1.6)
+    panels_by_key: dict[tuple[str, str], Axes] = {}
+    for index, label in enumerate(labels):
+        row, block = index % rows, index // rows
+        for column, title in enumerate(panels):
+            panel = grid[row, block * len(panels) + column]
+            panel.tick_params(labelsize=7)
+            if column == 0:
+                panel.set_title(escape_mathtext(label), fontsize=8, loc="left", pad=3)
+            if row == 0 and len(panels) > 1:
+                options: Any = {"xycoords": "axes fraction", "textcoords": "offset points"}
+                options |= {"ha": "center", "fontsize": 8, "color": "#555555"}
+                panel.annotate(escape_mathtext(title), (0.5, 1), (0, 15), **options)
+            _draw_small_panel(panel, averages, (title, label), metric, style)
+            panel.tick_params(labelbottom=row == rows - 1 or index == len(labels) - 1)
+            panels_by_key[title, label] = panel
+    for key, panel in panels_by_key.items():  # once all is drawn, since panels share their limits
+        _finish_panel(panel, metric, [c for c in curves if (c.panel, c.label) == key])
+    for index in range(len(labels), rows * blocks):
+        for column in range(len(panels)):
+            grid[index % rows, index // rows * len(panels) + column].set_visible(False)
+    figure.supylabel(escape_mathtext(_make_y_label(available, metric, ", ")), fontsize=9)
+    notes = ["grey: all the other lines", _make_note(curves, dict.fromkeys(labels, style), metric)]
+    add_note(figure, "; ".join(filter(None, notes)), x_label="Round")
+    return figure
+
+
+def _draw_small_panel(
+    panel: "Axes",
+    averages: "dict[tuple[str, str], tuple[Curve, pd.DataFrame]]",
+    key: tuple[str, str],
+    metric: CurveMetric,
+    style: LineStyle,
+) -> None:
+    """Draw the line of a title and a label over the other lines of the title."""
+    for (title, label), (_, average) in averages.items():
+        if title == key[0] and label != key[1]:
+            panel.plot(
+                average.index, average["mean"], color=_BACKGROUND_COLOR, lw=0.6, label="_behind"
+            )
+    if key in averages:
+        curve, average = averages[key]
+        _draw_line(panel, curve, average, style)
+        end = average["mean"].iloc[-1]
+        text = f"{end:.1f}" if get_display_scale(metric.name) == 100 else f"{end:.3g}"
+        options: Any = {"xycoords": "axes fraction", "ha": "right", "fontsize": 8}
+        panel.annotate(text, (0.97, 0.05), color=style.color, **options)
+    elif panel.lines:
+        panel.annotate("not run", (0.5, 0.45), xycoords="axes fraction", ha="center", fontsize=8)
+
+
+def _limit_window(metric: CurveMetric, curves: Sequence[Curve]) -> CurveMetric:
+    """Show measured values if a run has fewer than two windows: means of few rounds bend a line."""
+    lengths = [values.count() for curve in curves for _, values in curve.runs.items()]
+    has_windows = bool(lengths) and min(lengths) >= 2 * metric.window
+    return metric if has_windows else metric._replace(window=1)
+
+
+def _average_runs(curve: Curve, metric: CurveMetric) -> "pd.DataFrame":
+    """Return the columns `mean`, `low` and `high` over seeds of running means, by round."""
+    import pandas as pd
+
+    smoothed = {
+        name: values.dropna().rolling(metric.window).mean() for name, values in curve.runs.items()
+    }
+    runs = pd.DataFrame(smoothed).dropna(how="all").sort_index()
+    runs = np.log10(runs) if metric.is_log else runs
+    mean, std = runs.mean(axis=1), runs.std(axis=1).fillna(0)
+    table = pd.DataFrame({"mean": mean, "low": mean - std, "high": mean + std})
+    return 10**table if metric.is_log else table
+
+
+def choose_line_styles(curves: Sequence[Curve], highlight: Collection[str]) -> dict[str, LineStyle]:
+    """Choose the styles of lines.
+
+    Args:
+      curves: the lines.
+      highlight: methods in color.
+
+    Returns:
+      Styles by label; none if there are more methods than colors and none of them is highlighted.
+    """
+    lines = list(dict.fromkeys((curve.method, curve.label) for curve in curves))
+    highlighted = [line for line in lines if line[0] in highlight]
+    styles = {}
+    if highlighted and len(highlighted) <= MAX_COLORED_LINES:
+        # Few methods in many variants: shades of one hue would be hard to distinguish.
+        for label, color in assign_distinct_colors(highlighted).items():
+            styles[label] = LineStyle(color, width=2.0)
+    elif len({method for method, _ in highlighted or lines}) <= MAX_COLORED_LINES:
+        for label, style in make_line_styles(highlighted or lines).items():
+            styles[label] = LineStyle(style["color"], style["linestyle"], width=1.6)
+    else:
+        return {}
+    gray_labels = [label for _, label in lines if label not in styles]
+    has_few = len(gray_labels) <= _MAX_LABELED_GRAYS
+    for index, label in enumerate(gray_labels):
+        gray = GRAYS[index % len(GRAYS) if has_few else 1]
+        styles[label] = LineStyle(gray, is_labeled=has_few, is_highlighted=False)
+    return styles
+
+
+def _draw_line(panel: "Axes", curve: Curve, average: "pd.DataFrame", style: LineStyle) -> None:
+    """Draw a line with its band, and the reported value of a labeled line."""
+    point: dict[str, Any] = {"marker": "o", "markersize": 4} if len(average) == 1 else {}
+    panel.plot(
+        average.index,
+        average["mean"],
+        color=style.color,
+        linestyle=style.linestyle,
+        lw=style.width,
+        label=curve.label,
+        zorder=3 if style.is_highlighted else 2,
+        **point,
+    )
+    if curve.runs.shape[1] > 1 and style.is_highlighted:
+        panel.fill_between(
+            average.index,
+            average["low"],
+            average["high"],
+            color=style.color,
+            alpha=0.13,
+            linewidth=0,
+        )
+    if style.is_labeled and not math.isnan(curve.reported):
+        draw_reported_marker(panel, curve.reported, style.color, curve.label)
+        panel.update_datalim([(average.index[-1], curve.reported)])
+        panel.autoscale_view()
+
+
+def _finish_panel(panel: "Axes", metric: CurveMetric, curves: Sequence[Curve]) -> None:
+    """Style the axes: the last round is the right edge, accuracies stay within 0 and 100."""
+    style_axes(panel)
+    if not panel.lines:
+        has_diverged = any(curve.diverged for curve in curves)
+        mark_empty_panel(panel, "diverged" if has_diverged else "not run")
+        return
+    set_integer_ticks(panel)
+    first, last = panel.dataLim.intervalx
+    panel.set_xlim(0 if first < last else first - 1, last)
+    if metric.is_log:
+        panel.set_yscale("log")
+    elif get_display_scale(metric.name) == 100:
+        clip_percent_limits(panel)
+
+
+def _make_y_label(curves: Sequence[Curve], metric: CurveMetric, separator: str = "\n") -> str:
+    """Return the metric's label and the numbers of rounds and seeds that lines are means of."""
+    seeds = sorted({curve.runs.shape[1] for curve in curves})
+    counts = []
+    if metric.window > 1:
+        steps = {step for curve in curves for step in curve.runs.index.to_series().diff()[1:]}
+        counts.append(
+            f"{metric.window} rounds" if steps == {1.0} else f"{metric.window} tested rounds"
+        )
+    if seeds and seeds[-1] > 1:
+        counts.append(f"{' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds")
+    mean = "geometric mean" if metric.is_log else "mean"
+    label = get_metric_label(metric.name)
+    return f"{label}{separator}{mean} of {' and '.join(counts)}" if counts else label
+
+
+def _make_note(curves: Sequence[Curve], styles: dict[str, LineStyle], metric: CurveMetric) -> str:
+    """Describe bands, marks, gray lines and diverged runs."""
+    available = [(curve, styles[curve.label]) for curve in curves if len(curve.runs)]
+    parts = []
+    if any(curve.runs.shape[1] > 1 and style.is_highlighted for curve, style in available):
+        parts.append("band: one standard deviation over seeds")
+    if any(style.is_labeled and not math.isnan(curve.reported) for curve, style in available):
+        parts.append(f"◂: reported {metric.reported_kind} value")
+    unlabeled = [label for label, style in styles.items() if not style.is_labeled]
+    if unlabeled:
+        parts.append(f"grey: {', '.join(unlabeled)}, the best of them named")
+    diverged = list(dict.fromkeys(curve.label for curve in curves if curve.diverged))
+    if diverged:
+        parts.append(f"{DIVERGED} runs that diverged are left out: {', '.join(diverged)}")
+    return "; ".join(parts)
+
+
+def _make_line_labels(
+    ends: Sequence[tuple[Curve, float]], styles: dict[str, LineStyle]
+) -> list[LineLabel]:
+    """Return the labels of a panel: those of labeled lines, and of the best of the others."""
+    unlabeled = [(y, curve.label) for curve, y in ends if not styles[curve.label].is_labeled]
+    best = max(unlabeled)[1] if unlabeled else ""
+    has_gray = any(not style.is_highlighted for style in styles.values())
+    labels = []
+    for curve, y in ends:
+        style = styles[curve.label]
+        if style.is_labeled or curve.label == best:
+            text = f"{curve.label} {DIVERGED}" if curve.diverged else curve.label
+            labels.append(LineLabel(text, y, style.color, has_gray and style.is_highlighted))
+    return labels
