@@ -24,7 +24,7 @@ from fedjax_het.runtime.provenance import IDENTITY_FIELDS
 from fedjax_het.runtime.result_store import select_newest
 from fedjax_het.utils.errors import require, require_name
 from fedjax_het.utils.text import DIVERGED, MISSING, format_classes_per_client, to_one_line
-from fedjax_het.utils.validation import validate_arguments
+from fedjax_het.utils.config import validate_arguments
 
 if TYPE_CHECKING:
     import pandas as pd

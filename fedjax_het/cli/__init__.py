@@ -11,7 +11,6 @@ import jax
 import tyro
 
 from fedjax_het._version import __version__
-from fedjax_het.analysis.figures.output import write_extra_formats
 from fedjax_het.cli import inspection, results
 from fedjax_het.cli.options import get_run_layout, read_settings
 from fedjax_het.cli.plugins import IMPORT_HELP, import_plugin, split_imports
@@ -106,8 +105,7 @@ def _run(arguments: list[str], imports: list[str]) -> int:
     if isinstance(command, SweepCommand):  # a process of Ray may have another folder
         paths = [os.path.abspath(name) if name.endswith(".py") else name for name in imports]
         command = dataclasses.replace(command, plugins=tuple(paths))
-    extra_formats = getattr(command, "pictures", ())
-    with display_flags(config_class, flag_aliases), write_extra_formats(extra_formats):
+    with display_flags(config_class, flag_aliases):
         return run(command)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 
+from fedjax_het.analysis.figures.style import FigureFormat
 from fedjax_het.cli.options import ExecutionOptions
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.utils import console
@@ -30,9 +31,8 @@ class RunCommand(ExecutionOptions, RunSpec):
     keep_state: bool = True
     """Keep the final state in the output folder, which is needed to train more rounds and to load
     the models."""
-    pictures: tuple[str, ...] = ()
-    """Additional files of each figure: pdf, svg, or dark for a dark variant NAME-dark.png (default:
-    PNG only)."""
+    pictures: tuple[FigureFormat, ...] = ()
+    """Additional files of each figure: pdf, svg (default: PNG only)."""
 
 
 def build_run_spec(command: RunCommand) -> RunSpec:
@@ -94,7 +94,9 @@ def run_command(command: RunCommand) -> int:
     if command.output_dir is not None and write_error is None:
         assert result.partition is not None  # a run that was just made has it
         try:
-            write_run_figures(result, dataset, result.partition, command.output_dir)
+            write_run_figures(
+                result, dataset, result.partition, command.output_dir, formats=command.pictures
+            )
         except OSError as error:
             message = "the result is written, its pictures are not"
             setting_text = f"{display_name('output_dir')} = {str(command.output_dir)!r}"

@@ -119,7 +119,7 @@ def nothing_is_computed(tmp_path_factory):
     work = (
         "runtime.sweep.execute_runs",
         "runtime.ray_launcher.sweep_on_ray",
-        "analysis.report._write_files",
+        "analysis.report.write_files",
     )
     work += ("papers.table.command.sweep", "papers.table.command.plan_sweep")
     with pytest.MonkeyPatch.context() as patch:

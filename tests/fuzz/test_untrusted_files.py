@@ -16,7 +16,7 @@ from fedjax_het.analysis import render, report
 from fedjax_het.analysis.render import TableSection, TextTable, print_table, to_latex, to_markdown
 from fedjax_het.analysis.report import write_report
 from fedjax_het.cli import main
-from fedjax_het.papers.report_page import escape_control_characters, markdown_to_html
+from fedjax_het.papers.report import escape_control_characters, markdown_to_html
 from fedjax_het.runtime.result_builder import summarize_metrics
 from fedjax_het.runtime.sweep_log import format_run_label
 from fedjax_het.utils.console import log_to_stderr
@@ -180,7 +180,7 @@ def test_a_command_on_a_full_disk_prints_its_result_and_names_the_place(
 
 @pytest.mark.slow
 def test_pictures_that_cannot_be_written_cost_the_pictures(tmp_path, monkeypatch, capsys):
-    def fail(*arguments):
+    def fail(*arguments, **options):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("fedjax_het.analysis.figures.run_figures.write_run_figures", fail)

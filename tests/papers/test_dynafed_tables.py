@@ -4,7 +4,6 @@ the one command for all papers."""
 import json
 import math
 import sys
-from importlib import import_module
 from itertools import product
 
 import numpy as np
@@ -15,8 +14,8 @@ from fedjax_het import simulate
 from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis.comparison import parse_row
 from fedjax_het.papers import all as every
-from fedjax_het.papers import table1
-from fedjax_het.papers.programs import ProgramModule
+from fedjax_het.papers.dynafed import fig3, fig6, figures, table4, tables
+from fedjax_het.papers.programs import ProgramModule, load_program
 from fedjax_het.papers.reported import load_reported_values
 from fedjax_het.papers.table import TableArguments, TableRun, list_protocol_deviations, make_cells
 from fedjax_het.runtime.results import Result
@@ -24,18 +23,14 @@ from fedjax_het.runtime.sweep_log import format_run_label
 from fedjax_het.utils.errors import ConfigError
 
 TABLES = ("table2", "table3", "table4", "table5", "table6")
-FIGURES = ("fig2", "fig4", "fig5", "fig6", "fig7")
-NAMES = (*TABLES, *FIGURES, "fig3")
-MODULES = {name: import_module(f"fedjax_het.papers.dynafed.{name}") for name in NAMES}
-MODULES["table1"] = table1
-ALL = {name: getattr(MODULES[name], name.upper()) for name in ("table1", *TABLES)}
-ALL |= {name: getattr(MODULES[name], name.upper()) for name in ("fig2", "fig4", "fig6", "fig7")}
-ALL |= {
-    "fig5_length": MODULES["fig5"].LENGTH_EXPERIMENT,
-    "fig5_samples": MODULES["fig5"].SAMPLES_EXPERIMENT,
+MODULES = {"table4": table4, "fig4": figures, "fig6": fig6}
+ALL = {
+    name: getattr(MODULES.get(name, tables), name.upper())
+    for name in ("table1", *TABLES, "fig2", "fig4", "fig6", "fig7")
 }
-PROGRAMS = {name: MODULES[name].main for name in ALL if name in MODULES}
-PROGRAMS |= dict(zip(("fig5_length", "fig5_samples"), MODULES["fig5"].HALF_PROGRAMS, strict=True))
+PROGRAMS = {name: load_program(name if name == "table1" else f"dynafed.{name}") for name in ALL}
+ALL |= {"fig5_length": figures.FIG5_LENGTH, "fig5_samples": figures.FIG5_SAMPLES}
+PROGRAMS |= {"fig5_length": figures.fig5_length, "fig5_samples": figures.fig5_samples}
 PRESETS = ("quick", "paper")
 ROWS = tuple(dict.fromkeys(load_reported_values("dynafed", "table1")["method"]))
 CONTROLS = ("dynafed(synthetic='untrained')", "dynafed(synthetic='real')")
@@ -119,7 +114,7 @@ def test_every_row_is_filled_and_proxy_data_are_withheld_from_clients(name, pres
 
 
 def test_table_3_has_fewer_rounds_of_longer_training():
-    reported = MODULES["table3"].rename_reported_rows(load_reported_values("dynafed", "table3"))
+    reported = tables.rename_reported_rows(load_reported_values("dynafed", "table3"))
     of_paper = [cell for cell in cells("table3") if "synthetic" not in cell.method]
     assert len(cells("table3")) == len(of_paper) * 11 / 9
     places = [(cell.alpha, cell.method) for cell in of_paper]
@@ -170,7 +165,7 @@ def test_figures_4_to_6_are_the_papers():
         (alpha, epochs) for alpha in (0.01, 0.04, 0.16) for epochs in (1, 5, 10)
     }
     assert all(s.rounds > s.options["trajectory_rounds"] for s in quality)
-    paper = MODULES["fig3"].PRESETS["paper"]
+    paper = fig3.PRESETS["paper"]
     assert (paper.dataset, paper.alpha, paper.num_clients) == ("cifar10", 0.01, 80)
 
 
@@ -196,7 +191,6 @@ def test_a_note_about_methods_is_of_tables_that_have_them():
 
 def made_outcome(tmp_path, curves):
     """Table 4's CIFAR-10 cells of two methods at alpha .01, with these curves by method."""
-    table4 = MODULES["table4"]
     own = cells("table4", datasets=("cifar10",), alphas=(0.01,), methods=tuple(curves))
     rows = []
     for cell in own:
@@ -206,14 +200,14 @@ def made_outcome(tmp_path, curves):
             rows.append({"digest": path.stem, "settings": run.digest(), "algorithm": cell.method})
     reported = load_reported_values("dynafed", "table4")
     results = pd.DataFrame(rows)
-    return table4, TableRun(ALL["table4"], "paper", own, results, None, reported, tmp_path, {})
+    return TableRun(ALL["table4"], "paper", own, results, None, reported, tmp_path, {})
 
 
 def test_a_target_counts_when_it_is_first_reached_by_all_seeds(tmp_path):
     # The first has the target in one round alone, and falls again.
     first = [[0.1, 0.45, 0.2, 0.5], [0.1, 0.2, 0.3, 0.5], [0.6, 0.2, 0.2, 0.2]]
     second = [[0.5, 0.5], [0.1, 0.44], [0.5, 0.5]]
-    table4, outcome = made_outcome(tmp_path, {"fedavg": first, "dynafed": second})
+    outcome = made_outcome(tmp_path, {"fedavg": first, "dynafed": second})
     assert table4.TARGETS["cifar10", 0.01] == 0.45
     assert table4.TARGETS["cinic10", 0.01] == 0.33
     table = table4.make_rounds_table(outcome).set_index("method")
@@ -233,7 +227,7 @@ def test_a_target_counts_when_it_is_first_reached_by_all_seeds(tmp_path):
 
 
 def test_a_seed_that_is_missing_is_said_beside_the_mean_of_the_others(tmp_path):
-    table4, outcome = made_outcome(tmp_path, {"fedavg": [[0.5], [0.1, 0.2, 0.5]]})
+    outcome = made_outcome(tmp_path, {"fedavg": [[0.5], [0.1, 0.2, 0.5]]})
     table = table4.make_rounds_table(outcome)
     (row,) = table.itertuples(index=False)
     assert (row.rounds, row.reached, row.made, row.planned) == (2.0, 2, 2, 3)
@@ -242,7 +236,7 @@ def test_a_seed_that_is_missing_is_said_beside_the_mean_of_the_others(tmp_path):
 
 
 def test_a_cell_of_which_nothing_was_run_has_neither_rounds_nor_a_count(tmp_path):
-    table4, outcome = made_outcome(tmp_path, {"fedavg": []})
+    outcome = made_outcome(tmp_path, {"fedavg": []})
     table = table4.make_rounds_table(outcome)
     assert math.isnan(table["rounds"].item())
     (section,) = table4.make_text_table(table, "T", ()).sections
@@ -251,7 +245,6 @@ def test_a_cell_of_which_nothing_was_run_has_neither_rounds_nor_a_count(tmp_path
 
 
 def test_every_preset_has_a_target_for_what_it_runs():
-    table4 = MODULES["table4"]
     for preset in ALL["table4"].presets.values():
         assert table4.TARGETS.keys() >= {*product(preset.datasets, preset.alphas)}
 
@@ -260,7 +253,6 @@ def test_every_preset_has_a_target_for_what_it_runs():
 
 
 def test_figure_3_visits_every_example_once_an_epoch():
-    fig3 = MODULES["fig3"]
     there = np.arange(7) < np.array([[7], [3], [0]])
     steps = fig3.draw_batches(there, 2, 3, np.random.default_rng(0))
     assert steps.shape == (3, 3 * 4, 2)
@@ -310,7 +302,7 @@ def papers(tmp_path, monkeypatch):
     monkeypatch.setattr(every, "HERE", here)
     monkeypatch.setattr(every, "find_programs", lambda: {each.name: each for each in modules})
     monkeypatch.setattr(every, "archives_of", lambda name: [])
-    monkeypatch.setattr(every, "item_command", lambda item, preset: [sys.executable, item.path])
+    monkeypatch.setattr(every, "item_command", lambda item, preset: [sys.executable, item.module.path])
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -351,8 +343,7 @@ def test_all_goes_on_after_a_failure_and_skips_what_is_done(papers, capsys):
 def test_a_round_of_table_3(tmp_path, capsys):
     row = "fedavg(local_epochs=10, rounds=30)"
     few = ["--rounds", "1", "--seeds", "0", "--alphas", "0.04", "--methods", row]
-    module = MODULES["table3"]
-    assert module.main([*few, "--output-dir", str(tmp_path)]) == 0
+    assert PROGRAMS["table3"]([*few, "--output-dir", str(tmp_path)]) == 0
     (result,) = map(Result.load, tmp_path.glob("*.json"))
     assert (result.spec.local_epochs, result.spec.rounds) == (10, 1)
     accuracy = 100 * result.metrics["test_accuracy"].mean()
@@ -362,7 +353,6 @@ def test_a_round_of_table_3(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_figure_6_measures_the_synthetic_data(tmp_path, monkeypatch):
-    fig6 = MODULES["fig6"]
     monkeypatch.setattr(fig6, "SCRATCH_EPOCHS", 4)
     few = ["--seeds", "0", "--alphas", "0.01", "--methods", "dynafed(local_epochs=2, rounds=21)"]
     assert fig6.main([*few, "--output-dir", str(tmp_path)]) == 0
@@ -383,7 +373,7 @@ def test_figure_6_measures_the_synthetic_data(tmp_path, monkeypatch):
     np.testing.assert_allclose(again, fig6.load_trajectory(made), rtol=1e-5, atol=1e-6)
     assert not np.allclose(again[0], again[-1])
     own = ["--result", str(path), "--shown", "1", "--output-dir", str(tmp_path / "fig3")]
-    assert MODULES["fig3"].main(own) == 0
+    assert fig3.main(own) == 0
     losses = pd.read_csv(tmp_path / "fig3" / "fig3.csv")
     assert set(losses["phase"]) == {"local", "tuning", "control", "all"}
     local = losses[losses["phase"] == "local"].groupby("client")["loss"]
@@ -399,5 +389,5 @@ def test_a_run_that_was_kept_without_its_images_is_said(program, tmp_path, capsy
     Result(spec, curves, {"diverged": False}).save(tmp_path)
     (path,) = tmp_path.glob("*.json")
     argv = {"fig3": ["--result", str(path)], "fig6": [*filters, "--show"]}[program]
-    assert MODULES[program].main(argv) == 2
+    assert load_program(f"dynafed.{program}")(argv) == 2
     assert "a run of dynafed that has made its synthetic data" in capsys.readouterr().err

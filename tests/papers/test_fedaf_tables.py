@@ -2,7 +2,6 @@
 
 import math
 import re
-from importlib import import_module
 
 import jax
 import numpy as np
@@ -12,19 +11,18 @@ import pytest
 from fedjax_het import RunSpec, load_dataset
 from fedjax_het.analysis import AVERAGE, plot_table_curves
 from fedjax_het.papers.fedaf import domains as DOMAINS
-from fedjax_het.papers.fedaf import fig3 as FIG3
-from fedjax_het.papers.fedaf import fig4 as FIG4
 from fedjax_het.papers.fedaf import fig5 as FIG5
-from fedjax_het.papers.fedaf import fig9
+from fedjax_het.papers.fedaf import fig9, tables
 from fedjax_het.papers.fedaf import table7 as TABLE7
+from fedjax_het.papers.programs import load_program
 from fedjax_het.papers.reported import load_reported_values
 from fedjax_het.papers.table import TableArguments, list_protocol_deviations, make_cells
 from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.result_store import load_curves, load_results
 from fedjax_het.runtime.results import Result
 
-MODULES = {n: import_module(f"fedjax_het.papers.fedaf.table{n}") for n in range(1, 7)}
-TABLES = {n: getattr(module, f"TABLE{n}") for n, module in MODULES.items()}
+PROGRAMS = {n: load_program(f"fedaf.table{n}") for n in range(1, 7)}
+TABLES = {n: getattr(tables, f"TABLE{n}") for n in PROGRAMS}
 BASELINES = ("fedavg", "fedprox", "fedbn", "moon", "feddyn", "fedgen")
 OWN_NORMS = "fedbn(scored='personal')"  # a row that the paper's Table 1 does not have
 OF_FEDAF = ("fedaf(image_lr=0, steps=1)", "fedaf(init='real', image_lr=0, steps=1)")
@@ -164,11 +162,11 @@ def test_no_run_is_made_twice():
     assert table1 == runs(TABLES[3], methods=("fedaf(ipc=50)",))
     assert table1 == runs(TABLES[4], methods=("fedaf",))
     assert runs(TABLES[4], methods=("feddm",)) <= runs(TABLES[1])
-    assert runs(FIG3.FIG3) == runs(TABLES[1])
+    assert runs(tables.FIG3) == runs(TABLES[1])
     assert runs(FIG5.FIG5) <= runs(TABLES[3]) | runs(TABLES[1])
     assert runs(FIG5.FIG5, "quick") <= runs(TABLES[3], "quick") | runs(TABLES[1], "quick")
     shared = {TABLES[n].results_folder for n in (1, 3, 4, 5, 6)} | {
-        FIG3.FIG3.results_folder,
+        tables.FIG3.results_folder,
         FIG5.FIG5.results_folder,
     }
     assert shared == {"fedaf"}
@@ -196,14 +194,14 @@ def test_domains_are_columns_of_the_same_runs():
 
 
 def test_a_table_of_domains_takes_no_alpha(capsys, tmp_path):
-    assert MODULES[2].main(["--alphas", "0.1", "--output-dir", str(tmp_path)]) == 2
+    assert PROGRAMS[2](["--alphas", "0.1", "--output-dir", str(tmp_path)]) == 2
     assert "alphas = (0.1,)" in capsys.readouterr().err
 
 
 def test_a_table_and_its_figure_share_runs(tmp_path, capsys, monkeypatch):
     command = ["--methods", "fedavg", "--alphas", "0.1", "--seeds", "0", "--rounds", "2"]
     command += ["--models", "mlp", "--output-dir", str(tmp_path)]
-    assert MODULES[1].main(command) == 0
+    assert PROGRAMS[1](command) == 0
     text = capsys.readouterr().out
     assert "Last five" in text and "of the round where it is highest" in text
     assert "num_clients 5 instead of 10" in text
@@ -215,14 +213,14 @@ def test_a_table_and_its_figure_share_runs(tmp_path, capsys, monkeypatch):
         raise AssertionError("a run that is done was made again")
 
     monkeypatch.setattr("fedjax_het.runtime.sweep.prepare_group", no_more)
-    assert FIG3.main(command) == 0
+    assert load_program("fedaf.fig3")(command) == 0
     assert (tmp_path / "fig3.png").read_bytes().startswith(b"\x89PNG")
 
 
 def filled(number, folder, *command):
     """The table's rows and the runs behind them, of one seed and three rounds of a small network"""
     command = [*command, "--seeds", "0", "--rounds", "3", "--width", "4"]
-    assert MODULES[number].main([*command, "--output-dir", str(folder)]) == 0
+    assert PROGRAMS[number]([*command, "--output-dir", str(folder)]) == 0
     stem = f"table{number}" if TABLES[number].results_folder else "table"
     table = pd.read_csv(folder / f"{stem}.csv")
     results = {run.spec.scored: run for run in map(Result.load, folder.glob("*.json"))}
@@ -243,7 +241,7 @@ def test_fedbns_cell_of_a_domain_is_its_clients_accuracy(tmp_path):
     assert np.abs(accuracy[best] - shared).max() > 1  # not those of the global model
     figure = plot_table_curves(
         make_cells(
-            FIG4.FIG4, TableArguments("quick", methods=("fedbn",), seeds=(0,), rounds=3, width=4)
+            tables.FIG4, TableArguments("quick", methods=("fedbn",), seeds=(0,), rounds=3, width=4)
         ),
         load_results(tmp_path),
         load_curves(tmp_path),
@@ -399,7 +397,7 @@ def test_transformations_by_hand():
 
 @pytest.mark.parametrize("name", ["fig6", "fig8"])
 def test_partitions_are_drawn(name, tmp_path, capsys):
-    draw = import_module(f"fedjax_het.papers.fedaf.{name}").main
+    draw = load_program(f"fedaf.{name}")
     assert draw(["--list", "--output-dir", str(tmp_path / "x")]) == 0
     assert not (tmp_path / "x").exists()
     assert draw(["--output-dir", str(tmp_path / "x")]) == 0

@@ -1,7 +1,6 @@
 """FedAMP's tables and figures: they are the paper's, and the figures come from Table 3's runs."""
 
 import re
-from importlib import import_module
 
 import numpy as np
 import pandas as pd
@@ -12,6 +11,8 @@ from fedjax_het.data import get_client_groups, load_dataset
 from fedjax_het.metrics.personal import compute_group_contrast, compute_group_weights
 from fedjax_het.papers.fedamp import fig2 as FIG2
 from fedjax_het.papers.fedamp import fig3 as FIG3
+from fedjax_het.papers.fedamp import tables
+from fedjax_het.papers.programs import load_program
 from fedjax_het.papers.reported import load_reported_values
 from fedjax_het.papers.table import TableArguments, list_protocol_deviations, make_cells
 from fedjax_het.runtime.data_assignment import build_partition
@@ -21,8 +22,8 @@ PARTITIONS = {1: "iid", 2: "pathological", 3: "grouped"}
 ADDED = ("ditto", "pfedme", "per_fedavg")  # rows that the paper does not have
 
 
-MODULES = {n: import_module(f"fedjax_het.papers.fedamp.table{n}") for n in PARTITIONS}
-TABLES = {n: getattr(module, f"TABLE{n}") for n, module in MODULES.items()}
+PROGRAMS = {n: load_program(f"fedamp.table{n}") for n in PARTITIONS}
+TABLES = {n: getattr(tables, f"TABLE{n}") for n in PARTITIONS}
 
 
 def runs(experiment, preset="paper", **filters):
@@ -79,7 +80,7 @@ def test_figures_are_drawn_from_the_runs_of_table_3():
 
 
 def test_a_table_without_alpha_takes_none(capsys, tmp_path):
-    assert MODULES[3].main(["--alphas", "0.1", "--output-dir", str(tmp_path)]) == 2
+    assert PROGRAMS[3](["--alphas", "0.1", "--output-dir", str(tmp_path)]) == 2
     assert "alphas = (0.1,): expected none" in capsys.readouterr().err
 
 
@@ -96,8 +97,8 @@ METHODS = {
 def folder(tmp_path_factory):
     """Of all three tables: two rounds of two seeds."""
     folder = tmp_path_factory.mktemp("fedamp")
-    for number, module in MODULES.items():
-        assert module.main(command(folder, number)) == 0
+    for number, program in PROGRAMS.items():
+        assert program(command(folder, number)) == 0
     return folder
 
 
@@ -134,8 +135,8 @@ def test_a_table_holds_the_best_means_of_its_runs(number, folder):
 
 
 def test_nothing_that_is_not_there_is_printed_as_a_number(folder, capsys):
-    for number, module in MODULES.items():
-        assert module.main([*command(folder, number), "--show"]) == 0
+    for number, program in PROGRAMS.items():
+        assert program([*command(folder, number), "--show"]) == 0
     out = capsys.readouterr().out
     texts = [out, *(path.read_text() for path in folder.glob("table?.md"))]
     texts += [path.read_text() for path in folder.glob("table?.tex")]

@@ -1,23 +1,25 @@
 """FSL's table and figures: they are the paper's, and no run of theirs is made twice."""
 
 import math
-from importlib import import_module
 
 import numpy as np
 import pandas as pd
 import pytest
-from fedjax_het.papers.fedamp.table1 import TABLE1 as WITHOUT_CLASSES
 
 from fedjax_het import RunSpec, analysis
 from fedjax_het.analysis import TableCell, compare_with_reported, format_comparison_table
+from fedjax_het.papers.fedamp.tables import TABLE1 as WITHOUT_CLASSES
+from fedjax_het.papers.fsl import fig9, figures, server_examples, table1
+from fedjax_het.papers.programs import load_program
 from fedjax_het.papers.reported import load_reported_values
 from fedjax_het.papers.table import TableArguments, TableRun, list_protocol_deviations, make_cells
 from fedjax_het.runtime.results import Result
 from fedjax_het.utils.errors import ConfigError
 
 NAMES = ("table1", "fig1", "fig2", "fig5", "fig6", "fig7", "fig8", "fig9", "fig10", "fig11")
-MODULES = {name: import_module(f"fedjax_het.papers.fsl.{name}") for name in NAMES}
+MODULES = dict.fromkeys(NAMES, figures) | {"table1": table1, "fig9": fig9}
 ALL = {name: getattr(module, name.upper()) for name, module in MODULES.items()}
+PROGRAMS = {name: load_program(f"fsl.{name}") for name in NAMES}
 PRESETS = ("quick", "cpu", "paper")
 CONTROLS = ("data_sharing", "fedavg(pretrain_epochs=50)")
 
@@ -100,7 +102,7 @@ def test_scenario_2_is_the_papers():
 
 
 def test_table_1_tries_the_papers_settings_of_each_of_its_rows():
-    table, own = MODULES["table1"], specs("table1")
+    table, own = table1, specs("table1")
     sharing, pretraining = (own.pop(row) for row in CONTROLS)
     assert [spec.server_options for (spec,) in (sharing, pretraining)] == [
         {"clients": 10, "per_client": 50}
@@ -163,7 +165,7 @@ def test_figures_7_8_and_9_are_the_papers():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_preset_lists_its_runs(name, preset, tmp_path, capsys):
     command = ["--preset", preset, "--list", "--output-dir", str(tmp_path)]
-    assert MODULES[name].main(command) == 0
+    assert PROGRAMS[name](command) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(runs(name, preset)) > 0
     datasets = {cell.dataset for cell in cells(name, preset)}
@@ -242,7 +244,6 @@ def test_rounds_stand_beside_accuracies_with_their_reported_values():
 
 
 def test_a_row_of_table_1_is_the_best_of_its_variants():
-    table1 = MODULES["table1"]
     planned = [cell for cell in cells("table1", seeds=(0, 1)) if "fslsyn" not in cell.method]
     frames = []
     for place, cell in enumerate(planned):
@@ -265,7 +266,6 @@ def test_a_row_of_table_1_is_the_best_of_its_variants():
 
 
 def test_a_row_of_an_unfinished_table_1_is_a_variant_that_has_runs():
-    table1 = MODULES["table1"]
     planned = [cell for cell in cells("table1", seeds=(0, 1)) if "fslsyn" not in cell.method]
     (cell,) = (cell for cell in planned if cell.method == "fsl(n0=500, gamma=1.0)")
     results = made(cell, (0.6, 0.6), (100, 100)).iloc[:1]
@@ -416,7 +416,7 @@ def test_rounds_to_a_value_say_whose_mean_they_are():
 
 def figure(name, folder, *command):
     few = ["--rounds", "3", "--seeds", "0", "--output-dir", str(folder)]
-    assert MODULES[name].main([*command, *few]) == 0
+    assert PROGRAMS[name]([*command, *few]) == 0
     assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert "Rise time" in (folder / f"{name}.md").read_text()
     return [Result.load(path) for path in folder.glob("*.json")]
@@ -445,20 +445,20 @@ def test_figure_9_measures_gradients(tmp_path):
 
 
 def test_a_figure_without_runs_says_so(tmp_path, capsys):
-    assert MODULES["fig1"].main(["--show", "--output-dir", str(tmp_path)]) == 0
+    assert PROGRAMS["fig1"](["--show", "--output-dir", str(tmp_path)]) == 0
     assert "No run is there to be drawn." in capsys.readouterr().out
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fig3", "fig4"])
 def test_examples_are_drawn(name, tmp_path, capsys):
-    draw = import_module(f"fedjax_het.papers.fsl.{name}")
-    for preset in draw.PRESETS:
+    draw = load_program(f"fsl.{name}")
+    for preset in getattr(server_examples, f"{name.upper()}_PRESETS"):
         listed = ["--preset", preset, "--list", "--output-dir", str(tmp_path / "x")]
-        assert draw.main(listed) == 0
+        assert draw(listed) == 0
     assert not (tmp_path / "x").exists()
-    assert draw.main(["--output-dir", str(tmp_path / "x")]) == 0
+    assert draw(["--output-dir", str(tmp_path / "x")]) == 0
     assert (tmp_path / "x" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert "the server holds" in capsys.readouterr().out
-    assert draw.main(["--preset", "papr"]) == 2
+    assert draw(["--preset", "papr"]) == 2
     assert "did you mean 'paper'" in capsys.readouterr().err

@@ -5,13 +5,13 @@ import runpy
 
 import numpy as np
 import pytest
-from fedjax_het.papers.dynafed.table5 import TABLE5
-from fedjax_het.papers.table1 import TABLE1, main
 from support.paths import ROOT
 
 import fedjax_het
 from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis import parse_row
+from fedjax_het.papers.dynafed.tables import TABLE1, TABLE5
+from fedjax_het.papers.dynafed.tables import table1 as main
 from fedjax_het.papers.reported import load_reported_values
 from fedjax_het.papers.table import TableArguments, make_cells
 from fedjax_het.runtime.result_store import load_results

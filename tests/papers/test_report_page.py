@@ -7,23 +7,11 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from fedjax_het.papers.report_items import (
-    PaperItem,
-    ProgramRecord,
-    ReportEntry,
-    describe_provenance,
-)
-from fedjax_het.papers.report_page import (
-    make_picture_view,
-    markdown_to_html,
-    read_picture_description,
-    render_html,
-)
 from matplotlib.figure import Figure
 from PIL import Image
 from support.browser import find_chromium, open_browser
 
-from fedjax_het.analysis.figures.style import describe_figure, write_extra_formats, write_figure
+from fedjax_het.analysis.figures.style import write_figure
 from fedjax_het.papers import archived_results as kept_results
 from fedjax_het.papers.archived_results import (
     ArchivedResults,
@@ -32,6 +20,15 @@ from fedjax_het.papers.archived_results import (
     prepare_show_command,
 )
 from fedjax_het.papers.programs import ProgramModule, find_programs
+from fedjax_het.papers.report import (
+    PaperItem,
+    ProgramRecord,
+    ReportEntry,
+    describe_provenance,
+    make_picture_view,
+    markdown_to_html,
+    render_html,
+)
 from fedjax_het.runtime.result_store import list_run_files
 
 ODD = 'a "quoted" <b>name</b> & more'
@@ -65,16 +62,15 @@ def drawing():
 def entries(tmp_path):
     """One with a table and a picture beside kept ones, one that failed, one that is not made."""
     (tmp_path / "table.md").write_text(TABLE.format(odd=ODD))
-    with write_extra_formats(["dark"]):
-        write_figure(tmp_path / "curves.png", drawing())
+    write_figure(tmp_path / "curves.png", drawing())
     Image.new("RGB", (40, 20)).save(tmp_path / "plain.png")
-    names = ("table.md", "curves.png", "curves-dark.png", "plain.png")
+    names = ("table.md", "curves.png", "plain.png")
     files = [str(tmp_path / name) for name in names]
 
     def item(stem):
         module = ProgramModule(f"fsl.{stem}", tmp_path / f"{stem}.py")
         module.path.write_text(f'"""FSL\'s {stem}: {ODD}."""\n')
-        return PaperItem("fsl", stem, module)
+        return PaperItem("fsl", module)
 
     good = ProgramRecord(
         "fsl-table1", "v", 0, 61.0, files, "", "fedjax-het table fsl.table1", "jax 0"
@@ -144,17 +140,14 @@ def test_the_page_is_whole_and_asks_for_nothing(entries):
 
 def test_pictures_are_there_and_say_what_is_seen(entries):
     elements = Elements(made_page(entries))
-    pictures, dark = elements.all("img"), elements.all("source")
+    pictures = elements.all("img")
     assert len(pictures) == 3 * 2
-    # Of each file that has one, the picture for dark pages, in its place.
-    assert len(dark) == 3 and {each["media"] for each in dark} == {"(prefers-color-scheme:dark)"}
-    assert dark[0]["srcset"] != pictures[0]["src"]
-    for source in [each["src"] for each in pictures] + [each["srcset"] for each in dark]:
-        kind, _, data = source.partition(";base64,")
+    for picture in pictures:
+        kind, _, data = picture["src"].partition(";base64,")
         assert kind == "data:image/png"
         Image.open(io.BytesIO(base64.b64decode(data))).verify()
     drawn, plain = pictures[:2]
-    assert "dynafed ends at 61.5" in drawn["alt"] and "plain" in plain["alt"]
+    assert "Picture curves." in drawn["alt"] and "Picture plain." in plain["alt"]
     assert drawn["class"] == "wide"  # of which a phone shows a part, so that it can be read
 
 
@@ -181,28 +174,6 @@ def test_a_picture_that_few_colours_would_change_stays(tmp_path):
     (tmp_path / "none.png").write_bytes(b"no picture")
     for name in ("clear.png", "none.png"):
         assert on_the_page(tmp_path / name) == (tmp_path / name).read_bytes()
-
-
-def test_figures_are_described_by_what_is_in_them(tmp_path):
-    text = describe_figure(drawing())
-    for part in (
-        "A figure",
-        "2 panels",
-        "x: round. y: accuracy",
-        "alpha 0.01: fedavg ends at 31.25",
-    ):
-        assert part in text
-    assert "weights: an image of 3 by 3 cells" in text
-    assert read_picture_description(write_figure(tmp_path / "a.png", drawing())) == (text, True)
-    figure = Figure()
-    first, second = figure.subplots(1, 2)
-    (line,) = first.plot([1, 2], [3, 4], color="red", label="_hidden")
-    second.bar([1, 2], [5, 6], label="sizes")
-    figure.legend([line], ["named beside"])
-    assert "named beside ends at 4" in describe_figure(
-        figure
-    ) and "of sizes: 5, 6" in describe_figure(figure)
-    assert describe_figure(Figure()) == "."
 
 
 def test_tables_scroll_sort_and_have_their_notes_as_lists(entries):

@@ -9,10 +9,10 @@ import tomllib
 from importlib import import_module
 
 import pytest
-from fedjax_het.papers.dynafed.table5 import NETWORKS
 from support.paths import ROOT
 
 from fedjax_het.cli import main
+from fedjax_het.papers.dynafed.tables import NETWORKS
 from fedjax_het.papers.programs import find_programs, load_program
 from fedjax_het.papers.reported import load_reported_values
 

@@ -6,18 +6,20 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from fedjax_het.papers.table.significance import NUM_BLOCKS, compute_p_values, describe_p_values
-from fedjax_het.papers.table1 import TABLE1
 from scipy import stats
 
-from fedjax_het.analysis.comparison import add_row_setting, compare_with_reported, parse_row
+from fedjax_het.analysis.comparison import add_row_settings, compare_with_reported, parse_row
 from fedjax_het.papers.dynafed.settings import CONTROLS, TUNING
+from fedjax_het.papers.dynafed.tables import TABLE1
 from fedjax_het.papers.table import TableArguments, TableRun, make_cells
 from fedjax_het.papers.table.columns import (
+    NUM_BLOCKS,
     compute_gains_over_real,
     compute_matching_losses,
+    compute_p_values,
     describe_gains_column,
     describe_matching_losses,
+    describe_p_values,
     describe_relative_gains,
 )
 from fedjax_het.papers.table.tuning import (
@@ -125,7 +127,7 @@ def test_a_tuned_row_has_the_value_that_was_best_and_its_rows_seeds():
     assert rows == [
         "dynafed",
         "dynafed(fine_tune_lr=0.001)",
-        *(r for c in CONTROLS for r in (c, add_row_setting(c, "fine_tune_lr", 1e-3))),
+        *(r for c in CONTROLS for r in (c, add_row_settings(c, fine_tune_lr=1e-3))),
     ]
     # Not all trials made: the row has no tuned one yet.
     fewer = results[results["settings"] != tried[0].runs[0].digest()]
@@ -139,10 +141,10 @@ def test_a_tuned_row_has_the_value_that_was_best_and_its_rows_seeds():
 
 
 def test_a_setting_is_added_to_a_row_or_changed_in_it():
-    assert add_row_setting("fedavg", "local_lr", 0.1) == "fedavg(local_lr=0.1)"
-    row = add_row_setting("dynafed(preset='code')", "fine_tune_lr", 1e-3)
+    assert add_row_settings("fedavg", local_lr=0.1) == "fedavg(local_lr=0.1)"
+    row = add_row_settings("dynafed(preset='code')", fine_tune_lr=1e-3)
     assert parse_row(row) == ("dynafed", {"preset": "code", "fine_tune_lr": 1e-3})
-    assert add_row_setting(row, "fine_tune_lr", 1) == "dynafed(preset='code', fine_tune_lr=1)"
+    assert add_row_settings(row, fine_tune_lr=1) == "dynafed(preset='code', fine_tune_lr=1)"
 
 
 # --- p-values ------------------------------------------------------------------------------
@@ -210,8 +212,7 @@ def test_only_runs_that_both_rows_have_are_compared():
 
 
 def test_a_table_of_clients_compares_clients(tmp_path):
-    from fedjax_het.papers.fedamp.table1 import TABLE1 as FEDAMP
-
+    from fedjax_het.papers.fedamp.tables import TABLE1 as FEDAMP
     from fedjax_het.runtime.results import Result
 
     arguments = TableArguments(preset="quick", methods=("separate", "fedamp"), seeds=(0,))

@@ -52,7 +52,7 @@ from fedjax_het.runtime.result_store import select_newest
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.errors import ConfigError, require_name
 from fedjax_het.utils.text import DIVERGED, escape_mathtext, format_classes_per_client
-from fedjax_het.utils.validation import validate_arguments
+from fedjax_het.utils.config import validate_arguments
 
 if TYPE_CHECKING:
     import pandas as pd

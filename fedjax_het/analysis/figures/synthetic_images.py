@@ -14,7 +14,7 @@ from fedjax_het.data.validation import NumClasses, to_array
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.text import escape_mathtext
-from fedjax_het.utils.validation import validate_arguments
+from fedjax_het.utils.config import validate_arguments
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -29,7 +29,7 @@ from fedjax_het.papers.programs import make_config_program
 from fedjax_het.runtime.progress import show_progress
 from fedjax_het.runtime.session import simulate
 from fedjax_het.runtime.sweep_log import format_run_label
-from fedjax_het.utils.config import NonNegativeInt, PositiveInt, lower_bound
+from fedjax_het.utils.config import Bounds, NonNegativeInt, PositiveInt
 from fedjax_het.utils.errors import require_name
 from fedjax_het.utils.io import make_output_directory
 
@@ -92,7 +92,7 @@ class Arguments:
     """Size of the figure: quick or paper."""
     epochs: PositiveInt | None = None
     """Epochs of the network's training (default: the preset's)."""
-    images: Annotated[int, lower_bound(100)] = 3000
+    images: Annotated[int, Bounds(100)] = 3000
     """Maximal number of training images in the figure, which are drawn from all."""
     seed: NonNegativeInt = 0
     """Seed of the training, of the images and of t-SNE."""

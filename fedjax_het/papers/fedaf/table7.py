@@ -24,7 +24,7 @@ from fedjax_het.papers.fedaf.partitions import (
 from fedjax_het.papers.programs import make_config_program
 from fedjax_het.papers.reported import load_reported_values
 from fedjax_het.papers.table.table_run import write_table_files
-from fedjax_het.utils.config import NonNegativeInt, PositiveInt, lower_bound
+from fedjax_het.utils.config import Bounds, NonNegativeInt, PositiveInt
 from fedjax_het.utils.errors import require, require_name
 from fedjax_het.utils.io import make_output_directory
 
@@ -43,7 +43,7 @@ class Arguments:
     """Condensed images per class; a client condenses the classes of which it has that many images."""
     seeds: tuple[NonNegativeInt, ...] = (0, 1, 2)
     """Seeds of the partitions whose mean is in a cell."""
-    partitions: Annotated[int, lower_bound(2)] = 100
+    partitions: Annotated[int, Bounds(2)] = 100
     """Number of partitions for the deviation of such a mean."""
     output_dir: str = "results/fedaf-table7"
     """Folder of the table."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis.comparison import parse_row
 from fedjax_het.analysis.figures.style import FigureFormat
-from fedjax_het.config.run_spec import RunSpec, drop_unused_settings
+from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.config.settings import drop_unused_settings
 from fedjax_het.papers.reported import load_reported_values
 
 if TYPE_CHECKING:

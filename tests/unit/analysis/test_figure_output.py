@@ -1,28 +1,19 @@
-"""Kinds of pictures, dark pages, animations."""
-
-import io
+"""Formats of figures, animations, and grids of synthetic images."""
 
 import matplotlib.colors as mc
 import numpy as np
 import pytest
-from fedjax_het.analysis.figures.animation import (
-    animate_collaboration,
-    animate_synthesis,
-    select_evenly_spaced,
-    select_samples_by_class,
-    write_animation,
-)
 from matplotlib.figure import Figure
 from PIL import Image
 
-from fedjax_het.analysis.figures.style import (
-    GRAYS,
-    PALETTE,
-    apply_dark_theme,
-    to_dark_color,
-    write_extra_formats,
-    write_figure,
+from fedjax_het.analysis.figures.collaboration import animate_collaboration
+from fedjax_het.analysis.figures.style import PALETTE, write_animation, write_figure
+from fedjax_het.analysis.figures.synthetic_images import (
+    animate_synthesis,
+    plot_condensed,
+    select_samples_by_class,
 )
+from fedjax_het.cli import main
 from fedjax_het.condensation.synthetic_data import SyntheticData
 from fedjax_het.utils.errors import ConfigError
 
@@ -41,76 +32,22 @@ def pixels(path):
         return np.asarray(picture.convert("RGB"), np.float64) / 255
 
 
-def luminance(colour):
-    rgb = np.array(mc.to_rgb(colour))
-    return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4) @ (
-        0.2126,
-        0.7152,
-        0.0722,
-    )
-
-
-def contrast(one, other):
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def test_besides_the_png_there_is_what_was_asked_for(tmp_path):
-    with write_extra_formats(["svg", "dark", "pdf"]):
-        assert write_figure(tmp_path / "a.png", figure()) == tmp_path / "a.png"
-    write_figure(tmp_path / "b.png", figure())
-    names = {f"a{mark}.{kind}" for mark in ("", "-dark") for kind in ("png", "svg", "pdf")}
-    assert {path.name for path in tmp_path.iterdir()} == names | {"b.png"}
+def test_figure_is_written_in_further_formats(tmp_path):
+    assert write_figure(tmp_path / "a.png", figure(), formats=["svg", "pdf"]) == tmp_path / "a.png"
+    write_figure(tmp_path / "b", figure())
+    names = {"a.png", "a.svg", "a.pdf", "b.png"}
+    assert {path.name for path in tmp_path.iterdir()} == names
     assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
-    assert b"<svg" in (tmp_path / "a-dark.svg").read_bytes()
-    # The light one is drawn before, and the dark one is dark.
+    assert b"<svg" in (tmp_path / "a.svg").read_bytes()
     np.testing.assert_array_equal(pixels(tmp_path / "a.png"), pixels(tmp_path / "b.png"))
-    assert pixels(tmp_path / "a-dark.png")[0, 0].max() < 0.15
+    with pytest.raises(ConfigError, match=r"a picture's ending: .*png"):
+        write_figure(tmp_path / "c.unknown", figure())
 
 
-def test_another_kind_is_refused_by_its_name(tmp_path):
-    with (
-        pytest.raises(ConfigError, match=r"pictures = 'pfd' is unknown: did you mean 'pdf'"),
-        write_extra_formats(["pfd"]),
-    ):
-        pass
-    write_figure(tmp_path / "c.png", figure())
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_colours_are_seen_on_the_dark_page():
-    paper = to_dark_color("white")
-    assert contrast(to_dark_color("black"), paper) > 12
-    for colour in PALETTE:
-        assert contrast(to_dark_color(colour), paper) > 4.4, colour
-        hue, own = (mc.rgb_to_hsv(mc.to_rgb(c))[0] for c in (to_dark_color(colour), colour))
-        assert colour == "#000000" or abs(hue - own) < 0.02
-    shades = [luminance(to_dark_color(grey)) for grey in ("black", *GRAYS, "white")]
-    assert shades == sorted(shades, reverse=True)  # greys turn around
-    assert mc.to_rgba(to_dark_color((0, 0, 0, 0.3)))[3] == pytest.approx(0.3, abs=0.01)
-    assert to_dark_color("none") == "none"
-
-
-def test_all_that_is_drawn_is_recoloured_but_images():
-    made = Figure(figsize=(4, 2))
-    left, right = made.subplots(1, 2)
-    left.plot([0, 1], [0, 1], color="black", marker="o", markerfacecolor="white")
-    left.scatter([0.5], [0.2], color="black")
-    left.bar([0.2], [0.5], color="black")
-    right.imshow(np.zeros((2, 2)), cmap="gray", vmin=-1, vmax=1)
-    over = right.text(0, 0, "x", color="black")
-    apply_dark_theme(made)
-    made.savefig(io.BytesIO(), format="png")
-    ink, paper = mc.to_rgba(to_dark_color("black")), mc.to_rgba(to_dark_color("white"))
-    (line,) = left.lines
-    assert mc.to_rgba(line.get_color()) == pytest.approx(ink)
-    assert mc.to_rgba(line.get_markerfacecolor()) == pytest.approx(paper)
-    assert left.collections[0].get_facecolor()[0] == pytest.approx(ink)
-    assert left.patches[0].get_facecolor() == pytest.approx(ink)
-    assert left.get_facecolor() == made.get_facecolor() == pytest.approx(paper)
-    assert mc.to_rgba(left.get_xticklabels()[0].get_color()) == pytest.approx(ink)
-    assert mc.to_rgba(left.spines["left"].get_edgecolor()) == pytest.approx(ink)
-    assert over.get_color() == "black"  # it stands on the image
+@pytest.mark.parametrize("words", [["run"], ["report", "x"], ["table", "table1"]])
+def test_unknown_format_is_rejected_first(words, capsys):
+    assert main([*words, "--pictures", "pfd"]) == 2
+    assert "did you mean 'pdf'" in capsys.readouterr().err
 
 
 def frames(path):
@@ -123,7 +60,7 @@ def frames(path):
         return found, times
 
 
-def test_an_animation_has_a_picture_for_each_frame_and_rests_at_the_last(tmp_path):
+def test_animation_rests_at_the_last_frame(tmp_path):
     path = write_animation(tmp_path / "a.gif", ["red", "blue", "green"], figure)
     found, times = frames(path)
     assert times == [600, 600, 2000]
@@ -134,21 +71,15 @@ def test_an_animation_has_a_picture_for_each_frame_and_rests_at_the_last(tmp_pat
         write_animation(tmp_path / "b.gif", [], figure)
 
 
-def test_many_frames_are_thinned_evenly_with_both_ends():
-    assert select_evenly_spaced(5, 40) == [0, 1, 2, 3, 4]
-    found = select_evenly_spaced(200, 40)
-    assert (found[0], found[-1], len(found)) == (0, 199, 40)
-    assert max(np.diff(found)) - min(np.diff(found)) <= 1
-
-
-def test_synthesis_shows_the_images_of_each_class_on_one_scale(tmp_path):
-    logits = np.log([[0.8, 0.2], [0.3, 0.7], [0.1, 0.9]])
-    assert select_samples_by_class(logits, 5) == {0: [0], 1: [2, 1]}
-    assert select_samples_by_class(logits, 1) == {0: [0], 1: [2]}
+def test_animated_synthesis_has_one_scale(tmp_path):
+    probabilities = np.array([[0.8, 0.2], [0.3, 0.7], [0.1, 0.9]])
+    assert select_samples_by_class(probabilities, 5) == {0: [0], 1: [2, 1]}
+    assert select_samples_by_class(probabilities, 1) == {0: [0], 1: [2]}
     rising = {
-        n: SyntheticData(np.full((3, 4, 4, 1), float(n)), logits, np.float32(0)) for n in (0, 5, 10)
+        n: SyntheticData(np.full((3, 4, 4, 1), float(n)), np.log(probabilities), np.float32(0))
+        for n in (0, 5, 10)
     }
-    found, _ = frames(animate_synthesis(rising, tmp_path / "a.gif", num_images=2))
+    found, _ = frames(animate_synthesis(rising, tmp_path / "a.gif"))
     # Black, grey and white images: the scale is that of all iterations.
     levels = [np.median(picture[50:60, 105:115]) for picture in found]
     assert levels[0] < 0.1 and 0.4 < levels[1] < 0.6 and levels[2] > 0.9
@@ -156,22 +87,92 @@ def test_synthesis_shows_the_images_of_each_class_on_one_scale(tmp_path):
         animate_synthesis({}, tmp_path / "b.gif")
 
 
-def test_weights_over_the_rounds_keep_the_order_and_scale_of_the_last(tmp_path, monkeypatch):
+def test_animated_collaboration_keeps_order_and_scale(tmp_path, monkeypatch):
     calls = []
 
     def drawn(weights, groups, titles, **settings):
         calls.append((weights, groups, titles, settings))
         return figure()
 
-    monkeypatch.setattr("fedjax_het.analysis.figures.animation.plot_collaboration", drawn)
+    monkeypatch.setattr("fedjax_het.analysis.figures.collaboration.plot_collaboration", drawn)
     weights = np.random.default_rng(0).random((50, 4, 4))
     weights[-1] = [[9, 0, 3, 0], [0, 9, 0, 3], [3, 0, 9, 0], [0, 3, 0, 9]]
     animate_collaboration(weights, tmp_path / "a.gif", title="fedamp")
     assert len(calls) == 40
     np.testing.assert_array_equal(calls[-1][0], weights[-1])
+    rounds = [int(call[2][0].removeprefix("fedamp, round ")) for call in calls]
+    assert max(np.diff(rounds)) - min(np.diff(rounds)) <= 1
     assert calls[0][2] == ["fedamp, round 1"] and calls[-1][2] == ["fedamp, round 50"]
     orders = {tuple(call[3]["order"]) for call in calls}
     assert orders in ({(0, 2, 1, 3)}, {(2, 0, 1, 3)}, {(0, 2, 3, 1)}, {(2, 0, 3, 1)})
     assert {call[3]["scale"] for call in calls} == {3.0}  # not the diagonal's 9
     with pytest.raises(ConfigError, match="shape of weights"):
         animate_collaboration(weights[0], tmp_path / "b.gif")
+
+
+# Condensed images
+
+CLIENTS, CLASSES = [1, 0, 1], [2, 1, 0]
+SHAPE = (3, 4, 5, 6)  # pairs, images each, height, width
+
+
+@pytest.fixture
+def mosaics(monkeypatch):
+    """What is handed to matplotlib, one array per client."""
+    from matplotlib.axes import Axes
+
+    shown, imshow = [], Axes.imshow
+
+    def record(self, array, **settings):
+        shown.append(np.asarray(array))
+        return imshow(self, array, **settings)
+
+    monkeypatch.setattr(Axes, "imshow", record)
+    return shown
+
+
+def test_condensed_rows_are_pairs_and_columns_images(tmp_path, mosaics):
+    images = np.random.default_rng(0).normal(size=(*SHAPE, 3)).astype(np.float16)
+    mean, std = np.array([0.5, 0.4, 0.3]), np.array([0.1, 0.2, 0.3])
+    path = tmp_path / "condensed.png"
+    plot_condensed(images, CLIENTS, CLASSES, path, mean=mean, std=std, num_images=2)
+    with Image.open(path) as picture:
+        assert picture.width > 100
+    assert [mosaic.shape for mosaic in mosaics] == [(5, 13, 3), (11, 13, 3)]
+
+    def stored(pair, image):
+        return (images[pair, image].astype(float) * std + mean).clip(0, 1)
+
+    np.testing.assert_allclose(mosaics[0][:5, :6], stored(1, 0))  # client 0, class 1
+    np.testing.assert_allclose(mosaics[1][:5, 7:], stored(2, 1))  # client 1: class 0, then 2
+    np.testing.assert_allclose(mosaics[1][6:, :6], stored(0, 0))
+    assert (mosaics[1][5] == 1).all() and (mosaics[1][:, 6] == 1).all()  # gaps are white
+
+
+def test_condensed_gray_images_are_stretched(tmp_path, mosaics):
+    images = np.random.default_rng(0).normal(size=(*SHAPE, 1))
+    plot_condensed(images, CLIENTS, CLASSES, tmp_path / "x.png", class_names=list("abc"))
+    first = mosaics[0][:5, :6]
+    assert (first.min(), first.max()) == (0, 1)
+    np.testing.assert_array_equal(first[..., 0], first[..., 2])
+
+
+def test_condensed_pairs_are_limited(tmp_path, mosaics):
+    plot_condensed(np.zeros((*SHAPE, 1)), CLIENTS, CLASSES, tmp_path / "x.png", num_pairs=2)
+    assert [len(mosaic) for mosaic in mosaics] == [5, 5]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"images": np.zeros(SHAPE)}, "shape of images"),
+        ({"images": np.zeros((0, *SHAPE[1:], 1)), "clients": [], "classes": []}, "shape of images"),
+        ({"clients": [0]}, "shape of clients"),
+        ({"mean": (0.5,)}, "std = None"),
+        ({"num_images": 0}, "num_images = 0"),
+    ],
+)
+def test_condensed_bad_input_is_named(tmp_path, change, message):
+    given = {"images": np.zeros((*SHAPE, 1)), "clients": CLIENTS, "classes": CLASSES, **change}
+    with pytest.raises(ConfigError, match=message):
+        plot_condensed(**given, path=tmp_path / "x.png")
