@@ -25,9 +25,9 @@ from fedjax_het.analysis.render import (
 )
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.runtime.result_store import compute_settings_digest
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, require, require_columns
 from fedjax_het.utils.text import MISSING
-from fedjax_het.utils.config import validate_arguments
 
 if TYPE_CHECKING:
     import pandas as pd

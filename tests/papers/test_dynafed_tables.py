@@ -302,7 +302,9 @@ def papers(tmp_path, monkeypatch):
     monkeypatch.setattr(every, "HERE", here)
     monkeypatch.setattr(every, "find_programs", lambda: {each.name: each for each in modules})
     monkeypatch.setattr(every, "archives_of", lambda name: [])
-    monkeypatch.setattr(every, "item_command", lambda item, preset: [sys.executable, item.module.path])
+    monkeypatch.setattr(
+        every, "item_command", lambda item, preset: [sys.executable, item.module.path]
+    )
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -15,9 +15,9 @@ from fedjax_het.analysis.figures.style import (
     style_axes,
 )
 from fedjax_het.metrics.personal import wilcoxon
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require, require_name
 from fedjax_het.utils.text import escape_mathtext
-from fedjax_het.utils.config import validate_arguments
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -49,10 +49,9 @@ from fedjax_het.analysis.overview import (
 )
 from fedjax_het.metrics.convergence import WINDOW
 from fedjax_het.runtime.result_store import select_newest
-from fedjax_het.utils.config import PositiveInt
+from fedjax_het.utils.config import PositiveInt, validate_arguments
 from fedjax_het.utils.errors import ConfigError, require_name
 from fedjax_het.utils.text import DIVERGED, escape_mathtext, format_classes_per_client
-from fedjax_het.utils.config import validate_arguments
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,9 +10,9 @@ import numpy as np
 from fedjax_het.analysis.figures.style import FigureFormat, write_figure
 from fedjax_het.data.partition import Partition
 from fedjax_het.data.validation import NumClasses
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.text import escape_mathtext
-from fedjax_het.utils.config import validate_arguments
 
 _BUBBLE_STYLE: dict[str, Any] = {"facecolor": "#5b8ac6", "edgecolor": "white", "zorder": 3}
 

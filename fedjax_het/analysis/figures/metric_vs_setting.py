@@ -40,9 +40,9 @@ from fedjax_het.analysis.overview import (
 )
 from fedjax_het.analysis.render import choose_number_format, format_number
 from fedjax_het.runtime.result_store import select_newest
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import MAX_VALUE_LENGTH, ConfigError, require, require_name
 from fedjax_het.utils.text import DIVERGED, MISSING, escape_mathtext
-from fedjax_het.utils.config import validate_arguments
 
 if TYPE_CHECKING:
     import pandas as pd

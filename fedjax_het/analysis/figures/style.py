@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedjax_het.algorithms import METHODS
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.io import write_atomically
 from fedjax_het.utils.text import escape_mathtext, to_one_line
-from fedjax_het.utils.config import validate_arguments
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

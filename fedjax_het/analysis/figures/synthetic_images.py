@@ -11,10 +11,9 @@ from fedjax_het.analysis.figures.style import FigureFormat, write_animation, wri
 from fedjax_het.condensation.synthetic_data import SyntheticData
 from fedjax_het.data.dataset import Dataset
 from fedjax_het.data.validation import NumClasses, to_array
-from fedjax_het.utils.config import PositiveInt
+from fedjax_het.utils.config import PositiveInt, validate_arguments
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.text import escape_mathtext
-from fedjax_het.utils.config import validate_arguments
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
