@@ -59,15 +59,10 @@ def _make_dataset_spec(
     def load(*, normalisation=None, data_dir=None, cache_dir=None) -> Dataset:
         arrays, meta = read(data_dir, cache_dir)
         mean, std = get_normalization_constants(name, normalisation, arrays["train_images"])
+        num_classes = len(meta["class_names"])
+        facts = {k: meta[k] for k in ("class_names", "domain_names", "note") if k in meta}
         return dataset_from_arrays(
-            **arrays,
-            name=name,
-            num_classes=len(meta["class_names"]),
-            mean=mean,
-            std=std,
-            class_names=meta["class_names"],
-            domain_names=meta.get("domain_names", ()),
-            note=meta.get("note", ""),
+            **arrays, **facts, name=name, num_classes=num_classes, mean=mean, std=std
         )
 
     return DatasetSpec(name, load, description, source)
@@ -267,11 +262,7 @@ def load_dataset(
       Dataset('digits': 1,438 train and 359 test images (8, 8, 1), 10 classes)
     """
     load = DATASETS.require(name).load
-    available_arguments = {
-        "normalisation": normalisation,
-        "data_dir": data_dir,
-        "cache_dir": cache_dir,
-    }
+    available_arguments = dict(normalisation=normalisation, data_dir=data_dir, cache_dir=cache_dir)
     parameters = get_keyword_parameters(load)
     required_parameters = {p for p, default in parameters.items() if default is REQUIRED}
     if unsupported := sorted(required_parameters - available_arguments.keys()):

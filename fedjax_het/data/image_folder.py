@@ -177,12 +177,8 @@ def _validate_size(size: Any) -> tuple[int, int] | None:
         return None
     sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
     is_valid = [is_integer_at_least(side, 1) and side <= MAX_SIDE for side in sides]
-    require(
-        is_valid == [True, True],
-        "size",
-        size,
-        f"a positive integer, or (height, width), at most {MAX_SIDE}",
-    )
+    expected = f"a positive integer, or (height, width), at most {MAX_SIDE}"
+    require(is_valid == [True, True], "size", size, expected)
     return int(sides[0]), int(sides[1])
 
 

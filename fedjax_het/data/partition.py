@@ -212,18 +212,11 @@ class Partition:
         """
         try:
             arrays, meta = read_npz(Path(path))
-            return cls(
-                scheme=meta["scheme"],
-                seed=meta["seed"],
-                parameters=meta["parameters"],
-                indices=arrays["indices"],
-                offsets=arrays["offsets"],
-                client_names=tuple(meta.get("client_names", ())),
-            )
+            return cls(**arrays, **meta)
         except (DamagedFileError, OSError) as error:
             raise ConfigError(f"partition file cannot be read: {error}") from error
-        except (KeyError, TypeError) as error:
-            raise ConfigError(f"{path} holds no partition ({error} is missing)") from error
+        except TypeError as error:
+            raise ConfigError(f"{path} holds no partition ({error})") from error
 
     @validate_arguments
     def label_counts(self, labels: np.ndarray, num_classes: NumClasses) -> np.ndarray:
@@ -406,9 +399,8 @@ def partition_from_clients(
         # Convert to JSON and back, so that a saved partition equals the one in memory.
         parameters = json.loads(json.dumps(parameters or {}, default=lambda value: value.item()))
     except (TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"parameters = {parameters!r}: expected values that JSON can store"
-        ) from error
+        expected = "expected values that JSON can store"
+        raise ConfigError(f"parameters = {parameters!r}: {expected}") from error
     sizes = [len(positions) for positions in arrays]
     return Partition(
         scheme=scheme,

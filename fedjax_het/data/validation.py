@@ -107,11 +107,8 @@ def validate_images(argument: str, images: Any, *, is_16_bit: bool = False) -> n
       ConfigError: if shape, dtype or range is invalid.
     """
     images = to_array(argument, images, "one array [N, H, W, C], of images of one shape")
-    if images.ndim != 4:
-        raise ConfigError(
-            f"shape of {argument} = {images.shape}: expected [N, H, W, C] "
-            "(gray images need a last axis of 1)"
-        )
+    expected = "[N, H, W, C] (gray images need a last axis of 1)"
+    require(images.ndim == 4, f"shape of {argument}", images.shape, expected)
     require(images.size > 0, f"shape of {argument}", images.shape, "at least one image and pixel")
     if images.dtype == np.uint8:
         # A view, so that making it read-only leaves the user's array writable.
@@ -129,12 +126,9 @@ def validate_images(argument: str, images: Any, *, is_16_bit: bool = False) -> n
     if not np.isfinite([lowest, highest]).all():
         position = tuple(int(i) for i in np.argwhere(~np.isfinite(images))[0])
         raise ConfigError(f"{argument}[{position}] = {images[position]}: expected finite numbers")
-    require(
-        lowest >= -MAX_FLOAT_PIXEL and highest <= MAX_FLOAT_PIXEL,
-        f"range of {argument}",
-        (lowest, highest),
-        "floats in [0, 1] or standardized floats (pass images in 0..255 as uint8)",
-    )
+    is_valid = lowest >= -MAX_FLOAT_PIXEL and highest <= MAX_FLOAT_PIXEL
+    expected = "floats in [0, 1] or standardized floats (pass images in 0..255 as uint8)"
+    require(is_valid, f"range of {argument}", (lowest, highest), expected)
     return np.ascontiguousarray(images, dtype=np.float32).view()
 
 
@@ -188,10 +182,8 @@ def validate_labels(
     expected = f"integers [N], a {kind} for each image"
     labels = to_array(argument, labels, expected)
     require(labels.ndim == 1, f"shape of {argument}", labels.shape, expected)
-    if len(labels) != len(images):
-        raise ConfigError(
-            f"len({argument}) = {len(labels)}: expected len({images_argument}) = {len(images)}"
-        )
+    expected = f"len({images_argument}) = {len(images)}"
+    require(len(labels) == len(images), f"len({argument})", len(labels), expected)
     is_integer = np.issubdtype(labels.dtype, np.integer)
     require(is_integer, f"dtype of {argument}", str(labels.dtype), "integers")
     require_labels_below(argument, labels, MAX_CLASSES, kind)
@@ -244,13 +236,10 @@ def require_labels_below(
     Raises:
       ConfigError: if a label is negative or too large.
     """
-    is_invalid = (labels < 0) | (labels >= num_classes)
-    if is_invalid.any():
-        position = int(is_invalid.argmax())
-        raise ConfigError(
-            f"{argument}[{position}] = {int(labels[position])}: "
-            f"expected a {kind} in [0, {num_classes})"
-        )
+    is_valid = (labels >= 0) & (labels < num_classes)
+    first = int(is_valid.argmin())
+    expected = f"a {kind} in [0, {num_classes})"
+    require(bool(is_valid[first]), f"{argument}[{first}]", int(labels[first]), expected)
 
 
 def validate_names(argument: str, names: Any) -> tuple[str, ...]:
