@@ -67,21 +67,15 @@ class Arguments:
 def analyze_programs(arguments: Arguments) -> int:
     for name in arguments.programs:
         require_name("programs", name, CASES)
-    require(
-        arguments.output is None or arguments.output.parent.is_dir(),
-        "output",
-        arguments.output,
-        "a file in a folder that is there",
-    )
+    is_valid = arguments.output is None or arguments.output.parent.is_dir()
+    require(is_valid, "output", arguments.output, "a file in a folder that is there")
     chips = TARGETS[arguments.target].chips
     program_names = arguments.programs or [
         name for name, case in CASES.items() if (case.devices > 1) == (arguments.target == "h200x2")
     ]
     for name in program_names:
-        fits = CASES[name].devices <= chips
-        require(
-            fits, "programs", name, f"one of at most {chips} devices, as {arguments.target} has"
-        )
+        expected = f"one of at most {chips} devices, as {arguments.target} has"
+        require(CASES[name].devices <= chips, "programs", name, expected)
     prepare_process(arguments.target, max(CASES[name].devices for name in program_names))
     devices = describe_devices(arguments.target)
     analyses = {}
@@ -104,16 +98,15 @@ def analyze_case(
     with mock_platform(platform):
         program = lower_case(case, dataset, devices)
     start_time = time.perf_counter()
+    graphs = {}
     if platform == "gpu":
-        compiled, graphs = _compile_with_graphs(program, _DEFAULT_GRAPH_KINDS)
+        compiled, graphs["graphs"] = _compile_with_graphs(program, GRAPH_KINDS["graphs"])
     else:
-        compiled, graphs = program.compile(), {}
+        compiled = program.compile()
     seconds = time.perf_counter() - start_time
     if platform == "gpu":
-        graphs = {"graphs": graphs}
-        graphs["graphs_with_loops"] = _compile_with_graphs(
-            program, GRAPH_KINDS["graphs_with_loops"]
-        )[1]
+        kinds = GRAPH_KINDS["graphs_with_loops"]
+        graphs["graphs_with_loops"] = _compile_with_graphs(program, kinds)[1]
     text = compiled.as_text()
     memory = compiled.memory_analysis()
     bodies = parse_loop_bodies(text)
@@ -144,11 +137,9 @@ def _compile_with_graphs(program: Any, kinds: str) -> tuple[Any, dict[str, Any]]
     with tempfile.TemporaryDirectory() as folder:
         options = {"xla_dump_to": folder, "xla_gpu_enable_command_buffer": kinds}
         compiled = program.compile(compiler_options=options)
-        thunk_files = sorted(Path(folder).glob("*thunk_sequence*.txt"))
-        final_thunk_files = [
-            path for path in thunk_files if "after_thunk_passes" in path.name
-        ] or thunk_files
-        return compiled, parse_command_buffers(final_thunk_files[-1].read_text())
+        files = sorted(Path(folder).glob("*thunk_sequence*.txt"))
+        final_files = [path for path in files if "after_thunk_passes" in path.name] or files
+        return compiled, parse_command_buffers(final_files[-1].read_text())
 
 
 def merge_into_file(path: Path, target: str, name: str, analysis: dict[str, Any]) -> None:

@@ -33,10 +33,7 @@ from fedjax_het.utils.config import NonNegativeInt, PositiveInt
 from fedjax_het.utils.io import make_output_directory
 
 Tree = Any
-NETWORKS: dict[str, dict[str, Any]] = {
-    "mlp": {},
-    "convnet": {"width": 32, "norm": "instance"},
-}
+NETWORKS: dict[str, dict[str, Any]] = {"mlp": {}, "convnet": {"width": 32, "norm": "instance"}}
 IMAGE_SHAPE, NUM_CLASSES = (16, 16, 1), 10
 STEP_SIZE = 0.05  # of the inner loop, and of clients
 DROPPED_FRACTION_BITS = 13  # bits of float32's 23 that tf32 has not
@@ -82,10 +79,8 @@ def _relative_errors(model: Model, gradient: Callable, arguments: Arguments) -> 
     }
     errors = {}
     for precision, model_variant in models_by_precision.items():
-        gradient_vector = ravel_pytree(jax.jit(partial(gradient, model_variant))(variables, data))[
-            0
-        ]
-        absolute_error = np.linalg.norm(np.asarray(gradient_vector, np.float64) - exact)
+        vector = ravel_pytree(jax.jit(partial(gradient, model_variant))(variables, data))[0]
+        absolute_error = np.linalg.norm(np.asarray(vector, np.float64) - exact)
         errors[precision] = float(absolute_error / np.linalg.norm(exact))
     return errors
 
@@ -100,11 +95,8 @@ def _make_problem(model: Model, arguments: Arguments, dtype: Any) -> tuple[Tree,
     images = means[labels] + rng.normal(size=(2, arguments.images, *IMAGE_SHAPE))
     images = images.astype(np.float32)  # what every type can hold
     cast = partial(jax.tree.map, lambda leaf: jnp.asarray(leaf, dtype))
-    return cast(initial_variables), {
-        "real": cast(images[0]),
-        "made": cast(images[1]),
-        "labels": labels,
-    }
+    data = {"real": cast(images[0]), "made": cast(images[1]), "labels": labels}
+    return cast(initial_variables), data
 
 
 def _with_tf32_operands(model: Model) -> Model:
@@ -140,13 +132,12 @@ def _(primals, tangents):
 
 def _gradient_functions(arguments: Arguments) -> dict[str, Callable]:
     """By name, `(model, variables, data) -> tree`."""
-    synthesis_gradients = {
-        f"DynaFed's synthesis, {steps} inner steps": partial(_synthesis_gradient, steps=steps)
-        for steps in arguments.steps
-    }
     return {
         "a client's step (FedAvg; FSL's clients and server)": _step_gradient,
-        **synthesis_gradients,
+        **{
+            f"DynaFed's synthesis, {steps} inner steps": partial(_synthesis_gradient, steps=steps)
+            for steps in arguments.steps
+        },
         "FedDM's and FedAF's matching": _matching_gradient,
         "FedAMP's distances of models, after 5 steps": _model_distances,
     }
@@ -194,9 +185,8 @@ def _synthesis_gradient(model: Model, variables: Tree, data: Tree, *, steps: int
         )
         return matching_loss(end, start, target)
 
-    return jax.grad(loss)(
-        SyntheticData(data["made"], labels, jnp.asarray(STEP_SIZE, start.dtype))
-    ).images
+    step_size = jnp.asarray(STEP_SIZE, start.dtype)
+    return jax.grad(loss)(SyntheticData(data["made"], labels, step_size)).images
 
 
 def _matching_gradient(model: Model, variables: Tree, data: Tree) -> Tree:
@@ -207,12 +197,10 @@ def _matching_gradient(model: Model, variables: Tree, data: Tree) -> Tree:
     def mean_embedding(images):
         return embed(variables, images, train=False)[0].mean(0)
 
-    target_embedding = mean_embedding(data["real"])
-    return jax.grad(
-        lambda synthetic_images: distribution_distance(
-            target_embedding, mean_embedding(synthetic_images)
-        )
-    )(data["made"])
+    target = mean_embedding(data["real"])
+    return jax.grad(lambda images: distribution_distance(target, mean_embedding(images)))(
+        data["made"]
+    )
 
 
 def _model_distances(model: Model, variables: Tree, data: Tree) -> Tree:

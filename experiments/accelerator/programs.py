@@ -55,8 +55,7 @@ def _rounds_case(
 
 
 def _condensation_case(method: str, lanes: int, impl: str) -> Case:
-    network = {"conv_impl": impl}
-    settings = {"alpha": 0.02, "rounds": 20, "network_options": network}
+    settings = {"alpha": 0.02, "rounds": 20, "network_options": {"conv_impl": impl}}
     return Case(method, "cifar10", lanes, settings)
 
 
@@ -87,18 +86,13 @@ CASES = {
 
 def shrink_case(case: Case) -> Case:
     """The same program of few clients, small images and a narrow network."""
-    reduced_settings = {
-        "num_clients": 4,
-        "participation": 0.5,
-        "rounds": 2,
-        "batch_size": 8,
-        "width": 4,
-    }
-    if case.settings.get("model") == "mlp":
-        del reduced_settings["width"]
-    if "participation" not in case.settings:  # clients that condense
-        reduced_settings = {"num_clients": 4, "rounds": 2, "batch_size": 8, "width": 4}
-    return case._replace(lanes=min(case.lanes, 2), settings={**case.settings, **reduced_settings})
+    reduced_settings = {"num_clients": 4, "rounds": 2, "batch_size": 8}
+    if case.settings.get("model") != "mlp":
+        reduced_settings["width"] = 4
+    settings = {**case.settings, **reduced_settings}
+    if "participation" in settings:  # clients that condense have none
+        settings["participation"] = 0.5
+    return case._replace(lanes=min(case.lanes, 2), settings=settings)
 
 
 def make_noise_dataset(name: str, *, small: bool = False) -> Dataset:
@@ -109,9 +103,8 @@ def make_noise_dataset(name: str, *, small: bool = False) -> Dataset:
     rng, num_test = np.random.default_rng(0), count // 6 if small else 10_000
     images = rng.integers(0, 256, (count + num_test, *shape), np.uint8)
     labels = np.arange(count + num_test, dtype=np.int32) % 10
-    return dataset_from_arrays(
-        images[:count], labels[:count], images[count:], labels[count:], num_classes=10
-    )
+    split = images[:count], labels[:count], images[count:], labels[count:]
+    return dataset_from_arrays(*split, num_classes=10)
 
 
 def lower_case(case: Case, dataset: Dataset, devices: Sequence[jax.Device]) -> Any:
@@ -125,11 +118,8 @@ def lower_case(case: Case, dataset: Dataset, devices: Sequence[jax.Device]) -> A
     group = prepare_group([spec], UserObjects(dataset), placement=placement)
     host_plan = group.program.plan
     assert host_plan.mesh is not None
-    mesh = Mesh(
-        np.array(devices[: case.devices]),
-        host_plan.mesh.axis_names,
-        axis_types=(jax.sharding.AxisType.Auto,),
-    )
+    chosen, names = np.array(devices[: case.devices]), host_plan.mesh.axis_names
+    mesh = Mesh(chosen, names, axis_types=(jax.sharding.AxisType.Auto,))
     program = build_programs(group.program.signature, host_plan._replace(mesh=mesh))
     runs = init_group(group, group.prepared_runs)
     state = compute_state_shapes(runs)
@@ -139,13 +129,8 @@ def lower_case(case: Case, dataset: Dataset, devices: Sequence[jax.Device]) -> A
     else:
         stage = program.server_stages[case.part]
         server = runs.build_keys(Stream.SERVER)
-        inputs = (
-            runs.cached_inputs["hp"],
-            state,
-            server,
-            jnp.int32(1),
-            runs.cached_inputs.get("server_examples"),
-        )
+        cached = runs.cached_inputs
+        inputs = (cached["hp"], state, server, jnp.int32(1), cached.get("server_examples"))
     return stage.program.lower(*_to_sharded_shapes(mesh, inputs))
 
 
@@ -153,16 +138,9 @@ def _to_sharded_shapes(mesh: Mesh, tree: Any) -> Any:
     """Shapes of arrays, spread over this mesh as they are over their own."""
 
     def to_shape(leaf: Any) -> jax.ShapeDtypeStruct:
-        sharding_of_leaf = getattr(leaf, "sharding", None)
-        spec = (
-            sharding_of_leaf.spec
-            if isinstance(sharding_of_leaf, NamedSharding)
-            else PartitionSpec()
-        )
-        is_weak_type = getattr(leaf, "weak_type", False)
-        sharding = NamedSharding(mesh, spec)
-        return jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=sharding, weak_type=is_weak_type
-        )
+        old = getattr(leaf, "sharding", None)
+        spec = old.spec if isinstance(old, NamedSharding) else PartitionSpec()
+        is_weak, sharding = getattr(leaf, "weak_type", False), NamedSharding(mesh, spec)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=is_weak)
 
     return jax.tree.map(to_shape, tree)

@@ -45,15 +45,10 @@ from fedjax_het.utils.io import make_output_directory
 
 RESULTS_FILE = "prove.json"
 WORKER_FLAG = "--measure"  # what a process of its own is asked, which reads its cases as JSON
-MIN_TOLERANCE = (
-    1e-3  # relative: a smaller difference is rounding, whatever another order of sums makes
-)
+# Relative: a smaller difference is rounding, whatever another order of sums makes.
+MIN_TOLERANCE = 1e-3
 REORDERING_FACTOR = 30.0  # times what another order makes
-PRECISIONS = {
-    "cpu": (FLOAT32,),
-    "gpu": (FLOAT32, TF32, BFLOAT16),
-    "tpu": (FLOAT32, BFLOAT16),
-}
+PRECISIONS = {"cpu": (FLOAT32,), "gpu": (FLOAT32, TF32, BFLOAT16), "tpu": (FLOAT32, BFLOAT16)}
 
 
 class Scale(NamedTuple):
@@ -77,31 +72,22 @@ CONDENSATION_OPTIONS = {"ipc": 2, "steps": 4, "server_epochs": 2, "threshold": 5
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"model": "mlp"},
     "fedavg, convnet": {"model": "convnet", "width": 8},
-    "fedavg, convnet, im2col": {
-        "model": "convnet",
-        "width": 8,
-        "network_options": {"conv_impl": "im2col"},
-    },
-    "fedavg, convnet, native": {
-        "model": "convnet",
-        "width": 8,
-        "network_options": {"conv_impl": "native"},
+    **{
+        f"fedavg, convnet, {impl}": {
+            **{"model": "convnet", "width": 8},
+            "network_options": {"conv_impl": impl},
+        }
+        for impl in (IM2COL, NATIVE)
     },
     "fedbn, convnet": {"model": "convnet", "width": 8, "norm": "batch"},
-    "scaffold": {"model": "mlp"},
-    "fednova": {"model": "mlp"},
-    "moon": {"model": "mlp"},
-    "fedgen": {"model": "mlp"},
-    "feddf": {"model": "mlp"},
+    **{name: {"model": "mlp"} for name in ("scaffold", "fednova", "moon", "fedgen", "feddf")},
     "dynafed": {
         "model": "mlp",
         "options": {"trajectory_rounds": 4, "segment_length": 3, "num_iterations": 3},
     },
     "feddm": {"model": "mlp", "options": CONDENSATION_OPTIONS},
     "fedaf": {"model": "mlp", "options": CONDENSATION_OPTIONS},
-    "fedamp": {"model": "mlp"},
-    "ditto": {"model": "mlp"},
-    "fsl": {"model": "mlp"},
+    **{name: {"model": "mlp"} for name in ("fedamp", "ditto", "fsl")},
 }
 
 
@@ -155,11 +141,7 @@ def make_synthetic_dataset(scale: Scale) -> Any:
         images = 0.6 * spots[labels] + 0.4 * rng.random((count, size, size, 1))
         return (255 * images).astype(np.uint8), labels
 
-    images, labels = draw(scale.examples)
-    test_images, test_labels = draw(max(200, scale.examples // 10))
-    return dataset_from_arrays(
-        train_images=images, train_labels=labels, test_images=test_images, test_labels=test_labels
-    )
+    return dataset_from_arrays(*draw(scale.examples), *draw(max(200, scale.examples // 10)))
 
 
 def measure_case(case: Case) -> dict[str, Any]:
@@ -175,15 +157,14 @@ def measure_case(case: Case) -> dict[str, Any]:
     spec = RunSpec(dataset="user", **settings)
     placement = Placement(lanes=case.lanes, devices=1)
     found: dict[str, Any] = {"device": jax.devices()[0].device_kind}
+    dataset = make_synthetic_dataset(scale)
     if case.kind == "speed":
-        times = benchmark_rounds(
-            spec, scale.rounds, make_synthetic_dataset(scale), placement=placement
-        )
+        times = benchmark_rounds(spec, scale.rounds, dataset, placement=placement)
         # The first also loads kernels and captures graphs.
         rates = np.divide(times.samples[1:], times.seconds[1:])
         found["client_samples_per_second"] = float(np.median(rates))
         return found | {"compile_seconds": times.compile_seconds}
-    result = simulate(spec, dataset=make_synthetic_dataset(scale), placement=placement)
+    result = simulate(spec, dataset=dataset, placement=placement)
     curves = ("train_loss", "update_norm", "test_loss", "client_accuracy")
     named = {name: result.metrics[name] for name in curves if name in result.metrics}
     return found | {name: np.asarray(curve).tolist() for name, curve in named.items()}
@@ -288,10 +269,11 @@ def compare_curves(device: dict, cpu: dict, in_another_order: dict) -> dict[str,
         pairs = [(np.asarray(one[name]), np.asarray(other[name])) for name in curves]
         if any((np.isnan(a) != np.isnan(b)).any() for a, b in pairs):
             return float("inf")
-        return max(
-            float(np.nanmax(np.abs(a - b), initial=0) / max(np.nanmax(np.abs(b), initial=0), 1e-12))
-            for a, b in pairs
-        )
+
+        def largest(values):
+            return np.nanmax(np.abs(values), initial=0)
+
+        return max(float(largest(a - b) / max(largest(b), 1e-12)) for a, b in pairs)
 
     difference, order = apart(device, cpu), apart(in_another_order, cpu)
     agrees = difference <= max(MIN_TOLERANCE, REORDERING_FACTOR * order)

@@ -7,16 +7,8 @@ from typing import Any, NamedTuple
 
 # Operations that start nothing on a device, or only wait for what was started.
 NON_LAUNCHING_OPS = {
-    "parameter",
-    "tuple",
-    "get-tuple-element",
-    "bitcast",
-    "constant",
-    "after-all",
-    "partition-id",
-    "replica-id",
-    "add-dependency",
-    "opt-barrier",
+    *("parameter", "tuple", "get-tuple-element", "bitcast", "constant", "after-all"),
+    *("partition-id", "replica-id", "add-dependency", "opt-barrier"),
 }
 CONTROL_FLOW_OPS = {"while", "conditional", "call"}  # what they start is counted in what they call
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -44,13 +36,8 @@ class HloOperation(NamedTuple):
 
     @property
     def num_launches(self) -> int:
-        if (
-            self.kind in NON_LAUNCHING_OPS
-            or self.kind in CONTROL_FLOW_OPS
-            or self.kind.endswith("-done")
-        ):
-            return 0
-        return 1
+        is_silent = self.kind in NON_LAUNCHING_OPS | CONTROL_FLOW_OPS
+        return 0 if is_silent or self.kind.endswith("-done") else 1
 
     @property
     def result_bytes(self) -> int:
@@ -100,9 +87,7 @@ def parse_loop_bodies(text: str) -> list[LoopBody]:
 
 def count_grouped_convolutions(text: str) -> int:
     """Convolutions of several groups: lanes as the backend's own convolution has them."""
-    group_counts = re.findall(r"feature_group_count=(\d+)", text) + re.findall(
-        r"batch_group_count=(\d+)", text
-    )
+    group_counts = re.findall(r"(?:feature|batch)_group_count=(\d+)", text)
     return sum(int(number) > 1 for number in group_counts)
 
 
@@ -118,19 +103,15 @@ def _iterate_bodies(
     visited.add(name)
     operations = list(_iterate_operations(computations, name))
     kinds = Counter(operation.kind for operation in operations if operation.num_launches)
-    collective_operations = [
-        (kind, operation)
-        for operation in operations
-        if (kind := _collective_kind(operation.kind)) is not None
-    ]
+    collectives = [(kind, op) for op in operations if (kind := _collective_kind(op.kind))]
     yield LoopBody(
         name,
         depth,
         trips,
         _count_launches(computations, name),
         sum(operation.kind == "conditional" for operation in operations),
-        dict(Counter(kind for kind, _ in collective_operations)),
-        sum(operation.result_bytes for _, operation in collective_operations),
+        dict(Counter(kind for kind, _ in collectives)),
+        sum(operation.result_bytes for _, operation in collectives),
         dict(kinds.most_common()),
     )
     for operation in operations:
@@ -157,15 +138,10 @@ def _count_launches(computations: dict[str, list[HloOperation]], name: str) -> i
     total = 0
     for operation in computations.get(name, ()):
         total += operation.num_launches
-        if operation.kind == "conditional":
-            total += max(
-                (_count_launches(computations, branch) for branch in operation.called_computations),
-                default=0,
-            )
-        elif operation.kind == "call":
-            total += sum(
-                _count_launches(computations, callee) for callee in operation.called_computations
-            )
+        if operation.kind in ("conditional", "call"):
+            called = operation.called_computations
+            counts = [_count_launches(computations, callee) for callee in called]
+            total += sum(counts) if operation.kind == "call" else max(counts, default=0)
     return total
 
 

@@ -81,37 +81,21 @@ def run_benchmark(arguments: Arguments) -> int:
             times = benchmark_rounds(spec, 3, dataset)
             package_seconds.append(statistics.median(times.seconds))
             compile_seconds.append(times.compile_seconds)
-            peer_arguments = [
-                problem,
-                arguments.width,
-                arguments.ipc,
-                arguments.batch_size,
-                arguments.steps,
-                count_available_cores(),
-            ]
+            numbers = [arguments.width, arguments.ipc, arguments.batch_size, arguments.steps]
+            command = [sys.executable, PEER, problem, *numbers, count_available_cores()]
             process = subprocess.run(
-                [sys.executable, PEER, *map(str, peer_arguments)],
-                capture_output=True,
-                text=True,
-                check=True,
+                [str(word) for word in command], capture_output=True, text=True, check=True
             )
             peer_seconds.append(json.loads(process.stdout.splitlines()[-1])["seconds"])
-    padded = benchmark_rounds(
-        RunSpec(**{**spec.to_dict(), "partition": "iid", "alpha": None}), 3, dataset
-    )
-    package_median, peer_median = (
-        statistics.median(package_seconds),
-        statistics.median(peer_seconds),
+    iid = RunSpec(**{**spec.to_dict(), "partition": "iid", "alpha": None})
+    padded = benchmark_rounds(iid, 3, dataset)
+    package_median, peer_median, padded_median = map(
+        statistics.median, (package_seconds, peer_seconds, padded.seconds)
     )
     all_pairs = partition.num_clients * dataset.num_classes
-    padded_median = statistics.median(padded.seconds)
     print(f"compilation {compile_seconds[0]:.1f} s; lanes: {times.lanes}")
-    print(
-        f"fedjax_het     {package_median:7.2f} s a round  {images / package_median:9,.0f} image steps/s"
-    )
-    print(
-        f"PyTorch loop   {peer_median:7.2f} s a round  {images / peer_median:9,.0f} image steps/s"
-    )
+    for name, median in (("fedjax_het", package_median), ("PyTorch loop", peer_median)):
+        print(f"{name:14} {median:7.2f} s a round  {images / median:9,.0f} image steps/s")
     print(f"ratio          {peer_median / package_median:7.2f}")
     print(
         f"all {all_pairs} pairs {padded_median:7.2f} s a round: packing the {pairs} that exist saves a "

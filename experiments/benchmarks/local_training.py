@@ -27,7 +27,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fedjax_het
+from fedjax_het import dataset_from_arrays, load_dataset
 from fedjax_het._startup import count_available_cores
+from fedjax_het.data import Dataset
 from fedjax_het.papers.programs import make_config_program
 from fedjax_het.utils.config import NonNegativeInt, PositiveInt
 from fedjax_het.utils.errors import ConfigError, require_name
@@ -39,6 +41,7 @@ PEERS = {
     "pfl": "pfl_peer.py",
     "flower": "flower_peer.py",
 }
+TORCH_FILES = {"synthesis": "torch_synthesis.py", "server": "torch_server.py"}  # by kind
 NOTES = {
     "torch": "a plain loop; images float32 and normalised beforehand",
     "fedjax": "its jit mode; fills the last batch of a client up, which is counted as work",
@@ -143,7 +146,7 @@ REGIMES = {
     "R7": Regime(
         "the server of FedAF: ConvNet of width 32 on 500 labelled images in batches of 256, SGD; "
         "a round is 10 epochs",
-        {**FEDAVG, "model": "convnet", "width": 32},
+        CONVNET32,
         8,
         kind="server",
         num_images=500,
@@ -154,7 +157,7 @@ REGIMES = {
     "R8": Regime(
         "the server of FedDF: ConvNet of width 32 learns what 8 others say of 1,000 images, "
         "batches of 128, Adam; a round is 4 epochs",
-        {**FEDAVG, "model": "convnet", "width": 32},
+        CONVNET32,
         4,
         kind="server",
         num_images=1000,
@@ -192,12 +195,12 @@ def run_benchmark(arguments: Arguments) -> int:
     interpreters = find_interpreters(arguments.peers, arguments.environments)
     record: dict[str, Any] = {"machine": describe_machine(), "regimes": {}}
     with tempfile.TemporaryDirectory() as folder:
-        record["data"] = write_images(Path(folder) / "images.npz")
+        dataset, record["data"] = load_images()
+        write_images(Path(folder) / "images.npz", dataset)
         for name in arguments.regimes:
             print(f"{name}: {REGIMES[name].description}", file=sys.stderr)
-            record["regimes"][name] = alternate_programs(
-                name, arguments, interpreters, Path(folder)
-            )
+            turns = alternate_programs(name, arguments, interpreters, Path(folder))
+            record["regimes"][name] = turns
             if arguments.output:
                 write_output(arguments.output, record)
     print(format_tables(record))
@@ -222,51 +225,58 @@ def find_interpreters(peers: tuple[str, ...] | None, environments: Path) -> dict
     return interpreters
 
 
-def write_images(path: Path) -> str:
-    """Fashion-MNIST if it is prepared on this machine, else random images of its shape."""
-    from fedjax_het.data import load_dataset
+def load_images() -> tuple[Dataset, str]:
+    """Load Fashion-MNIST if it is prepared on this machine, else make random images of its shape.
 
+    Returns:
+      The data set, and its description.
+    """
     try:
-        dataset = load_dataset("fashion_mnist")
-        images, labels, source = dataset.train_images, dataset.train_labels, "Fashion-MNIST"
-        mean, std = dataset.mean, dataset.std
+        return load_dataset("fashion_mnist"), "Fashion-MNIST"
     except ConfigError:
         random = np.random.default_rng(0)
-        images = random.integers(0, 256, (60_000, 28, 28, 1), np.uint8)
-        labels, mean, std = random.integers(0, 10, 60_000, np.int32), (0.5,), (0.29,)
-        source = "random images of Fashion-MNIST's shape (TFDS_DATA_DIR has no fashion_mnist)"
-    np.savez(
-        path,
-        images=images,
-        labels=labels,
-        mean=np.asarray(mean, np.float32),
-        std=np.asarray(std, np.float32),
-    )
-    return source
+        images = random.integers(0, 256, (70_000, 28, 28, 1), np.uint8)
+        labels = random.integers(0, 10, 70_000, np.int32)
+        split = images[:60_000], labels[:60_000], images[60_000:], labels[60_000:]
+        dataset = dataset_from_arrays(*split, num_classes=10, mean=(0.5,), std=(0.29,))
+        return dataset, "random images of Fashion-MNIST's shape (it is not prepared here)"
+
+
+def write_images(path: Path, dataset: Dataset) -> None:
+    """Write the training images, labels and normalization constants for the programs of peers."""
+    mean, std = (np.asarray(values, np.float32) for values in (dataset.mean, dataset.std))
+    np.savez(path, images=dataset.train_images, labels=dataset.train_labels, mean=mean, std=std)
 
 
 def alternate_programs(
     name: str, arguments: Arguments, interpreters: dict[str, str], folder: Path
 ) -> dict[str, Any]:
-    """-> {"here": [record of a turn, ...], peer: [...]}."""
+    """Run the programs of one regime in turns.
+
+    Args:
+      name: name of the regime.
+      arguments: options of the benchmark.
+      interpreters: the Python of every installed peer.
+      folder: folder of the images and of the compilation cache.
+
+    Returns:
+      The records of all turns by program; this package is "here".
+
+    Raises:
+      ConfigError: if this package's program fails.
+    """
     regime = REGIMES[name]
-    programs = {
-        "here": (sys.executable, "this_package.py", package_settings(regime, arguments, folder))
-    }
-    for peer in regime.peers:
-        if peer in interpreters:
-            programs[peer] = peer_program(regime, peer, interpreters[peer], arguments, folder)
+    settings = make_settings(regime, arguments, folder)
+    peer_files = {**PEERS, "torch": TORCH_FILES.get(regime.kind, PEERS["torch"])}
+    programs = {"here": (sys.executable, "this_package.py")}
+    programs |= {p: (interpreters[p], peer_files[p]) for p in regime.peers if p in interpreters}
     turns: dict[str, list] = {program: [] for program in programs}
     cache = folder / f"cache-{name}"  # of its own, so that the first turn compiles
     for _ in range(1 if arguments.quick else min(arguments.turns, regime.turns)):
         if regime.kind == "sweep":  # its peers make the rounds of one run
-            run_program(
-                sys.executable,
-                "this_package.py",
-                single_run_settings(regime, folder),
-                folder / "cache",
-            )
-        for program, (python, file, settings) in programs.items():
+            single_run = {**settings, "kind": "rounds", "seeds": 1, "rounds": 3}
+            run_program(sys.executable, "this_package.py", single_run, folder / "cache")
+        for program, (python, file) in programs.items():
             record = run_program(python, file, settings, cache)
             if record is None and program == "here":
                 raise ConfigError(f"{name}: this package's program failed; see above")
@@ -275,69 +285,23 @@ def alternate_programs(
     return {program: records for program, records in turns.items() if records}
 
 
-def peer_program(
-    regime: Regime, peer: str, interpreter: str, arguments: Arguments, folder: Path
-) -> tuple[str, str, dict[str, Any]]:
-    """-> (interpreter, file, settings)."""
-    if regime.kind == "synthesis":
-        return interpreter, "torch_synthesis.py", synthesis_settings(regime, arguments)
-    if regime.kind == "server":
-        return interpreter, "torch_server.py", server_settings(regime, arguments, folder)
-    return interpreter, PEERS[peer], peer_settings(regime, folder)
-
-
-def package_settings(regime: Regime, arguments: Arguments, folder: Path) -> dict[str, Any]:
+def make_settings(regime: Regime, arguments: Arguments, folder: Path) -> dict[str, Any]:
+    """Return the settings of a regime, of which each program reads what it needs."""
     return {
         "kind": regime.kind,
         "spec": regime.spec,
+        "network": regime.spec["model"],
+        "width": regime.spec.get("width"),
+        "batch_size": regime.spec.get("batch_size"),
+        "local_lr": regime.spec.get("hp", {}).get("local_lr"),
         "rounds": arguments.rounds or regime.rounds,
         "seeds": regime.seeds,
         "server": regime.server,
         "num_images": regime.num_images,
-        "images": str(folder / "images.npz"),
-        "clients": str(folder / "clients.npz"),
-    }
-
-
-def single_run_settings(regime: Regime, folder: Path) -> dict[str, Any]:
-    """Rounds of one run of a sweep."""
-    single_run = regime._replace(kind="rounds", seeds=1, rounds=3)
-    return package_settings(single_run, Arguments(), folder)
-
-
-def peer_settings(regime: Regime, folder: Path) -> dict[str, Any]:
-    return {
-        "network": regime.spec["model"],
-        "width": regime.spec.get("width"),
-        "batch_size": regime.spec["batch_size"],
-        "local_lr": regime.spec["hp"]["local_lr"],
         "threads": count_available_cores(),
         "images": str(folder / "images.npz"),
         "clients": str(folder / "clients.npz"),
-    }
-
-
-def synthesis_settings(regime: Regime, arguments: Arguments) -> dict[str, Any]:
-    options = regime.spec["options"]
-    return {
-        "network": regime.spec["model"],
-        "width": regime.spec.get("width"),
-        "num_samples": options["num_samples"],
-        "inner_steps": options["inner_steps"],
-        "iterations": arguments.rounds or regime.rounds,
-        "threads": count_available_cores(),
-    }
-
-
-def server_settings(regime: Regime, arguments: Arguments, folder: Path) -> dict[str, Any]:
-    return {
         **(regime.server or {}),
-        "network": regime.spec["model"],
-        "width": regime.spec.get("width"),
-        "num_images": regime.num_images,
-        "rounds": arguments.rounds or regime.rounds,
-        "threads": count_available_cores(),
-        "images": str(folder / "images.npz"),
     }
 
 
@@ -348,9 +312,8 @@ def run_program(
     environment = {**os.environ, "FEDJAX_HET_CACHE": str(cache)}
     if file == "this_package.py":  # wherever this package is imported from here
         package_root = str(Path(fedjax_het.__file__).parent.parent)
-        environment["PYTHONPATH"] = os.pathsep.join(
-            filter(None, [package_root, os.environ.get("PYTHONPATH")])
-        )
+        paths = [package_root, os.environ.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     command = [python, str(PEERS_FOLDER / file), json.dumps(settings)]
     try:
         process = subprocess.run(
@@ -374,10 +337,8 @@ def sample_rates(turns: list[dict[str, Any]]) -> list[float]:
 
 
 def describe_machine() -> str:
-    return (
-        f"{cpu_model()}, {count_available_cores()} of {os.cpu_count()} cores, "
-        f"Python {platform.python_version()}"
-    )
+    cores = f"{count_available_cores()} of {os.cpu_count()} cores"
+    return f"{cpu_model()}, {cores}, Python {platform.python_version()}"
 
 
 def cpu_model() -> str:
@@ -438,13 +399,9 @@ def format_tables(record: dict[str, Any]) -> str:
             for name, row in rows.items()
             if row.ratios
         ]
-    lines += [
-        "",
-        *(
-            f"* {name}: {REGIMES[name].description}; {describe_lanes(record, name)}."
-            for name in rows
-        ),
-    ]
+    lines.append("")
+    for name in rows:
+        lines.append(f"* {name}: {REGIMES[name].description}; {describe_lanes(record, name)}.")
     for peer in peers:
         version = next(turns[peer][0]["version"] for turns in regime_turns if peer in turns)
         lines.append(f"* {peer}: {version}; {NOTES[peer]}.")

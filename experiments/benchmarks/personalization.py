@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.benchmarks.local_training import load_images, write_images
 from fedjax_het import RunSpec
 from fedjax_het._startup import count_available_cores
 from fedjax_het.papers.programs import make_config_program
@@ -85,39 +86,14 @@ def run_benchmark(arguments: Arguments) -> int:
         return compare_speed(spec, dataset, arguments, settings)
 
 
-def load_images():
-    """-> (Dataset, what it is): random images where Fashion-MNIST is not prepared."""
-    from fedjax_het import dataset_from_arrays, load_dataset
-
-    try:
-        return load_dataset("fashion_mnist"), "Fashion-MNIST"
-    except ConfigError:
-        random = np.random.default_rng(0)
-        pixels = random.integers(0, 256, (70_000, 28, 28, 1), np.uint8)
-        labels = random.integers(0, 10, 70_000, np.int32)
-        split = pixels[:60_000], labels[:60_000], pixels[60_000:], labels[60_000:]
-        dataset = dataset_from_arrays(*split, num_classes=10, mean=(0.5,), std=(0.29,))
-        return dataset, "random images of Fashion-MNIST's shape"
-
-
 def write_peer_inputs(
     spec: RunSpec, dataset, partition, arguments: Arguments, folder: Path
 ) -> list[dict]:
     """Write what the peer reads; -> its two arguments."""
-    np.savez(
-        folder / "images.npz",
-        images=dataset.train_images,
-        labels=dataset.train_labels,
-        mean=np.float32(dataset.mean),
-        std=np.float32(dataset.std),
-    )
-    all_clients = np.arange(partition.num_clients)
-    np.savez(
-        folder / "clients.npz",
-        indices=partition.indices,
-        sizes=partition.sizes,
-        cohorts=np.tile(all_clients, (arguments.rounds, 1)),
-    )
+    write_images(folder / "images.npz", dataset)
+    cohorts = np.tile(np.arange(partition.num_clients), (arguments.rounds, 1))
+    clients = {"indices": partition.indices, "sizes": partition.sizes, "cohorts": cohorts}
+    np.savez(folder / "clients.npz", **clients)
     regime = {
         "network": spec.model,
         "width": spec.width,
@@ -160,24 +136,16 @@ def compare_speed(spec: RunSpec, dataset, arguments: Arguments, settings: list[d
             message_fractions[n].append(record["message_share"])
     package_median = statistics.median(package_seconds)
     print(f"compilation {compile_seconds[0]:.1f} s; lanes: {times.lanes}; {record['version']}")
-    print(
-        format_row(
-            "fedjax_het",
-            package_seconds,
-            arguments.clients,
-            time_messages(spec, dataset) / package_median,
-        )
-    )
+    message_fraction = time_messages(spec, dataset) / package_median
+    print(format_row("fedjax_het", package_seconds, arguments.clients, message_fraction))
     for n in threads:
         message_fraction = statistics.median(message_fractions[n])
         name = f"PyTorch, {n} thread{'s' if n > 1 else ''}"
-        print(
-            f"{format_row(name, peer_seconds[n], arguments.clients, message_fraction)}  ratio {format_ratio(peer_seconds[n], package_seconds)}"
-        )
-    best_peer_seconds = min(peer_seconds.values(), key=statistics.median)
-    print(
-        f"client rounds per second, times those of the better loop: {format_ratio(best_peer_seconds, package_seconds)}"
-    )
+        row = format_row(name, peer_seconds[n], arguments.clients, message_fraction)
+        print(f"{row}  ratio {format_ratio(peer_seconds[n], package_seconds)}")
+    best = min(peer_seconds.values(), key=statistics.median)
+    ratio = format_ratio(best, package_seconds)
+    print(f"client rounds per second, times those of the better loop: {ratio}")
     return 0
 
 
@@ -191,10 +159,8 @@ def format_row(name: str, seconds: list[float], clients: int, message_fraction: 
 
 def format_ratio(peer_seconds: list[float], package_seconds: list[float]) -> str:
     """Of medians, and of the fastest rounds, which other programs disturbed least."""
-    median_ratio, minimum_ratio = (
-        f(peer_seconds) / f(package_seconds) for f in (statistics.median, min)
-    )
-    return f"{median_ratio:.2f} (of the fastest rounds {minimum_ratio:.2f})"
+    medians, minima = (f(peer_seconds) / f(package_seconds) for f in (statistics.median, min))
+    return f"{medians:.2f} (of the fastest rounds {minima:.2f})"
 
 
 def time_messages(spec: RunSpec, dataset, repetitions: int = 10) -> float:
@@ -222,9 +188,8 @@ def time_messages(spec: RunSpec, dataset, repetitions: int = 10) -> float:
         distances = compute_squared_distances(models, plan)
         sigma = hp["sigma"] * median_over_pairs(distances, is_participating)
         alpha = hp["alpha"] * sigma / (len(distances) - 1)
-        weights, _ = compute_attention(
-            distances, alpha, sigma, is_participating, guard=spec.options["guard"]
-        )
+        guard = spec.options["guard"]
+        weights, _ = compute_attention(distances, alpha, sigma, is_participating, guard=guard)
         return mix_models(weights, models)
 
     seconds = []
@@ -258,14 +223,14 @@ def compare_models(spec: RunSpec, dataset, settings: list[dict], folder: Path) -
     paths = {"start": str(folder / "start.npz"), "models": str(folder / "models.npy")}
     run_peer([settings[0], {**settings[1], **paths, "prox_lambda": CHECK_PROX_LAMBDA}])
     distance_moved = np.linalg.norm(package_models - initial_models, axis=1)
-    relative_difference = (
-        np.linalg.norm(package_models - np.load(folder / "models.npy"), axis=1) / distance_moved
-    )
+    differences = np.linalg.norm(package_models - np.load(folder / "models.npy"), axis=1)
+    differences /= distance_moved
+    median = np.median(differences)
     print(
-        f"after {CHECK_ROUNDS} rounds both sides' models of a client differ by "
-        f"{np.median(relative_difference):.1e} of the way they came (median; at most {relative_difference.max():.1e})"
+        f"after {CHECK_ROUNDS} rounds both sides' models of a client differ by {median:.1e} of "
+        f"the way they came (median; at most {differences.max():.1e})"
     )
-    if not np.median(relative_difference) < TOLERANCES[spec.model]:
+    if not median < TOLERANCES[spec.model]:
         raise ConfigError(f"the models of both sides: expected {TOLERANCES[spec.model]} at most")
     return 0
 

@@ -60,12 +60,8 @@ def compare_cases(arguments: Arguments) -> int:
 
     for method in arguments.methods:
         require_name("methods", method, METHODS)
-    require(
-        min(arguments.clients) >= arguments.sampled,
-        "clients",
-        arguments.clients,
-        f"at least {arguments.sampled} each",
-    )
+    is_valid = min(arguments.clients) >= arguments.sampled
+    require(is_valid, "clients", arguments.clients, f"at least {arguments.sampled} each")
     require(arguments.rounds >= 20, "rounds", arguments.rounds, "a whole number >= 20")
     print(
         f"{arguments.model}, {arguments.sampled} clients of {EXAMPLES_PER_CLIENT} images a round, batch 10, one epoch; "
@@ -114,9 +110,8 @@ def run_case(arguments: Arguments) -> int:
     labels = random.integers(0, 10, NUM_TRAIN + NUM_TEST, np.int32)
     split = pixels[:NUM_TRAIN], labels[:NUM_TRAIN], pixels[NUM_TRAIN:], labels[NUM_TRAIN:]
     dataset = dataset_from_arrays(*split, num_classes=10, mean=(0.5,) * 3, std=(0.29,) * 3)
-    partition = partition_from_clients(
-        [random.choice(NUM_TRAIN, EXAMPLES_PER_CLIENT) for _ in range(num_clients)]
-    )
+    clients = [random.choice(NUM_TRAIN, EXAMPLES_PER_CLIENT) for _ in range(num_clients)]
+    partition = partition_from_clients(clients)
     spec = RunSpec(
         method,
         "user",
@@ -134,11 +129,11 @@ def run_case(arguments: Arguments) -> int:
     placement = Placement(lanes=1, client_state=arguments.client_state)
     group = prepare_group([spec], UserObjects(dataset, partition=partition), placement=placement)
     chunk_end_times = []
-    runs = init_group(
-        group,
-        group.prepared_runs,
-        progress=lambda p: chunk_end_times.append((p.done, time.perf_counter())),
-    )
+
+    def record_time(progress):
+        chunk_end_times.append((progress.done, time.perf_counter()))
+
+    runs = init_group(group, group.prepared_runs, progress=record_time)
     start_runs(runs, CheckpointWriter())
     ready_time = time.perf_counter()
     finish_runs(runs, CheckpointWriter())

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from fedjax_het._startup import count_available_cores
 from fedjax_het.papers.programs import make_config_program
@@ -38,24 +39,11 @@ class Arguments:
 
 def run_benchmark(arguments: Arguments) -> int:
     settings, cores = arguments, count_available_cores()
-    common_arguments = [
-        "--dataset",
-        settings.dataset,
-        "--model",
-        settings.model,
-        "--rounds",
-        settings.rounds,
-    ]
-    common_arguments += ["--num-clients", settings.num_clients]
+    common_arguments: list[Any] = ["--dataset", settings.dataset, "--model", settings.model]
+    common_arguments += ["--rounds", settings.rounds, "--num-clients", settings.num_clients]
     runs = list(itertools.product(settings.algorithms, settings.alphas, range(settings.seeds)))
-    sweep_arguments = [
-        "--algorithm",
-        *settings.algorithms,
-        "--alpha",
-        *settings.alphas,
-        "--seeds",
-        *range(settings.seeds),
-    ]
+    sweep_arguments: list[Any] = ["--algorithm", *settings.algorithms, "--alpha", *settings.alphas]
+    sweep_arguments += ["--seeds", *range(settings.seeds)]
 
     def run_one(run: tuple, environment: dict[str, str]) -> None:
         method, alpha, seed = run
@@ -78,19 +66,16 @@ def run_benchmark(arguments: Arguments) -> int:
         for environment in ({}, {"JAX_NUM_CPU_DEVICES": "1"}):
             run_one((method, settings.alphas[0], 0), environment)
     run_sweep()
-    print(
-        f"{len(runs)} runs of {settings.rounds} rounds: {settings.dataset}, {settings.model}; {cores} cores"
-    )
+    problem = f"{settings.dataset}, {settings.model}; {cores} cores"
+    print(f"{len(runs)} runs of {settings.rounds} rounds: {problem}")
     strategies = {
         "one sweep": run_sweep,
         "separate processes, one after the other": run_sequentially,
         f"separate processes, {cores} at a time": run_in_parallel,
     }
-    seconds_by_strategy = dict(
-        zip(strategies, map(measure_seconds, strategies.values()), strict=True)
-    )
-    for name, value in seconds_by_strategy.items():
-        print(f"{name:42} {value:7.1f} s  {value / seconds_by_strategy['one sweep']:5.1f}")
+    seconds = {name: measure_seconds(strategy) for name, strategy in strategies.items()}
+    for name, value in seconds.items():
+        print(f"{name:42} {value:7.1f} s  {value / seconds['one sweep']:5.1f}")
     return 0
 
 

@@ -61,9 +61,8 @@ def _make_dataset_spec(
         mean, std = get_normalization_constants(name, normalisation, arrays["train_images"])
         num_classes = len(meta["class_names"])
         facts = {k: meta[k] for k in ("class_names", "domain_names", "note") if k in meta}
-        return dataset_from_arrays(
-            **arrays, **facts, name=name, num_classes=num_classes, mean=mean, std=std
-        )
+        constants = {"name": name, "num_classes": num_classes, "mean": mean, "std": std}
+        return dataset_from_arrays(**{**arrays, **facts, **constants})
 
     return DatasetSpec(name, load, description, source)
 

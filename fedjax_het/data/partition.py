@@ -212,7 +212,7 @@ class Partition:
         """
         try:
             arrays, meta = read_npz(Path(path))
-            return cls(**arrays, **meta)
+            return cls(**{**meta, **arrays})
         except (DamagedFileError, OSError) as error:
             raise ConfigError(f"partition file cannot be read: {error}") from error
         except TypeError as error:

@@ -145,7 +145,7 @@ def test_programs_of_the_peers_share_the_round(speed, monkeypatch, tmp_path):
     images = np.arange(5 * 28 * 28, dtype=np.uint8).reshape(5, 28, 28, 1)
     np.savez(tmp_path / "i.npz", images=images, labels=np.arange(5), mean=[0.5], std=[0.25])
     np.savez(tmp_path / "c.npz", indices=[4, 3, 2, 0, 1], sizes=[3, 0, 2], cohorts=[[0, 2], [1, 0]])
-    settings = speed.peer_settings(speed.REGIMES["R1"], tmp_path)
+    settings = speed.make_settings(speed.REGIMES["R1"], speed.Arguments(), tmp_path)
     settings |= {"images": str(tmp_path / "i.npz"), "clients": str(tmp_path / "c.npz")}
     monkeypatch.setattr(sys, "argv", ["program", json.dumps(settings)])
     read = regime.read_regime()

@@ -6,7 +6,7 @@ import sys
 import torch
 from flwr.client import NumPyClient
 from regime import Regime, read_regime
-from torch_networks import load_tensors, make_network, train_one_epoch
+from torch_networks import make_network, to_tensors, train_one_epoch
 
 
 class Client(NumPyClient):
@@ -33,4 +33,8 @@ def load_actor_state(
     torch.set_num_threads(1)
     sys.argv[1:] = [settings]
     regime = read_regime()
-    return regime, load_tensors(regime, "cpu"), make_network(regime)
+    return (
+        regime,
+        to_tensors(regime.images, regime.labels, "cpu"),
+        make_network(regime.network, regime.width),
+    )

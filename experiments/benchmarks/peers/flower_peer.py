@@ -35,7 +35,9 @@ def main() -> None:
 def run(regime: Regime, rounds: int) -> list[float]:
     """When each round ended."""
     participation = len(regime.cohorts[0]) / len(regime.clients)
-    initial = [value.numpy() for value in make_network(regime).state_dict().values()]
+    initial = [
+        value.numpy() for value in make_network(regime.network, regime.width).state_dict().values()
+    ]
     ends: list[float] = []
 
     class TimedFedAvg(FedAvg):

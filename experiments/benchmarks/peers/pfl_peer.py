@@ -21,7 +21,7 @@ from pfl.hyperparam.base import NNTrainHyperParams
 from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
 from regime import Regime, print_record, read_regime
-from torch_networks import load_tensors, make_network
+from torch_networks import make_network, set_up_torch, to_tensors
 
 
 class Timer(TrainingProcessCallback):
@@ -37,9 +37,8 @@ class Timer(TrainingProcessCallback):
 
 def main() -> None:
     regime = read_regime()
-    torch.set_num_threads(regime.threads)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    version = f"pfl {pfl.__version__}, PyTorch {torch.__version__}, {device}"
+    device, _, torch_version = set_up_torch(regime.threads)
+    version = f"pfl {pfl.__version__}, {torch_version}"
     timer, untimed = Timer(), regime.cohorts[:1]
     run(regime, [*untimed, *regime.cohorts], device, timer)
     seconds = [end - start for start, end in zip(timer.ends, timer.ends[1:], strict=False)]
@@ -47,8 +46,8 @@ def main() -> None:
 
 
 def run(regime: Regime, cohorts: list, device: str, timer: Timer) -> None:
-    images, labels = load_tensors(regime, device)
-    network = make_network(regime)
+    images, labels = to_tensors(regime.images, regime.labels, device)
+    network = make_network(regime.network, regime.width)
 
     def loss(x, y, eval=False):
         return torch.nn.functional.cross_entropy(network(x), y)

@@ -38,11 +38,13 @@ class Regime:
 def read_regime() -> Regime:
     """The regime that the first argument, a JSON object, describes."""
     settings = json.loads(sys.argv[1])
-    images, labels = read_images(settings.pop("images"))
-    with np.load(settings.pop("clients")) as file:
+    images, labels = read_images(settings["images"])
+    with np.load(settings["clients"]) as file:
         clients = np.split(file["indices"], np.cumsum(file["sizes"])[:-1])
         cohorts = list(file["cohorts"])
-    return Regime(images=images, labels=labels, clients=clients, cohorts=cohorts, **settings)
+    names = ("network", "width", "batch_size", "local_lr", "threads")
+    options = {name: settings[name] for name in names}
+    return Regime(images=images, labels=labels, clients=clients, cohorts=cohorts, **options)
 
 
 def read_images(path: str) -> tuple[np.ndarray, np.ndarray]:
@@ -74,10 +76,9 @@ def time_rounds(
     Before, the two smallest clients that hold anything run, untimed: libraries start, programs
     compile.
     """
-    nonempty_clients = [client for client, positions in enumerate(regime.clients) if len(positions)]
-    run_round(
-        np.array(sorted(nonempty_clients, key=lambda client: len(regime.clients[client]))[:2])
-    )
+    sizes = np.array([len(positions) for positions in regime.clients])
+    by_size = np.argsort(sizes, kind="stable")
+    run_round(by_size[sizes[by_size] > 0][:2])
     seconds, samples = [], []
     for cohort in regime.cohorts:
         wait()

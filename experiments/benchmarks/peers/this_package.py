@@ -79,15 +79,10 @@ def time_rounds(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, A
     partition = make_partition(
         spec.partition, dataset.train_labels, 10, num_clients=spec.num_clients, seed=0, **alpha
     )
-    clients = [partition.client_indices(client) for client in range(spec.num_clients)]
-    sizes = np.array([len(positions) for positions in clients])
+    sizes = partition.sizes
     assert times.samples == [int(sizes[cohort].sum()) for cohort in times.cohorts]
-    np.savez(
-        settings["clients"],
-        indices=np.concatenate(clients),
-        sizes=sizes,
-        cohorts=np.stack(times.cohorts),
-    )
+    cohorts = np.stack(times.cohorts)
+    np.savez(settings["clients"], indices=partition.indices, sizes=sizes, cohorts=cohorts)
     return {
         "seconds": times.seconds,
         "samples": times.samples,
@@ -110,18 +105,15 @@ def sweep_seeds(spec: RunSpec, dataset, rounds: int, seeds: int) -> dict[str, An
     """One sweep over `seeds` seeds, its compilation apart."""
     from fedjax_het import sweep
 
-    specs = [
-        dataclasses.replace(spec, rounds=rounds, eval_every=rounds, seed=seed)
-        for seed in range(seeds)
-    ]
+    spec = dataclasses.replace(spec, rounds=rounds, eval_every=rounds)
+    specs = [dataclasses.replace(spec, seed=seed) for seed in range(seeds)]
     results = sweep(specs, dataset=dataset, progress=lambda line: None).results
     seconds = sum(result.summary["round_seconds"] for result in results)
+    samples = int(sum(result.metrics["client_samples"].sum() for result in results))
     first = results[0].summary
     return {
         "seconds": [seconds / rounds],
-        "samples": [
-            int(sum(result.metrics["client_samples"].sum() for result in results)) // rounds
-        ],
+        "samples": [samples // rounds],
         "compile_seconds": first["compile_seconds"],
         "useful_work_fraction": first["useful_work_fraction"],
         "lanes": first["lanes"],
@@ -157,49 +149,31 @@ def time_server(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, A
     teachers = jax.vmap(model.init)(jax.random.split(jax.random.key(1), max(server["teachers"], 1)))
     teacher_weights = jnp.full(max(server["teachers"], 1), 1.0)
 
+    epochs = {"batch_size": server["batch_size"], "epochs": server["epochs"]}
+
     def distill_ensemble(sharing, variables, examples, teachers, key):
-        targets = sharing.map_samples(
-            lambda images: jax.nn.softmax(
-                sum_over_models(
-                    lambda teacher: compute_logits(task, teacher, images),
-                    ClientModels(teachers, teacher_weights, teacher_weights > 0),
-                    len(images),
-                )
-                / server["teachers"]
-            ),
-            examples.images,
-        )
-        return distill_student(
-            task,
-            variables,
-            examples.images,
-            targets,
-            key,
-            optimizer=optax.adam(1e-3),
-            batch_size=server["batch_size"],
-            epochs=server["epochs"],
-            server_parallelism=sharing,
-        )
+        models = ClientModels(teachers, teacher_weights, teacher_weights > 0)
+
+        def predict(images):
+            logits = sum_over_models(
+                lambda teacher: compute_logits(task, teacher, images), models, len(images)
+            )
+            return jax.nn.softmax(logits / server["teachers"])
+
+        targets = sharing.map_samples(predict, examples.images)
+        options = {**epochs, "optimizer": optax.adam(1e-3), "server_parallelism": sharing}
+        return distill_student(task, variables, examples.images, targets, key, **options)
 
     def train_on_labels(sharing, variables, examples, teachers, key):
-        return train_on_server(
-            task,
-            variables,
-            examples,
-            key,
-            batch_size=server["batch_size"],
-            lr=0.01,
-            epochs=server["epochs"],
-            server_parallelism=sharing,
-        )
+        options = {**epochs, "lr": 0.01, "server_parallelism": sharing}
+        return train_on_server(task, variables, examples, key, **options)
 
     train = distill_ensemble if server["teachers"] else train_on_labels
     arguments = model.init(jax.random.key(0)), examples, teachers, jax.random.key(2)
 
     def time_program(shares_server: bool):
-        plan = make_execution_plan(
-            devices=None if shares_server else 1, has_sharded_server=shares_server
-        )
+        devices = None if shares_server else 1
+        plan = make_execution_plan(devices=devices, has_sharded_server=shares_server)
         start = time.perf_counter()
         program = jax.jit(partial(plan.shard_server_work, train)).lower(*arguments).compile()
         compile_seconds = time.perf_counter() - start
@@ -244,15 +218,8 @@ def measure_matmul_flops(size: int) -> float:
     def multiply_repeatedly(matrix, count):
         return jax.lax.fori_loop(0, count, lambda _, product: matrix @ product, matrix)
 
-    run = jax.jit(
-        jax.shard_map(
-            multiply_repeatedly,
-            mesh=mesh,
-            in_specs=(P("x"), P()),
-            out_specs=P("x"),
-            check_vma=False,
-        )
-    )
+    specs: dict[str, Any] = {"in_specs": (P("x"), P()), "out_specs": P("x")}
+    run = jax.jit(jax.shard_map(multiply_repeatedly, mesh=mesh, check_vma=False, **specs))
     blocks = jax.random.normal(jax.random.key(0), (size * jax.device_count(), size))
     blocks = jax.device_put(blocks / size**0.5, jax.NamedSharding(mesh, P("x")))
 

@@ -8,34 +8,24 @@ at 2; SGD with momentum. In its favour: images are normalised beforehand.
 """
 
 import json
+import statistics
 import sys
-import time
 
 import numpy as np
 import torch
+from regime import time_repetitions
 from torch import nn
-
-
-def network(width: int) -> tuple[nn.Module, nn.Module]:
-    layers = []
-    for channels, padding in ((1, 3), (width, 1), (width, 1)):
-        layers += [
-            nn.Conv2d(channels, width, 3, padding=padding),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            nn.AvgPool2d(2),
-        ]
-    return nn.Sequential(*layers, nn.Flatten()).eval(), nn.Linear(16 * width, 10)
+from torch_networks import convnet, set_up_torch
 
 
 def main() -> None:
     problem = np.load(sys.argv[1])
     width, ipc, batch, steps, threads = map(int, sys.argv[2:])
-    torch.set_num_threads(threads)
-    torch.manual_seed(0)
+    _, wait, _ = set_up_torch(threads)
     images = torch.tensor(problem["images"], dtype=torch.float32).permute(0, 3, 1, 2).contiguous()
     pairs = [torch.tensor(problem[name]) for name in problem.files if name.startswith("pair")]
-    body, head = network(width)
+    network = convnet(width, batch_norm=True)
+    body, head = network[:-1].eval(), network[-1]
     parameters = [*body.parameters(), *head.parameters()]
     global_parameters = [p.detach().clone() for p in parameters]
     for p in parameters:
@@ -56,22 +46,16 @@ def main() -> None:
                     real = body(images[positions[torch.randperm(len(positions))[:batch]]])
                     targets = real.mean(0), head(real).mean(0)
                 features = body(synthetic)
-                synthetic_means = features.mean(0), head(features).mean(0)
-                loss = sum(
-                    (a - b).square().sum() for a, b in zip(targets, synthetic_means, strict=True)
+                pairs_of_means = zip(
+                    targets, (features.mean(0), head(features).mean(0)), strict=True
                 )
+                loss = sum((a - b).square().sum() for a, b in pairs_of_means)
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 nn.utils.clip_grad_norm_([synthetic], 2.0)
                 optimizer.step()
 
-    run_round()
-    round_seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        run_round()
-        round_seconds.append(time.perf_counter() - start)
-    print(json.dumps({"seconds": sorted(round_seconds)[1]}))
+    print(json.dumps({"seconds": statistics.median(time_repetitions(run_round, 3, wait))}))
 
 
 if __name__ == "__main__":

@@ -19,30 +19,26 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from regime import Regime, print_record, read_regime, time_rounds
-from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from torch_networks import load_tensors, make_network
+from torch_networks import make_network, set_up_torch, to_tensors, train_one_epoch
 
 
 def main() -> None:
     regime, method = read_regime(), json.loads(sys.argv[2])
-    torch.set_num_threads(regime.threads)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    device, wait, version = set_up_torch(regime.threads)
     if "start" in method:
         return train_from_snapshot(method, regime, device)
     clients = [torch.tensor(positions).long() for positions in regime.clients]
-    vector = parameters_to_vector(make_network(regime).parameters()).detach()
-    run_round, message_seconds = make_round_function(
-        regime, method, device, vector.repeat(len(clients), 1)
-    )
+    network = make_network(regime.network, regime.width)
+    models = parameters_to_vector(network.parameters()).detach().repeat(len(clients), 1)
+    run_round, message_seconds = make_round_function(regime, method, device, models)
 
     def shuffle_client(client: int) -> torch.Tensor:
         return clients[client][torch.randperm(len(clients[client]))]
 
     timings = time_rounds(regime, lambda cohort: run_round(cohort, shuffle_client), wait)
     message_fraction = statistics.median(message_seconds[1:]) / statistics.median(timings[0])
-    print_record(*timings, f"PyTorch {torch.__version__}, {device}", message_share=message_fraction)
+    print_record(*timings, version, message_share=message_fraction)
 
 
 def train_from_snapshot(method: dict, regime: Regime, device: str) -> None:
@@ -58,8 +54,8 @@ def train_from_snapshot(method: dict, regime: Regime, device: str) -> None:
 
 def make_round_function(regime: Regime, method: dict, device: str, models: torch.Tensor):
     """-> (one_round, seconds of the messages of every round so far). `models` [K, P] change."""
-    images, labels = load_tensors(regime, device)
-    model = make_network(regime).to(device)
+    images, labels = to_tensors(regime.images, regime.labels, device)
+    model = make_network(regime.network, regime.width).to(device)
     models, message_seconds = models.to(device), []
 
     def run_round(cohort: np.ndarray, shuffle_client: Callable[[int], torch.Tensor]) -> int:
@@ -87,28 +83,6 @@ def collaboration_weights(models: torch.Tensor, sigma: float, alpha: float) -> t
     weights.fill_diagonal_(0)
     weights /= weights.sum(1, keepdim=True).clamp(min=1)
     return weights + torch.diag(1 - weights.sum(1))
-
-
-def train_one_epoch(
-    model: nn.Module,
-    images: torch.Tensor,
-    labels: torch.Tensor,
-    regime: Regime,
-    prox_lambda: float,
-) -> None:
-    """One pass of SGD over a client's images, pulled to the model that it starts from."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=regime.local_lr)
-    proximal_center = [p.detach().clone() for p in model.parameters()]
-    for batch, target in zip(
-        images.split(regime.batch_size), labels.split(regime.batch_size), strict=True
-    ):
-        optimizer.zero_grad(set_to_none=True)
-        nn.functional.cross_entropy(model(batch), target).backward()
-        with torch.no_grad():
-            for p, u in zip(model.parameters(), proximal_center, strict=True):
-                assert p.grad is not None
-                p.grad.add_(p - u, alpha=prox_lambda)
-        optimizer.step()
 
 
 if __name__ == "__main__":

@@ -9,22 +9,18 @@ once per round, in shuffled order; one model takes the global weights by `load_s
 import numpy as np
 import torch
 from regime import Regime, print_record, read_regime, time_rounds
-from torch_networks import load_tensors, make_network, train_one_epoch
+from torch_networks import make_network, set_up_torch, to_tensors, train_one_epoch
 
 
 def main() -> None:
     regime = read_regime()
-    torch.set_num_threads(regime.threads)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    run_round = make_round_function(regime, device)
-    version = f"PyTorch {torch.__version__}, {device}"
-    print_record(*time_rounds(regime, run_round, wait), version)
+    device, wait, version = set_up_torch(regime.threads)
+    print_record(*time_rounds(regime, make_round_function(regime, device), wait), version)
 
 
 def make_round_function(regime: Regime, device: str):
-    images, labels = load_tensors(regime, device)
-    model = make_network(regime).to(device)
+    images, labels = to_tensors(regime.images, regime.labels, device)
+    model = make_network(regime.network, regime.width).to(device)
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     clients = [torch.tensor(client).long() for client in regime.clients]
 

@@ -1,17 +1,32 @@
 """The benchmark's networks in PyTorch, for every peer that trains PyTorch modules."""
 
+from collections.abc import Callable
+
+import numpy as np
 import torch
 from regime import Regime
 from torch import nn
 
 
-def make_network(regime: Regime) -> nn.Module:
-    """The regime's network for images [B, 1, 28, 28]; seeded."""
-    return build_network(regime.network, regime.width)
+def set_up_torch(threads: int) -> tuple[str, Callable[[], None], str]:
+    """Set threads and seed.
+
+    Args:
+      threads: number of CPU threads.
+
+    Returns:
+      `(device, wait, version)`: a GPU if there is one, a function that waits for it, and a text.
+    """
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    has_gpu = torch.cuda.is_available()
+    device = "cuda" if has_gpu else "cpu"
+    wait = torch.cuda.synchronize if has_gpu else lambda: None
+    return device, wait, f"PyTorch {torch.__version__}, {device}"
 
 
-def build_network(name: str, width: int | None) -> nn.Module:
-    """mlp, convnet (of this width) or cnn for images [B, 1, 28, 28]; seeded."""
+def make_network(name: str, width: int | None) -> nn.Module:
+    """Build mlp, convnet (of this width) or cnn for images [B, 1, 28, 28], with a fixed seed."""
     torch.manual_seed(0)
     if name == "convnet":
         assert width is not None
@@ -26,15 +41,12 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(128, 10))
 
 
-def convnet(width: int) -> nn.Module:
-    layers = []
+def convnet(width: int, *, batch_norm: bool = False) -> nn.Sequential:
+    layers: list[nn.Module] = []
     for channels, padding in ((1, 3), (width, 1), (width, 1)):
-        layers += [
-            nn.Conv2d(channels, width, 3, padding=padding),
-            nn.GroupNorm(width, width),
-            nn.ReLU(),
-            nn.AvgPool2d(2),
-        ]
+        norm = nn.BatchNorm2d(width) if batch_norm else nn.GroupNorm(width, width)
+        conv = nn.Conv2d(channels, width, 3, padding=padding)
+        layers += [conv, norm, nn.ReLU(), nn.AvgPool2d(2)]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * width, 10))
 
 
@@ -47,20 +59,38 @@ def cnn() -> nn.Module:
     return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10))
 
 
-def load_tensors(regime: Regime, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """All images [N, 1, 28, 28] and labels [N], in memory."""
-    images = torch.tensor(regime.images).permute(0, 3, 1, 2).contiguous()
-    return images.to(device), torch.tensor(regime.labels).to(device)
+def to_tensors(
+    images: np.ndarray, labels: np.ndarray, device: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return images [N, 1, 28, 28] and labels [N] in the device's memory."""
+    channels_first = torch.tensor(images).permute(0, 3, 1, 2).contiguous()
+    return channels_first.to(device), torch.tensor(labels).to(device)
 
 
 def train_one_epoch(
-    model: nn.Module, images: torch.Tensor, labels: torch.Tensor, regime: Regime
+    model: nn.Module,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    regime: Regime,
+    prox_lambda: float = 0.0,
 ) -> None:
-    """One pass of SGD over a client's images in a fresh order; the last batch is smaller."""
+    """Make one pass of SGD over a client's images in their order; the last batch is smaller.
+
+    Args:
+      model: the network, which is trained in place.
+      images: `[n, 1, 28, 28]`.
+      labels: `[n]`.
+      regime: batch size and learning rate.
+      prox_lambda: weight of the proximal gradient towards the initial model; 0: none.
+    """
     optimizer = torch.optim.SGD(model.parameters(), lr=regime.local_lr)
-    for batch, target in zip(
-        images.split(regime.batch_size), labels.split(regime.batch_size), strict=True
-    ):
+    center = [p.detach().clone() for p in model.parameters()] if prox_lambda else []
+    batches = zip(images.split(regime.batch_size), labels.split(regime.batch_size), strict=True)
+    for batch, target in batches:
         optimizer.zero_grad(set_to_none=True)
         nn.functional.cross_entropy(model(batch), target).backward()
+        with torch.no_grad():
+            for p, initial in zip(model.parameters(), center, strict=False):
+                assert p.grad is not None
+                p.grad.add_(p - initial, alpha=prox_lambda)
         optimizer.step()

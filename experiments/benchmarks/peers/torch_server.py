@@ -11,36 +11,28 @@ import sys
 import torch
 from regime import print_record, read_images, time_repetitions
 from torch import nn
-from torch_networks import build_network
+from torch_networks import make_network, set_up_torch, to_tensors
 
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
-    torch.set_num_threads(settings["threads"])
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    images, labels = load_tensors(settings, device)
-    model = build_network(settings["network"], settings["width"]).to(device)
-    teachers = [
-        build_network(settings["network"], settings["width"]).to(device)
-        for _ in range(settings["teachers"])
-    ]
+    device, wait, version = set_up_torch(settings["threads"])
+    arrays = (array[: settings["num_images"]] for array in read_images(settings["images"]))
+    images, labels = to_tensors(*arrays, device)
+    model, *teachers = (
+        make_network(settings["network"], settings["width"]).to(device)
+        for _ in range(1 + settings["teachers"])
+    )
 
     def run_round() -> None:
-        targets = (
-            ensemble_probabilities(teachers, images, settings["batch_size"]) if teachers else labels
-        )
+        targets = labels
+        if teachers:
+            targets = ensemble_probabilities(teachers, images, settings["batch_size"])
         train(model, images, targets, settings)
 
     seconds = time_repetitions(run_round, settings["rounds"], wait)
     samples = [len(images) * settings["epochs"]] * len(seconds)
-    print_record(seconds, samples, f"PyTorch {torch.__version__}, {device}")
-
-
-def load_tensors(settings: dict, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    images, labels = (array[: settings["num_images"]] for array in read_images(settings["images"]))
-    channels_first = torch.tensor(images).permute(0, 3, 1, 2).contiguous()
-    return channels_first.to(device), torch.tensor(labels).to(device)
+    print_record(seconds, samples, version)
 
 
 @torch.no_grad()
@@ -58,9 +50,8 @@ def train(model: nn.Module, images: torch.Tensor, targets: torch.Tensor, setting
     optimizer_class = torch.optim.Adam if is_distillation else torch.optim.SGD
     optimizer = optimizer_class(model.parameters(), lr=1e-3 if is_distillation else 0.01)
     for _ in range(settings["epochs"]):
-        for batch in torch.randperm(len(images), device=images.device).split(
-            settings["batch_size"]
-        ):
+        order = torch.randperm(len(images), device=images.device)
+        for batch in order.split(settings["batch_size"]):
             optimizer.zero_grad(set_to_none=True)
             nn.functional.cross_entropy(model(images[batch]), targets[batch]).backward()
             optimizer.step()
