@@ -55,8 +55,9 @@ class _Observation(NamedTuple):
 class Leases:
     """The leases of one worker in a folder.
 
-    Every lease is acquired if there is no folder: then there are no other workers. A folder that
-    cannot be written is logged once, and its leases are acquired without files.
+    Every lease is acquired without a folder: then there are no other workers. A folder that cannot
+    be written is logged, and ignored from then on. The context manager renews the leases in a
+    thread, and releases them at its end.
 
     Attributes:
       folder: the folder of the lease files, or None.
@@ -75,18 +76,19 @@ class Leases:
     def __init__(self, folder: Path | None, *, clock: Callable[[], float] = time.monotonic):
         self.folder, self._clock = folder, clock
         self.owner = LeaseOwner(socket.gethostname(), os.getpid(), secrets.token_hex(8))
-        self._leases: dict[str, bool] = {}  # by run: whether its file is written
+        self._leases: set[str] = set()
         self._observations: dict[str, _Observation] = {}
         self._heartbeat_count = 0
         self._closed = threading.Event()
-        self._heartbeat_thread: threading.Thread | None = None
-        self._is_writable = True
+        self._heartbeat_thread = threading.Thread(target=self._run_heartbeat, daemon=True)
 
     def __enter__(self) -> "Leases":
+        self._heartbeat_thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
+        self._heartbeat_thread.join()
 
     def acquire(self, digest: str) -> bool:
         """Acquire the lease of a run, unless a live worker owns it.
@@ -96,42 +98,35 @@ class Leases:
         """
         if self.folder is None or self.is_held(digest):
             return True
-        self._leases.pop(digest, None)
+        self._leases.discard(digest)
         if self.find_owner(digest) is not None:
             return False
-        observation = self._observations.pop(digest, None)
+        path, observation = self.folder / digest, self._observations.pop(digest, None)
         try:
-            if observation is not None and not self._remove_file(digest, observation.content):
+            is_free = observation is None or self._remove_file(path, observation.content)
+            if not (is_free and self._create_file(path)):
                 return False
-            if not self._create_file(digest):
-                return False
+            self._leases.add(digest)
         except OSError as error:
-            if self._is_writable:
-                log.warning(
-                    "leases cannot be written in %s (%s): other workers may execute the same runs",
-                    self.folder,
-                    error.strerror,
-                )
-            self._is_writable = False
-        self._leases[digest] = self._is_writable
-        if self._heartbeat_thread is None:
-            self._heartbeat_thread = threading.Thread(target=self._run_heartbeat, daemon=True)
-            self._heartbeat_thread.start()
+            text = "leases cannot be written in %s (%s): other workers may execute the same runs"
+            log.warning(text, self.folder, error.strerror)
+            self.folder = None
         return True
 
     def is_held(self, digest: str) -> bool:
         """Return whether this worker still has the lease of a run, according to the file."""
-        if self.folder is None or self._leases.get(digest) is False:
+        if self.folder is None:
             return True
         return digest in self._leases and self._is_own(_read_file(self.folder / digest))
 
     def release(self, digest: str) -> None:
         """Release the lease of a run if this worker has it."""
-        if self._leases.pop(digest, None) and self.folder is not None:
+        if self.folder is not None and digest in self._leases:
+            self._leases.remove(digest)
             content = _read_file(self.folder / digest)
             if content is not None and self._is_own(content):
                 with contextlib.suppress(OSError):  # then other workers wait until it expires
-                    self._remove_file(digest, content)
+                    self._remove_file(self.folder / digest, content)
 
     def find_owner(self, digest: str) -> str | None:
         """Return the live owner of a run's lease as text; None if it is free or this worker's."""
@@ -163,9 +158,6 @@ class Leases:
     def close(self) -> None:
         """Release all leases, and remove the folder if it is empty."""
         self._closed.set()
-        thread = self._heartbeat_thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
         for digest in list(self._leases):
             self.release(digest)
         if self.folder is not None:
@@ -174,24 +166,17 @@ class Leases:
 
     def renew_all(self) -> None:
         """Increment the counter in all files whose leases this worker still has."""
-        for digest, is_written in list(self._leases.items()):
-            if is_written and self.folder is not None:
-                # A write through an open file follows the file when it is moved away, so that it
-                # never changes another worker's file in the same place. A lost file is ignored
-                # here: `is_held` finds out.
-                with (
-                    contextlib.suppress(OSError),
-                    open(self.folder / digest, "r+b", buffering=0) as file,
-                ):
-                    if self._is_own(file.read()):
-                        file.seek(0)
-                        file.write(self._build_content())
+        for path in [] if self.folder is None else map(self.folder.joinpath, list(self._leases)):
+            # A write through an open file follows the file when it is moved away, so that it never
+            # changes another worker's file in the same place. `is_held` finds out about lost files.
+            with contextlib.suppress(OSError), open(path, "r+b", buffering=0) as file:
+                if self._is_own(file.read()):
+                    file.seek(0)
+                    file.write(self._build_content())
 
-    def _create_file(self, digest: str) -> bool:
-        """Create the file, and return whether no other worker was faster. Raise OSError."""
-        assert self.folder is not None
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / digest
+    def _create_file(self, path: Path) -> bool:
+        """Create a lease, and return whether no other worker was faster. Raise OSError."""
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             file = open(path, "xb")  # noqa: SIM115  closed below
         except (FileExistsError, FileNotFoundError):  # or its last owner removed the folder
@@ -204,11 +189,9 @@ class Leases:
             raise
         return True
 
-    def _remove_file(self, digest: str, content: bytes) -> bool:
-        """Remove the file if it has this content; of several workers that try, one succeeds."""
-        assert self.folder is not None
-        path = self.folder / digest
-        moved_path = self.folder / f"{digest}.{self.owner.token}"
+    def _remove_file(self, path: Path, content: bytes) -> bool:
+        """Remove a lease if it has this content; of several workers that try, one succeeds."""
+        moved_path = path.with_name(f"{path.name}.{self.owner.token}")
         try:
             path.rename(moved_path)
         except FileNotFoundError:

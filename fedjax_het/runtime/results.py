@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -42,6 +42,19 @@ if TYPE_CHECKING:
 
 STATE_SUFFIX = ".state.npz"
 """End of the name of a file with the final state of a run."""
+ACCURACIES = ("final_accuracy", "final_accuracy_std", "best_accuracy", "last_accuracy")
+RISE_METRICS = ("window_accuracy", "rise_time", "rounds_to_half")
+CLIENT_ACCURACIES = ("bmta", "bmta_round", "bmta_worst_decile", "final_client_accuracy")
+"""Names of a summary's values, see `runtime.result_builder.summarize_metrics`."""
+_HELD_OUT_ACCURACIES = ("held_out_accuracy", "held_out_tuned_accuracy")
+_COSTS = ("wall_seconds", "client_samples_per_second", "bytes_up", "bytes_down", "rounds")
+_NUMBERS = (*ACCURACIES, *RISE_METRICS, *CLIENT_ACCURACIES, *_HELD_OUT_ACCURACIES, *_COSTS)
+_ENVIRONMENT = ("fedjax_het", "jax", "jaxlib", "device", "matmul_precision", "precision")
+_SUMMARY_TYPES: dict[str, Any] = {  # of the values that reports read
+    **dict.fromkeys((*_NUMBERS, "epsilon"), float | None),
+    **dict.fromkeys((*_ENVIRONMENT, "finished", "dataset_note"), str | None),
+    **dict.fromkeys(("diverged", "x64"), bool | None),
+}
 _CHECKSUM = re.compile(r'"checksum": "([0-9a-f]{64})"')
 _CHECKSUM_PLACEHOLDER = "0" * 64
 
@@ -371,7 +384,8 @@ class Result:
             require(is_numeric, f"metric {name}", actual, "numbers by round")
         lengths = {len(array) for array in metrics.values() if array.ndim == 1}
         require(len(lengths) <= 1, "rounds of the metrics", sorted(lengths), "equal numbers")
-        validate_fields(summary, _Summary)
+        for name in summary.keys() & _SUMMARY_TYPES.keys():
+            validate(name, summary[name], _SUMMARY_TYPES[name])
         spec = _parse_spec(record["spec"], summary.get("fedjax_het"))
         return cls(spec, metrics, summary, arrays["artifacts"])
 
@@ -380,40 +394,6 @@ def _load_state_model(path: Path, client: int | None, **user_objects: Any) -> "T
     from fedjax_het.runtime.checkpointing import load_state_model
 
     return load_state_model(path, client, **user_objects)
-
-
-class _Summary(TypedDict, total=False):
-    """The values of a summary that reports read."""
-
-    finished: str | None
-    fedjax_het: str | None
-    jax: str | None
-    jaxlib: str | None
-    device: str | None
-    matmul_precision: str | None
-    precision: str | None
-    dataset_note: str | None
-    final_accuracy: float | None
-    final_accuracy_std: float | None
-    final_client_accuracy: float | None
-    best_accuracy: float | None
-    last_accuracy: float | None
-    window_accuracy: float | None
-    rise_time: float | None
-    rounds_to_half: float | None
-    bmta: float | None
-    bmta_round: float | None
-    bmta_worst_decile: float | None
-    wall_seconds: float | None
-    client_samples_per_second: float | None
-    bytes_up: float | None
-    bytes_down: float | None
-    rounds: float | None
-    epsilon: float | None
-    held_out_accuracy: float | None
-    held_out_tuned_accuracy: float | None
-    diverged: bool | None
-    x64: bool | None
 
 
 def _encode_record(record: dict[str, Any]) -> str:

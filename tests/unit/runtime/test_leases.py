@@ -27,10 +27,8 @@ class Clock:
 
 
 def make_worker(folder, now=0.0):
-    """Return a worker that renews its leases by hand."""
-    leases = Leases(folder, clock=Clock(now))
-    leases._heartbeat_thread = threading.current_thread()
-    return leases
+    """Return a worker that renews its leases when it is told to."""
+    return Leases(folder, clock=Clock(now))
 
 
 def watch(watcher, seconds, also=lambda: None):
@@ -101,7 +99,9 @@ def test_remove_file_puts_a_new_lease_back(tmp_path):
     assert not watch(late, LEASE_SECONDS - 5)
     stale = (tmp_path / RUN).read_bytes()
     assert watch(quick, LEASE_SECONDS + 5)
-    assert not late._remove_file(RUN, stale)  # which it had read before the quick one was there
+    assert not late._remove_file(
+        tmp_path / RUN, stale
+    )  # which it had read before the quick one was there
     assert quick.is_held(RUN) and os.listdir(tmp_path) == [RUN]
 
 
