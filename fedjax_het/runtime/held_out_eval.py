@@ -13,7 +13,6 @@ from fedjax_het.config.run_spec import ResolvedRunSpec
 from fedjax_het.core.client_loop import (
     Cohort,
     Examples,
-    RoundSchedule,
     tile_over_clients,
     train_cohort,
 )
