@@ -236,7 +236,7 @@ def test_documentation_names_the_presets():
 def test_documentation_has_the_text_after_a_field_and_a_parents():
     words = document_fields(METHODS["fedmix"].options)
     assert words["mean_size"][1].startswith("Number of examples in an average, M_k")
-    assert words["coefficient"][1].startswith("Of the term with the derivative")
+    assert words["coefficient"][1].startswith("Coefficient of the derivative")
     assert words["coefficient"][0] == "expansion or printed"
 
 
