@@ -14,40 +14,34 @@ _startup.request_one_cpu_device_per_core()
 _startup.enable_compilation_cache()
 
 # Imported when first used, so that `import fedjax_het` stays fast.
-_PUBLIC = {
-    "RunSpec": "fedjax_het.config.run_spec",
-    "Result": "fedjax_het.runtime.results",
-    "simulate": "fedjax_het.runtime.session",
-    "federation": "fedjax_het.runtime.session",
-    "sweep": "fedjax_het.runtime.sweep",
-    "Placement": "fedjax_het.runtime.placement",
-    "grid": "fedjax_het.config.grid",
-    "load_results": "fedjax_het.runtime.result_store",
-    "load_curves": "fedjax_het.runtime.result_store",
-    "load_model": "fedjax_het.runtime.trained_model",
-    "evaluate": "fedjax_het.runtime.trained_model",
-    "ConfigError": "fedjax_het.utils.errors",
-    "load_dataset": "fedjax_het.data",
-    "dataset_from_arrays": "fedjax_het.data",
-    "load_image_folder": "fedjax_het.data",
-    "make_partition": "fedjax_het.data",
-    "make_model": "fedjax_het.nn",
-    "register_method": "fedjax_het.algorithms",
-    "register_network": "fedjax_het.nn",
-    "register_optimizer": "fedjax_het.core.optimizers",
-    "register_dataset": "fedjax_het.data",
-    "register_partition": "fedjax_het.data",
-    "register_server_source": "fedjax_het.data",
-    "register_measure": "fedjax_het.metrics.registry",
-    "register_tracker": "fedjax_het.runtime.trackers",
-    "show_environment": "fedjax_het.runtime.device_report",
+_NAMES_BY_MODULE = {
+    "algorithms": ("register_method",),
+    "config.grid": ("grid",),
+    "config.run_spec": ("RunSpec",),
+    "core.optimizers": ("register_optimizer",),
+    "data": (
+        *("load_dataset", "dataset_from_arrays", "load_image_folder", "make_partition"),
+        *("register_dataset", "register_partition", "register_server_source"),
+    ),
+    "metrics.registry": ("register_measure",),
+    "nn": ("make_model", "register_network"),
+    "runtime.device_report": ("show_environment",),
+    "runtime.placement": ("Placement",),
+    "runtime.result_store": ("load_curves", "load_results"),
+    "runtime.results": ("Result",),
+    "runtime.session": ("federation", "simulate"),
+    "runtime.sweep": ("sweep",),
+    "runtime.trackers": ("register_tracker",),
+    "runtime.trained_model": ("evaluate", "load_model"),
+    "utils.errors": ("ConfigError",),
 }
-__all__ = ["__version__", *_PUBLIC]
+_MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
+__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    value = getattr(importlib.import_module(f"fedjax_het.{_MODULES[name]}"), name)
     globals()[name] = value
     return value

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from support.x64 import enable_x64
 
 from fedjax_het.algorithms.client_attention import compute_squared_distances
 from fedjax_het.condensation.distribution_matching import distribution_distance
@@ -28,7 +29,6 @@ from fedjax_het.condensation.unrolling import matching_loss, unroll
 from fedjax_het.nn import Model, make_model
 from fedjax_het.nn.precision import BFLOAT16, FLOAT32, TF32, configure_compute
 from fedjax_het.papers.programs import make_config_program
-from fedjax_het.utils.arrays import enable_x64
 from fedjax_het.utils.config import NonNegativeInt, PositiveInt
 from fedjax_het.utils.io import make_output_directory
 

@@ -2,6 +2,7 @@
 and `devices`."""
 
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -61,15 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if flags[:1] == ["run"] and "--output-dir" not in flags:
         message = "interrupted; without --output-dir nothing is kept"
     else:
-        message = (
-            "interrupted; the same command, `run` with --resume, continues from the checkpoint"
-        )
-    return run_with_exit_status(
-        lambda: _run(*split_imports(argv)), name="fedjax-het", interrupt_message=message
-    )
+        message = "interrupted; repeat the command (`run` with --resume) to continue"
+    main = functools.partial(_run, argv)
+    return run_with_exit_status(main, name="fedjax-het", interrupt_message=message)
 
 
-def _run(arguments: list[str], imports: list[str]) -> int:
+def _run(words: Sequence[str]) -> int:
+    arguments, imports = split_imports(words)
     console.parse_output_flags(arguments)
     if arguments == ["--version"]:
         print(f"fedjax-het {__version__}")

@@ -31,59 +31,46 @@ from fedjax_het.utils.errors import (
     require_name,
 )
 
-# Fields of each group: those that --help lists, and the rare ones that only --help-all lists.
 _GROUPS = {
-    "data": (("dataset", "data_dir"), ("normalisation", "server_data", "server_options")),
+    "data": ("dataset", "data_dir", "normalisation", "server_data", "server_options"),
     "partition": (
-        ("partition", "alpha", "classes", "num_clients"),
-        ("partition_options", "partition_seed"),
+        *("partition", "alpha", "classes", "num_clients", "partition_options", "partition_seed"),
     ),
     "network": (
-        ("model",),
-        ("width", "depth", "norm", "stem", "network_options", "precision", "init_from"),
+        *("model", "width", "depth", "norm", "stem", "network_options", "precision", "init_from"),
     ),
     "local training": (
-        ("local_epochs", "batch_size", "local_optimizer", "lr_schedule"),
-        (
-            *("local_steps", "accumulation", "optimizer_options", "optimizer_state"),
-            "lr_step_schedule",
-        ),
+        *("local_epochs", "batch_size", "local_optimizer", "lr_schedule", "local_steps"),
+        *("accumulation", "optimizer_options", "optimizer_state", "lr_step_schedule"),
     ),
     "method": (
-        ("algorithm", "participation", "protocol", "hp", "options"),
-        ("averaging", "pretrain_epochs"),
+        *("algorithm", "participation", "protocol", "hp", "options", "averaging"),
+        "pretrain_epochs",
     ),
     "evaluation": (
-        ("eval_every", "local_tests", "measures"),
-        (
-            *("test_per_client", "scored", "held_out_clients", "held_out_epochs"),
-            *("gradient_gaps", "stop_at", "patience", "min_gain"),
-        ),
+        *("eval_every", "local_tests", "measures", "test_per_client", "scored"),
+        *("held_out_clients", "held_out_epochs", "gradient_gaps"),
+        *("stop_at", "patience", "min_gain"),
     ),
     "run": (
-        ("rounds", "seed", "seeds", "config", "list", "resume", "lanes", "launcher"),
-        (
-            *("resume_anyway", "spread", "vmapped", "memory", "server_work", "client_state"),
-            *("ray_address", "cpus_per_task", "gpus_per_task", "distributed"),
-        ),
+        *("rounds", "seed", "seeds", "config", "list", "resume", "lanes", "launcher"),
+        *("resume_anyway", "spread", "vmapped", "memory", "server_work", "client_state"),
+        *("ray_address", "cpus_per_task", "gpus_per_task", "distributed"),
     ),
-    "output": (("output_dir", "quiet", "json"), ("keep_state", "track", "pictures")),
+    "output": ("output_dir", "quiet", "json", "keep_state", "track", "pictures"),
 }
-_METAVARS = {
-    "init_from": "PATH",
-    "local_optimizer": "OPT",
-    "measures": "NAMES",
-    "ray_address": "ADDRESS",
-}
+# Fields that --help lists; --help-all lists the others, too.
+_COMMON = (
+    *("dataset", "data_dir", "partition", "alpha", "classes", "num_clients", "model"),
+    *("local_epochs", "batch_size", "local_optimizer", "lr_schedule", "algorithm"),
+    *("participation", "protocol", "hp", "options", "eval_every", "local_tests", "measures"),
+    *("rounds", "seed", "seeds", "config", "list", "resume", "lanes", "launcher"),
+    *("output_dir", "quiet", "json"),
+)
+_METAVARS = {"init_from": "PATH", "measures": "NAMES", "ray_address": "ADDRESS"}
 _EXTRA_OPTIONS = (
     Option("help_all", "--help-all", bool, False, "Print the help of every option."),
-    Option(
-        "import_file",
-        "--import",
-        str,
-        None,
-        "Python file or module of the user, which runs first and registers entries (default: none).",
-    ),
+    Option("import_file", "--import", str, None, "Python file or module to run first."),
 )
 
 
@@ -124,8 +111,8 @@ class ExecutionOptions:
 def get_run_layout() -> HelpLayout:
     """Return the layout of the help of `fedjax-het run` and `fedjax-het sweep`."""
     return HelpLayout(
-        groups={title: (*common, *rare) for title, (common, rare) in _GROUPS.items()},
-        rare=[name for _, rare in _GROUPS.values() for name in rare],
+        groups=_GROUPS,
+        rare=[name for names in _GROUPS.values() for name in names if name not in _COMMON],
         defaults=_describe_defaults(),
         metavars=_METAVARS,
         choices={name: tuple(names) for name, names in NAMES.items()},

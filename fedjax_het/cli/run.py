@@ -6,6 +6,7 @@ import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -37,9 +38,8 @@ class RunCommand(ExecutionOptions, RunSpec):
 
 def build_run_spec(command: RunCommand) -> RunSpec:
     """Return the settings that a command line gives."""
-    return RunSpec(
-        **{field.name: getattr(command, field.name) for field in dataclasses.fields(RunSpec)}
-    )
+    names = [field.name for field in dataclasses.fields(RunSpec)]
+    return RunSpec(**{name: getattr(command, name) for name in names})
 
 
 def run_command(command: RunCommand) -> int:
@@ -65,9 +65,8 @@ def run_command(command: RunCommand) -> int:
     is_watched = sys.stderr.isatty() or command.json
     console.log_to_stderr(logging.INFO if is_watched else logging.WARNING)
     spec = build_run_spec(command).resolved()
-    dataset = load_dataset(
-        spec.dataset, normalisation=spec.normalisation, data_dir=command.data_dir
-    )
+    data_options: Any = {"normalisation": spec.normalisation, "data_dir": command.data_dir}
+    dataset = load_dataset(spec.dataset, **data_options)
     write_error: Exception | None = None
     with show_progress(f"{spec.algorithm} on {spec.dataset}") as update_progress:
         try:

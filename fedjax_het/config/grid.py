@@ -59,10 +59,9 @@ def grid(
                 run = dataclasses.replace(spec_with_options, hp=hp_values)
                 specs.setdefault(run.digest(), run)
     for argument, name in sorted(unused):
-        method_names = ", ".join(dict.fromkeys(spec.algorithm for spec in specs.values()))
-        raise ConfigError(
-            f"{display_name(argument)} {name!r}: none of the methods ({method_names}) has it"
-        )
+        methods_text = ", ".join(dict.fromkeys(spec.algorithm for spec in specs.values()))
+        reason = f"none of the methods ({methods_text}) has it"
+        raise ConfigError(f"{display_name(argument)} {name!r}: {reason}")
     return list(specs.values())
 
 

@@ -16,86 +16,34 @@ from fedjax_het.core.schedule import compute_cohort_size
 # set, or a part of the training split; how many, DynaFed's does not say.
 _PROXY_DATA_RULE = DefaultsRule(settings={"server_data": "held_out", "server_options": {}})
 
+# Settings of each paper, which the rules below refine.
+#
 # DynaFed: paper section 6 and appendix; the released code for what the paper leaves open.
-_DYNAFED = (
-    DefaultsRule(
-        settings={
-            "partition": "dirichlet_balanced",
-            "alpha": 0.01,
-            "model": "convnet",
-            "num_clients": 80,
-            "participation": 0.4,
-            "local_epochs": 1,
-            "batch_size": 32,
-            "rounds": 200,
-            "local_optimizer": "adam",
-            "optimizer_state": "keep",
-            "averaging": "uniform",
-        }
-    ),
-)
-
 # FedAF: sections 5.1 and 5.2 and appendix A. The partition is that of the code which its baselines'
 # settings point at (MOON's); the weight decay of that code, 1e-5, is not stated and left out.
-_FEDAF = (
-    DefaultsRule(
-        settings={
-            "partition": "dirichlet_capped",
-            "alpha": 0.1,
-            "model": "convnet",
-            "num_clients": 10,
-            "participation": 1.0,
-            "local_epochs": 10,
-            "batch_size": 64,
-            "rounds": 20,
-            "local_optimizer": "momentum",
-            "optimizer_state": "reset",
-            "averaging": "weighted",
-        },
-    ),
-    DefaultsRule(models=("convnet",), settings={"norm": "batch"}),
-    DefaultsRule(models=("resnet18",), settings={"stem": "imagenet"}),
-    DefaultsRule(
-        datasets=("mnist", "fashion_mnist", "cifar10", "cifar100", "domainnet"),
-        settings={"normalisation": "fedaf"},
-    ),
-    DefaultsRule(
-        datasets=("domainnet",),
-        settings={"partition": "by_domain", "num_clients": 6, "rounds": 10},
-    ),
-)
-
-# FedDM's own setting, as its public re-implementations have it; its authors' code is not public.
-# They normalise CIFAR-100 with the constants of CIFAR-10; here it keeps its own.
-_FEDDM = (
-    *_FEDAF,
-    DefaultsRule(settings={"alpha": 0.5}),
-    DefaultsRule(models=("convnet",), settings={"norm": "instance"}),
-)
-
 # FedAMP: section 7 says how clients' data and tests are made; clients, rounds, networks and all of
 # training are in an appendix that could not be read, and chosen here.
-_FEDAMP = (
-    DefaultsRule(
-        settings={
-            "partition": "grouped",
-            "model": "cnn",
-            "num_clients": 50,
-            "participation": 1.0,
-            "local_epochs": 5,
-            "batch_size": 50,
-            "rounds": 100,
-            "local_optimizer": "sgd",
-            "optimizer_state": "reset",
-            "averaging": "weighted",
-            "local_tests": True,
-        },
-        hp={"local_lr": 0.05},
-    ),
-    DefaultsRule(datasets=("digits",), settings={"model": "mlp", "num_clients": 10}),
-    DefaultsRule(datasets=("emnist_byclass",), settings={"num_clients": 62}),
-    DefaultsRule(datasets=("cifar100",), settings={"num_clients": 40}),
-)
+# FSL: section IV, scenario 1. Its batch size is not stated there: 50 is scenario 2's for EMNIST,
+# and makes K = K_0 on CIFAR-10, as a remark of the paper supposes. Nor is eta_g of FL and DS: the
+# sentence on the implementation gives sqrt(S) for all whose server has such a step.
+_PAPERS = ("dynafed", "fedaf", "fedamp", "fsl")
+_SETTINGS: dict[str, tuple[Any, ...]] = {
+    "partition": ("dirichlet_balanced", "dirichlet_capped", "grouped", "classes_per_client"),
+    "alpha": (0.01, 0.1, None, None),
+    "classes": (None, None, None, 2),
+    "model": ("convnet", "convnet", "cnn", "fsl_cnn"),
+    "normalisation": (None, None, None, "fsl"),
+    "num_clients": (80, 10, 50, 10),
+    "participation": (0.4, 1.0, 1.0, 0.4),
+    "local_epochs": (1, 10, 5, 1),
+    "batch_size": (32, 64, 50, 50),
+    "rounds": (200, 20, 100, 1000),
+    "local_optimizer": ("adam", "momentum", "sgd", "sgd"),
+    "optimizer_state": ("keep", "reset", "reset", "reset"),
+    "averaging": ("uniform", "weighted", "weighted", "uniform"),
+    "local_tests": (None, None, True, None),
+    "server_data": (None, None, None, "iid"),
+}
 
 
 def _server_lr(settings: Mapping[str, Any], method: AlgorithmSpec) -> float | None:
@@ -107,45 +55,54 @@ def _server_lr(settings: Mapping[str, Any], method: AlgorithmSpec) -> float | No
     return math.sqrt(compute_cohort_size(settings["num_clients"], settings["participation"]))
 
 
-# FSL: section IV, scenario 1. Its batch size is not stated there: 50 is scenario 2's for EMNIST,
-# and makes K = K_0 on CIFAR-10, as a remark of the paper supposes. Nor is eta_g of FL and DS: the
-# sentence on the implementation gives sqrt(S) for all whose server has such a step.
-_FSL = (
+def _make_rule(paper: str, hp: dict[str, Any] | None = None) -> DefaultsRule:
+    """Return the rule of a paper's settings, and of hyper-parameters."""
+    values = {name: row[_PAPERS.index(paper)] for name, row in _SETTINGS.items()}
+    settings = {name: value for name, value in values.items() if value is not None}
+    return DefaultsRule(settings=settings, hp=hp or {})
+
+
+_FEDAF = (
+    _make_rule("fedaf"),
+    DefaultsRule(models=("convnet",), settings={"norm": "batch"}),
+    DefaultsRule(models=("resnet18",), settings={"stem": "imagenet"}),
     DefaultsRule(
-        settings={
-            "partition": "classes_per_client",
-            "classes": 2,
-            "model": "fsl_cnn",
-            "normalisation": "fsl",
-            "num_clients": 10,
-            "participation": 0.4,
-            "local_epochs": 1,
-            "batch_size": 50,
-            "rounds": 1000,
-            "local_optimizer": "sgd",
-            "optimizer_state": "reset",
-            "averaging": "uniform",
-            "server_data": "iid",
-        },
-        hp={"server_lr": _server_lr},
+        datasets=("mnist", "fashion_mnist", "cifar10", "cifar100", "domainnet"),
+        settings={"normalisation": "fedaf"},
     ),
-    DefaultsRule(datasets=("cifar10",), settings={"server_options": {"size": 500}}),
     DefaultsRule(
-        datasets=("emnist_45",),
-        settings={
-            "num_clients": 45,
-            "participation": 5 / 45,
-            "server_options": {"size": 225},
-        },
+        datasets=("domainnet",),
+        settings={"partition": "by_domain", "num_clients": 6, "rounds": 10},
     ),
 )
-
 PROTOCOLS: dict[str, tuple[DefaultsRule, ...]] = {
-    "dynafed": _DYNAFED,
+    "dynafed": (_make_rule("dynafed"),),
     "fedaf": _FEDAF,
-    "feddm": _FEDDM,
-    "fedamp": _FEDAMP,
-    "fsl": _FSL,
+    # FedDM's own setting, as its public re-implementations have it; its authors' code is not public.
+    # They normalise CIFAR-100 with the constants of CIFAR-10; here it keeps its own.
+    "feddm": (
+        *_FEDAF,
+        DefaultsRule(settings={"alpha": 0.5}),
+        DefaultsRule(models=("convnet",), settings={"norm": "instance"}),
+    ),
+    "fedamp": (
+        _make_rule("fedamp", {"local_lr": 0.05}),
+        DefaultsRule(datasets=("digits",), settings={"model": "mlp", "num_clients": 10}),
+        DefaultsRule(datasets=("emnist_byclass",), settings={"num_clients": 62}),
+        DefaultsRule(datasets=("cifar100",), settings={"num_clients": 40}),
+    ),
+    "fsl": (
+        _make_rule("fsl", {"server_lr": _server_lr}),
+        DefaultsRule(datasets=("cifar10",), settings={"server_options": {"size": 500}}),
+        DefaultsRule(
+            datasets=("emnist_45",),
+            settings={
+                "num_clients": 45,
+                "participation": 5 / 45,
+                "server_options": {"size": 225},
+            },
+        ),
+    ),
 }
 
 

@@ -8,7 +8,7 @@ their defaults, so that equal runs have equal settings and one digest.
 import dataclasses
 from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager
-from typing import Any, get_origin
+from typing import Annotated, Any, get_origin
 
 from fedjax_het.algorithms import METHODS, AlgorithmSpec, get_algorithm_spec, get_possible_bases
 from fedjax_het.algorithms.server_step import PRETRAINING_HYPERPARAMETERS
@@ -37,18 +37,12 @@ from fedjax_het.metrics.registry import parse_metrics
 from fedjax_het.nn import NETWORKS
 from fedjax_het.utils.config import (
     HyperParameter,
+    PositiveInt,
     field_types,
     to_json_value,
     validate,
-    validate_number,
 )
-from fedjax_het.utils.errors import (
-    display_names,
-    display_names_within,
-    is_integer_at_least,
-    require,
-    require_name,
-)
+from fedjax_het.utils.errors import display_names, display_names_within, require, require_name
 
 USER_PROVIDED = "user"  # name of a data set, network or optimizer that is passed to the run itself
 
@@ -300,9 +294,8 @@ def _resolve_client_tests(
         scored = test_size = None
     if scored is not None:
         require_name("scored", scored, models)
-    is_default_test = is_personalized or not (
-        has_client_tests or protocol_settings.get("local_tests")
-    )
+    is_protocol_test = protocol_settings.get("local_tests")
+    is_default_test = is_personalized or not (has_client_tests or is_protocol_test)
     is_default_model = scored == models[0] and "scored" not in protocol_settings
     return dataclasses.replace(
         spec,
@@ -399,18 +392,16 @@ def _resolve_hyperparameters(
             require(name in raw.hp, f"hp {name}", None, expected)
     values = {name: hyperparameter.default for name, hyperparameter in defaults.items()}
     values |= _evaluate_rule_values(protocol_hp, spec, method, defaults) | raw.hp
-    hp = {
-        name: validate_number(f"hp {name}", value, supported[name].bounds)
-        for name, value in values.items()
-    }
-    return dataclasses.replace(spec, hp=hp)
+    for name, value in values.items():
+        values[name] = validate(f"hp {name}", value, Annotated[float, supported[name].bounds])
+    return dataclasses.replace(spec, hp=values)
 
 
 def _default_hyperparameters(spec: RunSettings, method: AlgorithmSpec) -> dict[str, HyperParameter]:
     """Return the hyper-parameters that such a run always has."""
-    hyperparameters = dict(
-        method.collect_hyperparameters(spec.local_optimizer, spec.options, spec.num_clients or 1)
-    )
+    num_clients = spec.num_clients or 1
+    own = method.collect_hyperparameters(spec.local_optimizer, spec.options, num_clients)
+    hyperparameters = dict(own)
     for _, schedule, prefix in _list_schedules(spec):
         hyperparameters |= lr_schedules.schedule_hyperparameters(schedule, prefix)
     return hyperparameters | (PRETRAINING_HYPERPARAMETERS if spec.pretrain_epochs else {})
@@ -465,8 +456,8 @@ def _check_training_settings(raw: RunSettings, spec: RunSettings, method: Algori
         _require_unset(raw, LOCAL_TRAINING_SETTINGS, expected)
     for name in ("num_clients", "local_epochs", "batch_size", "rounds", "eval_every"):
         value = getattr(spec, name)
-        is_unused = value is None and name in LOCAL_TRAINING_SETTINGS
-        require(is_unused or is_integer_at_least(value, 1), name, value, "a whole number >= 1")
+        if value is not None or name not in LOCAL_TRAINING_SETTINGS:
+            validate(name, value, PositiveInt)
     clients, min_clients = spec.num_clients, method.min_clients
     has_enough_clients = clients is not None and clients >= min_clients
     require(has_enough_clients, "num_clients", clients, f"at least {min_clients}: {spec.algorithm}")

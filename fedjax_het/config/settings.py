@@ -225,6 +225,5 @@ class RunSettings:
     def to_dict(self) -> dict[str, Any]:
         """The settings; those that were added later are left out where they say nothing."""
         values = dataclasses.asdict(self)
-        return {
-            k: v for k, v in values.items() if v not in (None, {}) or k not in _OMITTED_WHEN_EMPTY
-        }
+        omitted = [name for name in _OMITTED_WHEN_EMPTY if values[name] in (None, {})]
+        return {name: value for name, value in values.items() if name not in omitted}

@@ -21,7 +21,7 @@ from fedjax_het.metrics.convergence import TrainingCost, cost_to_reach
 from fedjax_het.runtime import result_display
 from fedjax_het.runtime.provenance import compute_run_digest
 from fedjax_het.utils.arrays import decode_arrays, encode_arrays, save_arrays
-from fedjax_het.utils.config import Bounds, validate, validate_fields, validate_number
+from fedjax_het.utils.config import UnitInterval, validate, validate_fields
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.io import (
     DamagedFileError,
@@ -159,7 +159,7 @@ class Result:
 
         The accuracy is that of the global model, or the mean on clients' own tests without one.
         """
-        accuracy = validate_number("accuracy", accuracy, Bounds(0, 1))
+        accuracy = validate("accuracy", accuracy, UnitInterval)
         curve = result_display.get_accuracy_name(self.metrics)
         return cost_to_reach(self.metrics, self.summary, accuracy, curve)
 

@@ -1,10 +1,8 @@
 """Arrays of every type that jax has, in NumPy's memory and files: random keys by their bits, and
 the small floats and integers that NumPy does not know by theirs."""
 
-import importlib
 import zipfile
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, BinaryIO
 
 import jax
@@ -34,14 +32,6 @@ def set_row(array: jax.Array, row: jax.Array, index: jax.Array | int) -> jax.Arr
 def pad_rows(array: AnyArray, num_rows: int) -> jax.Array:
     """`array` and so many rows of zeros behind it."""
     return jnp.pad(array, [(0, num_rows), *[(0, 0)] * (array.ndim - 1)])
-
-
-def enable_x64(enabled: bool = True) -> AbstractContextManager[None]:
-    """What is made inside may be of 64 bits, or not: jax's own, which has moved."""
-    if hasattr(jax, "enable_x64"):
-        return jax.enable_x64(enabled)
-    experimental: Any = importlib.import_module("jax.experimental")  # before 0.8
-    return experimental.enable_x64(enabled)
 
 
 def fetch_to_host(leaf: Any) -> Any:

@@ -177,8 +177,8 @@ def _split_words(
     parser_class: Any = dataclasses.make_dataclass("Arguments", fields)
     with contextlib.redirect_stderr(io.StringIO()):
         try:
-            words, unknown = tyro.cli(
-                parser_class, prog="", args=argv, add_help=False, return_unknown_args=True
+            words, loose_words = tyro.cli(
+                parser_class, args=argv, add_help=False, return_unknown_args=True
             )
         except SystemExit:  # every flag takes any words, so only such an argument can be missing
             require(False, required[0], "", "a value")
@@ -189,7 +189,7 @@ def _split_words(
             occurrences[name] = ((occurrences[name],),)
         elif option.is_positional:
             occurrences[name] = (occurrences[name],) if occurrences[name] else ()
-    return occurrences, unknown
+    return occurrences, loose_words
 
 
 def _convert_words(option: Option, occurrences: _Occurrences) -> Any:
@@ -308,11 +308,9 @@ def print_help(
 
 def wrap_description(text: str) -> str:
     """Return the paragraphs of a text in lines of 79 characters, which tyro prints unchanged."""
-    paragraphs = [" ".join(text.split()) for text in inspect.cleandoc(text).split("\n\n")]
     # tyro joins a line that begins with a letter to the line before it.
-    return "\n".join(
-        textwrap.fill(text, 79, initial_indent=" ", subsequent_indent=" ") for text in paragraphs
-    )
+    wrapper = textwrap.TextWrapper(79, initial_indent=" ", subsequent_indent=" ")
+    return "\n".join(map(wrapper.fill, inspect.cleandoc(text).split("\n\n")))
 
 
 def make_help_class(config_class: type, layout: HelpLayout, *, include_rare: bool) -> Any:

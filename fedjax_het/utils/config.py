@@ -79,11 +79,9 @@ class Bounds(NamedTuple):
     def contains(self, value: float) -> bool:
         """Return whether the interval holds the value; open ends compare in float32, the devices'
         precision, as well."""
-        float32_value = _to_float32(value)
-        is_above_low = self.low < min(value, float32_value) if self.open_low else self.low <= value
-        is_below_high = (
-            max(value, float32_value) < self.high if self.open_high else value <= self.high
-        )
+        smaller, larger = sorted((value, _to_float32(value)))
+        is_above_low = smaller > self.low if self.open_low else value >= self.low
+        is_below_high = larger < self.high if self.open_high else value <= self.high
         return is_above_low and is_below_high
 
     def __str__(self) -> str:
@@ -317,11 +315,6 @@ def validate(argument: str, value: Any, annotation: Any) -> Any:
         raise make_value_error(argument, value, details["msg"]) from None
 
 
-def validate_number(argument: str, value: Any, bounds: Bounds) -> float:
-    """Return `value` as a float within bounds. Raises ConfigError."""
-    return validate(argument, value, Annotated[float, bounds])
-
-
 def validate_fields(values: Mapping[str, Any], fields: Any, *, prefix: str = "") -> dict[str, Any]:
     """Return the values that a class annotates, as its annotations have them. Raises ConfigError.
 
@@ -486,9 +479,7 @@ def parse_config(
         preset = values.get(field, config_class.__dataclass_fields__[field].default)
         require_name(field_prefix + field, preset, config_class.PRESETS)
         values = {**config_class.PRESETS[preset], **values}
-    values = {
-        key: validate(field_prefix + key, value, fields[key]) for key, value in values.items()
-    }
+    values = {key: validate(field_prefix + key, v, fields[key]) for key, v in values.items()}
     config = config_class(**values).with_derived_fields()
     config.check()
     return config
@@ -517,14 +508,12 @@ def to_json_value(argument: str, value: Any) -> Any:
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int | float):
-        validate_number(argument, value, Bounds())
+        validate(argument, value, float)
         return value
     if is_list(value, tuple):
         return [to_json_value(argument, item) for item in value]
-    has_string_keys = isinstance(value, dict) and all(isinstance(key, str) for key in value)
-    require(
-        has_string_keys, argument, value, "a number, a word, True, False, None or a list of them"
-    )
+    is_mapping = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+    require(is_mapping, argument, value, "a number, a word, True, False, None or a list of them")
     return {key: to_json_value(argument, item) for key, item in value.items()}
 
 

@@ -98,12 +98,8 @@ XDG_CACHE_HOME = EnvironmentVariable("XDG_CACHE_HOME", _FOLDER, _parse_xdg_cache
 TFDS_DATA_DIR = EnvironmentVariable(
     "TFDS_DATA_DIR", "a folder of prepared data sets, or none of the name", _parse_folder
 )
-CINIC10_DIR = EnvironmentVariable(
-    "CINIC10_DIR", "the folder of CINIC-10's train/ and test/", _parse_folder
-)
-RAY_ADDRESS = EnvironmentVariable(
-    "RAY_ADDRESS", "'auto', HOST:PORT or ray://HOST:PORT, or none of the name", str
-)
+CINIC10_DIR = EnvironmentVariable("CINIC10_DIR", "CINIC-10's folder, with train/", _parse_folder)
+RAY_ADDRESS = EnvironmentVariable("RAY_ADDRESS", "'auto', HOST:PORT or ray://HOST:PORT", str)
 JAX_CPU_DEVICES = EnvironmentVariable(
     "JAX_NUM_CPU_DEVICES", f"a whole number from 1 to {MAX_CPU_DEVICES}", _parse_device_count
 )

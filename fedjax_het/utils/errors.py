@@ -103,19 +103,16 @@ def require_name(argument: str, value: object, valid: Iterable[object]) -> None:
     suggestions = difflib.get_close_matches(text, valid_names, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(map(repr, suggestions))}? " if suggestions else ""
     valid_text = f"(valid: {', '.join(valid_names)})" if valid_names else "none is taken here"
-    raise ConfigError(
-        f"{display_name(argument)} = {format_value(value)} is unknown: {hint}{valid_text}"
-    )
+    setting_text = f"{display_name(argument)} = {format_value(value)}"
+    raise ConfigError(f"{setting_text} is unknown: {hint}{valid_text}")
 
 
 def require_columns(argument: str, frame: Any, names: Iterable[str]) -> None:
     """Raise `ConfigError` unless a data frame has these columns."""
     for name in names:
         if name not in frame.columns:
-            column_names = ", ".join(map(str, frame.columns[:20])) or "none"
-            raise ConfigError(
-                f"{display_name(argument)}: expected a column {name!r} (it has {column_names})"
-            )
+            expected = f"a column {name!r} (it has {', '.join(map(str, frame.columns[:20]))})"
+            raise ConfigError(f"{display_name(argument)}: expected {expected}")
 
 
 def run_with_exit_status(main: Callable[[], int], *, name: str, interrupt_message: str) -> int:

@@ -2,8 +2,8 @@
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, Generic, Protocol, TypeVar, get_type_hints
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Protocol, TypeVar, get_type_hints
 
 from fedjax_het.utils.config import is_supported_annotation, to_json_value, validate
 from fedjax_het.utils.errors import ConfigError, display_name, format_value, require, require_name
@@ -23,7 +23,7 @@ EntryT = TypeVar("EntryT", bound=RegistryEntry)
 MAX_NAME_LENGTH = 100  # names of files are made of them
 
 
-class Registry(Mapping[str, EntryT], Generic[EntryT]):
+class Registry(dict[str, EntryT]):
     """Records by name, the package's own first, then users' in the order in which they were added.
 
         NETWORKS = Registry("network", (mlp.NETWORK, convnet.NETWORK), argument="model")
@@ -39,29 +39,16 @@ class Registry(Mapping[str, EntryT], Generic[EntryT]):
 
     def __init__(self, kind: str, entries: Iterable[EntryT], *, argument: str | None = None):
         entries = tuple(entries)
-        self.kind = kind
-        self.argument = argument or kind
-        self._entries: dict[str, EntryT] = {entry.name: entry for entry in entries}
-        if len(self._entries) < len(entries):
+        super().__init__((entry.name, entry) for entry in entries)
+        if len(self) < len(entries):
             raise ValueError(f"two records of the registry of {kind}s have one name")
-        self.built_in: frozenset[str] = frozenset(self._entries)
-
-    def __getitem__(self, name: str) -> EntryT:
-        return self._entries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __repr__(self) -> str:
-        return f"Registry({self.kind!r}: {', '.join(self)})"
+        self.kind, self.argument = kind, argument or kind
+        self.built_in = frozenset(self)
 
     def require(self, name: str, *, argument: str | None = None) -> EntryT:
         """The record of that name; ConfigError with the nearest names where there is none."""
         require_name(argument or self.argument, name, self)
-        return self._entries[name]
+        return self[name]
 
     def add(self, entry: EntryT) -> None:
         """Make a record of the user's own known, as long as this process lasts.
@@ -73,20 +60,17 @@ class Registry(Mapping[str, EntryT], Generic[EntryT]):
         Raises: ConfigError if the name is no identifier, or is one of the package's own.
         """
         name = entry.name
-        is_valid_name = (
-            isinstance(name, str) and name.isidentifier() and len(name) <= MAX_NAME_LENGTH
-        )
+        is_identifier = isinstance(name, str) and name.isidentifier()
         expected = f"letters, digits and underscores, at most {MAX_NAME_LENGTH}"
-        require(is_valid_name, "name", name, expected)
-        require(
-            name not in self.built_in, "name", name, f"one that no {self.kind} of the package has"
-        )
-        self._entries[name] = entry
+        require(is_identifier and len(name) <= MAX_NAME_LENGTH, "name", name, expected)
+        expected = f"one that no {self.kind} of the package has"
+        require(name not in self.built_in, "name", name, expected)
+        self[name] = entry
 
     def reset(self) -> None:
         """Forget what users added."""
-        for name in self._entries.keys() - self.built_in:
-            del self._entries[name]
+        for name in self.keys() - self.built_in:
+            del self[name]
 
 
 _KEYWORD_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -125,9 +109,8 @@ def call_with_supported(
     function: Callable[..., Any], available: Mapping[str, Any], **extra: Any
 ) -> Any:
     """Call `function` with the `available` arguments that its signature has, and with `extra`."""
-    supported = {
-        name: available[name] for name in get_keyword_parameters(function) if name in available
-    }
+    names = get_keyword_parameters(function).keys() & available.keys()
+    supported = {name: available[name] for name in names}
     return function(**supported, **extra)
 
 
@@ -142,18 +125,16 @@ def check_arguments(
       parameters: defaults by name, or `REQUIRED`.
       noun: "parameter" or "option".
     """
-    accepted_text = f"it takes {', '.join(parameters)}" if parameters else "it takes none"
+    accepted_text = f"(it takes {', '.join(parameters) or 'none'})"
     for name, value in arguments.items():
         if name not in parameters:
             suggestions = difflib.get_close_matches(name, parameters, n=1, cutoff=0.5)
             hint = f"; did you mean {suggestions[0]!r}?" if suggestions else ""
-            value_text = f"{display_name(name)} = {format_value(value)}"
-            raise ConfigError(
-                f"{value_text}: {owner} has no {noun} {format_value(name)} ({accepted_text}){hint}"
-            )
+            problem = f"{owner} has no {noun} {format_value(name)} {accepted_text}{hint}"
+            raise ConfigError(f"{display_name(name)} = {format_value(value)}: {problem}")
     for name, default in parameters.items():
         if default is REQUIRED and name not in arguments:
-            raise ConfigError(f"{owner} needs {display_name(name)} ({accepted_text})")
+            raise ConfigError(f"{owner} needs {display_name(name)} {accepted_text}")
 
 
 def validate_keyword_arguments(

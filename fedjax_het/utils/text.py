@@ -51,9 +51,8 @@ def to_one_line(text: str) -> str:
     if text.isprintable():
         return text
     text = re.sub(r"[ \t]*[\t\n\r\v\f\x85\u2028\u2029]\s*", " ", text)
-    return "".join(
-        UNPRINTABLE if unicodedata.category(c) in _HIDDEN_CATEGORIES else c for c in text
-    )
+    is_hidden = [unicodedata.category(character) in _HIDDEN_CATEGORIES for character in text]
+    return "".join(UNPRINTABLE if h else c for h, c in zip(is_hidden, text, strict=True))
 
 
 def escape_markdown(text: str) -> str:

@@ -10,13 +10,13 @@ from support.data import NUM_CLASSES, make_user_dataset
 from support.reference_loop import ReferenceFedAvg, flatten_images, run_and_compare, softmax
 from support.small_federation import make_small_federation
 from support.small_runs import SYNTHESIS_OPTIONS, make_spec, run_spec
+from support.x64 import enable_x64
 
 from fedjax_het import ConfigError, RunSpec
 from fedjax_het.algorithms.dynafed import dynafed
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.condensation.downstream_eval import random_subset
 from fedjax_het.core.rng import Stream, make_host_rng
-from fedjax_het.utils.arrays import enable_x64
 
 LAST, EPOCHS, SAMPLES, RATE = 2, 3, 6, 0.05
 OPTIONS = {

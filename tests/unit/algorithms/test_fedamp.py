@@ -23,6 +23,7 @@ from support.reference_loop import (
     flatten_params,
 )
 from support.small_federation import full_pass_schedule, make_small_federation
+from support.x64 import enable_x64
 
 from fedjax_het import ConfigError, RunSpec, simulate
 from fedjax_het.algorithms.client_attention import (
@@ -41,7 +42,6 @@ from fedjax_het.algorithms.fine_tuning import build_fine_tuned
 from fedjax_het.algorithms.separate import separate
 from fedjax_het.core.client_loop import Cohort
 from fedjax_het.core.execution_plan import make_execution_plan
-from fedjax_het.utils.arrays import enable_x64
 
 RNG = np.random.default_rng(0)
 VECTORS = RNG.normal(size=(5, 40)).astype(np.float32)

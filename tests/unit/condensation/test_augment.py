@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
+from support.x64 import enable_x64
 
 from fedjax_het.condensation import augment as aug
-from fedjax_het.utils.arrays import enable_x64
 from fedjax_het.utils.errors import ConfigError
 
 ALL = "color_crop_cutout_flip_scale_rotate"

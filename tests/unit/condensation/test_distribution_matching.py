@@ -9,6 +9,7 @@ import pytest
 from support.data import IMAGE_SHAPE, NUM_CLASSES
 from support.networks import make_linear_model
 from support.reference_loop import softmax_gradient
+from support.x64 import enable_x64
 
 from fedjax_het.condensation.distribution_matching import (
     clip_by_norm,
@@ -35,7 +36,6 @@ from fedjax_het.condensation.synthetic_pool import (
 )
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE
 from fedjax_het.nn import make_model
-from fedjax_het.utils.arrays import enable_x64
 
 KEY = jax.random.key(3)
 

@@ -10,6 +10,7 @@ import optax
 import pytest
 from jax.flatten_util import ravel_pytree
 from support.markers import slow_case
+from support.x64 import enable_x64
 
 from fedjax_het.analysis.figures.synthetic_images import plot_synthesis
 from fedjax_het.condensation import (
@@ -27,7 +28,6 @@ from fedjax_het.condensation import (
 )
 from fedjax_het.condensation.trajectory_matching import NUMERIC_PRESETS
 from fedjax_het.core.server_training import get_epoch_batch
-from fedjax_het.utils.arrays import enable_x64
 from fedjax_het.utils.config import parse_config
 from fedjax_het.utils.errors import ConfigError
 

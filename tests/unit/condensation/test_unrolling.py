@@ -7,11 +7,11 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 from support.markers import slow_case
+from support.x64 import enable_x64
 
 from fedjax_het.condensation import SyntheticData, matching_loss, unroll, unrolling
 from fedjax_het.core.server_parallelism import ServerParallelism
 from fedjax_het.nn import make_model
-from fedjax_het.utils.arrays import enable_x64
 
 CLASSES, SHAPE, SAMPLES = 3, (4, 4, 1), 6
 NETWORKS = {

@@ -19,6 +19,7 @@ from support.small_runs import (
     make_spec,
     run_spec,
 )
+from support.x64 import enable_x64
 
 from fedjax_het import ConfigError, Placement
 from fedjax_het.condensation import SyntheticData, fine_tune
@@ -41,7 +42,6 @@ from fedjax_het.core.task import Task
 from fedjax_het.nn import make_model
 from fedjax_het.nn.batch_axis import take_local_rows
 from fedjax_het.runtime import checkpointing
-from fedjax_het.utils.arrays import enable_x64
 
 DEVICES = min(2, len(jax.devices()))
 PLAN = make_execution_plan(1, DEVICES, has_sharded_server=True)

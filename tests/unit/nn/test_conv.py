@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.x64 import enable_x64
 
 from fedjax_het.nn import conv2d, conv_products, make_model, to_model
 from fedjax_het.nn.conv import apply_per_lane
 from fedjax_het.nn.conv_products import CONV_IMPLS, Convolution
 from fedjax_het.nn.precision import configure_compute
-from fedjax_het.utils.arrays import enable_x64
 
 KEY = jax.random.key(0)
 

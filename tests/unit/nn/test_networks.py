@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.x64 import enable_x64
 
 from fedjax_het.nn import (
     count_parameters,
@@ -14,7 +15,6 @@ from fedjax_het.nn import (
     micro_batched_value_and_grad,
 )
 from fedjax_het.nn.layers import Dropout, max_pool, max_pool_overlapping
-from fedjax_het.utils.arrays import enable_x64
 from fedjax_het.utils.errors import ConfigError
 
 KEY = jax.random.key(0)
