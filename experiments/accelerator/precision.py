@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from support.x64 import enable_x64
 
 from fedjax_het.algorithms.client_attention import compute_squared_distances
 from fedjax_het.condensation.distribution_matching import distribution_distance
@@ -68,7 +67,7 @@ def compare_precisions(arguments: Arguments) -> int:
 
 def _relative_errors(model: Model, gradient: Callable, arguments: Arguments) -> dict[str, float]:
     """Relative errors by precision."""
-    with enable_x64(True):
+    with jax.enable_x64(True):
         variables, data = _make_problem(model, arguments, np.float64)
         exact = np.asarray(ravel_pytree(jax.jit(partial(gradient, model))(variables, data))[0])
     variables, data = _make_problem(model, arguments, np.float32)
@@ -87,7 +86,7 @@ def _relative_errors(model: Model, gradient: Callable, arguments: Arguments) -> 
 
 def _make_problem(model: Model, arguments: Arguments, dtype: Any) -> tuple[Tree, Tree]:
     """A network, and images around a mean for each class: the same numbers in each type."""
-    with enable_x64(False):
+    with jax.enable_x64(False):
         initial_variables = jax.tree.map(np.asarray, model.init(jax.random.key(arguments.seed)))
     rng = np.random.default_rng(arguments.seed)
     labels = np.arange(arguments.images) % NUM_CLASSES
