@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -13,7 +13,7 @@ import tyro
 
 from fedjax_het._version import __version__
 from fedjax_het.cli import inspection, results
-from fedjax_het.cli.options import get_run_layout, read_settings
+from fedjax_het.cli.options import list_help_options, read_settings
 from fedjax_het.cli.plugins import IMPORT_HELP, import_plugin, split_imports
 from fedjax_het.cli.run import RunCommand, run_command
 from fedjax_het.cli.sweep import SweepCommand, sweep_command
@@ -82,12 +82,8 @@ def _run(words: Sequence[str]) -> int:
     if has_program:
         command = results.TableCommand(argv[0], program_args=tuple(argv[1:]))
     elif any(word in HELP_FLAGS for word in argv):
-        command_line.print_help(
-            config_class,
-            prog=f"fedjax-het {name}",
-            layout=_get_layout(name),
-            include_rare=command_line.HELP_ALL_FLAG in argv,
-        )
+        options = _list_help_options(name, include_rare=command_line.HELP_ALL_FLAG in argv)
+        command_line.print_help(config_class, options, prog=f"fedjax-het {name}")
     else:
         command = _parse_command(config_class, argv)
     if getattr(command, "distributed", False):  # before anything asks for devices
@@ -124,8 +120,11 @@ def _parse_command(config_class: type, argv: Sequence[str]) -> Any:
     return config_class(**values)
 
 
-def _get_layout(name: str) -> command_line.HelpLayout:
-    return get_run_layout() if name in ("run", "sweep") else command_line.HelpLayout()
+def _list_help_options(name: str, *, include_rare: bool = True) -> Iterable[command_line.Option]:
+    config_class = COMMANDS[name].config_class
+    if name in ("run", "sweep"):
+        return list_help_options(config_class, include_rare=include_rare)
+    return command_line.get_options(config_class).values()
 
 
 def _print_help_or_completion(argv: Sequence[str]) -> NoReturn:
@@ -134,9 +133,7 @@ def _print_help_or_completion(argv: Sequence[str]) -> NoReturn:
         require_name("flag", argv[0], ("--tyro-print-completion", "--tyro-write-completion"))
         require_name(argv[0], "".join(argv[1:2]), SHELLS)
     help_classes = {
-        name: command_line.make_help_class(
-            command.config_class, _get_layout(name), include_rare=True
-        )
+        name: command_line.make_help_class(command.config_class, _list_help_options(name))
         for name, command in COMMANDS.items()
     }
     text = f"Federated learning on heterogeneous clients, simulated. {IMPORT_HELP}"

@@ -21,7 +21,7 @@ from fedjax_het.algorithms import METHODS
 from fedjax_het.config.protocols import PROTOCOLS, get_protocol_defaults
 from fedjax_het.config.resolve import NAMES
 from fedjax_het.config.run_spec import RunSpec
-from fedjax_het.utils.command_line import HelpLayout, Option, convert_setting
+from fedjax_het.utils.command_line import Option, convert_setting, get_options
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.errors import (
     ConfigError,
@@ -108,16 +108,23 @@ class ExecutionOptions:
     line."""
 
 
-def get_run_layout() -> HelpLayout:
-    """Return the layout of the help of `fedjax-het run` and `fedjax-het sweep`."""
-    return HelpLayout(
-        groups=_GROUPS,
-        rare=[name for names in _GROUPS.values() for name in names if name not in _COMMON],
-        defaults=_describe_defaults(),
-        metavars=_METAVARS,
-        choices={name: tuple(names) for name, names in NAMES.items()},
-        extra_options=_EXTRA_OPTIONS,
-    )
+def list_help_options(config_class: type, *, include_rare: bool) -> list[Option]:
+    """Return the options of `run` or `sweep` with their groups, defaults and names to complete."""
+    options, hints = get_options(config_class), _describe_defaults()
+    return [
+        *_EXTRA_OPTIONS,
+        *(
+            options[name]._replace(
+                group=group,
+                hint=hints.get(name),
+                metavar=_METAVARS.get(name, ""),
+                choices=tuple(NAMES.get(name, ())),
+            )
+            for group, names in _GROUPS.items()
+            for name in names
+            if name in options and (include_rare or name in _COMMON)
+        ),
+    ]
 
 
 def _describe_defaults() -> dict[str, str]:

@@ -14,7 +14,7 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, get_args, get_origin
@@ -53,6 +53,14 @@ class Option(NamedTuple):
     """Value where the flag is not given; `dataclasses.MISSING` if it is required."""
     help: str
     """Text after the field in the source of the record."""
+    group: str = ""
+    """Title of the group of options in which the help lists it."""
+    hint: str | None = None
+    """Text on the default in the help; None for the text of `default`."""
+    metavar: str = ""
+    """Placeholder of the value in the help; "" for the placeholder of the type."""
+    choices: Sequence[str] = ()
+    """Values that a shell completes."""
 
     @property
     def is_positional(self) -> bool:
@@ -63,23 +71,6 @@ class Option(NamedTuple):
     def is_required(self) -> bool:
         """Whether the value stands without a flag and has no default."""
         return self.is_positional and self.default is dataclasses.MISSING
-
-
-class HelpLayout(NamedTuple):
-    """How the help of a command presents its options."""
-
-    groups: Mapping[str, Sequence[str]] = {}
-    """Fields of each named group; the other fields stand under "options"."""
-    rare: Sequence[str] = ()
-    """Fields that only `--help-all` lists."""
-    defaults: Mapping[str, str] = {}
-    """Texts for defaults that depend on other settings, by field."""
-    metavars: Mapping[str, str] = {}
-    """Placeholders of values, by field, where the type's own placeholder is too vague."""
-    choices: Mapping[str, Sequence[str]] = {}
-    """Values that a shell completes, by field."""
-    extra_options: Sequence[Option] = ()
-    """Options that are parsed elsewhere."""
 
 
 def get_options(config_class: type) -> dict[str, Option]:
@@ -277,27 +268,21 @@ def list_item_type(annotation: Any) -> Any:
 
 
 def print_help(
-    config_class: type,
-    *,
-    prog: str,
-    description: str | None = None,
-    layout: HelpLayout | None = None,
-    include_rare: bool = True,
+    config_class: type, options: Iterable[Option], *, prog: str, description: str | None = None
 ) -> NoReturn:
     """Print the help of a command.
 
     Args:
       config_class: record whose fields are the flags.
+      options: options that the help lists.
       prog: name of the command.
       description: first paragraphs (default: the docstring of the record).
-      layout: groups, rare options and placeholders (default: one group with every option).
-      include_rare: whether rare options are listed.
 
     Raises:
       SystemExit: with status 0, always.
     """
     tyro.cli(
-        make_help_class(config_class, layout or HelpLayout(), include_rare=include_rare),
+        make_help_class(config_class, options),
         args=["--help"],
         prog=prog,
         description=wrap_description(description or config_class.__doc__ or ""),
@@ -313,32 +298,29 @@ def wrap_description(text: str) -> str:
     return "\n".join(map(wrapper.fill, inspect.cleandoc(text).split("\n\n")))
 
 
-def make_help_class(config_class: type, layout: HelpLayout, *, include_rare: bool) -> Any:
+def make_help_class(config_class: type, options: Iterable[Option]) -> Any:
     """Return a dataclass from which tyro prints a command's help or completes its flags."""
-    groups: dict[str, list[Any]] = {title: [] for title in ("", *layout.groups)}
-    titles = {name: title for title, names in layout.groups.items() for name in names}
-    for option in (*layout.extra_options, *get_options(config_class).values()):
-        if include_rare or option.name not in layout.rare:
-            groups[titles.get(option.name, "")].append(_make_help_field(option, layout))
+    groups: dict[str, list[Any]] = {"": []}
+    for option in options:
+        groups.setdefault(option.group, []).append(_make_help_field(option))
     root = groups.pop("")
     for title, fields in groups.items():
-        if fields:
-            group: Any = dataclasses.make_dataclass("Group", fields)
-            default = dataclasses.field(default_factory=group)
-            mark = tyro.conf.arg(name=title)
-            root.append((title.replace(" ", "_"), Annotated[group, mark], default))
+        group: Any = dataclasses.make_dataclass("Group", fields)
+        default = dataclasses.field(default_factory=group)
+        annotation = Annotated[group, tyro.conf.arg(name=title)]
+        root.append((title.replace(" ", "_"), annotation, default))
     help_class: Any = dataclasses.make_dataclass(config_class.__name__, root, kw_only=True)
     help_class.__doc__ = inspect.cleandoc(config_class.__doc__ or "").partition("\n\n")[0]
     return help_class
 
 
-def _make_help_field(option: Option, layout: HelpLayout) -> tuple[Any, ...]:
+def _make_help_field(option: Option) -> tuple[Any, ...]:
     """Return the name, type and default of an option in a class for tyro."""
     item_type = list_item_type(option.annotation)
     members = union_members(item_type or option.annotation)
-    literals = [get_args(member) for member in members if get_origin(member) is Literal]
-    default_choices = literals[0] if literals and len(members) == 1 else ()
-    choices = layout.choices.get(option.name, default_choices)
+    choices = option.choices
+    if len(members) == 1 and get_origin(members[0]) is Literal:
+        choices = get_args(members[0])
     help_type: Any = Literal[tuple(choices)] if choices else Path if Path in members else str
     if option.annotation is bool:
         help_type = bool if option.default else tyro.conf.FlagCreatePairsOff[bool]
@@ -349,32 +331,31 @@ def _make_help_field(option: Option, layout: HelpLayout) -> tuple[Any, ...]:
     mark = tyro.conf.arg(
         name=None if option.is_positional else option.flag[2:],
         help=option.help,
-        metavar=_format_metavar(option.annotation, layout.metavars.get(option.name)),
-        help_behavior_hint=layout.defaults.get(option.name, _format_default(option)),
+        metavar=_format_metavar(option),
+        help_behavior_hint=_format_default(option) if option.hint is None else option.hint,
     )
     marks = (mark, tyro.conf.Positional) if option.is_positional else (mark,)
     default = option.default if option.annotation is bool or option.is_required else None
     return option.name, Annotated[(help_type, *marks)], dataclasses.field(default=default)
 
 
-def _format_metavar(annotation: Any, item_metavar: str | None = None) -> str | None:
+def _format_metavar(option: Option) -> str | None:
     """Return the placeholder of a value in the help, e.g. `N` for a whole number; None for a flag
-    without a value. `item_metavar` replaces the placeholder of the type, or of a list's items."""
-    if annotation is bool:
+    without a value."""
+    if option.annotation is bool:
         return None
-    if get_origin(annotation) is dict:
-        has_lists = get_origin(get_args(annotation)[1]) is tuple
+    if get_origin(option.annotation) is dict:
+        has_lists = list_item_type(get_args(option.annotation)[1]) is not None
         return "NAME=VALUE,..." if has_lists else "NAME=VALUE"
-    item_type = list_item_type(annotation)
-    words = [item_metavar] if item_metavar else []
-    for member in [] if item_metavar else union_members(item_type or annotation):
+    item_type, words = list_item_type(option.annotation), []
+    for member in union_members(item_type or option.annotation):
         base_type, _ = split_bounds(member)
+        word = _METAVARS.get(base_type, "VALUE")
         if get_origin(base_type) is Literal:
-            values = ",".join(map(str, get_args(base_type)))
-            words.append("{" + values + "}" if "," in values else values)
-        else:
-            words.append(_METAVARS.get(base_type, "VALUE"))
-    return "|".join(words) + ("..." if item_type is not None else "")
+            word = ",".join(map(str, get_args(base_type)))
+            word = "{" + word + "}" if "," in word else word
+        words.append(word)
+    return (option.metavar or "|".join(words)) + ("..." if item_type is not None else "")
 
 
 def _format_default(option: Option) -> str:
@@ -408,7 +389,8 @@ def parse_arguments(
     """
     argv = sys.argv[1:] if argv is None else argv
     if any(word in HELP_FLAGS for word in argv):
-        texts = {name: f"(default: {value})" for name, value in defaults.items()}
-        layout = HelpLayout(defaults=texts)
-        print_help(config_class, prog=sys.argv[0], description=description, layout=layout)
+        options = get_options(config_class)
+        for name, value in defaults.items():
+            options[name] = options[name]._replace(hint=f"(default: {value})")
+        print_help(config_class, options.values(), prog=sys.argv[0], description=description)
     return config_class(**{**defaults, **parse_flags(config_class, argv)})
