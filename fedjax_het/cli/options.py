@@ -21,6 +21,7 @@ from fedjax_het.algorithms import METHODS
 from fedjax_het.config.protocols import PROTOCOLS, get_protocol_defaults
 from fedjax_het.config.resolve import NAMES
 from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.runtime.placement import Placement
 from fedjax_het.utils.command_line import Option, convert_setting, get_options
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.errors import (
@@ -106,6 +107,11 @@ class ExecutionOptions:
     json: bool = False
     """Print progress, log messages, errors and the runs of a sweep on stderr as one JSON object per
     line."""
+
+    def make_placement(self, **options: Any) -> Placement:
+        """Return the placement of these options and others."""
+        names = ("lanes", "server_work", "client_state")
+        return Placement(**{name: getattr(self, name) for name in names}, **options)
 
 
 def list_help_options(config_class: type, *, include_rare: bool) -> list[Option]:

@@ -53,7 +53,6 @@ def run_command(command: RunCommand) -> int:
     """
     from fedjax_het.analysis.figures.run_figures import write_run_figures
     from fedjax_het.data import load_dataset
-    from fedjax_het.runtime.placement import Placement
     from fedjax_het.runtime.progress import show_progress
     from fedjax_het.runtime.result_store import ResultNotWrittenError
     from fedjax_het.runtime.results import to_json_value
@@ -79,11 +78,7 @@ def run_command(command: RunCommand) -> int:
                 keep_state=command.keep_state,
                 progress=update_progress,
                 track=command.track,
-                placement=Placement(
-                    lanes=command.lanes,
-                    server_work=command.server_work,
-                    client_state=command.client_state,
-                ),
+                placement=command.make_placement(),
                 data_dir=command.data_dir,
             )
         except ResultNotWrittenError as error:  # what was made is there, elsewhere

@@ -106,27 +106,19 @@ def sweep_command(command: SweepCommand) -> int:
     Raises:
       ConfigError: for settings that cannot be used, and for a result that cannot be written.
     """
-    from fedjax_het.runtime.placement import Placement
     from fedjax_het.runtime.result_store import ResultNotWrittenError
     from fedjax_het.runtime.sweep import SweepResult, plan_sweep, sweep
     from fedjax_het.runtime.sweep_log import format_run_label
 
     console.set_output_mode(quiet=command.quiet, as_json=command.json)
     console.log_to_stderr(logging.WARNING)
-    memory = None if command.memory is None else int(command.memory * 1e9)
     specs = build_run_specs(command)
     if command.list:
         for digest, spec, state in plan_sweep(specs, command.output_dir):
             print(f"{digest}  {state:10}  {format_run_label(spec)}")
         return 0
-    placement = Placement(
-        lanes=command.lanes,
-        spread=command.spread,
-        width=command.vmapped,
-        server_work=command.server_work,
-        client_state=command.client_state,
-        memory=memory,
-    )
+    memory = None if command.memory is None else int(command.memory * 1e9)
+    placement = command.make_placement(spread=command.spread, width=command.vmapped, memory=memory)
     run_sweep: Callable[..., SweepResult] = sweep
     if command.launcher == "ray":
         from fedjax_het.runtime.ray_launcher import sweep_on_ray

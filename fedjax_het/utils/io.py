@@ -37,7 +37,7 @@ def write_atomically(
     """Let `write(file)` fill a temporary file beside `path`, then move it there in one step.
 
     `file` can be read as well. The file has the mode that the umask says, or is the user's alone.
-    What killed programs left in the folder is removed first, once a process.
+    What killed programs left in the folder is removed first.
     Raises `OSError` where the folder cannot be written; no partial file is left behind.
     """
     path = Path(path)
@@ -55,27 +55,19 @@ def write_atomically(
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        if (os_error := _find_os_error(error)) is not None:
-            raise os_error from error
-        raise
+        # A writer of archives may raise another error on its way out after that of the system.
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__
+        if cause in (error, None) or not isinstance(error, Exception):
+            raise
+        raise cause from error
 
 
 def _open_new_file(path: Path, mode: int) -> BinaryIO:
     """A new file, of that mode as far as the umask allows."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     return os.fdopen(os.open(path, flags, mode), "w+b")
-
-
-def _find_os_error(error: BaseException) -> OSError | None:
-    """What the system said, where a writer of archives raised something else on its way out."""
-    if isinstance(error, OSError) or not isinstance(error, Exception):
-        return None
-    chained_error: BaseException | None = error
-    while chained_error is not None:
-        if isinstance(chained_error, OSError):
-            return chained_error
-        chained_error = chained_error.__cause__ or chained_error.__context__
-    return None
 
 
 def remove_stale_files(folder: Path) -> None:
@@ -112,12 +104,11 @@ def _is_process_alive(pid: int) -> bool | None:
     """Whether this host has such a process; None where that cannot be asked."""
     if os.name != "posix":  # elsewhere signal 0 is one that is delivered
         return None
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
+    with contextlib.suppress(PermissionError, OverflowError):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
     return True
 
 
