@@ -68,7 +68,7 @@ _COMMON = (
     *("rounds", "seed", "seeds", "config", "list", "resume", "lanes", "launcher"),
     *("output_dir", "quiet", "json"),
 )
-_METAVARS = {"init_from": "PATH", "measures": "NAMES", "ray_address": "ADDRESS"}
+_METAVARS = {"init_from": "PATH", "local_optimizer": "OPT", "measures": "NAMES"}
 _EXTRA_OPTIONS = (
     Option("help_all", "--help-all", bool, False, "Print the help of every option."),
     Option("import_file", "--import", str, None, "Python file or module to run first."),

@@ -178,21 +178,19 @@ def _resolve_partition(raw: RunSettings, spec: SettingsT) -> SettingsT:
     """Resolve the partition, the settings that are its parameters, and its seed."""
     partition = spec.partition or ""  # a protocol names one
     scheme = PARTITIONS.require(partition)
+    parameters = {name: find_parameter_name(partition, name) for name in PARTITION_SETTINGS}
     settings: dict[str, Any] = {}
-    setting_by_parameter: dict[str, str] = {}
-    for setting in PARTITION_SETTINGS:
-        parameter = find_parameter_name(partition, setting)
+    options = dict(raw.partition_options)
+    for setting, parameter in parameters.items():
         if parameter is None:
             others = ", ".join(name for name in PARTITIONS if find_parameter_name(name, setting))
             expected = f"no {setting}: the partition {partition} takes none ({others} do)"
             _require_unset(raw, (setting,), expected)
             settings[setting] = None
-        else:
-            setting_by_parameter[parameter] = setting
-    options = dict(raw.partition_options)
-    for name in {*setting_by_parameter, *setting_by_parameter.values()} & options.keys():
-        setting, value = setting_by_parameter.get(name, name), options.pop(name)
-        settings[setting] = _require_consistent(raw, setting, value, "partition_options")
+            continue
+        for name in {setting, parameter} & options.keys():
+            value = options.pop(name)
+            settings[setting] = _require_consistent(raw, setting, value, "partition_options")
     spec = dataclasses.replace(spec, partition_options=options, **settings)
     arguments = {
         find_parameter_name(partition, name) or name: value
@@ -200,7 +198,7 @@ def _resolve_partition(raw: RunSettings, spec: SettingsT) -> SettingsT:
     }
     with display_partition_names(spec):
         arguments = scheme.validate_parameters(arguments)
-    for parameter, setting in setting_by_parameter.items():
+    for setting, parameter in parameters.items():
         if parameter in arguments:
             settings[setting] = arguments[parameter]
     options = {name: arguments[name] for name in options}
