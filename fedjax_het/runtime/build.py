@@ -1,7 +1,6 @@
 """Preparation of runs: settings are checked, data are placed, programs are built but not compiled."""
 
 import functools
-import itertools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -68,11 +67,8 @@ from fedjax_het.runtime.placement import (
     DEVICE_STATE,
     SPLIT_STATE,
     Placement,
-    build_plan,
+    Planner,
     choose_client_state,
-    choose_num_blocks,
-    choose_num_lanes,
-    should_shard_server_work,
 )
 from fedjax_het.runtime.trained_model import ModelFile, read_model_file
 from fedjax_het.utils.arrays import stack_on_host
@@ -81,13 +77,6 @@ from fedjax_het.utils.errors import ConfigError, require
 log = logging.getLogger("fedjax_het")
 
 MAX_TRIAL_RUNS, MAX_TRIAL_ROUNDS = 4, 3  # that are packed on each number of lanes that is tried
-
-
-class InitialModel(NamedTuple):
-    """The model that a run begins with if it is read from a file, on the host, and its digest."""
-
-    variables: Any
-    digest: str
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -177,7 +166,7 @@ class RunGroup:
     program: CompiledPrograms
     prepared_runs: list[PreparedRun]
     lane_choice: LaneChoice
-    initial_model: InitialModel | None = None
+    initial_model: ModelFile | None = None
     client_state: str = DEVICE_STATE
     shared_inputs: dict[str, Any] = field(default_factory=dict)
 
@@ -266,42 +255,28 @@ def prepare_group(
         assignments = [
             assign_data(each, dataset, pool, user_objects.partition) for each in resolved_specs
         ]
-    work = [(each, *_build_work_items(each, algorithm)) for each in assignments]
-    blocks = choose_num_blocks(placement, devices, spec)
+    planner = Planner(placement, spec, signature, algorithm, devices, num_runs)
+    makers = [_bind_scheduler(each, algorithm) for each in assignments]
 
     def build_trial_schedulers(lanes: int) -> list[Scheduler]:
         """Return schedulers of a few rounds of a few runs, to estimate how long lanes are idle."""
-        return [
-            _build_scheduler(
-                assignment.spec,
-                partition,
-                items,
-                num_rounds=min(assignment.spec.rounds, MAX_TRIAL_ROUNDS),
-                blocks=blocks,
-                lanes=lanes,
-            )
-            for assignment, partition, items in itertools.islice(work, MAX_TRIAL_RUNS)
-        ]
+        layout = {"blocks": planner.blocks, "lanes": lanes}
+        num_rounds = min(spec.rounds, MAX_TRIAL_ROUNDS)
+        return [make(num_rounds=num_rounds, **layout) for make in makers[:MAX_TRIAL_RUNS]]
 
-    lane_choice = choose_num_lanes(
-        placement, spec, signature, algorithm, devices[:blocks], build_trial_schedulers, num_runs
-    )
+    lane_choice = planner.choose_num_lanes(build_trial_schedulers)
     if lane_choice.conv_impl != AUTO:
         log.info("convolutions: %s", lane_choice.conv_impl)
         signature = make_signature(conv_impl=lane_choice.conv_impl)
-    layout: dict[str, Any] = {"blocks": blocks, "lanes": lane_choice.lanes}
+        planner = replace(planner, signature=signature)
+    layout = {"blocks": planner.blocks, "lanes": lane_choice.lanes}
     prepared_runs = [
-        _build_prepared_run(assignment, algorithm, layout, partition, items)
-        for assignment, partition, items in work
+        _build_prepared_run(assignment, algorithm, layout, make(**layout))
+        for assignment, make in zip(assignments, makers, strict=True)
     ]
     prepared_runs = _add_method_inputs(prepared_runs, algorithm)
-    server_sharding_check = partial(
-        should_shard_server_work, placement, spec, signature, algorithm, devices[:blocks]
-    )
     schedulers = [run.scheduler for run in prepared_runs]
-    plan = build_plan(
-        placement, devices, blocks, lane_choice, schedulers, num_runs, server_sharding_check
-    )
+    plan = planner.build_plan(lane_choice, schedulers)
     program = build_programs(signature, plan)
     client_state = choose_client_state(placement, program, spec)
     if client_state == SPLIT_STATE:
@@ -345,10 +320,8 @@ def _place_shared_inputs(group: RunGroup) -> RunGroup:
     return replace(group, shared_inputs=program.build_inputs(builders))
 
 
-def _build_work_items(
-    assignment: DataAssignment, algorithm: Algorithm
-) -> tuple[Partition, ClientWork | ClientClassWork]:
-    """Return the examples that each client trains on, and the work of the lanes of a run."""
+def _bind_scheduler(assignment: DataAssignment, algorithm: Algorithm) -> Callable[..., Scheduler]:
+    """Return `Scheduler` with the work of a run; it takes the numbers of blocks and lanes."""
     spec, partition = assignment.spec, assignment.partition
     if algorithm.trains_on_server_data and assignment.server_data is not None:
         # Clients train on the server's examples, too.
@@ -357,64 +330,57 @@ def _build_work_items(
         partition = partition_from_clients(
             [np.concatenate([indices, server_indices]) for indices in client_indices]
         )
-    if algorithm.condensation_work is None:
+    pair_work = algorithm.condensation_work
+    work: ClientWork | ClientClassWork
+    if pair_work is None:
         num_passes = (spec.local_epochs or 0) + algorithm.extra_passes
-        return partition, ClientWork(
-            partition, num_passes, spec.batch_size, extra_batches=spec.local_steps or 0
-        )
-    labels, num_classes = assignment.dataset.train_labels, assignment.dataset.num_classes
-    return partition, ClientClassWork(
-        partition, labels, num_classes, algorithm.condensation_work, spec.batch_size
-    )
+        extra_batches = spec.local_steps or 0
+        work = ClientWork(partition, num_passes, spec.batch_size, extra_batches=extra_batches)
+    else:
+        labels, num_classes = assignment.dataset.train_labels, assignment.dataset.num_classes
+        work = ClientClassWork(partition, labels, num_classes, pair_work, spec.batch_size)
+    return _bind_settings(spec, partition, work)
 
 
-def _build_scheduler(
-    spec: ResolvedRunSpec,
-    partition: Partition,
-    work_items: ClientWork | ClientClassWork,
-    **settings: Any,
-) -> Scheduler:
-    """Return a scheduler of the rounds of a run, with other `settings` than the run's where given."""
-    run_settings: dict[str, Any] = dict(
+def _bind_settings(
+    spec: ResolvedRunSpec, partition: Partition, work: ClientWork | ClientClassWork
+) -> Callable[..., Scheduler]:
+    """Return `Scheduler` with the settings of a run, which keyword arguments may replace."""
+    return partial(
+        Scheduler,
+        partition,
+        work,
+        seed=spec.seed,
         num_rounds=spec.rounds,
         participation=spec.participation,
         averaging=spec.averaging,
         eval_every=spec.eval_every,
     )
-    return Scheduler(partition, work_items, seed=spec.seed, **(run_settings | settings))
 
 
 def _build_prepared_run(
-    assignment: DataAssignment,
-    algorithm: Algorithm,
-    layout: dict[str, Any],
-    training_partition: Partition,
-    work_items: ClientWork | ClientClassWork,
+    assignment: DataAssignment, algorithm: Algorithm, layout: dict[str, int], scheduler: Scheduler
 ) -> PreparedRun:
     """Return the run with its schedules for the numbers of blocks and lanes in `layout`."""
     spec, partition, tuning = assignment.spec, assignment.partition, algorithm.fine_tuning
-
-    def make_scheduler(partition: Partition, work: Any, **settings: Any) -> Scheduler:
-        return _build_scheduler(spec, partition, work, **layout, **settings)
-
     tuning_scheduler = diagnostics_scheduler = None
     if tuning is not None:
-        tuning_work = ClientWork(
+        work = ClientWork(
             partition,
             tuning.epochs,
             spec.batch_size,
             max_num_steps=tuning.steps,
             stream=Stream.TUNING,
         )
-        tuning_scheduler = make_scheduler(partition, tuning_work, participation=1.0, averaging=None)
+        make = _bind_settings(spec, partition, work)
+        tuning_scheduler = make(participation=1.0, averaging=None, **layout)
     if spec.gradient_gaps:  # one round, which serves whenever gradients are due
-        work = ClientWork(partition, 1, spec.batch_size)
-        diagnostics_scheduler = make_scheduler(
-            partition, work, num_rounds=1, participation=1.0, averaging="weighted"
-        )
+        make = _bind_settings(spec, partition, ClientWork(partition, 1, spec.batch_size))
+        settings = {"num_rounds": 1, "participation": 1.0, "averaging": "weighted"}
+        diagnostics_scheduler = make(**settings, **layout)
     return PreparedRun(
         **vars(assignment),
-        scheduler=make_scheduler(training_partition, work_items),
+        scheduler=scheduler,
         tuning_scheduler=tuning_scheduler,
         diagnostics_scheduler=diagnostics_scheduler,
     )
@@ -465,7 +431,7 @@ def _check_traffic_contract(program: CompiledPrograms, prepared_run: PreparedRun
         return
 
 
-def load_initial_model(spec: ResolvedRunSpec, signature: Signature) -> InitialModel | None:
+def load_initial_model(spec: ResolvedRunSpec, signature: Signature) -> ModelFile | None:
     """Load the model that a run begins with.
 
     Args:
@@ -492,7 +458,7 @@ def load_initial_model(spec: ResolvedRunSpec, signature: Signature) -> InitialMo
         require(file_shape == shape, "init_from", spec.init_from, expected)
     leaves = jax.tree.leaves(model_file.variables)  # of dicts, whose order is that of names
     variables = jax.tree.unflatten(jax.tree.structure(expected_variables), leaves)
-    return InitialModel(variables, model_file.variables_digest)
+    return model_file._replace(variables=variables)
 
 
 def compute_initial_digest(path: str) -> str:

@@ -481,7 +481,7 @@ def _compute_data_digests(group_state: GroupState, i: int) -> dict[str, str | No
         "network_digest": None,
         "optimizer_digest": None,
         **group.program.signature.compute_user_digests(run.spec),
-        "initial": None if group.initial_model is None else group.initial_model.digest,
+        "initial": None if group.initial_model is None else group.initial_model.variables_digest,
     }
 
 

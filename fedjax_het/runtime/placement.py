@@ -231,180 +231,137 @@ def plan_independent_runs(
     )
 
 
-def choose_num_blocks(
-    placement: Placement, devices: Sequence[jax.Device], spec: ResolvedRunSpec
-) -> int:
-    """Return the number of blocks of lanes: at most the clients that take part in a round.
+@dataclass(frozen=True)
+class Planner:
+    """Chooses lanes and devices for runs of one signature.
 
-    Args:
-      placement: the choice of the user.
-      devices: the devices.
-      spec: the settings of one of the runs.
-
-    Returns:
-      The number of blocks.
-    """
-    cohort = compute_cohort_size(spec.num_clients, spec.participation)
-    return placement.blocks or min(len(devices), cohort)
-
-
-def choose_num_lanes(
-    placement: Placement,
-    spec: ResolvedRunSpec,
-    signature: Signature,
-    algorithm: Algorithm,
-    devices: Sequence[jax.Device],
-    build_schedulers: Callable[[int], Sequence[Scheduler]],
-    num_runs: int,
-) -> LaneChoice:
-    """Choose the number of lanes in each block.
-
-    Args:
-      placement: the number of lanes, or AUTO.
-      spec: the settings of one of the runs.
-      signature: the static choices of the runs.
-      algorithm: the method.
-      devices: the devices that the blocks of a run are on.
-      build_schedulers: returns schedulers of the first rounds of some runs for a number of lanes.
-      num_runs: number of runs that go in step.
-
-    Returns:
-      The number of lanes, the number of runs in parallel on each device, and how long the steps of
-      each number that was tried took.
-    """
-    pairs = algorithm.condensation_work
-    workload = Workload(
-        signature.training,
-        spec.batch_size,
-        _format_network_label(spec, signature),
-        None if pairs is None else pairs.ipc,
-    )
-    condenses = workload.images_per_pair is not None
-    if (lanes := placement.lanes) != "auto":
-        return LaneChoice(lanes, 1, {}, lookup_conv_impl(workload, devices, lanes))
-    if condenses and jax.default_backend() == "cpu":
-        return LaneChoice(1, 1, {})  # pairs of a client and a class go in turn
-
-    @functools.cache
-    def count_block_steps(lanes: int) -> np.ndarray:
-        """[rounds, blocks] of the longest lanes."""
-        return np.concatenate(
-            [scheduler.work_counts.block_steps for scheduler in build_schedulers(lanes)]
-        )
-
-    def idle_factor(lanes: int) -> float:
-        useful_steps = count_block_steps(1).sum()  # of one lane in each block
-        num_blocks = count_block_steps(1).shape[1]
-        return float(
-            count_block_steps(lanes).max(1).sum() * num_blocks * lanes / max(1, useful_steps)
-        )
-
-    cohort = compute_cohort_size(spec.num_clients, spec.participation)
-    if condenses:
-        cohort = int(max(scheduler.work_counts.pairs.max() for scheduler in build_schedulers(1)))
-    return choose_lanes(
-        workload,
-        devices=devices,
-        cohort_size=max(1, cohort),
-        num_runs=1 if condenses else num_runs,
-        idle_factor=idle_factor,
-        memory_bytes=placement.memory,
-    )
-
-
-def should_shard_server_work(
-    placement: Placement,
-    spec: ResolvedRunSpec,
-    signature: Signature,
-    algorithm: Algorithm,
-    devices: Sequence[jax.Device],
-) -> bool:
-    """Return whether devices that share a run also share its server's training.
-
-    Args:
-      placement: the choice of the user.
-      spec: the settings of one of the runs.
-      signature: the static choices of the runs.
-      algorithm: the method.
-      devices: the devices.
-
-    Returns:
-      The choice of the user; without one, whether it was faster in a short timing.
-    """
-    task, batch_size = signature.training.task, algorithm.server_batch_size
-    if (
-        not batch_size
-        or placement.server_work == REPLICATED_SERVER
-        or not task.model.can_shard_batch
-    ):
-        return False
-    if placement.server_work == SHARDED_SERVER:
-        return True
-    return choose_server_sharding(
-        task, batch_size=batch_size, devices=devices, label=_format_network_label(spec, signature)
-    )
-
-
-def _format_network_label(spec: ResolvedRunSpec, signature: Signature) -> str:
-    """Return the name of the network in the table of timings."""
-    network, precision = signature.network, spec.precision
-    precision = precision or describe_environment()["matmul_precision"]
-    options = to_items(spec.model_options)
-    return f"{spec.model} {options} {network.input_shape} {network.num_classes} {precision}"
-
-
-def build_plan(
-    placement: Placement,
-    devices: Sequence[jax.Device],
-    blocks: int,
-    lane_choice: LaneChoice,
-    schedulers: Sequence[Scheduler],
-    num_runs: int,
-    server_sharding_check: Callable[[], bool],
-) -> ExecutionPlan:
-    """Return the plan of runs on devices.
-
-    Args:
+    Attributes:
       placement: the choices of the user.
+      spec: the settings of one of the runs.
+      signature: the static choices of the runs.
+      algorithm: the method.
       devices: the devices.
-      blocks: number of blocks of lanes of a run.
-      lane_choice: the number of lanes in a block, and of runs in parallel.
-      schedulers: the schedulers of some of the runs.
-      num_runs: number of all runs.
-      server_sharding_check: returns whether devices share the server's work; it is called only if
-        they could.
-
-    Returns:
-      The plan.
+      num_runs: number of runs that the programs serve.
     """
-    mesh_axis, num_parallel = placement.spread, lane_choice.num_parallel
-    lanes, num_devices = lane_choice.lanes, len(devices)
-    if (width := placement.width) != "auto":
-        num_parallel = width
-        mesh_axis = RUNS_AXIS if mesh_axis == AUTO and num_parallel > 1 else mesh_axis
-    num_parallel = balance_parallel_runs(num_runs, num_devices, num_parallel)
-    if num_devices < blocks:
-        mesh_axis = RUNS_AXIS
-    if mesh_axis == AUTO:
-        mesh_axis = LANES_AXIS
-        if num_runs > 1:
-            steps = schedulers[0].work_counts.block_steps
-            utilization = steps.sum() / max(1, (steps.max(1) * num_devices).sum())
-            mesh_axis, num_parallel, *_ = choose_parallelism(
-                num_runs,
-                num_devices,
-                lanes=lanes,
-                max_parallel=num_parallel,
-                step_seconds=lane_choice.seconds,
-                utilization=max(utilization, 1e-9),
+
+    placement: Placement
+    spec: ResolvedRunSpec
+    signature: Signature
+    algorithm: Algorithm
+    devices: list[jax.Device]
+    num_runs: int
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks of lanes: at most the clients that take part in a round."""
+        cohort_size = compute_cohort_size(self.spec.num_clients, self.spec.participation)
+        return self.placement.blocks or min(len(self.devices), cohort_size)
+
+    def choose_num_lanes(
+        self, build_schedulers: Callable[[int], Sequence[Scheduler]]
+    ) -> LaneChoice:
+        """Choose the number of lanes in each block.
+
+        Args:
+          build_schedulers: returns schedulers of the first rounds of some runs for a number of
+            lanes.
+
+        Returns:
+          The number of lanes, the number of runs in parallel on each device, and how long the steps
+          of each number that was tried took.
+        """
+        spec, pairs, blocks = self.spec, self.algorithm.condensation_work, self.blocks
+        devices, training = self.devices[:blocks], self.signature.training
+        images_per_pair = None if pairs is None else pairs.ipc
+        workload = Workload(training, spec.batch_size, self._network_label, images_per_pair)
+        if (lanes := self.placement.lanes) != "auto":
+            return LaneChoice(lanes, 1, {}, lookup_conv_impl(workload, devices, lanes))
+        if pairs is not None and jax.default_backend() == "cpu":
+            return LaneChoice(1, 1, {})  # pairs of a client and a class go in turn
+
+        @functools.cache
+        def count_block_steps(lanes: int) -> np.ndarray:
+            """[rounds, blocks] of the longest lanes."""
+            return np.concatenate([s.work_counts.block_steps for s in build_schedulers(lanes)])
+
+        def idle_factor(lanes: int) -> float:
+            useful_steps = count_block_steps(1).sum()  # of one lane in each block
+            num_steps = count_block_steps(lanes).max(1).sum() * blocks * lanes
+            return float(num_steps / max(1, useful_steps))
+
+        num_items = compute_cohort_size(spec.num_clients, spec.participation)
+        if pairs is not None:
+            num_items = int(max(s.work_counts.pairs.max() for s in build_schedulers(1)))
+        return choose_lanes(
+            workload,
+            devices=devices,
+            cohort_size=max(1, num_items),
+            num_runs=1 if pairs is not None else self.num_runs,
+            idle_factor=idle_factor,
+            memory_bytes=self.placement.memory,
+        )
+
+    def build_plan(self, lane_choice: LaneChoice, schedulers: Sequence[Scheduler]) -> ExecutionPlan:
+        """Return the plan of the runs on the devices.
+
+        Args:
+          lane_choice: the number of lanes in a block, and of runs in parallel.
+          schedulers: the schedulers of some of the runs.
+
+        Returns:
+          The plan.
+        """
+        mesh_axis, num_parallel = self.placement.spread, lane_choice.num_parallel
+        lanes, blocks, num_devices = lane_choice.lanes, self.blocks, len(self.devices)
+        if (width := self.placement.width) != "auto":
+            num_parallel = width
+            mesh_axis = RUNS_AXIS if mesh_axis == AUTO and num_parallel > 1 else mesh_axis
+        num_parallel = balance_parallel_runs(self.num_runs, num_devices, num_parallel)
+        if num_devices < blocks:
+            mesh_axis = RUNS_AXIS
+        if mesh_axis == AUTO:
+            mesh_axis = LANES_AXIS
+            if self.num_runs > 1:
+                steps = schedulers[0].work_counts.block_steps
+                utilization = steps.sum() / max(1, (steps.max(1) * num_devices).sum())
+                mesh_axis, num_parallel, *_ = choose_parallelism(
+                    self.num_runs,
+                    num_devices,
+                    lanes=lanes,
+                    max_parallel=num_parallel,
+                    step_seconds=lane_choice.seconds,
+                    utilization=max(utilization, 1e-9),
+                )
+        if mesh_axis == LANES_AXIS:
+            return make_execution_plan(
+                lanes,
+                self.devices[:blocks],
+                blocks=blocks,
+                has_sharded_server=blocks > 1 and self._should_shard_server_work(),
             )
-    if mesh_axis == LANES_AXIS:
-        is_sharded = blocks > 1 and server_sharding_check()
-        devices = devices[:blocks]
-        return make_execution_plan(lanes, devices, blocks=blocks, has_sharded_server=is_sharded)
-    return make_execution_plan(
-        lanes, devices, mesh_axis=RUNS_AXIS, blocks=blocks, num_parallel=num_parallel
-    )
+        return make_execution_plan(
+            lanes, self.devices, mesh_axis=RUNS_AXIS, blocks=blocks, num_parallel=num_parallel
+        )
+
+    def _should_shard_server_work(self) -> bool:
+        """Return whether devices that share a run also share its server's training."""
+        task, batch_size = self.signature.training.task, self.algorithm.server_batch_size
+        server_work = self.placement.server_work
+        if not batch_size or server_work == REPLICATED_SERVER or not task.model.can_shard_batch:
+            return False
+        if server_work == SHARDED_SERVER:
+            return True
+        devices, label = self.devices[: self.blocks], self._network_label
+        return choose_server_sharding(task, batch_size=batch_size, devices=devices, label=label)
+
+    @property
+    def _network_label(self) -> str:
+        """The name of the network in the table of timings."""
+        network = self.signature.network
+        precision = self.spec.precision or describe_environment()["matmul_precision"]
+        options = to_items(self.spec.model_options)
+        shape, num_classes = network.input_shape, network.num_classes
+        return f"{self.spec.model} {options} {shape} {num_classes} {precision}"
 
 
 def choose_client_state(

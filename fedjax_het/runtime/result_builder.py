@@ -196,7 +196,7 @@ def _summarize_data(group_state: GroupState, i: int) -> dict[str, Any]:
         "dataset_note": run.dataset.note,
         **group.program.signature.compute_user_digests(run.spec),
         **run.user_digests,
-        **({} if initial is None else {"initial_digest": initial.digest}),
+        **({} if initial is None else {"initial_digest": initial.variables_digest}),
     }
 
 
