@@ -1,4 +1,4 @@
-"""The time of rounds alone."""
+"""Timing of rounds without evaluation."""
 
 import dataclasses
 import time
@@ -20,11 +20,20 @@ from fedjax_het.utils.env import require_variables
 
 
 class RoundTimes(NamedTuple):
-    """What `benchmark_rounds` measured."""
+    """The result of `benchmark_rounds`.
 
-    seconds: list[float]  # of each round
-    samples: list[int]  # client samples of each round
-    cohorts: list[np.ndarray]  # ids of the clients that took part
+    Attributes:
+      seconds: seconds of each round.
+      samples: number of client samples of each round.
+      cohorts: ids of the clients that took part in each round.
+      compile_seconds: seconds of compilation.
+      useful_work_fraction: fraction of processed samples that are real rather than padding.
+      lanes: the plan in words.
+    """
+
+    seconds: list[float]
+    samples: list[int]
+    cohorts: list[np.ndarray]
     compile_seconds: float
     useful_work_fraction: float
     lanes: str
@@ -38,8 +47,24 @@ def benchmark_rounds(
     *,
     placement: Placement = Placement(),
 ) -> RoundTimes:
-    """Time local training and averaging alone: the first rounds of `spec`, one program call each
-    and no evaluation inside."""
+    """Time local training and averaging in the first rounds of a run, without evaluation.
+
+    Args:
+      spec: the settings.
+      rounds: number of rounds; each is a call of the program.
+      dataset: the user's data set (default: the one that `spec` names).
+      placement: devices and lanes.
+
+    Returns:
+      The seconds and the samples of each round.
+
+    Example:
+      >>> from fedjax_het import RunSpec
+      >>> from fedjax_het.runtime.benchmark import benchmark_rounds
+      >>> spec = RunSpec(dataset="digits", model="mlp", num_clients=2)
+      >>> len(benchmark_rounds(spec, 2).seconds)
+      2
+    """
     require_variables()
     spec = dataclasses.replace(spec, rounds=rounds + 5, eval_every=rounds + 5)
     group = prepare_group([spec], UserObjects(dataset), placement)

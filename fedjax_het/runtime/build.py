@@ -202,6 +202,18 @@ class RunGroup:
             return plan.put(trees[0])
         return plan.put(jax.tree.map(lambda *leaves: stack_on_host(leaves), *trees), PER_RUN)
 
+    def take_run(self, tree: Any, i: int) -> Any:
+        """Return the part of one run of a pytree that has a leading axis of runs, if runs do.
+
+        Args:
+          tree: the pytree.
+          i: the run.
+
+        Returns:
+          A pytree of the same structure.
+        """
+        return jax.tree.map(lambda a: a[i], tree) if self.runs_parallel else tree
+
     def useful_work_fraction(self, prepared_runs: Sequence[PreparedRun]) -> float:
         """Return the fraction of processed samples that are real rather than padding."""
         schedulers = [run.scheduler for run in prepared_runs]

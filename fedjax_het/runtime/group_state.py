@@ -222,9 +222,7 @@ class GroupState:
     def fetch_states(self) -> list[Any]:
         """Return the state of every run, on the host."""
         host = jax.tree.map(fetch_to_host, self.state)
-        if not self.group.runs_parallel:
-            return [host]
-        return [jax.tree.map(lambda a, i=i: a[i], host) for i in range(len(self.prepared_runs))]
+        return [self.group.take_run(host, i) for i in range(len(self.prepared_runs))]
 
     def list_programs(self) -> dict[str, tuple[Any, tuple]]:
         """Return the jitted programs of the runs by name, each with its inputs.
@@ -255,10 +253,7 @@ class GroupState:
 
     def count_stage_iterations(self, stage: ServerStage) -> int:
         """Return the iterations of the server's work between rounds that are done."""
-        state = self.state
-        if self.group.runs_parallel:
-            state = jax.tree.map(lambda a: a[0], state)
-        return stage.count_completed(state)
+        return stage.count_completed(self.group.take_run(self.state, 0))
 
 
 def init_group(

@@ -16,7 +16,7 @@ from fedjax_het.core.round_inputs import ChunkInputs, RoundMetrics
 from fedjax_het.runtime.checkpointing import CheckpointWriter
 from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.progress import Progress
-from fedjax_het.runtime.resumable_rounds import start_round
+from fedjax_het.runtime.resumable_rounds import RoundProgress
 from fedjax_het.utils.arrays import fetch_to_host
 
 log = logging.getLogger("fedjax_het")
@@ -60,7 +60,10 @@ def run_resumable_round(group_state: GroupState, checkpoints: CheckpointWriter) 
     assert layout is not None
     inputs = group_state.build_chunk_inputs(group_state.rounds_done, 1)
     group_state.load_client_states([group_state.rounds_done])
-    round_progress = group_state.round_progress = group_state.round_progress or start_round(layout)
+    num_loops = len(layout.loop_names)
+    if group_state.round_progress is None:
+        group_state.round_progress = RoundProgress(layout.init_carry(), [0] * num_loops)
+    round_progress = group_state.round_progress
     loop, count, first_iteration, loop_seconds = -1, 1, 0, 0.0
     while True:
         if round_progress.loop_index != loop:  # the first iteration tells how fast the others are
@@ -79,7 +82,7 @@ def run_resumable_round(group_state: GroupState, checkpoints: CheckpointWriter) 
         total = round_progress.advance(
             carry, count, totals.max(0) if group.runs_parallel else totals
         )
-        if round_progress.is_complete:
+        if round_progress.loop_index == num_loops:
             break
         done = round_progress.done[loop]
         rate = max(done - first_iteration, 1) / loop_seconds

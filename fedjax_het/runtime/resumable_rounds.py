@@ -24,27 +24,32 @@ DEFAULT_LONG_FLOPS = 1e15
 
 
 class LoopLayout(NamedTuple):
-    """The long loops of a round, at which it is split into parts."""
+    """The long loops of a round, at which it is split into parts.
+
+    Attributes:
+      plan: the devices.
+      loop_names: names of the loops for progress reports.
+      sharding_kinds: how the carry of each loop is spread over the devices.
+      carry_shapes: shapes of the carries.
+    """
 
     plan: ExecutionPlan
-    loop_names: list[str]  # of the loops
-    sharding_kinds: list[Any]  # how what they carry is spread
-    carry_shapes: Tree  # as shapes
+    loop_names: list[str]
+    sharding_kinds: list[Any]
+    carry_shapes: Tree
 
     def build_spans(self, num_iterations: int) -> Tree:
-        """Return the iterations of every loop to execute: from the first to so many."""
-        return self.plan.put(
-            np.tile(np.array([0, num_iterations], np.int32), (len(self.loop_names), 1))
-        )
+        """Return the spans `[loops, 2]` int32 of a call that executes the first iterations."""
+        span = np.array([0, num_iterations], np.int32)
+        return self.plan.put(np.tile(span, (len(self.loop_names), 1)))
 
     def init_carry(self) -> Tree:
         """Return the carry of all loops before the first call."""
-        return self.place_carry(
-            jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), self.carry_shapes)
-        )
+        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), self.carry_shapes)
+        return self.place_carry(zeros)
 
     def place_carry(self, carry: Tree) -> Tree:
-        """Place a carry on the devices."""
+        """Return a carry on the devices."""
         if self.plan.mesh_axis == RUNS_AXIS:
             return self.plan.put(carry, PER_RUN)
         return jax.tree.map(
@@ -56,38 +61,46 @@ class LoopLayout(NamedTuple):
 
 @dataclass
 class RoundProgress:
-    """The parts of a round that are done."""
+    """The parts of a round that are done.
+
+    Attributes:
+      carry: the carry of all loops.
+      done: number of iterations of each loop that are done.
+      totals: number of iterations of the loops that have ended.
+    """
 
     carry: Tree
     done: list[int]
-    """Iterations of each loop."""
     totals: list[int] = field(default_factory=list)
-    """Of the loops that have ended."""
 
     @property
     def loop_index(self) -> int:
-        """Return the index of the loop that is executed next."""
+        """Index of the loop that is executed next; the number of loops after the last one."""
         return len(self.totals)
 
     def build_spans(self, count: int) -> np.ndarray:
-        """`[n, 2]` of a call in which the loop goes on by so many iterations."""
-        first = np.asarray(self.done, np.int32)
-        last = first.copy()
+        """Return the spans `[loops, 2]` of a call that executes `count` iterations of the loop."""
+        last = np.array(self.done, np.int32)
         last[self.loop_index] += count
-        return np.stack([first, last], 1)
+        return np.stack([np.array(self.done, np.int32), last], 1)
 
     def advance(self, carry: Tree, count: int, totals: np.ndarray) -> int:
-        """What a call has left; -> the iterations of the loop that was going on."""
+        """Record the result of a call.
+
+        Args:
+          carry: the carry after the call.
+          count: number of iterations that the call executed at most.
+          totals: number of iterations of each loop, as far as known.
+
+        Returns:
+          The number of iterations of the loop that the call executed.
+        """
         self.carry, i = carry, self.loop_index
         total = int(totals[i])
         self.done[i] = min(self.done[i] + count, total)
         if self.done[i] == total:
             self.totals.append(total)
         return total
-
-    @property
-    def is_complete(self) -> bool:
-        return self.loop_index == len(self.done)
 
     def to_record(self) -> dict[str, list[int]]:
         """Return the record for a checkpoint, which also has the carry."""
@@ -99,6 +112,13 @@ def is_long_round(program: CompiledPrograms, inputs: ChunkInputs) -> bool:
 
     The operations of one device's runs on all devices count, so that the number of devices has no
     influence.
+
+    Args:
+      program: the programs, of which the chunk is traced.
+      inputs: inputs of a round.
+
+    Returns:
+      Whether the round is to be split into parts.
     """
     max_flops = LONG_FLOPS.get(jax.default_backend(), DEFAULT_LONG_FLOPS)
     samples = program.samples_per_round[workload_key(inputs)] * program.plan.num_parallel
@@ -106,15 +126,18 @@ def is_long_round(program: CompiledPrograms, inputs: ChunkInputs) -> bool:
 
 
 def trace_loop_layout(program: CompiledPrograms, state: Tree, inputs: ChunkInputs) -> LoopLayout:
-    """Find the long loops of a round by tracing it."""
+    """Find the long loops of a round by tracing it.
+
+    Args:
+      program: the programs.
+      state: the state of the runs, as shapes.
+      inputs: inputs of a round.
+
+    Returns:
+      The loops.
+    """
     signature, plan = program.signature, program.plan
-    components = RoundComponents(
-        program.algorithm, signature.training.task, plan, signature.evaluation
-    )
+    task = signature.training.task
+    components = RoundComponents(program.algorithm, task, plan, signature.evaluation)
     loops = trace_loops(components, program.input_kinds, state, inputs)
     return LoopLayout(plan, loops.names, loops.layouts, loops.carries)
-
-
-def start_round(layout: LoopLayout) -> RoundProgress:
-    """Return a round of which no part is done."""
-    return RoundProgress(layout.init_carry(), [0] * len(layout.loop_names))

@@ -245,7 +245,7 @@ def _record_metrics(group_state: GroupState, metrics: Any, count: int) -> None:
         timing.timed_samples += int(samples.sum())
         if i not in group_state.active:
             continue
-        run_metrics = jax.tree.map(lambda a, i=i: a[i], metrics) if group.runs_parallel else metrics
+        run_metrics = group.take_run(metrics, i)
         new_curves = build_curves(run_metrics, run, requested_metrics)
         diverged_round = record_rounds(
             group_state.curves[i], new_curves, run_metrics.is_finite, done, count
