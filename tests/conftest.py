@@ -57,10 +57,10 @@ def use_single_lane(monkeypatch):
 def no_program_eviction(monkeypatch):
     """For a test that counts compilations: what other tests have compiled goes before it, and not
     in its midst, where the process has many programs."""
-    from fedjax_het.core import mmap_limit
+    from fedjax_het.core import memory
 
-    mmap_limit.evict_programs_if_needed()
-    monkeypatch.setattr(mmap_limit, "is_near_mmap_limit", lambda: False)
+    memory.evict_programs_if_needed()
+    monkeypatch.setattr(memory, "is_near_mmap_limit", lambda: False)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""A round's client models as an ensemble on the server's examples, and a student of it."""
+"""A round's client models as an ensemble on the server's examples, and distillation of it."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.core.client_loop import ClientModels, Examples
-from fedjax_het.core.device_exchange import get_client_row
+from fedjax_het.core.client_loop import ClientModels, Examples, get_client_row
 from fedjax_het.core.resumable_loops import TEACHERS, WHOLE_LOOPS, LoopRunner
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.core.server_training import make_shuffled_batches, train_on_examples
@@ -22,12 +21,19 @@ _FORWARD_BATCH_SIZE = 128  # images of a forward pass
 
 
 def compute_logits(task: Task, variables: Tree, images: AnyArray) -> jax.Array:
-    """`[n, C]` of stored images `[n, H, W, C]`, of the network as it is evaluated.
+    """Compute logits in evaluation mode.
 
-    Cost: one pass, with the activations of `_AT_ONCE` images in memory.
+    Cost: one pass, with the activations of 128 images in memory.
+
+    Args:
+      task: network and normalization.
+      variables: variables of the network.
+      images: stored images, `[n, H, W, C]`.
+
+    Returns:
+      Logits, `[n, num_classes]`.
     """
-
-    # Whole pieces: mapped image by image (`lax.map` with a batch size), networks with max pooling
+    # Whole batches: mapped image by image (`lax.map` with a batch size), networks with max pooling
     # took up to twice the time on CPU.
     num_images = len(images)
     batch_size = min(_FORWARD_BATCH_SIZE, num_images)
@@ -59,9 +65,8 @@ def sum_over_models(
     """
 
     def add(i, total):
-        return total + jnp.where(
-            models.is_present[i], function(get_client_row(models.variables, i)), 0
-        )
+        value = function(get_client_row(models.variables, i))
+        return total + jnp.where(models.is_present[i], value, 0)
 
     first = jax.tree.map(lambda a: a[0], models.variables)
     zeros = jnp.zeros_like(jax.eval_shape(function, first))
@@ -71,7 +76,21 @@ def sum_over_models(
 
 
 def compute_weighted_sum(weights: jax.Array, trees: Tree) -> Tree:
-    """Sum of leaves `[S, ...]`, weighted by `[S]`, in full precision on every backend."""
+    """Sum trees with weights, in full precision on every backend.
+
+    Args:
+      weights: `[S]`.
+      trees: a tree of arrays, `[S, ...]`.
+
+    Returns:
+      A tree of arrays, `[...]`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.core.distillation import compute_weighted_sum
+      >>> compute_weighted_sum(jnp.array([0.5, 2.0]), {"w": jnp.array([2.0, 3.0])})["w"].tolist()
+      7.0
+    """
     return jax.tree.map(
         lambda leaf: (weights.reshape(-1, *(1,) * (leaf.ndim - 1)) * leaf).sum(0), trees
     )
@@ -91,19 +110,29 @@ def distill_student(
     is_averaged_step: Callable[[jax.Array], jax.Array] | None = None,
     server_parallelism: ServerParallelism = SINGLE_DEVICE,
 ) -> Tree:
-    """The student after minibatch steps on KL(targets || its predictions), mean over samples.
+    """Train a student on the mean of KL(targets || its predictions).
+
+    Cost: epochs * ceil(n / batch_size) steps, see `train_on_examples`.
 
     Args:
-      images: `[n, H, W, C]` as stored. targets: `[n, C]` probabilities.
-      key: an epoch's shuffle and a step's dropout depend on it and on their number alone.
-      optimizer: starts afresh. epochs: over the images; may be traced: then at most `max_epochs`.
-      collects: says of the number of steps done, from 1, whether the variables then reached are
-        part of the mean that is returned (stochastic weight averaging); of those after the last
-        step if none are, or `collects` is None.
-    Cost: epochs * ceil(n / batch_size) steps, shared as `fit` says.
+      task: network and normalization.
+      student: variables of the student at the start.
+      images: stored images, `[n, H, W, C]`.
+      targets: probabilities, `[n, num_classes]`.
+      key: an epoch's order and a step's dropout depend on it and on their number alone.
+      optimizer: starts with a new state.
+      batch_size: images per step.
+      epochs: number of epochs; may be traced.
+      max_epochs: static upper bound of a traced `epochs`.
+      is_averaged_step: `number of steps, from 1 -> bool`, whether the variables after that step are
+        part of the returned mean (stochastic weight averaging). None: no step is.
+      server_parallelism: devices that share each batch.
+
+    Returns:
+      The mean of the averaged variables; the variables after the last step if there are none.
     """
     order_key, step_key = jax.random.split(key)
-    # Their cross-entropy differs from the divergence by what does not depend on the student.
+    # Cross-entropy differs from the divergence by a term that does not depend on the student.
     train = partial(
         train_on_examples,
         student,

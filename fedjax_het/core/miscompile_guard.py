@@ -1,12 +1,12 @@
-"""The guard against compiled programs that return wrong numbers.
+"""Guard against compiled programs that return wrong numbers.
 
 jax 0.10.2 (the last for Python 3.11) computes a product of matrices and a reduction wrongly on CPUs
-where it fuses the two into one call of its library: the result of a matrix-vector product can hold
-thousands of wrong values, silently. Switching this library's fusions off for good halves a
-ConvNet's speed, for its reductions alone are fast and right. So what was compiled is read: a
-program without such a fusion, which nearly all are, is right as it is. One that has one is run on a
-first step and compared with the same program compiled without them; where the two disagree, the
-unfused one is used.
+where it fuses the two into one call of its library. The result of a matrix-vector product can hold
+thousands of wrong values, without an error. Disabling the fusions of this library halves a
+ConvNet's speed, since fused reductions alone are fast and right. The guard therefore reads compiled
+programs. A program without such a fusion is right, and nearly all programs have none. The first
+step of a program with such a fusion is compared with the same program compiled without fusions. If
+the two differ, the program without fusions replaces it.
 """
 
 import contextlib
@@ -27,82 +27,91 @@ from fedjax_het.utils.env import get_program_cache_dir, make_private_dir
 
 log = logging.getLogger("fedjax_het")
 
-# Known to be wrong: jax-ml/jax#39103. Seen to be right: 0.7.2, 0.8.0, 0.8.2, 0.9.0, 0.9.2, 0.10.0,
+# Known to be wrong: jax-ml/jax#39103. Known to be right: 0.7.2, 0.8.0, 0.8.2, 0.9.0, 0.9.2, 0.10.0,
 # 0.10.1, 0.11.2 and 0.12.0.
 AFFECTED_JAXLIB_VERSIONS = ("0.10.2",)
 UNFUSED_COMPILER_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
-# Largest relative error (L2, per output array) that rounding in another order may cause. An
-# adaptive optimiser magnifies rounding where a gradient is nearly zero (0.004 was seen for a
-# ConvNet under Adam), hence not 1e-6; what is known to be wrong is wrong by more than 0.1.
+# Largest relative error (L2, per output array) that another order of rounding may cause. An
+# adaptive optimizer magnifies rounding where a gradient is nearly zero (0.004 was observed for a
+# ConvNet with Adam), hence not 1e-6. The known errors exceed 0.1.
 RELATIVE_TOLERANCE = 1e-2
 
 
 def is_affected_platform() -> bool:
-    """Whether this backend and jaxlib version need checking."""
+    """Return whether programs of this backend and jaxlib version need verification."""
     return jax.default_backend() == "cpu" and jaxlib.__version__ in AFFECTED_JAXLIB_VERSIONS
 
 
 def has_matmul_reduce_fusion(hlo_text: str) -> bool:
-    """Whether an optimised program, as text, has a library call that may be wrong: one that both
-    multiplies matrices and reduces."""
+    """Return whether an optimized program has a library call that multiplies and reduces.
+
+    Args:
+      hlo_text: text of the optimized program.
+
+    Returns:
+      Whether a fusion of the library contains both a product of matrices and a reduction.
+    """
     fused_names = set(re.findall(r"calls=%([\w.-]+)[^\n]*__ynn_fusion", hlo_text))
-    bodies = re.split(r"\n}\n", hlo_text)
-    named_bodies = ((re.search(r"^%([\w.-]+) \(", body, re.MULTILINE), body) for body in bodies)
-    return any(
-        name is not None and name[1] in fused_names and " dot(" in body and " reduce(" in body
-        for name, body in named_bodies
-    )
+    for body in re.split(r"\n}\n", hlo_text):
+        name = re.search(r"^%([\w.-]+) \(", body, re.MULTILINE)
+        if name and name[1] in fused_names and " dot(" in body and " reduce(" in body:
+            return True
+    return False
 
 
 def compute_relative_error(actual: Any, expected: Any, baseline: Any = None) -> float:
-    """Largest relative L2 error over the arrays of two pytrees.
+    """Compute the largest relative L2 error over the float arrays of two trees.
 
-    With a `baseline` of the same structure the changes from it are compared, so that a wrong
-    update does not hide behind large weights; what rounding of the weights may explain passes.
+    Args:
+      actual: tree of arrays.
+      expected: tree of the same structure.
+      baseline: tree of the same structure, of which the others are changes. The changes are then
+        compared, so that a wrong update does not hide behind large weights. The error that rounding
+        of the weights explains is subtracted. None: values are compared.
+
+    Returns:
+      The error; infinite if NaNs differ.
     """
-    max_error = 0.0
     baseline = baseline if baseline is not None else jax.tree.map(lambda a: 0.0, expected)
     leaves = zip(*map(jax.tree.leaves, (actual, expected, baseline)), strict=True)
-    for actual_leaf, expected_leaf, baseline_leaf in leaves:
-        if is_prng_key(expected_leaf) or not np.issubdtype(
-            np.asarray(expected_leaf).dtype, np.floating
-        ):
-            continue
-        actual_leaf, expected_leaf, baseline_leaf = (
-            np.asarray(a, np.float64)
-            for a in _select_changed_rows(actual_leaf, expected_leaf, baseline_leaf)
-        )
-        if not (np.isfinite(expected_leaf) | np.isnan(expected_leaf)).all():
-            continue  # overflowed in either form: nothing to compare
-        error = np.sqrt(np.nansum((actual_leaf - expected_leaf) ** 2))
-        rounding = 1e-6 * np.sqrt(np.nansum(expected_leaf**2))
-        change_norm = np.sqrt(np.nansum((expected_leaf - baseline_leaf) ** 2))
-        if (np.isnan(actual_leaf) != np.isnan(expected_leaf)).any():
-            return np.inf
-        max_error = max(max_error, max(error - rounding, 0.0) / (change_norm + rounding + 1e-30))
-    return float(max_error)
+    return max((_compute_leaf_error(*arrays) for arrays in leaves), default=0.0)
 
 
-def _select_changed_rows(
-    actual: Any, expected: Any, baseline: Any
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The rows in which something happened: not the states of the many clients that did nothing."""
-    actual, expected, baseline = np.asarray(actual), np.asarray(expected), np.asarray(baseline)
-    if expected.ndim < 2 or baseline.shape != expected.shape:
-        return actual, expected, baseline
-    is_unchanged = ((actual == expected) & (expected == baseline)).reshape(len(expected), -1).all(1)
-    return actual[~is_unchanged], expected[~is_unchanged], baseline[~is_unchanged]
+def _compute_leaf_error(actual: Any, expected: Any, baseline: Any) -> float:
+    if is_prng_key(expected) or not np.issubdtype(np.asarray(expected).dtype, np.floating):
+        return 0.0
+    actual, expected, baseline = map(np.asarray, (actual, expected, baseline))
+    if expected.ndim >= 2 and baseline.shape == expected.shape:
+        # Rows without a change, such as states of idle clients, do not count.
+        is_same = (actual == expected) & (expected == baseline)
+        is_changed = ~is_same.reshape(len(expected), -1).all(1)
+        actual, expected, baseline = actual[is_changed], expected[is_changed], baseline[is_changed]
+    actual, expected, baseline = (np.asarray(a, np.float64) for a in (actual, expected, baseline))
+    if np.isinf(expected).any():
+        return 0.0  # overflow in either form: nothing to compare
+    if (np.isnan(actual) != np.isnan(expected)).any():
+        return np.inf
+    error = np.sqrt(np.nansum((actual - expected) ** 2))
+    rounding = 1e-6 * np.sqrt(np.nansum(expected**2))
+    change_norm = np.sqrt(np.nansum((expected - baseline) ** 2))
+    return float(max(error - rounding, 0.0) / (change_norm + rounding + 1e-30))
 
 
 class VerifiedJit:
-    """`jax.jit(function)` that can be verified against its unfused form.
+    """`jax.jit(function)` with a verification against its unfused form.
 
-    Args:
-      baseline: picks from the arguments what the outputs are a change of (see
-        `compute_relative_error`); default: compare the outputs themselves.
-      is_debug: whether calls run without jit, and without verification.
-      jit_options: passed to `jax.jit`.
+    Attributes:
+      program: the jitted function in use.
+      is_unfused: whether `program` is the unfused form.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.core.miscompile_guard import VerifiedJit
+      >>> double = VerifiedJit(lambda x: 2 * x)
+      >>> double.verify((jnp.ones(3),))
+      >>> double(jnp.ones(3)).tolist()
+      [2.0, 2.0, 2.0]
     """
 
     def __init__(
@@ -114,6 +123,16 @@ class VerifiedJit:
         is_debug: bool = False,
         **jit_options,
     ):
+        """Create the jitted function.
+
+        Args:
+          function: the function.
+          baseline: selects from the arguments the tree that the outputs change, see
+            `compute_relative_error`; default: compare the outputs themselves.
+          name: name in the warning.
+          is_debug: whether calls run without jit, and without verification.
+          **jit_options: arguments of `jax.jit`.
+        """
         self._is_debug = is_debug
         self._baseline, self._name = baseline, name
         self._verified: set[str] = set()
@@ -121,20 +140,25 @@ class VerifiedJit:
         self._unfused_program = jax.jit(
             function, compiler_options=UNFUSED_COMPILER_OPTIONS, **jit_options
         )
-        self.is_unfused = False  # whether the unfused program took its place
+        self.is_unfused = False
 
     def __call__(self, *args):
+        """Call the function."""
         with jax.disable_jit() if self._is_debug else contextlib.nullcontext():
             return self.program(*args)
 
     def verify(self, example_args: tuple, variant: str = "") -> None:
-        """Compare once per `part` what may be wrong; if the two differ, use the unfused one.
+        """Compare the two forms once per variant, and use the unfused form if they differ.
 
-        What was found right is remembered in the user's cache folder.
+        The user's cache folder stores which programs are right.
 
-        `example` has the real shapes and makes the program do its first step only. Its arrays
-        are not donated. Cost: the compilation, which calls would do otherwise; where something has
-        to be compared, a second one.
+        Cost: the compilation, which a call would do otherwise, and for a program with such a fusion
+        a second compilation.
+
+        Args:
+          example_args: arguments with the real shapes, for which the program makes its first step
+            only. They are not donated.
+          variant: name of the branches that these arguments execute.
         """
         is_known = self._is_debug or variant in self._verified or self.is_unfused
         if is_known or not is_affected_platform():
@@ -144,15 +168,14 @@ class VerifiedJit:
         hlo_text = lowered.compile().as_text()
         if hlo_text is not None and not has_matmul_reduce_fusion(hlo_text):
             return
-        marker = _verification_marker(lowered.as_text() + variant)
+        marker = _get_marker_path(lowered.as_text() + variant)
         if marker is not None and marker.exists():
             return
-        # Waited for: of two programs with collectives that run at a time on XLA's CPU devices, each
+        # Block here: two programs with collectives that run at the same time on XLA's CPU devices
         # may hold threads that the other needs, for ever.
         expected = jax.block_until_ready(self._unfused_program(*_copy_buffers(example_args)))
-        error = compute_relative_error(
-            self(*_copy_buffers(example_args)), expected, self._baseline(example_args)
-        )
+        actual = self(*_copy_buffers(example_args))
+        error = compute_relative_error(actual, expected, self._baseline(example_args))
         if error > RELATIVE_TOLERANCE:
             log.warning(
                 "%s: this jaxlib's fused program is wrong by %.2g on its first step; it runs "
@@ -162,15 +185,16 @@ class VerifiedJit:
             )
             self.program, self.is_unfused = self._unfused_program, True
         elif marker is not None:
-            with contextlib.suppress(OSError):  # then it is verified again next time
+            with contextlib.suppress(OSError):  # the next process verifies the program again
                 make_private_dir(marker.parent)
                 marker.touch()
 
 
-def _verification_marker(program_text: str) -> Path | None:
-    """The file that is there if this program was found right before, on this machine.
+def _get_marker_path(program_text: str) -> Path | None:
+    """Return the file whose existence shows that this machine has found the program right.
 
-    None with several processes: some might know and others not, and they must run the same.
+    The result is None with several processes: they must run the same programs, and only some might
+    have the file.
     """
     if jax.process_count() > 1:
         return None
@@ -180,8 +204,8 @@ def _verification_marker(program_text: str) -> Path | None:
 
 
 def _copy_buffers(tree):
-    """A copy whose buffers a donating program may take.
+    """Return a copy whose buffers a donating program may take.
 
-    Empty arrays are left: a copy of one forgets how it is spread, and the program compiles again.
+    Empty arrays are not copied: a copy loses its sharding, and the program would compile again.
     """
     return jax.tree.map(lambda a: a.copy() if isinstance(a, jax.Array) and a.size else a, tree)

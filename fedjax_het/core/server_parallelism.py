@@ -7,54 +7,84 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.core.resumable_loops import WHOLE_LOOPS, LoopRunner
-from fedjax_het.nn.batch_axis import (
-    BatchAxis,
-    gather_rows,
-    sum_over_shards,
-    take_local_rows,
-)
+from fedjax_het.nn.batch_axis import BatchAxis, gather_rows, sum_over_shards, take_local_rows
 
 Tree = Any
 
 
 class ServerParallelism(NamedTuple):
-    """Which devices share: those along a mesh's `axis`, inside whose `shard_map` the work is done.
+    """The devices that share the server's work, which runs inside a `shard_map`.
 
-    Every device holds all arguments and results and makes its part of the sums in between, which
-    are then added up: the numbers depend on how many share by rounding alone.
+    Every device has all arguments and results. It computes its part of the sums in between, which
+    the devices then add. The number of devices changes the results by rounding alone.
+
+    Attributes:
+      axis: axis of the mesh that the devices are along; None for a single device.
+      num_devices: number of devices.
+      loops: runs the long loops of the work.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.core.server_parallelism import ServerParallelism
+      >>> ServerParallelism().map_samples(lambda x: 2 * x, jnp.arange(3)).tolist()
+      [0, 2, 4]
     """
 
-    axis: str | None = None  # None: a device alone
+    axis: str | None = None
     num_devices: int = 1
-    loops: LoopRunner = WHOLE_LOOPS  # runs the long loops of the work
+    loops: LoopRunner = WHOLE_LOOPS
 
     @property
     def batch_axis(self) -> BatchAxis | None:
-        """The devices as those that share a batch, see `nn.batch_axis`; None for one device."""
+        """Return the devices as sharers of a batch, see `nn.batch_axis`; None for one device."""
         return None if self.axis is None else BatchAxis(self.axis, self.num_devices)
 
     def sum_over_devices(self, sums: Tree) -> Tree:
-        """The sums of all devices' parts. One collective."""
+        """Return the sums of all devices' parts. Cost: one collective."""
         return sum_over_shards(sums, self.batch_axis)
 
     def map_samples(self, function: Callable[[Tree], jax.Array], samples: Tree) -> jax.Array:
-        """`function(samples) -> [n, ...]`, an entry for each sample by itself, of samples with a
-        leading axis n, of which each device takes its part. One collective."""
+        """Compute an entry for each sample, of which each device computes its part.
+
+        Cost: one collective.
+
+        Args:
+          function: `samples -> [n, ...]`, an entry for each sample by itself.
+          samples: a tree of arrays with a leading axis n.
+
+        Returns:
+          The entries of all samples, `[n, ...]`.
+        """
         num_samples = len(jax.tree.leaves(samples)[0])
         entries = function(take_local_rows(samples, self.batch_axis))
         return gather_rows(entries, self.batch_axis)[:num_samples]
 
     def order_after(self, signal: jax.Array, tree: Tree) -> Tree:
-        """See `order_after`."""
+        """Delay a tree until a signal is computed if several devices share the work.
+
+        Args:
+          signal: see `order_after`.
+          tree: see `order_after`.
+
+        Returns:
+          The tree.
+        """
         return tree if self.axis is None else order_after(signal, tree)
 
 
 def order_after(signal: jax.Array, tree: Tree) -> Tree:
-    """`tree`, of numbers, which is not known before `signal`, a float that is never -inf.
+    """Delay a tree until a signal is computed.
 
-    Orders collectives that do not need each other: two that are ready at the same time can hang
-    XLA's CPU devices, see `device_exchange.exchange_between_devices`. A barrier would not do: XLA removes it before it
-    decides what runs when.
+    This orders collectives that do not depend on each other. Two collectives that are ready at the
+    same time can block XLA's CPU devices for ever. A barrier does not help: XLA removes it before
+    it decides on the order.
+
+    Args:
+      signal: a float that is never -inf.
+      tree: a tree of numbers.
+
+    Returns:
+      A tree with the same values.
     """
     is_ready = signal != -jnp.inf
     return jax.tree.map(lambda leaf: jnp.where(is_ready, leaf, jnp.zeros_like(leaf)), tree)

@@ -23,8 +23,8 @@ from fedjax_het.core.execution_plan import (
 )
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.lr_schedules import is_round_schedule_hyperparameter
+from fedjax_het.core.memory import evict_programs_if_needed
 from fedjax_het.core.miscompile_guard import VerifiedJit
-from fedjax_het.core.mmap_limit import evict_programs_if_needed
 from fedjax_het.core.optimizers import (
     OPTIMIZERS,
     LocalTrainingOptions,
@@ -380,7 +380,7 @@ def flops_per_sample(signature: Signature) -> int:
 
 
 def evict_programs() -> None:
-    """Drop compiled programs if the process holds about as many as it may, see `core.mmap_limit`."""
+    """Drop compiled programs if the process holds about as many as it may, see `core.memory`."""
     evict_programs_if_needed(
         build_programs.cache_clear, _make_network.cache_clear, _adapt_network.cache_clear
     )

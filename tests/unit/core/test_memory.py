@@ -1,6 +1,7 @@
 """A process that compiles programs without end, and the memory maps that it may have."""
 
 import gc
+import math
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +9,10 @@ import pytest
 from support.data import make_user_dataset
 
 from fedjax_het import RunSpec, simulate
-from fedjax_het.core import mmap_limit
+from fedjax_het.core import memory
 from fedjax_het.runtime.compiled_programs import build_programs, evict_programs
 
-needs_maps = pytest.mark.skipif(
-    not mmap_limit.count_memory_maps(), reason="this system tells no maps"
-)
+needs_maps = pytest.mark.skipif(not memory.count_memory_maps(), reason="this system tells no maps")
 
 
 def run(rounds):
@@ -26,19 +25,19 @@ def run(rounds):
 def test_programs_are_let_go_where_it_is_crowded(monkeypatch):
     run(1)
     gc.collect()
-    held = mmap_limit.count_memory_maps()
+    held = memory.count_memory_maps()
     evict_programs()
     assert build_programs.cache_info().currsize > 0  # there is room
-    monkeypatch.setattr(mmap_limit, "read_max_memory_maps", lambda: held)
+    monkeypatch.setattr(memory, "read_max_memory_maps", lambda: held)
     evict_programs()
     assert build_programs.cache_info().currsize == 0
-    assert mmap_limit.count_memory_maps() < held
+    assert memory.count_memory_maps() < held
 
 
 @pytest.mark.slow
 def test_a_run_makes_room_before_its_programs(monkeypatch):
     dropped = []
-    monkeypatch.setattr(mmap_limit, "is_near_mmap_limit", lambda: True)
+    monkeypatch.setattr(memory, "is_near_mmap_limit", lambda: True)
     monkeypatch.setattr(jax, "clear_caches", lambda: dropped.append(build_programs.cache_info()))
     run(1)
     assert dropped and dropped[0].currsize == 0
@@ -47,11 +46,11 @@ def test_a_run_makes_room_before_its_programs(monkeypatch):
 def test_what_was_let_go_is_compiled_again(monkeypatch):
     double = jax.jit(lambda x: 2 * x)
     double(jnp.ones(3))
-    monkeypatch.setattr(mmap_limit, "read_max_memory_maps", lambda: 1)
-    mmap_limit.evict_programs_if_needed()
+    monkeypatch.setattr(memory, "read_max_memory_maps", lambda: 1)
+    memory.evict_programs_if_needed()
     assert (double(jnp.ones(3)) == 2).all()
 
 
 def test_without_a_limit_nothing_is_let_go(monkeypatch):
-    monkeypatch.setattr(mmap_limit, "read_max_memory_maps", lambda: None)
-    mmap_limit.evict_programs_if_needed(lambda: pytest.fail("there is room"))
+    monkeypatch.setattr(memory, "read_max_memory_maps", lambda: math.inf)
+    memory.evict_programs_if_needed(lambda: pytest.fail("there is room"))
