@@ -1,7 +1,7 @@
-"""The optimisers that clients may have, by name: what of optax makes sense, and users' own.
+"""Local optimizers by name: SGD with its momentums, optimizers of optax, and users' own.
 
-One entry is made of a function's signature: its arguments with numbers as defaults are numeric
-hyper-parameters, `local_<argument>`, its truth values are the setting `optimizer_options`.
+The signature of an optimizer's function defines its settings: arguments with numbers as defaults are
+numeric hyper-parameters `local_<argument>`, truth values are the setting `optimizer_options`.
 """
 
 import inspect
@@ -14,408 +14,398 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.nn.network import hash_jaxprs
-from fedjax_het.utils.config import (
-    Bounds,
-    HyperParameter,
-    validate_arguments,
-)
+from fedjax_het.utils.config import Bounds, HyperParameter, validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.registry import REQUIRED, Registry, get_keyword_parameters, get_summary_line
 
-LearningRate = Any  # a scalar, or a function of the optimiser's steps so far that returns one
-USER_OBJECT = "user"  # the name of an optimiser that is passed to the run itself
+HyperParameterRecords = dict[str, HyperParameter]
+USER_OBJECT = "user"  # the name of an optimizer that is passed to the run itself
+LOCAL_PREFIX = "local_"
+LR_NAME = f"{LOCAL_PREFIX}lr"
+
+# Transformations that precede any optimizer, if their hyper-parameter is given.
+_GRADIENT_TRANSFORMATIONS: dict[str, Callable[[Any], optax.GradientTransformation]] = {
+    f"{LOCAL_PREFIX}clip_value": optax.clip,
+    f"{LOCAL_PREFIX}clip_norm": optax.clip_by_global_norm,
+    f"{LOCAL_PREFIX}weight_decay": optax.add_decayed_weights,
+}
+COMMON_HYPERPARAMETERS: HyperParameterRecords = {
+    f"{LOCAL_PREFIX}clip_value": HyperParameter(1.0, Bounds(0, open_low=True)),
+    f"{LOCAL_PREFIX}clip_norm": HyperParameter(10.0, Bounds(0, open_low=True)),
+    f"{LOCAL_PREFIX}weight_decay": HyperParameter(1e-4, Bounds(0)),
+}
+"""Hyper-parameters of every optimizer that are used only where they are given."""
+
+_DECAY_BOUNDS = Bounds(0, 1, open_high=True)  # with 1 a moment would never change
+_DECAY_NAMES = ("b1", "b2", "b3", "decay", "momentum", "rho")
+
+# Optimizers of optax that clients may have, and their default rates other than 0.001.
+_OPTAX_NAMES = (
+    *("rmsprop", "adagrad", "adadelta", "adabelief", "nadam", "nadamw", "yogi", "lion", "lamb"),
+    *("lars", "radam", "adamax", "adamaxw", "amsgrad", "novograd", "adan", "sign_sgd"),
+)
+_DEFAULT_LRS = {"adagrad": 1e-2, "adadelta": 1.0, "yogi": 1e-2, "lion": 1e-4, "lars": 0.1}
+_LAYERWISE_NAMES = ("lamb", "lars", "novograd")  # their steps depend on norms of layers
+
+
+# Weights on which a user's optimizer is traced.
+_SMALL_TREE = {
+    "b": jax.ShapeDtypeStruct((2,), jnp.float32),
+    "w": jax.ShapeDtypeStruct((3, 2), jnp.float32),
+}
 
 
 class LocalOptimizer(NamedTuple):
-    """An optimiser that clients may have.
-
-    make(learning_rate, **numbers and options) -> optax.GradientTransformation; the rate and the
-      numbers are traced, and the rate may be a schedule.
-    numbers: hyper-parameters of every run that has it, by their names in `hp`.
-    optional: such that are there only where they are given; its own default holds where not.
-    options: its static truth values and their defaults.
-    flat: whether it treats every weight alike, so that all may be one row.
-    """
+    """An optimizer that clients may have."""
 
     name: str
     make: Callable[..., optax.GradientTransformation]
-    hyperparameters: dict[str, HyperParameter]
-    description: str = ""
-    optional_hyperparameters: dict[str, HyperParameter] = {}  # noqa: RUF012
-    options: dict[str, bool] = {}  # noqa: RUF012
-    is_elementwise: bool = False
+    """`make(learning_rate, **numbers_and_options)`: the rate and the numbers are traced, and the rate
+    may be a function of the number of steps."""
+    description: str
+    hyperparameters: HyperParameterRecords
+    "Hyper-parameters of every run with the optimizer, by their names in `hp`."
+    optional_hyperparameters: HyperParameterRecords
+    "Hyper-parameters that are used only where they are given; else the default of `make` holds."
+    options: dict[str, bool]
+    "Static truth values and their defaults."
+    is_elementwise: bool
+    "Whether it treats every weight alike, so that all weights may be one row."
 
 
 class LocalTrainingOptions(NamedTuple):
-    """What local training is besides its optimiser's name; static.
-
-    options: of the optimiser, those that are not as by default.
-    numbers: of `hp`, those of local training that are there only where they are given.
-    schedule: of the rate over a client's steps, one of `LR_SCHEDULES`; None: it is constant.
-    accumulation: minibatches of a step.
-    steps: minibatches of a round; None: they are those of its epochs.
-    own: of the optimiser "user": a `GradientTransformation`, or a function of `hp` that makes one.
-    """
+    """Choices of local training besides the name of the optimizer; static."""
 
     optimizer_options: tuple[tuple[str, bool], ...] = ()
+    "Options of the optimizer that differ from their defaults."
     optional_hyperparameters: tuple[str, ...] = ()
+    "Names of the optional hyper-parameters of local training that are given."
     lr_schedule: str | None = None
+    "Schedule of the rate over a client's steps, one of `LR_SCHEDULES`; None: a constant rate."
     accumulation_steps: int = 1
+    "Minibatches of a step."
     num_steps: int | None = None
+    "Minibatches of a round; None: those of its epochs."
     user_optimizer: Any = None
+    """For the optimizer "user": a `GradientTransformation`, or a function of `hp` that returns one."""
 
 
-LOCAL_PREFIX = "local_"
-LR_NAME = f"{LOCAL_PREFIX}lr"
-_DECAY_BOUNDS = Bounds(0, 1, open_high=True)  # 1 would forget nothing
-_BOUNDS = {
-    **dict.fromkeys(("b1", "b2", "b3", "decay", "momentum", "rho"), _DECAY_BOUNDS),
-    "initial_accumulator_value": Bounds(0),
-}
-# Of any optimiser: numbers that are there only where they are given; see `transformation`.
-CLIP_VALUE_NAME, CLIP_NORM_NAME, WEIGHT_DECAY_NAME = (
-    f"{LOCAL_PREFIX}{name}" for name in ("clip_value", "clip_norm", "weight_decay")
-)
-COMMON_HYPERPARAMETERS = {
-    CLIP_VALUE_NAME: HyperParameter(1.0, Bounds(0, open_low=True)),
-    CLIP_NORM_NAME: HyperParameter(10.0, Bounds(0, open_low=True)),
-    WEIGHT_DECAY_NAME: HyperParameter(1e-4, Bounds(0)),
-}
-
-
-def optimizer_from_signature(
+def _make_entry(
     name: str,
     make: Callable[..., optax.GradientTransformation],
     default_lr: float,
-    description: str = "",
+    description: str | None = None,
     *,
-    fixed_hyperparameters: Mapping[str, float] | None = None,
-    is_elementwise: bool = False,
+    defaults: Mapping[str, float] | None = None,
+    is_elementwise: bool = True,
 ) -> LocalOptimizer:
-    """The entry of a function `make(learning_rate, ...)`.
+    """Return the entry of a function `make(learning_rate, ...)`.
 
-    Its arguments with a number as default are hyper-parameters, those with a truth value options.
-    One that is None, and is of a name that others have as a number, is an optional number. All else
-    (masks, types) stays as it is.
-    old: the numbers that runs have always had, with their defaults; the others are then optional.
+    An argument whose default is None is an optional number if others have a number of that name.
+    All other arguments (masks, types) keep their defaults. With `defaults` these are the numbers
+    that every run has, and the others are optional.
     """
     hyperparameters = {LR_NAME: HyperParameter(default_lr, Bounds(0))}
-    optional: dict[str, HyperParameter] = {}
+    optional: HyperParameterRecords = {}
     options: dict[str, bool] = {}
     for argument, default in get_keyword_parameters(make, exclude=("learning_rate",)).items():
         hp_name = f"{LOCAL_PREFIX}{argument}"
+        bounds = _DECAY_BOUNDS if argument in _DECAY_NAMES else Bounds(0)
         if isinstance(default, bool):
             if not argument.endswith("mask"):
                 options[argument] = default
         elif isinstance(default, int | float):
-            hyperparameter = HyperParameter(float(default), _BOUNDS.get(argument, Bounds(0)))
-            (
-                hyperparameters
-                if fixed_hyperparameters is None or hp_name in fixed_hyperparameters
-                else optional
-            )[hp_name] = hyperparameter
-        elif default is None and argument in _BOUNDS:
-            optional[hp_name] = HyperParameter(0.9, _BOUNDS[argument])
-    for hp_name, value in (fixed_hyperparameters or {}).items():
-        hyperparameters[hp_name] = hyperparameters[hp_name]._replace(default=value)
+            records = hyperparameters if defaults is None or hp_name in defaults else optional
+            default = (defaults or {}).get(hp_name, float(default))
+            records[hp_name] = HyperParameter(default, bounds)
+        elif default is None and argument in _DECAY_NAMES:
+            optional[hp_name] = HyperParameter(0.9, bounds)
+    description = get_summary_line(make) if description is None else description
     return LocalOptimizer(
-        name, make, hyperparameters, description, optional, options, is_elementwise
+        name, make, description, hyperparameters, optional, options, is_elementwise
     )
 
 
-def _sgd(learning_rate: LearningRate) -> optax.GradientTransformation:
+def _sgd(learning_rate: Any) -> optax.GradientTransformation:
+    """Plain steps along the gradient."""
     return optax.sgd(learning_rate)
 
 
-def _momentum(learning_rate: LearningRate, momentum: float = 0.9) -> optax.GradientTransformation:
+def _momentum(learning_rate: Any, momentum: float = 0.9) -> optax.GradientTransformation:
+    """SGD with heavy-ball momentum."""
     return optax.sgd(learning_rate, momentum=momentum)
 
 
-def _nesterov(learning_rate: LearningRate, momentum: float = 0.9) -> optax.GradientTransformation:
+def _nesterov(learning_rate: Any, momentum: float = 0.9) -> optax.GradientTransformation:
+    """SGD with Nesterov's momentum."""
     return optax.sgd(learning_rate, momentum=momentum, nesterov=True)
 
 
-def _sm3(learning_rate: LearningRate, momentum: float = 0.9) -> optax.GradientTransformation:
-    """optax's, whose own rate is no schedule."""
+def _sm3(learning_rate: Any, momentum: float = 0.9) -> optax.GradientTransformation:
+    """Adagrad by rows and columns (Anil et al., 2019)."""
+    # The rate of `optax.sm3` is no function of the number of steps.
     return optax.chain(optax.scale_by_sm3(momentum), optax.scale_by_learning_rate(learning_rate))
 
 
-# Name, the rate's default, whether every weight is treated alike, and what it is.
-_OPTAX_OPTIMIZERS = (
-    ("rmsprop", 1e-3, True, "gradients by the root of their mean square (Hinton, 2012)"),
-    ("adagrad", 1e-2, True, "gradients by the root of the sum of squares (Duchi et al., 2011)"),
-    ("adadelta", 1.0, True, "steps as long as the last ones were (Zeiler, 2012)"),
-    ("adabelief", 1e-3, True, "Adam by how far gradients are from their mean (2020)"),
-    ("nadam", 1e-3, True, "Adam with Nesterov's momentum (Dozat, 2016)"),
-    ("nadamw", 1e-3, True, "nadam with decoupled weight decay"),
-    ("yogi", 1e-2, True, "Adam whose second moment moves by bounded amounts (2018)"),
-    ("lion", 1e-4, True, "signs of a momentum, decoupled weight decay (Chen et al., 2023)"),
-    ("lamb", 1e-3, False, "AdamW, layer by layer as long as the weights ask (You et al., 2019)"),
-    ("lars", 0.1, False, "momentum, layer by layer as long as the weights ask (You et al., 2017)"),
-    ("radam", 1e-3, True, "Adam with a rectified second moment (Liu et al., 2019)"),
-    ("adamax", 1e-3, True, "Adam by the largest gradient (Kingma and Ba, 2015)"),
-    ("adamaxw", 1e-3, True, "adamax with decoupled weight decay"),
-    ("amsgrad", 1e-3, True, "Adam by its largest second moment (Reddi et al., 2018)"),
-    ("novograd", 1e-3, False, "Adam with a second moment for each layer (Ginsburg et al., 2019)"),
-    ("adan", 1e-3, True, "Adam with Nesterov's momentum of three moments (Xie et al., 2022)"),
-    ("sign_sgd", 1e-3, True, "signs of gradients (Bernstein et al., 2018)"),
-)
-
-
-def _make_builtin_optimizers() -> list[LocalOptimizer]:
-    """Those that this optax has."""
-    optax_optimizers = {
-        name: optimizer_from_signature(
-            name, getattr(optax, name), default_lr, description, is_elementwise=is_elementwise
-        )
-        for name, default_lr, is_elementwise, description in _OPTAX_OPTIMIZERS
-        if hasattr(optax, name)
-    }
-    return [
-        optimizer_from_signature("sgd", _sgd, 0.01, "plain steps along the gradient"),
-        optimizer_from_signature(
-            "momentum", _momentum, 0.01, "SGD with heavy-ball momentum", is_elementwise=True
-        ),
-        optimizer_from_signature(
-            "adam",
-            optax.adam,
-            1e-3,
-            "Adam (Kingma and Ba, 2015)",
-            fixed_hyperparameters={},
-            is_elementwise=True,
-        ),
-        optimizer_from_signature(
-            "adamw",
-            optax.adamw,
-            1e-3,
-            "Adam with decoupled weight decay (Loshchilov and Hutter, 2019)",
-            fixed_hyperparameters={WEIGHT_DECAY_NAME: 1e-4},
-            is_elementwise=True,
-        ),
-        optimizer_from_signature(
-            "nesterov", _nesterov, 0.01, "SGD with Nesterov's momentum", is_elementwise=True
-        ),
-        *optax_optimizers.values(),
-        optimizer_from_signature(
-            "sm3", _sm3, 0.1, "Adagrad by rows and columns (Anil et al., 2019)"
-        ),
-    ]
-
-
 OPTIMIZERS: Registry[LocalOptimizer] = Registry(
-    "local optimiser", _make_builtin_optimizers(), argument="local_optimizer"
+    "local optimizer",
+    (
+        # Plain SGD has no state that could be one row.
+        _make_entry("sgd", _sgd, 0.01, is_elementwise=False),
+        _make_entry("momentum", _momentum, 0.01),
+        _make_entry("adam", optax.adam, 1e-3, defaults={}),
+        _make_entry("adamw", optax.adamw, 1e-3, defaults={f"{LOCAL_PREFIX}weight_decay": 1e-4}),
+        _make_entry("nesterov", _nesterov, 0.01),
+        *(
+            _make_entry(
+                name,
+                getattr(optax, name),
+                _DEFAULT_LRS.get(name, 1e-3),
+                is_elementwise=name not in _LAYERWISE_NAMES,
+            )
+            for name in _OPTAX_NAMES
+            if hasattr(optax, name)
+        ),
+        _make_entry("sm3", _sm3, 0.1, is_elementwise=False),
+    ),
+    argument="local_optimizer",
 )
+"""Local optimizers by name, those of users included.
+
+Example:
+  >>> from fedjax_het.core.optimizers import OPTIMIZERS
+  >>> list(OPTIMIZERS)[:4]
+  ['sgd', 'momentum', 'adam', 'adamw']
+  >>> OPTIMIZERS["nadam"].options
+  {'nesterov': True}
+"""
 
 
 @validate_arguments
 def register_optimizer(name: str, make: Any, description: str = "") -> None:
-    """Make an optimiser of one's own known to runs, sweeps and reports, as long as this process
-    lasts.
+    """Register an optimizer of the user for runs, sweeps and reports, until the process ends.
 
-        def centred(learning_rate, decay=0.99):
-            return optax.rmsprop(learning_rate, decay, centered=True)
-
-        register_optimizer("centred", centred)
-        RunSpec("fedavg", "digits", local_optimizer="centred", hp={"local_decay": 0.9})
-
-    make: a function `make(learning_rate, ...)` that returns an `optax.GradientTransformation`; its
+    Args:
+      name: name of the optimizer in settings.
+      make: a function `make(learning_rate, ...)` that returns an `optax.GradientTransformation`; its
         other arguments have defaults. Numbers are hyper-parameters `local_<argument>`, traced;
         truth values are `optimizer_options`. The rate is 0.01 by default, or as the signature says.
-    description: for `fedjax-het list`; by default the first line of the docstring.
+      description: one line for `fedjax-het list`; default: the first line of the docstring.
 
-    Raises: ConfigError for a name of the package's own or no word, and for what is no such
-      function.
+    Raises:
+      ConfigError: if the name belongs to an optimizer of the package or is not an identifier, or if
+        `make` is no such function.
+
+    Example:
+      >>> import optax
+      >>> from fedjax_het import RunSpec
+      >>> from fedjax_het.core.optimizers import register_optimizer
+      >>> def centered(learning_rate, decay=0.99):
+      ...     return optax.rmsprop(learning_rate, decay, centered=True)
+      >>> register_optimizer("centered", centered)
+      >>> spec = RunSpec("fedavg", "digits", local_optimizer="centered", hp={"local_decay": 0.9})
+      >>> spec.resolved().hp["local_lr"]
+      0.01
     """
     expected = "a function of learning_rate that returns an optax.GradientTransformation"
     parameters = get_keyword_parameters(make) if callable(make) else {}
-    has_learning_rate = "learning_rate" in parameters and not isinstance(
-        make, optax.GradientTransformation
+    is_factory = "learning_rate" in parameters and not inspect.isclass(make)
+    require(
+        is_factory and not isinstance(make, optax.GradientTransformation), "make", make, expected
     )
-    require(has_learning_rate and not inspect.isclass(make), "make", make, expected)
     require(name != USER_OBJECT, "name", name, "another one: a run's own object has this one")
+    signature_lr = parameters.pop("learning_rate")
     for argument, default in parameters.items():
-        has_default = default is not REQUIRED or argument == "learning_rate"
-        require(
-            has_default, f"make's argument {argument}", "without a default", "one with a default"
-        )
-    signature_lr = parameters["learning_rate"]
+        label = f"make's argument {argument}"
+        require(default is not REQUIRED, label, "without a default", "one with a default")
     default_lr = float(signature_lr) if isinstance(signature_lr, int | float) else 0.01
-    entry = optimizer_from_signature(name, make, default_lr, description or get_summary_line(make))
-    default_values = {
-        hp_name: hyperparameter.default for hp_name, hyperparameter in entry.hyperparameters.items()
-    }
-    check_transformation(name, partial(_make_from_entry, entry, {}), default_values)
+    entry = _make_entry(name, make, default_lr, description or None, is_elementwise=False)
+    hp = {hp_name: record.default for hp_name, record in entry.hyperparameters.items()}
+    check_transformation(name, partial(_make_from_entry, entry, LocalTrainingOptions()), hp)
     OPTIMIZERS.add(entry)
 
 
-def optimizer_hyperparameters(name: str) -> dict[str, HyperParameter]:
-    """The numeric hyper-parameters that a run with this optimiser always has."""
+def optimizer_hyperparameters(name: str) -> HyperParameterRecords:
+    """Return the numeric hyper-parameters of every run with the optimizer `name`."""
     return {} if name == USER_OBJECT else OPTIMIZERS[name].hyperparameters
 
 
-def optional_optimizer_hyperparameters(
-    name: str, hp: Mapping[str, Any]
-) -> dict[str, HyperParameter]:
-    """Those that it has where they are given. The user's own reads what its function does, so that
-    any `local_...` of `given` may be one."""
+def optional_optimizer_hyperparameters(name: str, hp: Mapping[str, Any]) -> HyperParameterRecords:
+    """Return the hyper-parameters of an optimizer that are used only where they are given.
+
+    Args:
+      name: name of the optimizer.
+      hp: the hyper-parameters that are given. A user's object reads any of them, so that every
+        `local_...` may be one.
+
+    Returns:
+      Hyper-parameters by name.
+    """
     if name == USER_OBJECT:
-        user_hyperparameters = {
-            hp_name: HyperParameter(0.0, Bounds())
-            for hp_name in hp
-            if hp_name.startswith(LOCAL_PREFIX)
-        }
-        return {
-            **user_hyperparameters,
-            LR_NAME: HyperParameter(0.01, Bounds(0)),
-            **COMMON_HYPERPARAMETERS,
-        }
+        any_number = HyperParameter(0.0, Bounds())
+        user_records = {key: any_number for key in hp if key.startswith(LOCAL_PREFIX)}
+        lr_record = {LR_NAME: HyperParameter(0.01, Bounds(0))}
+        return user_records | lr_record | COMMON_HYPERPARAMETERS
     entry = OPTIMIZERS[name]
-    return {
-        hp_name: hyperparameter
-        for hp_name, hyperparameter in {
-            **COMMON_HYPERPARAMETERS,
-            **entry.optional_hyperparameters,
-        }.items()
-        if hp_name not in entry.hyperparameters
-    }
+    records = COMMON_HYPERPARAMETERS | entry.optional_hyperparameters
+    return {key: record for key, record in records.items() if key not in entry.hyperparameters}
 
 
 def make_transformation(
     name: str, options: LocalTrainingOptions, hp: Any, lr_factor: Callable[[Any], Any] | None = None
 ) -> optax.GradientTransformation:
-    """The optimiser of these numbers.
+    """Return the local optimizer.
 
-    Where they are given the gradient is first clipped, entry by entry (`local_clip_value`), then as
-    a whole (`local_clip_norm`, of all layers together), then has `local_weight_decay` times the
-    weights added: L2, as in papers on SGD. Of adamw, nadamw, adamaxw, lion, lamb, lars, novograd
-    and adan `local_weight_decay` is their own argument: decoupled from the gradient's moments (of
-    lars: added to the gradient that is scaled).
+    Where they are given, the gradient is first clipped entry by entry (`local_clip_value`), then as
+    a whole (`local_clip_norm`, of all layers together), then `local_weight_decay` times the weights
+    is added: L2, as in papers on SGD. An optimizer with an argument `weight_decay` (adamw, nadamw,
+    adamaxw, lion, lamb, lars, novograd, adan) applies it itself: decoupled from the gradient's
+    moments (lars: added to the gradient that is scaled).
 
-    factor(steps): of the rate, by the optimiser's own count.
+    Args:
+      name: name of the optimizer.
+      options: the choices of local training.
+      hp: values of the hyper-parameters by name; may be traced.
+      lr_factor: `lr_factor(num_steps)` multiplies the rate; None: a constant rate.
+
+    Returns:
+      The transformation of gradients into updates.
+
+    Example:
+      >>> from fedjax_het.core.optimizers import LocalTrainingOptions, make_transformation
+      >>> sgd = make_transformation("sgd", LocalTrainingOptions(), {"local_lr": 0.5})
+      >>> float(sgd.update(2.0, sgd.init(1.0))[0])
+      -1.0
     """
+    own_names: Mapping[str, HyperParameter] = {}
     if name == USER_OBJECT:
-        entry_hyperparameters: tuple[str, ...] = ()
-        base_transformation = make_user_transformation(options.user_optimizer, hp)
+        optimizer = make_user_transformation(options.user_optimizer, hp)
     else:
-        entry = OPTIMIZERS[name]
-        base_transformation, entry_hyperparameters = (
-            _make_from_entry(
-                entry,
-                dict(options.optimizer_options),
-                hp,
-                lr_factor,
-                options.optional_hyperparameters,
-            ),
-            (*entry.hyperparameters,),
-        )
-    gradient_transformations = [
-        make_gradient_transformation(hp[hp_name])
-        for hp_name, make_gradient_transformation in (
-            (CLIP_VALUE_NAME, optax.clip),
-            (CLIP_NORM_NAME, optax.clip_by_global_norm),
-            (WEIGHT_DECAY_NAME, optax.add_decayed_weights),
-        )
-        if hp_name in options.optional_hyperparameters and hp_name not in entry_hyperparameters
+        optimizer = _make_from_entry(OPTIMIZERS[name], options, hp, lr_factor)
+        own_names = OPTIMIZERS[name].hyperparameters
+    steps = [
+        make(hp[hp_name])
+        for hp_name, make in _GRADIENT_TRANSFORMATIONS.items()
+        if hp_name in options.optional_hyperparameters and hp_name not in own_names
     ]
-    return (
-        optax.chain(*gradient_transformations, base_transformation)
-        if gradient_transformations
-        else base_transformation
-    )
+    return optax.chain(*steps, optimizer) if steps else optimizer
 
 
 def _make_from_entry(
     entry: LocalOptimizer,
-    options: Mapping[str, bool],
+    options: LocalTrainingOptions,
     hp: Any,
     lr_factor: Callable[[Any], Any] | None = None,
-    optional_names: tuple[str, ...] = (),
 ) -> optax.GradientTransformation:
-    learning_rate: LearningRate = hp[LR_NAME]
+    learning_rate = hp[LR_NAME]
     if lr_factor is not None:
-        learning_rate = lambda count: hp[LR_NAME] * lr_factor(count)  # noqa: E731
-    hp_names = [
-        *entry.hyperparameters,
-        *(name for name in entry.optional_hyperparameters if name in optional_names),
+        learning_rate = lambda num_steps: hp[LR_NAME] * lr_factor(num_steps)  # noqa: E731
+    given = [
+        key for key in entry.optional_hyperparameters if key in options.optional_hyperparameters
     ]
-    values = {name.removeprefix(LOCAL_PREFIX): hp[name] for name in hp_names if name != LR_NAME}
-    return entry.make(learning_rate, **values, **options)
+    numbers = {
+        key.removeprefix(LOCAL_PREFIX): hp[key]
+        for key in (*entry.hyperparameters, *given)
+        if key != LR_NAME
+    }
+    return entry.make(learning_rate, **numbers, **dict(options.optimizer_options))
 
 
 def make_user_transformation(user_optimizer: Any, hp: Any) -> optax.GradientTransformation:
-    """What a user's object is with these numbers."""
-    return (
-        user_optimizer
-        if isinstance(user_optimizer, optax.GradientTransformation)
-        else user_optimizer(hp)
-    )
+    """Return the transformation of a user's object.
+
+    Args:
+      user_optimizer: a `GradientTransformation`, or a function of `hp` that returns one.
+      hp: values of the hyper-parameters by name.
+
+    Returns:
+      The transformation.
+    """
+    is_transformation = isinstance(user_optimizer, optax.GradientTransformation)
+    return user_optimizer if is_transformation else user_optimizer(hp)
 
 
 def check_transformation(
-    name: str,
-    make: Callable[[Any], optax.GradientTransformation],
-    default_values: Mapping[str, float],
+    name: str, make: Callable[[Any], optax.GradientTransformation], hp: Mapping[str, float]
 ) -> None:
-    """Raise ConfigError, in one line, unless `make(hp)` is a transformation whose updates are as
-    the gradients, and whose state keeps its shapes. Cost: an abstract evaluation."""
-    label, params = f"optimizer {name!r}", _make_small_tree()
+    """Check a user's optimizer on a small tree of weights. Cost: an abstract evaluation.
+
+    Args:
+      name: name of the optimizer, for messages.
+      make: `make(hp)` returns the transformation.
+      hp: values of the hyper-parameters by name.
+
+    Raises:
+      ConfigError: unless `make(hp)` is a transformation whose updates have the shapes of the
+        gradients, and whose state keeps its shapes.
+    """
+    label = f"optimizer {name!r}"
+    expected = "an optax.GradientTransformation, or a function of hp that returns one"
 
     def init_and_update(hp, params):
         transformation = make(hp)
-        require(
-            isinstance(transformation, optax.GradientTransformation),
-            label,
-            transformation,
-            "an optax.GradientTransformation, or a function of hp that returns one",
-        )
+        is_transformation = isinstance(transformation, optax.GradientTransformation)
+        require(is_transformation, label, transformation, expected)
         state = transformation.init(params)
-        return state, transformation.update(params, state, params)
+        return params, state, *transformation.update(params, state, params)
 
     try:
-        hp = {hp_name: jnp.float32(value) for hp_name, value in default_values.items()}
-        state, (updates, new_state) = jax.eval_shape(init_and_update, hp, params)
+        shapes = jax.eval_shape(init_and_update, _to_float32(hp), _SMALL_TREE)
     except ConfigError:
         raise
     except KeyError as error:
-        hp_names = ", ".join(default_values) or "none is given"
-        text = f"{label} reads hp[{error}]: expected it among the hyper-parameters ({hp_names})"
-        raise ConfigError(text) from error
+        text = f"expected it among the hyper-parameters ({', '.join(hp) or 'none is given'})"
+        raise ConfigError(f"{label} reads hp[{error}]: {text}") from error
     except Exception as error:  # of a user's function
         raise ConfigError(f"{label} fails: {type(error).__name__}: {error}") from error
-    is_matching = _shapes_and_dtypes(updates) == _shapes_and_dtypes(params)
-    require(is_matching, label, "updates of other shapes", "updates of the shapes of the gradients")
-    is_matching = _shapes_and_dtypes(state) == _shapes_and_dtypes(new_state)
-    require(is_matching, label, "a state that changes its shapes", "one that keeps them")
+    params, state, updates, new_state = (
+        jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in shapes
+    )
+    expected = "updates of the shapes of the gradients"
+    require(updates == params, label, "updates of other shapes", expected)
+    require(state == new_state, label, "a state that changes its shapes", "one that keeps them")
 
 
 def compute_optimizer_digest(user_optimizer: Any, hp: Mapping[str, float]) -> str:
-    """16 hexadecimal digits: the hash of what a user's object computes, from the traces of its
-    `init` and `update` on a small tree, the numbers of `hp` being traced, with the arrays that they
-    close over. Names do not enter, nor how the state is nested. Another version of jax or optax may
-    give another digest. Cost: two traces."""
-    traced_hp = {name: jnp.float32(value) for name, value in hp.items()}
-    params = _make_small_tree()
+    """Hash the computation of a user's optimizer. Cost: two traces.
 
-    def traced_init(hp, params):
-        return jax.tree.leaves(make_user_transformation(user_optimizer, hp).init(params))
+    The traces of `init` and `update` on a small tree enter, with the arrays that they close over.
+    Names, and the nesting of the state, do not enter. Another version of jax or optax may give
+    another digest.
 
-    def traced_update(hp, state, params):
+    Args:
+      user_optimizer: a `GradientTransformation`, or a function of `hp` that returns one.
+      hp: values of the hyper-parameters by name, which are traced.
+
+    Returns:
+      16 hexadecimal digits.
+
+    Example:
+      >>> import optax
+      >>> from fedjax_het.core.optimizers import compute_optimizer_digest
+      >>> first = compute_optimizer_digest(optax.adam(0.1), {})
+      >>> first == compute_optimizer_digest(optax.chain(optax.adam(0.1)), {})
+      True
+    """
+
+    def init(hp, params):
+        return make_user_transformation(user_optimizer, hp).init(params)
+
+    def init_leaves(hp, params):
+        return jax.tree.leaves(init(hp, params))
+
+    def update(hp, state, params):
         updates, state = make_user_transformation(user_optimizer, hp).update(params, state, params)
         return updates, jax.tree.leaves(state)
 
-    state = jax.eval_shape(
-        lambda hp: make_user_transformation(user_optimizer, hp).init(params), traced_hp
-    )
+    traced_hp = _to_float32(hp)
+    state = jax.eval_shape(lambda hp: init(hp, _SMALL_TREE), traced_hp)
     traces = (
-        jax.make_jaxpr(traced_init)(traced_hp, params),
-        jax.make_jaxpr(traced_update)(traced_hp, state, params),
+        jax.make_jaxpr(init_leaves)(traced_hp, _SMALL_TREE),
+        jax.make_jaxpr(update)(traced_hp, state, _SMALL_TREE),
     )
     return hash_jaxprs(traces).hexdigest()[:16]
 
 
-def _make_small_tree() -> dict[str, Any]:
-    return {"b": jnp.zeros(2), "w": jnp.zeros((3, 2))}
-
-
-def _shapes_and_dtypes(tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
+def _to_float32(hp: Mapping[str, float]) -> dict[str, jax.Array]:
+    return {name: jnp.float32(value) for name, value in hp.items()}

@@ -257,7 +257,7 @@ def test_a_registered_optimiser_is_as_the_named_one_of_its_doings():
 @pytest.mark.parametrize(
     "name, make, message",
     [
-        ("adam", heavy, "name = 'adam': expected one that no local optimiser of the package has"),
+        ("adam", heavy, "name = 'adam': expected one that no local optimizer of the package has"),
         ("user", heavy, "name = 'user': expected another one"),
         ("mine", optax.sgd(0.1), "expected a function of learning_rate that returns"),
         ("mine", lambda rate: optax.sgd(rate), "expected a function of learning_rate"),
