@@ -1,4 +1,4 @@
-"""Local SGD: the client triple that most methods share."""
+"""Local SGD: the client functions that most methods share, from a round's start to its end."""
 
 import functools
 from collections.abc import Callable
@@ -8,12 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.core.client_algorithm import (
-    Batch,
-    ClientAlgorithm,
-    ClientContext,
-    ClientUpdate,
-)
+from fedjax_het.core.client_algorithm import Batch, ClientAlgorithm, ClientContext, ClientUpdate
 from fedjax_het.core.contract_checks import call_user_function, unpack_tuple
 from fedjax_het.core.lr_schedules import make_step_lr_factor
 from fedjax_het.core.optimizers import (
@@ -29,54 +24,49 @@ from fedjax_het.utils.errors import require
 
 Tree = Any
 
-
-SMALL_NETWORK_SIZE = (
-    2**15
-)  # weights of a network whose step takes less time than starting its operations
+# Weights of a network whose step takes less time than the launch of its operations.
+SMALL_NETWORK_SIZE = 2**15
 
 
 class LocalTraining(NamedTuple):
-    """Static choices of local training; a method that condenses reads the task and the batch."""
+    """Static choices of local training; a method that condenses data reads task and batch size."""
 
     task: Task
-    optimizer: str | None  # of OPTIMIZERS, or OWN
+    "Network, normalization and loss."
+    optimizer: str | None
+    "One of `OPTIMIZERS`, or `USER_OBJECT`; None for methods that condense data."
     local_epochs: int | None = 1
+    "Passes over a client's data per round; None for runs that set `local_steps`."
     keep_state: bool = False
-    """Keep every client's optimiser state across rounds (as DynaFed's code does, where each
-    client owns one Adam whose moments survive the weights' being overwritten) or reset it."""
+    """Whether a client's optimizer state lasts from round to round, or is reset. In DynaFed's code
+    each client owns one Adam whose moments survive the replacement of the weights."""
     batch_size: int = 32
+    "Examples of a minibatch."
     evaluated_model: str = "global"
-    """Which of a client's models its own test is for, of those that the method has: "global", or
-    "client", its model after local training, which is then kept."""
+    """The client's model that its own test evaluates, among those that the method has: "global", or
+    "client", its model after local training, which is then stored."""
     returns_client_models: bool = False
-    """Whether a round gives all its clients' models to what refines the server's."""
+    "Whether a round returns all its clients' models, for a server step that reads them."
     measures_drift: bool = False
-    """Whether a round measures client drift, see `core.drift`."""
+    "Whether a round measures client drift, see `core.drift`."
     options: LocalTrainingOptions = LocalTrainingOptions()
+    "Options of the optimizer, schedule of its rate, accumulation."
 
     @property
     def epochs(self) -> int:
-        """The local epochs of clients that train by epochs; those that condense have none."""
+        """The local epochs of clients that train by epochs; clients that condense have none."""
         assert self.local_epochs is not None
         return self.local_epochs
 
 
-class AccumulatedGradient(NamedTuple):
-    """An optimiser's state where a step has several minibatches."""
-
-    optimizer_state: Tree
-    gradient_sum: Tree  # of the gradients since its last step
-    num_gradients: jax.Array  # [] int32: how many they are
-
-
 class ServerMessage(NamedTuple):
-    """What the server sends every client of a round."""
+    """The server's message to every client of a round."""
 
     variables: Tree
     """Variables of the global model: `{"params": ..., "state": ...}` with the weights and the
     batch-norm statistics."""
     extra: Tree = ()
-    "What the method sends besides; `()` for nothing."
+    "Further arrays of the method; `()` for nothing."
 
 
 class ClientTrainState(NamedTuple):
@@ -87,139 +77,57 @@ class ClientTrainState(NamedTuple):
     optimizer_state: Tree
     "State of the local optimizer."
     aux: Tree
-    "What the method itself carries from step to step; `()` for nothing."
+    "Arrays that the method itself carries from step to step; `()` for nothing."
 
 
 def keep_gradient(
     context: ClientContext, gradient: Tree, local: ClientTrainState, batch: Batch
 ) -> tuple[Tree, Tree]:
-    """Return the gradient and the method's accumulator as they are."""
+    """Return the gradient and the method's `aux` as they are, see `make_training_step`."""
     return gradient, local.aux
 
 
-def begin_local_training(
-    training: LocalTraining, hp, variables: Tree, kept_optimizer_state: Tree, aux: Tree = ()
-):
-    """A client at the start of a round; `kept` is its optimiser's state, if that is kept."""
-    optimizer_state = (
-        kept_optimizer_state
-        if training.keep_state
-        else init_local_optimizer(training, hp, variables)
-    )
-    return ClientTrainState(variables, optimizer_state, aux)
-
-
-def init_local_optimizer(training: LocalTraining, hp, variables: Tree) -> Tree:
-    """The state of a local optimiser that has not made a step."""
-    params = variables["params"]
-    state = _make_local_optimizer(training, hp).init(params)
-    if training.options.accumulation_steps == 1:
-        return state
-    return AccumulatedGradient(state, jax.tree.map(jnp.zeros_like, params), jnp.int32(0))
-
-
-def _make_local_optimizer(training: LocalTraining, hp) -> optax.GradientTransformation:
-    name, options = training.optimizer, training.options
-    assert name is not None, "clients that condense have none"
-    lr_factor = (
-        None if options.lr_schedule is None else make_step_lr_factor(options.lr_schedule, hp)
-    )
-    optimizer = make_transformation(name, options, hp, lr_factor)
-    # Of a small network all that is kept is one row: a step, and what is done with clients' states,
-    # are then a few operations, not a few for each layer (with Adam a program of 70 % the size,
-    # compiled and run in 4/5 of the time; large networks, whose rows are copied, lose as much).
-    # An optimiser that keeps nothing has nothing to gain.
-    is_flattened = (
-        name != USER_OBJECT
-        and OPTIMIZERS[name].is_elementwise
-        and _is_small_network(training.task.model)
-    )
-    return optax.flatten(optimizer) if is_flattened else optimizer
-
-
-@functools.lru_cache(maxsize=64)
-def _is_small_network(model: Model) -> bool:
-    return count_parameters(jax.eval_shape(model.init, jax.random.key(0))) <= SMALL_NETWORK_SIZE
-
-
-def select_kept_optimizer_state(training: LocalTraining, optimizer_state: Tree) -> Tree:
-    """What of an optimiser's state a client keeps between rounds."""
-    return optimizer_state if training.keep_state else ()
-
-
-def apply_gradient(
+def make_local_sgd(
     training: LocalTraining,
-    context: ClientContext,
-    variables: Tree,
-    gradient: Tree,
-    optimizer_state: Tree,
-    batch: Batch,
-) -> tuple[Tree, Tree]:
-    """Make one step of the local optimizer.
+    *,
+    adjust: Callable = keep_gradient,
+    loss_and_gradient: Callable | None = None,
+) -> ClientAlgorithm:
+    """Build FedAvg's client: it steps along the gradient and sends the change of its variables.
 
-    With the setting `accumulation_steps` > 1 a call adds the gradient of one minibatch. The step is
-    made along the mean of the collected gradients, when there are enough of them or at the client's
-    last minibatch of the round.
+    `ClientUpdate.mean` is client - server over all variables, so that batch-norm statistics are
+    averaged like weights. The client stores the optimizer's state, if `training.keep_state`.
 
     Args:
-      training: the choices of local training, with the optimizer.
-      context: the context of the method's `step`.
-      variables: variables of the model, `{"params": ..., "state": ...}`.
-      gradient: gradient of the loss, like `variables["params"]`.
-      optimizer_state: state of the optimizer, as in `ClientTrainState.optimizer_state`.
-      batch: the minibatch of the method's `step`.
+      training: the choices of local training.
+      adjust: how a method changes the gradient of every step; see `make_training_step`.
+      loss_and_gradient: loss of every step; see `make_training_step`.
 
     Returns:
-      The variables with new parameters, and the new state of the optimizer.
+      The functions of the client.
+
+    Example:
+      >>> from fedjax_het.core.local_training import LocalTraining, make_local_sgd
+      >>> from fedjax_het.core.task import Task
+      >>> from fedjax_het.nn import make_model
+      >>> task = Task(make_model("mlp", (2, 2, 1), 3), mean=(0.5,), std=(0.5,))
+      >>> make_local_sgd(LocalTraining(task, "sgd")).extra_passes
+      0
     """
-    params, accumulation_steps = variables["params"], training.options.accumulation_steps
-    update = _make_local_optimizer(training, context.hp).update
-    if accumulation_steps == 1:
-        updates, optimizer_state = update(gradient, optimizer_state, params)
-        return {**variables, "params": optax.apply_updates(params, updates)}, optimizer_state
-    gradient_sum = jax.tree.map(jnp.add, optimizer_state.gradient_sum, gradient)
-    num_gradients = optimizer_state.num_gradients + 1
 
-    def apply_step(params, state):
-        mean = jax.tree.map(lambda g: g / num_gradients, gradient_sum)
-        updates, state = update(mean, state, params)
-        zero_gradient = jax.tree.map(jnp.zeros_like, gradient_sum)
-        return optax.apply_updates(params, updates), AccumulatedGradient(
-            state, zero_gradient, jnp.int32(0)
-        )
+    def init(hp, variables):
+        return select_kept_optimizer_state(training, init_local_optimizer(training, hp, variables))
 
-    def accumulate(params, state):
-        return params, AccumulatedGradient(state, gradient_sum, num_gradients)
+    def begin(context, state):
+        return begin_local_training(training, context.hp, context.message.variables, state)
 
-    is_due = (num_gradients == accumulation_steps) | (
-        batch.step_index + 1 == context.client.num_steps
-    )
-    params, optimizer_state = jax.lax.cond(
-        is_due, apply_step, accumulate, params, optimizer_state.optimizer_state
-    )
-    return {**variables, "params": params}, optimizer_state
+    def end(context, local, state):
+        change = jax.tree.map(jnp.subtract, local.variables, context.message.variables)
+        kept_state = select_kept_optimizer_state(training, local.optimizer_state)
+        return ClientUpdate(mean=change), kept_state, ()
 
-
-def count_optimizer_steps(training: LocalTraining, num_minibatches: Any) -> Any:
-    """Steps of the local optimiser in a round of so many minibatches."""
-    accumulation_steps = training.options.accumulation_steps
-    return num_minibatches if accumulation_steps == 1 else -(-num_minibatches // accumulation_steps)
-
-
-def with_plain_sgd(training: LocalTraining) -> LocalTraining:
-    """The same with steps of SGD alone."""
-    return training._replace(optimizer="sgd", keep_state=False, options=LocalTrainingOptions())
-
-
-def require_constant_lr(training: LocalTraining, reason: str) -> None:
-    """Raise ConfigError unless every local step is of the rate `local_lr`, which a method reads
-    itself. why: in a few words what of."""
-    schedule, hp_names = training.options.lr_schedule, training.options.optional_hyperparameters
-    require(schedule is None, "lr_step_schedule", schedule, f"none: {reason}")
-    has_lr = training.optimizer != USER_OBJECT or LR_NAME in hp_names
-    require(
-        has_lr, f"hp {LR_NAME}", None, f"a number, beside the optimizer that is passed: {reason}"
-    )
+    step = make_training_step(training, adjust, loss_and_gradient)
+    return ClientAlgorithm(init, begin, step, end)
 
 
 def make_training_step(
@@ -227,7 +135,7 @@ def make_training_step(
     adjust: Callable = keep_gradient,
     loss_and_gradient: Callable | None = None,
 ) -> Callable:
-    """Return the `step` of a `ClientAlgorithm` that moves `local.variables` along a gradient.
+    """Build the `step` of a `ClientAlgorithm` that moves `local.variables` along a gradient.
 
     Args:
       training: the choices of local training.
@@ -243,10 +151,10 @@ def make_training_step(
     def cross_entropy_and_gradient(context, local, batch):
         return training.task.loss_and_gradient(local.variables, batch, context.key)
 
-    compute = loss_and_gradient or cross_entropy_and_gradient
+    compute_gradient = loss_and_gradient or cross_entropy_and_gradient
 
     def step(context, local, batch):
-        loss, gradient, variables = compute(context, local, batch)
+        loss, gradient, variables = compute_gradient(context, local, batch)
         outputs = call_user_function(
             "adjust", adjust, context=context, gradient=gradient, local=local, batch=batch
         )
@@ -259,57 +167,219 @@ def make_training_step(
     return step
 
 
-def add_proximal_gradient(gradient: Tree, params: Tree, anchor: Tree, strength) -> Tree:
-    """The gradient of f + strength / 2 ||params - anchor||^2, given that of f."""
-    return jax.tree.map(lambda g, w, a: g + strength * (w - a), gradient, params, anchor)
-
-
-def make_local_sgd(
+def apply_gradient(
     training: LocalTraining,
-    *,
-    adjust: Callable = keep_gradient,
-    loss_and_gradient: Callable | None = None,
-) -> ClientAlgorithm:
-    """Return FedAvg's client: it steps along the gradient and sends the change of its variables.
+    context: ClientContext,
+    variables: Tree,
+    gradient: Tree,
+    optimizer_state: Tree,
+    batch: Batch,
+) -> tuple[Tree, Tree]:
+    """Make one step of the local optimizer.
 
-    `ClientUpdate.mean` is client - server over all variables, so that batch-norm statistics are
-    averaged like weights. The client stores the optimizer's state, if `training.keep_state`.
+    With the setting `accumulation_steps` > 1 a call adds the gradient of one minibatch, see
+    `_accumulate_gradient`.
+
+    Args:
+      training: the choices of local training, with the optimizer.
+      context: the context of the method's `step`.
+      variables: variables of the model, `{"params": ..., "state": ...}`.
+      gradient: gradient of the loss, like `variables["params"]`.
+      optimizer_state: state of the optimizer, as in `ClientTrainState.optimizer_state`.
+      batch: the minibatch of the method's `step`.
+
+    Returns:
+      The variables with new parameters, and the new state of the optimizer.
+    """
+    params, optimizer = variables["params"], _make_local_optimizer(training, context.hp)
+    if training.options.accumulation_steps == 1:
+        updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
+        return {**variables, "params": optax.apply_updates(params, updates)}, optimizer_state
+    is_last = batch.step_index + 1 == context.client.num_steps
+    params, optimizer_state = _accumulate_gradient(
+        training.options.accumulation_steps, optimizer, params, gradient, optimizer_state, is_last
+    )
+    return {**variables, "params": params}, optimizer_state
+
+
+def begin_local_training(
+    training: LocalTraining, hp, variables: Tree, kept_optimizer_state: Tree, aux: Tree = ()
+) -> ClientTrainState:
+    """Return a client at the start of a round.
 
     Args:
       training: the choices of local training.
-      adjust: how a method changes the gradient of every step; see `make_training_step`.
-      loss_and_gradient: loss of every step; see `make_training_step`.
+      hp: values of the hyper-parameters by name.
+      variables: variables of the model from which it starts.
+      kept_optimizer_state: the client's stored optimizer state, if `training.keep_state`.
+      aux: the method's own arrays.
+
+    Returns:
+      The client.
     """
+    optimizer_state = kept_optimizer_state
+    if not training.keep_state:
+        optimizer_state = init_local_optimizer(training, hp, variables)
+    return ClientTrainState(variables, optimizer_state, aux)
 
-    def init(hp, variables):
-        return select_kept_optimizer_state(training, init_local_optimizer(training, hp, variables))
 
-    def begin(context, state):
-        return begin_local_training(training, context.hp, context.message.variables, state)
+def select_kept_optimizer_state(training: LocalTraining, optimizer_state: Tree) -> Tree:
+    """Return the part of an optimizer's state that a client stores between rounds.
 
-    def end(context, local, state):
-        change = jax.tree.map(jnp.subtract, local.variables, context.message.variables)
-        return (
-            ClientUpdate(mean=change),
-            select_kept_optimizer_state(training, local.optimizer_state),
-            (),
-        )
+    Args:
+      training: the choices of local training.
+      optimizer_state: the state after the round.
 
-    step = make_training_step(training, adjust, loss_and_gradient)
-    return ClientAlgorithm(init, begin, step, end)
+    Returns:
+      The state, or `()`.
+    """
+    return optimizer_state if training.keep_state else ()
+
+
+def init_local_optimizer(training: LocalTraining, hp, variables: Tree) -> Tree:
+    """Return the state of a local optimizer before its first step.
+
+    Args:
+      training: the choices of local training.
+      hp: values of the hyper-parameters by name.
+      variables: variables of the model, `{"params": ..., "state": ...}`.
+
+    Returns:
+      The state.
+    """
+    params = variables["params"]
+    state = _make_local_optimizer(training, hp).init(params)
+    if training.options.accumulation_steps == 1:
+        return state
+    return AccumulatedGradient(state, jax.tree.map(jnp.zeros_like, params), jnp.int32(0))
+
+
+def _make_local_optimizer(training: LocalTraining, hp) -> optax.GradientTransformation:
+    name, options = training.optimizer, training.options
+    assert name is not None, "clients that condense have none"
+    schedule = options.lr_schedule
+    lr_factor = None if schedule is None else make_step_lr_factor(schedule, hp)
+    optimizer = make_transformation(name, options, hp, lr_factor)
+    # The optimizer state of a small network is one row: a step, and the handling of clients' states,
+    # are then a few operations, not a few for each layer (with Adam a program of 70 % the size,
+    # compiled and run in 4/5 of the time; large networks, whose rows are copied, lose as much).
+    # An optimizer without state has nothing to gain.
+    is_elementwise = name != USER_OBJECT and OPTIMIZERS[name].is_elementwise
+    if is_elementwise and _is_small_network(training.task.model):
+        return optax.flatten(optimizer)
+    return optimizer
+
+
+@functools.lru_cache(maxsize=64)
+def _is_small_network(model: Model) -> bool:
+    return count_parameters(jax.eval_shape(model.init, jax.random.key(0))) <= SMALL_NETWORK_SIZE
+
+
+class AccumulatedGradient(NamedTuple):
+    """State of an optimizer whose steps have several minibatches."""
+
+    optimizer_state: Tree
+    gradient_sum: Tree
+    "Sum of the gradients since the last step."
+    num_gradients: jax.Array
+    "`[]` int32: number of these gradients."
+
+
+def _accumulate_gradient(
+    accumulation_steps: int,
+    optimizer: optax.GradientTransformation,
+    params: Tree,
+    gradient: Tree,
+    state: AccumulatedGradient,
+    is_last: jax.Array,
+) -> tuple[Tree, AccumulatedGradient]:
+    """Add a gradient; make a step along their mean when there are enough, or at the last one."""
+    gradient_sum = jax.tree.map(jnp.add, state.gradient_sum, gradient)
+    num_gradients = state.num_gradients + 1
+
+    def apply_step(params, optimizer_state):
+        mean = jax.tree.map(lambda g: g / num_gradients, gradient_sum)
+        updates, optimizer_state = optimizer.update(mean, optimizer_state, params)
+        zero = jax.tree.map(jnp.zeros_like, gradient_sum)
+        new_state = AccumulatedGradient(optimizer_state, zero, jnp.int32(0))
+        return optax.apply_updates(params, updates), new_state
+
+    def accumulate(params, optimizer_state):
+        return params, AccumulatedGradient(optimizer_state, gradient_sum, num_gradients)
+
+    is_due = (num_gradients == accumulation_steps) | is_last
+    return jax.lax.cond(is_due, apply_step, accumulate, params, state.optimizer_state)
 
 
 def make_local_model_training(training: LocalTraining) -> ClientAlgorithm:
-    """Plain local training of a copy of the model received, of which the client keeps all: its
-    state is the model, and nothing is sent."""
+    """Build a client that trains a copy of the server's model, and stores it as its state.
+
+    The client sends nothing.
+
+    Args:
+      training: the choices of local training.
+
+    Returns:
+      The functions of the client, whose state is the variables of a model.
+    """
+
+    def init(hp, variables):
+        return variables
 
     def begin(context, state):
-        optimizer_state = init_local_optimizer(training, context.hp, context.message.variables)
-        return ClientTrainState(context.message.variables, optimizer_state, ())
+        variables = context.message.variables
+        optimizer_state = init_local_optimizer(training, context.hp, variables)
+        return ClientTrainState(variables, optimizer_state, ())
 
     def end(context, local, state):
         return ClientUpdate(), local.variables, ()
 
-    return ClientAlgorithm(
-        lambda hp, variables: variables, begin, make_training_step(training), end
-    )
+    return ClientAlgorithm(init, begin, make_training_step(training), end)
+
+
+def add_proximal_gradient(gradient: Tree, params: Tree, anchor: Tree, strength: Any) -> Tree:
+    """Add the gradient of strength / 2 ||params - anchor||^2.
+
+    Args:
+      gradient: gradient of a loss.
+      params: the weights.
+      anchor: weights of the same structure.
+      strength: a scalar; may be traced.
+
+    Returns:
+      gradient + strength * (params - anchor).
+
+    Example:
+      >>> from fedjax_het.core.local_training import add_proximal_gradient
+      >>> add_proximal_gradient({"w": 1.0}, {"w": 3.0}, {"w": 2.0}, 0.5)
+      {'w': 1.5}
+    """
+    return jax.tree.map(lambda g, w, a: g + strength * (w - a), gradient, params, anchor)
+
+
+def count_optimizer_steps(training: LocalTraining, num_minibatches: Any) -> Any:
+    """Return the steps of the local optimizer in a round of `num_minibatches` minibatches."""
+    accumulation_steps = training.options.accumulation_steps
+    return num_minibatches if accumulation_steps == 1 else -(-num_minibatches // accumulation_steps)
+
+
+def with_plain_sgd(training: LocalTraining) -> LocalTraining:
+    """Return the local training with steps of plain SGD."""
+    return training._replace(optimizer="sgd", keep_state=False, options=LocalTrainingOptions())
+
+
+def require_constant_lr(training: LocalTraining, reason: str) -> None:
+    """Require that every local step has the rate `local_lr`, for methods that read it.
+
+    Args:
+      training: the choices of local training.
+      reason: why the method requires it, in a few words.
+
+    Raises:
+      ConfigError: if the rate has a schedule over steps, or is not known.
+    """
+    schedule, hp_names = training.options.lr_schedule, training.options.optional_hyperparameters
+    require(schedule is None, "lr_step_schedule", schedule, f"none: {reason}")
+    has_lr = training.optimizer != USER_OBJECT or LR_NAME in hp_names
+    expected = f"a number, beside the optimizer that is passed: {reason}"
+    require(has_lr, f"hp {LR_NAME}", None, expected)

@@ -1,7 +1,7 @@
-"""What is learned: a network, the normalisation of its inputs, and the training loss."""
+"""The learning task: a network, the normalization of its inputs, and the training loss."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,16 @@ from fedjax_het.nn.batch_axis import make_axis_argument
 
 
 def per_sample_cross_entropy(network: Callable, images: jax.Array, labels: jax.Array):
-    """Every sample's cross-entropy in nats, see `Task.loss_and_gradient`."""
+    """Compute each sample's cross-entropy in nats, see `Task.loss_and_gradient`.
+
+    Args:
+      network: `network(images) -> (logits, state)`.
+      images: normalized images, `[B, H, W, C]`.
+      labels: classes, int32 `[B]`, or probabilities, float32 `[B, C]`.
+
+    Returns:
+      Losses, float32 `[B]`, and the network's state.
+    """
     logits, state = network(images)
     if labels.ndim == 2:
         return optax.softmax_cross_entropy(logits, labels), state
@@ -27,23 +36,36 @@ _cross_entropy_by_gather = optax.softmax_cross_entropy_with_integer_labels
 
 
 def _cross_entropy_by_mask(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """The same numbers, for accelerators: the gradient of what is picked by position is a scatter,
-    an operation of its own."""
+    """Return the same numbers for accelerators, where the gradient of a gather is a scatter, an
+    operation of its own."""
     is_label = labels[..., None] == jnp.arange(logits.shape[-1])
     return jax.nn.logsumexp(logits, axis=-1) - jnp.where(is_label, logits, 0).sum(-1)
 
 
 class Task(NamedTuple):
-    """A classification task; static, closed over by compiled programs."""
+    """A classification task; static, closed over by compiled programs.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.core.task import Task
+      >>> from fedjax_het.nn import make_model
+      >>> task = Task(make_model("mlp", (2, 2, 1), 3), mean=(0.5,), std=(0.5,))
+      >>> task.normalize(jnp.full((1, 2, 2, 1), 255, jnp.uint8))[0, 0, 0].tolist()
+      [1.0]
+    """
 
     model: Model
-    mean: tuple[float, ...]  # per channel, of images scaled to [0, 1]
+    "The network."
+    mean: tuple[float, ...]
+    "Mean of each channel, of images scaled to [0, 1]."
     std: tuple[float, ...]
+    "Standard deviation of each channel, of images scaled to [0, 1]."
 
     def normalize(self, images: jax.Array) -> jax.Array:
-        """Stored images -> float32 network input: (x / 255 - mean) / std; floats are not divided.
+        """Return float32 network inputs (x - mean) / std of stored images.
 
-        Written as one multiply and one add per value, so that it fuses with the gather.
+        Images of type uint8 are divided by 255. One multiply and one add per value fuse with the
+        gather of the images.
         """
         max_value = 255.0 if images.dtype == jnp.uint8 else 1.0
         scale = (1 / (max_value * np.asarray(self.std))).astype(np.float32)
@@ -52,51 +74,48 @@ class Task(NamedTuple):
 
     def loss_and_gradient(
         self,
-        variables,
+        variables: Any,
         batch: Batch,
-        key,
+        key: jax.Array | None,
         *,
         train: bool = True,
         sample_losses: Callable = per_sample_cross_entropy,
         extra_sample_arrays: tuple = (),
     ):
-        """Mean loss in nats over the batch's samples -> (loss, gradient, variables).
+        """Compute the mean loss over the samples of a batch, and its gradient.
 
-        Labels are classes, or probabilities `[B, C]` of them.
+        Args:
+          variables: `{"params": ..., "state": ...}`.
+          batch: the minibatch; labels are classes, or probabilities `[B, C]` of them.
+          key: PRNG key of dropout.
+          train: False for the network as it is evaluated.
+          sample_losses: `sample_losses(network, images, labels, *extra) -> (losses [B], state)`,
+            where `network(images) -> (logits, state)` and the images are normalized. It may receive
+            a part of the batch.
+          extra_sample_arrays: further arguments of `sample_losses`, arrays with one entry per sample.
 
-        The gradient is of `variables["params"]`; the variables returned hold the new batch-norm
-        statistics, if the network has any. `train` False: of the network as it is evaluated.
-
-        losses(network, images, labels, *more) -> (each sample's loss [B], network's state), where
-          `network(images) -> (logits, state)` and the images are normalised; default:
-          cross-entropy. It may see a part of the batch. more: arrays with an entry per sample.
+        Returns:
+          The loss in nats, the gradient of `variables["params"]`, and the variables with the new
+          batch-norm statistics, if the network has any.
         """
-
         batch_axis = batch.axis
 
-        def loss_sum(params, batch):
+        def loss_sum(params, samples):
+            images, labels, mask, extra = samples
+
             def network(images):
+                arguments = make_axis_argument(batch_axis)
                 return self.model.apply(
-                    {**variables, "params": params},
-                    images,
-                    train=train,
-                    key=key,
-                    **make_axis_argument(batch_axis),
+                    {**variables, "params": params}, images, train=train, key=key, **arguments
                 )
 
-            images = self.normalize(batch["images"])
-            losses, state = sample_losses(network, images, batch["labels"], *batch["more"])
-            return (losses * batch["mask"]).sum(), state
+            losses, state = sample_losses(network, self.normalize(images), labels, *extra)
+            return (losses * mask).sum(), state
 
         value_and_grad = micro_batched_value_and_grad(
             loss_sum, self.model.micro_batch, has_aux=True
         )
-        samples = {
-            "images": batch.images,
-            "labels": batch.labels,
-            "mask": batch.mask,
-            "more": extra_sample_arrays,
-        }
+        samples = batch.images, batch.labels, batch.mask, extra_sample_arrays
         (loss_total, state), gradient = value_and_grad(variables["params"], samples)
         num_samples = jnp.maximum(batch.mask.sum(), 1)
         gradient = jax.tree.map(lambda g: g / num_samples, gradient)
