@@ -9,7 +9,7 @@ or machine is lost is executed again elsewhere.
 
 import contextlib
 import os
-import secrets
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -81,7 +81,7 @@ class SweepPart(NamedTuple):
     directory: Path
     """Folder of results."""
     marker_file: str
-    """Name of a file in the folder, which exists on machines that share the folder."""
+    """File in the folder, which exists on machines that share the folder."""
     options: ExecutionOptions
     """Options of all runs."""
     track: tuple[str, ...]
@@ -150,7 +150,10 @@ def sweep_on_ray(
     print_line = build_status_printer(progress)
     result_writer, reasons = ResultWriter(directory), dict[str, str]()
     cluster = cluster or RayCluster(address, cpus_per_task, gpus_per_task)
-    with contextlib.closing(cluster), _create_marker_file(directory) as marker:
+    with (
+        contextlib.closing(cluster),
+        tempfile.NamedTemporaryFile(prefix=".shared-", dir=directory) as marker,
+    ):
         task_environment = cluster.get(cluster.submit(_get_environment, setup))
         digests, specs_by_digest = compute_run_digests(
             resolved_specs, user_objects, task_environment
@@ -163,7 +166,7 @@ def sweep_on_ray(
         num_runs = Counter(map(compute_static_key, specs_by_digest.values()))
         max_parts = PARTS_PER_SLOT * cluster.count_slots()
         parts = [
-            SweepPart(part, num_runs, directory, marker, options, tuple(track), setup)
+            SweepPart(part, num_runs, directory, marker.name, options, tuple(track), setup)
             for part in split_into_parts(missing, max_parts, cpus_per_task)
         ]
         sweep_progress = SweepProgress(len(missing), progress)
@@ -240,7 +243,7 @@ def execute_part(part: SweepPart) -> PartResult:
     """Execute the runs of a part in a task."""
     if part.setup is not None:
         part.setup()
-    is_shared = (part.directory / part.marker_file).exists()
+    is_shared = Path(part.marker_file).exists()
     # The process that started the sweep receives all results, and reports them.
     writer = ResultWriter(part.directory if is_shared else None, use_fallback=False)
     callbacks = add_tracker_callback((), part.track if is_shared else (), part.directory)
@@ -258,17 +261,6 @@ def _get_environment(setup: Callable[[], object] | None) -> dict[str, Any]:
     if setup is not None:
         setup()
     return describe_environment()
-
-
-@contextlib.contextmanager
-def _create_marker_file(directory: Path) -> Iterator[str]:
-    """Create a file that only machines with the same folder have, and yield its name."""
-    marker = directory / f".shared-{secrets.token_hex(8)}"
-    marker.touch()
-    try:
-        yield marker.name
-    finally:
-        marker.unlink(missing_ok=True)
 
 
 class RayCluster:

@@ -344,8 +344,21 @@ def compute_run_digests(
       The digest of every run in the order of `specs`, and the runs by digest, each once.
     """
     environment = run_environment or describe_environment()
-    get_network_digest = functools.cache(functools.partial(_compute_network_digest, user_objects))
     get_initial_digest = functools.cache(compute_initial_digest)
+
+    @functools.cache
+    def get_network_digest(
+        dataset: Dataset | None, name: str, normalisation: str | None, options: tuple
+    ) -> str:
+        try:
+            if dataset is None:
+                data_dir = user_objects.data_dir
+                dataset = load_dataset(name, normalisation=normalisation, data_dir=data_dir)
+        except _UNUSABLE_ERRORS:  # the run is rejected later with the reason
+            return "unknown"
+        data = dataset.input_shape, dataset.num_classes
+        return compute_network_digest(to_model(user_objects.network, *data, **dict(options)))
+
     digests = []
     for spec in specs:
         dataset, network, optimizer = user_objects.get_dataset(spec), None, None
@@ -364,25 +377,6 @@ def compute_run_digests(
         )
         digests.append(digest)
     return digests, dict(zip(digests, specs, strict=True))
-
-
-def _compute_network_digest(
-    user_objects: UserObjects,
-    dataset: Dataset | None,
-    name: str,
-    normalisation: str | None,
-    options: tuple,
-) -> str:
-    """Return the digest of the user's network on their data set, or on the one of this name."""
-    try:
-        if dataset is None:
-            data_dir = user_objects.data_dir
-            dataset = load_dataset(name, normalisation=normalisation, data_dir=data_dir)
-    except _UNUSABLE_ERRORS:  # then the run cannot be executed, and is rejected with the reason
-        return "unknown"
-    shape, num_classes = dataset.input_shape, dataset.num_classes
-    network = to_model(user_objects.network, shape, num_classes, **dict(options))
-    return compute_network_digest(network)
 
 
 def _prepare_groups(

@@ -94,53 +94,28 @@ class Tracker(NamedTuple):
 
 
 class CsvTracker(RunTracker):
-    """Table `csv/<digest>.csv` with a line per round.
-
-    Lines are appended in one write. A last line that a kill has cut is written again.
-    """
+    """Table `csv/<digest>.csv` with a line per round; a resumed run writes all of its rounds again."""
 
     def __init__(self, run: TrackedRun):
-        folder = run.folder / "csv"
-        folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / f"{run.digest}.csv"
-        self._columns = ("round", *run.metrics)
-        lines = [_format_csv_line(self._columns), *self._read_complete_lines(run.done)]
-        self.done = len(lines) - 1
-        write_atomically(self._path, lambda file: file.write("".join(lines).encode()))
-        self._buffer = ""
-
-    def _read_complete_lines(self, done: int) -> list[str]:
-        """Return the lines of the first `done` rounds up to one that is missing or cut."""
-        try:
-            header, *lines = self._path.read_text().splitlines(keepends=True)
-        except (OSError, ValueError):  # no file, no text, no line
-            return []
-        if header != _format_csv_line(self._columns):
-            return []
-        for i, line in enumerate(lines):
-            cells = line.split(",")
-            is_complete = line.endswith("\n") and len(cells) == len(self._columns)
-            if i == done or not is_complete or cells[0] != str(i + 1):
-                return lines[:i]
-        return lines
+        self._path = run.folder / "csv" / f"{run.digest}.csv"
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.unlink(missing_ok=True)
+        self.done, self._buffer = 0, io.StringIO()
+        columns = ("round", *run.metrics)
+        self._writer = csv.DictWriter(self._buffer, columns, lineterminator="\n")
+        self._writer.writeheader()
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
         """Add a line to the buffer."""
-        cells = (repr(values[name]) if name in values else "" for name in self._columns[1:])
-        self._buffer += _format_csv_line((str(round), *cells))
+        self._writer.writerow({"round": round, **values})
 
     def flush(self) -> None:
         """Append the buffer to the file."""
         with open(self._path, "ab", buffering=0) as file:
-            file.write(self._buffer.encode())
+            file.write(self._buffer.getvalue().encode())
             os.fsync(file.fileno())
-        self._buffer = ""
-
-
-def _format_csv_line(cells: tuple[str, ...]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(cells)
-    return text.getvalue()
+        self._buffer.seek(0)
+        self._buffer.truncate()
 
 
 class TensorboardTracker(RunTracker):

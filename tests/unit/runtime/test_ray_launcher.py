@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from support.data import make_user_dataset
@@ -48,7 +47,7 @@ class Tasks:
         if function is ray_launcher.execute_part:
             self.submitted.append(arguments[0])
             if self.apart:  # a machine that does not have the folder
-                arguments = (arguments[0]._replace(directory=Path("/nowhere")),)
+                arguments = (arguments[0]._replace(marker_file="/nowhere"),)
         return functools.partial(function, *arguments)
 
     def wait_for_first(self, tickets):
