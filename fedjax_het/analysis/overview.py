@@ -498,8 +498,8 @@ def summarize_runs(
       >>> from fedjax_het.analysis import summarize_runs
       >>> spec = RunSpec("fedavg", "digits", model="mlp", num_clients=4, rounds=1)
       >>> results = build_dataframe([simulate(spec, progress=None)])
-      >>> list(summarize_runs(results)[["algorithm", "seeds"]].loc[0])
-      ['fedavg', 1]
+      >>> summarize_runs(results)[["algorithm", "seeds"]].to_numpy().tolist()
+      [['fedavg', 1]]
     """
     import pandas as pd
 
@@ -557,7 +557,7 @@ def make_overview_table(
     Example:
       >>> import pandas as pd
       >>> from fedjax_het.analysis import make_overview_table
-      >>> results = pd.DataFrame({"algorithm": ["fedavg", "fsl"], "seed": 0, "settings": ["a", "b"],
+      >>> results = pd.DataFrame({"dataset": "digits", "algorithm": ["fedavg", "fsl"], "seed": 0, "settings": ["a", "b"],
       ...     "finished": "2026", "diverged": False, "final_accuracy": [0.5, 0.6]})
       >>> table = make_overview_table(results)
       >>> [row["Test accuracy (%)"] for row in table.sections[0].rows]
@@ -621,7 +621,7 @@ def make_pivot_table(
     Example:
       >>> import pandas as pd
       >>> from fedjax_het.analysis import make_pivot_table
-      >>> results = pd.DataFrame({"algorithm": "fedavg", "alpha": [0.1, 1.0], "seed": 0,
+      >>> results = pd.DataFrame({"dataset": "digits", "algorithm": "fedavg", "alpha": [0.1, 1.0], "seed": 0,
       ...     "settings": ["a", "b"], "finished": "2026", "diverged": False,
       ...     "final_accuracy": [0.5, 0.6]})
       >>> make_pivot_table(results).sections[0].rows[0]

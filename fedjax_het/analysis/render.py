@@ -252,13 +252,12 @@ def to_markdown(table: TextTable) -> str:
       >>> from fedjax_het.analysis import TextTable, to_markdown
       >>> from fedjax_het.analysis.render import TableSection
       >>> section = TableSection([{"Method": "fedavg", "Accuracy": "81.20"}])
-      >>> print(to_markdown(TextTable.from_sections("Digits.", ["Method"], [section])))
+      >>> print(to_markdown(TextTable.from_sections("Digits.", ["Method"], [section])).strip())
       # Digits.
       <BLANKLINE>
       | Method | Accuracy |
       | --- | ---: |
       | fedavg | 81.20 |
-      ...
     """
     labels = list(dict.fromkeys(n for section in table.sections for n in section.labels or ()))
     names = [*labels, *table.label_columns]
@@ -282,7 +281,7 @@ def to_markdown(table: TextTable) -> str:
 
 @validate_arguments
 def to_latex(table: TextTable) -> str:
-    """Format a table as LaTeX (`\\usepackage{booktabs}`), the best values of a section in bold.
+    r"""Format a table as LaTeX (`\usepackage{booktabs}`), the best values of a section in bold.
 
     Args:
       table: the table. Texts are escaped.
@@ -332,7 +331,7 @@ def to_latex(table: TextTable) -> str:
 
 @validate_arguments
 def to_csv(frame: "pd.DataFrame") -> str:
-    """Format numbers as CSV with twelve digits; missing values are empty.
+    r"""Format numbers as CSV with twelve digits; missing values are empty.
 
     Args:
       frame: the numbers.
@@ -344,6 +343,6 @@ def to_csv(frame: "pd.DataFrame") -> str:
       >>> import pandas as pd
       >>> from fedjax_het.analysis import to_csv
       >>> to_csv(pd.DataFrame({"alpha": [0.1], "mean": [float("nan")]}))
-      'alpha,mean\\n0.1,\\n'
+      'alpha,mean\n0.1,\n'
     """
     return frame.to_csv(index=False, float_format="%.12g", lineterminator="\n")

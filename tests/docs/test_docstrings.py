@@ -20,7 +20,14 @@ import pytest
 import fedjax_het
 from fedjax_het.utils.registry import Registry
 
-DOCTESTED = ("fedjax_het.condensation", "fedjax_het.data", "fedjax_het.metrics", "fedjax_het.nn")
+DOCTESTED = (
+    "fedjax_het.analysis",
+    "fedjax_het.condensation",
+    "fedjax_het.data",
+    "fedjax_het.metrics",
+    "fedjax_het.nn",
+    "fedjax_het.papers",
+)
 # Packages without `__all__`, of which every public function and class has an example.
 EXAMPLE_IN_EVERY_DOCSTRING = ("fedjax_het.metrics",)
 

@@ -151,7 +151,7 @@ def plot_learning_curves(
     Example:
       >>> import pandas as pd
       >>> from fedjax_het.analysis import plot_learning_curves
-      >>> results = pd.DataFrame({"algorithm": ["fedavg"], "seed": 0, "settings": "s",
+      >>> results = pd.DataFrame({"dataset": "digits", "algorithm": ["fedavg"], "seed": 0, "settings": "s",
       ...     "digest": "d", "finished": "2026", "diverged": False, "final_accuracy": 0.5})
       >>> curves = pd.DataFrame({"digest": "d", "round": [1, 2], "test_accuracy": [0.3, 0.5]})
       >>> plot_learning_curves(results, curves).axes[0].get_ylabel()

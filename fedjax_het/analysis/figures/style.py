@@ -177,7 +177,7 @@ def assign_method_colors(methods: Iterable[str]) -> dict[str, str]:
     Example:
       >>> from fedjax_het.analysis import assign_method_colors
       >>> assign_method_colors(["my_method", "fedavg"])["my_method"]
-      '#0072B2'
+      '#D55E00'
     """
     return assign_distinct_colors((name, name) for name in methods)
 

@@ -41,7 +41,7 @@ def load_reported_values(paper: str, item: str | None = None) -> "pd.DataFrame":
     Example:
       >>> from fedjax_het.papers.reported import load_reported_values
       >>> values = load_reported_values("dynafed", "table1")
-      >>> values[["dataset", "level", "method", "mean"]].iloc[0].tolist()
+      >>> values[["dataset", "level", "method", "mean"]].to_numpy().tolist()[0]
       ['fashion_mnist', 0.01, 'fedavg', 74.5]
     """
     import pandas as pd

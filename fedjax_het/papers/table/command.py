@@ -50,7 +50,7 @@ def make_table_program(
       >>> table = TableDeclaration(name="mine", paper="dynafed", item="mine", title="Mine.",
       ...     has_reported_values=False, presets={"quick": quick})
       >>> make_table_program(table)(["--list"])
-      e0b...  missing     fedavg, digits, mlp, seed 0
+      511f0fa8868fab4a  missing     fedavg, digits, mlp, alpha 0.01, seed 0
       0
     """
 
