@@ -301,7 +301,15 @@ def get_input_kinds(algorithm: Algorithm, signature: Signature) -> ChunkInputs:
 
 
 def build_algorithm(signature: Signature, plan: ExecutionPlan | None = None) -> Algorithm:
-    """Return the method; without a plan, for its functions on the host only."""
+    """Return the method.
+
+    Args:
+      signature: the static choices of the runs.
+      plan: the devices and lanes; None for the functions on the host only.
+
+    Returns:
+      The functions of the method.
+    """
     plan = plan or make_execution_plan(mesh_axis=None)
     options, training = dict(signature.options), signature.training
     algorithm = get_algorithm_spec(signature.algorithm, options).build_algorithm(
@@ -343,7 +351,7 @@ def build_programs(signature: Signature, plan: ExecutionPlan) -> CompiledProgram
     partial_round = VerifiedJit(
         plan.map_runs(make_partial_round(components), (PER_RUN, kinds, REPLICATED, PER_RUN)),
         baseline=lambda args: (args[0], zero_metrics, args[3], 0),
-        name=f"{signature.algorithm} rounds in stretches",
+        name=f"{signature.algorithm} rounds in parts",
         donate_argnums=3,
     )
     stage_kinds = (PER_RUN, PER_RUN, PER_RUN, REPLICATED, kinds.server_examples)
@@ -410,7 +418,15 @@ def _make_init(algorithm: Algorithm, task: Task, plan: ExecutionPlan) -> Callabl
 
 
 def compute_client_state_bytes(program: CompiledPrograms, spec: ResolvedRunSpec) -> int:
-    """Return the bytes that one client of a run keeps between rounds."""
+    """Return the bytes of the state that one client of a run has between rounds.
+
+    Args:
+      program: the programs.
+      spec: the settings of the run.
+
+    Returns:
+      The bytes; 0 if clients have no state.
+    """
     hp = {name: jax.ShapeDtypeStruct((), np.float32) for name in spec.hp}
     key = jax.eval_shape(lambda: jax.random.key(0))
     model, init = program.signature.training.task.model, program.algorithm.init

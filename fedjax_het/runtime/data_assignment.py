@@ -36,7 +36,7 @@ from fedjax_het.utils.errors import ConfigError, display_names_within, require
 
 @dataclass(frozen=True)
 class UserObjects:
-    """What a user passes to runs beside their settings; None where the settings name it.
+    """Objects that a user passes to runs in addition to settings; None if the settings name them.
 
     Attributes:
       dataset: the data set.
@@ -58,13 +58,13 @@ class UserObjects:
         """Return the resolved settings of a run with these objects.
 
         Raises:
-          ConfigError: if a setting cannot be used, or names what is also passed, or the user's
-            where nothing is passed.
+          ConfigError: if a setting cannot be used, if it names a network or an optimizer although
+            one is passed, or if it is "user" although none is passed.
         """
         optimizer = self.optimizer
         for setting, name, value in (
-            ("local_optimizer", "optimizer", optimizer),
             ("model", "network", self.network),
+            ("local_optimizer", "optimizer", optimizer),
         ):
             choice, article = getattr(spec, setting), "an" if name == "optimizer" else "a"
             expected = f"{article} {name} passed to the run: {name}=..."
@@ -87,11 +87,11 @@ class UserObjects:
     def resolve_all(self, specs: Iterable[RunSpec]) -> tuple[list[ResolvedRunSpec], "UserObjects"]:
         """Return the resolved runs of a sweep, and these objects with the data set checked.
 
-        The data set is for the runs whose dataset is "user"; where there are none, for all runs, as
-        it is for a single run.
+        The data set is for the runs whose dataset is "user". If no run has this dataset, the data
+        set is for all runs.
 
         Raises:
-          ConfigError: as `resolve`, and for a `dataset` that is no data set.
+          ConfigError: if a setting cannot be used, or if `dataset` is no data set.
         """
         resolved_specs = [self.resolve(spec) for spec in specs]
         return resolved_specs, dataclasses.replace(
@@ -112,9 +112,13 @@ class UserObjects:
           spec: the resolved settings.
           caller: name of the public function that takes the data set, for messages.
 
+        Returns:
+          The data set.
+
         Raises:
-          ConfigError: if there is none, or it is no data set.
-          OSError, ImportError: if its files, or a package that reads them, are missing.
+          ConfigError: if there is none, or if the user's object is no data set.
+          OSError: if its files are missing.
+          ImportError: if a package that reads its files is missing.
         """
         if (dataset := self.get_dataset(spec)) is not None:
             return validate_dataset(dataset)
@@ -130,7 +134,7 @@ class DataAssignment:
     Attributes:
       spec: the settings of the run.
       dataset: the data set.
-      pool: the images from which the server's examples are, beside those of training.
+      pool: images of the server's source that are not in the training set.
       partition: the examples of each client.
       client_tests: the test examples of each client, where clients are tested on their own.
       server_data: the examples of the server, if it has any.
@@ -150,11 +154,17 @@ class DataAssignment:
 
 
 class HeldOutClients(NamedTuple):
-    """Clients that take no part in training."""
+    """Clients that take no part in training.
 
-    partition: Partition  # their examples
-    tests: Partition  # the test examples of each
-    clients: np.ndarray  # their ids among all clients that the data were split among
+    Attributes:
+      partition: the training examples of each.
+      tests: the test examples of each.
+      clients: their ids among all clients of the partition.
+    """
+
+    partition: Partition
+    tests: Partition
+    clients: np.ndarray
 
 
 def user_dataset_digest(spec: ResolvedRunSpec, dataset: Dataset) -> str | None:

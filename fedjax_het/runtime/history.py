@@ -30,22 +30,34 @@ TARGET, PLATEAU, CALLBACK = "target", "plateau", "callback"  # causes of an earl
 
 @dataclass
 class Timing:
-    """Seconds of all runs that go in step, and the rounds that were timed."""
+    """Seconds of all runs that go in step, and the rounds that were timed.
+
+    Attributes:
+      start_time: start of the runs in this process, of `time.perf_counter`.
+      resumed_seconds: seconds of each run before it was resumed.
+      compile_seconds: seconds of compilation and of checks of numbers.
+      round_seconds: seconds of rounds.
+      server_seconds: seconds of the server's work between rounds.
+      timed_rounds: number of rounds of each run in `round_seconds`.
+      timed_samples: number of client samples of all runs in `round_seconds`.
+    """
 
     start_time: float = field(default_factory=time.perf_counter)
-    resumed_seconds: float = 0.0  # of each run, before it was resumed
+    resumed_seconds: float = 0.0
     compile_seconds: float = 0.0
     round_seconds: float = 0.0
-    server_seconds: float = 0.0  # work between rounds
-    timed_rounds: int = 0  # of each run, in `rounds`
-    timed_samples: int = 0  # of the clients of all runs
+    server_seconds: float = 0.0
+    timed_rounds: int = 0
+    timed_samples: int = 0
 
     @property
     def rounds_per_second(self) -> float:
+        """Timed rounds of each run per second."""
         return self.timed_rounds / max(self.round_seconds, 1e-9)
 
     @property
     def samples_per_second(self) -> float:
+        """Client samples of all runs per second."""
         return self.timed_samples / max(self.round_seconds, 1e-9)
 
     def compute_wall_seconds(self, num_runs: int) -> float:
@@ -115,7 +127,15 @@ def record_rounds(
 
 
 def is_evaluation_curve(curve: str, evaluation: EvaluationOptions) -> bool:
-    """Return whether a curve has values only in rounds that are evaluated."""
+    """Return whether a curve has values only in rounds that are evaluated.
+
+    Args:
+      curve: name of the curve.
+      evaluation: the evaluation of the run.
+
+    Returns:
+      Whether other rounds are NaN.
+    """
     has_evaluation_name = curve.startswith(("test_", "client_accuracy", "mean_client_accuracy"))
     return has_evaluation_name or (
         curve in list_metric_names(evaluation) and curve not in evaluation.update_metric_names
@@ -154,6 +174,9 @@ def build_traffic_curves(
       traffic: bytes of each client that takes part in a round.
       initial_traffic: bytes of all clients together before the first round.
       num_rounds: number of rounds that took place; later rounds have 0.
+
+    Returns:
+      `bytes_down`, `bytes_up` and `client_samples`, `[R]` each.
     """
     rounds = np.arange(len(work.participants))
     has_taken_place, is_first_round = rounds < num_rounds, np.where(rounds == 0, 1.0, 0.0)
@@ -167,11 +190,17 @@ def build_traffic_curves(
 
 
 class EarlyStop(NamedTuple):
-    """A run's end before its last round."""
+    """A run's end before its last round.
 
-    round: int  # the last that took place, from 1; 0: none did
-    cause: str  # TARGET, PLATEAU or CALLBACK
-    reason: str  # in words
+    Attributes:
+      round: number of the last round that took place, from 1; 0 if none did.
+      cause: "target", "plateau" or "callback".
+      reason: the reason in words.
+    """
+
+    round: int
+    cause: str
+    reason: str
 
     def to_summary(self) -> dict[str, str | int]:
         """Return the record for a result's summary."""
@@ -179,9 +208,14 @@ class EarlyStop(NamedTuple):
 
 
 class StoppingState(NamedTuple):
-    """The state of a run's stopping rules after some rounds."""
+    """The state of a run's stopping rules after some rounds.
 
-    rounds_without_gain: int  # measured rounds since the last gain
+    Attributes:
+      rounds_without_gain: number of measured rounds since the last gain.
+      early_stop: the end of the run, if a rule is met.
+    """
+
+    rounds_without_gain: int
     early_stop: EarlyStop | None
 
 
@@ -194,6 +228,13 @@ def evaluate_rules(spec: RunSpec, accuracies: np.ndarray) -> StoppingState:
 
     Returns:
       The state of the rules; a target has precedence over a plateau in the same round.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het import RunSpec
+      >>> from fedjax_het.runtime.history import evaluate_rules
+      >>> evaluate_rules(RunSpec(stop_at=0.5), np.float32([0.1, 0.6, 0.9])).early_stop.round
+      2
     """
     best, without_gain, min_gain = np.float32(-np.inf), 0, np.float32(spec.min_gain or 0)
     for r in np.flatnonzero(np.isfinite(accuracies)):

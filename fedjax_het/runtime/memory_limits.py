@@ -155,7 +155,7 @@ def require_memory_for_settings(
     curve_bytes = spec.rounds * (_FLOAT_BYTES * num_curves + 8 * cohort_size)
     batch_bytes = 2 * 4 * spec.batch_size  # a step's indices as they are drawn and as placed
     host_items = [
-        MemoryItem("rounds", spec.rounds, "curves and who takes part", curve_bytes),
+        MemoryItem("rounds", spec.rounds, "curves and participants", curve_bytes),
         MemoryItem("batch_size", spec.batch_size, "the indices of a batch", batch_bytes),
     ]
     available_bytes = placement.memory or total_free_bytes(devices)
@@ -239,7 +239,7 @@ def require_memory_for_plan(
     device_items = [schedule]
     host_items = [schedule._replace(num_bytes=2 * schedule_bytes)]  # as it is made, and stacked
     if row_bytes := compute_client_state_bytes(program, spec):
-        states = MemoryItem("num_clients", num_clients, "what clients keep", 0)
+        states = MemoryItem("num_clients", num_clients, "the states of clients", 0)
         if client_state == HOST_STATE:
             num_trained = len(schedulers[0].trained_work_ids(range(spec.rounds)))
             host_items.append(states._replace(num_bytes=num_trained * row_bytes))
@@ -295,7 +295,7 @@ def require_memory_for_programs(
         check(name, lower_bound_bytes(jitted.trace(*inputs).jaxpr), "at least ")
     for name, (jitted, inputs) in programs.items():
         required = compute_compiled_bytes(jitted, inputs)
-        # What is there already is not free any more.
+        # Inputs that are placed already are not part of the free bytes.
         check(name, required if memory else required - _count_placed_bytes(inputs))
 
 
@@ -328,7 +328,16 @@ def reduce_memory_use(
 def can_page_client_states(
     program: CompiledPrograms, spec: ResolvedRunSpec, client_state: str
 ) -> bool:
-    """Return whether there are client states on the devices that could be on the host."""
+    """Return whether there are client states on the devices that could be on the host.
+
+    Args:
+      program: the programs.
+      spec: the settings of one of the runs.
+      client_state: the place of client states.
+
+    Returns:
+      Whether the states of all clients can move to the host.
+    """
     is_pageable = program.algorithm.can_page_state and client_state != HOST_STATE
     return is_pageable and compute_client_state_bytes(program, spec) > 0
 

@@ -281,7 +281,7 @@ class Planner:
 
         @functools.cache
         def count_block_steps(lanes: int) -> np.ndarray:
-            """[rounds, blocks] of the longest lanes."""
+            """Return the steps of the longest lane of each block, `[rounds, blocks]`."""
             return np.concatenate([s.work_counts.block_steps for s in build_schedulers(lanes)])
 
         def idle_factor(lanes: int) -> float:

@@ -18,7 +18,7 @@ from fedjax_het.runtime.compiled_programs import CompiledPrograms, flops_per_sam
 
 Tree = Any
 
-# What takes about a minute: a core at 30 GFLOP/s or a small accelerator at 15 TFLOP/s.
+# Operations of about a minute: a core at 30 GFLOP/s or a small accelerator at 15 TFLOP/s.
 LONG_FLOPS = {"cpu": 2e12}
 DEFAULT_LONG_FLOPS = 1e15
 

@@ -20,6 +20,24 @@ import pytest
 import fedjax_het
 from fedjax_het.utils.registry import Registry
 
+# Modules of the package `runtime` whose docstrings follow the rules.
+RUNTIME_MODULES = (
+    "benchmark",
+    "build",
+    "callbacks",
+    "compiled_programs",
+    "data_assignment",
+    "device_report",
+    "group_runner",
+    "group_state",
+    "history",
+    "long_phases",
+    "memory_limits",
+    "placement",
+    "resumable_rounds",
+    "runner",
+    "session",
+)
 DOCTESTED = (
     "fedjax_het.analysis",
     "fedjax_het.condensation",
@@ -27,6 +45,7 @@ DOCTESTED = (
     "fedjax_het.metrics",
     "fedjax_het.nn",
     "fedjax_het.papers",
+    *(f"fedjax_het.runtime.{name}" for name in RUNTIME_MODULES),
 )
 # Packages without `__all__`, of which every public function and class has an example.
 EXAMPLE_IN_EVERY_DOCSTRING = ("fedjax_het.metrics",)
@@ -43,7 +62,9 @@ def list_modules(packages: tuple[str, ...]) -> list[str]:
     """Return the names of all modules of the packages."""
     names = []
     for package in packages:
-        for path in sorted((ROOT / package.replace(".", "/")).rglob("*.py")):
+        folder = ROOT / package.replace(".", "/")
+        files = sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
+        for path in files:
             parts = path.relative_to(ROOT).with_suffix("").parts
             names.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
     return names
