@@ -13,17 +13,17 @@ from fedjax_het.algorithms.base import Algorithm, RoundInfo, State, Traffic
 from fedjax_het.algorithms.builders import get_server_variables, num_bytes, with_server_variables
 from fedjax_het.condensation.augment import augment, parse_strategy
 from fedjax_het.condensation.distribution_matching import (
-    clip_by_norm,
-    clip_rows,
+    compute_class_mean_logits,
     distribution_distance,
     mean_embedding,
 )
 from fedjax_het.condensation.privacy import (
     add_noise_to_means,
+    clip_by_norm,
+    clip_rows,
     compute_gaussian_epsilon,
     require_dp_accounting,
 )
-from fedjax_het.condensation.soft_label_matching import compute_class_mean_logits
 from fedjax_het.condensation.synthetic_pool import (
     SoftLabelTargets,
     SyntheticPool,

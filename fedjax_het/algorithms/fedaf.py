@@ -15,11 +15,12 @@ from fedjax_het.algorithms.client_condensation import (
 )
 from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
 from fedjax_het.condensation.distribution_matching import (
+    average_over_owners,
+    compute_soft_labels,
     interpolate_params,
     sampled_sliced_wasserstein,
     sliced_wasserstein,
 )
-from fedjax_het.condensation.soft_label_matching import average_over_owners, compute_soft_labels
 from fedjax_het.condensation.synthetic_pool import SoftLabelTargets
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining

@@ -2,13 +2,12 @@
 
 Modules:
 
-* `distribution_matching`: losses of distribution matching and the networks that it samples.
-* `soft_label_matching`: mean logits of the clients' classes, soft labels, and the matching loss.
+* `distribution_matching`: losses of distribution matching and of soft labels.
 * `synthetic_pool`: the server's training on the clients' synthetic images.
 * `trajectory_matching`, `unrolling`: DynaFed's data synthesis.
 * `synthetic_data`: synthetic data with soft labels, and training on them.
 * `augment`: differentiable augmentation.
-* `privacy`: noise and its differential privacy.
+* `privacy`: clipping, noise, and its differential privacy.
 * `downstream_eval`: accuracy of networks that learn from the images alone.
 
 `fedjax_het.algorithms` runs these functions for all clients.
@@ -16,12 +15,14 @@ Modules:
 
 from fedjax_het.condensation.augment import DSA_STRATEGY
 from fedjax_het.condensation.distribution_matching import (
+    compute_soft_labels,
     distribution_distance,
     interpolate_params,
     mean_embedding,
     sample_on_ball,
     sampled_sliced_wasserstein,
     sliced_wasserstein,
+    soft_label_matching_loss,
 )
 from fedjax_het.condensation.downstream_eval import (
     DownstreamAccuracy,
@@ -29,10 +30,6 @@ from fedjax_het.condensation.downstream_eval import (
     train_from_scratch,
 )
 from fedjax_het.condensation.privacy import compute_gaussian_epsilon
-from fedjax_het.condensation.soft_label_matching import (
-    compute_soft_labels,
-    soft_label_matching_loss,
-)
 from fedjax_het.condensation.synthetic_data import (
     SyntheticData,
     fine_tune,

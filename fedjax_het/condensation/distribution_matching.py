@@ -2,7 +2,8 @@
 
 Source: Zhao and Bilen, "Dataset Condensation with Distribution Matching" (WACV 2023). FedDM (CVPR
 2023) adds the logits. FedAF (CVPR 2024, Eqs. 6 and 10) adds the distance between the mean logit and
-that of the other owners of the class, and draws the network anew in every step (Eq. 17).
+that of the other owners of the class, and draws the network anew in every step (Eq. 17). FedAF's
+server also learns from the clients' soft labels (Eqs. 5, 8 and 11 to 15).
 """
 
 from collections.abc import Callable
@@ -13,6 +14,11 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
+from fedjax_het.condensation.privacy import clip_rows
+from fedjax_het.core.client_loop import Cohort
+from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.core.resumable_loops import SOFT_LABELS
+from fedjax_het.core.task import Task
 from fedjax_het.nn import choose_micro_batch_size
 
 Tree = Any
@@ -183,28 +189,183 @@ def sample_on_ball(key: Array, params: Tree, rho: Array) -> Tree:
     return unravel(flat + noise * jnp.minimum(1.0, rho / jnp.linalg.norm(noise)))
 
 
-def clip_rows(rows: tuple[Array, ...], max_norm: Array) -> tuple[Array, ...]:
-    """Scale each sample's arrays jointly to an L2 norm of at most `max_norm`.
+def average_over_owners(values: Array, is_owner: Array) -> tuple[Array, Array]:
+    """Average over the clients that own a class.
+
+    Deviation from Eqs. 8 and 12, which divide by all K clients and do not define the values of
+    clients without the class. With zeros for them soft labels would not add up to 1.
 
     Args:
-      rows: arrays `[B, F]` each, whose concatenation along F is clipped.
-      max_norm: `[]`.
+      values: `[K, C, F]`, a vector for each client and class.
+      is_owner: `[K, C]` bool.
 
     Returns:
-      The clipped arrays.
+      The mean `[C, F]`, zero for classes without an owner, and whether a class has an owner, `[C]`.
     """
-    norms = jnp.sqrt(sum(jnp.square(row).sum(1) for row in rows) + 1e-12)
-    return tuple(row * jnp.minimum(1.0, max_norm / norms)[:, None] for row in rows)
+    weights = is_owner.astype(values.dtype)
+    total = jnp.einsum("kc,kcf->cf", weights, jnp.where(is_owner[..., None], values, 0))
+    count = weights.sum(0)
+    return divide_by_count(total, count), count > 0
 
 
-def clip_by_norm(gradient: Array, max_norm: Array) -> Array:
-    """Scale a gradient to an L2 norm of at most `max_norm`.
+def compute_soft_labels(mean_logits: Array, tau: Array) -> Array:
+    """Return softmax(v / tau) of the *mean* logit v, not the mean of softmaxes (Eq. 11).
 
     Args:
-      gradient: an array of any shape.
-      max_norm: `[]`.
+      mean_logits: `[..., C]`.
+      tau: `[]`, temperature.
 
     Returns:
-      The clipped gradient.
+      Soft labels, `[..., C]`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.condensation import compute_soft_labels
+      >>> print(compute_soft_labels(jnp.zeros((2, 4)), 2.0)[0])
+      [0.25 0.25 0.25 0.25]
     """
-    return gradient * jnp.minimum(1.0, max_norm / jnp.maximum(jnp.linalg.norm(gradient), 1e-12))
+    return jax.nn.softmax(mean_logits / tau, axis=-1)
+
+
+def symmetric_kl(log_p: Array, log_q: Array) -> Array:
+    """Return (KL(p || q) + KL(q || p)) / 2 over the last axis, in nats (Eq. 15).
+
+    Args:
+      log_p: log-probabilities, `[..., C]`.
+      log_q: log-probabilities, `[..., C]`.
+
+    Returns:
+      `[...]`.
+    """
+    return 0.5 * ((jnp.exp(log_p) - jnp.exp(log_q)) * (log_p - log_q)).sum(-1)
+
+
+def sum_logits_by_class(
+    logits: Array, labels: Array, weights: Array, num_classes: int
+) -> tuple[Array, Array]:
+    """Sum the weighted logits of each class.
+
+    Args:
+      logits: `[B, F]`.
+      labels: `[B]` int.
+      weights: `[B]`.
+      num_classes: number of classes, C.
+
+    Returns:
+      Sums of the weighted logits, `[C, F]`, and of the weights, `[C]`.
+    """
+    class_weights = jax.nn.one_hot(labels, num_classes) * weights[:, None]
+    return class_weights.T @ logits, class_weights.sum(0)
+
+
+def divide_by_count(sums: Array, count: Array) -> Array:
+    """Divide sums by counts; the result is zero where the count is zero.
+
+    Args:
+      sums: `[C, F]`.
+      count: `[C]`.
+
+    Returns:
+      `[C, F]`.
+    """
+    return sums / jnp.maximum(count, 1)[:, None]
+
+
+def soft_label_matching_loss(
+    mean_logits: Array, is_present: Array, soft_labels: Array, tau: Array
+) -> Array:
+    """Compute the local-global knowledge matching loss (Eq. 15).
+
+    The loss is the symmetric KL divergence between softmax(mean logit / tau) and the clients' soft
+    label, in nats, summed over the present classes.
+
+    Args:
+      mean_logits: `[C, C]`, mean logit of the synthetic images of each class.
+      is_present: `[C]` bool, True for the classes to sum over.
+      soft_labels: `[C, C]`, the clients' soft labels.
+      tau: `[]`, temperature.
+
+    Returns:
+      The loss, `[]`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.condensation import compute_soft_labels, soft_label_matching_loss
+      >>> logits, is_present = jnp.eye(3), jnp.ones(3, bool)
+      >>> loss = soft_label_matching_loss(logits, is_present, compute_soft_labels(logits, 2.0), 2.0)
+      >>> bool(loss < 1e-6)
+      True
+    """
+    log_probabilities = jax.nn.log_softmax(mean_logits / tau, axis=-1)
+    log_soft_labels = jnp.log(jnp.maximum(soft_labels, 1e-30))
+    return (is_present * symmetric_kl(log_soft_labels, log_probabilities)).sum()
+
+
+def compute_class_mean_logits(
+    task: Task,
+    plan: ExecutionPlan,
+    variables: Tree,
+    cohort: Cohort,
+    num_clients: int,
+    min_examples: int = 1,
+    clip_norm: Array | None = None,
+) -> tuple[Array, Array, Array]:
+    """Compute each client's mean logit of each of its classes over all of its data (FedAF, Eq. 5).
+
+    Cost: one pass in evaluation mode over the data of the round's clients, shared by the devices.
+
+    Args:
+      task: network and normalization.
+      plan: placement of the clients on the devices.
+      variables: variables of the network.
+      cohort: the round's clients, their schedule and examples.
+      num_clients: number of clients in the cohort, K.
+      min_examples: examples that a client needs to own a class; 1 in a verification run, which
+        reads a single batch.
+      clip_norm: maximum L2 norm of each example's logits; None: no clipping.
+
+    Returns:
+      Mean logits, `[K, C, C]`, zero for classes without examples; whether the client owns the
+      class, `[K, C]`; and the number of examples, `[K, C]`.
+    """
+    num_classes = task.model.num_classes
+    num_pairs = num_clients * num_classes
+    schedule = cohort.schedule
+
+    def sum_block(loops, variables, images, trial, clip_norm, block_data):
+        indices, pair_ids = block_data
+
+        def limit(count):
+            return jnp.where(trial, jnp.minimum(1, count), count)
+
+        def add_batch(i, sums):
+            batch = task.normalize(images[indices[i]])
+            logits, _ = task.model.apply(variables, batch, train=False)
+            if clip_norm is not None:
+                (logits,) = clip_rows((logits,), clip_norm)
+            logits_and_count = jnp.concatenate([logits, jnp.ones((len(logits), 1))], axis=1)
+            # The pair of padding is beyond the end.
+            return sums.at[pair_ids[i]].add(logits_and_count, mode="drop")
+
+        max_batches, size = indices.shape
+        return loops.run(
+            SOFT_LABELS,
+            limit((pair_ids[:, 0] < num_pairs).sum()),
+            add_batch,
+            jnp.zeros((num_pairs, num_classes + 1)),
+            max_total=limit(max_batches),
+            max_iterations=max_batches,
+            samples_per_iteration=size / 3,
+        )
+
+    sums = plan.sum_loops_over_blocks(
+        cohort.loops,
+        sum_block,
+        (variables, cohort.examples.images, schedule.is_verification, clip_norm),
+        (schedule.full_pass_indices, schedule.full_pass_pair_ids),
+    )
+    sums, count = sums[:, :-1], sums[:, -1:]
+    is_owner = count >= jnp.where(schedule.is_verification, 1, min_examples)
+    shape = (num_clients, num_classes)
+    means = (sums / jnp.maximum(count, 1)).reshape(*shape, num_classes)
+    return means, is_owner.reshape(shape), count.reshape(shape)

@@ -18,6 +18,8 @@ from fedjax_het.data import Dataset
 from fedjax_het.nn import Model, Variables
 from fedjax_het.utils.errors import ConfigError, is_integer_at_least, require
 
+# The recipe of distribution matching's and of trajectory matching's public codes.
+BATCH_SIZE, MOMENTUM, WEIGHT_DECAY = 256, 0.9, 5e-4
 _TEST_BATCH = 500
 
 
@@ -64,20 +66,17 @@ def compare_with_random_subset(
     num_networks: int = 5,
     epochs: int = 1000,
     lr: float = 0.01,
-    momentum: float = 0.9,
-    weight_decay: float = 5e-4,
-    batch_size: int = 256,
-    num_parallel: int = 1,
 ) -> DownstreamAccuracy:
     """Compare networks trained on condensed images with networks trained on as many real images.
 
-    The recipe is that of distribution matching's public code without augmentation: SGD,
-    cross-entropy, and after the middle of the epochs `lr` / 10 and a new momentum buffer. Network n
-    starts from the same parameters for both. Its real images are drawn from the training set
-    without replacement, with the classes of the condensed images.
+    The recipe is that of distribution matching's public code without augmentation: cross-entropy,
+    SGD in batches of 256 with momentum 0.9 and weight decay 5e-4, and after the middle of the
+    epochs `lr` / 10 and a new momentum buffer. Network n starts from the same parameters for both.
+    Its real images are drawn from the training set without replacement, with the classes of the
+    condensed images.
 
-    Cost: 2 * num_networks * epochs * ceil(M / batch_size) steps, tests of 2 * num_networks
-    networks, and one compilation.
+    Cost: 2 * num_networks * epochs * ceil(M / 256) steps, tests of 2 * num_networks networks, and
+    one compilation.
 
     Args:
       model: the network.
@@ -88,10 +87,6 @@ def compare_with_random_subset(
       num_networks: number of networks per training set.
       epochs: number of epochs.
       lr: learning rate at the start.
-      momentum: momentum of SGD.
-      weight_decay: L2 coefficient.
-      batch_size: images per step.
-      num_parallel: number of networks that are vmapped; more than 1 is faster on an accelerator.
 
     Returns:
       Test accuracies of both, and the gain.
@@ -117,33 +112,24 @@ def compare_with_random_subset(
     """
     images, labels = np.asarray(images, np.float32), np.asarray(labels)
     _check_images(model, images, labels, dataset.num_classes)
-    positive_ints = {"num_networks": num_networks, "epochs": epochs}
-    for name, value in {
-        **positive_ints,
-        "batch_size": batch_size,
-        "num_parallel": num_parallel,
-    }.items():
+    for name, value in {"num_networks": num_networks, "epochs": epochs}.items():
         require(is_integer_at_least(value, 1), name, value, "a whole number >= 1")
-
     normalize = Task(model, dataset.mean, dataset.std).normalize
-    subsets = [
-        random_subset(dataset.train_labels, labels, seed=seed, subset_index=n)
-        for n in range(num_networks)
-    ]
-    real = [normalize(jnp.asarray(dataset.train_images[subset])) for subset in subsets]
+    image_sets = [jnp.asarray(images)]
+    for n in range(num_networks):
+        subset = random_subset(dataset.train_labels, labels, seed=seed, subset_index=n)
+        image_sets.append(normalize(jnp.asarray(dataset.train_images[subset])))
     keys = jax.random.split(jax.random.key(seed), num_networks)
     accuracies = _train_and_test(
         model,
-        jnp.stack([jnp.asarray(images), *real]),
+        jnp.stack(image_sets),
         jnp.asarray(labels, jnp.int32),
         jnp.concatenate([jnp.zeros(num_networks, jnp.int32), 1 + jnp.arange(num_networks)]),
         jnp.concatenate([keys, keys]),
         normalize(jnp.asarray(dataset.test_images)),
         jnp.asarray(dataset.test_labels),
-        {"lr": lr, "momentum": momentum, "weight_decay": weight_decay},
+        lr,
         epochs=epochs,
-        batch_size=batch_size,
-        num_parallel=num_parallel,
     )
     synthetic, random = np.asarray(accuracies, np.float64).reshape(2, num_networks)
     return DownstreamAccuracy(*map(_mean_std, (synthetic, random, synthetic - random)))
@@ -191,31 +177,19 @@ def random_subset(
 
 
 def train_from_init(
-    model: Model,
-    images: Array,
-    labels: Array,
-    key: Array,
-    *,
-    epochs: int,
-    lr: Array | float,
-    momentum: Array | float,
-    weight_decay: Array | float,
-    batch_size: int,
+    model: Model, images: Array, labels: Array, key: Array, lr: Array | float, *, epochs: int
 ) -> Variables:
     """Train a new network on `images` by the recipe of `compare_with_random_subset`.
 
-    Cost: epochs * ceil(M / batch_size) steps.
+    Cost: epochs * ceil(M / 256) steps.
 
     Args:
       model: the network.
       images: `[M, H, W, C]`, normalized.
       labels: `[M]` int32.
       key: key of the initial parameters and the order of the images.
-      epochs: number of epochs.
       lr: learning rate at the start; decays as in `make_step_decay_phases`.
-      momentum: momentum of SGD.
-      weight_decay: L2 coefficient.
-      batch_size: images per step.
+      epochs: number of epochs.
 
     Returns:
       The trained variables.
@@ -223,23 +197,22 @@ def train_from_init(
     init_key, order_key = jax.random.split(key)
     variables = model.init(init_key)
     pool = SyntheticPool(images, labels, jnp.ones(len(labels), bool))
-    phases = make_step_decay_phases(lr, epochs)
-    for phase_index, (phase_lr, _, phase_epochs) in enumerate(phases):
+    for i, (phase_lr, _, phase_epochs) in enumerate(make_step_decay_phases(lr, epochs)):
         variables = train_on_synthetic_pool(
             model,
             variables,
             pool,
-            jax.random.fold_in(order_key, phase_index),
+            jax.random.fold_in(order_key, i),
             epochs=phase_epochs,
-            batch_size=batch_size,
+            batch_size=BATCH_SIZE,
             lr=phase_lr,
-            momentum=momentum,
-            weight_decay=weight_decay,
+            momentum=MOMENTUM,
+            weight_decay=WEIGHT_DECAY,
         )
     return variables
 
 
-@partial(jax.jit, static_argnames=("model", "epochs", "batch_size", "num_parallel"))
+@partial(jax.jit, static_argnames=("model", "epochs"))
 def _train_and_test(
     model: Model,
     image_sets: Array,
@@ -248,38 +221,23 @@ def _train_and_test(
     keys: Array,
     test_images: Array,
     test_labels: Array,
-    training_args: dict[str, Array | float],
+    lr: float,
     *,
     epochs: int,
-    batch_size: int,
-    num_parallel: int,
 ) -> Array:
     """Return test accuracies `[N]`; network n trains on `image_sets[set_indices[n]]`."""
 
     def train_and_test_one(network):
         set_index, key = network
-        variables = train_from_init(
-            model,
-            image_sets[set_index],
-            labels,
-            key,
-            epochs=epochs,
-            batch_size=batch_size,
-            **training_args,
-        )
-        return _compute_accuracy(model, variables, test_images, test_labels)
+        variables = train_from_init(model, image_sets[set_index], labels, key, lr, epochs=epochs)
 
-    return jax.lax.map(train_and_test_one, (set_indices, keys), batch_size=num_parallel)
+        def is_correct(example):
+            image, label = example
+            return correct(model.apply(variables, image[None], train=False)[0][0], label)
 
+        return jax.lax.map(is_correct, (test_images, test_labels), batch_size=_TEST_BATCH).mean()
 
-def _compute_accuracy(model: Model, variables: Variables, images: Array, labels: Array) -> Array:
-    """Return the fraction of correct predictions, with `_TEST_BATCH` images per batch."""
-
-    def is_correct(example):
-        image, label = example
-        return correct(model.apply(variables, image[None], train=False)[0][0], label)
-
-    return jax.lax.map(is_correct, (images, labels), batch_size=_TEST_BATCH).mean()
+    return jax.lax.map(train_and_test_one, (set_indices, keys))
 
 
 def _mean_std(values: np.ndarray) -> MeanStd:
@@ -335,9 +293,12 @@ def train_from_scratch(
             params,
             synthetic,
             key,
-            optimizer=optax.chain(optax.add_decayed_weights(5e-4), optax.sgd(lr, momentum=0.9)),
+            optimizer=optax.chain(
+                optax.add_decayed_weights(WEIGHT_DECAY), optax.sgd(lr, momentum=MOMENTUM)
+            ),
             epochs=num_epochs,
             first_epoch=first_epoch,
+            batch_size=BATCH_SIZE,
             augment_strategy=augment_strategy,
             loss_scaling=loss_scaling,
         )

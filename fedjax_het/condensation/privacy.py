@@ -1,4 +1,4 @@
-"""Differential privacy of condensed images: Gaussian noise and its epsilon."""
+"""Differential privacy of condensed images: clipping, Gaussian noise and its epsilon."""
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,33 @@ def require_dp_accounting() -> None:
             f"{display_name('private')} = True: expected the package dp-accounting; "
             "run `pip install 'fedjax_het[privacy]'`"
         ) from error
+
+
+def clip_rows(rows: tuple[Array, ...], max_norm: Array) -> tuple[Array, ...]:
+    """Scale each sample's arrays jointly to an L2 norm of at most `max_norm`.
+
+    Args:
+      rows: arrays `[B, F]` each, whose concatenation along F is clipped.
+      max_norm: `[]`.
+
+    Returns:
+      The clipped arrays.
+    """
+    norms = jnp.sqrt(sum(jnp.square(row).sum(1) for row in rows) + 1e-12)
+    return tuple(row * jnp.minimum(1.0, max_norm / norms)[:, None] for row in rows)
+
+
+def clip_by_norm(gradient: Array, max_norm: Array) -> Array:
+    """Scale a gradient to an L2 norm of at most `max_norm`.
+
+    Args:
+      gradient: an array of any shape.
+      max_norm: `[]`.
+
+    Returns:
+      The clipped gradient.
+    """
+    return gradient * jnp.minimum(1.0, max_norm / jnp.maximum(jnp.linalg.norm(gradient), 1e-12))
 
 
 def add_noise_to_means(

@@ -1,6 +1,5 @@
 """Training of the global model on the synthetic images of all clients."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from fedjax_het.condensation.soft_label_matching import (
+from fedjax_het.condensation.distribution_matching import (
     divide_by_count,
     soft_label_matching_loss,
     sum_logits_by_class,
@@ -25,6 +24,7 @@ from fedjax_het.core.server_training import (
 from fedjax_het.core.task import Task
 from fedjax_het.nn import Model
 from fedjax_het.nn.batch_axis import sum_over_shards, take_local_rows
+from fedjax_het.utils.arrays import pad_rows
 
 Tree = Any
 
@@ -157,10 +157,8 @@ def train_on_synthetic_pool(
     """
     batches = make_masked_shuffled_batches(key, pool.is_valid, batch_size)
     batch_loss = _make_batch_loss(model, None if exact_matching else soft_label_targets)
-    loss_and_gradient, samples_per_step = (
-        shard_loss_and_gradient(server_parallelism, batch_loss),
-        float(batches.size),
-    )
+    loss_and_gradient = shard_loss_and_gradient(server_parallelism, batch_loss)
+    samples_per_step = float(batches.size)
     if exact_matching and soft_label_targets is not None:
         samples_per_step += 4 / 3 * len(pool.images)
         loss_and_gradient = _add_exact_matching(
@@ -211,36 +209,6 @@ def _make_batch_loss(
     return loss_and_gradient
 
 
-def _add_exact_matching(
-    batch_loss: LossAndGradient,
-    model: Model,
-    pool: SyntheticPool,
-    soft_label_targets: SoftLabelTargets,
-    batch_size: int,
-    server_parallelism: ServerParallelism,
-) -> LossAndGradient:
-    """Add the gradient of the matching loss over the whole pool to `batch_loss`.
-
-    The returned loss excludes the matching loss. The matching gradient uses the parameters before
-    the batch and the statistics after it.
-    """
-
-    def loss_and_gradient(variables, batch, key):
-        params = variables["params"]
-        loss, gradient, variables = batch_loss(variables, batch, key)
-        matching_loss = partial(_weighted_matching_loss, soft_label_targets)
-        images = server_parallelism.order_after(
-            loss, pool.images
-        )  # all devices must run the batch's collectives first
-        ordered_pool, state = pool._replace(images=images), variables["state"]
-        pool_gradient = _exact_gradient(
-            model, params, state, ordered_pool, matching_loss, batch_size, server_parallelism
-        )
-        return loss, jax.tree.map(jnp.add, gradient, pool_gradient), variables
-
-    return loss_and_gradient
-
-
 def _weighted_matching_loss(
     soft_label_targets: SoftLabelTargets, sums: Array, count: Array
 ) -> Array:
@@ -253,44 +221,55 @@ def _weighted_matching_loss(
     return soft_label_targets.weight * loss
 
 
-def _exact_gradient(
+def _add_exact_matching(
+    batch_loss: LossAndGradient,
     model: Model,
-    params: Tree,
-    state: Tree,
     pool: SyntheticPool,
-    matching_loss: Callable[[Array, Array], Array],
+    soft_label_targets: SoftLabelTargets,
     batch_size: int,
     server_parallelism: ServerParallelism,
-) -> Tree:
-    """Compute the gradient of `matching_loss(sums of logits by class, counts)` over the whole pool.
+) -> LossAndGradient:
+    """Add the gradient of the matching loss over the whole pool to `batch_loss`.
 
-    Two passes over equal pieces: the first computes the sums, the second pulls their cotangents
-    back piece by piece. The memory is therefore that of one batch.
+    The returned loss excludes the matching loss. The matching gradient uses the parameters before
+    the batch and the statistics after it. Two passes over equal pieces compute it: the first
+    computes the sums of logits, the second pulls their cotangents back piece by piece. The memory
+    is therefore that of one batch.
     """
-    pool = take_local_rows(pool, server_parallelism.batch_axis)
-    num_padding = -len(pool.images) % batch_size
-    images, labels, valid = (
-        jnp.pad(a, ((0, num_padding),) + ((0, 0),) * (a.ndim - 1)).reshape(
-            -1, batch_size, *a.shape[1:]
+
+    def split(rows: Array) -> Array:
+        rows = pad_rows(rows, -len(rows) % batch_size)
+        return rows.reshape(-1, batch_size, *rows.shape[1:])
+
+    def loss_and_gradient(variables, batch, key):
+        params = variables["params"]
+        loss, gradient, variables = batch_loss(variables, batch, key)
+        # All devices must run the batch's collectives first.
+        ordered_images = server_parallelism.order_after(loss, pool.images)
+        local_pool = take_local_rows(
+            pool._replace(images=ordered_images), server_parallelism.batch_axis
         )
-        for a in pool
-    )
-    batches = (images, labels, valid.astype(jnp.float32))
+        images, labels, is_valid = map(split, local_pool)
+        pieces = images, labels, is_valid.astype(jnp.float32)
 
-    def sum_batch_logits(params, batch):
-        images, labels, weights = batch
-        logits, _ = model.apply({"params": params, "state": state}, images, train=False)
-        return sum_logits_by_class(logits, labels, weights, model.num_classes)
+        def sum_logits(params, piece):
+            images, labels, weights = piece
+            state = variables["state"]
+            logits, _ = model.apply({"params": params, "state": state}, images, train=False)
+            return sum_logits_by_class(logits, labels, weights, model.num_classes)
 
-    batch_sums = jax.lax.map(lambda piece: sum_batch_logits(params, piece), batches)
-    totals = server_parallelism.sum_over_devices(jax.tree.map(lambda a: a.sum(0), batch_sums))
-    cotangent = jax.grad(matching_loss)(*totals)
+        piece_sums = jax.lax.map(lambda piece: sum_logits(params, piece), pieces)
+        totals = server_parallelism.sum_over_devices(jax.tree.map(lambda a: a.sum(0), piece_sums))
+        matching_loss = partial(_weighted_matching_loss, soft_label_targets)
+        cotangent = jax.grad(matching_loss)(*totals)
 
-    def add_batch_gradient(total, batch):
-        batch_gradient = jax.vjp(lambda p: sum_batch_logits(p, batch)[0], params)[1](cotangent)[0]
-        return jax.tree.map(jnp.add, total, batch_gradient), None
+        def add_piece(total, piece):
+            piece_gradient = jax.vjp(lambda p: sum_logits(p, piece)[0], params)[1](cotangent)[0]
+            return jax.tree.map(jnp.add, total, piece_gradient), None
 
-    local_gradient = jax.lax.scan(
-        add_batch_gradient, jax.tree.map(jnp.zeros_like, params), batches
-    )[0]
-    return server_parallelism.sum_over_devices(local_gradient)
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        local_gradient = jax.lax.scan(add_piece, zeros, pieces)[0]
+        pool_gradient = server_parallelism.sum_over_devices(local_gradient)
+        return loss, jax.tree.map(jnp.add, gradient, pool_gradient), variables
+
+    return loss_and_gradient

@@ -21,9 +21,12 @@ from fedjax_het import RunSpec
 from fedjax_het.algorithms import METHODS
 from fedjax_het.algorithms.fedaf import fedaf
 from fedjax_het.algorithms.feddm import feddm
-from fedjax_het.condensation.distribution_matching import clip_rows
-from fedjax_het.condensation.privacy import add_noise_to_means, compute_gaussian_epsilon
-from fedjax_het.condensation.soft_label_matching import compute_class_mean_logits
+from fedjax_het.condensation.distribution_matching import compute_class_mean_logits
+from fedjax_het.condensation.privacy import (
+    add_noise_to_means,
+    clip_rows,
+    compute_gaussian_epsilon,
+)
 from fedjax_het.core.client_loop import Cohort
 from fedjax_het.core.condensation_work import ClientClassWork, CondensationWork
 from fedjax_het.core.execution_plan import make_execution_plan

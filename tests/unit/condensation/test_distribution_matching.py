@@ -12,22 +12,20 @@ from support.reference_loop import softmax_gradient
 from support.x64 import enable_x64
 
 from fedjax_het.condensation.distribution_matching import (
-    clip_by_norm,
+    average_over_owners,
+    compute_soft_labels,
     distribution_distance,
+    divide_by_count,
     interpolate_params,
     mean_embedding,
     sample_on_ball,
     sampled_sliced_wasserstein,
     sliced_wasserstein,
-)
-from fedjax_het.condensation.soft_label_matching import (
-    average_over_owners,
-    compute_soft_labels,
-    divide_by_count,
     soft_label_matching_loss,
     sum_logits_by_class,
     symmetric_kl,
 )
+from fedjax_het.condensation.privacy import clip_by_norm
 from fedjax_het.condensation.synthetic_pool import (
     SoftLabelTargets,
     SyntheticPool,

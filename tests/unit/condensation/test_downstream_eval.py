@@ -58,28 +58,14 @@ def test_noise_is_worse_and_the_gain_is_taken_network_by_network():
     assert found.gain.mean < -0.1
     assert found.gain.mean == pytest.approx(found.synthetic.mean - found.random.mean)
     assert found.random.std > 0  # real images differ between networks
-    together = compare_with_random_subset(
-        MODEL, noise, LABELS, DATASET, num_networks=4, num_parallel=3, **RECIPE
-    )
-    np.testing.assert_allclose(together, found, atol=0.02)
 
 
 def test_training_is_sgd_with_momentum_and_decay_whose_rate_drops_after_the_middle():
     """Against float64 NumPy; the whole set is one batch, so that its order does not matter."""
-    epochs, lr, momentum, decay = 7, 0.3, 0.9, 0.05
+    epochs, lr, momentum, decay = 7, 0.3, 0.9, 5e-4
     images = normalised(random_subset(DATASET.train_labels, LABELS, seed=0))
     key = jax.random.key(1)
-    found = train_from_init(
-        MODEL,
-        images,
-        jnp.asarray(LABELS),
-        key,
-        epochs=epochs,
-        lr=lr,
-        momentum=momentum,
-        weight_decay=decay,
-        batch_size=256,
-    )["params"]
+    found = train_from_init(MODEL, images, jnp.asarray(LABELS), key, lr, epochs=epochs)["params"]
 
     params = MODEL.init(jax.random.split(key)[0])["params"]
     w, b = np.asarray(params["w"], np.float64), np.asarray(params["b"], np.float64)
@@ -104,7 +90,7 @@ def test_training_is_sgd_with_momentum_and_decay_whose_rate_drops_after_the_midd
         ({"labels": LABELS[:5]}, "labels = "),
         ({"labels": LABELS + 1}, "labels = "),
         ({"epochs": 0}, "epochs = 0"),
-        ({"num_parallel": 0.5}, "num_parallel = 0.5"),
+        ({"num_networks": 0.5}, "num_networks = 0.5"),
     ],
 )
 def test_bad_input_is_named(change, message):
