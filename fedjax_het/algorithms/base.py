@@ -206,11 +206,3 @@ class Algorithm(NamedTuple):
     "`artifacts(state) -> {name: array}`, stored with the result."
     summary: Callable[[HyperParameters, State], dict[str, Any]] = lambda hp, state: {}
     "`summary(hp, state) -> {name: value}`, values that JSON can represent, stored with the result."
-
-
-def require_global_model(
-    algorithm: Algorithm,
-) -> tuple[Callable[[State], Tree], Callable[[State, Tree], State]]:
-    """Return (global_model, with_global_model) of a method that must have them."""
-    assert algorithm.global_model is not None and algorithm.with_global_model is not None
-    return algorithm.global_model, algorithm.with_global_model

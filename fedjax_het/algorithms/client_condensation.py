@@ -25,7 +25,6 @@ from fedjax_het.condensation.privacy import (
     require_dp_accounting,
 )
 from fedjax_het.condensation.synthetic_pool import (
-    SoftLabelTargets,
     SyntheticPool,
     train_on_synthetic_pool,
 )
@@ -36,6 +35,7 @@ from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, ServerMessage
 from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.server_parallelism import ServerParallelism
+from fedjax_het.nn import Model
 from fedjax_het.utils.config import (
     Bounds,
     Config,
@@ -172,19 +172,9 @@ class CondensationMessage(NamedTuple):
     "Result of all clients' class-mean logits; `()` if the method has none."
 
 
-def build_condensation_algorithm(
-    training: LocalTraining,
-    plan: ExecutionPlan,
-    options: CondensationOptions,
-    *,
-    perturb_params: Callable[[dict, jax.Array, Tree], Tree],
-    collaboration_loss: Callable | None = None,
-    aggregate_logits: Callable[[dict, jax.Array, jax.Array], tuple[Tree, SoftLabelTargets]]
-    | None = None,
-    only_condensing_owners: bool = True,
-    exact_matching: bool = False,
-) -> Algorithm:
-    """Return a method whose clients send condensed data, from which the server learns.
+@dataclass(frozen=True)
+class ClientCondensation:
+    """Method whose clients send condensed data, from which the server learns.
 
     In a round clients may first send their class-mean logits. Every pair of a client and a class
     condenses for `options.steps`, all in one program. The server trains the received model on the
@@ -202,67 +192,46 @@ def build_condensation_algorithm(
 
     Memory: one set of images, its velocity and the activations of a batch for every lane; the
     images of all K * C pairs.
-
-    Args:
-      training: the task and the batch size.
-      plan: where the clients run, and the devices that share the server's work.
-      options: choices of condensation.
-      perturb_params: `perturb_params(hp, key, params) -> params` that one step of one client uses
-        for all its classes.
-      collaboration_loss: `collaboration_loss(hp, mean_logits, class_, consensus, key)`, a term of a
-        class's loss, where `consensus` is the result of all clients' class-mean logits.
-      aggregate_logits: `aggregate_logits(hp, mean_logits [K, C, C], is_owner [K, C]) -> (consensus,
-        targets)`, with the server's soft-label targets. Requires the class-mean logits over all of
-        a client's data.
-      only_condensing_owners: whether the logits leave out classes that a client does not condense.
-      exact_matching: see `train_on_synthetic_pool`.
-
-    Returns:
-      The method.
-
-    Raises:
-      ConfigError: for a network without `embed`.
     """
-    model = training.task.model
-    has_embed = model.embed is not None
-    require(has_embed, "model", model.name, "a network with `embed`, to match features")
-    method = _Condensation(
-        training,
-        plan,
-        options,
-        perturb_params,
-        collaboration_loss,
-        aggregate_logits,
-        max(1, options.threshold or options.ipc) if only_condensing_owners else 1,
-        exact_matching,
-    )
-    return Algorithm(
-        init=method.init_state,
-        round=method.run_round,
-        global_model=get_server_variables,
-        with_global_model=with_server_variables,
-        traffic=method.count_traffic,
-        condensation_work=method.condensation_work,
-        server_batch_size=options.server_batch_size,
-        artifacts=method.make_artifacts,
-        summary=method.make_summary,
-    )
-
-
-class _Condensation(NamedTuple):
-    """A method of `build_condensation_algorithm`, whose arguments these are; static."""
 
     training: LocalTraining
+    "Task and batch size."
     plan: ExecutionPlan
+    "Where the clients run, and the devices that share the server's work."
     options: CondensationOptions
-    perturb_params: Callable
-    collaboration_loss: Callable | None
-    aggregate_logits: Callable | None
-    min_examples: int  # of an owner of a class
-    exact_matching: bool
+    "Choices of condensation."
+    perturb_params: Callable[[dict, jax.Array, Tree], Tree]
+    "`perturb_params(hp, key, params) -> params` of one step of one client, for all its classes."
+    collaboration_loss: Callable | None = None
+    """`collaboration_loss(hp, mean_logits, class_, consensus, key)`, a term of a class's loss, where
+    `consensus` is the result of all clients' class-mean logits."""
+    aggregate_logits: Callable | None = None
+    """`aggregate_logits(hp, mean_logits [K, C, C], is_owner [K, C]) -> (consensus, targets)`, with
+    the server's `SoftLabelTargets`. Requires the class-mean logits over all of a client's data."""
+    only_condensing_owners: bool = True
+    "Whether the logits leave out classes that a client does not condense."
+    exact_matching: bool = False
+    "See `train_on_synthetic_pool`."
+
+    def build(self) -> Algorithm:
+        """Return the method. Raises ConfigError for a network without `embed`."""
+        has_embed = self.model.embed is not None
+        require(has_embed, "model", self.model.name, "a network with `embed`, to match features")
+        return Algorithm(
+            init=self.init_state,
+            round=self.run_round,
+            global_model=get_server_variables,
+            with_global_model=with_server_variables,
+            traffic=self.count_traffic,
+            condensation_work=self.condensation_work,
+            server_batch_size=self.options.server_batch_size,
+            artifacts=self.make_artifacts,
+            summary=self.make_summary,
+        )
 
     @property
-    def model(self):
+    def model(self) -> Model:
+        """Network of the task."""
         return self.training.task.model
 
     @property
@@ -272,18 +241,19 @@ class _Condensation(NamedTuple):
 
     @property
     def classes_per_item(self) -> int:
+        """Number of classes of a work item."""
         return self.model.num_classes if self.is_per_client else 1
 
     @property
     def condensation_work(self) -> CondensationWork:
+        """How clients condense, for the schedule."""
         options = self.options
+        num_init_images = {"mean": options.init_images, "real": 1, "noise": 0}
         return CondensationWork(
             ipc=options.ipc,
             steps=options.steps,
             threshold=options.threshold or options.ipc,
-            init_examples_per_image={"mean": options.init_images, "real": 1, "noise": 0}[
-                options.init
-            ],
+            init_examples_per_image=num_init_images[options.init],
             repeats_examples=options.top_up,
             is_per_client=self.is_per_client,
             needs_full_pass=self.aggregate_logits is not None,
@@ -294,7 +264,7 @@ class _Condensation(NamedTuple):
     def begin(self, context: ClientContext, state: SyntheticImageState) -> SynthesisState:
         """Return the images that a work item starts from."""
         num_init_images = self.condensation_work.init_examples_per_image
-        shape = (self.classes_per_item, self.options.ipc)
+        shape: tuple[int, ...] = (self.classes_per_item, self.options.ipc)
         if num_init_images:
             init_images = self.training.task.normalize(context.client.init_images)
             shape = (*shape, num_init_images, *self.model.input_shape)
@@ -366,7 +336,7 @@ class _Condensation(NamedTuple):
         consensus = context.message.extra.consensus
         augment_key, noise_key, distance_key = jax.random.split(context.key, 3)
         embed_fn = model.embed
-        assert embed_fn is not None  # `build_condensation_algorithm` requires it
+        assert embed_fn is not None  # `build` requires it
 
         def embed(images):
             features, logits = embed_fn(variables, images, train=False)[:2]
@@ -446,8 +416,9 @@ class _Condensation(NamedTuple):
         num_clients = state.clients.created_round.size // self.model.num_classes
         clip_norm = hp["dp_clip"] if self.options.private else None
         task, variables = self.training.task, state.server.variables
+        min_examples = self.condensation_work.threshold if self.only_condensing_owners else 1
         logits, is_owner, counts = compute_class_mean_logits(
-            task, self.plan, variables, cohort, num_clients, self.min_examples, clip_norm
+            task, self.plan, variables, cohort, num_clients, min_examples, clip_norm
         )
         if self.options.private:
             noise = {"dp_noise": hp["dp_noise"], "dp_clip": clip_norm}

@@ -8,9 +8,9 @@ import jax
 
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.client_condensation import (
+    ClientCondensation,
     CondensationHyperParameters,
     CondensationOptions,
-    build_condensation_algorithm,
     make_condensation_hyperparameters,
 )
 from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
@@ -85,7 +85,7 @@ def fedaf(
     Every step uses v = gamma * received + (1 - gamma) * freshly initialized parameters (Eq. 17),
     for all of its terms. lambda_loc, lambda_glob and image_lr depend on the data set (appendix A).
     lambda_loc = 0 and lambda_glob = 0 are the ablations without collaboration and without matching.
-    `private`: see `build_condensation_algorithm`; V and R have noise.
+    `private`: see `ClientCondensation`; V and R have noise.
 
     Traffic: the model and V down; V_k, R_k (redundant, but the paper sends both) and the images up.
     State: ipc images per client and class. Cost: FedDM's, a pass over all data in evaluation mode,
@@ -128,16 +128,16 @@ def fedaf(
         targets = SoftLabelTargets(labels, is_owned, hp["lambda_glob"], hp["tau"])
         return ClassStatistics(logits, labels, is_owned), targets
 
-    algorithm = build_condensation_algorithm(
+    algorithm = ClientCondensation(
         training,
         plan,
         options,
-        perturb_params=perturb_params,
-        collaboration_loss=collaboration_loss,
-        aggregate_logits=aggregate_logits,
+        perturb_params,
+        collaboration_loss,
+        aggregate_logits,
         only_condensing_owners=options.owners == "condensing",
         exact_matching=options.lgkm == "exact",
-    )
+    ).build()
 
     def artifacts(state):
         logits, soft_labels, _ = state.server.extra

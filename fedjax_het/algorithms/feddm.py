@@ -6,9 +6,9 @@ from typing import Literal
 
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.client_condensation import (
+    ClientCondensation,
     CondensationHyperParameters,
     CondensationOptions,
-    build_condensation_algorithm,
     make_condensation_hyperparameters,
 )
 from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
@@ -48,7 +48,7 @@ def feddm(
     are FedAF's setting of FedDM (CVPR 2024, section 5.1): 50 images a class, image_lr 1, gradients
     clipped at 2. Protocol "feddm" is the original's: 10 images, random real ones to start from,
     momentum 0.5, no clipping, classes of 10 examples and more kept, batches topped up, server at
-    0.01 with weight decay 5e-4. `private`: see `build_condensation_algorithm`.
+    0.01 with weight decay 5e-4. `private`: see `ClientCondensation`.
 
     Traffic: the model down; ipc images up for every class that is kept. State: ipc images per
     client and class. Cost: per class and step, `batch_size` images forward, ipc forward and back to
@@ -70,7 +70,7 @@ def feddm(
     def perturb_params(hp, key, params):
         return sample_on_ball(key, params, hp["rho"])
 
-    return build_condensation_algorithm(training, plan, options, perturb_params=perturb_params)
+    return ClientCondensation(training, plan, options, perturb_params).build()
 
 
 _ORIGINAL_OPTIONS = {"ipc": 10, "threshold": 10, "init": "real", "top_up": True, "clipping": "none"}

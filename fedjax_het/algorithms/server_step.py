@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.algorithms.base import Algorithm, ServerStage, State, require_global_model
+from fedjax_het.algorithms.base import Algorithm, ServerStage, State
 from fedjax_het.core.client_loop import ClientModels, Cohort, Examples
 from fedjax_het.core.contract_checks import call_user_function, unpack_tuple
 from fedjax_het.core.execution_plan import ExecutionPlan
@@ -101,7 +101,8 @@ def with_server_step(
       >>> register_method("kept", build_kept, "FedAvg that never moves").name
       'kept'
     """
-    get_model, set_model = require_global_model(algorithm)
+    get_model, set_model = algorithm.global_model, algorithm.with_global_model
+    assert get_model is not None and set_model is not None, "a method with a global model"
 
     def with_inner_state(state: State, inner: State) -> State:
         return inner._replace(server=state.server._replace(inner=inner.server))
@@ -184,7 +185,8 @@ def with_pretraining(
     Returns:
       The method with a server stage "pretraining".
     """
-    get_model, set_model = require_global_model(algorithm)
+    get_model, set_model = algorithm.global_model, algorithm.with_global_model
+    assert get_model is not None and set_model is not None, "a method with a global model"
 
     def train_on_shard(parallelism: ServerParallelism, variables, examples, key, lr, count, first):
         return train_on_server(
