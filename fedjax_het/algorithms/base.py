@@ -4,8 +4,8 @@ A method never prints, touches a disk, calls `jit` or loops over clients. Static
 over; numeric hyper-parameters come in the traced dict `hp`. Most methods are made by
 `build_federated_algorithm` from a `ClientAlgorithm`: `fedjax_het.methods` shows one.
 
-What a method returns is checked by structures, shapes and types while its program is traced and
-before anything compiles: see `algorithms.checks`.
+`algorithms.checks` checks the results of a method by structures, shapes and types while its program
+is traced and before anything compiles.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,15 @@ Tree = Any
 
 
 class State(NamedTuple):
-    """Everything that a federation carries from round to round."""
+    """State of a federation between rounds.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.methods import ServerMessage, State
+      >>> server = ServerMessage({"params": jnp.zeros(3), "state": {}})
+      >>> State(server, clients=(), round=jnp.int32(0)).server.variables["params"].shape
+      (3,)
+    """
 
     server: Tree
     "State of the server."
@@ -37,13 +45,20 @@ class State(NamedTuple):
 
 
 class RoundInfo(NamedTuple):
-    """What a method reports of a round."""
+    """Report of a round.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.methods import RoundInfo
+      >>> RoundInfo(train_loss=jnp.float32(2.3), update_norm=jnp.float32(0.1)).records
+      {}
+    """
 
     train_loss: jax.Array
     "`[]`: mean loss over the samples of local training, in nats, or of condensation."
     update_norm: jax.Array
-    """`[]`: L2 norm of the change of the global model; methods without one document what they
-    report instead."""
+    """`[]`: L2 norm of the change of the global model; methods without one document their own
+    number."""
     records: dict[str, jax.Array] = {}  # noqa: RUF012
     "Further arrays by name, of the shapes that `Algorithm.record_shapes` announces."
     models: ClientModels | None = None
@@ -53,7 +68,13 @@ class RoundInfo(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """Bytes per participating client and round."""
+    """Bytes per participating client and round.
+
+    Example:
+      >>> from fedjax_het.methods import Traffic
+      >>> Traffic(down=4000, up=8000).up_per_class
+      0
+    """
 
     down: int
     "From the server to the client."
@@ -64,22 +85,43 @@ class Traffic(NamedTuple):
 
 
 class InitialTraffic(NamedTuple):
-    """Bytes that are sent once, with the first model, summed over all clients."""
+    """Bytes that are sent once, with the first model, summed over all clients.
+
+    Example:
+      >>> from fedjax_het.methods import InitialTraffic
+      >>> InitialTraffic(down=10_000)
+      InitialTraffic(down=10000, up=0)
+    """
 
     down: int = 0
+    "From the server to the clients."
     up: int = 0
+    "From the clients to the server."
 
 
 class FederationData(NamedTuple):
-    """The data of a federation before its first round; arrays on the host."""
+    """Data of a federation before its first round; arrays on the host.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het import dataset_from_arrays
+      >>> from fedjax_het.data import partition_from_clients
+      >>> from fedjax_het.methods import FederationData
+      >>> images, labels = np.zeros((4, 2, 2, 1), np.float32), np.array([0, 1, 0, 1])
+      >>> dataset = dataset_from_arrays(images, labels, images, labels)
+      >>> partition = partition_from_clients([[0, 1], [2, 3]])
+      >>> FederationData(dataset, partition, None, 1, seed=0).partition.sizes.tolist()
+      [2, 2]
+    """
 
     dataset: Dataset
+    "The data set, whose training examples the partition indexes."
     partition: Partition
     "The clients' own examples."
     server_examples: Examples | None
     "The server's examples, `[n_0, ...]`."
     local_epochs: int | None
-    "None for methods that condense data, and for runs that set `local_steps`."
+    "Local epochs; None for methods that condense data, and for runs that set `local_steps`."
     seed: int
     "Seed of the partition."
     samples_per_round: int | None = None
@@ -87,7 +129,15 @@ class FederationData(NamedTuple):
 
 
 class RoundInput(NamedTuple):
-    """Arrays that every round of a method reads besides its schedule and the examples."""
+    """Arrays that every round of a method reads besides its schedule and the examples.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.methods import RoundInput
+      >>> count_classes = lambda federations: [np.int32(f.dataset.num_classes) for f in federations]
+      >>> RoundInput("num_classes", count_classes).make_inputs([])
+      []
+    """
 
     name: str
     "A round reads the arrays as `cohort.inputs[name]`."
@@ -101,10 +151,20 @@ class FineTuning(NamedTuple):
 
     The copies are discarded after the evaluation, so the federation does not depend on them. Cost:
     every evaluation trains all clients and holds one model of each.
+
+    Example:
+      >>> from fedjax_het import register_method
+      >>> from fedjax_het.algorithms.fedavg import fedavg
+      >>> from fedjax_het.methods import FineTuning, make_local_model_training
+      >>> def build_tuned(training, plan):
+      ...     fine_tuning = FineTuning(make_local_model_training(training), epochs=2)
+      ...     return fedavg(training, plan)._replace(fine_tuning=fine_tuning)
+      >>> register_method("tuned", build_tuned, evaluated_models=("tuned",)).name
+      'tuned'
     """
 
     client_algorithm: ClientAlgorithm
-    "Its state is the model, as `make_local_model_training` makes it."
+    "Client whose state is the model, see `make_local_model_training`."
     epochs: int
     "Passes over the client's data."
     steps: int | None = None
@@ -112,10 +172,23 @@ class FineTuning(NamedTuple):
 
 
 class ServerStage(NamedTuple):
-    """Long work of the server between two rounds, done in parts, so that it is shown and
-    resumed."""
+    """Long work of the server between two rounds, done in parts, so that it can be resumed.
+
+    Example:
+      >>> from fedjax_het.methods import ServerStage
+      >>> stage = ServerStage(
+      ...     "warm-up",
+      ...     before_round=0,
+      ...     num_iterations=10,
+      ...     count_completed=lambda state: int(state.server.extra),
+      ...     advance=lambda hp, state, key, num_iterations, server_examples: state,
+      ... )
+      >>> stage.num_iterations
+      10
+    """
 
     name: str
+    "Name of the stage in the progress display."
     before_round: NonNegativeInt
     "The round, counted from 0, before which the stage runs."
     num_iterations: NonNegativeInt
@@ -132,6 +205,15 @@ class Algorithm(NamedTuple):
 
     `build_federated_algorithm` fills the fields for methods whose clients train locally. A method
     changes single fields with `algorithm._replace(...)`.
+
+    Example:
+      >>> from fedjax_het import register_method
+      >>> from fedjax_het.algorithms.fedavg import fedavg
+      >>> def build_counted(training, plan):
+      ...     count = lambda hp, state: {"rounds": int(state.round)}
+      ...     return fedavg(training, plan)._replace(summary=count)
+      >>> register_method("counted", build_counted).name
+      'counted'
     """
 
     # --- rounds ---
@@ -189,8 +271,8 @@ class Algorithm(NamedTuple):
     server holds, which `gradient_gaps` compares with that of all clients' data; None: on the
     server's examples."""
     diagnostics: ClientDiagnostics | None = None
-    """What `gradient_gaps` measures on all clients' data; None: the distances of the global model's
-    gradients."""
+    """Measurement of `gradient_gaps` on all clients' data; None: the distances of the global
+    model's gradients."""
 
     # --- work of the server ---
 

@@ -57,11 +57,9 @@ def validate_algorithm(method: str, algorithm: Algorithm) -> Algorithm:
 
     Example:
       >>> from fedjax_het.algorithms.checks import validate_algorithm
-      >>> validate_algorithm("mine", None)
+      >>> validate_algorithm("mine", None)  # doctest: +IGNORE_EXCEPTION_DETAIL
       Traceback (most recent call last):
-        ...
-      fedjax_het.core.client_algorithm.ContractError: method 'mine' built None: expected an
-      Algorithm
+      ContractError: method 'mine' built None: expected an Algorithm
     """
     _require(
         isinstance(algorithm, Algorithm), f"method {method!r} built", algorithm, "an Algorithm"

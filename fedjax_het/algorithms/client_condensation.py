@@ -218,15 +218,15 @@ class ClientCondensation:
         has_embed = self.model.embed is not None
         require(has_embed, "model", self.model.name, "a network with `embed`, to match features")
         return Algorithm(
-            init=self.init_state,
-            round=self.run_round,
+            init=self._init_state,
+            round=self._run_round,
             global_model=get_server_variables,
             with_global_model=with_server_variables,
-            traffic=self.count_traffic,
+            traffic=self._count_traffic,
             condensation_work=self.condensation_work,
             server_batch_size=self.options.server_batch_size,
-            artifacts=self.make_artifacts,
-            summary=self.make_summary,
+            artifacts=self._make_artifacts,
+            summary=self._make_summary,
         )
 
     @property
@@ -261,7 +261,7 @@ class ClientCondensation:
 
     # --- a client
 
-    def begin(self, context: ClientContext, state: SyntheticImageState) -> SynthesisState:
+    def _begin(self, context: ClientContext, state: SyntheticImageState) -> SynthesisState:
         """Return the images that a work item starts from."""
         num_init_images = self.condensation_work.init_examples_per_image
         shape: tuple[int, ...] = (self.classes_per_item, self.options.ipc)
@@ -281,7 +281,7 @@ class ClientCondensation:
             images, moments, gradient, jnp.zeros(self.classes_per_item, jnp.int32)
         )
 
-    def step(self, context: ClientContext, local: SynthesisState, batch: Batch):
+    def _step(self, context: ClientContext, local: SynthesisState, batch: Batch):
         """Make a step of one class's images.
 
         With global clipping, the classes of a client take turns, and move together after the last.
@@ -289,9 +289,9 @@ class ClientCondensation:
         hp, message = context.hp, context.message.extra
         class_index = batch.labels[0] if self.is_per_client else 0
         classes_per_step = jnp.maximum(context.client.num_steps // self.options.steps, 1)
-        variables = self.perturb_variables(context, batch.step_index // classes_per_step)
+        variables = self._perturb_variables(context, batch.step_index // classes_per_step)
         images = local.images[class_index]
-        value, gradient = self.loss_and_gradient(context, variables, images, batch)
+        value, gradient = self._loss_and_gradient(context, variables, images, batch)
         created_round = local.created_round.at[class_index].set(message.round_number)
         local = local._replace(created_round=created_round)
         if not self.is_per_client:
@@ -307,7 +307,7 @@ class ClientCondensation:
         collect = lambda gradients: local._replace(gradient=gradients)  # noqa: E731
         return jax.lax.cond(is_last_class, apply_step, collect, gradients), value
 
-    def end(self, context: ClientContext, local: SynthesisState, state: SyntheticImageState):
+    def _end(self, context: ClientContext, local: SynthesisState, state: SyntheticImageState):
         """Return the images as the client's state."""
         num_samples = context.client.num_samples
         return (
@@ -316,7 +316,7 @@ class ClientCondensation:
             (),
         )
 
-    def perturb_variables(self, context: ClientContext, iteration: jax.Array) -> Tree:
+    def _perturb_variables(self, context: ClientContext, iteration: jax.Array) -> Tree:
         """Return the variables of an iteration, one network for all classes of a client."""
         client, message = context.client, context.message
         client_id = client.id if self.is_per_client else client.id // self.model.num_classes
@@ -325,7 +325,7 @@ class ClientCondensation:
         params = self.perturb_params(context.hp, key, message.variables["params"])
         return {**message.variables, "params": params}
 
-    def loss_and_gradient(
+    def _loss_and_gradient(
         self, context: ClientContext, variables: Tree, images: jax.Array, batch: Batch
     ) -> tuple[jax.Array, jax.Array]:
         """Return loss and gradient of a class's images `[ipc, H, W, C]` against real ones.
@@ -373,7 +373,7 @@ class ClientCondensation:
 
     # --- the server
 
-    def init_state(self, hp, key, variables: Tree, num_clients: int) -> State:
+    def _init_state(self, hp, key, variables: Tree, num_clients: int) -> State:
         """Return the state before the first round."""
         num_classes, shape = self.model.num_classes, self.model.input_shape
         num_items = num_clients * num_classes // self.classes_per_item
@@ -389,28 +389,28 @@ class ClientCondensation:
             consensus, _ = self.aggregate_logits(hp, no_logits, no_owners)
         return State(ServerMessage(variables, consensus), clients, jnp.int32(0))
 
-    def run_round(self, hp, state: State, key, cohort: Cohort) -> tuple[State, RoundInfo]:
+    def _run_round(self, hp, state: State, key, cohort: Cohort) -> tuple[State, RoundInfo]:
         """Run one round: logits, condensation, training of the server."""
         variables, round_number = state.server.variables, state.round + 1
         consensus, targets = (), None
         if self.aggregate_logits is not None:
-            consensus, targets = self.collect_logits(hp, state, key, cohort)
+            consensus, targets = self._collect_logits(hp, state, key, cohort)
         message = CondensationMessage(key, round_number, consensus)
-        client = ClientAlgorithm(lambda hp, variables: (), self.begin, self.step, self.end)
+        client = ClientAlgorithm(lambda hp, variables: (), self._begin, self._step, self._end)
         server_message = ServerMessage(variables, message)
         args = (self.plan, hp, server_message, state.clients, key, cohort)
         result = train_cohort(client, *args)
-        pool = self.make_pool(result.states, round_number)
+        pool = self._make_pool(result.states, round_number)
         max_epochs = self.options.server_epochs
         epochs = jnp.where(cohort.schedule.is_verification, min(1, max_epochs), max_epochs)
         key = fold_in_purpose(key, Purpose.SERVER)
-        work = (self.train_server, hp, variables, pool, key, epochs, targets)
+        work = (self._train_server, hp, variables, pool, key, epochs, targets)
         new = self.plan.shard_server_work(*work, loops=cohort.loops)
         change = jax.tree.map(jnp.subtract, new["params"], variables["params"])
         info = RoundInfo(result.train_loss, optax.tree.norm(change))
         return State(ServerMessage(new, consensus), result.states, round_number), info
 
-    def collect_logits(self, hp, state: State, key, cohort: Cohort):
+    def _collect_logits(self, hp, state: State, key, cohort: Cohort):
         """Return the consensus of all clients' class-mean logits, and the server's targets."""
         assert self.aggregate_logits is not None
         num_clients = state.clients.created_round.size // self.model.num_classes
@@ -427,7 +427,7 @@ class ClientCondensation:
             logits = jnp.where(is_owner[..., None], noisy, 0)
         return self.aggregate_logits(hp, logits, is_owner)
 
-    def train_server(
+    def _train_server(
         self, parallelism: ServerParallelism, hp, variables, pool, key, epochs, targets
     ) -> Tree:
         """Return the server's variables after its epochs over the pool."""
@@ -447,7 +447,7 @@ class ClientCondensation:
             server_parallelism=parallelism,
         )
 
-    def make_pool(self, clients: SyntheticImageState, round_number: jax.Array) -> SyntheticPool:
+    def _make_pool(self, clients: SyntheticImageState, round_number: jax.Array) -> SyntheticPool:
         """Return all clients' images; those of the round are valid."""
         num_classes, ipc = self.model.num_classes, self.options.ipc
         num_clients = clients.created_round.size // num_classes
@@ -459,7 +459,7 @@ class ClientCondensation:
 
     # --- reports
 
-    def count_traffic(self, hp, state: State) -> Traffic:
+    def _count_traffic(self, hp, state: State) -> Traffic:
         """Count the model and V down; V_k and R_k, whole tables as in the paper, and images up."""
         logit_bytes = 0 if self.aggregate_logits is None else 4 * self.model.num_classes**2
         image_bytes = 4 * self.options.ipc * int(np.prod(self.model.input_shape))
@@ -467,7 +467,7 @@ class ClientCondensation:
             num_bytes(state.server.variables) + logit_bytes, 2 * logit_bytes, image_bytes
         )
 
-    def make_artifacts(self, state: State) -> dict[str, np.ndarray]:
+    def _make_artifacts(self, state: State) -> dict[str, np.ndarray]:
         """Return the images of the last round, with their clients and classes."""
         (pairs,) = np.nonzero(_is_from_last_round(state))
         shape = (-1, self.options.ipc, *self.model.input_shape)
@@ -478,7 +478,7 @@ class ClientCondensation:
             "condensed_classes": pairs % self.model.num_classes,
         }
 
-    def make_summary(self, hp, state: State) -> dict[str, Any]:
+    def _make_summary(self, hp, state: State) -> dict[str, Any]:
         """Return counts of pairs and images, and the epsilon of all rounds if clients are
         private."""
         num_pairs = int(_is_from_last_round(state).sum())

