@@ -37,7 +37,7 @@ def method_page(name: str) -> str:
         "\n".join(f"* {fact}" for fact in facts),
         f"```bash\nfedjax-het run --algorithm {name} --dataset digits --model mlp --rounds 3\n```",
         "## What it does, and where it departs from the paper",
-        docstring(inspect.getdoc(build) or ""),
+        docstring((inspect.getdoc(build) or "").split("\n\nArgs:")[0]),
         *choices(entry),
         "## Settings by protocol",
         "What holds where nothing else is said, on Fashion-MNIST; a dash where the setting has no"

@@ -208,7 +208,8 @@ def _partial_gram(models: Tree, part_index: jax.Array | int, num_parts: int) -> 
     """Return the sum over every `num_parts`-th block of columns, from `part_index` on.
 
     Blocks stay in a core's cache and are read once: a product of whole rows takes twice as long,
-    and a copy of all models as long again. The mean of each column is subtracted."""
+    and a copy of all models as long again. The mean of each column is subtracted.
+    """
 
     def gram_of_columns(columns: jax.Array) -> jax.Array:
         columns = jax.lax.optimization_barrier(columns - columns.mean(0))

@@ -479,8 +479,7 @@ class ClientCondensation:
         }
 
     def _make_summary(self, hp, state: State) -> dict[str, Any]:
-        """Return counts of pairs and images, and the epsilon of all rounds if clients are
-        private."""
+        """Return counts of pairs and images, and the epsilon of private clients."""
         num_pairs = int(_is_from_last_round(state).sum())
         counts = {"condensed_pairs": num_pairs, "condensed_images": num_pairs * self.options.ipc}
         if not self.options.private:

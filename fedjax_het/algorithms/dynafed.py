@@ -119,8 +119,7 @@ def dynafed(
     base: Callable[..., Algorithm],
     options: DynaFedOptions = parse_config(DynaFedOptions, {}),
 ) -> Algorithm:
-    """DynaFed: the server learns data whose training matches the global model's trajectory (Alg.
-    1).
+    """DynaFed: the server learns data whose training matches the global trajectory (Algorithm 1).
 
     The method is `base` for L rounds. Then data D are synthesized, once, by
 

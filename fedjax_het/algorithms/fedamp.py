@@ -136,8 +136,8 @@ def fedamp(
         no weight is negative up to alpha = 1 for any models. The distances of networks differ by
         orders of magnitude, and a sigma that does not fit them stops all collaboration.
       guard: treatment of an alpha that makes weights negative, see `compute_attention`.
-      prox: "coupled", lambda / alpha_k as in the paper, with the alpha_k after the guard ("rows":
-        each client's own); "decoupled", lambda.
+      prox: "coupled", lambda / alpha_k as in the paper, with the alpha_k after the guard (with
+        "rows" each client's own); "decoupled", lambda.
       start: local training starts from "received" (u_i) or from the client's "own" model (w_i). The
         paper does not state it. With a weak pull it decides whether clients collaborate.
       initialisation: "shared", or "independent" as in Algorithm 1.

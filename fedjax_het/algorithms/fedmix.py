@@ -164,8 +164,10 @@ def _fedmix_losses(
 def _build_mixup_algorithm(
     training: LocalTraining, plan: ExecutionPlan, compute_losses: Callable, mean_size: int | None
 ) -> Algorithm:
-    """Build local training on `compute_losses(lambda, mean_image, mean_label, network, images,
-    labels)`."""
+    """Return local training with mixup.
+
+    The loss is `compute_losses(lambda, mean_image, mean_label, network, images, labels)`.
+    """
     task, mean_blocks = training.task, MeanBlocks(mean_size)
 
     def loss_and_gradient(context, local, batch):

@@ -1,5 +1,7 @@
-"""Server optimizers on the clients' mean change: FedAvgM (Hsu, Qi and Brown, 2019,
-arXiv:1909.06335), FedAdam and FedYogi (Reddi et al., ICLR 2021, arXiv:2003.00295)."""
+"""FedAvgM, FedAdam and FedYogi: server optimizers on the clients' mean change.
+
+Sources: Hsu, Qi and Brown, 2019, arXiv:1909.06335; Reddi et al., ICLR 2021, arXiv:2003.00295.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

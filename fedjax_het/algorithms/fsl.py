@@ -1,5 +1,7 @@
-"""FSL, federated learning with server learning (Mai, La and Zhang, 2022, arXiv:2210.02614), and its
-comparison: data sharing (Zhao et al., arXiv:1806.00582)."""
+"""FSL, federated learning with server learning, and data sharing, to which it is compared.
+
+Sources: Mai, La and Zhang, 2022, arXiv:2210.02614; Zhao et al., 2018, arXiv:1806.00582.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -183,7 +185,7 @@ def _make_server_epochs(federations: Sequence[FederationData]) -> list[np.int32]
 def data_sharing(
     training: LocalTraining, plan: ExecutionPlan, *, base: Callable[..., Algorithm]
 ) -> Algorithm:
-    """Data sharing: clients hold the server's examples D_0 besides their own (section 4 of Zhao).
+    """Let clients hold the server's examples D_0 besides their own (section 4 of Zhao).
 
         D_i <- D_i + D_0,   so that the objective is F + (N n_0 / n) f_0 (Eq. 4 of FSL).
 
