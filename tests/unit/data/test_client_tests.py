@@ -33,12 +33,16 @@ def split(scheme, num_clients=20, labels=TRAIN, num_classes=10, **given):
     return make_partition(scheme, labels, num_classes, num_clients=num_clients, seed=0, **given)
 
 
+def by_hand(scheme):
+    return partition_from_clients([[0], [1]], scheme=scheme)
+
+
 def make_tests(partition, seed=0, train=TRAIN, test=TEST, num_classes=10, **given):
     return draw_local_tests(partition, train, test, num_classes, seed=seed, **given)
 
 
 @pytest.mark.parametrize("scheme", [name for name in PARTITIONS if name != "by_domain"])
-def test_every_scheme_has_tests_of_its_clients_mixtures(scheme):
+def test_local_tests_match_mixtures(scheme):
     partition = split(scheme)
     tests = make_tests(partition, per_client=60)
     np.testing.assert_array_equal(tests.sizes, 60)
@@ -52,7 +56,7 @@ def test_every_scheme_has_tests_of_its_clients_mixtures(scheme):
         assert len(np.unique(tests.client_indices(k))) == 60
 
 
-def test_iid_tests_are_of_the_whole_sets_mixture():
+def test_iid_local_tests_have_global_mixture():
     labels = shuffled_labels([100, 300, 600])
     test_labels = shuffled_labels([500] * 3)
     partition = split("iid", 10, labels, 3)
@@ -62,14 +66,14 @@ def test_iid_tests_are_of_the_whole_sets_mixture():
     np.testing.assert_array_equal(tests.label_counts(test_labels, 3), [[5, 15, 30]] * 10)
 
 
-def test_pathological_tests_are_half_and_half():
+def test_pathological_local_tests():
     partition = split("pathological")
     counts = make_tests(partition).label_counts(TEST, 10)
     np.testing.assert_array_equal(counts, 50 * (partition.label_counts(TRAIN, 10) > 0))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_emnists_clients_have_a_hundred_each(seed):
+def test_emnist_local_tests(seed):
     names = tuple(DATASETS["emnist_byclass"].source.class_names)
     train = shuffled_labels([3800] * 10 + [1200] * 26 + [500] * 26)
     test = shuffled_labels([600] * 10 + [200] * 26 + [150] * 26)
@@ -85,7 +89,7 @@ def test_emnists_clients_have_a_hundred_each(seed):
     assert len(np.unique(tests.indices)) == 6200  # no two clients share one
 
 
-def test_nobody_is_tested_on_what_anyone_trained_on():
+def test_local_tests_exclude_training_examples():
     digits = load_dataset("digits")
     partition = split("grouped", 10, digits.train_labels)
     tests = make_tests(partition, train=digits.train_labels, test=digits.test_labels, per_client=30)
@@ -94,7 +98,7 @@ def test_nobody_is_tested_on_what_anyone_trained_on():
     assert len(tested) == len(np.unique(tests.indices)) and not trained & tested
 
 
-def test_clients_share_examples_only_where_a_class_runs_out(caplog):
+def test_local_tests_share_scarce_examples(caplog):
     partition = partition_from_clients([[0, 1], [2, 3], [4, 5]])
     train, test = np.array([0, 1] * 3), np.array([0] * 10 + [1] * 40)
     with caplog.at_level(logging.WARNING):
@@ -110,7 +114,7 @@ def test_clients_share_examples_only_where_a_class_runs_out(caplog):
         assert len(np.unique(tests.client_indices(k))) == 16
 
 
-def test_default_is_a_hundred_or_what_a_class_can_give():
+def test_local_tests_default_size():
     assert make_tests(split("grouped")).parameters["per_client"] == 100
     digits = load_dataset("digits")
     partition = split("pathological", 10, digits.train_labels)
@@ -118,32 +122,25 @@ def test_default_is_a_hundred_or_what_a_class_can_give():
     smallest = int(np.bincount(digits.test_labels).min())  # half of a test is one class
     assert set(tests.sizes) == {2 * smallest}
     message = rf"per_client = {2 * smallest + 1}: expected at most {2 * smallest}: 50% of client"
+    labels = {"train": digits.train_labels, "test": digits.test_labels}
     with pytest.raises(ConfigError, match=message):
-        make_tests(
-            partition,
-            train=digits.train_labels,
-            test=digits.test_labels,
-            per_client=2 * smallest + 1,
-        )
+        make_tests(partition, **labels, per_client=2 * smallest + 1)
 
 
-def test_client_without_data_has_no_test():
+def test_empty_client_has_no_test():
     partition = partition_from_clients([[0, 1, 2], [], [3]])
     tests = make_tests(partition, per_client=10)
     assert tests.sizes.tolist() == [10, 0, 10]
     assert make_tests(partition_from_clients([[], []])).sizes.tolist() == [0, 0]
 
 
-def test_the_whole_split_for_everyone_who_trains():
+def test_full_tests():
     tests = make_full_tests(partition_from_clients([[0, 1, 2], [], [3]]), 5)
-    assert [list(tests.client_indices(k)) for k in range(3)] == [
-        [0, 1, 2, 3, 4],
-        [],
-        [0, 1, 2, 3, 4],
-    ]
+    everything = list(range(5))
+    assert [list(tests.client_indices(k)) for k in range(3)] == [everything, [], everything]
 
 
-def test_seed_decides_and_files_come_back(tmp_path):
+def test_local_tests_follow_seed_and_load(tmp_path):
     partition = split("grouped")
     tests = make_tests(partition, seed=3)
     assert tests.digest() == make_tests(partition, seed=3).digest()
@@ -167,17 +164,11 @@ def test_seed_decides_and_files_come_back(tmp_path):
         ({"test": np.array([0, 11])}, r"test_labels\[1\] = 11"),
         ({"train": TRAIN[:100]}, "another data set"),
         ({"test": TEST[TEST != 4]}, "4, which has 0 test examples"),
-        (
-            {"partition": partition_from_clients([[0], [1]], scheme="grouped")},
-            "partition.parameters = {}",
-        ),
-        (
-            {"partition": partition_from_clients([[0], [1]], scheme="by_domain")},
-            "partition = 'by_domain': expected a scheme by class",
-        ),
+        ({"partition": by_hand("grouped")}, "partition.parameters = {}"),
+        ({"partition": by_hand("by_domain")}, "'by_domain': expected a scheme by class"),
     ],
 )
-def test_bad_input_is_refused_in_one_line(given, message):
+def test_local_tests_reject_invalid_arguments(given, message):
     partition = given.pop("partition", None) or split("iid")
     with pytest.raises(ConfigError, match=message) as error:
         make_tests(partition, **given)

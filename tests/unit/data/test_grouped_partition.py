@@ -36,11 +36,10 @@ LABELS = shuffled_labels([500] * 10)
 # --- whole numbers of examples
 
 
-def test_counts_are_expectations_rounded_without_bias():
+def test_systematic_round_is_unbiased():
     proportions = np.array([0.05, 0.4, 0.05, 0.0, 0.05, 0.4, 0.05])
-    draws = np.array(
-        [systematic_round(np.random.default_rng(s), proportions, 33) for s in range(4000)]
-    )
+    rngs = map(np.random.default_rng, range(4000))
+    draws = np.array([systematic_round(rng, proportions, 33) for rng in rngs])
     np.testing.assert_array_equal(draws.sum(1), 33)
     expected = proportions * 33
     assert (draws >= np.floor(expected)).all() and (draws <= np.ceil(expected)).all()
@@ -50,13 +49,13 @@ def test_counts_are_expectations_rounded_without_bias():
     assert (np.abs(draws.mean(0) - expected) <= 4.5 * error).all()
 
 
-def test_which_equal_classes_go_together_is_random():
+def test_systematic_round_draws_pairs():
     draws = [systematic_round(np.random.default_rng(s), np.full(4, 0.25), 2) for s in range(600)]
     pairs, counts = np.unique(draws, axis=0, return_counts=True)
     assert len(pairs) == 6 and stats.chisquare(counts).pvalue > 1e-3
 
 
-def test_counts_that_are_whole_are_not_rounded():
+def test_systematic_round_keeps_integers():
     for seed in range(200):
         counts = systematic_round(np.random.default_rng(seed), np.array([0.3, 0.1, 0.2, 0.4]), 10)
         assert counts.tolist() == [3, 1, 2, 4]
@@ -65,7 +64,7 @@ def test_counts_that_are_whole_are_not_rounded():
 # --- pathological
 
 
-def test_pathological_is_two_classes_for_each_client():
+def test_pathological_has_two_classes():
     labels = shuffled_labels([120] * 10)
     partition = make_partition("pathological", labels, 10, num_clients=20, seed=3)
     counts = partition.label_counts(labels, 10)
@@ -83,16 +82,10 @@ def test_pathological_is_two_classes_for_each_client():
 # --- the practical setting, counted by hand
 
 
-def test_two_groups_by_hand():
+def test_grouped_by_hand():
     labels = shuffled_labels([40, 40, 40, 40])
-    partition = grouped(
-        labels,
-        4,
-        3,
-        groups=[[0, 1], [3]],
-        clients_per_group=[2, 1],
-        group_sizes=[20, 10],
-    )
+    settings = {"clients_per_group": [2, 1], "group_sizes": [20, 10]}
+    partition = grouped(labels, 4, 3, groups=[[0, 1], [3]], **settings)
     counts = partition.label_counts(labels, 4)
     # 80 % of 20 over two classes, 20 % over two; 80 % of 10 on one, 2 of 10 over three.
     assert counts[:2].tolist() == [[8, 8, 2, 2]] * 2
@@ -104,7 +97,7 @@ def test_two_groups_by_hand():
     )
 
 
-def test_share_groups_and_sizes_can_be_given():
+def test_grouped_with_all_parameters():
     partition = grouped(
         LABELS, groups=[range(3), (5, 6)], group_sizes=(60, np.int64(50)), dominating_share=0.5
     )
@@ -120,7 +113,7 @@ def test_share_groups_and_sizes_can_be_given():
     np.testing.assert_array_equal(partition.sizes, [60] * 12 + [50] * 8)
 
 
-def test_all_of_the_data_may_dominate():
+def test_grouped_with_dominating_share_one():
     partition = grouped(LABELS, dominating_share=1, groups=[[0], range(10)], group_sizes=[50, 50])
     counts = partition.label_counts(LABELS, 10)
     groups = get_client_groups(partition)
@@ -136,7 +129,7 @@ def emnist_labels():
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_emnist_is_section_7_of_the_paper(seed):
+def test_grouped_emnist_matches_paper(seed):
     labels = emnist_labels()
     partition = grouped(labels, 62, 62, seed, class_names=BYCLASS)
     counts = partition.label_counts(labels, 62)
@@ -154,7 +147,7 @@ def test_emnist_is_section_7_of_the_paper(seed):
     assert np.bincount(get_client_groups(partition)).tolist() == [10, 26, 26]
 
 
-def test_which_classes_get_one_more_is_uniform():
+def test_grouped_remainder_is_uniform():
     labels = emnist_labels()
     extra = np.zeros(26)
     for seed in range(6):
@@ -166,7 +159,7 @@ def test_which_classes_get_one_more_is_uniform():
     assert np.abs(extra - law.mean()).max() < 5 * law.std()
 
 
-def test_other_sets_have_five_groups_of_neighbours(caplog):
+def test_grouped_default_groups(caplog):
     labels = shuffled_labels([6000] * 10)
     with caplog.at_level(logging.WARNING):
         partition = grouped(labels, num_clients=50, class_names=[str(c) for c in range(10)])
@@ -179,7 +172,7 @@ def test_other_sets_have_five_groups_of_neighbours(caplog):
     assert odd["clients_per_group"] == [2, 2, 1, 1, 1]
 
 
-def test_clients_are_shared_out_as_the_classes_are():
+def test_grouped_clients_per_group():
     """The next client goes where it stands for most classes: 3/2, 3/3, ... against 1/2, ..."""
     uneven = grouped(LABELS, num_clients=10, groups=[[0], [1, 2, 3]], group_sizes=[5, 5])
     assert uneven.parameters["clients_per_group"] == [2, 8]
@@ -187,7 +180,7 @@ def test_clients_are_shared_out_as_the_classes_are():
     assert exact.parameters["clients_per_group"] == [4, 12, 4]
 
 
-def test_cifar100_has_a_group_for_each_superclass():
+def test_grouped_cifar100_superclasses():
     names = sorted(name for fine in CIFAR100_SUPERCLASSES.values() for name in fine)
     assert len(set(names)) == 100 and len(CIFAR100_SUPERCLASSES) == 20
     labels = shuffled_labels([500] * 100)
@@ -199,7 +192,7 @@ def test_cifar100_has_a_group_for_each_superclass():
 
 
 @pytest.mark.parametrize("num_clients", [5, 10, 20])
-def test_small_sets_scale_the_sizes_down(num_clients, caplog):
+def test_grouped_scales_sizes(num_clients, caplog):
     labels = load_dataset("digits").train_labels
     with caplog.at_level(logging.WARNING):
         partition = grouped(labels, num_clients=num_clients)
@@ -208,14 +201,13 @@ def test_small_sets_scale_the_sizes_down(num_clients, caplog):
     np.testing.assert_array_equal(sizes, np.array([1000, 700, 400, 1000, 700]) * percent // 100)
     assert f"sizes scaled to {percent} %" in caplog.text
     for seed in range(1, 6):  # whatever is drawn, they suffice, and they are the same
-        assert grouped(labels, num_clients=num_clients, seed=seed).parameters == (
-            partition.parameters
-        )
+        again = grouped(labels, num_clients=num_clients, seed=seed)
+        assert again.parameters == partition.parameters
     with pytest.raises(ConfigError, match="clients need"):  # no more than a little too careful
         grouped(labels, num_clients=num_clients, group_sizes=sizes * 4 // 3)
 
 
-def test_seed_decides_and_the_file_tells_all(tmp_path):
+def test_grouped_follows_seed_and_loads(tmp_path):
     partition = grouped(LABELS, seed=3)
     assert partition.digest() == grouped(LABELS, seed=3).digest()
     assert partition.digest() != grouped(LABELS, seed=4).digest()
@@ -255,13 +247,13 @@ def test_seed_decides_and_the_file_tells_all(tmp_path):
         ({"labels": np.arange(10), "num_clients": 10}, "num_clients = 10: even one percent"),
     ],
 )
-def test_settings_that_cannot_be_made(given, message):
+def test_grouped_rejects_invalid_parameters(given, message):
     given = {"labels": LABELS} | given
     with pytest.raises(ConfigError, match=message) as error:
         grouped(**given)
     assert "\n" not in str(error.value)
 
 
-def test_groups_are_those_of_grouped_partitions_only():
+def test_client_groups_require_grouped():
     with pytest.raises(ConfigError, match=r"partition.parameters = .*'grouped'"):
         get_client_groups(make_partition("iid", LABELS, 10, num_clients=2, seed=0))

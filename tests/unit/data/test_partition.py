@@ -55,7 +55,7 @@ def make(scheme, labels=LABELS, num_classes=10, num_clients=20, seed=0, **parame
 # --- what holds for every scheme
 
 
-def test_every_scheme_is_described_and_tested():
+def test_schemes_are_described():
     assert set(SCHEMES) == set(PARTITIONS)
     assert all(scheme.description for scheme in PARTITIONS.values())
 
@@ -64,7 +64,7 @@ def test_every_scheme_is_described_and_tested():
     ("scheme", "num_clients"),
     [(name, k) for name in SCHEMES for k in (1, 7, 20) if (name, k) != ("grouped", 1)],
 )
-def test_every_example_has_at_most_one_owner(scheme, num_clients):
+def test_clients_are_disjoint(scheme, num_clients):
     partition = make(scheme, num_clients=num_clients)
     assert partition.num_clients == num_clients == len(partition.sizes)
     clients = [partition.client_indices(k) for k in range(num_clients)]
@@ -78,7 +78,7 @@ def test_every_example_has_at_most_one_owner(scheme, num_clients):
 
 
 @pytest.mark.parametrize("scheme", [name for name in SCHEMES if name != "by_domain"])
-def test_seed_decides(scheme):
+def test_partition_follows_seed(scheme):
     digest = make(scheme, seed=3).digest()
     np.random.default_rng(3).random(100)  # no hidden global state
     assert make(scheme, seed=3).digest() == digest
@@ -86,7 +86,7 @@ def test_seed_decides(scheme):
     assert make(scheme, seed=2**70).digest() != digest
 
 
-def test_digest_follows_contents_only():
+def test_digest_covers_examples_only():
     a = partition_from_clients([[2, 0], [1]], scheme="a", seed=1)
     assert a.digest() == partition_from_clients([[0, 2], [1]], scheme="b").digest()
     others = [[[0, 2], [3]], [[0], [1, 2]], [[0, 2, 1]], [[0, 2], [1], []]]
@@ -94,7 +94,7 @@ def test_digest_follows_contents_only():
     assert len(digests | {a.digest()}) == 5
 
 
-def test_counts_and_summary_agree_with_loops():
+def test_summary_matches_loops():
     labels = np.array([0, 2, 2, 1, 0, 2, 1])
     partition = partition_from_clients([[0, 1, 2], [], [3, 6], [4]])
     counts = np.zeros((4, 3), int)
@@ -115,7 +115,7 @@ def test_counts_and_summary_agree_with_loops():
 # --- iid
 
 
-def test_iid_is_even_and_mixed():
+def test_iid_sizes_and_class_counts():
     partition = make("iid", num_clients=7)
     assert partition.sizes.max() - partition.sizes.min() <= 1
     # Class counts of a random subset are hypergeometric; five deviations for 70 of them.
@@ -128,7 +128,7 @@ def test_iid_is_even_and_mixed():
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.5, 3.0])
-def test_log_draws_follow_the_dirichlet_law(alpha):
+def test_log_dirichlet_marginals(alpha):
     num_clients = 8
     draws = schemes_module._log_dirichlet(np.random.default_rng(0), alpha, 4000, num_clients)
     np.testing.assert_allclose(np.exp(draws).sum(1), 1, rtol=1e-12)
@@ -138,24 +138,21 @@ def test_log_draws_follow_the_dirichlet_law(alpha):
 
 
 @pytest.mark.parametrize("alpha", [1e-6, 1e-4])
-def test_tiny_alpha_gives_finite_logarithms(alpha):
+def test_log_dirichlet_with_tiny_alpha(alpha):
     draws = schemes_module._log_dirichlet(np.random.default_rng(0), alpha, 500, 80)
     assert np.isfinite(draws).all() and draws.min() < np.log(np.finfo(np.float64).tiny)
 
 
-def test_plain_dirichlet_gives_each_class_its_variance():
+def test_dirichlet_class_variance():
     labels, num_clients, alpha = shuffled_labels(100, 1000), 10, 0.3
-    counts = [
-        make("dirichlet", labels, 100, num_clients, seed, alpha=alpha).label_counts(labels, 100)
-        for seed in range(10)
-    ]
-    shares = np.concatenate([count.T for count in counts]) / 1000  # [1000 classes, K]
+    draws = [make("dirichlet", labels, 100, num_clients, seed, alpha=alpha) for seed in range(10)]
+    shares = np.concatenate([draw.label_counts(labels, 100).T for draw in draws]) / 1000
     np.testing.assert_allclose(shares.mean(0), 1 / num_clients, atol=5 * 0.15 / 1000**0.5)
     expected = (1 / num_clients) * (1 - 1 / num_clients) / (num_clients * alpha + 1)
     np.testing.assert_allclose(shares.var(), expected, rtol=0.1)
 
 
-def test_plain_dirichlet_may_leave_clients_empty():
+def test_dirichlet_leaves_clients_empty():
     summary = make("dirichlet", num_clients=80, alpha=0.01).summarize(LABELS, 10)
     assert summary.num_empty > 10 and summary.size_max > 400
 
@@ -178,6 +175,13 @@ def dynafed_counts(draws, class_size):
     return counts
 
 
+def compare_means(ours, theirs):
+    """Return the difference of the means over draws, its standard error and the expected means."""
+    ours, theirs = np.array(ours), np.array(theirs)
+    error = np.sqrt((ours.var(0, ddof=1) + theirs.var(0, ddof=1)) / len(ours))
+    return np.abs(ours.mean(0) - theirs.mean(0)), error, theirs.mean(0)
+
+
 def describe(counts):
     sizes = counts.sum(1)
     share = (counts.max(1) / sizes).mean()
@@ -195,7 +199,7 @@ SIZES = {"cifar10": (622, 634), "fashion_mnist": (746, 758), "cifar100": (601, 7
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_oracle_is_dynafeds_splitter(name):
+def test_balanced_oracle_matches_published_table(name):
     """The oracle below meets the known table to its last printed digit, so it can be trusted."""
     num_classes, class_size, table = PUBLISHED[name]
     smallest, largest = [], []
@@ -206,9 +210,7 @@ def test_oracle_is_dynafeds_splitter(name):
         smallest.append(low)
         largest.append(high)
         if alpha in table:
-            unit = 0.05 if num_classes == 10 else 0.5
-            if num_classes == 100 and alpha == 0.01:
-                unit = 0.05
+            unit = 0.05 if num_classes == 10 or alpha == 0.01 else 0.5
             assert classes == pytest.approx(table[alpha][0], abs=unit + 1e-9)
             assert 100 * share == pytest.approx(table[alpha][1], abs=0.5)
     assert (min(smallest), max(largest)) == SIZES[name]
@@ -216,7 +218,7 @@ def test_oracle_is_dynafeds_splitter(name):
 
 @pytest.mark.parametrize("alpha", [0.01, 0.04, 0.08, 0.16])
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_balanced_partition_has_dynafeds_statistics(name, alpha):
+def test_balanced_statistics(name, alpha):
     """Classes per client, majority share, smallest and largest size, against the oracle.
 
     Means over draws of two independent generators, so the tolerance is 4.5 standard errors of
@@ -231,17 +233,15 @@ def test_balanced_partition_has_dynafeds_statistics(name, alpha):
         ours.append(describe(partition.label_counts(labels, num_classes)))
         matrix = np.random.default_rng([seed, 99]).dirichlet([alpha] * 80, num_classes)
         theirs.append(describe(dynafed_counts(matrix, class_size)))
-    ours, theirs = np.array(ours), np.array(theirs)
-    error = np.sqrt((ours.var(0, ddof=1) + theirs.var(0, ddof=1)) / draws)
-    gap = np.abs(ours.mean(0) - theirs.mean(0))
-    assert (gap < 4.5 * error + 1e-3 * theirs.mean(0)).all(), (gap, error)
+    gap, error, expected = compare_means(ours, theirs)
+    assert (gap < 4.5 * error + 1e-3 * expected).all(), (gap, error)
     # A floor errs by less than one example for each class.
-    sizes, mean = ours[:, 2:], num_classes * class_size / 80
+    sizes, mean = np.array(ours)[:, 2:], num_classes * class_size / 80
     assert np.abs(sizes - mean).max() < num_classes + 0.01 * mean
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.16])
-def test_balanced_partition_equals_the_oracle_on_the_same_draws(alpha, monkeypatch):
+def test_balanced_matches_oracle_on_same_draws(alpha, monkeypatch):
     """Logarithms and single precision move no cut that is not at a whole number anyway."""
     drawn = []
     original = schemes_module._log_dirichlet
@@ -262,7 +262,7 @@ def test_balanced_partition_equals_the_oracle_on_the_same_draws(alpha, monkeypat
     assert (cuts != expected_cuts).mean() < 0.5
 
 
-def test_balanced_partition_cuts_classes_in_dataset_order():
+def test_balanced_preserves_order():
     owners = np.empty(len(LABELS), int)
     for scheme, in_order in (("dirichlet_balanced", True), ("dirichlet", False)):
         partition = make(scheme)
@@ -272,7 +272,7 @@ def test_balanced_partition_cuts_classes_in_dataset_order():
 
 
 @pytest.mark.parametrize("alpha", [1e-6, 1e-4, 1e-3])
-def test_balanced_partition_survives_draws_that_underflow(alpha):
+def test_balanced_with_underflow(alpha):
     summary = make("dirichlet_balanced", num_clients=80, alpha=alpha).summarize(LABELS, 10)
     assert summary.num_examples == len(LABELS) and summary.num_empty == 0
     assert summary.classes_per_client < 2
@@ -290,12 +290,7 @@ def capped_counts(rng, alpha, num_clients, num_classes, class_size, min_size=10)
         counts = np.zeros((num_clients, num_classes), int)
         for label in range(num_classes):
             shares = rng.dirichlet([alpha] * num_clients)
-            shares = np.array(
-                [
-                    share * (held < total / num_clients)
-                    for share, held in zip(shares, counts.sum(1), strict=True)
-                ]
-            )
+            shares = shares * (counts.sum(1) < total / num_clients)
             if shares.sum() == 0:
                 break
             ends = (np.cumsum(shares / shares.sum()) * class_size).astype(int)
@@ -306,7 +301,7 @@ def capped_counts(rng, alpha, num_clients, num_classes, class_size, min_size=10)
 
 @pytest.mark.parametrize("num_classes,class_size", [(10, 5000), (100, 500)])
 @pytest.mark.parametrize("alpha", [0.02, 0.05, 0.1])
-def test_capped_partition_has_niid_benchs_statistics(alpha, num_classes, class_size):
+def test_capped_statistics(alpha, num_classes, class_size):
     """Classes with 50 examples or more, and sizes; 4.5 standard errors of two sets of draws."""
     draws = 60 if num_classes == 10 else 20
     labels = np.repeat(np.arange(num_classes), class_size)
@@ -316,27 +311,17 @@ def test_capped_partition_has_niid_benchs_statistics(alpha, num_classes, class_s
         sizes = counts.sum(1)
         return (counts >= 50).sum(1).mean(), (counts > 0).sum(1).mean(), sizes.std(), sizes.max()
 
-    ours = np.array(
-        [
-            describe_capped(
-                make("dirichlet_capped", labels, num_classes, 10, seed, alpha=alpha).label_counts(
-                    labels, num_classes
-                )
-            )
-            for seed in range(draws)
-        ]
-    )
-    theirs = np.array(
-        [
-            describe_capped(capped_counts(rng, alpha, 10, num_classes, class_size))
-            for _ in range(draws)
-        ]
-    )
-    error = np.sqrt((ours.var(0, ddof=1) + theirs.var(0, ddof=1)) / draws)
-    assert (np.abs(ours.mean(0) - theirs.mean(0)) < 4.5 * error).all()
+    ours, theirs = [], []
+    for seed in range(draws):
+        partition = make("dirichlet_capped", labels, num_classes, 10, seed, alpha=alpha)
+        ours.append(describe_capped(partition.label_counts(labels, num_classes)))
+        counts = capped_counts(rng, alpha, 10, num_classes, class_size)
+        theirs.append(describe_capped(counts))
+    gap, error, _ = compare_means(ours, theirs)
+    assert (gap < 4.5 * error).all()
 
 
-def test_capped_partition_keeps_its_promises():
+def test_capped_min_size_and_cap():
     for seed in range(20):
         partition = make("dirichlet_capped", num_clients=10, seed=seed, alpha=0.1, min_size=60)
         assert partition.sizes.min() >= 60
@@ -347,7 +332,7 @@ def test_capped_partition_keeps_its_promises():
         assert late[-1].max() <= 1  # what floors leave over goes to the last client
 
 
-def test_capped_partition_that_cannot_be_made_says_why():
+def test_capped_rejects_infeasible_settings():
     started = time.perf_counter()
     with pytest.raises(ConfigError, match=r"none of 1000 draws.*larger alpha.*fewer clients"):
         make("dirichlet_capped", num_clients=80, alpha=0.01)
@@ -365,7 +350,7 @@ def test_capped_partition_that_cannot_be_made_says_why():
     "num_classes,class_size,num_clients,per_client",
     [(10, 5000, 10, 1), (10, 5000, 1000, 2), (45, 2400, 45, 3), (45, 2400, 450, 5)],
 )
-def test_fsls_settings_use_every_example(num_classes, class_size, num_clients, per_client):
+def test_classes_per_client_uses_all_examples(num_classes, class_size, num_clients, per_client):
     labels = shuffled_labels(num_classes, class_size)
     partition = make(
         "classes_per_client", labels, num_classes, num_clients, classes_per_client=per_client
@@ -379,7 +364,7 @@ def test_fsls_settings_use_every_example(num_classes, class_size, num_clients, p
 
 @pytest.mark.parametrize("per_client", [1, 2, 3, 7, 10])
 @pytest.mark.parametrize("num_clients", [3, 7, 20])
-def test_every_client_has_exactly_its_classes(num_clients, per_client):
+def test_classes_per_client_counts(num_clients, per_client):
     partition = make("classes_per_client", num_clients=num_clients, classes_per_client=per_client)
     counts = partition.label_counts(LABELS, 10)
     np.testing.assert_array_equal((counts > 0).sum(1), per_client)
@@ -388,20 +373,19 @@ def test_every_client_has_exactly_its_classes(num_clients, per_client):
     assert holders.max() - holders.min() <= 1
 
 
-def test_unequal_classes_are_cut_into_equal_shards():
+def test_classes_per_client_with_unequal_classes():
     labels = np.repeat(np.arange(5), (40, 100, 250, 90, 20))
     partition = make("classes_per_client", labels, 5, 10, classes_per_client=2)
     counts = partition.label_counts(labels, 5)
     assert set(np.unique(counts)) == {0, 20}  # 2 + 5 + 10 + 4 + 1 shards of 20 are enough for 20
     np.testing.assert_array_equal((counts > 0).sum(1), 2)
     assert (counts > 0).any(0).all()
+    few = np.repeat(np.arange(4), (9, 1, 9, 9))
     with pytest.raises(ConfigError, match=r"classes_per_client = 4.*shards"):
-        make(
-            "classes_per_client", np.repeat(np.arange(4), (9, 1, 9, 9)), 4, 8, classes_per_client=4
-        )
+        make("classes_per_client", few, 4, 8, classes_per_client=4)
 
 
-def test_shard_size_is_the_largest_that_suffices():
+def test_largest_shard_size():
     rng = np.random.default_rng(0)
     for _ in range(300):
         sizes = rng.integers(0, 30, 6)
@@ -418,7 +402,7 @@ def test_shard_size_is_the_largest_that_suffices():
             assert found == max(fitting, default=0)
 
 
-def test_counts_are_as_equal_as_their_limits_allow():
+def test_allocate_equal_counts():
     rng = np.random.default_rng(0)
     for _ in range(300):
         limits = rng.integers(0, 9, 6)
@@ -436,19 +420,11 @@ DOMAINS = np.array([2, 0, 0, 1, 2, 0])
 
 
 def by_domain(num_clients=3, domains=DOMAINS, **given):
-    labels = np.zeros(len(DOMAINS), int)
-    return make_partition(
-        "by_domain",
-        labels,
-        2,
-        num_clients=num_clients,
-        seed=given.pop("seed", 0),
-        domains=domains,
-        **given,
-    )
+    given = {"num_clients": num_clients, "seed": 0, "domains": domains} | given
+    return make_partition("by_domain", np.zeros(len(DOMAINS), int), 2, **given)
 
 
-def test_every_client_holds_a_domain():
+def test_by_domain():
     partition = by_domain()
     assert [partition.client_indices(k).tolist() for k in range(3)] == [[1, 2, 5], [3], [0, 4]]
     assert partition.digest() == by_domain(seed=5).digest()
@@ -471,7 +447,7 @@ def test_every_client_holds_a_domain():
         ({"alpha": 0.1}, r"no parameter 'alpha' \(it takes none\)"),
     ],
 )
-def test_domains_that_cannot_be_shared_out(given, message):
+def test_by_domain_rejects_invalid_domains(given, message):
     with pytest.raises(ConfigError, match=message) as error:
         by_domain(**given)
     assert "\n" not in str(error.value)
@@ -492,14 +468,13 @@ BAD = {
     "alpha text": ({"alpha": "0.1"}, "alpha = '0.1'"),
     "unknown parameter": ({"beta": 1}, r"no parameter 'beta' \(it takes alpha"),
     "parameter of another": ({"scheme": "iid", "alpha": 0.1}, r"'alpha' \(it takes none\)"),
-    "classes": (
-        {"scheme": "classes_per_client", "classes_per_client": 11},
-        "classes_per_client = 11",
-    ),
-    "no classes": (
-        {"scheme": "classes_per_client", "classes_per_client": 0},
-        "classes_per_client = 0",
-    ),
+    **{
+        f"{count} classes": (
+            {"scheme": "classes_per_client", "classes_per_client": count},
+            f"classes_per_client = {count}",
+        )
+        for count in (0, 11)
+    },
     "min_size": ({"scheme": "dirichlet_capped", "alpha": 1.0, "min_size": -1}, "min_size = -1"),
     "label above": ({"labels": np.array([0, 1, 10])}, r"labels\[2\] = 10"),
     "label below": ({"labels": np.array([0, -1])}, r"labels\[1\] = -1"),
@@ -509,7 +484,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_refused_in_one_line(case):
+def test_make_partition_rejects_invalid_arguments(case):
     changes, message = BAD[case]
     given = {"scheme": "dirichlet", "labels": LABELS, "num_clients": 2, "seed": 0} | changes
     if given["scheme"].startswith("dirichlet"):
@@ -519,28 +494,23 @@ def test_bad_input_is_refused_in_one_line(case):
     assert "\n" not in str(error.value)
 
 
-def test_missing_parameter_is_named():
-    with pytest.raises(ConfigError, match="'dirichlet' needs alpha"):
-        make_partition("dirichlet", LABELS, 10, num_clients=2, seed=0)
-
-
 @pytest.mark.parametrize("scheme", ["dirichlet", "dirichlet_balanced", "dirichlet_capped"])
-def test_every_dirichlet_scheme_refuses_alpha_zero(scheme):
+def test_dirichlet_requires_positive_alpha(scheme):
     with pytest.raises(ConfigError, match="alpha = 0"):
         make(scheme, alpha=0)
+    with pytest.raises(ConfigError, match=f"'{scheme}' needs alpha"):
+        make_partition(scheme, LABELS, 10, num_clients=2, seed=0)
 
 
 @pytest.mark.parametrize(
     "indices,offsets",
     [
-        ([0, 1], [0, 1]),
-        ([0, 1], [1, 2]),
-        ([0, 1], [0, 2, 1, 2]),
+        *(([0, 1], ends) for ends in ([0, 1], [1, 2], [0, 2, 1, 2])),
         ([0, -1], [0, 2]),
         ([0.5], [0, 1]),
     ],
 )
-def test_inconsistent_partition_is_refused(indices, offsets):
+def test_partition_rejects_inconsistent_offsets(indices, offsets):
     with pytest.raises(ConfigError):
         Partition("user", 0, {}, np.array(indices), np.array(offsets))
 
@@ -560,28 +530,22 @@ def test_inconsistent_partition_is_refused(indices, offsets):
         ([["a"]], r"clients\[0\] = '<U1"),
     ],
 )
-def test_what_are_no_positions_is_refused_by_client(clients, message):
+def test_partition_from_clients_rejects_invalid_clients(clients, message):
     with pytest.raises(ConfigError, match=message) as error:
         partition_from_clients(clients)
     assert "\n" not in str(error.value)
 
 
-def test_clients_may_come_from_a_generator():
+def test_partition_from_generator():
     made = partition_from_clients(np.arange(k) for k in range(3))
     np.testing.assert_array_equal(made.sizes, [0, 1, 2])
 
 
-def test_names_of_clients_are_a_list():
+def test_partition_rejects_invalid_arguments():
     with pytest.raises(ConfigError, match="client_names = 'ab'"):
         partition_from_clients([[0], [1]], client_names="ab")
-
-
-def test_client_outside_the_federation_is_refused():
     with pytest.raises(ConfigError, match="k = 20"):
         make("iid").client_indices(20)
-
-
-def test_partition_of_another_data_set_is_noticed():
     with pytest.raises(ConfigError, match="another data set"):
         make("iid").summarize(LABELS[:4000], 10)
 
@@ -589,7 +553,7 @@ def test_partition_of_another_data_set_is_noticed():
 # --- files
 
 
-def test_saved_partition_comes_back(tmp_path):
+def test_partition_save_and_load(tmp_path):
     partition = make("dirichlet_capped", alpha=np.float32(0.5))
     loaded = Partition.load(partition.save(tmp_path / "split.npz"))
     assert loaded.digest() == partition.digest()
@@ -601,16 +565,14 @@ def test_saved_partition_comes_back(tmp_path):
         loaded.indices[0] = 1
 
 
-def test_damaged_partition_file_is_refused(tmp_path):
+def test_load_rejects_damaged_files(tmp_path):
     path = make("iid").save(tmp_path / "split.npz")
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ConfigError, match="damaged"):
-        Partition.load(path)
-    middle = len(whole) // 2
-    path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 4]) + whole[middle + 1 :])
-    with pytest.raises(ConfigError, match="damaged"):
-        Partition.load(path)
+    whole, middle = path.read_bytes(), path.stat().st_size // 2
+    flipped = whole[:middle] + bytes([whole[middle] ^ 4]) + whole[middle + 1 :]
+    for damaged in (whole[:middle], flipped):
+        path.write_bytes(damaged)
+        with pytest.raises(ConfigError, match="damaged"):
+            Partition.load(path)
     write_npz(path, {"x": np.arange(3)}, {})
     with pytest.raises(ConfigError, match="holds no partition"):
         Partition.load(path)
@@ -621,7 +583,7 @@ def test_damaged_partition_file_is_refused(tmp_path):
 # --- the bubble plot
 
 
-def test_bubbles_have_areas_in_proportion(tmp_path, monkeypatch):
+def test_plot_partition_areas(tmp_path, monkeypatch):
     from matplotlib.axes import Axes
 
     drawn = []
@@ -643,7 +605,7 @@ def test_bubbles_have_areas_in_proportion(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("num_clients,num_classes", [(1, 2), (80, 10), (10, 100), (300, 100)])
-def test_plot_size_stays_reasonable(num_clients, num_classes, tmp_path):
+def test_plot_partition_size(num_clients, num_classes, tmp_path):
     from PIL import Image
 
     labels = shuffled_labels(num_classes, 100)
@@ -653,13 +615,13 @@ def test_plot_size_stays_reasonable(num_clients, num_classes, tmp_path):
         assert 500 < image.width < 10_000 and 300 < image.height < 3_000
 
 
-def test_plot_names_bad_class_names(tmp_path):
+def test_plot_partition_rejects_class_names(tmp_path):
     with pytest.raises(ConfigError, match="class_names"):
         plot_partition(make("iid"), LABELS, 10, tmp_path / "x.png", class_names=["one"])
 
 
 @pytest.mark.slow
-def test_plot_leaves_pyplot_alone(tmp_path):
+def test_plot_partition_without_pyplot(tmp_path):
     code = (
         "import sys, numpy as np; from fedjax_het.data import *; from fedjax_het.analysis.figures.data_plots import plot_partition; "
         "p = partition_from_clients([[0, 1], [2]]); "
@@ -675,7 +637,7 @@ def test_plot_leaves_pyplot_alone(tmp_path):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_digits_can_be_split_by_every_scheme(scheme):
+def test_schemes_split_digits(scheme):
     labels = load_dataset("digits").train_labels
     summary = make(scheme, labels, 10, 10).summarize(labels, 10)
     assert summary.num_clients == 10
