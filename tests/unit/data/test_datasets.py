@@ -11,11 +11,8 @@ import numpy as np
 import pytest
 from support.tfds_data import write_tfds_dataset
 
-from fedjax_het.data import (
-    DATASETS,
-    NORMALIZATIONS,
-    load_dataset,
-)
+from fedjax_het.data import DATASETS, NORMALIZATIONS, load_dataset
+from fedjax_het.data.dataset_registry import select_first_45_classes
 from fedjax_het.data.domainnet import CLASSES, DOMAINS
 from fedjax_het.data.prepare import main as prepare_main
 from fedjax_het.data.prepare import prepare_dataset
@@ -44,6 +41,13 @@ def unregistered_builders():
         yield
 
 
+def forbid_decoding(monkeypatch, function="dataset_registry.decode_splits"):
+    def decode(*arguments):
+        raise AssertionError("decoded although the cache is good")
+
+    monkeypatch.setattr(f"fedjax_het.data.{function}", decode)
+
+
 def as_pairs(images, labels):
     return sorted(
         (image.tobytes(), int(label)) for image, label in zip(images, labels, strict=True)
@@ -61,19 +65,13 @@ READERS = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_reader_returns_the_images_and_labels_that_were_prepared(name, tmp_path):
+def test_reader_returns_prepared_images(name, tmp_path):
     import tensorflow_datasets as tfds
 
     builder, config, shape, num_classes = READERS[name]
     extra = {"id": tfds.features.Text(), "coarse_label": tfds.features.ClassLabel(num_classes=20)}
-    content = write_tfds_dataset(
-        tmp_path,
-        builder,
-        shape,
-        num_classes,
-        config=config,
-        extra=extra if name == "cifar100" else None,
-    )
+    extra = extra if name == "cifar100" else None
+    content = write_tfds_dataset(tmp_path, builder, shape, num_classes, config=config, extra=extra)
     dataset = load_dataset(name, data_dir=tmp_path)
     assert dataset.input_shape == shape
     assert dataset.num_classes == num_classes == len(dataset.class_names)
@@ -94,7 +92,7 @@ def test_reader_returns_the_images_and_labels_that_were_prepared(name, tmp_path)
     assert "tensorflow" not in sys.modules
 
 
-def test_emnist_class_names_follow_its_labels(tmp_path):
+def test_emnist_class_names(tmp_path):
     write_tfds_dataset(tmp_path, "emnist", (28, 28, 1), 47, config="balanced")
     write_tfds_dataset(tmp_path, "emnist", (28, 28, 1), 62, config="byclass")
     balanced = load_dataset("emnist_balanced", data_dir=tmp_path).class_names
@@ -115,15 +113,11 @@ def emnist_content(root, per_class, tests_per_class):
     return write_tfds_dataset(root, "emnist", (28, 28, 1), 47, config="balanced", content=content)
 
 
-def test_emnist_45_is_balanced_without_its_last_two_classes(tmp_path, monkeypatch):
+def test_emnist_45_selection(tmp_path, monkeypatch):
     monkeypatch.setattr("fedjax_het.data.dataset_registry._EMNIST_45_TEST_IMAGES", 100)
     emnist_content(tmp_path, 2, [1] + [4] * 46)
     balanced = load_dataset("emnist_balanced", data_dir=tmp_path)
-
-    def no_decoding(name, folder):
-        raise AssertionError("decoded although the cache has EMNIST Balanced")
-
-    monkeypatch.setattr("fedjax_het.data.dataset_registry.decode_splits", no_decoding)
+    forbid_decoding(monkeypatch)
     dataset = load_dataset("emnist_45", data_dir=tmp_path)
     assert dataset.num_classes == 45 and dataset.class_names == balanced.class_names[:45]
     assert balanced.class_names[45:] == ("r", "t")
@@ -146,10 +140,8 @@ def test_emnist_45_is_balanced_without_its_last_two_classes(tmp_path, monkeypatc
     np.testing.assert_allclose((*dataset.mean, *dataset.std), (pixels.mean(), pixels.std()))
 
 
-def test_emnist_45_has_the_papers_numbers():
+def test_emnist_45_counts():
     """108,000 and 10,000 of EMNIST Balanced's 2,400 and 400 for each class."""
-    from fedjax_het.data.dataset_registry import select_first_45_classes
-
     arrays = {
         f"{split}_{part}": np.repeat(np.arange(47, dtype=np.int32), count)
         for split, count in (("train", 2400), ("test", 400))
@@ -162,18 +154,18 @@ def test_emnist_45_has_the_papers_numbers():
     np.testing.assert_array_equal(arrays["test_images"], arrays["test_labels"])
 
 
-def test_missing_emnist_says_which_set_to_prepare(tmp_path):
+def test_missing_emnist_names_dataset(tmp_path):
     with pytest.raises(ConfigError, match="prepare emnist_balanced"):
         load_dataset("emnist_45", data_dir=tmp_path)
 
 
-def test_lossy_images_are_noted(tmp_path):
+def test_note_on_lossy_images(tmp_path):
     write_tfds_dataset(tmp_path, "cifar10", (32, 32, 3), 10, jpeg=True)
     assert "JPEG" in load_dataset("cifar10", data_dir=tmp_path).note
     assert "JPEG" in load_dataset("cifar10", data_dir=tmp_path).note  # from the cache as well
 
 
-def test_newest_version_is_read(tmp_path):
+def test_newest_version(tmp_path):
     write_tfds_dataset(tmp_path, "mnist", (28, 28, 1), 10, version="3.0.1", seed=1)
     newest = write_tfds_dataset(tmp_path, "mnist", (28, 28, 1), 10, version="10.0.0", seed=2)
     dataset = load_dataset("mnist", data_dir=tmp_path)
@@ -195,13 +187,8 @@ def prepare_domain(root, domain, seed, class_names=LABELS):
         return images, np.arange(count) % len(class_names)
 
     content = {"train": split(20 + seed), "test": split(14)}
-    return write_tfds_dataset(
-        root,
-        *("domainnet", (None, None, 3), 0),
-        config=domain,
-        content=content,
-        class_names=class_names,
-    )
+    options = {"config": domain, "content": content, "class_names": class_names}
+    return write_tfds_dataset(root, "domainnet", (None, None, 3), 0, **options)
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +214,7 @@ def resized_in_float64(image):
 
 
 @pytest.mark.slow
-def test_domainnet_is_fedbns_ten_classes_resized(prepared_domains):
+def test_domainnet_classes_and_resizing(prepared_domains):
     folder, content = prepared_domains
     dataset = load_dataset("domainnet", data_dir=folder)
     assert dataset.class_names == (
@@ -257,15 +244,11 @@ def test_domainnet_is_fedbns_ten_classes_resized(prepared_domains):
             assert sorted(at_last) == mine.tolist()
 
 
-def test_domainnet_is_cached_by_domain(prepared_domains, monkeypatch, tmp_path):
+def test_domainnet_cache(prepared_domains, monkeypatch, tmp_path):
     folder, _ = prepared_domains
     first = load_dataset("domainnet", data_dir=folder)
     assert len(list((tmp_path / "cache/datasets").iterdir())) == 6
-
-    def no_decoding(folder):
-        raise AssertionError("decoded although the cache is good")
-
-    monkeypatch.setattr("fedjax_het.data.domainnet._read_domain", no_decoding)
+    forbid_decoding(monkeypatch, "domainnet._read_domain")
     again = load_dataset("domainnet", data_dir=folder, normalisation="fedaf")
     assert again.digest() == first.digest()
     pixels = first.train_images.reshape(-1, 3) / np.float64(255)
@@ -273,7 +256,7 @@ def test_domainnet_is_cached_by_domain(prepared_domains, monkeypatch, tmp_path):
     assert "64x64" in first.note and "tensorflow" not in sys.modules
 
 
-def test_a_domain_that_is_missing_or_unusable_is_named(prepared_domains, tmp_path):
+def test_domainnet_rejects_missing_domain(prepared_domains, tmp_path):
     folder, _ = prepared_domains
     mine = tmp_path / "mine"
     shutil.copytree(folder, mine)
@@ -285,7 +268,7 @@ def test_a_domain_that_is_missing_or_unusable_is_named(prepared_domains, tmp_pat
         load_dataset("domainnet", data_dir=mine)
 
 
-def test_domainnets_names_are_the_librarys():
+def test_domainnet_names():
     from tensorflow_datasets.image_classification.domainnet import domainnet
 
     assert set(DOMAINS) == {config.name for config in domainnet.Domainnet.BUILDER_CONFIGS}
@@ -296,7 +279,7 @@ def test_domainnets_names_are_the_librarys():
 # --- data that are missing or unusable
 
 
-def test_missing_data_say_what_to_set_or_run(tmp_path, monkeypatch):
+def test_missing_data_message(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError) as error:
         load_dataset("cifar100")
@@ -305,7 +288,7 @@ def test_missing_data_say_what_to_set_or_run(tmp_path, monkeypatch):
     assert "\n" not in str(error.value)
 
 
-def test_data_prepared_for_tensorflow_only_are_named_so(tmp_path):
+def test_tfrecord_data_message(tmp_path):
     write_tfds_dataset(tmp_path, "mnist", (28, 28, 1), 10)
     info = tmp_path / "mnist/1.0.0/dataset_info.json"
     info.write_text(json.dumps({**json.loads(info.read_text()), "fileFormat": "tfrecord"}))
@@ -314,7 +297,7 @@ def test_data_prepared_for_tensorflow_only_are_named_so(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "features"])
-def test_unreadable_prepared_data_say_so(damage, tmp_path):
+def test_unreadable_data_message(damage, tmp_path):
     write_tfds_dataset(tmp_path, "mnist", (28, 28, 1), 10)
     folder = tmp_path / "mnist/1.0.0"
     records = next(folder.glob("*train.array_record*"))
@@ -329,12 +312,12 @@ def test_unreadable_prepared_data_say_so(damage, tmp_path):
     assert not list((tmp_path / "cache").rglob("*.npz"))
 
 
-def test_unknown_name_lists_the_nearest():
+def test_unknown_dataset_message():
     with pytest.raises(ConfigError, match="'cifar10' or 'cifar100'"):
         load_dataset("cifar")
 
 
-def test_cinic10_says_where_to_get_it(tmp_path, monkeypatch):
+def test_missing_cinic10_message(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="CINIC10_DIR"):
         load_dataset("cinic10")
     monkeypatch.setenv("CINIC10_DIR", str(tmp_path / "nowhere"))
@@ -342,7 +325,7 @@ def test_cinic10_says_where_to_get_it(tmp_path, monkeypatch):
         load_dataset("cinic10")
 
 
-def test_prepare_without_tensorflow_says_what_to_install(monkeypatch, capsys, tmp_path):
+def test_prepare_requires_tensorflow(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"fedjax_het\[prepare\]"):
         prepare_dataset("mnist", tmp_path)
@@ -392,22 +375,18 @@ def cache_file(tmp_path):
     return tmp_path / "cache/datasets/mnist.npz"
 
 
-def test_cache_is_private_whole_and_used(prepared_mnist, monkeypatch):
+def test_cache_is_private_and_used(prepared_mnist, monkeypatch):
     first = load_dataset("mnist", data_dir=prepared_mnist)
     path = cache_file(prepared_mnist)
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert path.stat().st_mode & 0o077 == 0
     assert [entry.name for entry in path.parent.iterdir()] == ["mnist.npz"]
-
-    def no_decoding(name, folder):
-        raise AssertionError("decoded although the cache is good")
-
-    monkeypatch.setattr("fedjax_het.data.dataset_registry.decode_splits", no_decoding)
+    forbid_decoding(monkeypatch)
     assert load_dataset("mnist", data_dir=prepared_mnist).digest() == first.digest()
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "text", "other archive"])
-def test_damaged_cache_is_rebuilt_with_one_line(damage, prepared_mnist, caplog):
+def test_damaged_cache_is_rebuilt(damage, prepared_mnist, caplog):
     first = load_dataset("mnist", data_dir=prepared_mnist)
     path = cache_file(prepared_mnist)
     whole = path.read_bytes()
@@ -428,7 +407,7 @@ def test_damaged_cache_is_rebuilt_with_one_line(damage, prepared_mnist, caplog):
     assert path.read_bytes()[:2] == b"PK" and read_npz(path)
 
 
-def test_npz_of_version_0_6_is_read_by_its_checksum(tmp_path):
+def test_npz_of_version_0_6(tmp_path):
     arrays, meta = {"x": np.arange(5)}, {"kind": "test"}
     header = np.array(json.dumps({"meta": meta, "sha256": digest_arrays(arrays, meta)}))
     np.savez(tmp_path / "a.npz", **arrays, __header__=header)
@@ -450,16 +429,12 @@ def test_stale_cache_is_rebuilt(prepared_mnist, caplog):
 
 
 def without_the_library(monkeypatch):
-    """As on a machine that has no tensorflow-datasets, and nothing to decode with."""
-
-    def no_decoding(name, folder):
-        raise AssertionError("decoded although the cache is good")
-
+    """Simulate a machine without tensorflow-datasets, where nothing can be decoded."""
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    monkeypatch.setattr("fedjax_het.data.dataset_registry.decode_splits", no_decoding)
+    forbid_decoding(monkeypatch)
 
 
-def test_copies_of_data_and_cache_serve(prepared_mnist, monkeypatch, tmp_path, caplog):
+def test_copied_data_and_cache(prepared_mnist, monkeypatch, tmp_path, caplog):
     first = load_dataset("mnist", data_dir=prepared_mnist)
     shutil.copytree(prepared_mnist / "mnist", tmp_path / "copy/mnist", copy_function=shutil.copy)
     shutil.copytree(prepared_mnist / "cache", tmp_path / "other", copy_function=shutil.copy)
@@ -471,7 +446,7 @@ def test_copies_of_data_and_cache_serve(prepared_mnist, monkeypatch, tmp_path, c
     assert again.digest() == first.digest() and not caplog.records
 
 
-def test_a_copied_cache_serves_without_the_data(prepared_mnist, monkeypatch):
+def test_cache_without_data(prepared_mnist, monkeypatch):
     first = load_dataset("mnist", data_dir=prepared_mnist)
     without_the_library(monkeypatch)
     assert load_dataset("mnist").digest() == first.digest()
@@ -483,7 +458,7 @@ def test_a_copied_cache_serves_without_the_data(prepared_mnist, monkeypatch):
         load_dataset("mnist")
 
 
-def test_other_data_of_the_same_sizes_and_dates_are_noticed(prepared_mnist):
+def test_fingerprint_covers_contents(prepared_mnist):
     (folder,) = (prepared_mnist / "mnist").iterdir()
     before = compute_fingerprint(folder)
     for file in folder.iterdir():
@@ -497,17 +472,16 @@ def test_other_data_of_the_same_sizes_and_dates_are_noticed(prepared_mnist):
     assert compute_fingerprint(folder) == before
 
 
-def test_without_a_writable_cache_loading_still_works(prepared_mnist, caplog):
+def test_load_without_writable_cache(prepared_mnist, caplog):
     (prepared_mnist / "file").write_text("a file where a folder should be")
     with caplog.at_level(logging.WARNING):
-        dataset = load_dataset(
-            "mnist", data_dir=prepared_mnist, cache_dir=prepared_mnist / "file/cache"
-        )
+        cache_dir = prepared_mnist / "file/cache"
+        dataset = load_dataset("mnist", data_dir=prepared_mnist, cache_dir=cache_dir)
     assert dataset.train_images.shape == (23, 28, 28, 1)
     assert any("without it" in record.getMessage() for record in caplog.records)
 
 
-def test_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
+def test_interrupted_write_keeps_old_file(tmp_path, monkeypatch):
     path = tmp_path / "a.npz"
     write_npz(path, {"x": np.arange(5)}, {})
 
@@ -524,7 +498,7 @@ def test_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
 # --- digits
 
 
-def test_digits_are_scikit_learns_split_by_class():
+def test_digits_match_scikit_learn():
     from sklearn.datasets import load_digits
 
     dataset, original = load_dataset("digits"), load_digits()
@@ -533,9 +507,8 @@ def test_digits_are_scikit_learns_split_by_class():
     labels = np.concatenate([dataset.train_labels, dataset.test_labels])
     restored = images.astype(float) * 16 / 255
     assert np.abs(restored - np.rint(restored)).max() <= 0.5 * 16 / 255 + 1e-9
-    assert as_pairs(np.rint(restored).astype(np.int8), labels) == as_pairs(
-        original.images.astype(np.int8), original.target
-    )
+    expected = as_pairs(original.images.astype(np.int8), original.target)
+    assert as_pairs(np.rint(restored).astype(np.int8), labels) == expected
     assert images.max() == 255
     shares = np.bincount(dataset.test_labels) / np.bincount(original.target)
     assert np.abs(shares - 0.2).max() < 0.5 / 170  # each class is split to the nearest example
@@ -545,7 +518,7 @@ def test_digits_are_scikit_learns_split_by_class():
 # --- normalisation
 
 
-def test_normalisation_presets(tmp_path):
+def test_normalization_presets(tmp_path):
     write_tfds_dataset(tmp_path, "fashion_mnist", (28, 28, 1), 10)
     write_tfds_dataset(tmp_path, "cifar100", (32, 32, 3), 100)
 

@@ -6,6 +6,7 @@ from PIL import Image
 
 from fedjax_het.data import dataset_from_arrays, load_dataset, load_image_folder
 from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.io import digest_arrays
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ def stacked(content, split):
     return np.concatenate(list(content[split].values()))
 
 
-def test_image_folder_is_read_in_the_order_of_names(tmp_path):
+def test_image_folder_order(tmp_path):
     content = write_folder(tmp_path / "set")
     (tmp_path / "set/train/cat/notes.txt").write_text("not an image")
     dataset = load_image_folder(tmp_path / "set")
@@ -53,7 +54,7 @@ def test_image_folder_is_read_in_the_order_of_names(tmp_path):
     np.testing.assert_array_equal(with_valid.test_images, dataset.test_images)
 
 
-def test_image_folder_cache_notices_a_changed_image(tmp_path, caplog):
+def test_image_folder_cache_detects_changes(tmp_path, caplog):
     write_folder(tmp_path / "set")
     load_image_folder(tmp_path / "set")
     new = np.full((6, 6, 3), 77, np.uint8)
@@ -62,7 +63,7 @@ def test_image_folder_cache_notices_a_changed_image(tmp_path, caplog):
     np.testing.assert_array_equal(dataset.train_images[4], new)
 
 
-def test_image_folder_resizes_and_reads_grey(tmp_path):
+def test_image_folder_size_and_gray(tmp_path):
     root = tmp_path / "set"
     for split in ("train", "test"):
         for name, level in (("dark", 40), ("light", 200)):
@@ -78,7 +79,7 @@ def test_image_folder_resizes_and_reads_grey(tmp_path):
         load_image_folder(root, size=0)
 
 
-def test_bad_image_folders_are_named(tmp_path):
+def test_image_folder_rejects_invalid_folders(tmp_path):
     with pytest.raises(ConfigError, match="nowhere"):
         load_image_folder(tmp_path / "nowhere")
     write_folder(tmp_path / "set")
@@ -96,7 +97,7 @@ def test_bad_image_folders_are_named(tmp_path):
         load_image_folder(tmp_path / "set")
 
 
-def test_cinic10_is_an_image_folder_with_dynafeds_constants(tmp_path, monkeypatch):
+def test_cinic10(tmp_path, monkeypatch):
     names = [f"class{label}" for label in range(10)]
     content = write_folder(tmp_path / "cinic", names=names, side=32, count=2)
     monkeypatch.setenv("CINIC10_DIR", str(tmp_path / "cinic"))
@@ -120,7 +121,7 @@ def arrays(**changes):
     return given | changes
 
 
-def test_users_arrays_are_kept():
+def test_arrays_are_stored():
     given = arrays()
     dataset = dataset_from_arrays(**given, num_classes=5)
     np.testing.assert_array_equal(dataset.train_images, given["train_images"])
@@ -134,7 +135,7 @@ def test_users_arrays_are_kept():
     assert wide.train_images.dtype == np.uint8
 
 
-def test_users_float_images_stay_floats():
+def test_float_images_stay_floats():
     floats = {name: arrays()[name] / 255 for name in ("train_images", "test_images")}
     dataset = dataset_from_arrays(**arrays(**floats))
     assert dataset.train_images.dtype == np.float32
@@ -142,15 +143,12 @@ def test_users_float_images_stay_floats():
     np.testing.assert_allclose(dataset.mean, floats["train_images"].mean((0, 1, 2)), rtol=1e-6)
 
 
-def test_constant_channel_gets_a_usable_deviation():
-    assert dataset_from_arrays(**arrays(train_images=np.zeros((8, 5, 4, 3), np.uint8))).std == (
-        1.0,
-        1.0,
-        1.0,
-    )
+def test_std_of_constant_channel():
+    dataset = dataset_from_arrays(**arrays(train_images=np.zeros((8, 5, 4, 3), np.uint8)))
+    assert dataset.std == (1.0, 1.0, 1.0)
 
 
-def test_digest_follows_contents_only():
+def test_digest_covers_contents_only():
     base = dataset_from_arrays(**arrays())
     assert base.digest() == dataset_from_arrays(**arrays(), name="other", note="n").digest()
     fortran = arrays(train_images=np.asfortranarray(arrays()["train_images"]))
@@ -169,7 +167,7 @@ def test_digest_follows_contents_only():
 DOMAINS = {"train_domains": np.arange(8) % 2, "test_domains": np.arange(4)[::-1] % 2}
 
 
-def test_domains_are_kept_and_counted_into_the_digest():
+def test_domains_enter_digest():
     plain, dataset = (dataset_from_arrays(**arrays(**given)) for given in ({}, DOMAINS))
     assert plain.train_domains is None and plain.domain_names == ()
     assert dataset.domain_names == ("0", "1") and "2 domains" in repr(dataset)
@@ -183,9 +181,7 @@ def test_domains_are_kept_and_counted_into_the_digest():
     assert len({plain.digest(), dataset.digest(), swapped.digest()}) == 3
 
 
-def test_digest_of_a_set_without_domains_is_of_the_four_arrays():
-    from fedjax_het.utils.io import digest_arrays
-
+def test_digest_without_domains():
     dataset = dataset_from_arrays(**arrays())
     constants = {"num_classes": 3, "mean": dataset.mean, "std": dataset.std}
     assert dataset.digest() == digest_arrays(
@@ -276,7 +272,7 @@ BAD_ARRAYS = {
 }
 
 
-def test_images_of_16_bits_are_scaled_in_all_splits():
+def test_16_bit_arrays_are_scaled():
     wide = np.arange(8 * 60, dtype=np.uint16).reshape(8, 5, 4, 3) * 136
     dark = np.full((4, 5, 4, 3), 51, np.uint16)
     dataset = dataset_from_arrays(**arrays(train_images=wide, test_images=dark))
@@ -287,9 +283,7 @@ def test_images_of_16_bits_are_scaled_in_all_splits():
 
 
 @pytest.mark.parametrize("colour", [False, True])
-def test_folders_of_16_bit_images_are_scaled(colour, tmp_path):
-    from PIL import Image
-
+def test_16_bit_folders_are_scaled(colour, tmp_path):
     levels = np.array([[0, 257, 32768, 65535]], np.uint16)
     for split in ("train", "test"):
         for name in ("a", "b"):
@@ -310,7 +304,7 @@ def test_folders_of_16_bit_images_are_scaled(colour, tmp_path):
     ],
     ids=str,
 )
-def test_arguments_of_an_image_folder_are_checked_before_it_is_read(given, tmp_path):
+def test_image_folder_rejects_invalid_arguments(given, tmp_path):
     (name, value) = next(iter(given.items()))
     with pytest.raises(ConfigError, match=f"{name} = ") as error:
         load_image_folder(**{"path": tmp_path, **given})
@@ -318,7 +312,7 @@ def test_arguments_of_an_image_folder_are_checked_before_it_is_read(given, tmp_p
 
 
 @pytest.mark.parametrize("case", BAD_ARRAYS)
-def test_bad_arrays_are_refused_in_one_line(case):
+def test_dataset_rejects_invalid_arrays(case):
     changes, message = BAD_ARRAYS[case]
     with pytest.raises(ConfigError, match=message) as error:
         dataset_from_arrays(**({"num_classes": 10} | arrays(**changes)))

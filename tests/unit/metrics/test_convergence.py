@@ -13,24 +13,24 @@ from fedjax_het.runtime.result_builder import summarize_metrics
 NAN = math.nan
 
 
-def test_a_running_mean_by_hand():
+def test_rolling_mean():
     found = rolling_mean(np.array([1.0, 2.0, 6.0, 4.0]), 2)
     np.testing.assert_array_equal(found, [1.0, 1.5, 4.0, 5.0])
 
 
-def test_rounds_without_a_measurement_are_passed_over():
+def test_rolling_mean_skips_nan():
     found = rolling_mean(np.array([NAN, 1.0, NAN, NAN, 3.0, 8.0]), 2)
     np.testing.assert_array_equal(found, [NAN, 1.0, NAN, NAN, 2.0, 5.5])
 
 
-def test_it_is_the_running_mean_of_the_figures():
+def test_rolling_mean_matches_pandas():
     curve = np.random.default_rng(0).random(90)
     curve[5:9] = NAN
     drawn = pd.Series(curve[np.isfinite(curve)]).rolling(20, min_periods=1).mean()
     np.testing.assert_allclose(rolling_mean(curve)[np.isfinite(curve)], drawn)
 
 
-def test_rise_times_by_hand():
+def test_rise_time():
     # Running means over 2: .1 .2 .4 .55 .6; 90 % of the last is .54, half of it .3.
     curve = np.array([0.1, 0.3, 0.5, 0.6, 0.6])
     assert rise_time(curve, 2) == 4
@@ -41,7 +41,7 @@ def test_rise_times_by_hand():
     assert rise_time(np.array([NAN, 0.1, NAN, 0.5]), 1) == 4
 
 
-def test_rounds_to_a_value_by_hand():
+def test_rounds_to_reach():
     curve = np.array([0.1, 0.9, 0.1, 0.6, 0.9])
     assert rounds_to_reach(curve, 0.5, 1) == 2
     assert rounds_to_reach(curve, 0.5, 2) == 2  # (.1 + .9) / 2: reached is at least
@@ -55,12 +55,12 @@ def metrics(accuracy):
 
 
 @pytest.mark.parametrize("hits", [8800, 7000, 4500])
-def test_a_value_that_is_reached_exactly_counts(hits):
+def test_rounds_to_reach_exact_value(hits):
     curve = np.float32([hits - 1, hits, hits + 1]) / np.float32(10_000)
     assert rounds_to_reach(curve, hits / 10_000, window=1) == 2
 
 
-def test_the_summary_has_them():
+def test_summary_has_convergence():
     accuracy = [0.2] * 20 + [0.8] * 20
     summary = summarize_metrics(metrics(accuracy))
     assert summary["window_accuracy"] == pytest.approx(0.8)
@@ -71,14 +71,14 @@ def test_the_summary_has_them():
 
 
 @pytest.mark.parametrize("last", [NAN, math.inf])
-def test_a_run_that_diverged_has_none_of_them(last):
+def test_summary_of_diverged_run(last):
     summary = summarize_metrics(metrics([0.6, 0.7, last]))
     assert summary["diverged"]
     for name in ("window_accuracy", "rise_time", "rounds_to_half"):
         assert summary[name] is None
 
 
-def test_rounds_are_no_accuracies():
+def test_display_of_convergence():
     assert get_display_scale("window_accuracy") == 100 and is_higher_better("window_accuracy")
     for name in ("rise_time", "rounds_to_half"):
         assert get_display_scale(name) == 1 and not is_higher_better(name)

@@ -81,7 +81,7 @@ def measured_of(logits, labels):
 
 @pytest.mark.parametrize("blocks", [1, 2, 3])
 @pytest.mark.parametrize("count", [7, 250, 613])
-def test_sums_over_batches_are_those_of_all_examples(count, blocks):
+def test_metrics_match_numpy(count, blocks):
     """Logits that are read off the images; batches and blocks that are not full; a class without
     examples and one that is never predicted."""
     rng = np.random.default_rng(count)
@@ -89,13 +89,10 @@ def test_sums_over_batches_are_those_of_all_examples(count, blocks):
     logits[:, 4] = -9
     labels = rng.integers(0, 5, count)
     labels[labels == 2] = 0
-    model = to_model(
-        (lambda key: {"unused": jnp.zeros(1)}, lambda params, x: x[:, 0, :, 0]), (1, 5, 1), 5
-    )
-    task, plan = (
-        Task(model, (0.0,), (1.0,)),
-        make_execution_plan(1, 1, mesh_axis=None, blocks=blocks),
-    )
+    pair = (lambda key: {"unused": jnp.zeros(1)}, lambda params, x: x[:, 0, :, 0])
+    model = to_model(pair, (1, 5, 1), 5)
+    task = Task(model, (0.0,), (1.0,))
+    plan = make_execution_plan(1, 1, mesh_axis=None, blocks=blocks)
     variables = model.init(jax.random.key(0))
     data = place_evaluation_set(plan, logits[:, None, :, None], labels)
     found = jax.jit(lambda v, d: evaluate(task, plan, v, d, metrics=parse_metrics(OF_EXAMPLES)))
@@ -111,7 +108,7 @@ def test_sums_over_batches_are_those_of_all_examples(count, blocks):
     assert np.isnan(lost["macro_f1"]) and np.isnan(lost["calibration_error"])
 
 
-def test_a_runs_curves_are_of_its_model():
+def test_metrics_of_run_match_model():
     made = run_spec(make_spec(rounds=6, eval_every=2, measures=OF_EXAMPLES, hp={"local_lr": 0.2}))
     expected = measured_of(final_model_logits(made, DATA), DATA.test_labels)
     for name, value in expected.items():
@@ -127,20 +124,17 @@ def test_a_runs_curves_are_of_its_model():
         np.testing.assert_allclose(getattr(found, name), value, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "name", ["fedavg", slow_case("dynafed"), slow_case("scaffold"), slow_case("fedaf")]
-)
-def test_measuring_changes_nothing_else(name):
+@pytest.mark.parametrize("name", ["fedavg", *map(slow_case, ("dynafed", "scaffold", "fedaf"))])
+def test_measures_do_not_change_run(name):
     plain, measured = run_spec(make_spec(name)), run_spec(make_spec(name, measures=OF_EXAMPLES))
-    assert (
-        measured.metrics.keys() - plain.metrics.keys() == measured_of(np.zeros((1, 2)), [0]).keys()
-    )
+    expected = measured_of(np.zeros((1, 2)), [0]).keys()
+    assert measured.metrics.keys() - plain.metrics.keys() == expected
     for metric, values in plain.metrics.items():
         np.testing.assert_allclose(measured.metrics[metric], values, rtol=1e-6, err_msg=metric)
 
 
 @pytest.mark.parametrize("settings", [{"lanes": 2}, {"lanes": 1, "devices": 1}, {"blocks": 3}])
-def test_where_it_is_computed_changes_nothing(settings):
+def test_measures_do_not_depend_on_placement(settings):
     asked = make_spec(measures=f"{OF_EXAMPLES}, drift", rounds=5)
     here, there = run_spec(asked, lanes=1), run_spec(asked, **settings)
     for name in ("confusion", "macro_f1", "calibration_error", "drift_cosine", "drift_distance"):
@@ -149,7 +143,7 @@ def test_where_it_is_computed_changes_nothing(settings):
         )
 
 
-def test_in_a_sweep_and_resumed_it_is_the_same(tmp_path):
+def test_measures_in_sweep_and_resumed(tmp_path):
     asked = make_spec(measures=f"{OF_EXAMPLES}, drift", rounds=5, eval_every=2)
     whole = run_spec(asked)
     others = [dataclasses.replace(asked, seed=seed) for seed in range(3)]
@@ -162,7 +156,7 @@ def test_in_a_sweep_and_resumed_it_is_the_same(tmp_path):
 # --- of clients ----------------------------------------------------------------------------------
 
 
-def test_fairness_is_as_its_definitions_say():
+def test_compute_fairness():
     rng = np.random.default_rng(0)
     table = rng.random((4, 23))
     table[0, :9] = np.nan
@@ -185,10 +179,9 @@ def test_fairness_is_as_its_definitions_say():
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedamp"])
-def test_a_run_has_fairness_by_round(name):
-    made = run_spec(
-        make_spec(name, rounds=3, local_tests=True, test_per_client=6, measures="fairness")
-    )
+def test_fairness_of_run(name):
+    settings = {"rounds": 3, "local_tests": True, "test_per_client": 6}
+    made = run_spec(make_spec(name, **settings, measures="fairness"))
     expected = compute_fairness(made.metrics["client_accuracy"])
     for curve, values in expected.items():
         np.testing.assert_allclose(made.metrics[curve], values, rtol=1e-6)
@@ -199,31 +192,21 @@ def test_a_run_has_fairness_by_round(name):
 
 
 @pytest.mark.parametrize("averaging", [slow_case("uniform"), "weighted"])
-def test_drift_is_that_of_the_clients_changes(averaging, tmp_path):
+def test_drift_matches_client_updates(averaging, tmp_path):
     """Whole batches and all clients: what one of them sends is the change of a federation that it
     makes up by itself, begun with the same model."""
     owners = [np.arange(0, 5), np.arange(5, 21), np.arange(21, 30), np.zeros(0, np.int64)]
     settings = {"batch_size": 51, "hp": {"local_lr": 0.3}, "participation": 1.0, "rounds": 1}
     first = run_spec(make_spec(rounds=1, num_clients=4, hp={"local_lr": 0.0}, seed=2))
     path = str(first.save_model(tmp_path / "first.msgpack"))
-    made = run_spec(
-        make_spec(
-            **settings,
-            num_clients=4,
-            averaging=averaging,
-            local_epochs=3,
-            init_from=path,
-            measures="drift",
-        ),
-        partition=partition_from_clients(owners),
-    )
+    settings |= {"local_epochs": 3, "init_from": path}
+    spec = make_spec(**settings, num_clients=4, averaging=averaging, measures="drift")
+    made = run_spec(spec, partition=partition_from_clients(owners))
     begun = np.concatenate([np.ravel(a) for a in jax.tree.leaves(first.model().variables)])
     sent = []
     for own in owners[:3]:
-        alone = run_spec(
-            make_spec(**settings, num_clients=1, local_epochs=3, init_from=path),
-            partition=partition_from_clients([own]),
-        )
+        spec = make_spec(**settings, num_clients=1)
+        alone = run_spec(spec, partition=partition_from_clients([own]))
         ended = np.concatenate([np.ravel(a) for a in jax.tree.leaves(alone.model().variables)])
         sent.append(ended.astype(np.float64) - begun)
     weights = np.array([5, 16, 9]) / 30 if averaging == "weighted" else np.full(3, 1 / 3)
@@ -236,43 +219,34 @@ def test_drift_is_that_of_the_clients_changes(averaging, tmp_path):
     assert 0.1 < made.metrics["drift_cosine"][0] < 0.999
 
 
-def test_one_client_does_not_drift():
+def test_drift_of_one_client():
     made = run_spec(make_spec(rounds=3, num_clients=6, participation=1 / 6, measures="drift"))
     np.testing.assert_allclose(made.metrics["drift_cosine"], 1, rtol=1e-4)
     # The root of a difference of two numbers that are equal to rounding.
     np.testing.assert_allclose(made.metrics["drift_distance"], 0, atol=1e-2)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "scaffold",
-        slow_case("fednova"),
-        slow_case("feddc"),
-        slow_case("moon"),
-        slow_case("fedprox"),
-        slow_case("dynafed"),
-    ]
-    + [slow_case(name) for name in ("fsl", "fedmix", "ditto", "feddyn", "fedopt", "per_fedavg")],
+DRIFT_METHODS = (
+    *("fednova", "feddc", "moon", "fedprox", "dynafed"),
+    *("fsl", "fedmix", "ditto", "feddyn", "fedadam", "per_fedavg"),
 )
-def test_drift_is_measured_of_methods_that_send_changes(name):
-    name = "fedadam" if name == "fedopt" else name
-    plain, made = (
-        run_spec(make_spec(name, rounds=5)),
-        run_spec(make_spec(name, rounds=5, measures="drift")),
-    )
+
+
+@pytest.mark.parametrize("name", ["scaffold", *map(slow_case, DRIFT_METHODS)])
+def test_drift_of_methods(name):
+    plain = run_spec(make_spec(name, rounds=5))
+    made = run_spec(make_spec(name, rounds=5, measures="drift"))
     cosine = made.metrics["drift_cosine"]
     assert np.isfinite(cosine).all() and (cosine <= 1 + 1e-5).all()
     assert (made.metrics["drift_distance"] >= 0).all()
-    np.testing.assert_allclose(
-        made.metrics["test_loss"], plain.metrics["test_loss"], rtol=1e-4, atol=1e-5
-    )
+    losses = made.metrics["test_loss"], plain.metrics["test_loss"]
+    np.testing.assert_allclose(*losses, rtol=1e-4, atol=1e-5)
 
 
 # --- a user's own --------------------------------------------------------------------------------
 
 
-def test_a_users_measure_is_summed_over_examples(tmp_path):
+def test_user_measure(tmp_path):
     def top_two(logits, labels, known):
         best = jax.lax.top_k(logits, 2)[1]
         return {"right": ((best == labels[:, None]).any(1) * known).sum(), "seen": known.sum()}
@@ -297,7 +271,7 @@ def test_a_users_measure_is_summed_over_examples(tmp_path):
         (lambda a, b, c: "text", lambda s: {"x": s}, "one raises"),
     ],
 )
-def test_what_a_users_measure_must_not_be_is_one_line(sums, finish, expected):
+def test_user_measure_rejects_invalid_functions(sums, finish, expected):
     register_measure("mine", sums, finish)
     with pytest.raises(ConfigError, match=expected) as caught:
         run_spec(make_spec(rounds=2, measures="macro_f1, mine"))
@@ -318,21 +292,19 @@ def test_what_a_users_measure_must_not_be_is_one_line(sums, finish, expected):
         ({"measures": 3}, "measures = 3"),
     ],
 )
-def test_what_cannot_be_measured_is_one_line(settings, expected):
+def test_measures_reject_invalid_settings(settings, expected):
     with pytest.raises(ConfigError, match=expected) as caught:
         run_spec(make_spec(**{"rounds": 2, **settings}))
     assert "\n" not in str(caught.value)
 
 
-def test_without_measures_names_are_as_they_were():
+def test_measures_in_digest():
     assert "measures" not in RunSpec().resolved().to_dict()
-    assert (
-        RunSpec(measures=["drift", "macro_f1"]).digest()
-        == RunSpec(measures=" drift,macro_f1").digest()
-    )
+    as_text = RunSpec(measures=" drift,macro_f1")
+    assert RunSpec(measures=["drift", "macro_f1"]).digest() == as_text.digest()
 
 
-def test_domains_are_measured_besides():
+def test_measures_with_domains():
     data = make_domains_dataset()
     made = simulate(make_spec(rounds=5, measures="confusion"), dataset=data)
     table = made.metrics["confusion"][-1]

@@ -1,6 +1,5 @@
 """Convolution and its derivatives, by either way of computing them."""
 
-import itertools
 import re
 from functools import partial
 
@@ -54,9 +53,7 @@ def meetings(shape):
     """Which pixel of the input the kernel's (row, column) meets, for each pixel of the output."""
     _, height, width, _, _, window, padding, stride = shape
     rows, columns = drawn(shape)[2].shape[1:3]
-    for i, j, row, column in itertools.product(
-        range(rows), range(columns), range(window), range(window)
-    ):
+    for i, j, row, column in np.ndindex(rows, columns, window, window):
         y, x = i * stride + row - padding, j * stride + column - padding
         if 0 <= y < height and 0 <= x < width:
             yield (i, j), (row, column), (y, x)
@@ -85,14 +82,14 @@ def assert_close(found, expected, tolerance=1e-5):
 
 @pytest.mark.parametrize("impl", CONV_IMPLS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_it_and_both_gradients_by_their_definition(shape, impl):
+def test_conv2d_and_gradients_match_definition(shape, impl):
     x, kernel, cotangent = drawn(shape)
     output, pull = jax.vjp(convolution(shape, impl), x, kernel)
     assert_close([output, *pull(cotangent)], products_in_float64(shape))
 
 
 @pytest.mark.parametrize("shape", SHAPES[2:9:2])
-def test_it_is_linear_in_each_forward_and_backward(shape):
+def test_conv2d_is_bilinear(shape):
     """d(x * k) = dx * k + x * dk, and the same of both gradients: each is one of the three."""
     f = convolution(shape)
     x, kernel, cotangent = drawn(shape)
@@ -113,7 +110,7 @@ def test_it_is_linear_in_each_forward_and_backward(shape):
 
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2], SHAPES[4], SHAPES[7]])
 @pytest.mark.parametrize("clients", [0, 3])
-def test_second_derivatives_agree(shape, clients):
+def test_second_derivatives(shape, clients):
     """Reverse over reverse, with one kernel and with one for each client; forward over reverse."""
     x, kernel, _ = drawn(shape)
     if clients:
@@ -144,7 +141,7 @@ def test_second_derivatives_agree(shape, clients):
 
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[7]])
 @pytest.mark.parametrize("axes", [(0, 0), (0, None), (None, 0), (2, 3)])
-def test_mapped_it_is_each_by_itself(shape, axes):
+def test_conv2d_under_vmap(shape, axes):
     """To the bit where each has a kernel of its own, as lanes have; gradients too."""
     x, kernel, _ = drawn(shape)
     number, f = 3, convolution(shape)
@@ -158,9 +155,8 @@ def test_mapped_it_is_each_by_itself(shape, axes):
         return array if axis is None else np.take(array, n, axis=axis)
 
     def outcome(x, kernel):
-        return f(x, kernel), jax.grad(lambda *both: (f(*both) ** 2).sum(), argnums=(0, 1))(
-            x, kernel
-        )
+        gradient = jax.grad(lambda *both: (f(*both) ** 2).sum(), argnums=(0, 1))
+        return f(x, kernel), gradient(x, kernel)
 
     operands = [several(array, axis) for array, axis in zip((x, kernel), axes, strict=True)]
     mapped = jax.jit(jax.vmap(outcome, in_axes=axes))(*operands)
@@ -173,18 +169,17 @@ def test_mapped_it_is_each_by_itself(shape, axes):
             jax.tree.map(np.testing.assert_array_equal, found, alone)
 
 
-def test_mapped_twice_and_under_a_loop():
+def test_conv2d_under_two_vmaps():
     shape = SHAPES[2]
     x, kernel, _ = drawn(shape)
     kernels = np.stack([[kernel, 2 * kernel, 3 * kernel], [4 * kernel, 5 * kernel, 6 * kernel]])
     found = jax.vmap(jax.vmap(convolution(shape), (None, 0)), (None, 0))(x, kernels)
-    alone = jax.lax.map(
-        lambda kernel: convolution(shape)(x, kernel), kernels.reshape(6, *kernel.shape)
-    )
+    f = convolution(shape)
+    alone = jax.lax.map(lambda kernel: f(x, kernel), kernels.reshape(6, *kernel.shape))
     np.testing.assert_array_equal(found.reshape(alone.shape), alone)
 
 
-def test_types_that_the_library_has_not():
+def test_float64_and_bfloat16():
     shape = SHAPES[2]
     with enable_x64(True):
         x, kernel, cotangent = drawn(shape, np.float64)
@@ -202,7 +197,7 @@ def test_types_that_the_library_has_not():
 @pytest.mark.parametrize(
     ("shape", "takes"), [(SHAPES[2], "convolution"), (SHAPES[0], "dot_general")]
 )
-def test_a_cpu_takes_the_faster(shape, takes):
+def test_auto_impl_on_cpu(shape, takes):
     """Its library for many channels, matrices for few; "native" and "im2col" do as they say."""
     x, kernel, _ = drawn(shape)
 
@@ -215,10 +210,8 @@ def test_a_cpu_takes_the_faster(shape, takes):
     assert "stablehlo.convolution" not in text("im2col")
 
 
-def test_without_jit_it_gives_the_same():
-    rng = np.random.default_rng(0)
-    x, kernel = (rng.normal(size=shape) for shape in ((2, 6, 6, 4), (3, 3, 4, 4)))
-    x, kernel = jnp.float32(x), jnp.float32(kernel)
+def test_conv2d_without_jit():
+    x, kernel, _ = map(jnp.float32, drawn((2, 6, 6, 4, 4, 3, 1, 1)))
 
     def value_and_gradient():
         return jax.value_and_grad(lambda kernel: jnp.square(conv2d(x, kernel, 1)).sum())(kernel)
@@ -248,7 +241,7 @@ PRODUCTS = (
 @pytest.mark.parametrize("shape", [SHAPES[2], SHAPES[7], SHAPES[10]])
 @pytest.mark.parametrize("impl", CONV_IMPLS)
 @pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
-def test_lanes_by_every_way_for_every_backend(shape, impl, platform):
+def test_lanes_of_all_impls_and_platforms(shape, impl, platform):
     """A CPU can run what is made for others; barriers are for CPUs alone."""
     scales = np.float32([1, -0.5, 3])[:, None, None, None, None]
     x, kernel, cotangent = (scales * array for array in drawn(shape))
@@ -263,7 +256,7 @@ def test_lanes_by_every_way_for_every_backend(shape, impl, platform):
             assert text.count("stablehlo.convolution") == expected
 
 
-def test_one_kernel_takes_the_library_and_lanes_take_matrices_but_on_a_tpu():
+def test_auto_impl_by_platform_and_lanes():
     shape = SHAPES[2]
     x, kernel, _ = (array[None] for array in drawn(shape))
     for platform, lanes, count in (("gpu", 1, 1), ("gpu", 3, 0), ("tpu", 1, 1), ("tpu", 3, 1)):
@@ -283,7 +276,7 @@ class FlaxConvolution(flax.linen.Module):
 
 @pytest.mark.parametrize("precision", [None, "bfloat16"])
 @pytest.mark.parametrize("network", ["convnet", "cnn", "fsl_cnn", "resnet18", "flax"])
-def test_configure_compute_sets_the_convolutions_that_leave_it_open(network, precision):
+def test_configure_compute_sets_auto_impl(network, precision):
     """For both gradients too, and for no convolution that has an implementation of its own."""
 
     def count_native(impl, chosen):
@@ -310,7 +303,7 @@ def test_configure_compute_sets_the_convolutions_that_leave_it_open(network, pre
 
 
 @pytest.mark.parametrize("impl", ["native", "im2col"])
-def test_its_precision_is_that_of_where_it_is_asked_for(impl):
+def test_conv2d_keeps_precision_of_call(impl):
     """And that of its derivatives: not that of where it is compiled."""
     x, kernel, cotangent = drawn(SHAPES[2])
 

@@ -44,14 +44,13 @@ def products_of(model):
 
 
 @pytest.mark.parametrize("name", [slow_case(n) if n == "resnet18" else n for n in NETWORKS])
-def test_in_bfloat16_are_products_alone(name):
+def test_bfloat16_products(name):
     """Forward and backward; parameters, gradients, state and logits are float32."""
     model = configure_compute(network(name), precision=BFLOAT16)
     equations, results = products_of(model)
     assert equations
-    assert {v.aval.dtype for e in equations for v in (*e.invars, *e.outvars)} == {
-        np.dtype(jnp.bfloat16)
-    }
+    dtypes = {v.aval.dtype for e in equations for v in (*e.invars, *e.outvars)}
+    assert dtypes == {np.dtype(jnp.bfloat16)}
     assert {leaf.dtype for leaf in jax.tree.leaves(results)} == {np.dtype(np.float32)}
     variables, x = model.init(jax.random.key(0)), jnp.ones((4, *SHAPE))
     features, logits, _ = model.embed(variables, x, train=False)
@@ -61,7 +60,7 @@ def test_in_bfloat16_are_products_alone(name):
 
 
 @pytest.mark.parametrize("name", ["mlp", "convnet"])
-def test_bfloat16_is_near_float32(name):
+def test_bfloat16_error(name):
     model, key = network(name), jax.random.key(0)
     variables, x = model.init(key), jax.random.normal(key, (4, *SHAPE))
     exact, _ = model.apply(variables, x, train=True)
@@ -70,7 +69,7 @@ def test_bfloat16_is_near_float32(name):
     assert 0 < gap < 0.05
 
 
-def test_statistics_of_normalisation_are_not_of_bfloat16():
+def test_norm_statistics_in_float32():
     """Of 2^12 pixels around 8: in 8 bits their mean would stay at a power of two."""
     model = make_model("convnet", (64, 64, 1), 3, width=4, depth=1, norm="batch")
     low, key = configure_compute(model, precision=BFLOAT16), jax.random.key(0)
@@ -80,7 +79,7 @@ def test_statistics_of_normalisation_are_not_of_bfloat16():
         np.testing.assert_allclose(one, other, rtol=4e-3, atol=4e-3)
 
 
-def test_precision_is_that_of_products_and_of_their_derivatives():
+def test_matmul_precision():
     for precision, name in (("float32", "HIGHEST"), ("tf32", "HIGH")):
         with jax.default_matmul_precision(None):
             equations, _ = products_of(configure_compute(network(), precision=precision))
@@ -91,29 +90,26 @@ def test_precision_is_that_of_products_and_of_their_derivatives():
             assert found in (name, {"HIGHEST": "float32", "HIGH": "tensorfloat32"}[name])
 
 
-def test_a_network_is_left_alone_where_nothing_is_said():
+def test_configure_compute_without_options():
     model = network()
     assert configure_compute(model) is model
     assert configure_compute(model, conv_impl="im2col") != model
 
 
-def test_convolutions_that_are_open_and_others():
+def test_has_auto_convolutions():
     assert has_auto_convolutions(network())
     assert not has_auto_convolutions(network(conv_impl="native"))
     assert not has_auto_convolutions(configure_compute(network(), conv_impl="im2col"))
     assert not has_auto_convolutions(network("mlp"))
 
 
-def test_what_was_used_is_said_by_backend():
+def test_describe_precision():
     for precision in PRECISIONS:
         assert describe_precision(precision, None, "gpu") == precision
     assert describe_precision("tf32", None, "cpu") == "float32"
     assert describe_precision(BFLOAT16, None, "cpu") == BFLOAT16
-    assert (
-        describe_precision(None, None, "cpu")
-        == describe_precision(None, "bfloat16", "cpu")
-        == "float32"
-    )
+    for matmul_precision in (None, "bfloat16"):
+        assert describe_precision(None, matmul_precision, "cpu") == "float32"
     assert describe_precision(None, "highest", "gpu") == "float32"
     assert "tf32" in describe_precision(None, None, "gpu")
     assert "bfloat16" in describe_precision(None, None, "tpu")
