@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +18,7 @@ from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.core.autotune import LaneChoice
 from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.condensation_work import ClientClassWork
-from fedjax_het.core.evaluation import (
-    ClientTestsShape,
-    compute_client_tests_shape,
-    compute_test_batches,
-    place_evaluation_set,
-)
+from fedjax_het.core.evaluation import compute_test_batches, place_evaluation_set
 from fedjax_het.core.execution_plan import (
     LANES_AXIS,
     PER_RUN,
@@ -141,15 +136,6 @@ class PreparedRun(DataAssignment):
         return self.server_data.summarize(self.dataset, self.partition, self.pool)
 
 
-class GroupShapes(NamedTuple):
-    """Static sizes that hold for every round of all runs of a group."""
-
-    schedule: ScheduleShape
-    tuning: ScheduleShape | None
-    diagnostics: ScheduleShape | None
-    client_tests: ClientTestsShape | None
-
-
 @dataclass(frozen=True, eq=False)
 class RunGroup:
     """Runs that share programs, `program.plan.max_parallel_runs` of them at a time.
@@ -176,24 +162,14 @@ class RunGroup:
         return self.program.plan.mesh_axis == RUNS_AXIS
 
     @functools.cached_property
-    def shapes(self) -> GroupShapes:
-        """Static sizes that hold for every round of all runs."""
-        runs, plan = self.prepared_runs, self.program.plan
-        tests = [run.client_tests for run in runs if run.client_tests is not None]
-        test_shapes = [compute_client_tests_shape(plan, partition) for partition in tests]
-
-        def merge(schedulers: Sequence[Scheduler | None]) -> ScheduleShape | None:
-            present = [scheduler for scheduler in schedulers if scheduler is not None]
-            return merge_shapes(present, num_parallel=plan.num_parallel) if present else None
-
-        schedule = merge([run.scheduler for run in runs])
-        assert schedule is not None
-        return GroupShapes(
-            schedule,
-            merge([run.tuning_scheduler for run in runs]),
-            merge([run.diagnostics_scheduler for run in runs]),
-            ClientTestsShape(*map(max, zip(*test_shapes, strict=True))) if tests else None,
-        )
+    def shapes(self) -> dict[str, ScheduleShape]:
+        """Static sizes that hold for every round of all runs, by the name of the scheduler."""
+        num_parallel, shapes = self.program.plan.num_parallel, {}
+        for name in ("scheduler", "tuning_scheduler", "diagnostics_scheduler"):
+            schedulers = [getattr(run, name) for run in self.prepared_runs]
+            if schedulers[0] is not None:
+                shapes[name] = merge_shapes(schedulers, num_parallel)
+        return shapes
 
     def stack_slots(self, trees: Sequence[Any]) -> Any:
         """Place one pytree per slot on the devices: stacked, or the only one."""

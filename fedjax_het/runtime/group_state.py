@@ -18,7 +18,11 @@ import numpy as np
 
 from fedjax_het.algorithms.base import ServerStage
 from fedjax_het.core.client_loop import RoundSchedule
-from fedjax_het.core.evaluation import make_client_tests
+from fedjax_het.core.evaluation import (
+    ClientTestsShape,
+    compute_client_tests_shape,
+    make_client_tests,
+)
 from fedjax_het.core.execution_plan import PER_BLOCK, PER_DEVICE, PER_RUN
 from fedjax_het.core.memory import compute_compiled_bytes
 from fedjax_het.core.rng import Stream, make_stream_key
@@ -301,8 +305,8 @@ def init_group(
 def _compute_chunk_limits(group: RunGroup, prepared_runs: Sequence[PreparedRun]) -> ChunkLimits:
     """Return the most rounds for which schedules, and client states on the host, leave room."""
     spec, plan, shapes = prepared_runs[0].spec, group.program.plan, group.shapes
-    schedule_shapes = [shape for shape in (shapes.schedule, shapes.tuning) if shape is not None]
-    bytes_per_round = sum(shape.num_bytes(spec.batch_size) for shape in schedule_shapes)
+    names = [name for name in ("scheduler", "tuning_scheduler") if name in shapes]
+    bytes_per_round = sum(shapes[name].num_bytes(spec.batch_size) for name in names)
     max_rounds = MAX_SCHEDULE_BYTES // (bytes_per_round * plan.max_parallel_runs)
     num_prefetch, cohort_size = 2 if max_rounds else 1, 0
     if group.client_state == HOST_STATE:
@@ -322,9 +326,10 @@ def _build_run_inputs(group_state: GroupState) -> dict[str, Any]:
     plan, stack = group.program.plan, group.stack_slots
 
     def build_client_tests() -> Any:
-        shape, partitions = group.shapes.client_tests, [run.client_tests for run in slots]
-        assert shape is not None
-        tests = [make_client_tests(plan, p, shape) for p in partitions if p is not None]
+        partitions = [run.client_tests for run in group.prepared_runs if run.client_tests]
+        shapes = [compute_client_tests_shape(plan, partition) for partition in partitions]
+        shape = ClientTestsShape(*map(max, zip(*shapes, strict=True)))
+        tests = [make_client_tests(plan, r.client_tests, shape) for r in slots if r.client_tests]
         return stack(tests) if group.runs_parallel else plan.put(tests[0], PER_BLOCK)
 
     return group.program.build_inputs(
@@ -352,27 +357,20 @@ def _build_call_inputs(
     Returns:
       The inputs on the devices, padded to the capacity of a call.
     """
-    group, limits, slots = group_state.group, group_state.limits, group_state.slots
+    group, limits = group_state.group, group_state.limits
     num_rows = limits.num_rows if group_state.has_paged_states else None
-    build = functools.partial(
-        _build_schedules, group_state, rounds=rounds, first_step_only=first_step_only
-    )
+    build = functools.partial(_build_schedules, group_state, first_step_only=first_step_only)
 
     def build_lr_factors() -> jax.Array:
         padding = np.ones(limits.max_rounds - len(rounds), np.float32)
-        return group.stack_slots(
-            [np.append(run.lr_factors[list(rounds)], padding) for run in slots]
-        )
+        factors = [run.lr_factors[list(rounds)] for run in group_state.slots]
+        return group.stack_slots([np.append(factor, padding) for factor in factors])
 
     builders: dict[str, Callable[[], Any]] = {
-        "schedule": lambda: build(
-            [run.scheduler for run in slots], group.shapes.schedule, num_rows=num_rows
-        ),
+        "schedule": lambda: build("scheduler", rounds, num_rows=num_rows),
         "lr_factors": build_lr_factors,
         "num_rounds": lambda: _place_num_rounds(group_state, len(rounds)),
-        "tuning_schedule": lambda: build(
-            [run.tuning_scheduler for run in slots], group.shapes.tuning
-        ),
+        "tuning_schedule": lambda: build("tuning_scheduler", rounds),
     }
     if first_step_only:
         builders["num_eval_batches"] = lambda: group.program.plan.put(jnp.int32(1))
@@ -396,24 +394,18 @@ def _build_diagnostics_schedule(
     group_state: GroupState, *, first_step_only: bool = False
 ) -> RoundSchedule:
     """Return the schedule of the one round in which all clients' gradients are measured."""
-    group, schedulers = group_state.group, [r.diagnostics_scheduler for r in group_state.slots]
+    name, is_parallel = "diagnostics_scheduler", group_state.group.runs_parallel
     schedules = _build_schedules(
-        group_state,
-        schedulers,
-        group.shapes.diagnostics,
-        rounds=range(1),
-        capacity=1,
-        first_step_only=first_step_only,
+        group_state, name, range(1), capacity=1, first_step_only=first_step_only
     )
-    return jax.tree.map(lambda a: a[:, 0] if group.runs_parallel else a[0], schedules)
+    return jax.tree.map(lambda a: a[:, 0] if is_parallel else a[0], schedules)
 
 
 def _build_schedules(
     group_state: GroupState,
-    schedulers: Sequence[Any],
-    shape: ScheduleShape | None,
-    *,
+    name: str,
     rounds: range,
+    *,
     capacity: int | None = None,
     first_step_only: bool = False,
     num_rows: int | None = None,
@@ -422,8 +414,7 @@ def _build_schedules(
 
     Args:
       group_state: the runs that go in step.
-      schedulers: a scheduler for each slot.
-      shape: sizes that hold for every round.
+      name: name of the scheduler in `PreparedRun`.
       rounds: the rounds.
       capacity: number of rounds to which the schedules are padded (default: of a call).
       first_step_only: whether only the first step of every lane is made.
@@ -433,12 +424,12 @@ def _build_schedules(
       The schedules on the devices, `[capacity, ...]`, with a leading axis where runs are parallel.
     """
     group, plan = group_state.group, group_state.group.program.plan
-    assert shape is not None
+    schedulers = [getattr(run, name) for run in group_state.slots]
     capacity, schedules = capacity or group_state.limits.max_rounds, []
     for first in range(0, len(schedulers), plan.num_parallel):
         parallel = schedulers[first : first + plan.num_parallel]
-        for made in _make_rounds(parallel, shape, rounds, first_step_only=first_step_only):
-            schedules.append(stack_rounds(made, capacity))
+        made = _make_rounds(parallel, group.shapes[name], rounds, first_step_only=first_step_only)
+        schedules += [stack_rounds(run_rounds, capacity) for run_rounds in made]
     if num_rows is not None:
         for i, (schedule, scheduler) in enumerate(zip(schedules, schedulers, strict=True)):
             work_ids = scheduler.trained_work_ids(np.unique(schedule.round))
