@@ -190,12 +190,13 @@ def train_clients(
     Returns:
       The result of the cohort, and the metrics of client drift by name.
     """
-    gather_models = training.returns_client_models
+    result = train_cohort(
+        with_drift_sums(client) if training.measures_drift else client,
+        *(plan, hp, message, state.clients, key, cohort),
+        gather_models=training.returns_client_models,
+    )
     if not training.measures_drift:
-        args = (client, plan, hp, message, state.clients, key, cohort)
-        return train_cohort(*args, gather_models=gather_models), {}
-    args = (with_drift_sums(client), plan, hp, message, state.clients, key, cohort)
-    result = train_cohort(*args, gather_models=gather_models)
+        return result, {}
     update, drift = split_drift(result.update, message.variables["params"])
     return result._replace(update=update), drift
 

@@ -157,13 +157,71 @@ def dynafed(
     Returns:
       The method.
     """
-    algorithm = base(training, plan)
-    if options.synthetic != "matched":
-        return _build_control(training, plan, algorithm, options)
-    server = _make_server(training.task.model, plan, options)
+    algorithm, model, task = base(training, plan), training.task.model, training.task
+    num_samples = options.count_samples(model.num_classes)
+    is_matched, is_real = options.synthetic == "matched", options.synthetic == "real"
+    server = _make_server(model, plan, options)
+
+    def get_data(
+        step_state, inputs: dict[str, Tree], round_index
+    ) -> tuple[SyntheticData, jax.Array]:
+        """Return the data for fine-tuning, and whether they are ready."""
+        if is_matched:
+            return server.get_data(step_state)
+        images, labels = inputs[CONTROL_DATA_INPUT]
+        images = task.normalize(images) if is_real else images
+        data = SyntheticData(images, labels, jnp.zeros(()))
+        return data, round_index >= options.trajectory_rounds
+
+    def fine_tune_on_shard(parallelism: ServerParallelism, variables, data, key, lr):
+        params = fine_tune(
+            _make_apply(model, variables),
+            variables["params"],
+            data,
+            key,
+            optimizer=FINE_TUNE_OPTIMIZERS[options.fine_tune_optimizer](lr),
+            epochs=options.fine_tune_epochs,
+            batch_size=FINE_TUNE_BATCH_SIZE,
+            augment_strategy=options.augment_strategy,
+            loss_scaling=options.loss_scaling,
+            server_parallelism=parallelism,
+        )
+        return {**variables, "params": params}
+
+    def run_fine_tuning(loops: LoopRunner, *args):
+        return plan.shard_server_work(fine_tune_on_shard, *args, loops=loops)
+
+    def run_server_step(hp, step_state, context: ServerStepContext):
+        cohort, average = context.cohort, context.variables_after
+        if is_matched:
+            step_state = server.store_average(step_state, context)
+        data, is_ready = get_data(step_state, cohort.inputs, context.round_index)
+        args = (average, data, fold_in_purpose(context.key, Purpose.SERVER), hp["fine_tune_lr"])
+        tuned = cohort.loops.cond(is_ready, run_fine_tuning, lambda *args: average, *args)
+        return tuned, step_state
+
+    def server_gradient(state: State, inputs: dict[str, Tree], variables: Tree) -> Tree:
+        data, is_ready = get_data(state.server.step_state, inputs, state.round)
+
+        def loss(params):
+            logits = model.apply({**variables, "params": params}, data.images, train=False)[0]
+            return soft_cross_entropies(logits, data.label_logits, scaling="cross_entropy").mean()
+
+        gradient = jax.grad(loss)(variables["params"])
+        return jax.tree.map(lambda g: jnp.where(is_ready, g, jnp.nan), gradient)
+
+    if not is_matched:
+        make_inputs = partial(_make_control_inputs, is_real, num_samples)
+        wrapped = with_server_step(
+            algorithm, run_server_step, server_batch_size=min(FINE_TUNE_BATCH_SIZE, num_samples)
+        )
+        return wrapped._replace(
+            round_inputs=(*wrapped.round_inputs, RoundInput(CONTROL_DATA_INPUT, make_inputs)),
+            server_gradient=server_gradient,
+        )
     wrapped = with_server_step(
         algorithm,
-        server.run_step,
+        run_server_step,
         init_step_state=server.init_step_state,
         server_batch_size=server.inner_batch_size,
     )
@@ -175,10 +233,6 @@ def dynafed(
         advance=server.advance_synthesis,
     )
 
-    def server_gradient(state: State, inputs: dict[str, Tree], variables: Tree) -> Tree:
-        data = server.get_data(state.server.step_state)
-        return _compute_gradient(server.model, *data, variables)
-
     def artifacts(state: State):
         return wrapped.artifacts(state) | server.make_artifacts(state.server.step_state)
 
@@ -189,36 +243,6 @@ def dynafed(
         server_stages=(*wrapped.server_stages, stage),
         artifacts=artifacts,
         summary=summary,
-        server_gradient=server_gradient,
-    )
-
-
-def _build_control(
-    training: LocalTraining, plan: ExecutionPlan, algorithm: Algorithm, options: DynaFedOptions
-) -> Algorithm:
-    """Return DynaFed over `algorithm`, on data that match nothing."""
-    model, is_real = training.task.model, options.synthetic == "real"
-    num_samples = options.count_samples(model.num_classes)
-
-    def make_data(inputs: dict[str, Tree]) -> SyntheticData:
-        images, labels = inputs[CONTROL_DATA_INPUT]
-        images = training.task.normalize(images) if is_real else images
-        return SyntheticData(images, labels, jnp.zeros(()))
-
-    def run_server_step(hp, step_state, context: ServerStepContext):
-        is_ready = context.round_index >= options.trajectory_rounds
-        data = make_data(context.cohort.inputs), is_ready
-        return _fine_tune_if_ready(model, options, plan, hp, context, *data), step_state
-
-    def server_gradient(state: State, inputs: dict[str, Tree], variables: Tree) -> Tree:
-        is_ready = state.round >= options.trajectory_rounds
-        return _compute_gradient(model, make_data(inputs), is_ready, variables)
-
-    batch_size = min(FINE_TUNE_BATCH_SIZE, num_samples)
-    wrapped = with_server_step(algorithm, run_server_step, server_batch_size=batch_size)
-    make_inputs = partial(_make_control_inputs, is_real, num_samples)
-    return wrapped._replace(
-        round_inputs=(*wrapped.round_inputs, RoundInput(CONTROL_DATA_INPUT, make_inputs)),
         server_gradient=server_gradient,
     )
 
@@ -270,14 +294,12 @@ class _Server(NamedTuple):
             jnp.zeros((NUM_SNAPSHOTS, num_images, *self.model.input_shape)),
         )
 
-    def run_step(self, hp, step_state: DynaFedStepState, context: ServerStepContext):
-        """Store the round's average in the trajectory; fine-tune it once the data are ready."""
+    def store_average(self, step_state, context: ServerStepContext) -> DynaFedStepState:
+        """Store the round's average in the trajectory."""
         average = ravel_pytree(context.variables_after["params"])[0]
         # Rounds beyond L fall outside the array and are dropped.
         trajectory = step_state.trajectory.at[context.round_index + 1].set(average, mode="drop")
-        step_state = step_state._replace(trajectory=trajectory)
-        args = (self.model, self.options, self.plan, hp, context, *self.get_data(step_state))
-        return _fine_tune_if_ready(*args), step_state
+        return step_state._replace(trajectory=trajectory)
 
     def get_data(self, step_state: DynaFedStepState) -> tuple[SyntheticData, jax.Array]:
         """Return the synthetic data, and whether they are ready."""
@@ -360,53 +382,6 @@ def _make_apply(model: Model, variables: Tree) -> Callable:
         return model.apply({**variables, "params": params}, images, train=True, **axis_argument)[0]
 
     return apply_params
-
-
-def _fine_tune_if_ready(
-    model: Model,
-    options: DynaFedOptions,
-    plan: ExecutionPlan,
-    hp,
-    context: ServerStepContext,
-    data: SyntheticData,
-    is_ready: jax.Array,
-) -> Tree:
-    """Return the round's average, fine-tuned on the data if these are ready."""
-
-    def fine_tune_on_shard(parallelism: ServerParallelism, variables, data, key, lr):
-        params = fine_tune(
-            _make_apply(model, variables),
-            variables["params"],
-            data,
-            key,
-            optimizer=FINE_TUNE_OPTIMIZERS[options.fine_tune_optimizer](lr),
-            epochs=options.fine_tune_epochs,
-            batch_size=FINE_TUNE_BATCH_SIZE,
-            augment_strategy=options.augment_strategy,
-            loss_scaling=options.loss_scaling,
-            server_parallelism=parallelism,
-        )
-        return {**variables, "params": params}
-
-    def run_fine_tuning(loops: LoopRunner, *args):
-        return plan.shard_server_work(fine_tune_on_shard, *args, loops=loops)
-
-    average, key = context.variables_after, fold_in_purpose(context.key, Purpose.SERVER)
-    args = (average, data, key, hp["fine_tune_lr"])
-    return context.cohort.loops.cond(is_ready, run_fine_tuning, lambda *args: average, *args)
-
-
-def _compute_gradient(
-    model: Model, data: SyntheticData, is_ready: jax.Array, variables: Tree
-) -> Tree:
-    """Return the gradient of the mean cross-entropy on the data; NaN before they are ready."""
-
-    def loss(params):
-        logits = model.apply({**variables, "params": params}, data.images, train=False)[0]
-        return soft_cross_entropies(logits, data.label_logits, scaling="cross_entropy").mean()
-
-    gradient = jax.grad(loss)(variables["params"])
-    return jax.tree.map(lambda g: jnp.where(is_ready, g, jnp.nan), gradient)
 
 
 def _make_summary(step_state: DynaFedStepState) -> dict[str, Any]:

@@ -291,25 +291,22 @@ def _build_attentive_algorithm(
         info = RoundInfo(result.train_loss, compute_rms_change(result), records)
         return State(message, result.states, state.round + 1), info
 
-    def get_received_model(hp, state, k):
-        return get_client_row(state.server.received, k)
-
     def traffic(hp, state):
         size = num_bytes(get_client_row(state.clients.variables, 0))
         return Traffic(size, size)
 
-    def record_shapes(num_clients):
-        return {"collaboration": (num_clients, num_clients)} if options.history else {}
-
-    is_received = training.evaluated_model == "received"
+    evaluated_models = {
+        "client": get_client_model,
+        "received": lambda hp, state, k: get_client_row(state.server.received, k),
+    }
     return Algorithm(
         init=init,
         round=round_,
         global_model=None,
         with_global_model=None,
         traffic=traffic,
-        personal_variables=get_received_model if is_received else get_client_model,
-        record_shapes=record_shapes,
+        personal_variables=evaluated_models[training.evaluated_model],
+        record_shapes=lambda k: {"collaboration": (k, k)} if options.history else {},
         artifacts=lambda state: {"collaboration": state.server.weights},
     )
 
