@@ -29,8 +29,8 @@ from fedjax_het.runtime.sweep import (
     compute_run_digests,
     execute_runs,
 )
-from fedjax_het.runtime.sweep_log import Job, SweepProgress, build_status_printer
-from fedjax_het.runtime.trackers import add_tracker_callback, require_trackers
+from fedjax_het.runtime.sweep_log import Job, SweepProgress
+from fedjax_het.runtime.trackers import add_tracker_callback
 from fedjax_het.utils.config import NonNegativeFloat, PositiveInt, validate_arguments
 from fedjax_het.utils.env import RAY_ADDRESS, get_text, require_variables
 from fedjax_het.utils.errors import ConfigError, require
@@ -145,9 +145,8 @@ def sweep_on_ray(
     devices = placement.devices
     require(devices is None, "devices", devices, "None: tasks use the devices that Ray assigns")
     directory = make_output_directory(directory).resolve()
-    require_trackers(track, directory, argument="directory")
+    add_tracker_callback((), track, directory, argument="directory")  # validates them
     options = ExecutionOptions(user_objects, placement, resume_anyway, keep_state)
-    print_line = build_status_printer(progress)
     result_writer, reasons = ResultWriter(directory), dict[str, str]()
     cluster = cluster or RayCluster(address, cpus_per_task, gpus_per_task)
     with (
@@ -160,17 +159,18 @@ def sweep_on_ray(
         )
         stored_results = {digest: load_result(directory, digest) for digest in specs_by_digest}
         results = {digest: result for digest, result in stored_results.items() if result}
-        if results:
-            print_line(f"{len(results)} of {len(specs_by_digest)} runs are in {directory} already")
         missing = {digest: s for digest, s in specs_by_digest.items() if digest not in results}
+        sweep_progress = SweepProgress(len(missing), progress)
+        sweep_progress.report_existing(len(results), len(specs_by_digest), directory)
         num_runs = Counter(map(compute_static_key, specs_by_digest.values()))
         max_parts = PARTS_PER_SLOT * cluster.count_slots()
         parts = [
             SweepPart(part, num_runs, directory, marker.name, options, tuple(track), setup)
             for part in split_into_parts(missing, max_parts, cpus_per_task)
         ]
-        sweep_progress = SweepProgress(len(missing), progress)
-        for part, (part_results, not_run) in _iterate_completed(cluster, parts, print_line):
+        for part, (part_results, not_run) in _iterate_completed(
+            cluster, parts, sweep_progress.print_line
+        ):
             jobs = {digest: Job(spec, digest) for digest, spec in part.specs_by_digest.items()}
             for digest, result in part_results.items():
                 if load_result(directory, digest) is None:

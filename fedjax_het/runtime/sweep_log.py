@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_het.algorithms import METHODS
@@ -86,19 +87,11 @@ def _resolve_cached(algorithm, dataset, model, protocol, optimizer, options) -> 
     ).resolved()
 
 
-def build_status_printer(progress: Callable[[str], None] | None) -> Callable[[str], None]:
-    """Return the function that prints the status lines of a sweep.
-
-    It is `progress` itself, except that `print` respects the output mode of the process, see
-    `utils.console`, and None prints nothing.
-    """
-    if progress is None:
-        return lambda line: None
-    return console.print_status if progress is print else progress
-
-
 class SweepProgress:
     """Reports of a sweep, a line each.
+
+    The lines go to `progress`, except that `print` respects the output mode of the process, see
+    `utils.console`, and None prints nothing.
 
     Attributes:
       total: number of runs without a result at the start.
@@ -109,10 +102,23 @@ class SweepProgress:
     """
 
     def __init__(self, total: int, progress: Callable[[str], None] | None):
-        self.total, self.print_line = total, build_status_printer(progress)
+        self.total, self.print_line = total, progress or (lambda line: None)
+        if progress is print:
+            self.print_line = console.print_status
         self._shows_progress = progress is print
         self.num_processed = self.num_finished = self.num_elsewhere = 0
         self._start_time = self._group_start_time = time.perf_counter()
+
+    def report_existing(self, count: int, num_runs: int, directory: Path | None) -> None:
+        """Report results that exist before the sweep.
+
+        Args:
+          count: number of these results.
+          num_runs: number of runs of the sweep.
+          directory: folder of results.
+        """
+        if count:
+            self.print_line(f"{count} of {num_runs} runs are in {directory} already")
 
     def report_rejected(
         self, jobs: Sequence[Job], reason: str, *, show_reason: bool = True

@@ -344,36 +344,6 @@ def register_tracker(
     TRACKERS.add(Tracker(name, description, open))
 
 
-def require_trackers(
-    track: Sequence[str], folder: Path | None, *, argument: str = "output_dir"
-) -> None:
-    """Raise ConfigError for trackers that cannot be used.
-
-    Args:
-      track: names of trackers.
-      folder: folder of the records; None if the user passed none.
-      argument: name of the argument of the folder, for the message.
-
-    Raises:
-      ConfigError: for unknown names, missing packages, and without a folder.
-    """
-    for name in track:
-        missing = [package for package in TRACKERS.require(name).packages if not _has(package)]
-        if missing:
-            raise ConfigError(
-                f"track = {name!r}: expected its packages, but {', '.join(missing)} cannot be "
-                f"imported: pip install 'fedjax_het[{name}]'"
-            )
-    require(not track or folder is not None, "track", list(track), f"an {argument} to write to")
-
-
-def _has(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except (ImportError, ValueError):
-        return False
-
-
 def add_tracker_callback(
     callbacks: Sequence[Callback],
     track: Sequence[str],
@@ -393,12 +363,27 @@ def add_tracker_callback(
       A callback for the trackers, if there are any, followed by those of the user.
 
     Raises:
-      ConfigError: as `require_trackers`.
+      ConfigError: for unknown names, missing packages, and without a folder.
     """
-    require_trackers(track, folder, argument=argument)
+    for name in track:
+        packages = TRACKERS.require(name).packages
+        missing = [package for package in packages if not _is_installed(package)]
+        if missing:
+            raise ConfigError(
+                f"track = {name!r}: expected its packages, but {', '.join(missing)} cannot be "
+                f"imported: pip install 'fedjax_het[{name}]'"
+            )
+    require(not track or folder is not None, "track", list(track), f"an {argument} to write to")
     if folder is None or not track:
         return list(callbacks)
     return [TrackerCallback(track, folder), *callbacks]
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 class TrackerCallback:

@@ -12,7 +12,7 @@ from fedjax_het.runtime.compiled_programs import compute_static_key
 from fedjax_het.runtime.leases import Leases
 from fedjax_het.runtime.result_store import load_result
 from fedjax_het.runtime.results import Result
-from fedjax_het.runtime.sweep_log import Job, SweepProgress, build_status_printer
+from fedjax_het.runtime.sweep_log import Job, SweepProgress
 from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.io import find_stored_file, list_stored_names
 from fedjax_het.utils.text import to_one_line
@@ -65,10 +65,9 @@ class WorkQueue:
         self._unreadable_mtimes: dict[str, int] = {}
         self.results: dict[str, Result] = {}
         self.remaining, self.not_run = dict(specs_by_digest), dict[str, str]()
-        if count := self._load_new_results():
-            line = f"{count} of {len(specs_by_digest)} runs are in {directory} already"
-            build_status_printer(progress)(line)
+        count = self._load_new_results()
         self.sweep_progress = SweepProgress(len(self.remaining), progress)
+        self.sweep_progress.report_existing(count, len(specs_by_digest), directory)
         self._checked_at = time.monotonic()
 
     def iterate_groups(self) -> Iterator[list[Job]]:
