@@ -1,4 +1,4 @@
-"""What makes a run's numbers besides its settings: versions, precision, device."""
+"""Version, device and precision of a run, and the digest that names its result."""
 
 import hashlib
 import json
@@ -7,20 +7,24 @@ from typing import Any
 from fedjax_het._version import __version__
 from fedjax_het.utils.env import require_devices
 
-# These tell results of one setting apart: a file is named by them too (`run_digest`).
 IDENTITY_FIELDS = ("fedjax_het", "device", "matmul_precision", "x64")
+"""Names of the values of `describe_environment` that are part of a result's digest."""
 
 
 def describe_environment() -> dict[str, Any]:
-    """This process's, as it is stored with every result. Starts jax's backend; ConfigError where
-    that cannot be."""
+    """Return version, device and precision of this process, which every result stores.
+
+    Starts the backend of jax.
+
+    Raises:
+      ConfigError: if the backend cannot start.
+    """
     require_devices()
     import jax
     import jaxlib
 
-    # jax adds its settings to `jax.config` at run time: its types do not name them.
-    jax_config: Any = jax.config
-    precision, x64 = jax_config.jax_default_matmul_precision, jax_config.jax_enable_x64
+    config: Any = jax.config  # jax adds its settings at run time, so its types do not name them
+    precision, x64 = config.jax_default_matmul_precision, config.jax_enable_x64
     return {
         "fedjax_het": __version__,
         "jax": jax.__version__,
@@ -40,25 +44,30 @@ def compute_run_digest(
     initial: str | None = None,
     optimizer: str | None = None,
 ) -> str:
-    """16 hexadecimal digits that name one result.
+    """Compute the digest that names the files of a result.
+
+    Digests of objects are passed only if the settings do not determine the objects.
 
     Args:
-      settings: `RunSpec.digest()`.
-      made_in: `environment()`, of which `IDENTITY_FIELDS` counts: package version, device, precision.
-      data: the data set's own digest, where its name does not say what it holds ("user", or a
-        user's own data in the place of those that the settings name).
-      network: likewise the network's.
-      partition: likewise that of a partition which is not what the settings make.
-      initial: of the model that the run began with, where that was in a file.
-      optimizer: likewise that of clients' optimiser which was passed to the run.
+      spec_digest: `RunSpec.digest()`.
+      environment: values of `describe_environment`, of which `IDENTITY_FIELDS` count.
+      data: digest of the data set.
+      network: digest of the network.
+      partition: digest of the partition.
+      initial: digest of the model in a file with which the run begins.
+      optimizer: digest of the clients' optimizer.
+
+    Returns:
+      16 hexadecimal digits.
+
+    Example:
+      >>> from fedjax_het import RunSpec
+      >>> from fedjax_het.runtime.provenance import compute_run_digest, describe_environment
+      >>> len(compute_run_digest(RunSpec("fedavg", "digits").digest(), describe_environment()))
+      16
     """
     identity = {name: environment.get(name) for name in IDENTITY_FIELDS}
-    parts = [spec_digest, identity, data, *([network] if network else [])]
-    if partition:
-        parts.append({"partition": partition})
-    if initial:
-        parts.append({"initial": initial})
-    if optimizer:
-        parts.append({"optimizer": optimizer})
-    text = json.dumps(parts, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    parts: list[Any] = [spec_digest, identity, data, *([network] if network else [])]
+    optional = {"partition": partition, "initial": initial, "optimizer": optimizer}
+    parts += [{name: digest} for name, digest in optional.items() if digest]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

@@ -59,7 +59,15 @@ class Cluster(Protocol):
         ...
 
     def submit(self, function: Callable, *arguments: Any) -> Any:
-        """Start a task that calls the function, and return its handle."""
+        """Start a task that calls a function.
+
+        Args:
+          function: function of module level.
+          arguments: its positional arguments, which can be pickled.
+
+        Returns:
+          The handle of the task.
+        """
 
     def wait_for_first(self, handles: Sequence[Any]) -> Any:
         """Return the handle of a task that has ended."""
@@ -301,7 +309,15 @@ class RayCluster:
         return max(1, self._num_slots)
 
     def submit(self, function: Callable, *arguments: Any) -> Any:
-        """Start a task that calls the function, and return its handle."""
+        """Start a task that calls a function.
+
+        Args:
+          function: function of module level.
+          arguments: its positional arguments, which can be pickled.
+
+        Returns:
+          The handle of the task.
+        """
         cpus = self._requests["CPU"]
         settings = {
             "num_cpus": cpus,

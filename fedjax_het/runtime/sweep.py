@@ -180,9 +180,9 @@ def sweep(
         the results, and names the folder in which they are.
 
     Example:
-      >>> from fedjax_het import RunSpec, grid, sweep
-      >>> base = RunSpec("fedavg", "digits", model="mlp", num_clients=4, rounds=2)
-      >>> results = sweep(grid(base, seed=[0, 1]), progress=None)
+      >>> from fedjax_het import grid, sweep
+      >>> settings = {"dataset": "digits", "model": "mlp", "num_clients": 4, "rounds": 2}
+      >>> results = sweep(grid(algorithm="fedavg", seed=[0, 1], **settings), progress=None)
       >>> results.to_pandas()[["seed", "rounds"]].values.tolist()
       [[0, 2], [1, 2]]
     """

@@ -106,7 +106,12 @@ class CsvTracker(RunTracker):
         self._writer.writeheader()
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
-        """Add a line to the buffer."""
+        """Add a line to the buffer.
+
+        Args:
+          round: number of the round, from 1.
+          values: metrics by name.
+        """
         self._writer.writerow({"round": round, **values})
 
     def flush(self) -> None:
@@ -146,7 +151,12 @@ class TensorboardTracker(RunTracker):
         self._writer.write_event(Event(summary=summary, step=round, wall_time=time.time()))
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
-        """Write a scalar per metric."""
+        """Write a scalar per metric.
+
+        Args:
+          round: number of the round, from 1.
+          values: metrics by name.
+        """
         for name, value in values.items():
             self._write_summary(self._summaries.scalar(name, value), round)
 
@@ -209,7 +219,12 @@ class WandbTracker(RunTracker):
         self._write_state(ended=False)
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
-        """Log a step; the library writes and uploads it in a process of its own."""
+        """Log a step, which the library writes and uploads in another process.
+
+        Args:
+          round: number of the round, from 1.
+          values: metrics by name.
+        """
         self._run.log(dict(values), step=round, commit=True)
         self._last_round = round
 
@@ -275,7 +290,12 @@ class MlflowTracker(RunTracker):
             self._client.log_batch(self._id, params=params[start : start + MAX_PARAMS_PER_CALL])
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
-        """Add metrics to the buffer; one call has all metrics of a round, so that no kill cuts it."""
+        """Add metrics to the buffer; one call writes all metrics of a round.
+
+        Args:
+          round: number of the round, from 1.
+          values: metrics by name.
+        """
         if len(self._buffer) + len(values) > MAX_METRICS_PER_CALL:
             self.flush()
         now = int(time.time() * 1000)
@@ -398,6 +418,7 @@ class TrackerCallback:
         self._records: dict[tuple[str, str], RunTracker] = {}  # by tracker and run
 
     def __call__(self, status: RunStatus) -> None:
+        """Log the new rounds of a run."""
         if jax.process_index() != 0:
             return
         for name in list(self._openers):

@@ -20,24 +20,6 @@ import pytest
 import fedjax_het
 from fedjax_het.utils.registry import Registry
 
-# Modules of the package `runtime` whose docstrings follow the rules.
-RUNTIME_MODULES = (
-    "benchmark",
-    "build",
-    "callbacks",
-    "compiled_programs",
-    "data_assignment",
-    "device_report",
-    "group_runner",
-    "group_state",
-    "history",
-    "long_phases",
-    "memory_limits",
-    "placement",
-    "resumable_rounds",
-    "runner",
-    "session",
-)
 DOCTESTED = (
     "fedjax_het.algorithms",
     "fedjax_het.analysis",
@@ -46,7 +28,7 @@ DOCTESTED = (
     "fedjax_het.metrics",
     "fedjax_het.nn",
     "fedjax_het.papers",
-    *(f"fedjax_het.runtime.{name}" for name in RUNTIME_MODULES),
+    "fedjax_het.runtime",
 )
 # Packages without `__all__`, of which every public function and class has an example.
 EXAMPLE_IN_EVERY_DOCSTRING = ("fedjax_het.metrics",)
