@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import jax
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 from support.data import make_domains_dataset, make_user_dataset
 from support.markers import method_cases
 from support.small_runs import (
@@ -41,11 +43,10 @@ def eager(monkeypatch):
 
 
 @pytest.mark.parametrize("name", method_cases())
-def test_a_killed_run_resumes_to_the_same_bits(name, tmp_path, eager, monkeypatch):
+def test_killed_run_resumes(name, tmp_path, eager, monkeypatch):
     whole = run_spec(make_spec(name))
-    monkeypatch.setattr(
-        "fedjax_het.runtime.long_phases.CHUNK_SECONDS", 0.0
-    )  # one round or iteration at a time
+    # One round or iteration at a time.
+    monkeypatch.setattr("fedjax_het.runtime.long_phases.CHUNK_SECONDS", 0.0)
     for stop in (2, 6):  # dynafed: in its rounds, in its synthesis
         folder = tmp_path / str(stop)
         with pytest.raises(KilledError):
@@ -55,7 +56,7 @@ def test_a_killed_run_resumes_to_the_same_bits(name, tmp_path, eager, monkeypatc
 
 
 @pytest.mark.slow
-def test_chunks_change_nothing(monkeypatch):
+def test_chunk_size_does_not_change_run(monkeypatch):
     whole = run_spec(make_spec("dynafed"))
     monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 3)
     monkeypatch.setattr("fedjax_het.runtime.long_phases.CHUNK_SECONDS", 0.0)
@@ -63,7 +64,7 @@ def test_chunks_change_nothing(monkeypatch):
 
 
 @pytest.mark.slow
-def test_kill_minus_nine_and_resume_on_the_command_line(tmp_path):
+def test_sigkill_and_resume_by_command(tmp_path):
     def command(folder, *more):
         return [
             *(sys.executable, "-m", "fedjax_het", "run", "--algorithm", "scaffold"),
@@ -72,20 +73,15 @@ def test_kill_minus_nine_and_resume_on_the_command_line(tmp_path):
         ]
 
     environment = {**os.environ, "FEDJAX_HET_CHECKPOINT_SECONDS": "0"}
-    whole = subprocess.run(
-        command(tmp_path / "whole"), env=environment, capture_output=True, text=True, check=True
-    )
-    killed = tmp_path / "killed"
-    process = subprocess.Popen(
-        command(killed), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    run = partial(subprocess.run, env=environment, capture_output=True, text=True, check=True)
+    whole, killed = run(command(tmp_path / "whole")), tmp_path / "killed"
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command(killed), env=environment, **silent)
     while not (killed / "checkpoint.npz").exists() and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL, "it must die before it is done"
-    resumed = subprocess.run(
-        command(killed, "--resume"), env=environment, capture_output=True, text=True, check=True
-    )
+    resumed = run(command(killed, "--resume"))
     (one,), (two,) = (list((tmp_path / d).glob("*.json")) for d in ("whole", "killed"))
     assert one.name == two.name
     assert_results_equal(Result.load(one), Result.load(two))
@@ -93,14 +89,14 @@ def test_kill_minus_nine_and_resume_on_the_command_line(tmp_path):
     assert last[0]["final_accuracy"] == last[1]["final_accuracy"]
 
 
-def test_a_checkpoint_of_another_configuration_is_refused(tmp_path, eager):
+def test_resume_rejects_other_settings(tmp_path, eager):
     with pytest.raises(KilledError):
         run_spec(make_spec(), output_dir=tmp_path, progress=make_killing_callback(3))
     with pytest.raises(ConfigError, match=r"another.*seed 0 -> 1"):
         run_spec(make_spec(seed=1), output_dir=tmp_path, resume=True)
 
 
-def test_a_checkpoint_of_other_data_is_refused(tmp_path, eager):
+def test_resume_rejects_other_data(tmp_path, eager):
     with pytest.raises(KilledError):
         run_spec(make_spec(), output_dir=tmp_path, progress=make_killing_callback(3))
     data = make_user_dataset()
@@ -111,25 +107,24 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path, eager):
         simulate(make_spec(), dataset=make_user_dataset((9,) * 6), output_dir=tmp_path, resume=True)
 
 
-def test_a_broken_checkpoint_is_refused(tmp_path):
+def test_resume_rejects_damaged_checkpoint(tmp_path):
     (tmp_path / "checkpoint.npz").write_bytes(b"no zip file")
     with pytest.raises(ConfigError, match="cannot be read"):
         run_spec(make_spec(), output_dir=tmp_path, resume=True)
 
 
-def test_resume_without_a_checkpoint_starts_afresh(tmp_path):
-    assert_results_equal(
-        run_spec(make_spec(), output_dir=tmp_path, resume=True), run_spec(make_spec())
-    )
+def test_resume_without_checkpoint(tmp_path):
+    resumed = run_spec(make_spec(), output_dir=tmp_path, resume=True)
+    assert_results_equal(resumed, run_spec(make_spec()))
 
 
-def test_an_output_folder_that_cannot_be_made(tmp_path):
+def test_run_rejects_invalid_output_dir(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="output_dir"):
         run_spec(make_spec(), output_dir=tmp_path / "file" / "below")
 
 
-def test_a_result_survives_the_disk(tmp_path):
+def test_result_save_and_load(tmp_path):
     made = run_spec(make_spec("dynafed"), output_dir=tmp_path)
     (path,) = tmp_path.glob("*.json")
     assert path.stem == made.digest()
@@ -138,7 +133,7 @@ def test_a_result_survives_the_disk(tmp_path):
     assert_results_equal(loaded, made)
 
 
-def test_the_summary_has_what_the_command_line_promises():
+def test_run_summary():
     made = run_spec(make_spec())
     accuracy = made.metrics["test_accuracy"]
     assert accuracy.shape == (9,) and np.isfinite(accuracy).all()
@@ -152,7 +147,7 @@ def test_the_summary_has_what_the_command_line_promises():
     json.dumps(made.summary, allow_nan=False)
 
 
-def test_accuracy_and_loss_equal_those_of_the_final_model():
+def test_metrics_match_final_model():
     made, data = run_spec(make_spec()), make_user_dataset()
     x = final_model_logits(made, data)
     right = (x.argmax(1) == data.test_labels).mean()
@@ -163,7 +158,7 @@ def test_accuracy_and_loss_equal_those_of_the_final_model():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", sorted({1, len(jax.devices())}))
-def test_accuracy_per_domain_is_counted(devices, monkeypatch):
+def test_domain_accuracies(devices, monkeypatch):
     monkeypatch.setattr(evaluation, "CPU_BATCH_SIZE", 7)  # several batches, the last of them short
     data = make_domains_dataset()
     made = simulate(make_spec(), dataset=data, placement=Placement(devices=devices))
@@ -174,7 +169,7 @@ def test_accuracy_per_domain_is_counted(devices, monkeypatch):
     np.testing.assert_array_equal(made.metrics["test_accuracy"], plain.metrics["test_accuracy"])
 
 
-def test_the_best_round_over_domains_is_the_one_of_the_highest_mean(tmp_path):
+def test_best_domain_round(tmp_path):
     data = make_domains_dataset()
     made = simulate(make_spec(rounds=12, eval_every=4), dataset=data, output_dir=tmp_path)
     mean = made.metrics["test_accuracy_domains"]
@@ -191,7 +186,7 @@ def test_the_best_round_over_domains_is_the_one_of_the_highest_mean(tmp_path):
     np.testing.assert_array_equal(curves["test_accuracy_domains"], mean)
 
 
-def test_domains_of_a_run_in_which_nothing_was_measured():
+def test_summary_of_unmeasured_domains():
     nothing = np.full(3, np.nan)
     names = ("test_accuracy", "train_loss", "test_accuracy_a", "test_accuracy_domains")
     summary = summarize_metrics(dict.fromkeys(names, nothing), ("a",))
@@ -200,7 +195,7 @@ def test_domains_of_a_run_in_which_nothing_was_measured():
     json.dumps(summary, allow_nan=False)
 
 
-def test_a_killed_run_with_domains_resumes_to_the_same_bits(tmp_path, eager):
+def test_killed_run_with_domains_resumes(tmp_path, eager):
     data = make_domains_dataset()
     with pytest.raises(KilledError):
         simulate(make_spec(), dataset=data, output_dir=tmp_path, progress=make_killing_callback(2))
@@ -208,30 +203,30 @@ def test_a_killed_run_with_domains_resumes_to_the_same_bits(tmp_path, eager):
     assert_results_equal(resumed, simulate(make_spec(), dataset=data))
 
 
-def test_evaluation_only_when_due():
+def test_eval_every():
     made = run_spec(make_spec(rounds=12, eval_every=4))
     measured = np.isfinite(made.metrics["test_accuracy"])
     assert np.flatnonzero(measured).tolist() == [3, 7, 8, 9, 10, 11]
 
 
-def test_divergence_is_marked_and_not_averaged():
+def test_diverged_run():
     made = run_spec(make_spec(local_optimizer="sgd", hp={"local_lr": 1e30}))
     assert made.summary["diverged"] is True and made.summary["final_accuracy"] is None
     json.dumps(made.summary, allow_nan=False)
 
 
-def test_it_learns():
+def test_run_learns():
     made = run_spec(make_spec(rounds=40, local_optimizer="sgd", hp={"local_lr": 0.1}))
     assert made.metrics["test_accuracy"][0] < made.summary["final_accuracy"] > 0.6
 
 
-def test_methods_see_the_same_clients_and_batches():
+def test_methods_share_clients_and_batches():
     one, two = run_spec(make_spec("fedavg")), run_spec(make_spec("fedprox", hp={"prox_mu": 0.0}))
     np.testing.assert_array_equal(one.metrics["test_accuracy"], two.metrics["test_accuracy"])
     np.testing.assert_allclose(one.metrics["train_loss"], two.metrics["train_loss"], rtol=1e-6)
 
 
-def test_dynafed_is_fedavg_until_its_synthesis_and_tunes_afterwards():
+def test_dynafed_equals_fedavg_before_synthesis():
     plain, tuned = run_spec(make_spec("fedavg")), run_spec(make_spec("dynafed"))
     same = plain.metrics["test_loss"] == tuned.metrics["test_loss"]
     assert same[:4].all() and not same[4:].any()
@@ -242,16 +237,14 @@ def test_dynafed_is_fedavg_until_its_synthesis_and_tunes_afterwards():
 
 
 @pytest.mark.slow
-def test_dynafed_without_fine_tuning_is_fedavg():
+def test_dynafed_without_fine_tuning():
     plain = run_spec(make_spec("fedavg"))
     tuned = run_spec(make_spec("dynafed", options={**SYNTHESIS_OPTIONS, "fine_tune_epochs": 0}))
     np.testing.assert_array_equal(plain.metrics["test_loss"], tuned.metrics["test_loss"])
 
 
 @pytest.mark.slow
-def test_dynafeds_trajectory_is_the_global_models():
-    from jax.flatten_util import ravel_pytree
-
+def test_dynafed_trajectory():
     tuned = run_spec(make_spec("dynafed"))
     for rounds in (1, 4):
         model = run_spec(make_spec("fedavg", rounds=rounds)).state.server.variables["params"]
@@ -259,7 +252,7 @@ def test_dynafeds_trajectory_is_the_global_models():
         np.testing.assert_array_equal(tuned.state.server.step_state.trajectory[rounds], vector)
 
 
-def test_the_users_own_partition():
+def test_run_with_user_partition():
     data = make_user_dataset()
     mine = make_partition("iid", data.train_labels, 3, num_clients=6, seed=5)
     a = simulate(make_spec(), dataset=data, partition=mine)
@@ -268,14 +261,11 @@ def test_the_users_own_partition():
 
 
 @pytest.mark.slow
-def test_runs_that_differ_in_numbers_only_share_one_compilation(no_program_eviction):
+def test_runs_share_compiled_program(no_program_eviction):
     own = {"local_epochs": 5}  # no other test's program
     first = prepare_group([make_spec(**own)], UserObjects(make_user_dataset()))
-    for other in (
-        make_spec(**own),
-        make_spec(seed=9, **own),
-        make_spec(hp={"local_lr": 0.2}, **own),
-    ):
+    for change in ({}, {"seed": 9}, {"hp": {"local_lr": 0.2}}):
+        other = make_spec(**own, **change)
         run_spec(other)
         assert prepare_group([other], UserObjects(make_user_dataset())).program is first.program
     assert first.program.chunk.program._cache_size() == 1

@@ -37,7 +37,7 @@ def _put_back(plan, states, rows):
     )
 
 
-def test_states_are_scattered_to_the_rows_that_a_loop_writes(request):
+def test_scatter_client_states(request):
     states = {"a": jnp.arange(15.0).reshape(5, 3), "b": jnp.arange(5), "none": ()}
     rows = jnp.array([[[4, 5], [0, 5]], [[5, 2], [7, 5]]])  # from 5 on they are unused
     plan = make_execution_plan(2, mesh_axis=None, blocks=2)
@@ -52,7 +52,7 @@ def test_states_are_scattered_to_the_rows_that_a_loop_writes(request):
     np.testing.assert_array_equal(at_once["b"], [-3, 1, -6, 3, -1])
 
 
-def test_an_accelerator_evaluates_many_images_at_a_time(request):
+def test_evaluation_batches_on_accelerator(request):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (1100, 6, 6, 1), np.uint8)
     labels = rng.integers(0, 3, 1100).astype(np.int32)
@@ -69,7 +69,7 @@ def test_an_accelerator_evaluates_many_images_at_a_time(request):
     np.testing.assert_allclose(at_once.loss, in_turn.loss, rtol=1e-6)
 
 
-def test_batches_of_an_accelerator_fit_its_memory(on_gpu):
+def test_evaluation_batches_fit_memory(on_gpu):
     plan = make_execution_plan(1, devices=1)
     images = np.zeros((10_000, 32, 32, 3), np.uint8)
     sizes = {}
@@ -97,7 +97,7 @@ def _augmented(key, images):
     return augmentation.augment(key, images, strategy=augmentation.DSA_STRATEGY)
 
 
-def test_no_augmentation_is_chosen_by_a_branch_of_the_host():
+def test_augmentation_without_host_branch():
     images = jax.random.normal(jax.random.key(1), (3, 8, 8, 2))
 
     def gradient(key, images):
@@ -112,7 +112,7 @@ def test_no_augmentation_is_chosen_by_a_branch_of_the_host():
         assert " conditional(" not in compiled()
 
 
-def test_the_family_that_is_drawn_is_the_one_that_is_chosen():
+def test_augmentation_family():
     images = jax.random.normal(jax.random.key(1), (3, 8, 8, 2))
     keys = [jax.random.key(seed) for seed in range(12)]
     by_branch = [jax.jit(_augmented)(key, images) for key in keys]
@@ -124,7 +124,7 @@ def test_the_family_that_is_drawn_is_the_one_that_is_chosen():
     assert len({float(a[0, 3, 3, 0]) for a in by_branch}) > 4  # several families were drawn
 
 
-def test_the_loss_of_a_label_is_chosen_as_it_is_picked():
+def test_loss_by_selection_and_by_indexing():
     logits = jnp.concatenate([jax.random.normal(jax.random.key(0), (6, 4)), jnp.eye(4) * 80])
     labels = jnp.array([0, 1, 2, 3, 3, 1, 0, 0, 1, 2])
 
@@ -145,7 +145,7 @@ def test_the_loss_of_a_label_is_chosen_as_it_is_picked():
 
 
 @pytest.mark.parametrize("method", ["apfl"])
-def test_a_run_as_accelerators_make_it(method, request):
+def test_run_with_accelerator_forms(method, request):
     asked = make_spec(method, rounds=3, participation=0.4, local_epochs=2)
     on_cpu = run_spec(asked, lanes=2, devices=1)
     request.getfixturevalue("on_gpu")
@@ -156,7 +156,7 @@ def test_a_run_as_accelerators_make_it(method, request):
     jax.tree.map(close, on_cpu.state, elsewhere.state)
 
 
-def test_uploads_are_reduced_and_rows_alone_gathered(request):
+def test_collectives_of_upload(request):
     plan = make_execution_plan(1, devices=2)
     sums, rows = jnp.ones(1000), jnp.ones((1, 1, 3))
 

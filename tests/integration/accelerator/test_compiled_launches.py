@@ -61,7 +61,7 @@ condition:
 """
 
 
-def test_launches_are_counted_by_loop():
+def test_launches_by_loop():
     outside, a_round, step = parse_loop_bodies(PROGRAM)
     assert (outside.depth, a_round.depth, step.depth) == (0, 1, 2)
     assert (outside.trips, a_round.trips, step.trips) == (None, None, 20)
@@ -74,13 +74,13 @@ def test_launches_are_counted_by_loop():
     assert count_grouped_convolutions(PROGRAM) == 1
 
 
-def test_graphs_are_told_from_what_the_host_reads():
+def test_command_buffers():
     assert parse_command_buffers(THUNKS) == {"graphs": 2, "whole": False, "host_reads": 2}
     whole = "\n".join(["000: kCommandBuffer [source | sink]", "    001: kWhile [source | sink]"])
     assert parse_command_buffers(whole) == {"graphs": 1, "whole": True, "host_reads": 0}
 
 
-def test_a_program_of_ones_own():
+def test_loop_bodies_of_compiled_program():
     def nested(x):
         def inner(i, x):
             return jnp.sin(x @ x)
@@ -94,7 +94,7 @@ def test_a_program_of_ones_own():
     assert 1 <= bodies[2].launches <= 6
 
 
-def test_the_command_counts_a_real_program(tmp_path, capsys):
+def test_command_counts_launches(tmp_path, capsys):
     output = tmp_path / "counts.json"
     words = ["--target", "cpu", "--small", "--programs", "mlp-1", "--output", str(output)]
     assert main(words) == 0
@@ -108,7 +108,7 @@ def test_the_command_counts_a_real_program(tmp_path, capsys):
     assert "mlp-1" in capsys.readouterr().out
 
 
-def test_the_command_knows_its_programs(capsys):
+def test_command_rejects_unknown_program(capsys):
     assert main(["--target", "cpu", "--programs", "mlp-3"]) == 2
     assert "mlp-3" in (said := capsys.readouterr().err) and "mlp-32" in said
     assert main(["--target", "h200", "--programs", "two-mlp"]) == 2
