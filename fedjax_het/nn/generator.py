@@ -54,6 +54,7 @@ class FeatureGenerator(nn.Module):
 
     @nn.compact
     def __call__(self, noise, labels, train, batch_axis: BatchAxis | None = None):
+        """Return features `[B, num_features]` for noise `[B, noise_size]` and labels `[B]`."""
         x = jnp.concatenate([noise, jax.nn.one_hot(labels, self.num_classes)], axis=1)
         x = Linear(self.hidden, name="hidden")(x)
         x = x[:, None, None]  # BatchNorm reads images: one pixel each

@@ -139,6 +139,7 @@ class InstanceNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x, train, batch_axis: BatchAxis | None = None):
+        """Return `x` `[B, H, W, C]` normalized over the pixels of each sample and channel."""
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
         shift = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
         inputs, x = x, _to_float32(x)
@@ -160,6 +161,7 @@ class BatchNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x, train, batch_axis: BatchAxis | None = None):
+        """Return `x` `[B, H, W, C]` normalized over the samples and pixels of each channel."""
         channels = (x.shape[-1],)
         scale = self.param("scale", nn.initializers.ones, channels)
         shift = self.param("bias", nn.initializers.zeros, channels)
@@ -251,6 +253,7 @@ class Dropout(nn.Module):
 
     @nn.compact
     def __call__(self, x, train, batch_axis: BatchAxis | None = None):
+        """Return `x` `[B, ...]`, of which a fraction `rate` is 0 in training."""
         if not (train and self.has_rng("dropout")):
             return x
         flat = x.reshape(x.shape[0], -1)

@@ -36,6 +36,7 @@ class ConvNet(nn.Module):
 
     @nn.compact
     def __call__(self, x, train, batch_axis: BatchAxis | None = None):
+        """Return features `[B, F]` and logits `[B, num_classes]` for images `[B, H, W, C]`."""
         norm = NORMS[self.norm]
         for block in range(self.depth):
             padding = self.first_padding if block == 0 else 1

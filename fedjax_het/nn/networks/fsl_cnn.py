@@ -33,6 +33,7 @@ class FslCnn(nn.Module):
 
     @nn.compact
     def __call__(self, x, train, batch_axis: BatchAxis | None = None):
+        """Return features `[B, hidden]` and logits `[B, num_classes]` for images `[B, H, W, C]`."""
         is_grayscale = x.shape[-1] == 1
         for block, features in enumerate(FILTERS):
             is_last = block + 1 == len(FILTERS)

@@ -31,6 +31,8 @@ class ResidualBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x, train, batch_axis: BatchAxis | None = None):
+        """Return `[B, ceil(H / stride), ceil(W / stride), features]` for `x` `[B, H, W, C]`."""
+
         def apply_conv(x, name, kernel_size, stride):
             x = ResidualConv(self.features, kernel_size, stride, self.conv_impl, name=name)(x)
             return BatchNorm(name=f"{name}_norm")(x, train, batch_axis)
@@ -59,6 +61,7 @@ class ResNet18(nn.Module):
 
     @nn.compact
     def __call__(self, x, train, batch_axis: BatchAxis | None = None):
+        """Return features `[B, 8 width]` and logits `[B, num_classes]` for images `[B, H, W, C]`."""
         kernel_size, stride = (7, 2) if self.stem == "imagenet" else (3, 1)
         x = ResidualConv(self.width, kernel_size, stride, self.conv_impl, name="conv")(x)
         x = jax.nn.relu(BatchNorm(name="norm")(x, train, batch_axis))
