@@ -31,7 +31,7 @@ from fedjax_het.runtime.trained_model import (
     build_signature_from_file,
     extract_model,
 )
-from fedjax_het.utils import env
+from fedjax_het.utils import config, env
 from fedjax_het.utils.arrays import (
     decode_arrays,
     encode_arrays,
@@ -40,13 +40,6 @@ from fedjax_het.utils.arrays import (
     is_prng_key,
     stack_on_host,
     to_numpy_bits,
-)
-from fedjax_het.utils.config import (
-    Bounds,
-    NonNegativeFloat,
-    PositiveInt,
-    validate,
-    validate_fields,
 )
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.io import DamagedFileError, read_npz, remove_stale_files, write_npz
@@ -66,7 +59,7 @@ _DIGEST_LABELS = {
     "optimizer_digest": "optimizer",
     "initial": "model (init_from)",
 }
-_Count = Annotated[int, Bounds(0, 2**63)]
+_Count = Annotated[int, config.Bounds(0, 2**63)]
 
 log = logging.getLogger("fedjax_het")
 
@@ -83,11 +76,11 @@ class _CheckpointRecord(TypedDict):
     round: _Count
     stopped: _Count | None  # the round in which the run diverged
     work: dict[str, _Count]
-    blocks: PositiveInt
-    lanes: PositiveInt
+    blocks: config.PositiveInt
+    lanes: config.PositiveInt
     touched: _Count | None  # the number of clients' states, if not all are stored
     within: dict[str, list[_Count]] | None  # see `runtime.resumable_rounds.RoundProgress`
-    seconds: NonNegativeFloat
+    seconds: config.NonNegativeFloat
     not_finite: list[str]
     begun_under: dict[str, Any] | None
 
@@ -455,8 +448,8 @@ def _validate_record(record: dict[str, Any], arrays: dict[str, Any]) -> None:
         require(record.get(name) is not None, name, None, "a value")
     for name in _CheckpointRecord.__annotations__:
         require(name in record, name, None, "a value")
-    validate_fields(record, _CheckpointRecord)
-    max_rounds = validate("spec['rounds']", record["spec"].get("rounds"), PositiveInt)
+    config.validate_fields(record, _CheckpointRecord)
+    max_rounds = config.validate("spec['rounds']", record["spec"].get("rounds"), config.PositiveInt)
     done, stopped, within = record["round"], record["stopped"], record["within"]
     require(done <= max_rounds, "round", done, f"at most {max_rounds}")
     require(stopped is None or 1 <= stopped <= done, "stopped", stopped, f"1 to {done}")

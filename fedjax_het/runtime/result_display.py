@@ -1,37 +1,25 @@
-"""Results as text, HTML, plots and tables with labels."""
+"""Results as text, HTML and arrays with named dimensions."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from fedjax_het.algorithms import METHODS
 from fedjax_het.config.run_spec import RunSpec
-from fedjax_het.utils.errors import ConfigError, require, require_name
+from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.text import (
     MISSING,
     escape_html,
-    escape_mathtext,
     format_classes_per_client,
     to_one_line,
 )
 
 if TYPE_CHECKING:
-    import pandas as pd
     import xarray as xr
-    from matplotlib.axes import Axes
 
-_LABELS = {
-    "round": "Round",
-    "bytes": "Bytes moved, up and down",
-    "test_accuracy": "Test accuracy (%)",
-    "mean_client_accuracy": "Accuracy on clients' own tests (%), mean",
-    "test_loss": "Test loss (nats)",
-    "train_loss": "Training loss (nats)",
-    "update_norm": "Norm of the update",
-}
-_COLOR = "#0072B2"  # of a method without a color
+DEFAULT_COLOR = "#0072B2"
+"""Color of a curve of a method without a color."""
 _SPARKLINE_WIDTH, _SPARKLINE_HEIGHT = 160, 36  # pixels
 
 
@@ -144,7 +132,7 @@ def _draw_sparkline(values: np.ndarray) -> str:
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(x_positions, y_positions, strict=True))
     return (
         f'<svg width="{_SPARKLINE_WIDTH}" height="{_SPARKLINE_HEIGHT}" role="img" '
-        f'aria-label="from {low:.1%} to {high:.1%}"><polyline fill="none" stroke="{_COLOR}" '
+        f'aria-label="from {low:.1%} to {high:.1%}"><polyline fill="none" stroke="{DEFAULT_COLOR}" '
         f'stroke-width="1.5" points="{points}"/></svg> {low:.1%} to {high:.1%}'
     )
 
@@ -157,65 +145,6 @@ def get_accuracy_name(metrics: Mapping[str, np.ndarray]) -> str:
     if np.isnan(metrics["test_accuracy"]).all() and "mean_client_accuracy" in metrics:
         return "mean_client_accuracy"
     return "test_accuracy"
-
-
-def plot_metric(
-    result: DisplayedResult,
-    metric: str | None = None,
-    *,
-    x: Literal["round", "bytes"] = "round",
-    axes: "Axes | None" = None,
-) -> "Axes":
-    """Plot a metric of a run.
-
-    Args:
-      result: the run.
-      metric: name of a metric with one value per round (default: the main accuracy).
-      x: horizontal axis: rounds, or the bytes that were sent up to each round.
-      axes: axes to draw into (default: those of a new figure).
-
-    Returns:
-      The axes.
-
-    Raises:
-      ConfigError: for unknown names.
-    """
-    import matplotlib.pyplot as plt
-
-    metrics, method = result.metrics, result.spec.algorithm
-    metric = get_accuracy_name(metrics) if metric is None else metric
-    require_name("metric", metric, _select_curves(metrics))
-    require_name("x", x, ("round", "bytes"))
-    if axes is None:
-        _, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
-    positions = np.arange(1, len(metrics[metric]) + 1)
-    if x == "bytes":
-        positions = np.cumsum(metrics["bytes_up"] + metrics["bytes_down"])
-    is_measured = np.isfinite(metrics[metric])
-    axes.plot(
-        positions[is_measured],
-        (100 if "accuracy" in metric else 1) * metrics[metric][is_measured],
-        color=(METHODS[method].color if method in METHODS else "") or _COLOR,
-        label=escape_mathtext(f"{method}, seed {result.spec.seed}"),
-    )
-    axes.set_xlabel(_LABELS[x])
-    axes.set_ylabel(escape_mathtext(_LABELS.get(metric, metric.replace("_", " "))))
-    axes.grid(alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    return axes
-
-
-def _select_curves(metrics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: values for name, values in metrics.items() if values.ndim == 1}
-
-
-def build_rounds_dataframe(result: DisplayedResult) -> "pd.DataFrame":
-    """Return a row per round, from 1, and a column per metric with one value per round."""
-    import pandas as pd
-
-    curves = _select_curves(result.metrics)
-    rounds = len(next(iter(curves.values()), ()))
-    return pd.DataFrame(curves, index=pd.RangeIndex(1, rounds + 1, name="round"))
 
 
 def build_rounds_dataset(result: DisplayedResult) -> "xr.Dataset":

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedjax_het._version import __version__
+from fedjax_het.algorithms import METHODS
 from fedjax_het.config.run_spec import RunSpec, spec_to_yaml
 from fedjax_het.data import Partition
 from fedjax_het.metrics.convergence import TrainingCost, cost_to_reach
@@ -22,14 +23,14 @@ from fedjax_het.runtime import result_display
 from fedjax_het.runtime.provenance import compute_run_digest
 from fedjax_het.utils.arrays import decode_arrays, encode_arrays, save_arrays
 from fedjax_het.utils.config import UnitInterval, validate, validate_fields
-from fedjax_het.utils.errors import ConfigError, require
+from fedjax_het.utils.errors import ConfigError, require, require_name
 from fedjax_het.utils.io import (
     DamagedFileError,
     find_stored_file,
     read_stored_file,
     write_atomically,
 )
-from fedjax_het.utils.text import to_one_line
+from fedjax_het.utils.text import escape_mathtext, to_one_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,6 +55,15 @@ _SUMMARY_TYPES: dict[str, Any] = {  # of the values that reports read
     **dict.fromkeys((*_NUMBERS, "epsilon"), float | None),
     **dict.fromkeys((*_ENVIRONMENT, "finished", "dataset_note"), str | None),
     **dict.fromkeys(("diverged", "x64"), bool | None),
+}
+_LABELS = {
+    "round": "Round",
+    "bytes": "Bytes moved, up and down",
+    "test_accuracy": "Test accuracy (%)",
+    "mean_client_accuracy": "Accuracy on clients' own tests (%), mean",
+    "test_loss": "Test loss (nats)",
+    "train_loss": "Training loss (nats)",
+    "update_norm": "Norm of the update",
 }
 _CHECKSUM = re.compile(r'"checksum": "([0-9a-f]{64})"')
 _CHECKSUM_PLACEHOLDER = "0" * 64
@@ -169,6 +179,10 @@ class Result:
     def _repr_html_(self) -> str:
         return result_display.format_result_html(self)
 
+    @property
+    def _curves(self) -> dict[str, np.ndarray]:
+        return {name: values for name, values in self.metrics.items() if values.ndim == 1}
+
     def plot(
         self,
         metric: str | None = None,
@@ -189,11 +203,34 @@ class Result:
         Raises:
           ConfigError: for unknown names.
         """
-        return result_display.plot_metric(self, metric, x=x, axes=axes)
+        import matplotlib.pyplot as plt
+
+        metrics, method = self.metrics, self.spec.algorithm
+        metric = result_display.get_accuracy_name(metrics) if metric is None else metric
+        require_name("metric", metric, self._curves)
+        require_name("x", x, ("round", "bytes"))
+        if axes is None:
+            _, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
+        positions = np.arange(1, len(metrics[metric]) + 1)
+        if x == "bytes":
+            positions = np.cumsum(metrics["bytes_up"] + metrics["bytes_down"])
+        is_measured = np.isfinite(metrics[metric])
+        values = (100 if "accuracy" in metric else 1) * metrics[metric][is_measured]
+        color = (METHODS[method].color if method in METHODS else "") or result_display.DEFAULT_COLOR
+        label = escape_mathtext(f"{method}, seed {self.spec.seed}")
+        axes.plot(positions[is_measured], values, color=color, label=label)
+        axes.set_xlabel(_LABELS[x])
+        axes.set_ylabel(escape_mathtext(_LABELS.get(metric, metric.replace("_", " "))))
+        axes.grid(alpha=0.25, linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+        return axes
 
     def to_pandas(self) -> "pd.DataFrame":
         """Return a row per round, from 1, and a column per metric with one value per round."""
-        return result_display.build_rounds_dataframe(self)
+        import pandas as pd
+
+        rounds = len(next(iter(self._curves.values()), ()))
+        return pd.DataFrame(self._curves, index=pd.RangeIndex(1, rounds + 1, name="round"))
 
     def to_xarray(self) -> "xr.Dataset":
         """Return all metrics with the dimensions round and client.
