@@ -16,17 +16,19 @@ from fedjax_het.algorithms.server_step import ServerStepContext, with_server_ste
 from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
 from fedjax_het.condensation import (
     SynthesisHyperParameters,
-    SynthesisLog,
     SynthesisOptions,
     SyntheticData,
     TrajectoryMatching,
-    TrajectorySynthesisState,
     fine_tune,
-    mean_loss_by_start,
-    soft_cross_entropies,
 )
 from fedjax_het.condensation.downstream_eval import random_subset
-from fedjax_het.condensation.trajectory_matching import NUMERIC_PRESETS
+from fedjax_het.condensation.synthetic_data import soft_cross_entropies
+from fedjax_het.condensation.trajectory_matching import (
+    NUMERIC_PRESETS,
+    SynthesisLog,
+    TrajectorySynthesisState,
+    mean_loss_by_start,
+)
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.resumable_loops import LoopRunner

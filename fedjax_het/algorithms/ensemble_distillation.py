@@ -21,7 +21,6 @@ from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.resumable_loops import WHOLE_LOOPS, LoopRunner
 from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.server_parallelism import ServerParallelism
-from fedjax_het.core.server_training import count_steps_per_epoch
 from fedjax_het.utils.arrays import AnyArray
 from fedjax_het.utils.config import Config, NonNegativeInt, PositiveInt
 
@@ -113,7 +112,7 @@ def build_distillation_algorithm(
     ):
         draw_key, key = jax.random.split(key)
         epochs, batch_size = options.distill_epochs, options.distill_batch_size
-        num_steps = epochs * count_steps_per_epoch(len(images), batch_size)
+        num_steps = epochs * -(-len(images) // batch_size)
         teachers = TeacherModels(models, before, after, parallelism.loops)
         targets = parallelism.map_samples(
             lambda images: predict_ensemble(hp, teachers, images, draw_key), images

@@ -33,7 +33,6 @@ from fedjax_het.condensation.privacy import compute_gaussian_epsilon
 from fedjax_het.condensation.synthetic_data import (
     SyntheticData,
     fine_tune,
-    soft_cross_entropies,
 )
 from fedjax_het.condensation.synthetic_pool import (
     SoftLabelTargets,
@@ -42,41 +41,31 @@ from fedjax_het.condensation.synthetic_pool import (
 )
 from fedjax_het.condensation.trajectory_matching import (
     SynthesisHyperParameters,
-    SynthesisLog,
     SynthesisOptions,
     TrajectoryMatching,
-    TrajectorySynthesisState,
-    draw_segment,
-    mean_loss_by_start,
 )
-from fedjax_het.condensation.unrolling import matching_loss, mixed_mode, unroll
+from fedjax_het.condensation.unrolling import matching_loss, unroll
 
 __all__ = [
     "DSA_STRATEGY",
     "DownstreamAccuracy",
     "SoftLabelTargets",
     "SynthesisHyperParameters",
-    "SynthesisLog",
     "SynthesisOptions",
     "SyntheticData",
     "SyntheticPool",
     "TrajectoryMatching",
-    "TrajectorySynthesisState",
     "compare_with_random_subset",
     "compute_gaussian_epsilon",
     "compute_soft_labels",
     "distribution_distance",
-    "draw_segment",
     "fine_tune",
     "interpolate_params",
     "matching_loss",
     "mean_embedding",
-    "mean_loss_by_start",
-    "mixed_mode",
     "sample_on_ball",
     "sampled_sliced_wasserstein",
     "sliced_wasserstein",
-    "soft_cross_entropies",
     "soft_label_matching_loss",
     "train_from_scratch",
     "train_on_synthetic_pool",

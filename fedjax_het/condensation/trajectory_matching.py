@@ -154,36 +154,24 @@ class SynthesisOptions(Config):
         Raises:
           ConfigError: if two settings contradict each other.
         """
-        require(
-            (self.samples_per_class is None) != (self.num_samples is None),
-            "samples_per_class, num_samples",
-            (self.samples_per_class, self.num_samples),
-            "exactly one of the two",
-        )
+        sizes = self.samples_per_class, self.num_samples
+        is_valid = sizes.count(None) == 1
+        require(is_valid, "samples_per_class, num_samples", sizes, "exactly one of the two")
         self.check_step_size(SynthesisHyperParameters.step_size, "step_size")
         parse_strategy(self.augment_strategy, "augment_strategy")
         first, last = self.start_range
-        require(
-            0 <= first <= last,
-            "min_start, max_start",
-            (self.min_start, self.max_start),
-            "0 <= first start <= last start <= trajectory_rounds - segment_length = "
-            f"{self.trajectory_rounds} - {self.segment_length}",
+        limit = (
+            f"trajectory_rounds - segment_length = {self.trajectory_rounds - self.segment_length}"
         )
-        require(
-            self.num_candidates >= 1,
-            "segment_length",
-            self.segment_length,
-            f"at least 2 with target_end = {self.target_end!r}, which needs a checkpoint between "
-            "start and end",
-        )
-        max_count = max(self.target_counts, default=0)
-        require(
-            max_count >= 1 and (self.target_replacement or max_count <= self.num_candidates),
-            "target_counts",
-            self.target_counts,
-            f"counts >= 1, and at most {self.num_candidates} without replacement",
-        )
+        expected = f"0 <= first start <= last start <= {limit}"
+        starts = self.min_start, self.max_start
+        require(0 <= first <= last, "min_start, max_start", starts, expected)
+        num, max_count = self.num_candidates, max(self.target_counts, default=0)
+        expected = f"at least 2 with target_end = {self.target_end!r}, which excludes the end"
+        require(num >= 1, "segment_length", self.segment_length, expected)
+        is_valid = max_count >= 1 and (self.target_replacement or max_count <= num)
+        expected = f"counts >= 1, and at most {num} without replacement"
+        require(is_valid, "target_counts", self.target_counts, expected)
 
     def check_step_size(self, step_size: float, name: str) -> None:
         """Check that an initial inner learning rate is within its bounds.
@@ -196,12 +184,8 @@ class SynthesisOptions(Config):
           ConfigError: if `step_size` is out of bounds.
         """
         floor, ceiling = self.step_size_floor, self.step_size_ceiling
-        require(
-            floor <= step_size <= ceiling,
-            name,
-            step_size,
-            f"0 < step_size_floor ({floor}) <= step_size <= step_size_ceiling ({ceiling})",
-        )
+        expected = f"step_size_floor ({floor}) <= step_size <= step_size_ceiling ({ceiling})"
+        require(floor <= step_size <= ceiling, name, step_size, expected)
 
     @property
     def start_range(self) -> tuple[int, int]:
@@ -237,14 +221,6 @@ def draw_segment(options: SynthesisOptions, trajectory: Array, key: Array) -> tu
 
     Returns:
       The start, `[]` int, and the target, `[P]`.
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from fedjax_het.condensation import SynthesisOptions, draw_segment
-      >>> options = SynthesisOptions(trajectory_rounds=5)
-      >>> start, target = draw_segment(options, jnp.zeros((6, 7)), jax.random.key(0))
-      >>> target.shape
-      (7,)
     """
     start_key, count_key, target_key = jax.random.split(key, 3)
     first_start, last_start = options.start_range
@@ -278,11 +254,6 @@ class TrajectorySynthesisState(NamedTuple):
         and the score exists once all starts have been drawn. It averages over about as many past
         iterations as there are starts.
       num_skipped: `[]` int, iterations whose loss or gradient was not finite.
-
-    Example:
-      >>> from fedjax_het.condensation import TrajectorySynthesisState
-      >>> TrajectorySynthesisState._fields[:2]
-      ('data', 'adam')
     """
 
     data: SyntheticData
@@ -301,11 +272,6 @@ class SynthesisLog(NamedTuple):
       start: round at which the segment started.
       skipped: True where the loss or a gradient was not finite and nothing was updated.
       step_size: learned step size after the update.
-
-    Example:
-      >>> from fedjax_het.condensation import SynthesisLog
-      >>> SynthesisLog._fields
-      ('matching_loss', 'start', 'skipped', 'step_size')
     """
 
     matching_loss: Array
@@ -415,12 +381,9 @@ class TrajectoryMatching:
           ConfigError: if the trajectory does not fit the options.
         """
         rounds = self.options.trajectory_rounds
-        require(
-            trajectory.ndim == 2 and len(trajectory) == rounds + 1,
-            "trajectory",
-            trajectory.shape,
-            f"[{rounds + 1}, P]: the initial model and the averages of {rounds} rounds",
-        )
+        is_valid = trajectory.ndim == 2 and len(trajectory) == rounds + 1
+        expected = f"[{rounds + 1}, P]: the initial model and the averages of {rounds} rounds"
+        require(is_valid, "trajectory", trajectory.shape, expected)
 
         def run_iteration(state: TrajectorySynthesisState, iteration_index: Array):
             return self._run_iteration(
@@ -505,7 +468,7 @@ def mean_loss_by_start(log: SynthesisLog, *, num_last: int | None = None) -> dic
 
     Example:
       >>> import numpy as np
-      >>> from fedjax_het.condensation import SynthesisLog, mean_loss_by_start
+      >>> from fedjax_het.condensation.trajectory_matching import SynthesisLog, mean_loss_by_start
       >>> skipped, step_size = np.array([False, False, True]), np.full(3, 0.04)
       >>> log = SynthesisLog(np.array([1.0, 0.5, 0.7]), np.array([0, 0, 1]), skipped, step_size)
       >>> mean_loss_by_start(log)

@@ -161,7 +161,7 @@ def mixed_mode(
 
     Example:
       >>> import jax, jax.numpy as jnp
-      >>> from fedjax_het.condensation import mixed_mode
+      >>> from fedjax_het.condensation.unrolling import mixed_mode
       >>> gradient = mixed_mode(lambda w, x: (w * x**2).sum(), lambda source, step: source * step)
       >>> print(jax.grad(lambda x: gradient(jnp.ones(2), x, 1.0).sum())(jnp.ones(2)))
       [2. 2.]

@@ -273,21 +273,17 @@ def _choose_locally(
 
     key = workload.format_key(devices)
     timings = _load_or_time(devices, key, candidates, time_candidate, free_bytes)
-    seconds: dict[int, float] = {}
-    impls: dict[int, str] = {}
-    for candidate in sorted(
-        timings, key=lambda candidate: -timings[candidate]
-    ):  # the fastest stays
-        seconds[candidate.lanes], impls[candidate.lanes] = timings[candidate], candidate.kind
+    slowest_first = sorted(timings, key=lambda candidate: -timings[candidate])
+    fastest = {candidate.lanes: candidate for candidate in slowest_first}
+    seconds = {lanes: timings[candidate] for lanes, candidate in sorted(fastest.items())}
     fitting_lane_counts = [v for v in run_lane_counts if v in seconds]
     if not fitting_lane_counts:
         return LaneChoice(min(run_lane_counts), 1, {})
     # The lanes of a federation must not depend on the number of federations: its numbers would.
     lanes = _select_fastest({v: seconds[v] * idle_factor(v) for v in fitting_lane_counts})
     total_lanes = _select_fastest({v: taken for v, taken in seconds.items() if v >= lanes})
-    return LaneChoice(
-        lanes, max(1, total_lanes // lanes), dict(sorted(seconds.items())), impls[total_lanes]
-    )
+    num_parallel = max(1, total_lanes // lanes)
+    return LaneChoice(lanes, num_parallel, seconds, fastest[total_lanes].kind)
 
 
 def _load_or_time(
@@ -387,16 +383,8 @@ def choose_server_sharding(
 
 
 def _format_key(label: str, work: str | None, batch_size: int, devices, num_steps: int) -> str:
-    return "|".join(
-        (
-            jaxlib.__version__,
-            label,
-            str(work),
-            f"batch {batch_size}",
-            f"{len(devices)} devices",
-            f"{num_steps} steps",
-        )
-    )
+    scale = f"batch {batch_size}|{len(devices)} devices|{num_steps} steps"
+    return f"{jaxlib.__version__}|{label}|{work}|{scale}"
 
 
 def _select_fastest(seconds: dict[int, float]) -> int:

@@ -114,14 +114,10 @@ class FlopCounter:
         num_flops = 0
         for equation, outputs in self._liveness.analyze(jaxpr, used).steps:
             inputs = [read(var) for var in equation.invars]
-            run_loop = {
-                "while": self._run_while,
-                "scan": self._run_scan,
-                "cond": self._run_cond,
-            }.get(equation.primitive.name)
-            called = _find_called_program(equation)
-            if run_loop is not None:
-                count, results = run_loop(equation, inputs, outputs, count)
+            name, called = equation.primitive.name, _find_called_program(equation)
+            if name in ("while", "scan", "cond"):
+                run = getattr(self, f"_run_{name}")
+                count, results = run(equation, inputs, outputs, count)
             elif called is not None:
                 count, results = self._run(*called, inputs, outputs, count)
             else:
@@ -135,8 +131,8 @@ class FlopCounter:
 
     def _run_while(self, equation, inputs, outputs, count):
         loop = _Loop(equation)
-        carry, _ = self._liveness.find_carry(loop, outputs)
-        condition, body = equation.params["cond_jaxpr"], loop.body
+        carry, _ = self._liveness.analyze_loop(loop, outputs)
+        condition, body = loop.condition, loop.body
         condition_consts, consts, start = loop.split_inputs(inputs)
         _require_no_product(condition.jaxpr, equation)
 
@@ -154,7 +150,7 @@ class FlopCounter:
 
     def _run_scan(self, equation, inputs, outputs, count):
         loop = _Loop(equation)
-        carry, _ = self._liveness.find_carry(loop, outputs)
+        carry, _ = self._liveness.analyze_loop(loop, outputs)
         body, num_carry = loop.body, loop.num_carry
         _, consts, values = loop.split_inputs(inputs)
         start, rows = values[:num_carry], values[num_carry:]
@@ -195,19 +191,18 @@ class FlopCounter:
 
 
 class _Loop:
-    """The body of a `while` or `scan`, and the parts of its inputs."""
+    """The programs of a `while` or `scan`, and the parts of its inputs."""
 
     def __init__(self, equation: Any):
         params = equation.params
         if equation.primitive.name == "while":
-            self.num_condition_consts = params["cond_nconsts"]
-            self.num_consts, self.body = params["body_nconsts"], params["body_jaxpr"]
+            self.condition, self.num_condition_consts = params["cond_jaxpr"], params["cond_nconsts"]
+            self.body, self.num_consts = params["body_jaxpr"], params["body_nconsts"]
             self.num_carry = len(equation.outvars)
-            self.condition = params["cond_jaxpr"].jaxpr
         else:
-            self.num_condition_consts = 0
-            self.num_consts, self.body = params["num_consts"], params["jaxpr"]
-            self.num_carry, self.condition = params["num_carry"], None
+            self.condition, self.num_condition_consts = None, 0
+            self.body, self.num_consts = params["jaxpr"], params["num_consts"]
+            self.num_carry = params["num_carry"]
 
     def split_inputs(self, values: Sequence[Any]) -> tuple[Sequence, Sequence, Sequence]:
         """Return the constants of the condition, those of the body, and the other inputs."""
@@ -243,35 +238,28 @@ class _Liveness:
             self._cache[key] = _LiveProgram(jaxpr, steps[::-1], inputs)
         return self._cache[key]
 
-    def find_carry(self, loop: _Loop, outputs: Mask) -> tuple[Mask, Mask]:
-        """Return which carried values a loop needs, and which inputs its body needs for them."""
+    def analyze_loop(self, loop: "_Loop", outputs: Mask) -> tuple[Mask, Mask]:
+        """Return which carried values a loop needs, and which inputs its equation needs."""
         carry, stacked = outputs[: loop.num_carry], outputs[loop.num_carry :]
+        condition_inputs: Mask = ()
         if loop.condition is not None:
-            condition_inputs = self.analyze(loop.condition, (True,)).inputs
+            condition_inputs = self.analyze(loop.condition.jaxpr, (True,)).inputs
             carry = _union_masks(carry, condition_inputs[loop.num_condition_consts :])
         while True:
             inputs = self.analyze(loop.body.jaxpr, (*carry, *stacked)).inputs
-            first = loop.num_consts
-            grown = _union_masks(carry, inputs[first : first + loop.num_carry])
+            consts, others = inputs[: loop.num_consts], inputs[loop.num_consts :]
+            grown = _union_masks(carry, others[: loop.num_carry])
             if grown == carry:
-                return carry, inputs
+                condition_consts = condition_inputs[: loop.num_condition_consts]
+                return carry, (*condition_consts, *consts, *carry, *others[loop.num_carry :])
             carry = grown
 
     def _find_equation_inputs(self, equation: Any, outputs: Mask) -> Mask:
-        name = equation.primitive.name
-        if name in ("while", "scan"):
-            loop = _Loop(equation)
-            carry, inputs = self.find_carry(loop, outputs)
-            condition_inputs: Mask = ()
-            if loop.condition is not None:
-                condition_inputs = self.analyze(loop.condition, (True,)).inputs
-            rows = inputs[loop.num_consts + loop.num_carry :]
-            condition_consts = condition_inputs[: loop.num_condition_consts]
-            return (*condition_consts, *inputs[: loop.num_consts], *carry, *rows)
-        if name == "cond":
+        if equation.primitive.name in ("while", "scan"):
+            return self.analyze_loop(_Loop(equation), outputs)[1]
+        if equation.primitive.name == "cond":
             branches = equation.params["branches"]
-            masks = [self.analyze(branch.jaxpr, outputs).inputs for branch in branches]
-            return (True, *_union_masks(*masks))
+            return (True, *_union_masks(*(self.analyze(b.jaxpr, outputs).inputs for b in branches)))
         called = _find_called_program(equation)
         if called is not None:
             return self.analyze(called[0], outputs).inputs

@@ -83,16 +83,8 @@ def measure_gradient_gaps(
       The metrics of `GRADIENT_GAP_NAMES`, scalars.
     """
     key = jax.random.key(0)  # clients draw nothing
-    result = train_cohort(
-        _make_gradient_client(task),
-        plan,
-        {},
-        ServerMessage(variables),
-        (),
-        key,
-        cohort,
-        loop_name=DIAGNOSTICS,
-    )
+    client, message = _make_gradient_client(task), ServerMessage(variables)
+    result = train_cohort(client, plan, {}, message, (), key, cohort, loop_name=DIAGNOSTICS)
     mean_gradient = result.update.mean
     unweighted_mean, mean_squared_norm, mean_squared_batch_norm = (
         total / jnp.maximum(result.num_trained, 1) for total in result.update.sum
@@ -103,19 +95,16 @@ def measure_gradient_gaps(
         server_vector = ravel_pytree(server_gradient(variables))[0]
     elif (examples := cohort.server_examples) is not None:
         batch_size = cohort.schedule.batches.shape[-1]
+        batches = make_shuffled_batches(key, len(examples.labels), batch_size)
+        parallelism = SINGLE_DEVICE._replace(loops=cohort.loops)
         gradient, squared_batch_norm = compute_gradient_moments(
-            task,
-            variables,
-            examples,
-            make_shuffled_batches(key, len(examples.labels), batch_size),
-            server_parallelism=SINGLE_DEVICE._replace(loops=cohort.loops),
+            task, variables, examples, batches, server_parallelism=parallelism
         )
         server_vector = ravel_pytree(gradient)[0]
         server_noise = squared_batch_norm - server_vector @ server_vector
+    client_gap = mean_squared_norm - 2 * unweighted_mean @ mean_gradient
     return {
-        "client_gap": mean_squared_norm
-        - 2 * unweighted_mean @ mean_gradient
-        + mean_gradient @ mean_gradient,
+        "client_gap": client_gap + mean_gradient @ mean_gradient,
         "server_gap": jnp.square(server_vector - mean_gradient).sum(),
         "gradient_norm": jnp.linalg.norm(mean_gradient),
         "server_norm": jnp.linalg.norm(server_vector),
@@ -184,10 +173,9 @@ def _make_gradient_client(task: Task) -> ClientAlgorithm:
     def step(context, local, batch):
         gradient_sum, squared_batch_norm = local
         fraction = batch.mask.sum() / context.client.num_samples
-        loss, gradient, _ = task.loss_and_gradient(
-            context.message.variables, batch, None, train=False
-        )
-        gradient_sum = jax.tree.map(lambda sum_, g: sum_ + fraction * g, gradient_sum, gradient)
+        variables = context.message.variables
+        loss, gradient, _ = task.loss_and_gradient(variables, batch, None, train=False)
+        gradient_sum = jax.tree.map(lambda total, g: total + fraction * g, gradient_sum, gradient)
         squared_batch_norm += fraction * optax.tree.norm(gradient, squared=True)
         return (gradient_sum, squared_batch_norm), loss
 
@@ -231,7 +219,7 @@ def measure_client_losses(
         loss_sum, gradients, variables = local
         fraction = batch.mask.sum() / context.client.num_samples
         loss, gradient, _ = task.loss_and_gradient(variables, batch, None, train=False)
-        gradients = jax.tree.map(lambda sum_, g: sum_ + fraction * g, gradients, gradient)
+        gradients = jax.tree.map(lambda total, g: total + fraction * g, gradients, gradient)
         return (loss_sum + fraction * loss, gradients, variables), loss
 
     def end(context, local, state):
@@ -239,14 +227,8 @@ def measure_client_losses(
 
     num_clients = len(jax.tree.leaves(models)[0])
     zero_gradient = jax.tree.map(jnp.zeros_like, models["params"])
-    states = train_cohort(
-        ClientAlgorithm(lambda hp, variables: (), begin, step, end),
-        plan.with_replicated_client_states,
-        {},
-        (),
-        _ClientLossState(models, jnp.zeros(num_clients), zero_gradient),
-        jax.random.key(0),
-        cohort,
-        loop_name=DIAGNOSTICS,
-    ).states
-    return states.loss, states.gradient
+    states = _ClientLossState(models, jnp.zeros(num_clients), zero_gradient)
+    client, key = ClientAlgorithm(lambda hp, variables: (), begin, step, end), jax.random.key(0)
+    plan = plan.with_replicated_client_states
+    result = train_cohort(client, plan, {}, (), states, key, cohort, loop_name=DIAGNOSTICS)
+    return result.states.loss, result.states.gradient

@@ -111,17 +111,13 @@ class ServerTrainState(NamedTuple):
     callback_state: Tree = ()
 
 
-def _keep_callback_state(num_steps: jax.Array, variables: Tree, callback_state: Tree) -> Tree:
-    return callback_state
-
-
 def make_server_step(
     make_batch: Callable[..., Batch],
     loss_and_gradient: LossAndGradient,
     *,
     optimizer: optax.GradientTransformation,
     key: jax.Array | None = None,
-    step_callback: StepCallback = _keep_callback_state,
+    step_callback: StepCallback | None = None,
     server_parallelism: ServerParallelism = SINGLE_DEVICE,
 ) -> Callable[..., ServerTrainState]:
     """Build a step of training at the server.
@@ -147,9 +143,9 @@ def make_server_step(
         )
         updates, optimizer_state = optimizer.update(gradient, optimizer_state, variables["params"])
         variables = {**variables, "params": optax.apply_updates(variables["params"], updates)}
-        return ServerTrainState(
-            variables, optimizer_state, step_callback(step_index + 1, variables, callback_state)
-        )
+        if step_callback is not None:
+            callback_state = step_callback(step_index + 1, variables, callback_state)
+        return ServerTrainState(variables, optimizer_state, callback_state)
 
     return step
 
@@ -165,7 +161,7 @@ def train_on_examples(
     max_epochs: int | None = None,
     first_epoch: int | jax.Array = 0,
     key: jax.Array | None = None,
-    step_callback: StepCallback = _keep_callback_state,
+    step_callback: StepCallback | None = None,
     callback_state: Tree = (),
     server_parallelism: ServerParallelism = SINGLE_DEVICE,
     samples_per_step: float | None = None,
@@ -237,7 +233,7 @@ def train_on_examples(
         epochs * num_steps_per_epoch,
         run_steps,
         ServerTrainState(variables, optimizer.init(variables["params"]), callback_state),
-        max_iterations=max_num_epochs * count_steps_per_epoch(len(examples.labels), batches.size),
+        max_iterations=max_num_epochs * -(-len(examples.labels) // batches.size),
         samples_per_iteration=batches.size if samples_per_step is None else samples_per_step,
     )
     return train_state.variables, train_state.callback_state
@@ -343,16 +339,3 @@ def get_epoch_batch(
     batches = make_shuffled_batches(key, num_examples, batch_size)
     steps_per_epoch = batches.steps_per_epoch
     return batches.take_batch(batches.order(step // steps_per_epoch), step % steps_per_epoch)
-
-
-def count_steps_per_epoch(num_examples: int, batch_size: int) -> int:
-    """Count the minibatches of an epoch, of which the last may be smaller.
-
-    Args:
-      num_examples: number of examples.
-      batch_size: examples per step.
-
-    Returns:
-      Number of steps.
-    """
-    return -(-num_examples // batch_size)

@@ -18,15 +18,17 @@ from fedjax_het.condensation import (
     SynthesisOptions,
     SyntheticData,
     TrajectoryMatching,
-    draw_segment,
     fine_tune,
     matching_loss,
-    mean_loss_by_start,
-    soft_cross_entropies,
     train_from_scratch,
     unroll,
 )
-from fedjax_het.condensation.trajectory_matching import NUMERIC_PRESETS
+from fedjax_het.condensation.synthetic_data import soft_cross_entropies
+from fedjax_het.condensation.trajectory_matching import (
+    NUMERIC_PRESETS,
+    draw_segment,
+    mean_loss_by_start,
+)
 from fedjax_het.core.server_training import get_epoch_batch
 from fedjax_het.utils.config import parse_config
 from fedjax_het.utils.errors import ConfigError

@@ -9,7 +9,6 @@ import pytest
 from fedjax_het.condensation.synthetic_pool import make_masked_shuffled_batches
 from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.server_training import (
-    count_steps_per_epoch,
     get_epoch_batch,
     make_sequential_batches,
     make_shuffled_batches,
@@ -112,8 +111,9 @@ def test_every_step_has_a_key_of_its_own_and_is_watched_once():
 
 
 def test_a_single_step_s_batch_is_that_of_the_loop():
-    batches, per_epoch = BATCHES["shuffled"], count_steps_per_epoch(N, SIZE)
-    assert per_epoch == batches.steps_per_epoch == 3
+    batches = BATCHES["shuffled"]
+    per_epoch = batches.steps_per_epoch
+    assert per_epoch == 3
     for step in range(2 * per_epoch):
         index, mask = get_epoch_batch(KEY, jnp.int32(step), N, SIZE)
         order = order_of(batches, step // per_epoch)
