@@ -21,11 +21,7 @@ from fedjax_het.analysis.comparison import (
     parse_row,
     select_cell_runs,
 )
-from fedjax_het.analysis.figures.direct_labels import (
-    LineLabel,
-    draw_reported_marker,
-    label_line_ends,
-)
+from fedjax_het.analysis.figures.direct_labels import LineLabel, label_line_ends
 from fedjax_het.analysis.figures.style import (
     GRAYS,
     PALETTE,
@@ -41,6 +37,7 @@ from fedjax_het.analysis.figures.style import (
     style_axes,
 )
 from fedjax_het.analysis.overview import (
+    RunLine,
     get_display_scale,
     get_metric_label,
     group_figure_lines,
@@ -165,19 +162,8 @@ def plot_learning_curves(
         raise ConfigError("curves = none: expected those of `load_curves`")
     require_name("metric", metric, [n for n in curves.columns if n not in ("digest", "round")])
     groups = group_figure_lines(results, by, panels)
-    lines = [
-        Curve(
-            line.panel,
-            line.method,
-            line.label,
-            pivot_curves_by_round(line.runs, curves, metric),
-            bool(is_diverged(line.runs).any()),
-        )
-        for line in groups.lines
-    ]
     return plot_curve_panels(
-        lines,
-        groups.titles,
+        [_make_curve(line, curves, metric) for line in groups.lines],
         columns=groups.columns,
         metric=CurveMetric(metric, window),
         sharey="row" if groups.has_dataset_panels else "all",
@@ -229,11 +215,9 @@ def plot_gradient_gaps(
         require_name("metric", metric, list(curves.columns))
         for line in groups.lines:
             label = get_metric_label(metric) + (f", {line.label}" if by else "")
-            runs = pivot_curves_by_round(line.runs, curves, metric)
-            lines.append(Curve(line.panel, method, label, runs, bool(is_diverged(line.runs).any())))
+            lines.append(_make_curve(line._replace(method=method, label=label), curves, metric))
     return plot_curve_panels(
         lines,
-        groups.titles,
         columns=groups.columns,
         metric=CurveMetric("gradient_gap", is_log=True),
         sharey="row" if groups.has_dataset_panels else "all",
@@ -295,26 +279,18 @@ def plot_table_curves(
     }
     lines = []
     for cell in cells:
-        runs = select_cell_runs(cell, results)
+        title = [cell.dataset, *[cell.model] * (len(models) > 1), *_format_level(cell)]
         label = display_names.get(cell.method) or format_row(cell.method, omit=shared_settings)
-        lines.append(
-            Curve(
-                ", ".join([cell.dataset, *[cell.model] * (len(models) > 1), *_format_level(cell)]),
-                parse_row(cell.method)[0],
-                label,
-                pivot_curves_by_round(runs, curves, _get_curve_metric(cell, metric.name)),
-                diverged=bool(len(runs) and is_diverged(runs).any()),
-                reported=get_reported_value(cell, reported)["reported_mean"],
-            )
-        )
-    panels = list(dict.fromkeys(line.panel for line in lines))
+        runs = select_cell_runs(cell, results)
+        line = RunLine(", ".join(title), parse_row(cell.method)[0], label, runs)
+        curve = _make_curve(line, curves, _get_curve_metric(cell, metric.name))
+        lines.append(curve._replace(reported=get_reported_value(cell, reported)["reported_mean"]))
     if separate_panels:
-        return plot_small_multiples(lines, panels, metric)
+        return plot_small_multiples(lines, metric)
     has_levels = levels != {None}
     return plot_curve_panels(
         lines,
-        panels,
-        columns=len(levels) if has_levels else len(panels),
+        columns=len(levels) if has_levels else len(cells),
         metric=metric,
         sharey="row" if has_levels else "none",
         highlight=highlight,
@@ -339,32 +315,22 @@ def _format_level(cell: TableCell) -> list[str]:
     return [f"alpha = {cell.alpha:g}"]
 
 
-def pivot_curves_by_round(
-    runs: "pd.DataFrame", curves: "pd.DataFrame", metric: str = "test_accuracy"
-) -> "pd.DataFrame":
-    """Arrange the curves of the runs that did not diverge.
-
-    Args:
-      runs: rows of `load_results`.
-      curves: as `load_curves` returns it.
-      metric: a column of `curves`.
-
-    Returns:
-      A frame with a row per measured round and a column per run, accuracies in percent.
-    """
+def _make_curve(line: RunLine, curves: "pd.DataFrame", metric: str) -> Curve:
+    """Return the curves of a line's runs that did not diverge."""
     import pandas as pd
 
-    if not len(curves) or not len(runs) or metric not in curves:
-        return pd.DataFrame()
-    digests = runs["digest"][~is_diverged(runs)]
-    run_curves = curves[curves["digest"].isin(digests)].dropna(subset=metric)
-    table = run_curves.pivot(index="round", columns="digest", values=metric)
-    return get_display_scale(metric) * table
+    runs, table = line.runs, pd.DataFrame()
+    has_diverged = is_diverged(runs) if len(runs) else pd.Series(dtype=bool)
+    if len(curves) and len(runs) and metric in curves:
+        digests = runs["digest"][~has_diverged]
+        run_curves = curves[curves["digest"].isin(digests)].dropna(subset=metric)
+        table = run_curves.pivot(index="round", columns="digest", values=metric)
+        table = get_display_scale(metric) * table
+    return Curve(line.panel, line.method, line.label, table, bool(has_diverged.any()))
 
 
 def plot_curve_panels(
     curves: Sequence[Curve],
-    panels: Sequence[str],
     *,
     columns: int,
     metric: CurveMetric = CurveMetric(),
@@ -380,7 +346,6 @@ def plot_curve_panels(
 
     Args:
       curves: the lines.
-      panels: titles of the panels.
       columns: panels per row.
       metric: metric of the lines.
       sharey: panels that share the limits of the vertical axis.
@@ -393,35 +358,30 @@ def plot_curve_panels(
     metric = _limit_window(metric, available)
     styles = choose_line_styles(available, highlight)
     if not styles and available:
-        return plot_small_multiples(curves, panels, metric)
-    figure, panels_by_title = make_panels(panels, columns=columns, size=(3.5, 2.7), sharey=sharey)
+        return plot_small_multiples(curves, metric)
+    titles = list(dict.fromkeys(curve.panel for curve in curves))
+    figure, panels = make_panels(titles, columns=columns, size=(3.5, 2.7), sharey=sharey)
     width, height = figure.get_size_inches()
     figure.set_size_inches(max(4.4, width), height + 0.3)
-    ends: dict[str, list[tuple[Curve, float]]] = {title: [] for title in panels}
+    ends: dict[str, list[tuple[Curve, float]]] = {title: [] for title in titles}
     for curve in available:
         average = _average_runs(curve, metric)
-        _draw_line(panels_by_title[curve.panel], curve, average, styles[curve.label])
+        _draw_line(panels[curve.panel], curve, average, styles[curve.label])
         ends[curve.panel].append((curve, float(average["mean"].iloc[-1])))
-    for title, panel in panels_by_title.items():
+    for title, panel in panels.items():
         _finish_panel(panel, metric, [curve for curve in curves if curve.panel == title])
-    y_label = _make_y_label(available, metric)
-    label_outer_axes(panels_by_title.values(), x="Round", y=y_label, size=9)
-    labels = {
-        panel: _make_line_labels(ends[title], styles) for title, panel in panels_by_title.items()
-    }
+    label_outer_axes(panels.values(), x="Round", y=_make_y_label(available, metric), size=9)
+    labels = {panels[title]: _make_line_labels(own, styles) for title, own in ends.items()}
     label_line_ends(figure, labels)
     add_note(figure, _make_note(curves, styles, metric))
     return figure
 
 
-def plot_small_multiples(
-    curves: Sequence[Curve], panels: Sequence[str], metric: CurveMetric
-) -> "Figure":
+def plot_small_multiples(curves: Sequence[Curve], metric: CurveMetric) -> "Figure":
     """Plot a row of small panels per label; the number in a panel is the end of its line.
 
     Args:
-      curves: the lines.
-      panels: titles of a row's panels; if there are few, several rows are beside each other.
+      curves: the lines. If they have few panels, several rows are beside each other.
       metric: metric of the lines.
 
     Returns:
@@ -432,9 +392,10 @@ def plot_small_multiples(
     available = [curve for curve in curves if len(curve.runs)]
     metric = _limit_window(metric, available)
     averages = {(c.panel, c.label): (c, _average_runs(c, metric)) for c in available}
+    titles = list(dict.fromkeys(curve.panel for curve in curves))
     labels = list(dict.fromkeys(c.label for c in curves if len(c.runs) or c.diverged))
-    blocks = max(1, min(_MAX_SMALL_COLUMNS // len(panels), len(labels)))
-    rows, columns = -(-len(labels) // blocks), blocks * len(panels)
+    blocks = max(1, min(_MAX_SMALL_COLUMNS // len(titles), len(labels)))
+    rows, columns = -(-len(labels) // blocks), blocks * len(titles)
     size = (_SMALL_PANEL_SIZE[0] * columns + 0.5, _SMALL_PANEL_SIZE[1] * rows + 0.9)
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharey=not metric.is_log)
@@ -442,12 +403,12 @@ def plot_small_multiples(
     panels_by_key: dict[tuple[str, str], Axes] = {}
     for index, label in enumerate(labels):
         row, block = index % rows, index // rows
-        for column, title in enumerate(panels):
-            panel = grid[row, block * len(panels) + column]
+        for column, title in enumerate(titles):
+            panel = grid[row, block * len(titles) + column]
             panel.tick_params(labelsize=7)
             if column == 0:
                 panel.set_title(escape_mathtext(label), fontsize=8, loc="left", pad=3)
-            if row == 0 and len(panels) > 1:
+            if row == 0 and len(titles) > 1:
                 options: Any = {"xycoords": "axes fraction", "textcoords": "offset points"}
                 options |= {"ha": "center", "fontsize": 8, "color": "#555555"}
                 panel.annotate(escape_mathtext(title), (0.5, 1), (0, 15), **options)
@@ -457,8 +418,8 @@ def plot_small_multiples(
     for key, panel in panels_by_key.items():  # once all is drawn, since panels share their limits
         _finish_panel(panel, metric, [c for c in curves if (c.panel, c.label) == key])
     for index in range(len(labels), rows * blocks):
-        for column in range(len(panels)):
-            grid[index % rows, index // rows * len(panels) + column].set_visible(False)
+        for column in range(len(titles)):
+            grid[index % rows, index // rows * len(titles) + column].set_visible(False)
     figure.supylabel(escape_mathtext(_make_y_label(available, metric, ", ")), fontsize=9)
     notes = ["grey: all the other lines", _make_note(curves, dict.fromkeys(labels, style), metric)]
     add_note(figure, "; ".join(filter(None, notes)), x_label="Round")
@@ -542,7 +503,7 @@ def choose_line_styles(curves: Sequence[Curve], highlight: Collection[str]) -> d
 
 def _draw_line(panel: "Axes", curve: Curve, average: "pd.DataFrame", style: LineStyle) -> None:
     """Draw a line with its band, and the reported value of a labeled line."""
-    point: dict[str, Any] = {"marker": "o", "markersize": 4} if len(average) == 1 else {}
+    options: dict[str, Any] = {"marker": "o", "markersize": 4} if len(average) == 1 else {}
     panel.plot(
         average.index,
         average["mean"],
@@ -551,7 +512,7 @@ def _draw_line(panel: "Axes", curve: Curve, average: "pd.DataFrame", style: Line
         lw=style.width,
         label=curve.label,
         zorder=3 if style.is_highlighted else 2,
-        **point,
+        **options,
     )
     if curve.runs.shape[1] > 1 and style.is_highlighted:
         panel.fill_between(
@@ -563,7 +524,11 @@ def _draw_line(panel: "Axes", curve: Curve, average: "pd.DataFrame", style: Line
             linewidth=0,
         )
     if style.is_labeled and not math.isnan(curve.reported):
-        draw_reported_marker(panel, curve.reported, style.color, curve.label)
+        # A triangle just outside the right edge.
+        options = {"transform": panel.get_yaxis_transform(), "clip_on": False, "zorder": 5}
+        options |= {"marker": "<", "markersize": 5, "markeredgewidth": 0, "linestyle": "none"}
+        options |= {"color": style.color, "label": f"reported {curve.label}"}
+        panel.plot([1.02], [curve.reported], **options)
         panel.update_datalim([(average.index[-1], curve.reported)])
         panel.autoscale_view()
 

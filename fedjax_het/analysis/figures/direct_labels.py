@@ -1,9 +1,11 @@
-"""Names of lines at their right ends, and marks of reported values, in place of a legend."""
+"""Names of lines at their right ends, in place of a legend."""
 
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from fedjax_het.analysis.figures.style import darken_for_text, ignore_missing_glyphs
 from fedjax_het.utils.text import escape_mathtext
@@ -48,8 +50,11 @@ def label_line_ends(
 def _draw_labels(panel: "Axes", labels: Sequence[LineLabel]) -> None:
     panel_height = panel.get_window_extent().height / panel.figure.dpi
     line_height = 1.15 * LABEL_FONT_SIZE / 72 / panel_height
+    if not labels:
+        return
     texts = [wrap_label(label.text) for label in labels]
-    anchors = [_to_axes_fraction(panel, label.y) for label in labels]
+    points = panel.transScale.transform([(panel.get_xlim()[1], label.y) for label in labels])
+    anchors = panel.transLimits.transform(points)[:, 1]  # fractions of the axis from below
     heights = [line_height * (text.count("\n") + 1) for text in texts]
     positions = spread_positions(anchors, heights)
     for label, text, anchor, position in zip(labels, texts, anchors, positions, strict=True):
@@ -93,31 +98,7 @@ def wrap_label(text: str) -> str:
     return "\n".join(lines)
 
 
-def draw_reported_marker(panel: "Axes", y: float, color: str, name: str) -> None:
-    """Draw a triangle just outside the right edge of a panel.
-
-    Args:
-      panel: the panel.
-      y: reported value, in units of the vertical axis.
-      color: color of the marker.
-      name: name of the line that it belongs to.
-    """
-    panel.plot(
-        [1.02],
-        [y],
-        transform=panel.get_yaxis_transform(),
-        marker="<",
-        markersize=5,
-        markeredgewidth=0,
-        linestyle="none",
-        color=color,
-        clip_on=False,
-        zorder=5,
-        label=f"reported {name}",
-    )
-
-
-def spread_positions(targets: Sequence[float], sizes: Sequence[float]) -> list[float]:
+def spread_positions(targets: Sequence[float] | np.ndarray, sizes: Sequence[float]) -> list[float]:
     """Place intervals between 0 and 1 without overlap, as close to their targets as possible.
 
     The sum of squared distances from the targets is minimal among placements in the targets'
@@ -130,43 +111,15 @@ def spread_positions(targets: Sequence[float], sizes: Sequence[float]) -> list[f
     Returns:
       Centers of the intervals.
     """
-    order = sorted(range(len(targets)), key=lambda k: (targets[k], k))
-    clusters: list[tuple[list[int], float, float]] = []  # touching members, center, size
-    for k in order:
-        clusters.append(([k], _clip_center(targets[k], sizes[k]), sizes[k]))
-        while len(clusters) > 1:
-            (lower, lower_center, lower_size), (upper, upper_center, upper_size) = clusters[-2:]
-            size = lower_size + upper_size
-            if upper_center - lower_center >= size / 2:
-                break
-            members = [*lower, *upper]
-            center = _clip_center(_compute_optimal_center(members, targets, sizes), size)
-            clusters[-2:] = [(members, center, size)]
-    positions = [0.0] * len(targets)
-    for members, center, size in clusters:
-        edge = center - size / 2
-        for k in members:
-            positions[k] = edge + sizes[k] / 2
-            edge += sizes[k]
-    return positions
+    from scipy.optimize import isotonic_regression
 
-
-def _clip_center(center: float, size: float) -> float:
-    return min(max(center, size / 2), 1 - size / 2) if size < 1 else 0.5
-
-
-def _compute_optimal_center(
-    members: Sequence[int], targets: Sequence[float], sizes: Sequence[float]
-) -> float:
-    """Return the center of touching intervals that minimizes their squared distances."""
-    size, offset, shifts = sum(sizes[k] for k in members), 0.0, []
-    for k in members:
-        shifts.append(targets[k] - (offset + sizes[k] / 2 - size / 2))
-        offset += sizes[k]
-    return sum(shifts) / len(shifts)
-
-
-def _to_axes_fraction(panel: "Axes", y: float) -> float:
-    """Convert a value of the vertical axis to a fraction of the axis from below."""
-    scaled = panel.transScale.transform((panel.get_xlim()[1], y))
-    return float(panel.transLimits.transform(scaled)[1])
+    order = np.argsort(targets, kind="stable")
+    lengths = np.asarray(sizes)[order]
+    # Distances of the centers from the lower end, if all intervals touch.
+    offsets = lengths.cumsum() - lengths / 2
+    gap = 1 - lengths.sum()
+    shifts = isotonic_regression(np.asarray(targets)[order] - offsets).x
+    shifts = np.clip(shifts, 0, gap) if gap > 0 else np.full(len(order), gap / 2)
+    positions = np.empty(len(order))
+    positions[order] = shifts + offsets
+    return positions.tolist()

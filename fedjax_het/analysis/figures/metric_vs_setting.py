@@ -1,6 +1,7 @@
 """A metric against one numeric setting as lines, or against two settings as a heat map."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -228,50 +229,55 @@ def _draw_metric_row(
     styles: dict[str, dict],
 ) -> bool:
     """Draw the panels of a metric, with room for crosses below; return whether there are any."""
-    counts: dict[str, dict[float, int]] = {title: {} for title in panels}
+    num_crosses: Counter[tuple[str, float]] = Counter()  # by panel and value, above each other
     for line in lines:
-        _draw_line(panels[line.panel], line, names, styles.get(line.label), counts[line.panel])
-    max_crosses = max((n for values in counts.values() for n in values.values()), default=0)
-    strip = _CROSS_HEIGHT * min(max_crosses, _MAX_STACKED_CROSSES)
+        panel, style = panels[line.panel], styles.get(line.label)
+        _draw_line(panel, line, names, style)
+        for value in line.runs[names[0]][is_diverged(line.runs)].unique():
+            index = num_crosses[line.panel, value]
+            num_crosses[line.panel, value] += 1
+            panel.plot(
+                [value],
+                [_CROSS_HEIGHT * (0.6 + index % _MAX_STACKED_CROSSES)],
+                transform=panel.get_xaxis_transform(),
+                marker="x",
+                linestyle="none",
+                color=style["color"] if style else GRAYS[1],
+                label="_diverged",
+            )
+    strip = _CROSS_HEIGHT * min(max(num_crosses.values(), default=0), _MAX_STACKED_CROSSES)
     if get_display_scale(names[1]) == 100:
         for panel in panels.values():
             clip_percent_limits(panel)
     limits = [panel.get_ylim() for panel in panels.values()]
     for panel, (low, high) in zip(panels.values(), limits, strict=True):
         panel.set_ylim(low - strip / (1 - strip) * (high - low), high)
-    return max_crosses > 0
+    return bool(num_crosses)
 
 
 def _draw_line(
-    panel: "Axes",
-    line: RunLine,
-    names: tuple[str, str],
-    style: dict[str, Any] | None,
-    num_crosses: dict[float, int],
+    panel: "Axes", line: RunLine, names: tuple[str, str], style: dict[str, Any] | None
 ) -> None:
-    """Draw a line, in gray and without single runs if it has no style.
-
-    `num_crosses` counts the crosses at each value of the axis, which are above each other.
-    """
-    (x, metric), runs = names, line.runs
-    has_diverged = is_diverged(runs)
-    converged = runs[~has_diverged]
-    values = get_metric_values(converged, metric).dropna()
-    by_value = values.groupby(converged[x])
+    """Draw a line, in gray and without single runs if it has no style."""
+    x, metric = names
+    runs = line.runs[~is_diverged(line.runs)]
+    values = get_metric_values(runs, metric).dropna()
+    by_value = values.groupby(runs[x])
     # The line has a gap at a value where all runs diverged.
-    mean = by_value.mean().reindex(sorted(runs[x].unique()))
+    mean = by_value.mean().reindex(sorted(line.runs[x].unique()))
     std = by_value.std().reindex(mean.index).fillna(0)
-    options: dict[str, Any] = style or {"color": GRAYS[1], "linestyle": "-", "marker": "."}
-    color = options["color"]
-    if mean.notna().any():
-        width, zorder = (1.8, 3) if style else (1.0, 2)
-        options = {**options, "lw": width, "zorder": zorder, "label": line.label}
-        panel.plot(mean.index, mean, markersize=5, **options)
-    if style and mean.notna().any():
-        panel.fill_between(mean.index, mean - std, mean + std, color=color, alpha=0.1, linewidth=0)
-    if style and by_value.size().max() > 1:
+    if mean.isna().all():
+        return
+    if style is None:
+        style = {"color": GRAYS[1], "linestyle": "-", "marker": ".", "lw": 1.0, "zorder": 2}
+        panel.plot(mean.index, mean, markersize=5, label=line.label, **style)
+        return
+    panel.plot(mean.index, mean, lw=1.8, markersize=5, zorder=3, label=line.label, **style)
+    color = style["color"]
+    panel.fill_between(mean.index, mean - std, mean + std, color=color, alpha=0.1, linewidth=0)
+    if by_value.size().max() > 1:
         panel.plot(
-            converged[x][values.index],
+            runs[x][values.index],
             values,
             linestyle="none",
             marker=style["marker"],
@@ -280,18 +286,6 @@ def _draw_line(
             color=color,
             alpha=0.35,
             label="_runs",
-        )
-    for value in runs[x][has_diverged].unique():
-        index = num_crosses.get(value, 0)
-        num_crosses[value] = index + 1
-        panel.plot(
-            [value],
-            [_CROSS_HEIGHT * (0.6 + index % _MAX_STACKED_CROSSES)],
-            transform=panel.get_xaxis_transform(),
-            marker="x",
-            linestyle="none",
-            color=color,
-            label="_diverged",
         )
 
 

@@ -134,7 +134,7 @@ def test_the_papers_methods_are_in_colour_and_the_others_grey():
     baselines = [name for name in METHODS if name != "dynafed"][:8]
     curves = [curve(m, [[10, 20 + k], [10, 22 + k]]) for k, m in enumerate(baselines)]
     own = curve("dynafed", [[10, 25], [12, 27]], reported=60.0)
-    figure = plot_curve_panels([*curves, own], ["data"], columns=1, highlight=["dynafed"])
+    figure = plot_curve_panels([*curves, own], columns=1, highlight=["dynafed"])
     (panel,) = figure.axes
     lines = own_lines(panel)
     assert lines["dynafed"].get_color() == METHODS["dynafed"].color
@@ -153,7 +153,7 @@ def test_the_papers_methods_are_in_colour_and_the_others_grey():
 
 def test_few_others_have_their_names():
     curves = [curve(m, [[10, 20 + k]]) for k, m in enumerate(["fedavg", "fedprox", "dynafed"])]
-    (panel,) = plot_curve_panels(curves, ["data"], columns=1, highlight=["dynafed"]).axes
+    (panel,) = plot_curve_panels(curves, columns=1, highlight=["dynafed"]).axes
     assert list(named(panel)) == ["fedavg", "fedprox", "dynafed"]
     assert named(panel)["dynafed"].get_fontweight() == "bold"
     assert len({line.get_color() for line in own_lines(panel).values()}) == 3
@@ -161,7 +161,7 @@ def test_few_others_have_their_names():
 
 def test_names_stand_beside_their_lines():
     curves = [curve("fedavg", [[10, 20]]), curve("moon", [[10, 50]]), curve("fedbn", [[1, 50.5]])]
-    figure = plot_curve_panels(curves, ["data"], columns=1)
+    figure = plot_curve_panels(curves, columns=1)
     drawn(figure)
     (panel,) = figure.axes
     boxes = {name: text.get_window_extent() for name, text in named(panel).items()}
@@ -180,7 +180,7 @@ def test_many_methods_without_a_focus_have_a_small_panel_each():
         for k, m in enumerate(methods)
         if (panel, m) != ("b", methods[3])
     ]
-    figure = plot_curve_panels(curves, ["a", "b"], columns=2)
+    figure = plot_curve_panels(curves, columns=2)
     panels = [panel for panel in figure.axes if panel.get_visible()]
     assert len(panels) == 24
     titled = {panel.get_title(loc="left"): panel for panel in panels}
