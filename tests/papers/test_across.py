@@ -43,7 +43,7 @@ ROWS = [
 ]
 
 
-def test_costs_are_those_of_the_round_that_reaches_the_target():
+def test_costs_up_to_target_accuracy():
     table = numbers_of([*ROWS, row("separate", [0.4] * 20, 0, personal=True)]).set_index("method")
     # 90 % of 80; the mean of five rounds, 50 or 80, is above 72 when four of them are of 80.
     # Of methods with clients' own models: 90 % of separate's 40.
@@ -59,13 +59,13 @@ def test_costs_are_those_of_the_round_that_reaches_the_target():
     assert np.isnan(low.loc["fsl", "rounds_to"]) and low.loc["fsl", "all_rank"] == 2
 
 
-def test_accuracies_are_of_the_second_half_of_the_rounds():
+def test_accuracy_averages_second_half_of_rounds():
     late = row("moon", [0.0] * 10 + [1.0] * 5 + [0.0] * 5, 1)
     table = numbers_of([late])
     assert table["own"].item() == table["all"].item() == pytest.approx(50)
 
 
-def test_the_best_at_some_cost():
+def test_pareto_methods():
     cost = np.array([1.0, 2.0, 3.0])
     lines = {
         "early": (cost, np.array([5.0, 6.0, 6.0])),
@@ -75,7 +75,7 @@ def test_the_best_at_some_cost():
     assert pareto_methods(lines) == ["early", "late"]
 
 
-def test_what_a_method_has_besides():
+def test_method_requirements():
     assert describe_requirements("fedavg") == "" and "server" in describe_requirements("fsl")
     assert "made images" in describe_requirements("feddm") and "own" in describe_requirements(
         "ditto"
@@ -90,13 +90,13 @@ def test_presets_have_every_method():
     "score, expected, drawn",
     [(GLOBAL_METRIC, "moon", {"fedavg", "moon"}), (CLIENT_METRIC, "ditto", {"ditto"})],
 )
-def test_the_drawing_names_what_is_best(score, expected, drawn):
+def test_cost_figure_labels_pareto_methods(score, expected, drawn):
     for panel in plot_accuracy_vs_cost(ROWS, score).axes:
         assert expected in {text.get_text() for text in panel.texts} <= drawn
         assert {line.get_label() for line in panel.lines} - {"_leader"} == drawn
 
 
-def test_methods_without_a_row_are_said(tmp_path, monkeypatch):
+def test_note_names_methods_without_row(tmp_path, monkeypatch):
     monkeypatch.setattr("fedjax_het.papers.across.count_flops", lambda run: RunFlops(np.ones(2)))
     kept = {"fedavg": [0, 0], "moon": [0], "ditto": [], "pfedme": [1, 0]}
     cells = make_cells(ACROSS, TableArguments("quick", methods=tuple(kept), seeds=(0, 1)))
@@ -121,7 +121,7 @@ def test_methods_without_a_row_are_said(tmp_path, monkeypatch):
     assert [row["Seeds"] for row in text.sections[0].rows] == ["2", "1 of 2"]
 
 
-def test_methods_are_ranked_over_seeds_that_all_of_them_have():
+def test_ranks_use_common_seeds():
     few, many = row("fedavg", STEADY, 1, seeds=1), row("moon", STEADY, 1, seeds=3)
     few.client_accuracies[0] = np.arange(4.0)
     assert stack_client_accuracies([few, many]).tolist() == [[0, 0.8], [1, 0.8], [2, 0.8], [3, 0.8]]
@@ -129,14 +129,14 @@ def test_methods_are_ranked_over_seeds_that_all_of_them_have():
     assert len(stack_client_accuracies([none, many])) == 0
 
 
-def test_of_no_run_it_says_so_and_names_no_files(tmp_path, capsys):
+def test_no_runs_write_no_files(tmp_path, capsys):
     assert main(["--show", "--output-dir", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "No run is there to be shown.\n"
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
-def test_the_program(tmp_path, capsys):
+def test_across_program(tmp_path, capsys):
     words = ["--methods", "fedavg", "ditto", "separate", "--rounds", "2", "--seeds", "0"]
     assert main([*words, "--output-dir", str(tmp_path)]) == 0
     assert "TFLOP to" in capsys.readouterr().out

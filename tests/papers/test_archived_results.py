@@ -27,7 +27,7 @@ OTHER_DIGESTS = {
 }
 
 
-def test_every_kept_result_is_loaded_under_its_digest():
+def test_archived_results_load_under_digest():
     runs = [path for archive in ARCHIVES for path in list_run_files(archive.parent)]
     assert len(runs) == NUM_RUNS
     for path in runs:
@@ -37,7 +37,7 @@ def test_every_kept_result_is_loaded_under_its_digest():
             assert result.digest() == OTHER_DIGESTS.get(path.stem, path.stem)
 
 
-def test_no_run_lies_beside_its_archive():
+def test_no_run_files_beside_archive():
     for archive in ARCHIVES:
         assert not [path for path in archive.parent.iterdir() if len(path.stem) == 16]
 
@@ -53,7 +53,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_an_archive_is_read_like_the_files_in_it(folder):
+def test_archive_reads_like_files(folder):
     results, curves = load_results(folder), load_curves(folder)
     digest = results["digest"][0]
     before = load_result(folder, digest)
@@ -67,7 +67,7 @@ def test_an_archive_is_read_like_the_files_in_it(folder):
     assert {state for _, _, state in plan_sweep([after.spec], folder)} == {"done"}
 
 
-def test_the_same_runs_give_the_same_archive_whenever_they_are_added(folder, tmp_path_factory):
+def test_archive_does_not_depend_on_order(folder, tmp_path_factory):
     archive_runs(folder)
     together = (folder / ARCHIVE_NAME).read_bytes()
     other = tmp_path_factory.mktemp("other")
@@ -77,7 +77,7 @@ def test_the_same_runs_give_the_same_archive_whenever_they_are_added(folder, tmp
     assert (other / ARCHIVE_NAME).read_bytes() == together
 
 
-def test_a_run_beside_the_archive_is_read_in_its_place(folder):
+def test_file_takes_precedence_over_archive(folder):
     archive_runs(folder)
     path = list_run_files(folder)[0]
     result = Result.load(path)
@@ -86,7 +86,7 @@ def test_a_run_beside_the_archive_is_read_in_its_place(folder):
     assert Result.load(path).summary["finished"] == "2030"
 
 
-def test_a_damaged_archive_is_one_line(folder):
+def test_damaged_archive_is_reported(folder):
     archive_runs(folder)
     archive = folder / ARCHIVE_NAME
     content = bytearray(archive.read_bytes())
@@ -101,6 +101,6 @@ def test_a_damaged_archive_is_one_line(folder):
         load_results(folder)
 
 
-def test_a_folder_that_is_not_there_is_one_line(tmp_path, capsys):
+def test_archive_rejects_missing_folder(tmp_path, capsys):
     assert archive_runs_main(["--folders", str(tmp_path / "none")]) == 2
     assert "expected a folder of results" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from fedjax_het.utils.errors import ConfigError
 RNG = np.random.default_rng(0)
 
 
-def test_the_bound_of_assumption_3_holds_everywhere_and_none_is_lower():
+def test_gradient_error_is_lowest_valid_bound():
     norms = RNG.uniform(0.1, 3, 40)
     gaps = 0.3 * norms + 0.2 + RNG.uniform(-0.2, 0, 40)
     found = fit_gradient_error(np.append(gaps, np.nan), np.append(norms, 1.0))
@@ -31,18 +31,18 @@ def test_the_bound_of_assumption_3_holds_everywhere_and_none_is_lower():
         ([2.0, 1.0], [1.0, 2.0], 0.0, 2.0),  # never a negative delta
     ],
 )
-def test_the_bound_of_plain_cases(gaps, norms, delta, epsilon):
+def test_gradient_error_in_simple_cases(gaps, norms, delta, epsilon):
     found = fit_gradient_error(gaps, norms)
     assert (found.delta, found.epsilon) == pytest.approx((delta, epsilon), abs=1e-9)
 
 
-def test_no_measured_round_has_no_bound():
+def test_gradient_error_requires_measured_round():
     with pytest.raises(ConfigError, match="gaps = 'all NaN'"):
         fit_gradient_error([np.nan], [1.0])
 
 
 @pytest.mark.parametrize("gamma", [0.5, 1.0, 1.5])
-def test_terms_are_those_of_theorem_1(gamma):
+def test_progress_terms_match_theorem(gamma):
     """Against (12) term by term, from gradients as vectors, with numbers for K_0 eta_0 and L."""
     whole, own = RNG.normal(size=(2, 7))
     between, noise, own_noise = 0.4, 0.9, 0.6

@@ -52,7 +52,7 @@ def runs(name, preset="paper", **filters):
 
 
 @pytest.mark.parametrize("name", ["table2", "table4", "table5", "table6"])
-def test_a_tables_cells_are_the_papers_and_dynafeds_controls(name):
+def test_cells_match_paper_and_controls(name):
     reported = load_reported_values("dynafed", name)
     own = {cell.method for cell in cells(name)} - set(ROWS)
     of_code = {row for row in own if row.startswith("dynafed(preset='code'")}
@@ -70,7 +70,7 @@ def test_a_tables_cells_are_the_papers_and_dynafeds_controls(name):
     }
 
 
-def test_table_1_has_the_papers_rows_first_and_every_method_with_one_global_model():
+def test_table1_rows():
     rows = ALL["table1"].list_rows("paper")
     assert rows[:9] == ROWS and len(ROWS) == 9
     one_model = {name for name, e in METHODS.items() if e.evaluated_models[0] == "global"}
@@ -83,14 +83,14 @@ def test_table_1_has_the_papers_rows_first_and_every_method_with_one_global_mode
 
 @pytest.mark.parametrize("preset", ("quick", "cpu", "paper"))
 @pytest.mark.parametrize("name", ["table1", "table3", "table5"])
-def test_status_lines_tell_runs_apart(name, preset):
+def test_run_labels_are_unique(name, preset):
     if preset in ALL[name].presets:
         by_digest = {spec.digest(): format_run_label(spec) for spec in specs(name, preset)}
         lines = by_digest.values()
         assert len(set(lines)) == len(lines)
 
 
-def test_table_1_makes_the_papers_nine_methods_unless_others_are_asked_for():
+def test_table1_default_methods():
     def methods(**filters):
         return {spec.algorithm for spec in specs("table1", "quick", **filters)}
 
@@ -103,7 +103,7 @@ def test_table_1_makes_the_papers_nine_methods_unless_others_are_asked_for():
 
 @pytest.mark.parametrize("name", ["table1", *TABLES])
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_row_is_filled_and_proxy_data_are_withheld_from_clients(name, preset):
+def test_rows_have_runs_and_held_out_proxy_data(name, preset):
     with_proxy = {"quick": {"size": 50}, "paper": {"size": 100}}[preset]
     assert all(cell.runs for cell in cells(name, preset))
     for spec in specs(name, preset):
@@ -113,7 +113,7 @@ def test_every_row_is_filled_and_proxy_data_are_withheld_from_clients(name, pres
             assert spec.server_data is None
 
 
-def test_table_3_has_fewer_rounds_of_longer_training():
+def test_table3_local_epochs_and_rounds():
     reported = tables.rename_reported_rows(load_reported_values("dynafed", "table3"))
     of_paper = [cell for cell in cells("table3") if "synthetic" not in cell.method]
     assert len(cells("table3")) == len(of_paper) * 11 / 9
@@ -128,7 +128,7 @@ def test_table_3_has_fewer_rounds_of_longer_training():
     assert changed and all(any(row in text for row in own_settings) for text in changed)
 
 
-def test_cifar100_has_fifteen_synthetic_samples_a_class():
+def test_cifar100_synthetic_samples():
     for spec in specs("fig2", methods=("dynafed",)):
         many = spec.dataset == "cifar100"
         counts = (spec.options["samples_per_class"], spec.options["num_samples"])
@@ -138,7 +138,7 @@ def test_cifar100_has_fifteen_synthetic_samples_a_class():
     assert mixed == 0.1
 
 
-def test_no_run_is_made_twice():
+def test_tables_share_runs():
     assert {
         ALL[name].results_folder or ALL[name].name for name in ("table1", "table2", "fig2")
     } == {"table1"}
@@ -149,7 +149,7 @@ def test_no_run_is_made_twice():
     assert ALL["table4"].results_folder == "table1" and ALL["fig7"].name == ALL["table6"].name
 
 
-def test_figures_4_to_6_are_the_papers():
+def test_figures_match_paper():
     (spec,) = specs("fig4")
     assert (spec.dataset, spec.alpha, spec.algorithm) == ("cifar10", 0.01, "dynafed")
     assert spec.rounds > spec.options["trajectory_rounds"] == 20
@@ -171,7 +171,7 @@ def test_figures_4_to_6_are_the_papers():
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("name", ALL)
-def test_every_preset_lists_its_runs(name, preset, tmp_path, capsys):
+def test_presets_list_runs(name, preset, tmp_path, capsys):
     command = ["--preset", preset, "--list", "--output-dir", str(tmp_path)]
     assert PROGRAMS[name](command) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -180,7 +180,7 @@ def test_every_preset_lists_its_runs(name, preset, tmp_path, capsys):
         assert {cell.dataset for cell in cells(name, preset)} == {"digits"}
 
 
-def test_a_note_about_methods_is_of_tables_that_have_them():
+def test_note_requires_its_methods():
     quick = ALL["table1"].presets["quick"]
     assert "feddm" in quick.get_note(["fedavg", "feddm"])
     assert quick.get_note([parse_row(row)[0] for row in quick.rows]) == ""
@@ -203,7 +203,7 @@ def made_outcome(tmp_path, curves):
     return TableRun(ALL["table4"], "paper", own, results, None, reported, tmp_path, {})
 
 
-def test_a_target_counts_when_it_is_first_reached_by_all_seeds(tmp_path):
+def test_rounds_to_target_over_seeds(tmp_path):
     # The first has the target in one round alone, and falls again.
     first = [[0.1, 0.45, 0.2, 0.5], [0.1, 0.2, 0.3, 0.5], [0.6, 0.2, 0.2, 0.2]]
     second = [[0.5, 0.5], [0.1, 0.44], [0.5, 0.5]]
@@ -226,7 +226,7 @@ def test_a_target_counts_when_it_is_first_reached_by_all_seeds(tmp_path):
     assert [row["Measured"] for row in section.rows] == ["2.3 ± 1.5", "—"]
 
 
-def test_a_seed_that_is_missing_is_said_beside_the_mean_of_the_others(tmp_path):
+def test_rounds_to_target_with_missing_seed(tmp_path):
     outcome = made_outcome(tmp_path, {"fedavg": [[0.5], [0.1, 0.2, 0.5]]})
     table = table4.make_rounds_table(outcome)
     (row,) = table.itertuples(index=False)
@@ -235,7 +235,7 @@ def test_a_seed_that_is_missing_is_said_beside_the_mean_of_the_others(tmp_path):
     assert (section.rows[0]["Reached"], section.rows[0]["Seeds"]) == ("2 of 2", "2 of 3")
 
 
-def test_a_cell_of_which_nothing_was_run_has_neither_rounds_nor_a_count(tmp_path):
+def test_rounds_to_target_without_runs(tmp_path):
     outcome = made_outcome(tmp_path, {"fedavg": []})
     table = table4.make_rounds_table(outcome)
     assert math.isnan(table["rounds"].item())
@@ -244,7 +244,7 @@ def test_a_cell_of_which_nothing_was_run_has_neither_rounds_nor_a_count(tmp_path
     assert section.rows[0]["Seeds"] == "0 of 3"
 
 
-def test_every_preset_has_a_target_for_what_it_runs():
+def test_presets_have_targets():
     for preset in ALL["table4"].presets.values():
         assert table4.TARGETS.keys() >= {*product(preset.datasets, preset.alphas)}
 
@@ -252,7 +252,7 @@ def test_every_preset_has_a_target_for_what_it_runs():
 # The steps of Figure 3
 
 
-def test_figure_3_visits_every_example_once_an_epoch():
+def test_batches_visit_every_example_once():
     there = np.arange(7) < np.array([[7], [3], [0]])
     steps = fig3.draw_batches(there, 2, 3, np.random.default_rng(0))
     assert steps.shape == (3, 3 * 4, 2)
@@ -309,7 +309,7 @@ def papers(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_all_goes_on_after_a_failure_and_skips_what_is_done(papers, capsys):
+def test_all_continues_after_failure(papers, capsys):
     command = ["--preset", "quick", "--only", "fsl"]
     assert every.main([*command, "--list"]) == 0
     assert capsys.readouterr().out.count("missing") == 3
@@ -342,7 +342,7 @@ def test_all_goes_on_after_a_failure_and_skips_what_is_done(papers, capsys):
 # The quick presets, for real
 
 
-def test_a_round_of_table_3(tmp_path, capsys):
+def test_table3_round(tmp_path, capsys):
     row = "fedavg(local_epochs=10, rounds=30)"
     few = ["--rounds", "1", "--seeds", "0", "--alphas", "0.04", "--methods", row]
     assert PROGRAMS["table3"]([*few, "--output-dir", str(tmp_path)]) == 0
@@ -354,7 +354,7 @@ def test_a_round_of_table_3(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_figure_6_measures_the_synthetic_data(tmp_path, monkeypatch):
+def test_figure6_measures_synthetic_data(tmp_path, monkeypatch):
     monkeypatch.setattr(fig6, "SCRATCH_EPOCHS", 4)
     few = ["--seeds", "0", "--alphas", "0.01", "--methods", "dynafed(local_epochs=2, rounds=21)"]
     assert fig6.main([*few, "--output-dir", str(tmp_path)]) == 0
@@ -383,7 +383,7 @@ def test_figure_6_measures_the_synthetic_data(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("program", ["fig3", "fig6"])
-def test_a_run_that_was_kept_without_its_images_is_said(program, tmp_path, capsys):
+def test_figures_reject_result_without_images(program, tmp_path, capsys):
     row = "dynafed(local_epochs=2, rounds=21)"
     filters = ["--seeds", "0", "--alphas", "0.01", "--methods", row, "--output-dir", str(tmp_path)]
     (spec,) = specs("fig6", "quick", seeds=(0,), alphas=(0.01,), methods=(row,))

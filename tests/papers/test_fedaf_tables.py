@@ -35,7 +35,7 @@ def runs(experiment, preset="paper", **filters):
 
 
 @pytest.mark.parametrize("number", TABLES)
-def test_every_reported_cell_is_found_by_exactly_one_cell_of_the_paper_preset(number):
+def test_paper_preset_matches_reported_cells(number):
     experiment = TABLES[number]
     cells = make_cells(experiment, TableArguments(preset="paper"))
     reported = load_reported_values("fedaf", f"table{number}")
@@ -51,7 +51,7 @@ def test_every_reported_cell_is_found_by_exactly_one_cell_of_the_paper_preset(nu
 
 
 @pytest.mark.parametrize("number", [1, 2, 6])
-def test_rows_are_in_the_papers_order(number):
+def test_rows_have_paper_order(number):
     reported = tuple(dict.fromkeys(load_reported_values("fedaf", f"table{number}")["method"]))
     assert reported == (*BASELINES, "feddm", "fedaf")
     for preset in TABLES[number].presets:
@@ -66,7 +66,7 @@ def test_rows_are_in_the_papers_order(number):
         assert (OWN_NORMS in rows) == (number == 1)
 
 
-def test_the_paper_presets_have_the_papers_settings():
+def test_paper_preset_settings():
     by_method = {}
     for cell in make_cells(TABLES[1], TableArguments(preset="paper", datasets=("cifar100",))):
         for run in cell.runs:
@@ -99,7 +99,7 @@ def test_the_paper_presets_have_the_papers_settings():
     assert six == "imagenet"
 
 
-def test_the_baselines_have_the_papers_settings():
+def test_baseline_settings():
     for preset in ("paper", "cpu", "quick"):
         cells = make_cells(TABLES[1], TableArguments(preset=preset))
         by_method = {cell.method: cell.runs[0].resolved() for cell in cells}
@@ -140,13 +140,13 @@ def test_the_baselines_have_the_papers_settings():
         (5, "fedaf(gamma=0.5)", "hp", "gamma", 0.5),
     ],
 )
-def test_a_variant_changes_what_its_name_says(number, row, kind, name, value):
+def test_variant_settings_reach_runs(number, row, kind, name, value):
     (cell, *_) = make_cells(TABLES[number], TableArguments(preset="paper", methods=(row,)))
     assert cell.method == row
     assert getattr(cell.runs[0].resolved(), kind)[name] == value
 
 
-def test_a_methods_name_stands_for_its_variants_unless_it_is_a_row():
+def test_method_filter_selects_variants():
     def rows(number, *methods):
         cells = make_cells(TABLES[number], TableArguments("paper", methods=methods, alphas=(0.1,)))
         return [cell.method for cell in cells]
@@ -157,7 +157,7 @@ def test_a_methods_name_stands_for_its_variants_unless_it_is_a_row():
     assert rows(4, "feddm", "fedaf(lambda_loc=0)") == ["fedaf(lambda_loc=0)", "feddm"]
 
 
-def test_no_run_is_made_twice():
+def test_tables_share_runs():
     table1 = runs(TABLES[1], datasets=("cifar10",), methods=("fedaf",))
     assert table1 == runs(TABLES[3], methods=("fedaf(ipc=50)",))
     assert table1 == runs(TABLES[4], methods=("fedaf",))
@@ -173,7 +173,7 @@ def test_no_run_is_made_twice():
 
 
 @pytest.mark.parametrize("number", TABLES)
-def test_the_quick_preset_needs_no_download(number):
+def test_quick_preset_uses_embedded_data(number):
     cells = make_cells(TABLES[number], TableArguments(preset="quick"))
     assert {cell.dataset for cell in cells} == {"user" if number == 2 else "digits"}
     assert all(cell.runs for cell in cells)
@@ -185,7 +185,7 @@ def test_the_quick_preset_needs_no_download(number):
     assert number != 6 or filled == {"fedavg", "fedaf"}
 
 
-def test_domains_are_columns_of_the_same_runs():
+def test_domain_columns_share_runs():
     cells = make_cells(TABLES[2], TableArguments(preset="quick", methods=("fedaf",)))
     assert [cell.domain for cell in cells] == [*DOMAINS.DOMAINS, AVERAGE]
     assert all(cell.runs == cells[0].runs for cell in cells)
@@ -193,12 +193,12 @@ def test_domains_are_columns_of_the_same_runs():
     assert (spec.partition, spec.num_clients, spec.alpha) == ("by_domain", 6, None)
 
 
-def test_a_table_of_domains_takes_no_alpha(capsys, tmp_path):
+def test_domain_table_rejects_alphas(capsys, tmp_path):
     assert PROGRAMS[2](["--alphas", "0.1", "--output-dir", str(tmp_path)]) == 2
     assert "alphas = (0.1,)" in capsys.readouterr().err
 
 
-def test_a_table_and_its_figure_share_runs(tmp_path, capsys, monkeypatch):
+def test_table_and_figure_share_runs(tmp_path, capsys, monkeypatch):
     command = ["--methods", "fedavg", "--alphas", "0.1", "--seeds", "0", "--rounds", "2"]
     command += ["--models", "mlp", "--output-dir", str(tmp_path)]
     assert PROGRAMS[1](command) == 0
@@ -228,7 +228,7 @@ def filled(number, folder, *command):
 
 
 @pytest.mark.slow
-def test_fedbns_cell_of_a_domain_is_its_clients_accuracy(tmp_path):
+def test_fedbn_domain_cell_is_client_accuracy(tmp_path):
     table, results = filled(2, tmp_path, "--methods", "fedbn")
     (run,) = results.values()
     accuracy = 100 * run.metrics["client_accuracy"]
@@ -253,7 +253,7 @@ def test_fedbns_cell_of_a_domain_is_its_clients_accuracy(tmp_path):
 
 
 @pytest.mark.slow
-def test_fedbn_is_read_both_ways_under_label_skew(tmp_path):
+def test_fedbn_rows_under_label_skew(tmp_path):
     table, results = filled(1, tmp_path, "--methods", "fedbn", OWN_NORMS, "--alphas", "0.1")
     shared, own = results[None], results["personal"]
     for name in ("train_loss", "test_accuracy"):
@@ -270,7 +270,7 @@ def test_fedbn_is_read_both_ways_under_label_skew(tmp_path):
 # Table 7
 
 
-def test_uploads_by_hand():
+def test_upload_bytes_by_hand():
     counts = np.array([[60, 50, 49], [0, 200, 0]])  # 2 and 1 classes of at least 50
     image, tables = 2 * 3 * 1, 2 * 3 * 3 * 4
     upload = TABLE7.mean_upload_bytes(counts, (2, 3, 1), 50, bytes_per_value=1)
@@ -285,7 +285,7 @@ def test_uploads_by_hand():
     )
 
 
-def test_true_bytes_are_those_that_a_run_counts():
+def test_upload_bytes_match_run():
     spec = RunSpec(
         "fedaf",
         "digits",
@@ -311,7 +311,7 @@ def test_true_bytes_are_those_that_a_run_counts():
 
 
 @pytest.mark.slow
-def test_table7_has_the_reported_cells_and_comes_near_them(tmp_path, capsys):
+def test_table7_matches_reported_cells(tmp_path, capsys):
     rows = TABLE7.make_rows(TABLE7.Arguments(partitions=12))
     reported = load_reported_values("fedaf", "table7")
     keys = ["dataset", "alpha", "method", "model", "reported"]
@@ -342,7 +342,7 @@ def test_table7_has_the_reported_cells_and_comes_near_them(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_balanced_labels_are_the_data_sets(prepared_data):
+def test_balanced_labels_match_datasets(prepared_data):
     for name in ("fashion_mnist", "cifar10"):
         source, dataset = (
             TABLE7.DATASET_SHAPES[name],
@@ -357,7 +357,7 @@ def test_balanced_labels_are_the_data_sets(prepared_data):
 # The made-up domains, and the figures
 
 
-def test_domains_hold_equal_parts_of_every_class():
+def test_digit_domains_are_balanced():
     dataset, again = DOMAINS.make_digit_domains(), DOMAINS.make_digit_domains()
     assert dataset.digest() == again.digest()
     digits = load_dataset("digits")
@@ -378,7 +378,7 @@ def test_domains_hold_equal_parts_of_every_class():
     )
 
 
-def test_transformations_by_hand():
+def test_domain_transformations_by_hand():
     image = np.zeros((4, 4, 1), np.uint8)
     image[0, 1], image[2, 2] = 90, 180
     rng = np.random.default_rng(0)
@@ -396,7 +396,7 @@ def test_transformations_by_hand():
 
 
 @pytest.mark.parametrize("name", ["fig6", "fig8"])
-def test_partitions_are_drawn(name, tmp_path, capsys):
+def test_partition_figures(name, tmp_path, capsys):
     draw = load_program(f"fedaf.{name}")
     assert draw(["--list", "--output-dir", str(tmp_path / "x")]) == 0
     assert not (tmp_path / "x").exists()
@@ -406,7 +406,7 @@ def test_partitions_are_drawn(name, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_features_are_drawn_and_the_title_says_whose_they_are(tmp_path, monkeypatch, capsys):
+def test_feature_figure_states_network(tmp_path, monkeypatch, capsys):
     titles = []
     monkeypatch.setattr(
         fig9,
@@ -422,7 +422,7 @@ def test_features_are_drawn_and_the_title_says_whose_they_are(tmp_path, monkeypa
     assert "did you mean 'paper'" in capsys.readouterr().err
 
 
-def test_gains_are_differences_from_the_base():
+def test_accuracy_gains():
     from fedjax_het.papers.fedaf.fig5 import plot_accuracy_gain
 
     rows = [

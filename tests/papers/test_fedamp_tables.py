@@ -32,7 +32,7 @@ def runs(experiment, preset="paper", **filters):
 
 
 @pytest.mark.parametrize("number", TABLES)
-def test_every_reported_cell_is_found_by_exactly_one_cell_of_the_paper_preset(number):
+def test_paper_preset_matches_reported_cells(number):
     cells = make_cells(TABLES[number], TableArguments(preset="paper"))
     reported = load_reported_values("fedamp", f"table{number}")
     assert set(reported["partition"]) == {PARTITIONS[number]} and len(reported) == 36
@@ -45,7 +45,7 @@ def test_every_reported_cell_is_found_by_exactly_one_cell_of_the_paper_preset(nu
 
 @pytest.mark.parametrize("preset", ["quick", "short", "cpu", "paper"])
 @pytest.mark.parametrize("number", TABLES)
-def test_all_runs_of_a_table_test_clients_of_its_partition(number, preset):
+def test_runs_test_clients_of_partition(number, preset):
     specs = [
         run.resolved()
         for cell in make_cells(TABLES[number], TableArguments(preset=preset))
@@ -70,7 +70,7 @@ def test_all_runs_of_a_table_test_clients_of_its_partition(number, preset):
     )
 
 
-def test_figures_are_drawn_from_the_runs_of_table_3():
+def test_figures_share_runs_of_table3():
     for preset in ("quick", "short", "cpu", "paper"):
         assert runs(FIG2.FIG2, preset) == runs(TABLES[3], preset)
         methods = ("fedamp", "heurfedamp")
@@ -79,7 +79,7 @@ def test_figures_are_drawn_from_the_runs_of_table_3():
     assert {experiment.results_folder for experiment in everything} == {"fedamp"}
 
 
-def test_a_table_without_alpha_takes_none(capsys, tmp_path):
+def test_table_without_alpha_rejects_alphas(capsys, tmp_path):
     assert PROGRAMS[3](["--alphas", "0.1", "--output-dir", str(tmp_path)]) == 2
     assert "alphas = (0.1,): expected none" in capsys.readouterr().err
 
@@ -117,7 +117,7 @@ def results(folder, partition):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", TABLES)
-def test_a_table_holds_the_best_means_of_its_runs(number, folder):
+def test_table_has_best_means_of_runs(number, folder):
     table = pd.read_csv(folder / f"table{number}.csv").set_index("method")
     own = results(folder, PARTITIONS[number])
     assert list(table.index) == list(METHODS[number])
@@ -134,7 +134,7 @@ def test_a_table_holds_the_best_means_of_its_runs(number, folder):
     assert not table["diverged"].any()
 
 
-def test_nothing_that_is_not_there_is_printed_as_a_number(folder, capsys):
+def test_missing_values_are_not_printed(folder, capsys):
     for number, program in PROGRAMS.items():
         assert program([*command(folder, number), "--show"]) == 0
     out = capsys.readouterr().out
@@ -163,7 +163,7 @@ def nothing_runs(monkeypatch):
     monkeypatch.setattr("fedjax_het.runtime.sweep.prepare_group", no_more)
 
 
-def test_the_tests_of_figure_2_are_of_the_best_rounds_clients(folder, capsys, nothing_runs):
+def test_figure2_tests_clients_of_best_round(folder, capsys, nothing_runs):
     assert FIG2.main(command(folder)) == 0
     out = capsys.readouterr().out
     assert "Left out" not in out and not re.search(r"\bnan\b", out)
@@ -188,7 +188,7 @@ def test_the_tests_of_figure_2_are_of_the_best_rounds_clients(folder, capsys, no
         )
 
 
-def test_figure_2_leaves_out_a_method_that_lacks_a_seed(folder, capsys):
+def test_figure2_omits_methods_with_missing_seed(folder, capsys):
     more = [*command(folder), "--seeds", "0", "1", "7", "--show"]
     assert FIG2.main(more) == 0
     assert "Left out, as not all their runs are there: separate, fedavg," in (
@@ -196,7 +196,7 @@ def test_figure_2_leaves_out_a_method_that_lacks_a_seed(folder, capsys):
     )
 
 
-def test_the_paper_reports_tests_of_three_data_sets_against_seven_methods():
+def test_figure2_reported_tests():
     assert {
         *("separate", "fedavg", "fedprox", "fedavg_ft", "fedprox_ft", "scaffold", "apfl")
     } == FIG2.REPORTED_BASELINES
@@ -211,7 +211,7 @@ def test_the_paper_reports_tests_of_three_data_sets_against_seven_methods():
     assert told == [["—", "—", "—"], ["< 1e-4", "—", "—"]]
 
 
-def test_figure_3_contrasts_the_weights_of_the_runs(folder, capsys, nothing_runs):
+def test_figure3_weight_contrasts(folder, capsys, nothing_runs):
     assert FIG3.main(["--rounds", "2", "--output-dir", str(folder)]) == 0
     out = capsys.readouterr().out
     assert "Inside / between" in out and not re.search(r"\bnan\b", out)
@@ -235,7 +235,7 @@ def test_figure_3_contrasts_the_weights_of_the_runs(folder, capsys, nothing_runs
         assert 2 * row.inside + 12 * row.between + row.own == pytest.approx(1)
 
 
-def test_figures_without_runs_say_so(tmp_path, capsys):
+def test_figures_without_runs(tmp_path, capsys):
     arguments = ["--show", "--output-dir", str(tmp_path)]
     assert FIG2.main(arguments) == 0
     assert FIG3.main(arguments) == 0

@@ -47,7 +47,7 @@ def runs(name, preset="paper", **filters):
     ("dataset", "clients", "share", "size", "classes"),
     [("cifar10", 10, 4 / 10, 500, (2, 5, 10)), ("emnist_45", 45, 5 / 45, 225, (1, 5, 45))],
 )
-def test_scenario_1_is_the_papers(dataset, clients, share, size, classes):
+def test_scenario1_settings(dataset, clients, share, size, classes):
     own = specs("fig1", datasets=(dataset,))
     smallest = clients * size / {"cifar10": 50_000, "emnist_45": 108_000}[dataset]
     gammas = (smallest, 0.5, 1.0, 1.5, 2.0)
@@ -68,7 +68,7 @@ def test_scenario_1_is_the_papers(dataset, clients, share, size, classes):
     assert list_protocol_deviations(ALL["fig1"], cells("fig1")) == []
 
 
-def test_figure_6_is_figure_1_without_pretraining():
+def test_figure6_is_figure1_without_pretraining():
     assert not any(s.pretrain_epochs for found in specs("fig6").values() for s in found)
     for preset in PRESETS:
         assert runs("fig1", preset, methods=("fedavg",)) <= runs("fig6", preset)
@@ -76,7 +76,7 @@ def test_figure_6_is_figure_1_without_pretraining():
     assert not runs("fig1", methods=("fsl",)) & runs("fig6")
 
 
-def test_scenario_2_is_the_papers():
+def test_scenario2_settings():
     for dataset, (clients, sampled, batch, givers, elsewhere) in {
         "cifar10": (1000, 10, 10, 10, "stl10"),
         "emnist_45": (450, 5, 50, 9, "glyphs"),
@@ -101,7 +101,7 @@ def test_scenario_2_is_the_papers():
                     assert spec.hp["feddyn_alpha"] == 0.01
 
 
-def test_table_1_tries_the_papers_settings_of_each_of_its_rows():
+def test_table1_variants():
     table, own = table1, specs("table1")
     sharing, pretraining = (own.pop(row) for row in CONTROLS)
     assert [spec.server_options for (spec,) in (sharing, pretraining)] == [
@@ -130,7 +130,7 @@ def test_table_1_tries_the_papers_settings_of_each_of_its_rows():
 
 
 @pytest.mark.slow
-def test_figures_share_the_runs_that_they_have_in_common():
+def test_figures_share_runs():
     assert {experiment.results_folder for experiment in ALL.values()} == {"fsl"}
     assert runs("fig10") == runs("fig5", datasets=("cifar10",))
     assert runs("fig11") == runs("fig5", datasets=("emnist_45",))
@@ -144,7 +144,7 @@ def test_figures_share_the_runs_that_they_have_in_common():
     assert len(both) == 3 * (1 + 5)  # data sharing and FSL, at C = 2
 
 
-def test_figures_7_8_and_9_are_the_papers():
+def test_figures_7_to_9_match_paper():
     for spec in (s for found in specs("fig7", datasets=("cifar10",)).values() for s in found):
         assert spec.server_options == {"size": 200}
         assert spec.hp.get("gamma", 1.0) == 1.0
@@ -163,7 +163,7 @@ def test_figures_7_8_and_9_are_the_papers():
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_preset_lists_its_runs(name, preset, tmp_path, capsys):
+def test_presets_list_runs(name, preset, tmp_path, capsys):
     command = ["--preset", preset, "--list", "--output-dir", str(tmp_path)]
     assert PROGRAMS[name](command) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -176,7 +176,7 @@ def test_every_preset_lists_its_runs(name, preset, tmp_path, capsys):
     assert all(s.resolved() for found in specs(name, preset).values() for s in found)
 
 
-def test_classes_can_be_chosen_where_a_table_has_them(tmp_path, capsys):
+def test_class_filter(tmp_path, capsys):
     (cell,) = cells("fig1", "quick", classes=(3,), methods=("fedavg",))
     assert cell.level == 3 and cell.runs[0].resolved().classes == 3
     with pytest.raises(ConfigError, match=r"classes = \(2,\): expected none"):
@@ -211,7 +211,7 @@ def a_cell(method, row=None, classes=2):
     return TableCell("cifar10", "fsl_cnn", None, row or method, tuple(many), classes=classes)
 
 
-def test_rounds_stand_beside_accuracies_with_their_reported_values():
+def test_rounds_to_half_columns():
     reported = load_reported_values("fsl", "table1")
     feddyn, fsl = a_cell("feddyn"), a_cell("fsl", "fsl(n0=500)")
     other = a_cell("scaffold")
@@ -243,7 +243,7 @@ def test_rounds_stand_beside_accuracies_with_their_reported_values():
     assert "%" not in first["Rounds to 50 %"] and "difference in rounds" in text.notes[0]
 
 
-def test_a_row_of_table_1_is_the_best_of_its_variants():
+def test_table1_row_is_best_variant():
     planned = [cell for cell in cells("table1", seeds=(0, 1)) if "fslsyn" not in cell.method]
     frames = []
     for place, cell in enumerate(planned):
@@ -265,7 +265,7 @@ def test_a_row_of_table_1_is_the_best_of_its_variants():
     assert table["reported_mean"].dropna().tolist() == [57.79, 58.45, 61.44]
 
 
-def test_a_row_of_an_unfinished_table_1_is_a_variant_that_has_runs():
+def test_table1_row_of_unfinished_table():
     planned = [cell for cell in cells("table1", seeds=(0, 1)) if "fslsyn" not in cell.method]
     (cell,) = (cell for cell in planned if cell.method == "fsl(n0=500, gamma=1.0)")
     results = made(cell, (0.6, 0.6), (100, 100)).iloc[:1]
@@ -311,7 +311,7 @@ def gamma_runs():
     return pd.DataFrame(rows)
 
 
-def test_two_measures_against_gamma_with_data_sharing_at_zero():
+def test_metrics_vs_gamma_with_data_sharing_at_zero():
     results = gamma_runs()
     figure = analysis.plot_metric_vs_setting(
         results,
@@ -338,7 +338,7 @@ def test_two_measures_against_gamma_with_data_sharing_at_zero():
         analysis.plot_metric_vs_setting(results, x="dataset")
 
 
-def test_positive_values_that_span_a_factor_of_ten_are_on_a_logarithmic_axis():
+def test_wide_range_has_log_axis():
     results = gamma_runs().dropna(subset="hp.gamma").drop(columns="classes")
     wide = results.assign(**{"hp.gamma": results["hp.gamma"].replace(2.0, 5.0)})
     for table, scale in ((results, "linear"), (wide, "log")):
@@ -346,7 +346,7 @@ def test_positive_values_that_span_a_factor_of_ten_are_on_a_logarithmic_axis():
         assert panel.get_xscale() == scale
 
 
-def test_gradient_gaps_are_means_of_logarithms_of_the_measured_rounds():
+def test_gradient_gaps_are_geometric_means():
     results = gamma_runs().query("algorithm == 'fsl' and `hp.gamma` == 0.5")
     frames = []
     for digest, factor in zip(results["digest"], (1.0, 100.0), strict=True):
@@ -363,7 +363,7 @@ def test_gradient_gaps_are_means_of_logarithms_of_the_measured_rounds():
     assert client.get_ydata() == pytest.approx([1e-1, 1.0, 10.0])
 
 
-def test_a_learning_curve_ends_at_the_mean_of_twenty_rounds():
+def test_learning_curve_ends_at_window_mean():
     results = gamma_runs().query("algorithm != 'data_sharing'")
     rng = np.random.default_rng(0)
     accuracy = {digest: rng.random(50) for digest in results["digest"]}
@@ -381,7 +381,7 @@ def test_a_learning_curve_ends_at_the_mean_of_twenty_rounds():
     assert figure.axes[0].get_ylabel().endswith("mean of 20 rounds and 2 seeds")
 
 
-def test_what_follows_from_the_source_of_the_servers_data_is_no_setting_of_its_own():
+def test_server_options_follow_from_source():
     results = gamma_runs().query("algorithm == 'fsl'").drop(columns="hp.gamma")
     results["server_data"] = ["iid", "iid", "glyphs", "glyphs"]
     results["server_options.size"] = [50.0, 50.0, None, None]
@@ -394,7 +394,7 @@ def test_what_follows_from_the_source_of_the_servers_data_is_no_setting_of_its_o
     ]
 
 
-def test_the_rate_of_pretraining_follows_from_whether_there_is_any():
+def test_pretrain_lr_follows_from_pretraining():
     results = gamma_runs().query("algorithm == 'fsl'").drop(columns="hp.gamma")
     results["pretrain_epochs"] = [0, 0, 50, 50]
     results["hp.pretrain_lr"] = [None, None, 0.01, 0.01]
@@ -403,7 +403,7 @@ def test_the_rate_of_pretraining_follows_from_whether_there_is_any():
     assert analysis.find_varying_settings(results)[-1] == "hp.pretrain_lr"
 
 
-def test_rounds_to_a_value_say_whose_mean_they_are():
+def test_rounds_to_half_overview():
     results = gamma_runs().assign(rounds_to_half=[10, None, *[20] * 8])
     table = analysis.make_overview_table(results, by=["algorithm"], metric="rounds_to_half")
     first = next(row for row in table.sections[0].rows if row["Method"] == "data_sharing")
@@ -423,7 +423,7 @@ def figure(name, folder, *command):
 
 
 @pytest.mark.slow
-def test_figure_8_holds_the_means_of_its_runs(tmp_path, capsys):
+def test_figure8_has_means_of_runs(tmp_path, capsys):
     found = figure("fig8", tmp_path, "--methods", "data_sharing", "fsl(gamma=0.5)")
     out = capsys.readouterr().out
     assert "runs that differ in" not in out and "nan" not in out
@@ -438,20 +438,20 @@ def test_figure_8_holds_the_means_of_its_runs(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_figure_9_measures_gradients(tmp_path):
+def test_figure9_measures_gradients(tmp_path):
     (result,) = figure("fig9", tmp_path, "--classes", "2", "--methods", "fsl(n0=20)")
     for name in ("server_gap", "client_gap"):
         assert np.isfinite(result.metrics[name]).tolist() == [True, False, False]
 
 
-def test_a_figure_without_runs_says_so(tmp_path, capsys):
+def test_figure_without_runs(tmp_path, capsys):
     assert PROGRAMS["fig1"](["--show", "--output-dir", str(tmp_path)]) == 0
     assert "No run is there to be drawn." in capsys.readouterr().out
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fig3", "fig4"])
-def test_examples_are_drawn(name, tmp_path, capsys):
+def test_server_example_figures(name, tmp_path, capsys):
     draw = load_program(f"fsl.{name}")
     for preset in getattr(server_examples, f"{name.upper()}_PRESETS"):
         listed = ["--preset", preset, "--list", "--output-dir", str(tmp_path / "x")]

@@ -14,7 +14,7 @@ from fedjax_het.utils.errors import ConfigError
 RNG = np.random.default_rng(0)
 
 
-def test_auc_is_the_chance_that_a_member_scores_higher():
+def test_auc_by_pairs():
     members, others = RNG.normal(0.5, 1, 60), np.round(RNG.normal(0, 1, 80), 1)
     members[:20] = np.round(members[:20], 1)  # ties count half
     pairs = members[:, None] - others
@@ -22,7 +22,7 @@ def test_auc_is_the_chance_that_a_member_scores_higher():
     assert evaluate_membership_attack(members, others).auc == pytest.approx(expected)
 
 
-def test_scores_of_one_kind_tell_nothing_and_those_apart_everything():
+def test_attack_on_equal_and_separate_scores():
     same = evaluate_membership_attack(RNG.normal(size=4000), RNG.normal(size=4000))
     assert abs(same.auc - 0.5) < 0.03 and same.p_value > 1e-3
     assert same.found < 0.01
@@ -30,7 +30,7 @@ def test_scores_of_one_kind_tell_nothing_and_those_apart_everything():
     assert apart.auc == 1.0 and apart.found == 1.0 and apart.p_value < 1e-20
 
 
-def test_found_are_members_above_all_but_one_in_a_thousand_others():
+def test_found_members_at_false_positive_rate():
     others = np.arange(10_000.0)
     members = np.array([9_988.5, 9_990.5, 9_995.0, 5.0])
     above = (members > np.sort(others)[::-1][int(FALSE_POSITIVE_RATE * len(others)) - 1]).mean()
@@ -38,7 +38,7 @@ def test_found_are_members_above_all_but_one_in_a_thousand_others():
 
 
 @pytest.mark.parametrize("blocks", [1, 7])
-def test_nearest_is_the_smallest_distance(blocks, monkeypatch):
+def test_nearest_distances(blocks, monkeypatch):
     monkeypatch.setattr("fedjax_het.papers.leakage._BLOCK_SIZE", 30 * 40 // blocks)
     images, candidates = RNG.normal(size=(30, 4, 4, 2)), RNG.normal(size=(40, 4, 4, 2))
     candidates[3] = images[5]
@@ -48,7 +48,7 @@ def test_nearest_is_the_smallest_distance(blocks, monkeypatch):
     assert found[5] == 0  # the same image, in spite of rounding
 
 
-def test_copies_of_members_are_found_and_strangers_are_not():
+def test_neighbors_of_copies_and_strangers():
     members, others = RNG.normal(size=(2, 300, 6, 6, 1))
     copied = compare_neighbors(
         members[:50] + 0.01 * RNG.normal(size=(50, 6, 6, 1)), members, others
@@ -62,7 +62,7 @@ def test_copies_of_members_are_found_and_strangers_are_not():
     assert tied.share == 0.5 and tied.p_value == 1.0
 
 
-def test_bad_input_is_one_line():
+def test_leakage_rejects_bad_input():
     with pytest.raises(ConfigError, match="members"):
         evaluate_membership_attack(np.array([np.nan]), np.zeros(3))
     with pytest.raises(ConfigError, match="as many others"):

@@ -19,7 +19,7 @@ from fedjax_het.runtime.results import Result
 
 
 @pytest.mark.parametrize("experiment", [TABLE1, TABLE5], ids=lambda e: e.name)
-def test_the_paper_preset_is_the_papers_table(experiment):
+def test_paper_preset_matches_reported_cells(experiment):
     cells = make_cells(experiment, TableArguments(preset="paper"))
     reported = load_reported_values(experiment.paper, experiment.item)
     places = [(cell.dataset, cell.model, cell.alpha, cell.method) for cell in cells]
@@ -44,13 +44,13 @@ def test_the_paper_preset_is_the_papers_table(experiment):
 
 
 @pytest.mark.parametrize("experiment", [TABLE1, TABLE5], ids=lambda e: e.name)
-def test_the_quick_preset_needs_no_download(experiment):
+def test_quick_preset_uses_embedded_data(experiment):
     cells = make_cells(experiment, TableArguments(preset="quick"))
     assert {cell.dataset for cell in cells} == {"digits"}
     assert all(cell.runs for cell in cells)
 
 
-def test_filters_choose_and_settings_reach_the_runs():
+def test_filters_and_settings():
     arguments = TableArguments(
         preset="paper",
         models=("mlp", "convnet"),
@@ -78,7 +78,7 @@ def test_filters_choose_and_settings_reach_the_runs():
         (["--rounds", "0"], "rounds = 0"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_status_2(arguments, message, capsys, tmp_path):
+def test_bad_flag_has_exit_status_2(arguments, message, capsys, tmp_path):
     status = main([*arguments, "--output-dir", str(tmp_path / "out")])
     error = capsys.readouterr().err.strip()
     assert status == 2
@@ -87,7 +87,7 @@ def test_bad_input_is_one_line_and_exit_status_2(arguments, message, capsys, tmp
     assert not (tmp_path / "out").exists()
 
 
-def test_a_table_is_filled_printed_written_and_not_run_twice(tmp_path, capsys, monkeypatch):
+def test_table_program_end_to_end(tmp_path, capsys, monkeypatch):
     command = ["--methods", "fedavg", "--alphas", "0.1", "0.5", "--seeds", "0", "1"]
     command += ["--rounds", "2", "--output-dir", str(tmp_path)]
     assert main([*command, "--list"]) == 0
@@ -136,7 +136,7 @@ def test_a_table_is_filled_printed_written_and_not_run_twice(tmp_path, capsys, m
     assert "(dynafed)" not in text
 
 
-def test_a_data_set_that_the_paper_has_is_not_said_to_have_no_values(tmp_path, capsys):
+def test_note_on_datasets_without_reported_values(tmp_path, capsys):
     # None for this alpha, that is.
     assert TABLE1.load_reported()["dataset"].eq("fashion_mnist").any()
     command = ["--datasets", "fashion_mnist", "--methods", "fedavg", "--alphas", "0.5", "--show"]
@@ -146,14 +146,14 @@ def test_a_data_set_that_the_paper_has_is_not_said_to_have_no_values(tmp_path, c
     assert "no values" not in text
 
 
-def test_show_needs_a_folder(tmp_path, capsys):
+def test_show_requires_folder(tmp_path, capsys):
     assert main(["--show", "--output-dir", str(tmp_path / "out")]) == 2
     assert "--output-dir" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
-def test_missing_data_leaves_cells_missing_and_says_why(tmp_path, capsys, monkeypatch):
+def test_missing_dataset_is_explained(tmp_path, capsys, monkeypatch):
     def simulate(spec, **keywords):
         fedjax_het.load_dataset(spec.dataset)
         summary = {"final_accuracy": 0.5, "final_accuracy_std": 0.0, "diverged": False}
@@ -180,7 +180,7 @@ PROGRAMS = sorted(
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_a_program_says_what_it_takes(path, monkeypatch, capsys):
+def test_help_lists_presets(path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", [path.name, "--help"])
     with pytest.raises(SystemExit) as stop:
         runpy.run_path(str(path), run_name="__main__")

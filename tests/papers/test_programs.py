@@ -42,7 +42,7 @@ CASES = [(module, flags) for module, several in BAD.items() for flags in several
 
 
 @pytest.mark.parametrize(("module", "flags"), CASES)
-def test_a_bad_flag_is_one_line(module, flags, tmp_path, monkeypatch, capsys):
+def test_bad_flag_is_one_line(module, flags, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     main = importlib.import_module(f"experiments.{module}").main
     assert main(flags) == 2
@@ -52,7 +52,7 @@ def test_a_bad_flag_is_one_line(module, flags, tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_every_program_is_tried():
+def test_every_program_is_covered():
     """Programs that are not tables; the tables have tests of their own."""
     is_tried = {*BAD, "fedaf.fig7", "fedaf.fig8", "fsl.fig4"}  # built like fig6 and fig3
     scripts = ROOT / "experiments"
@@ -78,7 +78,7 @@ class Printing:
     """Print in capitals."""
 
 
-def test_what_a_program_prints_is_no_error(capsys):
+def test_program_output_and_help(capsys):
     def work(arguments):
         print("done" * arguments.times)
         return 3

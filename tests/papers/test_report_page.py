@@ -120,7 +120,7 @@ class Elements(HTMLParser):
         return [attrs for name, attrs, _ in self.found if name == tag]
 
 
-def test_the_page_is_whole_and_asks_for_nothing(entries):
+def test_page_is_self_contained(entries):
     text = made_page(entries)
     elements = Elements(text)
     assert elements.open == []
@@ -138,7 +138,7 @@ def test_the_page_is_whole_and_asks_for_nothing(entries):
     assert "\x1b" not in text and "<b>name" not in text
 
 
-def test_pictures_are_there_and_say_what_is_seen(entries):
+def test_page_embeds_pictures(entries):
     elements = Elements(made_page(entries))
     pictures = elements.all("img")
     assert len(pictures) == 3 * 2
@@ -155,7 +155,7 @@ def on_the_page(path):
     return base64.b64decode(make_picture_view(path, "seen").source.partition(";base64,")[2])
 
 
-def test_a_picture_on_the_page_is_small_and_looks_the_same(tmp_path):
+def test_page_picture_is_small(tmp_path):
     path = write_figure(tmp_path / "a.png", drawing())
     shown = on_the_page(path)
     assert len(shown) < 0.6 * path.stat().st_size
@@ -168,7 +168,7 @@ def test_a_picture_on_the_page_is_small_and_looks_the_same(tmp_path):
     assert on_the_page(path) != shown
 
 
-def test_a_picture_that_few_colours_would_change_stays(tmp_path):
+def test_page_keeps_transparent_and_invalid_files(tmp_path):
     clear = np.zeros((8, 8, 4), np.uint8)
     Image.fromarray(clear).save(tmp_path / "clear.png")
     (tmp_path / "none.png").write_bytes(b"no picture")
@@ -176,7 +176,7 @@ def test_a_picture_that_few_colours_would_change_stays(tmp_path):
         assert on_the_page(tmp_path / name) == (tmp_path / name).read_bytes()
 
 
-def test_tables_scroll_sort_and_have_their_notes_as_lists(entries):
+def test_page_tables(entries):
     elements = Elements(made_page(entries))
     tables = [within for name, _, within in elements.found if name == "table"]
     assert len(tables) == 3 and all(within[-1] == "div" for within in tables)
@@ -189,13 +189,13 @@ def test_tables_scroll_sort_and_have_their_notes_as_lists(entries):
     assert "<h4>FSL, a table: x. Preset quick.</h4>" in html
 
 
-def test_what_no_row_has_is_not_said():
+def test_page_omits_empty_columns():
     rows = "".join(f"| x | — | {number} |\n" for number in range(3))
     html = markdown_to_html(f"| a | b | c |\n| - | - | - |\n{rows}")
     assert "<span>a: x</span>" in html and "b:" not in html and ">b<" not in html
 
 
-def test_what_is_kept_is_there_and_belongs_somewhere(tmp_path):
+def test_archives_belong_to_programs(tmp_path):
     kept = find_archives()
     names = [each.name for each in kept]
     assert len(names) == len(set(names)) > 5
@@ -219,7 +219,7 @@ def test_what_is_kept_is_there_and_belongs_somewhere(tmp_path):
     assert there == {each.source for each in kept}
 
 
-def test_versions_are_those_of_the_runs(tmp_path):
+def test_provenance_of_runs(tmp_path):
     assert describe_provenance([str(tmp_path / "a.png")], "this one") == "this one"
     for place, version in enumerate(("0.5", "0.6")):
         text = f'{{"summary": {{"fedjax_het": "{version}", "jax": "0.10", "device": "cpu"}}}}'
@@ -232,7 +232,7 @@ def test_versions_are_those_of_the_runs(tmp_path):
 @pytest.mark.skipif(
     find_chromium() is None, reason="no Chromium here: what needs none is tested above"
 )
-def test_a_browser_shows_all_of_it_at_both_widths(entries, tmp_path):
+def test_page_in_browser(entries, tmp_path):
     path = tmp_path / "report.html"
     path.write_text(made_page(entries))
     with open_browser(tmp_path / "profile") as shown:

@@ -17,7 +17,7 @@ from fedjax_het.papers.programs import find_programs, load_program
 from fedjax_het.papers.reported import load_reported_values
 
 
-def test_every_item_of_every_paper_is_listed_with_what_it_is(capsys):
+def test_list_has_every_item(capsys):
     assert main(["table", "--list"]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     for paper in ("dynafed", "fedaf", "fedamp", "fsl"):
@@ -30,7 +30,7 @@ def test_every_item_of_every_paper_is_listed_with_what_it_is(capsys):
 
 
 @pytest.mark.parametrize("name", find_programs())
-def test_every_program_has_a_main_that_takes_its_words(name, capsys):
+def test_every_program_has_main_and_help(name, capsys):
     module = import_module(f"experiments.{name}")
     assert load_program(name) is module.main
     with pytest.raises(SystemExit) as stop:
@@ -40,7 +40,7 @@ def test_every_program_has_a_main_that_takes_its_words(name, capsys):
     assert printed.startswith(f"usage: fedjax-het table {name} ") and "--preset" in printed
 
 
-def test_words_after_the_name_are_the_tables(tmp_path, capsys):
+def test_arguments_reach_program(tmp_path, capsys):
     words = ["--models", "mlp", "--seeds", "0", "--list", "--output-dir", str(tmp_path)]
     assert main(["table", "dynafed.table5", *words]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -60,7 +60,7 @@ def test_words_after_the_name_are_the_tables(tmp_path, capsys):
         ([], "table --list"),
     ],
 )
-def test_a_name_that_none_has_is_one_line_and_exit_status_2(words, message, capsys):
+def test_unknown_table_has_exit_status_2(words, message, capsys):
     assert main(["table", *words]) == 2
     error = capsys.readouterr().err.strip()
     assert message in error and "\n" not in error
@@ -68,7 +68,7 @@ def test_a_name_that_none_has_is_one_line_and_exit_status_2(words, message, caps
 
 @pytest.mark.slow
 @pytest.mark.parametrize("installed", [False, True], ids=["checkout", "installed"])
-def test_a_folder_of_the_users_is_not_taken(installed, tmp_path):
+def test_local_experiments_folder_is_ignored(installed, tmp_path):
     """Not the current directory's, which Python would import first, nor one beside the package."""
     here, site = tmp_path / "here", tmp_path / "site"
     for folder in (here, site):
@@ -85,7 +85,7 @@ def test_a_folder_of_the_users_is_not_taken(installed, tmp_path):
         assert "fedavg, digits" in done.stdout or "DynaFed's Table 1" in done.stdout
 
 
-def test_a_wheel_carries_the_package_alone():
+def test_wheel_has_package_only():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert wheel["packages"] == ["fedjax_het"]  # none at the top but ours
@@ -93,7 +93,7 @@ def test_a_wheel_carries_the_package_alone():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ["table1.py", "dynafed/table5.py", "fsl/fig11.py"])
-def test_a_script_and_a_module_are_the_same(script, tmp_path):
+def test_script_and_module_are_equal(script, tmp_path):
     module = "experiments." + script.removesuffix(".py").replace("/", ".")
     words = ["--preset", "quick", "--seeds", "0", "--list", "--output-dir", str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -111,7 +111,7 @@ def test_a_script_and_a_module_are_the_same(script, tmp_path):
     assert len(printed) == 1 and "missing" in printed.pop()
 
 
-def test_no_program_is_loaded_by_its_path():
+def test_no_program_is_loaded_by_path():
     files = list((ROOT / "experiments").rglob("*.py"))
     loads = re.compile(r"run_path|spec_from_file_location|SHARED\[")
     assert not [path.name for path in files if loads.search(path.read_text())]

@@ -69,7 +69,7 @@ def outcome_of(cells, results, curves=None, directory=None):
 # --- tuning --------------------------------------------------------------------------------
 
 
-def test_every_method_is_tried_at_the_same_multiples_of_its_number_on_a_seed_of_its_own():
+def test_tuning_trials():
     every = cells("all")
     found = make_tuning_trials(TABLE1, every)
     assert {parse_row(every[trial.cell_index].method)[0] for trial in found} == set(TUNING)
@@ -86,7 +86,7 @@ def test_every_method_is_tried_at_the_same_multiples_of_its_number_on_a_seed_of_
         assert TUNING_SEED not in {run.seed for run in cell.runs}
 
 
-def test_a_tuned_row_has_the_value_that_was_best_and_its_rows_seeds():
+def test_tuned_row_has_best_value():
     own = cells("fedavg", "fedprox")
     tried = [each for trial in make_tuning_trials(TABLE1, own) for each in trial.cells]
     best = {"local_lr": 0.003, "prox_mu": 0.0002}
@@ -140,7 +140,7 @@ def test_a_tuned_row_has_the_value_that_was_best_and_its_rows_seeds():
     ]
 
 
-def test_a_setting_is_added_to_a_row_or_changed_in_it():
+def test_add_row_settings():
     assert add_row_settings("fedavg", local_lr=0.1) == "fedavg(local_lr=0.1)"
     row = add_row_settings("dynafed(preset='code')", fine_tune_lr=1e-3)
     assert parse_row(row) == ("dynafed", {"preset": "code", "fine_tune_lr": 1e-3})
@@ -170,7 +170,7 @@ def curves_of(cells, level):
     return pd.concat(frames, ignore_index=True)
 
 
-def test_p_is_wilcoxons_over_seeds_and_tenths_of_the_second_half():
+def test_p_value_over_blocks_of_rounds():
     own = cells()
     levels = {"fedavg": 0.5, "fedprox": 0.79}
     curves = curves_of(own, lambda cell: levels.get(cell.method, 0.8))
@@ -196,7 +196,7 @@ def test_p_is_wilcoxons_over_seeds_and_tenths_of_the_second_half():
     assert "from dynafed, paired by seed" in describe_p_values(outcome)
 
 
-def test_only_runs_that_both_rows_have_are_compared():
+def test_p_value_uses_common_seeds():
     own = cells("fedavg", "dynafed")
     curves = curves_of(own, lambda cell: 0.5)
 
@@ -211,7 +211,7 @@ def test_only_runs_that_both_rows_have_are_compared():
     assert nothing.isna().all()
 
 
-def test_a_table_of_clients_compares_clients(tmp_path):
+def test_p_value_over_clients(tmp_path):
     from fedjax_het.papers.fedamp.tables import TABLE1 as FEDAMP
     from fedjax_het.runtime.results import Result
 
@@ -239,7 +239,7 @@ def test_a_table_of_clients_compares_clients(tmp_path):
 # --- the quality of synthetic data ---------------------------------------------------------
 
 
-def test_the_matching_loss_stands_beside_accuracy(tmp_path, capsys):
+def test_matching_loss_column(tmp_path, capsys):
     own = cells()
     losses = {"matching_loss": lambda cell: 0.9 if cell.method == "dynafed" else None}
     losses["matching_loss_by_start.3"] = lambda cell: 0.87 if cell.method == "dynafed" else None
@@ -259,7 +259,7 @@ def test_the_matching_loss_stands_beside_accuracy(tmp_path, capsys):
 # --- gains ---------------------------------------------------------------------------------
 
 
-def test_gains_are_over_real_images_of_the_same_place_and_relative_to_the_baseline():
+def test_gain_columns():
     own = cells("fedavg", "dynafed", *CONTROLS, alphas=(0.01, 0.04))
     levels = {"fedavg": 0.4, "dynafed": 0.6, CONTROLS[0]: 0.5, CONTROLS[1]: 0.75}
     results = results_of(own, lambda cell, run: levels[cell.method] + cell.alpha)

@@ -14,7 +14,7 @@ def made(program, folder, *arguments) -> set[str]:
 
 
 @pytest.mark.slow
-def test_fedamps_objective_falls_in_more_rounds(tmp_path, capsys):
+def test_fedamp_theory_objective_decreases(tmp_path, capsys):
     rows = [f"fedamp(layers=0, K={rounds})" for rounds in (4, 16)]
     names = made(fedamp_theory, tmp_path, "--methods", *rows)
     assert {"theory.md", "theory.csv", "theory.png"} <= names
@@ -27,7 +27,7 @@ def test_fedamps_objective_falls_in_more_rounds(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_real_images_gradient_is_nearer_than_that_of_untrained_data(tmp_path, capsys):
+def test_dynafed_theory_gradient_error(tmp_path, capsys):
     rows = ["dynafed(synthetic='untrained')", "dynafed(synthetic='real')"]
     names = made(dynafed_theory, tmp_path, "--methods", *rows, "--alphas", "0.04", "--rounds", "26")
     assert {"theory.md", "theory.csv", "theory.png"} <= names
@@ -38,7 +38,7 @@ def test_real_images_gradient_is_nearer_than_that_of_untrained_data(tmp_path, ca
 
 
 @pytest.mark.slow
-def test_real_images_give_themselves_away_and_noise_nothing(tmp_path, capsys):
+def test_leakage_of_real_images_and_noise(tmp_path, capsys):
     names = made(leakage, tmp_path, "--methods", "feddm(init='noise')")
     assert {"leakage.md", "leakage.csv", "leakage.png"} <= names
     table = pd.read_csv(tmp_path / "leakage.csv").set_index("images")

@@ -71,7 +71,7 @@ def values(results, method, alpha, measure="final_accuracy", **settings):
         ((0.1,), ["digits"]),  # what all panels share is not said
     ],
 )
-def test_a_title_says_the_data_and_what_differs(alphas, titles):
+def test_panel_titles(alphas, titles):
     results, curves = sweep(("fedavg",), alphas, participation=0.4)
     panels = ["dataset", "participation", "alpha"]
     by = [*panels, "algorithm"]
@@ -123,7 +123,7 @@ def smoothed(curves, method, alpha, seeds, measure="test_accuracy"):
     return np.array(columns).T
 
 
-def test_learning_curves_are_means_over_seeds_with_bands():
+def test_learning_curve_means_and_bands():
     results, curves = sweep()
     figure = analysis.plot_learning_curves(results, curves)
     assert [panel.get_title() for panel in figure.axes] == ["alpha 0.01", "alpha 0.1", "alpha 1"]
@@ -147,7 +147,7 @@ def test_learning_curves_are_means_over_seeds_with_bands():
 
 
 @pytest.mark.parametrize(("classes", "words"), [(1, "1 class a client"), (2, "2 classes a client")])
-def test_a_panel_says_what_its_classes_are_of(classes, words):
+def test_panel_title_of_classes(classes, words):
     results, curves = sweep(
         alphas=(0.1,), classes=float(classes)
     )  # a column that lacks some: floats
@@ -157,7 +157,7 @@ def test_a_panel_says_what_its_classes_are_of(classes, words):
     assert [panel.get_title() for panel in figure.axes] == [words]
 
 
-def test_a_method_whose_runs_all_diverged_has_no_line_and_is_marked():
+def test_diverged_method_has_no_line():
     figure = analysis.plot_learning_curves(*sweep())
     labels = [
         {line.get_label() for line in panel.lines if line.get_label()[0] != "_"}
@@ -171,14 +171,14 @@ def test_a_method_whose_runs_all_diverged_has_no_line_and_is_marked():
     assert note(figure).endswith("† runs that diverged are left out: fedprox, scaffold")
 
 
-def test_a_panel_where_all_diverged_says_so():
+def test_panel_of_diverged_runs():
     figure = analysis.plot_learning_curves(*sweep(["scaffold"], alphas=(0.1, 1.0)))
     assert [text.get_text() for text in figure.axes[0].texts] == ["diverged"]
     assert names(figure.axes[1]) == ["scaffold"]
     drawn(figure)
 
 
-def test_another_measure_has_its_own_unit():
+def test_learning_curves_of_loss():
     results, curves = sweep(["fedavg"])
     figure = analysis.plot_learning_curves(results, curves, metric="train_loss")
     expected = smoothed(curves, "fedavg", 0.1, SEEDS, "train_loss").mean(axis=1)
@@ -188,7 +188,7 @@ def test_another_measure_has_its_own_unit():
         analysis.plot_learning_curves(results, curves, metric="train_los")
 
 
-def test_a_shorter_run_ends_where_it_ends():
+def test_learning_curve_of_shorter_run():
     results, curves = sweep(["fedavg"], alphas=(0.1,))
     short = (curves["digest"] == "fedavg-0.1-0") & (curves["round"] > 10)
     curves = curves[~short]
@@ -197,7 +197,7 @@ def test_a_shorter_run_ends_where_it_ends():
     np.testing.assert_allclose(line(figure.axes[0], "fedavg").get_ydata()[6:], expected)
 
 
-def test_runs_shorter_than_two_windows_are_drawn_as_they_were_measured():
+def test_short_runs_are_not_smoothed():
     results, curves = sweep(["fedavg"], alphas=(0.1,), seeds=(0,))
     curves = curves[curves["round"] <= 9]
     (panel,) = analysis.plot_learning_curves(results, curves).axes
@@ -210,7 +210,7 @@ def test_runs_shorter_than_two_windows_are_drawn_as_they_were_measured():
     assert line(panel, "fedavg").get_xdata()[0] == 4
 
 
-def test_hyper_parameters_have_lines_of_one_hue_from_dark_to_light():
+def test_variants_have_shades_of_one_hue():
     rates = (0.01, 0.1, 1.0, 10.0)
     results, curves = joined(
         *(sweep(["fedprox"], alphas=(0.1,), **{"hp.prox_mu": mu}) for mu in rates)
@@ -228,7 +228,7 @@ def test_hyper_parameters_have_lines_of_one_hue_from_dark_to_light():
     assert len({str(each._dash_pattern) for each in found}) == 3
 
 
-def test_many_panels_wrap_and_data_sets_are_rows():
+def test_panel_grid():
     alphas = (0.01, 0.02, 0.05, 0.1, 0.2)
     figure = analysis.plot_learning_curves(*sweep(["fedavg"], alphas))
     places = [panel.get_subplotspec() for panel in figure.axes]
@@ -247,7 +247,7 @@ def test_many_panels_wrap_and_data_sets_are_rows():
 # Accuracy against alpha
 
 
-def test_accuracy_against_alpha_has_means_bands_and_single_runs():
+def test_metric_vs_alpha():
     results, _ = sweep()
     figure = analysis.plot_metric_vs_alpha(results)
     (panel,) = figure.axes
@@ -268,7 +268,7 @@ def test_accuracy_against_alpha_has_means_bands_and_single_runs():
     drawn(figure)
 
 
-def test_runs_that_diverged_are_crosses_and_in_no_mean():
+def test_diverged_runs_are_crosses():
     results, _ = sweep()
     figure = analysis.plot_metric_vs_alpha(results)
     (panel,) = figure.axes
@@ -283,7 +283,7 @@ def test_runs_that_diverged_are_crosses_and_in_no_mean():
     assert note(figure).endswith("×: a run that diverged")
 
 
-def test_crosses_have_room_of_their_own_below_every_value():
+def test_crosses_are_below_values():
     results, _ = sweep()
     results.loc[(results["alpha"] == 0.01) & (results["seed"] == 0), "diverged"] = True
     (panel,) = analysis.plot_metric_vs_alpha(results).axes
@@ -294,7 +294,7 @@ def test_crosses_have_room_of_their_own_below_every_value():
     assert low + max(heights) * (high - low) < np.concatenate(runs).min()
 
 
-def test_one_seed_and_one_alpha_make_a_point():
+def test_single_run_figures():
     results, curves = sweep(["fedavg"], alphas=(0.1,), seeds=(0,))
     figure = analysis.plot_metric_vs_alpha(results)
     (panel,) = figure.axes
@@ -306,7 +306,7 @@ def test_one_seed_and_one_alpha_make_a_point():
     drawn(analysis.plot_heat_map(results, x="alpha", y="algorithm"))
 
 
-def test_labels_of_alphas_do_not_overlap():
+def test_tick_labels_do_not_overlap():
     alphas = (0.01, 0.011, 0.012, 0.1, 1.0)
     figure = analysis.plot_metric_vs_alpha(sweep(["fedavg"], alphas)[0])
     (panel,) = figure.axes
@@ -315,7 +315,7 @@ def test_labels_of_alphas_do_not_overlap():
     assert texts == ["0.01", "", "", "0.1", "1"]
 
 
-def test_of_many_methods_the_best_eight_are_in_colour():
+def test_best_eight_methods_have_color():
     methods = [*METHODS][:12]
     results, _ = sweep(methods, alphas=(0.01, 0.1), seeds=(0,))
     (panel,) = analysis.plot_metric_vs_alpha(results).axes
@@ -328,7 +328,7 @@ def test_of_many_methods_the_best_eight_are_in_colour():
     assert grey not in {colours[name] for name in best}
 
 
-def test_runs_without_alpha_are_left_out_and_none_at_all_is_refused():
+def test_runs_without_alpha_are_left_out():
     results, _ = sweep(["fedavg"])
     more = results.iloc[[0]].assign(alpha=np.nan, settings="iid", final_accuracy=0.99)
     figure = analysis.plot_metric_vs_alpha(pd.concat([results, more]))
@@ -348,7 +348,7 @@ def heat_map_sweep():
     return results[~(missing & (results["hp.local_lr"] == 0.01))], rates
 
 
-def test_a_heat_map_holds_the_means_with_a_panel_per_method():
+def test_heat_map_means():
     results, rates = heat_map_sweep()
     figure = analysis.plot_heat_map(results, x="alpha", y="hp.local_lr")
     *panels, bar = figure.axes
@@ -382,7 +382,7 @@ def test_a_heat_map_holds_the_means_with_a_panel_per_method():
     drawn(figure)
 
 
-def test_the_numbers_of_a_heat_map_stay_in_their_cells():
+def test_heat_map_numbers_fit_cells():
     results, _ = heat_map_sweep()
     for measure in ("final_accuracy", "bytes_up"):
         figure = analysis.plot_heat_map(results, x="alpha", y="hp.local_lr", metric=measure)
@@ -392,7 +392,7 @@ def test_the_numbers_of_a_heat_map_stay_in_their_cells():
             assert all(text.get_window_extent().width < width for text in panel.texts)
 
 
-def test_a_heat_map_of_other_settings_and_of_words():
+def test_heat_map_of_other_settings():
     results, _ = heat_map_sweep()
     figure = analysis.plot_heat_map(results, x="hp.local_lr", y="algorithm", by=["alpha"])
     panels = figure.axes[:-1]
@@ -405,7 +405,7 @@ def test_a_heat_map_of_other_settings_and_of_words():
     assert math.isnan(array[2, 1])
 
 
-def test_a_method_without_the_setting_has_no_panel():
+def test_heat_map_omits_method_without_setting():
     plain, _ = sweep(["fedavg"])
     proximal, _ = joined(*(sweep(["fedprox"], **{"hp.prox_mu": mu}) for mu in (0.01, 0.1)))
     results = pd.concat([plain, proximal])
@@ -419,7 +419,7 @@ def test_a_method_without_the_setting_has_no_panel():
         analysis.plot_heat_map(results[results["algorithm"] == "fedavg"], x="alpha", y="hp.prox_mu")
 
 
-def test_two_numeric_settings_are_found_where_a_method_varies_both():
+def test_find_numeric_pair():
     plain, _ = sweep(["fedavg"])
     assert find_numeric_pair(plain) == []
     assert find_numeric_pair(heat_map_sweep()[0]) == ["alpha", "hp.local_lr"]
@@ -431,7 +431,7 @@ def test_two_numeric_settings_are_found_where_a_method_varies_both():
     assert find_numeric_pair(heat_map_sweep()[0], by=["algorithm", "alpha"]) == []
 
 
-def test_accuracy_against_epsilon_has_lines_for_what_spends_none():
+def test_privacy_figure():
     rows = [(2.0, 0.5, 5), (2.0, 0.7, 5), (8.0, 0.8, 5), (np.nan, 0.9, 5), (np.nan, 0.1, 0)]
     results = pd.DataFrame(rows, columns=["epsilon", "best_accuracy", "hp.image_lr"])
     results = results.assign(

@@ -54,13 +54,13 @@ def lab(rgb):
 
 
 @pytest.mark.parametrize("eyes", SEEN)
-def test_colours_are_told_apart_by_colour_blind_readers(eyes):
+def test_palette_is_distinct_for_color_blindness(eyes):
     seen = [lab(SEEN[eyes] @ linear(colour)) for colour in PALETTE]
     gaps = [np.linalg.norm(a - b) for i, a in enumerate(seen) for b in seen[:i]]
     assert min(gaps) > 11, min(gaps)
 
 
-def test_every_colour_is_seen_on_white():
+def test_palette_contrast_on_white():
     for colour in PALETTE:
         assert np.linalg.norm(lab(linear(colour)) - lab(np.ones(3))) > 30
         share = linear(darken_for_text(colour)) @ (0.2126, 0.7152, 0.0722)
@@ -68,7 +68,7 @@ def test_every_colour_is_seen_on_white():
 
 
 @given(st.lists(st.sampled_from([*METHODS, "mine", "yours"]), min_size=1, max_size=8, unique=True))
-def test_up_to_eight_methods_have_colours_of_the_palette_and_keep_their_own(methods):
+def test_method_colors(methods):
     colours = assign_method_colors(methods)
     assert len(set(colours.values())) == len(methods)
     assert set(colours.values()) <= set(PALETTE)
@@ -77,7 +77,7 @@ def test_up_to_eight_methods_have_colours_of_the_palette_and_keep_their_own(meth
             assert colours[name] == METHODS[name].color.upper()
 
 
-def test_variants_of_a_method_are_no_reason_for_a_colour_twice():
+def test_variant_colors_are_distinct():
     lines = [("dynafed", "dynafed"), ("dynafed", "dynafed, real"), ("fedavg", "fedavg")]
     colours = assign_distinct_colors(lines)
     assert colours["dynafed"] == METHODS["dynafed"].color
@@ -89,7 +89,7 @@ sizes = st.floats(0.01, 0.15)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), sizes), min_size=1, max_size=6))
-def test_names_do_not_overlap_and_keep_their_order(things):
+def test_spread_positions_keeps_order(things):
     wanted, size = map(list, zip(*things, strict=True))
     places = spread_positions(wanted, size)
     order = sorted(range(len(wanted)), key=lambda k: (wanted[k], k))
@@ -99,14 +99,14 @@ def test_names_do_not_overlap_and_keep_their_order(things):
     assert max(p + s / 2 for p, s in zip(places, size, strict=True)) < 1 + 1e-9
 
 
-def test_names_with_room_stay_and_two_of_one_place_part_to_both_sides():
+def test_spread_positions_by_hand():
     assert spread_positions([0.2, 0.8], [0.1, 0.1]) == [0.2, 0.8]
     np.testing.assert_allclose(spread_positions([0.5, 0.5], [0.1, 0.1]), [0.45, 0.55])
     np.testing.assert_allclose(spread_positions([1.0, 0.99], [0.1, 0.1]), [0.95, 0.85])
     np.testing.assert_allclose(spread_positions([0.5] * 3, [0.5] * 3), [0, 0.5, 1])  # too many
 
 
-def test_names_are_broken_at_commas_alone():
+def test_wrap_label():
     assert wrap_label("local_lr 0.02, n_0 50") == "local_lr 0.02,\nn_0 50"
     assert wrap_label("fsl, gamma 0.35") == "fsl, gamma 0.35"
     assert wrap_label("one_very_long_name_of_a_method") == "one_very_long_name_of_a_method"
@@ -130,7 +130,7 @@ def named(panel):
     return {text.get_text().replace("\n", " "): text for text in panel.texts}
 
 
-def test_the_papers_methods_are_in_colour_and_the_others_grey():
+def test_highlighted_methods_have_color():
     baselines = [name for name in METHODS if name != "dynafed"][:8]
     curves = [curve(m, [[10, 20 + k], [10, 22 + k]]) for k, m in enumerate(baselines)]
     own = curve("dynafed", [[10, 25], [12, 27]], reported=60.0)
@@ -151,7 +151,7 @@ def test_the_papers_methods_are_in_colour_and_the_others_grey():
     drawn(figure)
 
 
-def test_few_others_have_their_names():
+def test_few_gray_lines_are_labeled():
     curves = [curve(m, [[10, 20 + k]]) for k, m in enumerate(["fedavg", "fedprox", "dynafed"])]
     (panel,) = plot_curve_panels(curves, columns=1, highlight=["dynafed"]).axes
     assert list(named(panel)) == ["fedavg", "fedprox", "dynafed"]
@@ -159,7 +159,7 @@ def test_few_others_have_their_names():
     assert len({line.get_color() for line in own_lines(panel).values()}) == 3
 
 
-def test_names_stand_beside_their_lines():
+def test_labels_are_beside_line_ends():
     curves = [curve("fedavg", [[10, 20]]), curve("moon", [[10, 50]]), curve("fedbn", [[1, 50.5]])]
     figure = plot_curve_panels(curves, columns=1)
     drawn(figure)
@@ -172,7 +172,7 @@ def test_names_stand_beside_their_lines():
     assert all(box.x1 <= figure.bbox.x1 for box in boxes.values())
 
 
-def test_many_methods_without_a_focus_have_a_small_panel_each():
+def test_many_methods_have_small_panels():
     methods = [*METHODS][:12]
     curves = [
         curve(m, [[10, 20 + k], [12, 24 + k]], panel=panel)
@@ -196,7 +196,7 @@ def test_many_methods_without_a_focus_have_a_small_panel_each():
     drawn(figure)
 
 
-def test_a_method_that_no_run_has_cannot_be_in_focus():
+def test_highlight_requires_known_method():
     results = pd.DataFrame({"algorithm": ["fedavg"], "digest": ["a"], "settings": ["s"]})
     results = results.assign(
         dataset="digits", seed=0, finished="2026", diverged=False, final_accuracy=0.5

@@ -1,4 +1,4 @@
-"""A paper's table says what the results say and what is missing, in every form of print."""
+"""Comparison of measured with reported values, as tables of numbers, texts and curves."""
 
 import io
 import math
@@ -7,13 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.colors import to_hex
 
 from fedjax_het import analysis
 from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis import TableCell, TextTable
 from fedjax_het.analysis.comparison import format_row
-from fedjax_het.analysis.figures.style import GRAYS
+from fedjax_het.analysis.overview import get_display_scale, is_higher_better
 from fedjax_het.analysis.render import TableSection, escape_latex, find_best_indices
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.papers.reported import load_reported_values
@@ -48,25 +47,33 @@ ACCURACY = {  # by method, of each seed that ran
 }
 
 
+def make_results(cells, values, make_columns):
+    """A row for each run that has a value by its cell's method; None: it diverged."""
+    rows = [
+        {
+            "digest": f"made-{run.digest()}",
+            "settings": run.digest(),
+            "diverged": value is None,
+            **make_columns(cell, run, value),
+        }
+        for cell in cells
+        for run, value in zip(cell.runs, values.get(cell.method, []), strict=False)
+    ]
+    return pd.DataFrame(rows)
+
+
 @pytest.fixture
 def results():
-    rows = []
-    for a_cell in CELLS:
-        for run, accuracy in zip(a_cell.runs, ACCURACY.get(a_cell.method, []), strict=False):
-            rows.append(
-                {
-                    "digest": f"made-{run.digest()}",
-                    "settings": run.digest(),
-                    "final_accuracy": accuracy,
-                    "final_accuracy_std": None if accuracy is None else 0.02 + 0.01 * run.seed,
-                    "diverged": accuracy is None,
-                    "wall_seconds": 10.0 + run.seed,
-                }
-            )
+    def columns(cell, run, accuracy):
+        std = None if accuracy is None else 0.02 + 0.01 * run.seed
+        accuracies = {"final_accuracy": accuracy, "final_accuracy_std": std}
+        return {**accuracies, "wall_seconds": 10.0 + run.seed}
+
+    frame = make_results(CELLS, ACCURACY, columns)
     # A run of other settings in the same folder must not count.
     other = runs("fedavg", rounds=7)[0].digest()
-    rows.append({**rows[0], "digest": "other", "settings": other, "final_accuracy": 0.1})
-    return pd.DataFrame(rows)
+    extra = frame.iloc[[0]].assign(digest="other", settings=other, final_accuracy=0.1)
+    return pd.concat([frame, extra], ignore_index=True)
 
 
 @pytest.fixture
@@ -79,7 +86,7 @@ def table(results, reported):
     return analysis.compare_with_reported(CELLS, results, reported).set_index("method", drop=False)
 
 
-def test_a_cell_is_the_mean_over_seeds_beside_the_reported_value(table):
+def test_cell_has_mean_and_reported_value(table):
     row = table.loc["fedavg"]
     assert row["mean"] == pytest.approx(64.0)
     assert row["std"] == pytest.approx(np.std([60, 63, 69], ddof=1))
@@ -90,55 +97,32 @@ def test_a_cell_is_the_mean_over_seeds_beside_the_reported_value(table):
     assert (row["seeds"], row["diverged"], row["planned"]) == (3, 0, 3)
 
 
-def test_a_diverged_run_is_marked_and_not_averaged(table):
-    row = table.loc["fedprox"]
+def test_diverged_and_missing_runs(table):
+    row, texts = table.loc["fedprox"], printed(table)
     assert row["mean"] == pytest.approx(64.0)  # 62 and 66
     assert (row["seeds"], row["diverged"], row["planned"]) == (2, 1, 3)
-    texts = printed(table)
-    assert "64.00 ± 2.83 †" in texts["fedprox"]
-    assert "2 of 3" in texts["fedprox"]
-    assert "diverged †" in texts["scaffold"]
-    assert "0 of 3" in texts["scaffold"]
+    assert "64.00 ± 2.83 †" in texts["fedprox"] and "2 of 3" in texts["fedprox"]
+    assert "diverged †" in texts["scaffold"] and "0 of 3" in texts["scaffold"]
+    assert table.loc["feddf", ["mean", "difference"]].isna().all()
+    assert texts["feddf"].split() == ["feddf", "—", "—", "64.59", "±", "1.70", "—", "—", "—"]
+    assert math.isnan(table.loc["dynafed", "std"])  # one seed has no deviation
+    assert texts["dynafed"].split()[:2] == ["dynafed", "75.00"]
 
 
-def test_a_run_without_a_final_accuracy_counts_as_diverged(results, reported):
+def test_run_without_accuracy_counts_as_diverged(results, reported):
     results["diverged"] = False
-    row = (
-        analysis.compare_with_reported(CELLS, results, reported).set_index("method").loc["fedprox"]
-    )
-    assert (row["seeds"], row["diverged"]) == (2, 1)
+    table = analysis.compare_with_reported(CELLS, results, reported).set_index("method")
+    assert table.loc["fedprox", ["seeds", "diverged"]].tolist() == [2, 1]
 
 
-def test_what_is_missing_is_shown_as_missing(table):
-    row = table.loc["feddf"]
-    assert math.isnan(row["mean"])
-    assert math.isnan(row["difference"])
-    assert printed(table)["feddf"].split() == [
-        "feddf",
-        "—",
-        "—",
-        "64.59",
-        "±",
-        "1.70",
-        "—",
-        "—",
-        "—",
-    ]
-
-
-def test_one_seed_has_no_deviation_over_seeds(table):
-    assert math.isnan(table.loc["dynafed", "std"])
-    assert printed(table)["dynafed"].split()[:2] == ["dynafed", "75.00"]
-
-
-def test_without_any_result_the_reported_values_still_stand(reported):
+def test_comparison_without_results(reported):
     table = analysis.compare_with_reported(CELLS, pd.DataFrame(), reported)
     assert table["mean"].isna().all()
     assert table["reported_mean"].notna().all()
     assert not table[["seeds", "diverged"]].to_numpy().any()
 
 
-def test_two_reported_values_for_one_cell_are_an_error(results, reported):
+def test_duplicate_reported_value_is_error(results, reported):
     with pytest.raises(ValueError, match="2 reported values for fedavg"):
         analysis.compare_with_reported(CELLS, results, pd.concat([reported, reported]))
 
@@ -154,7 +138,7 @@ def printed(table):
     return {line.split()[0]: line for line in file.getvalue().splitlines() if line.strip()}
 
 
-def test_a_pipe_gets_plain_text_of_100_columns(table, capsys):
+def test_print_table_in_pipe(table, capsys):
     text_table = analysis.format_comparison_table(
         table, title="A title", notes=[analysis.make_comparison_caption(table)]
     )
@@ -174,27 +158,14 @@ def test_a_pipe_gets_plain_text_of_100_columns(table, capsys):
         assert line[end] == " "
 
 
-def test_markdown_has_the_same_cells(table):
-    text = analysis.to_markdown(
-        analysis.format_comparison_table(table, title="T", notes=["one note"])
-    )
+def test_comparison_in_files(table):
+    text_table = analysis.format_comparison_table(table, title="T", notes=["5 % of a_b"])
+    text = analysis.to_markdown(text_table)
     rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert len(rows) == 2 + len(CELLS)
-    assert len({row.count("|") for row in rows}) == 1
+    assert len(rows) == 2 + len(CELLS) and len({row.count("|") for row in rows}) == 1
     assert "| fashion_mnist | mlp | 0.01 | fedprox | 64.00 ± 2.83 † |" in text
-    assert "- one note" in text
-
-
-def test_csv_holds_the_numbers(table):
-    again = pd.read_csv(io.StringIO(analysis.to_csv(table))).set_index("method")
-    for name in ("mean", "std", "within_std", "reported_mean", "difference", "seconds"):
-        np.testing.assert_allclose(again[name], table[name], rtol=1e-11)
-
-
-def test_latex_has_the_same_cells_and_the_best_in_bold(table):
-    text = analysis.to_latex(
-        analysis.format_comparison_table(table, title="T", notes=["5 % of a_b"])
-    )
+    assert "- 5 % of a_b" in text
+    text = analysis.to_latex(text_table)
     lines = text.splitlines()
     assert r"\multicolumn{7}{@{}l}{fashion\_mnist, mlp, alpha 0.01} \\" in lines
     fedprox = next(line for line in lines if "fedprox" in line)
@@ -204,6 +175,9 @@ def test_latex_has_the_same_cells_and_the_best_in_bold(table):
     assert bold.startswith(r"\quad dynafed & \textbf{75.00} & ")
     assert r"5 \% of a\_b}" in text
     assert text.count(r"\toprule") == text.count(r"\midrule") == text.count(r"\bottomrule") == 1
+    again = pd.read_csv(io.StringIO(analysis.to_csv(table))).set_index("method")
+    for name in ("mean", "std", "within_std", "reported_mean", "difference", "seconds"):
+        np.testing.assert_allclose(again[name], table[name], rtol=1e-11)
 
 
 SMALL = TextTable(
@@ -225,7 +199,7 @@ SMALL = TextTable(
 )
 
 
-def test_a_small_table_in_the_terminal(capsys):
+def test_print_table(capsys):
     analysis.print_table(SMALL)
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines == [
@@ -240,7 +214,7 @@ def test_a_small_table_in_the_terminal(capsys):
     ]
 
 
-def test_a_wide_table_is_not_cut(capsys):
+def test_print_table_does_not_cut(capsys):
     names = tuple(f"column {number}" for number in range(20))
     row = {name: f"{name} is {'long' * 5}" for name in names}
     analysis.print_table(TextTable("T", names, (), (TableSection(rows=(row,)),)))
@@ -248,7 +222,7 @@ def test_a_wide_table_is_not_cut(capsys):
     assert all(text in out for text in row.values())
 
 
-def test_a_small_table_in_markdown():
+def test_to_markdown_and_latex():
     assert analysis.to_markdown(SMALL).splitlines() == [
         "# Two_rows & 5 %",
         "",
@@ -259,9 +233,6 @@ def test_a_small_table_in_markdown():
         "",
         "- one [red]note[/red]",
     ]
-
-
-def test_a_small_table_in_latex():
     assert analysis.to_latex(SMALL).splitlines() == [
         r"\begin{table}",
         r"\centering",
@@ -284,7 +255,7 @@ def test_a_small_table_in_latex():
     ]
 
 
-def test_every_sign_that_latex_would_obey_is_escaped():
+def test_escape_latex():
     assert escape_latex(r"[*]a_b%c&d#e$f{g}h~i^j\k<l>m±n−o†p—") == (
         r"{[}{*}]a\_b\%c\&d\#e\$f\{g\}h\textasciitilde{}i\textasciicircum{}j\textbackslash{}k$<$l$>$m"
         r"$\pm$n$-$o$^\dagger$p---"
@@ -300,11 +271,11 @@ def test_every_sign_that_latex_would_obey_is_escaped():
         ([], []),
     ],
 )
-def test_the_best_are_the_highest_as_printed(values, best):
+def test_find_best_indices(values, best):
     assert find_best_indices(values) == best
 
 
-def test_diverged_runs_are_named(results):
+def test_list_diverged_runs(results):
     assert analysis.list_diverged_runs(CELLS, results) == [
         "fedprox, fashion_mnist, mlp, alpha 0.01, seed 1",
         "scaffold, fashion_mnist, mlp, alpha 0.01, seed 0",
@@ -333,7 +304,7 @@ def curves():
     return pd.concat(frames)
 
 
-def test_a_curve_ends_at_the_value_of_the_table(results, curves, reported, table):
+def test_table_curves_end_at_table_values(results, curves, reported, table):
     figure = analysis.plot_table_curves(CELLS, results, curves, reported)
     (panel,) = figure.axes
     lines = {line.get_label(): line for line in panel.lines}
@@ -352,21 +323,22 @@ def test_a_curve_ends_at_the_value_of_the_table(results, curves, reported, table
         assert panel.get_ylim()[0] <= value <= panel.get_ylim()[1]
 
 
-@pytest.mark.parametrize(
-    ("row", "without", "text"),
-    [
-        ("fedavg", {}, "fedavg"),
-        ("dynafed(synthetic='real')", {}, "dynafed, real"),
-        ("feddm(private=True, image_lr=0)", {}, "feddm, private, image_lr 0"),
-        ("fsl(gamma=0.5, rounds=30)", {"rounds": 30}, "fsl, gamma 0.5"),
-        ("fsl(gamma=0.5, rounds=30)", {"rounds": 20}, "fsl, gamma 0.5, rounds 30"),
-    ],
-)
-def test_rows_in_few_words(row, without, text):
-    assert format_row(row, omit=without) == text
+def test_parse_and_format_row():
+    assert analysis.parse_row("fedavg") == ("fedavg", {})
+    row = "fedaf(gamma=0.2, lgkm='exact')"
+    assert analysis.parse_row(row) == ("fedaf", {"gamma": 0.2, "lgkm": "exact"})
+    for row in ("fedaf()", "fedaf(ipc)", "fedaf(ipc=)", "fedaf(ipc=ten)"):
+        with pytest.raises(ConfigError, match="expected a method, or one with settings"):
+            analysis.parse_row(row)
+    assert format_row("fedavg") == "fedavg"
+    assert format_row("dynafed(synthetic='real')") == "dynafed, real"
+    assert format_row("feddm(private=True, image_lr=0)") == "feddm, private, image_lr 0"
+    row = "fsl(gamma=0.5, rounds=30)"
+    assert format_row(row, omit={"rounds": 30}) == "fsl, gamma 0.5"
+    assert format_row(row, omit={"rounds": 20}) == "fsl, gamma 0.5, rounds 30"
 
 
-def test_curves_do_not_say_what_all_rows_share_in_few_words(results, curves, reported):
+def test_table_curves_omit_shared_settings(results, curves, reported):
     rows = ("fedavg(rounds=30)", "fedprox(rounds=30)", "dynafed(rounds=30, synthetic='real')")
     cells = [replace(cell, method=row) for cell, row in zip(CELLS, rows, strict=False)]
     figure = analysis.plot_table_curves(cells, results, curves, reported)
@@ -375,7 +347,7 @@ def test_curves_do_not_say_what_all_rows_share_in_few_words(results, curves, rep
     assert not any("rounds 30" in label for label in labels)
 
 
-def test_a_row_is_called_what_it_is_named(results, curves, reported):
+def test_table_curves_display_names(results, curves, reported):
     named = {"dynafed": "dynafed, as it is"}
     for how in ({}, {"separate_panels": True}):
         figure = analysis.plot_table_curves(
@@ -386,7 +358,7 @@ def test_a_row_is_called_what_it_is_named(results, curves, reported):
         assert "dynafed, as it is" in told and "dynafed" not in told and "fedavg" in told
 
 
-def test_a_panel_without_runs_says_so(results, curves, reported):
+def test_panel_without_runs(results, curves, reported):
     other = TableCell("cinic10", "mlp", ALPHA, "fedavg", runs("fedavg", seeds=(5,)))
     figure = analysis.plot_table_curves([*CELLS, other], results, curves, reported)
     assert [text.get_text() for text in figure.axes[1].texts] == ["not run"]
@@ -395,13 +367,13 @@ def test_a_panel_without_runs_says_so(results, curves, reported):
     assert buffer.getvalue().startswith(b"\x89PNG")
 
 
-def test_colours_are_told_apart():
+def test_all_method_colors_are_distinct():
     methods = list(load_reported_values("fedaf", "table1")["method"].unique())
     colours = analysis.assign_method_colors([*METHODS, *methods])
     assert len(set(colours.values())) == len(colours)
 
 
-def test_reported_values_are_those_of_the_paper():
+def test_load_reported_values():
     table1 = load_reported_values("dynafed", "table1")
     assert len(table1) == 3 * 3 * 9
     key = ["dataset", "level", "method"]
@@ -411,7 +383,7 @@ def test_reported_values_are_those_of_the_paper():
 
 
 @pytest.mark.parametrize(("paper", "item"), [("dynafeed", "table1"), ("dynafed", "table9")])
-def test_an_unknown_table_lists_the_known_ones(paper, item):
+def test_load_reported_values_rejects_unknown_names(paper, item):
     with pytest.raises(ConfigError, match=r"did you mean.*(dynafed|table)"):
         load_reported_values(paper, item)
 
@@ -420,22 +392,18 @@ def test_an_unknown_table_lists_the_known_ones(paper, item):
 
 
 def best_results(**more):
-    rows = []
-    for method, accuracies in (("fedavg", (0.60, 0.66)), ("fedprox", (0.70, 0.80))):
-        for run, accuracy in zip(runs(method, seeds=(0, 1)), accuracies, strict=True):
-            rows.append(
-                {
-                    "digest": f"made-{run.digest()}",
-                    "settings": run.digest(),
-                    "final_accuracy": accuracy - 0.1,
-                    "final_accuracy_std": 0.5,
-                    "best_accuracy": accuracy,
-                    "diverged": False,
-                    "wall_seconds": 3.0,
-                    **{name: accuracy + shift for name, shift in more.items()},
-                }
-            )
-    return pd.DataFrame(rows)
+    accuracies = {"fedavg": (0.60, 0.66), "fedprox": (0.70, 0.80)}
+
+    def columns(cell, run, accuracy):
+        return {
+            "final_accuracy": accuracy - 0.1,
+            "final_accuracy_std": 0.5,
+            "best_accuracy": accuracy,
+            "wall_seconds": 3.0,
+            **{name: accuracy + shift for name, shift in more.items()},
+        }
+
+    return make_results([two_seeds(name) for name in accuracies], accuracies, columns)
 
 
 def theirs(level, **values):
@@ -451,7 +419,7 @@ def two_seeds(method, **place):
     return TableCell("fashion_mnist", "mlp", alpha, method, runs(method, seeds=(0, 1)), **place)
 
 
-def test_what_the_paper_reports_decides_the_measure():
+def test_reported_metric_determines_compared_metric():
     cells = [two_seeds("fedavg"), two_seeds("fedprox")]
     table = analysis.compare_with_reported(cells, best_results(), theirs(ALPHA, fedavg=61.0))
     assert table["mean"].tolist() == pytest.approx([63.0, 75.0])
@@ -467,7 +435,7 @@ def test_what_the_paper_reports_decides_the_measure():
         analysis.compare_with_reported(cells, best_results(), other)
 
 
-def test_curves_of_a_table_of_the_best_round_are_not_smoothed():
+def test_best_round_curves_are_not_smoothed():
     curves = pd.concat(
         pd.DataFrame({"digest": digest, "round": [1, 2, 3], "test_accuracy": [0.1, 0.6, 0.3]})
         for digest in best_results()["digest"]
@@ -491,7 +459,7 @@ def by_domain():
     return cells, results, pd.concat(reported)
 
 
-def test_domains_are_columns_with_the_papers_values_below():
+def test_domain_table():
     table = analysis.compare_with_reported(*by_domain())
     text_table = analysis.format_comparison_table(table, title="T")
     assert text_table.value_columns == ("sketch", "real", "average", "Seeds", "Time")
@@ -508,12 +476,7 @@ def test_domains_are_columns_with_the_papers_values_below():
     (line,) = bold
     assert line.count("textbf") == 3 and line.startswith(r"\quad fedprox & measured & \textbf{55")
     assert "unweighted mean" in analysis.make_comparison_caption(table)
-    assert (
-        analysis.to_csv(table).splitlines()[0].startswith("dataset,model,alpha,domain,method,mean")
-    )
-
-
-def test_a_domain_without_results_is_missing():
+    assert [*table][:6] == ["dataset", "model", "alpha", "domain", "method", "mean"]
     cells, _, reported = by_domain()
     table = analysis.compare_with_reported(cells, pd.DataFrame(), reported)
     assert table["mean"].isna().all() and len(table) == 6
@@ -522,7 +485,7 @@ def test_a_domain_without_results_is_missing():
     )
 
 
-def test_domains_have_panels():
+def test_domain_curves():
     cells, results, reported = by_domain()
     measured = {"test_accuracy_sketch": [0.2], "test_accuracy_real": [0.4]}
     curves = pd.concat(
@@ -533,24 +496,6 @@ def test_domains_have_panels():
     found = {panel.get_title(): panel.lines[0].get_ydata().tolist() for panel in figure.axes}
     names = [f"fashion_mnist, {name}" for name in ("sketch", "real", "average")]
     assert found == {name: pytest.approx([y]) for name, y in zip(names, (20, 40, 30), strict=True)}
-
-
-@pytest.mark.parametrize(
-    ("row", "read"),
-    [
-        ("fedavg", ("fedavg", {})),
-        ("fedaf(ipc=10)", ("fedaf", {"ipc": 10})),
-        ("fedaf(gamma=0.2, lgkm='exact')", ("fedaf", {"gamma": 0.2, "lgkm": "exact"})),
-    ],
-)
-def test_a_row_names_a_method_and_its_settings(row, read):
-    assert analysis.parse_row(row) == read
-
-
-@pytest.mark.parametrize("row", ["fedaf()", "fedaf(ipc)", "fedaf(ipc=)", "fedaf(ipc=ten)"])
-def test_a_row_that_cannot_be_read_is_refused(row):
-    with pytest.raises(ConfigError, match="expected a method, or one with settings"):
-        analysis.parse_row(row)
 
 
 # Tables of clients' accuracies (BMTA), which have neither alphas nor domains
@@ -582,24 +527,18 @@ REPORTED = {
 
 
 def clients_results(cells):
-    rows = []
-    for a_cell in cells:
-        for run, value in zip(a_cell.runs, BMTA[a_cell.method], strict=False):
-            lost, alone = value is None, a_cell.method in ("separate", "fedamp")
-            rows.append(
-                {
-                    "digest": f"made-{run.digest()}",
-                    "settings": run.digest(),
-                    "final_accuracy": None if lost or alone else 0.5,
-                    "final_client_accuracy": None if lost else value - 0.01,
-                    "bmta": 0.99 if lost else value,  # of a round before it diverged
-                    "bmta_round": 10 + 5 * run.seed,
-                    "bmta_worst_decile": 0.2 if lost else value - 0.3,
-                    "diverged": lost,
-                    "wall_seconds": 4.0,
-                }
-            )
-    return pd.DataFrame(rows)
+    def columns(cell, run, value):
+        lost, alone = value is None, cell.method in ("separate", "fedamp")
+        return {
+            "final_accuracy": None if lost or alone else 0.5,
+            "final_client_accuracy": None if lost else value - 0.01,
+            "bmta": 0.99 if lost else value,  # of a round before it diverged
+            "bmta_round": 10 + 5 * run.seed,
+            "bmta_worst_decile": 0.2 if lost else value - 0.3,
+            "wall_seconds": 4.0,
+        }
+
+    return make_results(cells, BMTA, columns)
 
 
 def clients_reported(dataset="mnist", values=REPORTED):
@@ -609,14 +548,17 @@ def clients_reported(dataset="mnist", values=REPORTED):
     )
 
 
-def clients_cells():
-    cells = [of_clients(method) for method in BMTA if method != "ditto"]
-    return [*cells, TableCell("mnist", "mlp", None, "ditto")]
+CLIENT_CELLS = [of_clients(method) for method in BMTA if method != "ditto"]
+CLIENT_CELLS.append(TableCell("mnist", "mlp", None, "ditto"))
 
 
-def test_bmta_is_shown_with_its_worst_decile_and_round():
-    cells = clients_cells()
-    table = analysis.compare_with_reported(cells, clients_results(cells), clients_reported())
+def compare_clients(reported, *more_cells):
+    cells = [*CLIENT_CELLS, *more_cells]
+    return analysis.compare_with_reported(cells, clients_results(cells), reported)
+
+
+def test_bmta_columns():
+    table = compare_clients(clients_reported())
     row = table.set_index("method").loc["fedamp"]  # it has no global model, and did not diverge
     assert (row["mean"], row["worst_decile"]) == pytest.approx((94.0, 64.0))
     assert (row["best_round"], row["diverged"], row["reported_mean"]) == (12.5, 0, 97.0)
@@ -636,41 +578,26 @@ def test_bmta_is_shown_with_its_worst_decile_and_round():
     assert "BMTA" in analysis.make_comparison_caption(table)
 
 
-def test_ranks_are_among_methods_that_have_both_values():
-    cells = clients_cells()
-    table = analysis.compare_with_reported(
-        cells, clients_results(cells), clients_reported()
-    ).set_index("method")
+def test_ranks_of_methods_with_both_values():
+    table = compare_clients(clients_reported()).set_index("method")
     # 81 and 96, 91.00 twice, 94 of separate, fedavg_ft, fedavg and fedprox, fedamp.
     measured = {"separate": 5, "fedavg": 3, "fedprox": 3, "fedavg_ft": 1, "fedamp": 2}
     reported = {"separate": 3, "fedavg": 5, "fedprox": 4, "fedavg_ft": 2, "fedamp": 1}
     assert table["rank"].dropna().to_dict() == measured
     assert table["reported_rank"].dropna().to_dict() == reported
     assert table.loc["scaffold", "mean"] == pytest.approx(99)  # but it lost a seed
-
-
-def test_the_rank_correlation_is_spearmans():
-    cells = clients_cells()
-    table = analysis.compare_with_reported(cells, clients_results(cells), clients_reported())
     (found,) = analysis.compute_rank_correlations(table)
     # Spearman's is Pearson's of the ranks, ties at their mean: 5, 3.5, 3.5, 1, 2.
     expected = np.corrcoef([5, 3.5, 3.5, 1, 2], [3, 5, 4, 2, 1])[0, 1]
     assert found.rho == pytest.approx(expected) and 0 < expected < 1
     assert (found.section, found.num_methods) == ("mnist, mlp", 5)
-    few = clients_reported(values={"fedavg": 80.0, "fedamp": 90.0})
-    assert (
-        analysis.compute_rank_correlations(
-            analysis.compare_with_reported(cells, clients_results(cells), few)
-        )
-        == []
-    )
+    few = compare_clients(clients_reported(values={"fedavg": 80.0, "fedamp": 90.0}))
+    assert analysis.compute_rank_correlations(few) == []
 
 
-def test_without_reported_values_all_measured_methods_are_ranked():
-    cells = [*clients_cells(), of_clients("separate", "digits"), of_clients("fedamp", "digits")]
-    table = analysis.compare_with_reported(
-        cells, clients_results(cells), clients_reported("digits")
-    )
+def test_ranks_without_reported_values():
+    digits = (of_clients("separate", "digits"), of_clients("fedamp", "digits"))
+    table = compare_clients(clients_reported("digits"), *digits)
     here = table[table["dataset"] == "mnist"].set_index("method")
     ranks = {"separate": 5, "fedavg": 3, "fedprox": 3, "fedavg_ft": 1, "fedamp": 2}
     assert here["rank"].dropna().to_dict() == ranks
@@ -679,20 +606,12 @@ def test_without_reported_values_all_measured_methods_are_ranked():
     assert [section.rows[0]["Rank"] for section in text_table.sections] == ["5", "2 / 2"]
 
 
-def test_curves_of_clients_have_a_panel_per_data_set():
+def test_client_curves_have_panel_per_dataset():
     cells = [of_clients(m, d) for d in ("mnist", "digits") for m in ("separate", "scaffold")]
     results = clients_results(cells)
-    curves = pd.concat(
-        pd.DataFrame(
-            {
-                "digest": digest,
-                "round": [1, 2, 3],
-                "test_accuracy": np.nan,
-                "mean_client_accuracy": [0.3, 0.8, 0.6],
-            }
-        )
-        for digest in results["digest"]
-    )
+    columns = {"round": [1, 2, 3], "test_accuracy": np.nan}
+    columns["mean_client_accuracy"] = [0.3, 0.8, 0.6]
+    curves = pd.concat(pd.DataFrame({"digest": d, **columns}) for d in results["digest"])
     figure = analysis.plot_table_curves(cells, results, curves, clients_reported())
     assert [panel.get_title() for panel in figure.axes] == ["mnist", "digits"]
     first, second = figure.axes
@@ -705,158 +624,8 @@ def test_curves_of_clients_have_a_panel_per_data_set():
     assert [text.get_text() for text in first.texts] == ["separate", "scaffold †"]
 
 
-@pytest.mark.parametrize(
-    ("measure", "scale"),
-    [
-        ("bmta", 100),
-        ("bmta_worst_decile", 100),
-        ("final_client_accuracy", 100),
-        ("mean_client_accuracy", 100),
-        ("bmta_round", 1),
-        ("bytes_up", 1),
-    ],
-)
-def test_shares_are_shown_in_percent(measure, scale):
-    from fedjax_het.analysis.overview import get_display_scale, is_higher_better
-
-    assert get_display_scale(measure) == scale
-    assert is_higher_better(measure) == (scale == 100)
-
-
-# Clients: their accuracies, and who learns from whom
-
-
-def test_paired_tests_compare_the_same_clients():
-    base = np.array([0.80, 0.75, 0.90, 0.60, 0.85, 0.70])
-    better = base + np.array([0.01, 0.02, 0.03, 0.04, 0.05, 0.06])
-    mixed = base + np.array([0.01, 0.02, 0.03, -0.04, 0.05, 0.06])
-    accuracies = {"fedavg": base, "fedamp": better, "heurfedamp": mixed}
-    pairs = analysis.run_paired_tests(accuracies, ["fedamp", "heurfedamp"])
-    found = pairs.set_index(["method", "against"])
-    assert list(found.index) == [
-        ("fedamp", "fedavg"),
-        ("fedamp", "heurfedamp"),
-        ("heurfedamp", "fedavg"),
-        ("heurfedamp", "fedamp"),
-    ]
-    assert found.loc[("fedamp", "fedavg"), "p_value"] == pytest.approx(2 / 64)
-    assert found.loc[("heurfedamp", "fedavg"), "p_value"] == pytest.approx(14 / 64)  # by all signs
-    assert found.loc[("fedamp", "fedavg"), "mean_difference"] == pytest.approx(3.5)
-    assert found.loc[("fedamp", "heurfedamp"), "ties"] == 5
-    assert (pairs["clients"] == 6).all()
-    with pytest.raises(ConfigError, match="methods = 'fedap' is unknown: did you mean 'fedamp'"):
-        analysis.run_paired_tests(accuracies, ["fedap"])
-
-
-def test_every_client_is_a_point_in_the_methods_colour():
-    accuracies = {"fedavg": np.array([0.5, np.nan, 0.7]), "fedamp": np.array([0.6, 0.8, 0.9])}
-    figure = analysis.plot_client_accuracies({"digits": accuracies, "mnist": {}})
-    digits, mnist = figure.axes
-    drawn = [points.get_offsets()[:, 1].tolist() for points in digits.collections]
-    assert drawn == [pytest.approx([50, 70]), pytest.approx([60, 80, 90])]
-    assert [text.get_text() for text in digits.get_xticklabels()] == ["fedavg", "fedamp"]
-    medians = [line.get_ydata()[0] for line in digits.lines if line.get_linewidth() == 1.6]
-    assert medians == pytest.approx([60, 80])
-    assert [text.get_text() for text in mnist.texts] == ["not run"]
-    saved(figure)
-
-
-def test_methods_in_focus_are_in_colour_and_the_others_grey():
-    accuracies = {"fedavg": np.array([0.5, 0.7]), "fedamp": np.array([0.6, 0.8])}
-
-    def colours(**how):
-        (panel,) = analysis.plot_client_accuracies({"digits": accuracies}, **how).axes
-        return [to_hex(points.get_facecolor()[0]).upper() for points in panel.collections]
-
-    assert colours(highlight=["fedamp"]) == [GRAYS[1], METHODS["fedamp"].color.upper()]
-    assert not {*colours()} & {*GRAYS}
-
-
-def saved(figure):
-    """A layout that does not fit would warn."""
-    figure.savefig(io.BytesIO(), format="png")
-
-
-def test_collaboration_has_colours_for_others_alone():
-    weights = np.array([[0.9, 0.08, 0.02], [0.05, 0.94, 0.01], [0.0, 0.03, 0.97]])
-    figure = analysis.plot_collaboration(weights, np.array([0, 0, 1]), titles=["fedamp"])
-    panel = figure.axes[0]
-    (image,) = panel.images
-    values = image.get_array()
-    assert values.mask.diagonal().all() and values.mask.sum() == 3
-    assert image.get_clim() == (0, 0.08)
-    np.testing.assert_array_equal(values.filled(0), weights * (1 - np.eye(3)))
-    places = {(*line.get_xdata(), *line.get_ydata()) for line in panel.lines}
-    assert places == {(0, 1, 1.5, 1.5), (1.5, 1.5, 0, 1)}  # between the second and third client
-    assert panel.get_xticks().tolist() == panel.get_yticks().tolist() == [0.5, 2]
-    assert [text.get_text() for text in panel.get_xticklabels()] == ["0", "1"]
-    assert "own model: 0.900 to 0.970" in panel.get_xlabel()
-    assert panel.get_title() == "fedamp"
-    top, bottom = panel.get_ylim()[::-1]
-    assert top < bottom  # client 0 is the first row
-    saved(figure)
-
-
-def test_matrices_have_scales_of_their_own_or_one():
-    matrices = [np.full((4, 4), 0.1), np.full((4, 4), 0.2)]
-    own = analysis.plot_collaboration(matrices, titles=["a", "b"])
-    assert [panel.images[0].get_clim()[1] for panel in own.axes[:2]] == [0.1, 0.2]
-    assert len(own.axes) == 4  # two bars
-    shared = analysis.plot_collaboration(np.stack(matrices), titles=["a", "a"], scale="shared")
-    assert [panel.images[0].get_clim()[1] for panel in shared.axes[:2]] == [0.2, 0.2]
-    assert [panel.get_title() for panel in shared.axes] == ["a", "a", ""]
-    saved(shared)
-    saved(analysis.plot_collaboration(np.eye(3)))  # nobody hears anybody
-
-
-def image_of(figure):
-    return figure.axes[0].images[0].get_array().filled(0)
-
-
-def test_clients_that_hear_each_other_stand_side_by_side():
-    random = np.random.default_rng(0)
-    clusters = random.permutation(np.repeat([0, 1, 2], 4))
-    weights = (clusters[:, None] == clusters) + 0.01 * random.random((12, 12))
-    figure = analysis.plot_collaboration(weights)
-    ticks = [int(text.get_text()) for text in figure.axes[0].get_xticklabels()]
-    assert sorted(ticks) == list(range(12))
-    found = clusters[ticks]
-    assert (found[1:] != found[:-1]).sum() == 2
-    np.testing.assert_array_equal(
-        image_of(figure), weights[np.ix_(ticks, ticks)] * (1 - np.eye(12))
-    )
-    saved(figure)
-
-
-def test_groups_that_hear_each_other_stand_side_by_side_and_stay_whole():
-    near = np.array([[5, 0, 4, 0], [0, 5, 0, 1], [4, 0, 5, 0], [0, 1, 0, 5]])
-    groups = np.array([0, 1, 2, 3, 0, 1, 2, 3])
-    weights = near[np.ix_(groups, groups)].astype(float)
-    figure = analysis.plot_collaboration(weights, groups)
-    names = [int(text.get_text()) for text in figure.axes[0].get_xticklabels()]
-    assert sorted(names) == [0, 1, 2, 3] and abs(names.index(0) - names.index(2)) == 1
-    order = [k for name in names for k in np.flatnonzero(groups == name)]
-    np.testing.assert_array_equal(image_of(figure), weights[np.ix_(order, order)] * (1 - np.eye(8)))
-    given = analysis.plot_collaboration(weights, groups, order="given")
-    np.testing.assert_array_equal(image_of(given), weights * (1 - np.eye(8)))
-    chosen = analysis.plot_collaboration(weights, order=np.arange(8)[::-1], scale=9.0)
-    np.testing.assert_array_equal(image_of(chosen), weights[::-1, ::-1] * (1 - np.eye(8)))
-    assert chosen.axes[0].images[0].get_clim() == (0, 9)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"weights": [np.eye(3), np.eye(2)]}, r"shape of weights = \(2, 2\)"),
-        ({"weights": np.eye(3), "order": "random"}, "order = 'random' is unknown"),
-        ({"weights": np.eye(3), "order": [0, 1, 1]}, r"order = .*expected 'similar'"),
-        ({"weights": np.ones((2, 3))}, r"shape of weights = \(2, 3\)"),
-        ({"weights": []}, "weights = 'none'"),
-        ({"weights": np.eye(3), "groups": [0, 1]}, r"shape of groups = \(2,\)"),
-        ({"weights": np.eye(3), "titles": ["a", "b"]}, "titles = .*expected 1 of them"),
-        ({"weights": np.eye(3), "scale": "log"}, "scale = 'log' is unknown"),
-    ],
-)
-def test_matrices_that_do_not_fit_are_refused(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        analysis.plot_collaboration(**arguments)
+def test_display_scale():
+    for metric in ("bmta", "bmta_worst_decile", "final_client_accuracy", "mean_client_accuracy"):
+        assert get_display_scale(metric) == 100 and is_higher_better(metric)
+    for metric in ("bmta_round", "bytes_up"):
+        assert get_display_scale(metric) == 1 and not is_higher_better(metric)
