@@ -9,6 +9,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
+from support.tables import list_cells, list_digests, list_specs
 
 from fedjax_het import simulate
 from fedjax_het.algorithms import METHODS
@@ -17,7 +18,7 @@ from fedjax_het.papers import all as every
 from fedjax_het.papers.dynafed import fig3, fig6, figures, table4, tables
 from fedjax_het.papers.programs import ProgramModule, load_program
 from fedjax_het.papers.reported import load_reported_values
-from fedjax_het.papers.table import TableArguments, TableRun, list_protocol_deviations, make_cells
+from fedjax_het.papers.table import TableRun, list_protocol_deviations
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.sweep_log import format_run_label
 from fedjax_het.utils.errors import ConfigError
@@ -28,24 +29,22 @@ ALL = {
     name: getattr(MODULES.get(name, tables), name.upper())
     for name in ("table1", *TABLES, "fig2", "fig4", "fig6", "fig7")
 }
-PROGRAMS = {name: load_program(name if name == "table1" else f"dynafed.{name}") for name in ALL}
 ALL |= {"fig5_length": figures.FIG5_LENGTH, "fig5_samples": figures.FIG5_SAMPLES}
-PROGRAMS |= {"fig5_length": figures.fig5_length, "fig5_samples": figures.fig5_samples}
 PRESETS = ("quick", "paper")
 ROWS = tuple(dict.fromkeys(load_reported_values("dynafed", "table1")["method"]))
 CONTROLS = ("dynafed(synthetic='untrained')", "dynafed(synthetic='real')")
 
 
-def cells(name, preset="paper", **filters):
-    return make_cells(ALL[name], TableArguments(preset=preset, **filters))
+def cells(name, *preset, **filters):
+    return list_cells(ALL[name], *preset, **filters)
 
 
-def specs(name, preset="paper", **filters):
-    return [cell.runs[0].resolved() for cell in cells(name, preset, **filters)]
+def specs(name, *preset, **filters):
+    return list_specs(ALL[name], *preset, **filters)
 
 
-def runs(name, preset="paper", **filters):
-    return {run.digest() for cell in cells(name, preset, **filters) for run in cell.runs}
+def runs(name, *preset, **filters):
+    return list_digests(ALL[name], *preset, **filters)
 
 
 # The settings
@@ -167,17 +166,6 @@ def test_figures_match_paper():
     assert all(s.rounds > s.options["trajectory_rounds"] for s in quality)
     paper = fig3.PRESETS["paper"]
     assert (paper.dataset, paper.alpha, paper.num_clients) == ("cifar10", 0.01, 80)
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("name", ALL)
-def test_presets_list_runs(name, preset, tmp_path, capsys):
-    command = ["--preset", preset, "--list", "--output-dir", str(tmp_path)]
-    assert PROGRAMS[name](command) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(runs(name, preset)) > 0
-    if preset == "quick":
-        assert {cell.dataset for cell in cells(name, preset)} == {"digits"}
 
 
 def test_note_requires_its_methods():
@@ -345,7 +333,7 @@ def test_all_continues_after_failure(papers, capsys):
 def test_table3_round(tmp_path, capsys):
     row = "fedavg(local_epochs=10, rounds=30)"
     few = ["--rounds", "1", "--seeds", "0", "--alphas", "0.04", "--methods", row]
-    assert PROGRAMS["table3"]([*few, "--output-dir", str(tmp_path)]) == 0
+    assert load_program("dynafed.table3")([*few, "--output-dir", str(tmp_path)]) == 0
     (result,) = map(Result.load, tmp_path.glob("*.json"))
     assert (result.spec.local_epochs, result.spec.rounds) == (10, 1)
     accuracy = 100 * result.metrics["test_accuracy"].mean()

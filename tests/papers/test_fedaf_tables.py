@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
+from support.tables import list_cells, list_digests, list_specs
 
 from fedjax_het import RunSpec, load_dataset
 from fedjax_het.analysis import AVERAGE, plot_table_curves
@@ -16,7 +17,7 @@ from fedjax_het.papers.fedaf import fig9, tables
 from fedjax_het.papers.fedaf import table7 as TABLE7
 from fedjax_het.papers.programs import load_program
 from fedjax_het.papers.reported import load_reported_values
-from fedjax_het.papers.table import TableArguments, list_protocol_deviations, make_cells
+from fedjax_het.papers.table import list_protocol_deviations
 from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.result_store import load_curves, load_results
 from fedjax_het.runtime.results import Result
@@ -29,15 +30,10 @@ OF_FEDAF = ("fedaf(image_lr=0, steps=1)", "fedaf(init='real', image_lr=0, steps=
 CONTROLS = {*OF_FEDAF, *(row.replace("fedaf", "feddm") for row in OF_FEDAF)}
 
 
-def runs(experiment, preset="paper", **filters):
-    cells = make_cells(experiment, TableArguments(preset=preset, **filters))
-    return {run.digest() for cell in cells for run in cell.runs}
-
-
 @pytest.mark.parametrize("number", TABLES)
 def test_paper_preset_matches_reported_cells(number):
     experiment = TABLES[number]
-    cells = make_cells(experiment, TableArguments(preset="paper"))
+    cells = list_cells(experiment)
     reported = load_reported_values("fedaf", f"table{number}")
     ours = [(cell.dataset, cell.model, cell.level, cell.method) for cell in cells]
     theirs = reported[["dataset", "model", "level", "method"]].itertuples(index=False, name=None)
@@ -55,7 +51,7 @@ def test_rows_have_paper_order(number):
     reported = tuple(dict.fromkeys(load_reported_values("fedaf", f"table{number}")["method"]))
     assert reported == (*BASELINES, "feddm", "fedaf")
     for preset in TABLES[number].presets:
-        cells = make_cells(TABLES[number], TableArguments(preset=preset))
+        cells = list_cells(TABLES[number], preset)
         rows = dict.fromkeys(cell.method for cell in cells)
         more = {OWN_NORMS, *CONTROLS}
         few = (number, preset) == (6, "quick")  # the others are made where they are asked for
@@ -68,7 +64,7 @@ def test_rows_have_paper_order(number):
 
 def test_paper_preset_settings():
     by_method = {}
-    for cell in make_cells(TABLES[1], TableArguments(preset="paper", datasets=("cifar100",))):
+    for cell in list_cells(TABLES[1], datasets=("cifar100",)):
         for run in cell.runs:
             by_method[cell.method] = run.resolved()
     for spec in by_method.values():
@@ -78,30 +74,16 @@ def test_paper_preset_settings():
     fedprox, fedaf = by_method["fedprox"], by_method["fedaf"]
     assert (fedprox.local_epochs, fedprox.batch_size, fedprox.hp["local_lr"]) == (10, 64, 0.01)
     assert fedprox.hp["prox_mu"] == 0.001
-    assert (fedaf.options["ipc"], fedaf.options["steps"], fedaf.options["threshold"]) == (
-        50,
-        1000,
-        50,
-    )
-    assert [fedaf.hp[name] for name in ("image_lr", "lambda_loc", "lambda_glob", "gamma")] == [
-        0.1,
-        1e-4,
-        0.01,
-        0.9,
-    ]
-    (five,) = {run.rounds for c in make_cells(TABLES[5], TableArguments("paper")) for run in c.runs}
-    assert five == 10
-    (six,) = {
-        run.resolved().stem
-        for c in make_cells(TABLES[6], TableArguments("paper"))
-        for run in c.runs
-    }
-    assert six == "imagenet"
+    assert [fedaf.options[name] for name in ("ipc", "steps", "threshold")] == [50, 1000, 50]
+    names = ("image_lr", "lambda_loc", "lambda_glob", "gamma")
+    assert [fedaf.hp[name] for name in names] == [0.1, 1e-4, 0.01, 0.9]
+    assert {spec.rounds for spec in list_specs(TABLES[5])} == {10}
+    assert {spec.stem for spec in list_specs(TABLES[6])} == {"imagenet"}
 
 
 def test_baseline_settings():
     for preset in ("paper", "cpu", "quick"):
-        cells = make_cells(TABLES[1], TableArguments(preset=preset))
+        cells = list_cells(TABLES[1], preset)
         by_method = {cell.method: cell.runs[0].resolved() for cell in cells}
         for name in (*BASELINES, OWN_NORMS):
             spec = by_method[name]
@@ -118,13 +100,10 @@ def test_baseline_settings():
         assert sizes == [512, 64]  # its authors' for CIFAR
         assert not by_method["fedbn"].has_client_tests
         own = by_method[OWN_NORMS]
-        assert (own.has_client_tests, own.evaluated_model, own.test_per_client) == (
-            True,
-            "personal",
-            "all",
-        )
+        assert own.has_client_tests
+        assert (own.evaluated_model, own.test_per_client) == ("personal", "all")
     for preset in ("paper", "quick"):
-        for cell in make_cells(TABLES[2], TableArguments(preset=preset)):
+        for cell in list_cells(TABLES[2], preset):
             spec = cell.runs[0].resolved()
             assert spec.has_client_tests == (cell.method == "fedbn")
             assert not spec.has_client_tests or spec.evaluated_model == "personal"
@@ -141,14 +120,14 @@ def test_baseline_settings():
     ],
 )
 def test_variant_settings_reach_runs(number, row, kind, name, value):
-    (cell, *_) = make_cells(TABLES[number], TableArguments(preset="paper", methods=(row,)))
+    (cell, *_) = list_cells(TABLES[number], methods=(row,))
     assert cell.method == row
     assert getattr(cell.runs[0].resolved(), kind)[name] == value
 
 
 def test_method_filter_selects_variants():
     def rows(number, *methods):
-        cells = make_cells(TABLES[number], TableArguments("paper", methods=methods, alphas=(0.1,)))
+        cells = list_cells(TABLES[number], methods=methods, alphas=(0.1,))
         return [cell.method for cell in cells]
 
     ipcs = [f"fedaf(ipc={n})" for n in (10, 20, 50, 80, 100)]
@@ -158,13 +137,15 @@ def test_method_filter_selects_variants():
 
 
 def test_tables_share_runs():
-    table1 = runs(TABLES[1], datasets=("cifar10",), methods=("fedaf",))
-    assert table1 == runs(TABLES[3], methods=("fedaf(ipc=50)",))
-    assert table1 == runs(TABLES[4], methods=("fedaf",))
-    assert runs(TABLES[4], methods=("feddm",)) <= runs(TABLES[1])
-    assert runs(tables.FIG3) == runs(TABLES[1])
-    assert runs(FIG5.FIG5) <= runs(TABLES[3]) | runs(TABLES[1])
-    assert runs(FIG5.FIG5, "quick") <= runs(TABLES[3], "quick") | runs(TABLES[1], "quick")
+    table1 = list_digests(TABLES[1], datasets=("cifar10",), methods=("fedaf",))
+    assert table1 == list_digests(TABLES[3], methods=("fedaf(ipc=50)",))
+    assert table1 == list_digests(TABLES[4], methods=("fedaf",))
+    assert list_digests(TABLES[4], methods=("feddm",)) <= list_digests(TABLES[1])
+    assert list_digests(tables.FIG3) == list_digests(TABLES[1])
+    assert list_digests(FIG5.FIG5) <= list_digests(TABLES[3]) | list_digests(TABLES[1])
+    assert list_digests(FIG5.FIG5, "quick") <= list_digests(TABLES[3], "quick") | list_digests(
+        TABLES[1], "quick"
+    )
     shared = {TABLES[n].results_folder for n in (1, 3, 4, 5, 6)} | {
         tables.FIG3.results_folder,
         FIG5.FIG5.results_folder,
@@ -173,20 +154,15 @@ def test_tables_share_runs():
 
 
 @pytest.mark.parametrize("number", TABLES)
-def test_quick_preset_uses_embedded_data(number):
-    cells = make_cells(TABLES[number], TableArguments(preset="quick"))
-    assert {cell.dataset for cell in cells} == {"user" if number == 2 else "digits"}
-    assert all(cell.runs for cell in cells)
-    for cell in cells:
-        cell.runs[0].resolved()
-    filled = {cell.method.split("(")[0] for cell in cells}
-    assert filled >= ({"fedaf"} if number in (3, 5, 6) else {"feddm", "fedaf"})
-    assert number not in (1, 2) or filled == {*BASELINES, "feddm", "fedaf"}
-    assert number != 6 or filled == {"fedavg", "fedaf"}
+def test_quick_preset_rows(number):
+    rows = {cell.method.split("(")[0] for cell in list_cells(TABLES[number], "quick")}
+    assert rows >= ({"fedaf"} if number in (3, 5, 6) else {"feddm", "fedaf"})
+    assert number not in (1, 2) or rows == {*BASELINES, "feddm", "fedaf"}
+    assert number != 6 or rows == {"fedavg", "fedaf"}
 
 
 def test_domain_columns_share_runs():
-    cells = make_cells(TABLES[2], TableArguments(preset="quick", methods=("fedaf",)))
+    cells = list_cells(TABLES[2], "quick", methods=("fedaf",))
     assert [cell.domain for cell in cells] == [*DOMAINS.DOMAINS, AVERAGE]
     assert all(cell.runs == cells[0].runs for cell in cells)
     spec = cells[0].runs[0].resolved()
@@ -240,9 +216,7 @@ def test_fedbn_domain_cell_is_client_accuracy(tmp_path):
     shared = [100 * run.metrics[f"test_accuracy_{name}"][best] for name in DOMAINS.DOMAINS]
     assert np.abs(accuracy[best] - shared).max() > 1  # not those of the global model
     figure = plot_table_curves(
-        make_cells(
-            tables.FIG4, TableArguments("quick", methods=("fedbn",), seeds=(0,), rounds=3, width=4)
-        ),
+        list_cells(tables.FIG4, "quick", methods=("fedbn",), seeds=(0,), rounds=3, width=4),
         load_results(tmp_path),
         load_curves(tmp_path),
         load_reported_values("fedaf", "table2"),
@@ -273,16 +247,9 @@ def test_fedbn_rows_under_label_skew(tmp_path):
 def test_upload_bytes_by_hand():
     counts = np.array([[60, 50, 49], [0, 200, 0]])  # 2 and 1 classes of at least 50
     image, tables = 2 * 3 * 1, 2 * 3 * 3 * 4
-    upload = TABLE7.mean_upload_bytes(counts, (2, 3, 1), 50, bytes_per_value=1)
-    assert upload == 1.5 * 50 * image + tables
-    assert (
-        TABLE7.mean_upload_bytes(counts, (2, 3, 1), 50, bytes_per_value=4)
-        == 1.5 * 200 * image + tables
-    )
-    assert (
-        TABLE7.mean_upload_bytes(counts, (2, 3, 1), 49, bytes_per_value=1)
-        == 2 * 49 * image + tables
-    )
+    for ipc, size, values in ((50, 1, 1.5 * 50), (50, 4, 1.5 * 200), (49, 1, 2 * 49)):
+        upload = TABLE7.mean_upload_bytes(counts, (2, 3, 1), ipc, bytes_per_value=size)
+        assert upload == values * image + tables
 
 
 def test_upload_bytes_match_run():

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from support.tables import list_cells, list_digests
 
 from fedjax_het.data import get_client_groups, load_dataset
 from fedjax_het.metrics.personal import compute_group_contrast, compute_group_weights
@@ -14,7 +15,7 @@ from fedjax_het.papers.fedamp import fig3 as FIG3
 from fedjax_het.papers.fedamp import tables
 from fedjax_het.papers.programs import load_program
 from fedjax_het.papers.reported import load_reported_values
-from fedjax_het.papers.table import TableArguments, list_protocol_deviations, make_cells
+from fedjax_het.papers.table import list_protocol_deviations
 from fedjax_het.runtime.data_assignment import build_partition
 from fedjax_het.runtime.results import Result
 
@@ -26,14 +27,9 @@ PROGRAMS = {n: load_program(f"fedamp.table{n}") for n in PARTITIONS}
 TABLES = {n: getattr(tables, f"TABLE{n}") for n in PARTITIONS}
 
 
-def runs(experiment, preset="paper", **filters):
-    cells = make_cells(experiment, TableArguments(preset=preset, **filters))
-    return {run.digest() for cell in cells for run in cell.runs}
-
-
 @pytest.mark.parametrize("number", TABLES)
 def test_paper_preset_matches_reported_cells(number):
-    cells = make_cells(TABLES[number], TableArguments(preset="paper"))
+    cells = list_cells(TABLES[number])
     reported = load_reported_values("fedamp", f"table{number}")
     assert set(reported["partition"]) == {PARTITIONS[number]} and len(reported) == 36
     ours = [(cell.dataset, cell.method) for cell in cells if cell.method not in ADDED]
@@ -46,11 +42,8 @@ def test_paper_preset_matches_reported_cells(number):
 @pytest.mark.parametrize("preset", ["quick", "short", "cpu", "paper"])
 @pytest.mark.parametrize("number", TABLES)
 def test_runs_test_clients_of_partition(number, preset):
-    specs = [
-        run.resolved()
-        for cell in make_cells(TABLES[number], TableArguments(preset=preset))
-        for run in cell.runs
-    ]
+    cells = list_cells(TABLES[number], preset)
+    specs = [run.resolved() for cell in cells for run in cell.runs]
     assert len(specs) >= 8
     assert {spec.partition for spec in specs} == {PARTITIONS[number]}
     assert all(spec.has_client_tests and spec.participation == 1 for spec in specs)
@@ -72,9 +65,9 @@ def test_runs_test_clients_of_partition(number, preset):
 
 def test_figures_share_runs_of_table3():
     for preset in ("quick", "short", "cpu", "paper"):
-        assert runs(FIG2.FIG2, preset) == runs(TABLES[3], preset)
+        assert list_digests(FIG2.FIG2, preset) == list_digests(TABLES[3], preset)
         methods = ("fedamp", "heurfedamp")
-        assert runs(FIG3.FIG3, preset) == runs(TABLES[3], preset, methods=methods)
+        assert list_digests(FIG3.FIG3, preset) == list_digests(TABLES[3], preset, methods=methods)
     everything = [*TABLES.values(), FIG2.FIG2, FIG3.FIG3]
     assert {experiment.results_folder for experiment in everything} == {"fedamp"}
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from support.tables import list_cells, list_digests
 
 from fedjax_het import RunSpec, analysis
 from fedjax_het.analysis import TableCell, compare_with_reported, format_comparison_table
@@ -12,7 +13,7 @@ from fedjax_het.papers.fedamp.tables import TABLE1 as WITHOUT_CLASSES
 from fedjax_het.papers.fsl import fig9, figures, server_examples, table1
 from fedjax_het.papers.programs import load_program
 from fedjax_het.papers.reported import load_reported_values
-from fedjax_het.papers.table import TableArguments, TableRun, list_protocol_deviations, make_cells
+from fedjax_het.papers.table import TableRun, list_protocol_deviations
 from fedjax_het.runtime.results import Result
 from fedjax_het.utils.errors import ConfigError
 
@@ -24,20 +25,20 @@ PRESETS = ("quick", "cpu", "paper")
 CONTROLS = ("data_sharing", "fedavg(pretrain_epochs=50)")
 
 
-def cells(name, preset="paper", **filters):
-    return make_cells(ALL[name], TableArguments(preset=preset, **filters))
+def cells(name, *preset, **filters):
+    return list_cells(ALL[name], *preset, **filters)
 
 
-def specs(name, preset="paper", **filters):
+def specs(name, *preset, **filters):
     """By row, the first seed's runs."""
     found = {}
-    for cell in cells(name, preset, **filters):
+    for cell in cells(name, *preset, **filters):
         found.setdefault(cell.method, []).append(cell.runs[0].resolved())
     return found
 
 
-def runs(name, preset="paper", **filters):
-    return {run.digest() for cell in cells(name, preset, **filters) for run in cell.runs}
+def runs(name, *preset, **filters):
+    return list_digests(ALL[name], *preset, **filters)
 
 
 # The settings
@@ -161,26 +162,11 @@ def test_figures_7_to_9_match_paper():
     }
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("name", NAMES)
-def test_presets_list_runs(name, preset, tmp_path, capsys):
-    command = ["--preset", preset, "--list", "--output-dir", str(tmp_path)]
-    assert PROGRAMS[name](command) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(runs(name, preset)) > 0
-    datasets = {cell.dataset for cell in cells(name, preset)}
-    if preset == "quick":
-        assert datasets == {"digits"}
-    elif preset == "cpu":
-        assert datasets <= {"fashion_mnist", "cifar10"}
-    assert all(s.resolved() for found in specs(name, preset).values() for s in found)
-
-
 def test_class_filter(tmp_path, capsys):
     (cell,) = cells("fig1", "quick", classes=(3,), methods=("fedavg",))
     assert cell.level == 3 and cell.runs[0].resolved().classes == 3
     with pytest.raises(ConfigError, match=r"classes = \(2,\): expected none"):
-        make_cells(WITHOUT_CLASSES, TableArguments(preset="quick", classes=(2,)))
+        list_cells(WITHOUT_CLASSES, "quick", classes=(2,))
 
 
 # A table with rounds beside accuracies
@@ -269,16 +255,8 @@ def test_table1_row_of_unfinished_table():
     planned = [cell for cell in cells("table1", seeds=(0, 1)) if "fslsyn" not in cell.method]
     (cell,) = (cell for cell in planned if cell.method == "fsl(n0=500, gamma=1.0)")
     results = made(cell, (0.6, 0.6), (100, 100)).iloc[:1]
-    outcome = TableRun(
-        ALL["table1"],
-        "paper",
-        planned,
-        results,
-        None,
-        load_reported_values("fsl", "table1"),
-        None,
-        {},
-    )
+    reported = load_reported_values("fsl", "table1")
+    outcome = TableRun(ALL["table1"], "paper", planned, results, None, reported, None)
     best, note = table1.select_best_cells(outcome)
     (row,) = (row for row in best if row.method == "fsl(n0=500)")
     assert row.runs[0].hp["gamma"] == 1.0 and cell.method in note
@@ -387,11 +365,8 @@ def test_server_options_follow_from_source():
     results["server_options.size"] = [50.0, 50.0, None, None]
     assert analysis.find_varying_settings(results) == ["algorithm", "server_data"]
     results["server_options.size"] = [50.0, 20.0, None, None]
-    assert analysis.find_varying_settings(results) == [
-        "algorithm",
-        "server_data",
-        "server_options.size",
-    ]
+    expected = ["algorithm", "server_data", "server_options.size"]
+    assert analysis.find_varying_settings(results) == expected
 
 
 def test_pretrain_lr_follows_from_pretraining():

@@ -2,6 +2,7 @@
 
 import re
 import runpy
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -12,10 +13,15 @@ from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis import parse_row
 from fedjax_het.papers.dynafed.tables import TABLE1, TABLE5
 from fedjax_het.papers.dynafed.tables import table1 as main
+from fedjax_het.papers.programs import PROGRAM_MODULES
 from fedjax_het.papers.reported import load_reported_values
 from fedjax_het.papers.table import TableArguments, make_cells
 from fedjax_het.runtime.result_store import load_results
 from fedjax_het.runtime.results import Result
+
+# Programs of figures and tables that are not made of runs of a table.
+OTHER_PROGRAMS = ("dynafed.fig3", "fedaf.table7", "fedaf.fig9", "fsl.fig3", "fsl.fig4")
+OTHER_PROGRAMS += ("fedaf.fig6", "fedaf.fig7", "fedaf.fig8")
 
 
 @pytest.mark.parametrize("experiment", [TABLE1, TABLE5], ids=lambda e: e.name)
@@ -43,11 +49,28 @@ def test_paper_preset_matches_reported_cells(experiment):
     assert filled >= {"fedavg", "fedprox", "scaffold", "dynafed"}
 
 
-@pytest.mark.parametrize("experiment", [TABLE1, TABLE5], ids=lambda e: e.name)
-def test_quick_preset_uses_embedded_data(experiment):
-    cells = make_cells(experiment, TableArguments(preset="quick"))
-    assert {cell.dataset for cell in cells} == {"digits"}
-    assert all(cell.runs for cell in cells)
+TABLE_PROGRAMS = [
+    *(name for name in PROGRAM_MODULES if name not in ("all", *OTHER_PROGRAMS)),
+    "fedaf.privacy",
+]
+
+
+@pytest.mark.parametrize("preset", ("quick", "cpu", "paper"))
+@pytest.mark.parametrize("name", TABLE_PROGRAMS)
+def test_presets_list_runs(name, preset, tmp_path, capsys):
+    program = import_module(f"experiments.{name}").main
+    command = ["--preset", preset, "--list", "--output-dir", str(tmp_path)]
+    status, printed = program(command), capsys.readouterr()
+    if status == 2:
+        assert f"preset = '{preset}' is unknown" in printed.err and preset != "quick"
+        return
+    lines = printed.out.splitlines()
+    assert status == 0 and lines and not list(tmp_path.iterdir())
+    if name != "dynafed.fig5":  # whose halves may share runs
+        assert len(set(lines)) == len(lines)
+    if preset != "paper":
+        data = ("digits", "user") if preset == "quick" else ("fashion_mnist", "mnist", "cifar10")
+        assert all(re.search(rf", ({'|'.join(data)}), ", line) for line in lines)
 
 
 def test_filters_and_settings():
