@@ -1,16 +1,17 @@
-"""Half an hour on an accelerator, in pieces that stop in time and go on: proofs, then tables.
+"""Use half an hour on an accelerator: checks of the device, then tables of the papers.
 
 python experiments/accelerator/half_hour.py                          nine minutes of it
-python experiments/accelerator/half_hour.py --carry half_hour.tar    on a machine that forgets
+python experiments/accelerator/half_hour.py --carry half_hour.tar    on a machine without storage
 python experiments/accelerator/half_hour.py --scale quick            a rehearsal on a CPU
 
-First the numbers of `prove.py`; then the papers' tables at their own scale, the most telling cells
-first, as far as the time goes: DynaFed's Table 1 on Fashion-MNIST, the speeds of `prove.py`, then
-Table 1 on CIFAR-10, FSL's Table I, FedAF's Table 1.
-The same command goes on where it stopped: with the runs that are made, within a run from its
-checkpoint. Data sets that are not there are passed over. Of data, a decoded set of the cache is
-enough (`datasets/fashion_mnist.npz` in $FEDJAX_HET_CACHE). With `--carry` the folder's small files
-are taken from that archive at the start, and written to it at the end.
+The tasks run in this order, as far as the time allows: the numbers of `prove.py`; DynaFed's Table 1
+on Fashion-MNIST; the speeds of `prove.py`; Table 1 on CIFAR-10; FSL's Table I; FedAF's Table 1. The
+most informative cells come first.
+
+The same command continues where it stopped: completed runs are loaded, and a run continues from its
+checkpoint. Tables whose data set is missing are skipped; a decoded data set in the cache suffices
+(`datasets/fashion_mnist.npz` in $FEDJAX_HET_CACHE). With `--carry`, the small files of the folder
+are read from that archive at the start and written to it at the end.
 """
 
 import json
@@ -32,7 +33,7 @@ from fedjax_het.utils.io import make_output_directory, write_atomically
 ACCELERATOR_FOLDER = Path(__file__).resolve().parent
 LOG_FILE = "half_hour.json"
 PROVE = "accelerator/prove.py"
-STATUS_NO_DATA = 3  # the status of a piece whose data set is not there
+STATUS_NO_DATA = 3  # the status of a task whose data set is not there
 SHUTDOWN_SECONDS = 20.0  # seconds that what is asked to stop has for it
 MIN_SECONDS = 30.0  # seconds below which nothing is begun
 MAX_ARCHIVED_BYTES = 2**22  # bytes of a file that is carried
@@ -48,31 +49,45 @@ class Task(NamedTuple):
 
 
 class TaskStatus(NamedTuple):
-    """What became of a piece: its last exit status, how long it took in all, its last words."""
+    """Outcome of a task.
+
+    Attributes:
+      status: last exit status; 130: stopped, the same command continues.
+      seconds: duration of all calls together.
+      output: last lines of the program's output.
+    """
 
     status: int
     seconds: float
-    said: str
+    output: str
 
 
 @dataclass
 class Arguments:
-    """The command line."""
+    """Run the checks and the tables of the papers on an accelerator, as far as the time allows."""
 
     minutes: float = 9.0
-    """After which it has ended."""
+    """Minutes after which the program ends."""
     scale: Literal["paper", "quick"] = "paper"
-    """paper: for an accelerator; quick: the tables' quick presets, a rehearsal."""
+    """paper: settings of the papers, for an accelerator; quick: small settings, for a CPU."""
     carry: str | None = None
-    """An archive of what was done before, which is written anew at the end."""
+    """Archive of earlier results. It is read at the start and written at the end."""
     output_dir: str = "results/accelerator"
-    """Where everything is: half_hour.json says what was done."""
+    """Folder of all results; half_hour.json lists the completed tasks."""
     list: bool = False
-    """Print the pieces and what became of them; run nothing."""
+    """Print the tasks and their status; run nothing."""
 
 
 def plan_tasks(scale: str, folder: Path) -> list[Task]:
-    """In the order in which they are made."""
+    """List the tasks in the order in which they run.
+
+    Args:
+      scale: "paper" or "quick".
+      folder: folder of all results.
+
+    Returns:
+      The tasks.
+    """
 
     def table(program: str, *filters: str, of: str = "") -> Task:
         preset = "paper" if scale == "paper" else "quick"
@@ -108,35 +123,52 @@ def plan_tasks(scale: str, folder: Path) -> list[Task]:
     ]
 
 
-def run_task(piece: Task, seconds: float) -> tuple[int, str]:
-    """Run a piece for so long at most: its exit status, 130 where it was stopped, and its last
-    words."""
-    if piece.program.endswith(".py"):
-        words = [sys.executable, str(ACCELERATOR_FOLDER.parent / piece.program), *piece.words]
+def run_task(task: Task, seconds: float) -> tuple[int, str]:
+    """Run a task, and interrupt it when its time is up.
+
+    Args:
+      task: the task.
+      seconds: maximum duration.
+
+    Returns:
+      `(status, output)`: the exit status, 130 if the task was stopped, and its output.
+    """
+    if task.program.endswith(".py"):
+        words = [sys.executable, str(ACCELERATOR_FOLDER.parent / task.program), *task.words]
     else:
-        table = ["-P", "-m", "fedjax_het.cli", "table", piece.program]
-        words = [sys.executable, *table, *piece.words]
+        table = ["-P", "-m", "fedjax_het.cli", "table", task.program]
+        words = [sys.executable, *table, *task.words]
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as behind `nohup ... &`
-        # Else a piece would ignore it too, and be killed.
+        # Else a task would ignore it too, and be killed.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as process:
         try:
-            said, _ = process.communicate(timeout=max(1.0, seconds))
+            output, _ = process.communicate(timeout=max(1.0, seconds))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C: it keeps what it has
             try:
-                said, _ = process.communicate(timeout=SHUTDOWN_SECONDS)
+                output, _ = process.communicate(timeout=SHUTDOWN_SECONDS)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
-                said, _ = process.communicate()
-            return 130, said
-    return process.returncode, said
+                output, _ = process.communicate()
+            return 130, output
+    return process.returncode, output
 
 
 def run_campaign(arguments: Arguments) -> int:
-    """The pieces that are not done, as far as the time goes. 1 where one has failed."""
+    """Run the tasks that are not complete, as far as the time allows.
+
+    Args:
+      arguments: options of the program.
+
+    Returns:
+      The exit status: 1 if a task failed, else 0.
+
+    Raises:
+      ConfigError: if `minutes` is not positive.
+    """
     ends = time.monotonic() + 60 * arguments.minutes
     require(arguments.minutes > 0, "minutes", arguments.minutes, "more than 0")
     folder = make_output_directory(arguments.output_dir)
@@ -146,25 +178,29 @@ def run_campaign(arguments: Arguments) -> int:
             packed.extractall(folder, filter="data")
     path = folder / LOG_FILE
     done = {name: TaskStatus(*each) for name, each in _read_log(path).items()}
-    planned = plan_tasks(arguments.scale, folder)
-    for piece in planned if not arguments.list else ():
+    tasks = plan_tasks(arguments.scale, folder)
+    for task in tasks if not arguments.list else ():
         left = ends - time.monotonic() - SHUTDOWN_SECONDS
-        before = done.get(piece.name)
+        before = done.get(task.name)
         if left < MIN_SECONDS or (before is not None and before.status == 0):
             continue
         began = time.monotonic()
-        if piece.program == PROVE:
-            piece = piece._replace(words=(*piece.words, "--minutes", f"{left / 60:.2f}"))
-        status, said = run_task(piece, left)
-        if status == 2 and "no prepared data" in said:
+        if task.program == PROVE:
+            task = task._replace(words=(*task.words, "--minutes", f"{left / 60:.2f}"))
+        status, output = run_task(task, left)
+        if status == 2 and "no prepared data" in output:
             status = STATUS_NO_DATA
         seconds = time.monotonic() - began + (before.seconds if before else 0.0)
-        done[piece.name] = TaskStatus(status, round(seconds, 1), "\n".join(said.splitlines()[-40:]))
+        done[task.name] = TaskStatus(
+            status, round(seconds, 1), "\n".join(output.splitlines()[-40:])
+        )
         write_text(path, json.dumps(done, indent=1))
-        print(f"{piece.name}: {_format_status(status)}, {seconds:.0f} s in all\n{said}", flush=True)
-    for piece in planned:
-        known = done.get(piece.name)
-        print(f"{piece.name}: {_format_status(known.status) if known else 'not begun'}")
+        print(
+            f"{task.name}: {_format_status(status)}, {seconds:.0f} s in all\n{output}", flush=True
+        )
+    for task in tasks:
+        known = done.get(task.name)
+        print(f"{task.name}: {_format_status(known.status) if known else 'not begun'}")
     if archive is not None:
         _write_archive(folder, archive)
     return int(any(each.status not in (0, 130, STATUS_NO_DATA) for each in done.values()))
@@ -183,7 +219,7 @@ def _read_log(path: Path) -> dict[str, list]:
 
 
 def _write_archive(folder: Path, archive: Path) -> None:
-    """Write the files of a folder that are not large to an archive; say which are."""
+    """Write the small files of a folder to an archive and print the names of the large ones."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     small = [
         path for path in files if path.stat().st_size <= MAX_ARCHIVED_BYTES and path != archive

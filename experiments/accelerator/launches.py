@@ -1,11 +1,11 @@
-"""What programs launch on an accelerator that need not be there: launches, graphs, memory, seconds.
+"""Count the kernel launches of the package's programs on an accelerator that need not be present.
 
     python experiments/accelerator/launches.py --target h200 --output after.json
     python experiments/accelerator/launches.py --target v5e --programs mlp-32 convnet-im2col-32
 
-XLA compiles the package's own programs for a described device, and what it made is read. Needs the
-CUDA plugin (`pip install "jax[cuda12]"`) or libtpu, of jax's version, and no device. Times are
-those of the compiler; how fast a program runs, nobody knows without one.
+XLA compiles the programs for a described device. The compiled text gives launches, graphs and
+memory. The CUDA plugin (`pip install "jax[cuda12]"`) or libtpu of jax's version is required, but no
+device. Times are compile times; the speed of a program is unknown without a device.
 """
 
 import json
@@ -52,19 +52,30 @@ MIN_STEP_LAUNCHES = 8  # launches; no step of training has fewer
 
 @dataclass
 class Arguments:
-    """Compile programs of the package for a described device, and count what they launch."""
+    """Compile programs of the package for a described device and count their kernel launches."""
 
     target: Literal["h200", "h200x2", "v5e", "cpu"] = "h200"
-    """The device; "h200x2" is two, "cpu" what is here."""
+    """The device; "h200x2": two of them; "cpu": the devices of this machine."""
     programs: tuple[str, ...] = field(default_factory=tuple)
-    """Which (default: all that fit the target)."""
+    """Names of the programs (default: all that fit the target)."""
     small: bool = False
-    """Few clients, small images and narrow networks instead."""
+    """Use few clients, small images and narrow networks."""
     output: Path | None = None
-    """A JSON file for all that was counted; what it holds of other programs and targets stays."""
+    """JSON file of all counts; entries of other programs and targets stay."""
 
 
 def analyze_programs(arguments: Arguments) -> int:
+    """Compile the chosen programs and print a table of their launches.
+
+    Args:
+      arguments: options of the program.
+
+    Returns:
+      The exit status, 0.
+
+    Raises:
+      ConfigError: if a program is unknown or needs more devices than the target has.
+    """
     for name in arguments.programs:
         require_name("programs", name, CASES)
     is_valid = arguments.output is None or arguments.output.parent.is_dir()
@@ -92,7 +103,17 @@ def analyze_programs(arguments: Arguments) -> int:
 def analyze_case(
     case: Case, target: str, devices: Any, *, is_small: bool = False
 ) -> dict[str, Any]:
-    """What is known of a case's program once compiled."""
+    """Compile the program of a case and read its launches, memory and compile time.
+
+    Args:
+      case: the case.
+      target: name of the target.
+      devices: the described devices.
+      is_small: whether the data set is small.
+
+    Returns:
+      The facts by name, as the JSON file stores them.
+    """
     platform = TARGETS[target].platform
     dataset = make_noise_dataset(case.dataset, small=is_small)
     with mock_platform(platform):
@@ -125,15 +146,17 @@ def analyze_case(
 
 
 def select_training_steps(bodies: list[LoopBody]) -> list[LoopBody]:
-    """The innermost loops, steps of training: those in the most loops, but for what an operation
-    of a few launches, a sort or a scan, is made of."""
+    """Select the innermost loops, which are steps of training.
+
+    Loops with few launches, of which an operation such as a sort consists, are left out.
+    """
     steps = [body for body in bodies if body.launches >= MIN_STEP_LAUNCHES] or bodies
     deepest = max(body.depth for body in steps)
     return [body for body in steps if body.depth == deepest]
 
 
 def _compile_with_graphs(program: Any, kinds: str) -> tuple[Any, dict[str, Any]]:
-    """The program compiled with these kinds of work in graphs, and which graphs there are."""
+    """Compile a program with these kinds of operations in graphs; also return the graphs."""
     with tempfile.TemporaryDirectory() as folder:
         options = {"xla_dump_to": folder, "xla_gpu_enable_command_buffer": kinds}
         compiled = program.compile(compiler_options=options)
@@ -143,7 +166,7 @@ def _compile_with_graphs(program: Any, kinds: str) -> tuple[Any, dict[str, Any]]
 
 
 def merge_into_file(path: Path, target: str, name: str, analysis: dict[str, Any]) -> None:
-    """Write what was found of a program beside what the file has of others."""
+    """Write the analysis of a program to a JSON file, which keeps those of other programs."""
     stored = json.loads(path.read_text()) if path.exists() else {}
     stored.setdefault(target, {})[name] = analysis
     text = json.dumps(stored, indent=1)

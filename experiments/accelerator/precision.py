@@ -1,12 +1,13 @@
-"""What tf32 and bfloat16 do to the gradients of the papers' methods, on a CPU.
+"""Measure the errors of tf32 and bfloat16 in the gradients of the papers' methods, on a CPU.
 
     python experiments/accelerator/precision.py --output experiments/accelerator/results
 
 Each number is the relative error ||found - exact|| / ||exact|| of one gradient, by the precision of
-networks (`RunSpec.precision`); exact is float64. A CPU computes in bfloat16 as other backends do,
-but for the order of sums. It has no tf32: parameters and images are rounded to 10 bits of fraction
-instead, as a GPU rounds what enters a product; activations between layers stay float32 here, so the
-real error is larger by what they add. What the errors do to accuracies is not known without runs.
+networks (`RunSpec.precision`); the exact gradient is computed in float64. A CPU computes in bfloat16
+like other backends, except for the order of sums. A CPU has no tf32: parameters and images are
+rounded to 10 bits of fraction instead, as a GPU rounds the operands of a product. Activations
+between layers stay float32 here, so the error of a GPU is larger. The effect on accuracies is
+unknown without runs.
 """
 
 import json
@@ -40,17 +41,18 @@ DROPPED_FRACTION_BITS = 13  # bits of float32's 23 that tf32 has not
 
 @dataclass
 class Arguments:
-    """How much is unrolled, and where the table goes."""
+    """Measure the errors of gradients in tf32 and bfloat16."""
 
     steps: tuple[PositiveInt, ...] = (5, 20)
-    """Of DynaFed's inner loop."""
+    """Numbers of steps of DynaFed's inner loop."""
     images: PositiveInt = 30
     seed: NonNegativeInt = 0
     output: Path | None = None
-    """Folder of the table, as JSON."""
+    """Folder of the table, a JSON file."""
 
 
 def compare_precisions(arguments: Arguments) -> int:
+    """Print and write the relative errors of all gradients; return the exit status, 0."""
     rows = {}
     for name, options in NETWORKS.items():
         for title, gradient in _gradient_functions(arguments).items():
@@ -66,7 +68,7 @@ def compare_precisions(arguments: Arguments) -> int:
 
 
 def _relative_errors(model: Model, gradient: Callable, arguments: Arguments) -> dict[str, float]:
-    """Relative errors by precision."""
+    """Return the relative errors of a gradient by precision."""
     with jax.enable_x64(True):
         variables, data = _make_problem(model, arguments, np.float64)
         exact = np.asarray(ravel_pytree(jax.jit(partial(gradient, model))(variables, data))[0])
@@ -85,7 +87,7 @@ def _relative_errors(model: Model, gradient: Callable, arguments: Arguments) -> 
 
 
 def _make_problem(model: Model, arguments: Arguments, dtype: Any) -> tuple[Tree, Tree]:
-    """A network, and images around a mean for each class: the same numbers in each type."""
+    """Return variables and data, images around a mean for each class, in a dtype."""
     with jax.enable_x64(False):
         initial_variables = jax.tree.map(np.asarray, model.init(jax.random.key(arguments.seed)))
     rng = np.random.default_rng(arguments.seed)
@@ -99,7 +101,7 @@ def _make_problem(model: Model, arguments: Arguments, dtype: Any) -> tuple[Tree,
 
 
 def _with_tf32_operands(model: Model) -> Model:
-    """As if products rounded what enters them, of parameters and images."""
+    """Round the parameters and images of a network to tf32, as products do."""
 
     def with_rounding(function: Callable) -> Callable:
         def call(variables, x, **apply_options):
@@ -114,7 +116,7 @@ def _with_tf32_operands(model: Model) -> Model:
 
 @jax.custom_jvp
 def _round_to_tf32(x: jax.Array) -> jax.Array:
-    """To the nearest number of 10 bits of fraction; its derivative is 1."""
+    """Round to the nearest number with 10 bits of fraction; the derivative is 1."""
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     half = jnp.uint32(1 << (DROPPED_FRACTION_BITS - 1))
     rounded_bits = (bits + half) >> DROPPED_FRACTION_BITS << DROPPED_FRACTION_BITS
@@ -130,7 +132,7 @@ def _(primals, tangents):
 
 
 def _gradient_functions(arguments: Arguments) -> dict[str, Callable]:
-    """By name, `(model, variables, data) -> tree`."""
+    """Return the functions `(model, variables, data) -> tree` by title."""
     return {
         "a client's step (FedAvg; FSL's clients and server)": _step_gradient,
         **{
@@ -148,14 +150,14 @@ def _loss(model: Model, variables: Tree, images: jax.Array, labels: jax.Array) -
 
 
 def _step_gradient(model: Model, variables: Tree, data: Tree) -> Tree:
-    """Of the parameters, of a batch."""
+    """Return the gradient of a batch with respect to the parameters."""
     return jax.grad(
         lambda params: _loss(model, {**variables, "params": params}, data["real"], data["labels"])
     )(variables["params"])
 
 
 def _train_sgd(model: Model, variables: Tree, images: jax.Array, labels: jax.Array, steps: int):
-    """The parameters after some steps of SGD."""
+    """Return the parameters after some steps of SGD."""
 
     def step(params, _):
         variables_with_params = {**variables, "params": params}
@@ -166,8 +168,10 @@ def _train_sgd(model: Model, variables: Tree, images: jax.Array, labels: jax.Arr
 
 
 def _synthesis_gradient(model: Model, variables: Tree, data: Tree, *, steps: int) -> Tree:
-    """Of the images, labels and step size, through the inner loop; the target is where as many
-    steps on real images go, in this precision too."""
+    """Return the gradient with respect to the synthetic images through the inner loop.
+
+    The target is the model after equally many steps on real images in the same precision.
+    """
     start, unravel = ravel_pytree(variables["params"])
     target = ravel_pytree(_train_sgd(model, variables, data["real"], data["labels"], steps))[0]
     labels = jax.nn.one_hot(data["labels"], NUM_CLASSES, dtype=start.dtype)
@@ -189,7 +193,7 @@ def _synthesis_gradient(model: Model, variables: Tree, data: Tree, *, steps: int
 
 
 def _matching_gradient(model: Model, variables: Tree, data: Tree) -> Tree:
-    """Of the images of a class, which follow the mean embedding of a batch."""
+    """Return the gradient of the distance of mean embeddings with respect to the images."""
     embed = model.embed
     assert embed is not None
 
@@ -203,7 +207,7 @@ def _matching_gradient(model: Model, variables: Tree, data: Tree) -> Tree:
 
 
 def _model_distances(model: Model, variables: Tree, data: Tree) -> Tree:
-    """Between three clients' models, which decide who listens to whom."""
+    """Return the squared distances of the models of three clients."""
     examples_per_client = len(data["labels"]) // 3
     parts = [slice(k * examples_per_client, (k + 1) * examples_per_client) for k in range(3)]
     models = [

@@ -1,4 +1,4 @@
-"""The programs of real runs, lowered for devices that are described."""
+"""Programs of real runs, lowered for described devices."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ DATASET_SHAPES = {"fashion_mnist": ((28, 28, 1), 60_000), "cifar10": ((32, 32, 3
 
 
 class Case(NamedTuple):
-    """A program: of which run, in how many lanes, on how many devices."""
+    """A program: the run that it belongs to, its lanes and its devices."""
 
     method: str
     dataset: str
@@ -85,7 +85,7 @@ CASES = {
 
 
 def shrink_case(case: Case) -> Case:
-    """The same program of few clients, small images and a narrow network."""
+    """Return the same program for few clients, small images and a narrow network."""
     reduced_settings = {"num_clients": 4, "rounds": 2, "batch_size": 8}
     if case.settings.get("model") != "mlp":
         reduced_settings["width"] = 4
@@ -96,7 +96,15 @@ def shrink_case(case: Case) -> Case:
 
 
 def make_noise_dataset(name: str, *, small: bool = False) -> Dataset:
-    """Images of noise, as many and as large as those of the data set: programs read no more."""
+    """Make images of noise with the number and the shape of the images of a data set.
+
+    Args:
+      name: a name in `DATASET_SHAPES`.
+      small: whether to make 2,400 training images of 8x8 pixels instead.
+
+    Returns:
+      The data set.
+    """
     shape, count = DATASET_SHAPES[name]
     if small:
         shape, count = (8, 8, shape[-1]), 2_400
@@ -108,7 +116,16 @@ def make_noise_dataset(name: str, *, small: bool = False) -> Dataset:
 
 
 def lower_case(case: Case, dataset: Dataset, devices: Sequence[jax.Device]) -> Any:
-    """The case's program as jax lowers it for these devices, of which it takes the first."""
+    """Lower the program of a case for described devices.
+
+    Args:
+      case: the case.
+      dataset: the data set of the run.
+      devices: devices, of which the first `case.devices` are used.
+
+    Returns:
+      The lowered program of jax.
+    """
     spec = RunSpec(case.method, dataset=case.dataset, seed=0, **case.settings)
     placement = Placement(
         lanes=case.lanes, devices=case.devices, spread="lanes", client_state=case.client_state
@@ -135,7 +152,7 @@ def lower_case(case: Case, dataset: Dataset, devices: Sequence[jax.Device]) -> A
 
 
 def _to_sharded_shapes(mesh: Mesh, tree: Any) -> Any:
-    """Shapes of arrays, spread over this mesh as they are over their own."""
+    """Return the shapes of arrays, sharded over `mesh` as the arrays are over their own."""
 
     def to_shape(leaf: Any) -> jax.ShapeDtypeStruct:
         old = getattr(leaf, "sharding", None)

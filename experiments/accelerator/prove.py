@@ -1,15 +1,16 @@
-"""Prove a device: the same numbers as on the CPU, and what is fastest on it.
+"""Check a device: compare its numbers with those of the CPU, and find its fastest settings.
 
-python experiments/accelerator/prove.py                 what jax finds; an H200: 15 minutes
-python experiments/accelerator/prove.py --scale quick   small; ten minutes on a CPU's core
+python experiments/accelerator/prove.py                 the first device of jax; 15 minutes on an H200
+python experiments/accelerator/prove.py --scale quick   small cases; ten minutes on one CPU core
 
-Correctness: each method runs five rounds on made-up data, on the device and on the CPU, both with
-true float32 products. Beside the difference is what another order of sums makes of the CPU's own
-numbers (four lanes instead of one): a device that rounds as well differs about as much. Speed:
-client samples a second of FedAvg's rounds by network, implementation of convolutions, lanes and
-precision, the median of all rounds but the first; compilation apart. `prove.json` has all of it
-and the settings that were fastest. A case that fails is a line with its error, and the others go
-on; what is done is not done again, and the status is 130 while cases are left.
+Correctness: each method runs five rounds on synthetic data, on the device and on the CPU, both with
+float32 products. The difference is compared with the effect of another order of sums on the CPU
+(four lanes instead of one): a correct device differs about as much.
+
+Speed: client samples per second of FedAvg's rounds by network, implementation of convolutions, lanes
+and precision, the median of all rounds except the first. Compile times are separate. `prove.json`
+holds all numbers and the fastest settings. A case that fails is a line with its error. The same
+command continues with the missing cases; the exit status is 130 while cases are missing.
 """
 
 import json
@@ -52,7 +53,7 @@ PRECISIONS = {"cpu": (FLOAT32,), "gpu": (FLOAT32, TF32, BFLOAT16), "tpu": (FLOAT
 
 
 class Scale(NamedTuple):
-    """How large the cases are."""
+    """Sizes of the data set, the federation and the network of the cases."""
 
     pixels: int
     examples: int
@@ -92,7 +93,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 class Case(NamedTuple):
-    """What is measured once."""
+    """A measurement: a method or a network with its settings."""
 
     name: str
     kind: Literal["numbers", "speed"]
@@ -102,35 +103,35 @@ class Case(NamedTuple):
 
 
 class Worker(NamedTuple):
-    """A process of its own, and what it measures one after the other."""
+    """A process of its own and the cases that it measures one after the other."""
 
     environment: dict[str, str]
-    """Variables that say where it runs."""
+    """Environment variables, which choose the device."""
     cases: list[Case]
 
 
 @dataclass
 class Arguments:
-    """The command line."""
+    """Compare an accelerator with the CPU and find its fastest settings."""
 
     scale: Literal["full", "quick"] = "full"
-    """full: as the papers' runs, for an accelerator; quick: small, for a CPU."""
+    """full: sizes of the papers' runs, for an accelerator; quick: small sizes, for a CPU."""
     only: Literal["numbers", "speed", "all"] = "all"
-    """What is measured."""
+    """Measurements to make."""
     methods: tuple[str, ...] | None = None
-    """Of which the numbers are compared (default: all)."""
+    """Methods whose numbers are compared (default: all)."""
     precisions: tuple[str, ...] | None = None
-    """In which speeds are measured, as far as the device has them (default: all, in this order)."""
+    """Precisions whose speed is measured, of those of the device (default: all)."""
     lanes: tuple[int, ...] | None = None
-    """With which speeds are measured, of those of the scale (default: all)."""
+    """Numbers of lanes whose speed is measured, of those of the scale (default: all)."""
     minutes: Annotated[float, Bounds(0, 1e6, open_low=True)] = 30.0
-    """After which no case is begun; the same command goes on."""
+    """Minutes after which no case starts; the same command continues."""
     output_dir: str = "results/accelerator"
-    """Where prove.json and prove.md are."""
+    """Folder of prove.json and prove.md."""
 
 
 def make_synthetic_dataset(scale: Scale) -> Any:
-    """A data set of ten classes: blurred spots, and noise."""
+    """Make a data set of ten classes: blurred spots with noise."""
     from fedjax_het import dataset_from_arrays
 
     rng, size = np.random.default_rng(0), scale.pixels
@@ -145,8 +146,15 @@ def make_synthetic_dataset(scale: Scale) -> Any:
 
 
 def measure_case(case: Case) -> dict[str, Any]:
-    """In this process, on its first device: losses and norms of every round, or client samples a
-    second."""
+    """Measure a case in this process, on its first device.
+
+    Args:
+      case: the case.
+
+    Returns:
+      The device and, by kind of the case, losses and norms of every round, or client samples per second
+      and the compile time in seconds.
+    """
     import jax
 
     from fedjax_het import Placement, RunSpec, simulate
@@ -171,7 +179,7 @@ def measure_case(case: Case) -> dict[str, Any]:
 
 
 def serve_cases() -> None:
-    """The cases on standard input, a line of standard output for each."""
+    """Measure the cases on standard input and print a line of JSON for each."""
     for given in json.load(sys.stdin):
         case = Case(*given)
         try:
@@ -181,26 +189,33 @@ def serve_cases() -> None:
         print(json.dumps({"name": case.name, **found}), flush=True)
 
 
-def run_workers(places: list[Worker], seconds: float) -> list[dict[str, dict[str, Any]]]:
-    """What each place has found by name, after so many seconds at most; all of them side by side.
-    A case that a place did not come to is not there."""
+def run_workers(workers: list[Worker], seconds: float) -> list[dict[str, dict[str, Any]]]:
+    """Run all workers in parallel.
+
+    Args:
+      workers: the workers.
+      seconds: maximum duration.
+
+    Returns:
+      The records of each worker by case name. Cases that a worker did not reach are absent.
+    """
     words = [sys.executable, str(Path(__file__).resolve()), WORKER_FLAG]
     with ExitStack() as files:
         running = []
-        for place in places:
-            said = files.enter_context(tempfile.TemporaryFile("w+"))
+        for worker in workers:
+            output = files.enter_context(tempfile.TemporaryFile("w+"))
             process = subprocess.Popen(
                 words,
-                env={**os.environ, **place.environment},
+                env={**os.environ, **worker.environment},
                 stdin=subprocess.PIPE,
-                stdout=said,
+                stdout=output,
                 stderr=subprocess.DEVNULL,
                 text=True,
             )
             assert process.stdin is not None
-            process.stdin.write(json.dumps(place.cases))
+            process.stdin.write(json.dumps(worker.cases))
             process.stdin.close()
-            running.append((process, said))
+            running.append((process, output))
         ends = time.monotonic() + seconds
         for process, _ in running:
             try:
@@ -208,17 +223,17 @@ def run_workers(places: list[Worker], seconds: float) -> list[dict[str, dict[str
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        return [_read_records(said) for _, said in running]
+        return [_read_records(output) for _, output in running]
 
 
-def _read_records(said: IO[str]) -> dict[str, dict[str, Any]]:
-    said.seek(0)
-    found = [json.loads(line) for line in said if line.startswith("{") and line.endswith("}\n")]
+def _read_records(output: IO[str]) -> dict[str, dict[str, Any]]:
+    output.seek(0)
+    found = [json.loads(line) for line in output if line.startswith("{") and line.endswith("}\n")]
     return {made.pop("name"): made for made in found}
 
 
 def make_parity_workers(names: Sequence[str]) -> list[Worker]:
-    """The device, the CPU, and the CPU in another order."""
+    """Return the workers for the device, the CPU, and the CPU with another order of sums."""
     cases = []
     for name in names:
         method = name.split(",")[0]
@@ -235,9 +250,18 @@ def make_speed_workers(
     precisions: Sequence[str] | None = None,
     lanes: Sequence[int] | None = None,
 ) -> list[Worker]:
-    """FedAvg by precision, and in each by network, implementation and lanes. Of precisions and
-    lanes those that are asked for (None: all that there are)."""
-    size, places = SCALES[scale], []
+    """Return a worker for each precision, with FedAvg by network, implementation and lanes.
+
+    Args:
+      scale: "full" or "quick".
+      platform: jax's name of the platform.
+      precisions: precisions to measure; None: all of the platform.
+      lanes: numbers of lanes to measure; None: all of the scale.
+
+    Returns:
+      The workers.
+    """
+    size, workers = SCALES[scale], []
     there = PRECISIONS.get(platform, (FLOAT32,))
     widths = [count for count in size.lanes if lanes is None or count in lanes]
     networks: list[tuple[str, dict[str, Any]]] = [("mlp", {"model": "mlp"})]
@@ -253,13 +277,22 @@ def make_speed_workers(
                 name = f"{network}, {precision}, {count} lanes"
                 given = {"algorithm": "fedavg", "precision": precision, **settings}
                 cases.append(Case(name, "speed", scale, given, count))
-        places.append(Worker({}, cases))
-    return places
+        workers.append(Worker({}, cases))
+    return workers
 
 
 def compare_curves(device: dict, cpu: dict, in_another_order: dict) -> dict[str, Any]:
-    """How far the device's curves are from the CPU's, relative; and the CPU's from its own in
-    another order."""
+    """Compare the curves of the device with those of the CPU.
+
+    Args:
+      device: curves of the device by name.
+      cpu: curves of the CPU by name.
+      in_another_order: curves of the CPU with another order of sums by name.
+
+    Returns:
+      The largest relative differences of device and CPU and of the CPU's two orders, and whether the
+      first is explained by rounding.
+    """
     errors = [made["error"] for made in (device, cpu, in_another_order) if "error" in made]
     if errors:
         return {"error": errors[0]}
@@ -281,7 +314,7 @@ def compare_curves(device: dict, cpu: dict, in_another_order: dict) -> dict[str,
 
 
 def select_fastest(speeds: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By network and precision the implementation and lanes of most samples a second."""
+    """Return implementation and lanes of the fastest case of each network and precision."""
     best: dict[str, dict[str, Any]] = {}
     for name, made in speeds.items():
         rate = made.get("client_samples_per_second", 0.0)
@@ -295,7 +328,7 @@ def select_fastest(speeds: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any
 
 
 def make_tables(kept: dict[str, Any]) -> list[TextTable]:
-    """Of the numbers, of the speeds, and of what was fastest, as far as they are known."""
+    """Return the tables of differences, of speeds and of the fastest settings that have rows."""
     device = kept["device"]
     numbers = _make_table(
         f"{device} against the CPU, both in float32",
@@ -344,8 +377,18 @@ def _format_value(value: Any) -> str:
 
 
 def run_checks(arguments: Arguments) -> int:
-    """All cases that are not done. 1 where a method's numbers do not agree, or a process died
-    before its time; else 130 where the time was up before all were measured."""
+    """Measure all cases that are not complete.
+
+    Args:
+      arguments: options of the program.
+
+    Returns:
+      The exit status: 1 if the numbers of a method do not agree or a process died before its time; 130 if
+      the time ended before all cases were measured; else 0.
+
+    Raises:
+      ConfigError: if a method, a precision or a number of lanes is unknown.
+    """
     names = tuple(METHODS) if arguments.methods is None else arguments.methods
     for name in names:
         require_name("methods", name, METHODS)
@@ -376,12 +419,12 @@ def run_checks(arguments: Arguments) -> int:
         apart = {name: compare_curves(device[name], *(f[name] for f in on_cpu)) for name in done}
         keep("numbers", apart)
     asked = (arguments.scale, platform, arguments.precisions, arguments.lanes)
-    places = make_speed_workers(*asked) if arguments.only != "numbers" else []
-    for place in places:
-        left = due("speed", [case.name for case in place.cases])
+    workers = make_speed_workers(*asked) if arguments.only != "numbers" else []
+    for worker in workers:
+        left = due("speed", [case.name for case in worker.cases])
         if left and time.monotonic() < ends:
-            place = place._replace(cases=[case for case in place.cases if case.name in left])
-            (found,) = run_workers([place], ends - time.monotonic())
+            worker = worker._replace(cases=[case for case in worker.cases if case.name in left])
+            (found,) = run_workers([worker], ends - time.monotonic())
             keep("speed", found)
     made = make_tables(kept)
     for table in made:
@@ -391,7 +434,7 @@ def run_checks(arguments: Arguments) -> int:
     if wrong:
         print(f"Not as on the CPU: {', '.join(wrong)}.", file=sys.stderr)
     undone = [name for name in names if name not in kept["numbers"] and arguments.only != "speed"]
-    planned = [case.name for place in places for case in place.cases]
+    planned = [case.name for worker in workers for case in worker.cases]
     undone += [name for name in planned if name not in kept["speed"]]
     if undone:
         print(f"{len(undone)} cases are left: the same command goes on.", file=sys.stderr)
@@ -401,11 +444,10 @@ def run_checks(arguments: Arguments) -> int:
 
 
 def _query_device() -> tuple[str, str]:
-    """The kind of jax's first device, and its platform; found in a process of its own, since this
-    one is not to hold it."""
+    """Return kind and platform of the first device, from another process, which releases it."""
     asked = "import jax; d = jax.devices()[0]; print(d.platform, d.device_kind)"
-    said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
-    platform, _, kind = said.stdout.strip().splitlines()[-1].partition(" ")
+    output = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
+    platform, _, kind = output.stdout.strip().splitlines()[-1].partition(" ")
     return kind, platform
 
 

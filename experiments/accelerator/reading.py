@@ -1,4 +1,4 @@
-"""What a compiled program launches, read from its text."""
+"""Parse the kernel launches of a compiled program from its text."""
 
 import re
 from collections import Counter
@@ -19,14 +19,14 @@ _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 
 
 class HloOperation(NamedTuple):
-    """A line of a computation."""
+    """An operation, a line of a computation."""
 
     kind: str  # "fusion", "while", ...; "custom-call:TARGET"
     text: str
 
     @property
     def called_computations(self) -> list[str]:
-        """The computations that it runs through, if it is one of `CONTROL`."""
+        """Computations that the operation runs, if it is control flow."""
         if self.kind not in CONTROL_FLOW_OPS:
             return []
         computations = _CALLS.findall(self.text)
@@ -36,35 +36,55 @@ class HloOperation(NamedTuple):
 
     @property
     def num_launches(self) -> int:
+        """Number of kernels that the operation starts itself, 0 or 1."""
         is_silent = self.kind in NON_LAUNCHING_OPS | CONTROL_FLOW_OPS
         return 0 if is_silent or self.kind.endswith("-done") else 1
 
     @property
     def result_bytes(self) -> int:
-        """Of its results, on one device."""
+        """Bytes of the results on one device."""
         kind = self.text.split(" = ", 1)[1].split("(" if not self.is_tuple else ") ", 1)[0]
         return sum(map(_type_bytes, _SHAPE.findall(kind)))
 
     @property
     def is_tuple(self) -> bool:
+        """Whether the result is a tuple."""
         return self.text.split(" = ", 1)[1].startswith("(")
 
 
 class LoopBody(NamedTuple):
-    """What a loop's iteration launches; of a branch, or a loop inside, see theirs."""
+    """Launches of one iteration of a loop, without branches and inner loops.
+
+    Attributes:
+      name: name of the computation.
+      depth: number of loops around it; 0: outside of all loops.
+      trips: number of iterations; None: read from the device.
+      launches: number of kernels.
+      conditionals: number of conditionals.
+      collectives: number of collectives by kind.
+      collective_bytes: bytes of the results of collectives on one device.
+      kinds: number of launches by kind.
+    """
 
     name: str
-    depth: int  # loops around it: 0 outside of all
-    trips: int | None  # of its loop; None where they are read from the device
+    depth: int
+    trips: int | None
     launches: int
     conditionals: int
-    collectives: dict[str, int]  # by kind
-    collective_bytes: int  # their results, on one device
+    collectives: dict[str, int]
+    collective_bytes: int
     kinds: dict[str, int]
 
 
 def parse_computations(text: str) -> tuple[str, dict[str, list[HloOperation]]]:
-    """-> (the entry's name, the operations of every computation by its name)."""
+    """Parse the text of a compiled program.
+
+    Args:
+      text: the text in XLA's HLO format.
+
+    Returns:
+      `(entry, computations)`: the name of the entry, and the operations of every computation by name.
+    """
     computations: dict[str, list[HloOperation]] = {}
     entry, current = "", None
     for line in text.splitlines():
@@ -79,14 +99,16 @@ def parse_computations(text: str) -> tuple[str, dict[str, list[HloOperation]]]:
 
 
 def parse_loop_bodies(text: str) -> list[LoopBody]:
-    """The entry, and every loop's body, outer ones first; a conditional counts as its longest
-    branch."""
+    """Parse the entry and all loop bodies of a program, outer ones first.
+
+    A conditional counts as its longest branch.
+    """
     entry, computations = parse_computations(text)
     return list(_iterate_bodies(computations, entry, 0, None, set()))
 
 
 def count_grouped_convolutions(text: str) -> int:
-    """Convolutions of several groups: lanes as the backend's own convolution has them."""
+    """Count convolutions of several groups, which native convolutions of lanes become."""
     group_counts = re.findall(r"(?:feature|batch)_group_count=(\d+)", text)
     return sum(int(number) > 1 for number in group_counts)
 
@@ -126,7 +148,7 @@ def _iterate_bodies(
 def _iterate_operations(
     computations: dict[str, list[HloOperation]], name: str
 ) -> Iterator[HloOperation]:
-    """A computation's operations with those of its branches and calls, but not of its loops."""
+    """Yield the operations of a computation, its branches and calls, without its loops."""
     for operation in computations.get(name, ()):
         yield operation
         if operation.kind != "while":
@@ -173,7 +195,7 @@ def _operation_kind(line: str) -> str:
 
 
 def _type_bytes(shape: tuple[str, str]) -> int:
-    """Bytes of an array's type as the text has it."""
+    """Return the bytes of an array type."""
     kind, dimensions = shape
     size = 1
     for dimension in filter(None, dimensions.split(",")):
@@ -183,10 +205,14 @@ def _type_bytes(shape: tuple[str, str]) -> int:
 
 
 def parse_command_buffers(thunks: str) -> dict[str, Any]:
-    """Of XLA's list of what a program starts: graphs, and what the host still starts and reads.
+    """Count the graphs in XLA's list of thunks, and the reads of the host outside of graphs.
 
-    whole: whether all of it is one graph; host_reads: loops and branches outside of graphs, whose
-    conditions the host waits for.
+    Args:
+      thunks: the list as XLA dumps it.
+
+    Returns:
+      `graphs`, their number; `whole`, whether the program is one graph; and `host_reads`, the number of
+      loops and branches outside of graphs, whose conditions the host waits for.
     """
     graphs, host_reads, num_outside = 0, 0, 0
     graph_indent: int | None = None  # how far the graph's own line is indented

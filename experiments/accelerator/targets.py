@@ -1,4 +1,4 @@
-"""Devices that are described, not there: what programs are compiled for."""
+"""Described devices that programs are compiled for."""
 
 import contextlib
 import os
@@ -15,7 +15,12 @@ H200 = Path(__file__).parent / "h200.txtpb"
 
 
 class Target(NamedTuple):
-    """Where a program would run. chips: how many the description has to have."""
+    """A device that programs are compiled for.
+
+    Attributes:
+      platform: jax's name of the platform.
+      chips: number of devices in the description.
+    """
 
     platform: str
     chips: int
@@ -30,8 +35,12 @@ TARGETS = {
 
 
 def prepare_process(target: str, devices: int) -> None:
-    """Settings of the process, before anything asks jax for devices: the programs' inputs are
-    made on as many CPU devices as the target has."""
+    """Configure the process before jax initializes its devices.
+
+    Args:
+      target: a name in `TARGETS`.
+      devices: number of CPU devices, on which the inputs of the programs are made.
+    """
     if target == "cpu":
         return
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
@@ -45,9 +54,9 @@ def prepare_process(target: str, devices: int) -> None:
 
 
 def describe_devices(target: str) -> Sequence[jax.Device]:
-    """The target's devices; on a CPU those that there are.
+    """Return the described devices of a target; on a CPU the devices of this machine.
 
-    The CUDA plugin (jax[cuda12]) or libtpu has to be installed; no GPU or TPU has to be there.
+    The CUDA plugin (jax[cuda12]) or libtpu must be installed. No GPU or TPU is needed.
     """
     from jax.experimental import topologies
 
@@ -63,7 +72,7 @@ def describe_devices(target: str) -> Sequence[jax.Device]:
 
 @contextlib.contextmanager
 def mock_platform(platform: str) -> Iterator[None]:
-    """What asks jax which backend it has, or a plan what its devices are, is told this one."""
+    """Make jax and execution plans report a platform inside the context."""
     platform_property = mock.PropertyMock(return_value=platform)
     backend = mock.patch.object(jax, "default_backend", lambda: platform)
     with backend, mock.patch.object(ExecutionPlan, "platform", platform_property):

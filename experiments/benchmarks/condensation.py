@@ -1,12 +1,12 @@
-"""Speed of condensation: this package beside a plain PyTorch loop of the same loss.
+"""Compare the speed of condensation with that of a PyTorch loop of the same loss.
 
     pip install -e ".[bench]" && python experiments/condensation_speed.py
 
-FedDM's loss (mean embeddings and logits of one class, a network drawn anew in every step, a
-clipped step of SGD with momentum on the images) for the pairs of client and class that
-Fashion-MNIST has at alpha 0.02. Turns alternate in one run; medians; compilation apart. Then what
-packing saves: the same round where all clients hold all classes, as padding to the same shape would
-make it.
+FedDM's loss compares mean embeddings and logits of one class, with a network drawn anew in every
+step and a clipped SGD step with momentum on the images. The pairs of client and class are those of
+Fashion-MNIST at alpha 0.02. Programs alternate; results are medians; compile times are separate.
+The last line is the gain of packing: the same round if all clients held all classes, as padding to
+one shape would make it.
 """
 
 import json
@@ -29,7 +29,7 @@ PEER = Path(__file__).parent / "peers" / "torch_condensation.py"
 
 @dataclass
 class Arguments:
-    """Settings of the rounds that are timed; the server does not train in them."""
+    """Compare the speed of condensation with that of a PyTorch loop; the server does not train."""
 
     dataset: str = "fashion_mnist"
     width: PositiveInt = 32
@@ -37,12 +37,13 @@ class Arguments:
     ipc: PositiveInt = 50
     batch_size: PositiveInt = 256
     steps: PositiveInt = 10
-    """Of condensation, for every pair."""
+    """Number of condensation steps of each pair of client and class."""
     turns: PositiveInt = 3
-    """How often each side is timed; every turn of ours is three rounds."""
+    """Number of turns of each program; a turn of this package has three rounds."""
 
 
 def run_benchmark(arguments: Arguments) -> int:
+    """Time both programs in turns and print the results; return the exit status, 0."""
     from fedjax_het.data import load_dataset
     from fedjax_het.runtime.benchmark import benchmark_rounds
     from fedjax_het.runtime.data_assignment import build_partition

@@ -1,15 +1,15 @@
-"""The speed of local training: this package beside other simulators, in one run, with equal work.
+"""Compare the speed of local training with that of other simulators, for equal work.
 
     experiments/benchmarks/peers/make_environments.sh          # once; needs the network
     python experiments/speed.py
     python experiments/speed.py --quick
     python experiments/speed.py --regimes R1 R3 --peers torch --output results/speed
 
-Every program is a process of its own that makes one regime and ends: this package first, which
-writes down who holds which images and who takes part in which round, then each peer, in turns, so
-that whatever else the machine does weighs on all of them. Medians over rounds. Starting, reading
-data and compiling are not in the time of a round. What a peer does otherwise is told in its file in
-`peers` and below the table.
+Every program is a process of its own that makes one regime and ends. This package runs first and
+writes the examples of each client and the cohorts of all rounds. Then the peers run. Programs
+alternate, so that other load of the machine affects all of them. Results are medians over rounds.
+Starting, reading data and compiling are not part of a round. The files in `peers` and the notes
+below the table state the deviations of each peer.
 """
 
 import importlib.util
@@ -43,26 +43,38 @@ PEERS = {
 }
 TORCH_FILES = {"synthesis": "torch_synthesis.py", "server": "torch_server.py"}  # by kind
 NOTES = {
-    "torch": "a plain loop; images float32 and normalised beforehand",
-    "fedjax": "its jit mode; fills the last batch of a client up, which is counted as work",
+    "torch": "a plain loop; images are float32 and normalized beforehand",
+    "fedjax": "its jit mode; pads the last batch of a client, which counts as work",
     "pfl": "one process; does not reshuffle a client's images",
-    "flower": "one single-threaded actor per core; draws the clients itself, all of one size",
+    "flower": "one single-threaded actor per core; draws the cohorts itself, of clients of one size",
 }
 TIMEOUT = 1200  # seconds, of one program
 
 
 class Regime(NamedTuple):
-    """Work to be measured. `peers` are those that can do the same."""
+    """A workload.
+
+    Attributes:
+      description: text for the tables.
+      spec: settings of the run.
+      rounds: number of rounds in each turn.
+      kind: "rounds", "sweep", "synthesis" or "server".
+      num_images: number of training images.
+      seeds: number of seeds of a sweep.
+      server: settings of the server's training, see `torch_server.py`.
+      peers: peers that can do the same work.
+      turns: maximum number of turns.
+    """
 
     description: str
     spec: dict[str, Any]
-    rounds: int  # in each turn
+    rounds: int
     kind: str = "rounds"
     num_images: int = 60_000
     seeds: int = 1
-    server: dict[str, Any] | None = None  # what it trains on there, see `torch_server.py`
+    server: dict[str, Any] | None = None
     peers: tuple[str, ...] = tuple(PEERS)
-    turns: int = 9  # at most
+    turns: int = 9
 
 
 FEDAVG: dict[str, Any] = {
@@ -171,25 +183,36 @@ SLOWEST_REGIME = "R6-128"  # minutes on a CPU: only if it is named
 
 @dataclass
 class Arguments:
-    """Local training: this package beside other simulators."""
+    """Compare the speed of local training with that of other simulators."""
 
     regimes: tuple[str, ...] = tuple(name for name in REGIMES if name != SLOWEST_REGIME)
-    """Which of R1, R2-32, R2-128, R3, R4-0.1, R4-0.01, R5, R6-mlp, R6-32, R6-128, R7, R8."""
+    """Regimes: R1, R2-32, R2-128, R3, R4-0.1, R4-0.01, R5, R6-mlp, R6-32, R6-128, R7, R8."""
     turns: PositiveInt = 2
-    """How often the programs take turns (the longest regimes: once)."""
+    """Number of turns of each program (the longest regimes have one)."""
     quick: bool = False
-    """One turn of each: about ten minutes on 2 cores."""
+    """Run one turn of each program: about ten minutes on 2 cores."""
     rounds: NonNegativeInt = 0
-    """Rounds in a turn (default: each regime's own)."""
+    """Number of rounds in a turn (default: the number of each regime)."""
     peers: tuple[str, ...] | None = None
-    """Which of torch, fedjax, pfl, flower (default: those that are installed)."""
+    """Peers: torch, fedjax, pfl, flower (default: all that are installed)."""
     environments: Path = Path(".peers")
     """Folder of the peers' virtual environments."""
     output: Path | None = None
-    """Write OUTPUT.json, everything measured, and OUTPUT.md, the tables."""
+    """Write all measurements to OUTPUT.json and the tables to OUTPUT.md."""
 
 
 def run_benchmark(arguments: Arguments) -> int:
+    """Run all regimes and print the tables.
+
+    Args:
+      arguments: options of the benchmark.
+
+    Returns:
+      The exit status, 0.
+
+    Raises:
+      ConfigError: if a regime or a peer is unknown, or a requested peer is not installed.
+    """
     for name in arguments.regimes:
         require_name("regimes", name, REGIMES)
     interpreters = find_interpreters(arguments.peers, arguments.environments)
@@ -208,7 +231,18 @@ def run_benchmark(arguments: Arguments) -> int:
 
 
 def find_interpreters(peers: tuple[str, ...] | None, environments: Path) -> dict[str, str]:
-    """The Python of every peer: of its environment, or for torch this one."""
+    """Find the Python of every peer: of its environment, or for torch of this process.
+
+    Args:
+      peers: requested peers; None: all that are installed.
+      environments: folder of the virtual environments.
+
+    Returns:
+      Paths by peer.
+
+    Raises:
+      ConfigError: if a requested peer is unknown or not installed.
+    """
     interpreters = {}
     for peer in PEERS if peers is None else peers:
         require_name("peers", peer, PEERS)
@@ -308,7 +342,17 @@ def make_settings(regime: Regime, arguments: Arguments, folder: Path) -> dict[st
 def run_program(
     python: str, file: str, settings: dict[str, Any], cache: Path
 ) -> dict[str, Any] | None:
-    """The record that a program prints last; None, and its complaint shown, if it fails."""
+    """Run a program and read the record that it prints last.
+
+    Args:
+      python: path of the interpreter.
+      file: name of the program in `peers`.
+      settings: the program's argument, written as JSON.
+      cache: folder of the compilation cache.
+
+    Returns:
+      The record; None if the program fails, and its error output is printed.
+    """
     environment = {**os.environ, "FEDJAX_HET_CACHE": str(cache)}
     if file == "this_package.py":  # wherever this package is imported from here
         package_root = str(Path(fedjax_het.__file__).parent.parent)
@@ -332,16 +376,18 @@ def run_program(
 
 
 def sample_rates(turns: list[dict[str, Any]]) -> list[float]:
-    """Client samples per second, of every round."""
+    """Return the client samples per second of every round."""
     return [n / s for turn in turns for n, s in zip(turn["samples"], turn["seconds"], strict=True)]
 
 
 def describe_machine() -> str:
+    """Return processor, cores and version of Python as text."""
     cores = f"{count_available_cores()} of {os.cpu_count()} cores"
     return f"{cpu_model()}, {cores}, Python {platform.python_version()}"
 
 
 def cpu_model() -> str:
+    """Return the name of the processor."""
     try:
         with open("/proc/cpuinfo") as lines:
             names = (line.split(":", 1)[1].strip() for line in lines if "model name" in line)
@@ -351,12 +397,23 @@ def cpu_model() -> str:
 
 
 class RegimeSummary(NamedTuple):
-    """One regime's figures of this package; `ratios` by peer."""
+    """Results of this package in one regime.
 
-    samples_per_second: float  # client samples per second
-    seconds: list[float]  # of each round
+    Attributes:
+      samples_per_second: client samples per second.
+      seconds: seconds of each round.
+      useful_fraction: fraction of the processed samples that are not padding.
+      flops: floating-point operations per second.
+      matmul_share: `flops` divided by the rate of large matrix products.
+      compile_seconds: compile time in seconds.
+      peak_memory: peak memory in bytes.
+      ratios: samples per second divided by those of each peer.
+    """
+
+    samples_per_second: float
+    seconds: list[float]
     useful_fraction: float
-    flops: float  # per second
+    flops: float
     matmul_share: float
     compile_seconds: float
     peak_memory: int
@@ -364,6 +421,7 @@ class RegimeSummary(NamedTuple):
 
 
 def summarize_turns(turns: dict[str, list[dict[str, Any]]]) -> RegimeSummary:
+    """Summarize the records of all turns of one regime."""
     package_turns = turns["here"]
     rate = statistics.median(sample_rates(package_turns))
     flops = rate * package_turns[0]["flops_per_sample"]
@@ -380,7 +438,7 @@ def summarize_turns(turns: dict[str, list[dict[str, Any]]]) -> RegimeSummary:
 
 
 def format_tables(record: dict[str, Any]) -> str:
-    """Markdown: this package's figures, the ratios to every peer, and what they are."""
+    """Format the results, the ratios to all peers and the notes as Markdown."""
     rows = {name: summarize_turns(turns) for name, turns in record["regimes"].items()}
     regime_turns = list(record["regimes"].values())
     devices = regime_turns[0]["here"][0]["devices"]
@@ -409,6 +467,7 @@ def format_tables(record: dict[str, Any]) -> str:
 
 
 def describe_lanes(record: dict[str, Any], name: str) -> str:
+    """Describe the lanes of a regime, and the cost of a sweep."""
     first = record["regimes"][name]["here"][0]
     if "seconds_of_one" not in first:
         return first["lanes"]
@@ -417,6 +476,7 @@ def describe_lanes(record: dict[str, Any], name: str) -> str:
 
 
 def format_columns(row: RegimeSummary) -> list[str]:
+    """Format the cells of a row."""
     low, high = min(row.seconds), max(row.seconds)
     return [
         f"{row.samples_per_second:,.0f}",
@@ -430,10 +490,12 @@ def format_columns(row: RegimeSummary) -> list[str]:
 
 
 def format_ratio(value: float | None) -> str:
+    """Format a ratio; a dash for None."""
     return "—" if value is None else f"{value:.2f}"
 
 
 def write_output(path: Path, record: dict[str, Any]) -> None:
+    """Write the record as JSON and the tables as Markdown."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".json").write_text(json.dumps(record, indent=1))
     path.with_suffix(".md").write_text(format_tables(record) + "\n")

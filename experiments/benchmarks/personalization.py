@@ -1,12 +1,12 @@
-"""Speed of FedAMP: this package beside a plain PyTorch loop of the same rounds.
+"""Compare the speed of FedAMP with that of a PyTorch loop of the same rounds.
 
     pip install -e ".[bench]" && python experiments/personalised_speed.py
     python experiments/personalised_speed.py --check
 
-Clients in FedAMP's practical setting, one local epoch each; turns alternate in one run; medians;
-compilation apart. Then how much of our round the messages take: distances, weights and mixtures
-of all models. `--check` compares instead the models that both sides make of the same initial
-weights and batches.
+Clients are in FedAMP's practical setting, with one local epoch. Both programs alternate; results
+are medians; compile times are separate. The last numbers are the fraction of a round that the
+messages take: distances, weights and mixtures of all models. `--check` compares the models that
+both programs make from equal initial weights and batches.
 """
 
 import dataclasses
@@ -49,16 +49,27 @@ class Arguments:
     """mlp (784-128-128-10) or convnet (width 32)."""
     clients: PositiveInt = 50
     rounds: PositiveInt = 5
-    """In each turn."""
+    """Number of rounds in each turn."""
     turns: PositiveInt = 3
-    """How often each side is timed."""
+    """Number of turns of each program."""
     threads: tuple[PositiveInt, ...] = ()
-    """Of the PyTorch loop, which is timed with each of these (default: 1, and the cores)."""
+    """Numbers of threads of the PyTorch loop (default: 1 and the number of cores)."""
     check: bool = False
-    """Compare the models of both sides after two rounds; time nothing."""
+    """Compare the models of both programs after two rounds instead of the speed."""
 
 
 def run_benchmark(arguments: Arguments) -> int:
+    """Compare speed or models, and print the results.
+
+    Args:
+      arguments: options of the benchmark.
+
+    Returns:
+      The exit status, 0.
+
+    Raises:
+      ConfigError: if an option is invalid, the peer fails or the models differ.
+    """
     from fedjax_het.runtime.data_assignment import build_partition
 
     require_name("model", arguments.model, MODELS)
@@ -89,7 +100,7 @@ def run_benchmark(arguments: Arguments) -> int:
 def write_peer_inputs(
     spec: RunSpec, dataset, partition, arguments: Arguments, folder: Path
 ) -> list[dict]:
-    """Write what the peer reads; -> its two arguments."""
+    """Write the files of the peer and return its two arguments."""
     write_images(folder / "images.npz", dataset)
     cohorts = np.tile(np.arange(partition.num_clients), (arguments.rounds, 1))
     clients = {"indices": partition.indices, "sizes": partition.sizes, "cohorts": cohorts}
@@ -108,6 +119,7 @@ def write_peer_inputs(
 
 
 def run_peer(settings: list[dict]) -> str:
+    """Run the peer and return its output; raise ConfigError if it fails."""
     command = [sys.executable, str(PEER), *(json.dumps(record) for record in settings)]
     # On a busy machine threads that spin while they wait for each other take minutes for a round.
     environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
@@ -118,6 +130,7 @@ def run_peer(settings: list[dict]) -> str:
 
 
 def compare_speed(spec: RunSpec, dataset, arguments: Arguments, settings: list[dict]) -> int:
+    """Time both programs in turns and print the results; return the exit status, 0."""
     from fedjax_het.runtime.benchmark import benchmark_rounds
 
     threads = arguments.threads or sorted({1, count_available_cores()})
@@ -150,6 +163,7 @@ def compare_speed(spec: RunSpec, dataset, arguments: Arguments, settings: list[d
 
 
 def format_row(name: str, seconds: list[float], clients: int, message_fraction: float) -> str:
+    """Format the results of one program."""
     median = statistics.median(seconds)
     return (
         f"{name:18} {median:7.3f} s a round ({min(seconds):.3f} to {max(seconds):.3f})  "
@@ -158,14 +172,22 @@ def format_row(name: str, seconds: list[float], clients: int, message_fraction: 
 
 
 def format_ratio(peer_seconds: list[float], package_seconds: list[float]) -> str:
-    """Of medians, and of the fastest rounds, which other programs disturbed least."""
+    """Format the ratio of medians, and that of the fastest rounds, which were disturbed least."""
     medians, minima = (f(peer_seconds) / f(package_seconds) for f in (statistics.median, min))
     return f"{medians:.2f} (of the fastest rounds {minima:.2f})"
 
 
 def time_messages(spec: RunSpec, dataset, repetitions: int = 10) -> float:
-    """Seconds, the median, of one round's messages alone: with all models on every device, as the
-    rounds' program has them."""
+    """Time the messages of one round, with all models on every device as in a round's program.
+
+    Args:
+      spec: settings of the run.
+      dataset: the data set.
+      repetitions: number of measurements.
+
+    Returns:
+      The median duration in seconds.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -201,7 +223,20 @@ def time_messages(spec: RunSpec, dataset, repetitions: int = 10) -> float:
 
 
 def compare_models(spec: RunSpec, dataset, settings: list[dict], folder: Path) -> int:
-    """Whether both sides make the same models of the same start and batches."""
+    """Compare the models that both programs make from equal initial weights and batches.
+
+    Args:
+      spec: settings of the run.
+      dataset: the data set.
+      settings: arguments of the peer.
+      folder: folder of the peer's files.
+
+    Returns:
+      The exit status, 0.
+
+    Raises:
+      ConfigError: if the models differ by more than `TOLERANCES`.
+    """
     from fedjax_het.runtime.build import prepare_group
     from fedjax_het.runtime.checkpointing import CheckpointWriter
     from fedjax_het.runtime.group_state import init_group
@@ -236,7 +271,7 @@ def compare_models(spec: RunSpec, dataset, settings: list[dict], folder: Path) -
 
 
 def batch_order(scheduler, round_index: int) -> np.ndarray:
-    """A round's training examples of all clients, one client after the other, as they come."""
+    """Return the training examples of all clients in a round, in the order of their batches."""
     return np.concatenate(
         [
             indices[:size]
@@ -247,7 +282,7 @@ def batch_order(scheduler, round_index: int) -> np.ndarray:
 
 
 def to_torch_vectors(state) -> np.ndarray:
-    """[K, P]: the clients' models as `parameters_to_vector` of the peer's network has them."""
+    """Return the clients' models `[K, P]` in the order of the peer's `parameters_to_vector`."""
     import jax
 
     params = jax.device_get(state.clients.variables["params"])
@@ -269,7 +304,7 @@ def to_torch_vectors(state) -> np.ndarray:
 
 
 def _layer_order(name: str) -> tuple[int, bool]:
-    """conv1, norm1, conv2, ..."""
+    """Return the sort key of a layer: conv1, norm1, conv2, ..."""
     return int(name[-1]), name.startswith("norm")
 
 

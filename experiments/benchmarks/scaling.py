@@ -1,13 +1,13 @@
-"""Cost of a round, and memory, with 100, 1,000 and 10,000 clients of which as many take part.
+"""Measure the cost of a round and the memory with 100, 1,000 and 10,000 clients and equal cohorts.
 
     python experiments/scale.py
     python experiments/scale.py --methods scaffold --client-state device --clients 100 1000
 
-Random images of CIFAR-10's shape; every client holds 50 of them, drawn from 50,000, so that the
-data are the same size for any number of clients. Every case is a process of its own, since peak
-memory never falls, and makes a whole run; cases alternate. Of a run, what chunks of rounds took
-one after the other, the first and those with an evaluation left out: medians, and of the fastest
-chunks, which other programs disturbed least.
+Images are random with CIFAR-10's shape. Every client holds 50 of 50,000 images, so that the data
+have the same size for any number of clients. Every case is a process of its own, since peak memory
+never falls, and makes a whole run; cases alternate. Times are those of consecutive chunks of rounds,
+without the first chunk and those with an evaluation. The tables show medians and the fastest chunks,
+which other programs disturbed least.
 """
 
 import itertools
@@ -35,27 +35,39 @@ IMAGE_SHAPE, NUM_TRAIN, NUM_TEST, EXAMPLES_PER_CLIENT = (32, 32, 3), 50_000, 500
 
 @dataclass
 class Arguments:
-    """Rounds per second and peak memory against the number of clients."""
+    """Measure rounds per second and peak memory by number of clients."""
 
     methods: tuple[str, ...] = ("fedavg", "scaffold")
     model: str = "fsl_cnn"
     clients: tuple[PositiveInt, ...] = (100, 1000, 10_000)
     sampled: PositiveInt = 10
-    """Clients of a round."""
+    """Number of clients that train in each round."""
     rounds: PositiveInt = 60
     turns: PositiveInt = 3
-    """How often each case is run."""
+    """Number of runs of each case."""
     client_state: Literal["host", "device", "auto"] = "host"
-    """Where clients' states are: host, device or auto."""
+    """Memory of the clients' states: host, device or auto."""
     alone: bool = False
     """Run one case in this process, once; print it as JSON."""
 
 
 def run_benchmark(arguments: Arguments) -> int:
+    """Run one case in this process, or compare all cases; return the exit status, 0."""
     return run_case(arguments) if arguments.alone else compare_cases(arguments)
 
 
 def compare_cases(arguments: Arguments) -> int:
+    """Run all cases in processes of their own and print the results.
+
+    Args:
+      arguments: options of the benchmark.
+
+    Returns:
+      The exit status, 0.
+
+    Raises:
+      ConfigError: if an option is invalid or a case fails.
+    """
     from fedjax_het.algorithms import METHODS
 
     for method in arguments.methods:
@@ -77,7 +89,7 @@ def compare_cases(arguments: Arguments) -> int:
 
 
 def run_in_subprocess(arguments: Arguments, method: str, num_clients: int) -> dict:
-    """One case in a process of its own."""
+    """Run one case in a process of its own and return its record."""
     settings = {
         "methods": method,
         "model": arguments.model,
@@ -95,7 +107,7 @@ def run_in_subprocess(arguments: Arguments, method: str, num_clients: int) -> di
 
 
 def run_case(arguments: Arguments) -> int:
-    """One run, with the time of its chunks."""
+    """Make one run and print the times of its chunks and its memory as JSON; return 0."""
     from fedjax_het import Placement, dataset_from_arrays
     from fedjax_het.data import partition_from_clients
     from fedjax_het.runtime.build import prepare_group
@@ -155,7 +167,7 @@ def run_case(arguments: Arguments) -> int:
 
 
 def print_cases(method: str, cases: dict[int, list[dict]]) -> None:
-    """A method's rows, and how far from flat they are."""
+    """Print the results of a method, and the spread of the rates over the numbers of clients."""
     first = next(iter(cases.values()))[0]
     print(f"{method}, client states: {first['where']}")
     rates, fastest_rates = [], []

@@ -1,11 +1,11 @@
-"""Wall-clock of a sweep: one `fedjax-het sweep` beside one process per run.
+"""Compare the wall-clock time of `fedjax-het sweep` with one process per run.
 
     python experiments/sweep_speed.py
 
-3 alphas x 8 seeds x 2 methods. Every process is started afresh and timed from its start to its end.
-Programs are compiled before (the persistent cache is warm), which favours the separate processes:
-each would compile its own. They are run one after the other, each with all cores, and again as many
-at a time as there are cores, each on one.
+The sweep has 3 alphas x 8 seeds x 2 methods. Every process is started afresh and timed from its
+start to its end. Programs are compiled before (the persistent cache is warm), which favors the
+separate processes. They run one after the other, each with all cores, and again in parallel, one on
+each core.
 """
 
 import itertools
@@ -26,7 +26,7 @@ from fedjax_het.utils.config import PositiveFloat, PositiveInt
 
 @dataclass
 class Arguments:
-    """One sweep beside as many processes as it has runs."""
+    """Compare one sweep with separate processes for its runs."""
 
     dataset: str = "digits"
     model: str = "mlp"
@@ -38,6 +38,7 @@ class Arguments:
 
 
 def run_benchmark(arguments: Arguments) -> int:
+    """Time the sweep and the separate processes; return the exit status, 0."""
     settings, cores = arguments, count_available_cores()
     common_arguments: list[Any] = ["--dataset", settings.dataset, "--model", settings.model]
     common_arguments += ["--rounds", settings.rounds, "--num-clients", settings.num_clients]
@@ -80,12 +81,14 @@ def run_benchmark(arguments: Arguments) -> int:
 
 
 def measure_seconds(function: Callable[[], None]) -> float:
+    """Return the duration of a call in seconds."""
     start_time = time.perf_counter()
     function()
     return time.perf_counter() - start_time
 
 
 def run_cli(*cli_arguments: object, environment: dict[str, str] | None = None) -> None:
+    """Run a command of the package without output."""
     subprocess.run(
         [sys.executable, "-m", "fedjax_het.cli", *map(str, cli_arguments)],
         env={**os.environ, **(environment or {})},

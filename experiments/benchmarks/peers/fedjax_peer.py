@@ -23,6 +23,7 @@ import fedjax  # noqa: E402
 
 
 def main() -> None:
+    """Time the rounds of the regime."""
     regime = read_regime()
     device = jax.devices()[0].platform
     version = f"FedJAX {importlib.metadata.version('fedjax')}, jax {jax.__version__}, {device}"
@@ -30,6 +31,7 @@ def main() -> None:
 
 
 def make_round_function(regime: Regime):
+    """Return the function of a round."""
     network = hk.without_apply_rng(hk.transform(lambda x: make_network(regime)(x)))
     params = network.init(jax.random.PRNGKey(0), regime.images[:1])
 
@@ -65,6 +67,7 @@ def make_round_function(regime: Regime):
 
 
 def make_network(regime: Regime) -> hk.Sequential:
+    """Build mlp, convnet or cnn in Haiku."""
     if regime.network == "mlp":
         return hk.Sequential([hk.Flatten(), hk.nets.MLP([128, 128, 10])])
     if regime.network == "cnn":

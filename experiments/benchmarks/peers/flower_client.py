@@ -10,12 +10,13 @@ from torch_networks import make_network, to_tensors, train_one_epoch
 
 
 class Client(NumPyClient):
-    """One client's local training, on one thread."""
+    """Local training of one client on one thread."""
 
     def __init__(self, settings: str, number: int):
         self.settings, self.client_id = settings, number
 
     def fit(self, parameters, config):
+        """Train one epoch and return the weights."""
         regime, (images, labels), model = load_actor_state(self.settings)
         positions = torch.tensor(regime.clients[self.client_id]).long()
         weights = zip(model.state_dict(), map(torch.as_tensor, parameters), strict=True)
@@ -29,7 +30,7 @@ class Client(NumPyClient):
 def load_actor_state(
     settings: str,
 ) -> tuple[Regime, tuple[torch.Tensor, torch.Tensor], torch.nn.Module]:
-    """What an actor keeps: the regime, its tensors and one model."""
+    """Return the regime, its tensors and one model, which an actor stores."""
     torch.set_num_threads(1)
     sys.argv[1:] = [settings]
     regime = read_regime()

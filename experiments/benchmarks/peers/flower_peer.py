@@ -23,6 +23,7 @@ from torch_networks import make_network
 
 
 def main() -> None:
+    """Time the rounds of the regime."""
     regime = read_regime()
     sizes = {len(client) for client in regime.clients}
     assert len(sizes) == 1, "clients of one size: Flower draws them itself"
@@ -33,7 +34,7 @@ def main() -> None:
 
 
 def run(regime: Regime, rounds: int) -> list[float]:
-    """When each round ended."""
+    """Run all rounds and return the time at the end of each."""
     participation = len(regime.cohorts[0]) / len(regime.clients)
     initial = [
         value.numpy() for value in make_network(regime.network, regime.width).state_dict().values()

@@ -25,17 +25,19 @@ from torch_networks import make_network, set_up_torch, to_tensors
 
 
 class Timer(TrainingProcessCallback):
-    """When each round ended."""
+    """Callback that stores the time at the end of each round."""
 
     def __init__(self):
         self.ends = []
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
+        """Store the time."""
         self.ends.append(time.perf_counter())
         return False, Metrics()
 
 
 def main() -> None:
+    """Time the rounds of the regime."""
     regime = read_regime()
     device, _, torch_version = set_up_torch(regime.threads)
     version = f"pfl {pfl.__version__}, {torch_version}"
@@ -46,6 +48,7 @@ def main() -> None:
 
 
 def run(regime: Regime, cohorts: list, device: str, timer: Timer) -> None:
+    """Run all rounds with `timer` as callback."""
     images, labels = to_tensors(regime.images, regime.labels, device)
     network = make_network(regime.network, regime.width)
 

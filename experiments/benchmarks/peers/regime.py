@@ -1,8 +1,8 @@
-"""What every program here reads and reports: one regime in, one line of JSON out. NumPy alone.
+"""Input and output of the programs in this folder: one regime in, one line of JSON out, with NumPy only.
 
-The programs of this folder run in environments of their own, most of which lack this package. So
-they are scripts, which import each other as Python finds them beside the script that runs, and no
-part of the package `experiments`.
+The programs run in environments of their own, most of which lack this package. They are therefore
+scripts that import each other from the folder of the running script, not modules of the package
+`experiments`.
 """
 
 import json
@@ -18,25 +18,37 @@ import numpy as np
 
 @dataclass
 class Regime:
-    """Equal work for all: these clients, in these rounds, with this network and optimiser."""
+    """Work that is equal for all programs.
 
-    network: str  # mlp, convnet or cnn
+    Attributes:
+      network: mlp, convnet or cnn.
+      width: channels of a convnet.
+      batch_size: samples of a local step.
+      local_lr: learning rate of the clients.
+      threads: number of CPU threads.
+      images: normalized float32 `[N, 28, 28, 1]`.
+      labels: int64 `[N]`.
+      clients: positions of the examples of each client.
+      cohorts: clients of each round.
+    """
+
+    network: str
     width: int | None
     batch_size: int
     local_lr: float
     threads: int
-    images: np.ndarray  # [N, 28, 28, 1] float32, normalised
-    labels: np.ndarray  # [N] int64
-    clients: list[np.ndarray]  # which images each client holds
-    cohorts: list[np.ndarray]  # which clients take part in each round
+    images: np.ndarray
+    labels: np.ndarray
+    clients: list[np.ndarray]
+    cohorts: list[np.ndarray]
 
     def samples(self, cohort: np.ndarray) -> int:
-        """Client samples of a round: one pass."""
+        """Return the number of client samples in one epoch of a cohort."""
         return int(sum(len(self.clients[client]) for client in cohort))
 
 
 def read_regime() -> Regime:
-    """The regime that the first argument, a JSON object, describes."""
+    """Read the regime that the first argument of the program describes as JSON."""
     settings = json.loads(sys.argv[1])
     images, labels = read_images(settings["images"])
     with np.load(settings["clients"]) as file:
@@ -48,7 +60,7 @@ def read_regime() -> Regime:
 
 
 def read_images(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """All images [N, 28, 28, 1], float32 and normalised, and labels [N]."""
+    """Return all images, normalized float32 `[N, 28, 28, 1]`, and labels `[N]`."""
     with np.load(path) as file:
         images = (file["images"] / np.float32(255) - file["mean"]) / file["std"]
         return images.astype(np.float32), file["labels"].astype(np.int64)
@@ -57,7 +69,16 @@ def read_images(path: str) -> tuple[np.ndarray, np.ndarray]:
 def time_repetitions(
     run_round: Callable[[], None], rounds: int, wait: Callable[[], None]
 ) -> list[float]:
-    """Seconds of each of so many rounds that are all alike, after one in which libraries start."""
+    """Time equal rounds, after an untimed one in which libraries start.
+
+    Args:
+      run_round: function that makes a round.
+      rounds: number of timed rounds.
+      wait: function that waits for the device.
+
+    Returns:
+      Seconds of each round.
+    """
     seconds = []
     for _ in range(1 + rounds):
         wait()
@@ -71,10 +92,17 @@ def time_repetitions(
 def time_rounds(
     regime: Regime, run_round: Callable[[np.ndarray], int], wait: Callable[[], None] = lambda: None
 ) -> tuple[list[float], list[int]]:
-    """Seconds and samples of every round; `one_round(cohort)` returns the samples it processed.
+    """Time the rounds of all cohorts.
 
-    Before, the two smallest clients that hold anything run, untimed: libraries start, programs
-    compile.
+    Before, the two smallest clients with examples train untimed: libraries start, programs compile.
+
+    Args:
+      regime: the regime.
+      run_round: function of a cohort that returns the number of processed samples.
+      wait: function that waits for the device.
+
+    Returns:
+      Seconds and samples of every round.
     """
     sizes = np.array([len(positions) for positions in regime.clients])
     by_size = np.argsort(sizes, kind="stable")
@@ -90,7 +118,7 @@ def time_rounds(
 
 
 def peak_memory() -> int:
-    """Bytes: this process's largest resident set so far."""
+    """Return the largest resident set of this process so far in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 
@@ -98,6 +126,6 @@ def peak_memory() -> int:
 def print_record(
     seconds: list[float], samples: list[int], version: str, **extra_fields: Any
 ) -> None:
-    """Print the result, as the last line."""
+    """Print the results as one line of JSON, the last line."""
     record = {"peak_memory": peak_memory(), **extra_fields}
     print(json.dumps({"seconds": seconds, "samples": samples, "version": version, **record}))

@@ -35,6 +35,7 @@ MATMUL_SECONDS = 0.3
 
 
 def main() -> None:
+    """Measure the workload that the first argument describes, and print the record."""
     settings = json.loads(sys.argv[1])
     dataset, spec = read_dataset(settings), RunSpec(dataset="user", **settings["spec"])
     workloads = {
@@ -55,6 +56,7 @@ def main() -> None:
 
 
 def read_dataset(settings: dict[str, Any]):
+    """Return the training images; the test split is not used."""
     with np.load(settings["images"]) as file:
         images = file["images"][: settings["num_images"]]
         labels = file["labels"][: settings["num_images"]]
@@ -64,16 +66,18 @@ def read_dataset(settings: dict[str, Any]):
 
 
 def build_network(spec: RunSpec, dataset) -> Model:
+    """Build the network of a run."""
     options = {} if spec.width is None else {"width": spec.width}
     return make_model(spec.model, dataset.input_shape, 10, **options)
 
 
 def flops_per_sample(spec: RunSpec, dataset) -> int:
+    """Count the operations of training on one sample."""
     return count_training_flops(build_network(spec, dataset))
 
 
 def time_rounds(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, Any]:
-    """Rounds of one run; writes, for the peers, who held what and who took part."""
+    """Time the rounds of one run, and write clients and cohorts for the peers."""
     times = benchmark_rounds(spec, settings["rounds"], dataset)
     alpha = {} if spec.alpha is None else {"alpha": spec.alpha}
     partition = make_partition(
@@ -94,7 +98,7 @@ def time_rounds(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, A
 
 
 def time_sweep(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, Any]:
-    """A round of all the sweep's runs together, and of one run made alone."""
+    """Time a round of all runs of a sweep together, and of one run alone."""
     sweep_record, single_run_record = (
         sweep_seeds(spec, dataset, settings["rounds"], seeds) for seeds in (settings["seeds"], 1)
     )
@@ -102,7 +106,7 @@ def time_sweep(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, An
 
 
 def sweep_seeds(spec: RunSpec, dataset, rounds: int, seeds: int) -> dict[str, Any]:
-    """One sweep over `seeds` seeds, its compilation apart."""
+    """Time one sweep over `seeds` seeds; the compile time is separate."""
     from fedjax_het import sweep
 
     spec = dataclasses.replace(spec, rounds=rounds, eval_every=rounds)
@@ -122,8 +126,9 @@ def sweep_seeds(spec: RunSpec, dataset, rounds: int, seeds: int) -> dict[str, An
 
 
 def time_synthesis(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, Any]:
-    """DynaFed's synthesis after a few rounds. A "sample" is one image in one inner step, whose
-    derivative takes about three times as much again as the step itself.
+    """Time DynaFed's synthesis after a few rounds.
+
+    A sample is one image in one inner step, whose derivative costs three times the step itself.
     """
     options = {**spec.options, "num_iterations": settings["rounds"]}
     result = simulate(dataclasses.replace(spec, options=options), dataset=dataset)
@@ -140,8 +145,10 @@ def time_synthesis(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str
 
 
 def time_server(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, Any]:
-    """Training at the server, alone on one device or shared by all: whichever is the faster, as
-    runs choose it. A "sample" is one that a step takes."""
+    """Time the training of the server, on one device or shared by all, whichever is faster.
+
+    A sample is one that a step processes.
+    """
     server = settings["server"]
     model = build_network(spec, dataset)
     task = Task(model, dataset.mean, dataset.std)
@@ -202,17 +209,18 @@ def time_server(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, A
 
 
 def accelerator_memory() -> int:
-    """Peak bytes of all devices together, where they count them; 0 on a CPU."""
+    """Return the peak bytes of all devices together; 0 on a CPU."""
     counts = [device.memory_stats() or {} for device in jax.local_devices()]
     return sum(count.get("peak_bytes_in_use", 0) for count in counts)
 
 
 def matmul_flops() -> float:
-    """What products of square float32 matrices reach on all devices at once: the best size."""
+    """Return the operations per second of products of square float32 matrices, of the best size."""
     return max(map(measure_matmul_flops, MATMUL_SIZES))
 
 
 def measure_matmul_flops(size: int) -> float:
+    """Measure the products of matrices of one size on all devices at once."""
     mesh = jax.make_mesh((jax.device_count(),), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
 
     def multiply_repeatedly(matrix, count):

@@ -19,6 +19,7 @@ from torch_networks import convnet, set_up_torch
 
 
 def main() -> None:
+    """Time the condensation of all pairs."""
     problem = np.load(sys.argv[1])
     width, ipc, batch, steps, threads = map(int, sys.argv[2:])
     _, wait, _ = set_up_torch(threads)

@@ -24,6 +24,7 @@ from torch_networks import make_network, set_up_torch, to_tensors, train_one_epo
 
 
 def main() -> None:
+    """Time the rounds of the regime, or train from a snapshot."""
     regime, method = read_regime(), json.loads(sys.argv[2])
     device, wait, version = set_up_torch(regime.threads)
     if "start" in method:
@@ -42,7 +43,7 @@ def main() -> None:
 
 
 def train_from_snapshot(method: dict, regime: Regime, device: str) -> None:
-    """From given models and through given batches, to be compared with another program's."""
+    """Train from given models through given batches, to compare the models with another program."""
     with np.load(method["start"]) as file:
         models, orders = torch.tensor(file["models"]).to(device), torch.tensor(file["orders"])
     sizes = [len(positions) for positions in regime.clients]
@@ -53,7 +54,10 @@ def train_from_snapshot(method: dict, regime: Regime, device: str) -> None:
 
 
 def make_round_function(regime: Regime, method: dict, device: str, models: torch.Tensor):
-    """-> (one_round, seconds of the messages of every round so far). `models` [K, P] change."""
+    """Return the function of a round, and the list of the seconds of its messages.
+
+    `models` `[K, P]` change in place.
+    """
     images, labels = to_tensors(regime.images, regime.labels, device)
     model = make_network(regime.network, regime.width).to(device)
     models, message_seconds = models.to(device), []
@@ -73,8 +77,11 @@ def make_round_function(regime: Regime, method: dict, device: str, models: torch
 
 
 def collaboration_weights(models: torch.Tensor, sigma: float, alpha: float) -> torch.Tensor:
-    """Eq. 5 for models [K, P]: sigma in median distances, alpha in sigma / (K - 1), rows scaled
-    where a client's own weight would be negative."""
+    """Compute Eq. 5 for models `[K, P]`.
+
+    `sigma` is in median distances, `alpha` in sigma / (K - 1). Rows in which a client's own weight would
+    be negative are scaled.
+    """
     vectors, num_clients = models - models.mean(0), len(models)
     distances = torch.cdist(vectors, vectors).square()
     pairs = torch.triu_indices(num_clients, num_clients, 1)

@@ -13,12 +13,14 @@ from torch_networks import make_network, set_up_torch, to_tensors, train_one_epo
 
 
 def main() -> None:
+    """Time the rounds of the regime."""
     regime = read_regime()
     device, wait, version = set_up_torch(regime.threads)
     print_record(*time_rounds(regime, make_round_function(regime, device), wait), version)
 
 
 def make_round_function(regime: Regime, device: str):
+    """Return the function of a round."""
     images, labels = to_tensors(regime.images, regime.labels, device)
     model = make_network(regime.network, regime.width).to(device)
     weights = {name: value.clone() for name, value in model.state_dict().items()}

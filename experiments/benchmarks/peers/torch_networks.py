@@ -37,11 +37,13 @@ def make_network(name: str, width: int | None) -> nn.Module:
 
 
 def mlp() -> nn.Module:
+    """Build the MLP 784-128-128-10."""
     hidden = [nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU()]
     return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(128, 10))
 
 
 def convnet(width: int, *, batch_norm: bool = False) -> nn.Sequential:
+    """Build a ConvNet with group norm, or with batch norm."""
     layers: list[nn.Module] = []
     for channels, padding in ((1, 3), (width, 1), (width, 1)):
         norm = nn.BatchNorm2d(width) if batch_norm else nn.GroupNorm(width, width)
@@ -51,6 +53,7 @@ def convnet(width: int, *, batch_norm: bool = False) -> nn.Sequential:
 
 
 def cnn() -> nn.Module:
+    """Build FedAvg's CNN."""
     blocks = [
         layer
         for channels, filters in ((1, 32), (32, 64))

@@ -15,6 +15,7 @@ from torch_networks import make_network, set_up_torch, to_tensors
 
 
 def main() -> None:
+    """Time the training of the server."""
     settings = json.loads(sys.argv[1])
     device, wait, version = set_up_torch(settings["threads"])
     arrays = (array[: settings["num_images"]] for array in read_images(settings["images"]))
@@ -39,13 +40,14 @@ def main() -> None:
 def ensemble_probabilities(
     teachers: list[nn.Module], images: torch.Tensor, batch_size: int
 ) -> torch.Tensor:
-    """Probabilities by the teachers' mean logits."""
+    """Return the probabilities of the mean logits of the teachers."""
     batches = images.split(batch_size)
     logits = [torch.cat([teacher(batch) for batch in batches]) for teacher in teachers]
     return torch.softmax(torch.stack(logits).mean(0), 1)
 
 
 def train(model: nn.Module, images: torch.Tensor, targets: torch.Tensor, settings: dict) -> None:
+    """Train on labels with SGD, or on probabilities with Adam."""
     is_distillation = targets.ndim == 2
     optimizer_class = torch.optim.Adam if is_distillation else torch.optim.SGD
     optimizer = optimizer_class(model.parameters(), lr=1e-3 if is_distillation else 0.01)

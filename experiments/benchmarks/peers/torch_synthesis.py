@@ -15,6 +15,7 @@ from torch_networks import make_network, set_up_torch
 
 
 def main() -> None:
+    """Time the iterations of the synthesis."""
     settings = json.loads(sys.argv[1])
     device, wait, version = set_up_torch(settings["threads"])
     run_iteration = make_iteration_function(settings, device)
@@ -25,6 +26,7 @@ def main() -> None:
 
 
 def make_iteration_function(settings: dict, device: str):
+    """Return the function of an iteration."""
     options = settings["spec"]["options"]
     model = make_network(settings["network"], settings["width"]).to(device)
     names, parameters = zip(*model.named_parameters(), strict=True)

@@ -186,4 +186,4 @@ def test_precision_errors(tmp_path, capsys):
 def test_help_is_docstring():
     words = [sys.executable, str(half_hour.ACCELERATOR_FOLDER / "half_hour.py"), "--help"]
     said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    assert "--carry" in said and "most telling cells first" in said
+    assert "--carry" in said and "DynaFed" in said
