@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_het._version import __version__
-from fedjax_het.core.autotune import load_timings
 from fedjax_het.core.memory import free_host_bytes, local_devices
 from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.utils.env import (
@@ -104,7 +103,8 @@ def describe_devices(devices: Sequence[jax.Device] | None = None) -> Iterator[st
     Raises:
       ConfigError: if jax cannot start its backend.
     """
-    # It imports flax, which fails where a notebook replaced jax: `show_environment` must not.
+    # Flax, which both import, fails where a notebook replaced jax: `show_environment` must not.
+    from fedjax_het.core.autotune import load_timings
     from fedjax_het.nn.precision import describe_precision
 
     environment = describe_environment()
@@ -122,7 +122,7 @@ def describe_devices(devices: Sequence[jax.Device] | None = None) -> Iterator[st
     origin = f"asked for by jax: {requested}" if requested else "the backend's own"
     yield f"precision: {describe_precision(None, requested, first.platform)} ({origin})"
     yield from _describe_settings(backend, cuda_version)
-    yield from _describe_timings(first.device_kind)
+    yield from _describe_timings(load_timings(first.device_kind))
 
 
 def list_plugins() -> list[str]:
@@ -166,8 +166,7 @@ def _describe_settings(backend: str, cuda_version: int | None) -> Iterator[str]:
         yield f"    {recommendation.reason}"
 
 
-def _describe_timings(device_kind: str) -> Iterator[str]:
-    timings = load_timings(device_kind)
+def _describe_timings(timings: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     if not timings:
         yield "timings of lanes: none yet"
         return
