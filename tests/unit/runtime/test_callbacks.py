@@ -1,4 +1,4 @@
-"""Callbacks and rounds as a loop: what they are told, how they stop runs, and what is left then."""
+"""Callbacks, and rounds as a loop: statuses, stops, errors and checkpoints."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from support.markers import slow_case
 from support.small_runs import assert_results_equal, make_spec, run_spec
 
 from fedjax_het import ConfigError, Placement, federation, simulate, sweep
-from fedjax_het.runtime import checkpointing, group_state, runner
+from fedjax_het.runtime import group_state
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def short(monkeypatch):
 
 
 class Listener:
-    """Keeps what it is told, by run."""
+    """Records the statuses of each run by digest."""
 
     def __init__(self, then=lambda now: None):
         self.told, self.then = {}, then
@@ -33,17 +33,11 @@ class Listener:
         return {metric: np.concatenate([new[metric] for new in told]) for metric in told[0]}
 
 
-CASES = [
-    "fedavg",
-    slow_case("feddm"),
-    slow_case("dynafed"),
-    slow_case("fedgen"),
-    slow_case("fedmix"),
-]
+METHODS = ["fedavg", *map(slow_case, ("feddm", "dynafed", "fedgen", "fedmix"))]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_callbacks_are_told_everything_once(name, short, tmp_path):
+@pytest.mark.parametrize("name", METHODS)
+def test_callbacks_receive_all_metrics_once(name, short, tmp_path):
     accuracies, data = {}, make_user_dataset()
 
     def tests_the_model(now):
@@ -73,7 +67,7 @@ def test_callbacks_are_told_everything_once(name, short, tmp_path):
         assert accuracy == pytest.approx(float(measured), abs=1e-6)
 
 
-def test_a_callback_stops_a_run_which_may_go_on(short, tmp_path):
+def test_callback_stops_a_resumable_run(short, tmp_path):
     whole = run_spec(make_spec("scaffold"))
 
     def ends(now):
@@ -95,14 +89,14 @@ def test_a_callback_stops_a_run_which_may_go_on(short, tmp_path):
     assert not (tmp_path / "checkpoint.npz").exists()
 
 
-def test_a_run_stopped_before_its_first_round_has_a_result():
+def test_stop_before_the_first_round_has_a_result():
     made = run_spec(make_spec(), callbacks=[lambda now: now.stop("not today")])
     assert made.summary["rounds"] == 0 and made.summary["final_accuracy"] is None
     assert made.summary["best_accuracy"] is None and not made.summary["diverged"]
     assert made.model().evaluate(make_user_dataset().test_images, make_user_dataset().test_labels)
 
 
-def test_what_a_callback_raises_names_it_and_leaves_a_checkpoint(short, tmp_path):
+def test_callback_error_is_noted_and_leaves_checkpoint(short, tmp_path):
     def breaks(now):
         if now.done >= 4:
             raise ZeroDivisionError("by zero")
@@ -126,7 +120,7 @@ def test_what_a_callback_raises_names_it_and_leaves_a_checkpoint(short, tmp_path
 @pytest.mark.parametrize(
     ("callbacks", "said"), [(3, "callbacks = 3: expected a list"), ([3], "callbacks[0] = 3")]
 )
-def test_what_is_no_callback_is_refused(callbacks, said):
+def test_invalid_callbacks_are_rejected(callbacks, said):
     for call in (simulate, federation):
         with pytest.raises(ConfigError) as raised:
             call(make_spec(), dataset=make_user_dataset(), callbacks=callbacks)
@@ -137,7 +131,7 @@ def test_what_is_no_callback_is_refused(callbacks, said):
 
 
 @pytest.mark.parametrize("width", [slow_case(1), 2])
-def test_callbacks_of_a_sweep_are_told_of_every_run(width, short, tmp_path):
+def test_sweep_callbacks_receive_every_run(width, short, tmp_path):
     """Whichever go side by side, also where some wait; and stop the one that they look at."""
 
     def ends_one(now):
@@ -147,14 +141,9 @@ def test_callbacks_of_a_sweep_are_told_of_every_run(width, short, tmp_path):
     listener = Listener(ends_one)
     specs = [make_spec(seed=seed, rounds=16) for seed in range(3)]
     specs += [make_spec(seed=seed, rounds=16, patience=1) for seed in range(3, 5)]
-    made = sweep(
-        specs,
-        tmp_path,
-        dataset=make_user_dataset(),
-        callbacks=[listener],
-        placement=Placement(width=width, spread="runs", lanes=1),
-        progress=lambda line: None,
-    )
+    placement = Placement(width=width, spread="runs", lanes=1)
+    given = {"dataset": make_user_dataset(), "progress": lambda line: None}
+    made = sweep(specs, tmp_path, callbacks=[listener], placement=placement, **given)
     assert listener.told.keys() == {result.digest() for result in made.results}
     for result in made.results:
         rounds, told = result.summary["rounds"], listener.told[result.digest()]
@@ -174,7 +163,7 @@ def test_callbacks_of_a_sweep_are_told_of_every_run(width, short, tmp_path):
             assert 3 <= rounds <= 5
 
 
-def test_what_a_callback_raises_ends_a_sweep_that_goes_on(short, tmp_path):
+def test_callback_error_ends_a_resumable_sweep(short, tmp_path):
     def breaks(now):
         if now.done >= 4:
             raise KeyError("here")
@@ -194,7 +183,7 @@ def test_what_a_callback_raises_ends_a_sweep_that_goes_on(short, tmp_path):
 # --- as a loop --------------------------------------------------------------------------------
 
 
-def test_going_through_rounds_is_simulating():
+def test_rounds_loop_equals_simulate():
     whole = run_spec(make_spec("scaffold"))
     running = federation(make_spec("scaffold"), dataset=make_user_dataset())
     seen = [(now.done, now.metrics["test_accuracy"][-1]) for now in running.rounds(every=2)]
@@ -205,36 +194,29 @@ def test_going_through_rounds_is_simulating():
     assert running.result() is running.result() and not list(running.rounds())
 
 
-def test_who_leaves_the_loop_leaves_a_checkpoint_and_may_come_back(short, tmp_path):
+@pytest.mark.parametrize("takes_result", [False, True])
+def test_left_loop_leaves_a_checkpoint(takes_result, short, tmp_path):
     whole = run_spec(make_spec())
-    left = federation(make_spec(), dataset=make_user_dataset(), output_dir=tmp_path)
-    for now in left.rounds():
+    session = federation(make_spec(), dataset=make_user_dataset(), output_dir=tmp_path)
+    with pytest.raises(ConfigError, match=r"^result = "):
+        session.result()
+    for now in session.rounds():
         if now.done >= 4:
             break
     assert (tmp_path / "checkpoint.npz").exists() and not list(tmp_path.glob("*.json"))
+    if takes_result:  # the run ends here
+        made, end = session.result(), now.done
+        assert made.summary["stopped_early"]["round"] == made.summary["rounds"] == end < 9
+        for name, values in whole.metrics.items():
+            np.testing.assert_array_equal(made.metrics[name][:end], values[:end], err_msg=name)
+        assert not list(session.rounds()) and session.result() is made
     assert_results_equal(run_spec(make_spec(), output_dir=tmp_path, resume=True), whole)
-    assert [now.done for now in left.rounds()][-1] == 9
-    assert_results_equal(left.result(), whole)
+    if not takes_result:  # the loop may continue
+        assert [now.done for now in session.rounds()][-1] == 9
+        assert_results_equal(session.result(), whole)
 
 
-def test_the_result_of_a_loop_that_was_left(short, tmp_path):
-    whole = run_spec(make_spec())
-    left = federation(make_spec(), dataset=make_user_dataset(), output_dir=tmp_path)
-    with pytest.raises(ConfigError, match=r"^result = "):
-        left.result()
-    for now in left.rounds():
-        if now.done >= 4:
-            break
-    made = left.result()
-    end = now.done
-    assert made.summary["stopped_early"]["round"] == made.summary["rounds"] == end < 9
-    for name, values in whole.metrics.items():
-        np.testing.assert_array_equal(made.metrics[name][:end], values[:end], err_msg=name)
-    assert not list(left.rounds()) and left.result() is made
-    assert_results_equal(run_spec(make_spec(), output_dir=tmp_path, resume=True), whole)
-
-
-def test_what_is_looked_at_is_not_to_be_changed():
+def test_status_is_read_only():
     running = federation(make_spec(rounds=3), dataset=make_user_dataset())
     for now in running.rounds():
         with pytest.raises(ValueError, match="read-only"):
@@ -245,29 +227,3 @@ def test_what_is_looked_at_is_not_to_be_changed():
             now.model(client=1)
     with pytest.raises(ConfigError, match=r"^every = 0"):
         running.rounds(every=0)
-
-
-def test_nobody_looks_where_there_are_no_callbacks(monkeypatch):
-    """And chunks are as long as ever."""
-    lengths = []
-    original = runner._run_chunk
-
-    def noted(runs_, ahead, count):
-        lengths.append((runs_.rounds_done, count))
-        return original(runs_, ahead, count)
-
-    monkeypatch.setattr(runner, "_run_chunk", noted)
-    monkeypatch.setattr("fedjax_het.runtime.long_phases.CHUNK_SECONDS", 1e9)
-    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 1e9)
-
-    def looked(*_):
-        raise AssertionError("somebody looks")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("fedjax_het.runtime.callbacks.CallbackRunner._build_status", looked)
-        run_spec(make_spec(rounds=40, eval_every=2))
-    plain = list(lengths)
-    assert plain == [(0, 1), (1, 16), (17, 16), (33, 7)]
-    lengths.clear()
-    run_spec(make_spec(rounds=40, eval_every=2), callbacks=[lambda now: None])
-    assert lengths == plain

@@ -1,4 +1,4 @@
-"""Early stopping by a run's settings: the round, the curves, the model, resumed and in company."""
+"""Early stopping by settings: rules, curves, models, resumed and parallel runs."""
 
 import dataclasses
 import math
@@ -23,10 +23,12 @@ from fedjax_het.runtime.history import count_rounds_until_rule, evaluate_rules
 ROUNDS = 24
 
 
-def ends_at(accuracies, stop_at=math.inf, patience=math.inf, min_gain=0.0):
-    """The round (from 1) in which the rules end a run of these accuracies; None if they do not. In
-    the words of the README: the target is reached, or the best of the last `patience` measured
-    rounds is no gain over the best before them."""
+def find_end(accuracies, stop_at=math.inf, patience=math.inf, min_gain=0.0):
+    """Return the round, from 1, in which the rules end a run; None if they do not.
+
+    The target is reached, or the best of the last `patience` measured rounds is no gain over the
+    best round before them.
+    """
     rounds = [r for r, a in enumerate(accuracies) if np.isfinite(a)]
     bests, last_gain = {}, 0
     for count, r in enumerate(rounds, 1):
@@ -39,7 +41,7 @@ def ends_at(accuracies, stop_at=math.inf, patience=math.inf, min_gain=0.0):
     return None
 
 
-def drawn(rng):
+def draw_case(rng):
     accuracies = np.round(np.cumsum(rng.normal(0.01, 0.05, ROUNDS)).clip(0, 1), 2)
     accuracies = accuracies.astype(np.float32)
     every = int(rng.integers(1, 4))
@@ -57,26 +59,25 @@ def given(rules):
     return {name: value for name, value in rules.items() if value is not None}
 
 
-def test_rules_on_drawn_curves():
+def test_rules_match_reference_on_random_curves():
     rng, ends = np.random.default_rng(0), 0
     for _ in range(2000):
-        accuracies, _, rules = drawn(rng)
+        accuracies, _, rules = draw_case(rng)
         found = evaluate_rules(RunSpec(**rules), accuracies).early_stop
-        expected = ends_at(accuracies, **given(rules))
+        expected = find_end(accuracies, **given(rules))
         assert (None if found is None else found.round) == expected
         ends += expected is not None
     assert 500 < ends < 1900
 
 
-def test_chunks_never_pass_a_round_in_which_a_rule_could_end_the_run():
-    """And are as long as that allows: the worst that may come would end the run there."""
-    rng = np.random.default_rng(1)
-    checked = 0
+def test_chunks_end_where_a_rule_could_end_the_run():
+    """Chunks are as long as possible: the worst curve would end the run there."""
+    rng, checked = np.random.default_rng(1), 0
     for _ in range(300):
-        accuracies, due, rules = drawn(rng)
+        accuracies, due, rules = draw_case(rng)
         settings = RunSpec(**rules, rounds=ROUNDS)
         scheduler = SimpleNamespace(is_eval_round=due.__getitem__)
-        last = ends_at(accuracies, **given(rules)) or ROUNDS
+        last = find_end(accuracies, **given(rules)) or ROUNDS
         for done in range(last):
             count = count_rounds_until_rule(settings, scheduler, accuracies[:done])
             assert 1 <= count <= last - done
@@ -84,7 +85,7 @@ def test_chunks_never_pass_a_round_in_which_a_rule_could_end_the_run():
             if begun and (rules["stop_at"] or rules["patience"]):
                 flat = np.where(due, np.where(np.arange(ROUNDS) < done, accuracies, 0), np.nan)
                 best = np.where(due, np.where(np.arange(ROUNDS) < done, accuracies, 1), np.nan)
-                soonest = [ends_at(a.astype(np.float32), **given(rules)) for a in (flat, best)]
+                soonest = [find_end(a.astype(np.float32), **given(rules)) for a in (flat, best)]
                 assert done + count == min([end for end in soonest if end] or [ROUNDS])
                 checked += 1
     assert checked > 1000
@@ -99,13 +100,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_stopped_run_is_the_beginning_of_a_whole_one(case):
+def test_stopped_run_is_a_prefix_of_the_whole_run(case):
     name, rules = CASES[case]
     kept = {"eval_every": rules["eval_every"]} if "eval_every" in rules else {}
     whole = run_spec(make_spec(name, rounds=ROUNDS, **kept))
     made = run_spec(make_spec(name, rounds=ROUNDS, **rules))
     curve = "mean_client_accuracy" if name == "fedamp" else "test_accuracy"
-    end = ends_at(whole.metrics[curve], **{k: v for k, v in rules.items() if k != "eval_every"})
+    end = find_end(whole.metrics[curve], **{k: v for k, v in rules.items() if k != "eval_every"})
     assert end is not None and 1 < end < ROUNDS
     for metric, values in whole.metrics.items():
         np.testing.assert_array_equal(made.metrics[metric][:end], values[:end], err_msg=metric)
@@ -127,43 +128,33 @@ def test_a_stopped_run_is_the_beginning_of_a_whole_one(case):
         assert tested.accuracy == pytest.approx(float(last[-1]), abs=1e-6)
 
 
-def test_resumed_runs_stop_in_the_same_round(tmp_path, monkeypatch):
+@pytest.mark.parametrize("has_stopped", [False, True])
+def test_resumed_run_stops_in_the_same_round(has_stopped, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 2)
-    ends = make_spec(rounds=ROUNDS, patience=4, min_gain=0.02)
-    whole = run_spec(ends)
+    spec = make_spec(rounds=ROUNDS, patience=4, min_gain=0.02)
+    whole = run_spec(spec)
     assert whole.summary["rounds"] < ROUNDS
-    monkeypatch.setattr("fedjax_het.runtime.long_phases.CHUNK_SECONDS", 0.0)
-    for kills in (2, whole.summary["rounds"] - 1):
-        folder = tmp_path / str(kills)
-        with pytest.raises(KilledError):
-            run_spec(ends, output_dir=folder, progress=make_killing_callback(kills))
-        made = run_spec(ends, output_dir=folder, resume=True)
-        assert_results_equal(made, whole)
-        assert made.summary["stopped_early"] == whole.summary["stopped_early"]
 
-
-def test_a_run_that_was_killed_when_it_had_stopped_goes_no_further(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
-    ends = make_spec(rounds=ROUNDS, patience=4, min_gain=0.02)
-
-    def killed(*_):
+    def kill(*_):
         raise KilledError
 
-    with monkeypatch.context() as patched, pytest.raises(KilledError):
-        patched.setattr("fedjax_het.runtime.session.build_result", killed)
-        run_spec(ends, output_dir=tmp_path)
-    made, whole = run_spec(ends, output_dir=tmp_path, resume=True), run_spec(ends)
-    assert_results_equal(made, whole)
-    assert made.summary["stopped_early"] == whole.summary["stopped_early"]
+    monkeypatch.setattr("fedjax_het.runtime.long_phases.CHUNK_SECONDS", 0.0)
+    for num_calls in (None,) if has_stopped else (2, whole.summary["rounds"] - 1):
+        folder = tmp_path / str(num_calls)
+        with monkeypatch.context() as patch, pytest.raises(KilledError):
+            if has_stopped:  # after the rule was met, before the result is written
+                patch.setattr("fedjax_het.runtime.session.build_result", kill)
+            progress = None if has_stopped else make_killing_callback(num_calls)
+            run_spec(spec, output_dir=folder, progress=progress)
+        resumed = run_spec(spec, output_dir=folder, resume=True)
+        assert_results_equal(resumed, whole)
+        assert resumed.summary["stopped_early"] == whole.summary["stopped_early"]
 
 
-def test_a_target_that_is_met_in_the_last_round_ends_nothing_early():
-    whole = run_spec(make_spec(rounds=5, eval_every=5))
-    met = float(whole.metrics["test_accuracy"].max())
-    only_last = make_spec(rounds=5, patience=5)
-    assert "stopped_early" not in run_spec(only_last).summary
-    assert met > 0
+def test_target_in_the_last_round_is_no_early_stop():
+    assert run_spec(make_spec(rounds=5, eval_every=5)).metrics["test_accuracy"].max() > 0
+    assert "stopped_early" not in run_spec(make_spec(rounds=5, patience=5)).summary
 
 
 @pytest.mark.parametrize(
@@ -176,44 +167,36 @@ def test_a_target_that_is_met_in_the_last_round_ends_nothing_early():
         ({"min_gain": 0.1}, "min_gain = 0.1: expected nothing, or patience >= 1"),
     ],
 )
-def test_bad_rules_are_one_line(settings, said):
+def test_invalid_rules_are_rejected(settings, said):
     with pytest.raises(ConfigError) as raised:
         RunSpec(**settings).resolved()
     assert str(raised.value).startswith(said) and "\n" not in str(raised.value)
 
 
-def test_settings_that_say_nothing_leave_names_alone():
+def test_settings_without_effect_keep_the_digest():
     assert RunSpec(min_gain=0.0, patience=3).digest() == RunSpec(patience=3).digest()
     assert RunSpec(patience=3).digest() != RunSpec().digest()
     assert not {"stop_at", "patience", "min_gain"} & RunSpec().resolved().to_dict().keys()
 
 
-def company():
-    """Runs that share their programs and end in many rounds; one of them in its last."""
+@pytest.mark.parametrize("width", [slow_case(1), slow_case(2)])
+def test_parallel_runs_stop_as_single_runs(width, tmp_path, monkeypatch):
+    """The runs share programs; some are suspended, so that others can take free slots."""
+    monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 5)
+    starts, init_states = [], runner.init_states
+
+    def record_start(state):
+        starts.append(len(state.prepared_runs))
+        init_states(state)
+
+    monkeypatch.setattr(runner, "init_states", record_start)
     rules = [{"stop_at": 0.4}, {"patience": 2}, {"patience": 5}, {"stop_at": 0.5, "patience": 3}]
     base = make_spec(rounds=ROUNDS)
-    runs_ = [dataclasses.replace(base, seed=s, **r) for s in range(2) for r in rules]
-    return [*runs_[2:], base]
-
-
-@pytest.mark.parametrize("width", [slow_case(1), slow_case(2)])
-def test_runs_stop_alike_whatever_the_company(width, tmp_path, monkeypatch):
-    """Also where they stop for a while, so that others can take the places that are free."""
-    monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 5)
-    starts = []
-    begin = runner.init_states
-    monkeypatch.setattr(
-        runner, "init_states", lambda r: (starts.append(len(r.prepared_runs)), begin(r))
-    )
-    specs = company()
+    specs = [dataclasses.replace(base, seed=s, **rule) for s in range(2) for rule in rules]
+    specs = [*specs[2:], base]
     placement = Placement(width=width, spread="runs", lanes=1)
-    made = sweep(
-        specs,
-        tmp_path,
-        dataset=make_user_dataset(),
-        placement=placement,
-        progress=lambda line: None,
-    )
+    given = {"dataset": make_user_dataset(), "progress": lambda line: None}
+    made = sweep(specs, tmp_path, placement=placement, **given)
     if width > 1:
         assert sum(starts) > len(specs)  # some went on from where they had waited
     alone = [run_spec(each, lanes=1, devices=1) for each in specs]
