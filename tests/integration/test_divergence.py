@@ -1,4 +1,4 @@
-"""Divergence: found in losses, update and state, in the round where it happens; in no mean."""
+"""Divergence: its round, found in losses, updates and states, and its metrics."""
 
 import contextlib
 import json
@@ -60,7 +60,7 @@ def pictures(**bad):
     return logits[:, None, None, :]
 
 
-def test_the_largest_of_nan_is_nothing():
+def test_prediction_of_nan_logits_is_undefined():
     logits = jnp.array([[jnp.nan, 1, 2], [0, jnp.inf, 1], [0, 1, -jnp.inf], [0, 2, 1], [3, 2, 1]])
     right = np.asarray(correct(logits, jnp.array([0, 1, 1, 1, 1])))
     np.testing.assert_array_equal(right, [np.nan, np.nan, np.nan, 1, 0])
@@ -68,7 +68,7 @@ def test_the_largest_of_nan_is_nothing():
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("devices", [1, 2])
-def test_accuracy_of_logits_that_are_not_finite_is_nan_where_they_count(value, devices):
+def test_accuracy_of_nonfinite_logits_is_nan(value, devices):
     plan, domains = make_execution_plan(1, devices), np.array([0, 0, 1, 1, 1])
 
     def found(images):
@@ -83,7 +83,7 @@ def test_accuracy_of_logits_that_are_not_finite_is_nan_where_they_count(value, d
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_client_whose_logits_are_not_finite_has_no_accuracy(devices):
+def test_client_with_nonfinite_logits_has_no_accuracy(devices):
     plan = make_execution_plan(2, devices)
     tests = partition_from_clients([np.array([0, 4]), np.array([], int), np.array([1, 2])])
     shape = evaluation.compute_client_tests_shape(plan, tests)
@@ -102,7 +102,7 @@ def test_a_client_whose_logits_are_not_finite_has_no_accuracy(devices):
     assert not bool(lost.is_finite)
 
 
-def test_the_mean_over_clients_leaves_none_with_a_test_out():
+def test_client_mean_includes_all_clients_with_tests():
     class Measured:
         test_accuracy = test_loss = train_loss = update_norm = np.ones(2, np.float32)
         domain_accuracy, records, metrics = None, {}, {}
@@ -121,7 +121,7 @@ def test_the_mean_over_clients_leaves_none_with_a_test_out():
 # --- what is kept of a run that diverged ---------------------------------------------------------
 
 
-def test_a_round_that_is_not_sound_is_the_last():
+def test_nonfinite_round_is_the_last():
     curves = {"train_loss": np.full(5, np.nan)}
     new = {"train_loss": np.arange(3.0)}
     assert record_rounds(curves, new, np.ones(3), 1, 3) is None
@@ -129,7 +129,7 @@ def test_a_round_that_is_not_sound_is_the_last():
     assert record_rounds(curves, new, np.array([1.0, 0.0, 1.0]), 1, 1) is None
 
 
-def test_a_run_that_was_stopped_has_no_final_accuracy_although_its_curves_are_whole():
+def test_diverged_run_has_no_final_accuracy():
     names = ("test_accuracy", "train_loss", "test_loss", "client_accuracy", "mean_client_accuracy")
     metrics = {name: np.full(6, 0.5, np.float32) for name in names}
     metrics["client_accuracy"] = np.full((6, 2), 0.5, np.float32)
@@ -140,7 +140,7 @@ def test_a_run_that_was_stopped_has_no_final_accuracy_although_its_curves_are_wh
     assert all(lost[name] is None for name in gone)
 
 
-def test_the_accuracy_shown_is_of_runs_that_go_on():
+def test_latest_accuracy_is_of_active_runs():
     going, none = np.array([0.5, np.nan]), np.full(2, np.nan)
     assert get_latest_accuracy([going]) == 0.5
     assert np.isnan(get_latest_accuracy([])) and np.isnan(get_latest_accuracy([none]))
@@ -151,9 +151,10 @@ def test_the_accuracy_shown_is_of_runs_that_go_on():
 
 @contextlib.contextmanager
 def poisoned(monkeypatch, where, number, value=np.nan):
-    """Methods whose state has one number that is not finite after round `number` (from 0), or after
-    more than so many iterations of work between rounds: the server's, or every client's, which
-    lanes leave so where they alone write it."""
+    """Put a number that is not finite into the state of the server or of every client.
+
+    It appears after round `number`, from 0, or after more iterations of the work between rounds.
+    """
     build, check = compiled_programs.build_algorithm, client_loop.with_contract_checks
 
     def spoilt(tree, due, place):
@@ -224,7 +225,7 @@ def states_of(name):
 
 
 @pytest.mark.parametrize("name", method_cases(quick=["fedamp"]))
-def test_a_state_that_is_not_finite_is_found_in_its_round(monkeypatch, name):
+def test_nonfinite_state_is_found_in_its_round(monkeypatch, name):
     for where in states_of(name):
         # The server's in the second of three; clients' in the last, whose curves are whole.
         number = 1 if where == "server" else 2
@@ -236,12 +237,12 @@ def test_a_state_that_is_not_finite_is_found_in_its_round(monkeypatch, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_as_it_is_does_not_diverge_whatever_it_keeps(name):
+def test_methods_do_not_diverge(name):
     found = run_spec(make_spec(name, rounds=5))
     assert not found.summary["diverged"] and found.summary["rounds"] == 5
 
 
-def test_a_state_may_begin_with_what_is_not_finite():
+def test_initial_state_may_have_nonfinite_numbers():
     group = prepare_group([make_spec("dynafed")], UserObjects(make_user_dataset()))
     made = init_group(group, group.prepared_runs)
     init_states(made)
@@ -254,16 +255,16 @@ def test_a_state_may_begin_with_what_is_not_finite():
 @pytest.mark.parametrize(
     ("placement", "chunk"),
     [
-        slow_case(Placement(devices=1, lanes=1), 16),
-        slow_case(Placement(devices=1, lanes=3), 16),
-        slow_case(Placement(devices=2, lanes=2), 1),
-        slow_case(Placement(devices=1, client_state="host"), 2),
+        slow_case({"devices": 1, "lanes": 1}, 16),
+        slow_case({"devices": 1, "lanes": 3}, 16),
+        slow_case({"devices": 2, "lanes": 2}, 1),
+        slow_case({"devices": 1, "client_state": "host"}, 2),
     ],
 )
-def test_the_round_does_not_depend_on_lanes_devices_and_chunks(monkeypatch, placement, chunk):
+def test_diverged_round_is_independent_of_placement(monkeypatch, placement, chunk):
     monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", chunk)
     with poisoned(monkeypatch, "clients", 2, value=-np.inf):
-        found = run_spec(make_spec("scaffold", rounds=6), **vars(placement))
+        found = run_spec(make_spec("scaffold", rounds=6), **placement)
     assert (found.summary["diverged"], found.summary["rounds"]) == (True, 3)
 
 
@@ -277,7 +278,7 @@ def test_the_round_does_not_depend_on_lanes_devices_and_chunks(monkeypatch, plac
         slow_case("apfl", {"hp": {"local_lr": 1e30}}),
     ],
 )
-def test_a_run_of_one_round_that_diverges_is_marked(name, settings):
+def test_divergence_in_the_only_round_is_recorded(name, settings):
     found = run_spec(make_spec(name, rounds=1, **settings))
     assert found.summary["diverged"] and found.summary["rounds"] == 1
     assert found.summary["final_accuracy"] is None
@@ -285,25 +286,19 @@ def test_a_run_of_one_round_that_diverges_is_marked(name, settings):
     assert np.isnan(found.metrics[measured]).all()
 
 
-def test_a_run_that_diverges_in_company_stops_alone():
+def test_diverged_run_in_parallel_stops_alone():
     specs = [make_spec(rounds=3, hp={"server_lr": rate}) for rate in (3e38, 1.0)]
     placement = Placement(spread="runs")
-    made = sweep(
-        specs, dataset=make_user_dataset(), placement=placement, progress=lambda line: None
-    )
+    given = {"dataset": make_user_dataset(), "placement": placement, "progress": lambda line: None}
+    made = sweep(specs, **given)
     lost, fine = made.results
     assert (lost.summary["diverged"], lost.summary["rounds"]) == (True, 1)
     assert not fine.summary["diverged"] and made.to_summary("x")["diverged"] == 1
-    alone = sweep(
-        specs[1:], dataset=make_user_dataset(), placement=placement, progress=lambda line: None
-    )
-    assert_results_equal(fine, alone.results[0])
+    assert_results_equal(fine, sweep(specs[1:], **given).results[0])
 
 
 @pytest.mark.parametrize(("name", "rounds_before"), [("fsl", 0), slow_case("dynafed", 4)])
-def test_work_between_rounds_that_diverges_ends_the_run_there(
-    monkeypatch, tmp_path, name, rounds_before
-):
+def test_diverged_server_stage_ends_the_run(monkeypatch, tmp_path, name, rounds_before):
     with poisoned(monkeypatch, "work", 0):
         found = run_spec(make_spec(name), output_dir=tmp_path)
     assert (found.summary["diverged"], found.summary["rounds"]) == (True, rounds_before)
@@ -325,7 +320,7 @@ def compiled_rounds(name, spread):
 
 @contextlib.contextmanager
 def unchecked(monkeypatch):
-    """Rounds whose states nobody looks at."""
+    """Remove the check of states."""
     with monkeypatch.context() as patch:
         nothing = lambda *args, **settings: jnp.zeros(1, jnp.int32)  # noqa: E731
         patch.setattr(round_program, "count_nonfinite_replicated", nothing)
@@ -338,7 +333,7 @@ def unchecked(monkeypatch):
 @pytest.mark.parametrize(
     "name", [slow_case("scaffold"), slow_case("fedamp"), slow_case("dynafed"), "fedavg"]
 )
-def test_the_check_adds_no_collective(monkeypatch, name):
+def test_check_adds_no_collective(monkeypatch, name):
     def collectives(text):
         return re.findall(r" (all-reduce|all-gather|all-to-all|collective-permute)[.\w-]*\(", text)
 
@@ -349,7 +344,7 @@ def test_the_check_adds_no_collective(monkeypatch, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
-def test_the_check_changes_nothing_of_what_is_learnt(monkeypatch, name):
+def test_check_changes_no_result(monkeypatch, name):
     with unchecked(monkeypatch):
         without = run_spec(make_spec(name, rounds=3))
     # Two programs, which a compiler may fuse otherwise: on some processors last bits differ.

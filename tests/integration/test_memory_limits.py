@@ -1,4 +1,4 @@
-"""Memory: estimated before it is asked for; what does not fit is refused with the numbers."""
+"""Memory: free bytes, lower bounds of programs, and refusals of runs that do not fit."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ from fedjax_het.utils.errors import ConfigError
 # --- how much there is ---------------------------------------------------------------------------
 
 
-def test_free_memory_is_what_the_tightest_group_leaves(monkeypatch, tmp_path):
+def test_free_memory_respects_control_groups(monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "_CGROUP_ROOT", tmp_path)
     monkeypatch.setattr(memory, "_free_address_space", lambda: ())
     machine = memory.free_host_bytes()
@@ -45,7 +45,7 @@ def test_free_memory_is_what_the_tightest_group_leaves(monkeypatch, tmp_path):
     assert memory.free_host_bytes() == 0
 
 
-def test_free_memory_is_what_the_limit_of_the_process_leaves(monkeypatch):
+def test_free_memory_respects_the_process_limit(monkeypatch):
     resource = pytest.importorskip("resource")
     monkeypatch.setattr(resource, "getrlimit", lambda which: (10**15, 10**15))
     assert 10**15 - next(memory._free_address_space()) > 10**6
@@ -61,7 +61,7 @@ def traced(function, *shapes):
     return jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
 
 
-def test_the_least_that_a_program_takes_is_what_libraries_and_loops_make():
+def test_lower_bound_counts_products_and_loops():
     product = traced(lambda a, b: jnp.tanh(a @ b).sum(), (50, 4), (4, 70))
     assert lower_bound_bytes(product) == 50 * 70 * 4
     by_value = traced(lambda a: (jnp.exp(a) + 1).sum(), (1000,))
@@ -88,43 +88,39 @@ def test_the_least_that_a_program_takes_is_what_libraries_and_loops_make():
     assert lower_bound_bytes(traced(unrolled, (30, 8), (8, 8))) >= 9 * 30 * 8 * 4
 
 
-@pytest.mark.parametrize("name", ["scaffold", *(slow_case(n) for n in METHODS if n != "scaffold")])
-def test_the_estimate_is_no_false_alarm(name):
-    """What is said before the programs are compiled is less than the compiler says then."""
-    group = build.prepare_group([make_spec(name)], UserObjects(make_user_dataset()))
-    made = init_group(group, group.prepared_runs)
-    for program, inputs in made.list_programs().values():
-        least = lower_bound_bytes(program.trace(*inputs).jaxpr)
-        assert 0 < least <= compute_compiled_bytes(program, inputs)
+def prepare(spec, **settings):
+    user_objects = UserObjects(make_user_dataset())
+    return build.prepare_group([spec], user_objects, Placement(**settings))
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        slow_case("fedavg", {"batch_size": 50}),
-        slow_case("scaffold", {"model": "mlp", "network_options": {"hidden": [300]}}),
-        slow_case("fedavg", {"model": "convnet", "network_options": {"width": 4, "depth": 1}}),
-    ],
-)
-def test_what_is_said_of_the_settings_is_less_too(monkeypatch, name, settings):
-    monkeypatch.setattr(memory_limits, "_MIN_ACTIVATION_FACTOR", 2**60)  # every batch is looked at
-    group = build.prepare_group([make_spec(name, **settings)], UserObjects(make_user_dataset()))
-    made, federation = init_group(group, group.prepared_runs), group.prepared_runs[0]
-    given = (
-        federation.spec,
-        group.prepared_runs[0].dataset,
-        group.program.signature,
-        jax.local_devices(),
-        10**9,
-    )
-    said = sum(part.num_bytes for part in memory_limits.list_device_items(*given))
-    assert 0 < said <= max(compute_compiled_bytes(*each) for each in made.list_programs().values())
+CASES = [
+    ("scaffold", {}),
+    *(slow_case(name, {}) for name in METHODS if name != "scaffold"),
+    slow_case("fedavg", {"batch_size": 50}),
+    slow_case("scaffold", {"model": "mlp", "network_options": {"hidden": [300]}}),
+    slow_case("fedavg", {"model": "convnet", "network_options": {"width": 4, "depth": 1}}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), CASES)
+def test_estimates_are_below_compiled_memory(name, settings, monkeypatch):
+    """The bounds of settings and of traced programs refuse no run that would fit."""
+    monkeypatch.setattr(memory_limits, "_MIN_ACTIVATION_FACTOR", 2**60)  # count every batch
+    group = prepare(make_spec(name, **settings))
+    programs = init_group(group, group.prepared_runs).list_programs().values()
+    for program, inputs in programs:
+        bound = lower_bound_bytes(program.trace(*inputs).jaxpr)
+        assert 0 < bound <= compute_compiled_bytes(program, inputs)
+    run = group.prepared_runs[0]
+    given = run.spec, run.dataset, group.program.signature, jax.local_devices(), 10**9
+    bound = sum(item.num_bytes for item in memory_limits.list_device_items(*given))
+    assert 0 < bound <= max(compute_compiled_bytes(*program) for program in programs)
 
 
 # --- what is refused -----------------------------------------------------------------------------
 
 
-def test_a_refusal_says_what_is_needed_there_and_would_fit():
+def test_refusal_names_needed_available_and_fitting():
     parts = [
         MemoryItem("batch_size", 1000, "a batch", 3 * 10**9),
         MemoryItem("model", "mlp", "it", 10**9),
@@ -161,17 +157,20 @@ def test_a_refusal_says_what_is_needed_there_and_would_fit():
         ({}, 10**3, r"model = 'mlp': expected more memory|network_options = "),
     ],
 )
-def test_what_cannot_fit_is_refused_before_anything_is_split(monkeypatch, settings, room, said):
+def test_settings_are_refused_before_partitioning(monkeypatch, settings, room, said):
     monkeypatch.setattr(build, "assign_data", None)
     with pytest.raises(InsufficientMemoryError, match=f"^{said}") as refused:
         run_spec(make_spec(**settings), memory=room)
     assert len(str(refused.value).splitlines()) == 1 and "needs at least" in str(refused.value)
 
 
-def test_the_data_set_counts_on_every_device(monkeypatch):
-    group = build.prepare_group([make_spec()], UserObjects(make_user_dataset()))
-    given = group.prepared_runs[0].spec, group.prepared_runs[0].dataset, group.program.signature
-    images = group.prepared_runs[0].dataset.train_images.nbytes
+def test_dataset_counts_on_every_device(monkeypatch):
+    group = prepare(make_spec())
+    run = group.prepared_runs[0]
+    given, images = (
+        (run.spec, run.dataset, group.program.signature),
+        run.dataset.train_images.nbytes,
+    )
 
     def placed(devices):
         return memory_limits.list_device_items(*given, devices, None)[0].num_bytes
@@ -183,67 +182,56 @@ def test_the_data_set_counts_on_every_device(monkeypatch):
     assert placed(two) == images
 
 
-def test_what_clients_keep_goes_to_the_host_or_is_refused(monkeypatch):
+def test_large_client_states_are_refused_on_devices(monkeypatch):
     monkeypatch.setattr(build, "_place_shared_inputs", None)
     one = make_spec("scaffold", num_clients=50, participation=0.1)
-    with pytest.raises(
-        InsufficientMemoryError
-    ) as refused:  # of 50 clients: a control and Adam's moments, 11 MB
+    # Of 50 clients: a control and Adam's moments, 11 MB.
+    with pytest.raises(InsufficientMemoryError) as refused:
         run_spec(one, memory=5 * 10**6, client_state="device")
     assert str(refused.value).startswith("num_clients = 50: expected at most ")
     assert "or client_state='host', as the run needs at least" in str(refused.value)
 
 
-def test_a_compiled_program_that_needs_more_is_refused_before_its_first_round():
-    group = build.prepare_group([make_spec()], UserObjects(make_user_dataset()))
-    needed = compute_compiled_bytes(
-        *init_group(group, group.prepared_runs).list_programs()["rounds"]
+def test_compiled_program_is_refused_before_a_round():
+    group = prepare(make_spec())
+    programs = init_group(group, group.prepared_runs).list_programs()
+    needed = compute_compiled_bytes(*programs["rounds"])
+    message = (
+        r"^batch_size = 4: the rounds of fedavg need \d.*there: expected batch_size = 3, a smaller"
     )
-    with pytest.raises(
-        InsufficientMemoryError, match=r"^batch_size = 4: the rounds of fedavg need \d"
-    ) as refused:
+    with pytest.raises(InsufficientMemoryError, match=message):
         run_spec(make_spec(), memory=needed - 1, progress=lambda progress: pytest.fail("it began"))
-    assert "are there: expected batch_size = 3, a smaller network or more memory" in str(
-        refused.value
-    )
     assert not run_spec(make_spec(rounds=1), memory=2 * needed).summary["diverged"]
 
 
-def test_a_run_that_finds_no_room_takes_fewer_lanes(monkeypatch):
-    monkeypatch.setattr(
-        "fedjax_het.runtime.placement.choose_lanes", lambda *a, **s: LaneChoice(4, 1, {})
-    )
-    asked = []
+def test_run_without_room_takes_fewer_lanes(monkeypatch):
+    choose_lanes, lanes = lambda *args, **settings: LaneChoice(4, 1, {}), []
+    monkeypatch.setattr("fedjax_het.runtime.placement.choose_lanes", choose_lanes)
 
-    def refused(programs, program, *args):
-        asked.append(program.plan.lanes)
+    def refuse(programs, program, *args):
+        lanes.append(program.plan.lanes)
         if program.plan.lanes > 1:
             raise InsufficientMemoryError("none")
 
-    monkeypatch.setattr("fedjax_het.runtime.session.require_memory_for_programs", refused)
-    found = run_spec(
-        make_spec(rounds=1, local_optimizer="sgd")
-    )  # what clients keep could be elsewhere
-    assert asked == [4, 2, 1] and "one flat lane" in found.summary["lanes"]
-    with pytest.raises(InsufficientMemoryError, match="none"):  # what was said stands
-        run_spec(make_spec(rounds=1, local_optimizer="sgd"), lanes=2)
+    monkeypatch.setattr("fedjax_het.runtime.session.require_memory_for_programs", refuse)
+    spec = make_spec(rounds=1, local_optimizer="sgd")  # without client states, which could move
+    result = run_spec(spec)
+    assert lanes == [4, 2, 1] and "one flat lane" in result.summary["lanes"]
+    with pytest.raises(InsufficientMemoryError, match="none"):  # the user's number stays
+        run_spec(spec, lanes=2)
 
 
-def test_a_sweep_makes_the_runs_that_fit():
-    specs = [
-        make_spec(rounds=1),
-        make_spec(rounds=1, batch_size=10**8),
-        make_spec("fedprox", rounds=1),
-    ]
-    lines = []
-    placement = Placement(memory=10**8)
-    made = sweep(specs, dataset=make_user_dataset(), placement=placement, progress=lines.append)
+def test_sweep_executes_the_runs_that_fit():
+    settings = ({}, {"batch_size": 10**8}, {"algorithm": "fedprox"})
+    specs = [make_spec(**{"algorithm": "fedavg", "rounds": 1, **each}) for each in settings]
+    given = {"placement": Placement(memory=10**8), "progress": lambda line: None}
+    made = sweep(specs, dataset=make_user_dataset(), **given)
     assert [result is None for result in made.results] == [False, True, False]
     (reason,) = made.not_run.values()
     assert reason.startswith("batch_size = 100000000: expected at most ")
 
 
-def test_running_out_of_memory_all_the_same_is_one_line():
+def test_out_of_memory_errors_are_translated():
     settings = make_spec().resolved()
     for error in (
         MemoryError("Unable to allocate 9 GiB\nfor an array"),
@@ -253,16 +241,14 @@ def test_running_out_of_memory_all_the_same_is_one_line():
             raise error
         assert str(refused.value).startswith("memory: fedavg with num_clients=6, batch_size=4 ran")
         assert "\n" not in str(refused.value)
-    with (
-        pytest.raises(jax.errors.JaxRuntimeError, match="other"),
-        translate_out_of_memory(settings),
-    ):
-        raise jax.errors.JaxRuntimeError("INTERNAL: other")
+    error = jax.errors.JaxRuntimeError("INTERNAL: other")
+    with pytest.raises(type(error), match="other"), translate_out_of_memory(settings):
+        raise error
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="ulimit -v is Linux's")
-def test_a_command_under_a_limit_is_refused_in_one_line():
+def test_command_under_a_limit_is_refused_in_one_line():
     words = "run --dataset digits --model mlp --num-clients 4 --rounds 1 --batch-size 100000000"
     command = f"ulimit -v 12000000; exec {sys.executable} -m fedjax_het {words} --quiet"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=os.environ)

@@ -1,4 +1,4 @@
-"""A user's own data and partitions: they fit, and never pass for what the settings name."""
+"""A user's data sets and partitions: validation, and digests that tell them from named ones."""
 
 import dataclasses
 import logging
@@ -44,7 +44,7 @@ def quiet(*given, **settings):
 # --- names
 
 
-def test_what_load_dataset_gives_is_what_the_settings_name():
+def test_loaded_dataset_is_the_named_one():
     data = load_dataset("named")
     by_name, given = simulate(SPEC), simulate(SPEC, dataset=data)
     assert given.digest() == by_name.digest()
@@ -61,13 +61,13 @@ MADE_OF_IT = {
 
 
 @pytest.mark.parametrize("how", MADE_OF_IT)
-def test_what_is_made_of_a_data_set_does_not_go_by_its_name(how):
+def test_changed_dataset_has_its_own_digest(how):
     spec, data = SPEC.resolved(), MADE_OF_IT[how](load_dataset("named"))
     assert collect_user_digests(spec, data) == {"own_dataset": data.digest()}
     assert collect_user_digests(spec, load_dataset("named")) == {}
 
 
-def test_one_normalisation_under_two_names_is_one_and_another_is_not():
+def test_equal_normalization_has_one_digest():
     data = load_dataset("digits")
     same, other = (
         RunSpec("fedavg", "digits", normalisation=name).resolved() for name in ("dataset", "unit")
@@ -77,7 +77,7 @@ def test_one_normalisation_under_two_names_is_one_and_another_is_not():
     assert collect_user_digests(other, load_dataset("digits", normalisation="unit")) == {}
 
 
-def test_a_sweep_does_not_take_a_run_on_own_data_for_the_named_one(tmp_path):
+def test_sweep_tells_own_data_from_named_data(tmp_path):
     own = part_of(load_dataset("named"))
     mine = simulate(SPEC, dataset=own, output_dir=tmp_path)
     assert mine.summary["own_dataset"] == own.digest()
@@ -95,7 +95,7 @@ def test_a_sweep_does_not_take_a_run_on_own_data_for_the_named_one(tmp_path):
     assert len(select_newest(results)) == 2 and sum(results["settings"] == SPEC.digest()) == 1
 
 
-def test_in_a_sweep_own_data_are_for_the_specs_that_ask_for_them():
+def test_sweep_uses_own_data_for_user_specs():
     both = [SPEC, dataclasses.replace(SPEC, dataset="user")]
     own = part_of(load_dataset("named"))
     made = quiet(both, dataset=own).results
@@ -104,7 +104,7 @@ def test_in_a_sweep_own_data_are_for_the_specs_that_ask_for_them():
     assert not any("own_dataset" in result.summary for result in made)
 
 
-def test_an_own_partition_is_in_the_name_unless_it_is_the_settings_one(tmp_path):
+def test_own_partition_is_part_of_the_digest(tmp_path):
     data = load_dataset("named")
     same, other = (
         make_partition("iid", data.train_labels, 3, num_clients=6, seed=seed) for seed in (0, 1)
@@ -121,7 +121,7 @@ def test_an_own_partition_is_in_the_name_unless_it_is_the_settings_one(tmp_path)
     assert collect_user_digests(SPEC.resolved(), data, by_hand) == {"own_partition": same.digest()}
 
 
-def test_a_run_does_not_go_on_with_other_data_or_another_partition(tmp_path, monkeypatch):
+def test_resume_rejects_other_data_and_partitions(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0)
     spec = dataclasses.replace(SPEC, rounds=40)
     with pytest.raises(KilledError):
@@ -154,7 +154,7 @@ BAD_PARTITIONS = {
 
 
 @pytest.mark.parametrize("case", BAD_PARTITIONS)
-def test_a_partition_that_does_not_fit_is_refused(case):
+def test_invalid_partitions_are_rejected(case):
     make, message = BAD_PARTITIONS[case]
     with pytest.raises(ConfigError, match=message) as error:
         simulate(SPEC, partition=make())
@@ -162,33 +162,27 @@ def test_a_partition_that_does_not_fit_is_refused(case):
 
 
 @pytest.mark.parametrize("given", ["mnist", (1, 2), {"train_images": 0}, 3])
-@pytest.mark.parametrize("run", ["simulate", "sweep", "plan_sweep"])
-def test_what_is_no_data_set_is_refused(given, run, tmp_path):
-    runs = {
-        "simulate": lambda: simulate(SPEC, dataset=given),
-        "sweep": lambda: quiet([SPEC], dataset=given),
-        "plan_sweep": lambda: plan_sweep([SPEC], tmp_path, dataset=given),
-    }
-    with pytest.raises(ConfigError, match=r"^dataset = .*: expected a Data"):
-        runs[run]()
+def test_objects_of_other_types_are_rejected(given, tmp_path):
+    for run, *args in ((simulate, SPEC), (quiet, [SPEC]), (plan_sweep, [SPEC], tmp_path)):
+        with pytest.raises(ConfigError, match=r"^dataset = .*: expected a Data"):
+            run(*args, dataset=given)
 
 
-BY_HAND = {
-    "std": ({"std": (0.0,)}, r"std = .*expected numbers in \[1e-06"),
-    "labels": ({"train_labels": np.zeros(3, int)}, r"len\(train_labels\) = 3"),
-    "nan": ({"train_images": np.full((51, 2, 2, 1), np.nan)}, "train_images.* = nan"),
-    "no test": ({"test_labels": [], "test_images": []}, "shape of test_images"),
-}
-
-
-@pytest.mark.parametrize("case", BY_HAND)
-def test_a_data_set_put_together_by_hand_is_checked_before_it_is_used(case):
-    change, message = BY_HAND[case]
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"std": (0.0,)}, r"std = .*expected numbers in \[1e-06"),
+        ({"train_labels": np.zeros(3, int)}, r"len\(train_labels\) = 3"),
+        ({"train_images": np.full((51, 2, 2, 1), np.nan)}, "train_images.* = nan"),
+        ({"test_labels": [], "test_images": []}, "shape of test_images"),
+    ],
+)
+def test_invalid_datasets_are_rejected(change, message):
     with pytest.raises(ConfigError, match=message):
         simulate(SPEC, dataset=dataclasses.replace(load_dataset("named"), **change))
 
 
-def test_a_registered_function_that_cannot_be_called_is_named():
+def test_invalid_registered_datasets_are_rejected():
     with pytest.raises(ConfigError, match="load = 3: expected a function"):
         register_dataset("three", 3)
     register_dataset("three", lambda path, size: make_user_dataset())
@@ -196,7 +190,7 @@ def test_a_registered_function_that_cannot_be_called_is_named():
         load_dataset("three")
 
 
-def test_a_data_set_by_hand_is_the_same_as_one_that_was_made(tmp_path):
+def test_dataset_record_equals_dataset_from_arrays(tmp_path):
     data = make_user_dataset()
     fields = {f.name: getattr(data, f.name) for f in dataclasses.fields(data) if f.init}
     by_hand = Dataset(**fields | {"train_labels": data.train_labels.tolist()})
@@ -209,7 +203,7 @@ def test_a_data_set_by_hand_is_the_same_as_one_that_was_made(tmp_path):
 
 
 @pytest.mark.parametrize(("network", "said"), [("mlp", True), ("convnet", False)])
-def test_fedbn_without_normalisation_layers_says_so(network, said, caplog):
+def test_fedbn_warns_of_missing_norm_layers(network, said, caplog):
     from fedjax_het.runtime.build import prepare_group
 
     images, labels = make_blobs()

@@ -1,4 +1,4 @@
-"""A network of the user's own: registered, given to a run or a sweep, or from a file."""
+"""A user's network: registered, passed to a run or a sweep, or from a file."""
 
 import json
 
@@ -50,23 +50,19 @@ def width_of(result):
     return {leaf.shape[-1] for leaf in kernels} - {10}
 
 
-def curves(result):
-    return result.metrics["test_loss"]
-
-
 @pytest.mark.slow
-def test_given_or_registered_module_or_pair_are_the_same_run():
+def test_registered_and_passed_networks_are_equal():
     register_network("two_layers", TwoLayers)
     named = simulate(RunSpec("fedavg", model="two_layers", **SETTINGS))
     given = simulate(RunSpec("fedavg", **SETTINGS), network=TwoLayers)
     pair = simulate(RunSpec("fedavg", **SETTINGS), network=perceptron())
-    assert np.isfinite(curves(named)).all()
+    assert np.isfinite(named.metrics["test_loss"]).all()
     for other in (given, pair):
-        np.testing.assert_array_equal(curves(other), curves(named))
+        np.testing.assert_array_equal(other.metrics["test_loss"], named.metrics["test_loss"])
     assert (named.spec.model, given.spec.model) == ("two_layers", "user")
 
 
-def test_its_options_are_its_own_and_reach_it():
+def test_network_options_reach_the_network():
     register_network("two_layers", TwoLayers)
     specs = [
         RunSpec("fedavg", model="two_layers", network_options={"hidden": size}, **SETTINGS)
@@ -78,7 +74,7 @@ def test_its_options_are_its_own_and_reach_it():
         RunSpec("fedavg", model="two_layers", network_options={"hiden": 3}, **SETTINGS).resolved()
 
 
-def test_options_that_are_settings_have_one_name():
+def test_options_that_are_settings_have_one_digest():
     named = RunSpec("fedavg", model="convnet", width=16).digest()
     assert RunSpec("fedavg", model="convnet", network_options={"width": 16}).digest() == named
     with pytest.raises(ConfigError, match="width = 8: expected 16, as network_options say"):
@@ -87,14 +83,14 @@ def test_options_that_are_settings_have_one_name():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedaf", "moon", "fedgen"])
-def test_methods_that_read_features_take_it(method):
+def test_methods_that_read_features_take_user_networks(method):
     options = {"fedaf": FAST, "fedgen": {"generator_steps": 2}}.get(method, {})
     result = simulate(RunSpec(method, options=options, **SETTINGS), network=TwoLayers)
-    assert np.isfinite(curves(result)).all()
+    assert np.isfinite(result.metrics["test_loss"]).all()
 
 
 @pytest.mark.slow
-def test_sweeps_tell_networks_apart_and_keep_them(tmp_path):
+def test_sweep_tells_networks_apart(tmp_path):
     specs = grid(algorithm=["fedavg", "fedprox"], seed=[0, 1], **SETTINGS)
 
     def made(network):
@@ -103,20 +99,16 @@ def test_sweeps_tell_networks_apart_and_keep_them(tmp_path):
         assert all(result is not None for result in found.results)
         return found, any("already" in line for line in lines)
 
-    first, there = made(TwoLayers)
-    assert not there
-    assert made(TwoLayers)[1]  # found again
-    other, there = made(TwoLayers(10, hidden=9))
-    assert not there
-    assert {width_of_run(run) for run in first.results} != {width_of_run(r) for r in other.results}
+    first, is_found = made(TwoLayers)
+    assert not is_found and made(TwoLayers)[1]
+    other, is_found = made(TwoLayers(10, hidden=9))
+    assert not is_found
+    digests = [{r.summary["network_digest"] for r in found.results} for found in (first, other)]
+    assert digests[0] != digests[1]
     assert len(load_results(tmp_path)) == 8
 
 
-def width_of_run(result):
-    return result.summary["network_digest"]
-
-
-def test_a_run_does_not_go_on_with_another_network(tmp_path, monkeypatch):
+def test_resume_rejects_another_network(tmp_path, monkeypatch):
     monkeypatch.setattr("fedjax_het.runtime.checkpointing.CHECKPOINT_SECONDS", 0)
     spec = RunSpec("fedavg", **SETTINGS)
     monkeypatch.setattr("fedjax_het.runtime.group_state.MAX_ROUNDS_PER_CHUNK", 1)
@@ -126,7 +118,7 @@ def test_a_run_does_not_go_on_with_another_network(tmp_path, monkeypatch):
         simulate(spec, network=TwoLayers(10, hidden=9), output_dir=tmp_path, resume=True)
 
 
-def test_a_name_given_again_stands_for_the_new_network():
+def test_name_registered_again_is_the_new_network():
     register_network("two_layers", TwoLayers)
     spec = RunSpec("fedavg", model="two_layers", **SETTINGS)
     assert width_of(simulate(spec)) == {6}
@@ -134,14 +126,14 @@ def test_a_name_given_again_stands_for_the_new_network():
     assert width_of(simulate(spec)) == {9}
 
 
-def test_what_cannot_be_says_so():
+def test_missing_and_extra_networks_are_rejected():
     with pytest.raises(ConfigError, match="model = 'user': expected a network passed to the run"):
         simulate(RunSpec("fedavg", model="user", **SETTINGS))
     with pytest.raises(ConfigError, match="model = 'mlp': expected none beside a network"):
         simulate(RunSpec("fedavg", model="mlp", **SETTINGS), network=TwoLayers)
 
 
-def test_a_file_of_ones_own_serves_the_command_line(tmp_path, capsys, monkeypatch):
+def test_command_line_imports_a_file(tmp_path, capsys, monkeypatch):
     (tmp_path / "mine.py").write_text(FILE)
     monkeypatch.chdir(tmp_path)
     assert main(["list", "--import", "mine.py"]) == 0
@@ -153,6 +145,6 @@ def test_a_file_of_ones_own_serves_the_command_line(tmp_path, capsys, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["nowhere.py", "no_such_module"])
-def test_code_that_is_not_there_is_one_line(name, capsys):
+def test_missing_import_is_one_line(name, capsys):
     assert main(["list", "--import", name]) == 2
     assert f"import = '{name}': expected a" in capsys.readouterr().err

@@ -1,6 +1,7 @@
-"""Rounds of over a minute: made in stretches, seen, stopped within and gone on with."""
+"""Long rounds in several calls: bits, progress, resuming within a round, and the loops."""
 
 import re
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from support.small_runs import (
 )
 
 from fedjax_het import Placement, sweep
+from fedjax_het.algorithms import METHODS
 from fedjax_het.core.resumable_loops import WHOLE_LOOPS, ResumableLoopRunner
 from fedjax_het.runtime import checkpointing, resumable_rounds, runner
 from fedjax_het.runtime.build import prepare_group
@@ -50,41 +52,27 @@ def small(name, **settings):
     return make_spec(name, **{"rounds": 3, **settings})
 
 
-@pytest.mark.parametrize("name", method_cases(quick=["scaffold"]))
-def test_where_a_round_is_cut_changes_no_bit(name, long, monkeypatch):
-    by_step = run_spec(small(name))
-    long(EVERYTHING)
-    by_loop = run_spec(small(name))
-    assert_results_equal(by_step, by_loop)
-    short(monkeypatch)
-    assert_results_equal(by_step, run_spec(small(name)), **ROUNDING)
-
-
 PLACES = {
+    "default": {},
     "vmapped lanes": {"lanes": 3},
     "blocks in turn": {"devices": 1, "blocks": 2},
     "one device": {"devices": 1},
     "shared server": {"server_work": "shared"},
     "states on the host": {"client_state": "host"},
 }
-PLACED = [
+CASES = [
+    *method_cases(METHODS, "default", quick=["scaffold"]),
     ("scaffold", "vmapped lanes"),
-    slow_case("scaffold", "blocks in turn"),
-    slow_case("scaffold", "states on the host"),
-    slow_case("fedaf", "vmapped lanes"),
-    slow_case("fedaf", "blocks in turn"),
-    slow_case("fedaf", "shared server"),
-    slow_case("fsl", "shared server"),
-    slow_case("fedbe", "shared server"),
-    slow_case("fedgen", "shared server"),
-    slow_case("fedavg_ft", "vmapped lanes"),
-    slow_case("fedavg_ft", "blocks in turn"),
+    *(slow_case("scaffold", place) for place in ("blocks in turn", "states on the host")),
+    *(slow_case("fedaf", p) for p in ("vmapped lanes", "blocks in turn", "shared server")),
+    *(slow_case(name, "shared server") for name in ("fsl", "fedbe", "fedgen")),
+    *(slow_case("fedavg_ft", place) for place in ("vmapped lanes", "blocks in turn")),
     slow_case("dynafed", "one device"),
 ]
 
 
-@pytest.mark.parametrize(("name", "place"), PLACED)
-def test_wherever_it_is_made(name, place, long, monkeypatch):
+@pytest.mark.parametrize(("name", "place"), CASES)
+def test_cuts_of_a_round_change_no_bit(name, place, long, monkeypatch):
     by_step = run_spec(small(name), **PLACES[place])
     long(EVERYTHING)
     assert_results_equal(by_step, run_spec(small(name), **PLACES[place]))
@@ -94,9 +82,8 @@ def test_wherever_it_is_made(name, place, long, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1, 2])
-def test_federations_in_step(width, long, monkeypatch):
-    """One more than there are places: one of them is idle in the end."""
-    number = width * len(jax.devices()) + 1
+def test_cuts_change_no_bit_of_runs_in_step(width, long, monkeypatch):
+    number = width * len(jax.devices()) + 1  # a slot is idle in the end
     more = {"partition": "dirichlet", "alpha": 0.7}
     specs = [small("scaffold", seed=seed, **more) for seed in range(number)]
     settings = with_placement({"dataset": make_user_dataset(), "spread": "runs", "width": width})
@@ -127,9 +114,7 @@ STOPPED = [
 
 
 @pytest.mark.parametrize(("name", "before", "after"), STOPPED)
-def test_a_run_that_is_stopped_within_a_round_goes_on_to_the_same_bits(
-    name, before, after, long, tmp_path, monkeypatch
-):
+def test_run_resumes_within_a_round(name, before, after, long, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
     calls = []
     whole = run_spec(small(name), blocks=before.get("blocks"), progress=calls.append)
@@ -140,23 +125,17 @@ def test_a_run_that_is_stopped_within_a_round_goes_on_to_the_same_bits(
             run_spec(small(name), output_dir=folder, progress=make_killing_callback(stop), **before)
         within = read_checkpoint_record(folder / "checkpoint.npz")["within"]
         places.add(within and (len(within["totals"]), sum(within["done"])))
+        if within and name == "scaffold":  # rounds may no longer be long
+            with monkeypatch.context() as patch:
+                short(patch)
+                copy = shutil.copytree(folder, tmp_path / f"copy{stop}")
+                assert_results_equal(run_spec(small(name), output_dir=copy, resume=True), whole)
         assert_results_equal(run_spec(small(name), output_dir=folder, resume=True, **after), whole)
     assert len(places - {None}) >= 2, "most stops are to be within a round"
 
 
 @pytest.mark.slow
-def test_it_goes_on_in_stretches_where_rounds_are_no_longer_long(long, tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
-    whole = run_spec(small("scaffold"))
-    with pytest.raises(KilledError):
-        run_spec(small("scaffold"), output_dir=tmp_path, progress=make_killing_callback(3))
-    assert read_checkpoint_record(tmp_path / "checkpoint.npz")["within"]
-    short(monkeypatch)
-    assert_results_equal(run_spec(small("scaffold"), output_dir=tmp_path, resume=True), whole)
-
-
-@pytest.mark.slow
-def test_runs_of_a_sweep_that_stopped_at_other_places_go_on(long, tmp_path, monkeypatch):
+def test_sweep_resumes_runs_at_different_loops(long, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
     specs = [small("scaffold", seed=seed) for seed in range(2)]
     settings = with_placement({"dataset": make_user_dataset(), "progress": lambda line: None})
@@ -181,7 +160,7 @@ def test_runs_of_a_sweep_that_stopped_at_other_places_go_on(long, tmp_path, monk
         assert_results_equal(one, other)
 
 
-def test_progress_says_what_a_round_is_at(long):
+def test_progress_reports_the_loops_of_a_round(long):
     seen = []
     # All take part: else the rounds differ in steps where clients share a device.
     run_spec(small("fedaf", rounds=2, participation=1.0), progress=seen.append)
@@ -201,13 +180,10 @@ def test_progress_says_what_a_round_is_at(long):
 @pytest.mark.parametrize(
     "name", ["scaffold", slow_case("fedaf"), slow_case("fsl"), slow_case("fedavg_ft")]
 )
-def test_a_stretch_has_the_collectives_of_a_round(name, long, monkeypatch):
-    """XLA spreads over the devices what all hold where nothing says otherwise, by collectives of
-    its own, two of which may wait for each other for ever."""
-    data = make_user_dataset()
-    group = prepare_group(
-        [small(name)], UserObjects(data), placement=Placement(server_work="shared")
-    )
+def test_parts_have_the_collectives_of_a_round(name, long, monkeypatch):
+    """XLA must not add collectives of its own, two of which may wait for each other for ever."""
+    user_objects, placement = UserObjects(make_user_dataset()), Placement(server_work="shared")
+    group = prepare_group([small(name)], user_objects, placement)
     runs = init_group(group, group.prepared_runs)
     runner.init_states(runs)
     cut_, state, inputs = runs.loop_layout, runs.state, runs.build_chunk_inputs(0, 1)
@@ -223,8 +199,8 @@ def collectives(lowered):
     return sorted(re.findall(rf" ({kinds})[.\w-]*\(", text))
 
 
-def test_rounds_are_long_by_their_arithmetic(monkeypatch):
-    """Whatever the devices: six clients' samples, and the server's, times what one takes."""
+def test_long_rounds_are_found_by_their_operations(monkeypatch):
+    """The operations are of the samples of six clients and of the server, on any devices."""
 
     def work(**settings):
         settings = {"gradient_gaps": None, "participation": 1.0, **settings}
@@ -249,7 +225,7 @@ def test_rounds_are_long_by_their_arithmetic(monkeypatch):
     assert longer[0] > 1.5 * samples and longer[3]
 
 
-def test_a_loop_is_cut_anywhere():
+def test_loop_is_cut_anywhere():
     """1 + 2 + ... + n, and its n-th power: the order of the steps shows."""
 
     def step(i, carried):
@@ -276,7 +252,7 @@ def test_a_loop_is_cut_anywhere():
     assert int(ended[0][0]) == 15 and int(ended[1][0]) == 45
 
 
-def test_a_plain_runner_makes_loops_whole():
+def test_plain_runner_executes_whole_loops():
     seen = []
 
     def go(first, last, carried):
