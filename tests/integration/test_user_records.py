@@ -1,4 +1,4 @@
-"""Users' data sets, partitions and server sources beside the package's own."""
+"""Data sets, partitions and server sources that a user registers."""
 
 import dataclasses
 
@@ -62,7 +62,7 @@ def thirds(rng, labels, num_clients, *, alpha, offset=0):
 
 
 @pytest.mark.slow
-def test_a_registered_data_set_is_in_sweeps_under_its_name(tmp_path):
+def test_sweep_uses_a_registered_dataset(tmp_path):
     seen = []
 
     def load(data_dir=None):
@@ -78,7 +78,7 @@ def test_a_registered_data_set_is_in_sweeps_under_its_name(tmp_path):
     assert all(np.isfinite(run.metrics["train_loss"]).all() for run in made.results)
 
 
-def test_the_normalisation_is_the_functions_or_replaces_its_constants():
+def test_normalization_of_registered_datasets():
     register_dataset("plain", blobs)
     plain = load_dataset("plain")
     assert plain.mean == blobs().mean
@@ -94,7 +94,7 @@ def test_the_normalisation_is_the_functions_or_replaces_its_constants():
     assert load_dataset("own", normalisation="anything").mean == (0.5,)
 
 
-def test_bad_data_sets_are_refused_in_one_line():
+def test_invalid_registered_datasets_are_rejected():
     with pytest.raises(ConfigError, match="name = 'mnist': expected one that no data set of"):
         register_dataset("mnist", blobs)
     register_dataset("empty", lambda: (LABELS, LABELS))
@@ -103,16 +103,14 @@ def test_bad_data_sets_are_refused_in_one_line():
     with pytest.raises(ConfigError, match="dataset = 'emty' is unknown: did you mean 'empty'"):
         RunSpec(dataset="emty").resolved()
     for name in ("empty", "digits"):
-        with pytest.raises(
-            ConfigError, match=f"dataset = '{name}': expected a data set that needs prep"
-        ):
+        with pytest.raises(ConfigError, match=f"'{name}': expected a data set that needs prep"):
             prepare_dataset(name)
 
 
 # --- partitions
 
 
-def test_a_registered_partition_is_in_runs_with_its_own_parameters():
+def test_registered_partition_has_its_parameters():
     register_partition("thirds", thirds)
     assert PARTITIONS["thirds"].description == "Runs of the training set. And more"
     assert PARTITIONS["thirds"].parameters == {"alpha": REQUIRED, "offset": 0}
@@ -127,7 +125,7 @@ def test_a_registered_partition_is_in_runs_with_its_own_parameters():
         make_partition("thirds", LABELS, 5, num_clients=3, seed=0)
 
 
-def test_alpha_and_classes_belong_to_whoevers_signature_has_them():
+def test_alpha_and_classes_follow_from_signatures():
     with_alpha = {name for name in PARTITIONS if find_parameter_name(name, "alpha")}
     assert with_alpha == {"dirichlet", "dirichlet_balanced", "dirichlet_capped"}
     with_classes = {name for name in PARTITIONS if find_parameter_name(name, "classes")}
@@ -147,33 +145,26 @@ def test_alpha_and_classes_belong_to_whoevers_signature_has_them():
         RunSpec(partition="some", alpha=0.1, **SMALL).resolved()
 
 
-RETURNED = {
-    "number": (lambda: 3, "return value of partition 'odd' = 3: expected 3 arrays"),
-    "count": (
-        lambda: [[0], [1]],
-        "length of return value of partition 'odd' = 2: expected 3 arrays",
-    ),
-    "floats": (lambda: [[0], [1], [np.nan]], r"for client 2 = 'float64 \(1,\)': expected integers"),
-    "mask": (lambda: [c == LABELS for c in range(3)], "for client 0 = 'bool"),
-    "range": (lambda: [[0], [60], []], r"for client 1 has 60: expected positions in \[0, 60\)"),
-    "negative": (lambda: [[0], [1], [2, -1]], "for client 2 has -1: expected positions"),
-    "nothing": (
-        lambda: [[], [], []],
-        "return value of partition 'odd' = .*: expected at least one",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", RETURNED)
-def test_what_a_partition_returns_is_checked(case):
-    made, message = RETURNED[case]
-    register_partition("odd", lambda rng: made())
+@pytest.mark.parametrize(
+    ("clients", "message"),
+    [
+        (3, "return value of partition 'odd' = 3: expected 3 arrays"),
+        ([[0], [1]], "length of return value of partition 'odd' = 2: expected 3 arrays"),
+        ([[0], [1], [np.nan]], r"for client 2 = 'float64 \(1,\)': expected integers"),
+        ([c == LABELS for c in range(3)], "for client 0 = 'bool"),
+        ([[0], [60], []], r"for client 1 has 60: expected positions in \[0, 60\)"),
+        ([[0], [1], [2, -1]], "for client 2 has -1: expected positions"),
+        ([[], [], []], "return value of partition 'odd' = .*: expected at least one"),
+    ],
+)
+def test_return_value_of_partitions_is_checked(clients, message):
+    register_partition("odd", lambda rng: clients)
     with pytest.raises(ConfigError, match=message) as error:
         make_partition("odd", LABELS, 5, num_clients=3, seed=0)
     assert "\n" not in str(error.value)
 
 
-def test_mixtures_of_the_wrong_shape_are_refused():
+def test_mixtures_of_wrong_shape_are_rejected():
     register_partition("odd", lambda num_clients: [[0]] * num_clients, mixtures=lambda *a: [[1.0]])
     partition = make_partition("odd", LABELS, 5, num_clients=3, seed=0)
     with pytest.raises(ConfigError, match=r"mixtures of partition 'odd' = \(1, 1\): .*\(3, 5\)"):
@@ -181,9 +172,7 @@ def test_mixtures_of_the_wrong_shape_are_refused():
 
 
 @pytest.mark.slow
-def test_clients_that_are_domains_have_names_and_their_domains_tests(tmp_path):
-    """By the record, not by the name of the scheme."""
-
+def test_clients_that_are_domains_have_domain_tests(tmp_path):
     def halved(rng, labels, domains):
         return [np.flatnonzero(domains == k)[::2] for k in range(domains.max() + 1)]
 
@@ -196,9 +185,8 @@ def test_clients_that_are_domains_have_names_and_their_domains_tests(tmp_path):
     clients = result.metrics["client_accuracy"]
     np.testing.assert_array_equal(result.metrics["client_accuracy_oil"], clients[:, 1])
     tests = data_sets.make_client_tests(result.partition, dataset, seed=0)
-    np.testing.assert_array_equal(
-        tests.client_indices(1), np.flatnonzero(dataset.test_domains == 1)
-    )
+    second = np.flatnonzero(dataset.test_domains == 1)
+    np.testing.assert_array_equal(tests.client_indices(1), second)
     loaded = Partition.load(result.partition.save(tmp_path / "split.npz"))
     assert loaded.client_names == ("ink", "oil") and loaded.digest() == result.partition.digest()
     nameless = dataclasses.replace(loaded, client_names=())
@@ -207,16 +195,14 @@ def test_clients_that_are_domains_have_names_and_their_domains_tests(tmp_path):
         ConfigError, match=r"client_names = .*: expected none, or 2 different names"
     ):
         dataclasses.replace(loaded, client_names=("ink", "ink"))
-    with pytest.raises(
-        ConfigError, match="dataset = 'blobs': expected a data set whose images have dom"
-    ):
+    with pytest.raises(ConfigError, match="'blobs': expected a data set whose images have dom"):
         data_sets.make_client_tests(loaded, blobs(), seed=0)
 
 
 # --- the server's examples
 
 
-def test_a_registered_source_is_in_runs_with_its_own_options():
+def test_registered_source_has_its_options():
     def first(dataset, partition, *, size=4):
         """The first ones."""
         return partition.indices[:size]
@@ -232,7 +218,7 @@ def test_a_registered_source_is_in_runs_with_its_own_options():
         dataclasses.replace(spec, server_options={"sise": 6}).resolved()
 
 
-def test_sources_that_withhold_and_sources_of_images():
+def test_sources_withhold_examples_or_return_images():
     register_server_source(
         "last",
         draw=lambda dataset, partition: np.setdiff1d(np.arange(60), partition.indices),
@@ -249,28 +235,34 @@ def test_sources_that_withhold_and_sources_of_images():
         register_server_source("both", pool=blobs, withheld=len)
 
 
-def test_what_sources_give_is_checked():
+ODD_IMAGES = blobs().test_images
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"draw": lambda: [60]}, "value of draw of server_data 'odd' has 60: expected posit"),
+        ({"draw": lambda: [0.5]}, r"odd' = 'float64 \(1,\)': expected integers"),
+        ({"pool": lambda dataset: ODD_IMAGES}, "pool of server_data 'odd' is a ndarray: expected"),
+        (
+            {"pool": lambda dataset: (ODD_IMAGES, LABELS[:30] + 9)},
+            r"server_labels\[0\] = 9: expected a label in",
+        ),
+    ],
+)
+def test_return_value_of_sources_is_checked(source, message):
     split = make_partition("iid", LABELS, 5, num_clients=3, seed=0)
-    register_server_source("odd", draw=lambda: [60])
-    with pytest.raises(
-        ConfigError, match="return value of draw of server_data 'odd' has 60: expected posit"
-    ):
-        make_server_data("odd", blobs(), split, seed=0)
-    register_server_source("odd", draw=lambda: [0.5])
-    with pytest.raises(ConfigError, match=r"odd' = 'float64 \(1,\)': expected integers"):
-        make_server_data("odd", blobs(), split, seed=0)
-    register_server_source("odd", pool=lambda dataset: dataset.test_images)
-    with pytest.raises(ConfigError, match="pool of server_data 'odd' is a ndarray: expected"):
-        make_server_pool("odd", blobs())
-    register_server_source("odd", pool=lambda dataset: (dataset.test_images, LABELS[:30] + 9))
-    with pytest.raises(ConfigError, match=r"server_labels\[0\] = 9: expected a label in"):
-        make_server_pool("odd", blobs())
+    register_server_source("odd", **source)
+    with pytest.raises(ConfigError, match=message):
+        make_server_pool("odd", blobs()) if "pool" in source else make_server_data(
+            "odd", blobs(), split, seed=0
+        )
 
 
 # --- all of them
 
 
-def test_the_list_names_users_records_like_the_packages_own(capsys):
+def test_list_command_shows_registered_records(capsys):
     register_dataset("spots", blobs, "five blobs")
     register_partition("thirds", thirds)
     register_server_source("first", "the first ones", draw=thirds)
