@@ -99,15 +99,15 @@ from fedjax_het.core.client_algorithm import ClientContext as ClientContext
 from fedjax_het.core.client_algorithm import ClientInfo as ClientInfo
 from fedjax_het.core.client_algorithm import ClientUpdate as ClientUpdate
 from fedjax_het.core.client_algorithm import HyperParameters as HyperParameters
-from fedjax_het.core.client_loop import ClientModels as ClientModels
 from fedjax_het.core.client_loop import Cohort as Cohort
 from fedjax_het.core.client_loop import CohortResult as CohortResult
 from fedjax_het.core.client_loop import Examples as Examples
-from fedjax_het.core.client_loop import tile_over_clients as tile_over_clients
 from fedjax_het.core.client_loop import train_cohort as train_cohort
+from fedjax_het.core.client_rows import ClientModels as ClientModels
+from fedjax_het.core.client_rows import get_client_row as get_client_row
+from fedjax_het.core.client_rows import tile_over_clients as tile_over_clients
 from fedjax_het.core.contract_checks import ContractError as ContractError
 from fedjax_het.core.contract_checks import with_contract_checks as with_contract_checks
-from fedjax_het.core.device_exchange import get_client_row as get_client_row
 from fedjax_het.core.distillation import compute_logits as compute_logits
 from fedjax_het.core.distillation import compute_weighted_sum as compute_weighted_sum
 from fedjax_het.core.evaluation import correct as correct
@@ -116,24 +116,26 @@ from fedjax_het.core.gradient_diagnostics import ClientDiagnostics as ClientDiag
 from fedjax_het.core.local_training import ClientTrainState as ClientTrainState
 from fedjax_het.core.local_training import LocalTraining as LocalTraining
 from fedjax_het.core.local_training import ServerMessage as ServerMessage
-from fedjax_het.core.local_training import add_proximal_gradient as add_proximal_gradient
 from fedjax_het.core.local_training import apply_gradient as apply_gradient
 from fedjax_het.core.local_training import begin_local_training as begin_local_training
-from fedjax_het.core.local_training import count_optimizer_steps as count_optimizer_steps
 from fedjax_het.core.local_training import init_local_optimizer as init_local_optimizer
-from fedjax_het.core.local_training import make_local_model_training as make_local_model_training
 from fedjax_het.core.local_training import make_local_sgd as make_local_sgd
 from fedjax_het.core.local_training import make_training_step as make_training_step
-from fedjax_het.core.local_training import require_constant_lr as require_constant_lr
 from fedjax_het.core.local_training import (
     select_kept_optimizer_state as select_kept_optimizer_state,
 )
-from fedjax_het.core.local_training import with_plain_sgd as with_plain_sgd
 from fedjax_het.core.rng import Purpose as Purpose
 from fedjax_het.core.rng import fold_in_purpose as fold_in_purpose
 from fedjax_het.core.server_parallelism import ServerParallelism as ServerParallelism
 from fedjax_het.core.server_training import train_on_server as train_on_server
 from fedjax_het.core.task import Task as Task
+from fedjax_het.core.training_variants import add_proximal_gradient as add_proximal_gradient
+from fedjax_het.core.training_variants import count_optimizer_steps as count_optimizer_steps
+from fedjax_het.core.training_variants import (
+    make_local_model_training as make_local_model_training,
+)
+from fedjax_het.core.training_variants import require_constant_lr as require_constant_lr
+from fedjax_het.core.training_variants import with_plain_sgd as with_plain_sgd
 from fedjax_het.nn import Model as Model
 from fedjax_het.utils.config import Bounds as Bounds
 from fedjax_het.utils.config import Config as Config

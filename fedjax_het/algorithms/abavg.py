@@ -10,8 +10,8 @@ from fedjax_het.algorithms.builders import add_scaled_variables
 from fedjax_het.algorithms.ensemble_distillation import with_ensemble_step
 from fedjax_het.algorithms.server_step import ServerStepContext, get_server_examples
 from fedjax_het.algorithms.spec import AlgorithmSpec
-from fedjax_het.core.client_loop import ClientModels, Examples
-from fedjax_het.core.device_exchange import get_client_row
+from fedjax_het.core.client_loop import Examples
+from fedjax_het.core.client_rows import ClientModels, get_client_row
 from fedjax_het.core.distillation import compute_logits, compute_weighted_sum
 from fedjax_het.core.evaluation import correct
 from fedjax_het.core.execution_plan import ExecutionPlan

@@ -9,14 +9,10 @@ import jax.numpy as jnp
 from fedjax_het.algorithms.base import Algorithm, State
 from fedjax_het.algorithms.client_state import build_dual_model_algorithm
 from fedjax_het.algorithms.spec import AlgorithmSpec
-from fedjax_het.core.device_exchange import get_client_row
+from fedjax_het.core.client_rows import get_client_row
 from fedjax_het.core.execution_plan import ExecutionPlan
-from fedjax_het.core.local_training import (
-    ClientTrainState,
-    LocalTraining,
-    apply_gradient,
-    require_constant_lr,
-)
+from fedjax_het.core.local_training import ClientTrainState, LocalTraining, apply_gradient
+from fedjax_het.core.training_variants import require_constant_lr
 from fedjax_het.nn import Model
 from fedjax_het.utils.config import Config, UnitInterval
 

@@ -19,7 +19,8 @@ from fedjax_het.core.client_algorithm import (
     ClientUpdate,
     HyperParameters,
 )
-from fedjax_het.core.client_loop import Cohort, CohortResult, tile_over_clients, train_cohort
+from fedjax_het.core.client_loop import Cohort, CohortResult, train_cohort
+from fedjax_het.core.client_rows import get_client_row, tile_over_clients
 from fedjax_het.core.contract_checks import (
     ContractError,
     call_user_function,
@@ -27,7 +28,6 @@ from fedjax_het.core.contract_checks import (
     require_like,
     with_contract_checks,
 )
-from fedjax_het.core.device_exchange import get_client_row
 from fedjax_het.core.drift import split_drift, with_drift_sums
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, ServerMessage

@@ -15,9 +15,9 @@ from fedjax_het.core.client_algorithm import (
     ClientUpdate,
     HyperParameters,
 )
-from fedjax_het.core.client_loop import CohortResult, tile_over_clients
+from fedjax_het.core.client_loop import CohortResult
+from fedjax_het.core.client_rows import get_client_row, tile_over_clients
 from fedjax_het.core.contract_checks import with_contract_checks
-from fedjax_het.core.device_exchange import get_client_row
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import (
     ClientTrainState,

@@ -14,7 +14,7 @@ from fedjax_het.algorithms.server_step import (
     get_server_examples,
     with_server_step,
 )
-from fedjax_het.core.client_loop import ClientModels
+from fedjax_het.core.client_rows import ClientModels
 from fedjax_het.core.distillation import distill_student
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining

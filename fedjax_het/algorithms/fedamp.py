@@ -30,15 +30,15 @@ from fedjax_het.algorithms.client_state import (
 )
 from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.client_loop import Cohort, train_cohort
-from fedjax_het.core.device_exchange import get_client_row
+from fedjax_het.core.client_rows import get_client_row
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.gradient_diagnostics import ClientDiagnostics, measure_client_losses
 from fedjax_het.core.local_training import (
     LocalTraining,
-    add_proximal_gradient,
     begin_local_training,
     make_training_step,
 )
+from fedjax_het.core.training_variants import add_proximal_gradient
 from fedjax_het.utils.arrays import take_row
 from fedjax_het.utils.config import Config, NonNegativeFloat, PositiveFloat, UnitInterval
 

@@ -9,7 +9,7 @@ from fedjax_het.algorithms.base import Algorithm, Traffic
 from fedjax_het.algorithms.builders import build_federated_algorithm, num_bytes
 from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
 from fedjax_het.core.client_algorithm import ClientAlgorithm
-from fedjax_het.core.device_exchange import get_client_row
+from fedjax_het.core.client_rows import get_client_row
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, make_local_sgd
 from fedjax_het.nn import get_norm_variables, replace_norm_variables

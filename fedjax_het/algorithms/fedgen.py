@@ -18,7 +18,8 @@ from fedjax_het.algorithms.builders import (
 )
 from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.client_algorithm import Batch, ClientAlgorithm
-from fedjax_het.core.client_loop import ClientModels, Cohort, tile_over_clients
+from fedjax_het.core.client_loop import Cohort
+from fedjax_het.core.client_rows import ClientModels, tile_over_clients
 from fedjax_het.core.contract_checks import with_contract_checks
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, ServerMessage, make_local_sgd

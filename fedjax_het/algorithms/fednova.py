@@ -14,7 +14,8 @@ from fedjax_het.algorithms.builders import (
 from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.client_algorithm import ClientUpdate
 from fedjax_het.core.execution_plan import ExecutionPlan
-from fedjax_het.core.local_training import LocalTraining, count_optimizer_steps, make_local_sgd
+from fedjax_het.core.local_training import LocalTraining, make_local_sgd
+from fedjax_het.core.training_variants import count_optimizer_steps
 from fedjax_het.utils.errors import require
 
 Tree = Any

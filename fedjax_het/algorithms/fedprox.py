@@ -6,7 +6,8 @@ from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.builders import build_federated_algorithm
 from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
 from fedjax_het.core.execution_plan import ExecutionPlan
-from fedjax_het.core.local_training import LocalTraining, add_proximal_gradient, make_local_sgd
+from fedjax_het.core.local_training import LocalTraining, make_local_sgd
+from fedjax_het.core.training_variants import add_proximal_gradient
 from fedjax_het.utils.config import Config, NonNegativeFloat
 
 

@@ -8,7 +8,8 @@ from fedjax_het.algorithms import fedavg, fedprox
 from fedjax_het.algorithms.base import Algorithm, FineTuning
 from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.execution_plan import ExecutionPlan
-from fedjax_het.core.local_training import LocalTraining, make_local_model_training
+from fedjax_het.core.local_training import LocalTraining
+from fedjax_het.core.training_variants import make_local_model_training
 from fedjax_het.utils.config import Config, NonNegativeInt
 
 

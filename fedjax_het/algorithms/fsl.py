@@ -23,10 +23,11 @@ from fedjax_het.algorithms.server_step import (
 from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.gradient_diagnostics import compute_gradient_moments
-from fedjax_het.core.local_training import LocalTraining, count_optimizer_steps, require_constant_lr
+from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.server_parallelism import ServerParallelism
 from fedjax_het.core.server_training import make_sequential_batches, train_on_server
+from fedjax_het.core.training_variants import count_optimizer_steps, require_constant_lr
 from fedjax_het.utils.config import Config, NonNegativeFloat, PositiveInt
 
 SERVER_EPOCHS_INPUT = "server_epochs"  # name of the rounds' input

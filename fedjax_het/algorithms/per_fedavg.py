@@ -14,10 +14,9 @@ from fedjax_het.core.local_training import (
     ClientTrainState,
     LocalTraining,
     apply_gradient,
-    make_local_model_training,
     make_local_sgd,
-    with_plain_sgd,
 )
+from fedjax_het.core.training_variants import make_local_model_training, with_plain_sgd
 from fedjax_het.utils.config import Config, NonNegativeFloat, PositiveFloat
 
 

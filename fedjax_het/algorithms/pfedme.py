@@ -9,15 +9,15 @@ from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.builders import build_federated_algorithm
 from fedjax_het.algorithms.client_state import with_client_memory
 from fedjax_het.algorithms.spec import AlgorithmSpec
-from fedjax_het.core.device_exchange import get_client_row
+from fedjax_het.core.client_rows import get_client_row
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import (
     ClientTrainState,
     LocalTraining,
-    add_proximal_gradient,
     apply_gradient,
     make_local_sgd,
 )
+from fedjax_het.core.training_variants import add_proximal_gradient
 from fedjax_het.utils.config import Config, PositiveFloat, PositiveInt
 
 

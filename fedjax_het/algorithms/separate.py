@@ -15,7 +15,11 @@ from fedjax_het.algorithms.client_state import (
 from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.client_loop import train_cohort
 from fedjax_het.core.execution_plan import ExecutionPlan
-from fedjax_het.core.local_training import LocalTraining, begin_local_training, make_training_step
+from fedjax_het.core.local_training import (
+    LocalTraining,
+    begin_local_training,
+    make_training_step,
+)
 from fedjax_het.utils.config import Config
 
 

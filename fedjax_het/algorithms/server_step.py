@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.algorithms.base import Algorithm, ServerStage, State
-from fedjax_het.core.client_loop import ClientModels, Cohort, Examples
+from fedjax_het.core.client_loop import Cohort, Examples
+from fedjax_het.core.client_rows import ClientModels
 from fedjax_het.core.contract_checks import call_user_function, unpack_tuple
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining

@@ -358,11 +358,11 @@ def compute_class_mean_logits(
             samples_per_iteration=size / 3,
         )
 
-    sums = plan.sum_loops_over_blocks(
-        cohort.loops,
+    sums = plan.sum_over_blocks(
         sum_block,
         (variables, cohort.examples.images, schedule.is_verification, clip_norm),
         (schedule.full_pass_indices, schedule.full_pass_pair_ids),
+        loops=cohort.loops,
     )
     sums, count = sums[:, :-1], sums[:, -1:]
     is_owner = count >= jnp.where(schedule.is_verification, 1, min_examples)

@@ -11,18 +11,14 @@ import numpy as np
 from fedjax_het.core.client_algorithm import ClientAlgorithm, ClientUpdate
 from fedjax_het.core.client_loop import Cohort, Examples, train_cohort
 from fedjax_het.core.execution_plan import make_execution_plan
-from fedjax_het.core.local_training import (
-    LocalTraining,
-    ServerMessage,
-    make_local_sgd,
-    with_plain_sgd,
-)
+from fedjax_het.core.local_training import LocalTraining, ServerMessage, make_local_sgd
 from fedjax_het.core.memory import get_compiled_bytes, lower_bound_bytes
 from fedjax_het.core.optimizers import USER_OBJECT, LocalTrainingOptions, optimizer_hyperparameters
 from fedjax_het.core.schedule import Scheduler
 from fedjax_het.core.server_parallelism import ServerParallelism
 from fedjax_het.core.server_training import train_on_server
 from fedjax_het.core.task import Task
+from fedjax_het.core.training_variants import with_plain_sgd
 from fedjax_het.core.work_items import ClientWork
 from fedjax_het.data import partition_from_clients
 from fedjax_het.nn import Model

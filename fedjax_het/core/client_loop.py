@@ -23,12 +23,9 @@ from fedjax_het.core.client_algorithm import (
     ClientInfo,
     ClientUpdate,
 )
+from fedjax_het.core.client_rows import get_client_row, scatter_client_states, select_client_models
 from fedjax_het.core.contract_checks import with_contract_checks, with_error_locations
-from fedjax_het.core.device_exchange import (
-    get_client_row,
-    run_blocks_on_devices,
-    scatter_client_states,
-)
+from fedjax_het.core.device_exchange import run_blocks_on_devices
 from fedjax_het.core.divergence import has_no_new_nonfinite
 from fedjax_het.core.execution_plan import LANES_AXIS, ExecutionPlan
 from fedjax_het.core.resumable_loops import CLIENTS, WHOLE_LOOPS, LoopRunner
@@ -133,20 +130,6 @@ class CohortResult(NamedTuple):
     new entries that are not finite."""
 
 
-class ClientModels(NamedTuple):
-    """The models of a round's S sampled clients after local training, in the order of their ids.
-
-    A sampled client without data has not trained: the entry in its place is not to be used.
-    """
-
-    variables: Tree
-    "`[S, ...]`."
-    weights: jax.Array
-    "`[S]` float32: of the clients in the round's average; 0 of clients that did not train."
-    is_present: jax.Array
-    "`[S]` bool: whether the client trained."
-
-
 # Fields of `RoundSchedule` that no lane reads: they have no axis of blocks, or the blocks of all
 # devices are needed together.
 _ROUND_FIELDS = (
@@ -215,46 +198,9 @@ def train_cohort(
         sums = jax.tree.map(lambda a: a.sum(0), sums)
         states = scatter_client_states(plan, states, new_states, schedule.state_rows)
     if gather_models:
-        outputs = _select_client_models(schedule, *outputs)
+        outputs = select_client_models(schedule, *outputs)
     loss = jnp.where(sums.num_nonfinite > 0, jnp.nan, sums.loss / jnp.maximum(sums.num_samples, 1))
     return CohortResult(sums.update, sums.num_trained.astype(jnp.int32), states, outputs, loss)
-
-
-def tile_over_clients(tree: Tree, num_clients: int) -> Tree:
-    """Repeat one client's state for all clients.
-
-    Args:
-      tree: the state of one client, `[...]`.
-      num_clients: number of clients, K.
-
-    Returns:
-      The states, `[K, ...]`.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from fedjax_het.core.client_loop import tile_over_clients
-      >>> tile_over_clients({"w": jnp.zeros(3)}, 5)["w"].shape
-      (5, 3)
-    """
-    return jax.tree.map(lambda a: jnp.broadcast_to(a, (num_clients, *a.shape)), tree)
-
-
-def _select_client_models(
-    schedule: RoundSchedule, variables, client_ids, weights, num_steps
-) -> ClientModels:
-    """Return the models of the slots `[D, V, J, ...]` in the order of the clients.
-
-    The facts of the slots are gathered with the models: in the schedule they could be on other
-    devices.
-    """
-    participants = schedule.participants
-    slots = (client_ids.reshape(-1) == participants[:, None]).argmax(1)
-    is_present = (participants < schedule.num_clients) & (num_steps.reshape(-1)[slots] > 0)
-    return ClientModels(
-        jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:])[slots], variables),
-        jnp.where(is_present, weights.reshape(-1)[slots], 0),
-        is_present,
-    )
 
 
 class _BlockInputs(NamedTuple):

@@ -15,31 +15,13 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
+from fedjax_het.core.client_rows import get_client_row, scatter_client_states
 from fedjax_het.core.execution_plan import LANES_AXIS, ExecutionPlan
 from fedjax_het.core.resumable_loops import LoopRunner
 from fedjax_het.core.server_parallelism import order_after
-from fedjax_het.utils.arrays import is_prng_key, set_row, take_row
+from fedjax_het.utils.arrays import is_prng_key
 
 Tree = Any
-
-
-def get_client_row(states: Tree, client: jax.Array | int) -> Tree:
-    """Return one row of client states.
-
-    Args:
-      states: states with a leading axis of clients `[K, ...]`, or of the rows of a table.
-      client: the row; a number beyond the last row selects the last row.
-
-    Returns:
-      The state of one client.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from fedjax_het.core.device_exchange import get_client_row
-      >>> int(get_client_row(jnp.array([5, 6, 7]), 1))
-      6
-    """
-    return jax.tree.map(lambda s: take_row(s, jnp.minimum(client, s.shape[0] - 1)), states)
 
 
 def run_blocks_on_devices(
@@ -180,50 +162,6 @@ def compute_local_rows(states: Tree, rows: jax.Array) -> jax.Array:
     num_local_rows = jax.tree.leaves(states)[0].shape[0]
     local_rows = rows - num_local_rows * jax.lax.axis_index(LANES_AXIS)
     return jnp.where((local_rows >= 0) & (local_rows < num_local_rows), local_rows, num_local_rows)
-
-
-def scatter_client_states(plan: ExecutionPlan, states: Tree, new_states: Tree, rows: Any) -> Tree:
-    """Write the states of a round's clients to their rows.
-
-    On a CPU the states are written row by row, in place: its scatter copies the states of all K
-    clients. An accelerator's does not, and is one operation instead of a loop of several.
-
-    Args:
-      plan: the devices.
-      states: the states of all clients, or a table.
-      new_states: the states of the clients in the slots, `[D, V, J, ...]`.
-      rows: the row of each slot, `[D, V, J]`; a row beyond the last is an unused slot.
-
-    Returns:
-      `states` with the new rows.
-    """
-    if not jax.tree.leaves(states):
-        return states
-    rows = rows.reshape(-1)
-    flat_states = jax.tree.map(lambda n: n.reshape(rows.shape + n.shape[3:]), new_states)
-    if plan.platform != "cpu":
-
-        def scatter(all_states, new_states):
-            # Unused slots: beyond the last row, which drops them, and each somewhere else.
-            unused = all_states.shape[0] + jnp.arange(len(rows))
-            target_rows = jnp.where(rows < all_states.shape[0], rows, unused)
-            return all_states.at[target_rows].set(
-                new_states, mode="drop", unique_indices=True, wrap_negative_indices=False
-            )
-
-        return jax.tree.map(scatter, states, flat_states)
-
-    def write_row(i, states):
-        index = take_row(rows, i)
-
-        def write_leaf(all_states, new_states):
-            is_unused = index >= all_states.shape[0]
-            row = jnp.where(is_unused, get_client_row(all_states, index), take_row(new_states, i))
-            return set_row(all_states, row, index)
-
-        return jax.tree.map(write_leaf, states, flat_states)
-
-    return jax.lax.fori_loop(0, rows.shape[0], write_row, states)
 
 
 def bitcast_to_words(leaf: jax.Array) -> jax.Array:

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.core.client_loop import ClientModels, Examples, get_client_row
+from fedjax_het.core.client_loop import Examples
+from fedjax_het.core.client_rows import ClientModels, get_client_row
 from fedjax_het.core.resumable_loops import TEACHERS, WHOLE_LOOPS, LoopRunner
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.core.server_training import make_shuffled_batches, train_on_examples

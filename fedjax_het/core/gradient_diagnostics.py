@@ -229,6 +229,6 @@ def measure_client_losses(
     zero_gradient = jax.tree.map(jnp.zeros_like, models["params"])
     states = _ClientLossState(models, jnp.zeros(num_clients), zero_gradient)
     client, key = ClientAlgorithm(lambda hp, variables: (), begin, step, end), jax.random.key(0)
-    plan = plan.with_replicated_client_states
+    plan = plan._replace(has_sharded_client_states=False)
     result = train_cohort(client, plan, {}, (), states, key, cohort, loop_name=DIAGNOSTICS)
     return result.states.loss, result.states.gradient

@@ -8,24 +8,23 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_het.core.client_algorithm import Batch, ClientAlgorithm, ClientContext, ClientUpdate
+from fedjax_het.core.client_algorithm import (
+    Batch,
+    ClientAlgorithm,
+    ClientContext,
+    ClientUpdate,
+)
 from fedjax_het.core.contract_checks import call_user_function, unpack_tuple
-from fedjax_het.core.lr_schedules import make_step_lr_factor
 from fedjax_het.core.optimizers import (
-    LR_NAME,
-    OPTIMIZERS,
-    USER_OBJECT,
+    AccumulatedGradient,
     LocalTrainingOptions,
-    make_transformation,
+    accumulate_gradient,
+    make_local_optimizer,
 )
 from fedjax_het.core.task import Task
 from fedjax_het.nn import Model, count_parameters
-from fedjax_het.utils.errors import require
 
 Tree = Any
-
-# Weights of a network whose step takes less time than the launch of its operations.
-SMALL_NETWORK_SIZE = 2**15
 
 
 class LocalTraining(NamedTuple):
@@ -178,7 +177,7 @@ def apply_gradient(
     """Make one step of the local optimizer.
 
     With the setting `accumulation_steps` > 1 a call adds the gradient of one minibatch, see
-    `_accumulate_gradient`.
+    `accumulate_gradient`.
 
     Args:
       training: the choices of local training, with the optimizer.
@@ -196,7 +195,7 @@ def apply_gradient(
         updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
         return {**variables, "params": optax.apply_updates(params, updates)}, optimizer_state
     is_last = batch.step_index + 1 == context.client.num_steps
-    params, optimizer_state = _accumulate_gradient(
+    params, optimizer_state = accumulate_gradient(
         training.options.accumulation_steps, optimizer, params, gradient, optimizer_state, is_last
     )
     return {**variables, "params": params}, optimizer_state
@@ -255,131 +254,11 @@ def init_local_optimizer(training: LocalTraining, hp, variables: Tree) -> Tree:
 
 
 def _make_local_optimizer(training: LocalTraining, hp) -> optax.GradientTransformation:
-    name, options = training.optimizer, training.options
-    assert name is not None, "clients that condense have none"
-    schedule = options.lr_schedule
-    lr_factor = None if schedule is None else make_step_lr_factor(schedule, hp)
-    optimizer = make_transformation(name, options, hp, lr_factor)
-    # The optimizer state of a small network is one row: a step, and the handling of clients' states,
-    # are then a few operations, not a few for each layer (with Adam a program of 70 % the size,
-    # compiled and run in 4/5 of the time; large networks, whose rows are copied, lose as much).
-    # An optimizer without state has nothing to gain.
-    is_elementwise = name != USER_OBJECT and OPTIMIZERS[name].is_elementwise
-    if is_elementwise and _is_small_network(training.task.model):
-        return optax.flatten(optimizer)
-    return optimizer
+    assert training.optimizer is not None, "clients that condense have none"
+    num_weights = _count_weights(training.task.model)
+    return make_local_optimizer(training.optimizer, training.options, hp, num_weights)
 
 
 @functools.lru_cache(maxsize=64)
-def _is_small_network(model: Model) -> bool:
-    return count_parameters(jax.eval_shape(model.init, jax.random.key(0))) <= SMALL_NETWORK_SIZE
-
-
-class AccumulatedGradient(NamedTuple):
-    """State of an optimizer whose steps have several minibatches."""
-
-    optimizer_state: Tree
-    gradient_sum: Tree
-    "Sum of the gradients since the last step."
-    num_gradients: jax.Array
-    "`[]` int32: number of these gradients."
-
-
-def _accumulate_gradient(
-    accumulation_steps: int,
-    optimizer: optax.GradientTransformation,
-    params: Tree,
-    gradient: Tree,
-    state: AccumulatedGradient,
-    is_last: jax.Array,
-) -> tuple[Tree, AccumulatedGradient]:
-    """Add a gradient; make a step along their mean when there are enough, or at the last one."""
-    gradient_sum = jax.tree.map(jnp.add, state.gradient_sum, gradient)
-    num_gradients = state.num_gradients + 1
-
-    def apply_step(params, optimizer_state):
-        mean = jax.tree.map(lambda g: g / num_gradients, gradient_sum)
-        updates, optimizer_state = optimizer.update(mean, optimizer_state, params)
-        zero = jax.tree.map(jnp.zeros_like, gradient_sum)
-        new_state = AccumulatedGradient(optimizer_state, zero, jnp.int32(0))
-        return optax.apply_updates(params, updates), new_state
-
-    def accumulate(params, optimizer_state):
-        return params, AccumulatedGradient(optimizer_state, gradient_sum, num_gradients)
-
-    is_due = (num_gradients == accumulation_steps) | is_last
-    return jax.lax.cond(is_due, apply_step, accumulate, params, state.optimizer_state)
-
-
-def make_local_model_training(training: LocalTraining) -> ClientAlgorithm:
-    """Build a client that trains a copy of the server's model, and stores it as its state.
-
-    The client sends nothing.
-
-    Args:
-      training: the choices of local training.
-
-    Returns:
-      The functions of the client, whose state is the variables of a model.
-    """
-
-    def init(hp, variables):
-        return variables
-
-    def begin(context, state):
-        variables = context.message.variables
-        optimizer_state = init_local_optimizer(training, context.hp, variables)
-        return ClientTrainState(variables, optimizer_state, ())
-
-    def end(context, local, state):
-        return ClientUpdate(), local.variables, ()
-
-    return ClientAlgorithm(init, begin, make_training_step(training), end)
-
-
-def add_proximal_gradient(gradient: Tree, params: Tree, anchor: Tree, strength: Any) -> Tree:
-    """Add the gradient of strength / 2 ||params - anchor||^2.
-
-    Args:
-      gradient: gradient of a loss.
-      params: the weights.
-      anchor: weights of the same structure.
-      strength: a scalar; may be traced.
-
-    Returns:
-      gradient + strength * (params - anchor).
-
-    Example:
-      >>> from fedjax_het.core.local_training import add_proximal_gradient
-      >>> add_proximal_gradient({"w": 1.0}, {"w": 3.0}, {"w": 2.0}, 0.5)
-      {'w': 1.5}
-    """
-    return jax.tree.map(lambda g, w, a: g + strength * (w - a), gradient, params, anchor)
-
-
-def count_optimizer_steps(training: LocalTraining, num_minibatches: Any) -> Any:
-    """Return the steps of the local optimizer in a round of `num_minibatches` minibatches."""
-    accumulation_steps = training.options.accumulation_steps
-    return num_minibatches if accumulation_steps == 1 else -(-num_minibatches // accumulation_steps)
-
-
-def with_plain_sgd(training: LocalTraining) -> LocalTraining:
-    """Return the local training with steps of plain SGD."""
-    return training._replace(optimizer="sgd", keep_state=False, options=LocalTrainingOptions())
-
-
-def require_constant_lr(training: LocalTraining, reason: str) -> None:
-    """Require that every local step has the rate `local_lr`, for methods that read it.
-
-    Args:
-      training: the choices of local training.
-      reason: why the method requires it, in a few words.
-
-    Raises:
-      ConfigError: if the rate has a schedule over steps, or is not known.
-    """
-    schedule, hp_names = training.options.lr_schedule, training.options.optional_hyperparameters
-    require(schedule is None, "lr_step_schedule", schedule, f"none: {reason}")
-    has_lr = training.optimizer != USER_OBJECT or LR_NAME in hp_names
-    expected = f"a number, beside the optimizer that is passed: {reason}"
-    require(has_lr, f"hp {LR_NAME}", None, expected)
+def _count_weights(model: Model) -> int:
+    return count_parameters(jax.eval_shape(model.init, jax.random.key(0)))

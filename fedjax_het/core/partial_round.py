@@ -9,6 +9,7 @@ from fedjax_het.core.execution_plan import PER_BLOCK, PER_RUN, REPLICATED
 from fedjax_het.core.resumable_loops import BLOCKS, LoopTrace, ResumableLoopRunner
 from fedjax_het.core.round_inputs import ChunkInputs, RoundComponents
 from fedjax_het.core.round_program import count_nonfinite_state, run_round
+from fedjax_het.core.run_mapping import map_runs
 
 
 def make_partial_round(components: RoundComponents) -> Callable:
@@ -49,7 +50,7 @@ def trace_loops(
 
     Args:
       components: the static parts of the rounds.
-      placements: placements of the inputs, see `ExecutionPlan.map_runs`.
+      placements: placements of the inputs, see `map_runs`.
       state: the states of all runs in step, arrays or shapes.
       inputs: the inputs of all runs in step, arrays or shapes.
 
@@ -64,7 +65,7 @@ def trace_loops(
         traces.append(loops.trace)
         return loops.trace.carries
 
-    trace_runs = components.plan.map_runs(trace_round, (PER_RUN, placements))
+    trace_runs = map_runs(components.plan, trace_round, (PER_RUN, placements))
     carries = jax.eval_shape(trace_runs, state, inputs)
     return traces[0]._replace(carries=carries, totals=[])
 

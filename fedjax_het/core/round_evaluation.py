@@ -6,13 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.core.client_loop import (
-    Cohort,
-    RoundSchedule,
-    tile_over_clients,
-    train_cohort,
-)
-from fedjax_het.core.device_exchange import get_client_row
+from fedjax_het.core.client_loop import Cohort, RoundSchedule, train_cohort
+from fedjax_het.core.client_rows import get_client_row, tile_over_clients
 from fedjax_het.core.evaluation import ClientEvaluation, Evaluation, evaluate, evaluate_clients
 from fedjax_het.core.gradient_diagnostics import (
     GRADIENT_GAP_NAMES,
@@ -129,7 +124,8 @@ def _tune_clients(
     components: RoundComponents, inputs: ChunkInputs, state, r, key, signal, loops: LoopRunner
 ) -> Tree:
     """Return a tuned copy of the global model for every client, `[K, ...]`."""
-    algorithm, plan = components.algorithm, components.plan.with_replicated_client_states
+    algorithm = components.algorithm
+    plan = components.plan._replace(has_sharded_client_states=False)
     schedule = jax.tree.map(lambda a: take_row(a, r), inputs.tuning_schedule)
     segments = plan.order_after(signal, schedule.num_segments)
     cohort = Cohort(schedule._replace(num_segments=segments), inputs.examples, loops=loops)

@@ -53,7 +53,7 @@ _PER_DEVICE_FIELDS = (
     *("round", "num_clients", "is_eval_round", "is_verification", "max_steps"),
     *("num_segments", "segment_ends"),
 )
-# Placements of a schedule's fields, see `ExecutionPlan.map_runs`. Vmapped federations go through the
+# Placements of a schedule's fields, see `core.run_mapping`. Vmapped federations go through the
 # same rounds and segments, so that every loop has one bound.
 SCHEDULE_PLACEMENTS: Any = RoundSchedule._make(
     PER_DEVICE if name in _PER_DEVICE_FIELDS else PER_RUN for name in RoundSchedule._fields

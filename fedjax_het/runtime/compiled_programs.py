@@ -39,6 +39,7 @@ from fedjax_het.core.round_inputs import (
     RoundComponents,
 )
 from fedjax_het.core.round_program import make_round_chunk
+from fedjax_het.core.run_mapping import map_runs
 from fedjax_het.core.task import Task
 from fedjax_het.data import Dataset
 from fedjax_het.metrics.registry import parse_metrics
@@ -276,7 +277,7 @@ def get_input_kinds(algorithm: Algorithm, signature: Signature) -> ChunkInputs:
       signature: the other static choices of its runs.
 
     Returns:
-      What each input is to the runs that go in step, see `ExecutionPlan.map_runs`; None, or {}, for
+      What each input is to the runs that go in step, see `map_runs`; None, or {}, for
       an input that the program does not read.
     """
     evaluation, schedule = signature.evaluation, SCHEDULE_PLACEMENTS
@@ -342,14 +343,14 @@ def build_programs(signature: Signature, plan: ExecutionPlan) -> CompiledProgram
 
     zero_metrics = jax.tree.map(lambda a: 0.0, evaluation.missing_metrics(algorithm, 1))
     chunk = VerifiedJit(
-        plan.map_runs(make_round_chunk(components, record_samples), (PER_RUN, kinds)),
+        map_runs(plan, make_round_chunk(components, record_samples), (PER_RUN, kinds)),
         baseline=lambda args: (args[0], zero_metrics),
         name=f"{signature.algorithm} rounds",
         is_debug=plan.is_debug,
         donate_argnums=0,
     )
     partial_round = VerifiedJit(
-        plan.map_runs(make_partial_round(components), (PER_RUN, kinds, REPLICATED, PER_RUN)),
+        map_runs(plan, make_partial_round(components), (PER_RUN, kinds, REPLICATED, PER_RUN)),
         baseline=lambda args: (args[0], zero_metrics, args[3], 0),
         name=f"{signature.algorithm} rounds in parts",
         donate_argnums=3,
@@ -357,7 +358,7 @@ def build_programs(signature: Signature, plan: ExecutionPlan) -> CompiledProgram
     stage_kinds = (PER_RUN, PER_RUN, PER_RUN, REPLICATED, kinds.server_examples)
     server_stages = {
         stage.name: VerifiedJit(
-            plan.map_runs(stage.advance, stage_kinds),
+            map_runs(plan, stage.advance, stage_kinds),
             baseline=lambda args: args[1],
             name=stage.name,
             is_debug=plan.is_debug,
@@ -408,10 +409,10 @@ def _make_init(algorithm: Algorithm, task: Task, plan: ExecutionPlan) -> Callabl
             is_sharded = plan.has_sharded_client_states
             return plan.map_state(state, plan.constrain_sharding) if is_sharded else state
 
-        return plan.map_runs(init_run, (PER_RUN, PER_RUN, PER_RUN))(hp, key, variables)
+        return map_runs(plan, init_run, (PER_RUN, PER_RUN, PER_RUN))(hp, key, variables)
 
     # A program of its own, so that one compilation serves every method with this network.
-    draw = jax.jit(plan.map_runs(task.model.init, (PER_RUN,)))
+    draw = jax.jit(map_runs(plan, task.model.init, (PER_RUN,)))
     return lambda num_clients, hp, key, variables=None: init(
         num_clients, hp, key, draw(key) if variables is None else variables
     )

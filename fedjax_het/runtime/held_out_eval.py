@@ -10,23 +10,19 @@ import numpy as np
 
 from fedjax_het.algorithms.base import FineTuning
 from fedjax_het.config.run_spec import ResolvedRunSpec
-from fedjax_het.core.client_loop import (
-    Cohort,
-    Examples,
-    tile_over_clients,
-    train_cohort,
-)
-from fedjax_het.core.device_exchange import get_client_row
+from fedjax_het.core.client_loop import Cohort, Examples, train_cohort
+from fedjax_het.core.client_rows import get_client_row, tile_over_clients
 from fedjax_het.core.evaluation import (
     compute_client_tests_shape,
     evaluate_clients,
     make_client_tests,
 )
 from fedjax_het.core.execution_plan import ExecutionPlan, make_execution_plan
-from fedjax_het.core.local_training import ServerMessage, make_local_model_training
+from fedjax_het.core.local_training import ServerMessage
 from fedjax_het.core.miscompile_guard import VerifiedJit
 from fedjax_het.core.rng import Purpose, Stream, fold_in_purpose, make_stream_key
 from fedjax_het.core.schedule import Scheduler
+from fedjax_het.core.training_variants import make_local_model_training
 from fedjax_het.core.work_items import ClientWork
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.runtime.compiled_programs import Signature, build_algorithm

@@ -22,7 +22,8 @@ from regime import peak_memory, print_record
 
 import fedjax_het
 from fedjax_het import RunSpec, dataset_from_arrays, make_model, make_partition, simulate
-from fedjax_het.core.client_loop import ClientModels, Examples
+from fedjax_het.core.client_loop import Examples
+from fedjax_het.core.client_rows import ClientModels
 from fedjax_het.core.distillation import compute_logits, distill_student, sum_over_models
 from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.core.server_training import train_on_server

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from support.small_runs import make_spec, run_spec
 
 from fedjax_het.condensation import augment as augmentation
-from fedjax_het.core import device_exchange
+from fedjax_het.core import client_rows, device_exchange
 from fedjax_het.core import task as task_module
 from fedjax_het.core.evaluation import CPU_BATCH_SIZE, evaluate, place_evaluation_set
 from fedjax_het.core.execution_plan import ExecutionPlan, make_execution_plan
@@ -32,9 +32,7 @@ def on_gpu():
 def _put_back(plan, states, rows):
     new = jax.tree.map(lambda a: -jnp.arange(rows.size * a[0].size, dtype=a.dtype) - 1, states)
     new = jax.tree.map(lambda n, a: n.reshape(*rows.shape, *a.shape[1:]), new, states)
-    return jax.jit(lambda *args: device_exchange.scatter_client_states(plan, *args))(
-        states, new, rows
-    )
+    return jax.jit(lambda *args: client_rows.scatter_client_states(plan, *args))(states, new, rows)
 
 
 def test_scatter_client_states(request):
@@ -43,7 +41,7 @@ def test_scatter_client_states(request):
     plan = make_execution_plan(2, mesh_axis=None, blocks=2)
     one_by_one = _put_back(plan, states, rows)
     request.getfixturevalue("on_gpu")
-    text = jax.jit(lambda *args: device_exchange.scatter_client_states(plan, *args)).lower(
+    text = jax.jit(lambda *args: client_rows.scatter_client_states(plan, *args)).lower(
         states["a"], jnp.zeros((2, 2, 2, 3)), rows
     )
     assert "while" not in text.as_text() and "scatter" in text.as_text()

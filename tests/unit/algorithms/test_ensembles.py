@@ -25,7 +25,8 @@ from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.algorithms.ensemble_distillation import TeacherModels
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedbe import _make_dirichlet_sampler, _make_gaussian_sampler
-from fedjax_het.core.client_loop import ClientModels, Cohort
+from fedjax_het.core.client_loop import Cohort
+from fedjax_het.core.client_rows import ClientModels
 from fedjax_het.core.distillation import compute_logits
 from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.core.rng import Purpose, fold_in_purpose

@@ -29,7 +29,7 @@ from fedjax_het.algorithms.pfedme import pfedme
 from fedjax_het.algorithms.separate import separate
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.core.client_algorithm import Batch, ClientContext
-from fedjax_het.core.client_loop import tile_over_clients
+from fedjax_het.core.client_rows import tile_over_clients
 from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.core.local_training import ServerMessage
 from fedjax_het.nn import Model

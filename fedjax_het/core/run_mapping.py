@@ -1,0 +1,58 @@
+"""Several federations side by side: on several devices, and vmapped on each of them."""
+
+from collections.abc import Callable
+
+import jax
+from jax.sharding import PartitionSpec as P
+
+from fedjax_het.core.execution_plan import (
+    PER_DEVICE,
+    PER_RUN,
+    REPLICATED,
+    RUNS_AXIS,
+    ExecutionPlan,
+)
+
+
+def map_runs(plan: ExecutionPlan, function: Callable, placements: tuple) -> Callable:
+    """Map a function of one federation over all federations that run at once.
+
+    Where federations are vmapped, arguments per device have no axis of federations: loops that
+    depend on them run in step. With lanes spread over the devices there is one federation, and
+    nothing to map.
+
+    Args:
+      plan: the devices.
+      function: the function of one federation.
+      placements: for each argument, or for each part of it: PER_RUN (a leading axis of
+        federations), PER_DEVICE (a leading axis of devices), or REPLICATED (shared).
+
+    Returns:
+      The function of all federations, whose results have a leading axis of federations.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.core.execution_plan import PER_RUN, make_execution_plan
+      >>> from fedjax_het.core.run_mapping import map_runs
+      >>> plan = make_execution_plan(devices=1, mesh_axis="runs", num_parallel=3)
+      >>> map_runs(plan, jnp.sum, (PER_RUN,))(jnp.ones((3, 2))).tolist()
+      [2.0, 2.0, 2.0]
+    """
+    if plan.mesh_axis != RUNS_AXIS:
+        return function
+    specs = jax.tree.map(lambda kind: P() if kind == REPLICATED else P(RUNS_AXIS), placements)
+    axes = jax.tree.map(lambda kind: 0 if kind == PER_RUN else None, placements)
+    squeezed_kinds = {PER_DEVICE} if plan.num_parallel > 1 else {PER_DEVICE, PER_RUN}
+
+    def squeeze_leading_axis(kind, tree):
+        return jax.tree.map(lambda a: a[0], tree) if kind in squeezed_kinds else tree
+
+    def run_on_device(*args):
+        args = jax.tree.map(squeeze_leading_axis, placements, args)
+        if plan.num_parallel > 1:
+            return jax.vmap(function, in_axes=axes)(*args)
+        return jax.tree.map(lambda a: a[None], function(*args))
+
+    return jax.shard_map(
+        run_on_device, mesh=plan.mesh, in_specs=specs, out_specs=P(RUNS_AXIS), check_vma=False
+    )
