@@ -1,4 +1,4 @@
-"""Runs with more rounds go on from where the same run with fewer ended; results have models."""
+"""Runs with more rounds resume from final states, which also contain the models of results."""
 
 import dataclasses
 import json
@@ -18,8 +18,15 @@ from fedjax_het.runtime import checkpointing
 DATA = make_user_dataset()
 
 
-def run(spec_, folder=None, **settings):
-    return simulate(spec_, dataset=DATA, output_dir=folder, **settings)
+def run(spec, folder=None, **settings):
+    return simulate(spec, output_dir=folder, **{"dataset": DATA, **settings})
+
+
+def run_and_list_rounds(spec, folder, **settings):
+    """Resume a run; return its result and the rounds that were reported."""
+    rounds = []
+    progress = lambda status: rounds.append(status.done)  # noqa: E731
+    return run(spec, folder, resume=True, progress=progress, **settings), rounds
 
 
 def rounds(spec_, count):
@@ -27,21 +34,18 @@ def rounds(spec_, count):
 
 
 @pytest.mark.parametrize("name", method_cases(quick=["scaffold"]))
-def test_continued_is_whole(name, tmp_path):
+def test_continued_run_equals_a_long_run(name, tmp_path):
     short = make_spec(name, rounds=7, eval_every=3)
     whole = run(rounds(short, 12))
     run(short, tmp_path)
-    begun = []
-    continued = run(
-        rounds(short, 12), tmp_path, resume=True, progress=lambda at: begun.append(at.done)
-    )
-    assert min(begun) > 7 or name == "dynafed"  # whose synthesis may be the last thing done
+    continued, reported = run_and_list_rounds(rounds(short, 12), tmp_path)
+    assert min(reported) > 7 or name == "dynafed"  # whose synthesis may be the last thing done
     assert_results_equal(continued, whole)
     jax.tree.map(np.testing.assert_array_equal, continued.state, whole.state)
     assert len(list(tmp_path.glob("*.state.npz"))) == 2
 
 
-def test_an_unfinished_run_goes_on_to_more_rounds(tmp_path, monkeypatch):
+def test_checkpoint_resumes_to_more_rounds(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDJAX_HET_CHECKPOINT_SECONDS", "0")
     short = make_spec(rounds=7)
 
@@ -60,41 +64,32 @@ def test_an_unfinished_run_goes_on_to_more_rounds(tmp_path, monkeypatch):
     assert_results_equal(run(rounds(short, 12), tmp_path, resume=True), run(rounds(short, 12)))
 
 
-def test_of_several_the_one_with_the_most_rounds_is_gone_on_from(tmp_path):
+def test_run_resumes_from_most_rounds(tmp_path):
     short = make_spec(rounds=2)
     for count in (2, 5, 9):
         run(rounds(short, count), tmp_path)
     run(make_spec(rounds=6, seed=1), tmp_path)
-    begun = []
-    made = run(rounds(short, 8), tmp_path, resume=True, progress=lambda at: begun.append(at.done))
-    assert min(begun) == 6
+    made, reported = run_and_list_rounds(rounds(short, 8), tmp_path)
+    assert min(reported) == 6
     assert_results_equal(made, run(rounds(short, 8)))
 
 
-def test_a_run_that_ended_is_not_made_again(tmp_path):
+def test_finished_run_is_not_repeated(tmp_path):
     made = run(make_spec(rounds=5), tmp_path)
-    seen = []
-    again = run(make_spec(rounds=5), tmp_path, resume=True, progress=seen.append)
-    assert not seen
+    again, reported = run_and_list_rounds(make_spec(rounds=5), tmp_path)
+    assert not reported
     assert_results_equal(again, made)
 
 
-def test_a_state_is_of_its_data_and_partition(tmp_path):
+def test_state_requires_the_data(tmp_path):
     run(make_spec(rounds=3), tmp_path)
-    begun = []
     other = dataclasses.replace(DATA, train_images=DATA.train_images[::-1].copy())
-    made = simulate(
-        make_spec(rounds=5),
-        dataset=other,
-        output_dir=tmp_path,
-        resume=True,
-        progress=lambda at: begun.append(at.done),
-    )
-    assert min(begun) == 1
-    assert_results_equal(made, simulate(make_spec(rounds=5), dataset=other))
+    made, reported = run_and_list_rounds(make_spec(rounds=5), tmp_path, dataset=other)
+    assert min(reported) == 1
+    assert_results_equal(made, run(make_spec(rounds=5), dataset=other))
 
 
-def test_no_state_is_kept_where_none_is_wanted(tmp_path):
+def test_keep_state_false_writes_no_state(tmp_path):
     run(make_spec(rounds=3), tmp_path, keep_state=False)
     assert not list(tmp_path.glob("*.state.npz"))
     (path,) = tmp_path.glob("[0-9a-f]*.json")
@@ -102,7 +97,7 @@ def test_no_state_is_kept_where_none_is_wanted(tmp_path):
         Result.load(path).model()
 
 
-def test_a_sweep_goes_on_to_more_rounds(tmp_path):
+def test_sweep_resumes_to_more_rounds(tmp_path):
     specs = [make_spec(seed=seed, rounds=4) for seed in range(3)]
     sweep(specs, tmp_path, dataset=DATA, keep_state=True, progress=lambda line: None)
     longer = [rounds(each, 6) for each in specs]
@@ -124,7 +119,7 @@ def test_a_sweep_goes_on_to_more_rounds(tmp_path):
         slow_case("fedamp", "device"),
     ],
 )
-def test_loaded_results_have_their_models(name, where, tmp_path):
+def test_loaded_result_has_models(name, where, tmp_path):
     settings = {"rounds": 2, "participation": 0.4, "local_tests": True, "test_per_client": 6}
     made = run(make_spec(name, **settings), tmp_path, placement=Placement(client_state=where))
     (path,) = tmp_path.glob("[0-9a-f]*.json")
@@ -137,7 +132,7 @@ def test_loaded_results_have_their_models(name, where, tmp_path):
         assert mine.input_spec == theirs.input_spec and mine.client == client
 
 
-def test_the_same_command_with_more_rounds(tmp_path, capsys):
+def test_command_resumes_to_more_rounds(tmp_path, capsys):
     words = ["run", "--dataset", "digits", "--model", "mlp", "--num-clients", "4", "--quiet"]
     words += ["--output-dir", str(tmp_path)]
     assert main([*words, "--rounds", "2"]) == 0
@@ -155,7 +150,7 @@ def test_the_same_command_with_more_rounds(tmp_path, capsys):
         slow_case("ditto", {"local_tests": True, "test_per_client": 6}),
     ],
 )
-def test_a_loaded_result_asks_for_the_users_optimizer(name, settings, tmp_path):
+def test_loaded_result_requires_the_user_optimizer(name, settings, tmp_path):
     own = optax.chain(optax.clip(1.0), optax.adam(1e-2))
     made = run(make_spec(name, rounds=3, **settings), tmp_path, optimizer=own)
     (path,) = tmp_path.glob("[0-9a-f]*.json")

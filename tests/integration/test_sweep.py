@@ -1,4 +1,4 @@
-"""Many runs: made once, made together, the same as alone, kept whole."""
+"""Sweeps execute every run once, in groups, with the results of single runs."""
 
 import contextlib
 import threading
@@ -54,11 +54,11 @@ def assert_close(a, b):
         )
 
 
-# --- a run's numbers -------------------------------------------------------------------------
+# --- results of runs -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", method_cases(quick=["scaffold"]))
-def test_a_run_is_the_same_alone_and_in_any_company(name):
+def test_result_is_independent_of_other_runs(name):
     number = "server_lr" if METHODS[name].has_global_model else "local_lr"
     specs = [
         make_spec(name, seed=0),
@@ -75,7 +75,7 @@ def test_a_run_is_the_same_alone_and_in_any_company(name):
 @pytest.mark.parametrize(
     ("name", "lanes"), [*method_cases(METHODS, 1, quick=["scaffold"]), slow_case("fedavg", 2)]
 )
-def test_vmapped_federations_are_the_same_as_federations_in_turn(name, lanes):
+def test_vmapped_runs_equal_sequential_runs(name, lanes):
     specs = [make_spec(name, seed=s, partition="dirichlet", alpha=0.7) for s in range(5)]
     in_turn = make(specs, spread="runs", width=1, lanes=lanes).results
     vmapped = make(specs, spread="runs", width=3, lanes=lanes).results
@@ -86,7 +86,7 @@ def test_vmapped_federations_are_the_same_as_federations_in_turn(name, lanes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1, 2])
-def test_federations_on_devices_of_their_own_count_domains(width):
+def test_parallel_runs_have_domain_accuracies(width):
     data = make_domains_dataset()
     specs = [make_spec(seed=s) for s in range(3)]
     for one, made in zip(
@@ -98,7 +98,7 @@ def test_federations_on_devices_of_their_own_count_domains(width):
         assert_close(alone, made)
 
 
-def test_runs_that_share_a_signature_share_one_compilation(no_program_eviction):
+def test_runs_of_one_signature_share_a_program(no_program_eviction):
     specs = [
         RunSpec(**{**vars(one), "local_epochs": 4}) for one in SPECS
     ]  # no other test's program
@@ -110,7 +110,7 @@ def test_runs_that_share_a_signature_share_one_compilation(no_program_eviction):
     assert program.chunk.program._cache_size() == 1
 
 
-def test_other_static_settings_make_other_groups():
+def test_static_settings_separate_groups():
     keys = {
         sweep_module.compute_static_key(one.resolved())
         for one in (*SPECS, make_spec(batch_size=5), make_spec("fedprox"), make_spec(rounds=3))
@@ -118,7 +118,7 @@ def test_other_static_settings_make_other_groups():
     assert len(keys) == 4
 
 
-def test_a_run_that_diverges_leaves_its_neighbours_alone():
+def test_diverged_run_does_not_affect_others():
     bad = make_spec(seed=5, local_optimizer="sgd", hp={"local_lr": 1e30})
     good = make_spec(seed=6, local_optimizer="sgd")
     together = make([bad, good], spread="runs").results
@@ -127,26 +127,10 @@ def test_a_run_that_diverges_leaves_its_neighbours_alone():
     assert_results_equal(together[1], make([good], spread="runs").results[0])
 
 
-@pytest.mark.slow
-def test_server_data_that_cannot_be_had_stop_only_the_runs_that_need_them(tmp_path):
-    server = {"protocol": "fsl", "partition": "iid", "pretrain_epochs": 0, "rounds": 2}
-    specs = [
-        make_spec("fsl", server_data="stl10", **server),  # of another shape, and not prepared
-        make_spec("fsl", server_data="clients", server_options={"per_client": 40}, **server),
-        make_spec("fsl", server_options={"size": 6}, **server),
-    ]
-    lines = []
-    made = make(specs, data_dir=tmp_path, progress=lines.append)
-    assert [result is None for result in made.results] == [True, True, False]
-    reasons = [made.not_run[one.digest()] for one in specs[:2]]
-    assert "format of the source's images" in reasons[0] and "per_client = 40" in reasons[1]
-    assert sum("not run" in line for line in lines) == 2
+# --- groups ---------------------------------------------------------------------------------
 
 
-# --- what fits -------------------------------------------------------------------------------
-
-
-def test_runs_have_devices_of_their_own_where_none_would_idle():
+def test_runs_are_spread_if_no_device_idles():
     count = len(jax.devices())
     spreads = [
         prepare_group(SPECS[:1] * n, UserObjects(make_user_dataset())).program.plan.mesh_axis
@@ -156,53 +140,52 @@ def test_runs_have_devices_of_their_own_where_none_would_idle():
     assert count == 1 or spreads[1] == "runs"
 
 
-def test_the_next_group_compiles_while_one_runs_and_is_prepared_when_none_does(monkeypatch):
-    groups = [
-        SimpleNamespace(program=SimpleNamespace(plan=make_execution_plan(1)), number=i)
-        for i in range(3)
-    ]
-    began, compiling = [threading.Event() for _ in groups], []
+def make_groups(count):
+    program = SimpleNamespace(plan=make_execution_plan(1))
+    return [SimpleNamespace(program=program, number=i) for i in range(count)]
 
-    def fitting(group, allowed):
+
+def test_next_group_compiles_during_a_group(monkeypatch):
+    groups, compiling = make_groups(3), []
+    started = [threading.Event() for _ in groups]
+
+    def compile_group(group, available_bytes):
         compiling.append(group)
-        began[group.number].set()
+        started[group.number].set()
         time.sleep(0.1)
         compiling.remove(group)
         return group
 
-    def prepared():
+    def prepare():
         for i, group in enumerate(groups):
             assert not compiling
             yield [i], group
 
-    monkeypatch.setattr(sweep_module, "_fit_to_memory", fitting)
-    made = []
-    for (number,), _ in sweep_module._precompile_groups(prepared(), None):
-        made.append(number)
-        if number < 2:  # while this one "runs"
-            assert began[number + 1].wait(60)
-    assert made == [0, 1, 2]
+    monkeypatch.setattr(sweep_module, "_fit_to_memory", compile_group)
+    numbers = []
+    for (number,), _ in sweep_module._precompile_groups(prepare(), None):
+        numbers.append(number)
+        if number < 2:  # while this group "runs"
+            assert started[number + 1].wait(60)
+    assert numbers == [0, 1, 2]
 
 
-def test_what_fails_to_compile_is_raised_when_its_turn_comes(monkeypatch):
-    def fitting(group, allowed):
+def test_compilation_error_is_raised_in_order(monkeypatch):
+    def compile_group(group, available_bytes):
         if group is second:
             raise RuntimeError("no program")
         return group
 
-    first, second = (
-        SimpleNamespace(program=SimpleNamespace(plan=make_execution_plan(1)), number=i)
-        for i in range(2)
-    )
-    monkeypatch.setattr(sweep_module, "_fit_to_memory", fitting)
-    ahead = sweep_module._precompile_groups([([0], first), ([1], second)], None)
-    assert next(ahead) == ([0], first)
+    first, second = make_groups(2)
+    monkeypatch.setattr(sweep_module, "_fit_to_memory", compile_group)
+    groups = sweep_module._precompile_groups([([0], first), ([1], second)], None)
+    assert next(groups) == ([0], first)
     with pytest.raises(RuntimeError, match="no program"):
-        next(ahead)
+        next(groups)
 
 
 @pytest.mark.slow
-def test_a_group_that_would_not_fit_is_split_before_it_runs(monkeypatch, caplog):
+def test_large_group_is_split(monkeypatch, caplog):
     specs = [make_spec(seed=s) for s in range(4 * len(jax.devices()))]
     group = prepare_group(
         specs, UserObjects(make_user_dataset()), placement=Placement(spread="runs", width=4)
@@ -222,7 +205,7 @@ def test_a_group_that_would_not_fit_is_split_before_it_runs(monkeypatch, caplog)
 
 
 @pytest.mark.slow
-def test_the_memory_estimate_counts_what_a_federation_holds():
+def test_memory_estimate_counts_client_states():
     def needed(width):
         specs = [make_spec("scaffold", seed=s) for s in range(width * len(jax.devices()))]
         placement = Placement(spread="runs", width=width)
@@ -239,7 +222,7 @@ def test_the_memory_estimate_counts_what_a_federation_holds():
 # --- a folder of results ---------------------------------------------------------------------
 
 
-def test_a_run_is_made_once(tmp_path):
+def test_run_is_executed_once(tmp_path):
     lines = []
     first = make([*SPECS, SPECS[0]], tmp_path, progress=lines.append)
     assert len(first.results) == 6 and first.results[0] is first.results[5]
@@ -255,7 +238,7 @@ def test_a_run_is_made_once(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["json", "npz"])
 @pytest.mark.parametrize("damage", ["truncated", "empty", "absent", "garbage"])
-def test_a_broken_file_makes_the_run_again_and_no_other(tmp_path, suffix, damage):
+def test_damaged_result_repeats_only_its_run(tmp_path, suffix, damage):
     made = make(SPECS[:2], tmp_path).results
     path = tmp_path / f"{made[1].digest()}.{suffix}"
     whole = path.read_bytes()
@@ -272,7 +255,7 @@ def test_a_broken_file_makes_the_run_again_and_no_other(tmp_path, suffix, damage
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spread", ["runs", "lanes"])
-def test_a_killed_sweep_goes_on_to_the_same_bits(tmp_path, monkeypatch, spread):
+def test_killed_sweep_resumes_to_the_same_bits(tmp_path, monkeypatch, spread):
     monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 2)
     monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
     whole = make(SPECS, spread=spread).results
@@ -289,7 +272,7 @@ def test_a_killed_sweep_goes_on_to_the_same_bits(tmp_path, monkeypatch, spread):
 
 
 @pytest.mark.slow
-def test_names_tell_versions_devices_precision_and_data_apart(tmp_path, monkeypatch):
+def test_digest_depends_on_environment_and_data(tmp_path, monkeypatch):
     made = make(SPECS[:1], tmp_path).results[0]
     names = {made.digest()}
     for name in ("fedjax_het", "device", "matmul_precision", "x64", "dataset_digest"):
@@ -304,46 +287,55 @@ def test_names_tell_versions_devices_precision_and_data_apart(tmp_path, monkeypa
     assert len(list(tmp_path.glob("*.json"))) == 2
 
 
-# --- what cannot be run ----------------------------------------------------------------------
+# --- rejected runs ---------------------------------------------------------------------------
 
 
-def test_missing_data_stops_only_the_runs_that_need_it(monkeypatch):
+def test_missing_data_rejects_only_its_runs(monkeypatch):
     monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
     monkeypatch.delenv("CINIC10_DIR", raising=False)
     absent = [RunSpec("fedavg", "cinic10", model="mlp", seed=seed) for seed in (0, 1)]
-    lines = []
-    made = make([*absent, SPECS[0]], progress=lines.append)
-    assert made.results[:2] == [None, None] and made.results[2] is not None
-    assert set(made.not_run) == {one.digest() for one in absent}
-    (told,) = (line for line in lines if "CINIC10_DIR" in line)
-    assert "and 1 more: not run: " in told
-
-
-def test_a_split_that_the_data_do_not_allow_stops_only_its_own_run():
     impossible = make_spec(partition="classes_per_client", classes=4)  # the data have three
-    made = make([impossible, SPECS[0]])
-    assert made.results[0] is None and made.results[1] is not None
+    lines = []
+    made = make([*absent, impossible, SPECS[0]], progress=lines.append)
+    assert [result is None for result in made.results] == [True, True, True, False]
+    assert set(made.not_run) == {one.digest() for one in (*absent, impossible)}
     assert "classes" in made.not_run[impossible.digest()]
+    (line,) = (line for line in lines if "CINIC10_DIR" in line)
+    assert "and 1 more: not run: " in line
 
 
-def test_a_setting_that_cannot_be_used_stops_before_the_first_run(tmp_path):
+@pytest.mark.slow
+def test_missing_server_data_rejects_only_its_runs(tmp_path):
+    server = {"protocol": "fsl", "partition": "iid", "pretrain_epochs": 0, "rounds": 2}
+    specs = [
+        make_spec("fsl", server_data="stl10", **server),  # of another shape, and not prepared
+        make_spec("fsl", server_data="clients", server_options={"per_client": 40}, **server),
+        make_spec("fsl", server_options={"size": 6}, **server),
+    ]
+    lines = []
+    made = make(specs, data_dir=tmp_path, progress=lines.append)
+    assert [result is None for result in made.results] == [True, True, False]
+    reasons = [made.not_run[one.digest()] for one in specs[:2]]
+    assert "format of the source's images" in reasons[0] and "per_client = 40" in reasons[1]
+    assert sum("not run" in line for line in lines) == 2
+
+
+def test_invalid_setting_stops_before_the_first_run(tmp_path):
     bad = RunSpec("fedavg", "digits", model="mlp", alpha=-1.0)
     with pytest.raises(ConfigError, match="alpha"):
         make([SPECS[0], bad], tmp_path / "new")
     assert not (tmp_path / "new").exists()
-    with pytest.raises(ConfigError, match="spread"):
-        make(SPECS, spread="rounds")
-    with pytest.raises(ConfigError, match="width"):
-        make(SPECS, width=0)
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="output_dir"):
-        make(SPECS, tmp_path / "file" / "x")
+    for name, settings in {
+        "spread": {"spread": "rounds"},
+        "width": {"width": 0},
+        "output_dir": {"directory": tmp_path / "file" / "x"},
+    }.items():
+        with pytest.raises(ConfigError, match=name):
+            make(SPECS, **settings)
 
 
-def test_the_time_to_go_is_that_of_runs_like_these(monkeypatch):
+def test_remaining_time_is_that_of_similar_runs(monkeypatch):
     now, lines = [0.0], []
     monkeypatch.setattr(sweep_log.time, "perf_counter", lambda: now[0])
     jobs = [Job(one.resolved(), "") for one in SPECS[:4]]
