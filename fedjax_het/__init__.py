@@ -1,4 +1,4 @@
-"""fedjax_het: federated learning on heterogeneous clients, a federation as one compiled program."""
+"""Federated learning on heterogeneous clients: each federation is one compiled program."""
 
 import importlib
 from typing import Any

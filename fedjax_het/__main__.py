@@ -1,4 +1,4 @@
-"""`python -m fedjax_het` is `fedjax-het`."""
+"""Run `fedjax-het` as `python -m fedjax_het`."""
 
 from fedjax_het.cli import main
 

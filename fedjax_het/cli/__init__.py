@@ -1,5 +1,4 @@
-"""The command line: `fedjax-het run`, `sweep`, `report`, `export`, `table`, `list`, `show`
-and `devices`."""
+"""Command line `fedjax-het`: run, sweep, report, export, table, list, show, devices."""
 
 import dataclasses
 import functools
@@ -23,17 +22,18 @@ from fedjax_het.utils.env import require_variables
 from fedjax_het.utils.errors import ConfigError, require_name, run_with_exit_status
 
 SHELLS = ("bash", "zsh", "fish")
+"""Shells whose words can be completed."""
 
 
 class Command(NamedTuple):
-    """A command, such as `run`."""
+    """A command of `fedjax-het`."""
 
     config_class: type
-    """Record of the arguments; its docstring is the help of the command."""
+    """Dataclass of the arguments; its docstring is the help of the command."""
     run: Callable[[Any], int]
-    """Function of the record that returns the exit status."""
+    """Function of the dataclass that returns the exit status."""
     flag_aliases: Mapping[str, str] = {}
-    """Flags of arguments that have other names in the record."""
+    """Flags of arguments that have other names in the dataclass."""
 
 
 COMMANDS = {
@@ -46,6 +46,7 @@ COMMANDS = {
     "show": Command(inspection.ShowCommand, inspection.show_command),
     "devices": Command(inspection.DevicesCommand, inspection.devices_command),
 }
+"""Commands by name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,6 +57,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
       Exit status: 2 for settings that cannot be used, 130 after Ctrl-C, otherwise the command's.
+
+    Example:
+      >>> from fedjax_het.cli import main
+      >>> main(["--version"])
+      fedjax-het ...
+      0
     """
     argv = sys.argv[1:] if arguments is None else arguments
     flags = [word.partition("=")[0].replace("_", "-") for word in argv]
@@ -97,7 +104,7 @@ def _run(words: Sequence[str]) -> int:
         require_variables()
     for plugin in imports:
         import_plugin(plugin)
-    if isinstance(command, SweepCommand):  # a process of Ray may have another folder
+    if isinstance(command, SweepCommand):  # a Ray process may have another current folder
         paths = [os.path.abspath(name) if name.endswith(".py") else name for name in imports]
         command = dataclasses.replace(command, plugins=tuple(paths))
     with display_flags(config_class, flag_aliases):
@@ -105,9 +112,9 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _parse_command(config_class: type, argv: Sequence[str]) -> Any:
-    """Return the record of a command: the values of its flags over those of its `--config`.
+    """Return the dataclass of a command: values of its flags, then of the file `--config`.
 
-    A mapping, such as `hp`, keeps the names of the file that the command line does not give.
+    A mapping, such as `hp`, keeps the names of the file that the command line omits.
     """
     values = command_line.parse_flags(config_class, argv)
     if values.get("config") is not None:
@@ -128,7 +135,7 @@ def _list_help_options(name: str, *, include_rare: bool = True) -> Iterable[comm
 
 
 def _print_help_or_completion(argv: Sequence[str]) -> NoReturn:
-    """Print the help of `fedjax-het` itself, or the script that completes its words in a shell."""
+    """Print the help of `fedjax-het` itself, or the script that completes words in a shell."""
     if argv[0] not in HELP_FLAGS:
         require_name("flag", argv[0], ("--tyro-print-completion", "--tyro-write-completion"))
         require_name(argv[0], "".join(argv[1:2]), SHELLS)

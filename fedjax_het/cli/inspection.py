@@ -1,4 +1,4 @@
-"""`fedjax-het list` and `show` describe methods and other entries, `devices` this machine."""
+"""Commands `fedjax-het list`, `show` and `devices`, which describe entries and this machine."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,21 +23,25 @@ from fedjax_het.utils.text import to_one_line
 
 @dataclass(frozen=True)
 class ListCommand:
-    """Print the names of all methods, data sets, partitions, networks, sources of the server's
-    examples, measures, local optimizers and learning rate schedules."""
+    """Print the names of all methods, data sets, partitions, networks and other entries.
+
+    The other entries are sources of the server's examples, measures, local optimizers and learning
+    rate schedules.
+    """
 
 
 @dataclass(frozen=True)
 class ShowCommand:
-    """Print the options of methods, data sets, partitions, networks, sources of the server's
-    examples, local optimizers or learning rate schedules.
+    """Print the options of methods, data sets, partitions, networks and other entries.
 
-    For a method: paper, options, presets, numeric hyperparameters with range and default, base
-    methods, and the settings of each protocol. Example: fedjax-het show fedamp convnet
+    The other entries are sources of the server's examples, local optimizers and learning rate
+    schedules. The description of a method contains its paper, options, presets, hyperparameters
+    with range and default, base methods, and settings by protocol. Example: fedjax-het show fedamp
+    convnet
     """
 
     names: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Names of the entries; `fedjax-het list` prints all."""
+    """Names of the entries; `fedjax-het list` prints all names."""
 
 
 def list_command(command: ListCommand) -> int:
@@ -135,7 +139,7 @@ def collect_settings_by_protocol(method: Any) -> dict[str, dict[str, Any]]:
     for protocol in PROTOCOLS:
         try:
             run = RunSpec(method.name, dataset="fashion_mnist", protocol=protocol).resolved()
-        except ConfigError:  # it has no place there
+        except ConfigError:  # the protocol lacks settings of the method
             continue
         settings = {f"--{name.replace('_', '-')}": getattr(run, name) for name in _LISTED_SETTINGS}
         for name, value in {**settings, **{f"--hp {n}": v for n, v in run.hp.items()}}.items():
@@ -153,10 +157,11 @@ _LISTED_SETTINGS = (
 
 
 def format_setting(value: Any) -> str:
+    """Return a value as text, real numbers with at most 6 digits."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-# By title, the entries and the function that describes the options of one.
+# Registry and function that describes the options of an entry, by title.
 _REGISTRIES: dict[str, tuple[Registry[Any], Callable[[Any], Iterable[str]]]] = {
     "methods": (METHODS, _describe_method),
     "data sets": (DATASETS, lambda dataset: ()),
@@ -171,8 +176,11 @@ _REGISTRIES: dict[str, tuple[Registry[Any], Callable[[Any], Iterable[str]]]] = {
 
 @dataclass(frozen=True)
 class DevicesCommand:
-    """Print the devices with their memory and precision, library versions, environment variables,
-    recommended flags, and the numbers of lanes that short timings found fastest."""
+    """Print the devices of this machine and the software that uses them.
+
+    The output contains memory and precision of the devices, versions of libraries, environment
+    variables, recommended flags, and the numbers of lanes that short timings found fastest.
+    """
 
 
 def devices_command(command: DevicesCommand) -> int:

@@ -1,13 +1,12 @@
-"""Options of `fedjax-het run` and `fedjax-het sweep`: groups, defaults, completions, and settings in
-a YAML file.
+"""Options of `fedjax-het run` and `fedjax-het sweep`, on the command line and in a YAML file.
 
-The file has the fields of a command's record by name:
+A YAML file contains fields of a command by name:
 
     algorithm: fedprox
     alpha: 0.1
     hp: {prox_mu: 0.01}
 
-In the file of a sweep, a list is a list of values. The JSON file of a result is such a file too.
+In the file of a sweep, a list is a list of values. The JSON file of a result is valid, too.
 """
 
 from collections.abc import Mapping
@@ -71,7 +70,7 @@ _COMMON = (
 _METAVARS = {"init_from": "PATH", "local_optimizer": "OPT", "measures": "NAMES"}
 _EXTRA_OPTIONS = (
     Option("help_all", "--help-all", bool, False, "Print the help of every option."),
-    Option("import_file", "--import", str, None, "Python file or module to run first."),
+    Option("plugin", "--import", str, None, "Python file or module to run first (default: none)."),
 )
 
 
@@ -81,7 +80,7 @@ class ExecutionOptions:
 
     config: Path | None = None
     """YAML file of settings, or JSON file of a result; flags replace its values. In the file of a
-    sweep, a list gives several values (default: none)."""
+    sweep, a list contains several values (default: none)."""
     data_dir: Path | None = None
     """Folder of the prepared data sets (default: the environment variable TFDS_DATA_DIR)."""
     track: tuple[str, ...] = ()
@@ -109,13 +108,21 @@ class ExecutionOptions:
     line."""
 
     def make_placement(self, **options: Any) -> Placement:
-        """Return the placement of these options and others."""
+        """Return the placement of these options and of further options."""
         names = ("lanes", "server_work", "client_state")
         return Placement(**{name: getattr(self, name) for name in names}, **options)
 
 
 def list_help_options(config_class: type, *, include_rare: bool) -> list[Option]:
-    """Return the options of `run` or `sweep` with their groups, defaults and names to complete."""
+    """List the options of `run` or `sweep` with their groups, defaults and names to complete.
+
+    Args:
+      config_class: dataclass of the command.
+      include_rare: include the options that only `--help-all` lists.
+
+    Returns:
+      The options, sorted by group.
+    """
     options, hints = get_options(config_class), _describe_defaults()
     return [
         *_EXTRA_OPTIONS,
@@ -134,7 +141,7 @@ def list_help_options(config_class: type, *, include_rare: bool) -> list[Option]
 
 
 def _describe_defaults() -> dict[str, str]:
-    """Return the default of each setting, those of protocols for FedAvg on Fashion-MNIST."""
+    """Return the default of each setting, by protocol for FedAvg on Fashion-MNIST."""
     texts = {
         field.name: f"(default: {field.default})"
         for field in fields(RunSpec)
@@ -156,7 +163,13 @@ def _describe_defaults() -> dict[str, str]:
 
 
 def load_config_file(path: str | Path) -> dict[str, Any]:
-    """Return the settings of a file by name, dashes as underscores; of a result, its settings.
+    """Read the settings of a YAML file, or of the JSON file of a result.
+
+    Args:
+      path: path of the file.
+
+    Returns:
+      Values by name, with underscores in place of dashes.
 
     Raises:
       ConfigError: if the file cannot be read or is not a mapping.
@@ -175,14 +188,18 @@ def load_config_file(path: str | Path) -> dict[str, Any]:
 
 
 def read_settings(path: Path, options: Mapping[str, Option]) -> dict[str, Any]:
-    """Return the values of a file by field of a command; `null` stands for a missing setting.
+    """Read the values of a file by field of a command; `null` stands for an omitted setting.
 
     Args:
-      path: the file.
-      options: options of the command. The `seed` of a file is also the `seeds` of a sweep.
+      path: path of the file.
+      options: options of the command. The `seed` of a file sets also the `seeds` of a sweep.
+
+    Returns:
+      Validated values by field.
 
     Raises:
-      ConfigError: if the file cannot be read, or has a name or value that the command does not take.
+      ConfigError: if the file cannot be read, or has a name or value that the command does not
+        accept.
     """
     values = {}
     content = load_config_file(path)

@@ -1,4 +1,4 @@
-"""`--import`: a user's files and modules, which register entries before a command runs."""
+"""Flag `--import`: files and modules of a user that register entries before a command runs."""
 
 import functools
 import importlib
@@ -13,10 +13,15 @@ IMPORT_HELP = (
     "Every command takes --import FILE.py or --import MODULE. The code runs first and may register "
     "methods, networks, data sets, partitions or sources."
 )
+"""Text on the flag in the help of `fedjax-het`."""
 
 
 def split_imports(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the other words of a command line, and the values of `--import`."""
+    """Split a command line into other words and the values of `--import`.
+
+    Raises:
+      ConfigError: for a value that is neither a Python file nor a name of a module.
+    """
     remaining, imports = [], []
     words = iter(argv)
     for word in words:
@@ -33,13 +38,13 @@ def split_imports(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 @functools.cache
 def import_plugins_once(names: tuple[str, ...]) -> None:
-    """Import files and modules in a process of Ray, which runs several tasks of a sweep."""
+    """Import files and modules in a Ray process, which runs several tasks of a sweep."""
     for name in names:
         import_plugin(name)
 
 
 def import_plugin(name: str) -> None:
-    """Run a Python file, or import a module of the current folder or an installed one.
+    """Run a Python file, or import a module of the current folder or an installed module.
 
     Raises:
       ConfigError: if there is no such file or module. Errors of the code are not caught.

@@ -1,4 +1,4 @@
-"""`fedjax-het report`, `export` and `table`: tables of results, models, tables of the papers."""
+"""Commands `fedjax-het report`, `export` and `table`: tables of results and papers, and models."""
 
 import contextlib
 import logging
@@ -22,12 +22,12 @@ from fedjax_het.utils.text import to_one_line
 
 @dataclass(frozen=True)
 class ReportCommand:
-    """Print the tables of a folder of results, and write the tables and their figures as files."""
+    """Print the tables of a folder of results, and write tables and figures to files."""
 
     directory: tyro.conf.Positional[Path]
     """Folder with the results of one or several sweeps."""
     by: tuple[str, ...] = ()
-    """Settings whose values have rows of their own, e.g. algorithm alpha hp.prox_mu (default: the
+    """Settings that select the rows of the tables, e.g. algorithm alpha hp.prox_mu (default: the
     settings that vary, except seeds)."""
     measure: str | None = None
     """Number of each run that is averaged over seeds, e.g. best_accuracy or bytes_up (default:
@@ -41,7 +41,7 @@ class ReportCommand:
 def report_command(command: ReportCommand) -> int:
     """Print the tables and the names of the written files; return the exit status."""
     log_to_stderr(logging.WARNING)
-    is_folder = os.path.isdir(command.directory)  # False for what is no path, too
+    is_folder = os.path.isdir(command.directory)  # False also for invalid paths
     require(is_folder, "directory", str(command.directory), "a folder with results of runs")
     with display_names({"metric": "--measure"}):
         report = write_report(
@@ -64,15 +64,15 @@ def report_command(command: ReportCommand) -> int:
 class ExportCommand:
     """Write a run's trained model, or the images that its method synthesized, to a file.
 
-    The run's state must be in the folder of its result: `fedjax-het run --output-dir` keeps it,
-    `fedjax-het sweep` keeps it with --keep-state.
+    The folder of the result must contain the final state of the run: `fedjax-het run --output-dir`
+    keeps it, `fedjax-het sweep` keeps it with --keep-state.
     """
 
     result: tyro.conf.Positional[Path]
     """JSON file of the result."""
     model: Path | None = None
-    """File for the model in flax's msgpack format, which `load_model` and --init-from read (default:
-    not written)."""
+    """File for the model in flax's msgpack format, which `load_model` and --init-from read
+    (default: not written)."""
     client: NonNegativeInt | None = None
     """Number of the client whose own model is written (default: the global model)."""
     synthetic: Path | None = None
@@ -115,18 +115,18 @@ def _name_file_errors(argument: str, path: Path, expected: str) -> Iterator[None
 class TableCommand:
     """Make a table or figure of a paper, e.g. `fedjax-het table dynafed.table5 --models mlp`.
 
-    The words after the name are options of the table; `fedjax-het table NAME --help` lists them.
+    Words after the name are options of the table; `fedjax-het table NAME --help` lists them.
     """
 
     name: tyro.conf.Positional[str] = ""
-    """Name of the table or figure."""
+    """Name of the table or figure; `fedjax-het table --list` prints all names."""
     list: bool = False
     """Print the names of all tables and figures with a description."""
     program_args: tyro.conf.Suppress[tuple[str, ...]] = ()
 
 
 def table_command(command: TableCommand) -> int:
-    """Run the program of a table, or print the names of all; return the exit status."""
+    """Run the program of a table, or print the names of all tables; return the exit status."""
     if command.list:
         programs = find_programs()
         width = max(map(len, programs))
@@ -136,7 +136,10 @@ def table_command(command: TableCommand) -> int:
     expected = "the name of a table or figure; `fedjax-het table --list` prints all"
     require(bool(command.name), "table", command.name, expected)
     program, previous_argv = load_program(command.name), sys.argv
-    sys.argv = [f"fedjax-het table {command.name}", *command.program_args]  # begins its help
+    sys.argv = [
+        f"fedjax-het table {command.name}",
+        *command.program_args,
+    ]  # first words of its help
     try:
         return program(command.program_args)
     finally:

@@ -1,4 +1,4 @@
-"""`fedjax-het run`: one federation."""
+"""Command `fedjax-het run`: one federation."""
 
 import dataclasses
 import json
@@ -21,8 +21,8 @@ from fedjax_het.utils.errors import ConfigError, display_name
 class RunCommand(ExecutionOptions, RunSpec):
     """Train one federation. The last line of the output is one JSON object.
 
-    A setting that is not given has the value of the method's paper. `fedjax-het list` names the
-    methods, data sets, partitions and networks; `fedjax-het show NAME` lists their options.
+    An omitted setting has the value of the method's paper. `fedjax-het list` names the methods,
+    data sets, partitions and networks; `fedjax-het show NAME` lists their options.
     """
 
     output_dir: Path | None = None
@@ -37,7 +37,7 @@ class RunCommand(ExecutionOptions, RunSpec):
 
 
 def build_run_spec(command: RunCommand) -> RunSpec:
-    """Return the settings that a command line gives."""
+    """Return the settings of a command line."""
     names = [field.name for field in dataclasses.fields(RunSpec)]
     return RunSpec(**{name: getattr(command, name) for name in names})
 
@@ -60,7 +60,7 @@ def run_command(command: RunCommand) -> int:
 
     is_main_process = jax.process_index() == 0
     console.set_output_mode(quiet=command.quiet or not is_main_process, as_json=command.json)
-    # What it runs on is for who looks on: a pipe gets notes, and progress now and then.
+    # Messages of level INFO describe the placement to a user who watches a terminal.
     is_watched = sys.stderr.isatty() or command.json
     console.log_to_stderr(logging.INFO if is_watched else logging.WARNING)
     spec = build_run_spec(command).resolved()
@@ -81,18 +81,18 @@ def run_command(command: RunCommand) -> int:
                 placement=command.make_placement(),
                 data_dir=command.data_dir,
             )
-        except ResultNotWrittenError as error:  # what was made is there, elsewhere
+        except ResultNotWrittenError as error:  # the result is stored elsewhere
             result, write_error = error.results, error
     if not is_main_process:
         return 0
     if command.output_dir is not None and write_error is None:
-        assert result.partition is not None  # a run that was just made has it
+        assert result.partition is not None  # a new run has a partition
         try:
             write_run_figures(
                 result, dataset, result.partition, command.output_dir, formats=command.pictures
             )
         except OSError as error:
-            message = "the result is written, its pictures are not"
+            message = "the result is written, its figures are not"
             setting_text = f"{display_name('output_dir')} = {str(command.output_dir)!r}"
             write_error = ConfigError(f"{setting_text}: {message} ({error.strerror or error})")
     print(json.dumps(to_json_value(result.summary), allow_nan=False), flush=True)

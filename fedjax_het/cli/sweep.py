@@ -1,4 +1,4 @@
-"""`fedjax-het sweep`: every combination of values."""
+"""Command `fedjax-het sweep`: every combination of values."""
 
 import dataclasses
 import functools
@@ -29,12 +29,12 @@ from fedjax_het.utils.config import (
 
 _TYPES = field_types(RunSpec)
 _MAPPING_SETTINGS = [name for name, kind in _TYPES.items() if get_origin(kind) is dict]
-# Settings that a sweep takes lists of under their own names.
+# Settings whose flags accept lists in a sweep.
 _LIST_SETTINGS = [name for name in _TYPES if name not in (*_MAPPING_SETTINGS, "seed")]
 
 
 def _make_list_config() -> type:
-    """Return a record of the settings of `RunSpec`, each as a list of values."""
+    """Return a dataclass of the settings of `RunSpec`, each as a list of values."""
     union: Any = Union
     fields: list[Any] = []
     for name in _LIST_SETTINGS:
@@ -50,46 +50,46 @@ _ListSettings: Any = _make_list_config()
 class SweepCommand(ExecutionOptions, _ListSettings):
     """Run every combination of the given values, many federations at a time.
 
-    Every setting takes several values, e.g. --alpha 0.01 0.1; without a value it is as in the
-    method's paper. Results, tables and figures are kept in one folder, and a run found there is not
-    repeated. Processes that are started on the same folder share the runs. The last line of the
-    output is one JSON object.
+    Every setting accepts several values, e.g. --alpha 0.01 0.1; an omitted setting has the value of
+    the method's paper. The output folder keeps results, tables and figures, and a run whose result
+    is in the folder is skipped. Processes with the same output folder share the runs. The last line
+    of the output is one JSON object.
     """
 
     seed: tyro.conf.Suppress[int] = 0
     seeds: tuple[NonNegativeInt, ...] = (0,)
-    """Seeds of all random draws; every combination runs with each."""
+    """Seeds of all random draws; every combination runs with each seed."""
     hp: dict[str, tuple[float, ...]] = field(default_factory=dict)
     options: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     output_dir: Path = Path("results/sweep")
     """Folder of the results."""
     spread: str = "auto"
-    """Work that the devices share: lanes (the clients of one federation), runs (each device has
-    federations of its own) or auto (the faster); affects speed only."""
+    """Work that the devices share: lanes (the clients of one federation), runs (each device has its
+    own federations) or auto (the faster). It affects speed only."""
     vmapped: PositiveInt | Literal["auto"] = "auto"
-    """Number of federations trained in parallel on each device; affects speed only, not
+    """Number of federations that are trained in parallel on each device. It affects speed only, not
     results."""
     memory: Annotated[float, Bounds(1e-9, 1e9)] | None = None
     """Memory in GB that federations may use on each device (default: the free memory)."""
     launcher: Literal["here", "ray"] = "here"
-    """Place of the runs: this process, or tasks of Ray."""
+    """Place of the runs: "here" in this process, or "ray" in tasks of Ray."""
     ray_address: str | None = None
     """Address of a Ray cluster: auto or HOST:PORT (default: the environment variable RAY_ADDRESS,
     otherwise this machine alone)."""
     cpus_per_task: PositiveInt = 1
     """Number of CPUs of each Ray task."""
     gpus_per_task: NonNegativeFloat = 0.0
-    """Number of GPUs of each Ray task; a fraction shares a GPU."""
+    """Number of GPUs of each Ray task; tasks with a fraction share a GPU."""
     keep_state: bool = False
     """Keep the final state of every run in the output folder, which is needed to train more rounds
     and to load the models."""
     list: bool = False
-    """Print the runs and whether they are done; run nothing."""
+    """Print the runs and whether they are done, without running them."""
     plugins: tyro.conf.Suppress[tuple[str, ...]] = ()
 
 
 def build_run_specs(command: SweepCommand) -> list[RunSpec]:
-    """Return the runs of a sweep's command line."""
+    """Return the runs of the command line of a sweep."""
     from fedjax_het.config.grid import grid
 
     settings = {name: getattr(command, name) for name in _LIST_SETTINGS if getattr(command, name)}
@@ -98,7 +98,7 @@ def build_run_specs(command: SweepCommand) -> list[RunSpec]:
 
 
 def sweep_command(command: SweepCommand) -> int:
-    """Make the runs of a sweep, write its tables and figures, and print its summary.
+    """Run a sweep, write its tables and figures, and print its summary.
 
     Returns:
       Exit status: 2 if no run could be made, otherwise 0.
@@ -141,7 +141,7 @@ def sweep_command(command: SweepCommand) -> int:
             data_dir=command.data_dir,
             placement=placement,
         )
-    except ResultNotWrittenError as error:  # the others are made, and these are elsewhere
+    except ResultNotWrittenError as error:  # the results are stored elsewhere
         sweep_result, write_error = error.results, error
     if jax.process_index() == 0 and any(sweep_result.results) and write_error is None:
         with console.suppress_results_if_quiet():

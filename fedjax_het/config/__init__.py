@@ -1,1 +1,1 @@
-"""The settings of a run: the record, its defaults from methods and protocols, and grids of runs."""
+"""Settings of a run: their record, defaults of methods and protocols, and grids of runs."""

@@ -1,4 +1,4 @@
-"""Every combination of settings, as specifications of runs."""
+"""Grids: runs of every combination of settings."""
 
 import dataclasses
 import itertools
@@ -14,6 +14,7 @@ from fedjax_het.utils.config import to_python_scalar, validate
 from fedjax_het.utils.errors import ConfigError, display_name, require, require_name
 
 MAX_RUNS = 10**6
+"""Largest number of runs of a grid."""
 _SETTING_NAMES = [f.name for f in dataclasses.fields(RunSpec) if f.name not in ("hp", "options")]
 
 
@@ -23,16 +24,32 @@ def grid(
     options: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> list[RunSpec]:
-    """The runs of every combination of the values given, each a value or a list of values.
+    """Create the runs of every combination of values.
 
-        grid(algorithm=["fedavg", "fedprox"], alpha=[0.01, 0.1], seed=range(3),
-             hp={"prox_mu": [0.001, 0.01]}, model="mlp")
+    A hyperparameter or option applies to the methods that have it; other methods run once without
+    it. Settings of local training do not apply to methods whose clients condense their data. The
+    last name varies fastest. Runs are unique and validated.
 
-    `settings` are fields of `RunSpec`. A hyper-parameter or option applies to the methods that have
-    it, and the others run once without it: above, FedAvg makes 6 runs and FedProx 12. So do
-    settings of local training beside methods whose clients condense their data instead. The last
-    name varies fastest; runs are unique and checked. Raises ConfigError for a setting that does not
-    exist or that no method of the grid has.
+    Args:
+      hp: values, or lists of values, of hyperparameters by name.
+      options: values, or lists of values, of method options by name.
+      **settings: values, or lists of values, of fields of `RunSpec`.
+
+    Returns:
+      The runs.
+
+    Raises:
+      ConfigError: for a setting that does not exist, a hyperparameter or option that no method of
+        the grid has, an invalid value, and more than `MAX_RUNS` combinations.
+
+    Example:
+      >>> from fedjax_het import grid
+      >>> specs = grid(
+      ...     algorithm=["fedavg", "fedprox"], alpha=[0.01, 0.1], seed=range(3),
+      ...     hp={"prox_mu": [0.001, 0.01]}, model="mlp",
+      ... )
+      >>> [sum(spec.algorithm == name for spec in specs) for name in ("fedavg", "fedprox")]
+      [6, 12]
     """
     for name in settings:
         require_name("setting", name, _SETTING_NAMES)

@@ -1,8 +1,8 @@
-"""The papers' protocols: what a run's settings are where nothing else is said.
+"""Protocols of papers: defaults of the settings of a run.
 
-A protocol is a list of rules, each of which names what it holds for; a later rule wins over an
-earlier one. What holds for one method alone is in that method's own rules, which come last.
-`RunSpec.resolved()` takes from them whatever the run leaves out.
+A protocol is a list of rules, each with the data sets and networks to which it applies. A later
+rule replaces an earlier one, and the rules of a method come last. `RunSpec.resolved()` uses them
+for each setting that is None.
 """
 
 import math
@@ -12,20 +12,19 @@ from typing import Any
 from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
 from fedjax_het.core.schedule import compute_cohort_size
 
-# A server's examples that stand for data of its own: no client holds them. Papers take another data
-# set, or a part of the training split; how many, DynaFed's does not say.
+# Proxy data of a server are examples that no client holds. Papers take them from another data set,
+# or from the training split. DynaFed's paper does not state their number.
 _PROXY_DATA_RULE = DefaultsRule(settings={"server_data": "held_out", "server_options": {}})
 
-# Settings of each paper, which the rules below refine.
-#
-# DynaFed: paper section 6 and appendix; the released code for what the paper leaves open.
-# FedAF: sections 5.1 and 5.2 and appendix A. The partition is that of the code which its baselines'
-# settings point at (MOON's); the weight decay of that code, 1e-5, is not stated and left out.
-# FedAMP: section 7 says how clients' data and tests are made; clients, rounds, networks and all of
-# training are in an appendix that could not be read, and chosen here.
-# FSL: section IV, scenario 1. Its batch size is not stated there: 50 is scenario 2's for EMNIST,
-# and makes K = K_0 on CIFAR-10, as a remark of the paper supposes. Nor is eta_g of FL and DS: the
-# sentence on the implementation gives sqrt(S) for all whose server has such a step.
+# Settings of each paper; the rules below refine them. Sources:
+# DynaFed: paper section 6 and appendix; the released code for settings that the paper omits.
+# FedAF: sections 5.1 and 5.2 and appendix A. The settings of its baselines point at MOON's code,
+# which provides the partition. The paper does not state the weight decay 1e-5 of that code.
+# FedAMP: section 7 for clients' data and tests. Clients, rounds, networks and training are in an
+# appendix that could not be read; their values are chosen here.
+# FSL: section IV, scenario 1. The batch size is not stated; 50 is the value of scenario 2 for
+# EMNIST, and makes K = K_0 on CIFAR-10, as a remark of the paper supposes. For eta_g of FL and DS,
+# the sentence on the implementation gives sqrt(S) for all methods with such a server step.
 _PAPERS = ("dynafed", "fedaf", "fedamp", "fsl")
 _SETTINGS: dict[str, tuple[Any, ...]] = {
     "partition": ("dirichlet_balanced", "dirichlet_capped", "grouped", "classes_per_client"),
@@ -47,8 +46,10 @@ _SETTINGS: dict[str, tuple[Any, ...]] = {
 
 
 def _server_lr(settings: Mapping[str, Any], method: AlgorithmSpec) -> float | None:
-    """The root of the cohort's size, for methods whose server steps along the mean change. A method
-    with a server_lr among its own numbers has a step of its own, whatever it says."""
+    """Return the square root of the cohort size if the server steps along the mean change.
+
+    A method with its own hyperparameter `server_lr` has its own step size.
+    """
     method_hps = method.collect_method_hyperparameters(settings["options"], settings["num_clients"])
     if (method.base or method).server_step != "mean" or "server_lr" in method_hps:
         return None
@@ -78,8 +79,8 @@ _FEDAF = (
 PROTOCOLS: dict[str, tuple[DefaultsRule, ...]] = {
     "dynafed": (_make_rule("dynafed"),),
     "fedaf": _FEDAF,
-    # FedDM's own setting, as its public re-implementations have it; its authors' code is not public.
-    # They normalise CIFAR-100 with the constants of CIFAR-10; here it keeps its own.
+    # FedDM's setting in its public re-implementations, since the authors' code is not public. They
+    # normalize CIFAR-100 with the constants of CIFAR-10; here CIFAR-100 has its own constants.
     "feddm": (
         *_FEDAF,
         DefaultsRule(settings={"alpha": 0.5}),
@@ -104,14 +105,22 @@ PROTOCOLS: dict[str, tuple[DefaultsRule, ...]] = {
         ),
     ),
 }
+"""Rules of each protocol, by name."""
 
 
 def get_protocol_defaults(
     protocol: str, method: AlgorithmSpec, dataset: str, model: str | None
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """(settings, options, hp) of a run under one of `PROTOCOLS`; `model` None: the protocol's.
+    """Return the defaults of a run under a protocol, which the rules of the method refine.
 
-    What the protocol says of all methods, then what a method's own rules say.
+    Args:
+      protocol: name of the protocol.
+      method: the method.
+      dataset: name of the data set.
+      model: name of the network; None for the protocol's own.
+
+    Returns:
+      `(settings, options, hp)`, each by name.
     """
     settings: dict[str, Any] = {}
     options: dict[str, Any] = {}

@@ -1,8 +1,8 @@
-"""Resolution of a run: from the settings that a user sets to the settings of the run.
+"""Resolution of a run: settings of the user, completed by defaults and validated.
 
-Settings are filled in and checked in layers: method and protocol, partition, network, the server's
-data, client tests, local training, options, hyper-parameters. Each layer drops settings that equal
-their defaults, so that equal runs have equal settings and one digest.
+The layers are method and protocol, partition, network, server data, client tests, local training,
+options and hyperparameters. Each layer drops settings that equal their defaults, so that equal runs
+have equal settings and one digest.
 """
 
 import dataclasses
@@ -44,7 +44,8 @@ from fedjax_het.utils.config import (
 )
 from fedjax_het.utils.errors import display_names, display_names_within, require, require_name
 
-USER_PROVIDED = "user"  # name of a data set, network or optimizer that is passed to the run itself
+USER_PROVIDED = "user"
+"""Name of a data set, network or optimizer that is passed to the run itself."""
 
 NAMES: dict[str, Collection[str]] = {
     "algorithm": METHODS,
@@ -63,10 +64,10 @@ NAMES: dict[str, Collection[str]] = {
 
 
 def resolve_settings(raw: SettingsT) -> SettingsT:
-    """Return the settings of a run with every default written out, after checking every setting.
+    """Return the settings of a run with every default written out, after validating every setting.
 
     Args:
-      raw: settings, of which None stands for a default of the method's paper or protocol.
+      raw: settings, in which None stands for a default of the method's paper or protocol.
 
     Returns:
       The settings; resolving them again changes nothing.
@@ -83,11 +84,14 @@ def resolve_settings(raw: SettingsT) -> SettingsT:
 
 
 def supported_hyperparameters(raw: RunSettings, names: Iterable[str]) -> list[str]:
-    """Return the names among these of hyper-parameters that such a run can have.
+    """Select the hyperparameters that a run can have.
 
     Args:
-      raw: settings of a run, whose hyper-parameters are ignored.
-      names: names of hyper-parameters.
+      raw: settings of the run, whose hyperparameters are ignored.
+      names: names of hyperparameters.
+
+    Returns:
+      The supported names, in their order.
 
     Raises:
       ConfigError: if a setting cannot be used.
@@ -102,7 +106,7 @@ def supported_hyperparameters(raw: RunSettings, names: Iterable[str]) -> list[st
 def _resolve_except_hyperparameters(
     raw: SettingsT,
 ) -> tuple[SettingsT, AlgorithmSpec, dict[str, Any]]:
-    """Return the run resolved except for `hp`, its method, and the `hp` of its protocol."""
+    """Resolve all settings except `hp`; return them, the method, and the `hp` of the protocol."""
     method = get_algorithm_spec(raw.algorithm, raw.options)
     protocol = method.protocol if raw.protocol is None else raw.protocol
     require_name("protocol", protocol, PROTOCOLS)
@@ -115,7 +119,7 @@ def _resolve_except_hyperparameters(
         _require_unset(raw, ("local_epochs",), expected)
         settings.pop("local_epochs", None)
     missing = {name: value for name, value in settings.items() if getattr(raw, name) is None}
-    # The method's own protocol is dropped, as every default.
+    # The method's own protocol is a default, and dropped.
     missing["protocol"] = None if protocol == method.protocol else protocol
     spec = dataclasses.replace(raw, **missing)
     spec = _resolve_partition(raw, spec)
@@ -133,7 +137,10 @@ def _resolve_except_hyperparameters(
 
 
 def validate_settings(raw: SettingsT) -> SettingsT:
-    """Check every setting by its annotation, and that names exist; return values as in JSON.
+    """Validate every setting by its annotation and its valid names.
+
+    Returns:
+      The settings, with values as JSON stores them.
 
     Raises:
       ConfigError: if a value has another type, is out of its bounds, or is an unknown name.
@@ -151,7 +158,7 @@ def validate_settings(raw: SettingsT) -> SettingsT:
 
 
 def _check_names(raw: RunSettings) -> None:
-    """Check the names before anything else, so that a misspelt name is what is reported."""
+    """Check names before other settings, so that the message reports a misspelled name."""
     names = dict(NAMES)
     # A user's data set may have names of its own.
     if isinstance(raw.dataset, str) and raw.dataset in DATASETS.built_in:
@@ -176,7 +183,7 @@ def _require_unset(raw: RunSettings, names: Iterable[str], expected: str) -> Non
 
 def _resolve_partition(raw: RunSettings, spec: SettingsT) -> SettingsT:
     """Resolve the partition, the settings that are its parameters, and its seed."""
-    partition = spec.partition or ""  # a protocol names one
+    partition = spec.partition or ""  # every protocol sets it
     scheme = PARTITIONS.require(partition)
     parameters = {name: find_parameter_name(partition, name) for name in PARTITION_SETTINGS}
     settings: dict[str, Any] = {}
@@ -252,7 +259,7 @@ def _resolve_server_data(
         expected = "none: the method has no global model to pretrain"
         require(method.has_global_model, "pretrain_epochs", epochs, expected)
     elif not protocol_defaults["pretrain_epochs"]:
-        epochs = None  # none, where none is usual, goes without saying
+        epochs = None  # 0 is the default, and dropped
     has_gradients = method.has_global_model or method.has_diagnostics
     expected = "none: the method has no global model whose gradients could be measured"
     require(gaps is None or has_gradients, "gradient_gaps", gaps, expected)
@@ -304,7 +311,7 @@ def _resolve_client_tests(
 
 
 def _resolve_metrics(spec: SettingsT, method: AlgorithmSpec) -> SettingsT:
-    """Check that the run can compute its further metrics; write their names in their order."""
+    """Check that the run can compute its additional metrics; sort their names."""
     metrics = parse_metrics(spec.measures)
     for metric in metrics:
         ok = metric.sums is None or method.has_global_model
@@ -339,7 +346,7 @@ def _resolve_local_training(spec: SettingsT) -> SettingsT:
     for setting, schedule, prefix in _list_schedules(spec):
         if schedule == "constant" and f"{prefix}warmup" not in spec.hp:
             changes[setting] = None
-        elif is_user_optimizer:  # which reads the rate from `hp`, so that it can vary over rounds
+        elif is_user_optimizer:  # it can read a rate that varies over rounds from `hp`
             expected = "none over steps: an optimizer that is passed has its own"
             require(setting == "lr_schedule", setting, schedule, expected)
             expected = f"hp {LR_NAME}, which an optimizer that is passed reads as a function of hp"
@@ -348,7 +355,7 @@ def _resolve_local_training(spec: SettingsT) -> SettingsT:
 
 
 def _check_held_out(spec: RunSettings, method: AlgorithmSpec) -> None:
-    """Check that the method has a model for held-out clients, and can fine-tune it."""
+    """Check that the method has a model for held-out clients, and can fine-tune the model."""
     held_out, epochs = spec.held_out_clients, spec.held_out_epochs
     ok = held_out is None or method.has_global_model
     expected = f"none: {spec.algorithm} has no global model that could be scored on them"
@@ -406,7 +413,7 @@ def _default_hyperparameters(spec: RunSettings, method: AlgorithmSpec) -> dict[s
 
 
 def optional_hyperparameters(spec: RunSettings) -> dict[str, HyperParameter]:
-    """Return the hyper-parameters of local training that are used only where they are set."""
+    """Return the hyperparameters of local training that are used only if they are set."""
     if spec.local_optimizer is None:
         return {}
     hyperparameters = dict(optional_optimizer_hyperparameters(spec.local_optimizer, spec.hp))
@@ -416,7 +423,7 @@ def optional_hyperparameters(spec: RunSettings) -> dict[str, HyperParameter]:
 
 
 def _list_schedules(spec: RunSettings) -> list[tuple[str, str, str]]:
-    """Return the setting, the name and the prefix of the numbers of each schedule of a run."""
+    """Return setting, name and hyperparameter prefix of each learning rate schedule of a run."""
     settings = (
         ("lr_schedule", spec.lr_schedule, ROUND_PREFIX),
         ("lr_step_schedule", spec.lr_step_schedule, STEP_PREFIX),
@@ -425,10 +432,10 @@ def _list_schedules(spec: RunSettings) -> list[tuple[str, str, str]]:
 
 
 def is_horizon_dependent(spec: RunSettings) -> bool:
-    """Return whether the rates of a run's rounds depend on its number of rounds.
+    """Return whether the learning rates of a run depend on its number of rounds.
 
-    They do if its schedule over rounds comes to an end (cosine, linear, polynomial) that `hp` does
-    not set as `lr_length`. Such a run is not the beginning of a longer one.
+    They do if the schedule over rounds has an end (cosine, linear, polynomial) and `hp` does not
+    set the end as `lr_length`. Such a run cannot be continued as a longer run.
     """
     schedule, has_length = spec.lr_schedule, f"{ROUND_PREFIX}length" in spec.hp
     return schedule is not None and LR_SCHEDULES[schedule].has_length and not has_length
@@ -437,8 +444,10 @@ def is_horizon_dependent(spec: RunSettings) -> bool:
 def _evaluate_rule_values(
     rule_values: dict[str, Any], spec: RunSettings, method: AlgorithmSpec, names: Collection[str]
 ) -> dict[str, Any]:
-    """Evaluate a protocol's rules for these names, see `DefaultsRule`; None leaves a value to the
-    method."""
+    """Evaluate a protocol's rules for these names, see `DefaultsRule`.
+
+    A rule that evaluates to None is ignored.
+    """
     values = {
         name: value(vars(spec), method) if callable(value) else value
         for name, value in rule_values.items()
@@ -448,7 +457,7 @@ def _evaluate_rule_values(
 
 
 def _check_training_settings(raw: RunSettings, spec: RunSettings, method: AlgorithmSpec) -> None:
-    """Check the settings of local training and of rounds, which a protocol of a user may set."""
+    """Check settings of training and rounds, which the rules of a user's method may set."""
     if not method.trains_locally:
         expected = f"nothing: clients of {spec.algorithm} condense their data"
         _require_unset(raw, LOCAL_TRAINING_SETTINGS, expected)

@@ -1,4 +1,4 @@
-"""The specification of one run: its settings, their resolution, and the hash that names the run."""
+"""Specification of a run: its settings, their resolution, and the hash that names the run."""
 
 import hashlib
 import json
@@ -11,10 +11,18 @@ from fedjax_het.config.settings import RunSettings
 
 
 class RunSpec(RunSettings):
-    """Everything that decides a run's numbers. `None` means: as in the method's paper.
+    """All settings on which the numbers of a run depend.
 
-    `hp` holds numeric hyper-parameters (traced: changing one never recompiles), `options` the
-    method's static choices (a preset, SCAFFOLD's option). `spec.resolved()` fills every `None`.
+    None stands for the value of the method's paper; `resolved` replaces every None. `hp` contains
+    numeric hyperparameters, whose change never recompiles. `options` contains static choices of the
+    method, e.g. a preset.
+
+    Example:
+      >>> from fedjax_het import RunSpec
+      >>> spec = RunSpec("fedprox", dataset="digits", alpha=0.1, hp={"prox_mu": 0.01})
+      >>> resolved = spec.resolved()
+      >>> resolved.num_clients, resolved.local_optimizer, len(spec.digest())
+      (80, 'adam', 16)
     """
 
     @classmethod
@@ -23,7 +31,7 @@ class RunSpec(RunSettings):
         return cls(**values)
 
     def resolved(self) -> "ResolvedRunSpec":
-        """Return the run with every default written out, after checking every setting.
+        """Return the run with every default written out, after validating every setting.
 
         Raises:
           ConfigError: if a setting cannot be used.
@@ -40,12 +48,11 @@ class RunSpec(RunSettings):
 
 
 class ResolvedRunSpec(RunSpec):
-    """The settings of a run with every default written out, all of them checked.
+    """Validated settings of a run with every default written out.
 
-    Only `RunSpec.resolved` creates one. The class itself and `dataclasses.replace` return a
-    `RunSpec`, because changed settings must be resolved again.
-
-    Settings of local training may still be None: clients that condense their data have none.
+    `RunSpec.resolved` creates them. The class itself and `dataclasses.replace` return a `RunSpec`,
+    because changed settings must be resolved again. Settings of local training are None for methods
+    whose clients condense their data.
     """
 
     partition: str
@@ -58,13 +65,14 @@ class ResolvedRunSpec(RunSpec):
     protocol: str
 
     def __new__(cls, *args: Any, **settings: Any) -> RunSpec:  # type: ignore[misc]
+        """Return a `RunSpec`, whose settings must be resolved again."""
         return RunSpec(*args, **settings)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return mark_as_resolved, (RunSpec(**vars(self)),)
 
     def resolved(self) -> "ResolvedRunSpec":
-        """Return this run, which is resolved already."""
+        """Return this run."""
         return self
 
     def digest(self) -> str:
@@ -80,9 +88,9 @@ def mark_as_resolved(spec: RunSettings) -> ResolvedRunSpec:
 
 
 def hash_settings(spec: RunSpec) -> str:
-    """Return the digest of settings as they are, without resolving them.
+    """Return the digest of settings without resolving them.
 
-    Settings that are stored in a file may name what only another process has registered.
+    Settings in a file may name entries that only another process has registered.
 
     Args:
       spec: resolved settings.
@@ -95,6 +103,6 @@ def hash_settings(spec: RunSpec) -> str:
 
 
 def spec_to_yaml(spec: RunSpec) -> str:
-    """Return the YAML text from which the run can be repeated, settings in their order."""
+    """Return YAML text from which `fedjax-het run --config` repeats the run."""
     settings = {name: value for name, value in spec.to_dict().items() if value not in (None, {})}
     return yaml.safe_dump(settings, sort_keys=False, default_flow_style=None)

@@ -1,4 +1,4 @@
-"""The settings of a run as a frozen record, without their resolution."""
+"""Settings of a run as a frozen record, without their resolution."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from fedjax_het.utils.config import (
     to_python_scalar,
 )
 
-# Settings younger than the first kept results, whose names must not change.
+# Settings younger than the first kept results. Digests of older runs must not change.
 _OMITTED_WHEN_EMPTY = (
     *("protocol", "stem", "local_tests", "test_per_client", "scored", "partition_options"),
     *("server_data", "server_options", "pretrain_epochs", "gradient_gaps", "network_options"),
@@ -21,27 +21,38 @@ _OMITTED_WHEN_EMPTY = (
     *("optimizer_options", "lr_schedule", "lr_step_schedule", "local_steps", "accumulation"),
     *("stop_at", "patience", "min_gain"),
 )
-MAX_ROUNDS = 10**6  # and most epochs of one
+MAX_ROUNDS = 10**6
+"""Largest number of rounds, and of epochs in a round."""
 _RoundCount = Annotated[int, Bounds(1, MAX_ROUNDS)]
 _ParticipationRate = Annotated[float, Bounds(0, 1, open_low=True)]
-# Numbers that may be written as whole ones.
+# Real-valued settings that accept integers.
 _FLOAT_SETTINGS = ("alpha", "participation", "stop_at", "min_gain")
-# What clients that condense their data instead of training on them have no use for.
 LOCAL_TRAINING_SETTINGS = (
     *("local_epochs", "local_optimizer", "optimizer_state", "averaging"),
     *("optimizer_options", "lr_schedule", "lr_step_schedule", "local_steps", "accumulation"),
 )
+"""Settings without a use for methods whose clients condense their data instead of training."""
 SERVER_DATA_SETTINGS = ("server_data", "server_options")
-# Settings that belong to a network, or a partition, among whose parameters they are.
+"""Settings of the server's examples."""
 NETWORK_SETTINGS = ("width", "depth", "norm", "stem")
+"""Settings that are parameters of networks."""
 PARTITION_SETTINGS = ("alpha", "classes")
+"""Settings that are parameters of partitions."""
 
 
 SettingsT = TypeVar("SettingsT", bound="RunSettings")
 
 
 def drop_unused_settings(algorithm: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Of settings that several methods are compared at, those that this one has a use for."""
+    """Remove the settings that a method does not use, so that methods can be compared.
+
+    Args:
+      algorithm: name of the method.
+      settings: values by name.
+
+    Returns:
+      The other settings.
+    """
     method = METHODS[algorithm]
     unused: tuple[str, ...] = () if method.trains_locally else LOCAL_TRAINING_SETTINGS
     measures_gradients = settings.get("gradient_gaps") and settings.get("server_data")
@@ -53,7 +64,7 @@ def drop_unused_settings(algorithm: str, settings: dict[str, Any]) -> dict[str, 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """The settings of `RunSpec`, of which None stands for a default."""
+    """Fields of `RunSpec`; None stands for a default."""
 
     algorithm: str = "fedavg"
     """Federated learning method; `fedjax-het list` names all methods."""
@@ -65,7 +76,7 @@ class RunSettings:
     partition: str | None = None
     """Scheme that splits the training data among the clients."""
     alpha: PositiveFloat | None = None
-    """Concentration of the Dirichlet partition, > 0; a small value gives clients very different
+    """Concentration of the Dirichlet partition, > 0. A small value gives clients very different
     labels."""
     classes: PositiveInt | None = None
     """Number of labels on each client, for partitions by label."""
@@ -81,7 +92,8 @@ class RunSettings:
     stem: str | None = None
     """First layers of resnet18: imagenet or cifar (default: imagenet)."""
     network_options: dict[str, Any] = field(default_factory=dict)
-    """Further options of the network, e.g. hidden=[64,64]; `fedjax-het show NETWORK` lists them."""
+    """Further options of the network, e.g. hidden=[64,64]; `fedjax-het show NETWORK` lists them
+    (default: the network's own)."""
     num_clients: PositiveInt | None = None
     """Number of clients in the federation."""
     participation: _ParticipationRate | None = None
@@ -89,8 +101,8 @@ class RunSettings:
     local_epochs: _RoundCount | None = None
     """Epochs of local training per client and round."""
     batch_size: PositiveInt | None = None
-    """Examples per minibatch of local training; for methods whose clients condense their data, real
-    images per class and step."""
+    """Examples per minibatch of local training. Methods whose clients condense their data use this
+    number of real images per class and step."""
     rounds: _RoundCount | None = None
     """Number of communication rounds."""
     local_optimizer: str | None = None
@@ -102,7 +114,7 @@ class RunSettings:
     """Weights of the clients in the server's average: uniform, or weighted by their numbers of
     samples."""
     eval_every: PositiveInt = 1
-    """Rounds between two evaluations; the last five rounds are always evaluated."""
+    """Rounds between two evaluations. The last five rounds are always evaluated."""
     seed: NonNegativeInt = 0
     """Seed of all random draws: partition, client sampling, initialization, batches."""
     partition_seed: NonNegativeInt | None = None
@@ -115,33 +127,34 @@ class RunSettings:
     """Evaluate each client on test data distributed like its training data (default: only for
     personalized methods)."""
     test_per_client: PositiveInt | Literal["all"] | None = None
-    """Test images per client; all uses the whole test split for every client (default: 100, or
+    """Test images per client; "all" uses the whole test split for every client (default: 100, or
     fewer if the test split is too small)."""
     scored: str | None = None
     """Model that is evaluated on the clients' own test data: global, client or received (default:
     the method's own)."""
     partition_options: dict[str, Any] = field(default_factory=dict)
     """Further options of the partition, e.g. dominating_share=0.9 groups=[[0,1],[2,3]]; `fedjax-het
-    show PARTITION` lists them."""
+    show PARTITION` lists them (default: the partition's own)."""
     server_data: str | None = None
     """Source of the server's own examples: iid, held_out, clients, glyphs, stl10 or user (default:
     held_out where they are proxy data, iid for other methods that need them)."""
     server_options: dict[str, Any] = field(default_factory=dict)
     """Options of the source of the server's examples, e.g. size=500; `fedjax-het show SOURCE` lists
-    them."""
+    them (default: the protocol's, otherwise the source's own)."""
     pretrain_epochs: Annotated[int, Bounds(0, MAX_ROUNDS)] | None = None
-    """Epochs of training on the server's examples before the first round."""
+    """Epochs of training on the server's examples before the first round (default: the method's
+    own, usually 0)."""
     gradient_gaps: NonNegativeInt | None = None
     """Rounds between two measurements of the distance between the gradients of the server's and the
     clients' losses and the gradient over all data (default: never)."""
     precision: Literal["float32", "tf32", "bfloat16"] | None = None
-    """Number format of the network: float32; tf32, where products are rounded to TF32; bfloat16,
-    with sums in float32 (default: the backend's own, which is float32 on a CPU, tf32 on a GPU that
-    supports it, and bfloat16 products on a TPU)."""
+    """Number format of the network: float32; tf32, which rounds products to TF32; bfloat16, which
+    sums in float32 (default: the backend's own: float32 on a CPU, tf32 on a GPU that supports it,
+    bfloat16 products on a TPU)."""
     init_from: str | None = None
     """File of the initial model, written by `save_model` (default: random weights)."""
     held_out_clients: PositiveInt | None = None
-    """Number of additional clients that never train; the final global model is evaluated on test
+    """Number of additional clients that never train. The final global model is evaluated on test
     data like theirs, before and after fine-tuning (default: none)."""
     held_out_epochs: Annotated[int, Bounds(0, MAX_ROUNDS)] | None = None
     """Epochs of fine-tuning on each held-out client's own data, at the learning rate without a
@@ -151,7 +164,7 @@ class RunSettings:
     confusion, fairness, drift (default: none)."""
     optimizer_options: dict[str, bool] = field(default_factory=dict)
     """Boolean options of the local optimizer, e.g. nesterov=true; `fedjax-het show OPTIMIZER` lists
-    them."""
+    them (default: the optimizer's own)."""
     lr_schedule: str | None = None
     """Schedule of the local learning rate over rounds, e.g. cosine; `fedjax-het list` names all
     schedules (default: constant)."""
@@ -159,10 +172,10 @@ class RunSettings:
     """Schedule of the local learning rate over the optimizer steps of a client, e.g. cosine;
     `fedjax-het list` names all schedules (default: constant)."""
     local_steps: Annotated[int, Bounds(1, MAX_ROUNDS)] | None = None
-    """Minibatches of local training per client and round, for clients of any size; cannot be
-    combined with local epochs (default: local epochs are counted)."""
+    """Minibatches of local training per client and round, for clients of any size. The setting
+    cannot be combined with local epochs (default: local epochs are counted)."""
     accumulation: Annotated[int, Bounds(1, MAX_ROUNDS)] | None = None
-    """Minibatches whose gradients are averaged for one optimizer step; the last step of a round may
+    """Minibatches whose gradients are averaged for one optimizer step. The last step of a round may
     average fewer (default: 1)."""
     stop_at: Annotated[float, Bounds(0, 1, open_low=True)] | None = None
     """Accuracy in (0, 1] at which the run ends: of the global model, or the mean over the clients'
@@ -175,13 +188,16 @@ class RunSettings:
     stopping (default: 0)."""
     hp: dict[str, float] = field(default_factory=dict)
     """Numeric hyperparameters of the method, e.g. prox_mu=0.01 local_lr=0.05; `fedjax-het show
-    METHOD` lists them."""
+    METHOD` lists them (default: the protocol's, otherwise the method's own)."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Options of the method, e.g. preset=code; `fedjax-het show METHOD` lists them."""
+    """Options of the method, e.g. preset=code; `fedjax-het show METHOD` lists them (default: the
+    method's own)."""
 
     def __post_init__(self) -> None:
-        """Equal settings have equal values: scalars of NumPy are Python's, 1 is 1.0 where a setting
-        is no whole number. Whether they can be used is checked where a run is resolved."""
+        """Make equal settings compare equal: convert NumPy scalars, and integers to floats.
+
+        Settings are validated when a run is resolved.
+        """
         for setting in dataclasses.fields(RunSettings):
             value = to_python_scalar(getattr(self, setting.name))
             if setting.name == "measures" and isinstance(value, list | tuple):
@@ -196,34 +212,34 @@ class RunSettings:
 
     @property
     def has_client_tests(self) -> bool:
-        """Whether a resolved run tests every client on data like its own."""
+        """Whether a resolved run tests each client on data distributed like its own."""
         return bool(self.local_tests) or METHODS[self.algorithm].evaluated_models[0] != "global"
 
     @property
     def evaluated_model(self) -> str:
-        """Which model a client's own test is for."""
+        """Model that is evaluated on the clients' own test data."""
         return self.scored or METHODS[self.algorithm].evaluated_models[0]
 
     @property
     def has_early_stopping(self) -> bool:
-        """Whether its settings may end it before its last round."""
+        """Whether the settings can end the run before its last round."""
         return self.stop_at is not None or self.patience is not None
 
     @property
     def model_options(self) -> dict[str, Any]:
-        """The settings of the network that are given, as `make_model` takes them."""
+        """Arguments of `make_model` from the settings."""
         return {**self._get_given(NETWORK_SETTINGS), **self.network_options}
 
     @property
     def partition_arguments(self) -> dict[str, Any]:
-        """The settings of the partition that are given, as `make_partition` takes them."""
+        """Arguments of `make_partition` from the settings."""
         return {**self._get_given(PARTITION_SETTINGS), **self.partition_options}
 
     def _get_given(self, names: tuple[str, ...]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings; those that were added later are left out where they say nothing."""
+        """Return the settings by name; unset settings that old digests lack are omitted."""
         values = dataclasses.asdict(self)
         omitted = [name for name in _OMITTED_WHEN_EMPTY if values[name] in (None, {})]
         return {name: value for name, value in values.items() if name not in omitted}

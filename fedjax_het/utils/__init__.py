@@ -1,0 +1,1 @@
+"""Tools without knowledge of federated learning: validation, errors, files, arrays, registries."""

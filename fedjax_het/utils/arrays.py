@@ -1,5 +1,8 @@
-"""Arrays of every type that jax has, in NumPy's memory and files: random keys by their bits, and
-the small floats and integers that NumPy does not know by theirs."""
+"""Arrays of every type of JAX in NumPy memory and in files.
+
+Typed PRNG keys are represented by their bits, and types that NumPy lacks (bfloat16, float8, int4)
+by unsigned integers of equal size.
+"""
 
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -9,60 +12,113 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-AnyArray = jax.Array | np.ndarray  # of a program, on the devices or on the host
-_TYPE_SEPARATOR = "::"  # between an array's name and the type that its bits are of
+AnyArray = jax.Array | np.ndarray
+"""Array on the devices or on the host."""
+_TYPE_SEPARATOR = "::"  # between the name of an array and the type that its bits represent
 
 
 def is_prng_key(leaf: Any) -> bool:
-    """Whether these are typed random keys."""
+    """Return whether a value is an array of typed PRNG keys."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def take_row(array: jax.Array, index: jax.Array | int) -> jax.Array:
-    """`array[index]` at a position that is known to be inside. Of a traced one, brackets also make
-    what a negative one would mean: a comparison, an addition and a choice, many times a program."""
+    """Return `array[index]` for an index that is known to be valid.
+
+    Brackets with a traced index also compile the wrap-around of negative indices: a comparison, an
+    addition and a selection.
+
+    Args:
+      array: array `[N, ...]`.
+      index: position in [0, N).
+
+    Returns:
+      The row `[...]`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.utils.arrays import take_row
+      >>> take_row(jnp.array([5, 6, 7]), 1).item()
+      6
+    """
     return jax.lax.dynamic_index_in_dim(array, index, keepdims=False, allow_negative_indices=False)
 
 
 def set_row(array: jax.Array, row: jax.Array, index: jax.Array | int) -> jax.Array:
-    """`array.at[index].set(row)` at such a position; where it is behind the last, the last."""
+    """Return `array.at[index].set(row)`; an index behind the end addresses the last row.
+
+    Args:
+      array: array `[N, ...]`.
+      row: new row `[...]`.
+      index: position, >= 0.
+
+    Returns:
+      The changed array `[N, ...]`.
+    """
     return jax.lax.dynamic_update_index_in_dim(array, row, index, 0, allow_negative_indices=False)
 
 
 def pad_rows(array: AnyArray, num_rows: int) -> jax.Array:
-    """`array` and so many rows of zeros behind it."""
+    """Append rows of zeros to an array.
+
+    Args:
+      array: array `[N, ...]`.
+      num_rows: number of rows of zeros, R.
+
+    Returns:
+      The array `[N + R, ...]`.
+    """
     return jnp.pad(array, [(0, num_rows), *[(0, 0)] * (array.ndim - 1)])
 
 
 def fetch_to_host(leaf: Any) -> Any:
-    """The values of an array that this process can see in full: NumPy's, or keys as keys."""
+    """Return an array that this process can address in full as a NumPy array; keys stay keys."""
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         leaf = leaf.addressable_data(0)
     return from_numpy_bits(to_numpy_bits(leaf), leaf)
 
 
 def to_numpy_bits(leaf: Any) -> np.ndarray:
-    """The array itself; of keys `[...]` their data `[..., n]`."""
+    """Return an array as NumPy array; PRNG keys `[...]` as their data `[..., n]`, uint32."""
     return np.asarray(jax.random.key_data(leaf) if is_prng_key(leaf) else leaf)
 
 
 def from_numpy_bits(data: AnyArray, template: Any) -> Any:
-    """What has these `bits` and the type of `like`."""
+    """Invert `to_numpy_bits`.
+
+    Args:
+      data: array, or the data of keys.
+      template: array of the wanted type, whose values are ignored.
+
+    Returns:
+      `data`, or typed keys with the implementation of `template`.
+    """
     if not is_prng_key(template):
         return data
     return jax.random.wrap_key_data(jnp.asarray(data), impl=jax.random.key_impl(template))
 
 
 def stack_on_host(leaves: Sequence[Any]) -> Any:
-    """Host arrays of one shape and type, along a new leading axis."""
+    """Stack arrays of one shape and type along a new leading axis, on the host."""
     return from_numpy_bits(np.stack([to_numpy_bits(leaf) for leaf in leaves]), leaves[0])
 
 
 def save_arrays(
     file: BinaryIO, arrays: Mapping[str, AnyArray], *, compressed: bool = False
 ) -> None:
-    """An archive as `np.savez` writes it; which, of older NumPy, leaves it open where the disk is
-    full, so that closing it later prints errors that nobody can catch. Raises OSError."""
+    """Write an archive of arrays as `np.savez` does.
+
+    `np.savez` of older NumPy leaves the archive open if the disk is full, and closing it later
+    prints errors that cannot be caught.
+
+    Args:
+      file: binary file, open for writing.
+      arrays: arrays by name.
+      compressed: compress the arrays.
+
+    Raises:
+      OSError: if the file cannot be written.
+    """
     compression = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
     with zipfile.ZipFile(file, "w", compression) as archive:
         for name, array in arrays.items():
@@ -71,13 +127,13 @@ def save_arrays(
 
 
 def encode_arrays(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Arrays by name as `np.savez` keeps them; what it would not keep is marked in its name."""
+    """Return arrays as `np.savez` can store them; the names mark types that NumPy lacks."""
     encoded: dict[str, np.ndarray] = {}
     for name, leaf in arrays.items():
         data = to_numpy_bits(leaf)
         if is_prng_key(leaf):
             name = f"{name}{_TYPE_SEPARATOR}key<{jax.random.key_impl(leaf)}>"
-        elif data.dtype.isbuiltin == 2:  # registered with NumPy by others: bfloat16, float8, int4
+        elif data.dtype.isbuiltin == 2:  # a type of another package: bfloat16, float8, int4
             name = f"{name}{_TYPE_SEPARATOR}{data.dtype.name}"
             data = data.view(f"u{data.dtype.itemsize}")
         encoded[name] = data
@@ -85,7 +141,7 @@ def encode_arrays(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def decode_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """What `encode_arrays` was given."""
+    """Invert `encode_arrays`."""
     decoded: dict[str, Any] = {}
     for name, data in arrays.items():
         name, _, type_name = name.partition(_TYPE_SEPARATOR)

@@ -1,8 +1,9 @@
-"""Command lines of records: tyro splits the words, the annotations of the fields check them.
+"""Command lines of dataclasses.
 
-Each field of a record is a flag. A value of another type, an unknown flag, and a flag that is given
-twice are one-line errors with the flag as the user wrote it, its value and what is allowed. tyro
-prints the help, and the scripts that complete words in a shell.
+Each field of a dataclass is a flag. tyro splits the words, the annotations of the fields validate
+them, and tyro prints the help and the scripts that complete words in a shell. An invalid value, an
+unknown flag, and a flag that is given twice are errors of one line with the flag as the user wrote
+it, its value and the valid values.
 """
 
 import contextlib
@@ -33,7 +34,9 @@ from fedjax_het.utils.config import (
 from fedjax_het.utils.errors import display_names, require, require_name
 
 HELP_ALL_FLAG = "--help-all"
+"""Flag that prints the help of all options."""
 HELP_FLAGS = ("-h", "--help", HELP_ALL_FLAG)
+"""Flags that print a help text."""
 _FLAG_PATTERN = re.compile(r"--?[A-Za-z]")
 _CONSTANTS = {"None": None, "True": True, "False": False}
 _METAVARS = {int: "N", float: "X", str: "NAME", Path: "PATH", bool: "BOOL"}
@@ -41,7 +44,7 @@ _Occurrences = tuple[tuple[str, ...], ...]  # the words after each occurrence of
 
 
 class Option(NamedTuple):
-    """A flag, or an argument without a flag, of one field of a record."""
+    """A flag, or an argument without a flag, of one field of a dataclass."""
 
     name: str
     """Name of the field."""
@@ -50,11 +53,11 @@ class Option(NamedTuple):
     annotation: Any
     """Type of the value, without the marks for tyro."""
     default: Any
-    """Value where the flag is not given; `dataclasses.MISSING` if it is required."""
+    """Value of an omitted flag; `dataclasses.MISSING` if the flag is required."""
     help: str
-    """Text after the field in the source of the record."""
+    """Text after the field in the source of the dataclass."""
     group: str = ""
-    """Title of the group of options in which the help lists it."""
+    """Title of the group of options in which the help lists the option."""
     hint: str | None = None
     """Text on the default in the help; None for the text of `default`."""
     metavar: str = ""
@@ -64,17 +67,27 @@ class Option(NamedTuple):
 
     @property
     def is_positional(self) -> bool:
-        """Whether the value stands without a flag."""
+        """Whether the argument has no flag."""
         return self.flag == self.name
 
     @property
     def is_required(self) -> bool:
-        """Whether the value stands without a flag and has no default."""
+        """Whether the argument has no flag and no default."""
         return self.is_positional and self.default is dataclasses.MISSING
 
 
 def get_options(config_class: type) -> dict[str, Option]:
-    """Return the options of a record by the name of their fields."""
+    """Return the options of a dataclass by the names of its fields.
+
+    Example:
+      >>> from dataclasses import dataclass
+      >>> from fedjax_het.utils.command_line import get_options
+      >>> @dataclass
+      ... class Arguments:
+      ...     num_clients: int = 10
+      >>> get_options(Arguments)["num_clients"].flag
+      '--num-clients'
+    """
     options, texts = {}, get_field_docs(config_class)
     fields = {field.name: field for field in dataclasses.fields(config_class)}
     for name, annotation in field_types(config_class).items():
@@ -89,7 +102,7 @@ def get_options(config_class: type) -> dict[str, Option]:
             default = field.default_factory()
         if tyro.conf.Positional in marks:
             flag = name
-        elif get_origin(annotation) is dict:  # --option NAME=VALUE gives one of the options
+        elif get_origin(annotation) is dict:  # --option NAME=VALUE sets one of the options
             flag = flag.removesuffix("s")
         options[name] = Option(name, flag, annotation, default, texts.get(name, ""))
     return options
@@ -98,11 +111,14 @@ def get_options(config_class: type) -> dict[str, Option]:
 def display_flags(
     config_class: type, extra_names: Mapping[str, str] | None = None
 ) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which messages call a record's fields as its command line does.
+    """Return a context in which messages name fields by their flags.
 
     Args:
-      config_class: record whose fields are flags; `directory` is called as its `output_dir`.
-      extra_names: flags of arguments that the record has under other names.
+      config_class: dataclass whose fields are flags; `directory` is named by its `output_dir`.
+      extra_names: flags of arguments that have other names in the dataclass.
+
+    Returns:
+      The context manager.
     """
     flags = {name: option.flag for name, option in get_options(config_class).items()}
     directory_name = {"directory": flags["output_dir"]} if "output_dir" in flags else {}
@@ -113,15 +129,28 @@ def display_flags(
 
 
 def parse_flags(config_class: type, argv: Sequence[str]) -> dict[str, Any]:
-    """Return the values that a command line gives, by field.
+    """Parse a command line.
 
     Args:
-      config_class: record whose fields are the flags.
+      config_class: dataclass whose fields are the flags.
       argv: words of the command line. A list may be given in several parts.
+
+    Returns:
+      The given values by field.
 
     Raises:
       ConfigError: for an unknown flag, a flag without a value or with too many, a flag of one value
         that is given twice, and a value that the field's annotation does not allow.
+
+    Example:
+      >>> from dataclasses import dataclass
+      >>> from fedjax_het.utils.command_line import parse_flags
+      >>> @dataclass
+      ... class Arguments:
+      ...     alphas: tuple[float, ...] = ()
+      ...     quiet: bool = False
+      >>> parse_flags(Arguments, ["--alphas", "0.1", "1", "--quiet"])
+      {'alphas': (0.1, 1.0), 'quiet': True}
     """
     options = get_options(config_class)
     flags = [option.flag for option in options.values() if not option.is_positional]
@@ -171,7 +200,7 @@ def _split_words(
             words, loose_words = tyro.cli(
                 parser_class, args=argv, add_help=False, return_unknown_args=True
             )
-        except SystemExit:  # every flag takes any words, so only such an argument can be missing
+        except SystemExit:  # only such an argument can be missing: flags accept any words
             require(False, required[0], "", "a value")
             raise
     occurrences = vars(words)
@@ -190,7 +219,7 @@ def _convert_words(option: Option, occurrences: _Occurrences) -> Any:
     text = " ".join(words)
     require(all(occurrences), flag, text, "a value after it")
     may_be_empty = option.is_positional and not option.is_required
-    for word in words:  # a command checks such words by its own list of names
+    for word in words:  # a command checks optional arguments itself
         ok = may_be_empty or (word != "" and "\0" not in word)
         require(ok, flag, word, "a value that is not empty")
     if get_origin(annotation) is dict:
@@ -210,12 +239,15 @@ def _convert_words(option: Option, occurrences: _Occurrences) -> Any:
 
 
 def convert_setting(name: str, value: Any, annotation: Any) -> Any:
-    """Return the value of a setting, given as text or as YAML has it, as its annotation has it.
+    """Convert a value from a command line or a YAML file to the type of an annotation.
 
     Args:
-      name: what messages call the setting.
-      value: text, number, truth value, list or mapping. Text is converted to the annotation's type.
+      name: name of the setting in messages.
+      value: text, number, bool, list or mapping. Text is converted to the annotation's type.
       annotation: type of the setting. For a list, a single value is a list of one.
+
+    Returns:
+      The converted value.
 
     Raises:
       ConfigError: if the annotation does not allow the value.
@@ -236,7 +268,7 @@ def convert_setting(name: str, value: Any, annotation: Any) -> Any:
 
 
 def _parse_word(word: str, annotation: Any) -> Any:
-    """Return the number or constant that a word reads as, if the annotation has that type."""
+    """Return the number or constant that a word represents, if the annotation has that type."""
     if annotation in (Any, bool):
         return parse_literal(word)
     if word in _CONSTANTS and annotation is not str:
@@ -251,7 +283,7 @@ def _parse_word(word: str, annotation: Any) -> Any:
 
 
 def parse_literal(text: str) -> Any:
-    """Return the number, truth value or list that a text reads as in JSON, else the text."""
+    """Return the number, bool or list that a text represents in JSON, otherwise the text."""
     try:
         return json.loads(text.lower() if text.lower() in ("true", "false") else text)
     except (ValueError, RecursionError):
@@ -259,7 +291,7 @@ def parse_literal(text: str) -> Any:
 
 
 def list_item_type(annotation: Any) -> Any:
-    """Return the type of a list's items; None for what is no list."""
+    """Return the type of a list's items; None for an annotation without a list."""
     lists = [member for member in union_members(annotation) if get_origin(member) is tuple]
     return get_args(lists[0])[0] if lists else None
 
@@ -273,10 +305,13 @@ def print_help(
     """Print the help of a command.
 
     Args:
-      config_class: record whose fields are the flags.
+      config_class: dataclass whose fields are the flags.
       options: options that the help lists.
       prog: name of the command.
-      description: first paragraphs (default: the docstring of the record).
+      description: first paragraphs (default: the docstring of the dataclass).
+
+    Returns:
+      Nothing; the function always raises.
 
     Raises:
       SystemExit: with status 0, always.
@@ -299,7 +334,15 @@ def wrap_description(text: str) -> str:
 
 
 def make_help_class(config_class: type, options: Iterable[Option]) -> Any:
-    """Return a dataclass from which tyro prints a command's help or completes its flags."""
+    """Create a dataclass from which tyro prints a command's help or completes its flags.
+
+    Args:
+      config_class: dataclass of the command, whose first paragraph becomes the docstring.
+      options: options that the help lists.
+
+    Returns:
+      The class, with one nested dataclass for each group of options.
+    """
     groups: dict[str, list[Any]] = {"": []}
     for option in options:
         groups.setdefault(option.group, []).append(_make_help_field(option))
@@ -340,8 +383,10 @@ def _make_help_field(option: Option) -> tuple[Any, ...]:
 
 
 def _format_metavar(option: Option) -> str | None:
-    """Return the placeholder of a value in the help, e.g. `N` for a whole number; None for a flag
-    without a value."""
+    """Return the placeholder of a value in the help, e.g. `N` for a whole number.
+
+    A flag without a value has None.
+    """
     if option.annotation is bool:
         return None
     if get_origin(option.annotation) is dict:
@@ -359,11 +404,13 @@ def _format_metavar(option: Option) -> str | None:
 
 
 def _format_default(option: Option) -> str:
-    """Return the text after an option's help: its default, unless the help explains it."""
+    """Return the text on an option's default, or "" if the help explains the default."""
     default = option.default
     if default is dataclasses.MISSING:
         return "(required)"
-    if default is False or default in (None, (), {}, ""):
+    if isinstance(default, bool):
+        return f"(default: {'on' if default else 'off'})"
+    if default in (None, (), {}, ""):
         return ""
     return f"(default: {' '.join(map(str, default)) if isinstance(default, tuple) else default})"
 
@@ -375,16 +422,19 @@ def parse_arguments(
     description: str | None = None,
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
-    """Return the record of a program's command line, or print the program's help.
+    """Parse the command line of a program, or print the program's help.
 
     Args:
-      config_class: record whose fields are the flags.
+      config_class: dataclass whose fields are the flags.
       argv: words of the command line (default: those of this process).
-      description: first paragraphs of the help (default: the docstring of the record).
-      defaults: values, by field, that replace the defaults of the record.
+      description: first paragraphs of the help (default: the docstring of the dataclass).
+      defaults: values, by field, that replace the defaults of the dataclass.
+
+    Returns:
+      An instance of `config_class`.
 
     Raises:
-      ConfigError: for words that the record does not take.
+      ConfigError: for invalid words.
       SystemExit: with status 0, if the help is printed.
     """
     argv = sys.argv[1:] if argv is None else argv

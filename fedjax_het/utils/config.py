@@ -14,10 +14,11 @@
 
     load("here", size="2")      # ConfigError: size = '2': expected a whole number >= 1
 
-A field of a `Config` is an `int`, a `float`, a `bool`, a `str`, a `Literal`, a tuple of one of them,
-or a union of them and `None`; numbers may have `Bounds`. Types are strict: "1" is no number and
-True no integer. Scalars of NumPy and JAX become Python's. Parameters annotated as arrays, parameters
-without an annotation, and the items of sequences of numbers are left to the function itself.
+A field of a `Config` is an `int`, a `float`, a `bool`, a `str`, a `Literal`, a tuple of one of
+them, or a union of them and `None`; numbers may have `Bounds`. Types are strict: "1" is no number
+and True no integer. Scalars of NumPy and JAX become Python's. Parameters annotated as arrays,
+parameters without an annotation, and the items of sequences of numbers are left to the function
+itself.
 """
 
 import ast
@@ -50,11 +51,14 @@ P = typing.ParamSpec("P")
 R = TypeVar("R")
 ConfigT = TypeVar("ConfigT", bound="Config")
 
-VALIDATED_FUNCTIONS: dict[str, Callable[..., Any]] = {}  # by module and name
+VALIDATED_FUNCTIONS: dict[str, Callable[..., Any]] = {}
+"""Functions with validated arguments, by module and name."""
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
-MIN_NORMAL_FLOAT32 = float(np.finfo(np.float32).tiny)  # most devices flush smaller numbers to 0
+"""Largest number of float32."""
+MIN_NORMAL_FLOAT32 = float(np.finfo(np.float32).tiny)
+"""Smallest normal number of float32; most devices flush smaller numbers to 0."""
 _UNION: Any = typing.Union
-_cache: Any = functools.cache  # mypy takes the class of a dataclass for one that has no hash
+_cache: Any = functools.cache  # mypy finds classes of dataclasses unhashable
 _UNIONS = (_UNION, types.UnionType)
 _ARRAYS = (np.ndarray, jax.Array)
 _LISTS = (list, Sequence, Iterable)
@@ -69,7 +73,19 @@ _DESCRIPTIONS: dict[Any, str] = {
 
 
 class Bounds(NamedTuple):
-    """Interval that a number must lie in; an open end excludes its limit."""
+    """Interval of valid numbers.
+
+    Attributes:
+      low: lower limit.
+      high: upper limit.
+      open_low: whether the lower limit itself is invalid.
+      open_high: whether the upper limit itself is invalid.
+
+    Example:
+      >>> from fedjax_het.utils.config import Bounds
+      >>> Bounds(0, 1, open_low=True).contains(0), str(Bounds(0, 1, open_low=True))
+      (False, 'in (0, 1]')
+    """
 
     low: float = -math.inf
     high: float = math.inf
@@ -77,8 +93,10 @@ class Bounds(NamedTuple):
     open_high: bool = False
 
     def contains(self, value: float) -> bool:
-        """Return whether the interval holds the value; open ends compare in float32, the devices'
-        precision, as well."""
+        """Return whether the interval contains a number.
+
+        Open limits are also compared in float32, the precision of devices.
+        """
         smaller, larger = sorted((value, _to_float32(value)))
         is_above_low = smaller > self.low if self.open_low else value >= self.low
         is_below_high = larger < self.high if self.open_high else value <= self.high
@@ -95,7 +113,7 @@ class Bounds(NamedTuple):
 
 
 def _to_float32(value: float) -> float:
-    """Return a number as devices hold it; infinite if float32 cannot hold it."""
+    """Return a number as devices store it; infinite if float32 cannot store it."""
     if abs(value) > MAX_FLOAT32:
         return math.copysign(math.inf, value)
     return 0.0 if abs(value) < MIN_NORMAL_FLOAT32 else float(np.float32(value))
@@ -114,7 +132,7 @@ DecayFactor = Annotated[float, Bounds(0, 1, open_low=True)]
 
 
 def union_members(annotation: Any) -> list[Any]:
-    """Return the members of a union other than None; for another annotation, that annotation."""
+    """Return the members of a union except None; for another annotation, the annotation itself."""
     if get_origin(annotation) not in _UNIONS:
         return [annotation]
     return [member for member in get_args(annotation) if member is not types.NoneType]
@@ -135,8 +153,11 @@ def split_bounds(annotation: Any) -> tuple[Any, Bounds]:
 
 
 def is_supported_annotation(annotation: Any) -> bool:
-    """Return whether an annotation may be a field of a `Config`: bool, int, float, str, Literal, a
-    tuple of one of them, or a union; numbers may have `Bounds`."""
+    """Return whether a field of a `Config` can have an annotation.
+
+    Supported are bool, int, float, str, Literal, a tuple of one of them, and unions; numbers may
+    have `Bounds`.
+    """
     origin, items = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return isinstance(items[1], Bounds) and is_supported_annotation(items[0])
@@ -148,11 +169,19 @@ def is_supported_annotation(annotation: Any) -> bool:
 
 
 def describe(annotation: Any, *, brief: bool = False) -> str:
-    """Return the values that an annotation allows, in words.
+    """Return the valid values of an annotation in words.
 
     Args:
       annotation: type, with `Bounds` or without.
-      brief: for a table of settings: names None and leaves out the limits of all numbers.
+      brief: for a table of settings: includes None and omits the limits of all numbers.
+
+    Returns:
+      Words, e.g. "a whole number >= 1".
+
+    Example:
+      >>> from fedjax_het.utils.config import PositiveInt, describe
+      >>> describe(PositiveInt | None, brief=True)
+      'a whole number >= 1 or None'
     """
     base_class, items = get_origin(annotation) or annotation, get_args(annotation)
     if _is_path(annotation):
@@ -190,7 +219,7 @@ def _is_path(annotation: Any) -> bool:
 
 
 def to_python_scalar(value: Any) -> Any:
-    """Return `value` with the scalars of NumPy and JAX as Python's, in lists and mappings too.
+    """Convert scalars of NumPy and JAX to Python numbers, also in lists and mappings.
 
     A float32 becomes the number that it is written as: 0.1, not 0.10000000149.
     """
@@ -206,7 +235,15 @@ def to_python_scalar(value: Any) -> Any:
 
 
 def is_list(value: Any, annotation: Any = tuple) -> bool:
-    """Return whether a value is what a user would call a list; a data frame is none."""
+    """Return whether a user would call a value a list; a data frame is none.
+
+    Args:
+      value: any value.
+      annotation: type of the list, on which the accepted containers depend.
+
+    Returns:
+      True for a list.
+    """
     if hasattr(value, "ndim"):
         return value.ndim > 0 and (value.ndim == 1 or isinstance(value, _ARRAYS))
     base_class = get_origin(annotation) or annotation
@@ -214,14 +251,14 @@ def is_list(value: Any, annotation: Any = tuple) -> bool:
         return isinstance(value, list | tuple | range)
     if isinstance(value, str | bytes):
         return False
-    if base_class is Iterable:  # the keys of a mapping are words, too
+    if base_class is Iterable:  # keys of a mapping are words
         takes_words = get_args(annotation) == (str,)
         return isinstance(value, Iterable) and (takes_words or not isinstance(value, Mapping))
     return isinstance(value, Collection) and not isinstance(value, Mapping | Set)
 
 
 def _convert(annotation: Any, value: Any) -> Any:
-    """Return a value in the type of its annotation, whose items pydantic validates afterwards.
+    """Return a value in the type of its annotation; pydantic validates the items afterwards.
 
     Raises:
       ValueError: if the value is of another type or out of bounds.
@@ -290,18 +327,22 @@ def _require_path(value: Any) -> Any:
 
 
 def validate(argument: str, value: Any, annotation: Any) -> Any:
-    """Return `value` as its annotation has it: a list as a tuple, an int as a float.
+    """Validate a value by an annotation.
 
     Args:
       argument: name of the value in messages, see `utils.errors.display_names`.
-      value: what the user gave.
+      value: the user's value.
       annotation: type, with `Bounds` or without.
+
+    Returns:
+      The value in the type of the annotation: a list as a tuple, an int as a float.
 
     Raises:
       ConfigError: if the value does not fit, in one line.
 
     Example:
-      >>> validate("sizes", [1, np.int64(2)], tuple[PositiveInt, ...])
+      >>> from fedjax_het.utils.config import PositiveInt, validate
+      >>> validate("sizes", [1, 2], tuple[PositiveInt, ...])
       (1, 2)
     """
     try:
@@ -316,12 +357,18 @@ def validate(argument: str, value: Any, annotation: Any) -> Any:
 
 
 def validate_fields(values: Mapping[str, Any], fields: Any, *, prefix: str = "") -> dict[str, Any]:
-    """Return the values that a class annotates, as its annotations have them. Raises ConfigError.
+    """Validate values by the annotations of a class.
 
     Args:
-      values: by name; names that the class does not have, and None, are left out.
+      values: values by name; names that the class lacks are ignored.
       fields: class with annotations.
       prefix: text before a field's name in messages.
+
+    Returns:
+      The validated values by name.
+
+    Raises:
+      ConfigError: for a value that does not fit.
     """
     return {
         name: validate(prefix + name, values[name], annotation)
@@ -358,7 +405,7 @@ def _to_pydantic(annotation: Any) -> Any:
 
 
 def _check(annotation: Any, value: Any, handler: Callable[[Any], Any]) -> Any:
-    """Validate a value; a failure has the text of `describe`, or is that of an item."""
+    """Validate a value; a failure has the text of `describe`, or the text of an item."""
     reason = ""
     try:
         return handler(_convert(annotation, value))
@@ -375,10 +422,25 @@ def _check(annotation: Any, value: Any, handler: Callable[[Any], Any]) -> Any:
 
 
 def validate_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Return the function with arguments that are validated by their annotations.
+    """Decorate a function so that its annotations validate its arguments.
 
-    Raises:
-      ConfigError: at a call whose argument does not fit; the message names the argument.
+    Args:
+      function: function with annotated parameters.
+
+    Returns:
+      The function. A call whose argument does not fit raises a ConfigError that names the argument.
+
+    Example:
+      >>> from fedjax_het import ConfigError
+      >>> from fedjax_het.utils.config import PositiveInt, validate_arguments
+      >>> @validate_arguments
+      ... def draw(count: PositiveInt) -> list[int]:
+      ...     return list(range(count))
+      >>> try:
+      ...     draw(0)
+      ... except ConfigError as error:
+      ...     print(error)
+      count = 0: expected a whole number >= 1, below 2**31
     """
     signature = inspect.signature(function)
 
@@ -387,7 +449,7 @@ def validate_arguments(function: Callable[P, R]) -> Callable[P, R]:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
-            return function(*args, **kwargs)  # which raises Python's own message
+            return function(*args, **kwargs)  # raises Python's own message
         for name, annotation in parameter_types(function).items():
             if name in bound.arguments:
                 bound.arguments[name] = validate(name, bound.arguments[name], annotation)
@@ -399,7 +461,7 @@ def validate_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
 @functools.cache
 def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations of a function's parameters by name, without *args and **kwargs."""
+    """Return the annotations of a function's parameters by name, without `*args` and `**kwargs`."""
     annotations = {
         name: parameter.annotation
         for name, parameter in inspect.signature(function).parameters.items()
@@ -408,22 +470,44 @@ def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
     }
     module_names = dict(vars(sys.modules[function.__module__]))
     if any("pd." in text for text in annotations.values() if isinstance(text, str)):
-        module_names["pd"] = importlib.import_module("pandas")  # modules import it for types alone
+        module_names["pd"] = importlib.import_module("pandas")  # imported for type checkers only
     holder = types.SimpleNamespace(__annotations__=annotations)
     return typing.get_type_hints(holder, module_names, include_extras=True)
 
 
 def validate_named_tuple(name: str, record: Any) -> Any:
-    """Return a named tuple whose fields are as their annotations have them. Raises ConfigError."""
+    """Validate the fields of a named tuple by their annotations.
+
+    Args:
+      name: name of the tuple in messages.
+      record: the named tuple.
+
+    Returns:
+      The tuple with validated fields.
+
+    Raises:
+      ConfigError: for a field that does not fit.
+    """
     return record._replace(**validate_fields(record._asdict(), type(record), prefix=f"{name}."))
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Base of typed settings.
+    """Base class of typed settings, frozen dataclasses.
 
-    PRESETS: by name, the values of a preset for fields that the user leaves out; other fields have
-      their defaults. A class with presets has the field `PRESET_FIELD`, which names one.
+    Attributes:
+      PRESETS: by name of a preset, its values for fields that the user leaves out. Other fields
+        have their defaults.
+      PRESET_FIELD: field that names the preset, in a class with presets.
+
+    Example:
+      >>> from dataclasses import dataclass
+      >>> from fedjax_het.utils.config import Config, PositiveInt, parse_config
+      >>> @dataclass(frozen=True)
+      ... class Options(Config):
+      ...     steps: PositiveInt = 20
+      >>> parse_config(Options, {"steps": 5})
+      Options(steps=5)
     """
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {}
@@ -431,15 +515,19 @@ class Config:
 
     @classmethod
     def normalize_values(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the given values with those that follow from them, before a preset adds others."""
+        """Return the user's values with derived values, before a preset adds others."""
         return values
 
     def with_derived_fields(self: "ConfigT") -> "ConfigT":
-        """Return the settings with unset fields filled from the other fields."""
+        """Return the settings with unset fields computed from other fields."""
         return self
 
     def check(self) -> None:
-        """Raise ConfigError for values that cannot be combined."""
+        """Check combinations of values.
+
+        Raises:
+          ConfigError: for values that cannot be combined.
+        """
 
 
 def parse_config(
@@ -449,17 +537,17 @@ def parse_config(
     field_term: str = "option",
     field_prefix: str = "",
 ) -> ConfigT:
-    """Create settings from the given values; a preset or the defaults fill in the others.
+    """Create settings from the user's values; a preset or the defaults provide the others.
 
     Args:
-      config_class: dataclass of the settings. If it has presets, None in a field that cannot be
-        None stands for "not given".
+      config_class: dataclass of the settings. In a class with presets, None stands for an unset
+        field if the field cannot be None.
       overrides: values by field.
       field_term: term for a field in the message about an unknown one.
       field_prefix: text before a field's name in other messages.
 
     Returns:
-      An instance of `config_class` whose values are as its annotations have them.
+      An instance of `config_class` with values of the annotated types.
 
     Raises:
       ConfigError: for an unknown field or a value that does not fit, in one line.
@@ -486,7 +574,7 @@ def parse_config(
 
 
 def config_to_dict(config: Config) -> dict[str, Any]:
-    """Return the values of settings as JSON has them, the input of `parse_config`."""
+    """Return settings as JSON stores them, the input of `parse_config`."""
     values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
 
@@ -499,10 +587,17 @@ def field_types(dataclass_type: Any) -> dict[str, Any]:
 
 
 def to_json_value(argument: str, value: Any) -> Any:
-    """Return `value` as JSON has it: a number, text, bool or None, or lists and dicts of them.
+    """Convert a value to JSON: number, text, bool, None, and lists and dicts of them.
+
+    Args:
+      argument: name of the value in messages.
+      value: the user's value.
+
+    Returns:
+      The converted value.
 
     Raises:
-      ConfigError: for other values and for numbers that are not finite; it names `argument`.
+      ConfigError: for other types and for numbers that are not finite.
     """
     value = os.fspath(value) if isinstance(value, os.PathLike) else to_python_scalar(value)
     if value is None or isinstance(value, bool | str):
@@ -518,15 +613,17 @@ def to_json_value(argument: str, value: Any) -> Any:
 
 
 class HyperParameter(NamedTuple):
-    """Default and bounds of a numeric hyper-parameter."""
+    """Default and bounds of a numeric hyperparameter."""
 
     default: float
     bounds: Bounds
 
 
 def hyperparameters_of(config: Config) -> dict[str, HyperParameter]:
-    """Return the numeric hyper-parameters whose defaults are the values of a record; fields that
-    are None are left out."""
+    """Return the hyperparameters whose defaults are the values of a record.
+
+    Fields that are None are left out.
+    """
     fields = field_types(type(config))
     return {
         name: HyperParameter(float(getattr(config, name)), split_bounds(annotation)[1])
@@ -536,7 +633,18 @@ def hyperparameters_of(config: Config) -> dict[str, HyperParameter]:
 
 
 def make_config_class(name: str, defaults: Mapping[str, float]) -> type[Config]:
-    """Create a class of settings that are numbers >= 0, with these defaults. Raises ConfigError."""
+    """Create a class of settings that are numbers >= 0.
+
+    Args:
+      name: name of the class.
+      defaults: default values by field.
+
+    Returns:
+      The class.
+
+    Raises:
+      ConfigError: for a field that is no identifier, and for an invalid default.
+    """
     for key in defaults:
         is_valid_name = isinstance(key, str) and key.isidentifier() and not keyword.iskeyword(key)
         require(is_valid_name, "hyperparameters", key, "names of letters, digits and underscores")
@@ -549,10 +657,10 @@ def make_config_class(name: str, defaults: Mapping[str, float]) -> type[Config]:
 
 
 def document_fields(config_class: type[Config]) -> dict[str, tuple[str, str]]:
-    """Return, by field, its allowed values in words and its documentation.
+    """Return the valid values in words and the documentation of each field.
 
-    The documentation is the string after the field in the source of the class or a base class; ""
-    if there is none.
+    The documentation is the string after the field in the source of the class or of a base class;
+    "" if there is none.
     """
     texts = get_field_docs(config_class)
     field_docs = {
@@ -569,7 +677,7 @@ def get_field_docs(dataclass_type: type) -> dict[str, str]:
     """Return the string after each field in the source of a dataclass or of a base class."""
     texts: dict[str, str] = {}
     for base_class in reversed(dataclass_type.__mro__[:-1]):
-        with contextlib.suppress(OSError, TypeError):  # a class without source, e.g. of a notebook
+        with contextlib.suppress(OSError, TypeError):  # a class without source, e.g. in a notebook
             (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base_class))).body
             assert isinstance(definition, ast.ClassDef)
             for statements in itertools.pairwise(definition.body):

@@ -1,7 +1,7 @@
-"""How a process tells what it is at: in words, as JSON objects, or not at all.
+"""Output of a process: progress, messages and errors as text, as JSON objects, or not at all.
 
-A command's `--json` and `--quiet` choose it, for whatever the command calls. What a command is
-asked for goes to standard output in any manner; all that is told here, to standard error.
+The flags `--json` and `--quiet` of a command choose the mode. Results go to stdout in every mode;
+everything else goes to stderr.
 """
 
 import contextlib
@@ -18,16 +18,22 @@ from fedjax_het.utils.text import to_one_line
 
 TEXT, JSON, QUIET = "words", "json", "quiet"
 _LOGGER_NAME = "fedjax_het"
+# The mode belongs to the process: the messages of all its modules share stdout and stderr.
 _output_mode = TEXT
 
 
 def output_mode() -> str:
-    """That of this process: "words", "json" or "quiet"."""
+    """Return the mode of this process: `TEXT`, `JSON` or `QUIET`."""
     return _output_mode
 
 
 def set_output_mode(*, quiet: bool = False, as_json: bool = False) -> None:
-    """The manner until the innermost `preserve_output_mode` ends; quiet goes before JSON."""
+    """Set the mode until the innermost `preserve_output_mode` ends.
+
+    Args:
+      quiet: print errors only. Quiet takes precedence over JSON.
+      as_json: print JSON objects. If both flags are False, the mode stays.
+    """
     global _output_mode
     _output_mode = QUIET if quiet else JSON if as_json else _output_mode
     if _output_mode != TEXT:
@@ -36,13 +42,13 @@ def set_output_mode(*, quiet: bool = False, as_json: bool = False) -> None:
 
 
 def parse_output_flags(argv: Sequence[str]) -> None:
-    """Set the output mode that a command line's --quiet or --json chooses, before it is checked."""
+    """Set the mode that `--quiet` or `--json` chooses, before the command line is checked."""
     set_output_mode(quiet="--quiet" in argv, as_json="--json" in argv)
 
 
 @contextlib.contextmanager
 def preserve_output_mode() -> Iterator[None]:
-    """What is chosen in here holds in here."""
+    """Restore the mode at the end of the context."""
     global _output_mode
     previous_mode, previous_showwarning = _output_mode, warnings.showwarning
     try:
@@ -52,8 +58,12 @@ def preserve_output_mode() -> Iterator[None]:
 
 
 def log_event(event: str, **fields: Any) -> None:
-    """A JSON object on standard error: the event's name, then the fields; numbers that JSON does
-    not have are null."""
+    """Print a JSON object on stderr; numbers that JSON lacks become null.
+
+    Args:
+      event: value of the key "event".
+      **fields: further keys and values.
+    """
     json_fields = {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in fields.items()
@@ -62,7 +72,7 @@ def log_event(event: str, **fields: Any) -> None:
 
 
 def print_error(text: str) -> None:
-    """What a command ends with instead of its work; heard in every manner."""
+    """Print the error that ends a command; every mode shows it."""
     if _output_mode == JSON:
         log_event("error", message=text)
     else:
@@ -70,7 +80,7 @@ def print_error(text: str) -> None:
 
 
 def print_status(line: str) -> None:
-    """A line about what is done: on standard output where it is told in words."""
+    """Print a line about completed work: on stdout in text mode, as JSON object in JSON mode."""
     if _output_mode == JSON:
         log_event("status", message=line)
     elif _output_mode == TEXT:
@@ -78,28 +88,29 @@ def print_status(line: str) -> None:
 
 
 def suppress_results_if_quiet() -> contextlib.AbstractContextManager[object]:
-    """In here standard output is read by people: where it is quiet nothing reaches it."""
+    """Return a context in which quiet mode discards stdout, for output that people read."""
     if _output_mode == QUIET:
         return contextlib.redirect_stdout(io.StringIO())
     return contextlib.nullcontext()
 
 
 def log_to_stderr(level: int) -> None:
-    """What the package logs from this level on; errors alone where it is quiet."""
+    """Print the log messages of the package from a level on; quiet mode prints errors only."""
     logger = logging.getLogger(_LOGGER_NAME)
     if not any(isinstance(handler, _StderrHandler) for handler in logger.handlers):
         handler = _StderrHandler()
         handler.setFormatter(_OneLineFormatter())
         logger.addHandler(handler)
-        # What imports absl's logging, as tensorflow-datasets does, gives the root a handler, too.
+        # The import of absl's logging, e.g. by tensorflow-datasets, adds a handler to the root.
         logger.propagate = False
     logger.setLevel(level)
 
 
 class _StderrHandler(logging.Handler):
-    """Writes to what standard error is at that time: above a progress area, where there is one."""
+    """Writes to the current stderr, which a progress area may have replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Print one record in the current mode."""
         try:
             text = self.format(record)
             if _output_mode == JSON:
@@ -111,9 +122,10 @@ class _StderrHandler(logging.Handler):
 
 
 class _OneLineFormatter(logging.Formatter):
-    """Of data sets and results that may be a stranger's: a line is a line."""
+    """Formats a message as one line; data sets and results may contain foreign text."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the message as one line."""
         return to_one_line(super().formatMessage(record))
 
 

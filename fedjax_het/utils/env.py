@@ -1,8 +1,9 @@
-"""Environment variables: each is read and checked where it is needed; a bad one is a `ConfigError`.
+"""Environment variables that the package reads, the import of JAX, and the cache folder.
 
-This module reads them without pydantic-settings: `import fedjax_het` reads the cache folder, and
-importing that library would add 0.1 s to it. A variable that stops the import of jax is removed
-from the environment and reported where devices are first needed.
+Each variable is read and checked where it is needed; a bad value is a `ConfigError`. A variable
+that makes the import of JAX fail is removed from the environment and reported where devices are
+first needed. The module does not use pydantic-settings, whose import would add 0.1 s to
+`import fedjax_het`.
 """
 
 import contextlib
@@ -22,16 +23,21 @@ from typing import Any, NamedTuple
 from fedjax_het.utils.errors import ConfigError, make_value_error
 
 MAX_SECONDS = 1e9
+"""Largest number of seconds between checkpoints."""
 MAX_CPU_DEVICES = 4096
+"""Largest number of CPU devices."""
 _DEVICES_FLAG = "--xla_force_host_platform_device_count"
-_FOLDER = "a folder that can be made and written to, or none of the name"
+_FOLDER = "a folder that can be created and written to, or an unset variable"
 
 
 class EnvironmentVariable(NamedTuple):
     """An environment variable that the package reads.
 
-    expected: the valid values, in words.
-    parse: returns the value of a text; raises ValueError, OSError or RuntimeError for a bad one.
+    Attributes:
+      name: name of the variable.
+      expected: valid values, in words.
+      parse: function of the text that returns the value. It raises ValueError, OSError or
+        RuntimeError for a bad text.
     """
 
     name: str
@@ -59,7 +65,7 @@ def _parse_folder(text: str) -> Path:
 
 
 def _parse_writable_folder(text: str) -> Path:
-    """Create a folder for the user alone; it must be writable."""
+    """Create a folder that only the user can read, and return its path."""
     path = _parse_folder(text)
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=path):
@@ -76,9 +82,9 @@ def _parse_device_count(text: str) -> int:
 
 
 def _parse_xla_flags(text: str) -> str:
-    """Check what XLA does not: it ends the process for an unknown flag and ignores other words."""
+    """Check the flags; XLA ends the process for an unknown flag and ignores other words."""
     words = text.split()
-    is_file = bool(words) and not words[0].startswith("-")  # from which XLA reads flags
+    is_file = bool(words) and not words[0].startswith("-")  # XLA reads flags from it
     if not (Path(text).is_file() if is_file else all(word.startswith("--") for word in words)):
         raise ValueError
     for word in words:
@@ -90,15 +96,15 @@ def _parse_xla_flags(text: str) -> str:
 
 CHECKPOINT_SECONDS = EnvironmentVariable(
     "FEDJAX_HET_CHECKPOINT_SECONDS",
-    "seconds between checkpoints, a number from 0, for after every chunk of rounds, to 1e9",
+    "seconds between checkpoints, from 0 (after every chunk of rounds) to 1e9",
     functools.partial(_parse_number, 0, MAX_SECONDS),
 )
 CACHE_DIR = EnvironmentVariable("FEDJAX_HET_CACHE", _FOLDER, _parse_writable_folder)
 XDG_CACHE_HOME = EnvironmentVariable("XDG_CACHE_HOME", _FOLDER, _parse_xdg_cache_home)
 TFDS_DATA_DIR = EnvironmentVariable(
-    "TFDS_DATA_DIR", "a folder of prepared data sets, or none of the name", _parse_folder
+    "TFDS_DATA_DIR", "a folder of prepared data sets, or an unset variable", _parse_folder
 )
-CINIC10_DIR = EnvironmentVariable("CINIC10_DIR", "CINIC-10's folder, with train/", _parse_folder)
+CINIC10_DIR = EnvironmentVariable("CINIC10_DIR", "CINIC-10's folder with train/", _parse_folder)
 RAY_ADDRESS = EnvironmentVariable("RAY_ADDRESS", "'auto', HOST:PORT or ray://HOST:PORT", str)
 JAX_CPU_DEVICES = EnvironmentVariable(
     "JAX_NUM_CPU_DEVICES", f"a whole number from 1 to {MAX_CPU_DEVICES}", _parse_device_count
@@ -113,27 +119,39 @@ XLA_FLAGS = EnvironmentVariable(
 )
 MEMORY_FRACTION = EnvironmentVariable(
     "XLA_PYTHON_CLIENT_MEM_FRACTION",
-    "the share of a device's memory that jax takes, up to 1",
+    "the fraction of a device's memory that JAX reserves, at most 1",
     functools.partial(_parse_number, math.ulp(0), 1),
 )
-# Variables that a run may need only after hours.
+# Variables that a run may need after hours; they are checked before it starts.
 _RUN_VARIABLES = (CHECKPOINT_SECONDS, CACHE_DIR, XDG_CACHE_HOME)
 _JAX_VARIABLES = (JAX_CPU_DEVICES, JAX_COMPILATION_CACHE_DIR, XLA_FLAGS, MEMORY_FRACTION)
 VARIABLES = (*_RUN_VARIABLES, TFDS_DATA_DIR, CINIC10_DIR, RAY_ADDRESS, *_JAX_VARIABLES)
+"""All variables that the package reads."""
 
-# By name, the value and jax's message. The import of jax, which fills it, happens once in a process
-# and before any function of the package could receive it.
+# Values and JAX's messages by variable. JAX is imported once in a process, before any function of
+# the package could receive them.
 _invalid_jax_env_vars: dict[str, tuple[str, str]] = {}
 
 
 def get_value(variable: EnvironmentVariable, default: Any = None) -> Any:
-    """Return a variable's value, or the default if it is not set. Raises ConfigError."""
+    """Return the value of a variable.
+
+    Args:
+      variable: the variable.
+      default: value of a variable that is not set.
+
+    Returns:
+      The parsed value.
+
+    Raises:
+      ConfigError: for a bad value.
+    """
     text = os.environ.get(variable.name)
     return default if text is None else _parse_variable(variable, text)
 
 
 def get_text(variable: EnvironmentVariable) -> str:
-    """Return a variable's text without a check; "" if it is not set."""
+    """Return the unchecked text of a variable; "" if it is not set."""
     return os.environ.get(variable.name, "")
 
 
@@ -153,10 +171,13 @@ def _parse_variable(variable: EnvironmentVariable, text: str) -> Any:
 
 
 def require_variables(*, devices: bool = True) -> None:
-    """Raise ConfigError for a bad variable that a run reads, before the run starts.
+    """Check the variables that a run reads, before the run starts.
 
     Args:
       devices: also require devices, see `require_devices`.
+
+    Raises:
+      ConfigError: for a bad value, and without devices.
     """
     for variable in _RUN_VARIABLES:
         get_value(variable)
@@ -165,27 +186,36 @@ def require_variables(*, devices: bool = True) -> None:
 
 
 def require_devices() -> None:
-    """Start jax's backend. Raises ConfigError for variables that prevent it, and without devices."""
+    """Start JAX's backend.
+
+    Raises:
+      ConfigError: for a variable that prevents it, and without devices.
+    """
     for name, (text, reason) in _invalid_jax_env_vars.items():
-        raise make_value_error(name, text, f"what jax takes, or none of the name ({reason})")
+        raise make_value_error(
+            name, text, f"a value that JAX accepts, or an unset variable ({reason})"
+        )
     for variable in _JAX_VARIABLES:
         get_value(variable)
     import jax
 
     try:
         jax.devices()
-    except Exception as error:  # each kind of device raises its own
+    except Exception as error:  # each kind of device raises another type
         reason = " ".join(str(error).split())[:200]
         platforms = os.environ.get("JAX_PLATFORMS")
         if not platforms:
             raise ConfigError(f"jax finds no devices: {reason}") from error
-        expected = f"platforms that there are here, e.g. 'cpu', or none of the name ({reason})"
+        expected = f"platforms of this machine, e.g. 'cpu', or an unset variable ({reason})"
         raise make_value_error("JAX_PLATFORMS", platforms, expected) from error
 
 
 def import_jax() -> None:
-    """Import jax. A variable of jax's that makes the import fail is removed from the environment and
-    reported by `require_devices`; other errors are raised."""
+    """Import JAX.
+
+    A variable of JAX that makes the import fail is removed from the environment, and reported by
+    `require_devices`. Other errors are raised.
+    """
     while True:
         try:
             importlib.import_module("jax")
@@ -198,9 +228,9 @@ def import_jax() -> None:
 
 
 def _unset_invalid_variable(error: str) -> bool:
-    """Remove the variable that makes the import of jax fail, and return whether there is one.
+    """Remove the variable that makes the import of JAX fail, and return whether there is one.
 
-    It is a variable whose name or value the error contains, and without which the error differs.
+    The error contains the name or the value of such a variable, and differs without the variable.
     """
     for name, text in sorted(os.environ.items()):
         is_named = name.lower() in error.lower() or text.lower() in error.lower()
@@ -220,12 +250,18 @@ def _unset_invalid_variable(error: str) -> bool:
     return False
 
 
-# --- the cache folder: decoded data, timings, compiled programs; all of it can be remade
+# --- the cache folder
 
 
 def get_cache_dir() -> Path:
-    """$FEDJAX_HET_CACHE, else $XDG_CACHE_HOME/fedjax_het, else ~/.cache/fedjax_het. Raises
-    ConfigError where such a variable names no folder that can be used."""
+    """Return the cache folder, which contains decoded data, timings and compiled programs.
+
+    Returns:
+      $FEDJAX_HET_CACHE, $XDG_CACHE_HOME/fedjax_het or ~/.cache/fedjax_het, the first that is set.
+
+    Raises:
+      ConfigError: if a variable names a folder that cannot be used.
+    """
     cache_dir = get_value(CACHE_DIR)
     if cache_dir is not None:
         return cache_dir
@@ -234,9 +270,16 @@ def get_cache_dir() -> Path:
 
 
 def make_private_dir(path: Path | None = None) -> Path:
-    """`path` (default: the root), made for the user alone where it did not exist.
+    """Create a folder, and its parents, that only the user can read.
 
-    Raises OSError where that cannot be.
+    Args:
+      path: path of the folder (default: the cache folder).
+
+    Returns:
+      The path. A folder that exists keeps its mode.
+
+    Raises:
+      OSError: if the folder cannot be created.
     """
     path = path or get_cache_dir()
     for folder in (*reversed(path.parents), path):  # `parents=True` would leave these to the umask
@@ -246,13 +289,13 @@ def make_private_dir(path: Path | None = None) -> Path:
 
 
 def get_program_cache_dir() -> Path:
-    """Of what is known of programs compiled for this processor."""
+    """Return the folder of programs that are compiled for this processor."""
     return get_cache_dir() / "xla" / _hash_cpu_features()
 
 
 @functools.cache
 def _hash_cpu_features() -> str:
-    """A short name for the processor's instruction set."""
+    """Return a short name for the processor's instruction set."""
     text = platform.machine() + platform.processor()
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
         text += next((line for line in lines if line.startswith(("flags", "Features"))), "")

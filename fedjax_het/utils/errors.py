@@ -1,4 +1,4 @@
-"""One kind of error for bad input: it names the argument, its value and what would be right."""
+"""Errors about bad input: one line that names the argument, its value and the valid values."""
 
 import contextlib
 import contextvars
@@ -15,15 +15,29 @@ from typing import Any
 from fedjax_het.utils import console
 from fedjax_het.utils.text import to_one_line
 
-MAX_VALUE_LENGTH = 100  # characters of a value in a message
+MAX_VALUE_LENGTH = 100
+"""Largest number of characters of a value in a message."""
 _PLAIN_TYPES = (str, bytes, numbers.Number, list, tuple, dict, set)
-# What arguments are called where the user wrote them, by their names in Python; see `display_names`.
+# Names of arguments in messages, by their names in Python. A context variable keeps threads apart;
+# the alternative, a parameter of every check, would pass through all functions that validate.
 _PYTHON_NAMES: Mapping[str, str] = MappingProxyType({})
 _DISPLAY_NAMES = contextvars.ContextVar("written", default=_PYTHON_NAMES)
 
 
 class ConfigError(ValueError):
-    """A setting cannot be used as given; the message is one line. The command line exits with 2."""
+    """Raised for a setting, an argument or a file that cannot be used.
+
+    The message is one line: the argument, its value and the expected values. The command line
+    prints it and exits with status 2.
+
+    Example:
+      >>> from fedjax_het import ConfigError, RunSpec
+      >>> try:
+      ...     RunSpec(alpha=-1).resolved()
+      ... except ConfigError as error:
+      ...     print(error)
+      alpha = -1.0: expected a finite number > 0
+    """
 
     def __init__(self, message: object = ""):
         super().__init__(to_one_line(str(message)))
@@ -31,10 +45,24 @@ class ConfigError(ValueError):
 
 @contextlib.contextmanager
 def display_names(names: Mapping[str, str]) -> Iterator[None]:
-    """In here, messages call these arguments by other names, e.g. `{"hp": "--hp"}` where they are
-    flags of a command line; those that are not named keep what they are called around. Names of
-    inner ones are read by outer ones: `{"steps": "options steps"}` in `{"options": "--option"}`
-    makes "--option steps"."""
+    """Make messages call arguments by other names inside the context.
+
+    A context may be nested in another one: `{"steps": "options steps"}` inside
+    `{"options": "--option"}` makes "--option steps".
+
+    Args:
+      names: new names by the names of the arguments, e.g. `{"hp": "--hp"}`. Other arguments keep
+        the names of the surrounding context.
+
+    Yields:
+      None.
+
+    Example:
+      >>> from fedjax_het.utils.errors import display_name, display_names
+      >>> with display_names({"hp": "--hp"}):
+      ...     display_name("hp prox_mu")
+      '--hp prox_mu'
+    """
     inner_names = {name: display_name(alias) for name, alias in names.items()}
     token = _DISPLAY_NAMES.set({**_DISPLAY_NAMES.get(), **inner_names})
     try:
@@ -46,14 +74,22 @@ def display_names(names: Mapping[str, str]) -> Iterator[None]:
 def display_names_within(
     setting: str, names: Iterable[str]
 ) -> contextlib.AbstractContextManager[None]:
-    """In here, messages call these names what a user gives under that setting: "options steps"."""
+    """Return a context in which messages name entries of a mapping together with its setting.
+
+    Args:
+      setting: name of the mapping, e.g. "options".
+      names: keys of the mapping. The key "steps" is called "options steps".
+
+    Returns:
+      The context manager.
+    """
     return display_names({name: f"{setting} {name}" for name in names})
 
 
 def display_name(argument: str) -> str:
-    """Return the user's name of an argument: "hp prox_mu" is "--hp prox_mu" on a command line.
+    """Return the name that the user gave to an argument, e.g. "--hp prox_mu" for "hp prox_mu".
 
-    The text after the first name stays, as in "groups[0]"; commas separate several arguments.
+    The text after the first name stays, as in "groups[0]". Commas separate several arguments.
     """
     if ", " in argument:
         return ", ".join(map(display_name, argument.split(", ")))
@@ -62,12 +98,14 @@ def display_name(argument: str) -> str:
 
 
 def format_value(value: object) -> str:
-    """A value for a message: in one line, and short; a path as the text that it is. Of an object
-    that takes more than a line, only its type is shown."""
+    """Return a value as text for a message: one line of at most `MAX_VALUE_LENGTH` characters.
+
+    A path is shown as text. An object with a long representation is shown by its type.
+    """
     value = str(value) if isinstance(value, PurePath) else value
     try:
         text = repr(value) if isinstance(value, str) else " ".join(repr(value).split())
-    except Exception:  # of a class of the user's own
+    except Exception:  # `__repr__` of a user's class
         text = "<at 0x>"
     is_plain = isinstance(value, _PLAIN_TYPES)
     if re.match(r"<.*at 0x", text) or (len(text) > MAX_VALUE_LENGTH and not is_plain):
@@ -76,25 +114,66 @@ def format_value(value: object) -> str:
 
 
 def make_value_error(argument: str, value: object, expected: str) -> ConfigError:
-    """Return the error of a value that cannot be used: "alpha = 0: expected a number > 0"."""
+    """Return the error of a value that cannot be used.
+
+    Args:
+      argument: name of the argument.
+      value: the value.
+      expected: the valid values, in words.
+
+    Returns:
+      The error, to be raised.
+
+    Example:
+      >>> from fedjax_het.utils.errors import make_value_error
+      >>> print(make_value_error("alpha", 0, "a number > 0"))
+      alpha = 0: expected a number > 0
+    """
     return ConfigError(f"{display_name(argument)} = {format_value(value)}: expected {expected}")
 
 
 def require(condition: bool, argument: str, value: object, expected: str) -> None:
-    """Raise `ConfigError` unless `condition` holds, e.g. `require(a > 0, "alpha", a, "a > 0")`."""
+    """Raise an error unless a condition holds.
+
+    Args:
+      condition: whether the value can be used.
+      argument: name of the argument.
+      value: the value.
+      expected: the valid values, in words.
+
+    Raises:
+      ConfigError: if the condition is false.
+    """
     if not condition:
         raise make_value_error(argument, value, expected)
 
 
 def is_integer_at_least(value: object, minimum: float) -> bool:
-    """Whether `value` is an integer (of Python or NumPy, no truth value) of at least `least`."""
+    """Return whether a value is an integer of Python or NumPy of at least a minimum; bool is none.
+
+    Args:
+      value: any value.
+      minimum: smallest valid integer.
+
+    Returns:
+      True for a valid integer.
+    """
     if not isinstance(value, numbers.Integral) or isinstance(value, bool):
         return False
     return int(value) >= minimum
 
 
 def require_name(argument: str, value: object, valid: Iterable[object]) -> None:
-    """Raise `ConfigError` unless `value` is one of `valid`, naming the nearest of them first."""
+    """Raise an error unless a value is one of the valid names. The message suggests similar names.
+
+    Args:
+      argument: name of the argument.
+      value: the value.
+      valid: valid names, in the order of the message.
+
+    Raises:
+      ConfigError: if the value is unknown.
+    """
     names = list(valid)
     if any(type(value) is type(name) and value == name for name in names):
         return
@@ -108,7 +187,16 @@ def require_name(argument: str, value: object, valid: Iterable[object]) -> None:
 
 
 def require_columns(argument: str, frame: Any, names: Iterable[str]) -> None:
-    """Raise `ConfigError` unless a data frame has these columns."""
+    """Raise an error unless a data frame has all columns.
+
+    Args:
+      argument: name of the data frame in the message.
+      frame: pandas data frame.
+      names: required columns.
+
+    Raises:
+      ConfigError: for the first missing column.
+    """
     for name in names:
         if name not in frame.columns:
             expected = f"a column {name!r} (it has {', '.join(map(str, frame.columns[:20]))})"
@@ -116,13 +204,16 @@ def require_columns(argument: str, frame: Any, names: Iterable[str]) -> None:
 
 
 def run_with_exit_status(main: Callable[[], int], *, name: str, interrupt_message: str) -> int:
-    """Return `main()`'s exit status; 2 for a ConfigError and 130 for Ctrl-C, each with one line on
-    stderr; 141 where nobody reads on (`... | head`), without a line.
+    """Run a command and turn its exceptions into exit statuses.
 
     Args:
-      main: function that runs a command.
-      name: name of the program, which begins the line.
-      interrupt_message: line after Ctrl-C.
+      main: function that runs the command and returns its exit status.
+      name: name of the program, which starts the line on stderr.
+      interrupt_message: text of the line after Ctrl-C.
+
+    Returns:
+      The status of `main`; 2 after a ConfigError and 130 after Ctrl-C, each with one line on
+      stderr; 141 without a line if the reader of stdout has stopped, as in `... | head`.
     """
     with console.preserve_output_mode():
         try:
@@ -136,6 +227,6 @@ def run_with_exit_status(main: Callable[[], int], *, name: str, interrupt_messag
             console.print_error(f"{name}: {interrupt_message}")
             return 130
         except BrokenPipeError:
-            # What is left in the buffer would raise once more when Python ends.
+            # The rest of the buffer would raise again when Python ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141

@@ -24,25 +24,41 @@ import numpy as np
 from fedjax_het.utils.arrays import AnyArray, save_arrays
 from fedjax_het.utils.errors import ConfigError, make_value_error
 
-STALE_SECONDS = 86_400  # a temporary file older than that is nobody's
+STALE_SECONDS = 86_400
+"""Age in seconds from which a temporary file has no owner."""
 
 
 class DamagedFileError(ConfigError):
-    """The file is none of this package's, is cut short, or fails its checksum."""
+    """Raised for a file of another program, a truncated file, and a file with a wrong checksum."""
 
 
 def write_atomically(
     path: str | os.PathLike, write: Callable[[BinaryIO], object], *, private: bool = False
 ) -> None:
-    """Let `write(file)` fill a temporary file beside `path`, then move it there in one step.
+    """Write a file so that readers see the old file or the whole new file.
 
-    `file` can be read as well. The file has the mode that the umask says, or is the user's alone.
-    What killed programs left in the folder is removed first.
-    Raises `OSError` where the folder cannot be written; no partial file is left behind.
+    Temporary files that killed programs left in the folder are removed first.
+
+    Args:
+      path: path of the file.
+      write: function that writes to a temporary binary file beside `path`, and may read it.
+      private: give only the user access; otherwise the umask decides.
+
+    Raises:
+      OSError: if the file cannot be written; no partial file is left behind.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> from fedjax_het.utils.io import write_atomically
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     path = pathlib.Path(folder) / "notes.txt"
+      ...     write_atomically(path, lambda file: file.write(b"done"))
+      ...     path.read_text()
+      'done'
     """
     path = Path(path)
     remove_stale_files(path.parent)
-    # The name's beginning alone: with the rest it might be longer than the system allows.
+    # A longer part of the name could exceed the limit of the system.
     unique_suffix = f"{_get_host_id()}-{os.getpid()}-{secrets.token_hex(4)}"
     temporary = path.parent / f".{path.name[:60]}-{unique_suffix}.tmp"
     file = _open_new_file(temporary, 0o600 if private else 0o666)
@@ -65,14 +81,16 @@ def write_atomically(
 
 
 def _open_new_file(path: Path, mode: int) -> BinaryIO:
-    """A new file, of that mode as far as the umask allows."""
+    """Create a file with a mode, from which the umask removes rights."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     return os.fdopen(os.open(path, flags, mode), "w+b")
 
 
 def remove_stale_files(folder: Path) -> None:
-    """Remove the temporary files of writers of this host that are dead, and those older than a day;
-    never those of the living."""
+    """Remove temporary files of dead processes of this host, and those older than a day.
+
+    Files of living processes stay.
+    """
     with contextlib.suppress(OSError):
         for path in folder.glob(".*.tmp"):
             with contextlib.suppress(OSError):
@@ -92,7 +110,7 @@ def _is_stale(path: Path) -> bool:
 
 
 def _get_host_id() -> str:
-    """Names where process ids are told apart: the machine, and a container's own numbering."""
+    """Return a name of the scope of process ids: the machine and the container."""
     name = re.sub(r"[^0-9a-zA-Z.]", "_", platform.node())[:40] or "host"
     try:
         return f"{name}_{os.stat('/proc/self/ns/pid').st_ino:x}"
@@ -101,8 +119,8 @@ def _get_host_id() -> str:
 
 
 def _is_process_alive(pid: int) -> bool | None:
-    """Whether this host has such a process; None where that cannot be asked."""
-    if os.name != "posix":  # elsewhere signal 0 is one that is delivered
+    """Return whether this host has a process of this id; None if the system cannot tell."""
+    if os.name != "posix":  # other systems deliver signal 0
         return None
     with contextlib.suppress(PermissionError, OverflowError):
         try:
@@ -113,8 +131,17 @@ def _is_process_alive(pid: int) -> bool | None:
 
 
 def make_output_directory(directory: str | os.PathLike) -> Path:
-    """The folder, made if it is not there, without what killed programs left in it. ConfigError if
-    files cannot be written into it."""
+    """Create an output folder, and remove temporary files of dead processes in it.
+
+    Args:
+      directory: path of the folder, which may exist.
+
+    Returns:
+      The path.
+
+    Raises:
+      ConfigError: if files cannot be written into the folder.
+    """
     directory = Path(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -122,7 +149,7 @@ def make_output_directory(directory: str | os.PathLike) -> Path:
             pass
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        expected = f"a folder that can be made and written to ({reason})"
+        expected = f"a folder that can be created and written to ({reason})"
         raise make_value_error("output_dir", directory, expected) from error
     remove_stale_files(directory)
     return directory
@@ -137,7 +164,7 @@ _HEADER_KEY = "__header__"  # of files of version 0.6.0, which have a checksum o
 def write_npz(
     path: Path, arrays: Mapping[str, AnyArray], meta: Any, *, private: bool = False
 ) -> None:
-    """Write arrays and the JSON-able `meta` as an .npz archive that ends with a checksum of it.
+    """Write arrays and a JSON-able record as an .npz archive that ends with its checksum.
 
     The checksum is the comment of the archive, so that other readers of .npz files read it, too.
 
@@ -145,17 +172,27 @@ def write_npz(
       path: path of the file; readers see the old file or the whole new one.
       arrays: arrays by name.
       meta: values that JSON can store.
-      private: make the file readable for the user alone.
+      private: give only the user access.
 
     Raises:
       OSError: if the file cannot be written; no partial file is left behind.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> import numpy as np
+      >>> from fedjax_het.utils.io import read_npz, write_npz
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     path = pathlib.Path(folder) / "a.npz"
+      ...     write_npz(path, {"x": np.arange(3)}, {"round": 7})
+      ...     read_npz(path)
+      ({'x': array([0, 1, 2])}, {'round': 7})
     """
     entries = {**arrays, _META_KEY: np.frombuffer(json.dumps(meta).encode(), np.uint8)}
 
     def write(file: BinaryIO) -> None:
         save_arrays(file, entries)
         file.seek(-2, os.SEEK_END)
-        file.write(struct.pack("<H", _CHECKSUM_LENGTH))  # of the comment that follows
+        file.write(struct.pack("<H", _CHECKSUM_LENGTH))  # length of the comment that follows
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
         file.write(_CHECKSUM_PREFIX + digest.encode())
@@ -164,7 +201,10 @@ def write_npz(
 
 
 def read_npz(path: Path) -> tuple[dict[str, np.ndarray], Any]:
-    """Read a file that `write_npz` wrote. No code of the file is run.
+    """Read a file that `write_npz` wrote; no code of the file is run.
+
+    Args:
+      path: path of the file.
 
     Returns:
       `(arrays, meta)` as given to `write_npz`.
@@ -195,10 +235,17 @@ def read_npz(path: Path) -> tuple[dict[str, np.ndarray], Any]:
 
 
 def digest_arrays(arrays: Mapping[str, np.ndarray], meta: Mapping | None = None) -> str:
-    """Return the SHA-256 of names, types, shapes and values of arrays, and of the JSON-able `meta`.
+    """Hash names, types, shapes and values of arrays, and a JSON-able record.
 
     The digest is equal on every platform, and independent of the order of the names and of the
     memory layout.
+
+    Args:
+      arrays: arrays by name.
+      meta: values that JSON can store.
+
+    Returns:
+      SHA-256 as 64 hexadecimal digits.
     """
     sha = hashlib.sha256(json.dumps(dict(meta or {}), sort_keys=True).encode())
     for name in sorted(arrays):
@@ -209,7 +256,8 @@ def digest_arrays(arrays: Mapping[str, np.ndarray], meta: Mapping | None = None)
     return sha.hexdigest()
 
 
-ARCHIVE_NAME = "runs.zip"  # files of a folder, packed into one
+ARCHIVE_NAME = "runs.zip"
+"""Name of the archive of a folder of results, whose members are read as if they were files."""
 
 
 def list_stored_names(directory: str | os.PathLike) -> list[str]:
@@ -229,10 +277,13 @@ def list_stored_names(directory: str | os.PathLike) -> list[str]:
 
 
 def find_stored_file(path: Path) -> Path:
-    """Return the file that holds the content of `path`: `path` itself, or the archive beside it.
+    """Return the file that holds the content of a path: the path itself, or the archive beside it.
 
     Args:
       path: a file of a folder of results.
+
+    Returns:
+      `path` or the path of the archive.
 
     Raises:
       FileNotFoundError: if `path` is neither a file nor a member of `runs.zip` in its folder.
@@ -251,6 +302,9 @@ def read_stored_file(path: Path) -> bytes:
     Args:
       path: a file of the folder. A file beside the archive takes precedence over a member.
 
+    Returns:
+      The content.
+
     Raises:
       FileNotFoundError: if there is neither such a file nor such a member.
       DamagedFileError: if the archive is damaged.
@@ -267,11 +321,11 @@ def read_stored_file(path: Path) -> bytes:
 def write_archive(directory: Path, names: Sequence[str]) -> None:
     """Move files of a folder, and the members of its archive, into a new archive `runs.zip`.
 
-    The same files give the same archive: members are sorted and have no time of their own.
+    Equal files give equal archives: members are sorted and have no time of their own.
 
     Args:
       directory: the folder.
-      names: names of files in it.
+      names: names of files in the folder.
     """
     archive = directory / ARCHIVE_NAME
     members = {*names, *(_open_archive(archive).namelist() if archive.is_file() else ())}
@@ -280,7 +334,7 @@ def write_archive(directory: Path, names: Sequence[str]) -> None:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as new_archive:
             for name in sorted(members):
                 content = read_stored_file(directory / name)
-                member = zipfile.ZipInfo(name)  # its default time is the first of January 1980
+                member = zipfile.ZipInfo(name)  # with the default time, 1980-01-01
                 new_archive.writestr(member, content, zipfile.ZIP_DEFLATED)
 
     write_atomically(archive, write)

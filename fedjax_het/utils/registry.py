@@ -1,4 +1,4 @@
-"""Registries of named entries, those of the package and of users, and signatures of their functions."""
+"""Registries of named entries, and the signatures of the functions that users register."""
 
 import difflib
 import inspect
@@ -10,31 +10,44 @@ from fedjax_het.utils.errors import ConfigError, display_name, format_value, req
 
 
 class RegistryEntry(Protocol):
-    """What every registry holds: something with a name and one line about it."""
+    """Protocol of an entry: a name and one line of description."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the entry in settings."""
+        ...
 
     @property
-    def description(self) -> str: ...
+    def description(self) -> str:
+        """One line for `fedjax-het list`."""
+        ...
 
 
 EntryT = TypeVar("EntryT", bound=RegistryEntry)
-MAX_NAME_LENGTH = 100  # names of files are made of them
+MAX_NAME_LENGTH = 100
+"""Largest number of characters of a name, which names of files contain."""
 
 
 class Registry(dict[str, EntryT]):
-    """Records by name, the package's own first, then users' in the order in which they were added.
+    """Entries by name: entries of the package, then of users in the order of registration.
 
-        NETWORKS = Registry("network", (mlp.NETWORK, convnet.NETWORK), argument="model")
-        NETWORKS["mlp"]                KeyError for an unknown name, as of any mapping
-        NETWORKS.require("mpl")        ConfigError: model = 'mpl' is unknown: did you mean 'mlp'?
-        NETWORKS.add(Network(...))     what users' `register_network` calls
+    Entries of users exist until the process ends.
 
-    kind: what a record is, in words: "network", "data set".
-    argument: the setting that chooses among the names, for messages; `kind` unless given.
+    Args:
+      kind: kind of the entries in words, e.g. "data set".
+      entries: entries of the package.
+      argument: setting that selects an entry, for messages (default: `kind`).
 
-    What users add lasts as long as the process.
+    Example:
+      >>> from typing import NamedTuple
+      >>> from fedjax_het.utils.registry import Registry
+      >>> class Tool(NamedTuple):
+      ...     name: str
+      ...     description: str
+      >>> tools = Registry("tool", [Tool("saw", "for boards")])
+      >>> tools.add(Tool("awl", "for holes"))
+      >>> list(tools)
+      ['saw', 'awl']
     """
 
     def __init__(self, kind: str, entries: Iterable[EntryT], *, argument: str | None = None):
@@ -46,18 +59,33 @@ class Registry(dict[str, EntryT]):
         self.built_in = frozenset(self)
 
     def require(self, name: str, *, argument: str | None = None) -> EntryT:
-        """The record of that name; ConfigError with the nearest names where there is none."""
+        """Return an entry by its name.
+
+        Args:
+          name: name of the entry.
+          argument: argument in the message (default: the registry's own).
+
+        Returns:
+          The entry.
+
+        Raises:
+          ConfigError: if the name is unknown; the message suggests similar names.
+        """
         require_name(argument or self.argument, name, self)
         return self[name]
 
     def add(self, entry: EntryT) -> None:
-        """Make a record of the user's own known, as long as this process lasts.
+        """Add an entry of a user, or replace one.
 
-        A user's own name may be given again, as when a notebook's cell is run twice; the newest
-        record counts. Results on disk are named by settings, names among them, and not by code:
-        give what has changed a new name, or its results a new folder.
+        A name of a user can be registered again, e.g. when a cell of a notebook is run twice.
+        Results on disk are named by settings, which include names but no code: a changed function
+        needs a new name or a new output folder.
 
-        Raises: ConfigError if the name is no identifier, or is one of the package's own.
+        Args:
+          entry: the entry. Its name is an identifier of at most `MAX_NAME_LENGTH` characters.
+
+        Raises:
+          ConfigError: if the name is no identifier, or the name of an entry of the package.
         """
         name = entry.name
         is_identifier = isinstance(name, str) and name.isidentifier()
@@ -68,7 +96,7 @@ class Registry(dict[str, EntryT]):
         self[name] = entry
 
     def reset(self) -> None:
-        """Forget what users added."""
+        """Remove the entries of users."""
         for name in self.keys() - self.built_in:
             del self[name]
 
@@ -82,17 +110,25 @@ class _Required:
 
 
 REQUIRED: Final = _Required()
-"""Stands for the default of a parameter without one."""
+"""Default of a parameter without a default."""
 
 
 def get_keyword_parameters(
     function: Callable[..., Any], *, exclude: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Return the parameters that a call can name, in order, with their defaults or `REQUIRED`.
+    """Return the parameters that a call can pass by name, in order.
 
     Args:
-      function: any callable; one written in C has no known parameters.
+      function: any callable; a function written in C has no known parameters.
       exclude: names to leave out, because the package passes them itself.
+
+    Returns:
+      Defaults by name, or `REQUIRED`.
+
+    Example:
+      >>> from fedjax_het.utils.registry import get_keyword_parameters
+      >>> get_keyword_parameters(lambda rng, alpha, size=3: None, exclude=("rng",))
+      {'alpha': REQUIRED, 'size': 3}
     """
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -108,7 +144,16 @@ def get_keyword_parameters(
 def call_with_supported(
     function: Callable[..., Any], available: Mapping[str, Any], **extra: Any
 ) -> Any:
-    """Call `function` with the `available` arguments that its signature has, and with `extra`."""
+    """Call a function with those available arguments that its signature has.
+
+    Args:
+      function: the function.
+      available: arguments by name.
+      **extra: further arguments, which are always passed.
+
+    Returns:
+      The return value of the function.
+    """
     names = get_keyword_parameters(function).keys() & available.keys()
     supported = {name: available[name] for name in names}
     return function(**supported, **extra)
@@ -117,13 +162,16 @@ def call_with_supported(
 def check_arguments(
     owner: str, arguments: Mapping[str, Any], parameters: Mapping[str, Any], noun: str
 ) -> None:
-    """Raise ConfigError for an unknown argument, naming the nearest one, or a missing argument.
+    """Check that all arguments are known and that none is missing.
 
     Args:
-      owner: whose parameters they are, e.g. "partition 'dirichlet'".
+      owner: owner of the parameters in messages, e.g. "partition 'dirichlet'".
       arguments: values by name.
       parameters: defaults by name, or `REQUIRED`.
       noun: "parameter" or "option".
+
+    Raises:
+      ConfigError: for an unknown argument, with a similar name, and for a missing argument.
     """
     accepted_text = f"(it takes {', '.join(parameters) or 'none'})"
     for name, value in arguments.items():
@@ -144,19 +192,23 @@ def validate_keyword_arguments(
     parameters: Mapping[str, Any],
     noun: str,
 ) -> dict[str, Any]:
-    """Return the arguments as JSON has them, validated by the annotations of their parameters.
+    """Validate arguments by the annotations of their parameters.
 
-    Annotations that a field of a `Config` may not have are ignored; None stays if it is the default.
+    Annotations that a field of a `Config` cannot have are ignored. None is valid for a parameter
+    whose default is None.
 
     Args:
-      owner: whose parameters they are, for messages.
+      owner: owner of the parameters in messages.
       arguments: values by name.
       function: function or class with these parameters.
       parameters: defaults by name, or `REQUIRED`.
       noun: "parameter" or "option".
 
+    Returns:
+      The arguments as JSON stores them.
+
     Raises:
-      ConfigError: see `check_arguments`; also for a value that does not fit.
+      ConfigError: for an unknown or missing argument, and for a value that does not fit.
     """
     check_arguments(owner, arguments, parameters, noun)
     try:
@@ -172,7 +224,7 @@ def validate_keyword_arguments(
 
 
 def get_summary_line(function: Any) -> str:
-    """Return the first line of a function's docstring; "" if it has none."""
+    """Return the first line of a function's docstring without its period, or ""."""
     text = inspect.getdoc(function) if inspect.isroutine(function) else function.__doc__
     return (text or "").strip().split("\n")[0].rstrip(".")
 

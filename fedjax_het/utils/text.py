@@ -1,8 +1,7 @@
-"""Foreign text in other media: names, labels and notes of a stranger's result or data set are shown
-as they are, and mean nothing there.
+"""Escape functions for foreign text, such as names, labels and notes in results and data sets.
 
-On a terminal and in a log: `one_line`, and no markup of rich's. In Markdown, LaTeX, HTML and
-figures: the function of that name.
+Each output medium (terminal, Markdown, LaTeX, HTML, matplotlib) has one function. The medium then
+shows the text unchanged and interprets nothing in it.
 """
 
 import html
@@ -14,10 +13,10 @@ DIVERGED = "†"
 MISSING = "—"
 UNPRINTABLE = "\ufffd"
 
-# Control characters, and what turns the direction of text or is half a character.
+# Control characters, changes of the direction of text, and halves of characters.
 _HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-# What begins an element anywhere in a line, and at its beginning. Not every bracket or underscore:
-# a text stays readable as it is written.
+# Characters that start an element of Markdown anywhere in a line, and at its beginning. Brackets
+# and underscores without such a meaning stay, so that the source of a text is readable.
 _MARKDOWN_MARKUP = re.compile(
     r"([\\`*|~$]|<(?=[A-Za-z/!?])|&(?=#?\w+;)|\](?=[(\[:])"
     r"|(?<![^\W_])_|_(?![^\W_])|(?<=\w):(?=//)|(?<=www)\.)"
@@ -25,7 +24,7 @@ _MARKDOWN_MARKUP = re.compile(
 _MARKDOWN_LINE_START = re.compile(
     r"^(?:(\d+)(?=[.)](?:\s|$))|(?=(?:#{1,6}|[+-])(?:\s|$)|[-=]{2,}\s*$|>))"
 )
-# Everything that LaTeX would read as a command, and the signs that it has commands for.
+# Characters that LaTeX reads as commands, and signs for which LaTeX needs commands.
 _LATEX_ESCAPES = str.maketrans(
     {
         "\\": r"\textbackslash{}",
@@ -47,7 +46,13 @@ _LATEX_ESCAPES = str.maketrans(
 
 
 def to_one_line(text: str) -> str:
-    """`text` in one line of printable characters: no escape reaches a terminal."""
+    """Return a text as one line of printable characters, without terminal escapes.
+
+    Example:
+      >>> from fedjax_het.utils.text import to_one_line
+      >>> to_one_line("two" + chr(10) + "lines")
+      'two lines'
+    """
     if text.isprintable():
         return text
     text = re.sub(r"[ \t]*[\t\n\r\v\f\x85\u2028\u2029]\s*", " ", text)
@@ -56,27 +61,35 @@ def to_one_line(text: str) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Any text, so that Markdown shows it as it is: no markup, link, formula or column of its own.
-    An underscore within a word is none, and stays."""
+    """Return a text that Markdown shows unchanged, without markup, links, formulas and columns.
+
+    An underscore within a word is no markup and stays.
+    """
     text = _MARKDOWN_MARKUP.sub(r"\\\1", to_one_line(text).strip())
     return _MARKDOWN_LINE_START.sub(r"\1\\", text)
 
 
 def escape_latex(text: str) -> str:
-    """Any text, so that LaTeX prints it as it is: `fashion_mnist` becomes `fashion\\_mnist`."""
+    r"""Return a text that LaTeX prints unchanged, e.g. `fashion\_mnist` for "fashion_mnist"."""
     return to_one_line(text).translate(_LATEX_ESCAPES)
 
 
 def escape_mathtext(text: str) -> str:
-    """Any text, so that matplotlib draws it as it is: dollars begin no formula; lines stay."""
+    """Return a text that matplotlib draws unchanged; dollars start no formula, line breaks stay."""
     return "\n".join(to_one_line(line).replace("$", r"\$") for line in text.split("\n"))
 
 
 def escape_html(text: str) -> str:
-    """Any text, so that a browser shows it as it is."""
+    """Return a text that a browser shows unchanged."""
     return html.escape(to_one_line(text))
 
 
 def format_classes_per_client(num_classes: float) -> str:
-    """How many classes a client has, in words: `2 classes a client`."""
+    """Return a number of classes per client in words.
+
+    Example:
+      >>> from fedjax_het.utils.text import format_classes_per_client
+      >>> format_classes_per_client(2)
+      '2 classes a client'
+    """
     return f"{num_classes:g} class{'' if num_classes == 1 else 'es'} a client"

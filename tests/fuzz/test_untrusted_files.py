@@ -186,6 +186,6 @@ def test_pictures_that_cannot_be_written_cost_the_pictures(tmp_path, monkeypatch
     monkeypatch.setattr("fedjax_het.analysis.figures.run_figures.write_run_figures", fail)
     assert main(["run", "--quiet", *WORDS, "--output-dir", str(tmp_path)]) == 2
     said = capsys.readouterr()
-    assert "pictures are not (No space left" in said.err and "Traceback" not in said.err
+    assert "figures are not (No space left" in said.err and "Traceback" not in said.err
     assert json.loads(said.out.splitlines()[-1])["rounds"] == 2
     assert len(load_results(tmp_path)) == 1
