@@ -32,7 +32,6 @@ import keyword
 import math
 import numbers
 import os
-import sys
 import textwrap
 import types
 import typing
@@ -468,7 +467,7 @@ def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         and parameter.annotation is not parameter.empty
     }
-    module_names = dict(vars(sys.modules[function.__module__]))
+    module_names = dict(getattr(function, "__globals__", {}))
     if any("pd." in text for text in annotations.values() if isinstance(text, str)):
         module_names["pd"] = importlib.import_module("pandas")  # imported for type checkers only
     holder = types.SimpleNamespace(__annotations__=annotations)

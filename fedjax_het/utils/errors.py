@@ -143,6 +143,14 @@ def require(condition: bool, argument: str, value: object, expected: str) -> Non
 
     Raises:
       ConfigError: if the condition is false.
+
+    Example:
+      >>> from fedjax_het.utils.errors import ConfigError, require
+      >>> try:
+      ...     require(False, "steps", 0, "a number > 0")
+      ... except ConfigError as error:
+      ...     print(error)
+      steps = 0: expected a number > 0
     """
     if not condition:
         raise make_value_error(argument, value, expected)

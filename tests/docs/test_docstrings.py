@@ -23,7 +23,9 @@ from fedjax_het.utils.registry import Registry
 DOCTESTED = (
     "fedjax_het.algorithms",
     "fedjax_het.analysis",
+    "fedjax_het.cli",
     "fedjax_het.condensation",
+    "fedjax_het.config",
     "fedjax_het.core.autotune",
     "fedjax_het.core.autotune_workloads",
     "fedjax_het.core.distillation",
@@ -39,6 +41,7 @@ DOCTESTED = (
     "fedjax_het.nn",
     "fedjax_het.papers",
     "fedjax_het.runtime",
+    "fedjax_het.utils",
 )
 # Packages without `__all__`, of which every public function and class has an example.
 EXAMPLE_IN_EVERY_DOCSTRING = ("fedjax_het.metrics",)
@@ -113,7 +116,8 @@ def iter_functions(module: str) -> Iterator[tuple[str, ast.FunctionDef, list[str
                 yield f"{prefix}{node.name}", node, parameters
 
 
-MODULES = list_modules(DOCTESTED)
+TOP_MODULES = ("fedjax_het", "fedjax_het.__main__", "fedjax_het._startup", "fedjax_het.methods")
+MODULES = [*TOP_MODULES, *list_modules(DOCTESTED)]
 
 
 @pytest.fixture
@@ -169,6 +173,16 @@ def test_every_name_of_methods_has_an_example():
         if value.__module__.startswith(DOCTESTED) and ">>>" not in (value.__doc__ or "")
     ]
     assert not missing, f"no example of {', '.join(missing)}"
+
+
+def test_every_name_of_the_package_has_an_example():
+    missing = []
+    for name in fedjax_het.__all__:
+        value = getattr(fedjax_het, name)
+        if name != "__version__":
+            texts = {key: text for key, _, text in iter_docstrings(value.__module__)}
+            missing += [] if ">>>" in texts.get(value.__qualname__, "") else [name]
+    assert not missing, f"fedjax_het: no example of {', '.join(missing)}"
 
 
 @pytest.mark.parametrize("module", MODULES)
