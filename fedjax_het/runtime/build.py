@@ -5,7 +5,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -65,9 +64,8 @@ from fedjax_het.runtime.placement import (
     Planner,
     choose_client_state,
 )
-from fedjax_het.runtime.trained_model import ModelFile, read_model_file
+from fedjax_het.runtime.trained_model import ModelFile, load_initial_model
 from fedjax_het.utils.arrays import stack_on_host
-from fedjax_het.utils.errors import ConfigError, require
 
 log = logging.getLogger("fedjax_het")
 
@@ -281,6 +279,8 @@ def _place_shared_inputs(group: RunGroup) -> RunGroup:
     """Return the group with the data of all its runs on the devices."""
     program, run = group.program, group.prepared_runs[0]
     dataset, plan, test_images = run.dataset, program.plan, run.dataset.test_images
+    has_global_model = program.algorithm.global_model is not None
+    num_eval_batches = compute_test_batches(plan, test_images)[1] if has_global_model else 1
 
     def place_examples(images: np.ndarray, labels: np.ndarray) -> Examples:
         return plan.put(Examples(images, np.asarray(labels, np.int32)))
@@ -292,13 +292,8 @@ def _place_shared_inputs(group: RunGroup) -> RunGroup:
             labels = np.concatenate([labels, run.pool[1]])
         return place_examples(images, labels)
 
-    def count_eval_batches() -> int:
-        if program.algorithm.global_model is None:
-            return 1
-        return compute_test_batches(plan, test_images)[1]
-
     builders: dict[str, Callable[[], Any]] = {
-        "num_eval_batches": lambda: plan.put(jnp.int32(count_eval_batches())),
+        "num_eval_batches": lambda: plan.put(jnp.int32(num_eval_batches)),
         "examples": place_training_examples,
         "test_set": lambda: place_evaluation_set(
             plan, test_images, dataset.test_labels, dataset.test_domains
@@ -417,62 +412,6 @@ def _check_traffic_contract(program: CompiledPrograms, prepared_run: PreparedRun
         jax.eval_shape(count_traffic, jax.random.key(0))
     except jax.errors.ConcretizationTypeError:
         return
-
-
-def load_initial_model(spec: ResolvedRunSpec, signature: Signature) -> ModelFile | None:
-    """Load the model that a run begins with.
-
-    Args:
-      spec: the settings.
-      signature: the static choices of the run.
-
-    Returns:
-      The model; None if the run draws its weights.
-
-    Raises:
-      ConfigError: if the file holds no model, or the model of another network.
-    """
-    if spec.init_from is None:
-        return None
-    model_file = _read_initial_model(spec.init_from)
-    expected_variables = jax.eval_shape(signature.training.task.model.init, jax.random.key(0))
-    expected_shapes = _format_leaf_shapes(expected_variables)
-    file_shapes = _format_leaf_shapes(model_file.variables)
-    for name in {**expected_shapes, **file_shapes}:
-        file_shape, shape = file_shapes.get(name, "nothing"), expected_shapes.get(name, "nothing")
-        expected = (
-            f"a model of this network, {spec.model}, in which {name} is {shape}, not {file_shape}"
-        )
-        require(file_shape == shape, "init_from", spec.init_from, expected)
-    leaves = jax.tree.leaves(model_file.variables)  # of dicts, whose order is that of names
-    variables = jax.tree.unflatten(jax.tree.structure(expected_variables), leaves)
-    return model_file._replace(variables=variables)
-
-
-def compute_initial_digest(path: str) -> str:
-    """Return the digest of a file's model; "unknown" if it cannot be read, which ends the run."""
-    try:
-        return _read_initial_model(path).variables_digest
-    except ConfigError:
-        return "unknown"
-
-
-def _read_initial_model(path: str) -> ModelFile:
-    try:
-        return read_model_file(Path(path))
-    except OSError as error:
-        expected = f"a model's file, as save_model writes it ({error.strerror})"
-        require(False, "init_from", path, expected)
-        raise
-
-
-def _format_leaf_shapes(tree: Any) -> dict[str, str]:
-    """Return dtype and shape of each leaf by its path."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype} {leaf.shape}"
-        for path, leaf in leaves
-    }
 
 
 def with_fewer_parallel_runs(group: RunGroup, num_parallel: int) -> RunGroup:

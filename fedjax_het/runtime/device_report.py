@@ -109,7 +109,9 @@ def describe_devices(devices: Sequence[jax.Device] | None = None) -> Iterator[st
 
     environment = describe_environment()
     devices = devices or local_devices(jax.devices())
-    first, backend, cuda_version = devices[0], jax.default_backend(), _get_cuda_version(devices[0])
+    first, backend = devices[0], jax.default_backend()
+    match = re.search(r"cuda (\d+)", getattr(first.client, "platform_version", ""))
+    cuda_version = int(match[1]) if match else None
     versions = [f"{name} {environment[name]}" for name in ("fedjax_het", "jax", "jaxlib")]
     yield f"versions: {', '.join([*versions, *list_plugins()])}, Python {platform.python_version()}"
     cuda = f", CUDA {cuda_version // 1000}.{cuda_version % 1000 // 10}" if cuda_version else ""
@@ -179,11 +181,6 @@ def _describe_timings(timings: Mapping[str, Mapping[str, Any]]) -> Iterator[str]
             for name, value in seconds.items()
         }
         yield "    " + ", ".join(f"{name}: {text}" for name, text in texts.items())
-
-
-def _get_cuda_version(device: jax.Device) -> int | None:
-    match = re.search(r"cuda (\d+)", getattr(device.client, "platform_version", ""))
-    return int(match[1]) if match else None
 
 
 @functools.cache

@@ -295,8 +295,10 @@ def require_memory_for_programs(
         check(name, lower_bound_bytes(jitted.trace(*inputs).jaxpr), "at least ")
     for name, (jitted, inputs) in programs.items():
         required = compute_compiled_bytes(jitted, inputs)
-        # Inputs that are placed already are not part of the free bytes.
-        check(name, required if memory else required - _count_placed_bytes(inputs))
+        if not memory:  # inputs that are placed already are not part of the free bytes
+            placed = [leaf for leaf in jax.tree.leaves(inputs) if isinstance(leaf, jax.Array)]
+            required -= num_bytes([leaf.addressable_data(0) for leaf in placed])
+        check(name, required)
 
 
 def reduce_memory_use(
@@ -340,12 +342,6 @@ def can_page_client_states(
     """
     is_pageable = program.algorithm.can_page_state and client_state != HOST_STATE
     return is_pageable and compute_client_state_bytes(program, spec) > 0
-
-
-def _count_placed_bytes(inputs: Any) -> int:
-    """Return the bytes of the inputs that are placed already, on each device."""
-    arrays = [leaf for leaf in jax.tree.leaves(inputs) if isinstance(leaf, jax.Array)]
-    return num_bytes([leaf.addressable_data(0) for leaf in arrays])
 
 
 @contextlib.contextmanager

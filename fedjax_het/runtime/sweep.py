@@ -23,7 +23,6 @@ from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.nn import compute_network_digest, to_model
 from fedjax_het.runtime.build import (
     RunGroup,
-    compute_initial_digest,
     prepare_group,
     with_fewer_parallel_runs,
 )
@@ -54,6 +53,7 @@ from fedjax_het.runtime.result_store import (
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.sweep_log import Job
 from fedjax_het.runtime.trackers import add_tracker_callback
+from fedjax_het.runtime.trained_model import compute_initial_digest
 from fedjax_het.runtime.work_queue import LEASES_FOLDER, WorkQueue
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.env import require_variables

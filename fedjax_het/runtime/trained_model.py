@@ -393,3 +393,59 @@ def evaluate(
     require(actual == num_classes, "num_classes of dataset", actual, expected)
     images, labels = (getattr(dataset, f"{split}_{part}") for part in ("images", "labels"))
     return model.evaluate(images, labels)
+
+
+def load_initial_model(spec: ResolvedRunSpec, signature: Signature) -> ModelFile | None:
+    """Load the model that a run begins with.
+
+    Args:
+      spec: the settings.
+      signature: the static choices of the run.
+
+    Returns:
+      The model; None if the run draws its weights.
+
+    Raises:
+      ConfigError: if the file holds no model, or the model of another network.
+    """
+    if spec.init_from is None:
+        return None
+    model_file = _read_initial_model(spec.init_from)
+    expected_variables = jax.eval_shape(signature.training.task.model.init, jax.random.key(0))
+    expected_shapes = _format_leaf_shapes(expected_variables)
+    file_shapes = _format_leaf_shapes(model_file.variables)
+    for name in {**expected_shapes, **file_shapes}:
+        file_shape, shape = file_shapes.get(name, "nothing"), expected_shapes.get(name, "nothing")
+        expected = (
+            f"a model of this network, {spec.model}, in which {name} is {shape}, not {file_shape}"
+        )
+        require(file_shape == shape, "init_from", spec.init_from, expected)
+    leaves = jax.tree.leaves(model_file.variables)  # of dicts, whose order is that of names
+    variables = jax.tree.unflatten(jax.tree.structure(expected_variables), leaves)
+    return model_file._replace(variables=variables)
+
+
+def compute_initial_digest(path: str) -> str:
+    """Return the digest of a file's model; "unknown" if it cannot be read, which ends the run."""
+    try:
+        return _read_initial_model(path).variables_digest
+    except ConfigError:
+        return "unknown"
+
+
+def _read_initial_model(path: str) -> ModelFile:
+    try:
+        return read_model_file(Path(path))
+    except OSError as error:
+        expected = f"a model's file, as save_model writes it ({error.strerror})"
+        require(False, "init_from", path, expected)
+        raise
+
+
+def _format_leaf_shapes(tree: Any) -> dict[str, str]:
+    """Return dtype and shape of each leaf by its path."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype} {leaf.shape}"
+        for path, leaf in leaves
+    }
