@@ -83,7 +83,7 @@ class ScaffoldI(Scaffold):
     ],
     ids=["fedavg", "fedprox", "scaffold-II", "scaffold-I"],
 )
-def test_three_rounds_equal_a_float64_oracle(build, hp, loop, averaging):
+def test_three_rounds_match_float64_oracle(build, hp, loop, averaging):
     settings = {"participation": 0.7, "averaging": averaging, "epochs": 2}
     oracle = loop(make_small_federation(build, hp={"local_lr": 0.2, **hp}, **settings))
     state = run_and_compare(oracle, 3, atol=2e-6)
@@ -104,7 +104,7 @@ def test_fedprox_without_pull_is_fedavg():
     assert_trees_all_equal(plain.server, prox.server)
 
 
-def test_fedprox_with_a_strong_pull_stays_with_the_server():
+def test_fedprox_strong_pull_stays_near_server():
     moved = {}
     for mu in (0.0, 1.0, 50.0):
         federation = make_small_federation(fedprox, hp={"local_lr": 0.01, "prox_mu": mu}, epochs=20)
@@ -114,7 +114,7 @@ def test_fedprox_with_a_strong_pull_stays_with_the_server():
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw"])
-def test_scaffolds_first_round_with_zero_controls_is_fedavg(optimizer):
+def test_scaffold_first_round_is_fedavg(optimizer):
     hp = {"local_lr": 0.1, "local_momentum": 0.9, "local_weight_decay": 0.01}
     settings = {"hp": hp, "optimizer": optimizer, "epochs": 2, "keep": True}
     plain, _ = make_small_federation(fedavg, **settings).run(1)
@@ -136,7 +136,7 @@ def global_gradient_norm(federation, state):
     return np.linalg.norm(np.mean(gradients, 0))
 
 
-def test_scaffold_reaches_the_joint_optimum_where_fedavg_drifts():
+def test_scaffold_reaches_joint_optimum():
     # Full batches, many local epochs: FedAvg's fixed point is not the optimum of the mean.
     settings = {"hp": {"local_lr": 0.1}, "epochs": 20, "batch_size": 20, "rounds": 400}
     norms = {}
@@ -147,7 +147,7 @@ def test_scaffold_reaches_the_joint_optimum_where_fedavg_drifts():
     assert norms["scaffold"] < 0.2 * norms["fedavg"], norms
 
 
-def test_one_client_with_all_data_is_plain_sgd():
+def test_one_client_is_plain_sgd():
     federation = make_small_federation(fedavg, hp={"local_lr": 0.1}, sizes=(18,))
     state, _ = federation.run(3)
     oracle = ReferenceFedAvg(federation)
@@ -159,7 +159,7 @@ def test_one_client_with_all_data_is_plain_sgd():
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_adams_moments_are_kept_or_reset(keep):
+def test_adam_moments_kept_or_reset(keep):
     federation = make_small_federation(
         fedavg, hp={"local_lr": 0.05}, sizes=(18,), optimizer="adam", keep=keep
     )
@@ -177,7 +177,7 @@ def test_adams_moments_are_kept_or_reset(keep):
     assert (state.clients != ()) == keep
 
 
-def test_server_lr_scales_the_change():
+def test_server_lr_scales_change():
     half = make_small_federation(fedavg, hp={"local_lr": 0.1, "server_lr": 0.5})
     full = make_small_federation(fedavg, hp={"local_lr": 0.1})
     start = full.initial_state()
@@ -189,7 +189,7 @@ def test_server_lr_scales_the_change():
     np.testing.assert_allclose(a - origin, 0.5 * (b - origin), atol=1e-7)
 
 
-def test_zero_learning_rate_changes_nothing():
+def test_zero_lr_changes_nothing():
     federation = make_small_federation(fedavg, hp={"local_lr": 0.0})
     start = federation.initial_state()
     state, info = federation.run(2, start)
@@ -202,7 +202,7 @@ def test_zero_learning_rate_changes_nothing():
 
 @pytest.mark.parametrize("name", method_cases())
 @pytest.mark.parametrize(("devices", "lanes"), [(2, 1), (1, 3), (2, 2)])
-def test_lanes_and_devices_change_nothing(name, devices, lanes):
+def test_lanes_and_devices_do_not_change_results(name, devices, lanes):
     build, settings = fast_registered_builder(name)
     settings |= {"epochs": 2, "participation": 0.8}
     if lanes == 1 and name != "fednova":  # with what clients keep, and without
@@ -231,7 +231,7 @@ def collectives(federation, state):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_round_keeps_structure_shapes_and_types(name):
+def test_round_keeps_structure_shapes_and_types(name):
     build, settings = fast_registered_builder(name)
     federation = make_small_federation(build, **settings)
     start = federation.initial_state()
@@ -244,7 +244,7 @@ def test_a_round_keeps_structure_shapes_and_types(name):
 
 # Clients of data_sharing always have data: the server's.
 @pytest.mark.parametrize("name", method_cases(n for n in METHODS if n != "data_sharing"))
-def test_a_cohort_without_data_changes_nothing_and_an_empty_client_keeps_its_state(name):
+def test_empty_cohort_changes_nothing(name):
     build, settings = fast_registered_builder(name)
     federation = make_small_federation(
         build,
@@ -267,7 +267,7 @@ def test_a_cohort_without_data_changes_nothing_and_an_empty_client_keeps_its_sta
 
 
 @pytest.mark.parametrize("name", method_cases())
-def test_clients_outside_the_cohort_keep_their_state(name):
+def test_absent_clients_keep_state(name):
     build, settings = fast_registered_builder(name)
     federation = make_small_federation(
         build, participation=0.5, epochs=2, optimizer="adam", keep=True, **settings
@@ -292,7 +292,7 @@ def test_clients_outside_the_cohort_keep_their_state(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_traffic_counts_what_is_sent(name):
+def test_traffic_counts_sent_bytes(name):
     build, settings = fast_registered_builder(name)
     federation = make_small_federation(build, **settings)
     traffic = federation.algorithm.traffic(federation.hp, federation.initial_state())
@@ -311,7 +311,7 @@ def test_traffic_counts_what_is_sent(name):
 
 
 @pytest.mark.slow
-def test_batch_norm_statistics_are_averaged_and_not_mixed_in_training():
+def test_batch_norm_statistics_are_averaged():
     model = make_model("convnet", (8, 8, 1), 3, width=4, depth=2, norm="batch")
     rng = np.random.default_rng(0)
     images = jnp.asarray(rng.normal(size=(10, 8, 8, 1)).astype(np.float32))
@@ -360,7 +360,7 @@ def dropping_on_digits():
 
 
 @pytest.mark.slow
-def test_dropout_does_not_depend_on_lanes_and_devices(dropping_on_digits):
+def test_dropout_does_not_depend_on_placement(dropping_on_digits):
     """Masks follow seed, round, client and step: where a client is trained leaves no trace."""
     reference, info = dropping_on_digits().run(2)
     plan = make_execution_plan(2, 2)
@@ -370,7 +370,7 @@ def test_dropout_does_not_depend_on_lanes_and_devices(dropping_on_digits):
     assert_trees_all_close(other_info, info, rtol=2e-5, atol=1e-5)
 
 
-def test_dropout_acts_in_local_training_by_the_steps_key(dropping_on_digits):
+def test_dropout_depends_on_step_key(dropping_on_digits):
     federation = dropping_on_digits()
     images, labels = federation.examples
     batch = Batch(images[:8], labels[:8], jnp.ones(8), jnp.int32(0))

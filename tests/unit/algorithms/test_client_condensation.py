@@ -171,7 +171,7 @@ class Oracle:
     ],
     ids=["fedaf", "fedaf-all-owners", "fedaf-without-both", "feddm"],
 )
-def test_three_rounds_equal_a_float64_loop(name, options, hp):
+def test_three_rounds_match_float64_loop(name, options, hp):
     hp = {**hp, "image_lr": 0.3, "image_momentum": 0.5, "server_lr": 0.2}
     federation = make_small_federation(
         build(name, **options), hp=numbers(name, **hp), batch_size=32
@@ -196,7 +196,7 @@ def test_three_rounds_equal_a_float64_loop(name, options, hp):
 # --- limits and invariances ----------------------------------------------------------------
 
 
-def test_fedaf_without_its_terms_is_plain_sharing():
+def test_fedaf_without_terms_is_plain_sharing():
     hp = {"gamma": 1.0, "lambda_loc": 0.0, "lambda_glob": 0.0}
     _, ours = run("fedaf", 2, {}, hp)
     _, plain = run("feddm", 2, {"clipping": "none", "logit_term": False}, {"rho": 0.0})
@@ -206,7 +206,7 @@ def test_fedaf_without_its_terms_is_plain_sharing():
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-def test_each_of_fedafs_terms_acts():
+def test_each_fedaf_term_has_effect():
     hp = {"gamma": 1.0, "lambda_loc": 0.0, "lambda_glob": 0.0}
     model = lambda s: np.asarray(s.server.variables["params"]["w"])  # noqa: E731
     _, plain = run("fedaf", 1, {}, hp)
@@ -220,7 +220,7 @@ def test_each_of_fedafs_terms_acts():
 
 
 @pytest.mark.slow
-def test_sampled_distances_give_nearly_the_exact_images():
+def test_sampled_distances_approximate_exact_images():
     hp = {"gamma": 1.0, "lambda_loc": 0.5}
     _, exact = run("fedaf", 1, {}, hp)
     _, rough = run("fedaf", 1, {"swd": "sampled", "swd_projections": 3}, hp)
@@ -232,7 +232,7 @@ def test_sampled_distances_give_nearly_the_exact_images():
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", [(2, 1), (1, 3), (2, 2)])
 @pytest.mark.parametrize("clipping", ["per_class", "global"])
-def test_packing_changes_nothing(plan, clipping):
+def test_packing_does_not_change_results(plan, clipping):
     devices, lanes = plan
     options, hp = {"clipping": clipping, "augment_strategy": "flip"}, {"clip_norm": 0.01}
     _, reference = run("feddm", 2, options, hp, participation=0.8)
@@ -244,7 +244,7 @@ def test_packing_changes_nothing(plan, clipping):
 
 
 @pytest.mark.slow
-def test_a_client_with_all_its_classes_condenses_as_its_pairs_do():
+def test_per_client_items_match_per_class_items():
     """What clients as units are for is one norm over all classes; far above it nothing differs."""
     _, pairs = run("feddm", 2, {"clipping": "none"})
     _, clients = run("feddm", 2, {"clipping": "global"}, {"clip_norm": 1e9})
@@ -257,7 +257,7 @@ def test_a_client_with_all_its_classes_condenses_as_its_pairs_do():
 
 
 @pytest.mark.slow
-def test_global_clipping_bounds_a_clients_step_and_class_clipping_each_classs():
+def test_clipping_bounds_client_or_class_step():
     options = {"steps": 1, "server_epochs": 0, "init": "noise"}  # far from the real means
     hp = {"clip_norm": 1e-3, "image_lr": 10.0}
     moved = {}
@@ -274,7 +274,7 @@ def test_global_clipping_bounds_a_clients_step_and_class_clipping_each_classs():
     np.testing.assert_allclose(by_client[here.any(1)], 1e-3, rtol=1e-3)
 
 
-def test_an_empty_client_changes_nothing():
+def test_empty_client_changes_nothing():
     _, without = run("fedaf", 2, sizes=(7, 12, 9))
     _, with_ = run("fedaf", 2, sizes=(7, 12, 9, 0))
     w = lambda s: np.asarray(s.server.variables["params"]["w"])  # noqa: E731
@@ -283,7 +283,7 @@ def test_an_empty_client_changes_nothing():
 
 
 @pytest.mark.slow
-def test_images_start_as_the_options_say():
+def test_image_initialization_follows_options():
     still = {"image_lr": 0.0}
     images, labels = make_blobs()
     flat = images.reshape(len(images), -1)
@@ -310,7 +310,7 @@ def test_images_start_as_the_options_say():
 
 
 @pytest.mark.slow
-def test_a_warm_start_goes_on_from_the_last_rounds_images():
+def test_warm_start_continues_from_last_images():
     still = {"image_lr": 0.0}
     for warm in (True, False):
         options = {"warm_start": warm, "init": "noise"}
@@ -320,7 +320,7 @@ def test_a_warm_start_goes_on_from_the_last_rounds_images():
         assert same == warm
 
 
-def test_class_mean_logits_cover_all_data_of_the_rounds_clients():
+def test_class_mean_logits_cover_all_client_data():
     federation, _ = run("fedaf", participation=0.7)
     images, labels = make_blobs()
     params = federation.global_params(federation.initial_state())
@@ -349,7 +349,7 @@ def test_class_mean_logits_cover_all_data_of_the_rounds_clients():
 
 
 @pytest.mark.slow
-def test_clients_that_do_not_condense_a_class_may_be_left_out_of_its_logits():
+def test_logits_can_exclude_non_condensing_clients():
     images, labels = make_blobs()
     counts = consecutive_partition().label_counts(labels, NUM_CLASSES)
     assert ((counts > 0) & (counts < 3)).any() and (counts >= 3).any(0).all()
@@ -382,7 +382,7 @@ def pair_units(**work):
 
 @pytest.mark.parametrize("top_up", [False, True])
 @pytest.mark.parametrize("by_client", [False, True])
-def test_pairs_that_do_not_exist_cost_nothing(by_client, top_up):
+def test_missing_pairs_cost_nothing(by_client, top_up):
     units, labels = pair_units(is_per_client=by_client, repeats_examples=top_up)
     counts = consecutive_partition().label_counts(labels, NUM_CLASSES)
     assert units.num_steps.sum() == 5 * (counts >= 3).sum() == 5 * units.num_pairs.sum()
@@ -408,7 +408,7 @@ def test_pairs_that_do_not_exist_cost_nothing(by_client, top_up):
             np.testing.assert_array_equal(again, batches)
 
 
-def test_every_step_draws_anew():
+def test_every_step_draws_new_network():
     units, _ = pair_units()
     unit = int(np.argmax(units.sizes))
     batches, _ = units.draw_batches(0, 0, np.array([unit]))
@@ -416,7 +416,7 @@ def test_every_step_draws_anew():
     assert (batches != units.draw_batches(0, 1, np.array([unit]))[0]).any()
 
 
-def test_a_census_has_every_example_of_the_rounds_clients_once():
+def test_full_pass_visits_each_example_once():
     units, labels = pair_units()
     clients = np.array([5, 0, 3])
     examples, pairs = np.zeros((2, 5, 4), np.int32), np.zeros((2, 5, 4), np.int32)
@@ -431,7 +431,7 @@ def test_a_census_has_every_example_of_the_rounds_clients_once():
         )
 
 
-def test_what_is_left_of_a_run():
+def test_artifacts_and_summary():
     federation, state = run("fedaf", 2)
     left = federation.algorithm.artifacts(state)
     pairs = int(made(state).sum())
@@ -452,7 +452,7 @@ def test_what_is_left_of_a_run():
 PRIVATE = {"private": True, "init": "noise"}
 
 
-def test_noise_falls_with_the_number_of_examples():
+def test_privacy_noise_scales_with_example_count():
     """Its deviation on every number is dp_noise * dp_clip / n."""
     means = (jnp.zeros(40_000), jnp.zeros(10_000))
     for count in (10, 200):
@@ -465,7 +465,7 @@ def test_noise_falls_with_the_number_of_examples():
         assert len(np.unique(drawn)) > 0.99 * len(drawn)
 
 
-def test_each_example_moves_a_mean_by_no_more_than_it_may():
+def test_example_influence_on_mean_is_bounded():
     """Another example in the place of one: twice the norm over their number, however far off."""
     rng, count, norm = np.random.default_rng(0), 8, 1.5
     features, logits = rng.normal(size=(count, 6)), 100 * rng.normal(size=(count, 3))
@@ -485,7 +485,7 @@ def test_each_example_moves_a_mean_by_no_more_than_it_may():
 
 
 @pytest.mark.parametrize("name", ["feddm", "fedaf"])
-def test_an_example_has_a_bounded_part_in_what_its_client_tells(name):
+def test_example_influence_on_upload_is_bounded(name):
     """Without noise to speak of, and however far off the example is that takes its place."""
     options = {**PRIVATE, "steps": 1, "server_epochs": 0, "clipping": "none"}
     hp = {"dp_noise": 1e-6, "dp_clip": 1e-3, "image_lr": 1.0}
@@ -510,7 +510,7 @@ def test_an_example_has_a_bounded_part_in_what_its_client_tells(name):
         assert 0 < gap.max() <= 2 * 1e-3
 
 
-def test_private_images_are_moved_by_the_noise():
+def test_privacy_noise_moves_images():
     options = {**PRIVATE, "steps": 1, "server_epochs": 0, "clipping": "none"}
 
     def after(noise):
@@ -520,7 +520,7 @@ def test_private_images_are_moved_by_the_noise():
     assert np.abs(loud - still).max() > 100 * np.abs(nearly - still).max() > 0
 
 
-def test_epsilon_of_gaussian_queries_is_that_of_renyis_closed_form():
+def test_epsilon_matches_renyi_closed_form():
     pytest.importorskip("dp_accounting")
     sigma, delta, queries = 8.0, 1e-5, 10
     orders = np.linspace(1.01, 200, 50_000)
@@ -537,7 +537,7 @@ def test_epsilon_of_gaussian_queries_is_that_of_renyis_closed_form():
     assert more == pytest.approx(found)
 
 
-def test_a_private_run_says_what_it_spent():
+def test_private_run_reports_epsilon():
     pytest.importorskip("dp_accounting")
     spent = {}
     for name in ("feddm", "fedaf"):
@@ -601,19 +601,19 @@ def spec(**settings):
         ),
     ],
 )
-def test_bad_input_is_told_before_anything_compiles(settings, message):
+def test_rejects_bad_settings(settings, message):
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
         prepare_group([spec(**settings)], UserObjects(make_user_dataset()))
 
 
-def test_a_network_without_features_is_told():
+def test_rejects_network_without_features():
     model = make_linear_model()._replace(embed=None)
     for method in (fedaf, feddm):
         with pytest.raises(ConfigError, match="model = 'linear': expected a network with `embed`"):
             make_small_federation(build(method.__name__), hp={}, model=model)
 
 
-def test_the_protocols_are_the_papers():
+def test_protocols_match_papers():
     known = RunSpec("fedaf", "cifar10").resolved()
     assert (known.norm, known.num_clients, known.rounds, known.batch_size) == ("batch", 10, 20, 256)
     assert (known.hp["lambda_loc"], known.hp["lambda_glob"], known.hp["image_lr"]) == (
@@ -647,7 +647,7 @@ def test_the_protocols_are_the_papers():
         assert RunSpec.from_dict(spec.to_dict()).digest() == spec.digest()
 
 
-def test_clients_of_one_class_each_still_make_a_model_of_all():
+def test_one_class_clients_train_joint_model():
     labels = make_blobs()[1]
     clients = [np.flatnonzero(labels == c) for c in range(NUM_CLASSES)]
     units = ClientClassWork(

@@ -35,7 +35,7 @@ def handing_out(build):
 
 
 @pytest.mark.parametrize("name", ON_OTHERS)
-def test_a_method_and_its_bases_have_names_of_their_own(name):
+def test_wrapper_and_base_names_do_not_collide(name):
     """One option or number of two methods would be given to both."""
     entry = METHODS[name]
 
@@ -55,7 +55,7 @@ def test_a_method_and_its_bases_have_names_of_their_own(name):
     [("feddf", base) for base in ("fednova", "fedavgm", "fedadam", "fedgen")]
     + [("dynafed", "fedgen"), ("fsl", "moon"), ("data_sharing", "fedmix")],
 )
-def test_it_can_be_put_on_methods_with_servers_of_their_own(name, base):
+def test_wraps_methods_with_server_state(name, base):
     """Traced, not run: the state has the same shapes after a round."""
     federation = made(name, base)
     start = jax.eval_shape(federation.initial_state)
@@ -68,7 +68,7 @@ def test_it_can_be_put_on_methods_with_servers_of_their_own(name, base):
 
 
 @pytest.mark.parametrize("base", ["fedprox", "feddc"])
-def test_until_data_are_synthesised_dynafed_is_its_base_and_keeps_its_models(base):
+def test_dynafed_equals_base_before_synthesis(base):
     hp = {"prox_mu": 0.5} if base == "fedprox" else {"feddc_alpha": 0.3}
     alone, over = made(base, hp=hp, epochs=2), made("dynafed", base, hp=hp, epochs=2)
     state, plain = over.initial_state(), alone.initial_state()
@@ -96,7 +96,7 @@ def test_until_data_are_synthesised_dynafed_is_its_base_and_keeps_its_models(bas
         ("fedavg", make_centered_model()),
     ],
 )
-def test_abavg_is_its_base_with_shares_of_accuracy_for_weights(base, model):
+def test_abavg_equals_base_with_accuracy_weights(base, model):
     """In a round from a state with a past, under weights of the run that are others; of a network
     with running statistics, these too."""
     settings = {"averaging": "weighted", "participation": 0.8, "hp": {"server_lr": 0.7}}
@@ -139,7 +139,7 @@ def test_abavg_is_its_base_with_shares_of_accuracy_for_weights(base, model):
 
 
 @pytest.mark.parametrize("base", ["fednova", "fedavgm", "fedadam", "fedyogi"])
-def test_abavg_is_not_put_on_what_weighs_in_another_way(base):
+def test_abavg_rejects_bases_with_other_weights(base):
     with pytest.raises(ConfigError, match=f"base = '{base}'"):
         RunSpec("abavg", options={"base": base}).resolved()
 
@@ -148,7 +148,7 @@ def test_abavg_is_not_put_on_what_weighs_in_another_way(base):
 
 
 @pytest.mark.slow
-def test_fedgen_is_the_same_when_it_hands_out_its_models():
+def test_fedgen_unchanged_when_returning_models():
     """The generator then learns from the models that are gathered, by client, from where they
     were trained."""
 
@@ -180,7 +180,7 @@ QUICK = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
-def test_on_fedprox_by_the_command_line(name, tmp_path, capsys):
+def test_command_line_sets_base_fedprox(name, tmp_path, capsys):
     code = main(
         [
             *("run", "--quiet", "--algorithm", name, "--model", "mlp", "--rounds", "3"),
@@ -196,7 +196,7 @@ def test_on_fedprox_by_the_command_line(name, tmp_path, capsys):
     assert RunSpec(**spec).digest() == RunSpec.from_dict(spec).resolved().digest()
 
 
-def test_bases_that_there_are_not():
+def test_rejects_impossible_bases():
     for name in ON_OTHERS:
         for base in ("fedavgg", "dynafed", "fedbn", "fedamp", "feddm"):
             with pytest.raises(ConfigError, match=f"base = '{base}'"):

@@ -68,7 +68,7 @@ def control(synthetic, images, labels, number=SAMPLES):
 
 
 @pytest.mark.parametrize("synthetic", ["untrained", "real"])
-def test_rounds_are_fedavgs_tuned_on_these_data(synthetic):
+def test_control_rounds_match_tuned_fedavg(synthetic):
     build = bind_options(dynafed, base=fedavg, **OPTIONS, synthetic=synthetic)
     hp = {"local_lr": 0.2, "fine_tune_lr": RATE}
     federation = make_small_federation(build, hp=hp, participation=0.7)
@@ -86,7 +86,7 @@ def test_rounds_are_fedavgs_tuned_on_these_data(synthetic):
 
 
 @pytest.mark.slow
-def test_a_whole_run_of_a_control_has_no_synthesis():
+def test_control_run_has_no_synthesis():
     options = {**SYNTHESIS_OPTIONS, "synthetic": "untrained"}
     made, plain = run_spec(make_spec("dynafed", options=options)), run_spec(make_spec("fedavg"))
     same = made.metrics["test_loss"] == plain.metrics["test_loss"]
@@ -94,7 +94,7 @@ def test_a_whole_run_of_a_control_has_no_synthesis():
     assert "synthetic_images" not in made.artifacts
 
 
-def test_values_of_the_public_codes_scripts():
+def test_defaults_match_public_code():
     def options_of(dataset, **more):
         return RunSpec("dynafed", dataset, **more).resolved().options
 
@@ -110,7 +110,7 @@ def test_values_of_the_public_codes_scripts():
     assert again.resolved() == again
 
 
-def test_settings_that_do_nothing_are_told(caplog):
+def test_warns_of_settings_without_effect(caplog):
     options = {**SYNTHESIS_OPTIONS, "trajectory_rounds": 4}
     run_spec(make_spec("dynafed", options=options, rounds=4))
     (said,) = [record.message for record in caplog.records if "note" in record.message]
@@ -121,7 +121,7 @@ def test_settings_that_do_nothing_are_told(caplog):
 
 
 @pytest.mark.parametrize("step_size", [11.0, 100.0, 1e-5])
-def test_a_step_size_that_the_guards_would_change_is_refused(step_size):
+def test_rejects_step_size_outside_bounds(step_size):
     with pytest.raises(ConfigError, match=f"hp step_size = {step_size}"):
         RunSpec("dynafed", hp={"step_size": step_size}).resolved()
     free = {"step_size_floor": 1e-6, "step_size_ceiling": 1e3}
@@ -131,7 +131,7 @@ def test_a_step_size_that_the_guards_would_change_is_refused(step_size):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("synthetic", ["matched", "untrained", "real"])
-def test_assumption_3_is_measured_along_a_run(synthetic):
+def test_assumption_3_is_measured(synthetic):
     """The distance of the gradient on the synthetic data from that of all data, and the latter's
     length, in float64, at the model that the last measured round began with."""
     options = {**SYNTHESIS_OPTIONS, "synthetic": synthetic}

@@ -67,7 +67,7 @@ def made(name, *, hp=None, base=None, settings=None, **options):
         make_execution_plan(2, 2),
     ],
 )
-def test_models_are_handed_out_by_client_wherever_they_were_trained(plan):
+def test_returned_models_are_in_client_order(plan):
     def build(training, plan):
         return fedavg(training._replace(returns_client_models=True), plan)
 
@@ -98,12 +98,12 @@ def test_models_are_handed_out_by_client_wherever_they_were_trained(plan):
     assert 0 < empty < 4
 
 
-def test_a_refined_method_does_not_pass_the_models_on():
+def test_wrapped_method_does_not_return_models():
     _, info = made("abavg").run(1)
     assert info.models is None
 
 
-def test_logits_do_not_depend_on_the_pieces_that_they_are_taken_in():
+def test_logits_do_not_depend_on_batches():
     images = np.random.default_rng(0).integers(0, 256, (300, 8, 8, 1), np.uint8)
     task = Task(make_model("mlp", (8, 8, 1), 10), (0.3,), (0.2,))
     variables = task.model.init(jax.random.key(0))
@@ -255,7 +255,7 @@ ORACLES = {
 
 @pytest.mark.parametrize("averaging", ["uniform", "weighted"])
 @pytest.mark.parametrize("case", ORACLES)
-def test_three_rounds_equal_a_float64_oracle(case, averaging):
+def test_three_rounds_match_float64_oracle(case, averaging):
     loop, options, hp = ORACLES[case]
     settings = {"participation": 0.7, "averaging": averaging}
     federation = made(case.split("-")[0], hp={"server_lr": 0.8, **hp}, settings=settings, **options)
@@ -274,7 +274,7 @@ def test_three_rounds_equal_a_float64_oracle(case, averaging):
 @pytest.mark.slow
 @pytest.mark.parametrize("base", ["fedavg", "scaffold", "feddyn"])
 @pytest.mark.parametrize("name", ["feddf", "fedbe"])
-def test_without_steps_distillation_is_its_base(name, base):
+def test_distillation_without_steps_is_base(name, base):
     settings = {"participation": 0.7}
     alone = made(base, settings=settings)
     over = made(name, base=base, distill_epochs=0, settings=settings)
@@ -288,7 +288,7 @@ def test_without_steps_distillation_is_its_base(name, base):
     assert np.abs(gap).max() > 1e-3
 
 
-def test_long_distillation_ends_at_the_mean_of_linear_clients():
+def test_long_distillation_reaches_linear_mean():
     """Of linear models the mean logits are the mean model's: uniform, whatever the average's."""
     settings = {"averaging": "weighted", "server": (make_blobs((40,), seed=3), 1)}
     options = {"distill_epochs": 800, "distill_batch_size": 40}
@@ -306,7 +306,7 @@ def test_long_distillation_ends_at_the_mean_of_linear_clients():
     assert np.abs(centred(weighted) - centred(uniform)).max() > 0.05
 
 
-def test_one_client_and_no_samples_teach_fedbes_student_nothing():
+def test_fedbe_of_one_client_changes_nothing():
     """The ensemble is the student twice; all that is left is what sharpening adds."""
     hp = {"sharpening": 1.0, "distill_weight_decay": 0.0}
     settings = {"sizes": (18,)}
@@ -320,7 +320,7 @@ def test_one_client_and_no_samples_teach_fedbes_student_nothing():
 
 
 @pytest.mark.parametrize("base", ["fedavg", "scaffold", "feddyn"])
-def test_equal_accuracies_leave_the_uniform_average(base):
+def test_equal_accuracies_give_uniform_average(base):
     """Every image once with every label: each model is right about a third of them."""
     images = np.repeat(SERVER_EXAMPLES[0], NUM_CLASSES, 0)
     labels = np.tile(np.arange(NUM_CLASSES), len(SERVER_EXAMPLES[0])).astype(np.int32)
@@ -332,7 +332,7 @@ def test_equal_accuracies_leave_the_uniform_average(base):
         assert_trees_all_close(over.global_params(over.run(3)[0]), expected, atol=2e-6)
 
 
-def test_models_that_are_never_right_count_alike():
+def test_zero_accuracies_give_uniform_average():
     nothing = (
         SERVER_EXAMPLES[0],
         np.full_like(SERVER_EXAMPLES[1], NUM_CLASSES),
@@ -344,7 +344,7 @@ def test_models_that_are_never_right_count_alike():
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_only_averaging_by_accuracy_reads_labels(name):
+def test_only_abavg_reads_labels(name):
     options = {} if name == "abavg" else STEPS
     other = (SERVER_EXAMPLES[0], (SERVER_EXAMPLES[1] + 1) % NUM_CLASSES)
     models = []
@@ -359,7 +359,7 @@ def test_only_averaging_by_accuracy_reads_labels(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
-def test_over_fedprox_without_pull_it_is_as_over_fedavg(name):
+def test_base_fedprox_without_pull_equals_fedavg(name):
     options = {} if name == "abavg" else STEPS
     hp = {"server_lr": 0.8}
     usual = made(name, hp=hp, **options)
@@ -388,7 +388,7 @@ def many(sample, count=20_000):
     return jax.jit(jax.vmap(sample))(jax.random.split(jax.random.key(1), count))
 
 
-def test_gaussian_draws_have_the_weighted_mean_and_variance_of_the_clients():
+def test_gaussian_posterior_moments():
     models = posterior_models()
     average = {"params": {}, "state": {"mean": jnp.full(3, 9.0)}}
     draws = many(_make_gaussian_sampler({}, TeacherModels(models, {}, average)))
@@ -404,7 +404,7 @@ def test_gaussian_draws_have_the_weighted_mean_and_variance_of_the_clients():
 
 
 @pytest.mark.slow
-def test_dirichlet_draws_mix_the_clients_by_dirichlets_shares():
+def test_dirichlet_posterior_moments():
     """With equal p the shares are Dir(alpha)'s: mean 1/3, variance 2 / (9 (3 alpha + 1))."""
     one_hot = ClientModels(
         {"params": jnp.eye(4)},
@@ -446,7 +446,7 @@ def spec(algorithm, **settings):
     return RunSpec(algorithm, **{**defaults, **settings})
 
 
-def test_runs_learn_from_examples_that_no_client_holds():
+def test_server_examples_are_held_out():
     options = {"server_options": {"size": 9}}
     for name in METHODS:
         group = prepare_group([spec(name, **options)], UserObjects(make_user_dataset()))
@@ -459,7 +459,7 @@ def test_runs_learn_from_examples_that_no_client_holds():
 
 
 @pytest.mark.slow
-def test_a_sweep_and_a_network_with_batch_norm():
+def test_sweep_with_batch_norm():
     """Federations on different devices, each with examples and models of its own."""
     data = make_user_dataset()
     # Not Adam: before batch norm the gradient of a bias is rounding, which Adam makes a step of.
@@ -503,12 +503,12 @@ def test_a_sweep_and_a_network_with_batch_norm():
         ("abavg", {"server_options": {"size": 46}}, "num_clients = 6: .* 5"),
     ],
 )
-def test_bad_input_is_told(name, settings, message):
+def test_rejects_bad_settings(name, settings, message):
     with pytest.raises(ConfigError, match=message):
         simulate(spec(name, **settings), dataset=make_user_dataset())
 
 
-def test_a_partition_of_ones_own_must_leave_examples():
+def test_user_partition_must_leave_examples():
     group = prepare_group([spec("abavg")], UserObjects(make_user_dataset()))
     own = group.prepared_runs[0].partition
     with pytest.raises(ConfigError, match="at most 3"):

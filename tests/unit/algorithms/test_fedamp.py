@@ -56,7 +56,7 @@ def float64_distances(vectors):
 
 
 @pytest.mark.slow
-def test_distances_of_nearby_models_keep_their_digits():
+def test_distances_of_nearby_models_are_precise():
     near = (100 + 1e-3 * RNG.normal(size=(4, 1000))).astype(np.float32)
     expected = float64_distances(near)
     np.testing.assert_allclose(compute_squared_distances(near), expected, rtol=2e-3, atol=1e-12)
@@ -66,7 +66,7 @@ def test_distances_of_nearby_models_keep_their_digits():
     np.testing.assert_array_equal(compute_squared_distances(np.ones((3, 7), np.float32)), 0)
 
 
-def test_cosine_distances_of_nearly_parallel_models_keep_their_digits():
+def test_cosine_distances_of_parallel_models_are_precise():
     base = RNG.normal(size=1000)
     near = (base + 1e-3 * RNG.normal(size=(4, 1000))).astype(np.float32) * [[1], [2], [3], [0.5]]
     near = near.astype(np.float32)
@@ -79,7 +79,7 @@ def test_cosine_distances_of_nearly_parallel_models_keep_their_digits():
 
 @pytest.mark.parametrize("guard", ["step", "rows"])
 @pytest.mark.parametrize("alpha", [0.1, 1e3])
-def test_weights_are_those_of_equation_5_and_convex(alpha, guard):
+def test_attention_matches_equation_5(alpha, guard):
     distances, sigma = float64_distances(VECTORS), 60.0
     found = compute_attention(jnp.asarray(distances), alpha, sigma, ALL, guard=guard)
     weights, expected = np.asarray(found.weights), alpha / sigma * np.exp(-distances / sigma)
@@ -100,7 +100,7 @@ def test_weights_are_those_of_equation_5_and_convex(alpha, guard):
     assert symmetric == (guard == "step" or alpha < 1)
 
 
-def test_the_guard_step_is_the_largest_alpha_that_is_convex():
+def test_guard_step_is_largest_convex_alpha():
     distances = compute_squared_distances(VECTORS)
     row_sums = np.asarray(jnp.exp(-distances / 50) * (1 - jnp.eye(5)) / 50).sum(1)
     largest, _ = compute_attention(distances, 1 / row_sums.max(), 50.0, ALL, guard="step")
@@ -109,7 +109,7 @@ def test_the_guard_step_is_the_largest_alpha_that_is_convex():
     assert np.diag(guarded).min() < 1e-6
 
 
-def test_sigma_at_its_limits():
+def test_attention_at_sigma_limits():
     distances = compute_squared_distances(VECTORS)
     nobody, _ = compute_attention(distances, 1.0, 1e-3, ALL, guard="rows")
     np.testing.assert_array_equal(nobody, np.eye(5))
@@ -121,7 +121,7 @@ def test_sigma_at_its_limits():
     np.testing.assert_allclose(alone, np.eye(5), atol=1e-8)
 
 
-def test_heuristic_weights_are_those_of_equation_8():
+def test_softmax_attention_matches_equation_8():
     distances = float64_distances(VECTORS) / 80
     for self_weight in (0.0, 0.3, 1.0):
         weights = np.asarray(
@@ -139,7 +139,7 @@ def test_heuristic_weights_are_those_of_equation_8():
     np.testing.assert_allclose(nearest.max(1), 1)
 
 
-def test_clients_that_are_not_heard_weigh_nothing():
+def test_excluded_clients_have_no_weight():
     heard, distances = (
         jnp.array([True, False, True, True, False]),
         compute_squared_distances(VECTORS),
@@ -158,7 +158,7 @@ def test_clients_that_are_not_heard_weigh_nothing():
     assert float(median_over_pairs(distances, jnp.zeros(5, bool))) == 0
 
 
-def test_messages_are_mixtures_of_every_array():
+def test_mix_models_mixes_every_array():
     models = {"a": RNG.normal(size=(5, 2, 3)), "b": {"c": RNG.normal(size=(5,))}}
     models = jax.tree.map(lambda a: a.astype(np.float32), models)
     weights = RNG.random((5, 5)).astype(np.float32)
@@ -167,7 +167,7 @@ def test_messages_are_mixtures_of_every_array():
 
 
 @pytest.mark.parametrize("size", [1, 511, 512, 1100])
-def test_distances_are_of_all_arrays_in_any_blocks(size):
+def test_distances_cover_all_arrays_in_any_blocks(size):
     models = {"a": RNG.normal(size=(5, size)), "b": {"c": RNG.normal(size=(5, 3, 7))}}
     models = jax.tree.map(lambda a: 3 + a.astype(np.float32), models)
     flat = np.concatenate([leaf.reshape(5, -1) for leaf in jax.tree.leaves(models)], 1)
@@ -179,7 +179,7 @@ def test_distances_are_of_all_arrays_in_any_blocks(size):
 
 
 @pytest.mark.parametrize("name", ATTENTION_FUNCTIONS)
-def test_attention_functions_are_what_definition_1_asks_for(name):
+def test_attention_functions_satisfy_definition_1(name):
     with enable_x64(True):
         function, sigma, t = ATTENTION_FUNCTIONS[name], 1.7, jnp.linspace(0.0, 12.0, 200)
         values, slopes = map(np.asarray, function(t, sigma))
@@ -192,7 +192,7 @@ def test_attention_functions_are_what_definition_1_asks_for(name):
 
 
 @pytest.mark.parametrize(("name", "reach"), [("scad", 3.7), ("mcp", 3.0)])
-def test_penalties_that_are_flat_end_collaboration_beyond_their_reach(name, reach):
+def test_flat_penalties_end_beyond_reach(name, reach):
     def slope(t, sigma):
         return ATTENTION_FUNCTIONS[name](t, sigma)[1]
 
@@ -316,7 +316,7 @@ class Messages(ReferenceFedAvg):
         "heurfedamp-absolute",
     ],
 )
-def test_four_rounds_equal_a_float64_oracle(hp, options, heuristic, participation):
+def test_four_rounds_match_float64_oracle(hp, options, heuristic, participation):
     hp, options = {**hp, "local_lr": 0.3}, settings(**options)
     if not heuristic:
         options = {"guard": "step", **options}
@@ -346,7 +346,7 @@ def test_four_rounds_equal_a_float64_oracle(hp, options, heuristic, participatio
 
 
 @pytest.mark.parametrize("scored", ["client", "received"])
-def test_either_model_can_be_scored(scored):
+def test_client_or_received_model_is_evaluated(scored):
     build = bind_options(fedamp, **settings(guard="rows"))
     federation = make_small_federation(build, hp={**RELATIVE, "local_lr": 0.3}, scored=scored)
     state, _ = federation.run(2)
@@ -358,7 +358,7 @@ def test_either_model_can_be_scored(scored):
 
 @pytest.mark.parametrize("method", [fedamp, heurfedamp])
 @pytest.mark.parametrize("initialisation", ["shared", "independent"])
-def test_without_pull_from_its_own_model_it_is_separate(method, initialisation):
+def test_fedamp_without_pull_is_separate(method, initialisation):
     hp = {**RELATIVE, "prox_lambda": 0.0, "self_weight": 0.1, "local_lr": 0.3}
     options = settings(start="own", initialisation=initialisation)
     options |= {"guard": "rows"} if method is fedamp else {}
@@ -396,7 +396,7 @@ def test_identical_clients_stay_identical(method):
     assert_trees_all_close(first.clients.variables, one.clients.variables, atol=1e-5)
 
 
-def test_a_strong_pull_stays_with_the_message():
+def test_strong_pull_stays_near_message():
     build = bind_options(fedamp, **settings(guard="rows"))
     gaps = []
     for strength in (0.0, 1.0, 9.0):
@@ -407,7 +407,7 @@ def test_a_strong_pull_stays_with_the_message():
     assert gaps[0] > 1.5 * gaps[1] > 1.5**2 * gaps[2] > 0
 
 
-def test_who_was_never_trained_teaches_nobody():
+def test_untrained_clients_are_excluded():
     hp = {**RELATIVE, "local_lr": 0.3}
     build = bind_options(fedamp, **settings(guard="rows", initialisation="independent"))
     federation = make_small_federation(build, hp=hp, scored="client")
@@ -420,7 +420,7 @@ def test_who_was_never_trained_teaches_nobody():
 
 @pytest.mark.parametrize("scale", ["absolute", "relative"])
 @pytest.mark.parametrize("attention_", ["exponential", "mcp"])
-def test_the_objective_is_equation_1_and_its_gradient_that_of_differences(scale, attention_):
+def test_objective_matches_equation_1(scale, attention_):
     """G(W) in NumPy, over all clients' data; the gradient by differences over every weight."""
     hp = {**RELATIVE, "sigma": 1.3, "local_lr": 0.3, "prox_lambda": 2.0}
     options = settings(
@@ -488,7 +488,7 @@ def spec(algorithm, **more):
 
 
 @pytest.mark.slow
-def test_history_keeps_the_weights_of_every_round():
+def test_history_records_weights_of_every_round():
     result = simulate(spec("fedamp", options={"history": True}), dataset=make_user_dataset())
     weights = result.metrics["collaboration"]
     assert weights.shape == (3, 4, 4)
@@ -502,7 +502,7 @@ def test_history_keeps_the_weights_of_every_round():
 
 
 @pytest.mark.parametrize("base", [fedavg, fedprox])
-def test_tuning_for_no_epochs_is_the_base_method(base):
+def test_zero_tuning_epochs_is_base(base):
     build = bind_options(build_fine_tuned, build_base=base, tuning_epochs=0)
     federation = make_small_federation(build, hp={"local_lr": 0.1, "prox_mu": 0.1}, scored="tuned")
     assert (
@@ -514,7 +514,7 @@ def test_tuning_for_no_epochs_is_the_base_method(base):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("base", ["fedavg", "fedprox"])
-def test_tuned_copies_leave_the_global_model_alone_and_are_scored_instead(base):
+def test_tuned_copies_are_evaluated_and_discarded(base):
     hp = {"local_lr": 0.3}
     given = {
         "plain": (base, {}),
@@ -557,7 +557,7 @@ def test_tuned_copies_leave_the_global_model_alone_and_are_scored_instead(base):
         ("fedavg", {"test_per_client": "none"}, "test_per_client = 'none'"),
     ],
 )
-def test_bad_settings(algorithm, given, message):
+def test_rejects_bad_settings(algorithm, given, message):
     with pytest.raises(ConfigError, match=message.replace("[", r"\[")):
         spec(algorithm, **given).resolved()
 
@@ -572,12 +572,12 @@ def test_bad_settings(algorithm, given, message):
         ({"shares": 1}, "shares"),
     ],
 )
-def test_bad_partitions(given, message):
+def test_rejects_bad_partitions(given, message):
     one = spec("fedamp", partition="grouped", alpha=None, partition_options=given)
     with pytest.raises(ConfigError, match=message):
         simulate(one, dataset=make_user_dataset())
 
 
-def test_more_test_images_than_a_class_has():
+def test_more_test_images_than_available():
     with pytest.raises(ConfigError, match="per_client"):
         simulate(spec("fedamp", test_per_client=1000), dataset=make_user_dataset())

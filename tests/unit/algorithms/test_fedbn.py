@@ -66,7 +66,7 @@ class OwnLayers(ReferenceFedAvg):
 
 
 @pytest.mark.parametrize("averaging", ["uniform", "weighted"])
-def test_rounds_equal_a_float64_loop(averaging):
+def test_rounds_match_float64_loop(averaging):
     federation = make_small_federation(
         fedbn,
         hp={"local_lr": LR},
@@ -91,7 +91,7 @@ def test_rounds_equal_a_float64_loop(averaging):
 # --- limits --------------------------------------------------------------------------------
 
 
-def test_without_normalisation_layers_it_is_fedavg():
+def test_fedbn_without_norm_layers_is_fedavg():
     settings = {"hp": {"local_lr": LR}, "participation": 0.7, "optimizer": "adam", "keep": True}
     plain, _ = make_small_federation(fedavg, **settings).run(3)
     kept, _ = make_small_federation(fedbn, **settings).run(3)
@@ -99,7 +99,7 @@ def test_without_normalisation_layers_it_is_fedavg():
     assert kept.clients.norms == ()
 
 
-def test_a_first_round_is_fedavgs_and_later_ones_are_not():
+def test_first_round_is_fedavg():
     settings = {"hp": {"local_lr": LR}, "model": make_centered_model()}
     for rounds, alike in ((1, True), (2, False)):
         plain, kept = (
@@ -110,7 +110,7 @@ def test_a_first_round_is_fedavgs_and_later_ones_are_not():
         assert (np.abs(gap).max() < 1e-6) == alike
 
 
-def test_a_client_that_has_trained_does_not_read_the_servers_layers():
+def test_trained_client_ignores_server_norms():
     federation = make_small_federation(fedbn, hp={"local_lr": LR}, model=make_centered_model())
     state, _ = federation.run(1)
     variables = federation.algorithm.global_model(state)
@@ -124,7 +124,7 @@ def test_a_client_that_has_trained_does_not_read_the_servers_layers():
     assert_trees_all_close(other.server, same.server, atol=1e-5)
 
 
-def test_traffic_is_of_the_body():
+def test_traffic_excludes_norm_layers():
     federation = make_small_federation(fedbn, hp={"local_lr": LR}, model=make_centered_model())
     body = 4 * (4 * NUM_CLASSES + NUM_CLASSES)
     assert federation.algorithm.traffic(federation.hp, federation.initial_state()) == (
@@ -161,13 +161,13 @@ def marked(model):
     ("norm", "params", "state"),
     [("batch", 2 * 2 * 6, 2 * 2 * 6), ("instance", 24, 0), ("group", 24, 0), ("none", 0, 0)],
 )
-def test_of_a_convnet(norm, params, state):
+def test_norm_variables_of_convnet(norm, params, state):
     found = marked(make_model("convnet", (8, 8, 1), 3, width=6, depth=2, norm=norm))
     names = {f"['{a}']['{b}']" for a in ("conv1", "conv2", "head") for b in ("kernel", "bias")}
     assert found == (params, state, names)
 
 
-def test_of_a_resnet_with_its_shortcuts():
+def test_norm_variables_of_resnet():
     # A stem, two times two convolutions a stage, and a shortcut in three of four stages.
     channels = 4 + sum(4 * 2**stage * (4 + (stage > 0)) for stage in range(4))
     *sizes, others = marked(make_model("resnet18", (8, 8, 3), 3, width=4))
@@ -177,11 +177,11 @@ def test_of_a_resnet_with_its_shortcuts():
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn", "fsl_cnn"])
-def test_of_networks_without(model):
+def test_networks_without_norm_layers(model):
     assert make_model(model, (16, 16, 1), 3).norm_layers() == frozenset()
 
 
-def test_the_kind_of_layer_decides_and_not_its_name():
+def test_layer_kind_decides_not_name():
     import flax.linen as nn
 
     class Misleading(nn.Module):
@@ -195,7 +195,7 @@ def test_the_kind_of_layer_decides_and_not_its_name():
     assert found == {("linear1",), ("InstanceNorm_0",)}
 
 
-def test_layers_are_taken_out_and_put_back():
+def test_norm_variables_round_trip():
     model = make_model("convnet", (4, 4, 1), 3, width=2, depth=1, norm="batch")
     one, other = (model.init(jax.random.key(k)) for k in range(2))
     other = jax.tree.map(lambda leaf: leaf + 1, other)
@@ -211,7 +211,7 @@ def test_layers_are_taken_out_and_put_back():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [12, "all"])
-def test_a_clients_own_test_is_for_the_body_with_its_own_layers(count):
+def test_client_test_uses_own_norms(count):
     """By hand, on a run with local tests, or with all tests for everyone."""
     settings = {"num_clients": 3, "rounds": 2, "partition": "classes_per_client", "classes": 2}
     settings |= {"participation": 0.7, "local_epochs": 1, "batch_size": BATCH_SIZE}
@@ -237,7 +237,7 @@ def test_a_clients_own_test_is_for_the_body_with_its_own_layers(count):
     assert np.isfinite(result.metrics["test_accuracy"]).all()  # of the body with mean layers
 
 
-def test_states_can_be_on_the_host_unless_own_layers_are_scored():
+def test_state_paging_unless_personal_evaluation():
     for scored in ("global", "personal"):
         federation = make_small_federation(
             fedbn, hp={"local_lr": LR}, model=make_centered_model(), scored=scored
@@ -247,7 +247,7 @@ def test_states_can_be_on_the_host_unless_own_layers_are_scored():
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_protocols_score_clients_own_layers_where_clients_are_tested(protocol):
+def test_protocols_evaluate_personal_models(protocol):
     one = RunSpec("fedbn", "digits", protocol=protocol, local_tests=True).resolved()
     assert one.evaluated_model == "personal"
     other = RunSpec("fedbn", "digits", protocol=protocol, local_tests=True, scored="global")
@@ -256,7 +256,7 @@ def test_protocols_score_clients_own_layers_where_clients_are_tested(protocol):
         assert not RunSpec("fedbn", "digits", protocol=protocol).resolved().has_client_tests
 
 
-def test_fedafs_domains_are_each_tested_with_their_own_layers():
+def test_fedaf_domains_use_own_norms():
     one = RunSpec("fedbn", "domainnet", protocol="fedaf").resolved()
     assert one.has_client_tests and one.evaluated_model == "personal"
     assert not RunSpec("moon", "domainnet", protocol="fedaf").resolved().has_client_tests

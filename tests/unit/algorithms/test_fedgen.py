@@ -176,7 +176,7 @@ class Guided(ReferenceFedAvg):
 
 
 @pytest.mark.parametrize("averaging", ["uniform", "weighted"])
-def test_three_rounds_equal_a_float64_loop(averaging):
+def test_three_rounds_match_float64_loop(averaging):
     hp = {**HP, "generator_lr": 0.02, "generator_lr_decay": 0.7, "guidance_decay": 0.8}
     build = method(generator_batch_size=6, guided_steps=4)
     settings = {"participation": 0.7, "averaging": averaging, "epochs": 2}
@@ -199,7 +199,7 @@ def test_three_rounds_equal_a_float64_loop(averaging):
     [({}, {"generated_weight": 0.0, "distilled_weight": 0.0}), ({"guided_steps": 0}, {})],
     ids=["no weights", "no steps"],
 )
-def test_without_guidance_it_is_fedavg(options, hp):
+def test_fedgen_without_guidance_is_fedavg(options, hp):
     settings = {"participation": 0.7, "optimizer": "adam", "keep": True}
     plain = make_small_federation(fedavg, hp={"local_lr": 0.1}, **settings)
     guided = make_small_federation(method(**options), hp={**HP, **hp}, **settings)
@@ -208,7 +208,7 @@ def test_without_guidance_it_is_fedavg(options, hp):
     assert_trees_all_close(ours.clients, theirs.clients, rtol=1e-5, atol=1e-6)
 
 
-def test_weights_decay_to_the_least_and_no_further(monkeypatch):
+def test_guidance_decays_to_minimum(monkeypatch):
     monkeypatch.setattr(sys.modules[fedgen.__module__], "MIN_GUIDANCE_WEIGHT", 0.5)
     still = {"generated_weight": 0.5, "distilled_weight": 0.5, "guidance_decay": 1.0}
     models = []
@@ -219,7 +219,7 @@ def test_weights_decay_to_the_least_and_no_further(monkeypatch):
 
 
 @pytest.mark.slow
-def test_guidance_begins_in_the_second_round():
+def test_guidance_starts_in_second_round():
     plain, guided = make_small_federation(fedavg, hp=HP), make_small_federation(method(), hp=HP)
     for rounds, same in ((1, True), (2, False)):
         gap = (
@@ -254,7 +254,7 @@ def trained(of, steps, **hp):
 
 
 @pytest.mark.slow
-def test_training_makes_features_that_teachers_recognise():
+def test_generated_features_match_teachers():
     of = teachers()
     generator, *both = trained(of, 400)
     labels = jnp.arange(60) % NUM_CLASSES
@@ -273,7 +273,7 @@ def test_training_makes_features_that_teachers_recognise():
     assert (mixed.argmax(-1) == labels).mean() > 0.9
 
 
-def test_features_differ_more_where_that_is_asked_for():
+def test_diversity_weight_spreads_features():
     def spread(weight):
         generator, _, made = trained(teachers(), 400, diversity_weight=weight)
         noise = jax.random.uniform(jax.random.key(5), (40, 3))
@@ -283,13 +283,13 @@ def test_features_differ_more_where_that_is_asked_for():
     assert spread(20.0) > 2 * spread(0.0)
 
 
-def test_shares_count_labels_and_one_more_of_the_clients_that_are_there():
+def test_label_shares_are_smoothed():
     of = teachers()._replace(is_present=jnp.asarray([1.0, 1.0, 0.0]))
     expected = [[6 / 7, 1 / 11, 3 / 4], [1 / 7, 10 / 11, 1 / 4], [0, 0, 0]]
     np.testing.assert_allclose(compute_label_shares(of), expected, rtol=1e-6)
 
 
-def test_an_unused_slot_and_a_class_that_nobody_has_teach_nothing():
+def test_unused_slots_and_classes_have_no_effect():
     of = teachers()
     of = of._replace(counts=of.counts.at[:, 2].set(0))
     _, start, made = trained(of, 20, generator_weight_decay=0.0)
@@ -301,18 +301,18 @@ def test_an_unused_slot_and_a_class_that_nobody_has_teach_nothing():
     assert_trees_all_close(*both, atol=1e-5)
 
 
-def test_no_step_changes_nothing():
+def test_zero_steps_change_nothing():
     _, start, made = trained(teachers(), 0)
     assert_trees_all_equal(start, made)
 
 
-def test_the_generator_of_the_papers_mnist_has_20_thousand_parameters():
+def test_mnist_generator_size():
     generator = make_generator(10, 32, 256, 32)
     variables = generator.init(jax.random.key(0))
     assert count_parameters(variables) == (32 + 10 + 1) * 256 + 2 * 256 + (256 + 1) * 32 == 19744
 
 
-def test_normalisation_in_evaluation_is_by_running_statistics():
+def test_generator_evaluation_uses_running_statistics():
     generator, _, made = trained(teachers(), 30)
     noise, labels = jax.random.uniform(jax.random.key(2), (8, 3)), jnp.arange(8) % NUM_CLASSES
     whole, state = generator.apply(made, noise, labels, train=False)
@@ -328,7 +328,7 @@ def test_normalisation_in_evaluation_is_by_running_statistics():
 
 
 @pytest.mark.slow
-def test_a_convolutional_network_is_guided():
+def test_convolutional_network_is_guided():
     model = make_model("convnet", (4, 4, 1), NUM_CLASSES, width=3, depth=1)
     rng = np.random.default_rng(0)
     data = rng.normal(size=(11, 4, 4, 1)).astype(np.float32), np.arange(11, dtype=np.int32) % 3
@@ -347,7 +347,7 @@ def test_a_convolutional_network_is_guided():
     assert np.abs(gap).max() > 1e-4
 
 
-def test_a_network_without_a_last_layer_is_told():
+def test_rejects_network_without_head():
     for missing in ({"head": None}, {"embed": None}):
         with pytest.raises(ConfigError, match=r"model = 'linear': .*head"):
             make_small_federation(method(), hp=HP, model=make_linear_model()._replace(**missing))
@@ -367,7 +367,7 @@ def test_a_network_without_a_last_layer_is_told():
         ({"hp": {"generated_weight": -1.0}}, "generated_weight"),
     ],
 )
-def test_bad_input_is_told(settings, message):
+def test_rejects_bad_settings(settings, message):
     with pytest.raises(ConfigError, match=message):
         RunSpec("fedgen", dataset="digits", **settings).resolved()
 
@@ -380,7 +380,7 @@ def test_bad_input_is_told(settings, message):
         ("emnist", (256, 32), (10.0, 1.0, 1e-4)),
     ],
 )
-def test_presets_are_the_public_codes(preset, sizes, numbers):
+def test_presets_match_public_code(preset, sizes, numbers):
     spec = RunSpec("fedgen", options={"fedgen_preset": preset}).resolved()
     assert (spec.options["generator_hidden"], spec.options["generator_noise"]) == sizes
     names = ("generated_weight", "distilled_weight", "generator_lr")

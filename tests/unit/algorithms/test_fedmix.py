@@ -50,7 +50,7 @@ def method(name, mean_size=3):
 
 
 @pytest.mark.parametrize("size", [1, 3, 5, None])
-def test_every_example_is_in_one_average_of_its_client(size):
+def test_each_example_is_in_one_average(size):
     _, labels = make_blobs()
     count = len(labels)
     marked = np.eye(count, dtype=np.float32).reshape(count, 1, count, 1)  # example i has pixel i
@@ -76,7 +76,7 @@ def test_every_example_is_in_one_average_of_its_client(size):
     ).tolist()
 
 
-def test_averages_of_stored_images_are_in_the_unit_interval_and_shuffled():
+def test_averages_are_shuffled_and_in_unit_interval():
     images, labels = make_blobs()
     stored = np.random.default_rng(0).integers(0, 256, images.shape).astype(np.uint8)
     arguments = (labels, NUM_CLASSES, consecutive_partition(), MeanBlocks(3))
@@ -135,7 +135,7 @@ class Mixed(ReferenceFedAvg):
     ("name", "mean_size"),
     [*((name, size) for name in METHODS for size in (None, 3)), ("printed", 3)],
 )
-def test_three_rounds_equal_a_float64_loop(name, mean_size):
+def test_three_rounds_match_float64_loop(name, mean_size):
     hp = {"local_lr": 0.3, "mixup_lambda": 0.3}
     federation = make_small_federation(method(name, mean_size), hp=hp, participation=0.7, epochs=2)
     loop = Mixed(federation, name)
@@ -143,7 +143,7 @@ def test_three_rounds_equal_a_float64_loop(name, mean_size):
     assert len(loop.seen) >= 5  # of the 5 clients' averages, or of more
 
 
-def test_the_loops_gradient_is_that_of_its_loss():
+def test_reference_gradient_matches_loss():
     """By differences, of the loss written out with each sample's own input gradient."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(5, 4)), rng.integers(0, NUM_CLASSES, 5)
@@ -175,7 +175,7 @@ def test_the_loops_gradient_is_that_of_its_loss():
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_lambda_0_is_fedavg(name, optimizer):
+def test_zero_lambda_is_fedavg(name, optimizer):
     settings = {"participation": 0.7, "optimizer": optimizer, "keep": True}
     hp = {"local_lr": 0.1}
     plain = make_small_federation(fedavg, hp=hp, **settings)
@@ -207,7 +207,7 @@ def smooth_model():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [make_linear_model(), smooth_model()], ids=["linear", "smooth"])
-def test_fedmix_differs_from_mixup_by_lambda_squared(model):
+def test_fedmix_error_is_quadratic_in_lambda(model):
     """Loss and gradient of a batch: an error in the first-order term, as by the batch size, would
     make the gap of order lambda."""
 
@@ -230,7 +230,7 @@ def test_fedmix_differs_from_mixup_by_lambda_squared(model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["group", "batch"])
-def test_the_term_of_a_convolutional_network_is_that_of_forward_mode(norm):
+def test_convnet_term_matches_forward_mode(norm):
     """Convolutions as matrix products have a reverse rule of their own; the backend's have both."""
     settings = {"width": 4, "depth": 2, "norm": norm}
     products, native = (
@@ -268,7 +268,7 @@ def test_the_term_of_a_convolutional_network_is_that_of_forward_mode(norm):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
-def test_pieces_of_a_batch_make_the_same_step(name):
+def test_micro_batches_do_not_change_step(name):
     hp = {"local_lr": 0.1, "mixup_lambda": 0.3}
     whole = make_small_federation(method(name), hp=hp)
     pieces = make_small_federation(
@@ -278,7 +278,7 @@ def test_pieces_of_a_batch_make_the_same_step(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_averages_are_normalised_as_images_are(name):
+def test_averages_are_normalized(name):
     """As if images had been stored normalised."""
     images, labels = make_blobs()
     shift, scale = np.float32(0.4), np.float32(0.5)
@@ -294,7 +294,7 @@ def test_averages_are_normalised_as_images_are(name):
     assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_single_average_pulls_the_model_to_its_label():
+def test_single_average_pulls_to_its_label():
     """Where the client's images are zero, NaiveMix learns from the other client's average alone."""
     images, labels = make_blobs((6, 6))
     images[:6], labels[:6] = 0, 0
@@ -308,7 +308,7 @@ def test_a_single_average_pulls_the_model_to_its_label():
     assert softmax_gradient(start["w"], start["b"], np.zeros((6, 4)), labels[:6])[0].max() == 0
 
 
-def test_other_methods_can_sit_on_it():
+def test_fedmix_as_base():
     hp = {"local_lr": 0.1, "mixup_lambda": 0.2, "gamma": 0.0}
     alone = make_small_federation(method("fedmix"), hp=hp, participation=0.7)
     over = make_small_federation(bind_options(fsl, base=method("fedmix")), hp=hp, participation=0.7)
@@ -341,7 +341,7 @@ def run(spec_, **settings):
 
 
 @pytest.mark.slow
-def test_seeds_with_unequal_numbers_of_averages_share_a_program():
+def test_seeds_with_unequal_averages_share_program():
     """Whose averages are fewer than others' reads none of the padding."""
     specs = [spec(seed=s) for s in range(3)]
     made = sweep(
@@ -380,12 +380,12 @@ def test_averages_are_sent_once():
         ({"name": "naivemix", "options": {"coefficient": "printed"}}, "'coefficient'"),
     ],
 )
-def test_bad_input_is_told(settings, message):
+def test_rejects_bad_settings(settings, message):
     with pytest.raises(ConfigError, match=message):
         spec(**settings).resolved()
 
 
-def test_lambda_is_the_papers_for_each_data_set():
+def test_lambda_defaults_match_paper():
     for name, data, strength in (
         ("fedmix", "cifar10", 0.05),
         ("fedmix", "cifar100", 0.1),

@@ -87,7 +87,7 @@ class ServerLearning(ReferenceFedAvg):
 
 @pytest.mark.parametrize("name", ["fsl", "fsl_p"])
 @pytest.mark.parametrize("server_epochs", [None, 3])
-def test_three_rounds_are_algorithm_1(name, server_epochs):
+def test_three_rounds_match_algorithm_1(name, server_epochs):
     build = method(name, server_epochs=server_epochs)
     federation = make_small_federation(build, hp=numbers(name), participation=0.7)
     loop = ServerLearning(federation, epochs=server_epochs or 2, incremental=name == "fsl")
@@ -95,7 +95,7 @@ def test_three_rounds_are_algorithm_1(name, server_epochs):
 
 
 @pytest.mark.parametrize("name", ["fsl", "fsl_p"])
-def test_a_rate_by_how_far_the_round_moved(name):
+def test_moved_rate_matches_float64_loop(name):
     build = method(name, server_rate="moved")
     federation = make_small_federation(build, hp=numbers(name), participation=0.7)
     loop = ServerLearning(federation, epochs=2, incremental=name == "fsl", rule="moved")
@@ -112,7 +112,7 @@ def test_a_rate_by_how_far_the_round_moved(name):
         ("fedprox", "adamw", {"local_weight_decay": 0.1, "local_lr": 0.01}),
     ],
 )
-def test_under_any_optimiser_gamma_weighs_the_servers_step_against_the_rounds(base, optimizer, hp):
+def test_gamma_weighs_server_step_under_any_optimizer(base, optimizer, hp):
     """A single step of the server's, from where the round began, is gamma times as long as the
     clients' move. (By the paper's rule: 0.4 times that of SGD with momentum, a 25th with Adam.)"""
     hp = {
@@ -152,7 +152,7 @@ def test_under_any_optimiser_gamma_weighs_the_servers_step_against_the_rounds(ba
         ({"local_optimizer": "adam", "options": {"server_rate": "moved"}}, None),
     ],
 )
-def test_a_run_says_where_gamma_is_not_the_papers(settings, said):
+def test_warns_where_gamma_differs_from_paper(settings, said):
     run_spec = RunSpec("fsl", "digits", model="mlp", **settings).resolved()
     entry = get_algorithm_spec("fsl", run_spec.options)
     remarks = entry.settings_warnings(run_spec, entry)
@@ -161,7 +161,7 @@ def test_a_run_says_where_gamma_is_not_the_papers(settings, said):
 
 @pytest.mark.parametrize("base", ["fedavg", "fedprox", "scaffold"])
 @pytest.mark.parametrize("name", ["fsl", "fsl_p"])
-def test_gamma_0_is_the_method_that_it_is_on(name, base):
+def test_zero_gamma_is_base(name, base):
     hp = {**numbers(base), **numbers(name, gamma=0.0)}
     alone = make_small_federation(method(base), hp=hp, participation=0.7)
     over = make_small_federation(method(name, base=base), hp=hp, participation=0.7)
@@ -178,7 +178,7 @@ def test_gamma_0_is_the_method_that_it_is_on(name, base):
     )
 
 
-def test_with_all_data_and_clients_that_stand_still_fsl_is_sgd():
+def test_fsl_with_frozen_clients_is_sgd():
     rate = 0.05
     hp = {**numbers("fsl"), "server_lr": 1.0, "local_lr": 1e-7}
     federation = make_small_federation(method("fsl"), hp=hp, server=(make_blobs(), 1))
@@ -196,7 +196,7 @@ def test_with_all_data_and_clients_that_stand_still_fsl_is_sgd():
     assert np.abs(loop.params(model - start)["w"]).max() > 0.05
 
 
-def test_options_one_step_of_scaffold_counts_local_steps_only():
+def test_scaffold_option_one_counts_local_steps():
     """Option I passes over the data once more to measure: K is without that."""
     hp = {**numbers("fsl"), "local_lr": 0.0}  # clients and controls aside, only the rate is left
     rates = []
@@ -222,7 +222,7 @@ def pretrained_fedavg(epochs, **settings):
 
 
 @pytest.mark.parametrize("pieces", [(5,), (2, 3), (1, 1, 1, 1, 1)])
-def test_pretraining_is_sgd_on_the_servers_examples_in_any_pieces(pieces):
+def test_pretraining_is_sgd_in_any_pieces(pieces):
     federation = pretrained_fedavg(5)
     (work,) = federation.algorithm.server_stages
     state, key = federation.initial_state(), jax.random.key(11)
@@ -237,7 +237,7 @@ def test_pretraining_is_sgd_on_the_servers_examples_in_any_pieces(pieces):
     loop.assert_model(federation.global_params(state), model=model, atol=3e-6)
 
 
-def test_what_is_derived_from_the_first_model_is_derived_from_the_pretrained_one():
+def test_states_derive_from_pretrained_model():
     entry = get_algorithm_spec("ditto", {})  # clients' own models begin as the global one
 
     def build(training, plan):
@@ -286,7 +286,7 @@ def with_server(images, labels, data=None):
     return dataclasses.replace(data, server_images=images, server_labels=labels)
 
 
-def test_data_sharing_is_fedavg_on_clients_that_also_hold_the_servers_examples():
+def test_data_sharing_is_fedavg_with_server_examples():
     shared = run(spec("data_sharing"))
     images, _ = make_blobs()
     drawn = shared.summary["server"]
@@ -319,7 +319,7 @@ def prepared(spec_, dataset=None):
 
 
 @pytest.mark.slow
-def test_data_sharing_of_a_pool_is_fedavg_on_data_that_include_it():
+def test_data_sharing_of_pool_is_fedavg():
     data, (images, labels) = make_user_dataset(), SERVER_EXAMPLES
     named = {"server_data": "user", "server_options": {}}
     shared = run(spec("data_sharing", **named), with_server(images, labels))
@@ -344,7 +344,7 @@ def test_data_sharing_of_a_pool_is_fedavg_on_data_that_include_it():
     np.testing.assert_array_equal(shared.metrics["test_loss"], plain.metrics["test_loss"])
 
 
-def test_the_epochs_of_the_server_follow_the_papers_rule():
+def test_server_epochs_follow_paper():
     from fedjax_het.runtime.group_state import init_group
 
     group = prepared(spec(local_epochs=2))
@@ -356,7 +356,7 @@ def test_the_epochs_of_the_server_follow_the_papers_rule():
 
 
 @pytest.mark.slow
-def test_pretraining_shows_resumes_and_starts_all_methods_alike(tmp_path):
+def test_pretraining_is_shown_and_resumed(tmp_path):
     seen = []
     longer = spec(pretrain_epochs=40)
     whole = run(longer, progress=seen.append)
@@ -374,7 +374,7 @@ def test_pretraining_shows_resumes_and_starts_all_methods_alike(tmp_path):
 
 
 @pytest.mark.slow
-def test_every_seed_has_examples_of_its_own_for_the_server():
+def test_seeds_draw_different_server_examples():
     specs = [spec(seed=s) for s in range(3)]
     together = sweep(
         specs,
@@ -390,7 +390,7 @@ def test_every_seed_has_examples_of_its_own_for_the_server():
 
 
 @pytest.mark.slow
-def test_dynafed_over_another_method_tunes_that_one():
+def test_dynafed_tunes_its_base():
     options = {
         "num_iterations": 2,
         "inner_steps": 2,
@@ -415,7 +415,7 @@ def test_dynafed_over_another_method_tunes_that_one():
     assert (gap > 1e-4).all()
 
 
-def test_the_usual_base_goes_without_saying():
+def test_default_base():
     named = spec(options={"base": "fedavg"})
     assert named.digest() == spec().digest()
     over = spec(options={"base": "fedprox"}).resolved()
@@ -432,7 +432,7 @@ def softmax_gradients(params, groups):
 
 
 @pytest.mark.parametrize(("lanes", "spread"), [(1, None), (1, "lanes"), (2, "lanes")])
-def test_gaps_are_those_of_full_gradients(lanes, spread):
+def test_gaps_match_full_gradients(lanes, spread):
     plan = make_execution_plan(lanes, None if spread else 1, mesh_axis=spread)
     federation = make_small_federation(method("fsl"), hp=numbers("fsl"), plan=plan)
     variables = federation.initial_state().server.inner.variables
@@ -473,7 +473,7 @@ def test_gaps_are_those_of_full_gradients(lanes, spread):
 
 
 @pytest.mark.slow
-def test_a_server_with_all_data_and_alike_clients_have_no_gap():
+def test_equal_data_have_no_gap():
     images, labels = make_blobs((12,))
     data = dataset_from_arrays(images, labels, images, labels, num_classes=NUM_CLASSES)
     alike = partition_from_clients([np.arange(12)] * 6)
@@ -492,7 +492,7 @@ def test_a_server_with_all_data_and_alike_clients_have_no_gap():
 
 
 @pytest.mark.slow
-def test_measuring_gaps_changes_nothing_else():
+def test_measuring_gaps_does_not_change_results():
     plain, measured = run(spec()), run(spec(gradient_gaps=1))
     for name in ("test_accuracy", "test_loss", "train_loss"):
         np.testing.assert_allclose(plain.metrics[name], measured.metrics[name], rtol=1e-5)
@@ -522,12 +522,12 @@ def test_measuring_gaps_changes_nothing_else():
     }.values(),
     ids=lambda value: str(value)[:40],
 )
-def test_bad_input_is_told_before_anything_compiles(settings, message):
+def test_rejects_bad_settings(settings, message):
     with pytest.raises(ConfigError, match=message):
         run(spec(**settings))
 
 
-def test_classes_that_the_model_does_not_know_are_told():
+def test_rejects_unknown_server_labels():
     images, labels = SERVER_EXAMPLES
     with pytest.raises(ConfigError, match="label"):
         run(
@@ -537,7 +537,7 @@ def test_classes_that_the_model_does_not_know_are_told():
 
 
 @pytest.mark.parametrize(("clients", "owners"), [(5, [3, 3, 4]), (6, [4, 4, 4])])
-def test_shards_that_do_not_come_out_even_are_still_of_one_size(clients, owners):
+def test_uneven_shards_have_one_size(clients, owners):
     """Every client has its two labels; which label goes to one client more is drawn."""
     labels = np.repeat(np.arange(3), 40)
     made = make_partition(

@@ -98,7 +98,7 @@ class Contrastive(ReferenceFedAvg):
 
 
 @pytest.mark.parametrize("averaging", ["uniform", "weighted"])
-def test_rounds_equal_a_float64_loop(averaging):
+def test_rounds_match_float64_loop(averaging):
     lr, mu, tau = 0.3, 2.0, 0.4
     federation = make_small_federation(
         moon,
@@ -130,12 +130,12 @@ def both(rounds, mu):
     ]
 
 
-def test_without_contrastive_loss_it_is_fedavg():
+def test_zero_mu_is_fedavg():
     contrastive, plain = both(4, mu=0.0)
     assert_trees_all_close(contrastive.server, plain.server, rtol=1e-6, atol=1e-7)
 
 
-def test_in_a_first_round_the_contrastive_loss_is_zero():
+def test_first_round_has_no_contrastive_loss():
     contrastive, plain = both(1, mu=30.0)
     assert_trees_all_close(contrastive.server, plain.server, rtol=1e-6, atol=1e-7)
     contrastive, plain = both(2, mu=30.0)
@@ -143,7 +143,7 @@ def test_in_a_first_round_the_contrastive_loss_is_zero():
     assert np.abs(gap).max() > 1e-2
 
 
-def test_the_loss_is_the_papers_and_finite_at_features_of_zero():
+def test_contrastive_loss_matches_paper():
     z, z_global, z_previous = np.random.default_rng(0).normal(size=(3, 5, 7))
     tau = 0.3
     near, far = (np.exp(cosine(z, other)[0][:, 0] / tau) for other in (z_global, z_previous))
@@ -178,7 +178,7 @@ def slopes(model, key=0, mask=None, previous_state=None, received_state=None):
     return jax.jit(partial(_loss_and_gradient, task))(context, local, batch)
 
 
-def test_micro_batches_and_padding_change_nothing():
+def test_micro_batches_and_padding_have_no_effect():
     model = make_model("mlp", (2, 2, 1), 3, hidden=(6,))
     whole = slopes(model._replace(micro_batch=None))
     pieces = slopes(model._replace(micro_batch=2))
@@ -187,7 +187,7 @@ def test_micro_batches_and_padding_change_nothing():
     assert abs(float(half[0]) - float(whole[0])) > 1e-3
 
 
-def test_the_other_models_are_in_evaluation_mode():
+def test_other_models_are_in_evaluation_mode():
     """Their running statistics matter, and stay as they are."""
     model = make_model("convnet", (4, 4, 1), 3, width=3, depth=1, norm="batch")
     usual = slopes(model)
@@ -199,7 +199,7 @@ def test_the_other_models_are_in_evaluation_mode():
         assert_trees_all_close(found[2], usual[2])
 
 
-def test_the_projection_head():
+def test_projection_head():
     body = make_model("convnet", (4, 4, 1), 3, width=3, depth=1, norm="batch")
     model = add_projection_head(body, 5)
     variables = model.init(jax.random.key(1))
@@ -227,7 +227,7 @@ def test_the_projection_head():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"base": "moon"}])
-def test_a_run_trains_and_scores_the_network_with_its_head(options):
+def test_run_trains_network_with_head(options):
     settings = {"num_clients": 4, "rounds": 3, "partition": "iid", "protocol": "fedaf"}
     settings |= {"model": "mlp", "batch_size": 8, "local_epochs": 8, "seed": 1}
     name, hp = ("fsl" if options else "moon"), {"local_lr": 0.05, "server_lr": 1.0}
@@ -245,11 +245,11 @@ def test_a_run_trains_and_scores_the_network_with_its_head(options):
     [("moon_tau", {"hp": {"moon_tau": 0.0}}), ("moon_mu", {"hp": {"moon_mu": -1.0}})]
     + [("projection", {"options": {"projection": bad}}) for bad in (-1, 2.5, True)],
 )
-def test_settings_that_make_no_sense(name, what):
+def test_rejects_bad_settings(name, what):
     with pytest.raises(ConfigError, match=name):
         RunSpec("moon", **what).resolved()
 
 
-def test_a_network_without_features_is_told():
+def test_rejects_network_without_features():
     with pytest.raises(ConfigError, match=r"model = 'hidden': .*features"):
         make_small_federation(moon, hp={"local_lr": 0.1}, model=hidden_model()._replace(embed=None))

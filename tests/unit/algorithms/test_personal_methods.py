@@ -132,7 +132,7 @@ UPDATES = {"step": (True, "step"), "round": (True, "round"), "fixed": (False, "s
 
 @pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("model", [make_linear_model, curved_model])
-def test_apfl_with_mixed_weights(model, update):
+def test_apfl_mixed_weights_match_float64_loop(model, update):
     adaptive, when = UPDATES[update]
 
     class MixedWeights(Personal):
@@ -162,7 +162,7 @@ def test_apfl_with_mixed_weights(model, update):
 
 
 @pytest.mark.parametrize("update", UPDATES)
-def test_apfl_with_mixed_outputs(update):
+def test_apfl_mixed_outputs_match_float64_loop(update):
     adaptive, when = UPDATES[update]
 
     class MixedOutputs(Personal):
@@ -198,7 +198,7 @@ def test_apfl_with_mixed_outputs(update):
     assert jax.tree.structure(fresh) == jax.tree.structure(variables)
 
 
-def test_ditto():
+def test_ditto_matches_float64_loop():
     class OwnModels(Personal):
         def local_step(self, w, batch):
             v = self.client_states[batch.client]
@@ -214,7 +214,7 @@ def test_ditto():
 
 
 @pytest.mark.parametrize("beta", [1.0, 0.6])
-def test_pfedme(beta):
+def test_pfedme_matches_float64_loop(beta):
     strength, rate = 3.0, 0.15
 
     class Envelopes(Personal):
@@ -235,7 +235,7 @@ def test_pfedme(beta):
 
 
 @pytest.mark.parametrize("order", ["first", "hessian_free", "exact"])
-def test_per_fedavg(order):
+def test_per_fedavg_matches_float64_loop(order):
     inner, delta = 0.5, 0.8  # a difference so long that it is not the derivative
 
     class Meta(Personal):
@@ -276,7 +276,7 @@ PROBLEMS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_apfl_at_its_ends_is_fedavg_and_separate(problem):
+def test_apfl_limits_are_fedavg_and_separate(problem):
     settings = {"epochs": 2, **PROBLEMS[problem]}
     hp = {"local_lr": 0.1, "local_momentum": 0.9}
     average = make_small_federation(fedavg, hp=hp, **settings)
@@ -302,7 +302,7 @@ def test_apfl_at_its_ends_is_fedavg_and_separate(problem):
 
 
 @pytest.mark.parametrize("model", [make_linear_model, curved_model])
-def test_outputs_and_weights_are_mixed_alike_only_by_a_linear_model(model):
+def test_apfl_mixings_agree_for_linear_models_only(model):
     # Without steps, so that only the mixing can differ.
     settings = {"hp": {"local_lr": 0.0, "apfl_alpha": 0.3}, "model": model()}
     logits = {}
@@ -322,7 +322,7 @@ def test_outputs_and_weights_are_mixed_alike_only_by_a_linear_model(model):
 
 
 @pytest.mark.parametrize("own_is_better", [True, False])
-def test_apfls_alpha_moves_to_the_better_model(own_is_better):
+def test_apfl_alpha_moves_to_better_model(own_is_better):
     settings = {"sizes": (8,), "batch_size": 8, "data": (IMAGES[:8], LABELS[:8])}
     trained, _ = make_small_federation(fedavg, hp={"local_lr": 0.5}, **settings).run(20)
     good = trained.server.variables
@@ -342,7 +342,7 @@ def test_apfls_alpha_moves_to_the_better_model(own_is_better):
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_ditto_without_a_pull_is_separate_and_its_global_model_fedavgs(problem):
+def test_ditto_without_pull_is_separate(problem):
     settings = {"epochs": 2, **PROBLEMS[problem]}
     hp = {"local_lr": 0.1, "local_momentum": 0.9}
     federation = make_small_federation(ditto, hp={**hp, "ditto_lambda": 0.0}, **settings)
@@ -358,7 +358,7 @@ def test_ditto_without_a_pull_is_separate_and_its_global_model_fedavgs(problem):
     np.testing.assert_allclose(info.train_loss, info_apart.train_loss, rtol=1e-6)
 
 
-def test_ditto_with_a_strong_pull_stays_with_the_global_model():
+def test_ditto_strong_pull_stays_near_global_model():
     gaps = {}
     for strength in (0.0, 10.0, 100.0):
         hp = {"local_lr": 0.01, "ditto_lambda": strength}
@@ -375,7 +375,7 @@ def test_ditto_with_a_strong_pull_stays_with_the_global_model():
     assert gaps[0.0] > 2 * gaps[10.0] > 10 * gaps[100.0] > 0, gaps
 
 
-def test_pfedmes_personal_model_is_the_proximal_point():
+def test_pfedme_model_is_proximal_point():
     strength, lr = 4.0, 0.1
     settings = {"sizes": (8,), "batch_size": 8, "data": (IMAGES[:8], LABELS[:8])}
     hp = {"local_lr": lr, "pfedme_lambda": strength, "personal_lr": 0.15}
@@ -395,7 +395,7 @@ def test_pfedmes_personal_model_is_the_proximal_point():
 
 
 @pytest.mark.parametrize("order", ["first", "hessian_free", "exact"])
-def test_per_fedavg_without_an_inner_step_is_fedavg_on_every_second_minibatch(order):
+def test_per_fedavg_without_inner_step(order):
     """And on the last one."""
     hp = {"local_lr": LR, "inner_lr": 0.0, "hf_delta": 1e-3}
     federation = make_small_federation(bind_options(per_fedavg, order=order), hp=hp, epochs=3)
@@ -409,7 +409,7 @@ def test_per_fedavg_without_an_inner_step_is_fedavg_on_every_second_minibatch(or
 
 
 @pytest.mark.parametrize("order", ["first", "hessian_free", "exact"])
-def test_per_fedavg_moves_a_client_that_has_one_minibatch(order):
+def test_per_fedavg_with_one_minibatch(order):
     """As far as one that has the same minibatch twice, which makes a pair."""
     hp = {"local_lr": LR, "inner_lr": 0.5, "hf_delta": 0.5}
     once, twice = (meta_gradient(order, hp, epochs=epochs)[1] for epochs in (1, 2))
@@ -434,7 +434,7 @@ def meta_gradient(order, hp, model=None, epochs=2):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [make_linear_model, curved_model])
-def test_exact_per_fedavg_descends_the_meta_objective(model):
+def test_exact_per_fedavg_descends_meta_objective(model):
     inner, use = 0.7, np.arange(8)
 
     def objective(w):
@@ -458,7 +458,7 @@ def test_exact_per_fedavg_descends_the_meta_objective(model):
 
 
 @pytest.mark.slow
-def test_per_fedavg_is_scored_after_one_step_on_one_minibatch():
+def test_per_fedavg_evaluates_after_one_step():
     inner = 0.5
     hp = {"local_lr": LR, "inner_lr": inner}
     federation = make_small_federation(bind_options(per_fedavg, order="first"), hp=hp, epochs=2)
@@ -490,7 +490,7 @@ CHOICES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHOICES)
-def test_lanes_and_devices_change_nothing_with_kept_optimisers_and_statistics(name):
+def test_personal_methods_do_not_depend_on_placement(name):
     entry = METHODS[name]
     options = CHOICES[name]
     hp = {**default_hyper_parameters(entry, options, "momentum"), "local_lr": 0.02}
@@ -514,7 +514,7 @@ def test_lanes_and_devices_change_nothing_with_kept_optimisers_and_statistics(na
     assert moved.min() > 1e-3
 
 
-def test_pfedme_and_per_fedavg_take_the_statistics_of_the_minibatches_that_count():
+def test_batch_norm_statistics_of_counted_minibatches():
     # With steps of no length every minibatch that counts moves the statistics alike.
     settings = {"sizes": (8,), "batch_size": 8, "data": (IMAGES[:8], LABELS[:8])}
     hp = {"local_lr": 0.0, "inner_lr": 0.0, "pfedme_lambda": 1.0, "personal_lr": 0.0}
@@ -558,12 +558,12 @@ def test_pfedme_and_per_fedavg_take_the_statistics_of_the_minibatches_that_count
         ),
     ],
 )
-def test_bad_input(algorithm, given, message):
+def test_rejects_bad_settings(algorithm, given, message):
     with pytest.raises(ConfigError, match=message):
         RunSpec(algorithm=algorithm, **given).resolved()
 
 
-def test_apfls_presets():
+def test_apfl_presets():
     chosen = {
         preset: RunSpec(algorithm="apfl", options={"preset": preset}).resolved()
         for preset in ("paper", "fedtorch")
@@ -580,7 +580,7 @@ def test_apfls_presets():
     assert mixed.options["adaptive"] is True and mixed.options["mixing"] == "outputs"
 
 
-def test_differences_are_a_number_of_their_order_only():
+def test_hf_delta_belongs_to_hessian_free():
     specs = [
         RunSpec(algorithm="per_fedavg", options={"order": order}).resolved()
         for order in ("first", "hessian_free")

@@ -124,7 +124,7 @@ LOOPS = {
 @pytest.mark.parametrize(
     ("name", "momentum"), [*((name, 0.0) for name in BUILDS), ("fednova", 0.9), ("fedavgm", 0.9)]
 )
-def test_rounds_equal_a_float64_loop(name, momentum, averaging):
+def test_rounds_match_float64_loop(name, momentum, averaging):
     federation = make_small_federation(
         BUILDS[name],
         hp={"local_lr": LR, "local_momentum": momentum, **HP[name]},
@@ -153,7 +153,7 @@ def changes_of(build, hp, **settings):
 
 
 @pytest.mark.parametrize("name", ["fedadam", "fedyogi"])
-def test_a_first_adaptive_step_has_no_bias_correction(name):
+def test_first_adaptive_step_has_no_bias_correction(name):
     beta1, beta2, tau, lr = 0.7, 0.9, 0.05, 0.3
     hp = {"server_beta1": beta1, "server_beta2": beta2, "server_tau": tau, "server_lr": lr}
     found, change = changes_of(BUILDS[name], hp)
@@ -165,7 +165,7 @@ def test_a_first_adaptive_step_has_no_bias_correction(name):
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_an_adaptive_step_of_a_large_tau_is_fedavgs():
+def test_adaptive_step_with_large_tau_is_fedavg():
     """sqrt(v) + tau is 2 tau on entries far below tau: a step of FedAvg with server_lr / 2 tau."""
     hp = {"server_beta1": 0.0, "server_beta2": 0.0, "server_tau": 1e3, "server_lr": 1e3}
     found, change = changes_of(fedadam, hp)
@@ -201,7 +201,7 @@ def test_fednova_with_equal_steps_is_fedavg(optimizer):
         assert (np.abs(gap).max() < 1e-6) == alike
 
 
-def test_fednova_weighs_small_steps_by_clients_and_not_by_steps():
+def test_fednova_weighs_clients_not_steps():
     """In the limit of small steps its change is tau_eff times the mean of the clients' mean
     gradients, where FedAvg's is the mean of their sums."""
     federation = make_small_federation(fednova, hp={"local_lr": 1e-4})
@@ -219,7 +219,7 @@ def test_fednova_weighs_small_steps_by_clients_and_not_by_steps():
     assert np.abs(gap).max() > 5e-6  # FedAvg's is another
 
 
-def test_momentum_that_is_kept_has_no_weights_of_fednova():
+def test_fednova_rejects_kept_momentum():
     with pytest.raises(ConfigError, match="optimizer_state = 'keep'"):
         make_small_federation(
             fednova, hp={"local_lr": LR, "local_momentum": 0.9}, optimizer="momentum", keep=True
@@ -230,7 +230,7 @@ def test_momentum_that_is_kept_has_no_weights_of_fednova():
 
 
 @pytest.mark.parametrize("name", ["fedavgm", "nesterov", "fedadam", "fedyogi"])
-def test_a_round_without_data_keeps_the_servers_momentum(name):
+def test_empty_round_keeps_server_momentum(name):
     federation = make_small_federation(
         BUILDS[name],
         hp={"local_lr": LR, **HP[name]},
@@ -263,12 +263,12 @@ def test_a_round_without_data_keeps_the_servers_momentum(name):
         ("fedadam", {"server_tau": 0.0}),
     ],
 )
-def test_numbers_that_make_no_sense(name, hp):
+def test_rejects_bad_numbers(name, hp):
     with pytest.raises(ConfigError, match=next(iter(hp))):
         RunSpec(name, hp=hp).resolved()
 
 
-def test_options_that_make_no_sense():
+def test_rejects_bad_options():
     for name in ("nesterov", "damped"):
         with pytest.raises(ConfigError, match=name):
             RunSpec("fedavgm", options={name: "yes"}).resolved()
