@@ -24,16 +24,8 @@ from fedjax_het.condensation.privacy import (
     compute_gaussian_epsilon,
     require_dp_accounting,
 )
-from fedjax_het.condensation.synthetic_pool import (
-    SyntheticPool,
-    train_on_synthetic_pool,
-)
-from fedjax_het.core.client_algorithm import (
-    Batch,
-    ClientAlgorithm,
-    ClientContext,
-    ClientUpdate,
-)
+from fedjax_het.condensation.synthetic_pool import SyntheticPool, train_on_synthetic_pool
+from fedjax_het.core.client_algorithm import Batch, ClientAlgorithm, ClientContext, ClientUpdate
 from fedjax_het.core.client_loop import Cohort, train_cohort
 from fedjax_het.core.condensation_work import CondensationWork
 from fedjax_het.core.execution_plan import ExecutionPlan
@@ -127,9 +119,7 @@ class CondensationOptions(Config):
 
 
 def make_condensation_hyperparameters(
-    config_class: type[CondensationHyperParameters],
-    options: CondensationOptions,
-    num_clients: int,
+    config_class: type[CondensationHyperParameters], options: CondensationOptions, num_clients: int
 ) -> CondensationHyperParameters:
     """Return the default numbers, with those of differential privacy if the options ask for it.
 

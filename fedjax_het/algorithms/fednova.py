@@ -6,11 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.algorithms.base import Algorithm
-from fedjax_het.algorithms.builders import (
-    add_mean_change,
-    build_federated_algorithm,
-    model_traffic,
-)
+from fedjax_het.algorithms.builders import add_mean_change, build_federated_algorithm, model_traffic
 from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.client_algorithm import ClientUpdate
 from fedjax_het.core.execution_plan import ExecutionPlan

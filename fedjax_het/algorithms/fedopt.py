@@ -12,11 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.algorithms.base import Algorithm
-from fedjax_het.algorithms.builders import (
-    add_mean_change,
-    build_federated_algorithm,
-    model_traffic,
-)
+from fedjax_het.algorithms.builders import add_mean_change, build_federated_algorithm, model_traffic
 from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, ServerMessage, make_local_sgd

@@ -536,21 +536,6 @@ def test_tuned_copies_are_evaluated_and_discarded(base):
 @pytest.mark.parametrize(
     ("algorithm", "given", "message"),
     [
-        ("fedamp", {"num_clients": 1}, "num_clients = 1: expected at least 2"),
-        ("heurfedamp", {"num_clients": 1}, "num_clients = 1: expected at least 2"),
-        ("fedamp", {"hp": {"sigma": 0.0}}, "hp sigma = 0.0"),
-        ("fedamp", {"hp": {"sigma": -1.0}}, "hp sigma = -1.0"),
-        ("heurfedamp", {"hp": {"sigma": 0.0}}, "hp sigma = 0.0"),
-        ("heurfedamp", {"hp": {"self_weight": 1.5}}, "self_weight = 1.5: expected a number in"),
-        ("heurfedamp", {"hp": {"self_weight": -0.1}}, "self_weight = -0.1"),
-        ("fedamp", {"hp": {"self_weight": 0.5}}, "hp = 'self_weight' is unknown"),
-        ("fedamp", {"options": {"guard": "clip"}}, "guard = 'clip'"),
-        ("fedamp", {"options": {"preset": "papr"}}, "preset = 'papr'"),
-        ("fedamp", {"options": {"history": "yes"}}, "history = 'yes'"),
-        ("separate", {"options": {"initialisation": "same"}}, "initialisation = 'same'"),
-        ("fedavg_ft", {"options": {"tuning_epochs": -1}}, "tuning_epochs = -1"),
-        ("fedamp", {"scored": "global"}, "scored = 'global'"),
-        ("heurfedamp", {"gradient_gaps": 2}, "gradient_gaps = 2: expected none"),
         ("fedamp", {"local_tests": False, "test_per_client": None}, "local_tests = False"),
         ("fedavg", {"local_tests": False}, "test_per_client = 12"),
         ("fedavg", {"test_per_client": 0}, "test_per_client = 0"),
@@ -558,7 +543,7 @@ def test_tuned_copies_are_evaluated_and_discarded(base):
     ],
 )
 def test_rejects_bad_settings(algorithm, given, message):
-    with pytest.raises(ConfigError, match=message.replace("[", r"\[")):
+    with pytest.raises(ConfigError, match=message):
         spec(algorithm, **given).resolved()
 
 

@@ -506,10 +506,7 @@ def test_measuring_gaps_does_not_change_results():
     {
         "examples without a use": ({"algorithm": "fedavg", "server_data": "iid"}, "server_data"),
         "unknown source": ({"server_data": "cloud"}, "cloud"),
-        "no epochs": ({"options": {"server_epochs": 0}}, "server_epochs = 0"),
         "negative pretraining": ({"pretrain_epochs": -1}, "pretrain_epochs = -1"),
-        "unknown base": ({"options": {"base": "fedamp"}}, "'fedamp'"),
-        "a base's option without it": ({"options": {"option": "I"}}, "'option'"),
         "no model to pretrain": (
             {"algorithm": "fedamp", "pretrain_epochs": 2, "protocol": "fedamp", "classes": None}
             | {"partition": "iid"},
@@ -518,7 +515,6 @@ def test_measuring_gaps_does_not_change_results():
         "empty D_0": ({"server_options": {"size": 0}}, "size = 0"),
         "more classes than there are": ({"classes": 4}, "^classes = 4"),
         "classes of another partition": ({"partition": "iid"}, "classes = 2"),
-        "negative gamma": ({"hp": {"gamma": -1.0}}, "gamma"),
     }.values(),
     ids=lambda value: str(value)[:40],
 )

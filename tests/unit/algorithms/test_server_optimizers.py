@@ -12,7 +12,6 @@ from support.small_federation import make_small_federation
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fednova import fednova
 from fedjax_het.algorithms.fedopt import AdaptiveServerHyperParameters, fedadam, fedavgm, fedyogi
-from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.core.client_loop import Cohort
 from fedjax_het.utils.errors import ConfigError
 
@@ -252,30 +251,3 @@ def test_empty_round_keeps_server_momentum(name):
         > 1e-3
     )
     assert_trees_all_equal(states[2].server, states[1].server)
-
-
-@pytest.mark.parametrize(
-    ("name", "hp"),
-    [
-        ("fedavgm", {"server_momentum": 1.0}),
-        ("fedadam", {"server_beta1": 1.0}),
-        ("fedyogi", {"server_beta2": 1.5}),
-        ("fedadam", {"server_tau": 0.0}),
-    ],
-)
-def test_rejects_bad_numbers(name, hp):
-    with pytest.raises(ConfigError, match=next(iter(hp))):
-        RunSpec(name, hp=hp).resolved()
-
-
-def test_rejects_bad_options():
-    for name in ("nesterov", "damped"):
-        with pytest.raises(ConfigError, match=name):
-            RunSpec("fedavgm", options={name: "yes"}).resolved()
-    for name in ("fedavg", "fednova"):
-        with pytest.raises(ConfigError, match=r"hp local_momentum = 1.0: expected a number in \["):
-            RunSpec(name, protocol="fedaf", hp={"local_momentum": 1.0}).resolved()
-    with pytest.raises(ConfigError, match="hp distill_momentum = 1"):
-        RunSpec("fedbe", hp={"distill_momentum": 1}).resolved()
-    with pytest.raises(ConfigError, match="hp server_lr = 'a': expected a finite number"):
-        RunSpec("fedadam", hp={"server_lr": "a"}).resolved()

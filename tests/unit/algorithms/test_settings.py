@@ -1,0 +1,132 @@
+"""Settings of methods: bad options and numbers are rejected with their value, presets, defaults."""
+
+import re
+
+import pytest
+
+from fedjax_het import ConfigError, RunSpec
+
+BAD_OPTIONS = {
+    "abavg": {"base": ["dynafed"]},
+    "apfl": {
+        "mixing": ["output"],
+        "adaptive": ["no"],
+        "alpha_update": ["epoch"],
+        "preset": ["torch"],
+    },
+    "fedaf": {
+        "ipc": [0],
+        "init": ["mode"],
+        "clipping": ["yes"],
+        "lgkm": ["all"],
+        "augment_strategy": ["twirl", None],
+        "warm_start": ["no"],
+        "owners": ["some"],
+    },
+    "fedamp": {"guard": ["clip"], "preset": ["papr"], "history": ["yes"]},
+    "fedavg_ft": {"tuning_epochs": [-1]},
+    "fedavgm": {"nesterov": ["yes"], "damped": ["yes"]},
+    "fedbe": {
+        "preset": ["fedaux"],
+        "over_classes": ["no"],
+        "posterior": ["laplace"],
+        "num_samples": [-1],
+        "swa_start": [1.5],
+        "swa_every": [0],
+    },
+    "feddf": {
+        "distill_epochs": [-1],
+        "distill_batch_size": [0],
+        "preset": ["code"],
+        "annealed": [1],
+    },
+    "feddm": {"private": ["no"]},
+    "fedgen": {
+        "generator_hidden": [0],
+        "generator_noise": [1.5],
+        "generator_steps": [-1],
+        "generator_batch_size": [1],
+        "guided_steps": [-1],
+        "fedgen_preset": ["mnst"],
+    },
+    "fedmix": {"mean_size": [0, 1.5], "coefficient": ["lambda"]},
+    "fsl": {"server_epochs": [0], "base": ["fedamp"]},
+    "moon": {"projection": [-1, 2.5, True]},
+    "per_fedavg": {"order": ["second"]},
+    "pfedme": {"inner_steps": [0, 2.5]},
+    "separate": {"initialisation": ["same"]},
+}
+BAD_NUMBERS = {
+    "apfl": {"apfl_alpha": [1.5, -0.1]},
+    "ditto": {"ditto_lambda": [-1.0]},
+    "fedadam": {"server_beta1": [1.0], "server_tau": [0.0], "server_lr": ["a"]},
+    "fedaf": {"gamma": [1.5, -0.1], "tau": [0.0], "clip_norm": [0.0]},
+    "fedamp": {"sigma": [0.0, -1.0]},
+    "fedavg": {"local_momentum": [1.0]},
+    "fedavgm": {"server_momentum": [1.0]},
+    "fedbe": {"sharpening": [0.0], "distill_momentum": [1]},
+    "feddf": {"distill_clip": [0.0]},
+    "feddyn": {"feddyn_alpha": [0.0, -0.1]},
+    "fedgen": {
+        "guidance_decay": [1.1],
+        "generator_lr_decay": [0.0],
+        "generated_weight": [-1.0],
+    },
+    "fedmix": {"mixup_lambda": [1.0, -0.1]},
+    "fednova": {"local_momentum": [1.0]},
+    "fedyogi": {"server_beta2": [1.5]},
+    "fsl": {"gamma": [-1.0]},
+    "heurfedamp": {"sigma": [0.0], "self_weight": [1.5, -0.1]},
+    "moon": {"moon_tau": [0.0], "moon_mu": [-1.0]},
+    "pfedme": {"pfedme_lambda": [0.0]},
+}
+# Of which the message is not `name = value`, or which need a second setting.
+BAD_SETTINGS = [
+    ("apfl", {"options": {"mixing": "output"}}, "did you mean 'outputs'"),
+    ("fedgen", {"options": {"fedgen_preset": "mnst"}}, "did you mean 'mnist'"),
+    ("fedaf", {"hp": {"gamma": 1.5}}, "hp gamma = 1.5: expected a number in ["),
+    ("fedaf", {"hp": {"tau": 0.0}}, "hp tau = 0.0: expected a finite number > 0"),
+    ("fedadam", {"hp": {"server_lr": "a"}}, "hp server_lr = 'a': expected a finite number"),
+    ("fednova", {"hp": {"local_momentum": 1.0}}, "hp local_momentum = 1.0: expected a number in ["),
+    ("fedamp", {"hp": {"self_weight": 0.5}}, "hp = 'self_weight' is unknown"),
+    ("feddf", {"options": {"num_samples": 3}}, "'num_samples'"),
+    ("feddf", {"options": {"preset": "fedaux"}, "hp": {"distill_clip": 5.0}}, "distill_clip"),
+    ("fedbe", {"hp": {"posterior_alpha": 1.0}}, "posterior_alpha"),
+    ("fedbe", {"options": {"posterior": "dirichlet"}, "hp": {"posterior_alpha": 0.0}}, "alpha"),
+    ("naivemix", {"options": {"coefficient": "printed"}}, "'coefficient'"),
+    ("fsl", {"options": {"option": "I"}}, "'option'"),
+    ("per_fedavg", {"hp": {"hf_delta": 0.1}}, "hf_delta"),  # not read by order "first"
+    ("per_fedavg", {"options": {"order": "hessian_free"}, "hp": {"hf_delta": 0.0}}, "hf_delta = 0"),
+    ("fedaf", {"local_epochs": 3}, "local_epochs = 3: expected nothing"),
+    ("fedaf", {"local_optimizer": "adam"}, "local_optimizer = 'adam': expected nothing"),
+    ("fedaf", {"protocol": "fedprox"}, "protocol = 'fedprox' is unknown"),
+    (
+        "feddm",
+        {"options": {"private": True, "init": "noise", "top_up": True}},
+        "top_up = True: expected False",
+    ),
+    ("feddm", {"options": {"private": True}}, "init = 'mean': expected noise"),
+    ("fedamp", {"num_clients": 1}, "num_clients = 1: expected at least 2"),
+    ("heurfedamp", {"num_clients": 1}, "num_clients = 1: expected at least 2"),
+    ("fedamp", {"scored": "global"}, "scored = 'global'"),
+    ("heurfedamp", {"gradient_gaps": 2}, "gradient_gaps = 2: expected none"),
+]
+
+
+def list_cases(table, setting):
+    return [
+        (method, {setting: {name: value}}, f"{name} = {value!r}")
+        for method, values_by_name in table.items()
+        for name, values in values_by_name.items()
+        for value in values
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [*list_cases(BAD_OPTIONS, "options"), *list_cases(BAD_NUMBERS, "hp"), *BAD_SETTINGS],
+)
+def test_rejects_bad_settings(method, settings, message):
+    protocol = {"protocol": "fedaf"} if "local_momentum" in str(settings) else {}
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        RunSpec(method, "digits", **{**protocol, **settings}).resolved()
