@@ -496,8 +496,6 @@ def test_user_partition_must_leave_examples():
     own = group.prepared_runs[0].partition
     with pytest.raises(ConfigError, match="at most 3"):
         prepare_group(
-            [spec("abavg", server_options={"size": 4})],
-            UserObjects(make_user_dataset()),
-            partitions=[own],
+            [spec("abavg", server_options={"size": 4})], UserObjects(make_user_dataset(), own)
         )
     assert build_partition(spec("abavg").resolved(), make_user_dataset()).digest() == own.digest()
