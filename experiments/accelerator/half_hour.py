@@ -136,7 +136,7 @@ def run_task(task: Task, seconds: float) -> tuple[int, str]:
     if task.program.endswith(".py"):
         words = [sys.executable, str(ACCELERATOR_FOLDER.parent / task.program), *task.words]
     else:
-        table = ["-P", "-m", "fedjax_het.cli", "table", task.program]
+        table = ["-P", "-m", "fedjax_het", "table", task.program]
         words = [sys.executable, *table, *task.words]
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as behind `nohup ... &`
         # Else a task would ignore it too, and be killed.

@@ -90,7 +90,7 @@ def measure_seconds(function: Callable[[], None]) -> float:
 def run_cli(*cli_arguments: object, environment: dict[str, str] | None = None) -> None:
     """Run a command of the package without output."""
     subprocess.run(
-        [sys.executable, "-m", "fedjax_het.cli", *map(str, cli_arguments)],
+        [sys.executable, "-m", "fedjax_het", *map(str, cli_arguments)],
         env={**os.environ, **(environment or {})},
         stdout=subprocess.DEVNULL,
         check=True,

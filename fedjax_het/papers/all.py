@@ -142,7 +142,7 @@ def item_command(item: PaperItem, preset: str) -> list[str]:
       Words of the command.
     """
     # With -P Python imports nothing from the current folder.
-    words = ["-P", "-m", "fedjax_het.cli", "table", item.module.name, "--preset", preset]
+    words = ["-P", "-m", "fedjax_het", "table", item.module.name, "--preset", preset]
     return [sys.executable, *words]
 
 

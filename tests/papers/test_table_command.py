@@ -79,7 +79,7 @@ def test_local_experiments_folder_is_ignored(installed, tmp_path):
         shutil.copytree(ROOT / "fedjax_het", site / "fedjax_het")
     environment = {**os.environ, "PYTHONPATH": str(site if installed else ROOT)}
     for words in (["--list"], ["table1", "--methods", "fedavg", "--list"]):
-        command = [sys.executable, "-m", "fedjax_het.cli", "table", *words]
+        command = [sys.executable, "-m", "fedjax_het", "table", *words]
         done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert "fedavg, digits" in done.stdout or "DynaFed's Table 1" in done.stdout
