@@ -29,7 +29,7 @@ def own_accuracy(model, made, h):
 @pytest.mark.parametrize(
     "name", ["fedavg", slow_case("dynafed"), slow_case("scaffold"), slow_case("per_fedavg")]
 )
-def test_what_was_received_is_the_final_model_on_their_tests(name):
+def test_accuracy_is_that_of_the_final_model(name):
     made = run(make_spec(name, **SETTINGS))
     expected = [own_accuracy(made.model(), made, h) for h in range(2)]
     np.testing.assert_allclose(made.artifacts["held_out_accuracy"], expected, rtol=1e-6)
@@ -38,13 +38,13 @@ def test_what_was_received_is_the_final_model_on_their_tests(name):
 
 
 @pytest.mark.parametrize("name", ["fedavg", slow_case("fedprox"), slow_case("fedavg_ft")])
-def test_no_fine_tuning_is_the_global_model(name):
+def test_zero_epochs_keep_the_global_model(name):
     made = run(make_spec(name, **SETTINGS, held_out_epochs=0))
     received, tuned = (made.artifacts[f"held_out{what}_accuracy"] for what in ("", "_tuned"))
     np.testing.assert_array_equal(received, tuned)
 
 
-def test_fine_tuning_is_local_training_of_the_final_model(tmp_path):
+def test_fine_tuning_is_local_training(tmp_path):
     """Whole batches, so that their order does not matter: a federation of that client alone."""
     settings = {**SETTINGS, "batch_size": 30, "hp": {"local_lr": 0.3}}
     made = run(make_spec(**settings, held_out_epochs=4))
@@ -67,7 +67,7 @@ def test_fine_tuning_is_local_training_of_the_final_model(tmp_path):
     assert not np.array_equal(tuned, made.artifacts["held_out_accuracy"])
 
 
-def test_they_take_no_part():
+def test_held_out_clients_take_no_part():
     """The federation is that of the other clients' data, passed as a partition."""
     held = make_spec(**SETTINGS, partition_seed=7).resolved()
     made = run(held)
@@ -88,7 +88,7 @@ def test_they_take_no_part():
     assert not others & set(made.held_out.partition.indices.tolist())
 
 
-def test_in_a_sweep_and_of_own_partitions_they_are_the_same(tmp_path):
+def test_held_out_clients_of_sweeps_and_user_partitions(tmp_path):
     specs = [make_spec(**SETTINGS, seed=seed) for seed in range(3)]
     swept = sweep(specs, tmp_path, dataset=DATA, progress=lambda line: None).results
     for each, one in zip(swept, specs, strict=True):
@@ -103,7 +103,7 @@ def test_in_a_sweep_and_of_own_partitions_they_are_the_same(tmp_path):
     assert (tmp_path / "one" / "held_out.npz").exists()
 
 
-def test_their_tests_are_of_no_other_client():
+def test_client_tests_exclude_held_out_clients():
     made = run(make_spec(**SETTINGS, local_tests=True))
     assert made.tests.num_clients == 4 and made.held_out.tests.num_clients == 2
     assert made.metrics["client_accuracy"].shape == (3, 4)
@@ -122,13 +122,13 @@ def test_their_tests_are_of_no_other_client():
         ({"held_out_clients": 0}, "held_out_clients = 0"),
     ],
 )
-def test_what_cannot_be_is_one_line(settings, expected):
+def test_invalid_settings(settings, expected):
     with pytest.raises(ConfigError, match=expected) as caught:
         run(make_spec(**{"rounds": 2, **settings}))
     assert "\n" not in str(caught.value)
 
 
-def test_only_clients_with_data_are_held_out():
+def test_held_out_clients_have_examples():
     sizes = [10, 0, 10, 0, 0, 0]
     starts = np.cumsum([0, *sizes])
     clients = [np.arange(starts[k], starts[k + 1]) for k in range(6)]

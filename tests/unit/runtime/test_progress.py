@@ -64,7 +64,7 @@ def test_panel_fits_the_terminal_and_shows_all(width):
     assert ("━" in text) == (width >= 80)
 
 
-def test_what_is_logged_warned_and_printed_stays_in_lines_of_its_own(monkeypatch):
+def test_other_output_appears_above_the_panel(monkeypatch):
     screen, file = terminal(80)
     monkeypatch.setattr(sys, "stderr", file)
     monkeypatch.setattr(sys, "stdout", file)
@@ -83,7 +83,7 @@ def test_what_is_logged_warned_and_printed_stays_in_lines_of_its_own(monkeypatch
     assert {"a note", "a warning", "a line"} <= set(read_lines(file))
 
 
-def test_what_goes_to_a_pipe_does_not_end_on_the_terminal(monkeypatch):
+def test_pipe_keeps_its_own_output(monkeypatch):
     console, file = terminal(80)
     pipe = io.StringIO()
     monkeypatch.setattr(sys, "stderr", file)
@@ -93,7 +93,7 @@ def test_what_goes_to_a_pipe_does_not_end_on_the_terminal(monkeypatch):
     assert pipe.getvalue() == "a line\n" and "a line" not in file.getvalue()
 
 
-def test_a_pipe_gets_a_line_less_and_less_often(monkeypatch, capsys):
+def test_interval_of_lines_grows(monkeypatch, capsys):
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     at = []
@@ -112,7 +112,7 @@ def test_a_pipe_gets_a_line_less_and_less_often(monkeypatch, capsys):
     assert capsys.readouterr().err.count("\n") == 2
 
 
-def test_json_progress_is_an_object_a_line(capsys):
+def test_json_progress(capsys):
     with console.preserve_output_mode():
         console.set_output_mode(as_json=True)
         with show_progress(LONG, transient=True) as show:
@@ -132,25 +132,23 @@ def test_json_progress_is_an_object_a_line(capsys):
     assert console.output_mode() == console.TEXT
 
 
-def test_errors_are_heard_in_every_manner(capsys):
-    def work(**how):
-        console.set_output_mode(**how)
-        raise ConfigError("alpha = 0: expected more")
+def test_errors_appear_in_every_output_mode(capsys):
+    message = "x: alpha = 0: expected more"
+    error = json.dumps({"event": "error", "message": message})
+    for mode, expected in (({}, message), ({"quiet": True}, message), ({"as_json": True}, error)):
 
-    for how in ({}, {"quiet": True}):
-        assert (
-            run_with_exit_status(lambda how=how: work(**how), name="x", interrupt_message="") == 2
-        )
-        assert capsys.readouterr().err == "x: alpha = 0: expected more\n"
-    assert run_with_exit_status(lambda: work(as_json=True), name="x", interrupt_message="") == 2
-    said = json.loads(capsys.readouterr().err)
-    assert said == {"event": "error", "message": "x: alpha = 0: expected more"}
+        def fail(mode=mode):
+            console.set_output_mode(**mode)
+            raise ConfigError("alpha = 0: expected more")
+
+        assert run_with_exit_status(fail, name="x", interrupt_message="") == 2
+        assert capsys.readouterr().err == f"{expected}\n"
 
 
 SETTINGS = {"dataset": make_user_dataset()}
 
 
-def test_a_sweep_says_nothing_but_what_its_progress_gets(capsys, monkeypatch):
+def test_sweep_prints_only_its_status_lines(capsys, monkeypatch):
     monkeypatch.setattr(told, "MIN_LINE_SECONDS", 0.0)  # whatever were shown besides would be
     lines = []
     sweep([make_spec(rounds=2)], progress=lines.append, **SETTINGS)
@@ -166,7 +164,7 @@ def test_a_sweep_says_nothing_but_what_its_progress_gets(capsys, monkeypatch):
     assert capsys.readouterr() == ("", "")
 
 
-def test_simulate_hands_its_progress_where_it_stands(capsys):
+def test_simulate_calls_progress(capsys):
     seen = []
     run_spec(make_spec(rounds=3), progress=seen.append)
     assert [each.done for each in seen][-1] == 3 and capsys.readouterr() == ("", "")
@@ -177,7 +175,7 @@ TABLE = ["--methods", "fedavg", "--alphas", "0.1", "--seeds", "0", "--rounds", "
 
 
 @pytest.mark.parametrize("command", ["run", "sweep", "table"])
-def test_commands_are_quiet_or_speak_json(command, tmp_path, capsys):
+def test_commands_with_quiet_and_json(command, tmp_path, capsys):
     if command == "run":
         words = ["run", *WORDS]
     elif command == "sweep":
@@ -201,7 +199,7 @@ def test_commands_are_quiet_or_speak_json(command, tmp_path, capsys):
         assert note in table.read_text()
 
 
-def test_programs_of_other_kinds_take_the_flags(capsys):
+def test_other_programs_with_quiet_and_json(capsys):
     @dataclass
     class Arguments:
         count: int = 1

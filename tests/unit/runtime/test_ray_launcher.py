@@ -1,9 +1,9 @@
 """A sweep as tasks: cut into parts, lost ones made again, the same results."""
 
 import functools
-import importlib.util
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -31,17 +31,17 @@ SAME = {
 
 
 class Tasks:
-    """A cluster of this process alone: a task is done when it is asked for.
+    """A cluster that executes a task in this process when its result is requested.
 
-    lose(part): whether the machine that works at it is to be lost then.
+    lose: function of a part that returns whether its machine is lost.
+    apart: whether machines have other folders.
     """
 
-    def __init__(self, slots=2, lose=lambda part: False, apart=False):
-        self._slots, self.lose, self.apart = slots, lose, apart
-        self.submitted, self.closed = [], False
+    def __init__(self, lose=lambda part: False, apart=False):
+        self.lose, self.apart, self.submitted, self.closed = lose, apart, [], False
 
     def count_slots(self):
-        return self._slots
+        return 2
 
     def submit(self, function, *arguments):
         if function is ray_launcher.execute_part:
@@ -67,7 +67,7 @@ def seeds(part):
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_tasks_make_what_a_sweep_makes(tmp_path, apart):
+def test_tasks_return_the_results_of_a_sweep(tmp_path, apart):
     lines, cluster = [], Tasks(apart=apart)
     made = sweep_on_ray(SPECS, tmp_path, cluster=cluster, progress=lines.append, **SAME)
     assert sorted(map(seeds, cluster.submitted)) == [[0], [1], [2], [3]] and cluster.closed
@@ -82,7 +82,7 @@ def test_tasks_make_what_a_sweep_makes(tmp_path, apart):
     assert lines[-1] == f"4 of 4 runs are in {tmp_path} already" and all(again.results)
 
 
-def test_a_lost_part_is_made_again(tmp_path):
+def test_lost_part_is_repeated(tmp_path):
     lines, lost = [], iter([True, False, True])
     cluster = Tasks(lose=lambda part: next(lost, False))
     made = sweep_on_ray(SPECS, tmp_path, cluster=cluster, progress=lines.append, **SAME)
@@ -90,14 +90,14 @@ def test_a_lost_part_is_made_again(tmp_path):
     assert sum("a task of 1 runs was lost (the node died): begun again" in s for s in lines) == 2
 
 
-def test_what_is_lost_again_and_again_is_an_error(tmp_path):
+def test_part_is_lost_too_often(tmp_path):
     cluster = Tasks(lose=lambda part: True)
     with pytest.raises(TaskLostError):
         sweep_on_ray(SPECS[:1], tmp_path, cluster=cluster, progress=lambda line: None, **SAME)
     assert len(cluster.submitted) == ray_launcher.MAX_ATTEMPTS and cluster.closed
 
 
-def test_what_a_task_raises_is_raised_when_the_others_are_done(tmp_path):
+def test_exception_of_a_task_is_raised_at_the_end(tmp_path):
     def fail(part):
         if seeds(part) == [3]:
             raise RuntimeError("no more")
@@ -107,7 +107,7 @@ def test_what_a_task_raises_is_raised_when_the_others_are_done(tmp_path):
     assert sorted(load_results(tmp_path)["seed"]) == [0, 1, 2]
 
 
-def test_runs_whose_data_are_missing_are_told_once(tmp_path, monkeypatch):
+def test_missing_data_is_reported_once(tmp_path, monkeypatch):
     monkeypatch.delenv("CINIC10_DIR", raising=False)
     specs = [RunSpec("fedavg", "cinic10", model="mlp", seed=seed) for seed in (0, 1)]
     lines = []
@@ -117,41 +117,38 @@ def test_runs_whose_data_are_missing_are_told_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("slots", "at_once", "sizes"),
+    ("max_parts", "min_size", "sizes"),
     [(1, 1, [8]), (4, 1, [2, 2, 2, 2]), (100, 1, [1] * 8), (100, 4, [4, 4]), (3, 16, [8])],
 )
-def test_parts(slots, at_once, sizes):
-    named = {str(s): make_spec(seed=s).resolved() for s in range(8)}
-    parts = list(split_into_parts(named, slots, at_once))
+def test_split_into_parts_sizes(max_parts, min_size, sizes):
+    specs = {str(s): make_spec(seed=s).resolved() for s in range(8)}
+    parts = list(split_into_parts(specs, max_parts, min_size))
     assert [len(part) for part in parts] == sizes
-    assert {name: one for part in parts for name, one in part.items()} == named
+    assert {digest: spec for part in parts for digest, spec in part.items()} == specs
 
 
-def test_parts_are_of_one_signature():
+def test_split_into_parts_by_signature():
     specs = [make_spec(seed=s, batch_size=b) for b in (4, 5) for s in range(3)]
-    named = {str(i): one.resolved() for i, one in enumerate(specs)}
-    parts = list(split_into_parts(named, 1, 1))
+    parts = list(split_into_parts({str(i): s.resolved() for i, s in enumerate(specs)}, 1, 1))
+    assert [len({compute_static_key(spec) for spec in part.values()}) for part in parts] == [1, 1]
     assert [len(part) for part in parts] == [3, 3]
-    assert all(len({compute_static_key(one) for one in part.values()}) == 1 for part in parts)
 
 
-def test_bad_words_are_named(tmp_path):
-    with pytest.raises(ConfigError, match="cpus_per_task = 0"):
-        RayCluster(None, 0, 0)
-    with pytest.raises(ConfigError, match="gpus_per_task = -1"):
-        RayCluster(None, 1, -1)
+def test_invalid_arguments_are_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    for arguments, expected in {
+        (None, 0, 0): "cpus_per_task = 0",
+        (None, 1, -1): "gpus_per_task = -1",
+        (None, 1, 0): r"pip install 'fedjax_het\[ray\]'",
+    }.items():
+        with pytest.raises(ConfigError, match=expected):
+            RayCluster(*arguments)
     with pytest.raises(ConfigError, match="devices"):
         sweep_on_ray(SPECS, tmp_path, placement=Placement(devices=1), cluster=Tasks())
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="ray is there")
-def test_without_ray_it_says_what_to_install():
-    with pytest.raises(ConfigError, match=r"pip install 'fedjax_het\[ray\]'"):
-        RayCluster(None, 1, 0)
-
-
 @pytest.mark.long
-def test_ray_itself_with_processes_killed(tmp_path):
+def test_ray_with_killed_processes(tmp_path):
     """48 runs on a local cluster of four slots, three of whose processes are killed."""
     import psutil
     import ray

@@ -35,7 +35,7 @@ class Cells(HTMLParser):
         self.text += f"{data}\n"
 
 
-def test_a_result_says_what_it_is_in_two_lines(made):
+def test_repr_has_two_lines(made):
     text = repr(made)
     assert text.count("\n") == 1 and "array" not in text and len(text) < 300
     assert "fedavg on user" in text and "6 clients" in text and "seed 0" in text
@@ -43,7 +43,7 @@ def test_a_result_says_what_it_is_in_two_lines(made):
     assert repr([made]) == f"[{text}]"
 
 
-def test_its_properties_are_those_of_the_summary(made):
+def test_properties_read_the_summary(made):
     accuracy = made.metrics["test_accuracy"]
     assert made.final_accuracy == pytest.approx(accuracy[-5:].mean())
     assert made.best_accuracy == accuracy.max()
@@ -53,7 +53,7 @@ def test_its_properties_are_those_of_the_summary(made):
     assert made.bytes_down == made.metrics["bytes_down"].sum() > 0
 
 
-def test_html_has_the_curve_and_no_markup_of_strangers(made):
+def test_html_has_a_curve_and_escapes_names(made):
     page = Cells(made._repr_html_())
     assert "fedavg on user" in page.text and made.spec.partition in page.text
     (line,) = (attributes for tag, attributes in page.tags if tag == "polyline")
@@ -66,7 +66,7 @@ def test_html_has_the_curve_and_no_markup_of_strangers(made):
     assert {"script", "b"}.isdisjoint(tag for tag, _ in Cells(stranger._repr_html_()).tags)
 
 
-def test_a_plot_is_of_the_curve(made):
+def test_plot_draws_a_metric(made):
     import matplotlib.pyplot as plt
 
     axes = made.plot()
@@ -84,14 +84,14 @@ def test_a_plot_is_of_the_curve(made):
     plt.close("all")
 
 
-def test_a_frame_has_a_row_a_round(made):
+def test_to_pandas_has_a_row_per_round(made):
     frame = made.to_pandas()
     assert frame.index.name == "round" and list(frame.index) == list(range(1, 7))
     np.testing.assert_array_equal(frame["test_loss"], made.metrics["test_loss"])
     assert "client_accuracy" not in frame and "mean_client_accuracy" in frame
 
 
-def test_an_xarray_has_names(made):
+def test_to_xarray_has_dimensions(made):
     named = made.to_xarray()
     assert named.sizes["round"] == 6 and named.sizes["client"] == 6
     assert named["client_accuracy"].dims == ("round", "client")
@@ -102,13 +102,13 @@ def test_an_xarray_has_names(made):
     assert json.loads(named.attrs["summary"])["final_accuracy"] == made.final_accuracy
 
 
-def test_without_xarray_the_extra_is_named(made, monkeypatch):
+def test_missing_xarray_names_the_extra(made, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "xarray", None)
     with pytest.raises(ConfigError, match=r"pip install .*\[xarray\]"):
         made.to_xarray()
 
 
-def test_a_sweep_is_one_set_of_runs():
+def test_sweep_to_xarray():
     specs = [make_spec(rounds=r, seed=seed) for r, seed in ((4, 0), (4, 1), (6, 0))]
     swept = sweep(specs, dataset=DATA, progress=lambda line: None)
     named = swept.to_xarray()
@@ -127,12 +127,12 @@ def test_a_sweep_is_one_set_of_runs():
         result_display.build_runs_dataset([])
 
 
-def test_a_diverged_run_says_so(made):
+def test_repr_of_a_diverged_run(made):
     gone = Result(made.spec, made.metrics, {**made.summary, "diverged": True, "rounds": 4})
     assert "diverged in round 4" in repr(gone) and gone.diverged
 
 
-def test_costs_are_added_up_to_the_round_that_reaches_an_accuracy(made):
+def test_costs_to_an_accuracy(made):
     curve = made.metrics["test_accuracy"]
     target = float(np.sort(curve)[3])
     reached = next(r for r in range(6) if curve[r] >= target)
@@ -151,6 +151,6 @@ def test_costs_are_added_up_to_the_round_that_reaches_an_accuracy(made):
         made.costs_to(80)
 
 
-def test_costs_without_a_global_model_are_of_clients():
+def test_costs_without_a_global_model():
     own = run_spec(make_spec("fedamp", rounds=3, local_tests=True, test_per_client=6))
     assert own.costs_to(0.0).rounds == 1

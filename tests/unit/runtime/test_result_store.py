@@ -31,7 +31,7 @@ def save(spec, directory, **summary):
     return result.digest()
 
 
-def test_results_and_curves_are_read_as_frames(tmp_path):
+def test_load_results_and_curves(tmp_path):
     seventh = RunSpec("fedavg", "digits", model="mlp", rounds=3, seed=7)
     specs = [FEDAVG, FEDPROX, seventh]
     digests = [save(spec, tmp_path) for spec in specs]
@@ -50,19 +50,19 @@ def test_results_and_curves_are_read_as_frames(tmp_path):
     np.testing.assert_allclose(last["test_accuracy"], [0.17, 0.42, 0.67])
 
 
-def test_a_run_that_cannot_be_read_is_left_out_with_a_warning(tmp_path):
+def test_load_results_skips_damaged_files(tmp_path):
     broken, whole = save(FEDAVG, tmp_path), save(FEDPROX, tmp_path)
     (tmp_path / f"{broken}.json").write_text("{")
     with pytest.warns(UserWarning, match=broken):
         assert list(load_results(tmp_path)["digest"]) == [whole]
 
 
-def test_an_empty_folder_gives_empty_frames(tmp_path):
+def test_load_results_of_an_empty_folder(tmp_path):
     assert len(load_results(tmp_path)) == 0 and len(load_curves(tmp_path)) == 0
     assert len(select_newest(load_results(tmp_path))) == 0
 
 
-def test_of_several_devices_results_the_newest_counts(tmp_path):
+def test_select_newest_of_several_devices(tmp_path):
     late = "2026-02-01T00:00:00+00:00"
     on_gpu = save(FEDAVG, tmp_path, device="gpu", finished=late, final_accuracy=0.9)
     assert save(FEDAVG, tmp_path) != on_gpu
@@ -73,7 +73,7 @@ def test_of_several_devices_results_the_newest_counts(tmp_path):
     assert len(kept) == 2 and kept.loc[FEDAVG.digest(), "digest"] == on_gpu
 
 
-def test_two_data_sets_of_the_users_are_two(tmp_path):
+def test_select_newest_keeps_user_datasets(tmp_path):
     spec = RunSpec("fedavg", "user", model="mlp", partition="iid", rounds=6)
     for data in ("one", "two"):
         save(spec, tmp_path, dataset_digest=data)

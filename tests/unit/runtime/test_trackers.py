@@ -144,7 +144,7 @@ def quick(name):
 
 @pytest.mark.filterwarnings("ignore")  # of the trackers' own
 @pytest.mark.parametrize("tracker", [quick(name) for name in NAMES])
-def test_a_record_has_every_round_once(tracker, tmp_path, monkeypatch, eager):
+def test_record_has_every_round_once(tracker, tmp_path, monkeypatch, eager):
     """Also of a run that raised in a round and was resumed, whose rounds after the checkpoint are
     made again."""
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -198,7 +198,7 @@ simulate(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_records_of_a_run_that_was_killed_again_and_again(tmp_path):
+def test_records_of_a_run_that_was_killed_twice(tmp_path):
     """Its trackers are ahead of its checkpoints whenever it is killed."""
     here = TESTS
     own = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
@@ -220,7 +220,7 @@ def test_records_of_a_run_that_was_killed_again_and_again(tmp_path):
         check(tracker, tmp_path, made)
 
 
-def test_every_run_of_a_sweep_has_a_record(tmp_path, monkeypatch):
+def test_sweep_has_a_record_per_run(tmp_path, monkeypatch):
     monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 2)
     specs = [make_spec(seed=seed, rounds=16, patience=2 if seed else None) for seed in range(3)]
     made = sweep(
@@ -256,7 +256,7 @@ class Kept:
         self.told.append(summary)
 
 
-def test_a_tracker_that_fails_is_said_once_and_ends_nothing(tmp_path, caplog, eager):
+def test_failing_tracker_is_logged_once(tmp_path, caplog, eager):
     told = []
     register_tracker("mine", lambda opening: Kept(opening, told))
     try:
@@ -271,7 +271,7 @@ def test_a_tracker_that_fails_is_said_once_and_ends_nothing(tmp_path, caplog, ea
     assert told[0].digest == made.digest() and told[0].folder == tmp_path and told[0].done == 0
 
 
-def test_what_cannot_track_is_one_line(tmp_path, monkeypatch):
+def test_unusable_trackers_are_refused(tmp_path, monkeypatch):
     calls = (simulate, federation)
     for call in calls:
         with pytest.raises(ConfigError, match=r"^track = 'csb' is unknown: did you mean 'csv'"):
@@ -291,7 +291,7 @@ def test_what_cannot_track_is_one_line(tmp_path, monkeypatch):
         register_tracker("csv", lambda opening: None)
 
 
-def test_extras_have_what_trackers_import():
+def test_extras_install_the_packages():
     import tomllib
 
     project = ROOT / "pyproject.toml"
@@ -301,7 +301,7 @@ def test_extras_have_what_trackers_import():
             assert any(word.startswith(package) for word in extras[name]), (name, package)
 
 
-def test_the_command_line_tracks(tmp_path, monkeypatch, capsys):
+def test_command_tracks(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("run.yaml").write_text("track: [csv]\nrounds: 2\nnum_clients: 4\nmodel: mlp\n")
     words = ["--config", "run.yaml", "--partition", "iid", "--quiet"]

@@ -29,7 +29,7 @@ def with_tests(**settings):
         slow_case("fsl", {}),
     ],
 )
-def test_a_saved_model_is_as_good_as_the_runs_last_round(name, settings, tmp_path):
+def test_saved_model_has_the_last_accuracy(name, settings, tmp_path):
     made = run_spec(make_spec(name, rounds=5, **settings))
     path = made.save_model(tmp_path / "model.msgpack")
     model = load_model(path)
@@ -46,7 +46,7 @@ def test_a_saved_model_is_as_good_as_the_runs_last_round(name, settings, tmp_pat
     ("name", "options"),
     [("fedamp", {}), slow_case("apfl", {"preset": "fedtorch"}), slow_case("ditto", {})],
 )
-def test_clients_models_are_those_that_were_scored(name, options, tmp_path):
+def test_client_models_have_the_last_accuracy(name, options, tmp_path):
     made = run_spec(make_spec(name, rounds=5, options=options, **with_tests()))
     tests = made.tests
     for k in range(3):
@@ -57,7 +57,7 @@ def test_clients_models_are_those_that_were_scored(name, options, tmp_path):
         assert model.client == k and f"client {k}" in repr(model)
 
 
-def test_of_an_own_network_the_network_is_asked_for(tmp_path):
+def test_load_model_requires_the_user_network(tmp_path):
     made = simulate(make_spec(model=None, rounds=5), dataset=DATA, network=TwoLayers)
     path = made.save_model(tmp_path / "model.msgpack")
     model = load_model(path, network=TwoLayers)
@@ -71,7 +71,7 @@ def test_of_an_own_network_the_network_is_asked_for(tmp_path):
         load_model(named, network=TwoLayers)
 
 
-def test_predictions_are_of_the_images_one_by_one(tmp_path):
+def test_logits_of_batches_and_single_images(tmp_path):
     model = run_spec(make_spec(rounds=5)).model()
     images = np.concatenate([DATA.train_images] * 20)  # several batches, the last one short
     logits = model.logits(images)
@@ -81,7 +81,7 @@ def test_predictions_are_of_the_images_one_by_one(tmp_path):
     np.testing.assert_array_equal(model.predict(images), logits.argmax(1))
 
 
-def test_integers_are_as_floats_in_the_unit_interval():
+def test_logits_of_integers_and_floats():
     images = np.random.default_rng(0).integers(0, 256, (40, 6, 6, 1), np.uint8)
     labels = np.arange(40) % 2
     data = dataset_from_arrays(images, labels, images, labels, mean=(0.3,), std=(0.4,))
@@ -90,7 +90,7 @@ def test_integers_are_as_floats_in_the_unit_interval():
     np.testing.assert_allclose(model.logits(images), as_floats, rtol=1e-4, atol=1e-5)
 
 
-def test_a_confusion_matrix_counts_classes_by_predictions():
+def test_confusion_matrix():
     model = run_spec(make_spec(rounds=5)).model()
     found = evaluate(model, DATA)
     predicted = model.predict(DATA.test_images)
@@ -103,7 +103,7 @@ def test_a_confusion_matrix_counts_classes_by_predictions():
 
 
 @pytest.mark.parametrize("cut", [0, 10, -1, "flip"])
-def test_a_damaged_file_is_said_in_one_line(cut, tmp_path):
+def test_load_model_rejects_damaged_files(cut, tmp_path):
     path = run_spec(make_spec(rounds=1)).save_model(tmp_path / "model.msgpack")
     text = bytearray(path.read_bytes())
     if cut == "flip":
@@ -125,12 +125,12 @@ def test_a_damaged_file_is_said_in_one_line(cut, tmp_path):
         (lambda made: Result(made.spec, {}, {}).model(), "whose state was kept"),
     ],
 )
-def test_what_cannot_be_is_one_line(ask, expected):
+def test_invalid_calls(ask, expected):
     with pytest.raises(ConfigError, match=expected):
         ask(run_spec(make_spec(rounds=1)))
 
 
-def test_a_method_without_a_global_model_says_which_clients_have_one():
+def test_model_of_a_method_without_global_model():
     made = run_spec(make_spec("fedamp", rounds=1))
     with pytest.raises(ConfigError, match="client = None: expected 0 to 5"):
         made.model()
