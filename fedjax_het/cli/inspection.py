@@ -127,10 +127,7 @@ def _describe_method(method: Any) -> Iterator[str]:
             yield f"  {name} = {hyperparameter.default:g}: {words}" + (f". {text}" if text else "")
     yield "settings by protocol (--protocol NAME):"
     for name, values in collect_settings_by_protocol(method).items():
-        words = ", ".join(f"{protocol} {format_setting(v)}" for protocol, v in values.items())
-        if len(values) == len(PROTOCOLS) and len(set(map(str, values.values()))) == 1:
-            words = format_setting(next(iter(values.values())))
-        yield f"  {name}: {words}"
+        yield f"  {name}: {format_by_protocol(values)}"
 
 
 def collect_settings_by_protocol(method: Any) -> dict[str, dict[str, Any]]:
@@ -159,6 +156,14 @@ _LISTED_SETTINGS = (
 def format_setting(value: Any) -> str:
     """Return a value as text, real numbers with at most 6 digits."""
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def format_by_protocol(values: Mapping[str, Any]) -> str:
+    """Return the value of each protocol as text, or the value that all protocols share."""
+    texts = {protocol: format_setting(value) for protocol, value in values.items()}
+    if len(texts) == len(PROTOCOLS) and len(set(texts.values())) == 1:
+        return texts.popitem()[1]
+    return ", ".join(f"{protocol} {text}" for protocol, text in texts.items())
 
 
 # Registry and function that describes the options of an entry, by title.

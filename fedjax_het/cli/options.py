@@ -17,7 +17,7 @@ from typing import Any, Literal
 import yaml
 
 from fedjax_het.algorithms import METHODS
-from fedjax_het.config.protocols import PROTOCOLS, get_protocol_defaults
+from fedjax_het.cli.inspection import collect_settings_by_protocol, format_by_protocol
 from fedjax_het.config.resolve import NAMES
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.runtime.placement import Placement
@@ -147,18 +147,10 @@ def _describe_defaults() -> dict[str, str]:
         for field in fields(RunSpec)
         if field.default not in (None, MISSING)
     }
-    values: dict[str, dict[str, str]] = {}
-    for protocol in PROTOCOLS:
-        settings, _, _ = get_protocol_defaults(protocol, METHODS["fedavg"], "fashion_mnist", None)
-        for name, value in settings.items():
-            if not isinstance(value, dict):
-                text = f"{value:g}" if isinstance(value, float) else str(value)
-                values.setdefault(name, {})[protocol] = text
-    for name, by_protocol in values.items():
-        words = ", ".join(f"{protocol} {text}" for protocol, text in by_protocol.items())
-        texts[name] = f"(by protocol: {words})"
-        if len(by_protocol) == len(PROTOCOLS) and len(set(by_protocol.values())) == 1:
-            texts[name] = f"(default: {by_protocol[protocol]})"
+    for flag, values in collect_settings_by_protocol(METHODS["fedavg"]).items():
+        words = format_by_protocol(values)
+        term = "by protocol" if " " in words else "default"
+        texts[flag[2:].replace("-", "_")] = f"({term}: {words})"
     return texts
 
 

@@ -30,7 +30,7 @@ _DEVICES_FLAG = "--xla_force_host_platform_device_count"
 _FOLDER = "a folder that can be created and written to, or an unset variable"
 
 
-class EnvironmentVariable(NamedTuple):
+class Variable(NamedTuple):
     """An environment variable that the package reads.
 
     Attributes:
@@ -94,30 +94,26 @@ def _parse_xla_flags(text: str) -> str:
     return text
 
 
-CHECKPOINT_SECONDS = EnvironmentVariable(
+CHECKPOINT_SECONDS = Variable(
     "FEDJAX_HET_CHECKPOINT_SECONDS",
     "seconds between checkpoints, from 0 (after every chunk of rounds) to 1e9",
     functools.partial(_parse_number, 0, MAX_SECONDS),
 )
-CACHE_DIR = EnvironmentVariable("FEDJAX_HET_CACHE", _FOLDER, _parse_writable_folder)
-XDG_CACHE_HOME = EnvironmentVariable("XDG_CACHE_HOME", _FOLDER, _parse_xdg_cache_home)
-TFDS_DATA_DIR = EnvironmentVariable(
-    "TFDS_DATA_DIR", "a folder of prepared data sets, or an unset variable", _parse_folder
-)
-CINIC10_DIR = EnvironmentVariable("CINIC10_DIR", "CINIC-10's folder with train/", _parse_folder)
-RAY_ADDRESS = EnvironmentVariable("RAY_ADDRESS", "'auto', HOST:PORT or ray://HOST:PORT", str)
-JAX_CPU_DEVICES = EnvironmentVariable(
-    "JAX_NUM_CPU_DEVICES", f"a whole number from 1 to {MAX_CPU_DEVICES}", _parse_device_count
-)
-JAX_COMPILATION_CACHE_DIR = EnvironmentVariable(
+CACHE_DIR = Variable("FEDJAX_HET_CACHE", _FOLDER, _parse_writable_folder)
+XDG_CACHE_HOME = Variable("XDG_CACHE_HOME", _FOLDER, _parse_xdg_cache_home)
+TFDS_DATA_DIR = Variable("TFDS_DATA_DIR", "a folder of data sets, or unset", _parse_folder)
+CINIC10_DIR = Variable("CINIC10_DIR", "CINIC-10's folder with train/", _parse_folder)
+RAY_ADDRESS = Variable("RAY_ADDRESS", "'auto', HOST:PORT or ray://HOST:PORT", str)
+JAX_CPU_DEVICES = Variable("JAX_NUM_CPU_DEVICES", f"1 to {MAX_CPU_DEVICES}", _parse_device_count)
+JAX_COMPILATION_CACHE_DIR = Variable(
     "JAX_COMPILATION_CACHE_DIR",
     _FOLDER,
     lambda text: text if "://" in text else str(_parse_writable_folder(text)),
 )
-XLA_FLAGS = EnvironmentVariable(
+XLA_FLAGS = Variable(
     "XLA_FLAGS", f"flags --NAME=VALUE ({_DEVICES_FLAG}: 1 to {MAX_CPU_DEVICES})", _parse_xla_flags
 )
-MEMORY_FRACTION = EnvironmentVariable(
+MEMORY_FRACTION = Variable(
     "XLA_PYTHON_CLIENT_MEM_FRACTION",
     "the fraction of a device's memory that JAX reserves, at most 1",
     functools.partial(_parse_number, math.ulp(0), 1),
@@ -133,7 +129,7 @@ VARIABLES = (*_RUN_VARIABLES, TFDS_DATA_DIR, CINIC10_DIR, RAY_ADDRESS, *_JAX_VAR
 _invalid_jax_env_vars: dict[str, tuple[str, str]] = {}
 
 
-def get_value(variable: EnvironmentVariable, default: Any = None) -> Any:
+def get_value(variable: Variable, default: Any = None) -> Any:
     """Return the value of a variable.
 
     Args:
@@ -150,7 +146,7 @@ def get_value(variable: EnvironmentVariable, default: Any = None) -> Any:
     return default if text is None else _parse_variable(variable, text)
 
 
-def get_text(variable: EnvironmentVariable) -> str:
+def get_text(variable: Variable) -> str:
     """Return the unchecked text of a variable; "" if it is not set."""
     return os.environ.get(variable.name, "")
 
@@ -161,7 +157,7 @@ def get_environ() -> Mapping[str, str]:
 
 
 @functools.lru_cache
-def _parse_variable(variable: EnvironmentVariable, text: str) -> Any:
+def _parse_variable(variable: Variable, text: str) -> Any:
     try:
         return variable.parse(text)
     except (ValueError, OSError, RuntimeError) as error:

@@ -159,32 +159,6 @@ def call_with_supported(
     return function(**supported, **extra)
 
 
-def check_arguments(
-    owner: str, arguments: Mapping[str, Any], parameters: Mapping[str, Any], noun: str
-) -> None:
-    """Check that all arguments are known and that none is missing.
-
-    Args:
-      owner: owner of the parameters in messages, e.g. "partition 'dirichlet'".
-      arguments: values by name.
-      parameters: defaults by name, or `REQUIRED`.
-      noun: "parameter" or "option".
-
-    Raises:
-      ConfigError: for an unknown argument, with a similar name, and for a missing argument.
-    """
-    accepted_text = f"(it takes {', '.join(parameters) or 'none'})"
-    for name, value in arguments.items():
-        if name not in parameters:
-            suggestions = difflib.get_close_matches(name, parameters, n=1, cutoff=0.5)
-            hint = f"; did you mean {suggestions[0]!r}?" if suggestions else ""
-            problem = f"{owner} has no {noun} {format_value(name)} {accepted_text}{hint}"
-            raise ConfigError(f"{display_name(name)} = {format_value(value)}: {problem}")
-    for name, default in parameters.items():
-        if default is REQUIRED and name not in arguments:
-            raise ConfigError(f"{owner} needs {display_name(name)} {accepted_text}")
-
-
 def validate_keyword_arguments(
     owner: str,
     arguments: Mapping[str, Any],
@@ -210,7 +184,16 @@ def validate_keyword_arguments(
     Raises:
       ConfigError: for an unknown or missing argument, and for a value that does not fit.
     """
-    check_arguments(owner, arguments, parameters, noun)
+    accepted_text = f"(it takes {', '.join(parameters) or 'none'})"
+    for name, value in arguments.items():
+        if name not in parameters:
+            suggestions = difflib.get_close_matches(name, parameters, n=1, cutoff=0.5)
+            hint = f"; did you mean {suggestions[0]!r}?" if suggestions else ""
+            problem = f"{owner} has no {noun} {format_value(name)} {accepted_text}{hint}"
+            raise ConfigError(f"{display_name(name)} = {format_value(value)}: {problem}")
+    for name, default in parameters.items():
+        if default is REQUIRED and name not in arguments:
+            raise ConfigError(f"{owner} needs {display_name(name)} {accepted_text}")
     try:
         annotations = get_type_hints(function, include_extras=True)
     except Exception:  # names imported for type checkers alone, or a function written in C
