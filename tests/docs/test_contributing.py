@@ -21,7 +21,7 @@ LAYERS = ARCHITECTURE.split("## The layers")[1].split("\n## ")[0]
 PICTURE = (ROOT / "docs" / "generate" / "architecture_picture.py").read_text()
 
 
-def test_there_is_something_to_check():
+def test_pages_have_content():
     assert len(PATHS) > 40 and len(NAMES) > 10
 
 
@@ -30,21 +30,21 @@ DRAWN = re.findall(r'"(\w+/\w+\.py)"', PICTURE)
 
 
 @pytest.mark.parametrize("path", [*PATHS, *LINKS, *DRAWN])
-def test_a_path_exists(path):
+def test_paths_exist(path):
     assert (ROOT / path).exists() or (PACKAGE / path).exists()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_resolves(name):
+def test_names_resolve(name):
     outside = name.partition(".")[0] in ("fedjax_het", "jax")
     pkgutil.resolve_name(name if outside else f"fedjax_het.{name}")
 
 
-def test_all_that_registers_is_named():
+def test_page_names_registering_functions():
     public = {name for name in fedjax_het.__all__ if name.startswith("register_")}
     assert {word for word in IN_CODE if word.startswith("register_")} == public
 
 
-def test_the_map_has_every_package():
+def test_map_has_every_package():
     packages = re.findall(r"^\| `(\w+)` \|", LAYERS, flags=re.MULTILINE)
     assert sorted(packages) == sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))

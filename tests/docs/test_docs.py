@@ -47,17 +47,17 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=relative_page_path)
         for page, code in find_code_blocks("python")
     ],
 )
-def test_a_python_block_runs(page, code, tmp_path, monkeypatch):
+def test_python_block_runs(page, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(code, relative_page_path(page), "exec"), {"__name__": "page"})
 
 
-def test_there_is_something_to_check():
+def test_pages_have_content():
     assert len(PAGES) >= 35 and len(find_commands()) >= 70 and len(find_code_blocks("python")) >= 20
 
 
 @every_page
-def test_every_block_is_of_a_kind_that_is_tested(page):
+def test_code_block_languages_are_tested(page):
     kinds = find_fences(page)
     assert set(kinds) <= {*BLOCK_LANGUAGES, ""}
     assert kinds.count("") == len(kinds) / 2
@@ -65,7 +65,7 @@ def test_every_block_is_of_a_kind_that_is_tested(page):
 
 
 @every_page
-def test_a_link_leads_to_a_file_and_a_heading_of_it(page):
+def test_link_target_exists(page):
     for target in find_links(page):
         path, _, anchor = target.partition("#")
         file = (page.parent / path).resolve() if path else page
@@ -74,7 +74,7 @@ def test_a_link_leads_to_a_file_and_a_heading_of_it(page):
 
 
 @every_page
-def test_a_dotted_name_in_code_resolves(page):
+def test_dotted_name_resolves(page):
     for name in re.findall(r"`(fedjax_het(?:\.\w+)+)(?:\(.*?\))?`", read_page(page)):
         pkgutil.resolve_name(name)
     for path in re.findall(r"`((?:fedjax_het|tests|docs|notebooks)/[\w./-]+)`", read_page(page)):
@@ -85,7 +85,7 @@ def test_a_dotted_name_in_code_resolves(page):
 
 
 @pytest.mark.parametrize("command", find_commands())
-def test_a_command_is_understood(command, monkeypatch, tmp_path):
+def test_command_is_valid(command, monkeypatch, tmp_path):
     words = shlex.split(command)
     if words[0] == "srun":  # starts the same command several times
         words = words[words.index("fedjax-het") :]
@@ -147,7 +147,7 @@ def is_small(words):
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if find_commands([page])], ids=relative_page_path
 )
-def test_small_commands_run(page, monkeypatch, tmp_path):
+def test_small_command_runs(page, monkeypatch, tmp_path):
     from fedjax_het import cli
 
     monkeypatch.chdir(tmp_path)
@@ -206,7 +206,7 @@ def names_in(page, head):
     return [name for row in rows_of(page, head) for name in re.findall(r"`(\w+)`", row[0])]
 
 
-def test_the_tables_name_everything_there_is():
+def test_tables_name_every_entry():
     from fedjax_het.algorithms import METHODS
     from fedjax_het.config.protocols import PROTOCOLS
     from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES
@@ -223,14 +223,14 @@ def test_the_tables_name_everything_there_is():
         assert sorted(names_in(DOCS / page, head)) == sorted(entries), head
 
 
-def test_the_table_of_variables_names_everything_that_is_read():
+def test_variable_table_is_complete():
     from fedjax_het.utils.env import VARIABLES
 
     told = names_in(DOCS / "start" / "install.md", "variable")
     assert sorted(told) == sorted(variable.name for variable in VARIABLES)
 
 
-def test_the_table_of_extras_names_every_one():
+def test_extras_table_is_complete():
     told = names_in(DOCS / "start" / "install.md", "extra")
     assert sorted(told) == sorted(project()["optional-dependencies"])
 
@@ -244,7 +244,7 @@ def rows_of_methods():
         yield entries, told, "".join(paper).strip(" |"), re.search(r"\((.*?)\)", link)[1]
 
 
-def test_the_table_of_methods_has_their_papers_and_files():
+def test_method_table_has_papers_and_files():
     from method_pages import function_of
 
     for entries, _, paper, link in rows_of_methods():
@@ -254,7 +254,7 @@ def test_the_table_of_methods_has_their_papers_and_files():
             assert paper == re.sub(r",? ?arXiv:\S+$", "", entry.paper), entry.name
 
 
-def test_the_table_of_methods_names_options_and_numbers_that_there_are():
+def test_method_table_names_existing_options():
     for entries, told, *_ in rows_of_methods():
         words = re.findall(r"`(\w+)`", told)
         numbers = words[words.index("hp") + 1 :] if "hp" in words else []
@@ -273,7 +273,7 @@ def choices_of(kind):
     return [choice for part in get_args(kind) for choice in choices_of(part)]
 
 
-def test_every_method_has_a_formula():
+def test_every_method_has_formula():
     from method_pages import FORMULAS
 
     from fedjax_het.algorithms import METHODS
@@ -282,7 +282,7 @@ def test_every_method_has_a_formula():
 
 
 @pytest.mark.parametrize("name", ["fedprox", "dynafed", "fedamp", "per_fedavg"])
-def test_the_page_of_a_method_has_all_that_its_entry_has(name):
+def test_method_page_is_complete(name):
     from method_pages import method_page
 
     from fedjax_het.algorithms import METHODS
@@ -302,7 +302,7 @@ def test_the_page_of_a_method_has_all_that_its_entry_has(name):
         assert "## Measured beside reported" in page
 
 
-def test_every_option_and_number_says_what_it_is():
+def test_every_method_option_has_description():
     from fedjax_het.algorithms import METHODS
     from fedjax_het.utils.config import document_fields
 
@@ -317,7 +317,7 @@ def test_every_option_and_number_says_what_it_is():
 
 
 @pytest.mark.slow
-def test_every_page_of_a_method_is_made_and_its_command_understood(monkeypatch):
+def test_method_page_command_is_valid(monkeypatch):
     from method_pages import FORMULAS, method_page
 
     for name in FORMULAS:
@@ -329,7 +329,7 @@ def test_every_page_of_a_method_is_made_and_its_command_understood(monkeypatch):
         assert formulas and not any("\\" in each for each in formulas), name
 
 
-def test_docstrings_keep_their_signs_displays_and_items():
+def test_docstring_to_markdown():
     from method_pages import docstring
 
     text = (
@@ -343,7 +343,7 @@ def test_docstrings_keep_their_signs_displays_and_items():
     )
 
 
-def test_links_are_those_of_the_site():
+def test_repository_links():
     from repository_links import links_on_site
 
     moved = links_on_site(
@@ -360,7 +360,7 @@ def test_links_are_those_of_the_site():
     )
 
 
-def test_the_api_has_every_public_name():
+def test_api_page_has_every_public_name():
     told = re.findall(r"^::: (\S+)$", read_page(DOCS / "api" / "index.md"), flags=re.MULTILINE)
     objects = [pkgutil.resolve_name(name) for name in told]
     public = {name: getattr(fedjax_het, name) for name in fedjax_het.__all__}
@@ -368,7 +368,7 @@ def test_the_api_has_every_public_name():
     assert missing == ["__version__"] and len(told) == len(set(told))
 
 
-def test_the_navigation_has_every_page():
+def test_navigation_has_every_page():
     navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
     told = re.findall(r"([\w/-]+\.md)$", navigation, flags=re.MULTILINE)
     pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
@@ -377,7 +377,7 @@ def test_the_navigation_has_every_page():
 
 
 @pytest.mark.slow
-def test_the_site_is_built_without_a_warning(tmp_path):
+def test_site_builds_without_warning(tmp_path):
     mkdocs = pytest.importorskip("mkdocs.commands.build", reason="the extra docs")
     from mkdocs.config import load_config
 
@@ -401,7 +401,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_workflow_has_jobs_of_steps(path):
+def test_workflow_has_jobs(path):
     workflow = yaml.safe_load(path.read_text())
     assert {"name", True, "jobs", "permissions"} <= set(workflow)  # "on" is YAML's true
     for job in workflow["jobs"].values():
@@ -413,7 +413,7 @@ def steps_of(name):
     return [step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"]]
 
 
-def test_the_workflows_run_what_the_pages_name():
+def test_workflows_run_documented_commands():
     from test_readme import TEST_COMMAND
 
     assert TEST_COMMAND in steps_of("tests")
@@ -421,7 +421,7 @@ def test_the_workflows_run_what_the_pages_name():
     assert any("python -m build" in step for step in steps_of("publish"))
 
 
-def test_the_rows_of_versions_are_those_of_the_project():
+def test_version_matrix_matches_project():
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())
     rows = workflow["jobs"]["rows"]["strategy"]["matrix"]["include"]
     assert [row["python"] for row in rows] == ["3.12", "3.11", "3.12", "3.13"]

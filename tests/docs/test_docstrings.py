@@ -163,7 +163,7 @@ def test_every_public_name_has_an_example(package):
     assert not missing, f"{package}: no example of {', '.join(missing)}"
 
 
-def test_every_name_of_methods_has_an_example():
+def test_methods_names_have_examples():
     """Names of packages that are not yet in `DOCTESTED` are left out."""
     methods = importlib.import_module("fedjax_het.methods")
     missing = [
@@ -175,7 +175,7 @@ def test_every_name_of_methods_has_an_example():
     assert not missing, f"no example of {', '.join(missing)}"
 
 
-def test_every_name_of_the_package_has_an_example():
+def test_package_names_have_examples():
     missing = []
     for name in fedjax_het.__all__:
         value = getattr(fedjax_het, name)
@@ -203,7 +203,7 @@ def test_functions_document_arguments_and_results(module):
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_no_docstring_or_comment_opens_with_a_substitute_for_a_noun(module):
+def test_texts_open_with_plain_words(module):
     texts = [(line, text) for _, line, text in iter_docstrings(module)]
     with find_source(module).open("rb") as file:
         tokens = list(tokenize.tokenize(file.readline))
@@ -219,7 +219,7 @@ def test_no_docstring_or_comment_opens_with_a_substitute_for_a_noun(module):
     assert not found, f"{module}: {'; '.join(found)}"
 
 
-def test_the_checks_find_what_is_wrong():
+def test_checks_find_violations():
     """The checks see docstrings of constants, methods and wrapped functions."""
     names = {name for name, _, _ in iter_docstrings("fedjax_het.data.partition")}
     assert {"", "make_partition", "Partition.summarize"} <= names

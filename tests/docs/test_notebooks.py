@@ -31,12 +31,12 @@ def pictures(notebook):
     return [each["image/png"] for each in data if "image/png" in each]
 
 
-def test_there_are_notebooks():
+def test_notebooks_exist():
     assert len(NOTEBOOKS) >= 7
 
 
 @every_notebook
-def test_outputs_are_of_this_version_and_these_cells(path):
+def test_notebook_outputs_are_current(path):
     notebook = read(path)
     record = notebook.metadata[RECORD]
     again = f"run python notebooks/execute.py {path.stem}"
@@ -48,7 +48,7 @@ def test_outputs_are_of_this_version_and_these_cells(path):
 
 
 @every_notebook
-def test_outputs_are_small_and_of_no_machine(path):
+def test_notebook_outputs_are_small_and_portable(path):
     notebook = read(path)
     assert pictures(notebook) and path.stat().st_size <= MOST_BYTES
     assert not any(output.output_type == "error" for output in outputs_of(notebook))
@@ -58,7 +58,7 @@ def test_outputs_are_small_and_of_no_machine(path):
 
 
 @every_notebook
-def test_it_begins_as_colab_needs_it_and_has_a_sweep(path):
+def test_notebook_starts_for_colab(path):
     cells = read(path).cells
     assert "colab.research.google.com" in cells[0].source and path.name in cells[0].source
     code = [cell.source for cell in cells if cell.cell_type == "code"]
@@ -66,7 +66,7 @@ def test_it_begins_as_colab_needs_it_and_has_a_sweep(path):
     assert any(re.search(r"\bsweep\(", source) for source in code[1:])
 
 
-def test_an_edited_cell_makes_outputs_stale():
+def test_edited_cell_makes_outputs_stale():
     notebook = read(NOTEBOOKS[0])
     before = source_digest(notebook)
     notebook.cells[1].outputs = []
@@ -75,7 +75,7 @@ def test_an_edited_cell_makes_outputs_stale():
     assert source_digest(notebook) != before
 
 
-def test_a_picture_becomes_a_small_one_that_looks_alike():
+def test_pictures_are_shrunk():
     import io
 
     import numpy as np
@@ -95,7 +95,7 @@ def test_a_picture_becomes_a_small_one_that_looks_alike():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of the notebook machinery, not of ours
 @every_notebook
-def test_a_notebook_runs(path, tmp_path, monkeypatch):
+def test_notebook_runs(path, tmp_path, monkeypatch):
     # These train for minutes: what their programs take to compile is not all.
     flags = os.environ["XLA_FLAGS"].replace("--xla_backend_optimization_level=0", "")
     monkeypatch.setenv("XLA_FLAGS", flags)

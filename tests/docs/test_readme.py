@@ -11,16 +11,16 @@ README = ROOT / "README.md"
 TEST_COMMAND = 'pip install -e ".[test]" && pytest'
 
 
-def test_it_is_read_in_minutes():
+def test_readme_is_short():
     assert len(read_page(README).splitlines()) <= 200
 
 
-def test_its_two_pictures_are_small():
+def test_readme_pictures_are_small():
     first, second = re.findall(r"!\[[^\]]{40,}\]\(([^)]+)\)", read_page(README))
     assert all((ROOT / picture).stat().st_size < 150_000 for picture in (first, second))
 
 
-def test_the_citations_are_of_this_version():
+def test_citations_name_this_version():
     ((_, entry),) = find_code_blocks("bibtex", [README])
     assert f"version = {{{fedjax_het.__version__}}}" in entry
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
@@ -28,14 +28,14 @@ def test_the_citations_are_of_this_version():
     assert f"title = {{{cited['title']}}}" in entry
 
 
-def test_the_changes_name_this_version_first():
+def test_changelog_names_this_version_first():
     versions = re.findall(r"^## (\S+)", read_page(ROOT / "CHANGELOG.md"), flags=re.MULTILINE)
     released = [version for version in versions if version != "Unreleased"]
     assert released[0] == fedjax_het.__version__
     assert released == sorted(released, reverse=True) and len(set(released)) == len(released)
 
 
-def test_ci_runs_the_readmes_test_command():
+def test_ci_runs_readme_test_command():
     lines = [line for _, block in find_code_blocks("bash", [README]) for line in block.splitlines()]
     assert TEST_COMMAND in lines
     steps = (ROOT / ".ci" / "run").read_text().strip().splitlines()
@@ -44,7 +44,7 @@ def test_ci_runs_the_readmes_test_command():
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
 
 
-def test_its_numbers_are_those_of_the_pages_that_they_are_from():
+def test_readme_numbers_match_pages():
     rows = re.findall(
         r"^\| ([^|`]+) \| (\d\S+ \(\S+\)) \| (\S+ \(\S+\)) \|$", read_page(README), re.M
     )

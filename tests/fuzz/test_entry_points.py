@@ -34,7 +34,7 @@ from fedjax_het import ConfigError, Result, RunSpec, grid
 from fedjax_het.algorithms import METHODS, get_algorithm_spec, get_possible_bases
 from fedjax_het.cli import COMMANDS, main
 from fedjax_het.config.protocols import PROTOCOLS
-from fedjax_het.core.local_training import OPTIMIZERS
+from fedjax_het.core.optimizers import OPTIMIZERS
 from fedjax_het.data import DATASETS, NORMALIZATIONS, PARTITIONS, SERVER_SOURCES
 from fedjax_het.nn import NETWORKS
 from fedjax_het.papers.table.declaration import TableArguments
@@ -272,7 +272,7 @@ def mistakes(word: str) -> st.SearchStrategy[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_a_bad_value_is_one_line_that_names_it(door):
+def test_entry_points_reject_bad_values(door):
     targets = list(DOORS[door]())
 
     @few(60)
@@ -286,7 +286,7 @@ def test_a_bad_value_is_one_line_that_names_it(door):
 
 @pytest.mark.long
 @pytest.mark.parametrize("door", DOORS)
-def test_every_argument_is_tried_with_every_kind_of_mistake(door):
+def test_every_argument_with_every_mistake(door):
     for target in DOORS[door]():
         for mistake, strategy in value_strategies(target.word).items():
             examples = {"settings": 12, "grid": 4}.get(door, 2)
@@ -322,7 +322,7 @@ def try_name(field: str, name: str) -> None:
         lambda field: st.tuples(st.just(field), st.one_of(misspell(DICTS[field][0]), st.text()))
     )
 )
-def test_a_name_that_nothing_has_is_named(drawn):
+def test_mappings_reject_unknown_names(drawn):
     try_name(*drawn)
 
 
@@ -450,7 +450,7 @@ def is_plain(words: list[str]) -> bool:
 
 @few(50)
 @given(st.sampled_from(FLAGS), line_mistakes())
-def test_bad_words_are_one_line_that_names_the_flag(flag, drawn):
+def test_flags_reject_bad_words(flag, drawn):
     if is_plain(drawn[1]):
         try_words(flag, *drawn)
 
@@ -467,7 +467,7 @@ PLACES = {
 
 @few(30)
 @given(st.sampled_from(sorted(PLACES)), line_mistakes().filter(lambda drawn: len(drawn[1]) == 1))
-def test_a_bad_word_without_a_flag_is_named(place, drawn):
+def test_positional_arguments_reject_bad_words(place, drawn):
     mistake, (word,) = drawn
     if not is_plain([word]):
         return
@@ -497,13 +497,13 @@ def try_pair(command: str, flag: str, text: str) -> None:
     st.sampled_from(sorted(PAIRS)),
     line_mistakes().filter(lambda drawn: len(drawn[1]) == 1),
 )
-def test_bad_values_of_named_words_are_one_line(command, flag, drawn):
+def test_name_value_flags_reject_bad_values(command, flag, drawn):
     try_pair(command, flag, drawn[1][0])
 
 
 @few(40)
 @given(st.sampled_from(FLAGS).flatmap(lambda f: st.tuples(st.just(f), misspell(f.flag[2:]))))
-def test_an_unknown_flag_is_what_is_wrong(drawn):
+def test_unknown_flag_is_reported(drawn):
     flag, name = drawn
     known = {each.flag for each in FLAGS if each.command == flag.command}
     wrong = f"--{name}"
@@ -514,7 +514,7 @@ def test_an_unknown_flag_is_what_is_wrong(drawn):
 
 @few(20)
 @given(st.sampled_from(FLAGS))
-def test_a_flag_that_is_given_twice_is_a_list_or_refused(flag):
+def test_repeated_flag_is_list_or_rejected(flag):
     words = [] if flag.kind is bool else ["1"]
     line = [*flag.command, flag.flag, *words, flag.flag, *words]
     if is_list(flag.kind):
@@ -524,21 +524,21 @@ def test_a_flag_that_is_given_twice_is_a_list_or_refused(flag):
     COUNTS[f"{flag.command[0]}: given twice"] += 1
 
 
-def test_an_empty_word_is_refused_after_every_flag():
+def test_flags_reject_empty_word():
     for flag in FLAGS:
         if flag.kind is not bool:
             assert_refused(called([*flag.command, flag.flag, ""]), flag.flag, [""])
 
 
 @pytest.mark.long
-def test_every_flag_is_tried_with_every_kind_of_mistake():
+def test_every_flag_with_every_mistake():
     for flag in FLAGS:
         for mistake, strategy in argument_strategies("fedavg").items():
             every(strategy.filter(is_plain), 3, partial(try_words, flag, mistake))
 
 
 @pytest.mark.long
-def test_the_counts_by_kind():
+def test_print_counts():
     """Of those before it, which it prints."""
     for name, count in sorted(COUNTS.items()):
         print(f"{count:6}  {name}")

@@ -257,7 +257,7 @@ def ask(function, arguments, name, kind, value) -> str:
 # --- the harness ------------------------------------------------------------------------------
 
 
-def test_every_public_function_is_a_door():
+def test_every_public_function_is_validated():
     public = {
         name
         for module in MODULES
@@ -267,12 +267,12 @@ def test_every_public_function_is_a_door():
     assert public - INSIDE <= set(doors()), "decorate it with `door`"
 
 
-def test_every_door_has_a_good_call(folder):
+def test_every_validated_function_has_good_call(folder):
     calls = good_calls(folder)
     assert set(calls) == set(doors())
 
 
-def test_what_the_annotations_rule_out_is_refused_by_name(folder):
+def test_functions_reject_values_by_annotation(folder):
     calls, counts = good_calls(folder), Counter()
     for name, (function, kinds) in doors().items():
         for argument, kind in kinds.items():
@@ -313,7 +313,7 @@ def tried_out(try_value):
 
 
 @pytest.mark.long
-def test_whatever_is_given_is_used_or_refused_in_a_line(folder):
+def test_functions_use_or_reject_random_values(folder):
     calls, counts = good_calls(folder), {}
     for name, (function, kinds) in doors().items():
         counts[name] = count = Counter()
@@ -330,7 +330,7 @@ def test_whatever_is_given_is_used_or_refused_in_a_line(folder):
 # --- single doors -----------------------------------------------------------------------------
 
 
-def test_scalars_of_all_kinds_are_what_they_mean(folder):
+def test_validate_arguments_converts_scalars(folder):
     @validate_arguments
     def taken(count: int, share: float, flag: bool, word: str):
         return count, share, flag, word
@@ -363,13 +363,13 @@ def test_scalars_of_all_kinds_are_what_they_mean(folder):
         "empty text",
     ],
 )
-def test_bad_placements(name, odd):
+def test_placement_rejects_bad_values(name, odd):
     with pytest.raises(ConfigError) as raised:
         Placement(**{name: UNEXPECTED_VALUES[odd]()})
     assert str(raised.value).startswith(f"{name} = ")
 
 
-def test_placements_of_other_scalars():
+def test_placement_converts_scalars():
     assert Placement(lanes=np.int64(2), memory=np.float64(1).astype(int)) == Placement(
         lanes=2, memory=1
     )
@@ -379,7 +379,7 @@ def test_placements_of_other_scalars():
                 Placement(**{name: UNEXPECTED_VALUES[odd]()})
 
 
-def test_folders_that_are_not_there(tmp_path):
+def test_missing_folders(tmp_path):
     for read in (result_store.load_results, result_store.load_curves, analysis.write_report):
         with pytest.raises(ConfigError, match=r"^directory = '/nonexistent': expected a folder"):
             read("/nonexistent")
@@ -405,7 +405,7 @@ def test_folders_that_are_not_there(tmp_path):
         ("protocol", 3),
     ],
 )
-def test_bad_facts_of_a_method(fact, value):
+def test_register_method_rejects_bad_arguments(fact, value):
     with pytest.raises(ConfigError) as raised:
         fedjax_het.register_method("mine", lambda training, plan: None, **{fact: value})
     (line,) = str(raised.value).splitlines()

@@ -52,12 +52,12 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_the_settings_of_a_resolved_run_have_its_digest():
+def test_hash_settings_equals_digest():
     spec = RunSpec("fedaf", alpha=0.02).resolved()
     assert hash_settings(spec) == spec.digest() == RunSpec("fedaf", alpha=0.02).digest()
 
 
-def test_they_are_read_by_their_stored_names(folder):
+def test_load_results_keeps_unknown_names(folder):
     with pytest.raises(ConfigError):
         RunSpec("mymethod").digest()
     results = load_results(folder)
@@ -71,7 +71,7 @@ def test_they_are_read_by_their_stored_names(folder):
 
 
 @pytest.mark.parametrize("setting", NAMES)
-def test_a_report_shows_them(setting, folder, capsys):
+def test_report_shows_unknown_names(setting, folder, capsys):
     assert main(["report", str(folder), "--by", "algorithm", setting]) == 0
     out = capsys.readouterr().out
     assert NAMES[setting] in out
@@ -80,14 +80,14 @@ def test_a_report_shows_them(setting, folder, capsys):
     assert (folder / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_picture_has_a_colour_for_each(folder):
+def test_unknown_methods_have_colors(folder):
     results, curves = load_results(folder), load_curves(folder)
     figure = analysis.plot_learning_curves(results, curves, by=["algorithm"])
     labels = {line.get_label(): line.get_color() for line in figure.axes[0].lines}
     assert {"fedavg", "mymethod"} <= set(labels) and labels["fedavg"] != labels["mymethod"]
 
 
-def test_a_table_compares_them(tmp_path):
+def test_comparison_with_unknown_names(tmp_path):
     spec = RunSpec("fedavg", model="mlp", dataset="fashion_mnist", alpha=0.01, rounds=ROUNDS)
     stored = save(tmp_path, spec, {"algorithm": "mymethod"}, 0.8)
     other = RunSpec("fedavg", "fashion_mnist", model="mlp", alpha=0.01, rounds=ROUNDS, seed=1)

@@ -54,7 +54,7 @@ def folder(tmp_path):
     return folder
 
 
-def test_a_report_obeys_no_foreign_text(folder, capsys):
+def test_report_escapes_foreign_text(folder, capsys):
     assert main(["report", str(folder)]) == 0
     out = capsys.readouterr().out
     assert "\x1b" not in out and "\x07" not in out and "[red]r[/blue]" in out
@@ -73,7 +73,7 @@ def test_a_report_obeys_no_foreign_text(folder, capsys):
     assert (folder / "learning_curves.png").exists()
 
 
-def test_headings_and_titles_are_no_markup_either(capsys):
+def test_titles_escape_foreign_text(capsys):
     section = TableSection(rows=({EVIL: EVIL, "n": "1"},), title=EVIL, labels={EVIL: EVIL})
     table = TextTable(EVIL, (EVIL,), ("n",), (section,), (EVIL,))
     print_table(table)
@@ -84,7 +84,7 @@ def test_headings_and_titles_are_no_markup_either(capsys):
 
 
 @pytest.mark.slow
-def test_a_font_that_is_elsewhere_ends_no_report(folder, caplog):
+def test_report_survives_missing_font(folder, caplog):
     with mpl.rc_context({"font.family": "A Font That Is Elsewhere"}):
         assert (folder / "learning_curves.png") in write_report(folder).paths
     save(folder, seed=4, spec={"server_options": {"font": "/nowhere/face.ttf"}})
@@ -93,7 +93,7 @@ def test_a_font_that_is_elsewhere_ends_no_report(folder, caplog):
     write_report(folder)
 
 
-def test_one_result_that_cannot_be_read_is_one_warning(folder):
+def test_unreadable_result_is_one_warning(folder):
     spoilt = save(folder, seed=4)
     spoilt.write_text('{"spec": ' + "[" * 100_000)
     with pytest.warns(UserWarning, match=spoilt.name) as warned:
@@ -101,7 +101,7 @@ def test_one_result_that_cannot_be_read_is_one_warning(folder):
     assert len(warned) == 1 and "\n" not in str(warned[0].message)
 
 
-def test_a_figure_that_cannot_be_drawn_costs_that_figure(folder, monkeypatch):
+def test_report_survives_failed_figure(folder, monkeypatch):
     def fail(*args, **settings):
         raise KeyError("what a stranger's runs lack")
 
@@ -112,7 +112,7 @@ def test_a_figure_that_cannot_be_drawn_costs_that_figure(folder, monkeypatch):
     assert "learning_curves.png" not in names
 
 
-def test_what_a_summary_calls_itself_is_not_believed(folder):
+def test_load_results_ignores_foreign_summary_keys(folder):
     path = save(folder, seed=4, digest="../../x", settings="y")
     assert path.stem in set(load_results(folder)["digest"])
 
@@ -122,9 +122,7 @@ def full(monkeypatch, folder):
 
 
 @pytest.mark.parametrize("fault", [slow_case(simulate_read_only_folder), full])
-def test_a_report_on_a_folder_that_takes_nothing_prints_its_tables(
-    fault, folder, tmp_path, monkeypatch, capsys
-):
+def test_report_on_read_only_folder(fault, folder, tmp_path, monkeypatch, capsys):
     with fault(monkeypatch, folder):
         assert main(["report", str(folder)]) == 0
         printed = capsys.readouterr()
@@ -136,7 +134,7 @@ def test_a_report_on_a_folder_that_takes_nothing_prints_its_tables(
     assert (elsewhere / "overview.md").exists() and not (folder / "overview.md").exists()
 
 
-def test_status_lines_and_logs_are_one_printable_line(capfd):
+def test_status_and_log_are_one_line(capfd):
     spec = RunSpec("fedavg", EVIL, model="mlp", alpha=0.1)
     assert format_run_label(spec) == to_one_line(
         format_run_label(spec)
@@ -160,9 +158,7 @@ WORDS = ["--model", "mlp", "--rounds", "2", "--num-clients", "4", "--participati
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["run", "sweep"])
-def test_a_command_on_a_full_disk_prints_its_result_and_names_the_place(
-    command, tmp_path, monkeypatch, capsys
-):
+def test_run_on_full_disk_reports_rescue(command, tmp_path, monkeypatch, capsys):
     (tmp_path / "home").mkdir()
     monkeypatch.setattr(
         "fedjax_het.runtime.result_store._list_fallback_parents", lambda: [tmp_path / "home"]
@@ -179,7 +175,7 @@ def test_a_command_on_a_full_disk_prints_its_result_and_names_the_place(
 
 
 @pytest.mark.slow
-def test_pictures_that_cannot_be_written_cost_the_pictures(tmp_path, monkeypatch, capsys):
+def test_run_survives_failed_figures(tmp_path, monkeypatch, capsys):
     def fail(*arguments, **options):
         raise OSError(28, "No space left on device")
 

@@ -19,7 +19,7 @@ def python(code, **environment):
     return done.stdout.strip()
 
 
-def test_import_starts_no_backend_and_loads_nothing_heavy():
+def test_import_starts_no_backend():
     code = """
 import sys, fedjax_het
 from jax._src import xla_bridge
@@ -30,7 +30,7 @@ print([name for name in heavy if name in sys.modules])
     assert python(code) == "[]"
 
 
-def test_import_adds_little_to_that_of_jax():
+def test_import_time():
     # The promise is 1.5 s in all; as a share of jax's own import it holds on any machine.
     code = """
 import time
@@ -52,17 +52,17 @@ def test_one_cpu_device_per_core():
     "environment",
     [{"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, {"JAX_NUM_CPU_DEVICES": "3"}],
 )
-def test_the_users_own_number_of_devices_wins(environment):
+def test_user_number_of_devices_takes_precedence(environment):
     count = "import fedjax_het, jax; print(len(jax.devices('cpu')))"
     assert python(count, JAX_PLATFORMS="cpu", **environment) == "3"
 
 
-def test_a_running_backend_is_left_alone():
+def test_running_backend_keeps_devices():
     code = "import jax; jax.devices(); import fedjax_het; print(len(jax.devices('cpu')))"
     assert python(code, JAX_PLATFORMS="cpu") == "1"
 
 
-def test_every_public_name_resolves():
+def test_public_names_resolve():
     import fedjax_het
 
     for name in fedjax_het.__all__:

@@ -26,14 +26,14 @@ def written(tmp_path, text, name="run.yaml"):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_file_of_a_run_makes_it_again(name, tmp_path):
+def test_spec_to_yaml_round_trip(name, tmp_path):
     more = {"partition": "dirichlet", "alpha": 0.07, "options": FAST_OPTIONS.get(name, {})}
     spec = RunSpec(name, dataset="digits", seed=5, **more)
     path = written(tmp_path, spec_to_yaml(spec.resolved()))
     assert RunSpec(**load_config_file(path)).digest() == spec.digest()
 
 
-def test_a_result_has_a_file_that_makes_it_again_on_the_command_line(tmp_path, capsys):
+def test_result_files_repeat_the_run(tmp_path, capsys):
     spec = RunSpec("fedprox", alpha=0.1, seed=2, hp={"prox_mu": 1e-5}, precision="float32", **SMALL)
     made = simulate(spec, output_dir=tmp_path / "first")
     (said,) = (tmp_path / "first").glob("*.yaml")
@@ -47,7 +47,7 @@ def test_a_result_has_a_file_that_makes_it_again_on_the_command_line(tmp_path, c
         assert again.metrics["test_accuracy"].tolist() == made.metrics["test_accuracy"].tolist()
 
 
-def test_local_training_is_as_flags_and_in_files(tmp_path, capsys):
+def test_local_training_flags_and_files_agree(tmp_path, capsys):
     flags = [
         *("--local-optimizer", "nadam", "--optimizer-option", "nesterov=false"),
         *("--lr-schedule", "cosine", "--lr-step-schedule", "step", "--local-steps", "2"),
@@ -84,7 +84,7 @@ def parsed(record, path, *own):
     return _parse_command(record, ["--config", path, *own])
 
 
-def test_the_command_line_goes_over_the_file(tmp_path):
+def test_flags_replace_file_values(tmp_path):
     settings = {"alpha": 0.1, "rounds": 5, "hp": {"prox_mu": 0.1, "local_lr": "2e-1"}}
     settings |= {"quiet": True, "num-clients": 7, "local_tests": True, "model": None, "lanes": 4}
     path = written(tmp_path, settings)
@@ -104,7 +104,7 @@ def test_the_command_line_goes_over_the_file(tmp_path):
     assert without == replace(expected, quiet=False, alpha=None, lanes="auto")
 
 
-def test_lists_are_the_grids_of_a_sweep(tmp_path, capsys):
+def test_file_lists_make_a_sweep(tmp_path, capsys):
     settings = {"algorithm": ["fedavg", "fedprox"], "alpha": [0.1, 1], "seed": [0, 1], **SMALL}
     settings |= {"hp": {"prox_mu": [0.01, 0.1]}, "output_dir": str(tmp_path / "made")}
     path = written(tmp_path, settings)
@@ -131,7 +131,7 @@ def test_lists_are_the_grids_of_a_sweep(tmp_path, capsys):
         ("rounds: 2.5", "rounds = 2.5: expected a whole number"),
     ],
 )
-def test_what_a_file_cannot_say_is_one_line_with_its_name(text, expected, tmp_path, capsys):
+def test_config_file_rejects_bad_content(text, expected, tmp_path, capsys):
     path = written(tmp_path, text)
     assert main(["run", "--algorithm", "fedprox", "--dataset", "digits", "--config", path]) == 2
     said = capsys.readouterr().err
@@ -139,7 +139,7 @@ def test_what_a_file_cannot_say_is_one_line_with_its_name(text, expected, tmp_pa
     assert path in said
 
 
-def test_a_file_that_is_not_there_is_one_line(tmp_path, capsys):
+def test_missing_config_file(tmp_path, capsys):
     for given in (str(tmp_path / "none.yaml"), str(tmp_path)):
         assert main(["run", "--config", given]) == 2
         said = capsys.readouterr().err
@@ -148,7 +148,7 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path, capsys):
         load_config_file(tmp_path)
 
 
-def test_every_setting_can_be_in_a_file(tmp_path):
+def test_config_file_accepts_every_setting(tmp_path):
     for name in ("run", "sweep"):
         record = COMMANDS[name].config_class
         spec = RunSpec("dynafed", alpha=0.5, options={"preset": "code"}, **SMALL).resolved()

@@ -1,19 +1,15 @@
-"""What enters is checked at the door: equal values have one name, bad ones are one line."""
-
-import logging
+"""Resolution of settings: equal runs have one digest, bad values are errors of one line."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_het import ConfigError, RunSpec, grid
-from fedjax_het.cli import main
-from fedjax_het.utils.console import log_to_stderr
 
 SETTINGS = {"model": "mlp", "partition": "dirichlet"}
 
 
-def test_numbers_of_all_kinds_are_one_run():
+def test_run_spec_converts_scalars():
     plain = RunSpec("fedprox", alpha=1.0, seed=1, hp={"prox_mu": 0.1}, **SETTINGS)
     for alpha, seed, mu in (
         (1, np.int64(1), np.float32(0.1)),
@@ -25,7 +21,7 @@ def test_numbers_of_all_kinds_are_one_run():
     assert len(grid(seed=np.arange(3), **SETTINGS)) == 3
 
 
-def test_a_misspelt_name_is_what_is_wrong():
+def test_resolve_reports_misspelled_name_first():
     with pytest.raises(ConfigError, match=r"^partition = 'dirchlet'.*did you mean 'dirichlet'"):
         RunSpec(model="mlp", partition="dirchlet", alpha=0.1).resolved()
 
@@ -47,7 +43,7 @@ def test_a_misspelt_name_is_what_is_wrong():
         *(("hp local_weight_decay", bad) for bad in (-1.0, [0.1])),
     ],
 )
-def test_what_cannot_be_used_is_one_line_that_names_it(setting, value):
+def test_resolve_rejects_invalid_settings(setting, value):
     kind, _, name = setting.partition(" ")
     given = {"local_optimizer": "adamw"} | SETTINGS | {kind: {name: value} if name else value}
     with pytest.raises(ConfigError) as raised:
@@ -55,60 +51,3 @@ def test_what_cannot_be_used_is_one_line_that_names_it(setting, value):
     message = str(raised.value)
     assert message.startswith(f"{setting} = ") and len(message.splitlines()) == 1
     assert len(message) < 600
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["run", "--rounds", "abc"], ("--rounds", "abc")),
-        (["run", "--ruonds", "3"], ("--ruonds", "--rounds")),
-        (["run", "--alpha"], ("--alpha",)),
-        (["run", "--local-tests", "yes"], ("--local-tests", "yes")),
-        (["sweep", "--alpha", "0.1", "x"], ("--alpha", "x")),
-        (["rnu"], ("rnu", "run")),
-        ([], ("run",)),
-        (["table", "table1", "--alphas", "x"], ("--alphas", "x")),
-    ],
-)
-def test_type_errors_of_the_command_line_are_one_line(words, named, capsys):
-    assert main(words) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1
-    assert all(name in said.err for name in named)
-
-
-def test_ctrl_c_promises_no_checkpoint_that_is_not_kept(monkeypatch, capsys):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("fedjax_het.cli._run", interrupted)
-    assert main(["run"]) == 130 and "nothing is kept" in capsys.readouterr().err
-    assert main(["run", "--output-dir", "x"]) == 130 and "--resume" in capsys.readouterr().err
-
-
-WRONG_COUNTS = [("1.7", "'1.7'"), ("nan", "'nan'"), ("inf", "'inf'"), ("0", "0"), ("1e3", "'1e3'")]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        *((["--lanes", bad], f"lanes = {shown}") for bad, shown in WRONG_COUNTS),
-        *((["--vmapped", bad], f"vmapped = {shown}") for bad, shown in WRONG_COUNTS),
-        (["--memory", "-1"], "--memory = -1.0"),
-        *((["--memory", bad], f"--memory = '{bad}'") for bad in ("nan", "inf")),
-        (["--hp", "local_lr=0.1", "local_lr=0.2"], "hp local_lr = '0.2': expected it once"),
-    ],
-)
-def test_bad_words_of_a_sweep_are_refused(words, message, tmp_path, capsys):
-    assert main(["sweep", "--output-dir", str(tmp_path), *words]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-
-
-def test_a_line_of_the_log_is_printed_once(monkeypatch, capsys):
-    """Also where a library has given the root logger a handler, as absl does."""
-    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler()])
-    log_to_stderr(logging.INFO)
-    log_to_stderr(logging.INFO)
-    logging.getLogger("fedjax_het.data").info("one line")
-    assert capsys.readouterr().err == "one line\n"

@@ -105,19 +105,19 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "value", "expected"), ALLOWED)
-def test_what_fits_is_taken_as_its_type(name, value, expected):
+def test_parse_config_converts_valid_values(name, value, expected):
     found = getattr(parse_config(Mixed, {name: value}), name)
     assert found == expected and type(found) is type(expected)
 
 
 @pytest.mark.parametrize(("name", "value", "message"), REFUSED)
-def test_what_does_not_fit_says_what_would(name, value, message):
+def test_parse_config_rejects_invalid_values(name, value, message):
     with pytest.raises(ConfigError) as found:
         parse_config(Mixed, {name: value}, field_prefix="option ")
     assert str(found.value).startswith(f"option {message}")
 
 
-def test_what_is_not_given_is_as_the_class_has_it():
+def test_parse_config_uses_defaults():
     assert parse_config(Mixed, {}) == Mixed()
     with pytest.raises(ConfigError, match="count = None: expected a whole number >= 1"):
         parse_config(Mixed, {"count": None})
@@ -125,14 +125,14 @@ def test_what_is_not_given_is_as_the_class_has_it():
         Mixed().count = 4
 
 
-def test_an_unknown_name_is_answered_with_the_nearest():
+def test_parse_config_suggests_similar_names():
     with pytest.raises(ConfigError, match=r"option = 'cuont' is unknown: did you mean 'count'"):
         parse_config(Mixed, {"cuont": 1})
     with pytest.raises(ConfigError, match=r"server option = 'q' is unknown: \(valid: whole, "):
         parse_config(Mixed, {"q": 1}, field_term="server option")
 
 
-def test_a_record_is_read_from_its_values():
+def test_config_to_dict_round_trip():
     changed = parse_config(Mixed, {"sizes": [7], "maybe": 3, "flag": True})
     values = config_to_dict(changed)
     assert values["sizes"] == [7] and values["maybe"] == 3.0 and values["maybe_sizes"] is None
@@ -159,7 +159,7 @@ class Sized(Config):
             raise ConfigError(f"steps = {self.steps}: expected at most 99")
 
 
-def test_a_preset_fills_what_is_not_given():
+def test_preset_provides_unset_fields():
     assert parse_config(Sized, {}) == Sized("paper", 10, None, 20)
     assert parse_config(Sized, {"preset": "code"}) == Sized("code", 30, 0.1, 60)
     assert parse_config(Sized, {"preset": "code", "steps": 4}) == Sized("code", 4, 0.1, 8)
@@ -169,7 +169,7 @@ def test_a_preset_fills_what_is_not_given():
     )
 
 
-def test_what_follows_comes_before_the_preset_and_after_it():
+def test_derived_fields_and_checks():
     assert parse_config(Sized, {"rate": 0.7}) == Sized("code", 30, 0.7, 60)
     assert parse_config(Sized, {"epochs": 5}).epochs == 5
     with pytest.raises(ConfigError, match="steps = 100: expected at most 99"):
@@ -178,7 +178,7 @@ def test_what_follows_comes_before_the_preset_and_after_it():
         parse_config(Sized, {"preset": "papr"}, field_prefix="option ")
 
 
-def test_numbers_are_named_with_their_ranges():
+def test_hyperparameters_of_config():
     @dataclass(frozen=True)
     class Numbers(Config):
         rate: NonNegativeFloat = 0.1
@@ -194,7 +194,7 @@ def test_numbers_are_named_with_their_ranges():
     )
 
 
-def test_a_record_can_be_made_of_defaults():
+def test_make_config_class():
     made = make_config_class("mine_numbers", {"rate": 1})
     assert issubclass(made, Config) and made() == made(rate=1.0)
     assert hyperparameters_of(made()) == {"rate": HyperParameter(1.0, Bounds(0))}
@@ -213,12 +213,12 @@ def test_a_record_can_be_made_of_defaults():
         (Bounds(0, 1, True, True), (0.001, 0.999), (0, 1)),
     ],
 )
-def test_bounds(bounds, inside, outside):
+def test_bounds_contain_values(bounds, inside, outside):
     assert all(map(bounds.contains, inside)) and not any(map(bounds.contains, outside))
     assert not bounds.contains(float("nan"))
 
 
-def test_documentation_says_what_a_field_may_be():
+def test_document_fields_describes_types():
     words = document_fields(Mixed)
     assert words["count"][0] == "a whole number >= 1"
     assert words["choice"][0] == "I or II"
@@ -227,13 +227,13 @@ def test_documentation_says_what_a_field_may_be():
     assert words["decay"][0] == "a number in (0, 1]"
 
 
-def test_documentation_names_the_presets():
+def test_document_fields_describes_presets():
     assert (
         document_fields(METHODS["fedgen"].options)["fedgen_preset"][0] == "cifar or mnist or emnist"
     )
 
 
-def test_documentation_has_the_text_after_a_field_and_a_parents():
+def test_document_fields_reads_field_docstrings():
     words = document_fields(METHODS["fedmix"].options)
     assert words["mean_size"][1].startswith("Number of examples in an average, M_k")
     assert words["coefficient"][1].startswith("Coefficient of the derivative")
@@ -241,7 +241,7 @@ def test_documentation_has_the_text_after_a_field_and_a_parents():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_methods_options_survive_being_written_out(method):
+def test_method_options_round_trip(method):
     kind = METHODS[method].options
     for preset in kind.PRESETS or (None,):
         given = {} if preset is None else {kind.PRESET_FIELD: preset}

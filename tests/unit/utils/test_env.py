@@ -52,7 +52,7 @@ def is_one_line_of(message, name, text):
     return begins and "\n" not in message and "expected" in message
 
 
-def test_every_variable_that_is_read_has_its_cases():
+def test_every_variable_has_cases():
     assert {variable.name for variable in VARIABLES} == set(BAD)
     reads = re.compile(r"os\.(environ|getenv)")
     readers = {path.name for path in PACKAGE.rglob("*.py") if reads.search(path.read_text())}
@@ -60,7 +60,7 @@ def test_every_variable_that_is_read_has_its_cases():
 
 
 @pytest.mark.parametrize(("name", "bad"), CASES)
-def test_a_bad_value_is_one_line_with_the_variables_name(name, bad, tmp_path, monkeypatch):
+def test_variable_rejects_bad_value(name, bad, tmp_path, monkeypatch):
     text = text_of(bad, tmp_path)
     monkeypatch.setenv(name, text)
     (variable,) = (variable for variable in VARIABLES if variable.name == name)
@@ -80,7 +80,7 @@ def test_a_bad_value_is_one_line_with_the_variables_name(name, bad, tmp_path, mo
         ("XLA_FLAGS", "foo"),
     ],
 )
-def test_runs_are_refused_before_they_begin(name, bad, tmp_path, monkeypatch, capsys):
+def test_run_rejects_bad_variable_before_start(name, bad, tmp_path, monkeypatch, capsys):
     text = text_of(bad, tmp_path)
     if name == "XDG_CACHE_HOME":
         monkeypatch.delenv("FEDJAX_HET_CACHE", raising=False)
@@ -99,9 +99,7 @@ def test_runs_are_refused_before_they_begin(name, bad, tmp_path, monkeypatch, ca
 @pytest.mark.parametrize(
     ("name", "dataset"), [("TFDS_DATA_DIR", "mnist"), ("CINIC10_DIR", "cinic10")]
 )
-def test_folders_of_data_are_checked_where_the_data_are_asked_for(
-    name, dataset, tmp_path, monkeypatch
-):
+def test_load_dataset_rejects_bad_data_folder(name, dataset, tmp_path, monkeypatch):
     for bad in FOLDERS:
         monkeypatch.setenv(name, text_of(bad, tmp_path))
         with pytest.raises(ConfigError) as raised:
@@ -110,7 +108,7 @@ def test_folders_of_data_are_checked_where_the_data_are_asked_for(
     assert len(load_dataset("digits").train_labels) > 0  # needs none of them
 
 
-def test_what_is_right_is_taken(tmp_path, monkeypatch):
+def test_valid_variables_are_used(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDJAX_HET_CHECKPOINT_SECONDS", "2.5")
     assert CheckpointWriter()._min_interval == 2.5
     monkeypatch.delenv("FEDJAX_HET_CHECKPOINT_SECONDS")
@@ -125,7 +123,7 @@ def test_what_is_right_is_taken(tmp_path, monkeypatch):
         assert get_cache_dir() == Path("~/.cache/fedjax_het").expanduser()
 
 
-def test_platforms_that_are_not_there(monkeypatch):
+def test_missing_platform_is_reported(monkeypatch):
     def none():
         raise RuntimeError("Unable to initialize backend 'foo': \n it is not known")
 
@@ -138,7 +136,7 @@ def test_platforms_that_are_not_there(monkeypatch):
         fedjax_het.make_model("mlp", (8, 8, 1), 10)
 
 
-def test_what_stopped_jax_is_told_where_devices_are_needed(monkeypatch):
+def test_failed_jax_import_is_reported_with_devices(monkeypatch):
     monkeypatch.setitem(env._invalid_jax_env_vars, "JAX_ENABLE_X64", ("foo", "invalid truth value"))
     with pytest.raises(ConfigError, match=r"^JAX_ENABLE_X64 = 'foo': expected .*truth value"):
         simulate(RunSpec(model="mlp"))
@@ -159,7 +157,7 @@ def test_what_stopped_jax_is_told_where_devices_are_needed(monkeypatch):
         ("FEDJAX_HET_CACHE", "/dev/null"),
     ],
 )
-def test_programs_say_in_one_line_which_variable_stops_them(name, text):
+def test_command_reports_bad_variable(name, text):
     words = ["run", "--model", "mlp", "--partition", "iid", "--rounds", "1"]
     done = subprocess.run(
         [sys.executable, "-m", "fedjax_het", *words],
@@ -169,3 +167,54 @@ def test_programs_say_in_one_line_which_variable_stops_them(name, text):
     )
     assert done.returncode == 2 and done.stdout == ""
     assert is_one_line_of(done.stderr.strip(), name, text), done.stderr
+
+
+# --- the compilation cache
+
+PROGRAM = """
+import fedjax_het, jax, sys
+from support.data import make_user_dataset
+from support.small_runs import make_spec
+if "run" in sys.argv:
+    one_lane = fedjax_het.Placement(lanes=1)
+    fedjax_het.simulate(make_spec(rounds=1), dataset=make_user_dataset(), placement=one_lane)
+print(jax.config.jax_compilation_cache_dir)
+"""
+
+
+def start(folder, *words, **variables):
+    environment = {**os.environ, "FEDJAX_HET_CACHE": str(folder), **variables}
+    environment["PYTHONPATH"] = os.pathsep.join(["tests", os.environ.get("PYTHONPATH", ".")])
+    command = [sys.executable, "-c", PROGRAM, *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert not done.stderr, done.stderr
+    return done.stdout.strip()
+
+
+def entries(folder):
+    return {path.name for path in folder.rglob("*-cache")}
+
+
+@pytest.mark.slow
+def test_second_process_reuses_compiled_programs(tmp_path):
+    folder = tmp_path / "cache"
+    used = start(folder, "run")
+    assert used.startswith(str(folder / "xla"))
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (folder, *folder.glob("**/")))
+    first = entries(folder)
+    assert any("jit_chunk" in name for name in first)
+    start(folder, "run")
+    new = entries(folder) - first
+    # A small program near the least time that is worth keeping may be added late.
+    assert not any("jit_chunk" in name or "jit_one" in name for name in new)
+
+
+def test_user_compilation_cache_takes_precedence(tmp_path):
+    chosen = str(tmp_path / "chosen")
+    assert start(tmp_path / "cache", JAX_COMPILATION_CACHE_DIR=chosen) == chosen
+    assert not (tmp_path / "cache").exists()
+
+
+def test_unusable_cache_folder_is_ignored(tmp_path):
+    (tmp_path / "cache").write_text("")
+    assert start(tmp_path / "cache") == "None"

@@ -30,7 +30,7 @@ from fedjax_het.utils.text import (
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
-def test_a_file_has_the_mode_that_the_umask_says(tmp_path, umask, mode):
+def test_write_atomically_respects_umask(tmp_path, umask, mode):
     before = os.umask(umask)
     try:
         write_atomically(tmp_path / "file", lambda file: file.write(b"x"))
@@ -41,7 +41,7 @@ def test_a_file_has_the_mode_that_the_umask_says(tmp_path, umask, mode):
     assert (tmp_path / "own").stat().st_mode & 0o777 == 0o600
 
 
-def test_what_fails_leaves_the_old_file_and_no_other(tmp_path):
+def test_failed_write_keeps_old_file(tmp_path):
     path = tmp_path / "file"
     write_atomically(path, lambda file: file.write(b"old"))
 
@@ -57,7 +57,7 @@ def test_what_fails_leaves_the_old_file_and_no_other(tmp_path):
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
 
 
-def test_a_name_too_long_and_a_folder_removed_are_the_systems_errors(tmp_path):
+def test_write_atomically_raises_system_errors(tmp_path):
     for path in (tmp_path / ("n" * 300), tmp_path / "gone" / "file"):
         with pytest.raises(OSError):
             write_atomically(path, lambda file: file.write(b"x"))
@@ -66,7 +66,7 @@ def test_a_name_too_long_and_a_folder_removed_are_the_systems_errors(tmp_path):
     assert longest.read_bytes() == b"x"
 
 
-def test_the_dead_leave_nothing_and_the_living_keep_theirs(tmp_path):
+def test_remove_stale_files(tmp_path):
     def temporary(host, pid, age=0.0):
         path = tmp_path / f".file-{host}-{pid}-0123abcd.tmp"
         path.write_text("")
@@ -89,7 +89,7 @@ def test_the_dead_leave_nothing_and_the_living_keep_theirs(tmp_path):
     assert not dead.exists() and not old.exists()
 
 
-def test_the_first_write_to_a_folder_cleans_it(tmp_path):
+def test_writes_remove_stale_files(tmp_path):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     left = tmp_path / f".file-{io._get_host_id()}-{gone.pid}-0123abcd.tmp"
@@ -102,14 +102,14 @@ def test_the_first_write_to_a_folder_cleans_it(tmp_path):
 
 
 @pytest.mark.parametrize("bad", ["n" * 300, "a\0b", "file/below"])
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, bad):
+def test_output_directory_that_cannot_be_created(tmp_path, bad):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="output_dir") as caught:
         make_output_directory(tmp_path / bad)
     assert "\n" not in str(caught.value)
 
 
-def test_every_flipped_byte_and_every_cut_of_a_sealed_file_is_found(tmp_path):
+def test_npz_checksum_finds_every_damage(tmp_path):
     path, arrays = tmp_path / "file.npz", {"a": np.arange(5), "b": np.float32(0.5)}
     write_npz(path, arrays, {})
     whole = path.read_bytes()
@@ -143,14 +143,14 @@ FOREIGN = (
 )
 
 
-def test_one_line_is_printable():
+def test_to_one_line_is_printable():
     text = to_one_line(FOREIGN + "\ud800\u2028end\r\n")
     assert text.isprintable() and "\x1b" not in text and "\n" not in text
     assert text.startswith("a|b # <script>") and text.endswith("end ")
     assert to_one_line("fashion_mnist, α 0.1 ± 2 †") == "fashion_mnist, α 0.1 ± 2 †"
 
 
-def test_markdown_has_no_element_of_a_strangers():
+def test_escape_markdown():
     text = escape_markdown(FOREIGN)
     assert "\n" not in text and not re.search(r"(?<!\\)[|`*$]|(?<!\\)<|(?<!\\)\]\(|http:", text)
     assert unescape_markdown(text) == to_one_line(FOREIGN)
@@ -170,7 +170,7 @@ def test_markdown_has_no_element_of_a_strangers():
     assert escape_markdown("_emphasis_ &lt; www.e.vil") == r"\_emphasis\_ \&lt; www\.e.vil"
 
 
-def test_latex_and_html_have_none_either():
+def test_escape_latex_and_html():
     assert "\n" not in escape_latex("a\n\nb") and escape_latex("\x1b[0m") == "?{[}0m"
     assert r"\textbackslash{}input\{x\}" in escape_latex(FOREIGN)
     assert "<" not in escape_html(FOREIGN) and "\x1b" not in escape_html(FOREIGN)

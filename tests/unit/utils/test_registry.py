@@ -19,7 +19,7 @@ def tools() -> Registry[Tool]:
     return Registry("tool", records, argument="tool_name")
 
 
-def test_it_is_a_mapping_with_the_packages_own_first(tools):
+def test_registry_is_a_mapping(tools):
     tools.add(Tool("awl", "for holes"))
     assert list(tools) == ["hammer", "saw", "awl"]
     assert len(tools) == 3 and "awl" in tools and "axe" not in tools
@@ -31,7 +31,7 @@ def test_it_is_a_mapping_with_the_packages_own_first(tools):
         tools["axe"]
 
 
-def test_an_unknown_name_is_answered_with_the_nearest_the_users_own_among_them(tools):
+def test_registry_suggests_similar_names(tools):
     assert tools.require("saw").description == "for boards"
     with pytest.raises(ConfigError, match=r"tool_name = 'hamer' is unknown: did you mean 'hammer'"):
         tools.require("hamer")
@@ -40,7 +40,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_the_users_own_among_them(t
         tools.require("skrewdriver", argument="option base")
 
 
-def test_a_users_name_may_be_given_again_and_is_forgotten_by_reset(tools):
+def test_registry_replaces_and_resets_user_entries(tools):
     tools.add(Tool("awl", "blunt"))
     tools.add(Tool("awl", "sharp"))
     assert tools["awl"].description == "sharp" and len(tools) == 3
@@ -57,12 +57,12 @@ def test_a_users_name_may_be_given_again_and_is_forgotten_by_reset(tools):
         (3, "name = 3: expected letters"),
     ],
 )
-def test_what_cannot_be_added_says_why_and_changes_nothing(tools, name, message):
+def test_registry_rejects_invalid_names(tools, name, message):
     with pytest.raises(ConfigError, match=message):
         tools.add(Tool(name, "another"))
     assert list(tools) == ["hammer", "saw"] and tools["saw"].description == "for boards"
 
 
-def test_the_package_cannot_give_a_name_twice():
+def test_registry_rejects_duplicate_names():
     with pytest.raises(ValueError, match="two records of the registry of tools"):
         Registry("tool", (Tool("saw", ""), Tool("saw", "")))
