@@ -27,19 +27,9 @@ from fedjax_het.core.execution_plan import (
 )
 from fedjax_het.core.lr_schedules import compute_round_lr_factors, is_round_schedule_hyperparameter
 from fedjax_het.core.rng import Stream
-from fedjax_het.core.schedule import (
-    Scheduler,
-    ScheduleShape,
-    compute_useful_fraction,
-    merge_shapes,
-)
+from fedjax_het.core.schedule import Scheduler, ScheduleShape, compute_useful_fraction, merge_shapes
 from fedjax_het.core.work_items import ClientWork
-from fedjax_het.data import (
-    Partition,
-    PartitionSummary,
-    ServerSummary,
-    partition_from_clients,
-)
+from fedjax_het.data import Partition, PartitionSummary, ServerSummary, partition_from_clients
 from fedjax_het.nn.conv_products import AUTO
 from fedjax_het.runtime.compiled_programs import (
     CompiledPrograms,

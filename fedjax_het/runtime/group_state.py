@@ -37,13 +37,7 @@ from fedjax_het.core.schedule import (
 from fedjax_het.core.state_paging import StatePager
 from fedjax_het.runtime.build import PreparedRun, RunGroup
 from fedjax_het.runtime.compiled_programs import compute_client_state_bytes
-from fedjax_het.runtime.history import (
-    Curves,
-    EarlyStop,
-    Timing,
-    build_curves,
-    get_accuracy_name,
-)
+from fedjax_het.runtime.history import Curves, EarlyStop, Timing, build_curves, get_accuracy_name
 from fedjax_het.runtime.placement import HOST_STATE
 from fedjax_het.runtime.progress import Progress
 from fedjax_het.runtime.resumable_rounds import (

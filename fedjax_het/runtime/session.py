@@ -302,9 +302,7 @@ def _init_within_memory(
             candidate = smaller
 
 
-def with_parameters_of(
-    function: Callable[P, Any],
-) -> Callable[[Callable[..., R]], Callable[P, R]]:
+def with_parameters_of(function: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
     """Return a decorator that gives a function the parameters of `function`, for help and types."""
     signature = inspect.signature(function)
 
