@@ -59,7 +59,8 @@ from fedjax_het.utils.arrays import stack_on_host
 
 log = logging.getLogger("fedjax_het")
 
-MAX_TRIAL_RUNS, MAX_TRIAL_ROUNDS = 4, 3  # that are packed on each number of lanes that is tried
+# Runs and rounds that are scheduled for each number of lanes that is timed.
+MAX_TRIAL_RUNS, MAX_TRIAL_ROUNDS = 4, 3
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -197,7 +198,7 @@ def prepare_group(
 
     Args:
       specs: runs of one `compute_static_key`.
-      user_objects: the user's own objects; those that the settings name where there are none.
+      user_objects: the user's own objects; by default the objects that the settings name.
       placement: devices, lanes and the place of client states.
       assignments: the result of `assign_data` for each run, if it exists already.
       num_runs: number of runs that the programs serve, of which these may be some; it decides how
@@ -210,7 +211,7 @@ def prepare_group(
       ConfigError: if a setting or an object cannot be used.
     """
     evict_programs()
-    resolved_specs = [spec.resolved() for spec in specs]  # nothing for those that are resolved
+    resolved_specs = [spec.resolved() for spec in specs]  # no effect on resolved settings
     assert len({compute_static_key(spec) for spec in resolved_specs}) == 1
     spec, num_runs = resolved_specs[0], num_runs or len(resolved_specs)
     if assignments is None:
@@ -377,8 +378,8 @@ def _warn_missing_norm_layers(spec: ResolvedRunSpec, signature: Signature) -> No
     required_features = get_algorithm_spec(spec.algorithm, spec.options).required_data
     if "norms" in required_features and not signature.network.norm_layers():
         log.warning(
-            "note: %s is about normalisation layers, and network %r has none that are known as "
-            "such: this is FedAvg",
+            "note: %s treats normalization layers apart, and network %r has none that are known: "
+            "the run equals FedAvg",
             spec.algorithm,
             spec.model,
         )

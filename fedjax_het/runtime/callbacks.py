@@ -144,7 +144,7 @@ class CallbackRunner:
                     self._checkpoints.save(self._group_state, force=True)
                     name = getattr(callback, "__qualname__", type(callback).__qualname__)
                     has_folder = self._checkpoints.folders is not None
-                    kept = "resume goes on" if has_folder else "no checkpoint is kept"
+                    kept = "a checkpoint is written" if has_folder else "there is no checkpoint"
                     note = f"raised by the callback {name} after round {status.done} ({kept})"
                     error.add_note(to_one_line(note))
                     raise

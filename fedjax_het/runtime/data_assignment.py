@@ -244,12 +244,14 @@ def validate_partition(partition: Any, spec: ResolvedRunSpec, dataset: Dataset) 
             f"partition = a {kind}: expected a Partition, as {Partition.CONSTRUCTORS}"
         )
     held_out, indices = spec.held_out_clients or 0, partition.indices
-    expected = f"num_clients={partition.num_clients - held_out}, as the partition has so many"
-    expected += f" with the {held_out} that are held out" if held_out else ""
+    expected = (
+        f"num_clients={partition.num_clients - held_out}, the number of clients of the partition"
+    )
+    expected += f" without the {held_out} that are held out" if held_out else ""
     is_complete = partition.num_clients == spec.num_clients + held_out
     require(is_complete, "num_clients", spec.num_clients, expected)
     num_examples = len(dataset.train_labels)
-    require(len(indices) > 0, "partition", "nothing for anyone", "an example for some client")
+    require(len(indices) > 0, "partition", "no examples", "an example for a client at least")
     if indices.max() >= num_examples:
         raise ConfigError(
             f"partition: position {int(indices.max())} is none of the {num_examples} training "

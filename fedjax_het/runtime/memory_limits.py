@@ -350,12 +350,12 @@ def translate_out_of_memory(spec: ResolvedRunSpec) -> Iterator[None]:
     try:
         yield
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        text = " ".join(str(error).split())[:120] or "no more is given"
+        text = " ".join(str(error).split())[:120] or "no details"
         is_xla_error = isinstance(error, jax.errors.JaxRuntimeError)
         if is_xla_error and not re.search("RESOURCE_EXHAUSTED|[Oo]ut of memory", str(error)):
             raise
         raise InsufficientMemoryError(
             f"memory: {spec.algorithm} with num_clients={spec.num_clients}, batch_size="
-            f"{spec.batch_size} ran out of it ({text}): expected more memory, fewer lanes, "
+            f"{spec.batch_size} ran out of memory ({text}): expected more memory, fewer lanes, "
             "a smaller batch_size, or client_state='host'"
         ) from error

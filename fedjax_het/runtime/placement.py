@@ -115,7 +115,7 @@ class Placement:
             return list(self.devices)
         available = jax.devices()
         is_available = self.devices is None or self.devices <= len(available)
-        expected = f"1 to {len(available)}, the devices that there are"
+        expected = f"1 to {len(available)}, the number of devices"
         require(is_available, "devices", self.devices, expected)
         return available[: self.devices]
 

@@ -33,15 +33,15 @@ from fedjax_het.utils.arrays import fetch_to_host
 
 log = logging.getLogger("fedjax_het")
 
-ROUNDS_PHASE = "rounds"  # the phase of runs outside of server stages
+ROUNDS_PHASE = "rounds"  # the phase of runs outside server stages
 
 
 class InputPrefetcher:
     """Makes the inputs of the next calls of the rounds' program in a thread.
 
-    Two are made ahead, so that a short call on the devices finds inputs that were made during a
-    longer one. Inputs of calls that do not come are dropped. Use it as a context, which ends the
-    thread. An exception of the thread is raised by `get`.
+    Two calls are prepared ahead, so that a short call on the devices finds inputs that were made
+    during a longer call. Inputs of calls that do not take place are dropped. Use the object as a
+    context, which ends the thread. `get` raises an exception of the thread.
     """
 
     def __init__(self, group_state: GroupState):
@@ -103,13 +103,13 @@ def log_run_header(group_state: GroupState) -> None:
         if run.server_data is not None:
             log.info("server: %s", run.summarize_server_data())
     log.info(
-        "lanes: %s; %.1f %% of the samples that they run through are the clients'",
+        "lanes: %s; %.1f %% of the processed samples are real, the others are padding",
         group.program.plan.describe(),
         100 * group.useful_work_fraction(runs),
     )
     if group_state.has_paged_states:
         log.info(
-            "client states: on the host; on the devices those of %d clients, for %d rounds",
+            "client states: on the host; the devices hold the states of %d clients for %d rounds",
             limits.num_rows,
             limits.max_rounds,
         )

@@ -122,10 +122,10 @@ class Session:
         Raises:
           ConfigError: before the first round.
         """
-        expected = "a run that was begun, by going through rounds()"
+        expected = "a run whose rounds() were iterated"
         require(self._has_started, "result", "none yet", expected)
         if self._result is None and self._group_state.is_unfinished:
-            reason = "left by whoever went through its rounds"
+            reason = "the caller left the loop over rounds()"
             done = self._group_state.rounds_done
             self._group_state.early_stops[0] = EarlyStop(done, CALLBACK, reason)
         return self._finalize()

@@ -149,7 +149,7 @@ BAD_PARTITIONS = {
         lambda: partition_from_clients([[0], [3, 3], [4], [], [], []]),
         "client 1 holds example 3 2 times",
     ),
-    "nothing": (lambda: partition_from_clients([[]] * 6), "partition = 'nothing for anyone'"),
+    "nothing": (lambda: partition_from_clients([[]] * 6), "partition = 'no examples'"),
 }
 
 

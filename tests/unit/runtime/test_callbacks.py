@@ -105,7 +105,7 @@ def test_callback_error_is_noted_and_leaves_checkpoint(short, tmp_path):
     with pytest.raises(ZeroDivisionError, match="by zero") as raised:
         run_spec(make_spec(), callbacks=[other, breaks], output_dir=tmp_path)
     (note,) = raised.value.__notes__
-    assert "breaks after round" in note and "resume goes on" in note
+    assert "breaks after round" in note and "a checkpoint is written" in note
     assert (tmp_path / "checkpoint.npz").exists()
     before = max(each[1] for each in next(iter(other.told.values())))
     again = Listener()
