@@ -45,12 +45,9 @@ def use_single_lane(monkeypatch):
     """What the timing would choose on a CPU anyway; its own tests ask for it."""
     from fedjax_het.core.autotune import LaneChoice
 
-    monkeypatch.setattr(
-        "fedjax_het.runtime.placement.choose_lanes", lambda *args, **settings: LaneChoice(1, 1, {})
-    )
-    monkeypatch.setattr(
-        "fedjax_het.runtime.placement.choose_server_sharding", lambda *args, **settings: False
-    )
+    placement = "fedjax_het.runtime.placement"
+    monkeypatch.setattr(f"{placement}.choose_lanes", lambda *a, **k: LaneChoice(1, 1, {}))
+    monkeypatch.setattr(f"{placement}.choose_server_sharding", lambda *a, **k: False)
 
 
 @pytest.fixture

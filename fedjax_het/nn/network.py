@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -262,7 +262,8 @@ def _check_model(model: Model, owner: str, function: str, num_classes: int) -> N
         # Only training draws dropout masks.
         call_arguments = {"train": train, **({"key": key} if train else {})}
         with _reraise_as_config_error(owner, step):
-            logits, state = _eval_shapes(partial(model.apply, **call_arguments), variables, images)
+            apply = partial(model.apply, **call_arguments)
+            logits, state = jax.eval_shape(apply, variables, images)
         _check_logits(logits, f"{owner}: {step}", (_BATCH_SIZE, num_classes))
         _check_state(variables["state"], state, f"{owner}: {step}")
         if model.embed is not None:
@@ -271,22 +272,6 @@ def _check_model(model: Model, owner: str, function: str, num_classes: int) -> N
                 features = jax.eval_shape(embed, variables, images)[0]
             expected = f"[{_BATCH_SIZE}, F]"
             require(len(features.shape) == 2, f"{owner}: features", features.shape, expected)
-
-
-def _eval_shapes(function: Callable, *arguments: Any) -> Any:
-    """Evaluate shapes with `jax.eval_shape`, or return outputs that are not arrays as they are."""
-    non_array_outputs: list[Any] = []
-
-    def capture_non_arrays(*arguments: Any) -> Any:
-        out = function(*arguments)
-        leaves = jax.tree.leaves(out)
-        if all(isinstance(leaf, jax.Array) or hasattr(leaf, "dtype") for leaf in leaves):
-            return out
-        non_array_outputs.append(out)
-        return ()
-
-    shapes = jax.eval_shape(capture_non_arrays, *arguments)
-    return non_array_outputs[0] if non_array_outputs else shapes
 
 
 def _check_logits(logits: Any, step: str, expected: tuple[int, int]) -> None:

@@ -24,16 +24,12 @@ from support.small_runs import make_spec  # noqa: E402
 folder = Path(folder)
 dataset, LANES = make_user_dataset(), Placement(lanes=1)
 wide = {"num_clients": 10, "participation": 0.9, "rounds": 6}  # nine clients a round
-result = simulate(
-    make_spec(method, **wide), dataset=dataset, placement=LANES, output_dir=folder / "run"
-)
+spec = make_spec(method, **wide)
+result = simulate(spec, dataset=dataset, placement=LANES, output_dir=folder / "run")
 assert result.summary["lanes"].startswith(f"{len(jax.devices())} x cpu"), result.summary["lanes"]
 if method == "scaffold":
-    elsewhere = simulate(
-        make_spec(method, **wide),
-        dataset=dataset,
-        placement=Placement(lanes=1, client_state="host"),
-    )
+    on_host = Placement(lanes=1, client_state="host")
+    elsewhere = simulate(spec, dataset=dataset, placement=on_host)
     assert elsewhere.summary["client_state"] == "host"
     for name, curve in result.metrics.items():
         np.testing.assert_array_equal(elsewhere.metrics[name], curve, err_msg=name)

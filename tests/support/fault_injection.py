@@ -43,16 +43,12 @@ class _LimitedFile(io.BufferedRandom):
 
 
 @contextlib.contextmanager
-def simulate_full_disk(monkeypatch, folder, num_bytes):
-    """Below `folder` there is room for so many bytes; elsewhere for any number."""
-    remaining_bytes, original_open = [num_bytes], files._open_new_file
+def _replace_open(monkeypatch, folder, open_below):
+    """Open new files below `folder` by another function."""
+    original_open = files._open_new_file
 
     def open_(path, mode):
-        return (
-            _LimitedFile(path, remaining_bytes)
-            if folder in Path(path).parents
-            else original_open(path, mode)
-        )
+        return open_below(path) if folder in Path(path).parents else original_open(path, mode)
 
     with monkeypatch.context() as patch:
         patch.setattr(files, "_open_new_file", open_)
@@ -60,17 +56,21 @@ def simulate_full_disk(monkeypatch, folder, num_bytes):
 
 
 @contextlib.contextmanager
+def simulate_full_disk(monkeypatch, folder, num_bytes):
+    """Below `folder` there is room for so many bytes; elsewhere for any number."""
+    remaining_bytes = [num_bytes]
+    with _replace_open(monkeypatch, folder, lambda path: _LimitedFile(path, remaining_bytes)):
+        yield
+
+
+@contextlib.contextmanager
 def simulate_read_only_folder(monkeypatch, folder):
     """Nothing can be written below `folder`, to root neither."""
-    original_open = files._open_new_file
 
-    def open_(path, mode):
-        if folder in Path(path).parents:
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-        return original_open(path, mode)
+    def refuse(path):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "_open_new_file", open_)
+    with _replace_open(monkeypatch, folder, refuse):
         yield
 
 

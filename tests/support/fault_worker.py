@@ -18,10 +18,8 @@ from fedjax_het.runtime import group_state, long_phases  # noqa: E402
 from support.data import make_user_dataset  # noqa: E402
 from support.fault_injection import PLACEMENT, make_seed_specs, make_short_spec  # noqa: E402
 
-group_state.MAX_ROUNDS_PER_CHUNK, long_phases.CHUNK_SECONDS = (
-    1,
-    0.0,
-)  # a checkpoint after each round
+# A checkpoint after each round.
+group_state.MAX_ROUNDS_PER_CHUNK, long_phases.CHUNK_SECONDS = 1, 0.0
 what, folder, method = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 given = {"dataset": make_user_dataset(), "placement": PLACEMENT}
 if what == "run":

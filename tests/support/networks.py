@@ -35,10 +35,7 @@ def make_linear_model() -> Model:
     def apply(variables, x, *, train, key=None, batch_axis=None):
         return embed(variables, x, train=train, key=key)[1:]
 
-    head = Head(
-        path=(),
-        apply=lambda params, features: features @ params["w"] + params["b"],
-    )
+    head = Head((), lambda params, features: features @ params["w"] + params["b"])
     return Model("linear", IMAGE_SHAPE, NUM_CLASSES, init, apply, None, embed=embed, head=head)
 
 

@@ -92,19 +92,15 @@ class ReferenceFedAvg:
     def __init__(self, federation: SmallFederation, *, params: Params | None = None) -> None:
         """params: what the global model begins with (default: its weights at the start)."""
         images, self.labels = federation.data
-        self.images, self.federation, self.client_sizes = (
-            flatten_images(images),
-            federation,
-            federation.sizes,
-        )
+        self.images, self.federation = flatten_images(images), federation
+        self.client_sizes = federation.sizes
         self.hp = {name: float(value) for name, value in federation.hp.items()}
         params = federation.global_params(federation.initial_state()) if params is None else params
         self.shapes = {name: params[name].shape for name in sorted(params)}
         self.global_vector = flatten_params(params)
         self.history: list[list[int]] = []  # the clients that trained in each round
-        self.client_states: list[Any] = [
-            self.init_client_state(k) for k in range(len(self.client_sizes))
-        ]
+        clients = range(len(self.client_sizes))
+        self.client_states: list[Any] = [self.init_client_state(k) for k in clients]
 
     # --- hooks ---
 
@@ -154,19 +150,15 @@ class ReferenceFedAvg:
 
     def participants(self, r: int) -> list[int]:
         """Those sampled that hold examples, ascending."""
-        return sorted(
-            int(k) for k in self.federation.scheduler.draw_cohort(r) if self.client_sizes[k]
-        )
+        cohort = self.federation.scheduler.draw_cohort(r)
+        return sorted(int(k) for k in cohort if self.client_sizes[k])
 
     def minibatches(self, r: int, client: int) -> list[Minibatch]:
         minibatches = []
         batches, sizes = self.federation.scheduler.client_batches(r, client)
-        for step, (padded_indices, size) in enumerate(zip(batches, sizes, strict=True)):
-            indices = padded_indices[:size]
-            batch = Minibatch(
-                r, client, step, self.images[indices], self.labels[indices], padded_indices
-            )
-            minibatches.append(batch)
+        for step, (padded, size) in enumerate(zip(batches, sizes, strict=True)):
+            x, y = self.images[padded[:size]], self.labels[padded[:size]]
+            minibatches.append(Minibatch(r, client, step, x, y, padded))
         return minibatches
 
     def aggregation_weights(self, clients: list[int]) -> np.ndarray:

@@ -64,20 +64,15 @@ class SmallFederation(NamedTuple):
 
     def global_params(self, state):
         """The global model's weights; of a method without one, those of all clients."""
-        has_no_global_model = self.algorithm.global_model is None
-        variables = (
-            state.clients.variables if has_no_global_model else self.algorithm.global_model(state)
-        )
+        get_model = self.algorithm.global_model
+        variables = state.clients.variables if get_model is None else get_model(state)
         return jax.tree.map(np.asarray, variables["params"])
 
     def personal_model(self, state, k):
         """The weights of the model that client k's own test is for."""
-        personal_model_function = self.algorithm.personal_variables
-        variables = (
-            personal_model_function(self.hp, state, k)
-            if personal_model_function
-            else self.algorithm.global_model(state)
-        )
+        if self.algorithm.personal_variables is None:
+            return self.global_params(state)
+        variables = self.algorithm.personal_variables(self.hp, state, k)
         return jax.tree.map(np.asarray, variables["params"])
 
 
@@ -126,10 +121,8 @@ class FederationSetting:
         if not algorithm.trains_on_server_data:
             return images, labels, partition
         server_indices = len(labels) + np.arange(len(self.server[0][1]))
-        clients = [
-            np.concatenate([part, server_indices])
-            for part in map(partition.client_indices, self.clients)
-        ]
+        parts = map(partition.client_indices, self.clients)
+        clients = [np.concatenate([part, server_indices]) for part in parts]
         data_pairs = zip((images, labels), self.server[0], strict=True)
         return *map(np.concatenate, data_pairs), partition_from_clients(clients)
 
@@ -189,9 +182,8 @@ def make_small_federation(build, *, hp, **settings) -> SmallFederation:
     images, labels, partition = setting.client_data(algorithm)
     put_on_devices = setting.plan.put
     server = Examples(*map(jnp.asarray, setting.server[0]))
-    dataset = dataset_from_arrays(
-        images, labels, images, labels, num_classes=task.model.num_classes
-    )
+    num_classes = task.model.num_classes
+    dataset = dataset_from_arrays(images, labels, images, labels, num_classes=num_classes)
     federation_data = FederationData(dataset, partition, server, setting.epochs, setting.seed)
     inputs = {
         required_input.name: put_on_devices(required_input.make_inputs([federation_data])[0])

@@ -100,7 +100,5 @@ def assert_domain_accuracies(result, dataset):
 def with_placement(settings):
     """The same keywords, with those of a `Placement` in one."""
     names = {field.name for field in dataclasses.fields(Placement)}
-    placement_settings = {name: value for name, value in settings.items() if name in names}
-    return {k: v for k, v in settings.items() if k not in names} | {
-        "placement": Placement(**placement_settings)
-    }
+    placement = Placement(**{k: v for k, v in settings.items() if k in names})
+    return {k: v for k, v in settings.items() if k not in names} | {"placement": placement}

@@ -55,15 +55,9 @@ def work(folder, log, count, rounds, seconds):
             print(line, flush=True)
 
         sweep_log.show_progress = showing
-        place = Placement(lanes=1, blocks=1, spread="runs")
-        made = sweep(
-            specs_of(count, rounds),
-            folder,
-            dataset=make_user_dataset(),
-            placement=place,
-            progress=told,
-        )
-        assert all(made.results)
+        settings = {"placement": Placement(lanes=1, blocks=1, spread="runs"), "progress": told}
+        specs = specs_of(count, rounds)
+        assert all(sweep(specs, folder, dataset=make_user_dataset(), **settings).results)
 
 
 if __name__ == "__main__":

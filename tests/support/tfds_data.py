@@ -50,26 +50,19 @@ def write_tfds_dataset(
         BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=config, version=version)] if config else []
 
         def _info(self):
-            features = {
-                "image": tfds.features.Image(shape=shape, encoding_format="jpeg" if jpeg else None),
-                "label": tfds.features.ClassLabel(
-                    **({"names": class_names} if class_names else {"num_classes": num_classes})
-                ),
-            } | (extra or {})
-            return tfds.core.DatasetInfo(
-                builder=self, features=tfds.features.FeaturesDict(features)
-            )
+            image = tfds.features.Image(shape=shape, encoding_format="jpeg" if jpeg else None)
+            names = {"names": class_names} if class_names else {"num_classes": num_classes}
+            features = {"image": image, "label": tfds.features.ClassLabel(**names), **(extra or {})}
+            dictionary = tfds.features.FeaturesDict(features)
+            return tfds.core.DatasetInfo(builder=self, features=dictionary)
 
         def _split_generators(self, _):
             return {split: self._generate_examples(split) for split in content}
 
         def _generate_examples(self, split):
             for index, (image, label) in enumerate(zip(*content[split], strict=True)):
-                extra_features = {key: "x" if key == "id" else 0 for key in (extra or {})}
-                yield (
-                    index,
-                    {"image": encode_image(image, jpeg), "label": int(label)} | extra_features,
-                )
+                example = {key: "x" if key == "id" else 0 for key in (extra or {})}
+                yield index, {"image": encode_image(image, jpeg), "label": int(label), **example}
 
     Synthetic.name = name
     options = {"config": config} if config else {}

@@ -302,7 +302,7 @@ BAD = {
     "state": (GrowingState(), {}, r"turns state\['batches'\], float32 \(\), into float32 \(3,\)"),
     "text": (pair_of({"a": {"w": "x"}}), {}, r"params\['a'\]\['w'\] of the variables is a str"),
     "integers": (pair_of({"w": jnp.zeros(3, int)}), {}, r"params\['w'\] of the variables is of ty"),
-    "no logits": (pair_of({"w": jnp.zeros(3)}, lambda p, x: "cat"), {}, "gives a str: expected"),
+    "no logits": (pair_of({"w": jnp.zeros(3)}, lambda p, x: "cat"), {}, "not a valid JAX type"),
 }
 
 
