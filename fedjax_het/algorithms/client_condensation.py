@@ -25,7 +25,12 @@ from fedjax_het.condensation.privacy import (
     require_dp_accounting,
 )
 from fedjax_het.condensation.synthetic_pool import SyntheticPool, train_on_synthetic_pool
-from fedjax_het.core.client_algorithm import Batch, ClientAlgorithm, ClientContext, ClientUpdate
+from fedjax_het.core.client_algorithm import (
+    Batch,
+    ClientAlgorithm,
+    ClientContext,
+    ClientUpdate,
+)
 from fedjax_het.core.client_loop import Cohort, train_cohort
 from fedjax_het.core.condensation_work import CondensationWork
 from fedjax_het.core.execution_plan import ExecutionPlan

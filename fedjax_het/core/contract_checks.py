@@ -27,47 +27,59 @@ class ContractError(ConfigError):
 
 
 class ClientError(ContractError):
-    """A function of a client raised an exception in debug mode; one line names method, round, client
-    and step, all counted from 0. `__cause__` is the exception."""
+    """A function of a client raised an exception in debug mode.
+
+    One line names method, round, client and step, all counted from 0. `__cause__` is the exception.
+    """
 
 
 def with_contract_checks(algorithm: ClientAlgorithm) -> ClientAlgorithm:
-    """Return the algorithm with functions that raise ContractError if they break the contract.
+    """Return the algorithm with functions that check their results.
 
-    The checks run while the program is traced and concern structures, shapes and types only.
+    Args:
+      algorithm: the functions of a client.
+
+    Returns:
+      Functions that raise ContractError, while they are traced, if they break the contract.
+
+    Example:
+      >>> from fedjax_het.core.client_algorithm import ClientAlgorithm
+      >>> from fedjax_het.core.contract_checks import with_contract_checks
+      >>> checked = with_contract_checks(ClientAlgorithm(lambda hp, variables: None, *[max] * 3))
+      >>> checked.init({}, {})
+      Traceback (most recent call last):
+      ...
+      fedjax_het.core.contract_checks.ContractError: ClientAlgorithm.init returned None: expected ...
     """
-    if getattr(algorithm.begin, "is_checked", False):
-        return algorithm
+
+    def call(function: str, **arguments: Any) -> Any:
+        name = f"ClientAlgorithm.{function}"
+        return call_user_function(name, getattr(algorithm, function), **arguments)
 
     def init(hp, variables):
-        name = "ClientAlgorithm.init"
-        state = call_user_function(name, algorithm.init, hp=hp, variables=variables)
-        return _require_arrays(name, state, "what a client keeps, () if nothing")
+        state = call("init", hp=hp, variables=variables)
+        return _require_arrays("ClientAlgorithm.init", state, "the client's state")
 
     def begin(context, state):
-        name = "ClientAlgorithm.begin"
-        local = call_user_function(name, algorithm.begin, context=context, state=state)
-        return _require_arrays(name, local, "what a client carries, () if nothing")
+        local = call("begin", context=context, state=state)
+        return _require_arrays("ClientAlgorithm.begin", local, "the client in training")
 
     def step(context, local, batch):
         name = "ClientAlgorithm.step"
-        outputs = call_user_function(
-            name, algorithm.step, context=context, local=local, batch=batch
-        )
+        outputs = call("step", context=context, local=local, batch=batch)
         new_local, loss = unpack_tuple(name, outputs, ("local", "loss"))
-        require_like(f"{name}: local", new_local, local, "what `begin` made")
+        require_like(f"{name}: local", new_local, local, "`begin` returns")
         require_scalar(f"{name}: loss", loss)
         return new_local, loss
 
     def end(context, local, state):
         name = "ClientAlgorithm.end"
-        outputs = call_user_function(name, algorithm.end, context=context, local=local, state=state)
+        outputs = call("end", context=context, local=local, state=state)
         update, new_state, output = unpack_tuple(name, outputs, ("update", "state", "output"))
-        require_client_update(f"{name}: update", update)
-        require_like(f"{name}: state", new_state, state, "what `init` made")
+        _require_client_update(f"{name}: update", update)
+        require_like(f"{name}: state", new_state, state, "`init` returns")
         return update, new_state, output
 
-    begin.is_checked = True  # type: ignore[attr-defined]
     return ClientAlgorithm(init, begin, step, end, algorithm.extra_passes)
 
 
@@ -75,6 +87,13 @@ def with_error_locations(algorithm: ClientAlgorithm, round_index: AnyArray) -> C
     """Return the algorithm with functions whose exceptions name round, client and step.
 
     For runs without jit, where the client's id and the step are values.
+
+    Args:
+      algorithm: the functions of a client.
+      round_index: the round, counted from 0.
+
+    Returns:
+      Functions that raise ClientError for any exception.
     """
 
     def locate(function: Callable) -> Callable:
@@ -95,20 +114,6 @@ def with_error_locations(algorithm: ClientAlgorithm, round_index: AnyArray) -> C
     )
 
 
-def _require_arrays(name: str, tree: Any, expected: str) -> Any:
-    """Return `tree`; raise ContractError for None, which a function without `return` gives, and for
-    leaves that are not arrays."""
-    if tree is None:
-        raise ContractError(f"{name} returned None: expected {expected}")
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if not (hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex)):
-            leaf_path = jax.tree_util.keystr(path)
-            raise ContractError(
-                f"{name}: {leaf_path or 'it'} is {describe_value(leaf)}: expected an array"
-            )
-    return tree
-
-
 def call_user_function(name: str, function: Callable, /, **arguments: Any) -> Any:
     """Call a function of a method with arguments in the order of the contract.
 
@@ -116,20 +121,32 @@ def call_user_function(name: str, function: Callable, /, **arguments: Any) -> An
       name: the function's name in the contract, for messages.
       function: called with the values of `arguments` by position, so that a method may use other
         parameter names.
-      arguments: values by the names that the contract gives them.
+      **arguments: values by the names that the contract gives them.
 
     Returns:
-      What the function returns.
+      The result of the function.
 
     Raises:
-      ContractError: if `function` is not callable or does not accept as many arguments. Any other
-        exception of the function gets a note with `name`.
+      ContractError: if `function` is not callable or does not accept this number of arguments. Any
+        other exception of the function receives a note with `name`.
+
+    Example:
+      >>> from fedjax_het.core.contract_checks import call_user_function
+      >>> call_user_function("update", lambda a, b: a + b, hp=1, server=2)
+      3
     """
     expected = f"({', '.join(arguments)})"
     if not callable(function):
         raise ContractError(f"{name} = {function!r}: expected a function of {expected}")
-    if not _accepts_arguments(function, len(arguments)):
-        raise ContractError(f"{name} takes {inspect.signature(function)}: expected {expected}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a built-in function without a signature
+        signature = None
+    try:
+        if signature is not None:
+            signature.bind(*arguments)
+    except TypeError:
+        raise ContractError(f"{name} takes {signature}: expected {expected}") from None
     try:
         return function(*arguments.values())
     except ContractError:
@@ -140,7 +157,24 @@ def call_user_function(name: str, function: Callable, /, **arguments: Any) -> An
 
 
 def unpack_tuple(name: str, value: Any, names: Sequence[str]) -> tuple:
-    """Return `value`; raise ContractError unless it is a plain tuple of parts with these names."""
+    """Require a plain tuple of parts.
+
+    Args:
+      name: name of the function that returned `value`, for messages.
+      value: any value.
+      names: names of the parts.
+
+    Returns:
+      `value`.
+
+    Raises:
+      ContractError: unless `value` is a tuple with `len(names)` parts.
+
+    Example:
+      >>> from fedjax_het.core.contract_checks import unpack_tuple
+      >>> unpack_tuple("step", (1, 2), ("local", "loss"))
+      (1, 2)
+    """
     expected = f"({', '.join(names)})"
     if not isinstance(value, tuple) or hasattr(value, "_fields"):
         raise ContractError(f"{name} returned {describe_value(value)}: expected {expected}")
@@ -150,86 +184,109 @@ def unpack_tuple(name: str, value: Any, names: Sequence[str]) -> tuple:
 
 
 def require_like(name: str, tree: Tree, expected: Tree, origin: str) -> None:
-    """Raise ContractError, which names the first leaf, unless structure, shapes and types agree."""
-    # jax's stub does not say that structures can be compared.
+    """Require that two trees agree in structure, shapes and types.
+
+    Args:
+      name: name of `tree`, for messages.
+      tree: a tree of arrays.
+      expected: a tree of arrays.
+      origin: where `expected` comes from, for messages.
+
+    Raises:
+      ContractError: unless they agree; the message names the first leaf that differs.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.core.contract_checks import require_like
+      >>> require_like("state", {"w": jnp.ones(2)}, {"w": jnp.zeros(2)}, "`init` returns")
+    """
+    leaves, expected_leaves = _list_leaves(tree), _list_leaves(expected)
+    # jax's stub does not declare that structures can be compared.
     if jax.tree.structure(tree) != jax.tree.structure(expected):  # type: ignore[operator]
-        raise ContractError(f"{name}{_first_difference(tree, expected)}, as {origin}")
-    for (path, leaf), expected_leaf in zip(
-        jax.tree_util.tree_leaves_with_path(tree), jax.tree.leaves(expected), strict=True
-    ):
-        actual_type, expected_type = describe_array(leaf), describe_array(expected_leaf)
+        unexpected = sorted(leaves.keys() - expected_leaves.keys())
+        missing = sorted(expected_leaves.keys() - leaves.keys())
+        difference = f" is {describe_value(tree)}: expected {describe_value(expected)}, "
+        if unexpected:
+            missing_note = f", and {missing[0]} is missing" if missing and missing[0] else ""
+            difference = f"{unexpected[0]} is one too many{missing_note}: expected "
+        elif missing:
+            difference = f"{missing[0]} is missing: expected "
+        raise ContractError(f"{name}{difference}the same structure, as {origin}")
+    for path, leaf in leaves.items():
+        actual_type, expected_type = _describe_array(leaf), _describe_array(expected_leaves[path])
         if actual_type != expected_type:
-            leaf_path = jax.tree_util.keystr(path)
-            raise ContractError(
-                f"{name}{leaf_path} is {actual_type}: expected {expected_type}, as {origin}"
-            )
+            expected_text = f"expected {expected_type}, as {origin}"
+            raise ContractError(f"{name}{path} is {actual_type}: {expected_text}")
 
 
 def require_scalar(name: str, value: Any) -> None:
-    """Raise ContractError unless `value` is a scalar of a float type."""
+    """Require a scalar of a float type.
+
+    Args:
+      name: name of the value, for messages.
+      value: any value.
+
+    Raises:
+      ContractError: unless it is a scalar of a float type.
+
+    Example:
+      >>> from fedjax_het.core.contract_checks import require_scalar
+      >>> require_scalar("loss", 0.5)
+    """
     is_number = hasattr(value, "shape") or isinstance(value, float | int)
-    if (
-        not is_number
-        or jnp.shape(value) != ()
-        or not jnp.issubdtype(jnp.result_type(value), jnp.floating)
-    ):
+    is_scalar = is_number and jnp.shape(value) == ()
+    if not is_scalar or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
         raise ContractError(f"{name} is {describe_value(value)}: expected a float32 scalar")
 
 
-def require_client_update(name: str, value: Any) -> None:
-    """Raise ContractError unless `value` is a `ClientUpdate` without PRNG keys."""
-    if not isinstance(value, ClientUpdate):
-        raise ContractError(
-            f"{name} is {describe_value(value)}: expected ClientUpdate(mean=..., sum=...), of "
-            "which the engine averages the one and adds up the other"
-        )
-    for path, leaf in jax.tree_util.tree_leaves_with_path(value):
-        if is_prng_key(jnp.asarray(leaf)):
-            leaf_path = jax.tree_util.keystr(path)
-            raise ContractError(
-                f"{name}{leaf_path} is {describe_array(leaf)}: random keys have no sum"
-            )
-
-
-def describe_array(leaf: Any) -> str:
-    """Return an array's type and shape as text, for example `float32[10,3]`."""
-    dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
-    return f"{dtype}[{','.join(map(str, jnp.shape(leaf)))}]"
-
-
 def describe_value(value: Any) -> str:
-    """Return a description of any value in one to four words."""
+    """Return a description of any value in one to four words.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.core.contract_checks import describe_value
+      >>> describe_value(jnp.zeros((10, 3))), describe_value((1, 2)), describe_value([])
+      ('float32[10,3]', 'a tuple of 2', 'a list')
+    """
     if value is None:
         return "None"
     if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return describe_array(value)
+        return _describe_array(value)
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return f"a tuple of {len(value)}"
     return f"a {type(value).__name__}"
 
 
-def _first_difference(tree: Tree, expected: Tree) -> str:
-    """Return the first difference of two structures as text."""
-    paths = {jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(tree)}
-    expected_paths = {
-        jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(expected)
-    }
-    if unexpected := sorted(paths - expected_paths):
-        missing = sorted(expected_paths - paths)
-        missing_note = f", and {missing[0]} is missing" if missing and missing[0] else ""
-        return f"{unexpected[0]} is one too many{missing_note}: expected the same structure"
-    if missing := sorted(expected_paths - paths):
-        return f"{missing[0]} is missing: expected the same structure"
-    return f" is {describe_value(tree)}: expected {describe_value(expected)}, the same structure"
+def _require_arrays(name: str, tree: Any, expected: str) -> Any:
+    """Return `tree`; raise ContractError for None, the result of a function without `return`, and
+    for leaves that are not arrays."""
+    if tree is None:
+        raise ContractError(f"{name} returned None: expected {expected}, () if there is none")
+    for path, leaf in _list_leaves(tree).items():
+        if not (hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex)):
+            subject = path or "it"
+            raise ContractError(f"{name}: {subject} is {describe_value(leaf)}: expected an array")
+    return tree
 
 
-def _accepts_arguments(function: Callable, num_arguments: int) -> bool:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a built-in one that does not say
-        return True
-    try:
-        signature.bind(*range(num_arguments))
-    except TypeError:
-        return False
-    return True
+def _require_client_update(name: str, value: Any) -> None:
+    """Raise ContractError unless `value` is a `ClientUpdate` without PRNG keys."""
+    if not isinstance(value, ClientUpdate):
+        expected = "ClientUpdate(mean=..., sum=...), which the engine averages and adds up"
+        raise ContractError(f"{name} is {describe_value(value)}: expected {expected}")
+    for path, leaf in _list_leaves(value).items():
+        if is_prng_key(jnp.asarray(leaf)):
+            kind = _describe_array(leaf)
+            raise ContractError(f"{name}{path} is {kind}: random keys have no sum")
+
+
+def _list_leaves(tree: Tree) -> dict[str, Any]:
+    """Return the leaves of a tree by their paths as text."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+
+
+def _describe_array(leaf: Any) -> str:
+    """Return an array's type and shape as text, for example `float32[10,3]`."""
+    dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
+    return f"{dtype}[{','.join(map(str, jnp.shape(leaf)))}]"

@@ -1,4 +1,4 @@
-"""Whether a federation is still sound: a run whose numbers are not finite has diverged."""
+"""Divergence of a run: its state has new entries that are not finite."""
 
 from typing import Any
 
@@ -14,22 +14,34 @@ Tree = Any
 
 
 def count_nonfinite(tree: Tree) -> jax.Array:
-    """[L] int32: how many entries of each of the L floating leaves are infinite or NaN. Keys,
-    integers and truth values have none.
+    """Count the infinite and NaN entries of each of the L floating leaves, `[L]` int32.
 
-    Counted, and not only asked for, since a state may begin with some of them: bounds that nothing
-    has reached, entries that nothing has been written to. What grows is divergence.
+    A state may begin with such entries: bounds that are not reached yet, entries that are not
+    written yet. Growth of the count is divergence.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.core.divergence import count_nonfinite
+      >>> count_nonfinite({"a": jnp.array([1.0, jnp.inf]), "b": jnp.arange(3)}).tolist()
+      [1]
     """
-    floats = [leaf for leaf in map(jnp.asarray, jax.tree.leaves(tree)) if _is_float(leaf)]
+    leaves = map(jnp.asarray, jax.tree.leaves(tree))
+    floats = [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     counts = [(~jnp.isfinite(leaf)).sum(dtype=jnp.int32) for leaf in floats]
     return jnp.stack(counts) if counts else jnp.zeros(0, jnp.int32)
 
 
 def has_no_new_nonfinite(new: Tree, old: Tree) -> jax.Array:
-    """[] bool: whether no leaf has more entries that are not finite than it had in `old`, which is
-    looked at only where there are some now.
+    """Return whether no leaf has more entries that are not finite than before.
 
-    Cost: one pass over `new`.
+    Cost: one pass over `new`; `old` is read only if `new` has such entries.
+
+    Args:
+      new: the new arrays.
+      old: the old arrays, of the same structure.
+
+    Returns:
+      `[]` bool.
     """
     new_counts = count_nonfinite(new)
     return jax.lax.cond(
@@ -40,10 +52,18 @@ def has_no_new_nonfinite(new: Tree, old: Tree) -> jax.Array:
 
 
 def count_nonfinite_replicated(plan: ExecutionPlan, tree: Tree) -> jax.Array:
-    """`not_finite` of what all devices hold.
+    """Count the entries that are not finite of arrays that all devices hold.
 
-    Cost: one pass over it. No collective: where devices share the lanes each counts in its own
-      copy, which XLA, left to itself, would share out; see `device_exchange.exchange_between_devices`.
+    Cost: one pass over the arrays. No collective: where devices share the lanes, each counts in its
+    own copy. XLA would split the count between them, see
+    `device_exchange.exchange_between_devices`.
+
+    Args:
+      plan: the devices.
+      tree: the arrays.
+
+    Returns:
+      The number of such entries of each floating leaf, `[L]` int32.
     """
     if plan.mesh_axis != LANES_AXIS:
         return count_nonfinite(tree)
@@ -54,16 +74,18 @@ def count_nonfinite_replicated(plan: ExecutionPlan, tree: Tree) -> jax.Array:
 
 
 def count_nonfinite_per_run(state: Any, *, has_run_axis: bool) -> np.ndarray:
-    """[F, L] on the host: `not_finite` of the state of each run; `apart`: whether they have an axis
-    for it, else there is one."""
-    return np.atleast_2d(
-        fetch_to_host((_count_each_run if has_run_axis else _count_single_run)(state))
-    )
+    """Count the entries that are not finite of the state of each run, on the host.
+
+    Args:
+      state: the states.
+      has_run_axis: whether they have a leading axis of runs; else there is one run.
+
+    Returns:
+      The number of such entries of each floating leaf, `[F, L]` int32.
+    """
+    count = _count_each_run if has_run_axis else _count_single_run
+    return np.atleast_2d(fetch_to_host(count(state)))
 
 
 _count_single_run = jax.jit(count_nonfinite)
 _count_each_run = jax.jit(jax.vmap(count_nonfinite))
-
-
-def _is_float(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jnp.inexact)

@@ -36,6 +36,9 @@ def with_drift_sums(algorithm: ClientAlgorithm) -> ClientAlgorithm:
 
     Returns:
       A client algorithm whose averaged update `split_drift` reads.
+
+    Raises:
+      ConfigError: while it is traced, if clients send no change of the model.
     """
 
     def end(context, local, state):

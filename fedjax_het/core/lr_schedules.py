@@ -1,13 +1,12 @@
 """Schedules of the local rate, over rounds and over a client's steps: factors of `local_lr`.
 
-Their numbers are hyper-parameters, `lr_<number>` over rounds and `lr_step_<number>` over steps:
-over rounds the host makes one factor for each, over steps they are traced. Either way a sweep over
-them compiles nothing.
+Their numbers are hyper-parameters, `lr_<number>` over rounds and `lr_step_<number>` over steps. Over
+rounds the host computes one factor for each round; over steps the numbers are traced. A sweep over
+them compiles nothing in either case.
 """
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -17,177 +16,226 @@ from fedjax_het.utils.config import Bounds, HyperParameter
 from fedjax_het.utils.registry import Registry
 
 ROUND_PREFIX, STEP_PREFIX = "lr_", "lr_step_"
-HyperParameterValues = Mapping[str, Any]
+Values = Mapping[str, Any]
 
 
 class LRSchedule(NamedTuple):
-    """A course of the rate, relative to what it is at most.
-
-    factor(xp, t, length, numbers): after t rounds or steps, of `length`; in NumPy or jax.numpy.
-    numbers: that it always has. required: of these, such that have no default.
-    ends: whether it reads `length`. That is `lr_length`, of rounds by default those of the run,
-      and over steps always to be given.
-    """
+    """A schedule of the rate, relative to its maximum."""
 
     name: str
     description: str
-    factor: Callable[[Any, Any, Any, HyperParameterValues], Any]
+    factor: Callable[[Any, Any, Any, Values], Any]
+    "`factor(xp, t, length, values)` after t rounds or steps; `xp` is NumPy or jax.numpy."
     hyperparameters: dict[str, HyperParameter] = {}  # noqa: RUF012
+    "Numbers of every run with the schedule."
     required: tuple[str, ...] = ()
+    "Numbers without a default."
     has_length: bool = False
+    """Whether it reads `length`: over rounds by default the number of rounds of the run, over steps
+    always given."""
 
 
-_DECAY, _FINAL_FACTOR = Bounds(0, 1, open_low=True), HyperParameter(0.0, Bounds(0))
-_PERIOD = HyperParameter(1.0, Bounds(1))
-# Of every schedule, where they are given; with a warm-up it goes on behind it, until the same end.
-WARMUP, WARMUP_FROM, LENGTH = "warmup", "warmup_from", "length"
-_OPTIONAL = {WARMUP: HyperParameter(0.0, Bounds(0)), WARMUP_FROM: HyperParameter(0.1, Bounds(0))}
-_LENGTH = HyperParameter(1.0, Bounds(1))
+_DECAY_BOUNDS, _FINAL = Bounds(0, 1, open_low=True), HyperParameter(0.0, Bounds(0))
+_COUNT = HyperParameter(1.0, Bounds(1))
+# Numbers of any schedule, where they are given. A schedule after a warm-up has the same end.
+_OPTIONAL = {
+    "warmup": HyperParameter(0.0, Bounds(0)),
+    "warmup_from": HyperParameter(0.1, Bounds(0)),
+}
 
 
-def _constant(xp: Any, t: Any, length: Any, values: HyperParameterValues) -> Any:
+def _constant(xp: Any, t: Any, length: Any, values: Values) -> Any:
     return xp.ones_like(t)
 
 
-def _step_decay(xp: Any, t: Any, length: Any, values: HyperParameterValues) -> Any:
+def _step_decay(xp: Any, t: Any, length: Any, values: Values) -> Any:
     return values["decay"] ** xp.floor(t / values["every"])
 
 
-def _exponential(xp: Any, t: Any, length: Any, values: HyperParameterValues) -> Any:
+def _exponential(xp: Any, t: Any, length: Any, values: Values) -> Any:
     return values["decay"] ** t
 
 
-def _cosine(xp: Any, t: Any, length: Any, values: HyperParameterValues) -> Any:
+def _cosine(xp: Any, t: Any, length: Any, values: Values) -> Any:
     cosine_factor = (1 + xp.cos(math.pi * xp.minimum(t / length, 1))) / 2
     return values["final"] + (1 - values["final"]) * cosine_factor
 
 
-def _cosine_restarts(xp: Any, t: Any, length: Any, values: HyperParameterValues) -> Any:
+def _cosine_restarts(xp: Any, t: Any, length: Any, values: Values) -> Any:
     return _cosine(xp, t % values["every"], values["every"], values)
 
 
-def _polynomial(xp: Any, t: Any, length: Any, values: HyperParameterValues) -> Any:
+def _polynomial(xp: Any, t: Any, length: Any, values: Values) -> Any:
     remaining = 1 - xp.minimum(t / length, 1)
-    return values["final"] + (1 - values["final"]) * remaining ** values["power"]
+    return values["final"] + (1 - values["final"]) * remaining ** values.get("power", 1.0)
 
 
-def _linear(xp: Any, t: Any, length: Any, values: HyperParameterValues) -> Any:
-    return _polynomial(xp, t, length, {**values, "power": 1.0})
-
-
-def _inverse_time(xp: Any, t: Any, length: Any, values: HyperParameterValues) -> Any:
+def _inverse_time(xp: Any, t: Any, length: Any, values: Values) -> Any:
     return 1 / (1 + values["slope"] * t)
 
 
 LR_SCHEDULES: Registry[LRSchedule] = Registry(
     "schedule",
     (
-        LRSchedule("constant", "the same throughout; for a warm-up before it", _constant),
+        LRSchedule("constant", "a constant rate; for a warm-up before it", _constant),
         LRSchedule(
             "step",
-            "times `decay` after every so many",
+            "times `decay` every `every` rounds or steps",
             _step_decay,
-            {"decay": HyperParameter(0.1, _DECAY), "every": _PERIOD},
+            {"decay": HyperParameter(0.1, _DECAY_BOUNDS), "every": _COUNT},
             required=("every",),
         ),
         LRSchedule(
             "exponential",
             "times `decay` each time (FedDC's and FedDyn's code: 0.998 a round)",
             _exponential,
-            {"decay": HyperParameter(0.998, _DECAY)},
+            {"decay": HyperParameter(0.998, _DECAY_BOUNDS)},
         ),
         LRSchedule(
             "cosine",
             "half a cosine, down to `final` (Loshchilov and Hutter, 2017)",
             _cosine,
-            {"final": _FINAL_FACTOR},
+            {"final": _FINAL},
             has_length=True,
         ),
         LRSchedule(
             "cosine_restarts",
-            "the same again and again, begun anew after every so many",
+            "half a cosine down to `final`, restarted every `every` rounds or steps",
             _cosine_restarts,
-            {"final": _FINAL_FACTOR, "every": _PERIOD},
+            {"final": _FINAL, "every": _COUNT},
             required=("every",),
         ),
         LRSchedule(
-            "linear", "a line down to `final`", _linear, {"final": _FINAL_FACTOR}, has_length=True
+            "linear", "a line down to `final`", _polynomial, {"final": _FINAL}, has_length=True
         ),
         LRSchedule(
             "polynomial",
-            "a power of what is left, down to `final`",
+            "a power of the remaining fraction, down to `final`",
             _polynomial,
-            {"final": _FINAL_FACTOR, "power": HyperParameter(2.0, Bounds(0, open_low=True))},
+            {"final": _FINAL, "power": HyperParameter(2.0, Bounds(0, open_low=True))},
             has_length=True,
         ),
         LRSchedule(
             "inverse",
-            "1 / (1 + slope t), as convergence proofs have it (Li et al., 2020)",
+            "1 / (1 + slope t), as in convergence proofs (Li et al., 2020)",
             _inverse_time,
             {"slope": HyperParameter(0.01, Bounds(0))},
         ),
     ),
 )
+"""Schedules by name.
+
+Example:
+  >>> from fedjax_het.core.lr_schedules import LR_SCHEDULES
+  >>> LR_SCHEDULES["step"].required
+  ('every',)
+"""
 
 
 def schedule_hyperparameters(name: str, prefix: str) -> dict[str, HyperParameter]:
-    """The hyper-parameters that a run with this schedule always has."""
-    return {
-        prefix + suffix: hyperparameter
-        for suffix, hyperparameter in LR_SCHEDULES[name].hyperparameters.items()
-    }
+    """Return the hyper-parameters of every run with a schedule.
+
+    Args:
+      name: name of the schedule.
+      prefix: `ROUND_PREFIX` or `STEP_PREFIX`.
+
+    Returns:
+      Hyper-parameters by name.
+
+    Example:
+      >>> from fedjax_het.core.lr_schedules import STEP_PREFIX, schedule_hyperparameters
+      >>> list(schedule_hyperparameters("step", STEP_PREFIX))
+      ['lr_step_decay', 'lr_step_every']
+    """
+    return {prefix + key: record for key, record in LR_SCHEDULES[name].hyperparameters.items()}
 
 
 def optional_schedule_hyperparameters(name: str, prefix: str) -> dict[str, HyperParameter]:
-    """Those that it has where they are given."""
-    optional = {**_OPTIONAL, **({LENGTH: _LENGTH} if LR_SCHEDULES[name].has_length else {})}
-    return {prefix + suffix: hyperparameter for suffix, hyperparameter in optional.items()}
+    """Return the hyper-parameters of a schedule that are used only where they are given.
+
+    Args:
+      name: name of the schedule.
+      prefix: `ROUND_PREFIX` or `STEP_PREFIX`.
+
+    Returns:
+      Hyper-parameters by name.
+    """
+    optional = _OPTIONAL | ({"length": _COUNT} if LR_SCHEDULES[name].has_length else {})
+    return {prefix + key: record for key, record in optional.items()}
 
 
 def required_schedule_hyperparameters(name: str, prefix: str) -> tuple[str, ...]:
-    """Those that have no default: a length of rounds is the run's."""
+    """Return the hyper-parameters of a schedule without a default.
+
+    Args:
+      name: name of the schedule.
+      prefix: `ROUND_PREFIX` or `STEP_PREFIX`.
+
+    Returns:
+      Their names.
+    """
     schedule = LR_SCHEDULES[name]
-    length = (LENGTH,) if schedule.has_length and prefix == STEP_PREFIX else ()
-    return tuple(prefix + suffix for suffix in (*schedule.required, *length))
+    length = ("length",) if schedule.has_length and prefix == STEP_PREFIX else ()
+    return tuple(prefix + key for key in (*schedule.required, *length))
 
 
 def is_round_schedule_hyperparameter(name: str) -> bool:
-    """Whether a hyper-parameter is one of a schedule over rounds, which no program reads."""
+    """Return whether a hyper-parameter is that of a schedule over rounds; no program reads it."""
     return name.startswith(ROUND_PREFIX) and not name.startswith(STEP_PREFIX)
 
 
 def compute_round_lr_factors(name: str, hp: Mapping[str, float], rounds: int) -> np.ndarray:
-    """[rounds] float32: what `local_lr` is multiplied with in each round."""
-    values = _select_prefix(hp, ROUND_PREFIX)
-    t = np.arange(rounds, dtype=np.float64)
-    return _warmed_up_factor(np, LR_SCHEDULES[name], t, {LENGTH: float(rounds), **values}).astype(
-        np.float32
-    )
+    """Compute the factors of `local_lr` in each round.
+
+    Args:
+      name: name of the schedule.
+      hp: values of the hyper-parameters by name.
+      rounds: number of rounds, R.
+
+    Returns:
+      Factors, `[R]` float32.
+
+    Example:
+      >>> from fedjax_het.core.lr_schedules import compute_round_lr_factors
+      >>> compute_round_lr_factors("exponential", {"lr_decay": 0.5}, 3).tolist()
+      [1.0, 0.5, 0.25]
+    """
+    values = {"length": float(rounds), **_select_prefix(hp, ROUND_PREFIX)}
+    factors = _compute_factor(np, LR_SCHEDULES[name], np.arange(rounds, dtype=np.float64), values)
+    return factors.astype(np.float32)
 
 
 def make_step_lr_factor(name: str, hp: Mapping[str, Any]) -> Callable[[Any], Any]:
-    """-> factor(steps so far), whose numbers are traced."""
+    """Build the factor of `local_lr` over a client's steps.
+
+    Args:
+      name: name of the schedule.
+      hp: values of the hyper-parameters by name; may be traced.
+
+    Returns:
+      `factor(num_steps)` after a number of steps; may be traced.
+    """
     values = _select_prefix(hp, STEP_PREFIX)
 
-    def factor(step: Any) -> Any:
-        return _warmed_up_factor(jnp, LR_SCHEDULES[name], jnp.asarray(step, jnp.float32), values)
+    def factor(num_steps: Any) -> Any:
+        return _compute_factor(jnp, LR_SCHEDULES[name], jnp.asarray(num_steps, jnp.float32), values)
 
     return factor
 
 
 def _select_prefix(hp: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Those of one prefix, without it."""
     return {name.removeprefix(prefix): hp[name] for name in hp if name.startswith(prefix)}
 
 
-def _warmed_up_factor(xp: Any, schedule: LRSchedule, t: Any, values: HyperParameterValues) -> Any:
-    """With its warm-up: a line from `warmup_from` to 1 over the first `warmup`, and the schedule
-    behind it in what is left of its length."""
-    factor = partial(schedule.factor, xp)
-    if WARMUP not in values:
-        return factor(t, values.get(LENGTH), values)
-    warmup, warmup_start = values[WARMUP], values.get(WARMUP_FROM, _OPTIONAL[WARMUP_FROM].default)
-    length = values.get(LENGTH)
+def _compute_factor(xp: Any, schedule: LRSchedule, t: Any, values: Values) -> Any:
+    """Return the factor with its warm-up: a line from `warmup_from` to 1 over the first `warmup`,
+    then the schedule in the rest of its length."""
+    length = values.get("length")
+    if "warmup" not in values:
+        return schedule.factor(xp, t, length, values)
+    warmup = values["warmup"]
+    start = values.get("warmup_from", _OPTIONAL["warmup_from"].default)
     remaining = None if length is None else xp.maximum(length - warmup, 1)
-    warmup_factor = warmup_start + (1 - warmup_start) * t / xp.maximum(warmup, 1)
-    return xp.where(t < warmup, warmup_factor, factor(xp.maximum(t - warmup, 0), remaining, values))
+    warmup_factor = start + (1 - start) * t / xp.maximum(warmup, 1)
+    factor = schedule.factor(xp, xp.maximum(t - warmup, 0), remaining, values)
+    return xp.where(t < warmup, warmup_factor, factor)

@@ -18,7 +18,8 @@ from fedjax_het.core.round_evaluation import (
     make_missing_evaluation,
     run_diagnostics,
 )
-from fedjax_het.core.round_inputs import ChunkInputs, RoundComponents, RoundMetrics
+from fedjax_het.core.round_inputs import ChunkInputs, RoundComponents
+from fedjax_het.core.round_metrics import RoundMetrics
 from fedjax_het.utils.arrays import set_row, take_row
 
 

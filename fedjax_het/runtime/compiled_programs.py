@@ -32,12 +32,8 @@ from fedjax_het.core.optimizers import (
     make_user_transformation,
 )
 from fedjax_het.core.partial_round import make_partial_round
-from fedjax_het.core.round_inputs import (
-    SCHEDULE_PLACEMENTS,
-    ChunkInputs,
-    EvaluationOptions,
-    RoundComponents,
-)
+from fedjax_het.core.round_inputs import SCHEDULE_PLACEMENTS, ChunkInputs, RoundComponents
+from fedjax_het.core.round_metrics import EvaluationOptions
 from fedjax_het.core.round_program import make_round_chunk
 from fedjax_het.core.run_mapping import map_runs
 from fedjax_het.core.task import Task

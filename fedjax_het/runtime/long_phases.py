@@ -12,7 +12,8 @@ import numpy as np
 from fedjax_het.algorithms.base import ServerStage
 from fedjax_het.core.divergence import count_nonfinite_per_run
 from fedjax_het.core.rng import Stream
-from fedjax_het.core.round_inputs import ChunkInputs, RoundMetrics
+from fedjax_het.core.round_inputs import ChunkInputs
+from fedjax_het.core.round_metrics import RoundMetrics
 from fedjax_het.runtime.checkpointing import CheckpointWriter
 from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.progress import Progress

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 
 from fedjax_het.algorithms import get_algorithm_spec
-from fedjax_het.core.round_inputs import ChunkInputs, RoundMetrics
+from fedjax_het.core.round_inputs import ChunkInputs
+from fedjax_het.core.round_metrics import RoundMetrics
 from fedjax_het.runtime import long_phases
 from fedjax_het.runtime.checkpointing import CheckpointWriter
 from fedjax_het.runtime.group_state import GroupState, check_method_contract, init_states

@@ -178,13 +178,13 @@ BREAKS = {
     "ClientAlgorithm.end: state['seen'] is one too many, and .seen is missing": ending(
         lambda upload, state, output: (upload, {"seen": state.seen}, output)
     ),
-    "ClientAlgorithm.end: state.seen is float32[]: expected int32[], as what `init` made": ending(
+    "ClientAlgorithm.end: state.seen is float32[]: expected int32[], as `init` returns": ending(
         lambda upload, state, output: (upload, state._replace(seen=0.5), output)
     ),
-    "ClientAlgorithm.end: state.trace is float32[3]: expected float32[2], as what `init` made": ending(
+    "ClientAlgorithm.end: state.trace is float32[3]: expected float32[2], as `init` returns": ending(
         lambda upload, state, output: (upload, state._replace(trace=jnp.ones(3)), output)
     ),
-    "ClientAlgorithm.step: local.aux is one too many: expected the same structure, as what `begin` made": method(
+    "ClientAlgorithm.step: local.aux is one too many: expected the same structure, as `begin` returns": method(
         step=lambda step: lambda *given: (step(*given)[0]._replace(aux=jnp.ones(1)), 0.0)
     ),
     "ClientAlgorithm.step: loss is float32[3]: expected a float32 scalar": method(
@@ -230,13 +230,13 @@ BREAKS = {
     "Algorithm.record_shapes returned None: expected a dict": lambda training, plan: fedavg(
         training, plan
     )._replace(record_shapes=lambda num_clients: None),
-    "ClientAlgorithm.begin returned None: expected what a client carries, () if nothing": method(
+    "ClientAlgorithm.begin returned None: expected the client in training, () if there is none": method(
         begin=lambda begin: lambda *given: None
     ),
     "ClientAlgorithm.begin: ['a'] is a str: expected an array": method(
         begin=lambda begin: lambda *given: {"a": "x"}
     ),
-    "ClientAlgorithm.init returned None: expected what a client keeps, () if nothing": method(
+    "ClientAlgorithm.init returned None: expected the client's state, () if there is none": method(
         init=lambda init: lambda *given: None
     ),
     "Algorithm.traffic: down = 'a': expected a number of bytes": replacing(
