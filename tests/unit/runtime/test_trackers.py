@@ -1,4 +1,4 @@
-"""Trackers: what they keep, read back by their own libraries, also after a kill and a resume."""
+"""Records of trackers, read by their own libraries, also after a kill and a resume."""
 
 import csv
 import json
@@ -7,11 +7,13 @@ import signal
 import struct
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.data import make_user_dataset
+from support.markers import slow_case
 from support.paths import ROOT, TESTS
 from support.small_runs import KilledError, assert_results_equal, make_spec, run_spec
 
@@ -20,8 +22,7 @@ from fedjax_het.cli import main
 from fedjax_het.runtime import checkpointing, group_state, trackers
 from fedjax_het.runtime.trackers import TRACKERS
 
-NAMES = ("csv", "tensorboard", "wandb", "mlflow")
-ROUNDS = 9
+SPEC = make_spec(rounds=9, eval_every=2)
 
 
 @pytest.fixture
@@ -31,85 +32,84 @@ def eager(monkeypatch):
     monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
 
 
-# --- read back: -> (rounds and values of every curve, settings) -------------------------------
+# --- readers of records, which return (round, value) pairs by metric, and the settings ---------
 
 
-def read_csv(folder, name):
-    with open(folder / "csv" / f"{name}.csv", newline="") as file:
+def read_csv(folder, digest):
+    with open(folder / "csv" / f"{digest}.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    curves = {}
-    for row in rows:
-        for metric, text in row.items():
-            if metric != "round" and text:
-                curves.setdefault(metric, []).append((int(row["round"]), float(text)))
     assert [int(row["round"]) for row in rows] == list(range(1, len(rows) + 1))
-    return curves, None
+    names = rows[0].keys() - {"round"}
+    curves = {
+        name: [(int(row["round"]), float(row[name])) for row in rows if row[name]] for name in names
+    }
+    return {name: pairs for name, pairs in curves.items() if pairs}, None
 
 
-def read_tensorboard(folder, name):
+def read_tensorboard(folder, digest):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(folder / "tensorboard" / name), size_guidance={"scalars": 0})
+    events = EventAccumulator(str(folder / "tensorboard" / digest), size_guidance={"scalars": 0})
     events.Reload()
-    own = [tag for tag in events.Tags()["scalars"] if not tag.startswith("summary/")]
-    curves = {tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in own}
-    curves.pop("final_accuracy", None)
+    tags = {tag for tag in events.Tags()["scalars"] if not tag.startswith("summary/")}
+    curves = {
+        tag: [(event.step, event.value) for event in events.Scalars(tag)]
+        for tag in tags - {"final_accuracy"}
+    }
     (text,) = events.Tensors("settings/text_summary")
     lines = text.tensor_proto.string_val[0].decode().splitlines()
     return curves, dict(line.strip().split(": ", 1) for line in lines)
 
 
-def read_wandb(folder, name):
-    """Of all parts that were kept offline, as `wandb sync` sends them on: every record of a file is
-    one of its protocol buffers, in a log as LevelDB writes it."""
+def read_wandb(folder, digest):
+    """Read the files that `wandb sync` uploads: protocol buffers in a log of LevelDB's format."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     curves, settings, ids = {}, {}, set()
-    for path in sorted(folder.glob(f"wandb/offline-run-*/run-{name}-*.wandb")):
-        for text in records_of(path.read_bytes()):
-            record = Record.FromString(text)
+    for path in sorted(folder.glob(f"wandb/offline-run-*/run-{digest}-*.wandb")):
+        for record in map(Record.FromString, iterate_log(path.read_bytes())):
             ids |= {record.run.run_id} - {""}
-            settings |= {each.key: json.loads(each.value_json) for each in record.run.config.update}
+            settings |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
             for item in record.history.item:
                 metric = item.key or item.nested_key[0]
                 if not metric.startswith("_"):
-                    at = record.history.step.num, json.loads(item.value_json)
-                    curves.setdefault(metric, []).append(at)
+                    pair = record.history.step.num, json.loads(item.value_json)
+                    curves.setdefault(metric, []).append(pair)
     assert len(ids) == 1
     return curves, settings
 
 
-def records_of(data, block=2**15, header=7):
-    """The records of a log: pieces with a checksum, a length and whether they end a record."""
-    at, parts = header, []
-    while at + header <= len(data):
-        if block - at % block < header:
-            at += block - at % block
+def iterate_log(data, block=2**15, header=7):
+    """Yield the records of a log, whose pieces have a checksum, a length and a kind."""
+    position, parts = header, []
+    while position + header <= len(data):
+        if block - position % block < header:
+            position += block - position % block
             continue
-        length, kind = struct.unpack_from("<HB", data, at + 4)
+        length, kind = struct.unpack_from("<HB", data, position + 4)
         if kind == 0:
             return
-        parts.append(data[at + header : at + header + length])
-        at += header + length
-        if kind in (1, 4):
+        parts.append(data[position + header : position + header + length])
+        position += header + length
+        if kind in (1, 4):  # the end of a record
             yield b"".join(parts)
             parts = []
 
 
-def read_mlflow(folder, name):
+def read_mlflow(folder, digest):
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("fedjax_het").experiment_id
-    own = f"tags.`fedjax_het.run` = '{name}'"
-    (found,) = client.search_runs([experiment], filter_string=own)
-    assert found.info.status == "FINISHED" and found.data.tags["summary.rounds"]
-    history = {m: client.get_metric_history(found.info.run_id, m) for m in found.data.metrics}
-    curves = {m: [(each.step, each.value) for each in values] for m, values in history.items()}
-    return curves, found.data.params
+    query = f"tags.`fedjax_het.run` = '{digest}'"
+    (run,) = client.search_runs([experiment], filter_string=query)
+    assert run.info.status == "FINISHED" and run.data.tags["summary.rounds"]
+    history = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
+    curves = {name: [(point.step, point.value) for point in h] for name, h in history.items()}
+    return curves, run.data.params
 
 
-READ = {
+READERS = {
     "csv": read_csv,
     "tensorboard": read_tensorboard,
     "wandb": read_wandb,
@@ -118,57 +118,47 @@ READ = {
 
 
 def check(tracker, folder, result):
-    """That a record has every measured number once, and the settings."""
-    curves, settings = READ[tracker](folder, result.digest())
+    """A record has every measured number once, and the settings."""
+    curves, settings = READERS[tracker](folder, result.digest())
     expected = {
-        metric: [(at + 1, value) for at, value in enumerate(values) if np.isfinite(value)]
+        metric: [(i + 1, value) for i, value in enumerate(values) if np.isfinite(value)]
         for metric, values in result.metrics.items()
         if values.ndim == 1 and metric not in ("bytes_up", "bytes_down", "client_samples")
     }
-    assert curves.keys() == {metric for metric, values in expected.items() if values}
-    for metric, values in curves.items():
-        assert [at for at, _ in values] == [at for at, _ in expected[metric]], metric
-        np.testing.assert_allclose(
-            [value for _, value in values], [value for _, value in expected[metric]], rtol=1e-6
-        )
+    assert curves.keys() == {metric for metric, pairs in expected.items() if pairs}
+    for metric, pairs in curves.items():
+        np.testing.assert_allclose(pairs, expected[metric], rtol=1e-6, err_msg=metric)
     if settings is not None:
         assert settings["algorithm"] == result.spec.algorithm
         assert float(settings["hp.local_lr"]) == result.spec.hp["local_lr"]
         assert int(settings["rounds"]) == result.spec.rounds
 
 
-def quick(name):
-    library = name in ("wandb", "mlflow")  # seconds to import, to begin
-    return pytest.param(name, marks=[pytest.mark.slow] * library)
-
-
-@pytest.mark.filterwarnings("ignore")  # of the trackers' own
-@pytest.mark.parametrize("tracker", [quick(name) for name in NAMES])
+@pytest.mark.filterwarnings("ignore")  # of the libraries
+@pytest.mark.parametrize("tracker", ["csv", "tensorboard", slow_case("wandb"), slow_case("mlflow")])
 def test_record_has_every_round_once(tracker, tmp_path, monkeypatch, eager):
-    """Also of a run that raised in a round and was resumed, whose rounds after the checkpoint are
-    made again."""
+    """The run raises in a round, and repeats the rounds after its checkpoint."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
 
-    def breaks(now):
-        if now.done >= 5 and not now.result:
+    def fail(status):
+        if status.done >= 5 and not status.result:
             raise KilledError
 
-    settings = make_spec(rounds=ROUNDS, eval_every=2)
+    settings = {"output_dir": tmp_path, "track": [tracker]}
     with pytest.raises(KilledError):
-        run_spec(settings, output_dir=tmp_path, track=[tracker], callbacks=[breaks])
+        run_spec(SPEC, callbacks=[fail], **settings)
     if tracker == "csv":  # as a full disk leaves it
         (path,) = (tmp_path / "csv").glob("*.csv")
         path.write_text(path.read_text()[:-9])
-    made = run_spec(settings, output_dir=tmp_path, track=[tracker], resume=True)
-    assert_results_equal(made, run_spec(settings))
-    check(tracker, tmp_path, made)
-    again = run_spec(settings, output_dir=tmp_path, track=[tracker])  # begun again: a new record
-    if tracker in ("csv", "tensorboard"):
-        check(tracker, tmp_path, again)
+    result = run_spec(SPEC, resume=True, **settings)
+    assert_results_equal(result, run_spec(SPEC))
+    check(tracker, tmp_path, result)
+    if tracker in ("csv", "tensorboard"):  # which replace the record of a repeated run
+        check(tracker, tmp_path, run_spec(SPEC, **settings))
 
 
-KILLED = """
+KILLED_RUN = """
 import os, signal, sys
 from pathlib import Path
 from support.data import make_user_dataset
@@ -179,17 +169,16 @@ from fedjax_het.runtime import group_state
 group_state.MAX_ROUNDS_PER_CHUNK = 2
 
 
-def kill(now):
-    if now.done >= int(sys.argv[2]):
+def kill(status):
+    if status.done >= int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-resume = (Path(sys.argv[1]) / "checkpoint.npz").exists()
 simulate(
     make_spec(rounds=9, eval_every=2),
     dataset=make_user_dataset(),
     output_dir=sys.argv[1],
-    resume=resume,
+    resume=(Path(sys.argv[1]) / "checkpoint.npz").exists(),
     track=["csv", "tensorboard", "wandb", "mlflow"],
     callbacks=[kill],
 )
@@ -199,103 +188,92 @@ simulate(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_records_of_a_run_that_was_killed_twice(tmp_path):
-    """Its trackers are ahead of its checkpoints whenever it is killed."""
-    here = TESTS
-    own = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    """Records are ahead of checkpoints whenever the run is killed."""
     environment = {
-        **own,  # W&B of this process would serve its children, too, and outlive them
-        "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)]),
+        # W&B of this process would serve child processes, too, and outlive them.
+        **{name: value for name, value in os.environ.items() if not name.startswith("WANDB_")},
+        "PYTHONPATH": os.pathsep.join([str(TESTS), str(ROOT)]),
         "FEDJAX_HET_CHECKPOINT_SECONDS": "0",
         "WANDB_MODE": "offline",
         "WANDB_SILENT": "true",
     }
     for kill_at in (3, 5, 99):
-        command = [sys.executable, "-c", KILLED, str(tmp_path), str(kill_at)]
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert ended.returncode == (0 if kill_at == 99 else -signal.SIGKILL), ended.stderr
-    (path,) = [p for p in tmp_path.glob("*.json") if len(p.stem) == 16]
-    made = Result.load(path)
-    assert made.summary["rounds"] == ROUNDS
-    for tracker in NAMES:
-        check(tracker, tmp_path, made)
+        command = [sys.executable, "-c", KILLED_RUN, str(tmp_path), str(kill_at)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == (0 if kill_at == 99 else -signal.SIGKILL), done.stderr
+    (path,) = [path for path in tmp_path.glob("*.json") if len(path.stem) == 16]
+    result = Result.load(path)
+    assert result.rounds == 9
+    for tracker in READERS:
+        check(tracker, tmp_path, result)
 
 
 def test_sweep_has_a_record_per_run(tmp_path, monkeypatch):
     monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 2)
     specs = [make_spec(seed=seed, rounds=16, patience=2 if seed else None) for seed in range(3)]
-    made = sweep(
-        specs,
-        tmp_path,
-        dataset=make_user_dataset(),
-        track=["csv", "tensorboard"],
-        placement=Placement(width=2, spread="runs", lanes=1),
-        progress=lambda line: None,
-    )
-    assert any("stopped_early" in result.summary for result in made.results)
-    for result in made.results:
+    settings = {"dataset": make_user_dataset(), "track": ["csv", "tensorboard"], "progress": None}
+    placement = Placement(width=2, spread="runs", lanes=1)
+    results = sweep(specs, tmp_path, placement=placement, **settings).results
+    assert any("stopped_early" in result.summary for result in results)
+    for result in results:
         for tracker in ("csv", "tensorboard"):
             check(tracker, tmp_path, result)
 
 
-class Kept:
-    """A user's own record."""
+class FailingRecord:
+    """A record of the user that fails in round 4."""
 
-    def __init__(self, opening, told):
-        self.done, self.told = 0, told
-        told.append(opening)
+    def __init__(self, run, calls):
+        self.done, self.calls = 0, calls
+        calls.append(run)
 
     def log(self, round, values):
-        self.told.append((round, values))
+        self.calls.append(round)
         if round == 4:
             raise OSError(28, "No space left on device")
 
     def flush(self):
         pass
 
-    def close(self, summary):
-        self.told.append(summary)
-
 
 def test_failing_tracker_is_logged_once(tmp_path, caplog, eager):
-    told = []
-    register_tracker("mine", lambda opening: Kept(opening, told))
+    calls = []
+    register_tracker("mine", lambda run: FailingRecord(run, calls))
     try:
-        made = run_spec(make_spec(), output_dir=tmp_path, track=["mine", "csv"])
+        result = run_spec(make_spec(), output_dir=tmp_path, track=["mine", "csv"])
     finally:
         TRACKERS.reset()
-    assert_results_equal(made, run_spec(make_spec()))
-    check("csv", tmp_path, made)
-    (line,) = [each for each in caplog.messages if "track" in each]
+    assert_results_equal(result, run_spec(make_spec()))
+    check("csv", tmp_path, result)
+    (line,) = [line for line in caplog.messages if "track" in line]
     assert line.startswith("track = 'mine': cannot be written (No space left on device)")
-    assert [each[0] for each in told[1:]] == [1, 2, 3, 4]
-    assert told[0].digest == made.digest() and told[0].folder == tmp_path and told[0].done == 0
+    run, *rounds = calls
+    assert (run.digest, run.folder, run.done) == (result.digest(), tmp_path, 0)
+    assert rounds == [1, 2, 3, 4]
 
 
 def test_unusable_trackers_are_refused(tmp_path, monkeypatch):
-    calls = (simulate, federation)
-    for call in calls:
+    data = {"dataset": make_user_dataset()}
+    for call in (simulate, federation):
         with pytest.raises(ConfigError, match=r"^track = 'csb' is unknown: did you mean 'csv'"):
-            call(make_spec(), dataset=make_user_dataset(), track=["csb"], output_dir=tmp_path)
+            call(make_spec(), track=["csb"], output_dir=tmp_path, **data)
         with pytest.raises(ConfigError, match=r"^track = \['csv'\]: expected an output_dir"):
-            call(make_spec(), dataset=make_user_dataset(), track=["csv"])
+            call(make_spec(), track=["csv"], **data)
     with pytest.raises(ConfigError, match=r"^track = \['csv'\]: expected an? directory"):
-        sweep([make_spec()], dataset=make_user_dataset(), track=["csv"])
+        sweep([make_spec()], track=["csv"], **data)
+    with pytest.raises(ConfigError, match="expected one that no tracker"):
+        register_tracker("csv", lambda run: None)
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     for name in ("tensorboard", "wandb", "mlflow"):
-        with pytest.raises(ConfigError) as raised:
-            simulate(make_spec(), dataset=make_user_dataset(), track=[name], output_dir=tmp_path)
-        said = str(raised.value)
-        assert said.startswith(f"track = '{name}'") and f"fedjax_het[{name}]" in said
-        assert "\n" not in said
-    with pytest.raises(ConfigError, match="expected one that no tracker"):
-        register_tracker("csv", lambda opening: None)
+        with pytest.raises(ConfigError, match=rf"^track = '{name}'.*fedjax_het\[{name}\]") as error:
+            simulate(make_spec(), track=[name], output_dir=tmp_path, **data)
+        assert "\n" not in str(error.value)
 
 
 def test_extras_install_the_packages():
-    import tomllib
-
-    project = ROOT / "pyproject.toml"
-    extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     for name, tracker in TRACKERS.items():
         for package in tracker.packages:
             assert any(word.startswith(package) for word in extras[name]), (name, package)
