@@ -57,9 +57,9 @@ def run(folder=None, method=METHOD, spec=None, **settings):
     return simulate(spec or make_short_spec(method), output_dir=folder, **settings)
 
 
-def make(folder):
-    settings = {"dataset": make_user_dataset(), "placement": PLACEMENT}
-    return sweep(make_seed_specs(METHOD), folder, progress=lambda line: None, **settings)
+def make(folder, progress=None):
+    settings = {"dataset": make_user_dataset(), "placement": PLACEMENT, "progress": progress}
+    return sweep(make_seed_specs(METHOD), folder, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -279,12 +279,17 @@ def test_damaged_result_is_skipped_and_replaced(tmp_path, whole, suffix, caplog)
     with pytest.warns(UserWarning, match=path.name) as warned:
         assert len(load_results(tmp_path)) == 0
     assert len(warned) == 1
-    if suffix == ".npz":  # one sweep is enough
-        return
-    assert all(result is not None for result in make(tmp_path).results)
+    lines = []
+    assert all(result is not None for result in make(tmp_path, progress=lines.append).results)
+    assert len(lines) == 3 and "seed 0" in lines[0]
     assert sum(path.name in record.getMessage() for record in caplog.records) == 1
     assert len(load_results(tmp_path)) == 3
     assert_results_equal(Result.load(path), whole)
+    damaged.unlink()
+    with pytest.raises(DamagedFileError if suffix == ".npz" else FileNotFoundError):
+        Result.load(path)
+    make(tmp_path, progress=lines.append)
+    assert len(lines) == 5 and "2 of 3 runs" in lines[3] and "seed 0" in lines[4]
 
 
 @pytest.mark.parametrize(

@@ -236,23 +236,6 @@ def test_run_is_executed_once(tmp_path):
     assert not list((tmp_path / "unfinished").iterdir())
 
 
-@pytest.mark.parametrize("suffix", ["json", "npz"])
-@pytest.mark.parametrize("damage", ["truncated", "empty", "absent", "garbage"])
-def test_damaged_result_repeats_only_its_run(tmp_path, suffix, damage):
-    made = make(SPECS[:2], tmp_path).results
-    path = tmp_path / f"{made[1].digest()}.{suffix}"
-    whole = path.read_bytes()
-    if damage == "absent":
-        path.unlink()
-    else:
-        cut = {"truncated": whole[: len(whole) // 2], "empty": b"", "garbage": b"\xff" * 100}
-        path.write_bytes(cut[damage])
-    lines = []
-    again = make(SPECS[:2], tmp_path, progress=lines.append).results
-    assert len(lines) == 2 and "1 of 2 runs" in lines[0] and "seed 1" in lines[1]
-    assert_results_equal(again[1], made[1])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("spread", ["runs", "lanes"])
 def test_killed_sweep_resumes_to_the_same_bits(tmp_path, monkeypatch, spread):
