@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from fedjax_het.utils.text import to_one_line
+
 LEASE_SECONDS = 60.0
 """Seconds without a heartbeat after which the owner of a lease is regarded as dead."""
 HEARTBEATS_PER_LEASE = 6
@@ -42,8 +44,7 @@ class LeaseOwner(NamedTuple):
     """Random text, different for every `Leases`."""
 
     def __str__(self) -> str:
-        host = "".join(letter for letter in str(self.host) if letter.isprintable())
-        return f"{host} (process {self.pid})"
+        return to_one_line(f"{self.host} (process {self.pid})")
 
 
 class _Observation(NamedTuple):

@@ -1,7 +1,5 @@
 """Status lines of a sweep: which runs ended, how they ended, and how long the rest may take."""
 
-import functools
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -71,20 +69,8 @@ def _resolve_defaults(spec: RunSpec, options: dict[str, Any]) -> ResolvedRunSpec
     """Return the settings of a run that sets nothing but these options of the method."""
     # An unknown data set, of a result from another process, has no defaults of its own.
     dataset = spec.dataset if spec.dataset in DATASETS else "digits"
-    names = (spec.algorithm, dataset, spec.model, spec.protocol, spec.local_optimizer)
-    return _resolve_cached(*names, json.dumps(options, sort_keys=True, default=str))
-
-
-@functools.lru_cache
-def _resolve_cached(algorithm, dataset, model, protocol, optimizer, options) -> ResolvedRunSpec:
-    return RunSpec(
-        algorithm,
-        dataset,
-        model=model,
-        protocol=protocol,
-        local_optimizer=optimizer,
-        options=json.loads(options),
-    ).resolved()
+    choices = {name: getattr(spec, name) for name in ("model", "protocol", "local_optimizer")}
+    return RunSpec(spec.algorithm, dataset, options=options, **choices).resolved()
 
 
 class SweepProgress:
