@@ -11,8 +11,9 @@ A method is a function `build(training, plan) -> Algorithm`. `build_federated_al
 `context` is a `ClientContext`: `hp` (values of the hyper-parameters), `message` (what the server
 sent), `client` (id, number of samples and of steps) and `key` (PRNG key).
 
-`make_local_sgd` returns FedAvg's client. A method replaces what differs. FedAvg with a pull of each
-client to the global model, that reports how far clients move:
+`make_local_sgd` returns FedAvg's client. Its arguments `adjust` and `loss_and_gradient` change the
+gradient or the loss of every step; a method may also replace single functions. An example is FedAvg
+with a pull of each client to the global model, that reports how far clients move:
 
 >>> from dataclasses import dataclass
 >>> import jax

@@ -64,7 +64,7 @@ class DefaultsRule(NamedTuple):
         Returns:
           True if the run matches all three conditions.
         """
-        conditions = ((protocol, self.protocols), (dataset, self.datasets), (model, self.models))
+        conditions = zip((protocol, dataset, model), self[:3], strict=True)
         return all(not allowed or value in allowed for value, allowed in conditions)
 
 
