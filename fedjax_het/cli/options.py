@@ -23,13 +23,7 @@ from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.runtime.placement import Placement
 from fedjax_het.utils.command_line import Option, convert_setting, get_options
 from fedjax_het.utils.config import PositiveInt
-from fedjax_het.utils.errors import (
-    ConfigError,
-    display_name,
-    make_value_error,
-    require,
-    require_name,
-)
+from fedjax_het.utils.errors import ConfigError, make_value_error, require, require_name
 
 _GROUPS = {
     "data": ("dataset", "data_dir", "normalisation", "server_data", "server_options"),
@@ -202,5 +196,5 @@ def read_settings(path: Path, options: Mapping[str, Option]) -> dict[str, Any]:
             if value is not None:
                 values[field] = convert_setting(name, value, options[field].annotation)
     except ConfigError as error:
-        raise ConfigError(f"{display_name('config')} {path}: {error}") from error
+        raise ConfigError(f"--config {path}: {error}") from error
     return values

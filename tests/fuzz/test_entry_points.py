@@ -1,8 +1,8 @@
-"""Bad values at every door: one line that names what the user wrote, and nothing is computed.
+"""Bad values at every entry point are reported in one line that names the argument.
 
-Fields, options, numbers and flags are those that their records have, so that a new one is tried by
-itself. `pytest -m long tests/fuzz/test_entry_points.py -s` tries all of them with every kind of mistake
-and prints the counts by kind.
+Fields, options, hyperparameters and flags are read from their records, so that new ones are tested
+automatically. `pytest -m long tests/fuzz/test_entry_points.py -s` tries all of them with every kind
+of mistake and prints the counts by kind.
 """
 
 import contextlib
@@ -42,9 +42,9 @@ from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.utils.command_line import get_options
 from fedjax_het.utils.config import Bounds
 
-LONGEST = 1500  # characters of a line; the names of all methods, networks or flags may be in it
+LONGEST = 1500  # characters of a line, which may list all methods, networks or flags
 BASE = {"model": "mlp", "partition": "dirichlet", "alpha": 0.5}
-# With what a setting is of use.
+# Settings that a setting requires.
 CONTEXT: dict[str, dict[str, Any]] = {
     "classes": {"partition": "classes_per_client", "alpha": None},
     "partition": {"alpha": None},
@@ -53,7 +53,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
     **{name: {"local_tests": True} for name in ("test_per_client", "scored")},
     **{name: {"algorithm": "fsl"} for name in ("server_data", "server_options", "pretrain_epochs")},
 }
-# The words that settings of words may be.
+# Valid words of settings.
 NAMES: dict[str, Any] = {
     "algorithm": METHODS,
     "dataset": (*DATASETS, "user"),
@@ -73,20 +73,20 @@ COUNTS: Counter[str] = Counter()
 
 
 class Target(NamedTuple):
-    """What a user gives a value to."""
+    """A setting or option to which a user gives a value."""
 
-    named: str  # as messages are to call it
+    named: str  # name in messages
     kind: Any
-    make: Callable[[Any], Any]  # what names the runs that come of a value
-    word: str = "fedavg"  # one that is right somewhere
+    make: Callable[[Any], Any]  # returns the digests of the runs with a value
+    word: str = "fedavg"  # a valid word of some setting
 
 
 class EnteredError(Exception):
-    """A command has begun its work."""
+    """Raised where a command starts its work."""
 
 
 def save_result(folder: str) -> None:
-    """A run as if it had been made."""
+    """Write the result of a run that did not happen."""
     accuracy = np.linspace(0.1, 0.5, 6)
     summary = {
         **describe_environment(),
@@ -134,10 +134,10 @@ def nothing_is_computed(tmp_path_factory):
         yield
 
 
-# --- what values are given to in Python
+# --- Python
 
 
-def settings_of_runs() -> Iterator[Target]:
+def run_settings() -> Iterator[Target]:
     hints = get_type_hints(RunSpec, include_extras=True)
     for field in dataclasses.fields(RunSpec):
         name, kind = field.name, hints[field.name]
@@ -151,7 +151,7 @@ def settings_of_runs() -> Iterator[Target]:
 
 
 def grids() -> Iterator[Target]:
-    for target in settings_of_runs():
+    for target in run_settings():
         if target.named not in ("hp", "options"):
             given = {**BASE, **CONTEXT.get(target.named, {})}
 
@@ -165,7 +165,7 @@ def digest(**given: Any) -> str:
     return RunSpec(**given).digest()
 
 
-def numbers_of_methods() -> Iterator[Target]:
+def method_hyperparameters() -> Iterator[Target]:
     for name in METHODS:
         spec = RunSpec(name).resolved()
         entry = get_algorithm_spec(name, spec.options)
@@ -175,7 +175,7 @@ def numbers_of_methods() -> Iterator[Target]:
             yield Target(f"hp {number}", Annotated[float, bounds], make)
 
 
-def options_of_methods() -> Iterator[Target]:
+def method_options() -> Iterator[Target]:
     for name in METHODS:
         entry = get_algorithm_spec(name, {})
         kinds: dict[str, Any] = {}
@@ -187,7 +187,7 @@ def options_of_methods() -> Iterator[Target]:
                 kinds[option.name] = kind | unset if unset else kind
         if entry.options.PRESETS:
             kinds[entry.options.PRESET_FIELD] = Literal[tuple(entry.options.PRESETS)] | None
-        if "target_counts" in kinds:  # a single one stands for a list
+        if "target_counts" in kinds:  # a single number stands for a list
             kinds["target_counts"] |= int
         if entry.has_base:
             kinds["base"] = Literal[get_possible_bases(entry)] | None
@@ -196,8 +196,8 @@ def options_of_methods() -> Iterator[Target]:
             yield Target(f"options {option}", kind, make)
 
 
-def options_of_parts() -> Iterator[Target]:
-    """Of networks, partitions and the server's examples, by their functions' annotations."""
+def component_options() -> Iterator[Target]:
+    """Yield options of networks, partitions and server data, from annotations of functions."""
     parts: list[tuple[str, str, Any, Any, dict[str, Any]]] = []
     for name, network in NETWORKS.items():
         given = {**BASE, "model": name}
@@ -212,18 +212,18 @@ def options_of_parts() -> Iterator[Target]:
         hints = get_type_hints(function, include_extras=True)
         for option in names:
             if option in RunSpec.__dataclass_fields__ or option == "classes_per_client":
-                continue  # a setting of its own
+                continue  # a setting
             kind = hints.get(option, Any)
             make = lambda v, g=given, f=field, n=option: digest(**g, **{f: {n: v}})  # noqa: E731
             yield Target(f"{field} {option}", kind, make)
 
 
-DOORS = {
-    "settings": settings_of_runs,
+ENTRY_POINTS = {
+    "settings": run_settings,
     "grid": grids,
-    "hp": numbers_of_methods,
-    "options": options_of_methods,
-    "parts": options_of_parts,
+    "hp": method_hyperparameters,
+    "options": method_options,
+    "parts": component_options,
 }
 
 
@@ -233,13 +233,13 @@ def assert_one_line(line: str, named: str) -> None:
     assert re.search(rf"(?<![\w-]){re.escape(named)}(?!\w)", line), (named, line)
 
 
-def try_value(door: str, target: Target, mistake: str, value: Any) -> None:
-    """ConfigError that names the argument and shows the value; or what it means, by one name."""
+def try_value(entry_point: str, target: Target, mistake: str, value: Any) -> None:
+    """Require an error that names argument and value, or runs equal to those of the meaning."""
     meant = expected_value(value, target.kind)
     try:
         made = target.make(value)
     except ConfigError as error:
-        alone = meant is INVALID  # else another argument, beside which it is wrong, may come first
+        alone = meant is INVALID  # otherwise the message may name a conflicting argument
         assert_one_line(str(error), target.named if alone else target.named.split()[-1])
         assert value is None or is_value_in_message(value, str(error)), (value, str(error))
         outcome = "refused" if meant is INVALID else "refused beside the rest"
@@ -247,10 +247,10 @@ def try_value(door: str, target: Target, mistake: str, value: Any) -> None:
         assert meant is not INVALID, (target.named, value)
         assert made == target.make(meant), (target.named, value)
         outcome = "taken as what it means"
-    COUNTS[f"{door}: {mistake}: {outcome}"] += 1
+    COUNTS[f"{entry_point}: {mistake}: {outcome}"] += 1
 
 
-def few(examples: int):
+def fuzz_settings(examples: int):
     return settings(
         max_examples=examples,
         derandomize=True,
@@ -260,8 +260,10 @@ def few(examples: int):
     )
 
 
-def every(strategy: st.SearchStrategy[Any], examples: int, work: Callable[[Any], None]) -> None:
-    few(examples)(given(strategy)(lambda value: work(value)))()
+def run_examples(
+    strategy: st.SearchStrategy[Any], examples: int, work: Callable[[Any], None]
+) -> None:
+    fuzz_settings(examples)(given(strategy)(lambda value: work(value)))()
 
 
 def mistakes(word: str) -> st.SearchStrategy[tuple[str, Any]]:
@@ -271,27 +273,27 @@ def mistakes(word: str) -> st.SearchStrategy[tuple[str, Any]]:
     )
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_entry_points_reject_bad_values(door):
-    targets = list(DOORS[door]())
+@pytest.mark.parametrize("entry_point", ENTRY_POINTS)
+def test_entry_points_reject_bad_values(entry_point):
+    targets = list(ENTRY_POINTS[entry_point]())
 
-    @few(60)
+    @fuzz_settings(60)
     @given(st.sampled_from(targets).flatmap(lambda t: st.tuples(st.just(t), mistakes(t.word))))
     def each(drawn):
         target, (mistake, value) = drawn
-        try_value(door, target, mistake, value)
+        try_value(entry_point, target, mistake, value)
 
     each()
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("door", DOORS)
-def test_every_argument_with_every_mistake(door):
-    for target in DOORS[door]():
+@pytest.mark.parametrize("entry_point", ENTRY_POINTS)
+def test_every_argument_with_every_mistake(entry_point):
+    for target in ENTRY_POINTS[entry_point]():
         for mistake, strategy in value_strategies(target.word).items():
-            examples = {"settings": 12, "grid": 4}.get(door, 2)
-            every(strategy, examples, partial(try_value, door, target, mistake))
-    told = [name for name in COUNTS if name.startswith(door)]
+            examples = {"settings": 12, "grid": 4}.get(entry_point, 2)
+            run_examples(strategy, examples, partial(try_value, entry_point, target, mistake))
+    told = [name for name in COUNTS if name.startswith(entry_point)]
     assert any("taken" in name for name in told) and any("refused" in name for name in told)
 
 
@@ -316,7 +318,7 @@ def try_name(field: str, name: str) -> None:
     COUNTS[f"names in {field}: refused"] += 1
 
 
-@few(60)
+@fuzz_settings(60)
 @given(
     st.sampled_from(sorted(DICTS)).flatmap(
         lambda field: st.tuples(st.just(field), st.one_of(misspell(DICTS[field][0]), st.text()))
@@ -337,12 +339,12 @@ PAIRS = {
 }
 
 
-FOLDER = "results"  # of one run
-MORE = {"report": (FOLDER,)}  # what stands without a flag
+FOLDER = "results"  # contains one run
+MORE = {"report": (FOLDER,)}  # positional arguments
 
 
 class Flag(NamedTuple):
-    """A flag of a command, and the words with which it is of use."""
+    """A flag of a command, and the words that it requires."""
 
     command: tuple[str, ...]
     flag: str
@@ -351,24 +353,24 @@ class Flag(NamedTuple):
 
 
 def flags() -> list[Flag]:
-    """Every flag of every command, as its record has it."""
+    """Return every flag of every command."""
     return [
         *(
             flag
             for name, command in COMMANDS.items()
-            for flag in flags_of((name, *MORE.get(name, ())), command.config_class)
+            for flag in list_flags((name, *MORE.get(name, ())), command.config_class)
         ),
-        *flags_of(("table", "dynafed.table5"), TableArguments),
-        *flags_of(("table", "fsl.table1"), TableArguments),
+        *list_flags(("table", "dynafed.table5"), TableArguments),
+        *list_flags(("table", "fsl.table1"), TableArguments),
     ]
 
 
-def flags_of(command: tuple[str, ...], record: Any) -> Iterator[Flag]:
+def list_flags(command: tuple[str, ...], record: Any) -> Iterator[Flag]:
     for option in get_options(record).values():
         kind = option.annotation
         if option.is_positional:
             continue
-        if get_origin(kind) is dict:  # as words NAME=VALUE
+        if get_origin(kind) is dict:  # words NAME=VALUE
             kind = tuple[str, ...]
         if option.name in NAMES:
             valid = Literal[tuple(NAMES[option.name])]
@@ -384,21 +386,21 @@ def flags_of(command: tuple[str, ...], record: Any) -> Iterator[Flag]:
         yield Flag(command, option.flag, kind, used)
 
 
-def item_of(kind: Any) -> Any:
-    """What a list is of; None for what is no list."""
+def get_item_type(kind: Any) -> Any:
+    """Return the type of a list's items, or None."""
     lists = [each for each in (kind, *get_args(kind)) if get_origin(each) is tuple]
     return get_args(lists[0])[0] if lists else None
 
 
 def is_list(kind: Any) -> bool:
-    return item_of(kind) is not None
+    return get_item_type(kind) is not None
 
 
 FLAGS = flags()
 
 
-def called(words: list[str]) -> tuple[int | None, str]:
-    """(exit status, what is said on stderr) of a command line; None where its work begins."""
+def run_command_line(words: list[str]) -> tuple[int | None, str]:
+    """Return exit status and stderr of a command line; status None where the work starts."""
     out, error = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
         try:
@@ -422,16 +424,16 @@ def assert_refused(found: tuple[int | None, str], named: str, shown: list[str]) 
 
 def try_words(flag: Flag, mistake: str, words: list[str]) -> None:
     elsewhere = "dir" in flag.flag and any("/" in word or ".." in word for word in words)
-    if elsewhere or flag.command == ("table",):  # whose word may be the table's name
+    if elsewhere or flag.command == ("table",):  # a word may be the table's name
         return
     line = [*flag.command, *flag.context, flag.flag, *words]
     several = is_list(flag.kind)
-    item = item_of(flag.kind) if several else flag.kind
+    item = get_item_type(flag.kind) if several else flag.kind
     right = 0 if flag.kind is bool else 1
     meant = [expected_argument_value(word, item) for word in words if word]
     bad = (len(words) != right and not (several and words)) or "" in words or INVALID in meant
     bad |= flag.flag in PAIRS and any("=" not in word for word in words)
-    found = called(line)
+    found = run_command_line(line)
     if bad or found[0] == 2:
         assert_refused(found, flag.flag, words or [""])
     COUNTS[f"{flag.command[0]}: {mistake}: {'taken' if found[0] != 2 else 'refused'}"] += 1
@@ -448,14 +450,14 @@ def is_plain(words: list[str]) -> bool:
     return not any(re.match("--?[A-Za-z]", word) and word != "-inf" for word in words)
 
 
-@few(50)
+@fuzz_settings(50)
 @given(st.sampled_from(FLAGS), line_mistakes())
 def test_flags_reject_bad_words(flag, drawn):
     if is_plain(drawn[1]):
         try_words(flag, *drawn)
 
 
-# What stands without a flag: the words before it, what messages call it.
+# Positional arguments: the words before it, and its name in messages.
 PLACES = {
     (): "command",
     ("show",): "name",
@@ -465,13 +467,13 @@ PLACES = {
 }
 
 
-@few(30)
+@fuzz_settings(30)
 @given(st.sampled_from(sorted(PLACES)), line_mistakes().filter(lambda drawn: len(drawn[1]) == 1))
 def test_positional_arguments_reject_bad_words(place, drawn):
     mistake, (word,) = drawn
     if not is_plain([word]):
         return
-    found = called([*place, word])
+    found = run_command_line([*place, word])
     if found[0] is not None and word not in METHODS:
         assert_refused(found, PLACES[place], [word])
     COUNTS[f"{' '.join(place)} WORD: {mistake}: {'taken' if found[0] != 2 else 'refused'}"] += 1
@@ -484,14 +486,14 @@ def try_pair(command: str, flag: str, text: str) -> None:
     if context["partition"] != "dirichlet":
         given += ["--alpha", "0.5"] if "--alpha" not in given else []
     words = [command, *given, flag, f"{name}={text}"]
-    found = called(words)
+    found = run_command_line(words)
     meant = expected_argument_value(text, Annotated[float, Bounds(0)]) if text else INVALID
     if found[0] == 2 or not text or (flag == "--hp" and command == "run" and meant is INVALID):
         assert_refused(found, flag, [text, text.split(",")[0], name])
     COUNTS[f"{command}: {flag}: {'taken' if found[0] != 2 else 'refused'}"] += 1
 
 
-@few(20)
+@fuzz_settings(20)
 @given(
     st.sampled_from(["run", "sweep"]),
     st.sampled_from(sorted(PAIRS)),
@@ -501,45 +503,45 @@ def test_name_value_flags_reject_bad_values(command, flag, drawn):
     try_pair(command, flag, drawn[1][0])
 
 
-@few(40)
+@fuzz_settings(40)
 @given(st.sampled_from(FLAGS).flatmap(lambda f: st.tuples(st.just(f), misspell(f.flag[2:]))))
 def test_unknown_flag_is_reported(drawn):
     flag, name = drawn
     known = {each.flag for each in FLAGS if each.command == flag.command}
     wrong = f"--{name}"
     if wrong.replace("_", "-") not in known and name[:1].isalpha():
-        assert_refused(called([*flag.command, wrong, "1"]), wrong, [wrong])
+        assert_refused(run_command_line([*flag.command, wrong, "1"]), wrong, [wrong])
         COUNTS[f"{flag.command[0]}: unknown flags: refused"] += 1
 
 
-@few(20)
+@fuzz_settings(20)
 @given(st.sampled_from(FLAGS))
 def test_repeated_flag_is_list_or_rejected(flag):
     words = [] if flag.kind is bool else ["1"]
     line = [*flag.command, flag.flag, *words, flag.flag, *words]
     if is_list(flag.kind):
-        assert called(line) == called([*flag.command, flag.flag, "1", "1"])
+        assert run_command_line(line) == run_command_line([*flag.command, flag.flag, "1", "1"])
     else:
-        assert_refused(called(line), flag.flag, ["1", ""])
+        assert_refused(run_command_line(line), flag.flag, ["1", ""])
     COUNTS[f"{flag.command[0]}: given twice"] += 1
 
 
 def test_flags_reject_empty_word():
     for flag in FLAGS:
         if flag.kind is not bool:
-            assert_refused(called([*flag.command, flag.flag, ""]), flag.flag, [""])
+            assert_refused(run_command_line([*flag.command, flag.flag, ""]), flag.flag, [""])
 
 
 @pytest.mark.long
 def test_every_flag_with_every_mistake():
     for flag in FLAGS:
         for mistake, strategy in argument_strategies("fedavg").items():
-            every(strategy.filter(is_plain), 3, partial(try_words, flag, mistake))
+            run_examples(strategy.filter(is_plain), 3, partial(try_words, flag, mistake))
 
 
 @pytest.mark.long
 def test_print_counts():
-    """Of those before it, which it prints."""
+    """Print the outcomes of the tests above."""
     for name, count in sorted(COUNTS.items()):
         print(f"{count:6}  {name}")
     total = sum(COUNTS.values())

@@ -1,7 +1,7 @@
-"""Public functions: whatever they are given is used, or one line that names the argument.
+"""Public functions use any value, or reject it in one line that names the argument.
 
-The functions, their arguments and these' annotations are found, not listed: what is added is
-covered, and must say here what a good call is.
+The test finds functions, arguments and annotations, so that new functions are covered. Each
+function needs the arguments of a good call here.
 """
 
 import functools
@@ -29,33 +29,20 @@ from fedjax_het.runtime.trained_model import InputSpec, TrainedModel
 from fedjax_het.utils.config import VALIDATED_FUNCTIONS, parameter_types, validate_arguments
 
 MODULES = (fedjax_het, data, nn, analysis)
-# Read in programs, by the package itself; what goes into them is checked where it came in.
-INSIDE = {
-    *(
-        "find_parameter_name",
-        "conv2d",
-        "count_parameters",
-        "make_generator",
-        "count_training_flops",
-    ),
-    *(
-        "micro_batched_value_and_grad",
-        "compute_network_digest",
-        "norm_mask",
-        "get_norm_variables",
-        "choose_micro_batch_size",
-    ),
-    *("replace_norm_variables", "add_projection_head", "parse_row"),
-    "show_environment",  # takes nothing
-    "grid",  # its settings are RunSpec's: `test_entry.py`
+# Functions of programs, whose arguments are checked where the user passes them.
+NOT_VALIDATED = {
+    *("find_parameter_name", "conv2d", "count_parameters", "make_generator", "parse_row"),
+    *("count_training_flops", "micro_batched_value_and_grad", "compute_network_digest"),
+    *("norm_mask", "get_norm_variables", "choose_micro_batch_size", "replace_norm_variables"),
+    "add_projection_head",
+    "show_environment",  # has no arguments
+    "grid",  # has the settings of RunSpec: `test_entry_points.py`
 }
-
-
-WRITERS = {"Partition.save", "plot_partition"}  # whose errors may be the system's, as they say
+WRITERS = {"Partition.save", "plot_partition"}  # raise OSError, as documented
 
 
 class Reached(Exception):
-    """The function has taken what it was given, and would begin to compile."""
+    """Raised where a function would start to compile."""
 
 
 DATA = make_user_dataset(class_names=("a", "b", "c"))
@@ -82,16 +69,15 @@ TABLE = TextTable("t", ("Method",), ("x",), (TableSection(({"Method": "a", "x": 
 
 
 @functools.cache
-def a_model():
-    """One that has learned nothing."""
+def make_untrained_model():
+    """Return an untrained model."""
     task = build_signature(SPEC.resolved(), DATA).training.task
     variables = task.model.init(jax.random.key(0))
     return TrainedModel(SPEC.resolved(), InputSpec.from_dataset(DATA), variables, None, task)
 
 
-def good_calls(folder) -> dict[str, dict]:
-    """Arguments of a good call, by function: those that a call needs, and those whose defaults are
-    not enough."""
+def make_good_calls(folder) -> dict[str, dict]:
+    """Return the arguments of a good call of each function, without sufficient defaults."""
     labels = {"labels": LABELS, "num_classes": 3}
     tests = {"partition": SPLIT, "train_labels": LABELS, "test_labels": DATA.test_labels}
     images = {f"{split}_images": getattr(DATA, f"{split}_images") for split in ("train", "test")}
@@ -159,8 +145,8 @@ def good_calls(folder) -> dict[str, dict]:
         "load_result": {"directory": folder, "digest": "0" * 16},
         "load_results": {"directory": folder},
         "load_curves": {"directory": folder},
-        "load_model": {"path": a_model().save(folder / "model.msgpack")},
-        "evaluate": {"model": a_model(), "dataset": DATA},
+        "load_model": {"path": make_untrained_model().save(folder / "model.msgpack")},
+        "evaluate": {"model": make_untrained_model(), "dataset": DATA},
         "plot_learning_curves": frames,
         "plot_gradient_gaps": frames,
         "plot_metric_vs_alpha": {"results": ROWS},
@@ -199,7 +185,7 @@ def good_calls(folder) -> dict[str, dict]:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where nothing compiles: what would begin to ends there."""
+    """Return a current folder; functions that would compile raise `Reached`."""
 
     def reached(*_, **__):
         raise Reached
@@ -214,8 +200,8 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def doors() -> dict[str, tuple]:
-    """The functions by their names, with the annotations of their arguments."""
+def list_functions() -> dict[str, tuple]:
+    """Return the validated functions by name, with the annotations of their arguments."""
     found = {}
     for name, function in VALIDATED_FUNCTIONS.items():
         inner = inspect.unwrap(function)
@@ -231,8 +217,8 @@ def named(function):
     return [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
 
-def ask(function, arguments, name, kind, value) -> str:
-    """What becomes of a call with this value: refused, used or reached. Else it fails."""
+def classify_call(function, arguments, name, kind, value) -> str:
+    """Return the outcome of a call with a value: refused, used or reached."""
     wrong = is_certainly_invalid(value, kind)
     try:
         with warnings.catch_warnings():
@@ -264,24 +250,24 @@ def test_every_public_function_is_validated():
         for name in module.__all__
         if inspect.isfunction(getattr(module, name))
     }
-    assert public - INSIDE <= set(doors()), "decorate it with `door`"
+    assert public - NOT_VALIDATED <= set(list_functions()), "decorate it with `validate_arguments`"
 
 
 def test_every_validated_function_has_good_call(folder):
-    calls = good_calls(folder)
-    assert set(calls) == set(doors())
+    calls = make_good_calls(folder)
+    assert set(calls) == set(list_functions())
 
 
 def test_functions_reject_values_by_annotation(folder):
-    calls, counts = good_calls(folder), Counter()
-    for name, (function, kinds) in doors().items():
+    calls, counts = make_good_calls(folder), Counter()
+    for name, (function, kinds) in list_functions().items():
         for argument, kind in kinds.items():
             for make in UNEXPECTED_VALUES.values():
                 value = make()
                 if is_certainly_invalid(value, kind):
-                    assert ask(function, calls[name], argument, kind, value) == "refused"
+                    assert classify_call(function, calls[name], argument, kind, value) == "refused"
                     counts[name] += 1
-    assert len(counts) == len(doors()) and counts.total() > 3000
+    assert len(counts) == len(list_functions()) and counts.total() > 3000
 
 
 DRAWN = st.one_of(
@@ -299,8 +285,8 @@ DRAWN = st.one_of(
 )
 
 
-def tried_out(try_value):
-    """`try_value`, called with a hundred of them."""
+def try_random_values(try_value):
+    """Call `try_value` with a hundred random values."""
 
     @settings(
         max_examples=100, deadline=None, database=None, suppress_health_check=list(HealthCheck)
@@ -314,12 +300,16 @@ def tried_out(try_value):
 
 @pytest.mark.long
 def test_functions_use_or_reject_random_values(folder):
-    calls, counts = good_calls(folder), {}
-    for name, (function, kinds) in doors().items():
+    calls, counts = make_good_calls(folder), {}
+    for name, (function, kinds) in list_functions().items():
         counts[name] = count = Counter()
         for argument, kind in kinds.items():
             given_ = (function, calls[name], argument, kind)
-            tried_out(lambda value, given_=given_, count=count: count.update([ask(*given_, value)]))
+            try_random_values(
+                lambda value, given_=given_, count=count: count.update(
+                    [classify_call(*given_, value)]
+                )
+            )
     total = sum(counts.values(), Counter())
     for name, count in counts.items():
         print(f"{name:30} {count['refused']:6} refused {count['used'] + count['reached']:6} taken")
@@ -327,7 +317,7 @@ def test_functions_use_or_reject_random_values(folder):
     assert total["refused"] > 5000
 
 
-# --- single doors -----------------------------------------------------------------------------
+# --- single functions -----------------------------------------------------------------------------
 
 
 def test_validate_arguments_converts_scalars(folder):
@@ -347,20 +337,8 @@ def test_validate_arguments_converts_scalars(folder):
 @pytest.mark.parametrize(
     "odd",
     [
-        "True",
-        "fraction",
-        "nan",
-        "inf",
-        "negative",
-        "zero",
-        "huge",
-        "number in words",
-        "list",
-        "dict",
-        "vector",
-        "generator",
-        "unprintable",
-        "empty text",
+        *("True", "fraction", "nan", "inf", "negative", "zero", "huge", "number in words"),
+        *("list", "dict", "vector", "generator", "unprintable", "empty text"),
     ],
 )
 def test_placement_rejects_bad_values(name, odd):
@@ -384,7 +362,7 @@ def test_missing_folders(tmp_path):
         with pytest.raises(ConfigError, match=r"^directory = '/nonexistent': expected a folder"):
             read("/nonexistent")
     with pytest.raises(ConfigError, match=r"^directory = "):
-        analysis.write_report(tmp_path)  # which holds nothing
+        analysis.write_report(tmp_path)  # an empty folder
 
 
 @pytest.mark.parametrize(

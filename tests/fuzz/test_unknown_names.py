@@ -1,4 +1,4 @@
-"""Results of what only another process has registered are read, and shown by their stored names."""
+"""Results of entries that only another process has registered keep their stored names."""
 
 import json
 
@@ -14,13 +14,13 @@ from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.runtime.result_store import load_curves
 from fedjax_het.runtime.results import Result
 
-# By setting: a name that this process does not know, and how it is shown.
+# Names, by setting, that this process has not registered.
 NAMES = {"algorithm": "mymethod", "model": "mynet", "dataset": "mydata", "partition": "mysplit"}
 ROUNDS = 6
 
 
 def save(folder, spec, renamed, level):
-    """A result as another process leaves it: its settings with other names."""
+    """Write a result whose settings have other names, as another process does."""
     accuracy = np.linspace(level / 2, level, ROUNDS)
     summary = {
         **describe_environment(),
@@ -36,14 +36,14 @@ def save(folder, spec, renamed, level):
     path = result.save(folder)
     record = json.loads(path.read_text())
     record["spec"] |= renamed
-    del record["checksum"]  # of the text that it had
+    del record["checksum"]  # of the unchanged text
     path.write_text(json.dumps(record))
     return RunSpec.from_dict(record["spec"])
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """FedAvg, and four runs each with one unknown name."""
+    """Return a folder with FedAvg, and four runs with one unknown name each."""
     spec = RunSpec("fedavg", model="mlp", alpha=0.1, rounds=ROUNDS)
     save(tmp_path, spec, {}, 0.5)
     for seed, (setting, name) in enumerate(NAMES.items(), 1):

@@ -1,5 +1,4 @@
-"""A stranger's results and data sets: shown as they are, and obeyed nowhere; and reports on folders
-that cannot be written to."""
+"""Foreign results and data sets are shown unchanged; reports survive read-only folders."""
 
 import json
 import logging
@@ -30,7 +29,7 @@ MARKS = re.compile(r"(?<!\\)<b|(?<!\\)\]\(|http:|\x1b|\x07")
 
 
 def save(folder, *, seed=0, spec=None, **summary):
-    """A result of which the record was changed by hand."""
+    """Write a result with a manually changed record."""
     own = RunSpec("fedavg", model="mlp", alpha=0.1, rounds=3, seed=seed).resolved()
     accuracy = np.linspace(0.2, 0.5, 3)
     metrics = {"test_accuracy": accuracy, "train_loss": np.ones(3)}

@@ -1,4 +1,4 @@
-"""Importing is quick and harmless; each core becomes a device unless the user said otherwise."""
+"""The import is fast and starts no backend; by default, each core is a device."""
 
 import os
 import statistics
@@ -31,7 +31,7 @@ print([name for name in heavy if name in sys.modules])
 
 
 def test_import_time():
-    # The promise is 1.5 s in all; as a share of jax's own import it holds on any machine.
+    # The documented limit is 1.5 s; a fraction of JAX's own import holds on any machine.
     code = """
 import time
 start = time.perf_counter(); import jax; middle = time.perf_counter()

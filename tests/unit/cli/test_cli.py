@@ -1,4 +1,4 @@
-"""The command line: what it prints, and how it refuses."""
+"""The command line: output, help, completion, and messages about bad words."""
 
 import json
 import logging
@@ -104,7 +104,7 @@ def test_client_band_shows_mean_and_quantiles():
 
 
 def test_closed_pipe_is_no_error():
-    """As in `fedjax-het list | head -0`."""
+    """Reproduce `fedjax-het list | head -0`."""
     command = [sys.executable, "-m", "fedjax_het", "list"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as listing:
         listing.stdout.close()
@@ -217,7 +217,7 @@ def test_interrupt_message_depends_on_output_dir(monkeypatch, capsys):
 
 
 def test_log_message_is_printed_once(monkeypatch, capsys):
-    """Also where a library has given the root logger a handler, as absl does."""
+    """A handler of the root logger, as absl adds one, prints no second line."""
     monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler()])
     log_to_stderr(logging.INFO)
     log_to_stderr(logging.INFO)
@@ -344,7 +344,7 @@ def test_completion_scripts(shell, capsys):
     assert not ended.value.code
     script = capsys.readouterr().out
     assert "fedjax-het" in script and len(script) > 1000
-    assert "held-out-clients" in script and "fedprox" in script  # flags, and names of methods
+    assert "held-out-clients" in script and "fedprox" in script  # a flag, and a method
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")

@@ -1,4 +1,4 @@
-"""Settings in a file: what it says is what a command line would, and that goes over it."""
+"""Settings in a YAML file, which flags of the command line replace."""
 
 import json
 from dataclasses import replace

@@ -34,7 +34,7 @@ def test_grid_drops_unused_local_training_settings():
 
 def test_grid_removes_duplicate_runs():
     assert len(grid(algorithm=["fedavg", "fedavg"], seed=[1, 1], hp={"local_lr": [0.1, 0.1]})) == 1
-    # What a partition does not take is no other run.
+    # The default alpha does not apply to this partition.
     assert len(grid(partition="iid", seed=0)) == 1
 
 

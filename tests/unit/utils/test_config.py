@@ -1,4 +1,4 @@
-"""Typed settings: what their annotations allow, and what is said of all else."""
+"""Typed settings: valid values of annotations, and messages about invalid values."""
 
 from dataclasses import FrozenInstanceError, dataclass
 from typing import Annotated, ClassVar, Literal

@@ -1,4 +1,4 @@
-"""Environment variables: whatever they hold is used, or one line with the variable's name."""
+"""Environment variables are used, or reported in one line; the compilation cache."""
 
 import os
 import re
@@ -20,14 +20,14 @@ PACKAGE = Path(fedjax_het.__file__).parent
 NUMBERS = ("", "x", "-1", "nan", "inf", "-inf", "1e400", "1" * 400, "FILE", "1 2", "None")
 FOLDERS = ("", " ", "FILE", "FILE/below", "~nobody-of-that-name/x", "x" * 5000)
 UNWRITABLE = "/proc/nowhere/x"
-# By variable, what it cannot be; FILE stands for a file that is there.
+# Invalid values by variable; FILE stands for an existing file.
 BAD = {
     "FEDJAX_HET_CHECKPOINT_SECONDS": NUMBERS,
     "FEDJAX_HET_CACHE": (*FOLDERS, UNWRITABLE),
     "XDG_CACHE_HOME": ("FILE", "FILE/below", UNWRITABLE, "/" + "x" * 5000),
     "TFDS_DATA_DIR": FOLDERS,
     "CINIC10_DIR": FOLDERS,
-    "RAY_ADDRESS": (),  # Ray's own: `test_ray_launcher.py`
+    "RAY_ADDRESS": (),  # checked by Ray: `test_ray_launcher.py`
     "JAX_NUM_CPU_DEVICES": (*NUMBERS, "0", "1.5", "1e3", "99999999"),
     "XLA_PYTHON_CLIENT_MEM_FRACTION": (*NUMBERS, "0", "1.5"),
     "JAX_COMPILATION_CACHE_DIR": (*FOLDERS, UNWRITABLE),
@@ -105,7 +105,7 @@ def test_load_dataset_rejects_bad_data_folder(name, dataset, tmp_path, monkeypat
         with pytest.raises(ConfigError) as raised:
             load_dataset(dataset, cache_dir=tmp_path / "cache")
         assert is_one_line_of(str(raised.value), name, text_of(bad, tmp_path))
-    assert len(load_dataset("digits").train_labels) > 0  # needs none of them
+    assert len(load_dataset("digits").train_labels) > 0  # needs no folder
 
 
 def test_valid_variables_are_used(tmp_path, monkeypatch):
@@ -118,7 +118,7 @@ def test_valid_variables_are_used(tmp_path, monkeypatch):
     monkeypatch.delenv("FEDJAX_HET_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert get_cache_dir() == tmp_path / "xdg" / "fedjax_het"
-    for none in ("", "relative"):  # as its specification has it
+    for none in ("", "relative"):  # as the XDG specification requires
         monkeypatch.setenv("XDG_CACHE_HOME", none)
         assert get_cache_dir() == Path("~/.cache/fedjax_het").expanduser()
 
@@ -205,7 +205,7 @@ def test_second_process_reuses_compiled_programs(tmp_path):
     assert any("jit_chunk" in name for name in first)
     start(folder, "run")
     new = entries(folder) - first
-    # A small program near the least time that is worth keeping may be added late.
+    # A program near the smallest cached compilation time may be added later.
     assert not any("jit_chunk" in name or "jit_one" in name for name in new)
 
 

@@ -1,4 +1,4 @@
-"""How files are written, and what a stranger's text does in other media."""
+"""Atomic writing, checksummed archives, and escape functions for foreign text."""
 
 import os
 import re
@@ -78,7 +78,7 @@ def test_remove_stale_files(tmp_path):
     here, day = io._get_host_id(), io.STALE_SECONDS
     dead, alive = temporary(here, gone.pid), temporary(here, os.getpid(), 2 * day)
     elsewhere, old = temporary("other", gone.pid, day / 2), temporary("other", 1, 1.1 * day)
-    former = tmp_path / ".checkpoint.npz-ab12cd_4.tmp"  # of versions before these names
+    former = tmp_path / ".checkpoint.npz-ab12cd_4.tmp"  # name of former versions
     former.write_text("")
     os.utime(former, (time.time() - 2 * day,) * 2)
     strange = tmp_path / ".editor.tmp"
@@ -115,7 +115,9 @@ def test_npz_checksum_finds_every_damage(tmp_path):
     whole = path.read_bytes()
     found, _ = read_npz(path)
     np.testing.assert_array_equal(found["a"], arrays["a"])
-    np.testing.assert_array_equal(np.load(path)["a"], arrays["a"])  # an .npz like any other
+    np.testing.assert_array_equal(
+        np.load(path)["a"], arrays["a"]
+    )  # other readers of .npz files read it
     for place in range(len(whole)):
         flipped = bytearray(whole)
         flipped[place] ^= 1 << place % 8

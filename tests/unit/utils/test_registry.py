@@ -1,4 +1,4 @@
-"""Records by name, of the package and of its users."""
+"""Registries of named entries, of the package and of users."""
 
 from typing import NamedTuple
 
