@@ -193,6 +193,8 @@ def is_value_in_message(value: Any, message: str) -> bool:
         texts.append("a function")
     if isinstance(value, list):
         texts.append(repr(tuple(value)))
+    if isinstance(value, np.ndarray):
+        texts.append(repr(value.tolist()))
     if isinstance(value, int) and abs(value) < 1e300:
         texts.append(repr(float(value)))
     return any(text[:25] in message for text in texts) or any(
