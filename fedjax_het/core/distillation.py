@@ -33,6 +33,16 @@ def compute_logits(task: Task, variables: Tree, images: AnyArray) -> jax.Array:
 
     Returns:
       Logits, `[n, num_classes]`.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.methods import Task, compute_logits
+      >>> from fedjax_het.nn import make_model
+      >>> task = Task(make_model("mlp", (4, 4, 1), 10), mean=(0.5,), std=(0.25,))
+      >>> variables = task.model.init(jax.random.key(0))
+      >>> compute_logits(task, variables, jnp.zeros((3, 4, 4, 1), jnp.uint8)).shape
+      (3, 10)
     """
     # Whole batches: mapped image by image (`lax.map` with a batch size), networks with max pooling
     # took up to twice the time on CPU.

@@ -41,6 +41,12 @@ class ClientDiagnostics(NamedTuple):
       names: names of the metrics.
       measure: `(hp, state, cohort) -> {name: scalar}`. `cohort` contains all clients, weighted by
         their examples, each with one pass through its data.
+
+    Example:
+      >>> from fedjax_het.methods import ClientDiagnostics
+      >>> measure = lambda hp, state, cohort: {"rounds": state.round.astype("float32")}
+      >>> ClientDiagnostics(("rounds",), measure).names
+      ('rounds',)
     """
 
     names: tuple[str, ...]

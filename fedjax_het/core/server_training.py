@@ -304,6 +304,18 @@ def train_on_server(
 
     Returns:
       The trained variables.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.methods import Examples, Task, train_on_server
+      >>> from fedjax_het.nn import make_model
+      >>> task = Task(make_model("mlp", (4, 4, 1), 3), mean=(0.5,), std=(0.25,))
+      >>> examples = Examples(jnp.zeros((6, 4, 4, 1), jnp.uint8), jnp.arange(6) % 3)
+      >>> start, key = task.model.init(jax.random.key(0)), jax.random.key(1)
+      >>> trained = train_on_server(task, start, examples, key, batch_size=3, lr=0.1, epochs=1)
+      >>> jax.tree.structure(trained) == jax.tree.structure(start)
+      True
     """
     order_key, step_key = jax.random.split(key)
     return train_on_examples(
