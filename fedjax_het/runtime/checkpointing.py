@@ -159,8 +159,8 @@ class CheckpointWriter:
                 if record.get(name) != digest:
                     label = _DIGEST_LABELS.get(name, name)
                     raise ConfigError(
-                        f"checkpoint = {record['path']!r}: expected one of this {label}, but it "
-                        f"is another one's; pass the same {label} or another output_dir"
+                        f"checkpoint = {record['path']!r}: expected a checkpoint of this "
+                        f"{label}, but it is of another; pass the same {label} or another output_dir"
                     )
 
     def restore(self, group_state: GroupState, records: Sequence[dict]) -> None:
@@ -231,10 +231,12 @@ def find_checkpoint_record(
             return record
         text += f"; {record['round']} are done"
         if is_horizon_dependent(spec):
-            text += f", at rates of {spec.lr_schedule} to another end, unless hp lr_length says it"
+            text += (
+                f", and the rates of {spec.lr_schedule} depend on that number without hp lr_length"
+            )
     raise ConfigError(
-        f"checkpoint = {str(path)!r}: expected this configuration's, but it is another one's "
-        f"({text}); use its settings or another output_dir, or remove it"
+        f"checkpoint = {str(path)!r}: expected a checkpoint of this configuration, but it is of "
+        f"another ({text}); use its settings or another output_dir, or remove it"
     )
 
 
@@ -271,7 +273,7 @@ def find_resumable_record(
         with contextlib.suppress(OSError):  # then the next checkpoint replaces it
             os.replace(path, damaged_path)
         text = to_one_line(repr(str(damaged_path)))
-        log.warning("%s: begun again; the old one is %s", error, text)
+        log.warning("%s: the run starts again; the old file is %s", error, text)
         return None
     if record is None and saved_state is not None:
         record = read_checkpoint_record(saved_state)
@@ -282,9 +284,9 @@ def find_resumable_record(
     changes = [f"{n} {stored[n]} -> {current[n]}" for n in current if stored[n] != current[n]]
     if changes and not resume_anyway:
         raise ConfigError(
-            f"checkpoint = {record['path']!r}: expected one of this version and device, but it is "
-            f"another one's ({', '.join(changes)}), and its bits may differ; resume_anyway "
-            "(--resume-anyway) goes on from it, which the result then says; or remove it"
+            f"checkpoint = {record['path']!r}: expected a checkpoint of this version and device, "
+            f"but it is of another ({', '.join(changes)}), and bits may differ; pass resume_anyway "
+            "(--resume-anyway) to resume from it, which the result records, or remove it"
         )
     return {**record, "begun_under": record["begun_under"] or (stored if changes else None)}
 
@@ -399,7 +401,7 @@ def load_checkpoint(path: Path, template: Tree) -> Tree:
         if array is None or array.shape != leaf.shape or array.dtype != leaf.dtype:
             raise ConfigError(
                 f"checkpoint = {str(path)!r}: expected {name} of shape {leaf.shape} and type "
-                f"{leaf.dtype}, as this configuration has; it is another configuration's"
+                f"{leaf.dtype}, as in this configuration; the checkpoint is of another"
             )
         leaves.append(array)
     return jax.tree.unflatten(jax.tree.structure(template), leaves)

@@ -239,7 +239,7 @@ def _iterate_completed(
             if attempts[i] == MAX_ATTEMPTS:
                 raise
             text, num_runs = to_one_line(str(error))[:100], len(parts[i].specs_by_digest)
-            print_line(f"a task of {num_runs} runs was lost ({text}): begun again")
+            print_line(f"a task of {num_runs} runs was lost ({text}): executed again")
             pending[cluster.submit(execute_part, parts[i])] = i
         except Exception as error:
             failure = failure or error

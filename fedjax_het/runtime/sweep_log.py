@@ -122,9 +122,7 @@ class SweepProgress:
 
     def report_lost(self, jobs: Sequence[Job]) -> None:
         """Report runs whose leases another worker has acquired."""
-        self.print_line(
-            f"{self._format_jobs(jobs)}: left to the worker who took over from this one"
-        )
+        self.print_line(f"{self._format_jobs(jobs)}: left to the worker that acquired the lease")
 
     def show_running(self, jobs: Sequence[Job]) -> AbstractContextManager[Callable | None]:
         """Return a context that shows the progress of runs and yields a callable for it."""

@@ -186,11 +186,11 @@ def test_checkpoint_of_another_run_is_kept(half, whole):
     path = half / "checkpoint.npz"
     before = path.read_bytes()
     for settings in ({"resume": True}, {}):
-        expected = r"another one's \(seed 0 -> 1.*output_dir"
+        expected = r"of another \(seed 0 -> 1.*output_dir"
         with pytest.raises(ConfigError, match=expected) as caught:
             run(half, spec=make_short_spec(METHOD, seed=1), **settings)
         get_line(caught)
-        with pytest.raises(ConfigError, match="expected one of this dataset"):
+        with pytest.raises(ConfigError, match="expected a checkpoint of this dataset"):
             run(half, dataset=make_user_dataset((9,) * 6), **settings)
     assert path.read_bytes() == before
     assert_results_equal(run(half), whole)  # its own run starts again

@@ -129,7 +129,7 @@ def test_resume_rejects_other_data_and_partitions(tmp_path, monkeypatch):
     data = load_dataset("named")
     other = make_partition("iid", data.train_labels, 3, num_clients=6, seed=1)
     for given, what in (({"dataset": part_of(data)}, "dataset"), ({"partition": other}, "part")):
-        with pytest.raises(ConfigError, match=f"expected one of this {what}"):
+        with pytest.raises(ConfigError, match=f"expected a checkpoint of this {what}"):
             simulate(spec, output_dir=tmp_path, resume=True, **given)
 
 

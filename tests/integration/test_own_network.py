@@ -114,7 +114,7 @@ def test_resume_rejects_another_network(tmp_path, monkeypatch):
     monkeypatch.setattr("fedjax_het.runtime.group_state.MAX_ROUNDS_PER_CHUNK", 1)
     with pytest.raises(KilledError):
         simulate(spec, network=TwoLayers, output_dir=tmp_path, progress=make_killing_callback(1))
-    with pytest.raises(ConfigError, match="expected one of this network"):
+    with pytest.raises(ConfigError, match="expected a checkpoint of this network"):
         simulate(spec, network=TwoLayers(10, hidden=9), output_dir=tmp_path, resume=True)
 
 

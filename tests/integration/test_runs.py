@@ -101,9 +101,9 @@ def test_resume_rejects_other_data(tmp_path, eager):
         run_spec(make_spec(), output_dir=tmp_path, progress=make_killing_callback(3))
     data = make_user_dataset()
     other = make_partition("iid", data.train_labels, 3, num_clients=6, seed=5)
-    with pytest.raises(ConfigError, match="expected one of this partition"):
+    with pytest.raises(ConfigError, match="expected a checkpoint of this partition"):
         run_spec(make_spec(), output_dir=tmp_path, resume=True, partition=other)
-    with pytest.raises(ConfigError, match="expected one of this dataset"):
+    with pytest.raises(ConfigError, match="expected a checkpoint of this dataset"):
         simulate(make_spec(), dataset=make_user_dataset((9,) * 6), output_dir=tmp_path, resume=True)
 
 

@@ -154,7 +154,7 @@ def test_worker_without_its_lease_drops_the_run(tmp_path, while_running, whole):
 
     while_running(steal)
     results = make(SPECS[:2], tmp_path, progress=progress).results
-    assert "seed 0: left to the worker who took over" in lines[0]
+    assert "seed 0: left to the worker that acquired" in lines[0]
     assert "seed 1" in lines[1] and lines[2].startswith("waiting for 1 run")
     assert "seed 0" in lines[3]
     assert_all_equal(results, whole)

@@ -87,7 +87,7 @@ def test_lost_part_is_repeated(tmp_path):
     cluster = Tasks(lose=lambda part: next(lost, False))
     made = sweep_on_ray(SPECS, tmp_path, cluster=cluster, progress=lines.append, **SAME)
     assert all(made.results) and len(cluster.submitted) == 4 + 2
-    assert sum("a task of 1 runs was lost (the node died): begun again" in s for s in lines) == 2
+    assert sum("a task of 1 runs was lost (the node died): executed again" in s for s in lines) == 2
 
 
 def test_part_is_lost_too_often(tmp_path):
@@ -178,7 +178,7 @@ def test_ray_with_killed_processes(tmp_path):
         print(f"{time.perf_counter() - began:.1f} s, killed {len(killed)}")
     finally:
         ray.shutdown()
-    assert sum("begun again" in line for line in lines) == len(killed) > 0
+    assert sum("executed again" in line for line in lines) == len(killed) > 0
     assert sorted(load_results(tmp_path)["seed"]) == list(range(48))
     assert not (tmp_path / "claims").exists()
     alone = sweep(specs, progress=lines.append, **SAME)
