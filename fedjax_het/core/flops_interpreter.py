@@ -34,9 +34,9 @@ class FlopCounter:
       >>> def power(x, n):
       ...     return jax.lax.fori_loop(0, n, lambda i, product: product @ x, x)
       >>> counter = FlopCounter(jax.make_jaxpr(power)(jnp.ones((3, 3)), 5))
-      >>> counter.find_inputs((False,))
+      >>> counter.find_inputs()
       (False, True)
-      >>> counter.run([5], (False,))
+      >>> counter.run([None, 5])
       ([], 270)
     """
 
@@ -63,42 +63,48 @@ class FlopCounter:
         self._counting = jax.make_jaxpr(count)(*inputs)
         self._compiled: dict[Mask, Any] = {}
 
-    def find_inputs(self, required_outputs: Mask) -> Mask:
+    def find_inputs(self, required: Mask = ()) -> Mask:
         """Find the inputs that decide how much is done.
 
         Args:
-          required_outputs: which of the program's outputs to compute besides the count.
+          required: for each of the program's first outputs, whether to compute it.
 
         Returns:
-          For each input, whether the counting program needs it.
+          For each input, whether the count or a required output depends on it.
         """
-        return self._liveness.analyze(self._counting.jaxpr, (*required_outputs, True, True)).inputs
+        return self._liveness.analyze(self._counting.jaxpr, self._mark_outputs(required)).inputs
 
-    def run(self, leaves: Sequence[Any], required_outputs: Mask) -> tuple[list[Any], int]:
+    def run(self, leaves: Sequence[Any], required: Mask = ()) -> tuple[list[Any], int]:
         """Count the operations for these inputs.
 
-        Cost: a compilation of the counting program for each `required_outputs`.
+        Cost: a compilation of the counting program for each value of `required`.
 
         Args:
-          leaves: the inputs that `find_inputs` marks, in order.
-          required_outputs: which of the program's outputs to compute besides the count.
+          leaves: the inputs; None for inputs that `find_inputs` does not mark.
+          required: for each of the program's first outputs, whether to compute it.
 
         Returns:
-          The required outputs, and the number of floating-point operations.
+          The program's first outputs, as many as `required` has entries, with None for the others;
+          and the number of floating-point operations.
         """
-        if required_outputs not in self._compiled:
-            inputs, used = self.find_inputs(required_outputs), (*required_outputs, True, True)
+        inputs = self.find_inputs(required)
+        if required not in self._compiled:
+            outputs, counting = self._mark_outputs(required), self._counting
 
             @jax.jit
             def program(leaves):
-                values = scatter(inputs, leaves)
-                counting = self._counting
-                _, outputs = self._run(counting.jaxpr, counting.consts, values, used, None)
-                return select(used, outputs)
+                values = _scatter(inputs, leaves)
+                _, results = self._run(counting.jaxpr, counting.consts, values, outputs, None)
+                return _select(outputs, results)
 
-            self._compiled[required_outputs] = program
-        *results, high, low = self._compiled[required_outputs](list(leaves))
-        return results, (int(high) << 32) + int(low)
+            self._compiled[required] = program
+        *results, high, low = self._compiled[required](_select(inputs, leaves))
+        return _scatter(required, results), (int(high) << 32) + int(low)
+
+    def _mark_outputs(self, required: Mask) -> Mask:
+        """Return a mask of the counting program's outputs, of which the last two are the count."""
+        num_others = len(self._counting.jaxpr.outvars) - len(required) - 2
+        return (*required, *(False,) * num_others, True, True)
 
     def _run(self, jaxpr, consts, values, used: Mask, count):
         """Evaluate what is used of a program; a counter of None does not count.
@@ -137,16 +143,16 @@ class FlopCounter:
         _require_no_product(condition.jaxpr, equation)
 
         def is_continuing(state):
-            values = [*condition_consts, *scatter(carry, state[1])]
+            values = [*condition_consts, *_scatter(carry, state[1])]
             return self._run(condition.jaxpr, condition.consts, values, (True,), None)[1][0]
 
         def step(state):
-            values = [*consts, *scatter(carry, state[1])]
+            values = [*consts, *_scatter(carry, state[1])]
             count, results = self._run(body.jaxpr, body.consts, values, carry, state[0])
-            return count, select(carry, results)
+            return count, _select(carry, results)
 
-        count, results = jax.lax.while_loop(is_continuing, step, (count, select(carry, start)))
-        return count, scatter(carry, results)
+        count, results = jax.lax.while_loop(is_continuing, step, (count, _select(carry, start)))
+        return count, _scatter(carry, results)
 
     def _run_scan(self, equation, inputs, outputs, count):
         loop = _Loop(equation)
@@ -157,21 +163,21 @@ class FlopCounter:
         stacked, is_present = outputs[num_carry:], tuple(row is not None for row in rows)
 
         def step(state, row_values):
-            values = [*scatter(carry, state[1]), *scatter(is_present, row_values)]
+            values = [*_scatter(carry, state[1]), *_scatter(is_present, row_values)]
             count, results = self._run(
                 body.jaxpr, body.consts, [*consts, *values], (*carry, *stacked), state[0]
             )
-            next_state = count, select(carry, results[:num_carry])
-            return next_state, select(stacked, results[num_carry:])
+            next_state = count, _select(carry, results[:num_carry])
+            return next_state, _select(stacked, results[num_carry:])
 
         (count, last), stacks = jax.lax.scan(
             step,
-            (count, select(carry, start)),
-            select(is_present, rows),
+            (count, _select(carry, start)),
+            _select(is_present, rows),
             length=equation.params["length"],
             reverse=equation.params["reverse"],
         )
-        return count, [*scatter(carry, last), *scatter(stacked, stacks)]
+        return count, [*_scatter(carry, last), *_scatter(stacked, stacks)]
 
     def _run_cond(self, equation, inputs, outputs, count):
         index, *operands = inputs
@@ -179,15 +185,15 @@ class FlopCounter:
 
         def make_branch(branch):
             def run_branch(count, operands):
-                values = scatter(is_present, operands)
+                values = _scatter(is_present, operands)
                 count, results = self._run(branch.jaxpr, branch.consts, values, outputs, count)
-                return count, [jnp.asarray(value) for value in select(outputs, results)]
+                return count, [jnp.asarray(value) for value in _select(outputs, results)]
 
             return run_branch
 
         branches = [make_branch(branch) for branch in equation.params["branches"]]
-        count, results = jax.lax.switch(index, branches, count, select(is_present, operands))
-        return count, scatter(outputs, results)
+        count, results = jax.lax.switch(index, branches, count, _select(is_present, operands))
+        return count, _scatter(outputs, results)
 
 
 class _Loop:
@@ -285,36 +291,19 @@ def _require_no_product(jaxpr: Any, equation: Any) -> None:
 
 
 def _select_variables(variables: Sequence[Any], mask: Mask) -> set:
-    return {var for var in select(mask, variables) if not isinstance(var, Literal)}
+    return {var for var in _select(mask, variables) if not isinstance(var, Literal)}
 
 
 def _union_masks(*masks: Mask) -> Mask:
     return tuple(map(any, zip(*masks, strict=True)))
 
 
-def select(mask: Mask, values: Sequence[Any]) -> list[Any]:
-    """Return the values that a mask of equal length marks.
-
-    Args:
-      mask: True for the values to return.
-      values: the values.
-
-    Returns:
-      The marked values, in order.
-    """
+def _select(mask: Mask, values: Sequence[Any]) -> list[Any]:
     return [value for value, is_selected in zip(values, mask, strict=True) if is_selected]
 
 
-def scatter(mask: Mask, values: Sequence[Any]) -> list[Any]:
-    """Return the inverse of `select`, with None for the values that were left out.
-
-    Args:
-      mask: True for the positions of the values.
-      values: as many values as the mask marks.
-
-    Returns:
-      A list as long as the mask.
-    """
+def _scatter(mask: Mask, values: Sequence[Any]) -> list[Any]:
+    """Return the inverse of `_select`, with None for the values that were left out."""
     remaining = iter(values)
     return [next(remaining) if is_selected else None for is_selected in mask]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_het.algorithms.base import ServerStage
 from fedjax_het.config.run_spec import RunSpec
-from fedjax_het.core.flops_interpreter import FlopCounter, Mask, scatter, select
+from fedjax_het.core.flops_interpreter import FlopCounter, Mask
 from fedjax_het.core.rng import Stream
 from fedjax_het.core.round_inputs import ChunkInputs
 from fedjax_het.data import Dataset
@@ -123,16 +123,15 @@ def count_flops(
     group_state = init_group(group, group.prepared_runs)
     algorithm = group.program.algorithm
     programs = {"rounds": _trace_rounds(group_state)}
-    programs |= {
-        stage.name: _trace_server_stage(group_state, stage) for stage in algorithm.server_stages
-    }
+    for stage in algorithm.server_stages:
+        programs[stage.name] = _trace_server_stage(group_state, stage)
     required = _find_control_leaves(group_state, programs.values())
     state = _init_control_leaves(group_state, required)
 
-    def execute(name: str, inputs: Tree = None) -> int:
+    def execute(name: str, inputs: Tree = ()) -> int:
         """Count the operations of a program, and compute its control leaves of the state."""
         nonlocal state
-        state, flops = programs[name].run(state, required, inputs)
+        state, flops = programs[name].run([*state, *jax.tree.leaves(inputs)], required)
         return flops
 
     server_stages, rounds = [], []
@@ -151,63 +150,20 @@ def count_flops(
     return RunFlops(np.array(rounds, np.float64), tuple(server_stages), tuning)
 
 
-class _CountedProgram(NamedTuple):
-    """A program `(leading, state, trailing) -> (state, ...)` of a run.
-
-    Attributes:
-      counter: counts its operations.
-      leading: leaves of the inputs before the state.
-      trailing: leaves of the inputs after the state.
-      num_extra_outputs: number of leaves of its outputs after the state.
-    """
-
-    counter: FlopCounter
-    leading: list
-    trailing: list
-    num_extra_outputs: int
-
-    def find_control_leaves(self, required: Mask) -> Mask:
-        """Return the leaves of the state that decide the count or the required leaves after it."""
-        inputs = self.counter.find_inputs(self._pad(required))
-        return inputs[len(self.leading) : len(self.leading) + len(required)]
-
-    def run(self, state: list, required: Mask, inputs: Tree = None) -> tuple[list, int]:
-        """Return the required leaves of the state (None for others), and the operations."""
-        trailing = self.trailing if inputs is None else jax.tree.leaves(inputs)
-        leaves, outputs = [*self.leading, *state, *trailing], self._pad(required)
-        results, flops = self.counter.run(
-            select(self.counter.find_inputs(outputs), leaves), outputs
-        )
-        return scatter(required, results), flops
-
-    def _pad(self, required: Mask) -> Mask:
-        return (*required, *(False,) * self.num_extra_outputs)
-
-
-def _count_program(jaxpr: Any, group_state: GroupState, leading: Tree, trailing: Tree):
-    num_leaves = len(jax.tree.leaves(compute_state_shapes(group_state)))
-    return _CountedProgram(
-        FlopCounter(jaxpr),
-        jax.tree.leaves(leading),
-        jax.tree.leaves(trailing),
-        len(jaxpr.jaxpr.outvars) - num_leaves,
-    )
-
-
-def _trace_rounds(group_state: GroupState) -> _CountedProgram:
+def _trace_rounds(group_state: GroupState) -> FlopCounter:
+    """Trace a round, `(state, inputs) -> (state, ...)`."""
     inputs = _build_round_inputs(group_state, 0, is_evaluated=False)
     program = group_state.group.program.chunk.program
-    jaxpr = program.trace(compute_state_shapes(group_state), inputs).jaxpr
-    return _count_program(jaxpr, group_state, (), inputs)
+    return FlopCounter(program.trace(compute_state_shapes(group_state), inputs).jaxpr)
 
 
-def _trace_server_stage(group_state: GroupState, stage: ServerStage) -> _CountedProgram:
-    """Trace all iterations of the server's work between two rounds."""
+def _trace_server_stage(group_state: GroupState, stage: ServerStage) -> FlopCounter:
+    """Trace all iterations of the server's work between two rounds, `state -> state`."""
     program = group_state.group.program.server_stages[stage.name].program
     hp, examples = (group_state.cached_inputs.get(name) for name in ("hp", "server_examples"))
-    trailing = group_state.build_keys(Stream.SERVER), jnp.int32(stage.num_iterations), examples
-    jaxpr = program.trace(hp, compute_state_shapes(group_state), *trailing).jaxpr
-    return _count_program(jaxpr, group_state, hp, trailing)
+    inputs = group_state.build_keys(Stream.SERVER), jnp.int32(stage.num_iterations), examples
+    trace = jax.make_jaxpr(lambda state: program(hp, state, *inputs))
+    return FlopCounter(trace(compute_state_shapes(group_state)))
 
 
 def _build_round_inputs(
@@ -228,7 +184,7 @@ def _without_tuning_steps(inputs: ChunkInputs) -> ChunkInputs:
     return inputs._replace(tuning_schedule=inputs.tuning_schedule._replace(**zeros))
 
 
-def _find_control_leaves(group_state: GroupState, programs: Collection[_CountedProgram]) -> Mask:
+def _find_control_leaves(group_state: GroupState, programs: Collection[FlopCounter]) -> Mask:
     """Find the leaves of the state that decide how much any program does.
 
     They include the leaves from which a program computes such leaves. A counting run computes these
@@ -236,7 +192,7 @@ def _find_control_leaves(group_state: GroupState, programs: Collection[_CountedP
     """
     required = (False,) * len(jax.tree.leaves(compute_state_shapes(group_state)))
     while True:
-        masks = [program.find_control_leaves(required) for program in programs]
+        masks = [program.find_inputs(required)[: len(required)] for program in programs]
         extended = tuple(map(any, zip(required, *masks, strict=True)))
         if extended == required:
             return required
@@ -248,4 +204,7 @@ def _init_control_leaves(group_state: GroupState, required: Mask) -> list:
     if not any(required):
         return [None] * len(required)
     init_states(group_state)
-    return scatter(required, select(required, jax.tree.leaves(group_state.state)))
+    leaves = jax.tree.leaves(group_state.state)
+    return [
+        leaf if is_required else None for leaf, is_required in zip(leaves, required, strict=True)
+    ]
