@@ -57,7 +57,7 @@ def affine_oracle(images, matrices):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_brightness_adds_its_shift(shape):
+def test_color_brightness(shape):
     images, shift = random_images(shape), np.linspace(-0.5, 0.5, shape[0], dtype=np.float32)
     out = color(images, shift)
     np.testing.assert_allclose(
@@ -66,7 +66,7 @@ def test_brightness_adds_its_shift(shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_saturation_scales_the_distance_to_grey(shape):
+def test_color_saturation(shape):
     images, factor = random_images(shape), np.linspace(0, 2, shape[0], dtype=np.float32)
     grey = images.astype(np.float64).mean(3, keepdims=True)
     expected = grey + factor[:, None, None, None] * (images - grey)
@@ -77,7 +77,7 @@ def test_saturation_scales_the_distance_to_grey(shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_contrast_scales_the_deviation_and_keeps_the_mean(shape):
+def test_color_contrast(shape):
     images, factor = random_images(shape), np.linspace(0.5, 1.5, shape[0], dtype=np.float32)
     out = color(images, contrast=factor)
     axes = (1, 2, 3)
@@ -88,7 +88,7 @@ def test_contrast_scales_the_deviation_and_keeps_the_mean(shape):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("row", "column"), [(0, 0), (2, -3), (-4, 1), (1, 4), (-20, 0)])
-def test_crop_moves_pixels_exactly_and_fills_with_zeros(shape, row, column):
+def test_crop_shifts_pixels(shape, row, column):
     images = random_images(shape)
     expected = np.zeros(shape, np.float32)
     for i in range(shape[1]):
@@ -102,7 +102,7 @@ def test_crop_moves_pixels_exactly_and_fills_with_zeros(shape, row, column):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("corner", ["middle", "first", "last"])
-def test_cutout_zeroes_its_rectangle_also_at_the_border(shape, corner):
+def test_cutout_zeroes_rectangle(shape, corner):
     images = random_images(shape) + 10.0  # no zeros of its own
     size = [round(side / 2 + 0.01) for side in shape[1:3]]  # half of a side, rounded up
     last = [shape[1] - size[0] % 2, shape[2] - size[1] % 2]  # the last centre that is ever drawn
@@ -117,7 +117,7 @@ def test_cutout_zeroes_its_rectangle_also_at_the_border(shape, corner):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_flip_mirrors_the_chosen_samples_and_twice_is_identity(shape):
+def test_flip_mirrors_chosen_samples(shape):
     images, mask = random_images(shape), np.arange(shape[0]) == 1
     once = apply("flip", images, mask)
     np.testing.assert_array_equal(once[0], images[0])
@@ -126,14 +126,14 @@ def test_flip_mirrors_the_chosen_samples_and_twice_is_identity(shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_scale_one_and_rotation_zero_are_identity(shape):
+def test_scale_and_rotate_identity(shape):
     images, ones = random_images(shape), np.ones(shape[0], np.float32)
     np.testing.assert_allclose(apply("scale", images, ones, ones), images, atol=1e-6)
     np.testing.assert_allclose(apply("rotate", images, 0 * ones), images, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_scale_and_rotate_are_bilinear_sampling(shape):
+def test_scale_and_rotate_sample_bilinearly(shape):
     images = random_images(shape)
     with enable_x64(True):
         images64 = jnp.asarray(images, jnp.float64)
@@ -149,14 +149,14 @@ def test_scale_and_rotate_are_bilinear_sampling(shape):
 
 
 @pytest.mark.parametrize("side", [6, 7])
-def test_a_quarter_turn_of_a_square_is_rot90(side):
+def test_rotate_quarter_turn(side):
     images = random_images((2, side, side, 3))
     out = apply("rotate", images, np.asarray([np.pi / 2, -np.pi / 2], np.float32))
     np.testing.assert_allclose(out[0], np.rot90(images[0]), atol=1e-5)
     np.testing.assert_allclose(out[1], np.rot90(images[1], -1), atol=1e-5)
 
 
-def test_a_linear_ramp_stays_the_transformed_ramp_in_the_interior():
+def test_scale_and_rotate_linear_ramp():
     side, angle, row_factor, column_factor = 15, 0.2, 0.9, 1.1
     y, x = np.mgrid[:side, :side] - (side - 1) / 2
     ramp = (2 * x + 3 * y + 1).astype(np.float32)[None, :, :, None]
@@ -170,7 +170,7 @@ def test_a_linear_ramp_stays_the_transformed_ramp_in_the_interior():
 
 
 @pytest.mark.parametrize("strategy", [*ALL.split("_"), ALL])
-def test_pixel_gradients_equal_finite_differences(strategy):
+def test_augment_pixel_gradients(strategy):
     with enable_x64(True):
         images = jnp.asarray(random_images((2, 6, 5, 3)), jnp.float64)
         direction = jnp.asarray(random_images((2, 6, 5, 3), seed=1), jnp.float64)
@@ -189,7 +189,7 @@ def test_pixel_gradients_equal_finite_differences(strategy):
 
 
 @pytest.mark.parametrize("strategy", [*ALL.split("_"), ALL])
-def test_siamese_draws_do_not_depend_on_the_batch(strategy):
+def test_augment_siamese_ignores_batch(strategy):
     real = random_images((5, 8, 8, 3))
     real[4] = real[1]
 
@@ -206,7 +206,7 @@ def test_siamese_draws_do_not_depend_on_the_batch(strategy):
 
 
 @pytest.mark.parametrize("strategy", ALL.split("_"))
-def test_without_siamese_every_sample_has_its_own_draw(strategy):
+def test_augment_draws_per_sample(strategy):
     copies = np.repeat(random_images((1, 28, 28, 3)), 16, axis=0)
     out = np.asarray(aug.augment(jax.random.key(0), copies, strategy=strategy))
     distinct = len(np.unique(np.round(out.reshape(16, -1), 4), axis=0))
@@ -214,7 +214,7 @@ def test_without_siamese_every_sample_has_its_own_draw(strategy):
 
 
 @pytest.mark.slow
-def test_one_family_is_drawn_uniformly():
+def test_augment_draws_family_uniformly():
     images = random_images((4, 10, 10, 3)) + 5.0
 
     def candidates(key):
@@ -228,7 +228,7 @@ def test_one_family_is_drawn_uniformly():
     assert stats.chisquare(matches.sum(0)).pvalue > 1e-3
 
 
-def test_drawn_parameters_fill_their_ranges():
+def test_augment_parameter_ranges():
     """Constant or one-hot images reveal what was drawn."""
     side, batch = 28, 2000
     ones = jnp.ones((batch, side, side, 1))
@@ -254,18 +254,18 @@ def test_drawn_parameters_fill_their_ranges():
 
 
 @pytest.mark.parametrize("strategy", ["", "none"])
-def test_no_strategy_changes_nothing(strategy):
+def test_augment_without_strategy(strategy):
     images = random_images((2, 4, 4, 1))
     np.testing.assert_array_equal(aug.augment(jax.random.key(0), images, strategy=strategy), images)
 
 
 @pytest.mark.parametrize("strategy", ["colour", "flip_flip", "flip-crop", "crop_"])
-def test_an_unknown_or_repeated_family_is_named(strategy):
+def test_augment_rejects_invalid_strategy(strategy):
     with pytest.raises(ConfigError, match=repr(strategy)):
         aug.augment(jax.random.key(0), random_images((1, 4, 4, 1)), strategy=strategy)
 
 
-def test_it_works_inside_a_differentiated_rematerialised_scan():
+def test_augment_in_differentiated_scan():
     """As in the unrolled inner loop, the draw being a real branch: against finite differences."""
     with enable_x64(True):
         images = jnp.asarray(random_images((4, 6, 6, 1)), jnp.float64)

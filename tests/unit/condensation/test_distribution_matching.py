@@ -42,7 +42,7 @@ KEY = jax.random.key(3)
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
-def test_the_gradient_on_images_equals_finite_differences(norm):
+def test_matching_gradient_finite_differences(norm):
     with enable_x64(True):
         model = make_model("convnet", (6, 6, 2), 3, width=4, depth=1, norm=norm)
         variables = jax.tree.map(lambda a: a.astype(jnp.float64), model.init(KEY))
@@ -75,7 +75,7 @@ def test_the_gradient_on_images_equals_finite_differences(norm):
         assert abs(slope) > 1e-4
 
 
-def test_masked_images_do_not_count_and_pieces_change_nothing():
+def test_mean_embedding_masks_and_micro_batches():
     model = make_linear_model()
     variables = model.init(KEY)
     images = jax.random.normal(KEY, (12, *IMAGE_SHAPE))
@@ -92,7 +92,7 @@ def test_masked_images_do_not_count_and_pieces_change_nothing():
         np.testing.assert_allclose(logits, expected @ weights + bias, atol=1e-6)
 
 
-def test_sampled_sliced_wasserstein_is_the_exact_one_in_expectation():
+def test_sampled_sliced_wasserstein_expectation():
     u, v = jax.random.normal(KEY, (2, 10))
     exact = float(sliced_wasserstein(u, v))
     assert exact == pytest.approx(
@@ -104,13 +104,13 @@ def test_sampled_sliced_wasserstein_is_the_exact_one_in_expectation():
     assert error < 0.02 * exact  # so that the line above says something
 
 
-def test_interpolation_goes_from_fresh_to_received():
+def test_interpolate_params():
     received, fresh = {"w": jnp.ones(3)}, {"w": jnp.full(3, 5.0)}
     for gamma, expected in ((0.0, 5.0), (0.75, 2.0), (1.0, 1.0)):
         np.testing.assert_allclose(interpolate_params(received, fresh, gamma)["w"], expected)
 
 
-def test_ball_sampling_goes_rho_far_in_every_direction():
+def test_sample_on_ball_distance_and_direction():
     params = {"a": jnp.ones((30, 20)), "b": jnp.zeros(200)}
     flat = lambda tree: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])  # noqa: E731
     moved = [
@@ -122,7 +122,7 @@ def test_ball_sampling_goes_rho_far_in_every_direction():
     np.testing.assert_array_equal(flat(sample_on_ball(KEY, params, 0.0)), flat(params))
 
 
-def test_clipping_keeps_the_direction_and_small_gradients():
+def test_clip_by_norm():
     gradient = jax.random.normal(KEY, (4, 3, 3, 1))
     norm = float(jnp.linalg.norm(gradient))
     np.testing.assert_allclose(clip_by_norm(gradient, 2 * norm), gradient)
@@ -133,7 +133,7 @@ def test_clipping_keeps_the_direction_and_small_gradients():
 # --- soft labels ---------------------------------------------------------------------------
 
 
-def test_means_are_over_owners_and_a_client_without_a_class_changes_nothing():
+def test_average_over_owners():
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(3, 4, 4)).astype(np.float32)
     owns = np.array([[1, 1, 0, 0], [1, 0, 0, 1], [1, 0, 0, 0]], bool)
@@ -151,7 +151,7 @@ def test_means_are_over_owners_and_a_client_without_a_class_changes_nothing():
     np.testing.assert_array_equal(more, found)
 
 
-def test_soft_labels_and_their_symmetric_divergence():
+def test_soft_labels_and_symmetric_kl():
     rng = np.random.default_rng(1)
     p, q = np.exp(rng.normal(size=(2, 5)))
     p, q = p / p.sum(), q / q.sum()
@@ -161,7 +161,7 @@ def test_soft_labels_and_their_symmetric_divergence():
     np.testing.assert_allclose(compute_soft_labels(3 * np.log(p), 3.0), p, rtol=1e-5)
 
 
-def test_class_means_leave_padding_out():
+def test_sum_logits_by_class_masks_padding():
     logits = jnp.arange(12.0).reshape(4, 3)
     sums, count = sum_logits_by_class(logits, jnp.array([0, 2, 0, 2]), jnp.array([1.0, 1, 1, 0]), 3)
     np.testing.assert_allclose(divide_by_count(sums, count), [[3, 4, 5], [0, 0, 0], [3, 4, 5]])
@@ -182,7 +182,7 @@ def pool_of(count=11, capacity=16):
     return SyntheticPool(jnp.asarray(images), jnp.asarray(labels), jnp.asarray(valid))
 
 
-def test_training_in_full_batches_equals_a_float64_loop():
+def test_pool_training_equals_float64_loop():
     model, pool = make_linear_model(), pool_of()
     variables = model.init(KEY)
     trained = jax.jit(
@@ -209,7 +209,7 @@ def test_training_in_full_batches_equals_a_float64_loop():
     np.testing.assert_allclose(trained["params"]["b"], weights[1], atol=2e-6)
 
 
-def test_an_epoch_meets_every_valid_image_once():
+def test_pool_epoch_visits_valid_images():
     model, pool = make_linear_model(), pool_of(count=12)
     variables = model.init(KEY)
     lr = 1e-4  # so small that the gradients do not change on the way
@@ -224,7 +224,7 @@ def test_an_epoch_meets_every_valid_image_once():
     np.testing.assert_allclose(moved, expected, atol=5e-3)
 
 
-def test_an_empty_pool_changes_nothing():
+def test_pool_without_images_changes_nothing():
     model, pool = make_linear_model(), pool_of()
     variables = model.init(KEY)
     empty = pool._replace(is_valid=jnp.zeros_like(pool.is_valid))
@@ -254,7 +254,7 @@ def matching_over_the_pool(model, params, pool, knowledge):
     return knowledge.weight * term
 
 
-def test_exact_matching_has_the_gradient_of_the_whole_pool():
+def test_exact_matching_gradient():
     model, pool, knowledge = make_linear_model(), pool_of(), knowledge_of()
     params = model.init(KEY)["params"]
     expected = jax.grad(lambda p: matching_over_the_pool(model, p, pool, knowledge))(params)
@@ -270,7 +270,7 @@ def test_exact_matching_has_the_gradient_of_the_whole_pool():
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_matching_in_a_full_batch_adds_its_gradient_to_cross_entropys(exact):
+def test_matching_adds_to_cross_entropy(exact):
     # With one batch that is the pool, the minibatch's class means are the pool's.
     model, pool, knowledge = make_linear_model(), pool_of(), knowledge_of()
     variables = model.init(KEY)

@@ -27,7 +27,7 @@ def normalised(positions):
     )
 
 
-def test_a_random_subset_has_the_same_labels_and_no_image_twice():
+def test_random_subset():
     first, again, other = (
         random_subset(DATASET.train_labels, LABELS, seed=3, subset_index=n) for n in (0, 0, 1)
     )
@@ -37,7 +37,7 @@ def test_a_random_subset_has_the_same_labels_and_no_image_twice():
     assert set(first) != set(other)
 
 
-def test_real_images_themselves_gain_nothing():
+def test_downstream_gain_of_real_images_is_zero():
     subset = random_subset(DATASET.train_labels, LABELS, seed=5)
     found = compare_with_random_subset(
         MODEL, normalised(subset), LABELS, DATASET, seed=5, num_networks=1, **RECIPE
@@ -52,7 +52,7 @@ def test_real_images_themselves_gain_nothing():
 
 
 @pytest.mark.slow
-def test_noise_is_worse_and_the_gain_is_taken_network_by_network():
+def test_downstream_gain_of_noise():
     noise = np.random.default_rng(0).normal(size=(len(LABELS), *IMAGE_SHAPE))
     found = compare_with_random_subset(MODEL, noise, LABELS, DATASET, num_networks=4, **RECIPE)
     assert found.gain.mean < -0.1
@@ -60,7 +60,7 @@ def test_noise_is_worse_and_the_gain_is_taken_network_by_network():
     assert found.random.std > 0  # real images differ between networks
 
 
-def test_training_is_sgd_with_momentum_and_decay_whose_rate_drops_after_the_middle():
+def test_train_from_init_equals_float64_loop():
     """Against float64 NumPy; the whole set is one batch, so that its order does not matter."""
     epochs, lr, momentum, decay = 7, 0.3, 0.9, 5e-4
     images = normalised(random_subset(DATASET.train_labels, LABELS, seed=0))
@@ -93,13 +93,13 @@ def test_training_is_sgd_with_momentum_and_decay_whose_rate_drops_after_the_midd
         ({"num_networks": 0.5}, "num_networks = 0.5"),
     ],
 )
-def test_bad_input_is_named(change, message):
+def test_downstream_rejects_invalid_arguments(change, message):
     given = {"images": np.zeros((12, *IMAGE_SHAPE)), "labels": LABELS, **change}
     with pytest.raises(ConfigError, match=message):
         compare_with_random_subset(MODEL, dataset=DATASET, **given)
 
 
-def test_more_images_than_a_class_has_are_refused():
+def test_random_subset_rejects_too_many_images():
     many = np.zeros(1000, int)
     with pytest.raises(ConfigError, match="labels: 1000 images of class 0: expected at most"):
         compare_with_random_subset(MODEL, np.zeros((1000, *IMAGE_SHAPE)), many, DATASET)

@@ -1,4 +1,4 @@
-"""Forward over reverse against reverse over reverse, in float64, and against a plain loop."""
+"""The inner loop against NumPy, finite differences, and reverse over reverse in float64."""
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,25 @@ def synthetic(samples=SAMPLES):
     )
 
 
+def make_loss(name="mlp", **options):
+    """-> the matching loss of (data, weights) after four steps, and weights."""
+    apply_params, vector, unravel = network(name)
+    target = vector + 0.1 * np.random.default_rng(2).normal(size=vector.shape)
+    options = {"num_steps": 4, "augment_strategy": "none", **options}
+
+    def loss(data, vector):
+        end = unroll(apply_params, unravel, vector, data, jax.random.key(4), **options)
+        return matching_loss(end, vector, target)
+
+    return loss, vector
+
+
+def value_and_gradient(name="mlp", *, map_over=lambda f: f, **options):
+    loss, vector = make_loss(name, **options)
+    program = map_over(jax.value_and_grad(loss, argnums=(0, 1)))
+    return jax.jit(program)(synthetic(), vector)
+
+
 @pytest.fixture
 def reverse_mode(monkeypatch):
     """`unroll` with `jax.grad` of `jax.grad`, which recomputes a step in the backward pass."""
@@ -56,32 +75,76 @@ def reverse_mode(monkeypatch):
     return lambda: monkeypatch.setattr(unrolling, "mixed_mode", reverse_mode)
 
 
-def value_and_gradient(name="mlp", *, map_over=lambda f: f, **options):
-    """Of the matching loss with respect to the data, after four steps."""
-    apply_params, vector, unravel = network(name)
-    target = vector + 0.1 * np.random.default_rng(2).normal(size=vector.shape)
-
-    def loss(data, vector):
-        end = unroll(
-            apply_params,
-            unravel,
-            vector,
-            data,
-            jax.random.key(4),
-            num_steps=4,
-            **{"augment_strategy": "none", **options},
-        )
-        return matching_loss(end, vector, target)
-
-    program = map_over(jax.value_and_grad(loss, argnums=(0, 1)))
-    return jax.jit(program)(synthetic(), vector)
-
-
 def assert_equal(ours, theirs, rtol=1e-9):
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         scale = np.abs(b).max()
         assert scale > 1e-6
         np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * scale)
+
+
+@pytest.mark.parametrize("scaling", ["cross_entropy_over_classes", "cross_entropy"])
+def test_unroll_equals_sgd_loop(scaling):
+    """A softmax regression by hand."""
+    start = np.random.default_rng(0).normal(size=(16, CLASSES))
+    with enable_x64(True):
+        data = synthetic()
+        labels = np.asarray(jax.nn.softmax(data.label_logits))
+        end = unroll(
+            lambda w, images: images.reshape(len(images), -1) @ w,
+            lambda vector: vector.reshape(16, CLASSES),
+            jnp.asarray(start.ravel()),
+            data,
+            jax.random.key(0),
+            num_steps=7,
+            augment_strategy="none",
+            loss_scaling=scaling,
+        )
+    x = np.asarray(data.images).reshape(SAMPLES, -1)
+    divisor = SAMPLES * (CLASSES if scaling == "cross_entropy_over_classes" else 1)
+    expected = start
+    for _ in range(7):
+        exponentials = np.exp(x @ expected)
+        error = exponentials / exponentials.sum(1, keepdims=True) - labels
+        expected = expected - float(data.step_size) * x.T @ error / divisor
+    np.testing.assert_allclose(end.reshape(expected.shape), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy", "batch_size"),
+    [
+        ("mlp", "none", None),
+        slow_case("convnet", "none", 4),
+        slow_case("mlp", "color_rotate", 4),
+        slow_case("convnet", "scale_cutout", None),
+    ],
+)
+def test_matching_loss_gradient_finite_differences(kind, strategy, batch_size):
+    """With respect to images, label logits and step size."""
+    with enable_x64(True):
+        loss, vector = make_loss(kind, augment_strategy=strategy, batch_size=batch_size)
+        data, loss = synthetic(), jax.jit(loss)
+        gradient = jax.jit(jax.grad(loss))(data, vector)
+        rng = np.random.default_rng(3)
+        for name in SyntheticData._fields:
+            leaf = getattr(data, name)
+            direction = rng.normal(size=leaf.shape)
+            slope = (getattr(gradient, name) * direction).sum()
+            above, below = (
+                loss(data._replace(**{name: leaf + step * direction}), vector)
+                for step in (1e-5, -1e-5)
+            )
+            np.testing.assert_allclose(slope, (above - below) / 2e-5, rtol=1e-6)
+            assert abs(slope) > 1e-5
+
+
+def test_matching_loss_closed_forms():
+    start, target = jnp.asarray([1.0, 2.0, 3.0]), jnp.asarray([2.0, 0.0, 3.0])
+    assert matching_loss(start, start, target) == 1
+    assert matching_loss(target, start, target) == 0
+    np.testing.assert_allclose(matching_loss((start + target) / 2, start, target), 0.25)
+    for factor, expected in ((3, 0), (-1, 2)):
+        cosine = matching_loss(factor * target, start, target, distance="cosine")
+        np.testing.assert_allclose(cosine, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +164,7 @@ def test_mixed_mode_equals_reverse_mode(name, options, reverse_mode):
 
 
 @pytest.mark.parametrize("micro_batch", [slow_case(1), slow_case(2), 3, slow_case(4)])
-def test_micro_batches_add_up(micro_batch):
+def test_mixed_mode_micro_batches(micro_batch):
     with enable_x64(True):
         whole = value_and_gradient("convnet")
         assert_equal(value_and_gradient("convnet", micro_batch=micro_batch), whole)
@@ -109,7 +172,7 @@ def test_micro_batches_add_up(micro_batch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [None, 5])
-def test_devices_share_the_samples(batch_size):
+def test_mixed_mode_on_two_devices(batch_size):
     """Six samples, or five, on two devices: parts that are equal, and parts that are not."""
     devices = jax.devices()[:2]
     mesh = jax.make_mesh((2,), ("d",), devices=devices, axis_types=(jax.sharding.AxisType.Auto,))
@@ -124,44 +187,21 @@ def test_devices_share_the_samples(batch_size):
         assert_equal(value_and_gradient(map_over=on_both, **options, **shared), alone)
 
 
-def test_it_is_mapped_over_starts():
+def test_unroll_vmap_over_starts():
     with enable_x64(True):
-        apply_params, vector, unravel = network("mlp")
-        starts = jnp.stack([vector, 2 * vector])
-
-        def slope(start):
-            def end(data):
-                key = jax.random.key(4)
-                return unroll(
-                    apply_params, unravel, start, data, key, num_steps=2, augment_strategy="none"
-                ).sum()
-
-            return jax.grad(end)(synthetic())
-
-        one_by_one = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(slope, starts))
-        assert_equal(jax.vmap(slope)(starts), one_by_one)
+        loss, vector = make_loss()
+        starts, slope = jnp.stack([vector, 2 * vector]), jax.grad(loss)
+        one_by_one = [slope(synthetic(), start) for start in starts]
+        expected = jax.tree.map(lambda *leaves: jnp.stack(leaves), *one_by_one)
+        assert_equal(jax.vmap(slope, in_axes=(None, 0))(synthetic(), starts), expected)
 
 
-def test_backward_pass_keeps_no_activations(reverse_mode):
-    """Of many steps as of few, but for the weights and the gradient of each."""
+def test_backward_pass_stores_no_activations(reverse_mode):
+    """The memory of many steps is that of few, except for weights and gradient of each."""
 
-    def temporary(steps, **options):
-        apply_params, vector, unravel = network("convnet")
-
-        def loss(data):
-            end = unroll(
-                apply_params,
-                unravel,
-                vector,
-                data,
-                jax.random.key(0),
-                num_steps=steps,
-                augment_strategy="none",
-                **options,
-            )
-            return jnp.square(end - 1).sum()
-
-        program = jax.jit(jax.grad(loss)).lower(synthetic(60)).compile()
+    def temporary(num_steps, **options):
+        loss, vector = make_loss("convnet", num_steps=num_steps, **options)
+        program = jax.jit(jax.grad(loss)).lower(synthetic(60), vector).compile()
         return program.memory_analysis().temp_size_in_bytes, vector.nbytes
 
     with enable_x64(True):

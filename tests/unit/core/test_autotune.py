@@ -70,15 +70,12 @@ def elsewhere(monkeypatch, choose):
     return lambda seconds, **settings: choose(seconds, model=convnet, **settings)
 
 
-def test_the_fastest_wins(choose):
+def test_fastest_lanes_win(choose):
     assert choose({1: 3.0, 4: 1.0, 16: 2.0}) == (4, 1, {1: 3.0, 4: 1.0, 16: 2.0}, "auto")
+    assert choose({1: 1.0, 4: 0.95}, label="other").lanes == 1  # not clearly faster
 
 
-def test_one_lane_wins_unless_more_are_clearly_faster(choose):
-    assert choose({1: 1.0, 4: 0.95}).lanes == 1
-
-
-def test_lanes_that_wait_are_weighed_with_what_they_wait(choose):
+def test_idle_lanes_weigh_timings(choose):
     """Of a step that takes a third with 16 lanes, a quarter of whose steps are some client's."""
     seconds = {1: 3.0, 4: 1.4, 16: 1.0}
     assert choose(seconds).lanes == 16
@@ -87,7 +84,7 @@ def test_lanes_that_wait_are_weighed_with_what_they_wait(choose):
     assert choose.timed == [1, 4, 16]  # timings are of no clients in particular
 
 
-def test_a_choice_is_remembered_for_the_same_work_only(choose):
+def test_timings_are_stored_by_workload(choose):
     first = choose({1: 2.0, 4: 1.0})
     assert choose({1: 1.0, 4: 9.0}) == first and choose.timed == [1, 4]
     assert choose({1: 1.0, 4: 9.0}, batch_size=8).lanes == 1
@@ -107,27 +104,25 @@ def test_a_choice_is_remembered_for_the_same_work_only(choose):
         '{"format": 2, "devices": {}}',
     ],
 )
-def test_a_broken_or_older_memory_is_timed_again(choose, text):
+def test_invalid_timing_file_is_ignored(choose, text):
     choose.file.write_text(text)
     assert choose({1: 2.0, 4: 1.0}).lanes == 4
     assert choose.timed == [1, 4] and json.loads(choose.file.read_text())["format"] == 3
 
 
-@pytest.mark.parametrize("broken", ['"fast"', "-1.0", "true", "null", "{}", '[2.0, "all"]'])
-def test_a_file_with_an_entry_that_is_no_timing_is_ignored(choose, broken):
+@pytest.mark.parametrize("entry", ['"fast"', "-1.0", "true", "null", "{}", '[2.0, "all"]'])
+def test_timing_file_with_invalid_entry_is_ignored(choose, entry):
     choose({1: 2.0, 4: 1.0})
-    entry = json.dumps([2.0, 0])
     content = json.dumps(json.loads(choose.file.read_text()))
-    choose.file.write_text(content.replace(entry, broken))
-    del choose.timed[:]
-    assert choose({1: 2.0, 4: 1.0}).lanes == 4 and choose.timed == [1, 4]
+    choose.file.write_text(content.replace(json.dumps([2.0, 0]), entry))
+    assert choose({1: 2.0, 4: 1.0}).lanes == 4 and choose.timed == [1, 4, 1, 4]
 
 
-def test_a_single_candidate_needs_no_timing(choose):
+def test_single_candidate_is_not_timed(choose):
     assert choose({5: 5.0}) == LaneChoice(5, 1, {}) and not choose.timed
 
 
-def test_lanes_beyond_the_cohort_are_those_of_further_federations(choose):
+def test_parallel_runs_use_remaining_lanes(choose):
     cohort = 4 * len(jax.devices())
     choice = choose({1: 9.0, 4: 3.0, 16: 1.0}, cohort_size=cohort, num_runs=8)
     assert (choice.lanes, choice.num_parallel) == (4, 4)
@@ -137,7 +132,7 @@ def test_lanes_beyond_the_cohort_are_those_of_further_federations(choose):
 
 
 @pytest.mark.parametrize("error", [OOM, MemoryError(), jax.errors.JaxRuntimeError("INTERNAL: no")])
-def test_a_candidate_that_fails_is_left_out_and_so_are_more_lanes(choose, error):
+def test_failed_candidate_excludes_more_lanes(choose, error):
     seconds = {1: 3.0, 4: 2.0, 16: error, 64: 0.1}
     cohort = 64 * len(jax.devices())
     choice = choose(seconds, cohort_size=cohort)
@@ -147,7 +142,7 @@ def test_a_candidate_that_fails_is_left_out_and_so_are_more_lanes(choose, error)
     assert 64 not in choose.timed and choose.timed.count(1) == 1
 
 
-def test_what_did_not_fit_is_tried_again_where_there_is_more_memory(choose):
+def test_failed_candidate_is_retried_with_more_memory(choose):
     small = {1: 3.0, 4: WorkloadMemoryError(40 * GB)}
     assert choose(small).lanes == 1
     assert choose({1: 3.0, 4: 1.0}).lanes == 1 and choose.timed == [1, 4]  # it is remembered
@@ -158,16 +153,16 @@ def test_what_did_not_fit_is_tried_again_where_there_is_more_memory(choose):
     assert choose({1: 3.0, 4: 1.0}).lanes == 4  # a time is a time: the run checks its own room
 
 
-def test_where_all_fail_it_is_the_fewest_lanes(choose):
+def test_fewest_lanes_if_all_candidates_fail(choose):
     assert choose({1: OOM, 4: OOM}) == LaneChoice(1, 1, {})
 
 
-def test_other_errors_are_not_hidden(choose):
+def test_unknown_error_of_candidate_is_raised(choose):
     with pytest.raises(TypeError):
         choose({1: TypeError("a mistake"), 4: 1.0})
 
 
-def test_convolutions_are_chosen_with_the_lanes(elsewhere, choose):
+def test_convolutions_are_chosen_with_lanes(elsewhere, choose):
     seconds = {
         (1, "native"): 2.0,
         (1, "im2col"): 3.0,
@@ -185,25 +180,25 @@ def test_convolutions_are_chosen_with_the_lanes(elsewhere, choose):
     assert known == ["native", "unrolled", "im2col", "auto"]
 
 
-def test_a_convolution_that_fails_leaves_the_others(elsewhere):
+def test_failed_convolution_keeps_others(elsewhere):
     seconds = {(1, "native"): OOM, (1, "im2col"): 3.0, (4, "im2col"): 1.0, (4, "unrolled"): OOM}
     assert elsewhere(seconds) == (4, 1, {1: 3.0, 4: 1.0}, "im2col")
 
 
-def test_candidates_never_exceed_the_cohort():
+def test_lane_counts_fit_cohort():
     for cohort in (1, 2, 7, 32):
         tried = autotune.list_lane_counts(2, cohort)
         assert tried[0] == 1 and max(tried) <= max(1, -(-cohort // 2))
 
 
 @pytest.mark.parametrize("images", [None, 3])
-def test_it_times_real_work(images):
+def test_time_client_step(images):
     one = training(make_model("mlp", (4, 4, 1), 3, hidden=(5,)), "adam")
     for lanes in (1, 2):
         assert time_client_step(one, images, 4, jax.devices(), lanes, 2, None) > 0
 
 
-def test_what_has_no_room_is_not_run(monkeypatch):
+def test_time_client_step_requires_memory(monkeypatch):
     monkeypatch.setattr("fedjax_het.core.autotune_workloads._time_fastest_call", None)
     with pytest.raises(WorkloadMemoryError) as refused:
         time_client_step(training(), None, 4, jax.devices(), 2, 2, 1000)

@@ -22,7 +22,7 @@ def run(rounds):
 
 @pytest.mark.slow
 @needs_maps
-def test_programs_are_let_go_where_it_is_crowded(monkeypatch):
+def test_programs_are_evicted_near_mmap_limit(monkeypatch):
     run(1)
     gc.collect()
     held = memory.count_memory_maps()
@@ -35,7 +35,7 @@ def test_programs_are_let_go_where_it_is_crowded(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_makes_room_before_its_programs(monkeypatch):
+def test_run_evicts_programs_first(monkeypatch):
     dropped = []
     monkeypatch.setattr(memory, "is_near_mmap_limit", lambda: True)
     monkeypatch.setattr(jax, "clear_caches", lambda: dropped.append(build_programs.cache_info()))
@@ -43,7 +43,7 @@ def test_a_run_makes_room_before_its_programs(monkeypatch):
     assert dropped and dropped[0].currsize == 0
 
 
-def test_what_was_let_go_is_compiled_again(monkeypatch):
+def test_evicted_program_is_compiled_again(monkeypatch):
     double = jax.jit(lambda x: 2 * x)
     double(jnp.ones(3))
     monkeypatch.setattr(memory, "read_max_memory_maps", lambda: 1)
@@ -51,6 +51,6 @@ def test_what_was_let_go_is_compiled_again(monkeypatch):
     assert (double(jnp.ones(3)) == 2).all()
 
 
-def test_without_a_limit_nothing_is_let_go(monkeypatch):
+def test_no_eviction_without_limit(monkeypatch):
     monkeypatch.setattr(memory, "read_max_memory_maps", lambda: math.inf)
     memory.evict_programs_if_needed(lambda: pytest.fail("there is room"))

@@ -31,7 +31,7 @@ def expected(x):
     return (np.asarray(x, np.float64) ** 2).sum(1)
 
 
-def test_a_program_that_this_jaxlib_gets_wrong_is_cured(caplog):
+def test_verify_replaces_known_wrong_program(caplog):
     x, program = vectors(), VerifiedJit(squared_norms, name="squared norms")
     wrong_before = compute_relative_error(program(x), expected(x)) > 0.01
     program.verify((x,))
@@ -41,7 +41,7 @@ def test_a_program_that_this_jaxlib_gets_wrong_is_cured(caplog):
         assert wrong_before, "the known bug does not show: is the guard still needed?"
 
 
-def test_a_product_and_a_reduction_in_one_call_is_what_may_be_wrong():
+def test_has_matmul_reduce_fusion():
     def suspected(function):
         compiled = jax.jit(function).lower(vectors()).compile().as_text()
         return miscompile_guard.has_matmul_reduce_fusion(compiled)
@@ -54,7 +54,7 @@ def test_a_product_and_a_reduction_in_one_call_is_what_may_be_wrong():
     assert not suspected(lambda x: jnp.sin(x).sum(0) @ matrix)
 
 
-def test_what_has_no_such_call_is_compiled_once(monkeypatch):
+def test_verify_skips_programs_without_fusion(monkeypatch):
     monkeypatch.setattr(miscompile_guard, "is_affected_platform", lambda: True)
     monkeypatch.setattr(
         miscompile_guard, "compute_relative_error", lambda *args: pytest.fail("compared")
@@ -74,7 +74,7 @@ def all_suspected(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_chunks_of_a_run_are_verified(monkeypatch):
+def test_run_verifies_its_programs(monkeypatch):
     from support.data import make_user_dataset
 
     from fedjax_het import RunSpec, simulate
@@ -96,7 +96,7 @@ def test_the_chunks_of_a_run_are_verified(monkeypatch):
     ]
 
 
-def test_wrong_numbers_are_noticed_and_replaced(all_suspected):
+def test_verify_replaces_wrong_program(all_suspected):
     program, x = VerifiedJit(lambda x: x * 2), jnp.linspace(0.0, 1.0, 9)
     program.program = jax.jit(lambda x: x * 2 + (x > 0.5))  # as a wrong fusion would
     program.verify((x,))
@@ -104,7 +104,7 @@ def test_wrong_numbers_are_noticed_and_replaced(all_suspected):
     np.testing.assert_array_equal(program(x), 2 * x)
 
 
-def test_right_programs_are_left_alone(all_suspected):
+def test_verify_keeps_right_program(all_suspected):
     program = VerifiedJit(lambda x: x**2, donate_argnums=0)
     x = jnp.arange(5.0)
     program.verify((x,))
@@ -112,7 +112,7 @@ def test_right_programs_are_left_alone(all_suspected):
     np.testing.assert_array_equal(program(x), np.arange(5.0) ** 2)
 
 
-def test_what_was_found_right_is_remembered_part_by_part(monkeypatch, all_suspected):
+def test_verify_stores_right_programs(monkeypatch, all_suspected):
     compared = []
     monkeypatch.setattr(
         miscompile_guard, "compute_relative_error", lambda *args: compared.append(1) or 0.0
@@ -136,7 +136,7 @@ def test_what_was_found_right_is_remembered_part_by_part(monkeypatch, all_suspec
     assert verify(lambda x: x**2) == 6
 
 
-def test_the_idle_rows_of_a_state_do_not_change_the_error():
+def test_relative_error_ignores_idle_rows():
     rng = np.random.default_rng(0)
     base = rng.normal(size=(50, 4, 3))
     want, got = base.copy(), base.copy()
@@ -150,7 +150,7 @@ def test_the_idle_rows_of_a_state_do_not_change_the_error():
     assert compute_relative_error(moved, want, base) > 1
 
 
-def test_changes_are_compared_not_values():
+def test_relative_error_compares_changes():
     base = {"w": np.full(1000, 10.0)}
     want = {"w": base["w"] + 1e-3}
     slightly_off = {"w": want["w"] + 1e-7}
@@ -161,6 +161,6 @@ def test_changes_are_compared_not_values():
     assert compute_relative_error(one_wrong, want) < 1e-5
 
 
-def test_nan_where_there_should_be_none_is_an_error():
+def test_relative_error_of_nan():
     assert compute_relative_error(np.array([np.nan, 1.0]), np.array([0.0, 1.0])) == np.inf
     assert compute_relative_error(np.array([np.nan, 1.0]), np.array([np.nan, 1.0])) == 0

@@ -84,24 +84,16 @@ def on_both(work, *args):
     "kind", ["mlp", slow_case("group norm"), "batch norm", slow_case("dropout")]
 )
 @pytest.mark.parametrize("batch_size", [slow_case(6), 4])
-def test_a_training_is_the_same(kind, batch_size):
+def test_train_on_server_shared(kind, batch_size):
     """Batches that are full, and an epoch whose last one is not."""
     with enable_x64(True):
         model = network(kind)
         task = Task(model, (0.1,), (2.0,))
         start = jax.tree.map(lambda a: a.astype(float), model.init(jax.random.key(0)))
 
-        def learn(sharing, variables, examples, key):
-            return train_on_server(
-                task,
-                variables,
-                examples,
-                key,
-                batch_size=batch_size,
-                lr=0.1,
-                epochs=2,
-                server_parallelism=sharing,
-            )
+        def learn(sharing, *args):
+            settings = {"batch_size": batch_size, "lr": 0.1, "epochs": 2}
+            return train_on_server(task, *args, **settings, server_parallelism=sharing)
 
         shared, alone = on_both(learn, start, examples_for(model, 18), KEY)
         assert_trees_all_close(shared, alone, rtol=1e-6, atol=1e-9)  # some layers are float32
@@ -110,7 +102,7 @@ def test_a_training_is_the_same(kind, batch_size):
 
 
 @pytest.mark.parametrize("batch_size", [slow_case(5), 3])
-def test_batches_that_do_not_split_evenly(batch_size):
+def test_train_on_examples_with_uneven_batches(batch_size):
     """The last part is filled up, which changes nothing but batch norm: that takes them whole."""
     for kind in ("mlp", "batch norm"):
         model = network(kind)
@@ -118,15 +110,8 @@ def test_batches_that_do_not_split_evenly(batch_size):
         def learn(sharing, variables, examples, key, model=model):
             batches = make_shuffled_batches(key, 11, batch_size)
             given = Task(model, (0.0,), (1.0,)).loss_and_gradient
-            return train_on_examples(
-                variables,
-                examples,
-                batches,
-                given,
-                optimizer=optax.sgd(0.1),
-                epochs=1,
-                server_parallelism=sharing,
-            )[0]
+            settings = {"optimizer": optax.sgd(0.1), "epochs": 1, "server_parallelism": sharing}
+            return train_on_examples(variables, examples, batches, given, **settings)[0]
 
         start = model.init(jax.random.key(0))
         shared, alone = on_both(learn, start, examples_for(model, 11), KEY)
@@ -134,7 +119,7 @@ def test_batches_that_do_not_split_evenly(batch_size):
 
 
 @pytest.mark.parametrize("matching", [slow_case(None), "batch", slow_case("exact")])
-def test_training_on_a_pool_is_the_same(matching):
+def test_train_on_synthetic_pool_shared(matching):
     model = network("batch norm")
     start, data = model.init(jax.random.key(0)), examples_for(model, 10)
     pool = SyntheticPool(data.images.astype(jnp.float32), data.labels, jnp.arange(10) != 4)
@@ -143,17 +128,15 @@ def test_training_on_a_pool_is_the_same(matching):
         soft.astype(jnp.float32), jnp.arange(CLASSES) > 0, *jnp.float32([2, 3])
     )
 
+    settings = {"epochs": 2, "batch_size": 4, "lr": 0.1, "momentum": 0.5, "weight_decay": 0.01}
+
     def learn(sharing, variables, pool, knowledge, key):
         return train_on_synthetic_pool(
             model,
             variables,
             pool,
             key,
-            epochs=2,
-            batch_size=4,
-            lr=0.1,
-            momentum=0.5,
-            weight_decay=0.01,
+            **settings,
             soft_label_targets=None if matching is None else knowledge,
             exact_matching=matching == "exact",
             server_parallelism=sharing,
@@ -164,7 +147,7 @@ def test_training_on_a_pool_is_the_same(matching):
 
 
 @pytest.mark.parametrize("batch_size", [slow_case(6), 4])
-def test_fine_tuning_is_the_same(batch_size):
+def test_fine_tune_shared(batch_size):
     model = network("mlp")
     variables, data = model.init(jax.random.key(0)), examples_for(model, 6)
     labels = 3 * jax.nn.one_hot(data.labels, CLASSES)
@@ -174,15 +157,9 @@ def test_fine_tuning_is_the_same(batch_size):
         def apply_params(params, x, **axis_argument):
             return model.apply({"params": params, "state": {}}, x, train=True, **axis_argument)[0]
 
+        settings = {"optimizer": optax.adam(1e-3), "epochs": 3, "batch_size": batch_size}
         return fine_tune(
-            apply_params,
-            params,
-            synthetic,
-            key,
-            optimizer=optax.adam(1e-3),
-            epochs=3,
-            batch_size=batch_size,
-            server_parallelism=sharing,
+            apply_params, params, synthetic, key, **settings, server_parallelism=sharing
         )
 
     shared, alone = on_both(tuned, variables["params"], synthetic, KEY)
@@ -193,7 +170,7 @@ def test_fine_tuning_is_the_same(batch_size):
     "strategy", [*map(slow_case, ("crop", "cutout", "flip", "rotate")), "color"]
 )
 @pytest.mark.parametrize("siamese", [False, slow_case(True)])
-def test_an_augmentation_is_that_of_the_whole_batch(siamese, strategy):
+def test_augment_shared(siamese, strategy):
     images = examples_for(network("mlp"), 6).images.astype(jnp.float32)
 
     def changed(sharing, images, key):
@@ -207,7 +184,7 @@ def test_an_augmentation_is_that_of_the_whole_batch(siamese, strategy):
 
 
 @pytest.mark.parametrize("count", [6, 7])
-def test_entries_of_samples_come_in_their_order(count):
+def test_map_samples_keeps_order(count):
     def doubled(sharing, numbers):
         return sharing.map_samples(lambda own: 2 * own, numbers)
 
@@ -215,7 +192,7 @@ def test_entries_of_samples_come_in_their_order(count):
     np.testing.assert_array_equal(found, 2 * np.arange(count))
 
 
-def test_an_own_part_has_rows_of_its_own_alone():
+def test_take_local_rows():
     def sums(sharing, a):
         own = take_local_rows(a, sharing.batch_axis)
         return jax.lax.all_gather(own.sum(), "lanes")
@@ -230,7 +207,7 @@ REFINING = ["fedgen", "feddf", "fedbe", "abavg", "dynafed", "feddm", "fedaf"]
 
 
 @pytest.mark.parametrize("name", ["fsl_p", *map(slow_case, ["fsl", *REFINING])])
-def test_a_methods_rounds_are_the_same(name):
+def test_rounds_shared(name):
     build, settings = fast_registered_builder(name)
     settings |= {"epochs": 2, "participation": 0.8}
     reference, info = make_small_federation(build, **settings).run(4)
@@ -245,7 +222,7 @@ def test_a_methods_rounds_are_the_same(name):
 
 
 @pytest.mark.parametrize("name", [slow_case("dynafed"), "fsl"])
-def test_a_run_is_the_same_and_resumes(name, tmp_path, monkeypatch):
+def test_run_shared_and_resumed(name, tmp_path, monkeypatch):
     """Synthesis and pretraining, too, which are between rounds."""
     placed = {"server_work": "shared", "devices": DEVICES}
     shared, alone = run_spec(make_spec(name), **placed), run_spec(make_spec(name))
@@ -261,7 +238,7 @@ def test_a_run_is_the_same_and_resumes(name, tmp_path, monkeypatch):
     assert_results_equal(resumed, shared)
 
 
-def test_a_word_that_is_no_choice():
+def test_placement_rejects_server_work():
     with pytest.raises(ConfigError, match="server_work"):
         Placement(server_work="both")
 
@@ -293,11 +270,11 @@ def training_work(model):
 @pytest.mark.parametrize(
     "kind", ["mlp", "group norm", slow_case("batch norm"), slow_case("dropout, whole")]
 )
-def test_each_device_does_its_part_of_a_training(kind):
+def test_shared_training_splits_work(kind):
     assert share_of_operations(*training_work(network(kind))) == pytest.approx(1 / DEVICES, rel=0.2)
 
 
-def test_each_device_does_its_part_of_a_pass():
+def test_shared_pass_splits_work():
     model = network("group norm")
 
     def passed(sharing, variables, images):
@@ -309,7 +286,7 @@ def test_each_device_does_its_part_of_a_pass():
 
 
 @pytest.mark.parametrize("kind", ["mlp", slow_case("group norm"), slow_case("dropout")])
-def test_a_step_has_one_collective(kind):
+def test_step_has_one_collective(kind):
     """Two that are ready at once could hang XLA's CPU devices."""
     text = compiled(PLAN, *training_work(network(kind))).as_text()
     assert len(re.findall(r" (all-reduce|all-gather)[.\w-]*\(", text)) == (DEVICES > 1)
@@ -340,20 +317,20 @@ def choose(monkeypatch, tmp_path):
 
 
 @pytest.mark.skipif(DEVICES < 2, reason="there is nothing to share with")
-def test_devices_share_what_is_clearly_faster_shared(choose):
+def test_choose_server_sharding_by_speed(choose):
     assert choose(1.0, 0.6)
     assert choose(1.0, 2.0)  # as remembered
     assert choose.timed == [False, True] and json.loads(choose.file.read_text())
     assert not choose(1.0, 0.95, label="other")
 
 
-def test_what_cannot_be_shared_is_not_timed(choose):
+def test_choose_server_sharding_without_timing(choose):
     assert not choose(1.0, 0.1, devices=jax.devices()[:1])
     mixing = network("mlp")._replace(can_shard_batch=False)
     assert not choose(1.0, 0.1, model=mixing) and not choose.timed
 
 
-def test_a_step_can_be_timed():
+def test_time_server_step():
     task = Task(network("mlp"), (0.0,), (1.0,))
     for shared in (False, True):
         assert (

@@ -56,7 +56,7 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("name", BATCHES)
-def test_training_equals_a_float64_loop_over_the_orders(name):
+def test_train_on_examples_equals_float64_loop(name):
     batches = BATCHES[name]
     orders = [order_of(batches, epoch) for epoch in range(3)]
     visited = np.flatnonzero(PRESENT) if name == "present" else np.arange(N)
@@ -75,7 +75,7 @@ def test_training_equals_a_float64_loop_over_the_orders(name):
     np.testing.assert_array_equal(train(0)["params"]["w"], START["params"]["w"])
 
 
-def test_training_goes_on_from_a_later_epoch():
+def test_train_on_examples_from_later_epoch():
     batches, plain = BATCHES["shuffled"], optax.sgd(0.1)
     whole, _ = train_on_examples(START, EXAMPLES, batches, least_squares, optimizer=plain, epochs=5)
     part, _ = train_on_examples(START, EXAMPLES, batches, least_squares, optimizer=plain, epochs=2)
@@ -87,7 +87,7 @@ def test_training_goes_on_from_a_later_epoch():
     assert np.abs(again["params"]["w"] - whole["params"]["w"]).max() > 1e-4
 
 
-def test_every_step_has_a_key_of_its_own_and_is_watched_once():
+def test_step_keys_and_callback():
     def draw(variables, batch, key):
         state = variables["state"].at[batch.step_index].set(jax.random.uniform(key))
         zeros = jax.tree.map(jnp.zeros_like, variables["params"])
@@ -110,7 +110,7 @@ def test_every_step_has_a_key_of_its_own_and_is_watched_once():
     np.testing.assert_array_equal(seen, [1, 2, 3, 4, 5, 6])
 
 
-def test_a_single_step_s_batch_is_that_of_the_loop():
+def test_get_epoch_batch():
     batches = BATCHES["shuffled"]
     per_epoch = batches.steps_per_epoch
     assert per_epoch == 3

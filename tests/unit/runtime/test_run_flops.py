@@ -22,7 +22,10 @@ LABELS = np.arange(64) % 2
 IMAGES = RANDOM.integers(0, 256, (64, 4, 4, 1), np.uint8)
 DATA = dataset_from_arrays(IMAGES, LABELS, IMAGES, LABELS)
 FIRST, LAST = 16 * 5, 5 * 2  # multiply-adds of the layers of an MLP, for an image
-FORWARD, TRAINED = 2 * (FIRST + LAST), 2 * (2 * FIRST + 3 * LAST)
+FORWARD, TRAINED = (
+    2 * (FIRST + LAST),
+    count_training_flops(make_model("mlp", (4, 4, 1), 2, hidden=(5,))),
+)
 SAMPLES = 4 * 16  # that clients train on in a round
 SPEC = RunSpec(
     dataset="user",
@@ -52,7 +55,7 @@ ONE = 2 * 27  # of a product of X with itself
 
 
 @pytest.mark.parametrize("times", [0, 5])
-def test_a_loop_counts_as_often_as_it_runs(times):
+def test_flops_of_loop(times):
     def power(x, n):
         return jax.lax.fori_loop(0, n, lambda i, a: a @ x, x)
 
@@ -60,14 +63,14 @@ def test_a_loop_counts_as_often_as_it_runs(times):
 
 
 @pytest.mark.parametrize("taken, products", [(0, 0), (1, 2), (2, 1)])
-def test_the_branch_that_is_taken_counts(taken, products):
+def test_flops_of_branch(taken, products):
     def chosen(x, which):
         return jax.lax.switch(which, [jnp.tanh, lambda a: a @ x @ x, lambda a: a @ x], x)
 
     assert flops_of(chosen, X, taken)[1] == products * ONE
 
 
-def test_loops_in_loops_read_what_they_need():
+def test_flops_of_nested_loops():
     """The inner loop's length is a row of the outer's, and what the outer one has carried."""
 
     def work(x, lengths):
@@ -81,7 +84,7 @@ def test_loops_in_loops_read_what_they_need():
     assert flops_of(work, X, jnp.array([2, 0, 4]))[1] == (2 + 1 + 6) * ONE
 
 
-def test_what_nothing_comes_of_does_not_count():
+def test_flops_exclude_dead_code():
     def work(x, n):
         unused = x @ x
 
@@ -95,7 +98,7 @@ def test_what_nothing_comes_of_does_not_count():
     assert flops_of(work, X, 3)[1] == (3 + 4) * ONE
 
 
-def test_what_is_wanted_is_computed():
+def test_flops_with_required_outputs():
     def work(x, n):
         return n + 1, jax.lax.fori_loop(0, n, lambda i, a: a @ x, x), (x @ x).sum()
 
@@ -103,7 +106,7 @@ def test_what_is_wanted_is_computed():
     assert flops == 3 * ONE and [float(found[0]), found[1], float(found[2])] == [3, None, 27]
 
 
-def test_functions_with_their_own_derivatives_are_gone_into():
+def test_flops_of_custom_derivatives():
     @jax.custom_jvp
     def jvp(x, n):
         return jax.lax.while_loop(lambda c: c[1] < n, lambda c: (c[0] @ c[0], c[1] + 1), (x, 0))[0]
@@ -121,7 +124,7 @@ def test_functions_with_their_own_derivatives_are_gone_into():
     assert flops_of(work, X, 6)[1] == 7 * ONE
 
 
-def test_gradients_count():
+def test_flops_of_gradient():
     def loss(x, w):
         return jnp.square(jnp.tanh(x @ w) @ w).sum()
 
@@ -129,7 +132,7 @@ def test_gradients_count():
     assert flops_of(jax.grad(loss, 1), X, X)[1] == 5 * ONE
 
 
-def test_numbers_of_more_than_32_bits_are_exact():
+def test_flops_beyond_32_bits():
     def work(x, n):
         return jax.lax.fori_loop(0, n, lambda i, a: jnp.tanh(a @ x), x)
 
@@ -138,7 +141,7 @@ def test_numbers_of_more_than_32_bits_are_exact():
     assert counter.run([None, np.int32(99_999)])[1] == 99_999 * 2 * 1001**3
 
 
-def test_a_product_in_something_unknown_is_said():
+def test_flops_reject_unknown_operation():
     mesh = jax.make_mesh((1,), ("a",))
     spec = jax.sharding.PartitionSpec()
     work = jax.shard_map(lambda x: x @ x, mesh=mesh, in_specs=spec, out_specs=spec)
@@ -149,43 +152,40 @@ def test_a_product_in_something_unknown_is_said():
 # --- of runs --------------------------------------------------------------------------------------
 
 
-def test_fedavg_by_hand():
-    assert count_training_flops(make_model("mlp", (4, 4, 1), 2, hidden=(5,))) == TRAINED
-    found = of("fedavg")
-    assert found.rounds.tolist() == [SAMPLES * TRAINED] * 2
-    assert found.total == 2 * SAMPLES * TRAINED and found.server_stages == ()
+CONVNET = {"model": "convnet", "network_options": {"width": 3, "depth": 2}}
+CONV_FIRST, CONV_LATER = 16 * 9 * 1 * 3, 4 * 9 * 3 * 3 + 3 * 2
+SERVER = {"server_data": "iid", "server_options": {"size": 8}}
 
 
-def test_batches_are_counted_filled_up():
-    # 16 images are 3 batches of 6; two clients of four take part.
-    found = of("fedavg", batch_size=6, participation=0.5, local_epochs=2)
-    assert found.rounds.tolist() == [2 * 2 * 18 * TRAINED] * 2
+@pytest.mark.parametrize(
+    "method, settings, expected",
+    [
+        ("fedavg", {}, SAMPLES * TRAINED),
+        # 16 images are 3 batches of 6; two clients of four take part.
+        (
+            "fedavg",
+            {"batch_size": 6, "participation": 0.5, "local_epochs": 2},
+            2 * 2 * 18 * TRAINED,
+        ),
+        ("fedavg", CONVNET, SAMPLES * 2 * (2 * CONV_FIRST + 3 * CONV_LATER)),
+        ("fedavg", {"lanes": 2}, SAMPLES * TRAINED),
+        # Of three lanes two have nothing to do while the last client trains.
+        ("fedavg", {"lanes": 3}, 6 * 16 * TRAINED),
+        ("ditto", {}, 2 * SAMPLES * TRAINED),
+        # Features alone of the global model's and the client's last network.
+        ("moon", {}, SAMPLES * (TRAINED + 2 * 2 * FIRST)),
+        # The server trains two epochs, as many as clients' samples come to.
+        ("fsl", SERVER, (SAMPLES + 2 * 8) * TRAINED),
+    ],
+)
+def test_flops_per_round(method, settings, expected):
+    assert TRAINED == 2 * (2 * FIRST + 3 * LAST)
+    found = of(method, **settings)
+    assert found.rounds.tolist() == [expected] * 2
+    assert found.total == 2 * expected and found.server_stages == ()
 
 
-def test_a_convnet_by_hand():
-    network = {"model": "convnet", "network_options": {"width": 3, "depth": 2}}
-    first, second, head = 16 * 9 * 1 * 3, 4 * 9 * 3 * 3, 3 * 2
-    expected = SAMPLES * 2 * (2 * first + 3 * (second + head))
-    assert of("fedavg", **network).rounds.tolist() == [expected] * 2
-
-
-def test_two_models_are_two_gradients():
-    assert of("ditto").rounds.tolist() == [2 * SAMPLES * TRAINED] * 2
-
-
-def test_moon_passes_through_two_more_networks():
-    # Features alone of the global model's and the client's last.
-    more = 2 * 2 * FIRST
-    assert of("moon").rounds.tolist() == [SAMPLES * (TRAINED + more)] * 2
-
-
-def test_a_server_that_trains_counts():
-    found = of("fsl", server_data="iid", server_options={"size": 8})
-    # Two epochs, as many as clients' samples come to.
-    assert found.rounds.tolist() == [(SAMPLES + 2 * 8) * TRAINED] * 2
-
-
-def test_condensation_by_hand():
+def test_flops_of_feddm():
     condense = {"ipc": 3, "steps": 7, "server_epochs": 0}
     settings = {"local_epochs": None, "batch_size": 4, "num_clients": 2}
     # A step: a batch of real images forward; the synthetic ones forward and back to their pixels.
@@ -198,19 +198,12 @@ def test_condensation_by_hand():
     assert more.tolist() == [5 * 12 * TRAINED] * 2
 
 
-def test_pretraining_comes_before_the_first_round():
-    found = of("fsl", server_data="iid", server_options={"size": 8}, pretrain_epochs=3)
-    assert [(work.name, work.before_round) for work in found.server_stages] == [("pretraining", 0)]
-    assert found.server_stages[0].flops == 3 * 8 * TRAINED
+def test_flops_of_pretraining():
+    found = of("fsl", **SERVER, pretrain_epochs=3)
+    assert found.server_stages == (ServerStageFlops("pretraining", 0, 3 * 8 * TRAINED),)
 
 
-def test_lanes_count_what_they_idle():
-    assert of("fedavg", lanes=2).rounds.tolist() == [SAMPLES * TRAINED] * 2
-    # Of three lanes two have nothing to do while the last client trains.
-    assert of("fedavg", lanes=3).rounds.tolist() == [6 * 16 * TRAINED] * 2
-
-
-def test_synthesis_by_hand():
+def test_flops_of_dynafed():
     """DynaFed's: unrolled steps forward, and back through each by a derivative of its gradient
     along one direction, of which the gradient itself is not used."""
     options = {"trajectory_rounds": 2, "segment_length": 2, "preset": "code"}
@@ -231,7 +224,7 @@ def test_synthesis_by_hand():
     assert found.rounds.tolist() == [*[SAMPLES * TRAINED] * 2, (SAMPLES + 2 * 6) * TRAINED]
 
 
-def test_tuning_of_copies_is_told_apart():
+def test_flops_of_tuning():
     given = {"local_tests": True, "test_per_client": 4, "participation": 0.5}
     found = of("fedavg_ft", options={"tuning_epochs": 3}, **given)
     assert found.rounds.tolist() == of("fedavg", **given).rounds.tolist()
@@ -244,7 +237,7 @@ def test_tuning_of_copies_is_told_apart():
 @pytest.mark.parametrize(
     "method", [name if name == "fedgen" else slow_case(name) for name in METHODS]
 )
-def test_every_method_counts(method):
+def test_flops_of_every_method(method):
     few = {"ipc": 2, "steps": 2, "server_epochs": 1} if method in ("feddm", "fedaf") else {}
     settings = drop_unused_settings(method, {"local_epochs": 1})
     spec = dataclasses.replace(SPEC, algorithm=method, local_epochs=None, options=few, rounds=1)
@@ -252,7 +245,7 @@ def test_every_method_counts(method):
     assert np.isfinite(found.rounds).all() and (found.rounds > 0).all()
 
 
-def test_sums_over_rounds():
+def test_flops_sums():
     found = RunFlops(
         np.array([5.0, 7.0, 9.0]), (ServerStageFlops("a", 0, 100), ServerStageFlops("b", 2, 1000))
     )
