@@ -125,8 +125,8 @@ def parse_strategy(strategy: str, argument: str = "strategy") -> tuple[str, ...]
 def _color(key: Array, images: Array, draw: Draw) -> Array:
     """Shift the brightness, then scale saturation and contrast.
 
-    Saturation scales each pixel's distance from its mean over channels (images of one channel do
-    not change), contrast the distance of each value from the mean of its image.
+    Saturation scales each pixel's distance from its mean over channels; images of one channel do
+    not change. Contrast scales the distance of each value from the mean of its image.
     """
     shift_key, saturation_key, contrast_key = jax.random.split(key, 3)
     images = images + _per_sample(draw(shift_key, -MAX_BRIGHTNESS_SHIFT, MAX_BRIGHTNESS_SHIFT))
@@ -153,8 +153,8 @@ def _crop(key: Array, images: Array, draw: Draw) -> Array:
 def _cutout(key: Array, images: Array, draw: Draw) -> Array:
     """Set a rectangle of each image to zero.
 
-    It covers the rows from `center - size // 2` (inclusive) to `center - size // 2 + size`
-    (exclusive), clipped at the border, and columns by the same rule.
+    It covers `size` rows from `center - size // 2` on, clipped at the border. The columns follow
+    the same rule.
     """
 
     def draw_inside(key: Array, side: int) -> Array:

@@ -69,9 +69,9 @@ def compare_with_random_subset(
 ) -> DownstreamAccuracy:
     """Compare networks trained on condensed images with networks trained on as many real images.
 
-    The recipe is that of distribution matching's public code without augmentation: cross-entropy,
-    SGD in batches of 256 with momentum 0.9 and weight decay 5e-4, and after the middle of the
-    epochs `lr` / 10 and a new momentum buffer. Network n starts from the same parameters for both.
+    The recipe is that of distribution matching's public code without augmentation: cross-entropy
+    and SGD in batches of 256 with momentum 0.9 and weight decay 5e-4. The second half of the epochs
+    has `lr` / 10 and a new momentum buffer. Network n starts from the same parameters for both.
     Its real images are drawn from the training set without replacement, with the classes of the
     condensed images.
 
@@ -310,8 +310,8 @@ def make_step_decay_phases(
 ) -> tuple[tuple[Array | float, int, int], ...]:
     """Split training from scratch into two phases with learning rates `lr` and `lr` / 10.
 
-    As in the public codes of distribution and trajectory matching, the rate decays after epoch
-    `epochs // 2 + 1`, counted from 0 (251 of 501).
+    The rate decays after epoch `epochs // 2 + 1`, counted from 0 (251 of 501), as in the public
+    codes of distribution and trajectory matching.
 
     Args:
       lr: learning rate of the first phase.

@@ -85,8 +85,8 @@ def compute_gaussian_epsilon(
 ) -> float:
     """Compute epsilon of the (epsilon, delta)-privacy of one example of one class of one client.
 
-    A query is the mean of the examples' vectors, each clipped to a norm, with Gaussian noise of
-    `dp_noise` * norm / count on every number. Replacing one example can reverse its vector, a
+    A query is the mean of the examples' vectors, each clipped to a norm. Every number has Gaussian
+    noise of `dp_noise` * norm / count. Replacing one example can reverse its vector, a
     change of twice the norm, so the accountant uses the multiplier dp_noise / 2. Neighboring data
     sets differ in one example of the class; the class size is public. The result for a class
     depends on its own examples alone, given the server's message, so classes and clients do not add

@@ -118,8 +118,8 @@ def train_on_synthetic_pool(
         velocity <- momentum * velocity + gradient + weight_decay * w,  w <- w - lr * velocity
 
     Cost: epochs * ceil(valid / batch_size) steps; `exact_matching` adds two passes over the pool to
-    each step. With several devices, each step has one collective for its gradient, batch norm adds
-    one per layer, matching adds one per step, and `exact_matching` adds two.
+    each step. With several devices, each step has one collective for its gradient. Batch norm adds
+    one per layer, matching one per step, and `exact_matching` two per step.
 
     Args:
       model: the network.

@@ -1,8 +1,7 @@
 """Trajectory matching: synthetic data on which training moves a network as real data did.
 
 DynaFed's server stores the global models of its first rounds. `TrajectoryMatching` learns images,
-soft labels and a step size so that a few SGD steps on them from checkpoint t end near the
-checkpoints after t.
+soft labels and a step size: a few SGD steps on them from checkpoint t end near later checkpoints.
 
 Sources: Pi et al., "DynaFed: Tackling Client Data Heterogeneity with Global Dynamics" (CVPR 2023)
 and its public code; Cazenavette et al., "Dataset Distillation by Matching Training Trajectories"
@@ -284,8 +283,8 @@ class SynthesisLog(NamedTuple):
 class TrajectoryMatching:
     """DynaFed's data synthesis (Algorithm 1) for one network and image shape.
 
-    Each iteration draws a segment, unrolls `inner_steps` from its start, and moves images, label
-    logits and step size by Adam against the gradient of the matching loss. The methods are pure
+    Each iteration draws a segment and unrolls `inner_steps` from its start. Adam moves images, label
+    logits and step size against the gradient of the matching loss. The methods are pure
     functions; the caller jits them.
 
     Additions to the public code: the step size is clipped to

@@ -2,7 +2,7 @@
 
 The shapes of a product determine its operations. The number of its executions is known only when
 the program runs, since loops and branches depend on values. `FlopCounter` therefore adds a counter
-to the traced program and removes everything that neither the counter nor a loop or branch needs,
+to the traced program. It removes everything that neither the counter nor a loop or branch needs,
 above all the products. The rest runs in next to no time.
 """
 

@@ -1,7 +1,7 @@
 """Guard against compiled programs that return wrong numbers.
 
-jax 0.10.2 (the last for Python 3.11) computes a product of matrices and a reduction wrongly on CPUs
-where it fuses the two into one call of its library. The result of a matrix-vector product can hold
+jax 0.10.2 (the last for Python 3.11) fuses a product of matrices and a reduction into one call of a
+library on CPUs, and computes it wrongly. The result of a matrix-vector product can hold
 thousands of wrong values, without an error. Disabling the fusions of this library halves a
 ConvNet's speed, since fused reductions alone are fast and right. The guard therefore reads compiled
 programs. A program without such a fusion is right, and nearly all programs have none. The first
