@@ -17,7 +17,7 @@ the product itself is from Pearlmutter (1994).
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,20 +32,6 @@ from fedjax_het.nn.micro_batch import accumulate_micro_batches
 
 Tree = Any
 Unravel = Callable[[Array], Tree]  # parameters from a vector [P], see `ravel_pytree`
-
-
-class InnerBatch(NamedTuple):
-    """The samples of one inner step.
-
-    Attributes:
-      images: augmented, `[B, H, W, C]`.
-      label_logits: `[B, num_classes]`.
-      weights: `[B]`, with sum 1.
-    """
-
-    images: Array
-    label_logits: Array
-    weights: Array
 
 
 def unroll(
@@ -101,7 +87,8 @@ def unroll(
     """
     batch_axis = server_parallelism.batch_axis
 
-    def select_samples(synthetic: SyntheticData, step: tuple[Array, Array]) -> InnerBatch:
+    def select_samples(synthetic: SyntheticData, step: tuple[Array, Array]) -> tuple[Array, ...]:
+        """Return augmented images `[B, H, W, C]`, label logits `[B, C]` and weights `[B]`."""
         key, step_index = step
         order_key, augment_key = jax.random.split(key)
         images, labels = synthetic.images, synthetic.label_logits
@@ -115,12 +102,12 @@ def unroll(
             images, labels, weights = take_local_rows((images, labels, weights), batch_axis)
         step_key = jax.random.fold_in(augment_key, step_index)
         images = augment(step_key, images, strategy=augment_strategy, batch_axis=batch_axis)
-        return InnerBatch(images, labels, weights)
+        return images, labels, weights
 
-    def loss_sum(vector: Array, batch: InnerBatch) -> Array:
-        logits = apply_params(unravel(vector), batch.images, **make_axis_argument(batch_axis))
-        losses = soft_cross_entropies(logits, batch.label_logits, scaling=loss_scaling)
-        return (batch.weights * losses).sum()
+    def loss_sum(vector: Array, samples: tuple[Array, ...]) -> Array:
+        images, labels, weights = samples
+        logits = apply_params(unravel(vector), images, **make_axis_argument(batch_axis))
+        return (weights * soft_cross_entropies(logits, labels, scaling=loss_scaling)).sum()
 
     gradient = mixed_mode(
         loss_sum, select_samples, micro_batch=micro_batch, server_parallelism=server_parallelism
