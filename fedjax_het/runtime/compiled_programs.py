@@ -240,7 +240,8 @@ class CompiledPrograms(NamedTuple):
       signature: the static choices of the runs.
       plan: the devices, and the lanes on them.
       algorithm: the method.
-      input_kinds: what each input is to the runs in step, see `get_input_kinds`.
+      input_kinds: how each input relates to the runs in step, see `ExecutionPlan.map_runs`; None
+        or {} for an input that the programs do not read.
       init: `init(number of client states, hp, key, first model) -> State`; the first model is
         drawn where none is passed.
       chunk: the program of a chunk of rounds.
@@ -265,16 +266,10 @@ class CompiledPrograms(NamedTuple):
         return {name: build() for name, build in builders.items() if kinds[name] not in (None, {})}
 
 
-def get_input_kinds(algorithm: Algorithm, signature: Signature) -> ChunkInputs:
-    """Return what a program reads.
+def _get_input_kinds(algorithm: Algorithm, signature: Signature) -> ChunkInputs:
+    """Return how each input relates to the runs that go in step, see `ExecutionPlan.map_runs`.
 
-    Args:
-      algorithm: the method.
-      signature: the other static choices of its runs.
-
-    Returns:
-      What each input is to the runs that go in step, see `map_runs`; None, or {}, for
-      an input that the program does not read.
+    Inputs that the programs do not read are None or {}.
     """
     evaluation, schedule = signature.evaluation, SCHEDULE_PLACEMENTS
     tests_clients = evaluation.has_client_tests
@@ -330,7 +325,7 @@ def build_programs(signature: Signature, plan: ExecutionPlan) -> CompiledProgram
       The programs; equal arguments return one object.
     """
     algorithm, evaluation = build_algorithm(signature, plan), signature.evaluation
-    kinds = get_input_kinds(algorithm, signature)
+    kinds = _get_input_kinds(algorithm, signature)
     components = RoundComponents(algorithm, signature.training.task, plan, evaluation)
     samples_per_round = {}
 

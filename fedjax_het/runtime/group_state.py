@@ -1,10 +1,10 @@
 """The state of runs that go in step, and the inputs of their programs.
 
 To add an input, give it a field in `core.round_inputs.ChunkInputs`, where rounds read it, a line in
-`runtime.compiled_programs.get_input_kinds`, which names the programs that read it, and a function in
-one of three tables: `build._place_shared_inputs` for inputs of all runs of a group,
-`_build_run_inputs` for inputs that stay the same, `_build_call_inputs` for inputs of a call. An input
-that one method alone reads needs none of it: see `algorithms.base.RoundInput`.
+`compiled_programs._get_input_kinds`, which names the programs that read it, and a function in one of
+three tables: `build._place_shared_inputs` for inputs of all runs of a group, `_build_run_inputs` for
+inputs that stay the same, `_build_call_inputs` for inputs of a call. An input that only one method
+reads is an `algorithms.base.RoundInput` of the method.
 """
 
 import functools
@@ -341,15 +341,9 @@ def _build_run_inputs(group_state: GroupState) -> dict[str, Any]:
 def _build_call_inputs(
     group_state: GroupState, rounds: range, *, first_step_only: bool = False
 ) -> dict[str, Any]:
-    """Return the inputs that differ between calls, by name.
+    """Return the inputs that differ between calls, by name, padded to the capacity of a call.
 
-    Args:
-      group_state: the runs that go in step.
-      rounds: the rounds of the call.
-      first_step_only: whether only the first step of every lane is made, to check its numbers.
-
-    Returns:
-      The inputs on the devices, padded to the capacity of a call.
+    With `first_step_only` they have only the first step of every lane, to check its numbers.
     """
     group, limits = group_state.group, group_state.limits
     num_rows = limits.num_rows if group_state.has_paged_states else None
@@ -404,18 +398,10 @@ def _build_schedules(
     first_step_only: bool = False,
     num_rows: int | None = None,
 ) -> RoundSchedule:
-    """Return the rounds of a call as the scheduler of every slot plans them.
+    """Return the rounds of a call as the scheduler `name` of every slot plans them.
 
-    Args:
-      group_state: the runs that go in step.
-      name: name of the scheduler in `PreparedRun`.
-      rounds: the rounds.
-      capacity: number of rounds to which the schedules are padded (default: of a call).
-      first_step_only: whether only the first step of every lane is made.
-      num_rows: rows of the table of client states on the devices, if the others are on the host.
-
-    Returns:
-      The schedules on the devices, `[capacity, ...]`, with a leading axis where runs are parallel.
+    The schedules are padded to `[capacity, ...]`, with a leading axis where runs are parallel.
+    `num_rows` is the size of the table of client states on the devices, if others are on the host.
     """
     group, plan = group_state.group, group_state.group.program.plan
     schedulers = [getattr(run, name) for run in group_state.slots]
