@@ -10,7 +10,7 @@ from fedjax_het.analysis.figures.style import write_figure
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "images" / "architecture.png"
-# (title, what it is in a few words, the file that does it)
+# (title, description in a few words, file)
 HOST = (
     ("Settings", "what is left out is from\nmethod and protocol", "config/resolve.py"),
     ("Splits", "who holds what, who is\ndrawn, in which order", "runtime/data_assignment.py"),
@@ -29,6 +29,7 @@ INK, PALE, ACCENT = "#1a1a1a", "#555555", "#00598c"
 
 
 def draw():
+    """Draw the path from settings to a result, and write it to docs/images/architecture.png."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
@@ -65,7 +66,7 @@ def draw():
         say(middle, 36.9, file, 7.5, ACCENT, family="monospace")
         if place:
             arrow((left - gap, 41), (left, 41))
-    # What advance calls, and what comes back.
+    # Calls of `advance`, and their results.
     advance = 1.5 + 4 * (width + gap) + width / 2
     arrow((advance - 2, 35), (advance - 2, 29.3))
     arrow((advance + 2, 29.3), (advance + 2, 35))

@@ -1,7 +1,8 @@
-"""The README's pictures, of runs that are committed: FSL's Figure 1 on Fashion-MNIST, and every
-method against its costs.
+"""Draw the pictures of the README from committed runs.
 
-python docs/generate/front_picture.py   writes them into docs/images again, in seconds
+The pictures show FSL's Figure 1 on Fashion-MNIST, and every method against its costs.
+
+    python docs/generate/front_picture.py   # writes docs/images again, in seconds
 """
 
 import sys
@@ -18,8 +19,8 @@ IMAGES = ROOT / "docs" / "images"
 sys.path.insert(0, str(ROOT))
 
 
-def front() -> None:
-    """Accuracy by labels a client: FedAvg, data sharing, and FSL at its own weight of 1."""
+def draw_front_picture() -> None:
+    """Draw accuracy against classes per client: FedAvg, data sharing, and FSL with weight 1."""
     results, curves = load_results(RUNS), load_curves(RUNS)
     shown = (results["dataset"] == "fashion_mnist") & (results["hp.gamma"].fillna(1) == 1)
     shown &= results["algorithm"].isin(METHODS) & (results["rounds"] == 200)
@@ -29,8 +30,8 @@ def front() -> None:
     figure.savefig(IMAGES / "front.png", dpi=110)
 
 
-def across() -> None:
-    """Accuracy of every method on all test images, against rounds, bytes and operations."""
+def draw_cost_picture() -> None:
+    """Draw accuracy of every method on all test images against rounds, bytes and operations."""
     from fedjax_het.papers.across import ACROSS, GLOBAL_METRIC, collect_rows, plot_accuracy_vs_cost
 
     runs = ROOT / "experiments" / "results" / "across-cpu"
@@ -39,5 +40,5 @@ def across() -> None:
 
 
 if __name__ == "__main__":
-    front()
-    across()
+    draw_front_picture()
+    draw_cost_picture()

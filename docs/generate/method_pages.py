@@ -1,4 +1,4 @@
-"""A page for each method, of its entry: what `fedjax-het show` prints, and what papers report."""
+"""Pages of methods: contents of `fedjax-het show`, and values reported in papers."""
 
 import html
 import inspect
@@ -14,12 +14,12 @@ ROOT = Path(__file__).parents[2]
 FORMULAS: dict[str, str] = tomllib.loads((Path(__file__).parent / "formulas.toml").read_text())
 
 
-def method_page(name: str) -> str:
-    """Its Markdown; links are paths from docs/methods/."""
+def make_method_page(name: str) -> str:
+    """Return the page of a method as Markdown; links are paths from docs/methods/."""
     from fedjax_het.algorithms import METHODS, get_possible_bases
 
     entry = METHODS[name]
-    build = function_of(entry.build)
+    build = find_builder_function(entry.build)
     source = build.__module__.replace(".", "/") + ".py"
     facts = [f"**Paper** {entry.paper}"] if entry.paper else []
     facts += [
@@ -32,35 +32,36 @@ def method_page(name: str) -> str:
         )
     lines = [
         f"# {name}",
-        f"{sentence(entry.description)}",
-        formula(FORMULAS[name]),
+        f"{to_sentence(entry.description)}",
+        render_formula(FORMULAS[name]),
         "\n".join(f"* {fact}" for fact in facts),
         f"```bash\nfedjax-het run --algorithm {name} --dataset digits --model mlp --rounds 3\n```",
         "## What it does, and where it departs from the paper",
-        docstring((inspect.getdoc(build) or "").split("\n\nArgs:")[0]),
-        *choices(entry),
+        docstring_to_markdown((inspect.getdoc(build) or "").split("\n\nArgs:")[0]),
+        *describe_choices(entry),
         "## Settings by protocol",
         "What holds where nothing else is said, on Fashion-MNIST; a dash where the setting has no"
         " value, or the method no place in the protocol.",
-        by_protocol(entry),
-        *numbers_of_papers(name),
+        make_protocol_table(entry),
+        *list_paper_values(name),
     ]
     return "\n\n".join(lines) + "\n"
 
 
-def function_of(build: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that a method's builder is, without the arguments that it is given."""
+def find_builder_function(build: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function of a method's builder, without bound arguments."""
     while isinstance(build, partial):
         build = build.func
     return build
 
 
-def sentence(text: str) -> str:
+def to_sentence(text: str) -> str:
+    """Return a text with a capital letter and a period."""
     return text[:1].upper() + text[1:].rstrip(".") + "."
 
 
-def formula(latex: str) -> str:
-    """A display of MathML, which browsers set by themselves; a line for each of its parts."""
+def render_formula(latex: str) -> str:
+    """Return a LaTeX formula as displayed MathML, one display for each line."""
     from latex2mathml.converter import convert
 
     parts = (part.strip().removesuffix(",") for part in latex.split(r"\qquad"))
@@ -68,8 +69,8 @@ def formula(latex: str) -> str:
     return f'<div class="formula">{lines}</div>'
 
 
-def docstring(text: str) -> str:
-    """A docstring as Markdown: its displays are code, what hangs in it hangs, signs are signs."""
+def docstring_to_markdown(text: str) -> str:
+    """Return a docstring as Markdown; indented blocks become code."""
     return "\n\n".join(
         part for block in re.split(r"\n\s*\n", text.strip("\n")) for part in _block(block)
     )
@@ -94,7 +95,7 @@ def _block(block: str) -> Iterator[str]:
         if indent == base or not items:
             items.append([])
         items[-1].append(line)
-    # Lines that hang belong to the one above; others that stand together are one paragraph.
+    # Indented lines belong to the line above; other adjacent lines are one paragraph.
     joined: list[tuple[bool, str]] = []
     for item in items:
         hangs = len(item) > 1 or re.match(r"\s*[\"`]?[\w ,()\[\]\"`]{1,30}: ", item[0]) is not None
@@ -114,13 +115,22 @@ def _prose(text: str) -> str:
 
 
 def _inline(text: str) -> str:
-    """HTML of a paragraph of a docstring: names in code, all else as it stands."""
+    """Return a paragraph of a docstring as HTML, with names in code."""
     text = html.escape(" ".join(text.split()), quote=False)
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
 
 
-def table(head: Iterable[str], rows: Iterable[Iterable[str]], numbers: int = 0) -> str:
-    """Markdown; the last so many columns are of numbers."""
+def make_table(head: Iterable[str], rows: Iterable[Iterable[str]], numbers: int = 0) -> str:
+    """Return a table as Markdown.
+
+    Args:
+      head: titles of the columns.
+      rows: cells of each row.
+      numbers: number of right-aligned columns at the end.
+
+    Returns:
+      The lines of the table.
+    """
     head = list(head)
     rules = ["---"] * (len(head) - numbers) + ["---:"] * numbers
     lines = [head, rules, *(list(row) for row in rows)]
@@ -128,8 +138,8 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]], numbers: int = 0) 
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
-def choices(entry: Any) -> Iterator[str]:
-    """Sections of its options and of its numbers."""
+def describe_choices(entry: Any) -> Iterator[str]:
+    """Yield the sections on the options and hyperparameters of a method."""
     from fedjax_het.algorithms import get_algorithm_spec
     from fedjax_het.utils.config import document_fields, hyperparameters_of
 
@@ -140,10 +150,10 @@ def choices(entry: Any) -> Iterator[str]:
         yield "`options={...}` in Python, `--option NAME=VALUE` on the command line." + (
             f" Presets of them and of the numbers: {presets}." if presets else ""
         )
-        yield table(
+        yield make_table(
             ("option", "default", "what it is"),
             (
-                (f"`{name}`", f"`{defaults[name]}`", described(text, words))
+                (f"`{name}`", f"`{defaults[name]}`", format_description(text, words))
                 for name, (words, text) in fields.items()
             ),
         )
@@ -155,25 +165,38 @@ def choices(entry: Any) -> Iterator[str]:
             "`hp={...}` in Python, `--hp NAME=VALUE` on the command line, besides those of"
             " [local training](../howto/local-training.md); a sweep over them compiles nothing."
         )
-        yield table(
+        yield make_table(
             ("number", "default", "what it is"),
             (
-                (f"`{name}`", f"`{number.default:g}`", described(fields[name][1], fields[name][0]))
+                (
+                    f"`{name}`",
+                    f"`{number.default:g}`",
+                    format_description(fields[name][1], fields[name][0]),
+                )
                 for name, number in numbers.items()
             ),
         )
 
 
-def described(text: str, words: str) -> str:
-    """What an option is, and what it may be."""
+def format_description(text: str, words: str) -> str:
+    """Return the description and the valid values of an option as HTML.
+
+    Args:
+      text: description.
+      words: valid values in words.
+
+    Returns:
+      HTML.
+    """
     return f'{_inline(text)} <span class="may-be">{_inline(words)}</span>'
 
 
-def by_protocol(entry: Any) -> str:
+def make_protocol_table(entry: Any) -> str:
+    """Return a table of the settings of each protocol."""
     from fedjax_het.cli.inspection import collect_settings_by_protocol, format_setting
     from fedjax_het.config.protocols import PROTOCOLS
 
-    return table(
+    return make_table(
         ("setting", *(f"`{protocol}`" for protocol in PROTOCOLS)),
         (
             (f"`{name}`", *(format_setting(values[p]) if p in values else "–" for p in PROTOCOLS))
@@ -182,25 +205,27 @@ def by_protocol(entry: Any) -> str:
     )
 
 
-def numbers_of_papers(name: str) -> Iterator[str]:
-    """Sections of what was measured beside what is reported, and of all that is reported."""
-    if measured := list(measured_rows(name)):
+def list_paper_values(name: str) -> Iterator[str]:
+    """Yield the sections on measured and reported values of a method."""
+    if measured := list(list_measured_rows(name)):
         yield "## Measured beside reported"
         yield (
             "At the scales that [Results](../../experiments/RESULTS.md) says, where differences are"
             " discussed: percent, mean ± deviation over seeds."
         )
         head = ("table", "data, network", "row", "measured", "reported", "seeds")
-        yield table(head, measured, numbers=3)
-    if reported := list(reported_rows(name)):
+        yield make_table(head, measured, numbers=3)
+    if reported := list(list_reported_rows(name)):
         yield "## What papers report"
         head = ("paper, item", "data, network", "level", "row", "of", "reported")
-        shown = f"<summary>{len(reported)} values</summary>\n\n{table(head, reported, numbers=1)}"
+        shown = (
+            f"<summary>{len(reported)} values</summary>\n\n{make_table(head, reported, numbers=1)}"
+        )
         yield f'<details markdown="1">{shown}\n\n</details>'
 
 
-def measured_rows(name: str) -> Iterator[tuple[str, ...]]:
-    """Of the tables that are committed with their runs."""
+def list_measured_rows(name: str) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of committed tables that contain a method."""
     import pandas as pd
 
     for path in sorted((ROOT / "experiments").glob("*/results/*/*.csv")):
@@ -208,7 +233,7 @@ def measured_rows(name: str) -> Iterator[tuple[str, ...]]:
         if not {"method", "mean", "std", "reported_mean"} <= set(values):
             continue
         run = path.relative_to(ROOT).parent
-        for row in values[values["method"].map(method_of) == name].to_dict("records"):
+        for row in values[values["method"].map(parse_method_name) == name].to_dict("records"):
             if row["mean"] != row["mean"]:
                 continue
             level = f", alpha {row['alpha']:g}" if row["alpha"] == row["alpha"] else ""
@@ -218,18 +243,19 @@ def measured_rows(name: str) -> Iterator[tuple[str, ...]]:
                 f"{row['dataset']}, {row['model']}{level}",
                 f"`{row['method']}`",
                 f"{row['mean']:.2f}" + (f" ± {row['std']:.2f}" if several else ""),
-                plus_minus(row["reported_mean"], row["reported_std"]),
+                format_mean_and_std(row["reported_mean"], row["reported_std"]),
                 str(row["seeds"]),
             )
 
 
-def reported_rows(name: str) -> Iterator[tuple[str, ...]]:
+def list_reported_rows(name: str) -> Iterator[tuple[str, ...]]:
+    """Yield the values that papers report for a method."""
     from fedjax_het.papers.reported import load_reported_values
 
     folder = ROOT / "fedjax_het" / "papers" / "reported"
     for paper in sorted(path.stem for path in folder.glob("*.csv")):
         values = load_reported_values(paper).astype(object)
-        for row in values[values["method"].map(method_of) == name].to_dict("records"):
+        for row in values[values["method"].map(parse_method_name) == name].to_dict("records"):
             said = {key: str(value) for key, value in row.items() if value == value}
             yield (
                 f"{paper}, {row['item']}",
@@ -237,16 +263,25 @@ def reported_rows(name: str) -> Iterator[tuple[str, ...]]:
                 " ".join(said[key] for key in ("partition", "level") if key in said),
                 f"`{row['method']}`",
                 f"`{row['metric']}`",
-                plus_minus(row["mean"], row["std"]),
+                format_mean_and_std(row["mean"], row["std"]),
             )
 
 
-def method_of(row: str) -> str:
-    """The method of a table's row: of "dynafed(preset='code')" `dynafed`."""
+def parse_method_name(row: str) -> str:
+    """Return the method of a table's row: `dynafed` for "dynafed(preset='code')"."""
     return row.partition("(")[0]
 
 
-def plus_minus(mean: float, deviation: float) -> str:
+def format_mean_and_std(mean: float, deviation: float) -> str:
+    """Return mean and standard deviation as text.
+
+    Args:
+      mean: mean; NaN if it is not reported.
+      deviation: standard deviation; NaN if it is not reported.
+
+    Returns:
+      Text, e.g. "64 ± 2".
+    """
     if mean != mean:
         return "–"
     return f"{mean:g}" + (f" ± {deviation:g}" if deviation == deviation else "")

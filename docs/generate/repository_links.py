@@ -1,8 +1,4 @@
-"""Links between the repository's files, as they are on the site.
-
-Pages are written for the repository, where a link is a path from the file that it stands in. On the
-site a file that has a page is that page, and any other is its place in the repository.
-"""
+"""Links between files of the repository, converted to links of the site."""
 
 import posixpath
 import re
@@ -12,21 +8,34 @@ FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
 
 
-def outside_code(change: Callable[[str], str], markdown: str) -> str:
-    """`change` of all that is not in a fenced block."""
+def change_outside_code(change: Callable[[str], str], markdown: str) -> str:
+    """Change the parts of a page that are no fenced blocks of code.
+
+    Args:
+      change: function of a part.
+      markdown: text of the page.
+
+    Returns:
+      The changed text.
+    """
     parts = FENCED.split(markdown)
     return "".join(part if i % 2 else change(part) for i, part in enumerate(parts))
 
 
-def links_on_site(
+def convert_links(
     markdown: str, source: str, uri: str, pages: Mapping[str, str], repository: str
 ) -> str:
-    """The text of a file of the repository with links as its page has them.
+    """Convert the links of a file of the repository to those of its page.
 
     Args:
-      source: the file's path from the repository's root; uri: its page's among the site's sources.
-      pages: by path, the sources of the pages that show files outside docs/.
-      repository: the address of a file there, its path left out.
+      markdown: text of the file.
+      source: path of the file from the root of the repository.
+      uri: path of the page among the sources of the site.
+      pages: sources of pages that show files outside docs/, by path of the file.
+      repository: address of files on the host, without their path.
+
+    Returns:
+      The text with converted links.
     """
 
     def moved(match: re.Match[str]) -> str:
@@ -40,4 +49,4 @@ def links_on_site(
         here = posixpath.relpath(page, posixpath.dirname(uri) or ".")
         return here + (f"#{anchor}" if anchor else "")
 
-    return outside_code(lambda text: LINK.sub(moved, text), markdown)
+    return change_outside_code(lambda text: LINK.sub(moved, text), markdown)

@@ -1,6 +1,6 @@
-"""What mkdocs runs while it builds: pages that are made of the package and of files outside docs/.
+"""Hooks of mkdocs, which add generated pages and files from outside docs/.
 
-`mkdocs.yml` names this file. Nothing is written into docs/: what is made exists during the build.
+`mkdocs.yml` names this file. Nothing is written into docs/: generated pages exist during the build.
 """
 
 import re
@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from method_pages import FORMULAS, method_page
+from method_pages import FORMULAS, make_method_page
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from notebook_pages import notebook_page, title_of
-from repository_links import links_on_site
+from notebook_pages import get_title, make_notebook_page
+from repository_links import convert_links
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted(
@@ -27,14 +27,14 @@ SHOWN = {
     "experiments/SPEED.md": "speed.md",
     **{f"notebooks/{path.name}": f"tutorials/{path.stem}.md" for path in NOTEBOOKS},
 }
-"""Files of the repository that are pages, with the page's source."""
+"""Files of the repository that are pages, with the source of the page."""
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 GROUPS = ("One model for all", "What a server does besides", "Condensed data", "A model each")
 
 
-def group_of(name: str) -> str:
-    """The group of methods that one stands in."""
+def find_group(name: str) -> str:
+    """Return the group of methods that contains a method."""
     from fedjax_het.algorithms import METHODS
 
     entry = METHODS[name]
@@ -46,40 +46,60 @@ def group_of(name: str) -> str:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put the notebooks and the methods into the navigation."""
+    """Add notebooks and methods to the navigation."""
     (tutorials,) = (part for part in config.nav if "Tutorials" in part)
     tutorials["Tutorials"] = [
-        {title_of(path): SHOWN[f"notebooks/{path.name}"]} for path in NOTEBOOKS
+        {get_title(path): SHOWN[f"notebooks/{path.name}"]} for path in NOTEBOOKS
     ]
     (methods,) = (part for part in config.nav if "Methods" in part)
     for group in GROUPS:
-        pages = [f"methods/{name}.md" for name in FORMULAS if group_of(name) == group]
+        pages = [f"methods/{name}.md" for name in FORMULAS if find_group(name) == group]
         methods["Methods"].append({group: pages})
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add what is not in docs/."""
-    made: dict[str, str | bytes] = {
-        f"methods/{name}.md": with_links(method_page(name), f"docs/methods/{name}.md", config)
+    """Add generated pages and files from outside docs/.
+
+    Args:
+      files: files of the site.
+      config: configuration of the site.
+
+    Returns:
+      The extended files.
+    """
+    generated: dict[str, str | bytes] = {
+        f"methods/{name}.md": convert_page_links(
+            make_method_page(name), f"docs/methods/{name}.md", config
+        )
         for name in FORMULAS
     }
     for source, page in SHOWN.items():
         path = ROOT / source
         if path.suffix == ".ipynb":
-            text, pictures = notebook_page(path)
-            made |= {f"tutorials/{name}": content for name, content in pictures.items()}
+            text, pictures = make_notebook_page(path)
+            generated |= {f"tutorials/{name}": content for name, content in pictures.items()}
             shown = {f"notebooks/{name}": f"tutorials/{name}" for name in pictures}
         else:
             text, shown = path.read_text(), {}
-        made[page] = with_links(text, source, config, shown)
-    for uri, content in made.items():
+        generated[page] = convert_page_links(text, source, config, shown)
+    for uri, content in generated.items():
         files.append(File.generated(config, uri, content=content))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Of a page in docs/: its links, and of the table of methods the names as links too."""
+    """Convert the links of a page in docs/, and link the names in the table of methods.
+
+    Args:
+      markdown: text of the page.
+      page: the page.
+      config: configuration of the site.
+      files: files of the site.
+
+    Returns:
+      The converted text.
+    """
     if page.file.generated_by is not None:
         return markdown
     if page.file.src_uri == "methods/index.md":
@@ -87,16 +107,26 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         markdown = cells.sub(
             lambda row: "| " + re.sub(r"`(\w+)`", r"[`\1`](\1.md)", row[1]) + " |", markdown
         )
-    return with_links(markdown, f"docs/{page.file.src_uri}", config)
+    return convert_page_links(markdown, f"docs/{page.file.src_uri}", config)
 
 
-def with_links(
+def convert_page_links(
     markdown: str,
     source: str,
     config: MkDocsConfig,
     shown: Mapping[str, str] = NOTHING,
 ) -> str:
-    """A file's text with its links as the site has them; `shown`: besides what is a page."""
+    """Return a file's text with links of the site.
+
+    Args:
+      markdown: text of the file.
+      source: path of the file from the root of the repository.
+      config: configuration of the site.
+      shown: further pages of files, by path.
+
+    Returns:
+      The text with converted links.
+    """
     uri = SHOWN.get(source, source.removeprefix("docs/"))
     pages = {**SHOWN, **shown}
-    return links_on_site(markdown, source, uri, pages, f"{config.repo_url}/blob/main")
+    return convert_links(markdown, source, uri, pages, f"{config.repo_url}/blob/main")

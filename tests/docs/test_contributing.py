@@ -25,7 +25,7 @@ def test_pages_have_content():
     assert len(PATHS) > 40 and len(NAMES) > 10
 
 
-LINKS = re.findall(r"\]\(([^)#]+)\)", CONTRIBUTING)  # a page's own are in `test_docs`
+LINKS = re.findall(r"\]\(([^)#]+)\)", CONTRIBUTING)  # links within pages are in `test_docs`
 DRAWN = re.findall(r'"(\w+/\w+\.py)"', PICTURE)
 
 

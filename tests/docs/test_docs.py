@@ -1,5 +1,4 @@
-"""The pages do what they say: their Python blocks run, their commands are understood, links lead
-somewhere, and every entry of the package has its row or its page."""
+"""Documentation pages: Python blocks run, commands are valid, links exist, tables are complete."""
 
 import importlib
 import itertools
@@ -89,7 +88,7 @@ def test_command_is_valid(command, monkeypatch, tmp_path):
     words = shlex.split(command)
     if words[0] == "srun":  # starts the same command several times
         words = words[words.index("fedjax-het") :]
-    if words[0] == "sbatch":  # the same in a batch job
+    if words[0] == "sbatch":  # starts the command in a batch job
         words = shlex.split(words[words.index("--wrap") + 1])
     match words:
         case ["pytest", *arguments]:
@@ -111,7 +110,7 @@ def test_command_is_valid(command, monkeypatch, tmp_path):
         case ["python", script] if script.startswith(("docs/", "notebooks/")):
             assert (ROOT / script).is_file()
         case ["python", script, *arguments] if script.startswith("experiments/"):
-            # --list makes every setting of every run, checks it and runs nothing.
+            # --list resolves every setting of every run, without running it.
             monkeypatch.chdir(tmp_path)
             arguments += [] if "--list" in arguments else ["--list"]
             monkeypatch.setattr(sys, "argv", [script, *arguments])
@@ -129,13 +128,13 @@ def test_command_is_valid(command, monkeypatch, tmp_path):
 
 
 def is_small(words):
-    """Whether a command of the package takes seconds: on digits, few rounds, nothing condensed."""
+    """Return whether a command takes seconds: on digits, few rounds, no condensation."""
     if words[:1] != ["fedjax-het"] or {"--distributed", "--launcher"} & {*words}:
         return False
     if words[1] in ("list", "show", "devices") or words[1:] == ["table", "--list"]:
         return True
     if words[1] == "report":
-        return Path(words[2]).is_dir()  # which the page's commands have made
+        return Path(words[2]).is_dir()  # commands of the page create it
     said = dict(itertools.pairwise(words))
     few = int(said.get("--rounds", "99")) <= 5 and said.get("--dataset", "digits") == "digits"
     return (
@@ -169,7 +168,7 @@ def understood_by_tyro(script, arguments):
 
 
 def understood_by_the_command(arguments, monkeypatch):
-    """What would run is resolved, so that every name and value in it is checked."""
+    """Resolve the runs of a command, which checks every name and value."""
     from fedjax_het import cli
     from fedjax_het.cli.run import build_run_spec
     from fedjax_het.cli.sweep import build_run_specs
@@ -183,18 +182,18 @@ def understood_by_the_command(arguments, monkeypatch):
         command = cli.COMMANDS[name]._replace(run=check)
         monkeypatch.setitem(cli.COMMANDS, name, command)
     if arguments[:1] == ["table"] and not arguments[1].startswith("-"):
-        arguments = [word for word in arguments if word != "--list"] + ["--list"]  # makes no run
-    joined = []  # this process has used its devices: too late for it to join others
+        arguments = [word for word in arguments if word != "--list"] + ["--list"]  # runs nothing
+    joined = []  # this process has started its devices and can join no others
     monkeypatch.setattr("jax.distributed.initialize", lambda: joined.append(True))
     assert cli.main(arguments) == 0
     assert bool(joined) == ("--distributed" in arguments)
 
 
-# --- tables and pages of what there is ----------------------------------------------------------
+# --- tables and pages of entries ----------------------------------------------------------
 
 
 def rows_of(page, head):
-    """The cells of each row of the table whose first column is so called."""
+    """Return the cells of each row of the table whose first column has this title."""
     _, found, rest = read_page(page).partition(f"\n| {head} |")
     assert found, f"{relative_page_path(page)} has no table of a {head}"
     table = rest.split("\n\n")[0]
@@ -202,7 +201,7 @@ def rows_of(page, head):
 
 
 def names_in(page, head):
-    """What stands in code in that table's first column."""
+    """Return the names in the first column of a table."""
     return [name for row in rows_of(page, head) for name in re.findall(r"`(\w+)`", row[0])]
 
 
@@ -236,7 +235,7 @@ def test_extras_table_is_complete():
 
 
 def rows_of_methods():
-    """(its records, text, paper, file) of each row of the table of methods."""
+    """Return (entries, text, paper, file) of each row of the table of methods."""
     from fedjax_het.algorithms import METHODS
 
     for names, told, *paper, link in rows_of(METHODS_PAGE, "method"):
@@ -245,11 +244,11 @@ def rows_of_methods():
 
 
 def test_method_table_has_papers_and_files():
-    from method_pages import function_of
+    from method_pages import find_builder_function
 
     for entries, _, paper, link in rows_of_methods():
         for entry in entries:
-            module = function_of(entry.build).__module__
+            module = find_builder_function(entry.build).__module__
             assert link == f"../../{module.replace('.', '/')}.py", entry.name
             assert paper == re.sub(r",? ?arXiv:\S+$", "", entry.paper), entry.name
 
@@ -267,7 +266,7 @@ def test_method_table_names_existing_options():
 
 
 def choices_of(kind):
-    """The values of a `Literal`, or of one inside a union."""
+    """Return the values of a `Literal`, which may be inside a union."""
     if get_origin(kind) is Literal:
         return get_args(kind)
     return [choice for part in get_args(kind) for choice in choices_of(part)]
@@ -283,12 +282,12 @@ def test_every_method_has_formula():
 
 @pytest.mark.parametrize("name", ["fedprox", "dynafed", "fedamp", "per_fedavg"])
 def test_method_page_is_complete(name):
-    from method_pages import method_page
+    from method_pages import make_method_page
 
     from fedjax_het.algorithms import METHODS
     from fedjax_het.papers.reported import load_reported_values
 
-    page, entry = method_page(name), METHODS[name]
+    page, entry = make_method_page(name), METHODS[name]
     assert page.startswith(f"# {name}\n") and entry.paper in page and "<math" in page
     options = set(entry.option_names) - {"base"}
     told = {word for word in re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)}
@@ -318,10 +317,10 @@ def test_every_method_option_has_description():
 
 @pytest.mark.slow
 def test_method_page_command_is_valid(monkeypatch):
-    from method_pages import FORMULAS, method_page
+    from method_pages import FORMULAS, make_method_page
 
     for name in FORMULAS:
-        page = method_page(name)
+        page = make_method_page(name)
         (command,) = re.findall(r"^```bash\nfedjax-het (.*)\n```$", page, flags=re.MULTILINE)
         understood_by_the_command(shlex.split(command), monkeypatch)
         assert "## Settings by protocol" in page, name
@@ -330,13 +329,13 @@ def test_method_page_command_is_valid(monkeypatch):
 
 
 def test_docstring_to_markdown():
-    from method_pages import docstring
+    from method_pages import docstring_to_markdown
 
     text = (
         "w <- w + a * b_k, a * `c_k`.\n\n    x = <l, y>\n\nPresets:\n"
         "  one: of *this*,\n    and that.\n  two: other\nLast."
     )
-    assert docstring(text) == (
+    assert docstring_to_markdown(text) == (
         "<p>w &lt;- w + a * b_k, a * <code>c_k</code>.</p>\n\n```text\nx = <l, y>\n```\n\n"
         '<p>Presets:</p>\n\n<p class="hangs">one: of *this*, and that.</p>\n\n'
         '<p class="hangs">two: other</p>\n\n<p>Last.</p>'
@@ -344,9 +343,9 @@ def test_docstring_to_markdown():
 
 
 def test_repository_links():
-    from repository_links import links_on_site
+    from repository_links import convert_links
 
-    moved = links_on_site(
+    moved = convert_links(
         "[a](../concepts/data.md#b) [c](../../README.md) [d](../../fedjax_het/nn) [e](https://f)\n"
         "```python\ng[h](../../i)\n```",
         source="docs/howto/x.md",
@@ -390,12 +389,12 @@ def test_site_builds_without_warning(tmp_path):
     pictures = 0
     for page in tmp_path.rglob("index.html"):
         for source in re.findall(r'<img[^>]* src="([^"]+)"', page.read_text()):
-            assert (page.parent / source).is_file(), (page, source)  # none is fetched
+            assert (page.parent / source).is_file(), (page, source)  # no picture is fetched
             pictures += 1
     assert pictures > 10
 
 
-# --- what hosts read ----------------------------------------------------------------------------
+# --- files for hosts ----------------------------------------------------------------------------
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 

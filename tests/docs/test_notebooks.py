@@ -1,4 +1,4 @@
-"""Every notebook runs from its first cell to its last, and shows what this version makes."""
+"""Every notebook runs from its first to its last cell, and shows outputs of this version."""
 
 import base64
 import os
@@ -70,7 +70,7 @@ def test_edited_cell_makes_outputs_stale():
     notebook = read(NOTEBOOKS[0])
     before = source_digest(notebook)
     notebook.cells[1].outputs = []
-    assert source_digest(notebook) == before  # outputs are not the source
+    assert source_digest(notebook) == before  # outputs do not count
     notebook.cells[-1].source += " "
     assert source_digest(notebook) != before
 
@@ -93,10 +93,10 @@ def test_pictures_are_shrunk():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("default")  # of the notebook machinery, not of ours
+@pytest.mark.filterwarnings("default")  # warnings of the notebook software
 @every_notebook
 def test_notebook_runs(path, tmp_path, monkeypatch):
-    # These train for minutes: what their programs take to compile is not all.
+    # Notebooks train for minutes, beyond the compilation time of their programs.
     flags = os.environ["XLA_FLAGS"].replace("--xla_backend_optimization_level=0", "")
     monkeypatch.setenv("XLA_FLAGS", flags)
     executed = execute(read(path), str(tmp_path), timeout=300)
