@@ -50,9 +50,9 @@ def grouped(
     group_sizes: tuple[PositiveInt, ...] | None = None,
     dominating_share: UnitInterval = 0.8,
 ):
-    """Split examples by FedAMP's practical non-IID setting (Huang et al., AAAI 2021, section 7).
+    """Split into groups of clients with dominating classes, 80 % of their data (FedAMP).
 
-    A fraction `dominating_share` of a client's data is spread evenly over the dominating classes of
+    Source: the practical non-IID setting of Huang et al., AAAI 2021, section 7. A fraction `dominating_share` of a client's data is spread evenly over the dominating classes of
     its group, and the rest evenly over all other classes. Clients are ordered by group: the first
     clients belong to the first group.
 

@@ -113,7 +113,7 @@ def iid(rng, labels, num_classes, num_clients):
 
 
 def dirichlet(rng, labels, num_classes, num_clients, *, alpha: Alpha):
-    """Split each class in Dirichlet proportions: label skew.
+    """Split each class by Dir(alpha): label skew; sizes are very unequal and may be 0.
 
     Source: Hsu et al., arXiv 1909.06335, in its common per-class form. Each class is shuffled and
     cut in proportions drawn from Dir(alpha * 1_K). Sizes are very unequal and clients may be empty,
@@ -134,7 +134,7 @@ def dirichlet(rng, labels, num_classes, num_clients, *, alpha: Alpha):
 
 
 def dirichlet_balanced(rng, labels, num_classes, num_clients, *, alpha: Alpha):
-    """Split by DynaFed's partition: Dirichlet label skew, clients of nearly equal size.
+    """Split by DynaFed's partition: Dir(alpha) label skew, clients of nearly equal size.
 
     Source: the public code of DynaFed. Draws a C x K matrix whose rows follow Dir(alpha * 1_K).
     Columns and then rows are divided by their sums, 1000 times (Sinkhorn). The rows then sum to 1
@@ -179,9 +179,9 @@ def dirichlet_capped(
     min_size: NonNegativeInt = 10,
     max_draws: PositiveInt = 1000,
 ):
-    """Split by the Dirichlet partition of MOON and NIID-Bench, which FedAF and FedDM use.
+    """Split by Dir(alpha) with sizes from min_size to little above N/K (MOON, NIID-Bench, FedAF).
 
-    Source: the public code of MOON and NIID-Bench. Class after class, proportions are drawn from
+    Source: the public code of MOON and NIID-Bench; FedAF and FedDM use this partition. Class after class, proportions are drawn from
     Dir(alpha * 1_K). A client that already holds N / K examples or more receives none of the next
     class. The whole draw is repeated until every client holds `min_size` examples, at most
     `max_draws` times (the public code repeats without limit).
@@ -422,50 +422,26 @@ def _find_largest_shard_size(class_sizes: np.ndarray, num_clients: int, num_shar
     return low
 
 
+def _describe(split: Callable[..., Any], **functions: Any) -> PartitionScheme:
+    """Describe a scheme of the package by its function's name and docstring."""
+    return PartitionScheme(split.__name__, split, get_summary_line(split), **functions)
+
+
 PARTITIONS: Registry[PartitionScheme] = Registry(
     "partition",
     (
-        PartitionScheme(
-            "iid", iid, "a random split into equal parts", mixtures=compute_iid_mixtures
-        ),
-        PartitionScheme(
-            "dirichlet",
-            dirichlet,
-            "label skew by Dir(alpha) for each class; sizes are very unequal and may be 0",
-        ),
-        PartitionScheme(
-            "dirichlet_balanced",
-            dirichlet_balanced,
-            "label skew by Dir(alpha); clients of nearly equal size (DynaFed)",
-        ),
-        PartitionScheme(
-            "dirichlet_capped",
-            dirichlet_capped,
-            "label skew by Dir(alpha); sizes from min_size to little above N/K (MOON, FedAF)",
-        ),
-        PartitionScheme(
-            "classes_per_client",
-            classes_per_client,
-            "exactly classes_per_client labels for each client; clients of equal size (FSL)",
-        ),
-        PartitionScheme(
-            "pathological",
-            pathological,
-            "classes_per_client with two labels for each client (FedAMP)",
-        ),
-        PartitionScheme(
-            "grouped",
+        _describe(iid, mixtures=compute_iid_mixtures),
+        _describe(dirichlet),
+        _describe(dirichlet_balanced),
+        _describe(dirichlet_capped),
+        _describe(classes_per_client),
+        _describe(pathological),
+        _describe(
             grouped,
-            "groups of clients with dominating classes that make up 80 % of their data (FedAMP)",
             resolve_parameters=resolve_grouped_parameters,
             mixtures=compute_grouped_mixtures,
         ),
-        PartitionScheme(
-            "by_domain",
-            by_domain,
-            "a client for each domain of a data set with domains",
-            clients_are_domains=True,
-        ),
+        _describe(by_domain, clients_are_domains=True),
     ),
 )
 """Partition schemes by name, those of users included.
@@ -473,7 +449,7 @@ PARTITIONS: Registry[PartitionScheme] = Registry(
 Example:
   >>> from fedjax_het import data
   >>> data.PARTITIONS["iid"].description
-  'a random split into equal parts'
+  'Cut a random permutation of the examples into equal parts; sizes differ by at most one'
 """
 
 

@@ -92,7 +92,7 @@ class ServerSource(NamedTuple):
 
 
 def _draw_iid(rng, dataset, partition, *, size: PositiveInt | None = None):
-    """Draw numbers of each class that are as equal as the clients' examples allow."""
+    """Draw size examples of the clients, with equal class counts if possible (default: 1 %)."""
     class_counts = partition.label_counts(dataset.train_labels, dataset.num_classes).sum(0)
     examples = np.unique(partition.indices)
     labels = dataset.train_labels[examples]
@@ -109,6 +109,7 @@ def _draw_iid(rng, dataset, partition, *, size: PositiveInt | None = None):
 def _draw_from_clients(
     rng, dataset, partition, *, clients: PositiveInt = 10, per_client: PositiveInt = 50
 ):
+    """Draw per_client examples of each of a few clients, once (FSL's scenario 2a)."""
     partition.label_counts(dataset.train_labels, dataset.num_classes)  # it is of this data set
     eligible = np.flatnonzero(partition.sizes >= per_client)
     expected = f"at most {len(eligible)}, the clients with at least {per_client} examples"
@@ -127,7 +128,7 @@ def _count_held_out(num_train, num_classes, *, size=None):
 
 
 def _draw_held_out(rng, dataset, partition, *, size: PositiveInt | None = None):
-    """Draw `size` of the examples that no client holds, which include the withheld ones."""
+    """Draw size examples that no client holds, withheld before the split (default: 1 %)."""
     num_train = len(dataset.train_labels)
     partition.label_counts(dataset.train_labels, dataset.num_classes)  # it is of this data set
     unassigned = np.setdiff1d(np.arange(num_train), partition.indices)
@@ -154,6 +155,7 @@ def _make_glyph_pool(
     sizes: tuple[_Points, ...] = (100, 110, 120),
     rotations: tuple[_Degrees, ...] = (-20, -10, 0, 10, 20),
 ):
+    """Draw letters and digits of a script font at several sizes and rotations (FSLsyn)."""
     _require_uint8(dataset)
     height, width, channels = dataset.input_shape
     require(channels == 1, "input_shape", dataset.input_shape, "one channel, for drawn glyphs")
@@ -162,6 +164,7 @@ def _make_glyph_pool(
 
 
 def _make_stl10_pool(dataset, data_dir, cache_dir, *, per_class: PositiveInt = 56):
+    """Take STL-10 images of the classes that the data set also has (FSLsyn, for CIFAR-10)."""
     _require_uint8(dataset)
     require(dataset.input_shape[-1] == 3, "input_shape", dataset.input_shape, "three channels")
     stl10 = load_dataset("stl10", data_dir=data_dir, cache_dir=cache_dir)
@@ -248,48 +251,34 @@ def _require_uint8(dataset: Dataset) -> None:
 
 
 def _get_user_pool(dataset):
+    """Take the data set's own server_images and server_labels."""
     expected = "a data set with server_images and server_labels (see dataset_from_arrays)"
     has_examples = dataset.server_images is not None or dataset.server_labels is not None
     require(has_examples, "server_data", "user", expected)
     return dataset.server_images, dataset.server_labels
 
 
+def _describe(name: str, **functions: Any) -> ServerSource:
+    """Describe a source of the package by the docstring of its `draw` or `pool`."""
+    return ServerSource(
+        name, get_summary_line(functions.get("draw", functions.get("pool"))), **functions
+    )
+
+
 SERVER_SOURCES: Registry[ServerSource] = Registry(
     "source",
     (
-        ServerSource(
-            "iid",
-            "training examples of the clients, with class counts as equal as possible (size n_0; "
-            "default: 1 % of them)",
-            draw=_draw_iid,
-        ),
-        ServerSource(
-            "held_out",
-            "training examples drawn at random before the others are divided, so that no client "
-            "holds them (size n_0; default: 1 % of all)",
-            draw=_draw_held_out,
-            withheld=_count_held_out,
-        ),
-        ServerSource(
-            "clients",
-            "per_client training examples of each of a few clients, drawn once (FSL's scenario 2a)",
-            draw=_draw_from_clients,
-        ),
-        ServerSource(
+        _describe("iid", draw=_draw_iid),
+        _describe("held_out", draw=_draw_held_out, withheld=_count_held_out),
+        _describe("clients", draw=_draw_from_clients),
+        _describe(
             "glyphs",
-            "letters and digits drawn from a script font at several sizes and rotations (FSLsyn)",
             pool=_make_glyph_pool,
             check=_validate_glyph_options,
             font=lambda *, font, **_: open_font(font),
         ),
-        ServerSource(
-            "stl10",
-            "STL-10 images of the classes that the data set also has (FSLsyn, for CIFAR-10)",
-            pool=_make_stl10_pool,
-        ),
-        ServerSource(
-            "user", "the data set's own server_images and server_labels", pool=_get_user_pool
-        ),
+        _describe("stl10", pool=_make_stl10_pool),
+        _describe("user", pool=_get_user_pool),
     ),
     argument="server_data",
 )

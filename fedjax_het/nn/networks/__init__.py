@@ -11,7 +11,10 @@ from fedjax_het.utils.registry import Registry, get_summary_line
 
 NETWORKS: Registry[NetworkSpec] = Registry(
     "network",
-    (mlp.NETWORK, convnet.NETWORK, cnn.NETWORK, fsl_cnn.NETWORK, resnet18.NETWORK),
+    [
+        NetworkSpec(make.__name__, make, get_summary_line(make))
+        for make in (mlp.mlp, convnet.convnet, cnn.cnn, fsl_cnn.fsl_cnn, resnet18.resnet18)
+    ],
     argument="model",
 )
 

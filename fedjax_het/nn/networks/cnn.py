@@ -7,7 +7,6 @@ from fedjax_het.nn.adapters import make_flax_model
 from fedjax_het.nn.conv_products import ConvImpl
 from fedjax_het.nn.layers import Conv, Linear, max_pool
 from fedjax_het.nn.model import Model
-from fedjax_het.nn.network import NetworkSpec
 from fedjax_het.utils.errors import require
 
 FILTERS, HIDDEN = (32, 64), 512
@@ -40,7 +39,7 @@ class Cnn(nn.Module):
 def cnn(
     input_shape: tuple[int, int, int], num_classes: int, *, conv_impl: ConvImpl = "auto"
 ) -> Model:
-    """Build FedAvg's CNN.
+    """Build FedAvg's CNN: 5x5 convolution, ReLU, 2x2 max pool, twice, and a hidden layer of 512.
 
     As in PFLlib, without padding: 32 and 64 filters of 5x5, each with ReLU and a 2x2 max pool, then
     a hidden layer of 512; 582,026 parameters for 28x28x1. Weights and biases are drawn as PyTorch
@@ -59,10 +58,3 @@ def cnn(
     """
     require(min(input_shape[:2]) >= 16, "input_shape", input_shape, "at least 16x16 for cnn")
     return make_flax_model(Cnn(num_classes, conv_impl), input_shape, can_shard_batch=True)
-
-
-NETWORK = NetworkSpec(
-    "cnn",
-    cnn,
-    "FedAvg's CNN: 5x5 convolution, ReLU, 2x2 max pool, twice, and a hidden layer of 512",
-)

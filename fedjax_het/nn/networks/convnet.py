@@ -10,7 +10,6 @@ from fedjax_het.nn.batch_axis import BatchAxis
 from fedjax_het.nn.conv_products import ConvImpl
 from fedjax_het.nn.layers import NORMS, Conv, InstanceNorm, Linear, average_pool
 from fedjax_het.nn.model import Model, count_cached_samples
-from fedjax_het.nn.network import NetworkSpec
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.errors import require
 
@@ -97,10 +96,3 @@ def convnet(
         cached_samples=samples,
         can_shard_batch=True,
     )
-
-
-NETWORK = NetworkSpec(
-    "convnet",
-    convnet,
-    "DynaFed's ConvNet: `depth` times 3x3 convolution, norm, ReLU, 2x2 average pool",
-)

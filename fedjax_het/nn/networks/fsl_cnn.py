@@ -8,7 +8,6 @@ from fedjax_het.nn.batch_axis import BatchAxis
 from fedjax_het.nn.conv_products import ConvImpl
 from fedjax_het.nn.layers import Conv, Dropout, Linear, max_pool
 from fedjax_het.nn.model import Model, count_cached_samples
-from fedjax_het.nn.network import NetworkSpec
 from fedjax_het.utils.errors import require
 
 FILTERS, HIDDEN = (32, 64), 128
@@ -51,7 +50,7 @@ class FslCnn(nn.Module):
 def fsl_cnn(
     input_shape: tuple[int, int, int], num_classes: int, *, conv_impl: ConvImpl = "auto"
 ) -> Model:
-    """Build FSL's CNN for grayscale (Table II) or color images (Table III).
+    """Build FSL's CNN with dropout, for grayscale (Table II) or color images (Table III).
 
     Both have 32 and 64 filters of 3x3, each with ReLU, then dropout of 1/4, a hidden layer of 128
     with ReLU, and dropout of 1/2:
@@ -82,10 +81,3 @@ def fsl_cnn(
         cached_samples=count_cached_samples(*input_shape[:2], FILTERS[0]),
         can_shard_batch=True,
     )
-
-
-NETWORK = NetworkSpec(
-    "fsl_cnn",
-    fsl_cnn,
-    "FSL's CNNs with dropout: two 3x3 convolutions, one max pool (grayscale) or two (color)",
-)

@@ -6,7 +6,6 @@ import jax
 from fedjax_het.nn.adapters import make_flax_model
 from fedjax_het.nn.layers import Linear
 from fedjax_het.nn.model import Model
-from fedjax_het.nn.network import NetworkSpec
 from fedjax_het.utils.config import PositiveInt
 
 
@@ -36,7 +35,7 @@ def mlp(
     *,
     hidden: tuple[PositiveInt, ...] = (128, 128),
 ) -> Model:
-    """Build a multi-layer perceptron with ReLU.
+    """Build a multi-layer perceptron with ReLU, by default with two hidden layers of 128.
 
     Weights and biases are drawn as PyTorch does by default, U(±1/√fan_in).
 
@@ -49,8 +48,3 @@ def mlp(
       The model.
     """
     return make_flax_model(Mlp(num_classes, tuple(hidden)), input_shape, can_shard_batch=True)
-
-
-NETWORK = NetworkSpec(
-    "mlp", mlp, "fully connected layers with ReLU, by default two hidden layers of 128"
-)

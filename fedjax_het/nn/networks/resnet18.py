@@ -10,7 +10,6 @@ from fedjax_het.nn.batch_axis import BatchAxis
 from fedjax_het.nn.conv_products import ConvImpl
 from fedjax_het.nn.layers import BatchNorm, Linear, ResidualConv, max_pool_overlapping
 from fedjax_het.nn.model import Model, count_cached_samples
-from fedjax_het.nn.network import NetworkSpec
 from fedjax_het.utils.config import PositiveInt
 
 
@@ -85,7 +84,7 @@ def resnet18(
     stem: Literal["imagenet", "cifar"] = "imagenet",
     conv_impl: ConvImpl = "auto",
 ) -> Model:
-    """Build ResNet-18.
+    """Build ResNet-18 with batch norm and a stem for large (imagenet) or small (cifar) images.
 
     Convolutions are drawn as torchvision does, N(0, 2/fan_out).
 
@@ -109,10 +108,3 @@ def resnet18(
         cached_samples=count_cached_samples(height, image_width, width),
         can_shard_batch=True,
     )
-
-
-NETWORK = NetworkSpec(
-    "resnet18",
-    resnet18,
-    "ResNet-18 with batch norm; `stem` for large images (imagenet) or small (cifar)",
-)
