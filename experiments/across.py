@@ -1,4 +1,4 @@
-"""Across papers: every method of the package under one protocol, against what it costs."""
+"""Comparison across papers: every method of the package under one protocol, against its cost."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What DynaFed's, FedDM's and FedAF's images give away of the clients' images."""
+"""Information that the images of DynaFed, FedDM and FedAF contain about the clients' images."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""DynaFed's Figure 6: how good the synthetic data are."""
+"""DynaFed's Figure 6: quality of the synthetic data."""
 
 import sys
 

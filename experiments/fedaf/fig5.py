@@ -1,4 +1,4 @@
-"""FedAF's Figure 5: the learning curves of Table 3, and (d) what every IPC gains over FedAvg."""
+"""FedAF's Figure 5: the learning curves of Table 3, and (d) the gain of every IPC over FedAvg."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""FedAF's Figure 9: how the domains' images of one class lie in a network's feature space (t-SNE)."""
+"""FedAF's Figure 9: images of one class by domain, in a network's feature space (t-SNE)."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""FedAF's Table 7: what a client sends each round, from the partitions alone."""
+"""FedAF's Table 7: upload of a client in a round, computed from the partitions alone."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""FedAMP's Figure 3: who learns from whom, the collaboration weights of FedAMP and HeurFedAMP."""
+"""FedAMP's Figure 3: the collaboration weights of FedAMP and HeurFedAMP."""
 
 import sys
 

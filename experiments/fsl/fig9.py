@@ -1,4 +1,4 @@
-"""FSL's Figure 9: how unlike all clients' data the server's, and a client's, are for the gradient."""
+"""FSL's Figure 9: distance of the server's and a client's gradients from that of all data."""
 
 import sys
 

@@ -563,7 +563,7 @@ def _infer_compared_metric(table: "pd.DataFrame") -> str:
     for metric, companions in _COMPANION_METRICS.items():
         if {*companions} <= {*table}:
             return metric
-    raise ConfigError("table: expected a comparison, as `compare` makes it")
+    raise ConfigError("table: expected a comparison, as `compare_with_reported` returns it")
 
 
 @validate_arguments

@@ -369,7 +369,7 @@ def pareto_methods(lines: dict[str, tuple[np.ndarray, np.ndarray]]) -> list[str]
 def _write_outputs(table_run: TableRun) -> list[str]:
     rows = collect_rows(table_run)
     if not rows:
-        print("No run is there to be shown.")
+        print("There is no run to show.")
         return []
     table = summarize_rows(rows)
     reasons = [f"Not run: {reason}" for reason in dict.fromkeys(table_run.skip_reasons.values())]

@@ -8,7 +8,7 @@ Writes to `results/all-PRESET` the files `report.md`, with links to the figures,
 which contains them and, in a checkout, the archived results of larger scales. The programs write to
 `results/` as usual. A program that fails is reported with its last lines, and the others go on. A
 finished program is not started again, unless its module or one of its paper has changed, or with
-`--again`; a program that is stopped goes on from its finished runs.
+`--again`; a stopped program continues from its finished runs.
 """
 
 import hashlib
@@ -252,7 +252,7 @@ def run_all(arguments: Arguments) -> int:
                 if item.paper in papers and item.paper not in studies:
                     studies[item.paper] = archive_records(item.paper, folder, again=again)
         except KeyboardInterrupt:
-            console.print_error("stopped; the same command goes on from what is done")
+            console.print_error("stopped; the same command continues from the finished programs")
             return 130
         console.print_status(f"{label}: {action}, {format_state(entry.record)}")
         write_report(arguments, folder, entries, studies)  # can be read while the rest is made

@@ -150,7 +150,7 @@ def archive_runs(directory: Path) -> int:
     Raises:
       ConfigError: if the folder does not exist.
     """
-    require(directory.is_dir(), "folder", str(directory), "a folder of results; there is none")
+    require(directory.is_dir(), "folder", str(directory), "a folder of results, which must exist")
     count = 0
     for folder in [directory, *sorted(path for path in directory.rglob("*") if path.is_dir())]:
         names = [path.name for path in folder.iterdir() if _ARCHIVED_FILE.fullmatch(path.name)]

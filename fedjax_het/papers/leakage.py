@@ -305,7 +305,7 @@ def _write_outputs(table_run: TableRun) -> list[str]:
         if cell.method not in image_pairs:
             image_pairs[cell.method] = nearest_image_pairs(result, dataset)
     if not rows:
-        print("No run is there to be attacked.")
+        print("There is no run to attack.")
         return []
     table = pd.DataFrame(rows)
     texts = make_text_table(table, f"{table_run.title}.")

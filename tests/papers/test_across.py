@@ -131,7 +131,7 @@ def test_ranks_use_common_seeds():
 
 def test_no_runs_write_no_files(tmp_path, capsys):
     assert main(["--show", "--output-dir", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "No run is there to be shown.\n"
+    assert capsys.readouterr().out == "There is no run to show.\n"
     assert not list(tmp_path.iterdir())
 
 

@@ -380,4 +380,4 @@ def test_figures_reject_result_without_images(program, tmp_path, capsys):
     (path,) = tmp_path.glob("*.json")
     argv = {"fig3": ["--result", str(path)], "fig6": [*filters, "--show"]}[program]
     assert load_program(f"dynafed.{program}")(argv) == 2
-    assert "a run of dynafed that has made its synthetic data" in capsys.readouterr().err
+    assert "a run of dynafed with synthetic data" in capsys.readouterr().err

@@ -232,4 +232,4 @@ def test_figures_without_runs(tmp_path, capsys):
     arguments = ["--show", "--output-dir", str(tmp_path)]
     assert FIG2.main(arguments) == 0
     assert FIG3.main(arguments) == 0
-    assert "No run is there to be drawn." in capsys.readouterr().out
+    assert "There is no run to draw." in capsys.readouterr().out

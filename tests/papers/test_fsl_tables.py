@@ -421,7 +421,7 @@ def test_figure9_measures_gradients(tmp_path):
 
 def test_figure_without_runs(tmp_path, capsys):
     assert PROGRAMS["fig1"](["--show", "--output-dir", str(tmp_path)]) == 0
-    assert "No run is there to be drawn." in capsys.readouterr().out
+    assert "There is no run to draw." in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -1,1 +1,1 @@
-"""Plots of runs, sweeps and tables."""
+"""Figures of runs, sweeps and tables."""

@@ -73,7 +73,9 @@ def plot_collaboration(
         require_name("scale", scale, ("own", "shared"))
     clients = _resolve_client_order(order, matrices, groups)
     count = len(matrices)
-    require(titles is None or len(titles) == count, "titles", titles, f"{count} of them")
+    require(
+        titles is None or len(titles) == count, "titles", titles, f"one title per matrix ({count})"
+    )
 
     matrices = [matrix[np.ix_(clients, clients)] for matrix in matrices]
     max_weights = [_get_max_weight(matrix) for matrix in matrices]

@@ -157,9 +157,11 @@ def plot_learning_curves(
     results = select_newest(results)
     by = resolve_group_settings(results, by)
     for name in highlight:
-        require_name("focus", name, results["algorithm"].unique())
+        require_name("highlight", name, results["algorithm"].unique())
     if not len(curves):
-        raise ConfigError("curves = none: expected those of `load_curves`")
+        raise ConfigError(
+            "curves = none: expected the curves of the runs, as `load_curves` returns them"
+        )
     require_name("metric", metric, [n for n in curves.columns if n not in ("digest", "round")])
     groups = group_figure_lines(results, by, panels)
     return plot_curve_panels(

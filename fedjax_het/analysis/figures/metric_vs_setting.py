@@ -133,7 +133,7 @@ def plot_metric_vs_setting(
       'gamma'
     """
     results = select_newest(results)
-    require(len(metrics) > 0, "measures", metrics, "at least one")
+    require(len(metrics) > 0, "metrics", metrics, "at least one")
     by = [name for name in resolve_group_settings(results, by) if name != x]
     for metric in metrics:
         require_result_metric(results, metric)

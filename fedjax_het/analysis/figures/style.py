@@ -89,7 +89,7 @@ def write_figure(
     path = Path(path)
     path = path if path.suffix else path.with_suffix(".png")
     supported = figure.canvas.get_supported_filetypes()
-    expected = f"a picture's ending: {', '.join(sorted(supported))}"
+    expected = f"a suffix of these formats: {', '.join(sorted(supported))}"
     require(path.suffix[1:].lower() in supported, "path", str(path), expected)
     for file_path in dict.fromkeys([path, *(path.with_suffix(f".{name}") for name in formats)]):
         save = partial(figure.savefig, format=file_path.suffix[1:].lower(), dpi=dpi)

@@ -175,7 +175,7 @@ def plot_condensed(
     require(is_valid, "shape of images", images.shape, expected)
     for name, values in (("clients", clients), ("classes", classes)):
         require(values.shape == images.shape[:1], f"shape of {name}", values.shape, "[P]")
-    require((mean is None) == (std is None), "std", std, "given where mean is, and only there")
+    require((mean is None) == (std is None), "std", std, "a value with `mean`, and None without it")
     require(num_images >= 1, "num_images", num_images, "a number >= 1")
     require(num_pairs >= 1, "num_pairs", num_pairs, "a number >= 1")
 

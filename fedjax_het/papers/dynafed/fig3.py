@@ -3,7 +3,7 @@
 python experiments/dynafed/fig3.py                  the embedded digits, a minute on 2 cores
 python experiments/dynafed/fig3.py --preset cpu     Fashion-MNIST, width 32: two hours
 python experiments/dynafed/fig3.py --preset paper   CIFAR-10: a GPU's work
-python experiments/dynafed/fig3.py --result results/table1-cpu/DIGEST.json    of a run that is there
+python experiments/dynafed/fig3.py --result results/table1-cpu/DIGEST.json    of a finished run
 
 From the average after which the data are synthesized, `--shown` rounds are run step by step. The
 lines are the losses of each client's model on its own data after every local step, then, from the
@@ -202,7 +202,7 @@ def load_run(path: str) -> Result:
     try:
         run = Result.load(path)
     except OSError:
-        require(False, "result", path, "the JSON of a kept run")
+        require(False, "result", path, "the JSON file of a run")
         raise
     load_synthetic_data(run, path)
     return run

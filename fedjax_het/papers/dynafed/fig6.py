@@ -1,4 +1,4 @@
-"""DynaFed's Figure 6: how good the synthetic data are.
+"""DynaFed's Figure 6: quality of the synthetic data.
 
 python experiments/dynafed/fig6.py                  the embedded digits, a minute on 2 cores
 python experiments/dynafed/fig6.py --preset cpu     Fashion-MNIST, width 32: as Table 1
@@ -11,10 +11,9 @@ the method's augmentation; noise has one class per image, and equal numbers of e
 `fig6_scratch.png`: accuracy of networks trained by one recipe on the synthetic data alone and, as
 a control, on as many random real ones, against local epochs.
 
-From the runs of Table 1, in its folder, and where it has none of as many local epochs, from runs
-that end with the round after the synthesis; `--show` draws those that are there. The public code
-trains three copies of the network that the federation started from; here each of the three has an
-initialisation of its own.
+The runs are those of Table 1, in its folder. For other numbers of local epochs, runs end with the
+round after the synthesis. `--show` draws the available runs. The public code trains three copies of
+the federation's initial network; here each of the three has its own initialization.
 """
 
 from dataclasses import replace
@@ -111,7 +110,7 @@ def load_synthetic_data(result: Result, path: str | None = None) -> SyntheticDat
     """
     names = ("synthetic_images", "synthetic_label_logits", "synthetic_step_size")
     is_complete = all(name in result.artifacts for name in names)
-    expected = "a run of dynafed that has made its synthetic data"
+    expected = "a run of dynafed with synthetic data"
     require(is_complete, "result", path or format_run_label(result.spec), expected)
     return SyntheticData(*(jnp.asarray(result.artifacts[name]) for name in names))
 
@@ -296,7 +295,7 @@ def plot_scratch_accuracies(table: pd.DataFrame):
 def _write_outputs(table_run: TableRun) -> list[str]:
     results = [result for _, result in table_run.iterate_results()]
     if not results:
-        print("No run is there to be drawn.")
+        print("There is no run to draw.")
         return []
     spec = results[0].spec
     dataset = load_dataset(spec.dataset, normalisation=spec.normalisation)

@@ -36,7 +36,7 @@ def _write_fig4(table_run: TableRun) -> list[str]:
                 formats=table_run.formats,
             )
             return ["fig4.png"]
-    print("No run is there to be drawn.")
+    print("There is no run to draw.")
     return []
 
 

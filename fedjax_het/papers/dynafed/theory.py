@@ -156,7 +156,7 @@ def _write_outputs(table_run: TableRun) -> list[str]:
         rows.append({**identifiers, "seed": result.spec.seed, **summarize_curves(curves)})
         curves_by_row.append((cell.column_label, cell.method, curves))
     if not rows:
-        print("No run is there to be drawn.")
+        print("There is no run to draw.")
         return []
     table = pd.DataFrame(rows)
     texts = make_text_table(table, f"{table_run.title}.")

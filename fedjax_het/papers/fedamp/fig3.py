@@ -130,7 +130,7 @@ def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
 def _write_outputs(table_run: TableRun) -> list[str]:
     rows = collect_collaborations(table_run)
     if not rows:
-        print("No run is there to be drawn.")
+        print("There is no run to draw.")
         return []
     table, figures = compute_contrasts(rows), {}
     has_several_models = table["model"].nunique() > 1

@@ -206,7 +206,7 @@ def plot_convergence(curves: pd.DataFrame, table: pd.DataFrame):
 def _write_outputs(table_run: TableRun) -> list[str]:
     curves = collect_objective_curves(table_run)
     if not len(curves):
-        print("No run is there to be drawn.")
+        print("There is no run to draw.")
         return []
     table = summarize_curves(curves)
     texts = make_text_table(table, f"{table_run.title}.")

@@ -140,7 +140,7 @@ SCENARIO1 = TableDeclaration(
     has_reported_values=False,
     row_parser=parse_scenario1_row,
 )
-# In scenario 2 no method has settings of its own, and CIFAR-10 alone is tried on a CPU.
+# In scenario 2 methods have no own settings, and preset cpu has CIFAR-10 only.
 QUICK_SCENARIO2 = replace(QUICK, settings={"batch_size": 10, "rounds": 60}, method_settings={})
 # All 1,000 rounds of Scenario 2, tested in every fifth: a test takes as long as three.
 CPU_SCENARIO2 = replace(

@@ -66,7 +66,7 @@ def make_table_program(
             with display_flags(TableArguments, _FILTER_FLAGS):
                 return _run_table(experiment, arguments, write_outputs)
 
-        stopped = "stopped; the same command goes on from the runs that are done"
+        stopped = "stopped; the same command continues from the finished runs"
         return run_with_exit_status(run_command, name="error", interrupt_message=stopped)
 
     return main
@@ -80,7 +80,7 @@ def _run_table(
     cells, specs = make_cells(experiment, arguments), []
     if arguments.tuned:
         has_tuning = bool(experiment.tuned_hyperparameters)
-        require(has_tuning, "tuned", True, "a table that says what is tuned")
+        require(has_tuning, "tuned", True, "a table that declares what is tuned")
         trials = make_tuning_trials(experiment, cells)
         specs = list_unique_runs([*cells, *(cell for trial in trials for cell in trial.cells)])
     specs = specs or list_unique_runs(cells)
@@ -93,7 +93,12 @@ def _run_table(
             print(f"{digest}  {state:10}  {format_run_label(spec)}")
         return 0
     if arguments.show:
-        require(directory.is_dir(), "output_dir", str(directory), "a folder: --show runs nothing")
+        require(
+            directory.is_dir(),
+            "output_dir",
+            str(directory),
+            "an existing folder, since --show runs nothing",
+        )
 
     def run_missing(specs) -> dict[str, str]:
         return {} if arguments.show else sweep(specs, directory, dataset=dataset).not_run

@@ -137,7 +137,7 @@ def make_figure_writer(
     def write_figure_and_table(table_run: TableRun) -> list[str]:
         results = table_run.cell_results
         if not len(results):
-            print("No run is there to be drawn.")
+            print("There is no run to draw.")
             return []
         grouping: Any = {"by": [setting for setting in by if setting in results], "metric": metric}
         table = make_overview_table(results, title=table_run.title, **grouping)

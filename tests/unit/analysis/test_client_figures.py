@@ -143,7 +143,7 @@ def test_collaboration_orders_groups():
         ({"weights": np.ones((2, 3))}, r"shape of weights = \(2, 3\)"),
         ({"weights": []}, "weights = 'none'"),
         ({"weights": np.eye(3), "groups": [0, 1]}, r"shape of groups = \(2,\)"),
-        ({"weights": np.eye(3), "titles": ["a", "b"]}, "titles = .*expected 1 of them"),
+        ({"weights": np.eye(3), "titles": ["a", "b"]}, "titles = .*expected one title per matrix"),
         ({"weights": np.eye(3), "scale": "log"}, "scale = 'log' is unknown"),
     ],
 )

@@ -40,7 +40,7 @@ def test_figure_is_written_in_further_formats(tmp_path):
     assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
     assert b"<svg" in (tmp_path / "a.svg").read_bytes()
     np.testing.assert_array_equal(pixels(tmp_path / "a.png"), pixels(tmp_path / "b.png"))
-    with pytest.raises(ConfigError, match=r"a picture's ending: .*png"):
+    with pytest.raises(ConfigError, match=r"a suffix of these formats: .*png"):
         write_figure(tmp_path / "c.unknown", figure())
 
 

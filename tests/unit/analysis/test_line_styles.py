@@ -202,7 +202,9 @@ def test_highlight_requires_known_method():
         dataset="digits", seed=0, finished="2026", diverged=False, final_accuracy=0.5
     )
     curves = pd.DataFrame({"digest": ["a"], "round": [1], "test_accuracy": [0.5]})
-    with pytest.raises(ConfigError, match=r"focus = 'fedavgg' is unknown: did you mean 'fedavg'"):
+    with pytest.raises(
+        ConfigError, match=r"highlight = 'fedavgg' is unknown: did you mean 'fedavg'"
+    ):
         plot_learning_curves(results, curves, highlight=["fedavgg"])
     (panel,) = plot_learning_curves(results, curves, highlight=["fedavg"]).axes
     assert own_lines(panel)["fedavg"].get_color() == METHODS["fedavg"].color
