@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 _POINT_SPREAD = 0.3  # of a method's points to either side
 SIGNIFICANCE_LEVEL = 0.05
-_ROW_HEIGHT, _BAR_HEIGHT = 0.26, 0.12  # inches of a name, of a bar
-_INK = "#333333"
 
 
 @validate_arguments
@@ -192,28 +190,11 @@ def compute_mean_ranks(scores: np.ndarray) -> FriedmanResult:
     )
 
 
-def find_cliques(ranks: Sequence[float], critical_difference: float) -> list[tuple[int, int]]:
-    """Find the largest groups of methods whose mean ranks do not differ significantly.
-
-    Args:
-      ranks: mean ranks in ascending order.
-      critical_difference: largest difference within a group.
-
-    Returns:
-      Indices of the first and the last method of each group of two or more.
-    """
-    cliques: list[tuple[int, int]] = []
-    for first, rank in enumerate(ranks):
-        last = max(i for i, other in enumerate(ranks) if other - rank <= critical_difference)
-        if last > first and not (cliques and cliques[-1][1] >= last):
-            cliques.append((first, last))
-    return cliques
-
-
 def plot_critical_difference(names: Sequence[str], scores: np.ndarray, title: str = "") -> "Figure":
-    """Plot methods on an axis of mean ranks; bars join methods that do not differ significantly.
+    """Plot mean ranks with intervals that overlap if two methods do not differ significantly.
 
-    Source: Demsar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 2006.
+    An interval is as long as the critical difference. Source: Demsar, "Statistical Comparisons of
+    Classifiers over Multiple Data Sets", JMLR 2006.
 
     Args:
       names: names of the methods.
@@ -221,44 +202,27 @@ def plot_critical_difference(names: Sequence[str], scores: np.ndarray, title: st
       title: title of the figure.
 
     Returns:
-      The figure, the best method on the left.
+      A figure with a row per method, the best at the top.
 
     Raises:
       ConfigError: if there are fewer than three methods or two blocks.
     """
     from matplotlib.figure import Figure
 
-    friedman, count = compute_mean_ranks(scores), len(names)
-    order = np.argsort(friedman.ranks, kind="stable")
-    ranks, length = friedman.ranks[order], friedman.critical_difference
-    bars = find_cliques(ranks.tolist(), length)
-    num_left = -(-count // 2)
-    height = 1.1 + _BAR_HEIGHT * (len(bars) + 1) + _ROW_HEIGHT * num_left
-    figure = Figure(figsize=(7.2, height), layout="constrained")
+    friedman, colors = compute_mean_ranks(scores), assign_method_colors(names)
+    figure = Figure(figsize=(6.4, 0.9 + 0.2 * len(names)), layout="constrained")
     panel = figure.subplots()
-    panel.set_xlim(-0.15 * count, 1.15 * count + 1)
-    panel.set_ylim(1.1 - height, 0.6)
-    panel.axis("off")
-    panel.plot([1, count], [0, 0], lw=1, color=_INK)
-    for tick in range(1, count + 1, max(1, count // 10)):
-        panel.plot([tick, tick], [0, 0.06], lw=1, color=_INK)
-        panel.text(tick, 0.1, str(tick), ha="center", va="bottom", fontsize=8)
-    panel.plot([1, 1 + length], [0.36, 0.36], lw=2, color=_INK, marker="|")
-    panel.text(1 + length / 2, 0.4, f"CD {length:.2f}", ha="center", fontsize=8)
-    for index, (first, last) in enumerate(bars):
-        y = -_BAR_HEIGHT * (index + 1)
-        ends = ranks[first] - 0.03, ranks[last] + 0.03
-        panel.plot(ends, [y, y], lw=3.5, color=_INK, solid_capstyle="round")
-    colors = assign_method_colors(names)
-    for position, name in enumerate(names[index] for index in order):
-        is_left = position < num_left
-        row = position if is_left else count - 1 - position
-        y, x = -_BAR_HEIGHT * (len(bars) + 1.5) - _ROW_HEIGHT * row, 0.7 if is_left else count + 0.3
-        rank = ranks[position]
-        panel.plot([rank, rank, x], [0, y, y], lw=1, color=colors[name], label=name)
-        text = f"{name}  {rank:.1f}" if is_left else f"{rank:.1f}  {name}"
-        options: dict[str, Any] = {"ha": "right" if is_left else "left", "va": "center"}
-        panel.text(x, y, f" {escape_mathtext(text)} ", fontsize=9, **options)
+    order = np.argsort(friedman.ranks, kind="stable")
+    margin = friedman.critical_difference / 2
+    for row, index in enumerate(order):
+        rank, color = friedman.ranks[index], colors[names[index]]
+        panel.errorbar(rank, row, xerr=margin, fmt="o", ms=4, lw=2, color=color)
+        panel.text(rank, row - 0.2, f"{rank:.1f}", ha="center", va="bottom", fontsize=7)
+    labels = [escape_mathtext(names[index]) for index in order]
+    panel.set_yticks(range(len(order)), labels, fontsize=8)
+    panel.set_ylim(len(order) - 0.5, -0.8)
+    panel.set_xlabel(f"Mean rank; bars: critical difference {friedman.critical_difference:.2f}")
+    style_axes(panel)
     p_value = "p < 0.001" if friedman.p_value < 0.001 else f"p = {friedman.p_value:.3f}"
     caption = f"{title} (Friedman {p_value}, {friedman.num_blocks} blocks)"
     figure.suptitle(escape_mathtext(caption), fontsize=10)

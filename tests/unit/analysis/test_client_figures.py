@@ -10,7 +10,6 @@ from fedjax_het import ConfigError, analysis
 from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis.figures.client_accuracies import (
     compute_mean_ranks,
-    find_cliques,
     plot_critical_difference,
 )
 from fedjax_het.analysis.figures.style import GRAYS
@@ -175,17 +174,17 @@ def test_blocks_with_gaps_are_left_out():
         compute_mean_ranks(gap[2:])
 
 
-@pytest.mark.parametrize(
-    "difference, expected",
-    [(0.5, []), (1, [(0, 1), (2, 3)]), (2.5, [(0, 2), (1, 3)]), (9, [(0, 3)])],
-)
-def test_find_cliques(difference, expected):
-    assert find_cliques([1, 2, 3.5, 4.5], difference) == expected
-
-
-def test_critical_difference_diagram():
-    figure = plot_critical_difference(["fedavg", "fsl", "moon", "ditto"], SCORES, "Global")
+def test_critical_difference_intervals():
+    names = ["fedavg", "fsl", "moon", "ditto"]
+    figure = plot_critical_difference(names, SCORES, "Global")
     (panel,) = figure.axes
-    texts = " ".join(text.get_text() for text in panel.texts)
-    assert all(name in texts for name in ("fedavg", "fsl", "moon", "ditto"))
+    found = compute_mean_ranks(SCORES)
+    labels = [text.get_text() for text in panel.get_yticklabels()]
+    assert labels == [names[index] for index in np.argsort(found.ranks, kind="stable")]
+    for row, name in enumerate(labels):
+        (segment,) = panel.collections[row].get_segments()
+        rank = found.ranks[names.index(name)]
+        assert segment[:, 1].tolist() == [row, row]
+        assert segment[:, 0].mean() == pytest.approx(rank)
+        assert np.ptp(segment[:, 0]) == pytest.approx(found.critical_difference)
     assert "3 blocks" in figure.get_suptitle()
