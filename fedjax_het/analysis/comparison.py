@@ -219,7 +219,7 @@ def compute_rank_correlations(table: "pd.DataFrame") -> list[RankCorrelation]:
 
     Returns:
       One entry for each section (data set, network, alpha) with at least three methods that have
-      both values, unless all measured or all reported values are equal.
+      both values. Sections whose measured or reported values are all equal have no entry.
 
     Raises:
       ConfigError: if the table has not the columns of a comparison.
@@ -302,9 +302,9 @@ def compare_with_reported(
       results: as `load_results` returns it.
       reported: as `load_reported_values` returns it, at most one row per cell and metric,
         accuracies in percent. Its metric determines the compared metric of a run, see
-        `REPORTED_METRICS`; one of `ROUND_METRICS` may be present as well. If runs evaluate the
-        clients' own models (`RunSpec.scored`), the best accuracy is that of the mean over clients
-        (`bmta`), and a domain's accuracy is that of its client.
+        `REPORTED_METRICS`; one of `ROUND_METRICS` may be present as well. Runs may evaluate the
+        clients' own models (`RunSpec.scored`): their best accuracy is the mean over clients
+        (`bmta`), and the accuracy of a domain is that of its client.
 
     Returns:
       A frame with these columns; missing values are NaN:

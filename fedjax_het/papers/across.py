@@ -5,9 +5,9 @@ python experiments/across.py --methods all   every method
 python experiments/across.py --preset cpu    Fashion-MNIST, MLP, 50 clients, 100 rounds, 3 seeds
 
 The protocol of all methods is DynaFed's (clients, batches, local training), with their own defaults
-and without tuning. All clients are tested on data like their own, so that methods with one model for
-all and methods with a model for each have one common score; methods with one model are tested on all
-test images, too. Costs are rounds, bytes both ways, and floating-point operations of clients and
+and without tuning. All clients are tested on data like their own. So methods with one model for all
+and methods with a model for each client have one common score. Methods with one model are tested on
+all test images, too. Costs are rounds, bytes both ways, and floating-point operations of clients and
 server (`fedjax_het.runtime.run_flops`) in the first seed's run. The blocks of the critical-difference
 diagram are clients and seeds, which are not independent if clients share a model: its p-values are
 too small rather than too large.

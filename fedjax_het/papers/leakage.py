@@ -4,11 +4,10 @@ python experiments/leakage.py                  the embedded digits, a minute or 
 python experiments/leakage.py --preset cpu     Fashion-MNIST, MLP: half an hour
 
 The papers have no such table; they state that synthetic images protect the clients' images. Here an
-attacker who has only the synthetic images distinguishes clients' training images from test images,
-by the distance to the nearest synthetic image (distance), and by the loss of a network trained on
-the synthetic images (loss). References are the same attacks on as many random training images with
-the same labels (real, which leak everything, but about few images) and on noise (which leaks
-nothing). The nearest real image is searched among equally many training and test images.
+attacker who has only the synthetic images distinguishes clients' training images from test images.
+Attack `distance` uses the distance to the nearest synthetic image, attack `loss` the loss of a network
+trained on the synthetic images. References are the same attacks on random training images with the
+same labels (`real`, which leak everything, but about few images) and on noise, which leaks nothing. The nearest real image is searched among equally many training and test images.
 `leakage.md` lists the results, `leakage.png` shows synthetic images beside their nearest training
 images.
 """

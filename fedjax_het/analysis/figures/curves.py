@@ -241,9 +241,9 @@ def plot_table_curves(
 
     There is a row of panels per data set and network, and a column per alpha, number of labels or
     domain. Lines are means over seeds. If the table has means of the last rounds, lines are
-    running means over as many rounds, so that a line ends at the table's value unless a run has
-    fewer than twice as many rounds. A triangle at the right edge is the reported value. Diverged
-    runs are left out.
+    running means over the same number of rounds, so that a line ends at the table's value. Runs
+    with fewer than twice that number are not smoothed. A triangle at the right edge is the reported
+    value. Diverged runs are left out.
 
     Args:
       cells: cells of the table.

@@ -41,9 +41,9 @@ def write_run_figures(
 ) -> None:
     """Write the figures of a run.
 
-    These are `curve.png`, `partition.png` and, if the method has the arrays, `synthesis.png` with
-    `synthesis.gif`, `condensed.png`, and `collaboration.png`, with `collaboration.gif` if the
-    rounds were recorded (option `history`).
+    All runs have `curve.png` and `partition.png`. Methods with the arrays have `synthesis.png` and
+    `synthesis.gif`, `condensed.png`, or `collaboration.png`. `collaboration.gif` requires recorded
+    rounds (option `history`).
 
     Args:
       result: result of the run.
@@ -106,8 +106,8 @@ def get_snapshots(result: Result) -> dict[int, SyntheticData]:
 def plot_run_curve(result: Result):
     """Plot test accuracy against the round, and below it the training loss.
 
-    If clients have tests of their own, the accuracy is their mean in a band from the 10th to the
-    90th percentile of the clients, beside that of the global model on all test images.
+    If clients have own tests, the accuracy is their mean, with a band from the 10th to the 90th
+    percentile of the clients. The accuracy of the global model on all test images is beside it.
 
     Args:
       result: result of the run.

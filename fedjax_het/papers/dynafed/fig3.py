@@ -5,10 +5,10 @@ python experiments/dynafed/fig3.py --preset cpu     Fashion-MNIST, width 32: two
 python experiments/dynafed/fig3.py --preset paper   CIFAR-10: a GPU's work
 python experiments/dynafed/fig3.py --result results/table1-cpu/DIGEST.json    of a finished run
 
-From the average after which the data are synthesized, `--shown` rounds are run step by step. The
-lines are the losses of each client's model on its own data after every local step, then, from the
-average on, the losses of the global model on the same clients' data over the steps of fine-tuning;
-a star is its mean loss over all training data afterwards. A control, dotted, is the same fine-tuning
+From the average after which the data are synthesized, `--shown` rounds are run step by step. First,
+the lines are the losses of each client's model on its own data after every local step. Then, from
+the average on, they are the losses of the global model on the same clients' data during fine-tuning.
+A star is its mean loss over all training data afterwards. A control, dotted, is the same fine-tuning
 from the same average on as many random real images. The three clients take part in every one of
 these rounds, the others are drawn. Clients start each round with a new optimizer state, while the
 run before keeps it.
@@ -125,7 +125,7 @@ class TrainingFunctions(NamedTuple):
 
     train: Callable
     """Function of parameters, positions `[K, n]`, whether these are examples `[K, n]`, and batches
-    `[K, S, B]` that returns the clients' parameters, and their losses `[K, S + 1]` on their data."""
+    `[K, S, B]`. It returns the clients' parameters, and their losses `[K, S + 1]` on their data."""
     tune: Callable
     """Function of parameters, key, epochs and `real` that returns the parameters after fine-tuning
     on the synthetic data, or on as many random real images."""

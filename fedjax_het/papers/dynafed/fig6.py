@@ -4,9 +4,9 @@ python experiments/dynafed/fig6.py                  the embedded digits, a minut
 python experiments/dynafed/fig6.py --preset cpu     Fashion-MNIST, width 32: as Table 1
 python experiments/dynafed/fig6.py --preset paper   CIFAR-10: a GPU's work
 
-`fig6_distance.png`: from every checkpoint of the trajectory, a network is trained for s' steps on
-the synthetic data, on as many random real ones and on noise; the distance is 1 minus the cosine
-between its parameters and the checkpoint s rounds later. All three have the learned step size and
+`fig6_distance.png`: networks are trained from every checkpoint of the trajectory for s' steps on the
+synthetic data, on as many random real ones and on noise. The distance is 1 minus the cosine between
+their parameters and the checkpoint s rounds later. All three have the learned step size and
 the method's augmentation; noise has one class per image, and equal numbers of each class.
 `fig6_scratch.png`: accuracy of networks trained by one recipe on the synthetic data alone and, as
 a control, on as many random real ones, against local epochs.

@@ -4,10 +4,10 @@ python experiments/dynafed/theory.py                  the embedded digits, a min
 python experiments/dynafed/theory.py --preset cpu     Fashion-MNIST, MLP: twenty minutes
 
 The paper proves convergence if ||grad L(w, D_syn) - grad L(w, D)|| <= delta ||grad L(w, D)|| +
-epsilon with two small numbers, and measures neither. This program measures them at the models that
-rounds start from, for the synthetic data and for both controls: `theory.png` shows the error in
-units of the gradient's length, `theory.md` lists the delta and epsilon that hold in all measured
-rounds and are lowest together. Delta 1 and epsilon 0 always hold for data without information on the
+epsilon with two small numbers. It measures neither. This program measures them at the models that
+rounds start from, for the synthetic data and for both controls. `theory.png` shows the error in
+units of the gradient's length. `theory.md` lists the lowest delta and epsilon that hold in all
+measured rounds. Delta 1 and epsilon 0 always hold for data without information on the
 gradient (a gradient of 0).
 """
 

@@ -72,8 +72,8 @@ def mean_upload_bytes(
 ) -> float:
     """Compute the mean upload of FedAF's clients.
 
-    A client sends `ipc` images of every class of which it has at least that many, and two matrices
-    `[C, C]` in float32 (V_k and R_k).
+    A client sends `ipc` images of every class with at least `ipc` examples. It also sends two
+    matrices `[C, C]` in float32 (V_k and R_k).
 
     Args:
       counts: label counts `[K, C]`.

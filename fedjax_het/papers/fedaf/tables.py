@@ -75,9 +75,9 @@ FedDyn  its Algorithm 1, momentum on top of the corrected gradient; clients weig
 FedGen  the sizes, weights and rates of its code for CIFAR, on every data set; the generator makes
         the features that the ConvNet's classifier reads
 FedBN   has no model for one test of all. Row `fedbn` is the mean of the clients' networks with the
-        mean of their normalization layers, which FedAvg would test; `fedbn(scored='personal')`, a
-        row that the paper does not have, is the mean over clients of the accuracy of that mean with
-        the client's own layers, each on the whole test split.
+        mean of their normalization layers, which FedAvg would test. The paper does not have row
+        `fedbn(scored='personal')`: the mean over clients of the accuracy, on the whole test split,
+        of the mean network with the client's own layers.
 """
 
 FIG3 = replace(
@@ -268,7 +268,7 @@ table6 = make_table_program(TABLE6)
     python experiments/fedaf/table6.py --preset paper   CIFAR-10: a GPU's work
 
 The paper's parameter count is that of the stem for large images (7x7, stride 2, max pool), which
-leaves 8x8 of CIFAR-10's 32x32 pixels. It would leave 2x2 of the digits' 8x8 pixels: preset quick has
-the stem for small images, an eighth of the filters, a single alpha, and two of the methods, since
-each row compiles a program of 18 layers.
+leaves 8x8 of CIFAR-10's 32x32 pixels. It would leave 2x2 of the digits' 8x8 pixels.
+Therefore preset quick has the stem for small images. It has an eighth of the filters, a single alpha
+and two methods, since each row compiles a program of 18 layers.
 """

@@ -7,8 +7,8 @@ python experiments/fedamp/fig3.py --preset paper   the four data sets: a GPU's w
 Makes the missing runs of Table 3 of these two methods; `--show` draws the available ones. The weights
 are those of the last round (the paper does not state its round): `fig3_DATASET.png` shows the first
 seed's, with groups of high mutual weights side by side; `fig3.md` and `fig3.csv` compare weights
-inside a group with weights between groups, over all groups, and for each group with the other group
-of the highest weight.
+inside groups with weights between groups. For each group they also compare with the other group of
+the highest weight.
 """
 
 from dataclasses import replace
