@@ -77,6 +77,11 @@ def test_panel_titles(alphas, titles):
     by = [*panels, "algorithm"]
     figure = analysis.plot_learning_curves(results, curves, by=by, panels=panels)
     assert [panel.get_title() for panel in figure.axes] == titles
+    for classes, words in ((1.0, "1 class a client"), (2.0, "2 classes a client")):
+        results, curves = sweep(alphas=(0.1,), classes=classes)  # a column that lacks some: floats
+        by = ["classes", "algorithm"]
+        figure = analysis.plot_learning_curves(results, curves, panels=["classes"], by=by)
+        assert [panel.get_title() for panel in figure.axes] == [words]
 
 
 def line(panel, label):
@@ -146,17 +151,6 @@ def test_learning_curve_means_and_bands():
     drawn(figure)
 
 
-@pytest.mark.parametrize(("classes", "words"), [(1, "1 class a client"), (2, "2 classes a client")])
-def test_panel_title_of_classes(classes, words):
-    results, curves = sweep(
-        alphas=(0.1,), classes=float(classes)
-    )  # a column that lacks some: floats
-    figure = analysis.plot_learning_curves(
-        results, curves, panels=["classes"], by=["classes", "algorithm"]
-    )
-    assert [panel.get_title() for panel in figure.axes] == [words]
-
-
 def test_diverged_method_has_no_line():
     figure = analysis.plot_learning_curves(*sweep())
     labels = [
@@ -169,9 +163,6 @@ def test_diverged_method_has_no_line():
         {"fedavg", "fedprox"},
     ]
     assert note(figure).endswith("† runs that diverged are left out: fedprox, scaffold")
-
-
-def test_panel_of_diverged_runs():
     figure = analysis.plot_learning_curves(*sweep(["scaffold"], alphas=(0.1, 1.0)))
     assert [text.get_text() for text in figure.axes[0].texts] == ["diverged"]
     assert names(figure.axes[1]) == ["scaffold"]
