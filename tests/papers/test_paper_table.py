@@ -209,5 +209,5 @@ def test_help_lists_presets(path, monkeypatch, capsys):
         runpy.run_path(str(path), run_name="__main__")
     assert stop.value.code == 0
     said = capsys.readouterr().out
-    asked = ("preset", "rounds", "steps", "target", "folders")
+    asked = ("preset", "scale", "rounds", "steps", "target", "folders")
     assert "usage" in said and any(word in said for word in asked)
