@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -19,7 +18,13 @@ from fedjax_het.runtime.held_out_eval import evaluate_held_out_clients
 from fedjax_het.runtime.history import build_traffic_curves, list_metric_names
 from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.runtime.result_display import get_accuracy_name
-from fedjax_het.runtime.results import ACCURACIES, CLIENT_ACCURACIES, RISE_METRICS, Result
+from fedjax_het.runtime.results import (
+    ACCURACIES,
+    CLIENT_ACCURACIES,
+    RISE_METRICS,
+    Result,
+    to_json_value,
+)
 from fedjax_het.runtime.trained_model import InputSpec, TrainedModel, extract_model
 from fedjax_het.utils.arrays import fetch_to_host
 from fedjax_het.utils.errors import require
@@ -104,7 +109,7 @@ def _build_result(group_state: GroupState, i: int, state: Any) -> Result:
             curves, run.dataset.domain_names, has_diverged=has_diverged, last_round=last_round
         ),
         **_summarize_requested_metrics(group_state, i),
-        **_replace_nonfinite(algorithm.summary(run.hp, state)),
+        **to_json_value(algorithm.summary(run.hp, state)),
         "rounds": rounds,
         **({} if early_stop is None else {"stopped_early": early_stop.to_summary()}),
         **_summarize_costs(group_state, i),
@@ -148,13 +153,6 @@ def _summarize_requested_metrics(group_state: GroupState, i: int) -> dict[str, f
             is_undefined = group_state.diverged_rounds[i] is not None or not len(values)
             summary[f"final_{name}"] = None if is_undefined else float(values[-5:].mean())
     return summary
-
-
-def _replace_nonfinite(summary: Any) -> Any:
-    """Replace infinite numbers and NaN, which JSON cannot hold, by None."""
-    if isinstance(summary, dict):
-        return {name: _replace_nonfinite(value) for name, value in summary.items()}
-    return None if isinstance(summary, float) and not math.isfinite(summary) else summary
 
 
 def _summarize_costs(group_state: GroupState, i: int) -> dict[str, Any]:

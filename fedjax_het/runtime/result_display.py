@@ -89,11 +89,6 @@ def format_outcome(result: DisplayedResult) -> str:
     return ", ".join(parts) or "nothing measured"
 
 
-def format_result(result: DisplayedResult) -> str:
-    """Return settings and outcome in two lines."""
-    return f"Result({format_settings(result.spec)}\n       {format_outcome(result)})"
-
-
 def format_result_html(result: DisplayedResult) -> str:
     """Return an HTML table of settings, outcome and the curve of the accuracy.
 

@@ -174,7 +174,8 @@ class Result:
         return cost_to_reach(self.metrics, self.summary, accuracy, curve)
 
     def __repr__(self) -> str:
-        return result_display.format_result(self)
+        settings = result_display.format_settings(self.spec)
+        return f"Result({settings}\n       {result_display.format_outcome(self)})"
 
     def _repr_html_(self) -> str:
         return result_display.format_result_html(self)
