@@ -1,0 +1,1 @@
+"""Rounds of a federation: schedules on the host, and the programs of clients and server."""

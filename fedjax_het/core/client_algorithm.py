@@ -1,4 +1,4 @@
-"""The contract of a client algorithm: what one client does in a round.
+"""The contract of a client algorithm: the work of one client in a round.
 
     def begin(context, state):
         return ClientTrainState(context.message.variables, (), ())
@@ -46,12 +46,12 @@ class ClientInfo(NamedTuple):
 
 
 class ClientContext(NamedTuple):
-    """What every function of a client reads besides the client's own arrays."""
+    """Values that every function of a client reads besides the client's own arrays."""
 
     hp: HyperParameters
     "Values of the hyper-parameters by name, `[]` float32, traced: a new value compiles nothing."
     message: Tree
-    "What the server sent, the same for all clients of the round: usually a `ServerMessage`."
+    "Message of the server to all clients of the round, usually a `ServerMessage`."
     client: ClientInfo
     "Facts of the client."
     key: jax.Array
@@ -76,7 +76,7 @@ class Batch(NamedTuple):
 
 
 class ClientUpdate(NamedTuple):
-    """What a client sends, and what the server receives of all clients of a round.
+    """The upload of a client; for the server, mean and sum over all clients of a round.
 
     Leaves may be arrays of any type except PRNG keys. Types of less than 32 bits are widened to 32
     bits before they are averaged or summed: floats to float32; booleans and integers to float32 in
@@ -91,21 +91,31 @@ class ClientUpdate(NamedTuple):
 
 
 class ClientAlgorithm(NamedTuple):
-    """How one client trains: pure functions of a single client, which jax can trace.
+    """The training of one client: pure functions of a single client, which jax can trace.
 
     State, local, update and output are pytrees of arrays of any type; updates without PRNG keys.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.core.client_algorithm import ClientAlgorithm, ClientUpdate
+      >>> counter = ClientAlgorithm(
+      ...     init=lambda hp, variables: (),
+      ...     begin=lambda context, state: jnp.int32(0),
+      ...     step=lambda context, local, batch: (local + 1, jnp.float32(0)),
+      ...     end=lambda context, local, state: (ClientUpdate(sum=local), state, ()),
+      ... )
     """
 
     init: Callable[[HyperParameters, Tree], Tree]
-    """`init(hp, variables) -> state`: what the client stores between rounds, before its first round;
-    `()` for nothing. `variables` are those of the initial global model."""
+    """`init(hp, variables) -> state`: the arrays that the client stores between rounds, before its
+    first round; `()` for none. `variables` are those of the initial global model."""
     begin: Callable[[ClientContext, Tree], Tree]
-    "`begin(context, state) -> local`: what the client carries from step to step."
+    "`begin(context, state) -> local`: the arrays that the client carries from step to step."
     step: Callable[[ClientContext, Tree, Batch], tuple[Tree, jax.Array]]
     """`step(context, local, batch) -> (local, loss)`: `local` with unchanged structure, shapes and
     types; the mean loss of the minibatch, a float32 scalar."""
     end: Callable[[ClientContext, Tree, Tree], tuple[ClientUpdate, Tree, Tree]]
-    """`end(context, local, state) -> (update, state, output)`: what the client sends; its state with
+    """`end(context, local, state) -> (update, state, output)`: the client's upload; its state with
     unchanged structure, shapes and types; any arrays that the round reads for each client."""
     extra_passes: int = 0
     "Passes over the client's data before its local epochs."

@@ -258,8 +258,10 @@ def describe_value(value: Any) -> str:
 
 
 def _require_arrays(name: str, tree: Any, expected: str) -> Any:
-    """Return `tree`; raise ContractError for None, the result of a function without `return`, and
-    for leaves that are not arrays."""
+    """Return `tree`; raise ContractError for None and for leaves that are not arrays.
+
+    None is the result of a function without `return`.
+    """
     if tree is None:
         raise ContractError(f"{name} returned None: expected {expected}, () if there is none")
     for path, leaf in _list_leaves(tree).items():

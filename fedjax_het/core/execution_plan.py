@@ -110,7 +110,15 @@ class ExecutionPlan(NamedTuple):
         return f"{devices_text}, {runs_text}{lanes_text} {block_text}{server_text}"
 
     def eval_shape(self, function: Callable, *args: Any) -> Any:
-        """Return the result of `function(*args)` as shapes; in debug mode with values."""
+        """Evaluate a function abstractly; in debug mode with values.
+
+        Args:
+          function: the function.
+          *args: its arguments.
+
+        Returns:
+          The result as shapes; in debug mode as values.
+        """
         return function(*args) if self.is_debug else jax.eval_shape(function, *args)
 
     def map_blocks(

@@ -82,7 +82,17 @@ class ClientTrainState(NamedTuple):
 def keep_gradient(
     context: ClientContext, gradient: Tree, local: ClientTrainState, batch: Batch
 ) -> tuple[Tree, Tree]:
-    """Return the gradient and the method's `aux` as they are, see `make_training_step`."""
+    """Return the gradient and the method's `aux` as they are, see `make_training_step`.
+
+    Args:
+      context: the context of the method's `step`.
+      gradient: gradient of the loss.
+      local: the client in training.
+      batch: the minibatch.
+
+    Returns:
+      The gradient and `local.aux`.
+    """
     return gradient, local.aux
 
 

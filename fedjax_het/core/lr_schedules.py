@@ -228,8 +228,11 @@ def _select_prefix(hp: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def _compute_factor(xp: Any, schedule: LRSchedule, t: Any, values: Values) -> Any:
-    """Return the factor with its warm-up: a line from `warmup_from` to 1 over the first `warmup`,
-    then the schedule in the rest of its length."""
+    """Return the factor with its warm-up.
+
+    It is a line from `warmup_from` to 1 over the first `warmup`, then the schedule in the rest of
+    its length.
+    """
     length = values.get("length")
     if "warmup" not in values:
         return schedule.factor(xp, t, length, values)

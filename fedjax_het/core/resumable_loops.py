@@ -1,5 +1,7 @@
-"""Resumable rounds: a round that takes minutes runs in several calls of its program, so that its
-progress is visible and it can be stopped within and resumed.
+"""Resumable rounds, for rounds that take minutes.
+
+Such a round runs in several calls of its program, so that its progress is visible and it can be
+stopped within and resumed.
 
 The program of a round passes a `LoopRunner` to all code that has long loops: to the clients in
 `Cohort.loops`, to work at the server in `ServerParallelism.loops`. A plain `LoopRunner` runs every
@@ -212,7 +214,20 @@ class ResumableLoopRunner(LoopRunner):
         max_total: IntScalar | None = None,
         **bounds: Any,
     ) -> Tree:
-        """Run the iterations of the loop that are due, see `LoopRunner.run_split`."""
+        """Run the iterations of a loop that are due.
+
+        Args:
+          name: the round's phase in the loop, for its progress.
+          total: number of iterations; may be traced.
+          run_iterations: `run_iterations(first, last, carry)` returns the values after iterations
+            `first` to `last` - 1.
+          init: the initial values.
+          max_total: the largest `total` of all devices and turns that run the loop.
+          **bounds: further arguments of `LoopRunner.run_split`.
+
+        Returns:
+          The values after the iterations.
+        """
         if self._spans is None:
             carry = run_iterations(0, total, init)
         else:
@@ -234,7 +249,17 @@ class ResumableLoopRunner(LoopRunner):
         layout: str = REPLICATED_CARRY,
         num_turns: int = 1,
     ) -> Any:
-        """Run the due part of a function with loops, see `LoopRunner.map`."""
+        """Run the due part of a function with loops where `mapper` places it.
+
+        Args:
+          mapper: see `LoopRunner.map`.
+          function: `function(loops, *args)`, which `run` calls.
+          layout: layout of the values that its loops carry.
+          num_turns: how often the function runs, in turns.
+
+        Returns:
+          The result of `mapper`, without carries and totals.
+        """
         inner_trace: LoopTrace
 
         def run(spans, carries, *args):
@@ -267,7 +292,17 @@ class ResumableLoopRunner(LoopRunner):
         false_function: Callable[..., Any],
         *operands: Any,
     ) -> Any:
-        """Run the due part of a branch with loops, see `LoopRunner.cond`."""
+        """Run the due part of a branch with loops.
+
+        Args:
+          predicate: a boolean scalar.
+          true_function: `true_function(loops, *operands)`, which may have long loops.
+          false_function: `false_function(*operands)`, which has none.
+          *operands: arguments of both.
+
+        Returns:
+          The result of the function that is due.
+        """
         if self._spans is None:
             return self.map(lambda run, *loop_args: run(*loop_args, *operands), true_function)
 

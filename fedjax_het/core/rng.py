@@ -1,5 +1,6 @@
-"""One tree of keys: seed -> named stream -> round -> client, and purposes where one node serves
-several.
+"""One tree of keys: seed -> named stream -> round -> client.
+
+A node that serves several draws has a purpose for each.
 
 No value is drawn from a carried chain of splits, so the draws of a client in a round depend on
 (seed, stream, round, client id) alone: not on lanes, devices, chunks or resuming.
@@ -60,7 +61,15 @@ def fold_in_purpose(key: jax.Array, purpose: Purpose) -> jax.Array:
 
 
 def make_stream_key(seed: int, stream: Stream) -> jax.Array:
-    """Return the PRNG key of one stream of a run with the seed `seed`."""
+    """Return the PRNG key of one stream of a run.
+
+    Args:
+      seed: seed of the run.
+      stream: the named stream.
+
+    Returns:
+      A PRNG key.
+    """
     return jax.random.fold_in(jax.random.key(seed), int(stream))
 
 

@@ -13,9 +13,9 @@ class RoundMetrics(NamedTuple):
     """Measurements of each round, float32 `[R, ...]`; NaN where nothing was measured."""
 
     test_accuracy: jax.Array
-    "Of the global model."
+    "Accuracy of the global model."
     test_loss: jax.Array
-    "Of the global model, in nats."
+    "Mean cross-entropy of the global model, in nats."
     train_loss: jax.Array
     "Mean loss of local training, in nats."
     update_norm: jax.Array

@@ -396,11 +396,14 @@ def merge_segment_ends(schedulers: Sequence[Scheduler], round_index: int) -> lis
 
 
 def compute_useful_fraction(schedulers: Sequence[Scheduler], *, is_concurrent: bool) -> float:
-    """Return the fraction of processed samples that are real rather than padding.
+    """Compute the fraction of processed samples that are real rather than padding.
 
     Args:
       schedulers: schedulers of runs in step; each waits for the longest.
       is_concurrent: whether a run's blocks wait for each other; else one follows the other.
+
+    Returns:
+      The fraction, at most 1.
     """
     block_steps = np.max([s.work_counts.block_steps for s in schedulers], axis=0)  # [R, D]
     num_steps = block_steps.sum()

@@ -56,7 +56,7 @@ def add_proximal_gradient(gradient: Tree, params: Tree, anchor: Tree, strength: 
       gradient + strength * (params - anchor).
 
     Example:
-      >>> from fedjax_het.core.local_training import add_proximal_gradient
+      >>> from fedjax_het.core.training_variants import add_proximal_gradient
       >>> add_proximal_gradient({"w": 1.0}, {"w": 3.0}, {"w": 2.0}, 0.5)
       {'w': 1.5}
     """
@@ -64,7 +64,15 @@ def add_proximal_gradient(gradient: Tree, params: Tree, anchor: Tree, strength: 
 
 
 def count_optimizer_steps(training: LocalTraining, num_minibatches: Any) -> Any:
-    """Return the steps of the local optimizer in a round of `num_minibatches` minibatches."""
+    """Return the steps of the local optimizer in a round.
+
+    Args:
+      training: the choices of local training.
+      num_minibatches: minibatches of the round; may be traced.
+
+    Returns:
+      The number of steps.
+    """
     accumulation_steps = training.options.accumulation_steps
     return num_minibatches if accumulation_steps == 1 else -(-num_minibatches // accumulation_steps)
 

@@ -74,7 +74,16 @@ class ClientWork:
         return clients
 
     def draw_init_examples(self, seed: int, round_index: int, work_ids: np.ndarray) -> np.ndarray:
-        """Return the examples that each work item starts from, `[n, 0]`: none."""
+        """Return the examples that each work item starts from: none.
+
+        Args:
+          seed: seed of the run.
+          round_index: the round, counted from 0.
+          work_ids: the work items.
+
+        Returns:
+          Indices `[n, 0]` int32.
+        """
         return np.zeros((len(work_ids), 0), np.int32)
 
     def draw_batches(
