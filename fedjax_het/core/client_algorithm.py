@@ -94,16 +94,6 @@ class ClientAlgorithm(NamedTuple):
     """The training of one client: pure functions of a single client, which jax can trace.
 
     State, local, update and output are pytrees of arrays of any type; updates without PRNG keys.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from fedjax_het.core.client_algorithm import ClientAlgorithm, ClientUpdate
-      >>> counter = ClientAlgorithm(
-      ...     init=lambda hp, variables: (),
-      ...     begin=lambda context, state: jnp.int32(0),
-      ...     step=lambda context, local, batch: (local + 1, jnp.float32(0)),
-      ...     end=lambda context, local, state: (ClientUpdate(sum=local), state, ()),
-      ... )
     """
 
     init: Callable[[HyperParameters, Tree], Tree]

@@ -333,8 +333,7 @@ def _run_block(
         if step_range is not None:
             starts, ends = starts & (first >= step_range[0]), ends & (last <= step_range[1])
             first, last = jnp.maximum(first, step_range[0]), jnp.minimum(last, step_range[1])
-        # A lane of its own starts and ends a client in every segment.
-        select = _select_by_lane if plan.is_lockstep or step_range is not None else _take_new
+        select = partial(_select_by_lane, plan.is_lockstep or step_range is not None)
         active = select(starts, map_lanes(lane.begin)(slots, slot), active)
 
         # The loop is inside the lane, whose arrays then have no axis for it: with one lane the
@@ -447,14 +446,15 @@ def _map_lanes(num_lanes: int, function: Callable) -> Callable:
     return run_single_lane
 
 
-def _select_by_lane(condition: jax.Array, new: Tree, old: Tree) -> Tree:
-    """Return `new` in the lanes where `condition` `[V]` holds, else `old`."""
+def _select_by_lane(is_lockstep: bool, condition: jax.Array, new: Tree, old: Tree) -> Tree:
+    """Return `new` in the lanes where `condition` `[V]` holds, else `old`.
+
+    A lane of its own starts and ends a client in every segment, so that `condition` is true.
+    """
+    if not is_lockstep:
+        return new
     expand = lambda a: condition.reshape(condition.shape + (1,) * (a.ndim - 1))  # noqa: E731
     return jax.tree.map(lambda n, o: jnp.where(expand(n), n, o), new, old)
-
-
-def _take_new(condition: jax.Array, new: Tree, old: Tree) -> Tree:
-    return new
 
 
 def _write_to_slots(plan: ExecutionPlan, slot, ends, buffers: Tree, values: Tree) -> Tree:

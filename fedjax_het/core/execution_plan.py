@@ -97,18 +97,6 @@ class ExecutionPlan(NamedTuple):
             return SINGLE_DEVICE
         return ServerParallelism(LANES_AXIS, self.mesh.size)
 
-    def describe(self) -> str:
-        """Return devices, runs, lanes and blocks as text."""
-        devices = self.devices
-        lanes_text = "one flat lane" if self.lanes == 1 else f"{self.lanes} vmapped lanes"
-        block_text = "each" if self.mesh_axis == LANES_AXIS else f"in {self.blocks} turns"
-        runs_text = "" if self.mesh_axis != RUNS_AXIS else "a federation on each, "
-        if self.num_parallel > 1:
-            runs_text = f"{self.num_parallel} vmapped federations on each, "
-        server_text = ", the server's work shared" if self.server_parallelism.axis else ""
-        devices_text = f"{len(devices)} x {devices[0].device_kind}"
-        return f"{devices_text}, {runs_text}{lanes_text} {block_text}{server_text}"
-
     def eval_shape(self, function: Callable, *args: Any) -> Any:
         """Evaluate a function abstractly; in debug mode with values.
 

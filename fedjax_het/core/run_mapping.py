@@ -6,6 +6,7 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from fedjax_het.core.execution_plan import (
+    LANES_AXIS,
     PER_DEVICE,
     PER_RUN,
     REPLICATED,
@@ -56,3 +57,23 @@ def map_runs(plan: ExecutionPlan, function: Callable, placements: tuple) -> Call
     return jax.shard_map(
         run_on_device, mesh=plan.mesh, in_specs=specs, out_specs=P(RUNS_AXIS), check_vma=False
     )
+
+
+def describe_plan(plan: ExecutionPlan) -> str:
+    """Return devices, runs, lanes and blocks of a plan as text.
+
+    Example:
+      >>> from fedjax_het.core.execution_plan import make_execution_plan
+      >>> from fedjax_het.core.run_mapping import describe_plan
+      >>> describe_plan(make_execution_plan(lanes=4, devices=1))
+      '1 x cpu, 4 vmapped lanes each'
+    """
+    devices = plan.devices
+    lanes_text = "one flat lane" if plan.lanes == 1 else f"{plan.lanes} vmapped lanes"
+    block_text = "each" if plan.mesh_axis == LANES_AXIS else f"in {plan.blocks} turns"
+    runs_text = "" if plan.mesh_axis != RUNS_AXIS else "a federation on each, "
+    if plan.num_parallel > 1:
+        runs_text = f"{plan.num_parallel} vmapped federations on each, "
+    server_text = ", the server's work shared" if plan.server_parallelism.axis else ""
+    devices_text = f"{len(devices)} x {devices[0].device_kind}"
+    return f"{devices_text}, {runs_text}{lanes_text} {block_text}{server_text}"

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.core.run_mapping import describe_plan
 from fedjax_het.data import Dataset
 from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.checkpointing import CheckpointWriter
@@ -85,5 +86,5 @@ def benchmark_rounds(
         [scheduler.draw_cohort(r) for r in range(rounds)],
         group_state.timing.compile_seconds,
         group.useful_work_fraction(group.prepared_runs),
-        group.program.plan.describe(),
+        describe_plan(group.program.plan),
     )

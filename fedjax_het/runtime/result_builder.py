@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_het.core.run_mapping import describe_plan
 from fedjax_het.metrics.convergence import rise_time, rolling_mean, rounds_to_reach
 from fedjax_het.metrics.personal import best_mean_accuracy, worst_decile
 from fedjax_het.nn.precision import describe_precision
@@ -170,7 +171,7 @@ def _summarize_costs(group_state: GroupState, i: int) -> dict[str, Any]:
         "server_seconds": timing.server_seconds / num_runs,
         "wall_seconds": timing.compute_wall_seconds(num_runs),
         "made_together": num_runs,
-        "lanes": plan.describe(),
+        "lanes": describe_plan(plan),
         "lane_probe_seconds_per_step": {str(k): v for k, v in group.lane_choice.seconds.items()},
         "client_state": group.client_state,
         "precision": describe_precision(

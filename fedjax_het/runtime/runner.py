@@ -14,6 +14,7 @@ import jax
 from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.core.round_inputs import ChunkInputs
 from fedjax_het.core.round_metrics import RoundMetrics
+from fedjax_het.core.run_mapping import describe_plan
 from fedjax_het.runtime import long_phases
 from fedjax_het.runtime.checkpointing import CheckpointWriter
 from fedjax_het.runtime.group_state import GroupState, check_method_contract, init_states
@@ -105,7 +106,7 @@ def log_run_header(group_state: GroupState) -> None:
             log.info("server: %s", run.summarize_server_data())
     log.info(
         "lanes: %s; %.1f %% of the processed samples are real, the others are padding",
-        group.program.plan.describe(),
+        describe_plan(group.program.plan),
         100 * group.useful_work_fraction(runs),
     )
     if group_state.has_paged_states:
