@@ -92,7 +92,7 @@ def apfl(
     """
     task, model, mixing = training.task, training.task.model, options.mixing
     if options.adaptive:
-        require_constant_lr(training, "apfl's weights alpha learn at it")
+        require_constant_lr(training, "apfl's weights alpha learn at this rate")
 
     def step_personal_model(context, local, new_local, batch):
         personal, shared = local.aux, (local if mixing == "weights" else new_local).variables

@@ -203,8 +203,8 @@ class ClientCondensation:
     perturb_params: Callable[[dict, jax.Array, Tree], Tree]
     "`perturb_params(hp, key, params) -> params` of one step of one client, for all its classes."
     collaboration_loss: Callable | None = None
-    """`collaboration_loss(hp, mean_logits, class_, consensus, key)`, a term of a class's loss, where
-    `consensus` is the result of all clients' class-mean logits."""
+    """`collaboration_loss(hp, mean_logits, class_, consensus, key)`, a term of a class's loss,
+    where `consensus` is the result of all clients' class-mean logits."""
     aggregate_logits: Callable | None = None
     """`aggregate_logits(hp, mean_logits [K, C, C], is_owner [K, C]) -> (consensus, targets)`, with
     the server's `SoftLabelTargets`. Requires the class-mean logits over all of a client's data."""

@@ -22,8 +22,8 @@ class DittoHyperParameters(Config):
 def ditto(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     """Ditto: every client also trains a model of its own, pulled to the global one (Algorithm 1).
 
-    Besides FedAvg's model, client k minimizes F_k(v) + (ditto_lambda / 2) ||v - w||^2 over a model
-    v_k of its own, where w is the received global model:
+    In addition to FedAvg's model, client k has a model v_k of its own, which minimizes F_k(v) +
+    (ditto_lambda / 2) ||v - w||^2. w is the received global model:
 
         v_k <- v_k - local_lr (grad f(v_k; minibatch) + ditto_lambda (v_k - w)).
 
@@ -59,7 +59,7 @@ def ditto(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
 SPEC = AlgorithmSpec(
     "ditto",
     ditto,
-    "FedAvg, and a model of each client's own that is pulled to it (Li et al., 2021)",
+    "FedAvg, and a personal model of each client, pulled to the global model (Li et al., 2021)",
     paper="Li et al., ICML 2021, arXiv:2012.04221",
     hyperparameters=DittoHyperParameters,
     protocol="fedamp",

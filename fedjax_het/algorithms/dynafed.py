@@ -132,14 +132,14 @@ def dynafed(
     `fine_tune_epochs` (20) epochs over the synthetic data in batches of 256, fresh Adam at
     `fine_tune_lr` (1e-4) each round.
 
-    `synthetic` "untrained" and "real" are controls that measure the gain by matching. From the same
-    round on, with the same steps, the average is fine-tuned on the initial data of the synthesis
-    (noise from N(0, 1), uniform labels), or on as many random training images of each class with
-    their labels (which no server has in the paper).
+    `synthetic` "untrained" and "real" are controls that measure the gain by matching. They
+    fine-tune from the same round on, with the same steps. "untrained" uses the initial data of the
+    synthesis: noise from N(0, 1), uniform labels. "real" uses as many random training images of
+    each class with their labels, which no server has in the paper.
 
     Options are those of `SynthesisOptions`; `preset` "paper" or "code" fills in the others. On
-    CIFAR-100 both presets have the code's 15 samples a class (the paper's 150 would be 1.5), and
-    fine-tuning is that of the code's script for the data set.
+    CIFAR-100 both presets have the code's 15 samples a class; the paper's 150 would be 1.5. The
+    fine-tuning there is that of the code's script.
 
     Traffic and clients' state: those of `base`; the synthetic data never leave the server. State of
     the server: L + 1 models, and the synthetic data with Adam's moments. Cost: N iterations, once,
@@ -423,7 +423,7 @@ def _settings_warnings(run: Any, algorithm_spec: AlgorithmSpec) -> list[str]:
     if run.rounds > options.trajectory_rounds:
         return []
     return [
-        f"rounds = {run.rounds}: this is {algorithm_spec.base.name}, as data are synthesised after "
+        f"rounds = {run.rounds}: this is {algorithm_spec.base.name}, since data are synthesized after "
         f"round {options.trajectory_rounds}"
     ]
 
@@ -431,7 +431,7 @@ def _settings_warnings(run: Any, algorithm_spec: AlgorithmSpec) -> list[str]:
 SPEC = AlgorithmSpec(
     "dynafed",
     dynafed,
-    "FedAvg, fine-tuned on data synthesised from the global trajectory (Pi et al., 2023)",
+    "FedAvg, fine-tuned on data synthesized from the global trajectory (Pi et al., 2023)",
     paper="Pi et al., CVPR 2023, arXiv:2211.10878",
     options=DynaFedOptions,
     hyperparameters=make_dynafed_hyperparameters,

@@ -80,12 +80,12 @@ def fedaf(
     logit of each class it owns. Their means V over the owners come back. Each class's images are
     condensed for `steps` (1000) by matching mean embeddings h, plus `lambda_loc` times the sliced
     Wasserstein distance of their mean logit f from V's. The server trains `server_epochs` (500) on
-    all images with cross-entropy plus `lambda_glob` times the symmetric KL between the clients'
-    soft labels R = softmax(v / tau), averaged over owners, and those of the synthetic images, T.
-    Every step uses v = gamma * received + (1 - gamma) * freshly initialized parameters (Eq. 17),
-    for all of its terms. lambda_loc, lambda_glob and image_lr depend on the data set (appendix A).
-    lambda_loc = 0 and lambda_glob = 0 are the ablations without collaboration and without matching.
-    `private`: see `ClientCondensation`; V and R have noise.
+    all images. Its loss is cross-entropy plus `lambda_glob` times the symmetric KL between the soft
+    labels R and T. R are the clients', softmax(v / tau), averaged over owners; T are those of the
+    synthetic images. Every step uses v = gamma * received + (1 - gamma) * freshly initialized
+    parameters (Eq. 17), for all of its terms. lambda_loc, lambda_glob and image_lr depend on the
+    data set (appendix A). lambda_loc = 0 and lambda_glob = 0 are the ablations without
+    collaboration and without matching. `private`: see `ClientCondensation`; V and R have noise.
 
     Traffic: the model and V down; V_k, R_k (redundant, but the paper sends both) and the images up.
     State: ipc images per client and class. Cost: FedDM's, a pass over all data in evaluation mode,

@@ -155,9 +155,9 @@ def fedamp(
       "flgo": the values of that public code (sigma 25, alpha 1e4, a tenth every 30 rounds) in
         Algorithm 1 (absolute, coupled, independent), with the guard "step".
 
-    With `RunSpec.gradient_gaps` the objective G(W) of Eq. 1 over all clients' training data is
-    measured before a round, sum_i F_i(w_i) + lambda sum_(i<j) A(||w_i - w_j||^2) (`objective`), and
-    the norm of its gradient (`objective_gradient`), which Theorems 1 and 2 bound. The relative
+    With `RunSpec.gradient_gaps` two numbers are measured over all clients' training data before a
+    round. `objective` is G(W) of Eq. 1, sum_i F_i(w_i) + lambda sum_(i<j) A(||w_i - w_j||^2).
+    `objective_gradient` is the norm of its gradient, which Theorems 1 and 2 bound. The relative
     scale uses the sigma and lambda of that round.
 
     Evaluated: "client" (w_i) or "received" (u_i of the last round). Traffic: one model each way.

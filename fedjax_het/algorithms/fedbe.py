@@ -85,7 +85,7 @@ def fedbe(
     """FedBE: the global model learns the prediction of a Bayesian ensemble (Algorithm 1).
 
     The ensemble contains the model of the base's round, the round's client models w_k and
-    `num_samples` models drawn from a distribution fitted to the w_k with their weights p_k,
+    `num_samples` drawn models. Their distribution is fitted to the w_k with weights p_k:
 
         gaussian:    N(mu, diag(sum_k p_k (w_k - mu)^2)), mu = sum_k p_k w_k
         dirichlet:   sum_k g_k p_k w_k / sum_k g_k p_k, g ~ Dir(posterior_alpha 1)
@@ -250,7 +250,7 @@ def _normalized_weights(teachers: TeacherModels) -> jax.Array:
 SPEC = AlgorithmSpec(
     "fedbe",
     fedbe,
-    "FedDF from a Bayesian ensemble of clients and models drawn between (Chen & Chao, 2021)",
+    "FedDF from a Bayesian ensemble of clients' models and drawn models (Chen & Chao, 2021)",
     paper="Chen and Chao, ICLR 2021, arXiv:2009.01974",
     options=FedBEOptions,
     hyperparameters=make_fedbe_hyperparameters,

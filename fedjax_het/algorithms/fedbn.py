@@ -96,7 +96,7 @@ def fedbn(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
 SPEC = AlgorithmSpec(
     "fedbn",
     fedbn,
-    "FedAvg of all but normalisation layers, which clients keep (Li et al., 2021)",
+    "FedAvg of all layers except normalization, which clients keep (Li et al., 2021)",
     paper="Li et al., ICLR 2021, arXiv:2102.07623",
     rules=(
         # A client's own test evaluates the client's own layers.

@@ -52,7 +52,7 @@ def feddc(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     """FedDC: clients learn their drift, and the server takes it off (Algorithm 1).
 
     Client i minimizes f_i(theta) + alpha/2 ||theta - (w - h_i)||^2 + <theta, g - g_i> from the
-    received model w, where h_i is how far its models have drifted so far. Then
+    received model w. h_i is the drift of its models so far. Then
 
         h_i <- h_i + theta_i - w,    g_i <- g_i - g + (w - theta_i) / (tau_i local_lr),
         w   <- w + server_lr (mean of the round's theta_i + mean of all K h_i - w),
@@ -68,9 +68,9 @@ def feddc(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     Cost: FedAvg's.
 
     alpha is 0.01 as in the public code (gaoliang13/FedDC). Other settings of that code are no part
-    of the method: it scales alpha and g by each client's share of the samples, has a weight decay
-    of 0.001, clips gradients to a norm of 10 and multiplies local_lr by 0.998 each round. The last
-    three are local_weight_decay, local_clip_norm and lr_schedule exponential.
+    of the method: it scales alpha and g by each client's share of the samples. It has a weight
+    decay of 0.001, clips gradients to a norm of 10 and multiplies local_lr by 0.998 each round:
+    these are local_weight_decay, local_clip_norm and lr_schedule exponential.
 
     Args:
       training: the choices of local training.
@@ -142,7 +142,7 @@ def _adjust_gradient(context, gradient, local, batch):
 SPEC = AlgorithmSpec(
     "feddc",
     feddc,
-    "clients' drift is learned and taken off, besides control variates (Gao et al., 2022)",
+    "clients learn their drift and correct it, with control variates (Gao et al., 2022)",
     paper="Gao et al., CVPR 2022, arXiv:2203.11751",
     hyperparameters=FedDCHyperParameters,
     color="#66C2A5",

@@ -46,9 +46,9 @@ def feddm(
     Each step of a client draws a model v at distance `rho` (5) from the received one, see
     `sample_on_ball`. It matches the mean embeddings h and mean logits f of each class. The defaults
     are FedAF's setting of FedDM (CVPR 2024, section 5.1): 50 images a class, image_lr 1, gradients
-    clipped at 2. Protocol "feddm" is the original's: 10 images, random real ones to start from,
-    momentum 0.5, no clipping, classes of 10 examples and more kept, batches topped up, server at
-    0.01 with weight decay 5e-4. `private`: see `ClientCondensation`.
+    clipped at 2. Protocol "feddm" is the original's: 10 images that start from random real ones,
+    momentum 0.5, no clipping, batches topped up. It keeps classes of at least 10 examples, and
+    trains the server at 0.01 with weight decay 5e-4. `private`: see `ClientCondensation`.
 
     Traffic: the model down; ipc images up for every class that is kept. State: ipc images per
     client and class. Cost: per class and step, `batch_size` images forward, ipc forward and back to

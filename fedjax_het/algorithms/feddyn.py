@@ -26,7 +26,7 @@ def feddyn(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     """FedDyn: linear terms make the optima of all clients agree (Algorithm 1).
 
     Client i minimizes f_i(theta) - <h_i, theta> + alpha/2 ||theta - w||^2 from the received model
-    w, by local steps along the minibatch gradient - h_i + alpha (theta - w). Then
+    w. Its local steps go along the minibatch gradient - h_i + alpha (theta - w). Then
 
         h_i <- h_i - alpha (theta_i - w)
         h   <- h - alpha sum over the round's clients of p_i (theta_i - w)
@@ -44,9 +44,9 @@ def feddyn(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     FedAvg's.
 
     The public code (alpemreacar/FedDyn) differs from Algorithm 1, which is followed here: it
-    divides alpha by K n_i / n of each client, moves the quadratic into a weight decay of 0.001 +
-    alpha, and clips gradients to a norm of 10. It plots the mean of all clients' last models, which
-    it never broadcasts.
+    divides alpha by K n_i / n of each client, and clips gradients to a norm of 10. It moves the
+    quadratic into a weight decay of 0.001 + alpha. It plots the mean of all clients' last models,
+    which it never broadcasts.
 
     Args:
       training: the choices of local training.
@@ -97,7 +97,7 @@ def feddyn(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
 SPEC = AlgorithmSpec(
     "feddyn",
     feddyn,
-    "each client's loss shifted so that all have one optimum in common (Acar et al., 2021)",
+    "linear terms in the clients' losses give all clients one optimum (Acar et al., 2021)",
     paper="Acar et al., ICLR 2021, arXiv:2111.04263",
     hyperparameters=FedDynHyperParameters,
     color="#117733",

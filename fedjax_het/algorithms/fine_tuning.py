@@ -61,7 +61,7 @@ def _make_spec(base: AlgorithmSpec, title: str, color: str) -> AlgorithmSpec:
         base,
         name=f"{base.name}_ft",
         build=partial(build_fine_tuned, build_base=base.build),
-        description=f"{title}, scored after fine-tuning at each client (Wang et al., 2019)",
+        description=f"{title}, evaluated after fine-tuning at each client (Wang et al., 2019)",
         paper="K. Wang et al., 2019, arXiv:1910.10252",
         options=FineTuningOptions,
         protocol="fedamp",

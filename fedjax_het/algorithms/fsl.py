@@ -69,11 +69,11 @@ def fsl(
     E_s = ceil(n E_c / (N n_0)) unless `server_epochs` replaces it. gamma = 0 is `base`. eta_0 by
     the option `server_rate`:
       "paper": K_0 eta_0 = K eta_l eta_g (Eq. 11; with eta_g = sqrt(S) the section on the
-        implementation), K the mean steps of the round's clients, so that `gamma` is the weight of
-        f_0 in F + gamma f_0 (Eq. 5). That assumes that a gradient g moves a client by -eta_l g and
-        a mean change d the server by eta_g d. Under other optimizers gamma weighs f_0 less, and a
-        run logs a warning. With momentum 0.9 the server's move is 0.4 times as long as under SGD
-        beside the clients', with Adam a 25th.
+        implementation), K the mean steps of the round's clients, and `gamma` is the weight of f_0
+        in F + gamma f_0 (Eq. 5). That assumes that a gradient g moves a client by -eta_l g and a
+        mean change d the server by eta_g d. Under other optimizers gamma weighs f_0 less, and a run
+        logs a warning. With momentum 0.9 the server's move is 0.4 times as long as under SGD beside
+        the clients', with Adam a 25th.
       "moved": K_0 eta_0 ||grad f_0(x_t)|| = ||xbar_t - x_t||, so that the server's steps at gamma
         = 1, with their first gradient, are together as long as the round's change. Near the minimum
         of f_0 that is a large rate: not for a server that has memorized its examples.
@@ -107,7 +107,7 @@ def fsl(
         local_fraction = training.epochs / (training.epochs + extra_passes)
     is_paper_rate = options.server_rate == "paper"
     if is_paper_rate:
-        require_constant_lr(training, "fsl's server goes by it, unless server_rate is 'moved'")
+        require_constant_lr(training, "fsl's server has this rate, unless server_rate is 'moved'")
 
     def train_on_shard(
         parallelism: ServerParallelism, max_epochs, start, before, examples, key, length, epochs
@@ -226,8 +226,8 @@ def _settings_warnings(run: Any, algorithm_spec: AlgorithmSpec) -> list[str]:
     else:
         return []
     return [
-        f"{reason}: the paper's rate of the server supposes plain SGD steps, so that gamma weighs "
-        "its loss by less than it says; server_rate 'moved' goes by how far the round moved"
+        f"{reason}: the paper's rate of the server assumes plain SGD steps, so gamma weighs the "
+        "server's loss less; server_rate 'moved' follows the length of the round's change"
     ]
 
 
@@ -251,14 +251,14 @@ FSL_P = replace(
     FSL,
     name="fsl_p",
     build=partial(fsl, incremental=False),
-    description="FSL whose server learns beside the clients instead of after them "
+    description="FSL whose server learns in parallel to the clients, not after them "
     "(Mai et al., 2022)",
     color="#762A83",
 )
 DATA_SHARING = AlgorithmSpec(
     "data_sharing",
     data_sharing,
-    "clients train on the server's examples besides their own (Zhao et al., 2018)",
+    "clients train on their own examples and the server's (Zhao et al., 2018)",
     paper="Zhao et al., 2018, arXiv:1806.00582",
     protocol="fsl",
     rules=(_PRETRAINING_RULE,),

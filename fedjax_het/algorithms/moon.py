@@ -193,7 +193,7 @@ def _cosine_similarities(a, b):
 SPEC = AlgorithmSpec(
     "moon",
     moon,
-    "pulls features to the global model's, away from the client's last ones (Li et al., 2021)",
+    "pulls features to the global model's, away from the client's previous ones (Li et al., 2021)",
     paper="Li, He and Song, CVPR 2021, arXiv:2103.16257",
     options=MOONOptions,
     hyperparameters=MOONHyperParameters,

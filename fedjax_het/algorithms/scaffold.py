@@ -51,8 +51,8 @@ def scaffold(
         c <- c + sum_i p_i (c_i' - c_i)                 so that c stays sum_i p_i c_i
 
     p_i is 1 / N for N clients that hold data (the paper's), or n_i / n, by the run's `averaging`.
-    The mean change of x has the same weights. With other weights for the controls, sum_i p_i
-    (c - c_i) would not be 0, and the rounds would not end at the optimum of sum_i p_i f_i.
+    The mean change of x has the same weights. With other weights for the controls, sum_i p_i (c -
+    c_i) would not be 0. The rounds would then not end at the optimum of sum_i p_i f_i.
 
     Option I: c_i' is the gradient of f_i at x over all the client's data (an extra pass).
     Option II: c_i' is the mean of the round's K raw minibatch gradients. Under SGD this equals the

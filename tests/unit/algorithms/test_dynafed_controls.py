@@ -114,7 +114,7 @@ def test_warns_of_settings_without_effect(caplog):
     options = {**SYNTHESIS_OPTIONS, "trajectory_rounds": 4}
     run_spec(make_spec("dynafed", options=options, rounds=4))
     (said,) = [record.message for record in caplog.records if "note" in record.message]
-    assert said == "note: rounds = 4: this is fedavg, as data are synthesised after round 4"
+    assert said == "note: rounds = 4: this is fedavg, since data are synthesized after round 4"
     caplog.clear()
     run_spec(make_spec("dynafed", options={**options, "synthetic": "untrained"}, rounds=5))
     assert not [record for record in caplog.records if "note" in record.message]
