@@ -29,8 +29,9 @@ from support.invalid_value_strategies import (
     misspell,
     value_strategies,
 )
+from support.stored_results import write_result
 
-from fedjax_het import ConfigError, Result, RunSpec, grid
+from fedjax_het import ConfigError, RunSpec, grid
 from fedjax_het.algorithms import METHODS, get_algorithm_spec, get_possible_bases
 from fedjax_het.cli import COMMANDS, main
 from fedjax_het.config.protocols import PROTOCOLS
@@ -38,7 +39,6 @@ from fedjax_het.core.optimizers import OPTIMIZERS
 from fedjax_het.data import DATASETS, NORMALIZATIONS, PARTITIONS, SERVER_SOURCES
 from fedjax_het.nn import NETWORKS
 from fedjax_het.papers.table.declaration import TableArguments
-from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.utils.command_line import get_options
 from fedjax_het.utils.config import Bounds
 
@@ -85,22 +85,6 @@ class EnteredError(Exception):
     """Raised where a command starts its work."""
 
 
-def save_result(folder: str) -> None:
-    """Write the result of a run that did not happen."""
-    accuracy = np.linspace(0.1, 0.5, 6)
-    summary = {
-        **describe_environment(),
-        "final_accuracy": 0.4,
-        "best_accuracy": 0.5,
-        "diverged": False,
-    }
-    summary |= {"final_accuracy_std": 0.0, "wall_seconds": 1.0, "client_samples_per_second": 1.0}
-    summary["finished"] = "2026-01-01T00:00:00+00:00"
-    Path(folder).mkdir()
-    spec = RunSpec(rounds=6, **BASE).resolved()
-    Result(spec, {"test_accuracy": accuracy}, summary).save(folder)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_computed(tmp_path_factory):
     def entered(*args, **named):
@@ -110,21 +94,18 @@ def nothing_is_computed(tmp_path_factory):
         raise AssertionError("something is compiled")
 
     places = (
-        "data",
-        "data.dataset_registry",
-        "data.server_sources",
-        "runtime.data_assignment",
+        *("data", "data.dataset_registry", "data.server_sources", "runtime.data_assignment"),
         "runtime.sweep",
     )
     work = (
-        "runtime.sweep.execute_runs",
-        "runtime.ray_launcher.sweep_on_ray",
-        "analysis.report.write_files",
+        *("runtime.sweep.execute_runs", "runtime.ray_launcher.sweep_on_ray"),
+        *("analysis.report.write_files", "papers.table.command.sweep"),
+        "papers.table.command.plan_sweep",
     )
-    work += ("papers.table.command.sweep", "papers.table.command.plan_sweep")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("here"))
-        save_result(FOLDER)
+        Path(FOLDER).mkdir()
+        write_result(FOLDER, RunSpec(rounds=6, **BASE), np.linspace(0.1, 0.5, 6))
         patch.setattr(jax, "jit", compiled)
         patch.setattr(jax.distributed, "initialize", entered)
         for place in places:

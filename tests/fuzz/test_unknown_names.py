@@ -4,15 +4,14 @@ import json
 
 import numpy as np
 import pytest
+from support.stored_results import write_result
 
 from fedjax_het import ConfigError, RunSpec, analysis, load_results
 from fedjax_het.analysis import TableCell
 from fedjax_het.cli import main
 from fedjax_het.config.run_spec import hash_settings
 from fedjax_het.papers.reported import load_reported_values
-from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.runtime.result_store import load_curves
-from fedjax_het.runtime.results import Result
 
 # Names, by setting, that this process has not registered.
 NAMES = {"algorithm": "mymethod", "model": "mynet", "dataset": "mydata", "partition": "mysplit"}
@@ -21,24 +20,8 @@ ROUNDS = 6
 
 def save(folder, spec, renamed, level):
     """Write a result whose settings have other names, as another process does."""
-    accuracy = np.linspace(level / 2, level, ROUNDS)
-    summary = {
-        **describe_environment(),
-        "final_accuracy": float(accuracy[-5:].mean()),
-        "final_accuracy_std": 0.01,
-        "best_accuracy": level,
-        "diverged": False,
-        "wall_seconds": 1.0,
-        "client_samples_per_second": 1e3,
-        "finished": "2026-01-01T00:00:00+00:00",
-    }
-    result = Result(spec.resolved(), {"test_accuracy": accuracy}, summary)
-    path = result.save(folder)
-    record = json.loads(path.read_text())
-    record["spec"] |= renamed
-    del record["checksum"]  # of the unchanged text
-    path.write_text(json.dumps(record))
-    return RunSpec.from_dict(record["spec"])
+    path = write_result(folder, spec, np.linspace(level / 2, level, ROUNDS), renamed=renamed)
+    return RunSpec.from_dict(json.loads(path.read_text())["spec"])
 
 
 @pytest.fixture

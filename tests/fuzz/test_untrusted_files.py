@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.fault_injection import simulate_full_disk, simulate_read_only_folder
 from support.markers import slow_case
+from support.stored_results import write_result
 
 from fedjax_het import Result, RunSpec, load_results
 from fedjax_het.analysis import render, report
@@ -16,7 +17,6 @@ from fedjax_het.analysis.render import TableSection, TextTable, print_table, to_
 from fedjax_het.analysis.report import write_report
 from fedjax_het.cli import main
 from fedjax_het.papers.report import escape_control_characters, markdown_to_html
-from fedjax_het.runtime.result_builder import summarize_metrics
 from fedjax_het.runtime.sweep_log import format_run_label
 from fedjax_het.utils.console import log_to_stderr
 from fedjax_het.utils.text import to_one_line
@@ -30,16 +30,11 @@ MARKS = re.compile(r"(?<!\\)<b|(?<!\\)\]\(|http:|\x1b|\x07")
 
 def save(folder, *, seed=0, spec=None, **summary):
     """Write a result with a manually changed record."""
-    own = RunSpec("fedavg", model="mlp", alpha=0.1, rounds=3, seed=seed).resolved()
-    accuracy = np.linspace(0.2, 0.5, 3)
-    metrics = {"test_accuracy": accuracy, "train_loss": np.ones(3)}
-    about = {"finished": "2026-01-01", "device": "cpu", "wall_seconds": 1.0}
-    path = Result(own, metrics, {**summarize_metrics(metrics), **about, **summary}).save(folder)
-    record = json.loads(path.read_text())
-    record["spec"] |= spec or {}
-    del record["checksum"]
-    path.write_text(json.dumps(record))
-    return path
+    own = RunSpec("fedavg", model="mlp", alpha=0.1, rounds=3, seed=seed)
+    summary = {"device": "cpu", **summary}
+    return write_result(
+        folder, own, np.linspace(0.2, 0.5, 3), renamed=spec or {"seed": seed}, **summary
+    )
 
 
 @pytest.fixture
