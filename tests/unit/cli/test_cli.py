@@ -17,6 +17,8 @@ from fedjax_het.cli.options import list_help_options
 from fedjax_het.config.protocols import PROTOCOLS
 from fedjax_het.core.lr_schedules import LR_SCHEDULES
 from fedjax_het.core.optimizers import OPTIMIZERS
+from fedjax_het.data import DATASETS, PARTITIONS
+from fedjax_het.nn import NETWORKS
 from fedjax_het.utils.command_line import get_options
 from fedjax_het.utils.console import log_to_stderr
 
@@ -113,10 +115,6 @@ def test_closed_pipe_is_no_error():
 
 
 def test_list_prints_all_names(capsys):
-    from fedjax_het.algorithms import METHODS
-    from fedjax_het.data import DATASETS, PARTITIONS
-    from fedjax_het.nn import NETWORKS
-
     assert main(["list"]) == 0
     out = capsys.readouterr().out
     for group in (METHODS, DATASETS, PARTITIONS, NETWORKS):
@@ -289,11 +287,6 @@ def test_show_prints_settings_by_protocol(name, capsys):
     assert all(f"--hp {number}: " in said for number in spec.hp)
 
 
-def test_version(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"fedjax-het {fedjax_het.__version__}\n"
-
-
 @pytest.mark.parametrize("command", ["run", "sweep"])
 def test_help_prints_defaults_by_protocol(command, capsys):
     with pytest.raises(SystemExit) as ended:
@@ -369,11 +362,9 @@ def test_bash_completes_flags_and_names(tmp_path, capsys):
         assert expected in done.stdout.split(), done
 
 
-def test_package_runs_as_module(tmp_path):
-    made = subprocess.run(
-        [sys.executable, "-m", "fedjax_het", "--version"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert made.stdout == f"fedjax-het {fedjax_het.__version__}\n"
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    words = [sys.executable, "-m", "fedjax_het", "--version"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    expected = f"fedjax-het {fedjax_het.__version__}\n"
+    assert done.stdout == capsys.readouterr().out == expected

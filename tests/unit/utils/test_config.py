@@ -218,22 +218,15 @@ def test_bounds_contain_values(bounds, inside, outside):
     assert not bounds.contains(float("nan"))
 
 
-def test_document_fields_describes_types():
+def test_document_fields():
     words = document_fields(Mixed)
     assert words["count"][0] == "a whole number >= 1"
     assert words["choice"][0] == "I or II"
     assert words["sizes"][0] == "a list, each a whole number >= 1"
     assert words["maybe"][0] == "a number > 0 or None"
     assert words["decay"][0] == "a number in (0, 1]"
-
-
-def test_document_fields_describes_presets():
-    assert (
-        document_fields(METHODS["fedgen"].options)["fedgen_preset"][0] == "cifar or mnist or emnist"
-    )
-
-
-def test_document_fields_reads_field_docstrings():
+    presets = document_fields(METHODS["fedgen"].options)["fedgen_preset"][0]
+    assert presets == "cifar or mnist or emnist"
     words = document_fields(METHODS["fedmix"].options)
     assert words["mean_size"][1].startswith("Number of examples in an average, M_k")
     assert words["coefficient"][1].startswith("Coefficient of the derivative")
