@@ -240,7 +240,7 @@ class CompiledPrograms(NamedTuple):
       signature: the static choices of the runs.
       plan: the devices, and the lanes on them.
       algorithm: the method.
-      input_kinds: how each input relates to the runs in step, see `ExecutionPlan.map_runs`; None
+      input_kinds: how each input relates to the runs in step, see `core.run_mapping.map_runs`; None
         or {} for an input that the programs do not read.
       init: `init(number of client states, hp, key, first model) -> State`; the first model is
         drawn where none is passed.
@@ -267,7 +267,7 @@ class CompiledPrograms(NamedTuple):
 
 
 def _get_input_kinds(algorithm: Algorithm, signature: Signature) -> ChunkInputs:
-    """Return how each input relates to the runs that go in step, see `ExecutionPlan.map_runs`.
+    """Return how each input relates to the runs that go in step, see `core.run_mapping.map_runs`.
 
     Inputs that the programs do not read are None or {}.
     """
@@ -380,7 +380,7 @@ def flops_per_sample(signature: Signature) -> int:
 
 
 def evict_programs() -> None:
-    """Drop compiled programs if the process holds about as many as it may, see `core.memory`."""
+    """Drop compiled programs if the process nears its limit of mapped memory, see `core.memory`."""
     evict_programs_if_needed(
         build_programs.cache_clear, _make_network.cache_clear, _adapt_network.cache_clear
     )

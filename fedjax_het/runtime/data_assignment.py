@@ -69,7 +69,7 @@ class UserObjects:
             choice, article = getattr(spec, setting), "an" if name == "optimizer" else "a"
             expected = f"{article} {name} passed to the run: {name}=..."
             require(value is not None or choice != USER_PROVIDED, setting, choice, expected)
-            expected = f"none beside {article} {name} that is passed to the run"
+            expected = f"no name, as {article} {name} is passed to the run"
             is_allowed = value is None or choice in (None, USER_PROVIDED)
             require(is_allowed, setting, choice, expected)
         is_valid = isinstance(optimizer, optax.GradientTransformation) or callable(optimizer)
@@ -193,7 +193,7 @@ def user_dataset_digest(spec: ResolvedRunSpec, dataset: Dataset) -> str | None:
 def collect_user_digests(
     spec: ResolvedRunSpec, dataset: Dataset, partition: Partition | None = None
 ) -> dict[str, str]:
-    """Return the digests of data that take the place of those that the settings name.
+    """Return the digests of a user's data that replace the named data.
 
     They are part of a run's record and of the name of its files.
 

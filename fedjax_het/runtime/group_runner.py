@@ -51,7 +51,7 @@ class GroupRunner:
         """
         self.group, self.jobs, self.slots = group, jobs, slots
         self.result_writer, self.work_queue, self.callbacks = result_writer, work_queue, callbacks
-        self.active_jobs = {i: jobs[slot] for i, slot in enumerate(slots)}  # those without a result
+        self.active_jobs = {i: jobs[slot] for i, slot in enumerate(slots)}  # jobs without a result
         self.folders = None
         if result_writer.folder is not None:
             parent = result_writer.folder / UNFINISHED_FOLDER

@@ -88,7 +88,7 @@ class GroupState:
       diverged_rounds: of each run, the round in which it diverged, or the number of rounds done if
         server training between rounds diverged; None for a run that did not diverge.
       early_stops: how runs ended that were ended before their last round.
-      reported: the runs whose results exist, while others go on.
+      reported: the runs whose results are written, while other runs continue.
       pause_every: calls end at multiples of this number of rounds (default: anywhere).
       begun_under: version, device and precision of runs that were begun under others.
     """
@@ -269,7 +269,7 @@ def init_group(
       prepared_runs: at most `max_parallel_runs` of them.
       progress: called between calls of the programs.
       start_time: the start of their wall-clock time, of `time.perf_counter` (default: now).
-      records: the records of the checkpoints from which they go on.
+      records: the records of the checkpoints from which they resume.
 
     Returns:
       The state before the first round.

@@ -129,7 +129,7 @@ def test_name_registered_again_is_the_new_network():
 def test_missing_and_extra_networks_are_rejected():
     with pytest.raises(ConfigError, match="model = 'user': expected a network passed to the run"):
         simulate(RunSpec("fedavg", model="user", **SETTINGS))
-    with pytest.raises(ConfigError, match="model = 'mlp': expected none beside a network"):
+    with pytest.raises(ConfigError, match="model = 'mlp': expected no name, as a network"):
         simulate(RunSpec("fedavg", model="mlp", **SETTINGS), network=TwoLayers)
 
 

@@ -346,7 +346,7 @@ def test_numbers_that_one_run_of_a_sweep_has_alone_reach_it():
 @pytest.mark.parametrize(
     "settings, optimizer, message",
     [
-        ({"local_optimizer": "sgd"}, optax.sgd(0.1), "none beside an optimizer that is passed"),
+        ({"local_optimizer": "sgd"}, optax.sgd(0.1), "no name, as an optimizer is passed"),
         ({"local_optimizer": "user"}, None, "an optimizer passed to the run: optimizer=..."),
         ({}, 3, "optimizer = 3: expected an optax.GradientTransformation, or a function of hp"),
         ({}, clipped_sgd, "optimizer 'user' reads hp['local_bound']"),
