@@ -48,7 +48,7 @@ def run_benchmark(arguments: Arguments) -> int:
     from fedjax_het.runtime.benchmark import benchmark_rounds
     from fedjax_het.runtime.data_assignment import build_partition
 
-    dataset = load_dataset(arguments.dataset, normalisation="fedaf")
+    dataset = load_dataset(arguments.dataset, normalization="fedaf")
     spec = RunSpec(
         "feddm",
         arguments.dataset,

@@ -1,6 +1,5 @@
 """Federated methods: one file for each, and their registry `METHODS`."""
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
@@ -34,7 +33,7 @@ from fedjax_het.algorithms import (
 )
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule, validate_algorithm_spec
-from fedjax_het.utils.config import make_config_class, validate_arguments
+from fedjax_het.utils.config import make_config_class, rename_former_arguments, validate_arguments
 from fedjax_het.utils.errors import require_name
 from fedjax_het.utils.registry import Registry
 
@@ -181,11 +180,7 @@ def register_method(
       >>> register_method("plain", plain, "FedAvg under another name").name
       'plain'
     """
-    for old_name in sorted(spec_fields.keys() & _DEPRECATED_FIELDS.keys()):
-        new_name = _DEPRECATED_FIELDS[old_name]
-        message = f"register_method: {old_name} is deprecated, use {new_name}"
-        warnings.warn(message, DeprecationWarning, stacklevel=3)
-        spec_fields[new_name] = spec_fields.pop(old_name)
+    spec_fields = rename_former_arguments(spec_fields, _DEPRECATED_FIELDS, "register_method")
     valid_names = [field.name for field in fields(AlgorithmSpec) if field.name != "base"]
     for field_name in spec_fields:
         require_name("argument", field_name, valid_names)

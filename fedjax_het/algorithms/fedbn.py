@@ -100,9 +100,9 @@ SPEC = AlgorithmSpec(
     paper="Li et al., ICLR 2021, arXiv:2102.07623",
     rules=(
         # A client's own test evaluates the client's own layers.
-        DefaultsRule(settings={"scored": "personal"}),
+        DefaultsRule(settings={"client_test_model": "personal"}),
         # Each client is a domain there: "personal" is each client's own model on its own domain.
-        DefaultsRule(("fedaf", "feddm"), ("domainnet",), settings={"local_tests": True}),
+        DefaultsRule(("fedaf", "feddm"), ("domainnet",), settings={"client_tests": True}),
     ),
     color="#2C7FB8",
     dashes=(0, (1.5, 1)),

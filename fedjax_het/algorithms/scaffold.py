@@ -131,7 +131,7 @@ SPEC = AlgorithmSpec(
     options=SCAFFOLDOptions,
     # FedAMP's tables score the clients' models under two classes per client: 98.75 of EMNIST, where
     # FedAvg has 19.44.
-    rules=(DefaultsRule(("fedamp",), settings={"scored": "client"}),),
+    rules=(DefaultsRule(("fedamp",), settings={"client_test_model": "client"}),),
     color="#009E73",
     wrappable_as="average",
     evaluated_models=("global", "client"),

@@ -383,7 +383,7 @@ def is_personal_evaluation(cell: TableCell) -> bool:
     try:
         resolved = run.resolved()
     except ConfigError:  # the method is not registered in this process: its setting counts
-        return run.scored not in (None, "global")
+        return run.client_test_model not in (None, "global")
     return resolved.has_client_tests and resolved.evaluated_model != "global"
 
 

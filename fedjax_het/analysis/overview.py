@@ -43,8 +43,8 @@ _DEFAULTS_DETERMINED_BY = (
 # Settings whose default depends on the method or the backend: a missing value is a value, too.
 _METHOD_SETTINGS = (
     "protocol",
-    "local_tests",
-    "scored",
+    "client_tests",
+    "client_test_model",
     "server_data",
     "pretrain_epochs",
     "gradient_gaps",
@@ -138,7 +138,7 @@ def find_varying_settings(results: "pd.DataFrame") -> list[str]:
 def find_derived_settings(results: "pd.DataFrame") -> dict[str, list[tuple[str, Any]]]:
     """Find settings that differ, but follow from the method, its optimizer or its preset.
 
-    These are hyper-parameters, and `scored` if some methods have it.
+    These are hyper-parameters, and `client_test_model` if some methods have it.
 
     Args:
       results: as `load_results` returns it.
@@ -149,7 +149,7 @@ def find_derived_settings(results: "pd.DataFrame") -> dict[str, list[tuple[str, 
     varying = find_varying_settings(results)
     derived_settings = {}
     for name in list_setting_columns(results):
-        if not name.startswith(("hp.", "scored")) or name in varying:
+        if not name.startswith(("hp.", "client_test_model")) or name in varying:
             continue
         groups = _group_values(results, name)
         pairs = [
@@ -157,7 +157,7 @@ def find_derived_settings(results: "pd.DataFrame") -> dict[str, list[tuple[str, 
             for cause, (value,) in groups
             if value is not None
         ]
-        is_partly_set = name == "scored" and 0 < len(pairs) < len(groups)
+        is_partly_set = name == "client_test_model" and 0 < len(pairs) < len(groups)
         if is_partly_set or len({value for _, value in pairs}) > 1:
             derived_settings[name] = pairs
     return derived_settings

@@ -12,7 +12,7 @@ import tyro
 
 from fedjax_het._version import __version__
 from fedjax_het.cli import inspection, results
-from fedjax_het.cli.options import list_help_options, read_settings
+from fedjax_het.cli.options import list_help_options, read_settings, rename_former_flags
 from fedjax_het.cli.plugins import IMPORT_HELP, import_plugin, split_imports
 from fedjax_het.cli.run import RunCommand, run_command
 from fedjax_het.cli.sweep import SweepCommand, sweep_command
@@ -92,7 +92,7 @@ def _run(words: Sequence[str]) -> int:
         options = _list_help_options(name, include_rare=command_line.HELP_ALL_FLAG in argv)
         command_line.print_help(config_class, options, prog=f"fedjax-het {name}")
     else:
-        command = _parse_command(config_class, argv)
+        command = _parse_command(config_class, rename_former_flags(argv))
     if getattr(command, "distributed", False):  # before anything asks for devices
         try:
             jax.distributed.initialize()

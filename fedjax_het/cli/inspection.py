@@ -148,8 +148,8 @@ def collect_settings_by_protocol(method: Any) -> dict[str, dict[str, Any]]:
 _LISTED_SETTINGS = (
     *("partition", "alpha", "classes", "model", "norm", "num_clients", "participation", "rounds"),
     *("local_epochs", "batch_size", "local_optimizer", "optimizer_state", "averaging"),
-    *("lr_schedule", "lr_step_schedule", "local_steps", "accumulation"),
-    *("local_tests", "server_data", "pretrain_epochs"),
+    *("lr_schedule", "lr_step_schedule", "local_steps", "gradient_accumulation"),
+    *("client_tests", "server_data", "pretrain_epochs"),
 )
 
 
@@ -173,7 +173,7 @@ _REGISTRIES: dict[str, tuple[Registry[Any], Callable[[Any], Iterable[str]]]] = {
     "partitions": (PARTITIONS, lambda scheme: _describe_parameters(scheme.parameters)),
     "networks": (NETWORKS, lambda network: _describe_parameters(network.options)),
     "server's examples": (SERVER_SOURCES, lambda source: _describe_parameters(source.options)),
-    "measures": (METRICS, lambda metric: ()),
+    "metrics": (METRICS, lambda metric: ()),
     "local optimizers": (OPTIMIZERS, _describe_optimizer),
     "learning rate schedules": (LR_SCHEDULES, _describe_schedule),
 }

@@ -9,7 +9,7 @@ A YAML file contains fields of a command by name:
 In the file of a sweep, a list is a list of values. The JSON file of a result is valid, too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -20,13 +20,14 @@ from fedjax_het.algorithms import METHODS
 from fedjax_het.cli.inspection import collect_settings_by_protocol, format_by_protocol
 from fedjax_het.config.resolve import NAMES
 from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.config.settings import FORMER_SETTING_NAMES, rename_former_settings
 from fedjax_het.runtime.placement import Placement
 from fedjax_het.utils.command_line import Option, convert_setting, get_options
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.errors import ConfigError, make_value_error, require, require_name
 
 _GROUPS = {
-    "data": ("dataset", "data_dir", "normalisation", "server_data", "server_options"),
+    "data": ("dataset", "data_dir", "normalization", "server_data", "server_options"),
     "partition": (
         *("partition", "alpha", "classes", "num_clients", "partition_options", "partition_seed"),
     ),
@@ -35,16 +36,16 @@ _GROUPS = {
     ),
     "local training": (
         *("local_epochs", "batch_size", "local_optimizer", "lr_schedule", "local_steps"),
-        *("accumulation", "optimizer_options", "optimizer_state", "lr_step_schedule"),
+        *("gradient_accumulation", "optimizer_options", "optimizer_state", "lr_step_schedule"),
     ),
     "method": (
         *("algorithm", "participation", "protocol", "hp", "options", "averaging"),
         "pretrain_epochs",
     ),
     "evaluation": (
-        *("eval_every", "local_tests", "measures", "test_per_client", "scored"),
+        *("eval_every", "client_tests", "metrics", "test_per_client", "client_test_model"),
         *("held_out_clients", "held_out_epochs", "gradient_gaps"),
-        *("stop_at", "patience", "min_gain"),
+        *("target_accuracy", "patience", "min_delta"),
     ),
     "run": (
         *("rounds", "seed", "seeds", "config", "list", "resume", "lanes", "launcher"),
@@ -57,11 +58,11 @@ _GROUPS = {
 _COMMON = (
     *("dataset", "data_dir", "partition", "alpha", "classes", "num_clients", "model"),
     *("local_epochs", "batch_size", "local_optimizer", "lr_schedule", "algorithm"),
-    *("participation", "protocol", "hp", "options", "eval_every", "local_tests", "measures"),
+    *("participation", "protocol", "hp", "options", "eval_every", "client_tests", "metrics"),
     *("rounds", "seed", "seeds", "config", "list", "resume", "lanes", "launcher"),
     *("output_dir", "quiet", "json"),
 )
-_METAVARS = {"init_from": "PATH", "local_optimizer": "OPT", "measures": "NAMES"}
+_METAVARS = {"init_from": "PATH", "local_optimizer": "OPT", "metrics": "NAMES"}
 _EXTRA_OPTIONS = (
     Option("help_all", "--help-all", bool, False, "Print the help of every option."),
     Option("plugin", "--import", str, None, "Python file or module to run first (default: none)."),
@@ -148,6 +149,20 @@ def _describe_defaults() -> dict[str, str]:
     return texts
 
 
+def rename_former_flags(words: Sequence[str]) -> list[str]:
+    """Replace the flags of settings that had another name in version 0.6."""
+    flags = {
+        f"--{former_name}": f"--{name}".replace("_", "-")
+        for former_name, name in FORMER_SETTING_NAMES.items()
+    }
+    renamed = []
+    for word in words:
+        flag, *value = word.split("=", 1)
+        flag = flags.get(flag.replace("-", "_").replace("__", "--", 1), flag)
+        renamed.append("=".join([flag, *value]))
+    return renamed
+
+
 def load_config_file(path: str | Path) -> dict[str, Any]:
     """Read the settings of a YAML file, or of the JSON file of a result.
 
@@ -170,7 +185,7 @@ def load_config_file(path: str | Path) -> dict[str, Any]:
         content = content["spec"]
     is_mapping = isinstance(content, dict) and all(isinstance(name, str) for name in content)
     require(is_mapping, "config", str(path), "a file of names and values, e.g. alpha: 0.1")
-    return {name.replace("-", "_"): value for name, value in content.items()}
+    return rename_former_settings({name.replace("-", "_"): v for name, v in content.items()})
 
 
 def read_settings(path: Path, options: Mapping[str, Option]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def run_command(command: RunCommand) -> int:
     is_watched = sys.stderr.isatty() or command.json
     console.log_to_stderr(logging.INFO if is_watched else logging.WARNING)
     spec = build_run_spec(command).resolved()
-    data_options: Any = {"normalisation": spec.normalisation, "data_dir": command.data_dir}
+    data_options: Any = {"normalization": spec.normalization, "data_dir": command.data_dir}
     dataset = load_dataset(spec.dataset, **data_options)
     write_error: Exception | None = None
     with show_progress(f"{spec.algorithm} on {spec.dataset}") as update_progress:

@@ -9,7 +9,7 @@ from typing import Any
 from fedjax_het.algorithms import METHODS
 from fedjax_het.config.resolve import supported_hyperparameters, validate_settings
 from fedjax_het.config.run_spec import RunSpec
-from fedjax_het.config.settings import drop_unused_settings
+from fedjax_het.config.settings import drop_unused_settings, rename_former_settings
 from fedjax_het.utils.config import to_python_scalar, validate
 from fedjax_het.utils.errors import ConfigError, display_name, require, require_name
 
@@ -51,6 +51,7 @@ def grid(
       >>> [sum(spec.algorithm == name for spec in specs) for name in ("fedavg", "fedprox")]
       [6, 12]
     """
+    settings = rename_former_settings(settings, "grid")
     for name in settings:
         require_name("setting", name, _SETTING_NAMES)
     lists = {name: _list_values(name, value) for name, value in settings.items()}

@@ -31,7 +31,7 @@ _SETTINGS: dict[str, tuple[Any, ...]] = {
     "alpha": (0.01, 0.1, None, None),
     "classes": (None, None, None, 2),
     "model": ("convnet", "convnet", "cnn", "fsl_cnn"),
-    "normalisation": (None, None, None, "fsl"),
+    "normalization": (None, None, None, "fsl"),
     "num_clients": (80, 10, 50, 10),
     "participation": (0.4, 1.0, 1.0, 0.4),
     "local_epochs": (1, 10, 5, 1),
@@ -40,7 +40,7 @@ _SETTINGS: dict[str, tuple[Any, ...]] = {
     "local_optimizer": ("adam", "momentum", "sgd", "sgd"),
     "optimizer_state": ("keep", "reset", "reset", "reset"),
     "averaging": ("uniform", "weighted", "weighted", "uniform"),
-    "local_tests": (None, None, True, None),
+    "client_tests": (None, None, True, None),
     "server_data": (None, None, None, "iid"),
 }
 
@@ -69,7 +69,7 @@ _FEDAF = (
     DefaultsRule(models=("resnet18",), settings={"stem": "imagenet"}),
     DefaultsRule(
         datasets=("mnist", "fashion_mnist", "cifar10", "cifar100", "domainnet"),
-        settings={"normalisation": "fedaf"},
+        settings={"normalization": "fedaf"},
     ),
     DefaultsRule(
         datasets=("domainnet",),

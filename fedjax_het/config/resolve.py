@@ -131,8 +131,8 @@ def _resolve_except_hyperparameters(
     spec = _resolve_metrics(spec, method)
     spec = _resolve_local_training(spec)
     expected = "nothing, or patience >= 1"
-    require(not spec.min_gain or spec.patience is not None, "min_gain", spec.min_gain, expected)
-    spec = dataclasses.replace(spec, min_gain=spec.min_gain or None)
+    require(not spec.min_delta or spec.patience is not None, "min_delta", spec.min_delta, expected)
+    spec = dataclasses.replace(spec, min_delta=spec.min_delta or None)
     return _resolve_options(raw, spec, method, options), method, hp
 
 
@@ -162,7 +162,7 @@ def _check_names(raw: RunSettings) -> None:
     names = dict(NAMES)
     # A user's data set may have names of its own.
     if isinstance(raw.dataset, str) and raw.dataset in DATASETS.built_in:
-        names["normalisation"] = NORMALIZATIONS
+        names["normalization"] = NORMALIZATIONS
     for name, valid in names.items():
         value = getattr(raw, name)
         is_user_object = (
@@ -290,40 +290,42 @@ def _resolve_client_tests(
 ) -> SettingsT:
     """Check the settings of clients' tests, and drop those that equal their defaults."""
     is_personalized = models[0] != "global"
-    has_client_tests = is_personalized if spec.local_tests is None else spec.local_tests
-    scored, test_size = spec.scored, spec.test_per_client
+    has_client_tests = is_personalized if spec.client_tests is None else spec.client_tests
+    test_model, test_size = spec.client_test_model, spec.test_per_client
     if not has_client_tests:
         expected = f"True: {spec.algorithm} has no other test"
-        require(not is_personalized, "local_tests", False, expected)
-        _require_unset(raw, ("scored", "test_per_client"), "nothing, or local_tests = True")
-        scored = test_size = None
-    if scored is not None:
-        require_name("scored", scored, models)
-    is_protocol_test = protocol_settings.get("local_tests")
+        require(not is_personalized, "client_tests", False, expected)
+        _require_unset(
+            raw, ("client_test_model", "test_per_client"), "nothing, or client_tests = True"
+        )
+        test_model = test_size = None
+    if test_model is not None:
+        require_name("client_test_model", test_model, models)
+    is_protocol_test = protocol_settings.get("client_tests")
     is_default_test = is_personalized or not (has_client_tests or is_protocol_test)
-    is_default_model = scored == models[0] and "scored" not in protocol_settings
+    is_default_model = test_model == models[0] and "client_test_model" not in protocol_settings
     return dataclasses.replace(
         spec,
-        local_tests=None if is_default_test else has_client_tests,
-        scored=None if is_default_model else scored,
+        client_tests=None if is_default_test else has_client_tests,
+        client_test_model=None if is_default_model else test_model,
         test_per_client=test_size,
     )
 
 
 def _resolve_metrics(spec: SettingsT, method: AlgorithmSpec) -> SettingsT:
     """Check that the run can compute its additional metrics; sort their names."""
-    metrics = parse_metrics(spec.measures)
+    metrics = parse_metrics(spec.metrics)
     for metric in metrics:
         ok = metric.sums is None or method.has_global_model
         expected = f"none of outputs: {spec.algorithm} has no global model that is tested"
-        require(ok, "measures", metric.name, expected)
+        require(ok, "metrics", metric.name, expected)
         ok = metric.from_client_accuracy is None or spec.has_client_tests
-        require(ok, "measures", metric.name, "local_tests = True beside it, or another measure")
+        require(ok, "metrics", metric.name, "client_tests = True beside it, or another measure")
         ok = not metric.update_metric_names or method.trains_locally
         expected = f"none of changes of the model: clients of {spec.algorithm} send none"
-        require(ok, "measures", metric.name, expected)
+        require(ok, "metrics", metric.name, expected)
     names = ", ".join(metric.name for metric in metrics)
-    return dataclasses.replace(spec, measures=names or None)
+    return dataclasses.replace(spec, metrics=names or None)
 
 
 def _resolve_local_training(spec: SettingsT) -> SettingsT:
@@ -337,7 +339,9 @@ def _resolve_local_training(spec: SettingsT) -> SettingsT:
     for option, value in spec.optimizer_options.items():
         require_name("optimizer_options", option, defaults)
         require(isinstance(value, bool), f"optimizer_options {option}", value, "True or False")
-    changes: dict[str, Any] = {"accumulation": None} if spec.accumulation == 1 else {}
+    changes: dict[str, Any] = (
+        {"gradient_accumulation": None} if spec.gradient_accumulation == 1 else {}
+    )
     changes["optimizer_options"] = {
         option: value
         for option, value in spec.optimizer_options.items()
@@ -358,7 +362,7 @@ def _check_held_out(spec: RunSettings, method: AlgorithmSpec) -> None:
     """Check that the method has a model for held-out clients, and can fine-tune the model."""
     held_out, epochs = spec.held_out_clients, spec.held_out_epochs
     ok = held_out is None or method.has_global_model
-    expected = f"none: {spec.algorithm} has no global model that could be scored on them"
+    expected = f"none: {spec.algorithm} has no global model that could be evaluated on them"
     require(ok, "held_out_clients", held_out, expected)
     ok = epochs is None or held_out is not None
     require(ok, "held_out_epochs", epochs, "nothing, or held_out_clients >= 1")

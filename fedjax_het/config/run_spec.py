@@ -7,7 +7,8 @@ from typing import Any
 import yaml
 
 from fedjax_het.config.resolve import resolve_settings
-from fedjax_het.config.settings import RunSettings
+from fedjax_het.config.settings import FORMER_SETTING_NAMES, RunSettings, rename_former_settings
+from fedjax_het.utils.config import rename_former_arguments
 
 
 class RunSpec(RunSettings):
@@ -28,7 +29,7 @@ class RunSpec(RunSettings):
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "RunSpec":
         """Return the run whose settings `to_dict` returned."""
-        return cls(**values)
+        return cls(**rename_former_settings(values))
 
     def resolved(self) -> "ResolvedRunSpec":
         """Return the run with every default written out, after validating every setting.
@@ -98,7 +99,9 @@ def hash_settings(spec: RunSpec) -> str:
     Returns:
       16 hexadecimal digits.
     """
-    text = json.dumps(spec.to_dict(), sort_keys=True)
+    digest_names = {name: former_name for former_name, name in FORMER_SETTING_NAMES.items()}
+    settings = rename_former_arguments(spec.to_dict(), digest_names)
+    text = json.dumps(settings, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

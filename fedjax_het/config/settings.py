@@ -1,6 +1,7 @@
 """Settings of a run as a frozen record, without their resolution."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -10,26 +11,77 @@ from fedjax_het.utils.config import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    accept_former_arguments,
+    rename_former_arguments,
     to_python_scalar,
 )
 
 # Settings younger than the first kept results. Digests of older runs must not change.
 _OMITTED_WHEN_EMPTY = (
-    *("protocol", "stem", "local_tests", "test_per_client", "scored", "partition_options"),
+    *(
+        "protocol",
+        "stem",
+        "client_tests",
+        "test_per_client",
+        "client_test_model",
+        "partition_options",
+    ),
     *("server_data", "server_options", "pretrain_epochs", "gradient_gaps", "network_options"),
-    *("precision", "init_from", "held_out_clients", "held_out_epochs", "measures"),
-    *("optimizer_options", "lr_schedule", "lr_step_schedule", "local_steps", "accumulation"),
-    *("stop_at", "patience", "min_gain"),
+    *("precision", "init_from", "held_out_clients", "held_out_epochs", "metrics"),
+    *(
+        "optimizer_options",
+        "lr_schedule",
+        "lr_step_schedule",
+        "local_steps",
+        "gradient_accumulation",
+    ),
+    *("target_accuracy", "patience", "min_delta"),
 )
+FORMER_SETTING_NAMES = {
+    "accumulation": "gradient_accumulation",
+    "local_tests": "client_tests",
+    "measures": "metrics",
+    "min_gain": "min_delta",
+    "normalisation": "normalization",
+    "scored": "client_test_model",
+    "stop_at": "target_accuracy",
+}
+"""Names of settings in version 0.6, which files, command lines and digests contain."""
+
+
+def rename_former_settings(
+    settings: Mapping[str, Any], caller: str | None = None
+) -> dict[str, Any]:
+    """Replace the names of settings in version 0.6 by their present names.
+
+    Args:
+      settings: values by name.
+      caller: name of the function in a DeprecationWarning (default: no warning).
+
+    Returns:
+      Values by present name.
+
+    Raises:
+      ConfigError: if a setting is given under both names.
+    """
+    return rename_former_arguments(settings, FORMER_SETTING_NAMES, caller)
+
+
 MAX_ROUNDS = 10**6
 """Largest number of rounds, and of epochs in a round."""
 _RoundCount = Annotated[int, Bounds(1, MAX_ROUNDS)]
 _ParticipationRate = Annotated[float, Bounds(0, 1, open_low=True)]
 # Real-valued settings that accept integers.
-_FLOAT_SETTINGS = ("alpha", "participation", "stop_at", "min_gain")
+_FLOAT_SETTINGS = ("alpha", "participation", "target_accuracy", "min_delta")
 LOCAL_TRAINING_SETTINGS = (
     *("local_epochs", "local_optimizer", "optimizer_state", "averaging"),
-    *("optimizer_options", "lr_schedule", "lr_step_schedule", "local_steps", "accumulation"),
+    *(
+        "optimizer_options",
+        "lr_schedule",
+        "lr_step_schedule",
+        "local_steps",
+        "gradient_accumulation",
+    ),
 )
 """Settings without a use for methods whose clients condense their data instead of training."""
 SERVER_DATA_SETTINGS = ("server_data", "server_options")
@@ -70,7 +122,7 @@ class RunSettings:
     """Federated learning method; `fedjax-het list` names all methods."""
     dataset: str = "digits"
     """Data set; `fedjax-het list` names all data sets."""
-    normalisation: str | None = None
+    normalization: str | None = None
     """Source of the mean and standard deviation that normalize the images: dynafed, fedaf, fedamp,
     fsl, unit or dataset (default: the protocol's, otherwise the data set's usual values)."""
     partition: str | None = None
@@ -123,13 +175,13 @@ class RunSettings:
     protocol: str | None = None
     """Paper that provides every setting that is not given: dynafed, fedaf, feddm, fedamp or fsl
     (default: the method's own)."""
-    local_tests: bool | None = None
+    client_tests: bool | None = None
     """Evaluate each client on test data distributed like its training data (default: only for
     personalized methods)."""
     test_per_client: PositiveInt | Literal["all"] | None = None
     """Test images per client; "all" uses the whole test split for every client (default: 100, or
     fewer if the test split is too small)."""
-    scored: str | None = None
+    client_test_model: str | None = None
     """Model that is evaluated on the clients' own test data: global, client or received (default:
     the method's own)."""
     partition_options: dict[str, Any] = field(default_factory=dict)
@@ -159,7 +211,7 @@ class RunSettings:
     held_out_epochs: Annotated[int, Bounds(0, MAX_ROUNDS)] | None = None
     """Epochs of fine-tuning on each held-out client's own data, at the learning rate without a
     schedule over rounds (default: the method's own fine-tuning, otherwise 1)."""
-    measures: str | None = None
+    metrics: str | None = None
     """Additional measurements, separated by commas: class_accuracy, macro_f1, calibration,
     confusion, fairness, drift (default: none)."""
     optimizer_options: dict[str, bool] = field(default_factory=dict)
@@ -174,16 +226,16 @@ class RunSettings:
     local_steps: Annotated[int, Bounds(1, MAX_ROUNDS)] | None = None
     """Minibatches of local training per client and round, for clients of any size. The setting
     cannot be combined with local epochs (default: local epochs are counted)."""
-    accumulation: Annotated[int, Bounds(1, MAX_ROUNDS)] | None = None
+    gradient_accumulation: Annotated[int, Bounds(1, MAX_ROUNDS)] | None = None
     """Minibatches whose gradients are averaged for one optimizer step. The last step of a round may
     average fewer (default: 1)."""
-    stop_at: Annotated[float, Bounds(0, 1, open_low=True)] | None = None
+    target_accuracy: Annotated[float, Bounds(0, 1, open_low=True)] | None = None
     """Accuracy in (0, 1] at which the run ends: of the global model, or the mean over the clients'
     own tests if there is no global model (default: the run ends after its last round)."""
     patience: PositiveInt | None = None
     """Evaluations without a gain in accuracy after which the run ends (default: the run ends after
     its last round)."""
-    min_gain: Annotated[float, Bounds(0, 1)] | None = None
+    min_delta: Annotated[float, Bounds(0, 1)] | None = None
     """Amount by which the accuracy must exceed the best so far to count as a gain for early
     stopping (default: 0)."""
     hp: dict[str, float] = field(default_factory=dict)
@@ -200,7 +252,7 @@ class RunSettings:
         """
         for setting in dataclasses.fields(RunSettings):
             value = to_python_scalar(getattr(self, setting.name))
-            if setting.name == "measures" and isinstance(value, list | tuple):
+            if setting.name == "metrics" and isinstance(value, list | tuple):
                 value = ", ".join(map(str, value))
             if setting.name in _FLOAT_SETTINGS and type(value) is int and abs(value) < 2**53:
                 value = float(value)
@@ -213,17 +265,17 @@ class RunSettings:
     @property
     def has_client_tests(self) -> bool:
         """Whether a resolved run tests each client on data distributed like its own."""
-        return bool(self.local_tests) or METHODS[self.algorithm].evaluated_models[0] != "global"
+        return bool(self.client_tests) or METHODS[self.algorithm].evaluated_models[0] != "global"
 
     @property
     def evaluated_model(self) -> str:
         """Model that is evaluated on the clients' own test data."""
-        return self.scored or METHODS[self.algorithm].evaluated_models[0]
+        return self.client_test_model or METHODS[self.algorithm].evaluated_models[0]
 
     @property
     def has_early_stopping(self) -> bool:
         """Whether the settings can end the run before its last round."""
-        return self.stop_at is not None or self.patience is not None
+        return self.target_accuracy is not None or self.patience is not None
 
     @property
     def model_options(self) -> dict[str, Any]:
@@ -243,3 +295,9 @@ class RunSettings:
         values = dataclasses.asdict(self)
         omitted = [name for name in _OMITTED_WHEN_EMPTY if values[name] in (None, {})]
         return {name: value for name, value in values.items() if name not in omitted}
+
+
+# The generated constructor accepts the names of version 0.6, with a warning.
+RunSettings.__init__ = accept_former_arguments(  # type: ignore[method-assign]
+    "RunSpec", FORMER_SETTING_NAMES
+)(RunSettings.__init__)

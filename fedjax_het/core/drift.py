@@ -94,6 +94,6 @@ def _find_model_change(mean: Tree, params: Tree) -> Tree:
 def raise_no_model_change() -> NoReturn:
     """Raise ConfigError because the method's clients send no change of the model."""
     raise ConfigError(
-        "measures = 'drift': expected a method whose clients send changes of the model, as this "
+        "metrics = 'drift': expected a method whose clients send changes of the model, as this "
         "one's do not"
     )

@@ -14,7 +14,7 @@ from fedjax_het.data.image_folder import read_cinic10
 from fedjax_het.data.normalization import get_normalization_constants
 from fedjax_het.data.quota_sampling import allocate_equal_counts, shuffle_by_class, take_quota
 from fedjax_het.data.tfds import TfdsSource, decode_splits, load_prepared
-from fedjax_het.utils.config import validate_arguments
+from fedjax_het.utils.config import accept_former_arguments, validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.registry import (
     REQUIRED,
@@ -33,7 +33,7 @@ class DatasetSpec(NamedTuple):
 
     Attributes:
       name: name of the data set in settings.
-      load: function that returns the `Dataset`. `normalisation`, `data_dir` and `cache_dir` of
+      load: function that returns the `Dataset`. `normalization`, `data_dir` and `cache_dir` of
         `load_dataset` are passed if its signature has them.
       description: one line for `fedjax-het list`.
       source: location in tensorflow-datasets, for `python -m fedjax_het.data.prepare`. None if
@@ -56,9 +56,9 @@ def _make_dataset_spec(
 ) -> DatasetSpec:
     """Describe a data set of the package: the arrays of `read`, normalized as in the papers."""
 
-    def load(*, normalisation=None, data_dir=None, cache_dir=None) -> Dataset:
+    def load(*, normalization=None, data_dir=None, cache_dir=None) -> Dataset:
         arrays, meta = read(data_dir, cache_dir)
-        mean, std = get_normalization_constants(name, normalisation, arrays["train_images"])
+        mean, std = get_normalization_constants(name, normalization, arrays["train_images"])
         num_classes = len(meta["class_names"])
         facts = {k: meta[k] for k in ("class_names", "domain_names", "note") if k in meta}
         constants = {"name": name, "num_classes": num_classes, "mean": mean, "std": std}
@@ -219,11 +219,12 @@ Example:
 """
 
 
+@accept_former_arguments("load_dataset", {"normalisation": "normalization"})
 @validate_arguments
 def load_dataset(
     name: str,
     *,
-    normalisation: str | None = None,
+    normalization: str | None = None,
     data_dir: str | os.PathLike | None = None,
     cache_dir: str | os.PathLike | None = None,
 ) -> Dataset:
@@ -235,7 +236,7 @@ def load_dataset(
 
     Args:
       name: one of `DATASETS`.
-      normalisation: source of the normalization constants, one of `fedjax_het.data.NORMALIZATIONS`.
+      normalization: source of the normalization constants, one of `fedjax_het.data.NORMALIZATIONS`.
         Default: DynaFed's constants where it has them (it uses those of MNIST for Fashion-MNIST),
         the statistics of the training set elsewhere; for a user's data set, the constants that its
         function sets.
@@ -261,8 +262,10 @@ def load_dataset(
       Dataset('digits': 1,438 train and 359 test images (8, 8, 1), 10 classes)
     """
     load = DATASETS.require(name).load
-    available_arguments = dict(normalisation=normalisation, data_dir=data_dir, cache_dir=cache_dir)
+    available_arguments = dict(normalization=normalization, data_dir=data_dir, cache_dir=cache_dir)
     parameters = get_keyword_parameters(load)
+    if "normalisation" in parameters:  # the name in version 0.6
+        available_arguments["normalisation"] = normalization
     required_parameters = {p for p, default in parameters.items() if default is REQUIRED}
     if unsupported := sorted(required_parameters - available_arguments.keys()):
         raise ConfigError(
@@ -276,13 +279,15 @@ def load_dataset(
             f"dataset = {name!r}: its function returns a {kind}: expected a Dataset, e.g. from "
             "dataset_from_arrays"
         )
-    if normalisation is not None and "normalisation" not in parameters:
-        mean, std = get_normalization_constants(name, normalisation, dataset.train_images)
+    if normalization is not None and parameters.keys().isdisjoint(
+        ("normalization", "normalisation")
+    ):
+        mean, std = get_normalization_constants(name, normalization, dataset.train_images)
         dataset = dataclasses.replace(dataset, mean=mean, std=std)
     if dataset.name != name:
         dataset = dataclasses.replace(dataset, name=name)
     dataset = validate_dataset(dataset)
-    object.__setattr__(dataset, "origin", (name, normalisation))
+    object.__setattr__(dataset, "origin", (name, normalization))
     return dataset
 
 
@@ -292,8 +297,8 @@ def register_dataset(name: str, load: Callable[..., Dataset], description: str =
 
     Args:
       name: name of the data set in settings; `load_dataset` renames the returned data set to it.
-      load: function that returns a `Dataset`. `normalisation`, `data_dir` and `cache_dir` are
-        passed if its signature has them. If it does not accept `normalisation`, that setting
+      load: function that returns a `Dataset`. `normalization`, `data_dir` and `cache_dir` are
+        passed if its signature has them. If it does not accept `normalization`, that setting
         replaces the mean and deviation of the returned data set.
       description: one line for `fedjax-het list`. Default: the first line of the docstring of
         `load`.

@@ -80,7 +80,7 @@ def get_normalization_constants(
     """
     if preset is None:
         preset = "dynafed" if dataset in _CONSTANTS["dynafed"] else "dataset"
-    require_name("normalisation", preset, NORMALIZATIONS)
+    require_name("normalization", preset, NORMALIZATIONS)
     if preset in ("unit", "fsl"):
         channels = train_images.shape[-1]
         return (0.0,) * channels, (1.0,) * channels
@@ -88,7 +88,7 @@ def get_normalization_constants(
         return compute_channel_statistics(train_images)
     if dataset not in _CONSTANTS[preset]:
         raise ConfigError(
-            f"normalisation = {preset!r} has no constants for {dataset!r}: "
+            f"normalization = {preset!r} has no constants for {dataset!r}: "
             f"expected 'dataset' or 'unit' (it has {', '.join(_CONSTANTS[preset])})"
         )
     return _CONSTANTS[preset][dataset] or compute_channel_statistics(train_images)

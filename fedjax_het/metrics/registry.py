@@ -1,4 +1,4 @@
-"""Registry of the measures that the setting `measures` names, in addition to accuracy and loss.
+"""Registry of the measures that the setting `metrics` names, in addition to accuracy and loss.
 
 Measures are computed from sums over test examples, from the clients' accuracies, or from the
 updates that clients send.
@@ -247,7 +247,7 @@ METRICS: Registry[Metric] = Registry(
             update_metric_names=("drift_cosine", "drift_distance"),
         ),
     ),
-    argument="measures",
+    argument="metrics",
 )
 """Measures by name, those of users included.
 
@@ -259,7 +259,7 @@ Example:
 
 
 def parse_metrics(text: str | None) -> tuple[Metric, ...]:
-    """Look up the measures that the setting `measures` names.
+    """Look up the measures that the setting `metrics` names.
 
     Args:
       text: names separated by commas, or None.
@@ -277,7 +277,7 @@ def parse_metrics(text: str | None) -> tuple[Metric, ...]:
     """
     names = [name.strip(" ") for name in text.split(",")] if text and text.strip(" ") else []
     metrics = tuple(METRICS.require(name) for name in names)
-    require(len(set(names)) == len(names), "measures", text, "each name once")
+    require(len(set(names)) == len(names), "metrics", text, "each name once")
     return metrics
 
 
@@ -309,7 +309,7 @@ def register_measure(name: str, sums: Any, finish: Any, description: str = "") -
       >>> register_measure(
       ...     "top_two", sum_top_two, lambda sums: {"top_two": sums["correct"] / sums["count"]}
       ... )
-      >>> len(parse_metrics("top_two, calibration"))  # the setting `measures`
+      >>> len(parse_metrics("top_two, calibration"))  # the setting `metrics`
       2
     """
     for argument, function in (("sums", sums), ("finish", finish)):

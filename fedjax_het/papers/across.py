@@ -57,7 +57,7 @@ ACROSS = TableDeclaration(
     item="across",
     title="Across papers: every method under one protocol.",
     has_reported_values=False,
-    settings={"local_tests": True},
+    settings={"client_tests": True},
     presets={
         "quick": Preset(
             datasets=("digits",),

@@ -298,7 +298,7 @@ def _write_outputs(table_run: TableRun) -> list[str]:
     image_pairs: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for cell, result in table_run.iterate_results():
         spec = result.spec
-        dataset = load_dataset(spec.dataset, normalisation=spec.normalisation)
+        dataset = load_dataset(spec.dataset, normalization=spec.normalization)
         identifiers = {"dataset": cell.dataset, "method": cell.method, "seed": spec.seed}
         rows += [{**identifiers, **values} for values in measure_leakage(result, dataset)]
         if cell.method not in image_pairs:

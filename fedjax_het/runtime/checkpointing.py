@@ -19,6 +19,7 @@ import numpy as np
 
 from fedjax_het.config.resolve import USER_PROVIDED, is_horizon_dependent
 from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.config.settings import rename_former_settings
 from fedjax_het.core.rng import Stream, make_stream_key
 from fedjax_het.runtime.compiled_programs import build_algorithm
 from fedjax_het.runtime.group_state import GroupState
@@ -222,7 +223,8 @@ def find_checkpoint_record(
     record = read_checkpoint_record(path)
     if record["digest"] == spec.digest():
         return record
-    stored, current = record["spec"], spec.resolved().to_dict()
+    stored = rename_former_settings(record["spec"])
+    current = spec.resolved().to_dict()
     names = [name for name in {**current, **stored} if stored.get(name) != current.get(name)]
     text = ", ".join(f"{name} {stored.get(name)!r} -> {current.get(name)!r}" for name in names)
     if names == ["rounds"]:

@@ -56,9 +56,9 @@ PER_RUN_SETTINGS = (
     "classes",
     "averaging",
     "lr_schedule",
-    "stop_at",
+    "target_accuracy",
     "patience",
-    "min_gain",
+    "min_delta",
     "hp",
 )
 
@@ -164,7 +164,7 @@ def build_signature(
     )
     if name is not None and name != USER_PROVIDED:
         implementations += (OPTIMIZERS[name].make,)
-    requested_metrics = (parse_metrics(spec.measures), dataset.num_classes) if spec.measures else ()
+    requested_metrics = (parse_metrics(spec.metrics), dataset.num_classes) if spec.metrics else ()
     evaluation = EvaluationOptions(
         spec.num_clients,
         len(dataset.domain_names),
@@ -184,7 +184,7 @@ def build_signature(
             to_items(spec.optimizer_options),
             tuple(_traced_optional_hyperparameters(spec)),
             spec.lr_step_schedule,
-            spec.accumulation or 1,
+            spec.gradient_accumulation or 1,
             spec.local_steps,
             _wrap_optimizer(ById(optimizer)) if name == USER_PROVIDED else None,
         ),

@@ -124,7 +124,7 @@ class UserObjects:
             return validate_dataset(dataset)
         expected = f"a Dataset passed to {caller}()"
         require(spec.dataset != USER_PROVIDED, "dataset", USER_PROVIDED, expected)
-        return load_dataset(spec.dataset, normalisation=spec.normalisation, data_dir=self.data_dir)
+        return load_dataset(spec.dataset, normalization=spec.normalization, data_dir=self.data_dir)
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,11 +179,11 @@ def user_dataset_digest(spec: ResolvedRunSpec, dataset: Dataset) -> str | None:
     """
     if spec.dataset == USER_PROVIDED or dataset.origin is None or dataset.origin[0] != spec.dataset:
         return dataset.digest()
-    if dataset.origin[1] == spec.normalisation:
+    if dataset.origin[1] == spec.normalization:
         return None
     if spec.dataset in DATASETS.built_in:  # the same constants may go by several names
         named_constants = get_normalization_constants(
-            spec.dataset, spec.normalisation, dataset.train_images
+            spec.dataset, spec.normalization, dataset.train_images
         )
         if named_constants == (dataset.mean, dataset.std):
             return None

@@ -143,7 +143,7 @@ def is_evaluation_curve(curve: str, evaluation: EvaluationOptions) -> bool:
 
 
 def list_metric_names(evaluation: EvaluationOptions) -> list[str]:
-    """Return the names of the curves that the setting `measures` adds."""
+    """Return the names of the curves that the setting `metrics` adds."""
     names = [*evaluation.metric_shapes, *evaluation.update_metric_names]
     no_clients = np.zeros((0, 1))
     for metric in evaluation.metrics:
@@ -233,16 +233,18 @@ def evaluate_rules(spec: RunSpec, accuracies: np.ndarray) -> StoppingState:
       >>> import numpy as np
       >>> from fedjax_het import RunSpec
       >>> from fedjax_het.runtime.history import evaluate_rules
-      >>> evaluate_rules(RunSpec(stop_at=0.5), np.float32([0.1, 0.6, 0.9])).early_stop.round
+      >>> evaluate_rules(RunSpec(target_accuracy=0.5), np.float32([0.1, 0.6, 0.9])).early_stop.round
       2
     """
-    best, without_gain, min_gain = np.float32(-np.inf), 0, np.float32(spec.min_gain or 0)
+    best, without_gain, min_delta = np.float32(-np.inf), 0, np.float32(spec.min_delta or 0)
     for r in np.flatnonzero(np.isfinite(accuracies)):
         accuracy, without_gain = np.float32(accuracies[r]), without_gain + 1
-        if accuracy > best + min_gain:  # in single precision, as accuracies are
+        if accuracy > best + min_delta:  # in single precision, as accuracies are
             best, without_gain = accuracy, 0
-        if spec.stop_at is not None and accuracy >= np.float32(spec.stop_at):
-            reason = f"accuracy {accuracy:.4f} is at least stop_at = {spec.stop_at:g}"
+        if spec.target_accuracy is not None and accuracy >= np.float32(spec.target_accuracy):
+            reason = (
+                f"accuracy {accuracy:.4f} is at least target_accuracy = {spec.target_accuracy:g}"
+            )
             return StoppingState(without_gain, EarlyStop(int(r) + 1, TARGET, reason))
         if spec.patience is not None and without_gain >= spec.patience:
             reason = f"{without_gain} measured rounds without a gain over accuracy {best:.4f}"
@@ -266,7 +268,7 @@ def count_rounds_until_rule(
     done, remaining = len(accuracies), 1  # measured rounds
     if not spec.has_early_stopping:
         return spec.rounds - done
-    if spec.stop_at is None and spec.patience is not None:
+    if spec.target_accuracy is None and spec.patience is not None:
         remaining = spec.patience - evaluate_rules(spec, accuracies).rounds_without_gain
     for count, r in enumerate(range(done, spec.rounds), 1):
         remaining -= scheduler.is_eval_round(r)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_het.config.resolve import is_horizon_dependent
 from fedjax_het.config.run_spec import RunSpec, hash_settings
+from fedjax_het.config.settings import rename_former_settings
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.runtime.result_display import flatten
 from fedjax_het.runtime.results import STATE_SUFFIX, Result, decode_record
@@ -376,6 +377,7 @@ class SavedStateIndex:
 
 
 def _build_settings_key(settings: dict[str, Any]) -> str:
+    settings = rename_former_settings(settings)
     return json.dumps({k: v for k, v in settings.items() if k != "rounds"}, sort_keys=True)
 
 

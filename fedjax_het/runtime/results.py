@@ -17,6 +17,7 @@ import numpy as np
 from fedjax_het._version import __version__
 from fedjax_het.algorithms import METHODS
 from fedjax_het.config.run_spec import RunSpec, spec_to_yaml
+from fedjax_het.config.settings import rename_former_settings
 from fedjax_het.data import Partition
 from fedjax_het.metrics.convergence import TrainingCost, cost_to_reach
 from fedjax_het.runtime import result_display
@@ -478,6 +479,7 @@ def _parse_spec(values: dict[str, Any], version: Any) -> RunSpec:
     Raises:
       ConfigError: for settings that this version does not have, and for values of other types.
     """
+    values = rename_former_settings(values)
     for name in values.keys() - RunSpec.__dataclass_fields__.keys():
         version = version if isinstance(version, str) else "another version"
         raise ConfigError(

@@ -348,12 +348,12 @@ def compute_run_digests(
 
     @functools.cache
     def get_network_digest(
-        dataset: Dataset | None, name: str, normalisation: str | None, options: tuple
+        dataset: Dataset | None, name: str, normalization: str | None, options: tuple
     ) -> str:
         try:
             if dataset is None:
                 data_dir = user_objects.data_dir
-                dataset = load_dataset(name, normalisation=normalisation, data_dir=data_dir)
+                dataset = load_dataset(name, normalization=normalization, data_dir=data_dir)
         except _UNUSABLE_ERRORS:  # the run is rejected later with the reason
             return "unknown"
         data = dataset.input_shape, dataset.num_classes
@@ -364,7 +364,7 @@ def compute_run_digests(
         dataset, network, optimizer = user_objects.get_dataset(spec), None, None
         if user_objects.network is not None:
             options = tuple(sorted(spec.model_options.items()))
-            network = get_network_digest(dataset, spec.dataset, spec.normalisation, options)
+            network = get_network_digest(dataset, spec.dataset, spec.normalization, options)
         if user_objects.optimizer is not None:
             optimizer = compute_optimizer_digest(user_objects.optimizer, spec.hp)
         digest = compute_run_digest(

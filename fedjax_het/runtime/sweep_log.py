@@ -60,8 +60,8 @@ def format_run_label(spec: RunSpec) -> str:
         parts.append(f"server data {spec.server_data}({options_text})")
     if spec.held_out_clients is not None:
         parts.append(f"{spec.held_out_clients} clients held out")
-    if spec.scored is not None:
-        parts.append(f"{spec.scored} models scored")
+    if spec.client_test_model is not None:
+        parts.append(f"{spec.client_test_model} models tested")
     return to_one_line(", ".join([*parts, f"seed {spec.seed}"]))
 
 

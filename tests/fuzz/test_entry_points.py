@@ -223,14 +223,14 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "partition": {"alpha": None},
     **{name: {"model": "convnet"} for name in ("width", "depth", "norm")},
     "stem": {"model": "resnet18"},
-    **{name: {"local_tests": True} for name in ("test_per_client", "scored")},
+    **{name: {"client_tests": True} for name in ("test_per_client", "client_test_model")},
     **{name: {"algorithm": "fsl"} for name in ("server_data", "server_options", "pretrain_epochs")},
 }
 # Valid words of settings.
 NAMES: dict[str, Any] = {
     "algorithm": METHODS,
     "dataset": (*DATASETS, "user"),
-    "normalisation": NORMALIZATIONS,
+    "normalization": NORMALIZATIONS,
     "partition": PARTITIONS,
     "model": (*NETWORKS, "user"),
     "norm": ("group", "instance", "batch", "none"),
@@ -239,7 +239,7 @@ NAMES: dict[str, Any] = {
     "optimizer_state": ("reset", "keep"),
     "averaging": ("uniform", "weighted"),
     "protocol": PROTOCOLS,
-    "scored": ("global", "client", "received"),
+    "client_test_model": ("global", "client", "received"),
     "server_data": SERVER_SOURCES,
 }
 COUNTS: Counter[str] = Counter()

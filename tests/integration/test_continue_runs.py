@@ -120,7 +120,7 @@ def test_sweep_resumes_to_more_rounds(tmp_path):
     ],
 )
 def test_loaded_result_has_models(name, where, tmp_path):
-    settings = {"rounds": 2, "participation": 0.4, "local_tests": True, "test_per_client": 6}
+    settings = {"rounds": 2, "participation": 0.4, "client_tests": True, "test_per_client": 6}
     made = run(make_spec(name, **settings), tmp_path, placement=Placement(client_state=where))
     (path,) = tmp_path.glob("[0-9a-f]*.json")
     loaded = Result.load(path)
@@ -147,7 +147,7 @@ def test_command_resumes_to_more_rounds(tmp_path, capsys):
     ("name", "settings"),
     [
         ("fedavg", {"optimizer_state": "keep"}),
-        slow_case("ditto", {"local_tests": True, "test_per_client": 6}),
+        slow_case("ditto", {"client_tests": True, "test_per_client": 6}),
     ],
 )
 def test_loaded_result_requires_the_user_optimizer(name, settings, tmp_path):

@@ -70,11 +70,11 @@ def test_changed_dataset_has_its_own_digest(how):
 def test_equal_normalization_has_one_digest():
     data = load_dataset("digits")
     same, other = (
-        RunSpec("fedavg", "digits", normalisation=name).resolved() for name in ("dataset", "unit")
+        RunSpec("fedavg", "digits", normalization=name).resolved() for name in ("dataset", "unit")
     )
     assert collect_user_digests(same, data) == {}
     assert collect_user_digests(other, data) == {"own_dataset": data.digest()}
-    assert collect_user_digests(other, load_dataset("digits", normalisation="unit")) == {}
+    assert collect_user_digests(other, load_dataset("digits", normalization="unit")) == {}
 
 
 def test_sweep_tells_own_data_from_named_data(tmp_path):

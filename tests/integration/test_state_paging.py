@@ -269,7 +269,11 @@ def test_auto_counts_the_runs_of_a_device():
     ("spec", "place", "message"),
     [
         *((stateful(name), "host", f"'device'.*: {name} needs") for name in ALL_AT_ONCE),
-        (stateful(local_tests=True, scored="client"), "host", "to score their own models"),
+        (
+            stateful(client_tests=True, client_test_model="client"),
+            "host",
+            "to score their own models",
+        ),
         (stateful(num_clients=CLIENTS - 1), "split", r"devices divide \(there are 11\)"),
         (stateful("fedamp"), "split", "fedamp needs the states of all clients at once"),
         *((stateful(), name, "") for name in ("gpu", "", None)),

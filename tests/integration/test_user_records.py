@@ -82,16 +82,16 @@ def test_normalization_of_registered_datasets():
     register_dataset("plain", blobs)
     plain = load_dataset("plain")
     assert plain.mean == blobs().mean
-    assert load_dataset("plain", normalisation="unit").mean == (0.0,)
+    assert load_dataset("plain", normalization="unit").mean == (0.0,)
     with pytest.raises(ConfigError, match="has no constants for 'plain'"):
-        load_dataset("plain", normalisation="fedaf")
+        load_dataset("plain", normalization="fedaf")
 
-    def own(*, normalisation):
-        return dataclasses.replace(blobs(), mean=(0.5 if normalisation else 0.25,))
+    def own(*, normalization):
+        return dataclasses.replace(blobs(), mean=(0.5 if normalization else 0.25,))
 
     register_dataset("own", own)
     assert load_dataset("own").mean == (0.25,)
-    assert load_dataset("own", normalisation="anything").mean == (0.5,)
+    assert load_dataset("own", normalization="anything").mean == (0.5,)
 
 
 def test_invalid_registered_datasets_are_rejected():
@@ -178,7 +178,7 @@ def test_clients_that_are_domains_have_domain_tests(tmp_path):
 
     register_partition("halved", halved, "half of each domain", clients_are_domains=True)
     dataset = blobs(domains=("ink", "oil"))
-    settings = {"num_clients": 2, "local_tests": True}
+    settings = {"num_clients": 2, "client_tests": True}
     spec = RunSpec("fedavg", "user", partition="halved", **(SMALL | settings))
     result = simulate(spec, dataset=dataset)
     assert result.partition.client_names == ("ink", "oil")

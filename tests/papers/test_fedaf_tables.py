@@ -25,7 +25,7 @@ from fedjax_het.runtime.results import Result
 PROGRAMS = {n: load_program(f"fedaf.table{n}") for n in range(1, 7)}
 TABLES = {n: getattr(tables, f"TABLE{n}") for n in PROGRAMS}
 BASELINES = ("fedavg", "fedprox", "fedbn", "moon", "feddyn", "fedgen")
-OWN_NORMS = "fedbn(scored='personal')"  # a row that the paper's Table 1 does not have
+OWN_NORMS = "fedbn(client_test_model='personal')"  # a row that the paper's Table 1 does not have
 OF_FEDAF = ("fedaf(image_lr=0, steps=1)", "fedaf(init='real', image_lr=0, steps=1)")
 CONTROLS = {*OF_FEDAF, *(row.replace("fedaf", "feddm") for row in OF_FEDAF)}
 
@@ -199,7 +199,7 @@ def filled(number, folder, *command):
     assert PROGRAMS[number]([*command, "--output-dir", str(folder)]) == 0
     stem = f"table{number}" if TABLES[number].results_folder else "table"
     table = pd.read_csv(folder / f"{stem}.csv")
-    results = {run.spec.scored: run for run in map(Result.load, folder.glob("*.json"))}
+    results = {run.spec.client_test_model: run for run in map(Result.load, folder.glob("*.json"))}
     return table, results
 
 

@@ -38,7 +38,7 @@ def fast_registered_builder(name):
         "local_lr": 0.1,
         **HYPER_PARAMETERS.get(name, {}),
     }
-    settings = {"hp": hyper_parameters, "scored": algorithm_spec.evaluated_models[0]}
+    settings = {"hp": hyper_parameters, "client_test_model": algorithm_spec.evaluated_models[0]}
     return make_builder(algorithm_spec, options), settings
 
 

@@ -94,7 +94,7 @@ class FederationSetting:
       data: images and labels, dealt one client after the other (default: `blobs(sizes)`).
       server: the server's examples, and epochs over them of a method that asks how many.
       keep: whether clients keep their optimiser's state.
-      scored: the model that clients' own tests are for.
+      client_test_model: the model that clients' own tests are for.
       details: of local training besides; with `steps` in place of the epochs.
     """
 
@@ -111,7 +111,7 @@ class FederationSetting:
     averaging: str = "uniform"
     rounds: int = 20
     seed: int = 0
-    scored: str = "global"
+    client_test_model: str = "global"
     details: LocalTrainingOptions = LocalTrainingOptions()
 
     def client_data(self, algorithm):
@@ -177,7 +177,13 @@ def make_small_federation(build, *, hp, **settings) -> SmallFederation:
     setting_values = {name: value for name, value in settings.items() if value is not None}
     setting = FederationSetting(**setting_values)
     task = Task(setting.model, (0.0,), (1.0,))
-    local = (setting.optimizer, setting.epochs, setting.keep, setting.batch_size, setting.scored)
+    local = (
+        setting.optimizer,
+        setting.epochs,
+        setting.keep,
+        setting.batch_size,
+        setting.client_test_model,
+    )
     algorithm = build(LocalTraining(task, *local, options=setting.details), setting.plan)
     images, labels, partition = setting.client_data(algorithm)
     put_on_devices = setting.plan.put

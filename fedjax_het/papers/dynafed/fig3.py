@@ -311,7 +311,7 @@ def make_figure(arguments: Arguments) -> int:
     if arguments.list:
         print(f"{format_run_label(spec)}; then {arguments.shown} rounds step by step")
         return 0
-    dataset = load_dataset(spec.dataset, normalisation=spec.normalisation)
+    dataset = load_dataset(spec.dataset, normalization=spec.normalization)
     if result is None:
         with show_progress(format_run_label(spec), transient=True) as show:
             result = simulate(spec, dataset=dataset, progress=show)

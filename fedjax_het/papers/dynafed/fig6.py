@@ -298,7 +298,7 @@ def _write_outputs(table_run: TableRun) -> list[str]:
         print("There is no run to draw.")
         return []
     spec = results[0].spec
-    dataset = load_dataset(spec.dataset, normalisation=spec.normalisation)
+    dataset = load_dataset(spec.dataset, normalization=spec.normalization)
     shortest = min(result.spec.local_epochs or 0 for result in results)
     shortest_results = [r for r in results if r.spec.local_epochs == shortest]
     frames = [measure_distances(result, dataset) for result in shortest_results]

@@ -77,9 +77,9 @@ PRESETS = {
         make_centralized_spec("user", 20, width=32, depth=2),
     ),
     "paper": EmbeddingPreset(
-        lambda: load_dataset("domainnet", normalisation="fedaf"),
+        lambda: load_dataset("domainnet", normalization="fedaf"),
         "DomainNet's ten classes",
-        make_centralized_spec("domainnet", 10, normalisation="fedaf"),
+        make_centralized_spec("domainnet", 10, normalization="fedaf"),
     ),
 }
 

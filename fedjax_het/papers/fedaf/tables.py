@@ -21,7 +21,15 @@ from fedjax_het.papers.table import Preset, make_curves_writer, make_table_progr
 
 CIFAR10 = replace(PRESETS["paper"], datasets=("cifar10",))
 
-BASELINES = ("fedavg", "fedprox", "fedbn", "fedbn(scored='personal')", "moon", "feddyn", "fedgen")
+BASELINES = (
+    "fedavg",
+    "fedprox",
+    "fedbn",
+    "fedbn(client_test_model='personal')",
+    "moon",
+    "feddyn",
+    "fedgen",
+)
 _NOTES = {
     "quick": "On the digits, 8x8 pixels and about 290 a client, feddm and fedaf are above fedavg "
     "at alpha 0.02 and below it at 0.1, unlike in the paper. So are, at 0.1, their rows with as "
@@ -33,8 +41,8 @@ _NOTES = {
 def _parse_table1_row(row: str, dataset: str) -> tuple[str, dict[str, Any]]:
     """Test clients' own models on all test images, if a row evaluates them."""
     method, variant = parse_row(row)
-    if "scored" in variant:
-        variant |= {"local_tests": True, "test_per_client": "all"}
+    if "client_test_model" in variant:
+        variant |= {"client_tests": True, "test_per_client": "all"}
     return method, variant
 
 
@@ -52,8 +60,8 @@ TABLE1 = EXPERIMENT(
         for name, preset in PRESETS.items()
     },
     row_parser=_parse_table1_row,
-    note="fedbn: the mean of the clients' networks with the mean of their normalisation layers; "
-    "fedbn(scored='personal'): with every client's own layers, mean over clients of the accuracy "
+    note="fedbn: the mean of the clients' networks with the mean of their normalization layers; "
+    "fedbn(client_test_model='personal'): with every client's own layers, mean over clients of the accuracy "
     "on all test images. The paper does not say which it has.",
 )
 table1 = make_table_program(TABLE1)
@@ -103,7 +111,7 @@ Makes the missing runs of Table 1; `--show` draws the available ones.
 def _parse_table2_row(row: str, dataset: str) -> tuple[str, dict[str, Any]]:
     """Test each client of FedBN, which is a domain, with its own normalization layers."""
     method, variant = parse_row(row)
-    return method, variant | ({"local_tests": True} if method == "fedbn" else {})
+    return method, variant | ({"client_tests": True} if method == "fedbn" else {})
 
 
 TABLE2 = EXPERIMENT(
@@ -111,7 +119,7 @@ TABLE2 = EXPERIMENT(
     item="table2",
     title="FedAF, Table 2: test accuracy of the global model by domain.",
     note="fedbn: each domain's accuracy is that of its client's own model, the averaged network "
-    "with the client's normalisation layers, as that method has no global one.",
+    "with the client's normalization layers, as that method has no global one.",
     row_parser=_parse_table2_row,
     settings={"partition": "by_domain", "num_clients": 6, "rounds": 10},
     presets={

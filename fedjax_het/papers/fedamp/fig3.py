@@ -44,7 +44,7 @@ CAPTION = (
 def load_client_groups(spec: RunSpec) -> np.ndarray:
     """Return the group of each client `[K]`, from the partition of a run."""
     spec = spec.resolved()
-    dataset = load_dataset(spec.dataset, normalisation=spec.normalisation)
+    dataset = load_dataset(spec.dataset, normalization=spec.normalization)
     return get_client_groups(build_partition(spec, dataset))
 
 

@@ -85,7 +85,7 @@ def _plot_gaps(results, curves):
 def compute_terms(result: Result) -> tuple[np.ndarray, ProgressTerms]:
     """Return the measured rounds t >= 0, and the terms of Theorem 1 at x_t."""
     spec = result.spec.resolved()
-    dataset = load_dataset(spec.dataset, normalisation=spec.normalisation)
+    dataset = load_dataset(spec.dataset, normalization=spec.normalization)
     sizes = build_partition(spec, dataset).sizes
     num_clients, size = len(sizes), spec.server_options["size"]
     local_epochs, batch_size, participation = spec.local_epochs, spec.batch_size, spec.participation

@@ -56,7 +56,7 @@ def make_examples_program(figure: str, presets: dict[str, ServerExamplesPreset])
         path = directory / f"{figure}.png"
         if not arguments.list:
             make_output_directory(directory)
-            dataset = load_dataset(name, normalisation="fsl")
+            dataset = load_dataset(name, normalization="fsl")
             labels, num_classes = dataset.train_labels, dataset.num_classes
             partition = make_partition("iid", labels, num_classes, num_clients=10, seed=0)
             pool = make_server_pool(source, dataset, options)

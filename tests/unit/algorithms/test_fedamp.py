@@ -322,7 +322,7 @@ def test_four_rounds_match_float64_oracle(hp, options, heuristic, participation)
         options = {"guard": "step", **options}
     build = bind_options(heurfedamp if heuristic else fedamp, **options)
     federation = make_small_federation(
-        build, hp=hp, epochs=2, participation=participation, scored="client"
+        build, hp=hp, epochs=2, participation=participation, client_test_model="client"
     )
     start = federation.initial_state()
     state, _ = federation.run(4, start)
@@ -345,14 +345,16 @@ def test_four_rounds_match_float64_oracle(hp, options, heuristic, participation)
     assert int((state.clients.num_rounds > 0).sum()) == oracle.trained.sum()
 
 
-@pytest.mark.parametrize("scored", ["client", "received"])
-def test_client_or_received_model_is_evaluated(scored):
+@pytest.mark.parametrize("client_test_model", ["client", "received"])
+def test_client_or_received_model_is_evaluated(client_test_model):
     build = bind_options(fedamp, **settings(guard="rows"))
-    federation = make_small_federation(build, hp={**RELATIVE, "local_lr": 0.3}, scored=scored)
+    federation = make_small_federation(
+        build, hp={**RELATIVE, "local_lr": 0.3}, client_test_model=client_test_model
+    )
     state, _ = federation.run(2)
     kept = {"client": state.clients.variables, "received": state.server.received}
     models = jax.tree.map(lambda a: np.asarray(a[3]), kept)
-    assert_trees_all_equal(federation.personal_model(state, 3), models[scored]["params"])
+    assert_trees_all_equal(federation.personal_model(state, 3), models[client_test_model]["params"])
     assert not np.allclose(models["client"]["params"]["w"], models["received"]["params"]["w"])
 
 
@@ -362,7 +364,12 @@ def test_fedamp_without_pull_is_separate(method, initialisation):
     hp = {**RELATIVE, "prox_lambda": 0.0, "self_weight": 0.1, "local_lr": 0.3}
     options = settings(start="own", initialisation=initialisation)
     options |= {"guard": "rows"} if method is fedamp else {}
-    common = {"optimizer": "momentum", "keep": True, "participation": 0.7, "scored": "client"}
+    common = {
+        "optimizer": "momentum",
+        "keep": True,
+        "participation": 0.7,
+        "client_test_model": "client",
+    }
     hp["local_momentum"] = 0.9
     found, _ = make_small_federation(bind_options(method, **options), hp=hp, **common).run(3)
     alone = bind_options(separate, initialisation=initialisation)
@@ -378,7 +385,11 @@ def test_identical_clients_stay_identical(method):
     options = settings() | ({"guard": "rows"} if method is fedamp else {})
     hp = {**RELATIVE, "self_weight": 0.2, "local_lr": 0.3}
     federation = make_small_federation(
-        bind_options(method, **options), hp=hp, sizes=(4,) * 5, data=data, scored="client"
+        bind_options(method, **options),
+        hp=hp,
+        sizes=(4,) * 5,
+        data=data,
+        client_test_model="client",
     )
     state, _ = federation.run(4)
     models = federation.global_params(state)
@@ -390,7 +401,7 @@ def test_identical_clients_stay_identical(method):
         hp={**hp, "prox_lambda": 0.0},
         sizes=(4,) * 5,
         data=data,
-        scored="client",
+        client_test_model="client",
     ).run(1)
     first, _ = federation.run(1)  # and their first round is local training: u_i = w_i
     assert_trees_all_close(first.clients.variables, one.clients.variables, atol=1e-5)
@@ -401,7 +412,7 @@ def test_strong_pull_stays_near_message():
     gaps = []
     for strength in (0.0, 1.0, 9.0):
         hp = {**RELATIVE, "local_lr": 0.1, "prox_lambda": strength}
-        state, _ = make_small_federation(build, hp=hp, epochs=20, scored="client").run(1)
+        state, _ = make_small_federation(build, hp=hp, epochs=20, client_test_model="client").run(1)
         gap = optax.tree.sub(state.clients.variables, state.server.received)
         gaps.append(float(optax.tree.norm(gap)))
     assert gaps[0] > 1.5 * gaps[1] > 1.5**2 * gaps[2] > 0
@@ -410,7 +421,7 @@ def test_strong_pull_stays_near_message():
 def test_untrained_clients_are_excluded():
     hp = {**RELATIVE, "local_lr": 0.3}
     build = bind_options(fedamp, **settings(guard="rows", initialisation="independent"))
-    federation = make_small_federation(build, hp=hp, scored="client")
+    federation = make_small_federation(build, hp=hp, client_test_model="client")
     state, _ = federation.run(2)
     empty = CLIENT_SIZES.index(0)
     weights = np.asarray(state.server.weights)
@@ -426,7 +437,9 @@ def test_objective_matches_equation_1(scale, attention_):
     options = settings(
         guard="step", scale=scale, attention=attention_, initialisation="independent"
     )
-    federation = make_small_federation(bind_options(fedamp, **options), hp=hp, scored="client")
+    federation = make_small_federation(
+        bind_options(fedamp, **options), hp=hp, client_test_model="client"
+    )
     state, _ = federation.run(2)
     images, labels = federation.data
     x, held = (
@@ -504,7 +517,9 @@ def test_history_records_weights_of_every_round():
 @pytest.mark.parametrize("base", [fedavg, fedprox])
 def test_zero_tuning_epochs_is_base(base):
     build = bind_options(build_fine_tuned, build_base=base, tuning_epochs=0)
-    federation = make_small_federation(build, hp={"local_lr": 0.1, "prox_mu": 0.1}, scored="tuned")
+    federation = make_small_federation(
+        build, hp={"local_lr": 0.1, "prox_mu": 0.1}, client_test_model="tuned"
+    )
     assert (
         federation.algorithm.fine_tuning is None and federation.algorithm.personal_variables is None
     )
@@ -536,8 +551,8 @@ def test_tuned_copies_are_evaluated_and_discarded(base):
 @pytest.mark.parametrize(
     ("algorithm", "given", "message"),
     [
-        ("fedamp", {"local_tests": False, "test_per_client": None}, "local_tests = False"),
-        ("fedavg", {"local_tests": False}, "test_per_client = 12"),
+        ("fedamp", {"client_tests": False, "test_per_client": None}, "client_tests = False"),
+        ("fedavg", {"client_tests": False}, "test_per_client = 12"),
         ("fedavg", {"test_per_client": 0}, "test_per_client = 0"),
         ("fedavg", {"test_per_client": "none"}, "test_per_client = 'none'"),
     ],

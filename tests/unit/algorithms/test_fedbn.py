@@ -74,7 +74,7 @@ def test_rounds_match_float64_loop(averaging):
         participation=0.5,
         averaging=averaging,
         epochs=2,
-        scored="personal",
+        client_test_model="personal",
     )
     start = federation.initial_state()
     loop = OwnLayers(federation, params=named(federation.algorithm.global_model(start)))
@@ -134,7 +134,7 @@ def test_traffic_excludes_norm_layers():
     )
 
 
-# --- what belongs to normalisation layers --------------------------------------------------
+# --- what belongs to normalization layers --------------------------------------------------
 
 
 def marked(model):
@@ -238,19 +238,21 @@ def test_client_test_uses_own_norms(count):
 
 
 def test_state_paging_unless_personal_evaluation():
-    for scored in ("global", "personal"):
+    for test_model in ("global", "personal"):
         federation = make_small_federation(
-            fedbn, hp={"local_lr": LR}, model=make_centered_model(), scored=scored
+            fedbn, hp={"local_lr": LR}, model=make_centered_model(), client_test_model=test_model
         )
-        assert federation.algorithm.can_page_state == (scored == "global")
-        assert (federation.algorithm.personal_variables is None) == (scored == "global")
+        assert federation.algorithm.can_page_state == (test_model == "global")
+        assert (federation.algorithm.personal_variables is None) == (test_model == "global")
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_protocols_evaluate_personal_models(protocol):
-    one = RunSpec("fedbn", "digits", protocol=protocol, local_tests=True).resolved()
+    one = RunSpec("fedbn", "digits", protocol=protocol, client_tests=True).resolved()
     assert one.evaluated_model == "personal"
-    other = RunSpec("fedbn", "digits", protocol=protocol, local_tests=True, scored="global")
+    other = RunSpec(
+        "fedbn", "digits", protocol=protocol, client_tests=True, client_test_model="global"
+    )
     assert other.resolved().evaluated_model == "global"
     if protocol != "fedamp":
         assert not RunSpec("fedbn", "digits", protocol=protocol).resolved().has_client_tests

@@ -245,7 +245,7 @@ def test_states_derive_from_pretrained_model():
         return with_pretraining(inner, training, plan, 2, len(CLIENT_SIZES))
 
     hp = {**numbers("ditto"), "pretrain_lr": 0.2}
-    federation = make_small_federation(build, hp=hp, scored="personal")
+    federation = make_small_federation(build, hp=hp, client_test_model="personal")
     state = federation.initial_state()
     untrained = federation.global_params(state)
     state = federation.algorithm.server_stages[0].advance(

@@ -108,7 +108,7 @@ BAD_SETTINGS = [
     ("feddm", {"options": {"private": True}}, "init = 'mean': expected noise"),
     ("fedamp", {"num_clients": 1}, "num_clients = 1: expected at least 2"),
     ("heurfedamp", {"num_clients": 1}, "num_clients = 1: expected at least 2"),
-    ("fedamp", {"scored": "global"}, "scored = 'global'"),
+    ("fedamp", {"client_test_model": "global"}, "client_test_model = 'global'"),
     ("heurfedamp", {"gradient_gaps": 2}, "gradient_gaps = 2: expected none"),
 ]
 

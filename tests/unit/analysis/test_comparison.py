@@ -503,7 +503,7 @@ def test_domain_curves():
 
 def of_clients(method, dataset="mnist", model="mlp", seeds=(0, 1)):
     planned = tuple(
-        RunSpec(method, dataset, model=model, partition="iid", local_tests=True, seed=seed)
+        RunSpec(method, dataset, model=model, partition="iid", client_tests=True, seed=seed)
         if method in ("fedavg", "fedprox", "scaffold")
         else RunSpec(method, dataset, model=model, partition="iid", seed=seed)
         for seed in seeds

@@ -440,7 +440,7 @@ def test_report_of_personalized_methods(personal):
     assert "Diverged, and left out of the mean: fedamp (seed 0)." in notes
     assert "in the round where it is highest: mean ±" in notes
     assert "Worst decile: mean over the worst tenth of clients" in notes
-    assert "scored follows from the method: client (scaffold)." in notes
+    assert "client_test_model follows from the method: client (scaffold)." in notes
     assert (personal / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
     (table,) = write_report(personal, metric="final_accuracy").tables
     texts = {row["Method"]: row["Test accuracy (%)"] for row in table.sections[0].rows}
@@ -460,8 +460,8 @@ def test_default_metric(tmp_path, global_models, measure):
 
 
 def test_evaluation_and_partition_settings_vary(tmp_path):
-    for scored in ("client", "received"):
-        save_personal(tmp_path, "fedamp", 0, [0.5, 0.6], scored=scored)
+    for model in ("client", "received"):
+        save_personal(tmp_path, "fedamp", 0, [0.5, 0.6], client_test_model=model)
     for sizes in ([50] * 5, [60] * 5):
         save_personal(tmp_path, "separate", 0, [0.5, 0.6], partition_options={"group_sizes": sizes})
     save_personal(tmp_path, "separate", 0, [0.5, 0.6], partition="iid")
@@ -470,7 +470,7 @@ def test_evaluation_and_partition_settings_vary(tmp_path):
         "partition",
         "partition_options.group_sizes",
         "algorithm",
-        "scored",
+        "client_test_model",
     ]
     assert (analysis.summarize_runs(results, metric="bmta")["seeds"] == 1).all()
     split = results[results["partition_options.group_sizes"].astype(str) != str([60] * 5)]

@@ -51,7 +51,7 @@ def test_local_training_flags_and_files_agree(tmp_path, capsys):
     flags = [
         *("--local-optimizer", "nadam", "--optimizer-option", "nesterov=false"),
         *("--lr-schedule", "cosine", "--lr-step-schedule", "step", "--local-steps", "2"),
-        *("--accumulation", "2", "--hp", "lr_warmup=1", "lr_step_every=3", "local_b1=0.8"),
+        *("--gradient-accumulation", "2", "--hp", "lr_warmup=1", "lr_step_every=3", "local_b1=0.8"),
         *("local_clip_norm=2", "--num-clients", "2", "--rounds", "1", "--model", "mlp"),
     ]
     spec = RunSpec(
@@ -60,7 +60,7 @@ def test_local_training_flags_and_files_agree(tmp_path, capsys):
         lr_schedule="cosine",
         lr_step_schedule="step",
         local_steps=2,
-        accumulation=2,
+        gradient_accumulation=2,
         hp={"lr_warmup": 1, "lr_step_every": 3, "local_b1": 0.8, "local_clip_norm": 2},
         num_clients=2,
         rounds=1,
@@ -86,7 +86,7 @@ def parsed(record, path, *own):
 
 def test_flags_replace_file_values(tmp_path):
     settings = {"alpha": 0.1, "rounds": 5, "hp": {"prox_mu": 0.1, "local_lr": "2e-1"}}
-    settings |= {"quiet": True, "num-clients": 7, "local_tests": True, "model": None, "lanes": 4}
+    settings |= {"quiet": True, "num-clients": 7, "client_tests": True, "model": None, "lanes": 4}
     path = written(tmp_path, settings)
     expected = RunCommand(
         alpha=0.1,
@@ -94,7 +94,7 @@ def test_flags_replace_file_values(tmp_path):
         hp={"prox_mu": 3.0, "local_lr": 0.2},
         quiet=True,
         num_clients=7,
-        local_tests=True,
+        client_tests=True,
         lanes=4,
         config=Path(path),
     )

@@ -34,7 +34,7 @@ def test_resolve_reports_misspelled_name_first():
         *(("rounds", bad) for bad in (True, 1.5, 10**12, "3", (i for i in range(3)))),
         *(("hp", bad) for bad in (None, [], {1: 2.0})),
         *(("options", bad) for bad in (None, [], "preset=code")),
-        *(("local_tests", bad) for bad in ("yes", 1)),
+        *(("client_tests", bad) for bad in ("yes", 1)),
         *(("participation", bad) for bad in (0, 1.5, True)),
         *(("algorithm", bad) for bad in (["fedavg"], None, 3, np.ones(3))),
         *(("partition_seed", bad) for bad in (-1, 0.5)),

@@ -76,11 +76,11 @@ def test_the_global_model_is_counted_on_clients_tests(devices):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold"])
 def test_clients_models_after_local_training_can_be_scored(name):
-    result = simulate(spec(name, scored="client"), dataset=DATA)
+    result = simulate(spec(name, client_test_model="client"), dataset=DATA)
     kept = result.state.clients.variables
     expected = counted(result, lambda k: jax.tree.map(lambda a: a[k], kept))
     np.testing.assert_allclose(result.metrics["client_accuracy"][-1], expected, rtol=1e-6)
-    plain = simulate(spec(name, scored="global"), dataset=DATA)
+    plain = simulate(spec(name, client_test_model="global"), dataset=DATA)
     np.testing.assert_allclose(
         plain.metrics["test_accuracy"], result.metrics["test_accuracy"], rtol=1e-6
     )
@@ -91,7 +91,7 @@ def test_clients_models_after_local_training_can_be_scored(name):
 
 def test_scaffold_is_scored_on_clients_models_in_fedamps_protocol():
     assert spec("scaffold").resolved().evaluated_model == "client"
-    again = spec("scaffold", scored="global").resolved()
+    again = spec("scaffold", client_test_model="global").resolved()
     assert again.evaluated_model == again.resolved().evaluated_model == "global"
     assert RunSpec("scaffold").resolved().evaluated_model == "global"
     assert spec("fedavg").resolved().evaluated_model == "global"
@@ -184,7 +184,7 @@ def test_clients_of_domains_are_tested_on_their_domains():
     data = make_domains_dataset()
     settings = {"partition": "by_domain", "alpha": None, "num_clients": 3}
     ours = simulate(
-        spec("fedavg", local_tests=True, scored="global", **settings), dataset=data
+        spec("fedavg", client_tests=True, client_test_model="global", **settings), dataset=data
     ).metrics
     names = [f"test_accuracy_{name}" for name in data.domain_names]
     of_domains = np.stack([ours[name] for name in names], 1)

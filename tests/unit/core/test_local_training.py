@@ -181,7 +181,12 @@ def test_a_run_of_steps_is_stopped_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
     settings = {**SMALL, "local_optimizer": "lion", "optimizer_state": "keep"}
     numbers = {"local_lr": 0.01, "lr_step_decay": 0.9}
-    more = {"local_steps": 3, "accumulation": 2, "lr_step_schedule": "exponential", "hp": numbers}
+    more = {
+        "local_steps": 3,
+        "gradient_accumulation": 2,
+        "lr_step_schedule": "exponential",
+        "hp": numbers,
+    }
     spec = RunSpec("fedavg", **settings, **more)
     whole = run(spec)
     with pytest.raises(KilledError):
@@ -257,7 +262,7 @@ def test_accumulated_is_the_same_as_a_larger_batch_where_batches_tile(name):
         "sizes": EVEN,
         "epochs": 2,
         "optimizer": "momentum",
-        "scored": entry.evaluated_models[0],
+        "client_test_model": entry.evaluated_models[0],
     }
     halves, whole = (
         make_small_federation(make_builder(entry, {}), hp=numbers, **common, **more)
@@ -304,8 +309,11 @@ def test_a_step_that_is_never_full_is_made_at_the_end_of_a_round():
     [
         ({"local_steps": 3, "local_epochs": 2}, "local_epochs = 2: expected nothing beside local_"),
         ({"local_steps": 0}, "local_steps = 0: expected a whole number in [1, 1e+06]"),
-        ({"accumulation": 0}, "accumulation = 0: expected a whole number in [1, 1e+06]"),
-        ({"accumulation": 1.5}, "accumulation = 1.5: expected a whole number"),
+        (
+            {"gradient_accumulation": 0},
+            "gradient_accumulation = 0: expected a whole number in [1, 1e+06]",
+        ),
+        ({"gradient_accumulation": 1.5}, "gradient_accumulation = 1.5: expected a whole number"),
         ({"algorithm": "fedaf", "local_steps": 3}, "local_steps = 3: expected nothing: clients of"),
     ],
 )

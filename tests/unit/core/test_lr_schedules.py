@@ -215,7 +215,7 @@ def test_a_constant_rate_goes_without_saying():
     plain = RunSpec(**SMALL)
     assert RunSpec(**SMALL, lr_schedule="constant").digest() == plain.digest()
     assert RunSpec(**SMALL, lr_step_schedule="constant").digest() == plain.digest()
-    assert RunSpec(**SMALL, accumulation=1).digest() == plain.digest()
+    assert RunSpec(**SMALL, gradient_accumulation=1).digest() == plain.digest()
     assert RunSpec(**SMALL, lr_schedule="cosine").digest() != plain.digest()
 
 

@@ -224,7 +224,10 @@ def test_resolved_settings_have_what_is_given_and_no_more():
             "optimizer_options nesterov = 1: expected True or False",
         ),
         ({"algorithm": "feddm", "local_optimizer": "lion"}, "local_optimizer = 'lion': expected n"),
-        ({"algorithm": "feddm", "accumulation": 2}, "accumulation = 2: expected nothing: clients"),
+        (
+            {"algorithm": "feddm", "gradient_accumulation": 2},
+            "gradient_accumulation = 2: expected nothing: clients",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_line(settings, message):

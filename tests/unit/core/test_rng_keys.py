@@ -53,10 +53,10 @@ def federation_of(name, base=None):
     if base:
         options |= FAST_OPTIONS.get(base, {})
     entry = get_algorithm_spec(name, options)
-    scored = (entry.base or entry).evaluated_models[0]
+    test_model = (entry.base or entry).evaluated_models[0]
     hp = {"local_lr": 0.1, **default_hyper_parameters(entry, options)}
     model = make_model("mlp", (2, 2, 1), 3)
-    settings = {"hp": hp, "model": model, "sizes": (5, 3, 4), "scored": scored}
+    settings = {"hp": hp, "model": model, "sizes": (5, 3, 4), "client_test_model": test_model}
     return make_small_federation(make_builder(entry, options), **settings)
 
 

@@ -134,7 +134,7 @@ def test_emnist_45_selection(tmp_path, monkeypatch):
     assert load_dataset("emnist_45", data_dir=tmp_path).digest() == dataset.digest()
     monkeypatch.setattr("fedjax_het.data.dataset_registry._EMNIST_45_SEED", 46)
     assert load_dataset("emnist_45", data_dir=tmp_path).digest() != dataset.digest()
-    unit = load_dataset("emnist_45", data_dir=tmp_path, normalisation="fsl")
+    unit = load_dataset("emnist_45", data_dir=tmp_path, normalization="fsl")
     assert (unit.mean, unit.std) == ((0.0,), (1.0,))
     pixels = dataset.train_images / np.float64(255)
     np.testing.assert_allclose((*dataset.mean, *dataset.std), (pixels.mean(), pixels.std()))
@@ -249,7 +249,7 @@ def test_domainnet_cache(prepared_domains, monkeypatch, tmp_path):
     first = load_dataset("domainnet", data_dir=folder)
     assert len(list((tmp_path / "cache/datasets").iterdir())) == 6
     forbid_decoding(monkeypatch, "domainnet._read_domain")
-    again = load_dataset("domainnet", data_dir=folder, normalisation="fedaf")
+    again = load_dataset("domainnet", data_dir=folder, normalization="fedaf")
     assert again.digest() == first.digest()
     pixels = first.train_images.reshape(-1, 3) / np.float64(255)
     np.testing.assert_allclose((again.mean, again.std), (pixels.mean(0), pixels.std(0)), rtol=1e-9)
@@ -515,7 +515,7 @@ def test_digits_match_scikit_learn():
     assert load_dataset("digits").digest() == dataset.digest()
 
 
-# --- normalisation
+# --- normalization
 
 
 def test_normalization_presets(tmp_path):
@@ -523,7 +523,7 @@ def test_normalization_presets(tmp_path):
     write_tfds_dataset(tmp_path, "cifar100", (32, 32, 3), 100)
 
     def constants(name, preset=None):
-        dataset = load_dataset(name, data_dir=tmp_path, normalisation=preset)
+        dataset = load_dataset(name, data_dir=tmp_path, normalization=preset)
         return dataset.mean, dataset.std
 
     # DynaFed's code uses MNIST's numbers for Fashion-MNIST and CIFAR-10's for CIFAR-100.
@@ -538,9 +538,9 @@ def test_normalization_presets(tmp_path):
         np.testing.assert_allclose(mean, images.mean((0, 1, 2)), rtol=1e-12)
         np.testing.assert_allclose(std, images.std((0, 1, 2)), rtol=1e-12)
     with pytest.raises(ConfigError, match="has no constants for 'digits'"):
-        load_dataset("digits", normalisation="fedaf")
+        load_dataset("digits", normalization="fedaf")
     with pytest.raises(ConfigError, match="'dynafed'"):
-        load_dataset("digits", normalisation="dynafd")
+        load_dataset("digits", normalization="dynafd")
     assert all(NORMALIZATIONS.values()) and all(s.description for s in DATASETS.values())
 
 
@@ -567,7 +567,7 @@ def test_real_fashion_mnist(prepared_data):
     np.testing.assert_array_equal(np.bincount(dataset.test_labels), 1_000)
     assert dataset.class_names[0] == "T-shirt/top" and dataset.note == ""
     # The constants that the field quotes, .2861 and .3530, are the statistics of these images.
-    own = load_dataset("fashion_mnist", data_dir=prepared_data, normalisation="dataset")
+    own = load_dataset("fashion_mnist", data_dir=prepared_data, normalization="dataset")
     np.testing.assert_allclose((own.mean, own.std), ((0.2860,), (0.3530,)), atol=2e-4)
     # A classifier of nearest class means gets 67 to 69 % where labels and images belong together.
     flat = dataset.train_images.reshape(60_000, -1).astype(np.float32)
@@ -579,9 +579,9 @@ def test_real_fashion_mnist(prepared_data):
 
 @pytest.mark.slow
 def test_real_cifar10_and_mnist(prepared_data):
-    mnist = load_dataset("mnist", data_dir=prepared_data, normalisation="dataset")
+    mnist = load_dataset("mnist", data_dir=prepared_data, normalization="dataset")
     np.testing.assert_allclose((mnist.mean, mnist.std), ((0.1307,), (0.3081,)), atol=2e-4)
-    cifar10 = load_dataset("cifar10", data_dir=prepared_data, normalisation="dataset")
+    cifar10 = load_dataset("cifar10", data_dir=prepared_data, normalization="dataset")
     np.testing.assert_array_equal(np.bincount(cifar10.train_labels), 5_000)
     np.testing.assert_allclose(cifar10.mean, (0.4914, 0.4822, 0.4465), atol=2e-3)
     np.testing.assert_allclose(cifar10.std, (0.2470, 0.2435, 0.2616), atol=5e-3)

@@ -109,7 +109,7 @@ def test_metrics_match_numpy(count, blocks):
 
 
 def test_metrics_of_run_match_model():
-    made = run_spec(make_spec(rounds=6, eval_every=2, measures=OF_EXAMPLES, hp={"local_lr": 0.2}))
+    made = run_spec(make_spec(rounds=6, eval_every=2, metrics=OF_EXAMPLES, hp={"local_lr": 0.2}))
     expected = measured_of(final_model_logits(made, DATA), DATA.test_labels)
     for name, value in expected.items():
         curve = made.metrics[name]
@@ -126,7 +126,7 @@ def test_metrics_of_run_match_model():
 
 @pytest.mark.parametrize("name", ["fedavg", *map(slow_case, ("dynafed", "scaffold", "fedaf"))])
 def test_measures_do_not_change_run(name):
-    plain, measured = run_spec(make_spec(name)), run_spec(make_spec(name, measures=OF_EXAMPLES))
+    plain, measured = run_spec(make_spec(name)), run_spec(make_spec(name, metrics=OF_EXAMPLES))
     expected = measured_of(np.zeros((1, 2)), [0]).keys()
     assert measured.metrics.keys() - plain.metrics.keys() == expected
     for metric, values in plain.metrics.items():
@@ -135,7 +135,7 @@ def test_measures_do_not_change_run(name):
 
 @pytest.mark.parametrize("settings", [{"lanes": 2}, {"lanes": 1, "devices": 1}, {"blocks": 3}])
 def test_measures_do_not_depend_on_placement(settings):
-    asked = make_spec(measures=f"{OF_EXAMPLES}, drift", rounds=5)
+    asked = make_spec(metrics=f"{OF_EXAMPLES}, drift", rounds=5)
     here, there = run_spec(asked, lanes=1), run_spec(asked, **settings)
     for name in ("confusion", "macro_f1", "calibration_error", "drift_cosine", "drift_distance"):
         np.testing.assert_allclose(
@@ -144,7 +144,7 @@ def test_measures_do_not_depend_on_placement(settings):
 
 
 def test_measures_in_sweep_and_resumed(tmp_path):
-    asked = make_spec(measures=f"{OF_EXAMPLES}, drift", rounds=5, eval_every=2)
+    asked = make_spec(metrics=f"{OF_EXAMPLES}, drift", rounds=5, eval_every=2)
     whole = run_spec(asked)
     others = [dataclasses.replace(asked, seed=seed) for seed in range(3)]
     swept = sweep(others, dataset=DATA, progress=lambda line: None).results
@@ -180,8 +180,8 @@ def test_compute_fairness():
 
 @pytest.mark.parametrize("name", ["fedavg", "fedamp"])
 def test_fairness_of_run(name):
-    settings = {"rounds": 3, "local_tests": True, "test_per_client": 6}
-    made = run_spec(make_spec(name, **settings, measures="fairness"))
+    settings = {"rounds": 3, "client_tests": True, "test_per_client": 6}
+    made = run_spec(make_spec(name, **settings, metrics="fairness"))
     expected = compute_fairness(made.metrics["client_accuracy"])
     for curve, values in expected.items():
         np.testing.assert_allclose(made.metrics[curve], values, rtol=1e-6)
@@ -200,7 +200,7 @@ def test_drift_matches_client_updates(averaging, tmp_path):
     first = run_spec(make_spec(rounds=1, num_clients=4, hp={"local_lr": 0.0}, seed=2))
     path = str(first.save_model(tmp_path / "first.msgpack"))
     settings |= {"local_epochs": 3, "init_from": path}
-    spec = make_spec(**settings, num_clients=4, averaging=averaging, measures="drift")
+    spec = make_spec(**settings, num_clients=4, averaging=averaging, metrics="drift")
     made = run_spec(spec, partition=partition_from_clients(owners))
     begun = np.concatenate([np.ravel(a) for a in jax.tree.leaves(first.model().variables)])
     sent = []
@@ -220,7 +220,7 @@ def test_drift_matches_client_updates(averaging, tmp_path):
 
 
 def test_drift_of_one_client():
-    made = run_spec(make_spec(rounds=3, num_clients=6, participation=1 / 6, measures="drift"))
+    made = run_spec(make_spec(rounds=3, num_clients=6, participation=1 / 6, metrics="drift"))
     np.testing.assert_allclose(made.metrics["drift_cosine"], 1, rtol=1e-4)
     # The root of a difference of two numbers that are equal to rounding.
     np.testing.assert_allclose(made.metrics["drift_distance"], 0, atol=1e-2)
@@ -235,7 +235,7 @@ DRIFT_METHODS = (
 @pytest.mark.parametrize("name", ["scaffold", *map(slow_case, DRIFT_METHODS)])
 def test_drift_of_methods(name):
     plain = run_spec(make_spec(name, rounds=5))
-    made = run_spec(make_spec(name, rounds=5, measures="drift"))
+    made = run_spec(make_spec(name, rounds=5, metrics="drift"))
     cosine = made.metrics["drift_cosine"]
     assert np.isfinite(cosine).all() and (cosine <= 1 + 1e-5).all()
     assert (made.metrics["drift_distance"] >= 0).all()
@@ -252,11 +252,11 @@ def test_user_measure(tmp_path):
         return {"right": ((best == labels[:, None]).any(1) * known).sum(), "seen": known.sum()}
 
     register_measure("top_two", top_two, lambda sums: {"top2": sums["right"] / sums["seen"]})
-    made = run_spec(make_spec(rounds=5, measures=["top_two", "macro_f1"]))
+    made = run_spec(make_spec(rounds=5, metrics=["top_two", "macro_f1"]))
     best = np.argsort(-final_model_logits(made, DATA), 1)[:, :2]
     expected = np.mean([label in two for two, label in zip(best, DATA.test_labels, strict=True)])
     assert made.metrics["top2"][-1] == pytest.approx(expected, abs=1e-6)
-    assert made.spec.measures == "top_two, macro_f1"
+    assert made.spec.metrics == "top_two, macro_f1"
     assert made.digest() != run_spec(make_spec(rounds=5)).digest()
 
 
@@ -274,22 +274,22 @@ def test_user_measure(tmp_path):
 def test_user_measure_rejects_invalid_functions(sums, finish, expected):
     register_measure("mine", sums, finish)
     with pytest.raises(ConfigError, match=expected) as caught:
-        run_spec(make_spec(rounds=2, measures="macro_f1, mine"))
+        run_spec(make_spec(rounds=2, metrics="macro_f1, mine"))
     assert "measure 'mine'" in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"measures": "macro"}, "did you mean 'macro_f1'"),
-        ({"measures": "drift, drift"}, "each name once"),
-        ({"measures": "drift,"}, "measures = ''"),
-        ({"measures": "drift\n"}, "measures = 'drift"),
-        ({"measures": "fairness"}, "local_tests = True beside it"),
-        ({"algorithm": "fedamp", "measures": "calibration"}, "no global model that is tested"),
-        ({"algorithm": "fedamp", "measures": "drift"}, "send changes of the model"),
-        ({"algorithm": "feddm", "measures": "drift"}, "clients of feddm send none"),
-        ({"measures": 3}, "measures = 3"),
+        ({"metrics": "macro"}, "did you mean 'macro_f1'"),
+        ({"metrics": "drift, drift"}, "each name once"),
+        ({"metrics": "drift,"}, "metrics = ''"),
+        ({"metrics": "drift\n"}, "metrics = 'drift"),
+        ({"metrics": "fairness"}, "client_tests = True beside it"),
+        ({"algorithm": "fedamp", "metrics": "calibration"}, "no global model that is tested"),
+        ({"algorithm": "fedamp", "metrics": "drift"}, "send changes of the model"),
+        ({"algorithm": "feddm", "metrics": "drift"}, "clients of feddm send none"),
+        ({"metrics": 3}, "metrics = 3"),
     ],
 )
 def test_measures_reject_invalid_settings(settings, expected):
@@ -299,14 +299,14 @@ def test_measures_reject_invalid_settings(settings, expected):
 
 
 def test_measures_in_digest():
-    assert "measures" not in RunSpec().resolved().to_dict()
-    as_text = RunSpec(measures=" drift,macro_f1")
-    assert RunSpec(measures=["drift", "macro_f1"]).digest() == as_text.digest()
+    assert "metrics" not in RunSpec().resolved().to_dict()
+    as_text = RunSpec(metrics=" drift,macro_f1")
+    assert RunSpec(metrics=["drift", "macro_f1"]).digest() == as_text.digest()
 
 
 def test_measures_with_domains():
     data = make_domains_dataset()
-    made = simulate(make_spec(rounds=5, measures="confusion"), dataset=data)
+    made = simulate(make_spec(rounds=5, metrics="confusion"), dataset=data)
     table = made.metrics["confusion"][-1]
     assert table.sum() == len(data.test_labels)
     share = np.diagonal(table).sum() / table.sum()

@@ -559,7 +559,7 @@ def test_gradient_through_training_step(name, size, options, impl, scale):
         np.testing.assert_allclose(slope, (up - down) / (2 * step), rtol=1e-6)
 
 
-# Batch normalisation
+# Batch normalization
 
 
 def test_batch_norm_running_statistics():

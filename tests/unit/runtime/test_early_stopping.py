@@ -23,7 +23,7 @@ from fedjax_het.runtime.history import count_rounds_until_rule, evaluate_rules
 ROUNDS = 24
 
 
-def find_end(accuracies, stop_at=math.inf, patience=math.inf, min_gain=0.0):
+def find_end(accuracies, target_accuracy=math.inf, patience=math.inf, min_delta=0.0):
     """Return the round, from 1, in which the rules end a run; None if they do not.
 
     The target is reached, or the best of the last `patience` measured rounds is no gain over the
@@ -33,10 +33,10 @@ def find_end(accuracies, stop_at=math.inf, patience=math.inf, min_gain=0.0):
     bests, last_gain = {}, 0
     for count, r in enumerate(rounds, 1):
         now = accuracies[r]
-        if not bests or now > np.float32(bests[last_gain] + np.float32(min_gain)):
+        if not bests or now > np.float32(bests[last_gain] + np.float32(min_delta)):
             last_gain = count
             bests[count] = now
-        if now >= np.float32(stop_at) or count - last_gain >= patience:
+        if now >= np.float32(target_accuracy) or count - last_gain >= patience:
             return r + 1
     return None
 
@@ -47,11 +47,11 @@ def draw_case(rng):
     every = int(rng.integers(1, 4))
     due = (np.arange(ROUNDS) % every == every - 1) | (np.arange(ROUNDS) >= ROUNDS - 5)
     rules = {
-        "stop_at": float(rng.choice([0.1, 0.3, 0.5])) if rng.random() < 0.6 else None,
+        "target_accuracy": float(rng.choice([0.1, 0.3, 0.5])) if rng.random() < 0.6 else None,
         "patience": int(rng.integers(1, 6)) if rng.random() < 0.8 else None,
     }
     if rules["patience"] and rng.random() < 0.5:
-        rules["min_gain"] = float(rng.choice([0.01, 0.05]))
+        rules["min_delta"] = float(rng.choice([0.01, 0.05]))
     return np.where(due, accuracies, np.nan).astype(np.float32), due, rules
 
 
@@ -82,7 +82,7 @@ def test_chunks_end_where_a_rule_could_end_the_run():
             count = count_rounds_until_rule(settings, scheduler, accuracies[:done])
             assert 1 <= count <= last - done
             begun = np.isfinite(accuracies[:done]).any()  # the first measured is always a gain
-            if begun and (rules["stop_at"] or rules["patience"]):
+            if begun and (rules["target_accuracy"] or rules["patience"]):
                 flat = np.where(due, np.where(np.arange(ROUNDS) < done, accuracies, 0), np.nan)
                 best = np.where(due, np.where(np.arange(ROUNDS) < done, accuracies, 1), np.nan)
                 soonest = [find_end(a.astype(np.float32), **given(rules)) for a in (flat, best)]
@@ -92,9 +92,12 @@ def test_chunks_end_where_a_rule_could_end_the_run():
 
 
 CASES = {
-    "target": ("fedavg", {"stop_at": 0.45}),
-    "plateau": ("fedavg", {"patience": 4, "min_gain": 0.02}),
-    "both, evaluated now and then": ("scaffold", {"stop_at": 0.9, "patience": 3, "eval_every": 3}),
+    "target": ("fedavg", {"target_accuracy": 0.45}),
+    "plateau": ("fedavg", {"patience": 4, "min_delta": 0.02}),
+    "both, evaluated now and then": (
+        "scaffold",
+        {"target_accuracy": 0.9, "patience": 3, "eval_every": 3},
+    ),
     "clients' mean": ("fedamp", {"patience": 3}),
 }
 
@@ -115,7 +118,9 @@ def test_stopped_run_is_a_prefix_of_the_whole_run(case):
         assert (np.isnan(after) if unsaid is None else unsaid).all(), metric
     told = made.summary["stopped_early"]
     assert told["round"] == made.summary["rounds"] == end and told["reason"]
-    assert told["why"] == ("target" if "stop_at" in rules and len(rules) == 1 else "plateau")
+    assert told["why"] == (
+        "target" if "target_accuracy" in rules and len(rules) == 1 else "plateau"
+    )
     assert not made.summary["diverged"] and "stopped_early" not in whole.summary
     measured = whole.metrics[curve][:end]
     last = measured[np.isfinite(measured)][-5:]
@@ -132,7 +137,7 @@ def test_stopped_run_is_a_prefix_of_the_whole_run(case):
 def test_resumed_run_stops_in_the_same_round(has_stopped, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 2)
-    spec = make_spec(rounds=ROUNDS, patience=4, min_gain=0.02)
+    spec = make_spec(rounds=ROUNDS, patience=4, min_delta=0.02)
     whole = run_spec(spec)
     assert whole.summary["rounds"] < ROUNDS
 
@@ -160,11 +165,11 @@ def test_target_in_the_last_round_is_no_early_stop():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"stop_at": 0.0}, "stop_at = 0"),
-        ({"stop_at": 1.5}, "stop_at = 1.5"),
+        ({"target_accuracy": 0.0}, "target_accuracy = 0"),
+        ({"target_accuracy": 1.5}, "target_accuracy = 1.5"),
         ({"patience": 0}, "patience = 0"),
-        ({"min_gain": -0.1, "patience": 2}, "min_gain = -0.1"),
-        ({"min_gain": 0.1}, "min_gain = 0.1: expected nothing, or patience >= 1"),
+        ({"min_delta": -0.1, "patience": 2}, "min_delta = -0.1"),
+        ({"min_delta": 0.1}, "min_delta = 0.1: expected nothing, or patience >= 1"),
     ],
 )
 def test_invalid_rules_are_rejected(settings, said):
@@ -174,9 +179,9 @@ def test_invalid_rules_are_rejected(settings, said):
 
 
 def test_settings_without_effect_keep_the_digest():
-    assert RunSpec(min_gain=0.0, patience=3).digest() == RunSpec(patience=3).digest()
+    assert RunSpec(min_delta=0.0, patience=3).digest() == RunSpec(patience=3).digest()
     assert RunSpec(patience=3).digest() != RunSpec().digest()
-    assert not {"stop_at", "patience", "min_gain"} & RunSpec().resolved().to_dict().keys()
+    assert not {"target_accuracy", "patience", "min_delta"} & RunSpec().resolved().to_dict().keys()
 
 
 @pytest.mark.parametrize("width", [slow_case(1), slow_case(2)])
@@ -190,7 +195,12 @@ def test_parallel_runs_stop_as_single_runs(width, tmp_path, monkeypatch):
         init_states(state)
 
     monkeypatch.setattr(runner, "init_states", record_start)
-    rules = [{"stop_at": 0.4}, {"patience": 2}, {"patience": 5}, {"stop_at": 0.5, "patience": 3}]
+    rules = [
+        {"target_accuracy": 0.4},
+        {"patience": 2},
+        {"patience": 5},
+        {"target_accuracy": 0.5, "patience": 3},
+    ]
     base = make_spec(rounds=ROUNDS)
     specs = [dataclasses.replace(base, seed=s, **rule) for s in range(2) for rule in rules]
     specs = [*specs[2:], base]

@@ -104,7 +104,7 @@ def test_held_out_clients_of_sweeps_and_user_partitions(tmp_path):
 
 
 def test_client_tests_exclude_held_out_clients():
-    made = run(make_spec(**SETTINGS, local_tests=True))
+    made = run(make_spec(**SETTINGS, client_tests=True))
     assert made.tests.num_clients == 4 and made.held_out.tests.num_clients == 2
     assert made.metrics["client_accuracy"].shape == (3, 4)
 

@@ -17,7 +17,7 @@ DATA = make_user_dataset()
 
 @pytest.fixture(scope="module")
 def made():
-    return run_spec(make_spec(rounds=6, local_tests=True, test_per_client=6))
+    return run_spec(make_spec(rounds=6, client_tests=True, test_per_client=6))
 
 
 class Cells(HTMLParser):
@@ -152,5 +152,5 @@ def test_costs_to_an_accuracy(made):
 
 
 def test_costs_without_a_global_model():
-    own = run_spec(make_spec("fedamp", rounds=3, local_tests=True, test_per_client=6))
+    own = run_spec(make_spec("fedamp", rounds=3, client_tests=True, test_per_client=6))
     assert own.costs_to(0.0).rounds == 1

@@ -225,7 +225,7 @@ def test_flops_of_dynafed():
 
 
 def test_flops_of_tuning():
-    given = {"local_tests": True, "test_per_client": 4, "participation": 0.5}
+    given = {"client_tests": True, "test_per_client": 4, "participation": 0.5}
     found = of("fedavg_ft", options={"tuning_epochs": 3}, **given)
     assert found.rounds.tolist() == of("fedavg", **given).rounds.tolist()
     assert found.tuning == 3 * SAMPLES * TRAINED  # of all clients, not of the round's

@@ -16,7 +16,7 @@ DATA = make_user_dataset()
 
 
 def with_tests(**settings):
-    return {"local_tests": True, "test_per_client": 6, **settings}
+    return {"client_tests": True, "test_per_client": 6, **settings}
 
 
 @pytest.mark.parametrize(

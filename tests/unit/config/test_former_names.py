@@ -1,0 +1,67 @@
+"""Settings under their names of version 0.6: in calls, files, command lines and digests."""
+
+import hashlib
+import json
+
+import pytest
+
+from fedjax_het import ConfigError, RunSpec, grid, load_dataset
+from fedjax_het.cli.options import load_config_file, rename_former_flags
+from fedjax_het.config.settings import FORMER_SETTING_NAMES
+
+VALUES = {
+    "accumulation": 2,
+    "local_tests": True,
+    "measures": "macro_f1",
+    "min_gain": 0.01,
+    "normalisation": "unit",
+    "scored": "client",
+    "stop_at": 0.9,
+}
+
+
+def test_every_former_name_is_tried():
+    assert VALUES.keys() == FORMER_SETTING_NAMES.keys()
+
+
+@pytest.mark.parametrize("former_name", VALUES)
+def test_former_name_is_deprecated(former_name):
+    name, value = FORMER_SETTING_NAMES[former_name], VALUES[former_name]
+    with pytest.warns(DeprecationWarning, match=f"{former_name} is deprecated, use {name}"):
+        spec = RunSpec("scaffold", **{former_name: value})
+    assert spec == RunSpec("scaffold", **{name: value})
+    assert RunSpec.from_dict({"algorithm": "scaffold", former_name: value}) == spec  # no warning
+    with pytest.raises(ConfigError, match=f"expected nothing beside {name}"):
+        RunSpec.from_dict({former_name: value, name: value})
+
+
+def test_grid_accepts_former_name():
+    with pytest.warns(DeprecationWarning, match="grid: stop_at is deprecated"):
+        specs = grid(algorithm="fedavg", stop_at=[0.5, 0.6])
+    assert [spec.target_accuracy for spec in specs] == [0.5, 0.6]
+
+
+def test_load_dataset_accepts_former_name():
+    with pytest.warns(DeprecationWarning, match="load_dataset: normalisation"):
+        dataset = load_dataset("digits", normalisation="unit")
+    assert dataset.digest() == load_dataset("digits", normalization="unit").digest()
+
+
+def test_digest_contains_former_names():
+    """Names of results from version 0.6 stay valid."""
+    settings = {FORMER_SETTING_NAMES[name]: value for name, value in VALUES.items()}
+    spec = RunSpec("scaffold", "digits", patience=3, **settings).resolved()
+    former = {name: former_name for former_name, name in FORMER_SETTING_NAMES.items()}
+    stored = {former.get(name, name): value for name, value in spec.to_dict().items()}
+    assert VALUES.keys() <= stored.keys() | {"scored", "local_tests"}
+    text = json.dumps(stored, sort_keys=True).encode()
+    assert spec.digest() == hashlib.sha256(text).hexdigest()[:16]
+
+
+def test_file_and_flags_accept_former_names(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("stop-at: 0.9\nlocal_tests: true\n")
+    assert load_config_file(path) == {"target_accuracy": 0.9, "client_tests": True}
+    words = ["--stop-at=0.9", "--min_gain", "0.1", "--alpha", "1", "--local-tests", "True"]
+    expected = ["--target-accuracy=0.9", "--min-delta", "0.1", "--alpha", "1", "--client-tests"]
+    assert rename_former_flags(words) == [*expected, "True"]
