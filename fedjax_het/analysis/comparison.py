@@ -303,7 +303,7 @@ def compare_with_reported(
       reported: as `load_reported_values` returns it, at most one row per cell and metric,
         accuracies in percent. Its metric determines the compared metric of a run, see
         `REPORTED_METRICS`; one of `ROUND_METRICS` may be present as well. Runs may evaluate the
-        clients' own models (`RunSpec.scored`): their best accuracy is the mean over clients
+        clients' own models (`RunSpec.client_test_model`): their best accuracy is the mean over clients
         (`bmta`), and the accuracy of a domain is that of its client.
 
     Returns:

@@ -84,7 +84,7 @@ FedGen  the sizes, weights and rates of its code for CIFAR, on every data set; t
         the features that the ConvNet's classifier reads
 FedBN   has no model for one test of all. Row `fedbn` is the mean of the clients' networks with the
         mean of their normalization layers, which FedAvg would test. The paper does not have row
-        `fedbn(scored='personal')`: the mean over clients of the accuracy, on the whole test split,
+        `fedbn(client_test_model='personal')`: the mean over clients of the accuracy, on the whole test split,
         of the mean network with the client's own layers.
 """
 
