@@ -114,18 +114,9 @@ class ServerData:
         Returns:
           `(images, labels)`: `[n_0, H, W, C]` and int32 `[n_0]`.
         """
-        images, labels = pool or (None, None)
-        server_images = self._select_rows(dataset.train_images, images)
-        return server_images, self._select_rows(dataset.train_labels, labels)
-
-    def _select_rows(self, training: np.ndarray, pool: np.ndarray | None) -> np.ndarray:
-        """Select the server's rows from arrays of the training examples and of the pool."""
-        num_train = len(training)
-        if pool is None:
-            return training[self.indices]
-        is_train = self.indices < num_train
-        rows = [training[self.indices[is_train]], pool[self.indices[~is_train] - num_train]]
-        return np.concatenate(rows)
+        if pool is not None:
+            return pool
+        return dataset.train_images[self.indices], dataset.train_labels[self.indices]
 
     def summarize(
         self, dataset: Dataset, partition: Partition, pool: LabeledImages | None
@@ -140,7 +131,7 @@ class ServerData:
         Returns:
           The statistics; `str` of them is one line.
         """
-        labels = self._select_rows(dataset.train_labels, pool[1] if pool else None)
+        labels = self.get_examples(dataset, pool)[1]
         class_counts = np.bincount(labels, minlength=dataset.num_classes)
         client_counts = partition.label_counts(dataset.train_labels, dataset.num_classes)
         source = SERVER_SOURCES.require(self.source)
