@@ -84,9 +84,9 @@ def export_command(command: ExportCommand) -> int:
     from fedjax_het.runtime.results import Result
 
     paths = {"model": command.model, "synthetic": command.synthetic}
-    expected = f"a path, or {display_name('synthetic')} PATH: nothing is asked for"
+    expected = f"a path, or {display_name('synthetic')} PATH"
     require(any(paths.values()), "model", None, expected)
-    expected = f"{display_name('model')} PATH beside it"
+    expected = f"no value, or {display_name('model')} PATH"
     require(command.client is None or bool(command.model), "client", command.client, expected)
     with _name_file_errors("result", command.result, "the JSON file of a result"):
         result = Result.load(command.result)

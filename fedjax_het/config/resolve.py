@@ -115,7 +115,7 @@ def _resolve_except_hyperparameters(
     protocol_defaults = {name: settings.pop(name, None) for name in SERVER_DATA_SETTINGS}
     protocol_defaults["pretrain_epochs"] = settings.get("pretrain_epochs")
     if raw.local_steps is not None:
-        expected = "nothing beside local_steps: clients go by epochs or by steps"
+        expected = "no value: local_epochs cannot be combined with local_steps"
         _require_unset(raw, ("local_epochs",), expected)
         settings.pop("local_epochs", None)
     missing = {name: value for name, value in settings.items() if getattr(raw, name) is None}
@@ -130,7 +130,7 @@ def _resolve_except_hyperparameters(
     _check_held_out(spec, method)
     spec = _resolve_metrics(spec, method)
     spec = _resolve_local_training(spec)
-    expected = "nothing, or patience >= 1"
+    expected = "no value, or patience >= 1"
     require(not spec.min_delta or spec.patience is not None, "min_delta", spec.min_delta, expected)
     spec = dataclasses.replace(spec, min_delta=spec.min_delta or None)
     return _resolve_options(raw, spec, method, options), method, hp
@@ -191,7 +191,7 @@ def _resolve_partition(raw: RunSettings, spec: SettingsT) -> SettingsT:
     for setting, parameter in parameters.items():
         if parameter is None:
             others = ", ".join(name for name in PARTITIONS if find_parameter_name(name, setting))
-            expected = f"no {setting}: the partition {partition} takes none ({others} do)"
+            expected = f"no value: partition {partition} has no {setting} ({others} have it)"
             _require_unset(raw, (setting,), expected)
             settings[setting] = None
             continue
@@ -229,7 +229,9 @@ def _require_consistent(raw: RunSettings, setting: str, value: Any, options_name
     """
     setting_value = getattr(raw, setting)
     ok = setting_value is None or setting_value == value
-    require(ok, setting, setting_value, f"{value!r}, as {options_name} say, or only one of the two")
+    require(
+        ok, setting, setting_value, f"{value!r} as in {options_name}, or a value in one place only"
+    )
     return value
 
 
@@ -256,12 +258,12 @@ def _resolve_server_data(
     """Resolve the source of the server's examples, where the run uses any."""
     epochs, gaps = spec.pretrain_epochs, spec.gradient_gaps or None
     if epochs:
-        expected = "none: the method has no global model to pretrain"
+        expected = "no value: the method has no global model to pretrain"
         require(method.has_global_model, "pretrain_epochs", epochs, expected)
     elif not protocol_defaults["pretrain_epochs"]:
         epochs = None  # 0 is the default, and dropped
     has_gradients = method.has_global_model or method.has_diagnostics
-    expected = "none: the method has no global model whose gradients could be measured"
+    expected = "no value: the method has no global model with gradients to measure"
     require(gaps is None or has_gradients, "gradient_gaps", gaps, expected)
     source, options = None, {}
     if method.requires_server_examples or epochs or (gaps and raw.server_data):
@@ -274,7 +276,7 @@ def _resolve_server_data(
         with display_names_within("server_options", names):
             options = resolve_server_options(source, options)
     else:
-        expected = f"nothing: the server of {spec.algorithm} has no examples, unless it pretrains"
+        expected = f"no value: the server of {spec.algorithm} uses examples only to pretrain"
         _require_unset(raw, SERVER_DATA_SETTINGS, expected)
     return dataclasses.replace(
         spec,
@@ -293,10 +295,10 @@ def _resolve_client_tests(
     has_client_tests = is_personalized if spec.client_tests is None else spec.client_tests
     test_model, test_size = spec.client_test_model, spec.test_per_client
     if not has_client_tests:
-        expected = f"True: {spec.algorithm} has no other test"
+        expected = f"True: {spec.algorithm} is evaluated on clients' test data only"
         require(not is_personalized, "client_tests", False, expected)
         _require_unset(
-            raw, ("client_test_model", "test_per_client"), "nothing, or client_tests = True"
+            raw, ("client_test_model", "test_per_client"), "no value, or client_tests = True"
         )
         test_model = test_size = None
     if test_model is not None:
@@ -317,12 +319,12 @@ def _resolve_metrics(spec: SettingsT, method: AlgorithmSpec) -> SettingsT:
     metrics = parse_metrics(spec.metrics)
     for metric in metrics:
         ok = metric.sums is None or method.has_global_model
-        expected = f"none of outputs: {spec.algorithm} has no global model that is tested"
+        expected = f"no metric of outputs: {spec.algorithm} has no global model to evaluate"
         require(ok, "metrics", metric.name, expected)
         ok = metric.from_client_accuracy is None or spec.has_client_tests
-        require(ok, "metrics", metric.name, "client_tests = True beside it, or another measure")
+        require(ok, "metrics", metric.name, "client_tests = True, or another metric")
         ok = not metric.update_metric_names or method.trains_locally
-        expected = f"none of changes of the model: clients of {spec.algorithm} send none"
+        expected = f"no metric of updates: clients of {spec.algorithm} send no updates"
         require(ok, "metrics", metric.name, expected)
     names = ", ".join(metric.name for metric in metrics)
     return dataclasses.replace(spec, metrics=names or None)
@@ -351,9 +353,9 @@ def _resolve_local_training(spec: SettingsT) -> SettingsT:
         if schedule == "constant" and f"{prefix}warmup" not in spec.hp:
             changes[setting] = None
         elif is_user_optimizer:  # it can read a rate that varies over rounds from `hp`
-            expected = "none over steps: an optimizer that is passed has its own"
+            expected = "no schedule over steps: a user's optimizer has its own"
             require(setting == "lr_schedule", setting, schedule, expected)
-            expected = f"hp {LR_NAME}, which an optimizer that is passed reads as a function of hp"
+            expected = f"hp {LR_NAME}, which a user's optimizer reads as a function of hp"
             require(LR_NAME in spec.hp, setting, schedule, expected)
     return dataclasses.replace(spec, **changes)
 
@@ -362,10 +364,10 @@ def _check_held_out(spec: RunSettings, method: AlgorithmSpec) -> None:
     """Check that the method has a model for held-out clients, and can fine-tune the model."""
     held_out, epochs = spec.held_out_clients, spec.held_out_epochs
     ok = held_out is None or method.has_global_model
-    expected = f"none: {spec.algorithm} has no global model that could be evaluated on them"
+    expected = f"no value: {spec.algorithm} has no global model to evaluate on them"
     require(ok, "held_out_clients", held_out, expected)
     ok = epochs is None or held_out is not None
-    require(ok, "held_out_epochs", epochs, "nothing, or held_out_clients >= 1")
+    require(ok, "held_out_epochs", epochs, "no value, or held_out_clients >= 1")
     expected = f"0: clients of {spec.algorithm} condense their data instead of training"
     require(not epochs or method.trains_locally, "held_out_epochs", epochs, expected)
 
@@ -463,7 +465,7 @@ def _evaluate_rule_values(
 def _check_training_settings(raw: RunSettings, spec: RunSettings, method: AlgorithmSpec) -> None:
     """Check settings of training and rounds, which the rules of a user's method may set."""
     if not method.trains_locally:
-        expected = f"nothing: clients of {spec.algorithm} condense their data"
+        expected = f"no value: clients of {spec.algorithm} condense their data instead of training"
         _require_unset(raw, LOCAL_TRAINING_SETTINGS, expected)
     for name in ("num_clients", "local_epochs", "batch_size", "rounds", "eval_every"):
         value = getattr(spec, name)

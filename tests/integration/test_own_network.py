@@ -77,7 +77,7 @@ def test_network_options_reach_the_network():
 def test_options_that_are_settings_have_one_digest():
     named = RunSpec("fedavg", model="convnet", width=16).digest()
     assert RunSpec("fedavg", model="convnet", network_options={"width": 16}).digest() == named
-    with pytest.raises(ConfigError, match="width = 8: expected 16, as network_options say"):
+    with pytest.raises(ConfigError, match="width = 8: expected 16 as in network_options"):
         RunSpec("fedavg", model="convnet", width=8, network_options={"width": 16}).resolved()
 
 

@@ -97,8 +97,8 @@ BAD_SETTINGS = [
     ("fsl", {"options": {"option": "I"}}, "'option'"),
     ("per_fedavg", {"hp": {"hf_delta": 0.1}}, "hf_delta"),  # not read by order "first"
     ("per_fedavg", {"options": {"order": "hessian_free"}, "hp": {"hf_delta": 0.0}}, "hf_delta = 0"),
-    ("fedaf", {"local_epochs": 3}, "local_epochs = 3: expected nothing"),
-    ("fedaf", {"local_optimizer": "adam"}, "local_optimizer = 'adam': expected nothing"),
+    ("fedaf", {"local_epochs": 3}, "local_epochs = 3: expected no value"),
+    ("fedaf", {"local_optimizer": "adam"}, "local_optimizer = 'adam': expected no value"),
     ("fedaf", {"protocol": "fedprox"}, "protocol = 'fedprox' is unknown"),
     (
         "feddm",
@@ -109,7 +109,7 @@ BAD_SETTINGS = [
     ("fedamp", {"num_clients": 1}, "num_clients = 1: expected at least 2"),
     ("heurfedamp", {"num_clients": 1}, "num_clients = 1: expected at least 2"),
     ("fedamp", {"client_test_model": "global"}, "client_test_model = 'global'"),
-    ("heurfedamp", {"gradient_gaps": 2}, "gradient_gaps = 2: expected none"),
+    ("heurfedamp", {"gradient_gaps": 2}, "gradient_gaps = 2: expected no value"),
 ]
 
 

@@ -77,7 +77,7 @@ def test_local_training_flags_and_files_agree(tmp_path, capsys):
     assert main([*found, "--output-dir", str(tmp_path / "none")]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2 + 2 + 2
     assert main(["run", *flags, "--local-epochs", "3"]) == 2
-    assert "--local-epochs = 3: expected nothing beside" in capsys.readouterr().err
+    assert "--local-epochs = 3: expected no value" in capsys.readouterr().err
 
 
 def parsed(record, path, *own):

@@ -28,7 +28,7 @@ def test_grid_drops_unused_local_training_settings():
         ("fedavg", 3),
         ("fedaf", None),
     ]
-    with pytest.raises(ConfigError, match="local_epochs = 2: expected nothing"):
+    with pytest.raises(ConfigError, match="local_epochs = 2: expected no value"):
         grid(algorithm="fedaf", local_epochs=2)
 
 

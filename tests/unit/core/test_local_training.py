@@ -307,14 +307,17 @@ def test_a_step_that_is_never_full_is_made_at_the_end_of_a_round():
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"local_steps": 3, "local_epochs": 2}, "local_epochs = 2: expected nothing beside local_"),
+        ({"local_steps": 3, "local_epochs": 2}, "local_epochs = 2: expected no value"),
         ({"local_steps": 0}, "local_steps = 0: expected a whole number in [1, 1e+06]"),
         (
             {"gradient_accumulation": 0},
             "gradient_accumulation = 0: expected a whole number in [1, 1e+06]",
         ),
         ({"gradient_accumulation": 1.5}, "gradient_accumulation = 1.5: expected a whole number"),
-        ({"algorithm": "fedaf", "local_steps": 3}, "local_steps = 3: expected nothing: clients of"),
+        (
+            {"algorithm": "fedaf", "local_steps": 3},
+            "local_steps = 3: expected no value: clients of",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_line(settings, message):

@@ -226,7 +226,7 @@ def test_resolved_settings_have_what_is_given_and_no_more():
         ({"algorithm": "feddm", "local_optimizer": "lion"}, "local_optimizer = 'lion': expected n"),
         (
             {"algorithm": "feddm", "gradient_accumulation": 2},
-            "gradient_accumulation = 2: expected nothing: clients",
+            "gradient_accumulation = 2: expected no value: clients",
         ),
     ],
 )
@@ -359,9 +359,9 @@ def test_numbers_that_one_run_of_a_sweep_has_alone_reach_it():
         (
             {"lr_step_schedule": "exponential"},
             optax.sgd(0.1),
-            "lr_step_schedule = 'exponential': expected none over steps",
+            "lr_step_schedule = 'exponential': expected no schedule over steps",
         ),
-        ({"algorithm": "feddm"}, optax.sgd(0.1), "local_optimizer = 'user': expected nothing"),
+        ({"algorithm": "feddm"}, optax.sgd(0.1), "local_optimizer = 'user': expected no value"),
     ],
 )
 def test_objects_that_do_not_fit_are_one_line(settings, optimizer, message, monkeypatch):

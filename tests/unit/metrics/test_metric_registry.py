@@ -285,10 +285,10 @@ def test_user_measure_rejects_invalid_functions(sums, finish, expected):
         ({"metrics": "drift, drift"}, "each name once"),
         ({"metrics": "drift,"}, "metrics = ''"),
         ({"metrics": "drift\n"}, "metrics = 'drift"),
-        ({"metrics": "fairness"}, "client_tests = True beside it"),
-        ({"algorithm": "fedamp", "metrics": "calibration"}, "no global model that is tested"),
+        ({"metrics": "fairness"}, "client_tests = True, or another"),
+        ({"algorithm": "fedamp", "metrics": "calibration"}, "no global model to evaluate"),
         ({"algorithm": "fedamp", "metrics": "drift"}, "send changes of the model"),
-        ({"algorithm": "feddm", "metrics": "drift"}, "clients of feddm send none"),
+        ({"algorithm": "feddm", "metrics": "drift"}, "clients of feddm send no updates"),
         ({"metrics": 3}, "metrics = 3"),
     ],
 )

@@ -169,7 +169,7 @@ def test_target_in_the_last_round_is_no_early_stop():
         ({"target_accuracy": 1.5}, "target_accuracy = 1.5"),
         ({"patience": 0}, "patience = 0"),
         ({"min_delta": -0.1, "patience": 2}, "min_delta = -0.1"),
-        ({"min_delta": 0.1}, "min_delta = 0.1: expected nothing, or patience >= 1"),
+        ({"min_delta": 0.1}, "min_delta = 0.1: expected no value, or patience >= 1"),
     ],
 )
 def test_invalid_rules_are_rejected(settings, said):

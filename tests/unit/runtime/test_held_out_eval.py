@@ -114,7 +114,7 @@ def test_client_tests_exclude_held_out_clients():
     [
         ({"held_out_clients": 60}, "num_clients = "),
         ({"algorithm": "fedamp", "held_out_clients": 2}, "held_out_clients = 2: .*no global model"),
-        ({"held_out_epochs": 2}, "held_out_epochs = 2: expected nothing, or held_out_clients"),
+        ({"held_out_epochs": 2}, "held_out_epochs = 2: expected no value, or held_out_clients"),
         (
             {"algorithm": "feddm", "held_out_clients": 2, "held_out_epochs": 2},
             "held_out_epochs = 2: expected 0: clients of feddm condense",

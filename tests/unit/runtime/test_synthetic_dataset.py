@@ -61,7 +61,7 @@ def test_export_errors(tmp_path, capsys):
     assert Result.load(result).model() is not None
     cases = {
         result: "--model = None: expected a path",
-        f"{result} --client 2 --synthetic s": "--client = 2: expected --model PATH beside it",
+        f"{result} --client 2 --synthetic s": "--client = 2: expected no value, or --model PATH",
         f"{result} --model m --client 2": "--client = 2: expected None",
         f"{result} --synthetic s.npz": "a method that makes images",
         f"{tmp_path}/none.json --model m": "the JSON file of a result",
