@@ -49,8 +49,8 @@ class LaneChoice(NamedTuple):
     """The chosen lanes.
 
     Attributes:
-      lanes: lanes of one federation on each device.
-      num_parallel: federations whose lanes run in parallel on a device.
+      lanes: lanes of one run on each device.
+      num_parallel: runs whose lanes share a device in parallel.
       seconds: time per client step by lanes per device; empty if not timed.
       conv_impl: implementation of the convolutions that leave it open.
     """
@@ -163,10 +163,10 @@ def list_lane_counts(num_devices: int, cohort_size: int, num_runs: int = 1) -> l
     Args:
       num_devices: number of devices.
       cohort_size: clients, or pairs, of a round.
-      num_runs: number of federations.
+      num_runs: number of runs.
 
     Returns:
-      Numbers of lanes, ascending; the largest fits the clients of all federations.
+      Numbers of lanes, ascending; the largest fits the clients of all runs.
     """
     max_lanes = max(1, -(-cohort_size // num_devices))
     if jax.default_backend() == "cpu":
@@ -198,8 +198,8 @@ def choose_lanes(
 ) -> LaneChoice:
     """Choose lanes by timings of made-up work, stored ones where there are some.
 
-    The clients of one federation fill a device's lanes first, then further federations do. To the
-    device, all lanes are alike. Candidates that do not fit or fail are left out. If all fail, the
+    The clients of one run fill a device's lanes first, then further runs do. To the device, all
+    lanes are alike. Candidates that do not fit or fail are left out. If all fail, the
     choice is the fewest lanes, and the run reports the error.
 
     Cost: one compilation of local training per candidate, once. With several processes, the choice
@@ -209,7 +209,7 @@ def choose_lanes(
       workload: the work to time.
       devices: devices that share the clients.
       cohort_size: clients, or pairs, of a round.
-      num_runs: number of federations.
+      num_runs: number of runs.
       idle_factor: `lanes -> factor`, the steps of all lanes of each block, idle ones included, per
         step of the run's own clients; 1 without idle lanes.
       memory_bytes: bytes on each device that may be used (None: the free bytes).
@@ -279,7 +279,7 @@ def _choose_locally(
     fitting_lane_counts = [v for v in run_lane_counts if v in seconds]
     if not fitting_lane_counts:
         return LaneChoice(min(run_lane_counts), 1, {})
-    # The lanes of a federation must not depend on the number of federations: its numbers would.
+    # The lanes of a run must not depend on the number of runs: its rounding would.
     lanes = _select_fastest({v: seconds[v] * idle_factor(v) for v in fitting_lane_counts})
     total_lanes = _select_fastest({v: taken for v, taken in seconds.items() if v >= lanes})
     num_parallel = max(1, total_lanes // lanes)
@@ -353,14 +353,14 @@ def _time_workload(
 def choose_server_sharding(
     task: Task, *, batch_size: int, devices: Sequence[jax.Device], label: str
 ) -> bool:
-    """Choose whether devices that share a federation also share the steps of its server.
+    """Choose whether devices that share a run also share the steps of its server.
 
     Cost: two compilations of a training step and some steps of SGD on made-up data, once.
 
     Args:
       task: network and normalization.
       batch_size: samples per step.
-      devices: devices that share the federation.
+      devices: devices that share the run.
       label: the network, and everything else that a step's time depends on.
 
     Returns:

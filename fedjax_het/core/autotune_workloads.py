@@ -24,7 +24,7 @@ from fedjax_het.data import partition_from_clients
 from fedjax_het.nn import Model
 
 STEPS_PER_CLIENT = 8  # per client and timing
-NUM_SERVER_STEPS = 2  # of which one can take half a second
+NUM_SERVER_STEPS = 2  # a step can take half a second
 NUM_REPEATS = 3
 MAX_REPEAT_SECONDS = 1.0  # a longer timing is not repeated
 

@@ -1,4 +1,4 @@
-"""Client states on the host, for federations whose states do not fit on the devices.
+"""Client states on the host, for runs whose states do not fit on the devices.
 
 The participants of the next rounds are known. Only their states are put on the devices, as a table
 `[U, ...]`, and stored again afterwards. Copies preserve the bits of arrays of any type.
@@ -105,11 +105,10 @@ class HostClientStates:
 
 
 class StatePager:
-    """Moves client states between the host and the devices, for federations that run in parallel.
+    """Moves client states between the host and the devices, for runs that share their programs.
 
     Attributes:
-      states: the states of each place's federation. Idle places repeat the last federation and
-        share its states.
+      states: the states of each place's run. Idle places repeat the last run and share its states.
       num_rows: U, rows of the table on the devices.
     """
 
@@ -123,10 +122,10 @@ class StatePager:
         """Create the initial states on the host.
 
         Args:
-          plan: placement of the federations.
+          plan: placement of the runs.
           schedulers: the scheduler of each place.
           initial_state: initial state of a client as the devices have it: with a leading axis of
-            one client, and before it an axis of places if federations are on their own devices.
+            one client, and before it an axis of places if runs are on their own devices.
           num_rows: U, at least the number of clients that train in any chunk of rounds.
         """
         self._plan, self._schedulers, self.num_rows = plan, list(schedulers), num_rows
@@ -151,8 +150,7 @@ class StatePager:
           round_indices: the rounds.
 
         Returns:
-          The table, `[U, ...]`, with an axis of places before it if federations are on their own
-          devices.
+          The table, `[U, ...]`, with an axis of places before it if runs are on their own devices.
         """
         first_states = self.states[0]
         table = first_states.allocate_table((len(self.states), self.num_rows))
