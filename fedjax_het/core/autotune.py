@@ -15,22 +15,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal, NamedTuple
 
 import jax
-import jaxlib
 import numpy as np
 from pydantic import BaseModel, Field
 
 from fedjax_het.core.autotune_workloads import (
     NUM_SERVER_STEPS,
-    STEPS_PER_CLIENT,
+    Workload,
     WorkloadMemoryError,
+    format_key,
     time_client_step,
     time_server_step,
 )
-from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.memory import total_free_bytes
 from fedjax_het.core.task import Task
 from fedjax_het.nn.conv_products import AUTO, CONV_IMPLS, IM2COL, NATIVE, UNROLLED
-from fedjax_het.nn.precision import configure_compute, has_auto_convolutions
+from fedjax_het.nn.precision import has_auto_convolutions
 from fedjax_het.utils.env import get_cache_dir, make_private_dir
 from fedjax_het.utils.io import write_atomically
 
@@ -59,28 +58,6 @@ class LaneChoice(NamedTuple):
     num_parallel: int
     seconds: dict[int, float]
     conv_impl: str = AUTO
-
-
-class Workload(NamedTuple):
-    """The work to time: steps of clients that train, or of pairs that condense.
-
-    Attributes:
-      training: local training.
-      batch_size: examples per step.
-      label: the network, and everything else that a step's time depends on.
-      images_per_pair: images that a pair of a client and a class condenses; None if clients train.
-    """
-
-    training: LocalTraining
-    batch_size: int
-    label: str
-    images_per_pair: int | None = None
-
-    def format_key(self, devices: Sequence[jax.Device]) -> str:
-        """Return the row in the table of timings."""
-        pairs = self.images_per_pair
-        work = self.training.optimizer if pairs is None else f"pairs of {pairs}"
-        return _format_key(self.label, work, self.batch_size, devices, STEPS_PER_CLIENT)
 
 
 class Candidate(NamedTuple):
@@ -268,8 +245,15 @@ def _choose_locally(
         return LaneChoice(candidates[0].lanes, 1, {}, candidates[0].kind)
     free_bytes = memory_bytes or total_free_bytes(devices)
 
+    if jax.default_backend() == "cpu":
+        min_clients = NUM_TIMED_CLIENTS_CPU
+    else:
+        min_clients = NUM_TIMED_CLIENTS if max_lanes is None else NUM_TIMED_PAIRS
+
     def time_candidate(candidate: Candidate) -> float:
-        return _time_workload(workload, devices, candidate, free_bytes)
+        lanes, conv_impl = candidate
+        num_clients = max(lanes, min_clients)
+        return time_client_step(workload, conv_impl, devices, lanes, num_clients, free_bytes)
 
     key = workload.format_key(devices)
     timings = _load_or_time(devices, key, candidates, time_candidate, free_bytes)
@@ -330,26 +314,6 @@ def _time(
     return Timing(None, insufficient_bytes)
 
 
-def _time_workload(
-    workload: Workload, devices: Sequence[jax.Device], candidate: Candidate, free_bytes: int | None
-) -> float:
-    task, num_clients = workload.training.task, NUM_TIMED_CLIENTS
-    if jax.default_backend() == "cpu":
-        num_clients = NUM_TIMED_CLIENTS_CPU
-    elif workload.images_per_pair is not None:
-        num_clients = NUM_TIMED_PAIRS
-    model = configure_compute(task.model, conv_impl=candidate.kind)
-    return time_client_step(
-        workload.training._replace(task=task._replace(model=model)),
-        workload.images_per_pair,
-        workload.batch_size,
-        devices,
-        candidate.lanes,
-        max(candidate.lanes, num_clients),
-        free_bytes,
-    )
-
-
 def choose_server_sharding(
     task: Task, *, batch_size: int, devices: Sequence[jax.Device], label: str
 ) -> bool:
@@ -375,16 +339,11 @@ def choose_server_sharding(
         return time_server_step(task, batch_size, devices, is_sharded=candidate.lanes > 1)
 
     candidates = [Candidate(1, SERVER), Candidate(len(devices), SERVER)]
-    key = _format_key(label, SERVER, batch_size, devices, NUM_SERVER_STEPS)
+    key = format_key(label, SERVER, batch_size, devices, NUM_SERVER_STEPS)
     seconds = _load_or_time(devices, key, candidates, time_candidate, None)
     if len(seconds) < len(candidates):
         return False
     return _select_fastest({candidate.lanes: seconds[candidate] for candidate in candidates}) > 1
-
-
-def _format_key(label: str, work: str | None, batch_size: int, devices, num_steps: int) -> str:
-    scale = f"batch {batch_size}|{len(devices)} devices|{num_steps} steps"
-    return f"{jaxlib.__version__}|{label}|{work}|{scale}"
 
 
 def _select_fastest(seconds: dict[int, float]) -> int:

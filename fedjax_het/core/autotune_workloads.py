@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 
 from fedjax_het.core.client_algorithm import ClientAlgorithm, ClientUpdate
@@ -22,11 +23,53 @@ from fedjax_het.core.training_variants import with_plain_sgd
 from fedjax_het.core.work_items import ClientWork
 from fedjax_het.data import partition_from_clients
 from fedjax_het.nn import Model
+from fedjax_het.nn.precision import configure_compute
 
 STEPS_PER_CLIENT = 8  # per client and timing
 NUM_SERVER_STEPS = 2  # a step can take half a second
 NUM_REPEATS = 3
 MAX_REPEAT_SECONDS = 1.0  # a longer timing is not repeated
+
+
+class Workload(NamedTuple):
+    """The work to time: steps of clients that train, or of pairs that condense.
+
+    Attributes:
+      training: local training.
+      batch_size: examples per step.
+      label: the network, and everything else that a step's time depends on.
+      images_per_pair: images that a pair of a client and a class condenses; None if clients train.
+    """
+
+    training: LocalTraining
+    batch_size: int
+    label: str
+    images_per_pair: int | None = None
+
+    def format_key(self, devices: Sequence[jax.Device]) -> str:
+        """Return the row in the table of timings."""
+        pairs = self.images_per_pair
+        work = self.training.optimizer if pairs is None else f"pairs of {pairs}"
+        return format_key(self.label, work, self.batch_size, devices, STEPS_PER_CLIENT)
+
+
+def format_key(
+    label: str, work: str | None, batch_size: int, devices: Sequence[jax.Device], num_steps: int
+) -> str:
+    """Return the row of a workload in the table of timings.
+
+    Args:
+      label: the network, and everything else that a step's time depends on.
+      work: optimizer, or kind of the work.
+      batch_size: examples per step.
+      devices: devices that share the work.
+      num_steps: steps of a timing.
+
+    Returns:
+      The row.
+    """
+    scale = f"batch {batch_size}|{len(devices)} devices|{num_steps} steps"
+    return f"{jaxlib.__version__}|{label}|{work}|{scale}"
 
 
 class WorkloadMemoryError(Exception):
@@ -43,9 +86,8 @@ class WorkloadMemoryError(Exception):
 
 
 def time_client_step(
-    training: LocalTraining,
-    images_per_pair: int | None,
-    batch_size: int,
+    workload: Workload,
+    conv_impl: str,
     devices: Sequence[jax.Device],
     num_lanes: int,
     num_clients: int,
@@ -56,9 +98,8 @@ def time_client_step(
     Cost: a compilation, and some calls.
 
     Args:
-      training: local training.
-      images_per_pair: images that a pair of a client and a class condenses; None if clients train.
-      batch_size: examples per step.
+      workload: the work.
+      conv_impl: implementation of convolutions that leave it open.
       devices: devices that share the clients.
       num_lanes: lanes on each device.
       num_clients: clients on each device; equal for all numbers of lanes, to be fair.
@@ -70,8 +111,11 @@ def time_client_step(
     Raises:
       WorkloadMemoryError: if the program needs more memory, before it runs.
     """
-    plan, model = make_execution_plan(num_lanes, devices), training.task.model
+    plan, batch_size = make_execution_plan(num_lanes, devices), workload.batch_size
     num_clients, samples_per_client = plan.blocks * num_clients, STEPS_PER_CLIENT * batch_size
+    task = workload.training.task
+    model = configure_compute(task.model, conv_impl=conv_impl)
+    task = task._replace(model=model)
     indices = np.arange(num_clients * samples_per_client)
     partition = partition_from_clients(list(indices.reshape(num_clients, samples_per_client)))
     scheduler = Scheduler(
@@ -86,14 +130,14 @@ def time_client_step(
         lanes=num_lanes,
     )
     hp: dict[str, Any] = {}
-    if images_per_pair is None:
-        training = _with_default_options(training)
+    if workload.images_per_pair is None:
+        training = _with_default_options(workload.training._replace(task=task))
         client_algorithm = make_local_sgd(training)
         assert training.optimizer is not None
         for name, hyperparameter in optimizer_hyperparameters(training.optimizer).items():
             hp[name] = np.float32(hyperparameter.default)
     else:
-        client_algorithm = _make_condensing_client(training.task, images_per_pair)
+        client_algorithm = _make_condensing_client(task, workload.images_per_pair)
 
     def train_clients(hp, variables, key, cohort):
         message = ServerMessage(variables)

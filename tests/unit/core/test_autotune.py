@@ -32,8 +32,7 @@ def choose(monkeypatch, tmp_path):
     def choose(seconds, *, label="linear", batch_size=4, images=None, model=None, **settings):
         lanes = {way if isinstance(way, int) else way[0] for way in seconds}
 
-        def time_one(training, images, batch_size, devices, v, clients, free):
-            impl = choose.impl_of(training.task.model)
+        def time_one(workload, impl, devices, v, clients, free):
             way = v if v in seconds else (v, impl)
             timed.append(way)
             found = seconds[way]
@@ -54,7 +53,6 @@ def choose(monkeypatch, tmp_path):
         return autotune.choose_lanes(work, **{**defaults, **settings})
 
     choose.timed, choose.file, choose.free = timed, tmp_path / "lanes.json", 10 * GB
-    choose.impl_of = lambda model: "auto"
     return choose
 
 
@@ -62,10 +60,6 @@ def choose(monkeypatch, tmp_path):
 def elsewhere(monkeypatch, choose):
     """As if the devices were no CPUs, with a network of convolutions."""
     monkeypatch.setattr(autotune.jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(
-        autotune, "configure_compute", lambda model, conv_impl: model._replace(name=conv_impl)
-    )
-    choose.impl_of = lambda model: model.name
     convnet = make_model("convnet", (8, 8, 1), 3, width=4, depth=1)
     return lambda seconds, **settings: choose(seconds, model=convnet, **settings)
 
@@ -193,13 +187,14 @@ def test_lane_counts_fit_cohort():
 
 @pytest.mark.parametrize("images", [None, 3])
 def test_time_client_step(images):
-    one = training(make_model("mlp", (4, 4, 1), 3, hidden=(5,)), "adam")
+    model = make_model("mlp", (4, 4, 1), 3, hidden=(5,))
+    work = Workload(training(model, "adam"), 4, "mlp", images)
     for lanes in (1, 2):
-        assert time_client_step(one, images, 4, jax.devices(), lanes, 2, None) > 0
+        assert time_client_step(work, "auto", jax.devices(), lanes, 2, None) > 0
 
 
 def test_time_client_step_requires_memory(monkeypatch):
     monkeypatch.setattr("fedjax_het.core.autotune_workloads._time_fastest_call", None)
     with pytest.raises(WorkloadMemoryError) as refused:
-        time_client_step(training(), None, 4, jax.devices(), 2, 2, 1000)
+        time_client_step(Workload(training(), 4, "linear"), "auto", jax.devices(), 2, 2, 1000)
     assert refused.value.needed_bytes > 1000
