@@ -150,15 +150,12 @@ def select_first_45_classes(
       `(arrays, meta)` of the 45 classes.
     """
     rng = np.random.default_rng(_EMNIST_45_SEED)
-    is_selected = {
-        split: arrays[f"{split}_labels"] < _EMNIST_45_CLASSES for split in ("train", "test")
-    }
-    labels = np.where(is_selected["test"], arrays["test_labels"], -1)  # -1 belongs to no class
-    pools = shuffle_by_class(rng, labels, _EMNIST_45_CLASSES)
+    pools = shuffle_by_class(rng, arrays["test_labels"], _EMNIST_45_CLASSES)
     sizes = np.array([len(pool) for pool in pools])
     counts = allocate_equal_counts(rng, sizes, min(_EMNIST_45_TEST_IMAGES, int(sizes.sum())))
     test_positions = np.sort(take_quota(pools, np.stack([counts, sizes - counts], axis=1))[0])
-    positions = {"train": np.flatnonzero(is_selected["train"]), "test": test_positions}
+    train_positions = np.flatnonzero(arrays["train_labels"] < _EMNIST_45_CLASSES)
+    positions = {"train": train_positions, "test": test_positions}
     selected = {name: array[positions[name.split("_")[0]]] for name, array in arrays.items()}
     return selected, {**meta, "class_names": meta["class_names"][:_EMNIST_45_CLASSES]}
 

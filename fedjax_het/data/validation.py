@@ -333,14 +333,8 @@ def _find_mismatched_shapes(values: Any) -> list[tuple[int, ...]]:
     """Return the first two different shapes among the items, or [] if there are fewer than two."""
     if not isinstance(values, list | tuple | np.ndarray):
         return []
-    shapes: list[tuple[int, ...]] = []
-    for item in values:
-        try:
-            shape = np.shape(item)
-        except Exception:  # the item is ragged itself
-            return []
-        if shape not in shapes:
-            shapes.append(shape)
-        if len(shapes) == 2:
-            return shapes
-    return []
+    try:
+        shapes = list(dict.fromkeys(map(np.shape, values)))
+    except Exception:  # an item is ragged itself
+        return []
+    return shapes[:2] if len(shapes) > 1 else []
