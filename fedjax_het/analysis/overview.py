@@ -557,8 +557,9 @@ def make_overview_table(
     Example:
       >>> import pandas as pd
       >>> from fedjax_het.analysis import make_overview_table
-      >>> results = pd.DataFrame({"dataset": "digits", "algorithm": ["fedavg", "fsl"], "seed": 0, "settings": ["a", "b"],
-      ...     "finished": "2026", "diverged": False, "final_accuracy": [0.5, 0.6]})
+      >>> results = pd.DataFrame({"dataset": "digits", "algorithm": ["fedavg", "fsl"], "seed": 0,
+      ...     "settings": ["a", "b"], "finished": "2026", "diverged": False,
+      ...     "final_accuracy": [0.5, 0.6]})
       >>> table = make_overview_table(results)
       >>> [row["Test accuracy (%)"] for row in table.sections[0].rows]
       ['50.00', '60.00']
@@ -621,8 +622,8 @@ def make_pivot_table(
     Example:
       >>> import pandas as pd
       >>> from fedjax_het.analysis import make_pivot_table
-      >>> results = pd.DataFrame({"dataset": "digits", "algorithm": "fedavg", "alpha": [0.1, 1.0], "seed": 0,
-      ...     "settings": ["a", "b"], "finished": "2026", "diverged": False,
+      >>> results = pd.DataFrame({"dataset": "digits", "algorithm": "fedavg", "alpha": [0.1, 1.0],
+      ...     "seed": 0, "settings": ["a", "b"], "finished": "2026", "diverged": False,
       ...     "final_accuracy": [0.5, 0.6]})
       >>> make_pivot_table(results).sections[0].rows[0]
       {'Method': 'fedavg', 'alpha 0.1': '50.00', 'alpha 1': '60.00'}

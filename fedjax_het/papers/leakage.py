@@ -5,9 +5,10 @@ python experiments/leakage.py --preset cpu     Fashion-MNIST, MLP: half an hour
 
 The papers have no such table; they state that synthetic images protect the clients' images. Here an
 attacker who has only the synthetic images distinguishes clients' training images from test images.
-Attack `distance` uses the distance to the nearest synthetic image, attack `loss` the loss of a network
-trained on the synthetic images. References are the same attacks on random training images with the
-same labels (`real`, which leak everything, but about few images) and on noise, which leaks nothing. The nearest real image is searched among equally many training and test images.
+Attack `distance` uses the distance to the nearest synthetic image, attack `loss` the loss of a
+network trained on the synthetic images. References are the same attacks on random training images
+with the same labels (`real`) and on noise. The former leak everything, but about few images; noise
+leaks nothing. The nearest real image is searched among equally many training and test images.
 `leakage.md` lists the results, `leakage.png` shows synthetic images beside their nearest training
 images.
 """

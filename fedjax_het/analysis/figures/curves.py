@@ -148,8 +148,9 @@ def plot_learning_curves(
     Example:
       >>> import pandas as pd
       >>> from fedjax_het.analysis import plot_learning_curves
-      >>> results = pd.DataFrame({"dataset": "digits", "algorithm": ["fedavg"], "seed": 0, "settings": "s",
-      ...     "digest": "d", "finished": "2026", "diverged": False, "final_accuracy": 0.5})
+      >>> results = pd.DataFrame({"dataset": "digits", "algorithm": ["fedavg"], "seed": 0,
+      ...     "settings": "s", "digest": "d", "finished": "2026", "diverged": False,
+      ...     "final_accuracy": 0.5})
       >>> curves = pd.DataFrame({"digest": "d", "round": [1, 2], "test_accuracy": [0.3, 0.5]})
       >>> plot_learning_curves(results, curves).axes[0].get_ylabel()
       'Test accuracy (%)'
@@ -181,7 +182,7 @@ def plot_gradient_gaps(
     by: Sequence[str] = (),
     panels: Sequence[str] = ("dataset", "classes"),
 ) -> "Figure":
-    """Plot the distance of the server's and of the clients' gradients from that of all data (FSL, Fig. 9).
+    """Plot distances of the server's and the clients' gradients from that of all data (FSL, Fig. 9).
 
     The two lines `server_gap` and `client_gap` are squared Euclidean distances on a logarithmic
     axis against the round. Means over seeds and bands are those of the logarithms.
@@ -241,8 +242,8 @@ def plot_table_curves(
 
     There is a row of panels per data set and network, and a column per alpha, number of labels or
     domain. Lines are means over seeds. If the table has means of the last rounds, lines are
-    running means over the same number of rounds, so that a line ends at the table's value. Runs
-    with fewer than twice that number are not smoothed. A triangle at the right edge is the reported
+    running means over the same number of rounds. So a line ends at the table's value. Runs with
+    fewer than twice that number are not smoothed. A triangle at the right edge is the reported
     value. Diverged runs are left out.
 
     Args:

@@ -81,8 +81,8 @@ def plot_metric_vs_alpha(
     Example:
       >>> import pandas as pd
       >>> from fedjax_het.analysis import plot_metric_vs_alpha
-      >>> results = pd.DataFrame({"dataset": "digits", "algorithm": "fedavg", "alpha": [0.1, 1.0], "seed": 0,
-      ...     "settings": ["a", "b"], "finished": "2026", "diverged": False,
+      >>> results = pd.DataFrame({"dataset": "digits", "algorithm": "fedavg", "alpha": [0.1, 1.0],
+      ...     "seed": 0, "settings": ["a", "b"], "finished": "2026", "diverged": False,
       ...     "final_accuracy": [0.5, 0.6]})
       >>> plot_metric_vs_alpha(results).axes[0].get_xscale()
       'log'
@@ -126,8 +126,8 @@ def plot_metric_vs_setting(
     Example:
       >>> import pandas as pd
       >>> from fedjax_het.analysis import plot_metric_vs_setting
-      >>> results = pd.DataFrame({"dataset": "digits", "algorithm": "fsl", "hp.gamma": [0.5, 1.0], "seed": 0,
-      ...     "settings": ["a", "b"], "finished": "2026", "diverged": False,
+      >>> results = pd.DataFrame({"dataset": "digits", "algorithm": "fsl", "hp.gamma": [0.5, 1.0],
+      ...     "seed": 0, "settings": ["a", "b"], "finished": "2026", "diverged": False,
       ...     "final_accuracy": [0.5, 0.6]})
       >>> plot_metric_vs_setting(results, x="hp.gamma").axes[0].get_xlabel()
       'gamma'
@@ -342,8 +342,8 @@ def plot_heat_map(
     Example:
       >>> import pandas as pd
       >>> from fedjax_het.analysis import plot_heat_map
-      >>> results = pd.DataFrame({"dataset": "digits", "algorithm": "fedavg", "alpha": [0.1, 1.0], "seed": 0,
-      ...     "hp.local_lr": 0.1, "settings": ["a", "b"], "finished": "2026",
+      >>> results = pd.DataFrame({"dataset": "digits", "algorithm": "fedavg", "alpha": [0.1, 1.0],
+      ...     "seed": 0, "hp.local_lr": 0.1, "settings": ["a", "b"], "finished": "2026",
       ...     "diverged": False, "final_accuracy": [0.5, 0.6]})
       >>> panel = plot_heat_map(results, x="alpha", y="hp.local_lr").axes[0]
       >>> [text.get_text() for text in panel.texts]

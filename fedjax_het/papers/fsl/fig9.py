@@ -4,10 +4,10 @@ python experiments/fsl/fig9.py                  the embedded digits, a minute on
 python experiments/fsl/fig9.py --preset cpu     Fashion-MNIST and CIFAR-10, fewer rounds: hours
 python experiments/fsl/fig9.py --preset paper   EMNIST and CIFAR-10: a GPU's work
 
-Distances are squared, from the gradient over all clients' data, at the model that a round starts from.
-xi_t^2 is the distance of the gradient over the server's data, G_t^2 the mean over clients of the
-distance of the gradient over a client's data. Runs have one round more, so that x_1000 is measured, too. The runs are FSL at
-gamma = 1; the paper does not state its runs.
+Distances are squared, from the gradient over all clients' data, at the model that a round starts
+from. xi_t^2 is the distance of the gradient over the server's data. G_t^2 is the mean over clients
+of the distance of the gradient over a client's data. Runs have one round more, so that x_1000 is
+measured, too. The runs are FSL at gamma = 1; the paper does not state its runs.
 
 `fig9_terms.png`: the terms of Theorem 1 with these distances in place of their bounds, at the largest
 step that its condition (13) allows. The theorem guarantees that F~ decreases where descent is above

@@ -1,9 +1,10 @@
 """Reported values of the papers, cell by cell: one CSV file per paper.
 
-Columns: `paper`, `item` (`table1`, ...), `dataset`, `model`, `partition`, `level` (the Dirichlet
-alpha, the labels per client, or a domain), `clients`, `participation`, `local_epochs`, `rounds`,
-`method`, `metric`, `mean`, `std`. Names are those of this package; a value that a paper does not state
-(its network, a level) is empty. Accuracies are percentages. The files contain no measured values.
+Columns: `paper`, `item` (`table1`, ...), `dataset`, `model`, `partition`, `level`, `clients`,
+`participation`, `local_epochs`, `rounds`, `method`, `metric`, `mean`, `std`. The level is the
+Dirichlet alpha, the number of labels per client, or a domain. Names are those of this package; a
+value that a paper does not state (its network, a level) is empty. Accuracies are percentages. The
+files contain no measured values.
 """
 
 from functools import cache

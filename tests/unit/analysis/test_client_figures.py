@@ -53,12 +53,12 @@ def test_client_accuracies_figure():
 def test_client_accuracies_highlight():
     accuracies = {"fedavg": np.array([0.5, 0.7]), "fedamp": np.array([0.6, 0.8])}
 
-    def colours(**how):
+    def colors(**how):
         (panel,) = analysis.plot_client_accuracies({"digits": accuracies}, **how).axes
         return [to_hex(points.get_facecolor()[0]).upper() for points in panel.collections]
 
-    assert colours(highlight=["fedamp"]) == [GRAYS[1], METHODS["fedamp"].color.upper()]
-    assert not {*colours()} & {*GRAYS}
+    assert colors(highlight=["fedamp"]) == [GRAYS[1], METHODS["fedamp"].color.upper()]
+    assert not {*colors()} & {*GRAYS}
 
 
 def saved(figure):

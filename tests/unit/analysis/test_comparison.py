@@ -369,8 +369,8 @@ def test_panel_without_runs(results, curves, reported):
 
 def test_all_method_colors_are_distinct():
     methods = list(load_reported_values("fedaf", "table1")["method"].unique())
-    colours = analysis.assign_method_colors([*METHODS, *methods])
-    assert len(set(colours.values())) == len(colours)
+    colors = analysis.assign_method_colors([*METHODS, *methods])
+    assert len(set(colors.values())) == len(colors)
 
 
 def test_load_reported_values():

@@ -18,10 +18,10 @@ from fedjax_het.condensation.synthetic_data import SyntheticData
 from fedjax_het.utils.errors import ConfigError
 
 
-def figure(colour="black"):
+def figure(color="black"):
     made = Figure(figsize=(3, 2))
     panel = made.subplots()
-    panel.plot([0, 1], [0, 1], color=colour, lw=6)
+    panel.plot([0, 1], [0, 1], color=color, lw=6)
     panel.fill_between([0, 1], [0.5, 0.5], color=PALETTE[0])
     panel.set_title("t")
     return made
@@ -64,8 +64,8 @@ def test_animation_rests_at_the_last_frame(tmp_path):
     path = write_animation(tmp_path / "a.gif", ["red", "blue", "green"], figure)
     found, times = frames(path)
     assert times == [600, 600, 2000]
-    for picture, colour in zip(found, ["red", "blue", "green"], strict=True):
-        near = np.abs(picture - np.array(mc.to_rgb(colour))).max(-1) < 0.1
+    for picture, color in zip(found, ["red", "blue", "green"], strict=True):
+        near = np.abs(picture - np.array(mc.to_rgb(color))).max(-1) < 0.1
         assert near.sum() > 50
     with pytest.raises(ConfigError, match="frames"):
         write_animation(tmp_path / "b.gif", [], figure)
@@ -80,7 +80,7 @@ def test_animated_synthesis_has_one_scale(tmp_path):
         for n in (0, 5, 10)
     }
     found, _ = frames(animate_synthesis(rising, tmp_path / "a.gif"))
-    # Black, grey and white images: the scale is that of all iterations.
+    # Black, gray and white images: the scale is that of all iterations.
     levels = [np.median(picture[50:60, 105:115]) for picture in found]
     assert levels[0] < 0.1 and 0.4 < levels[1] < 0.6 and levels[2] > 0.9
     with pytest.raises(ConfigError, match="snapshots"):

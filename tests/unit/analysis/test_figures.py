@@ -264,10 +264,10 @@ def test_diverged_runs_are_crosses():
     figure = analysis.plot_metric_vs_alpha(results)
     (panel,) = figure.axes
     crosses = [p for p in panel.lines if p.get_label() == "_diverged"]
-    colours = analysis.assign_method_colors(["fedavg", "fedprox", "scaffold"])
+    colors = analysis.assign_method_colors(["fedavg", "fedprox", "scaffold"])
     assert [(p.get_xdata()[0], p.get_color()) for p in crosses] == [
-        (0.01, colours["fedprox"]),
-        (0.1, colours["scaffold"]),
+        (0.01, colors["fedprox"]),
+        (0.1, colors["scaffold"]),
     ]
     # Nothing is drawn across the alpha at which all diverged.
     assert math.isnan(line(panel, "scaffold").get_ydata()[1])
@@ -313,10 +313,10 @@ def test_best_eight_methods_have_color():
     means = results[~results["diverged"]].groupby("algorithm")["final_accuracy"].mean()
     best = set(means.sort_values().index[-8:])
     assert {name.removesuffix(" †") for name in names(panel)} == best
-    colours = {name: line(panel, name).get_color() for name in methods if name in means}
-    assert len({colours[name] for name in best}) == 8
-    (grey,) = {colours[name] for name in colours if name not in best}
-    assert grey not in {colours[name] for name in best}
+    colors = {name: line(panel, name).get_color() for name in methods if name in means}
+    assert len({colors[name] for name in best}) == 8
+    (gray,) = {colors[name] for name in colors if name not in best}
+    assert gray not in {colors[name] for name in best}
 
 
 def test_runs_without_alpha_are_left_out():

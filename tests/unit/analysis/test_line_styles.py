@@ -1,4 +1,4 @@
-"""How lines are told apart: colours, weights, names at their ends, small panels."""
+"""How lines are told apart: colors, weights, names at their ends, small panels."""
 
 import io
 import itertools
@@ -17,7 +17,7 @@ from fedjax_het.analysis.figures.direct_labels import spread_positions, wrap_lab
 from fedjax_het.analysis.figures.style import PALETTE, assign_distinct_colors, darken_for_text
 from fedjax_het.utils.errors import ConfigError
 
-# Of full colour-blindness, on linear RGB (Machado, Oliveira and Fernandes 2009).
+# Of full color blindness, on linear RGB (Machado, Oliveira and Fernandes 2009).
 SEEN = {
     "all": np.eye(3),
     "protanopia": [
@@ -38,8 +38,8 @@ SEEN = {
 }
 
 
-def linear(colour):
-    rgb = np.array(to_rgb(colour))
+def linear(color):
+    rgb = np.array(to_rgb(color))
     return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
 
 
@@ -55,34 +55,34 @@ def lab(rgb):
 
 @pytest.mark.parametrize("eyes", SEEN)
 def test_palette_is_distinct_for_color_blindness(eyes):
-    seen = [lab(SEEN[eyes] @ linear(colour)) for colour in PALETTE]
+    seen = [lab(SEEN[eyes] @ linear(color)) for color in PALETTE]
     gaps = [np.linalg.norm(a - b) for i, a in enumerate(seen) for b in seen[:i]]
     assert min(gaps) > 11, min(gaps)
 
 
 def test_palette_contrast_on_white():
-    for colour in PALETTE:
-        assert np.linalg.norm(lab(linear(colour)) - lab(np.ones(3))) > 30
-        share = linear(darken_for_text(colour)) @ (0.2126, 0.7152, 0.0722)
+    for color in PALETTE:
+        assert np.linalg.norm(lab(linear(color)) - lab(np.ones(3))) > 30
+        share = linear(darken_for_text(color)) @ (0.2126, 0.7152, 0.0722)
         assert 1.05 / (share + 0.05) >= 2.99  # the contrast that WCAG asks of large letters
 
 
 @given(st.lists(st.sampled_from([*METHODS, "mine", "yours"]), min_size=1, max_size=8, unique=True))
 def test_method_colors(methods):
-    colours = assign_method_colors(methods)
-    assert len(set(colours.values())) == len(methods)
-    assert set(colours.values()) <= set(PALETTE)
+    colors = assign_method_colors(methods)
+    assert len(set(colors.values())) == len(methods)
+    assert set(colors.values()) <= set(PALETTE)
     for name in methods:
         if name in METHODS and METHODS[name].color.upper() in PALETTE:
-            assert colours[name] == METHODS[name].color.upper()
+            assert colors[name] == METHODS[name].color.upper()
 
 
 def test_variant_colors_are_distinct():
     lines = [("dynafed", "dynafed"), ("dynafed", "dynafed, real"), ("fedavg", "fedavg")]
-    colours = assign_distinct_colors(lines)
-    assert colours["dynafed"] == METHODS["dynafed"].color
-    assert colours["fedavg"] == METHODS["fedavg"].color
-    assert len(set(colours.values())) == 3
+    colors = assign_distinct_colors(lines)
+    assert colors["dynafed"] == METHODS["dynafed"].color
+    assert colors["fedavg"] == METHODS["fedavg"].color
+    assert len(set(colors.values())) == 3
 
 
 sizes = st.floats(0.01, 0.15)
@@ -138,10 +138,10 @@ def test_highlighted_methods_have_color():
     (panel,) = figure.axes
     lines = own_lines(panel)
     assert lines["dynafed"].get_color() == METHODS["dynafed"].color
-    greys = {lines[m].get_color() for m in baselines}
-    assert all(len({c[1:3], c[3:5], c[5:]}) == 1 for c in greys)
+    grays = {lines[m].get_color() for m in baselines}
+    assert all(len({c[1:3], c[3:5], c[5:]}) == 1 for c in grays)
     assert all(lines[m].get_linewidth() < lines["dynafed"].get_linewidth() for m in baselines)
-    assert len(panel.collections) == 1  # one band, of the line in colour
+    assert len(panel.collections) == 1  # one band, of the line in color
     assert list(named(panel)) == [baselines[-1], "dynafed"]  # the best of the others
     assert figure.get_supxlabel().replace("\n", " ") == (
         "band: one standard deviation over seeds; ◂: reported final value; "

@@ -323,9 +323,9 @@ def test_write_report(folder, capsys):
     assert all(path.parent == folder for path in written.paths)
     for path in written.paths[3:]:
         assert path.read_bytes().startswith(b"\x89PNG")
-    accuracy = 100 * np.mean(summarise_last([0.55, 0.56]))
+    accuracy = 100 * np.mean(compute_last_means([0.55, 0.56]))
     text = (folder / "overview.md").read_text()
-    assert f"| fedavg | — | {100 * np.mean(summarise_last([0.51, 0.52])):.2f} ± " in text
+    assert f"| fedavg | — | {100 * np.mean(compute_last_means([0.51, 0.52])):.2f} ± " in text
     rows = pd.read_csv(folder / "overview.csv").to_dict("records")
     (mean,) = [r["mean"] for r in rows if (r["algorithm"], r["alpha"]) == ("fedavg", 0.5)]
     assert mean == pytest.approx(accuracy)
@@ -335,7 +335,7 @@ def test_write_report(folder, capsys):
     assert len(list(folder.glob("*.json"))) == 12
 
 
-def summarise_last(ends):
+def compute_last_means(ends):
     """The final accuracy of `save_run`'s curves: the mean of the last five of six rounds."""
     return [np.linspace(end / 2, end, 6)[1:].mean() for end in ends]
 
@@ -396,7 +396,7 @@ def test_report_command_rejects_empty_folder(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-# Personalised methods: accuracies of clients on their own tests, and maybe no global model
+# Personalized methods: accuracies of clients on their own tests, and maybe no global model
 
 
 def save_personal(directory, method, seed, clients, *, test=math.nan, loss=0.5, **settings):
