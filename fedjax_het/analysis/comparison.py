@@ -24,6 +24,7 @@ from fedjax_het.analysis.render import (
     format_seed_count,
 )
 from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.config.settings import rename_former_settings
 from fedjax_het.runtime.result_store import compute_settings_digest
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, require, require_columns
@@ -107,7 +108,7 @@ def parse_row(row: str) -> tuple[str, dict[str, Any]]:
       row: a method's name, optionally with settings as keyword arguments.
 
     Returns:
-      The method's name, and the settings by name.
+      The method's name, and the settings by their present names.
 
     Raises:
       ConfigError: if the text is neither a name nor a name with settings.
@@ -121,11 +122,12 @@ def parse_row(row: str) -> tuple[str, dict[str, Any]]:
     pairs = arguments.removesuffix(")").split(",") if separator else []
     try:
         texts = dict(pair.split("=") for pair in pairs)
-        return method, {name.strip(): literal_eval(text.strip()) for name, text in texts.items()}
+        settings = {name.strip(): literal_eval(text.strip()) for name, text in texts.items()}
     except (ValueError, SyntaxError) as error:
         raise ConfigError(
             f"methods = {row!r}: expected a method, or one with settings: 'fedaf(ipc=10)'"
         ) from error
+    return method, rename_former_settings(settings)
 
 
 def format_row(row: str, *, omit: Mapping[str, Any] | None = None) -> str:

@@ -133,6 +133,7 @@ def test_method_filter_selects_variants():
     ipcs = [f"fedaf(ipc={n})" for n in (10, 20, 50, 80, 100)]
     assert rows(3, "fedaf") == [*ipcs, *OF_FEDAF]
     assert rows(4, "fedaf") == ["fedaf"]
+    assert {*rows(1, "fedbn(scored = 'personal')")} == {OWN_NORMS}  # a former name
     assert rows(4, "feddm", "fedaf(lambda_loc=0)") == ["fedaf(lambda_loc=0)", "feddm"]
 
 

@@ -61,8 +61,8 @@ TABLE1 = EXPERIMENT(
     },
     row_parser=_parse_table1_row,
     note="fedbn: the mean of the clients' networks with the mean of their normalization layers; "
-    "fedbn(client_test_model='personal'): with every client's own layers, mean over clients of the accuracy "
-    "on all test images. The paper does not say which it has.",
+    "fedbn(client_test_model='personal'): with every client's own layers, mean over clients of the "
+    "accuracy on all test images. The paper does not say which it has.",
 )
 table1 = make_table_program(TABLE1)
 """FedAF's Table 1: methods against label skew, on three data sets.

@@ -122,11 +122,14 @@ def _select_rows(
     """Return the rows that names of rows or methods select; by default those that are not optional."""
     if names is None:
         return tuple(row for row in rows if row not in optional_rows)
-    methods = {row: parse_row(row)[0] for row in rows}
+    variants = {row: parse_row(row) for row in rows}
+    methods = {row: method for row, (method, _) in variants.items()}
     selected = set()
     for name in names:
         if name == ALL_ROWS:
             return rows
+        if "(" in name:  # a row, maybe with former names of settings
+            name = next((row for row in rows if variants[row] == parse_row(name)), name)
         require_name("methods", name, list(dict.fromkeys([*rows, *methods.values(), ALL_ROWS])))
         selected |= {name} if name in rows else {row for row in rows if methods[row] == name}
     return tuple(row for row in rows if row in selected)
