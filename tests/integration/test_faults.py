@@ -411,7 +411,7 @@ def test_killed_sweep_resumes(tmp_path, number):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no such limit")
 def test_command_prints_the_result_without_any_file(tmp_path):
-    words = "-m fedjax_het.cli run --model mlp --rounds 2 --num-clients 4 --participation 1"
+    words = "-m fedjax_het run --model mlp --rounds 2 --num-clients 4 --participation 1"
     command = f'ulimit -f 1; exec "{sys.executable}" {words} --output-dir "{tmp_path / "full"}"'
     environment = {**os.environ, "FEDJAX_HET_CHECKPOINT_SECONDS": "0", "HOME": str(tmp_path)}
     environment["JAX_ENABLE_COMPILATION_CACHE"] = "0"

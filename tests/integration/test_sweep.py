@@ -299,7 +299,7 @@ def test_missing_server_data_rejects_only_its_runs(tmp_path):
     made = make(specs, data_dir=tmp_path, progress=lines.append)
     assert [result is None for result in made.results] == [True, True, False]
     reasons = [made.not_run[one.digest()] for one in specs[:2]]
-    assert "format of the source's images" in reasons[0] and "per_client = 40" in reasons[1]
+    assert "format of the source's images" in reasons[0] and "at least 40 examples" in reasons[1]
     assert sum("not run" in line for line in lines) == 2
 
 
