@@ -145,7 +145,7 @@ def _build_result(group_state: GroupState, i: int, state: Any) -> Result:
 
 
 def _summarize_requested_metrics(group_state: GroupState, i: int) -> dict[str, float | None]:
-    """Return the mean of the last five values of the metrics that `measures` adds."""
+    """Return the mean of the last five values of the further metrics that the settings name."""
     summary: dict[str, float | None] = {}
     for name in list_metric_names(group_state.group.program.signature.evaluation):
         curve = group_state.curves[i][name]
@@ -220,9 +220,9 @@ def summarize_metrics(
     * With domains: `best_domains_accuracy`, the highest unweighted mean over domains (FedAF,
       Table 2), its round `best_domain_round`, and `accuracy_<domain>` in that round.
     * With clients' own tests: `bmta`, the highest unweighted mean over clients (FedAMP, section 7),
-      its round `bmta_round`, the mean `bmta_worst_decile` over the worst tenth of the clients in
-      that round, `client_accuracy_<name>` in that round if clients have names, and
-      `final_client_accuracy`, the mean over clients and the last five rounds.
+      and its round `bmta_round`. `bmta_worst_decile` is the mean over the worst tenth of the clients
+      in that round. Named clients have `client_accuracy_<name>` in that round.
+      `final_client_accuracy` is the mean over clients and the last five rounds.
 
     Args:
       metrics: metrics of the run, `[rounds]` or more.

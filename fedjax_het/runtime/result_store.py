@@ -71,8 +71,8 @@ def load_results(directory: str | os.PathLike) -> "pd.DataFrame":
       `hp.prox_mu`) and each value of the summary. `digest` names the files. `settings` is
       `RunSpec.digest()`, which results of one spec share on all versions and devices, see
       `select_newest`. A setting takes precedence over a value of the summary with the same name. A
-      user's data set or partition in place of the one that the settings name adds the first digits
-      of its digest to `dataset` or `partition`, and to `settings`.
+      user's data set or partition may replace the one that the settings name. Then the first digits
+      of its digest are added to `dataset` or `partition`, and to `settings`.
 
     Raises:
       ConfigError: if there is no such folder.
