@@ -148,8 +148,8 @@ def make_toy(**overrides):
 @pytest.mark.slow
 def test_synthesis_reproduces_known_trajectory():
     synthesis, run, hp, state = make_toy()
-    trajectory = real_trajectory()
-    state, info = run(hp, state, trajectory, jax.random.key(1), 0, num_iterations=800)
+    trajectory, key = real_trajectory(), jax.random.key(1)
+    state, info = run(hp, state, trajectory, key, 0, num_iterations=800)
     first = mean_loss_by_start(jax.tree.map(lambda x: x[:50], info))
     last = mean_loss_by_start(info, num_last=200)
     assert set(last) == set(range(ROUNDS - 2 + 1))
@@ -163,7 +163,6 @@ def test_synthesis_reproduces_known_trajectory():
     losses = []
     for start in range(ROUNDS - 1):
         settings = {"num_steps": 8, "augment_strategy": "none"}
-        key = jax.random.key(0)
         end = unroll(apply_params, unravel, trajectory[start], best, key, **settings)
         target = trajectory[start + 1 : start + 3].mean(0)
         losses.append(matching_loss(end, trajectory[start], target))
@@ -199,12 +198,12 @@ def test_synthesis_updates_with_own_learning_rates():
 def test_synthesis_hyperparameters_are_traced():
     _, run, hp, state = make_toy()
     trajectory = real_trajectory()
-    compiled = []
-    for lr in (0.01, 0.02, 0.03):
+    compiled = set()
+    for lr in (0.01, 0.02):
         hp = {**hp, "image_lr": np.float32(lr)}
         run(hp, state, trajectory, jax.random.key(0), 0, num_iterations=60)
-        compiled.append(run._cache_size())
-    assert compiled[0] == compiled[-1]
+        compiled.add(run._cache_size())
+    assert len(compiled) == 1
 
 
 def test_synthesis_skips_nonfinite_iterations():
@@ -229,13 +228,11 @@ def test_synthesis_skips_nonfinite_iterations():
 
 
 def test_synthesis_clips_step_size():
-    bounds = {"step_size_floor": 0.25, "step_size_ceiling": 0.35}
-    _, run, hp, state = make_toy(**bounds)
+    _, run, hp, state = make_toy(step_size_floor=0.25, step_size_ceiling=0.35)
     # A rate this large throws the step size from one bound to the other.
     hp = {**hp, "step_size_lr": np.float32(5.0)}
     _, info = run(hp, state, real_trajectory(), jax.random.key(0), 0, num_iterations=30)
-    steps = np.asarray(info.step_size)
-    assert np.isin(steps, np.float32([0.25, 0.35])).all()
+    assert np.isin(info.step_size, np.float32([0.25, 0.35])).all()
 
 
 def test_synthesis_with_huge_learning_rate_stays_finite():

@@ -96,30 +96,25 @@ def test_run_verifies_its_programs(monkeypatch):
     ]
 
 
-def test_verify_replaces_wrong_program(all_suspected):
-    program, x = VerifiedJit(lambda x: x * 2), jnp.linspace(0.0, 1.0, 9)
-    program.program = jax.jit(lambda x: x * 2 + (x > 0.5))  # as a wrong fusion would
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_verify_replaces_wrong_program(all_suspected, is_wrong):
+    program, x = VerifiedJit(lambda x: x * 2, donate_argnums=0), jnp.linspace(0.0, 1.0, 9)
+    if is_wrong:
+        program.program = jax.jit(lambda x: x * 2 + (x > 0.5))  # as a wrong fusion would
+    expected = 2 * np.asarray(x)
     program.verify((x,))
-    assert program.is_unfused
-    np.testing.assert_array_equal(program(x), 2 * x)
-
-
-def test_verify_keeps_right_program(all_suspected):
-    program = VerifiedJit(lambda x: x**2, donate_argnums=0)
-    x = jnp.arange(5.0)
-    program.verify((x,))
-    assert not program.is_unfused
-    np.testing.assert_array_equal(program(x), np.arange(5.0) ** 2)
+    assert program.is_unfused == is_wrong
+    np.testing.assert_array_equal(program(x), expected)
 
 
 def test_verify_stores_right_programs(monkeypatch, all_suspected):
     compared = []
-    monkeypatch.setattr(
-        miscompile_guard, "compute_relative_error", lambda *args: compared.append(1) or 0.0
-    )
     x = jnp.arange(5.0)
 
-    def verify(function, part=""):
+    def verify(function, part="", error=0.0):
+        monkeypatch.setattr(
+            miscompile_guard, "compute_relative_error", lambda *args: compared.append(1) or error
+        )
         VerifiedJit(function).verify((x,), part)
         return len(compared)
 
@@ -127,11 +122,8 @@ def test_verify_stores_right_programs(monkeypatch, all_suspected):
     assert verify(lambda x: x**2) == 1  # the same program of another start
     assert verify(lambda x: x**2, "tuning") == 2
     assert verify(lambda x: x**3) == 3
-    monkeypatch.setattr(
-        miscompile_guard, "compute_relative_error", lambda *args: compared.append(1) or 1.0
-    )
-    assert verify(lambda x: x**4) == 4
-    assert verify(lambda x: x**4) == 5  # what was wrong is looked at again
+    assert verify(lambda x: x**4, error=1.0) == 4
+    assert verify(lambda x: x**4, error=1.0) == 5  # a wrong program is compared again
     monkeypatch.setenv("XLA_FLAGS", "--another")
     assert verify(lambda x: x**2) == 6
 
