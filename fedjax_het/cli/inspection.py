@@ -25,7 +25,7 @@ from fedjax_het.utils.text import to_one_line
 class ListCommand:
     """Print the names of all methods, data sets, partitions, networks and other entries.
 
-    The other entries are sources of the server's examples, measures, local optimizers and learning
+    The other entries are sources of the server's examples, metrics, local optimizers and learning
     rate schedules.
     """
 

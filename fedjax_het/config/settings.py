@@ -18,24 +18,11 @@ from fedjax_het.utils.config import (
 
 # Settings younger than the first kept results. Digests of older runs must not change.
 _OMITTED_WHEN_EMPTY = (
-    *(
-        "protocol",
-        "stem",
-        "client_tests",
-        "test_per_client",
-        "client_test_model",
-        "partition_options",
-    ),
-    *("server_data", "server_options", "pretrain_epochs", "gradient_gaps", "network_options"),
-    *("precision", "init_from", "held_out_clients", "held_out_epochs", "metrics"),
-    *(
-        "optimizer_options",
-        "lr_schedule",
-        "lr_step_schedule",
-        "local_steps",
-        "gradient_accumulation",
-    ),
-    *("target_accuracy", "patience", "min_delta"),
+    *("protocol", "stem", "client_tests", "test_per_client", "client_test_model"),
+    *("partition_options", "server_data", "server_options", "pretrain_epochs", "gradient_gaps"),
+    *("network_options", "precision", "init_from", "held_out_clients", "held_out_epochs"),
+    *("metrics", "optimizer_options", "lr_schedule", "lr_step_schedule", "local_steps"),
+    *("gradient_accumulation", "target_accuracy", "patience", "min_delta"),
 )
 FORMER_SETTING_NAMES = {
     "accumulation": "gradient_accumulation",
@@ -74,14 +61,8 @@ _ParticipationRate = Annotated[float, Bounds(0, 1, open_low=True)]
 # Real-valued settings that accept integers.
 _FLOAT_SETTINGS = ("alpha", "participation", "target_accuracy", "min_delta")
 LOCAL_TRAINING_SETTINGS = (
-    *("local_epochs", "local_optimizer", "optimizer_state", "averaging"),
-    *(
-        "optimizer_options",
-        "lr_schedule",
-        "lr_step_schedule",
-        "local_steps",
-        "gradient_accumulation",
-    ),
+    *("local_epochs", "local_optimizer", "optimizer_state", "averaging", "optimizer_options"),
+    *("lr_schedule", "lr_step_schedule", "local_steps", "gradient_accumulation"),
 )
 """Settings without a use for methods whose clients condense their data instead of training."""
 SERVER_DATA_SETTINGS = ("server_data", "server_options")
