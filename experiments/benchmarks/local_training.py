@@ -156,7 +156,7 @@ REGIMES = {
         )
     },
     "R7": Regime(
-        "the server of FedAF: ConvNet of width 32 on 500 labelled images in batches of 256, SGD; "
+        "the server of FedAF: ConvNet of width 32 on 500 labeled images in batches of 256, SGD; "
         "a round is 10 epochs",
         CONVNET32,
         8,

@@ -1,9 +1,9 @@
-"""fedjax_het in the benchmark: a regime in, one line of JSON out, like its peers.
+"""fedjax_het in the benchmark: one regime in, one line of JSON out.
 
-Rounds: local training and averaging, images kept as uint8, gathered and normalised inside every
-step. A sweep: whole runs, of which the rounds count. A synthesis: DynaFed's, its iterations. A
-server: its training on images of its own.
-Afterwards, how fast the same devices multiply matrices.
+Workloads: rounds (local training and averaging; images stay uint8 and are gathered and normalized in
+every step), a sweep (whole runs, of which the rounds count), DynaFed's synthesis (its iterations),
+and the training of a server on its own images. The record also holds the speed of matrix products on
+the same devices.
 """
 
 import dataclasses

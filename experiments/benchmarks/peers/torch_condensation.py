@@ -1,10 +1,10 @@
-"""FedDM's condensation as one writes it by hand in PyTorch.
+"""FedDM's condensation as a plain PyTorch loop.
 
     python torch_condensation.py PROBLEM.npz WIDTH IPC BATCH STEPS THREADS
 
-Parity: the same pairs of client and class, steps, batches and network (batch norm with running
-statistics), float32; a network at distance 5 from the received one in every step; gradient clipped
-at 2; SGD with momentum. In its favour: images are normalised beforehand.
+Parity: pairs of client and class, steps, batches and network (batch norm with running statistics)
+are equal; float32; a network at distance 5 from the received one in every step; gradients clipped
+at 2; SGD with momentum. Advantage of this program: images are normalized beforehand.
 """
 
 import json
@@ -47,10 +47,8 @@ def main() -> None:
                     real = body(images[positions[torch.randperm(len(positions))[:batch]]])
                     targets = real.mean(0), head(real).mean(0)
                 features = body(synthetic)
-                pairs_of_means = zip(
-                    targets, (features.mean(0), head(features).mean(0)), strict=True
-                )
-                loss = sum((a - b).square().sum() for a, b in pairs_of_means)
+                means = features.mean(0), head(features).mean(0)
+                loss = sum((a - b).square().sum() for a, b in zip(targets, means, strict=True))
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 nn.utils.clip_grad_norm_([synthetic], 2.0)

@@ -1,13 +1,13 @@
-"""FedAMP as one writes it by hand in PyTorch, without a data loader.
+"""FedAMP as a plain PyTorch loop without a data loader.
 
     python torch_fedamp.py REGIME METHOD
 
-Parity: the same clients, all of them in every round, one epoch of SGD with the proximal gradient,
-Eq. 5 with this package's relative scales, float32; as many threads as cores, or a GPU. In its
-favour: images are float32 tensors, normalised beforehand, and a client's are gathered once per
-round in shuffled order; the models of all clients are rows of one matrix, so that distances and
-messages are a product each where public code goes through pairs of clients; the proximal term is
-added to the gradient by hand, which autograd need not differentiate.
+Parity: clients are equal and all train in every round; one epoch of SGD with the proximal gradient;
+Eq. 5 with this package's relative scales; float32; as many threads as cores, or a GPU. Advantages of
+this program: images are float32 tensors, normalized beforehand, and gathered once per round in
+shuffled order; the models of all clients are rows of one matrix, so that distances and messages are
+one product each, where public code iterates over pairs of clients; the proximal term is added to the
+gradient, so that autograd need not differentiate it.
 """
 
 import json

@@ -1,9 +1,9 @@
-"""FedAvg as one writes it by hand in PyTorch, without a data loader.
+"""FedAvg as a plain PyTorch loop without a data loader.
 
-Parity: the same clients in the same rounds, one epoch of SGD each, weighted average, float32; as
-many threads as cores, or a GPU. In its favour: images are float32 tensors, normalised beforehand,
-where this package gathers uint8 and normalises inside every step; a client's images are gathered
-once per round, in shuffled order; one model takes the global weights by `load_state_dict`.
+Parity: clients and cohorts are equal; one epoch of SGD; weighted average; float32; as many threads as
+cores, or a GPU. Advantages of this program: images are float32 tensors, normalized beforehand, where
+this package gathers uint8 images and normalizes them in every step; the images of a client are
+gathered once per round, in shuffled order; one model loads the global weights.
 """
 
 import numpy as np

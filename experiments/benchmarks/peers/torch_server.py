@@ -1,8 +1,8 @@
-"""Training at a server as one writes it in PyTorch: on labels, or on what other models say.
+"""Training of a server in PyTorch: on labels, or on the outputs of other models.
 
-Parity: as many images, epochs and steps, the same network, float32, a fresh shuffle an epoch; SGD
-on labels as FedAF's server, Adam on the mean logits of `teachers` models (0: none) as FedDF's; as
-many threads as cores, or a GPU. In its favour: images are normalised beforehand.
+Parity: images, epochs, steps and network are equal; float32; a fresh shuffle in each epoch; SGD on
+labels as FedAF's server, or Adam on the mean logits of `teachers` models as FedDF's; as many threads
+as cores, or a GPU. Advantage of this program: images are normalized beforehand.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""DynaFed's synthesis as one writes it by hand in PyTorch: a loop with `create_graph=True`.
+"""DynaFed's synthesis as a plain PyTorch loop with `create_graph=True`.
 
-Parity: as many images and inner steps, soft labels, a learned step size, Adam on all three, the
-same network, float32; as many threads as cores, or a GPU. In its favour: no augmentation, a start
-and a target that stay as they are, and no record of what was met.
+Parity: images, inner steps and network are equal; soft labels; a learned step size; Adam on all
+three; float32; as many threads as cores, or a GPU. Advantages of this program: no augmentation, one
+start and one target, and no record of the losses.
 """
 
 import json
