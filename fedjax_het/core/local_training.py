@@ -1,6 +1,5 @@
 """Local SGD: the client functions that most methods share, from a round's start to its end."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,7 +21,6 @@ from fedjax_het.core.optimizers import (
     make_local_optimizer,
 )
 from fedjax_het.core.task import Task
-from fedjax_het.nn import Model, count_parameters
 
 Tree = Any
 
@@ -265,10 +263,4 @@ def init_local_optimizer(training: LocalTraining, hp, variables: Tree) -> Tree:
 
 def _make_local_optimizer(training: LocalTraining, hp) -> optax.GradientTransformation:
     assert training.optimizer is not None, "clients that condense have none"
-    num_weights = _count_weights(training.task.model)
-    return make_local_optimizer(training.optimizer, training.options, hp, num_weights)
-
-
-@functools.lru_cache(maxsize=64)
-def _count_weights(model: Model) -> int:
-    return count_parameters(jax.eval_shape(model.init, jax.random.key(0)))
+    return make_local_optimizer(training.optimizer, training.options, hp, training.task.model)

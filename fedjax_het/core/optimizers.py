@@ -4,9 +4,9 @@ The signature of an optimizer's function defines its settings: arguments with nu
 numeric hyper-parameters `local_<argument>`, truth values are the setting `optimizer_options`.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.core.lr_schedules import make_step_lr_factor
+from fedjax_het.nn import Model, count_parameters
 from fedjax_het.nn.network import hash_jaxprs
 from fedjax_het.utils.config import Bounds, HyperParameter, validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
@@ -226,7 +227,9 @@ def register_optimizer(name: str, make: Any, description: str = "") -> None:
     default_lr = float(signature_lr) if isinstance(signature_lr, int | float) else 0.01
     entry = _make_entry(name, make, default_lr, description or None, is_elementwise=False)
     hp = {hp_name: record.default for hp_name, record in entry.hyperparameters.items()}
-    check_transformation(name, partial(_make_from_entry, entry, LocalTrainingOptions()), hp)
+    check_transformation(
+        name, functools.partial(_make_from_entry, entry, LocalTrainingOptions()), hp
+    )
     OPTIMIZERS.add(entry)
 
 
@@ -257,7 +260,7 @@ def optional_optimizer_hyperparameters(name: str, hp: Mapping[str, Any]) -> Hype
 
 
 def make_local_optimizer(
-    name: str, options: LocalTrainingOptions, hp: Any, num_weights: int
+    name: str, options: LocalTrainingOptions, hp: Any, model: Model
 ) -> optax.GradientTransformation:
     """Return the local optimizer.
 
@@ -271,14 +274,16 @@ def make_local_optimizer(
       name: name of the optimizer.
       options: the choices of local training.
       hp: values of the hyper-parameters by name; may be traced.
-      num_weights: weights of the network.
+      model: the network.
 
     Returns:
       The transformation of gradients into updates.
 
     Example:
       >>> from fedjax_het.core.optimizers import LocalTrainingOptions, make_local_optimizer
-      >>> sgd = make_local_optimizer("sgd", LocalTrainingOptions(), {"local_lr": 0.5}, 1)
+      >>> from fedjax_het.nn import make_model
+      >>> model = make_model("mlp", (2, 2, 1), 3)
+      >>> sgd = make_local_optimizer("sgd", LocalTrainingOptions(), {"local_lr": 0.5}, model)
       >>> float(sgd.update(2.0, sgd.init(1.0))[0])
       -1.0
     """
@@ -299,8 +304,12 @@ def make_local_optimizer(
     # compiled and run in 4/5 of the time; large networks, whose rows are copied, lose as much).
     # An optimizer without state has nothing to gain.
     is_elementwise = name != USER_OBJECT and OPTIMIZERS[name].is_elementwise
-    is_flat = is_elementwise and num_weights <= SMALL_NETWORK_SIZE
-    return optax.flatten(optimizer) if is_flat else optimizer
+    return optax.flatten(optimizer) if is_elementwise and _is_small(model) else optimizer
+
+
+@functools.lru_cache(maxsize=64)
+def _is_small(model: Model) -> bool:
+    return count_parameters(jax.eval_shape(model.init, jax.random.key(0))) <= SMALL_NETWORK_SIZE
 
 
 def _make_from_entry(
