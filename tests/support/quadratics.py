@@ -17,6 +17,7 @@ class Quadratics(NamedTuple):
 
     hessians: np.ndarray  # [K, P, P]
     optima: np.ndarray  # [K, P]
+    model: None = None  # no network
 
     def loss_and_gradient(self, variables, batch, key):
         deviation = variables["params"]["theta"] - jnp.float32(self.optima)[batch.labels[0]]

@@ -27,6 +27,15 @@ FAST_OPTIONS = {
 }
 
 
+LOCAL_RUN = {
+    "model": "mlp",
+    "num_clients": 4,
+    "partition": "iid",
+    "dataset": "user",
+    "batch_size": 8,
+}
+
+
 def make_spec(algorithm="fedavg", **settings):
     defaults = {
         "dataset": "user",

@@ -52,7 +52,7 @@ def counted(result, variables_of):
 @pytest.mark.parametrize("batch", [5, 250])
 @pytest.mark.parametrize("devices", DEVICES)
 @pytest.mark.parametrize("lanes", [1, 2])
-def test_clients_models_are_counted_on_their_own_tests(lanes, devices, batch, monkeypatch):
+def test_personal_accuracy_equals_numpy(lanes, devices, batch, monkeypatch):
     monkeypatch.setattr(
         evaluation, "CPU_BATCH_SIZE", batch
     )  # tests larger than a batch, and smaller
@@ -66,7 +66,7 @@ def test_clients_models_are_counted_on_their_own_tests(lanes, devices, batch, mo
 
 
 @pytest.mark.parametrize("devices", DEVICES)
-def test_the_global_model_is_counted_on_clients_tests(devices):
+def test_global_model_client_accuracy_equals_numpy(devices):
     result = simulate(spec("fedprox"), dataset=DATA, placement=Placement(devices=devices))
     expected = counted(result, lambda k: result.state.server.variables)
     np.testing.assert_allclose(result.metrics["client_accuracy"][-1], expected, rtol=1e-6)
@@ -75,7 +75,7 @@ def test_the_global_model_is_counted_on_clients_tests(devices):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold"])
-def test_clients_models_after_local_training_can_be_scored(name):
+def test_local_model_accuracy_equals_numpy(name):
     result = simulate(spec(name, client_test_model="client"), dataset=DATA)
     kept = result.state.clients.variables
     expected = counted(result, lambda k: jax.tree.map(lambda a: a[k], kept))
@@ -89,7 +89,7 @@ def test_clients_models_after_local_training_can_be_scored(name):
     )
 
 
-def test_scaffold_is_scored_on_clients_models_in_fedamps_protocol():
+def test_fedamp_protocol_evaluates_scaffold_clients():
     assert spec("scaffold").resolved().evaluated_model == "client"
     again = spec("scaffold", client_test_model="global").resolved()
     assert again.evaluated_model == again.resolved().evaluated_model == "global"
@@ -101,7 +101,7 @@ PERSONAL = [name for name, entry in METHODS.items() if entry.evaluated_models[0]
 
 
 @pytest.mark.parametrize("name", method_cases(["fedavg", *PERSONAL]))
-def test_lanes_and_devices_change_no_accuracy(name):
+def test_accuracy_does_not_depend_on_lanes_or_devices(name):
     one = simulate(spec(name), dataset=DATA, placement=Placement(lanes=1, devices=1)).metrics
     for lanes, devices in ((3, 1), (2, len(jax.devices()))):
         other = simulate(
@@ -115,7 +115,7 @@ def test_lanes_and_devices_change_no_accuracy(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg_ft", "fedamp"])
-def test_rounds_that_are_not_evaluated_have_no_accuracy(name):
+def test_rounds_without_evaluation_are_nan(name):
     every = simulate(spec(name, rounds=9), dataset=DATA).metrics
     some = simulate(spec(name, rounds=9, eval_every=3), dataset=DATA).metrics
     measured = np.array([False, False, True, False, True, True, True, True, True])
@@ -127,7 +127,7 @@ def test_rounds_that_are_not_evaluated_have_no_accuracy(name):
     np.testing.assert_array_equal(np.isfinite(some["mean_client_accuracy"]), measured)
 
 
-def test_a_client_without_data_has_no_test():
+def test_client_without_data_has_no_accuracy():
     parts = Partition("user", 0, {}, np.arange(20), np.array([0, 8, 8, 20]))
     one = spec("fedamp", num_clients=3, partition="iid", alpha=None)
     result = simulate(one, dataset=DATA, partition=parts)
@@ -136,7 +136,7 @@ def test_a_client_without_data_has_no_test():
     assert np.isfinite(result.metrics["mean_client_accuracy"]).all()
 
 
-def test_the_summary_is_that_of_the_best_round(tmp_path):
+def test_summary_describes_best_round(tmp_path):
     result = simulate(spec("fedamp", rounds=8), dataset=DATA, output_dir=tmp_path)
     accuracy, summary = result.metrics["client_accuracy"].astype(np.float64), result.summary
     means = np.nanmean(accuracy, 1)
@@ -149,7 +149,7 @@ def test_the_summary_is_that_of_the_best_round(tmp_path):
     assert saved.digest() == result.tests.digest()
 
 
-def test_divergence_without_a_global_model_is_marked():
+def test_divergence_without_global_model_is_marked():
     metrics = {
         "test_accuracy": np.full(6, np.nan),
         "train_loss": np.ones(6),
@@ -167,7 +167,7 @@ def test_divergence_without_a_global_model_is_marked():
     assert result.summary["diverged"]
 
 
-def test_tests_do_not_depend_on_the_method_or_the_seed_of_training():
+def test_client_tests_do_not_depend_on_method_or_seed():
     def tests(algorithm, **more):
         (federation,) = prepare_group(
             [spec(algorithm, partition_seed=3, **more)], UserObjects(DATA)
@@ -178,7 +178,7 @@ def test_tests_do_not_depend_on_the_method_or_the_seed_of_training():
     assert tests("fedavg") != tests("fedavg", test_per_client=9)
 
 
-def test_clients_of_domains_are_tested_on_their_domains():
+def test_domain_clients_have_domain_tests():
     from support.data import make_domains_dataset
 
     data = make_domains_dataset()

@@ -25,7 +25,7 @@ def there_and_back(rows):
 
 @pytest.mark.parametrize("shape", [(), (5,), (2, 3), (0,)], ids=str)
 @pytest.mark.parametrize("dtype", TYPES)
-def test_every_type_comes_back(dtype, shape):
+def test_bitcast_round_trip_of_types(dtype, shape):
     largest = 2 if dtype in ("bool", "int2") else 4 if dtype == "uint2" else 7
     numbers = np.random.default_rng(0).integers(dtype == "float8_e8m0fnu", largest, (3, *shape))
     rows = jnp.asarray(numbers).astype(dtype)
@@ -34,7 +34,7 @@ def test_every_type_comes_back(dtype, shape):
 
 
 @pytest.mark.parametrize("bits", [np.uint8, np.uint16, np.uint32])
-def test_every_bit_comes_back(bits):
+def test_bitcast_round_trip_of_bits(bits):
     """Not-a-numbers with their payloads, infinities, negative zeros."""
     all_bits = np.random.default_rng(1).integers(0, np.iinfo(bits).max, (2, 999), bits, True)
     kinds = {np.uint8: "float8_e5m2", np.uint16: "bfloat16", np.uint32: "float32"}
@@ -44,7 +44,7 @@ def test_every_bit_comes_back(bits):
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
-def test_random_keys_come_back(impl):
+def test_bitcast_round_trip_of_keys(impl):
     keys = jax.random.split(jax.random.key(0, impl=impl), (3, 2))
     assert bool((there_and_back(keys) == keys).all())
 

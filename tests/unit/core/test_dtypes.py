@@ -123,7 +123,7 @@ def assert_same_run(one, other):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lanes", [1, 2])
-def test_the_host_and_the_devices_keep_the_same_bits(lanes):
+def test_host_and_device_states_equal_bitwise(lanes):
     host, device = (run(client_state=where, lanes=lanes) for where in ("host", "device"))
     assert_same_run(host, device)
     counts = np.asarray(all_clients(device).count)
@@ -133,7 +133,7 @@ def test_the_host_and_the_devices_keep_the_same_bits(lanes):
 @pytest.mark.parametrize(
     ("before", "after"), [("device", "device"), ("host", "device"), ("device", "host")]
 )
-def test_a_killed_run_resumes_to_the_same_bits(before, after, tmp_path, monkeypatch):
+def test_killed_run_resumes_bitwise(before, after, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr("fedjax_het.runtime.long_phases.CHUNK_SECONDS", 0.0)
     whole = run(client_state="device")
@@ -145,7 +145,7 @@ def test_a_killed_run_resumes_to_the_same_bits(before, after, tmp_path, monkeypa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["host", "device"])
-def test_a_sweep_is_as_its_runs(where):
+def test_sweep_equals_single_runs(where):
     specs = [spec(seed=seed) for seed in range(len(jax.devices()) + 2)]
     given = {"spread": "runs", "width": 2, "client_state": where}
     made = sweep(
@@ -160,14 +160,14 @@ def test_a_sweep_is_as_its_runs(where):
 
 
 @pytest.mark.slow
-def test_every_type_is_the_same_on_one_device_and_on_two():
+def test_two_devices_equal_one_bitwise():
     """Two blocks on either, so that sums are taken in one order."""
     devices = min(2, len(jax.devices()))
     one, two = (run(devices=count, blocks=2) for count in (1, devices))
     assert_same_run(one, two)
 
 
-def test_a_result_survives_the_disk(tmp_path):
+def test_result_round_trip(tmp_path):
     made = run(spec(rounds=2), output_dir=tmp_path)
     (path,) = tmp_path.glob("*.json")
     found = Result.load(path).artifacts
@@ -188,7 +188,7 @@ LEAVES = {
 }
 
 
-def test_what_numpy_does_not_know_is_kept_bit_by_bit(tmp_path):
+def test_encode_arrays_round_trip(tmp_path):
     keys = {"keys": jax.random.split(jax.random.key(3), 4), "rbg": jax.random.key(1, impl="rbg")}
     path = tmp_path / "arrays.npz"
     np.savez(path, **encode_arrays(LEAVES | keys))
@@ -202,22 +202,22 @@ def test_what_numpy_does_not_know_is_kept_bit_by_bit(tmp_path):
         assert found[name].dtype == key.dtype and bool((found[name] == key).all())
 
 
-def test_a_checkpoint_of_another_type_is_refused(tmp_path):
+def test_checkpoint_of_other_dtype_is_refused(tmp_path):
     path = tmp_path / "checkpoint.npz"
     tree = {"a": np.ones(2, jnp.bfloat16)}
     save_checkpoint(path, tree, {})
     assert load_checkpoint(path, tree)["a"].dtype == jnp.bfloat16
     for like in (np.ones(2, np.uint16), np.ones(2, np.float16), np.ones(2, np.float32)):
-        with pytest.raises(ConfigError, match="another configuration"):
+        with pytest.raises(ConfigError, match="the checkpoint is of another"):
             load_checkpoint(path, {"a": like})
     keys = {"a": jax.random.split(jax.random.key(0))}
     save_checkpoint(path, keys, {})
     other = {"a": jax.random.split(jax.random.key(0, impl="rbg"))}
-    with pytest.raises(ConfigError, match="another configuration"):
+    with pytest.raises(ConfigError, match="the checkpoint is of another"):
         load_checkpoint(path, other)
 
 
-def test_host_values_of_keys_are_keys():
+def test_fetch_to_host_keeps_keys():
     keys = jax.random.split(jax.random.key(3), 4)
     assert fetch_to_host(keys).dtype == keys.dtype and bool((fetch_to_host(keys) == keys).all())
     assert isinstance(fetch_to_host(jnp.ones(2, jnp.bfloat16)), np.ndarray)

@@ -8,7 +8,7 @@ from support.algorithm_builders import default_hyper_parameters, make_builder
 from support.data import BATCH_SIZE, CLIENT_SIZES, make_user_dataset
 from support.reference_loop import ReferenceFedAvg, run_and_compare
 from support.small_federation import consecutive_partition, make_small_federation
-from support.small_runs import KilledError, assert_results_equal, make_killing_callback
+from support.small_runs import LOCAL_RUN, KilledError, assert_results_equal, make_killing_callback
 
 from fedjax_het import ConfigError, RunSpec, simulate
 from fedjax_het.algorithms import get_algorithm_spec
@@ -23,16 +23,7 @@ from fedjax_het.runtime import checkpointing, group_state
 
 STEPS = 5
 EVEN = (8, 16, 0, 8, 24)  # of which every epoch tiles into steps of two minibatches
-SMALL = {
-    "local_optimizer": "sgd",
-    "model": "mlp",
-    "num_clients": 4,
-    "rounds": 4,
-    "partition": "iid",
-    "participation": 0.5,
-    "dataset": "user",
-    "batch_size": 8,
-}
+SMALL = LOCAL_RUN | {"local_optimizer": "sgd", "rounds": 4, "participation": 0.5}
 DATA = make_user_dataset()
 
 
@@ -43,7 +34,7 @@ def run(spec, **given):
 # --- by steps ------------------------------------------------------------------------------------
 
 
-def test_a_client_makes_its_steps_and_shuffles_anew_when_it_runs_out():
+def test_local_steps_reshuffle_after_each_pass():
     partition = consecutive_partition(CLIENT_SIZES)
     units = ClientWork(partition, 0, BATCH_SIZE, extra_batches=STEPS)
     for client, size in enumerate(CLIENT_SIZES):
@@ -66,7 +57,7 @@ def test_a_client_makes_its_steps_and_shuffles_anew_when_it_runs_out():
             np.testing.assert_array_equal(batches[:same], whole[0][:same])
 
 
-def test_of_a_pass_before_them_nothing_is_lost():
+def test_extra_batches_follow_complete_pass():
     partition = consecutive_partition(CLIENT_SIZES)
     both = ClientWork(partition, 1, BATCH_SIZE, extra_batches=STEPS)
     per_pass = -(-np.array(CLIENT_SIZES) // BATCH_SIZE)
@@ -76,7 +67,7 @@ def test_of_a_pass_before_them_nothing_is_lost():
         assert sizes[: per_pass[client]].sum() == CLIENT_SIZES[client]
 
 
-def test_useful_work_is_what_clients_see():
+def test_work_counts_equal_drawn_samples():
     partition = consecutive_partition(CLIENT_SIZES)
     units = ClientWork(partition, 0, BATCH_SIZE, extra_batches=STEPS)
     settings = {"seed": 0, "num_rounds": 3, "participation": 1.0, "eval_every": 1}
@@ -94,7 +85,7 @@ def test_useful_work_is_what_clients_see():
 
 
 @pytest.mark.parametrize("averaging", ["uniform", "weighted"])
-def test_rounds_of_steps_are_those_of_the_loop(averaging):
+def test_local_steps_equal_reference(averaging):
     details = LocalTrainingOptions(num_steps=STEPS)
     settings = {"participation": 0.6, "averaging": averaging, "details": details}
     loop = ReferenceFedAvg(make_small_federation(fedavg, hp={"local_lr": 0.2}, **settings))
@@ -103,7 +94,7 @@ def test_rounds_of_steps_are_those_of_the_loop(averaging):
         assert len(loop.minibatches(0, k)) == STEPS
 
 
-def test_equal_steps_make_fednova_fedavg():
+def test_fednova_with_equal_steps_is_fedavg():
     settings = {
         "hp": {"local_lr": 0.2},
         "details": LocalTrainingOptions(num_steps=STEPS),
@@ -152,7 +143,7 @@ class Scaffold(ReferenceFedAvg):
             self.client_states[k] = self.new[k]
 
 
-def test_scaffold_measures_a_pass_before_its_steps():
+def test_scaffold_option_one_adds_a_pass():
     build = make_builder(get_algorithm_spec("scaffold", {}), {"option": "I"})
     settings = {"details": LocalTrainingOptions(num_steps=STEPS), "participation": 0.6}
     loop = Scaffold(make_small_federation(build, hp={"local_lr": 0.1}, **settings))
@@ -161,7 +152,7 @@ def test_scaffold_measures_a_pass_before_its_steps():
 
 
 @pytest.mark.parametrize("option", ["I", "II"])
-def test_lanes_change_nothing_of_steps(option):
+def test_local_steps_do_not_depend_on_lanes(option):
     build = make_builder(get_algorithm_spec("scaffold", {}), {"option": option})
     settings = {
         "hp": {"local_lr": 0.1},
@@ -176,26 +167,8 @@ def test_lanes_change_nothing_of_steps(option):
     assert_trees_all_close(one.server, two.server, atol=1e-6)
 
 
-def test_a_run_of_steps_is_stopped_and_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 1)
-    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
-    settings = {**SMALL, "local_optimizer": "lion", "optimizer_state": "keep"}
-    numbers = {"local_lr": 0.01, "lr_step_decay": 0.9}
-    more = {
-        "local_steps": 3,
-        "gradient_accumulation": 2,
-        "lr_step_schedule": "exponential",
-        "hp": numbers,
-    }
-    spec = RunSpec("fedavg", **settings, **more)
-    whole = run(spec)
-    with pytest.raises(KilledError):
-        run(spec, output_dir=tmp_path, progress=make_killing_callback(2))
-    assert_results_equal(run(spec, output_dir=tmp_path, resume=True), whole)
-
-
 @pytest.mark.parametrize("options", [{}, {"base": "scaffold", "option": "I"}])
-def test_fsl_goes_by_the_steps_of_the_clients(options):
+def test_fsl_server_steps_follow_client_steps(options):
     """K_0 eta_0 = K eta: of as many steps as an epoch has, what the epoch gives."""
     entry = get_algorithm_spec("fsl", options)
     numbers = default_hyper_parameters(entry, options) | {"local_lr": 0.1}
@@ -210,7 +183,7 @@ def test_fsl_goes_by_the_steps_of_the_clients(options):
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fsl"])
-def test_a_run_of_as_many_steps_as_an_epoch_has_is_that_epoch_to_the_bit(name):
+def test_steps_of_one_epoch_equal_epoch_bitwise(name):
     """Also what FSL's server makes of them, whose epochs go by what clients see."""
     given = {**SMALL, "algorithm": name, "hp": {"local_lr": 0.1}}
     if name == "fsl":
@@ -245,7 +218,7 @@ class Accumulating(ReferenceFedAvg):
         return model
 
 
-def test_a_step_is_along_the_mean_of_its_minibatches():
+def test_accumulation_equals_reference():
     details = LocalTrainingOptions(accumulation_steps=3)
     settings = {"epochs": 2, "participation": 0.6, "details": details}
     loop = Accumulating(make_small_federation(fedavg, hp={"local_lr": 0.3}, **settings))
@@ -254,7 +227,7 @@ def test_a_step_is_along_the_mean_of_its_minibatches():
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "scaffold", "feddc", "fednova", "ditto"])
-def test_accumulated_is_the_same_as_a_larger_batch_where_batches_tile(name):
+def test_accumulation_equals_larger_batch(name):
     """Under momentum, whose state is one of steps; the examples of a step are the same."""
     entry = get_algorithm_spec(name, {})
     numbers = default_hyper_parameters(entry, {}, "momentum", len(EVEN)) | {"local_lr": 0.1}
@@ -282,7 +255,7 @@ def test_accumulated_is_the_same_as_a_larger_batch_where_batches_tile(name):
     assert max(jax.tree.leaves(moved)) > 0.1
 
 
-def test_fednovas_work_is_of_steps():
+def test_fednova_counts_accumulated_steps():
     training = LocalTraining(None, "nesterov", options=LocalTrainingOptions(accumulation_steps=2))
     r, unit = 0.6, 1.0
     for minibatches in (1, 4, 5):
@@ -294,7 +267,7 @@ def test_fednovas_work_is_of_steps():
         np.testing.assert_allclose(found, moved, rtol=1e-6)
 
 
-def test_a_step_that_is_never_full_is_made_at_the_end_of_a_round():
+def test_incomplete_accumulation_steps_at_round_end():
     loop = Accumulating(
         make_small_federation(
             fedavg, hp={"local_lr": 0.1}, details=LocalTrainingOptions(accumulation_steps=100)
@@ -318,15 +291,63 @@ def test_a_step_that_is_never_full_is_made_at_the_end_of_a_round():
             {"algorithm": "fedaf", "local_steps": 3},
             "local_steps = 3: expected no value: clients of",
         ),
+        ({"local_optimizer": "lyon"}, "local_optimizer = 'lyon' is unknown: did you mean 'lion'"),
+        ({"hp": {"local_clip_norm": 0}}, "hp local_clip_norm = 0: expected a finite number > 0"),
+        ({"hp": {"local_weight_decay": -1}}, "hp local_weight_decay = -1: expected"),
+        ({"hp": {"local_b1": 0.5}, "local_optimizer": "sgd"}, "hp = 'local_b1' is unknown"),
+        (
+            {"hp": {"local_b1": 1}, "local_optimizer": "lion"},
+            "hp local_b1 = 1: expected a number",
+        ),
+        (
+            {"local_optimizer": "lion", "optimizer_options": {"nesterov": True}},
+            "optimizer_options = 'nesterov' is unknown: none is taken here",
+        ),
+        (
+            {"local_optimizer": "nadam", "optimizer_options": {"nesterov": 1}},
+            "optimizer_options nesterov = 1: expected True or False",
+        ),
+        ({"algorithm": "feddm", "local_optimizer": "lion"}, "local_optimizer = 'lion': expected n"),
+        (
+            {"algorithm": "feddm", "gradient_accumulation": 2},
+            "gradient_accumulation = 2: expected no value: clients",
+        ),
+        ({"lr_schedule": "cosin"}, "lr_schedule = 'cosin' is unknown: did you mean 'cosine'"),
+        ({"lr_schedule": "step"}, "hp lr_every = None: expected a number of rounds >= 1"),
+        ({"lr_step_schedule": "linear"}, "hp lr_step_length = None: expected a number of steps"),
+        ({"hp": {"lr_decay": 0.5}}, "hp = 'lr_decay' is unknown"),
+        ({"lr_schedule": "cosine", "hp": {"lr_decay": 0.5}}, "hp = 'lr_decay' is unknown"),
+        ({"lr_schedule": "cosine", "hp": {"lr_length": 0}}, "hp lr_length = 0: expected a finite"),
+        ({"lr_schedule": "exponential", "hp": {"lr_decay": 0}}, "hp lr_decay = 0: expected a num"),
+        ({"algorithm": "feddm", "lr_schedule": "linear"}, "lr_schedule = 'linear': expected noth"),
     ],
 )
-def test_what_cannot_be_is_one_line(settings, message):
+def test_invalid_settings_are_refused(settings, message):
     with pytest.raises(ConfigError) as error:
         RunSpec(**settings).resolved()
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_resolved_steps_stand_in_the_place_of_epochs():
+def test_local_steps_replace_local_epochs():
     spec = RunSpec(local_steps=7).resolved()
     assert spec.local_epochs is None and spec.local_steps == 7
     assert spec.resolved() == spec and spec.digest() != RunSpec().digest()
+
+
+LION = {"local_optimizer": "lion", "optimizer_state": "keep", "local_steps": 3}
+LION |= {"gradient_accumulation": 2, "lr_step_schedule": "exponential"}
+RESUMED = {
+    "steps": LION | {"hp": {"local_lr": 0.01, "lr_step_decay": 0.9}},
+    "rounds": {"rounds": 6, "lr_schedule": "cosine", "hp": {"local_lr": 0.2, "lr_warmup": 2}},
+}
+
+
+@pytest.mark.parametrize("settings", RESUMED.values(), ids=RESUMED)
+def test_killed_run_resumes_with_equal_results(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 1)
+    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
+    spec = RunSpec("fedavg", **SMALL | settings)
+    whole = run(spec)
+    with pytest.raises(KilledError):
+        run(spec, output_dir=tmp_path, progress=make_killing_callback(2))
+    assert_results_equal(run(spec, output_dir=tmp_path, resume=True), whole)

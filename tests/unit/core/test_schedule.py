@@ -60,7 +60,7 @@ def replay(schedule):
 
 @pytest.mark.parametrize("blocks", [1, 2, 3])
 @pytest.mark.parametrize("lanes", [1, 2, 5])
-def test_every_sample_of_every_client_is_used_once_a_pass(blocks, lanes):
+def test_each_sample_is_used_once_per_pass(blocks, lanes):
     made = scheduler(blocks=blocks, lanes=lanes)
     for r in range(3):
         ran = replay(made.make_round(r))
@@ -74,7 +74,7 @@ def test_every_sample_of_every_client_is_used_once_a_pass(blocks, lanes):
 
 
 @pytest.mark.parametrize(("blocks", "lanes"), [(1, 1), (2, 1), (1, 4), (2, 3)])
-def test_a_clients_batches_do_not_depend_on_lanes(blocks, lanes):
+def test_batches_do_not_depend_on_lanes(blocks, lanes):
     here, there = scheduler(blocks=blocks, lanes=lanes), scheduler(blocks=1, lanes=2)
     for r in range(4):
         a, b = replay(here.make_round(r)), replay(there.make_round(r))
@@ -84,7 +84,7 @@ def test_a_clients_batches_do_not_depend_on_lanes(blocks, lanes):
                 assert n == m and np.array_equal(x[:n], y[:n])
 
 
-def test_rounds_differ_and_seeds_differ_and_both_repeat():
+def test_batches_depend_on_round_and_seed():
     first, again, other = scheduler(), scheduler(), scheduler(seed=4)
     batch = lambda s, r: s.client_batches(r, 5)[0]  # noqa: E731
     assert np.array_equal(batch(first, 0), batch(again, 0))
@@ -92,7 +92,7 @@ def test_rounds_differ_and_seeds_differ_and_both_repeat():
     assert not np.array_equal(batch(first, 0), batch(other, 0))
 
 
-def test_participation_samples_without_replacement_and_uniformly():
+def test_cohort_is_uniform_without_replacement():
     made = scheduler(sizes=(5,) * 20, participation=0.4, num_rounds=400, passes=1)
     counts = np.zeros(20)
     for r in range(400):
@@ -106,11 +106,11 @@ def test_participation_samples_without_replacement_and_uniformly():
 @pytest.mark.parametrize(
     ("clients", "share", "expected"), [(80, 0.4, 32), (10, 0.05, 1), (10, 0.3, 3), (7, 1.0, 7)]
 )
-def test_cohort_size_is_rounded_down_but_never_empty(clients, share, expected):
+def test_cohort_size_rounds_down_to_at_least_one(clients, share, expected):
     assert scheduler(sizes=(4,) * clients, participation=share).cohort_size == expected
 
 
-def test_weights_sum_to_one_over_clients_with_data():
+def test_weights_sum_to_one():
     for averaging in ("uniform", "weighted"):
         made = scheduler(averaging=averaging).make_round(0)
         assert made.weights.sum() == pytest.approx(1, abs=1e-6)
@@ -123,7 +123,7 @@ def test_weights_sum_to_one_over_clients_with_data():
         assert np.allclose(made.weights, expected)
 
 
-def test_lanes_are_balanced_and_useful_work_is_counted():
+def test_lanes_are_balanced():
     rng = np.random.default_rng(0)
     sizes = tuple(int(n) for n in rng.integers(200, 1200, 80))
     made = scheduler(
@@ -142,7 +142,7 @@ def test_lanes_are_balanced_and_useful_work_is_counted():
     assert in_turn > waiting > 0.95
 
 
-def test_an_empty_cohort_has_no_segments():
+def test_empty_cohort_has_no_segments():
     made = scheduler(sizes=(0, 0, 5), participation=0.34, num_rounds=30)
     empty = [r for r in range(30) if made.work_counts.participants[r] == 0]
     assert empty
@@ -150,7 +150,7 @@ def test_an_empty_cohort_has_no_segments():
     assert one.num_segments.sum() == 0 and one.weights.sum() == 0
 
 
-def test_first_step_runs_one_step_of_each_lanes_first_client():
+def test_first_step_round_has_one_step_per_lane():
     made = scheduler()
     ran = replay(made.make_first_step_round(0))
     full = replay(made.make_round(0))
@@ -159,14 +159,14 @@ def test_first_step_runs_one_step_of_each_lanes_first_client():
         assert len(steps) == 1 and np.array_equal(steps[0][0], full[client][0][0])
 
 
-def test_chunk_pads_with_copies():
+def test_stack_rounds_pads_with_copies():
     made = scheduler()
     chunk = stack_rounds([made.make_round(r) for r in (2, 3, 4)], 5)
     assert chunk.round.tolist() == [2, 3, 4, 4, 4]
     assert np.array_equal(chunk.batches[1], made.make_round(3).batches)
 
 
-def test_evaluation_is_due_every_so_often_and_in_the_last_five_rounds():
+def test_eval_rounds_include_last_five():
     made = scheduler(num_rounds=20, eval_every=6)
     due = [r for r in range(20) if made.make_round(r).is_eval_round]
     assert due == [5, 11, 15, 16, 17, 18, 19]
@@ -189,7 +189,7 @@ def test_partition_of_one_client():
     assert one.num_steps.sum() == 3 and one.num_segments.tolist() == [1, 0]
 
 
-def test_runs_in_step_share_their_segments_and_keep_their_work():
+def test_parallel_runs_share_segments():
     runs = [scheduler(seed=seed, lanes=lanes) for seed, lanes in ((1, 1), (2, 1), (3, 1))]
     shape = merge_shapes(runs, num_parallel=3)
     for r in range(4):
@@ -205,7 +205,7 @@ def test_runs_in_step_share_their_segments_and_keep_their_work():
                     assert n == m and np.array_equal(x, y)
 
 
-def test_runs_in_step_wait_for_the_longest():
+def test_parallel_runs_wait_for_longest():
     runs = [scheduler(sizes=(16, 0)), scheduler(sizes=(16, 16))]
     one, two = (run.work_counts.block_steps.sum() for run in runs)
     both = compute_useful_fraction(runs, is_concurrent=False)
@@ -213,7 +213,7 @@ def test_runs_in_step_wait_for_the_longest():
     assert two > one and both == pytest.approx(samples / (2 * two * 2 * 4))
 
 
-def test_any_of_several_runs_can_go_in_step():
+def test_merged_shape_fits_any_pair_of_runs():
     """Which do is known when workers have claimed them: there are segments for whichever. Here
     neighbours' clients end at the same steps, and others' do not."""
     few, many = [7, 9, 11, 13, 15, 17], [4] * 6

@@ -21,7 +21,7 @@ CORRECTED = {"scaffold": scaffold, "feddyn": feddyn, "feddc": feddc}
 
 @pytest.mark.parametrize(("averaging", "optimum"), [("uniform", 2.0), ("weighted", 6.0)])
 @pytest.mark.parametrize("build", [fedavg, *CORRECTED.values()], ids=["fedavg", *CORRECTED])
-def test_the_optimum_is_that_of_the_weights(build, averaging, optimum):
+def test_optimum_depends_on_averaging_weights(build, averaging, optimum):
     settings = {"sizes": SIZES, "averaging": averaging, "hp": NUMBERS}
     found = train_on_quadratics(build, SAME, 200, **settings)
     np.testing.assert_allclose(found, np.full(DIMENSIONS, optimum), atol=1e-3)
@@ -30,7 +30,7 @@ def test_the_optimum_is_that_of_the_weights(build, averaging, optimum):
 @pytest.mark.slow
 @pytest.mark.parametrize("build", CORRECTED.values(), ids=CORRECTED)
 @pytest.mark.parametrize("sizes", [SIZES, (0, 3, 1, 6, 2)])
-def test_so_it_is_where_few_take_part_and_hessians_differ(build, sizes):
+def test_optimum_with_partial_participation(build, sizes):
     """In rounds of two of five clients, of which one may hold nothing."""
     rng = np.random.default_rng(1)
     bends = rng.uniform(0.3, 2, size=(5, DIMENSIONS))
