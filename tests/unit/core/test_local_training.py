@@ -319,7 +319,7 @@ def test_incomplete_accumulation_steps_at_round_end():
         ({"lr_schedule": "cosine", "hp": {"lr_decay": 0.5}}, "hp = 'lr_decay' is unknown"),
         ({"lr_schedule": "cosine", "hp": {"lr_length": 0}}, "hp lr_length = 0: expected a finite"),
         ({"lr_schedule": "exponential", "hp": {"lr_decay": 0}}, "hp lr_decay = 0: expected a num"),
-        ({"algorithm": "feddm", "lr_schedule": "linear"}, "lr_schedule = 'linear': expected noth"),
+        ({"algorithm": "feddm", "lr_schedule": "linear"}, "lr_schedule = 'linear': expected no v"),
     ],
 )
 def test_invalid_settings_are_refused(settings, message):
