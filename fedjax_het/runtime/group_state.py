@@ -37,7 +37,7 @@ from fedjax_het.core.schedule import (
 from fedjax_het.core.state_paging import StatePager
 from fedjax_het.runtime.build import PreparedRun, RunGroup
 from fedjax_het.runtime.compiled_programs import compute_client_state_bytes
-from fedjax_het.runtime.history import Curves, EarlyStop, Timing, build_curves, get_accuracy_name
+from fedjax_het.runtime.history import Curves, EarlyStop, Timing, build_curves
 from fedjax_het.runtime.placement import HOST_STATE
 from fedjax_het.runtime.progress import Progress
 from fedjax_het.runtime.resumable_rounds import (
@@ -168,7 +168,8 @@ class GroupState:
 
         The main accuracy is the one of the global model, else the mean over clients.
         """
-        name = get_accuracy_name(self.group.program.algorithm)
+        has_global_model = self.group.program.algorithm.global_model is not None
+        name = "test_accuracy" if has_global_model else "mean_client_accuracy"
         return self.curves[i][name][: self.rounds_done]
 
     def count_rounds_completed(self, i: int) -> int:

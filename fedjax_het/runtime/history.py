@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_het.algorithms.base import Algorithm, InitialTraffic, Traffic
+from fedjax_het.algorithms.base import InitialTraffic, Traffic
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.core.round_metrics import EvaluationOptions, RoundMetrics
 from fedjax_het.core.schedule import Scheduler, WorkCounts
@@ -150,11 +150,6 @@ def list_metric_names(evaluation: EvaluationOptions) -> list[str]:
         if metric.from_client_accuracy is not None:
             names += metric.from_client_accuracy(no_clients)
     return names
-
-
-def get_accuracy_name(algorithm: Algorithm) -> str:
-    """Return the name of the main accuracy: of the global model, else the mean over clients."""
-    return "test_accuracy" if algorithm.global_model else "mean_client_accuracy"
 
 
 def get_latest_accuracy(accuracies: Sequence[np.ndarray]) -> float:
