@@ -31,7 +31,15 @@ HyperParameters = dict[str, jax.Array]  # float32 scalars by name
 
 
 class ClientInfo(NamedTuple):
-    """Facts of one client in a round."""
+    """Facts of one client in a round.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.methods import ClientInfo
+      >>> count = jnp.int32(20)
+      >>> int(ClientInfo(id=jnp.int32(3), num_samples=count, num_steps=count, init_images=()).id)
+      3
+    """
 
     id: jax.Array
     """`[]` int32: index of the client, 0 to K - 1. For methods that condense data: index of the
@@ -46,7 +54,14 @@ class ClientInfo(NamedTuple):
 
 
 class ClientContext(NamedTuple):
-    """Values that every function of a client reads besides the client's own arrays."""
+    """Values that every function of a client reads besides the client's own arrays.
+
+    Example:
+      >>> from fedjax_het.methods import ClientContext, ServerMessage
+      >>> message = ServerMessage({"params": 1.0, "state": {}})
+      >>> ClientContext({"local_lr": 0.1}, message, client=None, key=None).message.variables["params"]
+      1.0
+    """
 
     hp: HyperParameters
     "Values of the hyper-parameters by name, `[]` float32, traced: a new value compiles nothing."
@@ -60,7 +75,15 @@ class ClientContext(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One minibatch as stored."""
+    """One minibatch as stored.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.methods import Batch
+      >>> images, labels = jnp.zeros((8, 28, 28, 1)), jnp.zeros(8, jnp.int32)
+      >>> Batch(images, labels, mask=jnp.ones(8), step_index=jnp.int32(0)).images.shape
+      (8, 28, 28, 1)
+    """
 
     images: jax.Array
     "`[B, H, W, C]` uint8 or float32."
@@ -81,6 +104,12 @@ class ClientUpdate(NamedTuple):
     Leaves may be arrays of any type except PRNG keys. Types of less than 32 bits are widened to 32
     bits before they are averaged or summed: floats to float32; booleans and integers to float32 in
     `mean` and to integers in `sum`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.methods import ClientUpdate
+      >>> ClientUpdate(mean={"change": jnp.ones(3)}, sum=jnp.int32(1)).mean["change"].shape
+      (3,)
     """
 
     mean: Tree = ()
@@ -94,6 +123,17 @@ class ClientAlgorithm(NamedTuple):
     """The training of one client: pure functions of a single client, which jax can trace.
 
     State, local, update and output are pytrees of arrays of any type; updates without PRNG keys.
+
+    Example:
+      >>> from fedjax_het.methods import ClientAlgorithm, ClientUpdate
+      >>> idle = ClientAlgorithm(
+      ...     init=lambda hp, variables: (),
+      ...     begin=lambda context, state: context.message.variables,
+      ...     step=lambda context, local, batch: (local, 0.0),
+      ...     end=lambda context, local, state: (ClientUpdate(mean=local), state, ()),
+      ... )
+      >>> idle.extra_passes
+      0
     """
 
     init: Callable[[HyperParameters, Tree], Tree]

@@ -35,7 +35,14 @@ Tree = Any
 
 
 class Examples(NamedTuple):
-    """Training examples on the device, gathered by index inside the program."""
+    """Training examples on the device, gathered by index inside the program.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.methods import Examples
+      >>> Examples(np.zeros((5, 28, 28, 1), np.uint8), np.zeros(5, np.int32)).images.shape
+      (5, 28, 28, 1)
+    """
 
     images: AnyArray
     "`[N, H, W, C]` uint8 or float32."
@@ -99,7 +106,13 @@ class RoundSchedule(NamedTuple):
 
 
 class Cohort(NamedTuple):
-    """A round's schedule, the examples that it indexes, and the other inputs of the round."""
+    """A round's schedule, the examples that it indexes, and the other inputs of the round.
+
+    Example:
+      >>> from fedjax_het.methods import Cohort
+      >>> Cohort(schedule=None, examples=None, inputs={"rate": 0.1}).inputs["rate"]
+      0.1
+    """
 
     schedule: RoundSchedule
     "Clients, lanes and minibatches of the round."
@@ -114,7 +127,13 @@ class Cohort(NamedTuple):
 
 
 class CohortResult(NamedTuple):
-    """The results of local training of a round's clients."""
+    """The results of local training of a round's clients.
+
+    Example:
+      >>> from fedjax_het.methods import CohortResult
+      >>> CohortResult._fields
+      ('update', 'num_trained', 'states', 'outputs', 'train_loss')
+    """
 
     update: ClientUpdate
     "Weighted mean and sum of the clients' updates."
@@ -173,6 +192,17 @@ def train_cohort(
 
     Raises:
       ContractError: if a function of `algorithm` breaks the contract.
+
+    Example:
+      >>> from fedjax_het.algorithms.base import RoundInfo, State
+      >>> from fedjax_het.methods import train_cohort
+      >>> def make_round(client_algorithm, plan):
+      ...     def round(hp, state, key, cohort):
+      ...         args = (client_algorithm, plan, hp, state.server, state.clients, key, cohort)
+      ...         result = train_cohort(*args)
+      ...         info = RoundInfo(result.train_loss, update_norm=result.train_loss)
+      ...         return State(state.server, result.states, state.round + 1), info
+      ...     return round
     """
     schedule = cohort.schedule
     algorithm = with_contract_checks(algorithm)

@@ -97,6 +97,13 @@ class ClientModels(NamedTuple):
     """The models of a round's S sampled clients after local training, in the order of their ids.
 
     A sampled client without data has not trained: the entry in its place is not to be used.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.methods import ClientModels
+      >>> weights, present = jnp.array([0.25, 0.75, 0.0]), jnp.array([True, True, False])
+      >>> ClientModels({"params": jnp.zeros((3, 7))}, weights, present).variables["params"].shape
+      (3, 7)
     """
 
     variables: Tree

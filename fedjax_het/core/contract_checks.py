@@ -23,7 +23,13 @@ Tree = Any
 
 
 class ContractError(ConfigError):
-    """A function of a method breaks the contract; one line names the function and the leaf."""
+    """A function of a method breaks the contract; one line names the function and the leaf.
+
+    Example:
+      >>> from fedjax_het.methods import ContractError
+      >>> issubclass(ContractError, ValueError)
+      True
+    """
 
 
 class ClientError(ContractError):

@@ -26,7 +26,13 @@ Tree = Any
 
 
 class LocalTraining(NamedTuple):
-    """Static choices of local training; a method that condenses data reads task and batch size."""
+    """Static choices of local training; a method that condenses data reads task and batch size.
+
+    Example:
+      >>> from fedjax_het.methods import LocalTraining
+      >>> LocalTraining(task=None, optimizer="sgd", local_epochs=5).epochs
+      5
+    """
 
     task: Task
     "Network, normalization and loss."
@@ -57,7 +63,13 @@ class LocalTraining(NamedTuple):
 
 
 class ServerMessage(NamedTuple):
-    """The server's message to every client of a round."""
+    """The server's message to every client of a round.
+
+    Example:
+      >>> from fedjax_het.methods import ServerMessage
+      >>> ServerMessage({"params": 1.0, "state": {}}).extra
+      ()
+    """
 
     variables: Tree
     """Variables of the global model: `{"params": ..., "state": ...}` with the weights and the
@@ -67,7 +79,13 @@ class ServerMessage(NamedTuple):
 
 
 class ClientTrainState(NamedTuple):
-    """A client in training."""
+    """A client in training.
+
+    Example:
+      >>> from fedjax_het.methods import ClientTrainState
+      >>> ClientTrainState({"params": 1.0, "state": {}}, optimizer_state=(), aux=())._replace(aux=3).aux
+      3
+    """
 
     variables: Tree
     "Variables of the client's model."
@@ -153,6 +171,12 @@ def make_training_step(
 
     Returns:
       `step(context, local, batch) -> (local, loss)` with a `ClientTrainState` for `local`.
+
+    Example:
+      >>> from fedjax_het.methods import LocalTraining, make_local_sgd, make_training_step
+      >>> training = LocalTraining(task=None, optimizer="sgd")
+      >>> make_local_sgd(training)._replace(step=make_training_step(training)).extra_passes
+      0
     """
 
     def cross_entropy_and_gradient(context, local, batch):
@@ -197,6 +221,20 @@ def apply_gradient(
 
     Returns:
       The variables with new parameters, and the new state of the optimizer.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.methods import (
+      ...     ClientContext, LocalTraining, Task, apply_gradient, init_local_optimizer,
+      ... )
+      >>> from fedjax_het.nn import make_model
+      >>> training = LocalTraining(Task(make_model("mlp", (4, 4, 1), 3), (0.0,), (1.0,)), "sgd")
+      >>> variables, hp = {"params": {"w": jnp.ones(2)}, "state": {}}, {"local_lr": jnp.float32(0.5)}
+      >>> context = ClientContext(hp, message=(), client=None, key=None)
+      >>> state = init_local_optimizer(training, hp, variables)
+      >>> new, _ = apply_gradient(training, context, variables, {"w": jnp.ones(2)}, state, batch=None)
+      >>> new["params"]["w"].tolist()
+      [0.5, 0.5]
     """
     params, optimizer = variables["params"], _make_local_optimizer(training, context.hp)
     if training.options.accumulation_steps == 1:
@@ -223,6 +261,15 @@ def begin_local_training(
 
     Returns:
       The client.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.methods import LocalTraining, Task, begin_local_training
+      >>> from fedjax_het.nn import make_model
+      >>> training = LocalTraining(Task(make_model("mlp", (4, 4, 1), 3), (0.0,), (1.0,)), "sgd")
+      >>> variables = {"params": {"w": jnp.ones(2)}, "state": {}}
+      >>> begin_local_training(training, {"local_lr": 0.1}, variables, (), aux=0).aux
+      0
     """
     optimizer_state = kept_optimizer_state
     if not training.keep_state:
@@ -239,6 +286,12 @@ def select_kept_optimizer_state(training: LocalTraining, optimizer_state: Tree) 
 
     Returns:
       The state, or `()`.
+
+    Example:
+      >>> from fedjax_het.methods import LocalTraining, select_kept_optimizer_state
+      >>> training = LocalTraining(task=None, optimizer="adam", keep_state=False)
+      >>> select_kept_optimizer_state(training, {"mu": 0.0})
+      ()
     """
     return optimizer_state if training.keep_state else ()
 
@@ -253,6 +306,16 @@ def init_local_optimizer(training: LocalTraining, hp, variables: Tree) -> Tree:
 
     Returns:
       The state.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.methods import LocalTraining, Task, init_local_optimizer
+      >>> from fedjax_het.nn import make_model
+      >>> training = LocalTraining(Task(make_model("mlp", (4, 4, 1), 3), (0.0,), (1.0,)), "adam")
+      >>> state = init_local_optimizer(training, {"local_lr": 0.1}, {"params": {"w": jnp.ones(2)}})
+      >>> max(leaf.size for leaf in jax.tree.leaves(state))
+      2
     """
     params = variables["params"]
     state = _make_local_optimizer(training, hp).init(params)

@@ -30,6 +30,13 @@ class Purpose(enum.IntEnum):
     """Draws at a node of the tree besides those of its children; no client has these ids.
 
     Two draws at one node have two purposes, which are defined here and nowhere else.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_het.methods import Purpose, fold_in_purpose
+      >>> key = fold_in_purpose(jax.random.key(0), Purpose.SERVER)
+      >>> key.shape
+      ()
     """
 
     SERVER = 2**32 - 1  # the server's work on the model after a round, and its initial state

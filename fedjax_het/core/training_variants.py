@@ -27,6 +27,12 @@ def make_local_model_training(training: LocalTraining) -> ClientAlgorithm:
 
     Returns:
       The functions of the client, whose state is the variables of a model.
+
+    Example:
+      >>> from fedjax_het.methods import LocalTraining, make_local_model_training
+      >>> client = make_local_model_training(LocalTraining(task=None, optimizer="sgd"))
+      >>> client.init({}, {"params": 1.0})
+      {'params': 1.0}
     """
 
     def init(hp, variables):
@@ -72,13 +78,24 @@ def count_optimizer_steps(training: LocalTraining, num_minibatches: Any) -> Any:
 
     Returns:
       The number of steps.
+
+    Example:
+      >>> from fedjax_het.methods import LocalTraining, count_optimizer_steps
+      >>> count_optimizer_steps(LocalTraining(task=None, optimizer="sgd"), 7)
+      7
     """
     accumulation_steps = training.options.accumulation_steps
     return num_minibatches if accumulation_steps == 1 else -(-num_minibatches // accumulation_steps)
 
 
 def with_plain_sgd(training: LocalTraining) -> LocalTraining:
-    """Return the local training with steps of plain SGD."""
+    """Return the local training with steps of plain SGD.
+
+    Example:
+      >>> from fedjax_het.methods import LocalTraining, with_plain_sgd
+      >>> with_plain_sgd(LocalTraining(task=None, optimizer="adam")).optimizer
+      'sgd'
+    """
     return training._replace(optimizer="sgd", keep_state=False, options=LocalTrainingOptions())
 
 
@@ -91,6 +108,10 @@ def require_constant_lr(training: LocalTraining, reason: str) -> None:
 
     Raises:
       ConfigError: if the rate has a schedule over steps, or is not known.
+
+    Example:
+      >>> from fedjax_het.methods import LocalTraining, require_constant_lr
+      >>> require_constant_lr(LocalTraining(task=None, optimizer="sgd"), "the method reads it")
     """
     schedule, hp_names = training.options.lr_schedule, training.options.optional_hyperparameters
     require(schedule is None, "lr_step_schedule", schedule, f"none: {reason}")
