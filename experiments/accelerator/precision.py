@@ -10,6 +10,7 @@ between layers stay float32 here, so the error of a GPU is larger. The effect on
 unknown without runs.
 """
 
+import importlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ from fedjax_het.papers.programs import make_config_program
 from fedjax_het.utils.config import NonNegativeInt, PositiveInt
 from fedjax_het.utils.io import make_output_directory
 
+# jax before 0.8 has the context in `jax.experimental`.
+_x64_module = jax if hasattr(jax, "enable_x64") else importlib.import_module("jax.experimental")
+enable_x64 = _x64_module.enable_x64
 Tree = Any
 NETWORKS: dict[str, dict[str, Any]] = {"mlp": {}, "convnet": {"width": 32, "norm": "instance"}}
 IMAGE_SHAPE, NUM_CLASSES = (16, 16, 1), 10
@@ -69,7 +73,7 @@ def compare_precisions(arguments: Arguments) -> int:
 
 def _relative_errors(model: Model, gradient: Callable, arguments: Arguments) -> dict[str, float]:
     """Return the relative errors of a gradient by precision."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         variables, data = _make_problem(model, arguments, np.float64)
         exact = np.asarray(ravel_pytree(jax.jit(partial(gradient, model))(variables, data))[0])
     variables, data = _make_problem(model, arguments, np.float32)
@@ -88,7 +92,7 @@ def _relative_errors(model: Model, gradient: Callable, arguments: Arguments) -> 
 
 def _make_problem(model: Model, arguments: Arguments, dtype: Any) -> tuple[Tree, Tree]:
     """Return variables and data, images around a mean for each class, in a dtype."""
-    with jax.enable_x64(False):
+    with enable_x64(False):
         initial_variables = jax.tree.map(np.asarray, model.init(jax.random.key(arguments.seed)))
     rng = np.random.default_rng(arguments.seed)
     labels = np.arange(arguments.images) % NUM_CLASSES

@@ -448,8 +448,8 @@ def validate_arguments(function: Callable[P, R]) -> Callable[P, R]:
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             bound = signature.bind(*args, **kwargs)
-        except TypeError:
-            return function(*args, **kwargs)  # raises Python's own message
+        except TypeError as error:
+            raise TypeError(f"{function.__name__}() {error}") from None
         for name, annotation in parameter_types(function).items():
             if name in bound.arguments:
                 bound.arguments[name] = validate(name, bound.arguments[name], annotation)
