@@ -158,7 +158,7 @@ _ROUND_FIELDS = (
 
 
 def train_cohort(
-    algorithm: ClientAlgorithm,
+    client_algorithm: ClientAlgorithm,
     plan: ExecutionPlan,
     hp: dict[str, jax.Array],
     message: Tree,
@@ -175,7 +175,7 @@ def train_cohort(
     state and one output per slot.
 
     Args:
-      algorithm: the functions of one client.
+      client_algorithm: the functions of one client.
       plan: devices, blocks and lanes.
       hp: values of the hyper-parameters by name.
       message: the server's message, the same for all clients.
@@ -191,7 +191,7 @@ def train_cohort(
       The average and sum of the clients' updates, their new states, outputs and training loss.
 
     Raises:
-      ContractError: if a function of `algorithm` breaks the contract.
+      ContractError: if a function of `client_algorithm` breaks the contract.
 
     Example:
       >>> from fedjax_het.algorithms.base import RoundInfo, State
@@ -205,13 +205,13 @@ def train_cohort(
       ...     return round
     """
     schedule = cohort.schedule
-    algorithm = with_contract_checks(algorithm)
+    client_algorithm = with_contract_checks(client_algorithm)
     if plan.is_debug:
-        algorithm = with_error_locations(algorithm, schedule.round)
+        client_algorithm = with_error_locations(client_algorithm, schedule.round)
 
     def run_block(loops, inputs: _BlockInputs, block_schedule):
         sums, new_states, outputs = _run_block(
-            algorithm, plan, loops, loop_name, inputs, block_schedule
+            client_algorithm, plan, loops, loop_name, inputs, block_schedule
         )
         if gather_models:
             slots = block_schedule.client_ids, block_schedule.weights, block_schedule.num_steps
@@ -277,20 +277,20 @@ class _ActiveClient(NamedTuple):
 class _Lane(NamedTuple):
     """The functions of one lane for the client in one of its slots."""
 
-    algorithm: ClientAlgorithm
+    client_algorithm: ClientAlgorithm
     inputs: _BlockInputs
 
     def make_context(self, slots: _Slots, slot: jax.Array) -> ClientContext:
-        hp, message, _, key, examples, _ = self.inputs
+        inputs = self.inputs
         facts = jax.tree.map(lambda a: take_row(a, slot), slots)
-        client_key = jax.random.fold_in(key, facts.client_ids)
-        init_images = examples.images[facts.init_example_ids]
+        client_key = jax.random.fold_in(inputs.key, facts.client_ids)
+        init_images = inputs.examples.images[facts.init_example_ids]
         client = ClientInfo(facts.client_ids, facts.num_samples, facts.num_steps, init_images)
-        return ClientContext(hp, message, client, client_key)
+        return ClientContext(inputs.hp, inputs.message, client, client_key)
 
     def begin(self, slots: _Slots, slot: jax.Array) -> _ActiveClient:
         state = get_client_row(self.inputs.states, take_row(slots.state_rows, slot))
-        local = self.algorithm.begin(self.make_context(slots, slot), state)
+        local = self.client_algorithm.begin(self.make_context(slots, slot), state)
         zero = jnp.zeros((), jnp.float32)
         return _ActiveClient(local, jnp.int32(0), zero, zero)
 
@@ -303,7 +303,7 @@ class _Lane(NamedTuple):
         mask = (jnp.arange(indices.shape[0]) < size).astype(jnp.float32)
         batch = Batch(examples.images[indices], examples.labels[indices], mask, num_steps)
         context = context._replace(key=jax.random.fold_in(context.key, num_steps))
-        local, loss = self.algorithm.step(context, active.local, batch)
+        local, loss = self.client_algorithm.step(context, active.local, batch)
         count = size.astype(jnp.float32)
         return _ActiveClient(
             local, num_steps + 1, active.loss + loss * count, active.num_samples + count
@@ -312,7 +312,7 @@ class _Lane(NamedTuple):
     def end(self, slots: _Slots, slot: jax.Array, active: _ActiveClient) -> tuple:
         """Return the weighted update, whether the state is as finite as it was, state and output."""
         state = get_client_row(self.inputs.states, take_row(slots.state_rows, slot))
-        update, new_state, output = self.algorithm.end(
+        update, new_state, output = self.client_algorithm.end(
             self.make_context(slots, slot), active.local, state
         )
         is_finite = has_no_new_nonfinite(new_state, state)
@@ -320,7 +320,7 @@ class _Lane(NamedTuple):
 
 
 def _run_block(
-    algorithm: ClientAlgorithm,
+    client_algorithm: ClientAlgorithm,
     plan: ExecutionPlan,
     loops: LoopRunner,
     loop_name: str,
@@ -330,10 +330,12 @@ def _run_block(
     """Train the clients of one block of lanes.
 
     A segment is a range of steps in which no client of the block starts or ends. `run_segment`
-    begins the clients that start, runs the steps, and ends the clients that end.
+    begins the clients that start, runs the steps, and ends the clients that end. A round is one
+    `fori_loop` over its segments. Only a resumable round splits the loop between two steps and
+    passes `step_range`.
 
     Args:
-      algorithm: the functions of one client.
+      client_algorithm: the functions of one client.
       plan: the devices and lanes.
       loops: runs the loop over the lanes' steps, which is split between two steps.
       loop_name: the round's phase in its progress.
@@ -343,7 +345,7 @@ def _run_block(
     Returns:
       The sums of the block, and the states and outputs of the clients in its slots, `[V, J, ...]`.
     """
-    lane, map_lanes = _Lane(algorithm, inputs), partial(_map_lanes, plan.lanes)
+    lane, map_lanes = _Lane(client_algorithm, inputs), partial(_map_lanes, plan.lanes)
     slots = _Slots(*(getattr(schedule, name) for name in _Slots._fields))
     batches, batch_sizes = schedule.batches.swapaxes(0, 1), schedule.batch_sizes.swapaxes(0, 1)
 
@@ -363,6 +365,8 @@ def _run_block(
         if step_range is not None:
             starts, ends = starts & (first >= step_range[0]), ends & (last <= step_range[1])
             first, last = jnp.maximum(first, step_range[0]), jnp.minimum(last, step_range[1])
+        # All lanes begin and end a client in every segment, and `select` keeps the ones that are due.
+        # A single lane starts and ends a client in every segment: nothing is selected.
         select = partial(_select_by_lane, plan.is_lockstep or step_range is not None)
         active = select(starts, map_lanes(lane.begin)(slots, slot), active)
 
@@ -479,7 +483,7 @@ def _map_lanes(num_lanes: int, function: Callable) -> Callable:
 def _select_by_lane(is_lockstep: bool, condition: jax.Array, new: Tree, old: Tree) -> Tree:
     """Return `new` in the lanes where `condition` `[V]` holds, else `old`.
 
-    A lane of its own starts and ends a client in every segment, so that `condition` is true.
+    A single lane starts and ends a client in every segment, so that `condition` is always true.
     """
     if not is_lockstep:
         return new

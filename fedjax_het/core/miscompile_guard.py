@@ -101,6 +101,8 @@ def _compute_leaf_error(actual: Any, expected: Any, baseline: Any) -> float:
 class VerifiedJit:
     """`jax.jit(function)` with a verification against its unfused form.
 
+    The verification does nothing except with the versions of jaxlib that compile wrong programs.
+
     Attributes:
       program: the jitted function in use.
       is_unfused: whether `program` is the unfused form.

@@ -1,4 +1,7 @@
-"""Execution of runs of a sweep that go in step; each result is written as its run ends."""
+"""Execution of the runs of a sweep that share a program; `runtime.session` executes a single run.
+
+Each result is written as its run ends.
+"""
 
 import contextlib
 import math

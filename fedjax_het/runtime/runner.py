@@ -1,4 +1,6 @@
-"""Execution of runs that go in step, from the first round to the last.
+"""Execution of one run, or of several runs side by side, from the first round to the last.
+
+`runtime.session` calls this module for a single run, `runtime.group_runner` for a sweep.
 
 A thread prefetches the inputs of the next calls of the program while the devices work.
 """
