@@ -281,7 +281,8 @@ def add_mean_change(hp: HyperParameters, server: Any, change: Tree) -> Any:
       The server's state with the new variables.
 
     Raises:
-      ContractError: if the change has another structure, shape or type than the model.
+      ContractError: if the change has another structure, shape or type than the model, or if `hp`
+        lacks `server_lr`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -291,6 +292,11 @@ def add_mean_change(hp: HyperParameters, server: Any, change: Tree) -> Any:
       >>> add_mean_change({"server_lr": 0.5}, server, change).variables["params"].tolist()
       [1.5, 1.5]
     """
+    if "server_lr" not in hp:
+        raise ContractError(
+            "FedAvg's server update reads `server_lr`, which a method with has_global_model=False "
+            "does not have: pass your own `update=` to build_federated_algorithm"
+        )
     variables = dict(server.variables)
     require_like("update: the mean change", change, variables, "the model has them")
     return server._replace(variables=add_scaled_variables(variables, hp["server_lr"], change))

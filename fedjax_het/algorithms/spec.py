@@ -124,7 +124,9 @@ class AlgorithmSpec:
     evaluated_models: tuple[str, ...] = ("global",)
     "Models that a client's own test may evaluate, the default first."
     has_global_model: bool = True
-    "Whether the server has one model for all clients."
+    """Whether the server has one model for all clients. False: `Algorithm.global_model` is None, and
+    runs have no hyper-parameter `server_lr`. FedAvg's server update reads `server_lr`, so such a
+    method passes its own `update` to `build_federated_algorithm`."""
     has_diagnostics: bool = False
     "Whether the method has diagnostics of its own, see `Algorithm.diagnostics`."
     min_clients: PositiveInt = 1

@@ -4,6 +4,7 @@ The checks concern structures, shapes and types only; the compiled program conta
 """
 
 import inspect
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -133,8 +134,9 @@ def call_user_function(name: str, function: Callable, /, **arguments: Any) -> An
       The result of the function.
 
     Raises:
-      ContractError: if `function` is not callable or does not accept this number of arguments. Any
-        other exception of the function receives a note with `name`.
+      ContractError: if `function` is not callable or does not accept this number of arguments, or
+        if it reads a hyper-parameter that the method does not declare. Any other exception of the
+        function receives a note with `name`.
 
     Example:
       >>> from fedjax_het.core.contract_checks import call_user_function
@@ -158,8 +160,24 @@ def call_user_function(name: str, function: Callable, /, **arguments: Any) -> An
     except ContractError:
         raise
     except Exception as error:
+        _require_declared_hyperparameter(name, error, arguments)
         error.add_note(f"in {name}")
         raise
+
+
+def _require_declared_hyperparameter(name: str, error: Exception, arguments: dict) -> None:
+    """Raise ContractError if a function failed to read a name that `hp` does not have."""
+    hp = arguments.get("hp", getattr(arguments.get("context"), "hp", None))
+    if not (isinstance(error, KeyError) and error.args and isinstance(hp, dict)):
+        return
+    if error.args[0] in hp:
+        return
+    # Another dictionary may lack the key; code that was not read from a file has no source line.
+    source_line = traceback.extract_tb(error.__traceback__)[-1].line
+    if "hp" in (source_line or "hp"):
+        declared = ", ".join(sorted(hp)) or "none"
+        expected = f"a declared hyper-parameter ({declared}); see `hyperparameters=`"
+        raise ContractError(f"{name} reads hp[{error.args[0]!r}]: expected {expected}") from error
 
 
 def unpack_tuple(name: str, value: Any, names: Sequence[str]) -> tuple:

@@ -124,6 +124,17 @@ def recording(shapes, **found):
     return build
 
 
+def build_personal(training, plan):
+    """FedAvg with FedAvg's server update and without a global model."""
+    algorithm = fedavg(training, plan)
+    return algorithm._replace(
+        global_model=None,
+        with_global_model=None,
+        personal_variables=lambda hp, state, k: state.server.variables,
+        can_page_state=False,
+    )
+
+
 UPLOAD_INSTEAD = "expected ClientUpdate(mean=..., sum=...)"
 
 BREAKS = {
@@ -302,6 +313,29 @@ def test_broken_contract_is_reported_before_compile(message, monkeypatch):
         simulate(RunSpec("mine", **SMALL), dataset=make_user_dataset())
     (line,) = str(found.value).splitlines()
     assert line.startswith(("method 'mine': ", "method 'mine' built")) and message in line
+
+
+def test_default_update_requires_server_lr():
+    facts = {"evaluated_models": ("personal",), "has_global_model": False}
+    register_method("mine", build_personal, **facts)
+    with pytest.raises(ConfigError) as found:
+        simulate(RunSpec("mine", **SMALL), dataset=make_user_dataset())
+    assert "has_global_model=False" in str(found.value) and "`update=`" in str(found.value)
+
+
+def test_undeclared_hyperparameter_is_reported():
+    register_method("mine", adjusting(lambda context, *given: context.hp["mu"]))
+    with pytest.raises(ConfigError) as found:
+        simulate(RunSpec("mine", **SMALL), dataset=make_user_dataset())
+    (line,) = str(found.value).splitlines()
+    assert line.startswith("method 'mine': adjust reads hp['mu']: expected a declared")
+    assert "local_lr, " in line and "server_lr)" in line
+
+
+def test_other_missing_key_is_no_hyperparameter():
+    register_method("mine", adjusting(lambda context, gradient, *given: gradient["bais"]))
+    with pytest.raises(KeyError, match="bais"):
+        simulate(RunSpec("mine", **SMALL), dataset=make_user_dataset())
 
 
 def test_other_exceptions_name_function_and_method():
