@@ -122,7 +122,9 @@ class AlgorithmSpec:
     trains_locally: bool = True
     "False if clients condense their data instead."
     evaluated_models: tuple[str, ...] = ("global",)
-    "Models that a client's own test may evaluate, the default first."
+    """Models that a client's own test may evaluate, the default first. "global": the server's;
+    "client": the client's after local training; any other name, such as "personal": the result of
+    `Algorithm.personal_variables` or `fine_tuning`, which may read `training.evaluated_model`."""
     has_global_model: bool = True
     """Whether the server has one model for all clients. False: `Algorithm.global_model` is None, and
     runs have no hyper-parameter `server_lr`. FedAvg's server update reads `server_lr`, so such a
@@ -257,7 +259,8 @@ class AlgorithmSpec:
 
         Raises:
           ConfigError: if an option does not fit.
-          ContractError: if `build` has other parameters or returns another type.
+          ContractError: if `build` has other parameters or returns another type, or if the algorithm
+            disagrees with `has_global_model` or lacks the model of the clients' own tests.
         """
         arguments: dict[str, Any] = {}
         if self.options is not Config:
@@ -279,7 +282,24 @@ class AlgorithmSpec:
         except ContractError as error:
             prefix = "" if str(error).startswith("method ") else f"method {self.name!r}: "
             raise ContractError(f"{prefix}{error}") from error
-        return validate_algorithm(self.name, algorithm)
+        algorithm = validate_algorithm(self.name, algorithm)
+        self._require_models(algorithm, training.evaluated_model)
+        return algorithm
+
+    def _require_models(self, algorithm: Algorithm, evaluated_model: str) -> None:
+        """Raise ContractError unless the algorithm has the models that the entry names."""
+        if (algorithm.global_model is not None) != self.has_global_model:
+            found, expected = ("None", "a function") if self.has_global_model else ("set", "None")
+            raise ContractError(
+                f"method {self.name!r}: Algorithm.global_model is {found}: expected {expected}, "
+                f"as has_global_model={self.has_global_model}"
+            )
+        has_personal_model = algorithm.personal_variables or algorithm.fine_tuning
+        if evaluated_model != "global" and not has_personal_model:
+            raise ContractError(
+                f"method {self.name!r}: clients' tests evaluate {evaluated_model!r} of "
+                "`evaluated_models`: expected Algorithm.personal_variables or fine_tuning"
+            )
 
     def get_trained_network(self, model: Model, options: Mapping[str, Any]) -> Model:
         """Return the network that the method trains.
@@ -325,4 +345,7 @@ def validate_algorithm_spec(algorithm_spec: AlgorithmSpec) -> AlgorithmSpec:
     require(is_valid, "color", spec.color, "hexadecimal digits: '#D55E00'")
     has_models = len(spec.evaluated_models) > 0
     require(has_models, "evaluated_models", spec.evaluated_models, "at least one model")
+    is_valid = spec.has_global_model or "global" not in spec.evaluated_models
+    expected = "models of clients, such as 'personal', as has_global_model=False"
+    require(is_valid, "evaluated_models", spec.evaluated_models, expected)
     return spec

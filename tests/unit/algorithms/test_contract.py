@@ -315,9 +315,28 @@ def test_broken_contract_is_reported_before_compile(message, monkeypatch):
     assert line.startswith(("method 'mine': ", "method 'mine' built")) and message in line
 
 
+PERSONAL = {"evaluated_models": ("personal",)}
+
+
+@pytest.mark.parametrize(
+    ("build", "facts", "message"),
+    [
+        (build_personal, {"has_global_model": False}, "('global',): expected models of clients"),
+        (fedavg, PERSONAL | {"has_global_model": False}, "global_model is set: expected None"),
+        (build_personal, PERSONAL, "global_model is None: expected a function"),
+        (fedavg, PERSONAL, "evaluate 'personal' of `evaluated_models`: expected Algorithm.person"),
+    ],
+)
+def test_models_agree_with_method_entry(build, facts, message):
+    with pytest.raises(ConfigError) as found:
+        register_method("mine", build, **facts)
+        simulate(RunSpec("mine", **SMALL), dataset=make_user_dataset())
+    (line,) = str(found.value).splitlines()
+    assert message in line
+
+
 def test_default_update_requires_server_lr():
-    facts = {"evaluated_models": ("personal",), "has_global_model": False}
-    register_method("mine", build_personal, **facts)
+    register_method("mine", build_personal, has_global_model=False, **PERSONAL)
     with pytest.raises(ConfigError) as found:
         simulate(RunSpec("mine", **SMALL), dataset=make_user_dataset())
     assert "has_global_model=False" in str(found.value) and "`update=`" in str(found.value)
