@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import fedjax_het
+from fedjax_het.utils.config import VALIDATED_FUNCTIONS
 from fedjax_het.utils.registry import Registry
 
 DOCTESTED = (
@@ -114,7 +115,10 @@ MODULES = [*TOP_MODULES, *list_modules(DOCTESTED)]
 @pytest.fixture
 def reset_registries():
     """Remove what the examples register."""
+    functions = dict(VALIDATED_FUNCTIONS)
     yield
+    VALIDATED_FUNCTIONS.clear()
+    VALIDATED_FUNCTIONS.update(functions)
     for module in [module for name, module in sys.modules.items() if name.startswith("fedjax_het")]:
         for value in list(vars(module).values()):
             if isinstance(value, Registry):
