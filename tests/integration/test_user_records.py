@@ -141,7 +141,9 @@ def test_alpha_and_classes_follow_from_signatures():
     build_partition(spec, load_dataset("digits"))
     make_partition("some", LABELS, 5, num_clients=3, seed=0, classes_per_client=4)
     assert spec.classes == 3 and seen == [3, 4]
-    with pytest.raises(ConfigError, match=r"alpha = 0.1: expected no alpha"):
+    with pytest.raises(
+        ConfigError, match=r"alpha = 0.1: expected no value: partition some has no alpha"
+    ):
         RunSpec(partition="some", alpha=0.1, **SMALL).resolved()
 
 
