@@ -193,6 +193,7 @@ def prepare_group(
     *,
     assignments: Sequence[DataAssignment] | None = None,
     num_runs: int | None = None,
+    is_debug: bool = False,
 ) -> RunGroup:
     """Check the settings, make the partitions and build the programs. Nothing is compiled yet.
 
@@ -203,6 +204,7 @@ def prepare_group(
       assignments: the result of `assign_data` for each run, if it exists already.
       num_runs: number of runs that the programs serve, of which these may be some; it decides how
         devices are shared out (default: the number of `specs`).
+      is_debug: whether the run executes without jit; the traffic is then not evaluated beforehand.
 
     Returns:
       The runs and their programs, which are not compiled.
@@ -258,7 +260,8 @@ def prepare_group(
     client_state = choose_client_state(placement, program, spec)
     if client_state == SPLIT_STATE:
         program = build_programs(signature, plan._replace(has_sharded_client_states=True))
-    _check_traffic_contract(program, prepared_runs[0])
+    if not is_debug:  # a debug run locates an exception at its round and client
+        _check_traffic_contract(program, prepared_runs[0])
     schedulers = [s for s in (schedulers[0], prepared_runs[0].tuning_scheduler) if s is not None]
     require_memory_for_plan(program, spec, schedulers, client_state, placement)
     return _place_shared_inputs(

@@ -263,7 +263,7 @@ def federation(
     checkpoints = CheckpointWriter(None if folder is None else [folder])
 
     def init(candidate: Placement) -> GroupState:
-        group = prepare_group([spec], user_objects, candidate)
+        group = prepare_group([spec], user_objects, candidate, is_debug=debug)
         if debug:
             group = on_single_device(group, is_debug=True)
         group_state = init_group(

@@ -42,7 +42,7 @@ def register_step(name, inspect_step):
     register_method(name, build)
 
 
-def test_an_exception_names_method_round_client_and_step():
+def test_exception_names_round_client_and_step():
     def fail(context, batch, loss):
         if batch.step_index == 1:
             raise TypeError("unsupported\noperand")
@@ -56,7 +56,7 @@ def test_an_exception_names_method_round_client_and_step():
     assert isinstance(found.value.__cause__, TypeError)
 
 
-def test_a_broken_contract_is_located_too():
+def test_contract_error_names_step():
     def build(training, plan):
         base = make_local_sgd(training)
         return build_federated_algorithm(
@@ -68,8 +68,28 @@ def test_a_broken_contract_is_located_too():
         run("wrong", debug=True)
 
 
+@pytest.mark.parametrize("function", ["begin", "end"])
+def test_exception_outside_step_names_client(function):
+    """No abstract evaluation before the run raises the exception first, without its client."""
+
+    def build(training, plan):
+        base = make_local_sgd(training)
+
+        def fail(*args):
+            raise LookupError("no such entry")
+
+        return build_federated_algorithm(training, plan, base._replace(**{function: fail}))
+
+    register_method("failing", build)
+    with pytest.raises(ClientError) as found:
+        run("failing", debug=True)
+    message = str(found.value)
+    assert message.startswith("method 'failing', round 0, client ")
+    assert message.endswith(": LookupError: no such entry")
+
+
 @pytest.mark.slow
-def test_functions_read_values_and_results_are_those_of_compiled_runs():
+def test_debug_run_reads_values_and_equals_compiled_run():
     losses = []
     register_step("reading", lambda context, batch, loss: losses.append(float(loss)))
     found, expected = run("reading", debug=True), run("fedavg")
