@@ -588,8 +588,10 @@ def try_words(flag: Flag, mistake: str, words: list[str]) -> None:
     bad = (len(words) != right and not (several and words)) or "" in words or INVALID in meant
     bad |= flag.flag in PAIRS and any("=" not in word for word in words)
     found = run_command_line(line)
+    # The required argument of `export` takes a single word, which leaves the flag without a value.
+    is_taken = flag.command == ("export",) and "a value after it" in found[1]
     if bad or found[0] == 2:
-        assert_refused(found, flag.flag, words or [""])
+        assert_refused(found, flag.flag, [""] if is_taken else words or [""])
     COUNTS[f"{flag.command[0]}: {mistake}: {'taken' if found[0] != 2 else 'refused'}"] += 1
 
 
