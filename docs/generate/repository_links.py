@@ -25,7 +25,7 @@ def change_outside_code(change: Callable[[str], str], markdown: str) -> str:
 def convert_links(
     markdown: str, source: str, uri: str, pages: Mapping[str, str], repository: str
 ) -> str:
-    """Convert the links of a file of the repository to those of its page.
+    """Convert the links of a file of the repository to links of its page.
 
     Args:
       markdown: text of the file.

@@ -1,4 +1,4 @@
-"""Check a device: compare its numbers with those of the CPU, and find its fastest settings.
+"""Check a device: compare its numbers with numbers of the CPU, and find its fastest settings.
 
 python experiments/accelerator/prove.py                 the first device of jax; 15 minutes on an H200
 python experiments/accelerator/prove.py --scale quick   small cases; ten minutes on one CPU core
@@ -282,7 +282,7 @@ def make_speed_workers(
 
 
 def compare_curves(device: dict, cpu: dict, in_another_order: dict) -> dict[str, Any]:
-    """Compare the curves of the device with those of the CPU.
+    """Compare the curves of the device with the curves of the CPU.
 
     Args:
       device: curves of the device by name.

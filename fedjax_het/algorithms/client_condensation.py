@@ -126,7 +126,7 @@ class CondensationOptions(Config):
 def make_condensation_hyperparameters(
     config_class: type[CondensationHyperParameters], options: CondensationOptions, num_clients: int
 ) -> CondensationHyperParameters:
-    """Return the default numbers, with those of differential privacy if the options ask for it.
+    """Return the default numbers, including privacy parameters if the options ask for privacy.
 
     Args:
       config_class: class of the numbers.

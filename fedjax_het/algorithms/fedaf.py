@@ -97,8 +97,8 @@ def fedaf(
     the weight of one with thousands, which cost 2 to 4 points. The matching is summed over classes.
     The distance is the exact squared one, |u - v|^2 / C. tau is 2, the only public value. Images
     start each round anew from means of 5 real ones. Networks run in evaluation mode while
-    condensing. There is no clipping, augmentation or weight decay. Class means of the matching are
-    those of the minibatch. In the first round V is of the initial model, and all terms have their
+    condensing. There is no clipping, augmentation or weight decay. The matching uses
+    class means of the minibatch. In the first round V is of the initial model, and all terms have their
     weights.
 
     Args:

@@ -165,7 +165,7 @@ class AlgorithmSpec:
 
     @property
     def option_names(self) -> tuple[str, ...]:
-        """Names of all options, those of the base first."""
+        """Names of all options; options of the base come first."""
         base_names = self.base.option_names if self.base else ()
         names = config_to_dict(self.options())
         return (*base_names, *names, *(("base",) if self.has_base else ()))

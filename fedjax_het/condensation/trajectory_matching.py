@@ -61,7 +61,7 @@ class SynthesisHyperParameters(Config):
 class SynthesisOptions(Config):
     """The static settings of the synthesis, with the presets "paper" and "code".
 
-    The defaults are those of the public code. The preset "paper" follows the paper's text. There,
+    The defaults come from the public code. The preset "paper" follows the paper's text. There,
     "2 checkpoints sampled between w^t and w^(t+s)" are two checkpoints strictly between, without
     replacement. The target is the mean of them and w^(t+s). Starts are t ~ U(1, L - s). In the
     code, two or three checkpoints of t + 1, ..., t + s are drawn with replacement. With two of s =

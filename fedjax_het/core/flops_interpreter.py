@@ -84,7 +84,7 @@ class FlopCounter:
           required: for each of the program's first outputs, whether to compute it.
 
         Returns:
-          The program's first outputs, as many as `required` has entries, with None for the others;
+          The program's first `len(required)` outputs, with None for outputs that are not required;
           and the number of floating-point operations.
         """
         inputs = self.find_inputs(required)

@@ -176,7 +176,7 @@ OPTIMIZERS: Registry[LocalOptimizer] = Registry(
     ),
     argument="local_optimizer",
 )
-"""Local optimizers by name, those of users included.
+"""Local optimizers by name, including entries that users registered.
 
 Example:
   >>> from fedjax_het.core.optimizers import OPTIMIZERS

@@ -20,8 +20,8 @@ class ClientWork:
       num_passes: passes over a client's data.
       batch_size: examples of a minibatch.
       max_num_steps: upper limit of the number of minibatches; None: no limit.
-      extra_batches: minibatches after the passes, of as many further passes as necessary, the last
-        of which may be cut off.
+      extra_batches: minibatches after the passes. Further passes provide them; the last pass may
+        be cut off.
       stream: stream of randomness that shuffles.
 
     Attributes:

@@ -207,7 +207,7 @@ DATASETS: Registry[DatasetSpec] = Registry(
     ),
     argument="dataset",
 )
-"""Data sets by name, those of users included.
+"""Data sets by name, including entries that users registered.
 
 Example:
   >>> from fedjax_het import data

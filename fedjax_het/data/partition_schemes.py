@@ -444,7 +444,7 @@ PARTITIONS: Registry[PartitionScheme] = Registry(
         _describe(by_domain, clients_are_domains=True),
     ),
 )
-"""Partition schemes by name, those of users included.
+"""Partition schemes by name, including entries that users registered.
 
 Example:
   >>> from fedjax_het import data

@@ -282,7 +282,7 @@ SERVER_SOURCES: Registry[ServerSource] = Registry(
     ),
     argument="server_data",
 )
-"""Sources of server examples by name, those of users included.
+"""Sources of server examples by name, including entries that users registered.
 
 Example:
   >>> from fedjax_het import data

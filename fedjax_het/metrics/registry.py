@@ -249,7 +249,7 @@ METRICS: Registry[Metric] = Registry(
     ),
     argument="metrics",
 )
-"""Measures by name, those of users included.
+"""Measures by name, including entries that users registered.
 
 Example:
   >>> from fedjax_het.metrics.registry import METRICS

@@ -86,10 +86,10 @@ def test_normalization_of_registered_datasets():
     with pytest.raises(ConfigError, match="has no constants for 'plain'"):
         load_dataset("plain", normalization="fedaf")
 
-    def own(*, normalization):
+    def load_blobs(*, normalization):
         return dataclasses.replace(blobs(), mean=(0.5 if normalization else 0.25,))
 
-    register_dataset("own", own)
+    register_dataset("own", load_blobs)
     assert load_dataset("own").mean == (0.25,)
     assert load_dataset("own", normalization="anything").mean == (0.5,)
 

@@ -1,7 +1,7 @@
 """pfl-research 0.6.0: `FederatedAveraging` on its simulated backend, PyTorch, one process.
 
 Parity: the same clients in the same rounds, one epoch of SGD each, weighted average (by datapoints,
-central SGD with learning rate 1), float32; as many threads as cores, or a GPU. Deviations: pfl does
+central SGD with learning rate 1), float32; one thread per core, or a GPU. Deviations: pfl does
 not reshuffle a client's samples, so it slices tensors where the others gather each round; it starts
 at iteration 1, since iteration 0 evaluates. The first round it runs is not counted.
 """

@@ -3,7 +3,7 @@
     python torch_fedamp.py REGIME METHOD
 
 Parity: clients are equal and all train in every round; one epoch of SGD with the proximal gradient;
-Eq. 5 with this package's relative scales; float32; as many threads as cores, or a GPU. Advantages of
+Eq. 5 with this package's relative scales; float32; one thread per core, or a GPU. Advantages of
 this program: images are float32 tensors, normalized beforehand, and gathered once per round in
 shuffled order; the models of all clients are rows of one matrix, so that distances and messages are
 one product each, where public code iterates over pairs of clients; the proximal term is added to the

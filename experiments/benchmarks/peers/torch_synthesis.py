@@ -1,7 +1,7 @@
 """DynaFed's synthesis as a plain PyTorch loop with `create_graph=True`.
 
 Parity: images, inner steps and network are equal; soft labels; a learned step size; Adam on all
-three; float32; as many threads as cores, or a GPU. Advantages of this program: no augmentation, one
+three; float32; one thread per core, or a GPU. Advantages of this program: no augmentation, one
 start and one target, and no record of the losses.
 """
 

@@ -190,7 +190,7 @@ def _select_plottable_runs(
 
 
 def _choose_line_styles(lines: Sequence[RunLine], metric: str) -> dict[str, dict[str, Any]]:
-    """Return the styles of the lines in color: those of the best eight methods."""
+    """Return the styles of the colored lines, which belong to the best eight methods."""
     means: dict[str, list[float]] = {}
     for line in lines:
         mean = get_metric_values(line.runs[~is_diverged(line.runs)], metric).mean()
