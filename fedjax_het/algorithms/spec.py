@@ -294,8 +294,9 @@ class AlgorithmSpec:
                 f"method {self.name!r}: Algorithm.global_model is {found}: expected {expected}, "
                 f"as has_global_model={self.has_global_model}"
             )
+        # A tuned model is the global model when its tuning has zero epochs, see `fine_tuning.py`.
         has_personal_model = algorithm.personal_variables or algorithm.fine_tuning
-        if evaluated_model != "global" and not has_personal_model:
+        if evaluated_model not in ("global", "tuned") and not has_personal_model:
             raise ContractError(
                 f"method {self.name!r}: clients' tests evaluate {evaluated_model!r} of "
                 "`evaluated_models`: expected Algorithm.personal_variables or fine_tuning"
