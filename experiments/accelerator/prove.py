@@ -365,7 +365,7 @@ def _make_table(
         {names[0]: name, **{value: _format_value(made.get(value.lower())) for value in values}}
         for name, made in found.items()
     )
-    return TextTable(title, names, values, (TableSection(rows),), notes)
+    return TextTable(title, names, (TableSection(rows),), notes)
 
 
 def _format_value(value: Any) -> str:

@@ -613,7 +613,7 @@ def format_comparison_table(
         sections.append(
             TableSection([_format_row(row) for row in section], section_title, labels, best_cells)
         )
-    return TextTable.from_sections(title, ["Method"], sections, notes)
+    return TextTable(title, ["Method"], sections, notes)
 
 
 def _settings(row: Any) -> dict[str, Any]:
@@ -689,7 +689,7 @@ def _format_domain_table(rows: Sequence[Any], title: str, notes: Sequence[str]) 
         }
         labels = {"Data": dataset, "Network": model}
         sections.append(TableSection(lines, f"{dataset}, {model}", labels, frozenset(best_cells)))
-    return TextTable.from_sections(title, ["Method", "Value"], sections, notes)
+    return TextTable(title, ["Method", "Value"], sections, notes)
 
 
 def _format_domain_lines(method: str, cells: Sequence[Any]) -> list[dict[str, str]]:

@@ -709,7 +709,7 @@ def _make_table(
             )
         )
     names = [format_setting_name(name) for name in own]
-    return TextTable(title, tuple(names), tuple(rows[0].texts), tuple(sections), tuple(notes))
+    return TextTable(title, tuple(names), sections, notes)
 
 
 def _format_settings(settings: dict[str, Any], names: Sequence[str]) -> dict[str, str]:

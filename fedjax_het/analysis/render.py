@@ -43,40 +43,22 @@ class TextTable:
       >>> from fedjax_het.analysis import TextTable, to_markdown
       >>> from fedjax_het.analysis.render import TableSection
       >>> section = TableSection([{"Method": "fedavg", "Accuracy": "81.20"}])
-      >>> table = TextTable.from_sections("Digits.", ["Method"], [section])
+      >>> table = TextTable("Digits.", ["Method"], [section])
       >>> table.value_columns
       ('Accuracy',)
     """
 
     title: str
-    label_columns: tuple[str, ...]
+    label_columns: Sequence[str]
     """Columns that name a row, aligned to the left."""
-    value_columns: tuple[str, ...]
-    """Columns aligned to the right."""
-    sections: tuple[TableSection, ...]
-    notes: tuple[str, ...] = ()
+    sections: Sequence[TableSection]
+    notes: Sequence[str] = ()
 
-    @classmethod
-    def from_sections(
-        cls,
-        title: str,
-        label_columns: Sequence[str],
-        sections: Sequence[TableSection],
-        notes: Sequence[str] = (),
-    ) -> "TextTable":
-        """Make a table whose value columns are the other columns of the first row.
-
-        Args:
-          title: title of the table.
-          label_columns: columns that name a row.
-          sections: sections of the table, with at least one row.
-          notes: sentences below the table.
-
-        Returns:
-          The table.
-        """
-        values = tuple(name for name in sections[0].rows[0] if name not in label_columns)
-        return cls(title, tuple(label_columns), values, tuple(sections), tuple(notes))
+    @property
+    def value_columns(self) -> tuple[str, ...]:
+        """The other columns of the first row, aligned to the right."""
+        first_row = next((row for section in self.sections for row in section.rows), {})
+        return tuple(name for name in first_row if name not in self.label_columns)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -187,13 +169,12 @@ def print_table(table: TextTable, *, console: Any = None) -> None:
       >>> from fedjax_het.analysis import TextTable, print_table
       >>> from fedjax_het.analysis.render import TableSection
       >>> section = TableSection([{"Method": "fedavg", "Accuracy": "81.20"}])
-      >>> print_table(TextTable.from_sections("Digits.", ["Method"], [section]))
+      >>> print_table(TextTable("Digits.", ["Method"], [section]))
       Digits.
       ...
     """
-    from rich import box
+    from rich.cells import cell_len
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     is_usable = console is None or callable(getattr(console, "print", None))
@@ -202,37 +183,34 @@ def print_table(table: TextTable, *, console: Any = None) -> None:
         console = Console(highlight=False)
         if not console.is_terminal:
             console = Console(width=100, color_system=None, highlight=False)
-    columns, headings = table.columns, [to_one_line(name) for name in table.columns]
     indent = "  " if table.has_section_titles else ""
-    sections = [
-        [[to_one_line(row[name]) for name in columns] for row in section.rows]
-        for section in table.sections
-    ]
-    lines = [headings, *itertools.chain(*sections)]
-    widths = [max(map(len, texts)) for texts in zip(*lines, strict=True)]
+    headings = [to_one_line(name) for name in table.columns]
+    grids = []
+    for section in table.sections:
+        rows = [[to_one_line(row[name]) for name in table.columns] for row in section.rows]
+        grids.append([[indent + first, *others] for first, *others in rows])
+    lines = [headings, *itertools.chain(*grids)]
+    widths = [max(map(cell_len, texts)) for texts in zip(*lines, strict=True)]
 
-    def print_line(text: str, **style: str) -> None:
-        console.print(Text(to_one_line(text)), **style)  # not markup: a text may hold brackets
+    def print_line(text: str, **options: Any) -> None:
+        console.print(Text(to_one_line(text)), **options)  # not markup: a text may hold brackets
 
-    def print_grid(rows: Sequence[Sequence[str]], *, has_header: bool) -> None:
-        grid = Table(box=box.SIMPLE_HEAD, show_edge=False, show_header=has_header, pad_edge=False)
-        for index, (name, width) in enumerate(zip(headings, widths, strict=True)):
-            side: Any = "left" if index < len(table.label_columns) else "right"
-            width += 0 if index else len(indent)
-            grid.add_column(Text(name), justify=side, width=width, no_wrap=True)
-        for first, *others in rows:
-            grid.add_row(*map(Text, (indent + first, *others)))
-        width, console.width = console.width, 10_000  # no cell is cut
-        console.print(grid)
-        console.width = width
+    def print_cells(texts: Sequence[str], **style: str) -> None:
+        cells = []
+        for index, (text, width) in enumerate(zip(texts, widths, strict=True)):
+            padding = " " * (width - cell_len(text))
+            cells.append(text + padding if index < len(table.label_columns) else padding + text)
+        print_line("   ".join(cells), soft_wrap=True, **style)  # no cell is cut
 
     print_line(table.title, style="bold")
-    if any(sections):
-        print_grid([], has_header=True)
-    for section, rows in zip(table.sections, sections, strict=True):
+    if any(grids):
+        print_cells(headings, style="bold")
+        print_line("─" * (sum(widths) + 3 * len(widths) - 3), soft_wrap=True)
+    for section, grid in zip(table.sections, grids, strict=True):
         if section.title:
             print_line(section.title, style="bold")
-        print_grid(rows, has_header=False)
+        for texts in grid:
+            print_cells(texts)
     console.print()
     for note in table.notes:
         print_line(note)
@@ -252,7 +230,7 @@ def to_markdown(table: TextTable) -> str:
       >>> from fedjax_het.analysis import TextTable, to_markdown
       >>> from fedjax_het.analysis.render import TableSection
       >>> section = TableSection([{"Method": "fedavg", "Accuracy": "81.20"}])
-      >>> print(to_markdown(TextTable.from_sections("Digits.", ["Method"], [section])).strip())
+      >>> print(to_markdown(TextTable("Digits.", ["Method"], [section])).strip())
       # Digits.
       <BLANKLINE>
       | Method | Accuracy |
@@ -293,7 +271,7 @@ def to_latex(table: TextTable) -> str:
       >>> from fedjax_het.analysis import TextTable, to_latex
       >>> from fedjax_het.analysis.render import TableSection
       >>> section = TableSection([{"Method": "fedavg", "Accuracy": "81.20"}])
-      >>> text = to_latex(TextTable.from_sections("Digits.", ["Method"], [section]))
+      >>> text = to_latex(TextTable("Digits.", ["Method"], [section]))
       >>> "fedavg & 81.20" in text
       True
     """

@@ -303,7 +303,7 @@ def make_text_table(table: pd.DataFrame, title: str, notes: tuple[str, ...]) -> 
         ]
         if texts:
             sections.append(TableSection(texts, name, {"Methods with": name}))
-    return TextTable.from_sections(title, ["Method", "Has besides"], sections, notes)
+    return TextTable(title, ["Method", "Has besides"], sections, notes)
 
 
 def plot_accuracy_vs_cost(rows: Sequence[MethodCosts], metric: str):

@@ -256,7 +256,7 @@ def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
                 }
             )
         sections.append(TableSection(texts, dataset, {"Data": dataset}))
-    return TextTable.from_sections(title, ["Method", "Images"], sections, [CAPTION])
+    return TextTable(title, ["Method", "Images"], sections, [CAPTION])
 
 
 def plot_nearest_images(image_pairs: dict[str, tuple[np.ndarray, np.ndarray]]):

@@ -232,7 +232,7 @@ ROWS = pd.DataFrame(
 CURVES = pd.DataFrame(
     {"digest": ["a", "a", "b", "b"], "round": [1, 2, 1, 2], "test_accuracy": [0.1, 0.2, 0.3, 0.4]}
 )
-TABLE = TextTable("t", ("Method",), ("x",), (TableSection(({"Method": "a", "x": "1"},)),))
+TABLE = TextTable("t", ("Method",), (TableSection(({"Method": "a", "x": "1"},)),))
 
 
 @functools.cache

@@ -69,7 +69,7 @@ def test_report_escapes_foreign_text(folder, capsys):
 
 def test_titles_escape_foreign_text(capsys):
     section = TableSection(rows=({EVIL: EVIL, "n": "1"},), title=EVIL, labels={EVIL: EVIL})
-    table = TextTable(EVIL, (EVIL,), ("n",), (section,), (EVIL,))
+    table = TextTable(EVIL, (EVIL,), (section,), (EVIL,))
     print_table(table)
     out = capsys.readouterr().out
     assert out.count("[red]r[/blue]") == 5 and "\x1b" not in out

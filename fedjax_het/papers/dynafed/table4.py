@@ -135,7 +135,7 @@ def make_text_table(table: pd.DataFrame, title: str, notes: tuple[str, ...]) -> 
         labels = {"Data": dataset, "Network": model, "alpha": f"{alpha:g}", "Target": accuracy}
         section_title = f"{dataset}, {model}, alpha {alpha:g}, target {accuracy}"
         sections.append(TableSection(texts, section_title, labels))
-    return TextTable.from_sections(title, ["Method"], sections, notes)
+    return TextTable(title, ["Method"], sections, notes)
 
 
 def _write_rounds(table_run: TableRun) -> list[str]:

@@ -110,7 +110,7 @@ def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
             texts.append({"Method": method, **numbers, "Seeds": str(len(method_rows))})
         labels = {"Data": dataset, "alpha": f"{alpha:g}"}
         sections.append(TableSection(texts, f"{dataset}, alpha {alpha:g}", labels))
-    return TextTable.from_sections(title, ["Method"], sections, [CAPTION])
+    return TextTable(title, ["Method"], sections, [CAPTION])
 
 
 def plot_gradient_errors(curves_by_row: list[tuple[str, str, dict[str, np.ndarray]]]):

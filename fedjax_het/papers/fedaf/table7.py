@@ -212,7 +212,7 @@ def make_text_table(rows: list[dict], arguments: Arguments) -> analysis.TextTabl
         "True: images in float32, in which they are trained; fedavg: this package's networks with "
         "batch norm, whose parameters depend on the data set, and their running statistics.",
     )
-    return analysis.TextTable.from_sections(TITLE, ["Method", "alpha"], sections, notes)
+    return analysis.TextTable(TITLE, ["Method", "alpha"], sections, notes)
 
 
 def make_table(arguments: Arguments) -> int:

@@ -124,7 +124,7 @@ def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
         ]
         labels = {"Data": dataset, "Network": model}
         sections.append(TableSection(texts, f"{dataset}, {model}", labels))
-    return TextTable.from_sections(title, ["Method", "Seed"], sections, [CAPTION, FIG3.note])
+    return TextTable(title, ["Method", "Seed"], sections, [CAPTION, FIG3.note])
 
 
 def _write_outputs(table_run: TableRun) -> list[str]:

@@ -158,7 +158,7 @@ def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
         )
         labels = {"Data": dataset, "Network": network}
         sections.append(TableSection(texts, f"{dataset}, {network}: {rates_text}", labels))
-    return TextTable.from_sections(title, ["K"], sections, [CAPTION, TABLE3.note])
+    return TextTable(title, ["K"], sections, [CAPTION, TABLE3.note])
 
 
 def plot_convergence(curves: pd.DataFrame, table: pd.DataFrame):
