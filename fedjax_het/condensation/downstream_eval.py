@@ -120,14 +120,16 @@ def compare_with_random_subset(
         subset = random_subset(dataset.train_labels, labels, seed=seed, subset_index=n)
         image_sets.append(normalize(jnp.asarray(dataset.train_images[subset])))
     keys = jax.random.split(jax.random.key(seed), num_networks)
+    set_indices = jnp.concatenate(
+        [jnp.zeros(num_networks, jnp.int32), 1 + jnp.arange(num_networks)]
+    )
+    test_set = normalize(jnp.asarray(dataset.test_images)), jnp.asarray(dataset.test_labels)
     accuracies = _train_and_test(
         model,
         jnp.stack(image_sets),
         jnp.asarray(labels, jnp.int32),
-        jnp.concatenate([jnp.zeros(num_networks, jnp.int32), 1 + jnp.arange(num_networks)]),
-        jnp.concatenate([keys, keys]),
-        normalize(jnp.asarray(dataset.test_images)),
-        jnp.asarray(dataset.test_labels),
+        (set_indices, jnp.concatenate([keys, keys])),
+        test_set,
         lr,
         epochs=epochs,
     )
@@ -217,15 +219,16 @@ def _train_and_test(
     model: Model,
     image_sets: Array,
     labels: Array,
-    set_indices: Array,
-    keys: Array,
-    test_images: Array,
-    test_labels: Array,
+    networks: tuple[Array, Array],
+    test_set: tuple[Array, Array],
     lr: float,
     *,
     epochs: int,
 ) -> Array:
-    """Return test accuracies `[N]`; network n trains on `image_sets[set_indices[n]]`."""
+    """Return test accuracies `[N]`; `networks` has the index of each one's image set, and its key.
+
+    `test_set` has normalized images and their labels.
+    """
 
     def train_and_test_one(network):
         set_index, key = network
@@ -235,9 +238,9 @@ def _train_and_test(
             image, label = example
             return correct(model.apply(variables, image[None], train=False)[0][0], label)
 
-        return jax.lax.map(is_correct, (test_images, test_labels), batch_size=_TEST_BATCH).mean()
+        return jax.lax.map(is_correct, test_set, batch_size=_TEST_BATCH).mean()
 
-    return jax.lax.map(train_and_test_one, (set_indices, keys))
+    return jax.lax.map(train_and_test_one, networks)
 
 
 def _mean_std(values: np.ndarray) -> MeanStd:

@@ -1,12 +1,11 @@
 """One run, from its settings to its result, as one call or as a loop over its rounds."""
 
 import dataclasses
-import inspect
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import jax
 
@@ -41,9 +40,6 @@ from fedjax_het.utils.config import PositiveInt, validate, validate_arguments
 from fedjax_het.utils.env import require_variables
 from fedjax_het.utils.errors import display_name, require
 from fedjax_het.utils.io import make_output_directory
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class Session:
@@ -158,7 +154,7 @@ class Session:
 
 
 @validate_arguments
-def federation(
+def simulate(
     spec: RunSpec,
     *,
     dataset: Dataset | None = None,
@@ -175,8 +171,12 @@ def federation(
     placement: Placement = Placement(),
     data_dir: str | os.PathLike | None = None,
     debug: bool = False,
-) -> Session:
-    """Prepare a run whose rounds the caller executes in a loop.
+) -> Result:
+    """Execute one run, and write its result if there is an `output_dir`.
+
+    If `jax.distributed` is initialized, every process must call this function with equal arguments.
+    The devices of all processes share the lanes, all processes return the result, and the first
+    process writes it.
 
     Args:
       spec: the settings; `None`s are filled from the method's paper.
@@ -214,19 +214,92 @@ def federation(
         names method, round, client and step. Slow: for small runs of a new method.
 
     Returns:
-      The run. `Session.rounds` executes it, `Session.result` returns its result.
+      The result.
 
     Raises:
       ConfigError: before compilation, if a setting cannot be used, if `output_dir` holds a damaged
         checkpoint or one of other settings, or if the run needs more memory than is free. If the
         compiled program needs more, lanes are halved and client states move to the host first, as
         far as `placement` leaves them open.
-      ResultNotWrittenError: from `Session.rounds` and `Session.result`, if the result could not be
-        written to `output_dir`; it holds the result and names the place where it is stored.
+      ResultNotWrittenError: if the result could not be written to `output_dir`; it holds the result
+        and names the place where it is stored.
 
-    If `jax.distributed` is initialized, every process must call this function with equal arguments.
-    The devices of all processes share the lanes, all processes return the result, and the first
-    process writes it.
+    Example:
+      >>> from fedjax_het import RunSpec, simulate
+      >>> result = simulate(RunSpec(dataset="digits", model="mlp", num_clients=2, rounds=2))
+      >>> result.metrics["test_accuracy"].shape
+      (2,)
+    """
+    session = federation(
+        spec,
+        dataset=dataset,
+        partition=partition,
+        network=network,
+        optimizer=optimizer,
+        output_dir=output_dir,
+        resume=resume,
+        resume_anyway=resume_anyway,
+        keep_state=keep_state,
+        progress=progress,
+        callbacks=callbacks,
+        track=track,
+        placement=placement,
+        data_dir=data_dir,
+        debug=debug,
+    )
+    for _ in session.advance():
+        pass
+    return session.result()
+
+
+@validate_arguments
+def federation(
+    spec: RunSpec,
+    *,
+    dataset: Dataset | None = None,
+    partition: Partition | None = None,
+    network: Any = None,
+    optimizer: Any = None,
+    output_dir: str | Path | None = None,
+    resume: bool = False,
+    resume_anyway: bool = False,
+    keep_state: bool = True,
+    progress: Callable[[Progress], None] | None = None,
+    callbacks: Sequence[Callback] = (),
+    track: Sequence[str] = (),
+    placement: Placement = Placement(),
+    data_dir: str | os.PathLike | None = None,
+    debug: bool = False,
+) -> Session:
+    """Prepare a run whose rounds the caller executes in a loop.
+
+    `simulate` describes the arguments in full.
+
+    Args:
+      spec: the settings.
+      dataset: the user's data set (default: the one that `spec` names).
+      partition: the user's partition (default: the one that `spec` names).
+      network: the user's network (default: the one that `spec` names).
+      optimizer: the clients' optimizer (default: the one that `spec` names).
+      output_dir: the folder of the result, and of checkpoints during the run.
+      resume: whether to continue from the checkpoint in `output_dir`.
+      resume_anyway: whether to resume from a checkpoint of another version, device or precision.
+      keep_state: whether to write the final state to `output_dir`.
+      progress: called between chunks of rounds.
+      callbacks: called at the start, between chunks of rounds and at the end.
+      track: names of trackers in `TRACKERS`.
+      placement: devices, lanes and the place of client states.
+      data_dir: folder of the prepared data that `spec` names (default: TFDS_DATA_DIR).
+      debug: whether to run without jit on one device, client by client.
+
+    Returns:
+      The run. `Session.rounds` executes it, `Session.result` returns its result.
+
+    Raises:
+      ConfigError: before compilation, if a setting cannot be used, if `output_dir` holds a damaged
+        checkpoint or one of other settings, or if the run needs more memory than is free.
+      ResultNotWrittenError: from `Session.rounds` and `Session.result`, if the result could not be
+        written to `output_dir`.
 
     Example:
       >>> from fedjax_het import RunSpec, federation
@@ -243,7 +316,9 @@ def federation(
     user_objects = UserObjects(dataset, partition, network, optimizer, data_dir)
     spec = user_objects.resolve(spec)
     folder = None if output_dir is None else make_output_directory(output_dir)
-    require_output_dir_to_resume(folder, resume=resume, resume_anyway=resume_anyway)
+    for name, value in {"resume": resume, "resume_anyway": resume_anyway}.items():
+        expected = f"an {display_name('output_dir')}, where checkpoints are kept"
+        require(not value or folder is not None, name, value, expected)
     callbacks = add_tracker_callback(callbacks, track, folder)
     resume = resume or resume_anyway
     record = existing_record = None
@@ -300,58 +375,3 @@ def _init_within_memory(
             if smaller is None:
                 raise
             candidate = smaller
-
-
-def with_parameters_of(function: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """Return a decorator that gives a function the parameters of `function`, for help and types."""
-    signature = inspect.signature(function)
-
-    def decorate(target: Callable[..., R]) -> Callable[P, R]:
-        result = inspect.signature(target).return_annotation
-        target.__signature__ = signature.replace(return_annotation=result)  # type: ignore[attr-defined]
-        return target
-
-    return decorate
-
-
-@validate_arguments
-@with_parameters_of(federation)
-def simulate(*args: Any, **options: Any) -> Result:
-    """Execute one run, and write its result if there is an `output_dir`.
-
-    Args:
-      *args: the settings, a `RunSpec`.
-      **options: the other parameters of `federation`.
-
-    Returns:
-      The result.
-
-    Raises:
-      ConfigError: see `federation`.
-      ResultNotWrittenError: if the result could not be written; it holds the result.
-
-    Example:
-      >>> from fedjax_het import RunSpec, simulate
-      >>> result = simulate(RunSpec(dataset="digits", model="mlp", num_clients=2, rounds=2))
-      >>> result.metrics["test_accuracy"].shape
-      (2,)
-    """
-    session = federation(*args, **options)
-    for _ in session.advance():
-        pass
-    return session.result()
-
-
-def require_output_dir_to_resume(folder: str | Path | None, **resume_options: bool) -> None:
-    """Require a folder of checkpoints for a run that is to resume.
-
-    Args:
-      folder: the folder of the result; None if the user passed none.
-      **resume_options: the arguments that ask to resume, by name.
-
-    Raises:
-      ConfigError: if an argument asks to resume and there is no folder.
-    """
-    for name, value in resume_options.items():
-        expected = f"an {display_name('output_dir')}, where checkpoints are kept"
-        require(not value or folder is not None, name, value, expected)
