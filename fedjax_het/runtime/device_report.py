@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -30,6 +30,7 @@ from fedjax_het.utils.env import (
 
 log = logging.getLogger("fedjax_het")
 
+_GRAPH_LOOPS_FLAG = "--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL"
 MIN_CUDA_FOR_GRAPH_LOOPS = 12030  # CUDA 12.3: from it on graphs have loops and branches
 MIN_CUDA13_DRIVER = 580  # the oldest driver that runs CUDA 13
 _PLUGIN = re.compile(r"jax-(cuda|rocm)\d+-plugin|libtpu")
@@ -39,54 +40,43 @@ _TPU_VARIABLES = ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_ID", "COLAB_TPU_ADDR")
 _NOTEBOOK_MODULES = ("numpy", "jax", "jaxlib", "flax", "optax", "scipy", "pandas", "matplotlib")
 
 
-class Recommendation(NamedTuple):
-    """A setting that helps on a backend.
-
-    Attributes:
-      setting: the assignment to an environment variable, to be made before jax is first used.
-      reason: the effect of the setting.
-      is_set: whether the variable, or the flag in it, has a value.
-    """
-
-    setting: str
-    reason: str
-    is_set: bool
-
-
-def recommend_settings(backend: str, cuda_version: int | None = None) -> list[Recommendation]:
-    """Return the settings that help on a backend.
+def recommend_settings(backend: str, cuda_version: int | None = None) -> dict[str, str]:
+    """Return the settings that help on a backend and are not set.
 
     Args:
       backend: "cpu", "gpu" or "tpu".
       cuda_version: version of CUDA, 12030 for 12.3; None if unknown.
 
     Returns:
-      The settings, those of the environment included.
+      The effect of each setting, by the assignment to an environment variable that has to be made
+      before jax is first used.
 
     Example:
       >>> from fedjax_het.runtime.device_report import recommend_settings
       >>> recommend_settings("cpu")
-      []
+      {}
     """
     if backend not in ("gpu", "cuda"):
-        return []
+        return {}
     xla_flags = {
-        "--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL": (
+        _GRAPH_LOOPS_FLAG: (
             "makes whole chunks of rounds one CUDA graph, loops and all (CUDA 12.3 or newer)"
         ),
         f"--xla_gpu_per_fusion_autotune_cache_dir={get_cache_dir() / 'autotune'}": (
             "stores which kernels were fastest, so that the next process compiles sooner"
         ),
     }
-    recommendations = [
-        Recommendation(f"XLA_FLAGS={flag}", reason, flag.partition("=")[0] in get_text(XLA_FLAGS))
-        for flag, reason in xla_flags.items()
-    ]
     if cuda_version is not None and cuda_version < MIN_CUDA_FOR_GRAPH_LOOPS:
-        del recommendations[0]
-    reason = "lets jax use nine tenths of the memory instead of three quarters"
-    is_set = bool(get_text(MEMORY_FRACTION))
-    return [*recommendations, Recommendation(f"{MEMORY_FRACTION.name}=0.9", reason, is_set)]
+        del xla_flags[_GRAPH_LOOPS_FLAG]
+    settings = {
+        f"XLA_FLAGS={flag}": effect
+        for flag, effect in xla_flags.items()
+        if flag.partition("=")[0] not in get_text(XLA_FLAGS)
+    }
+    if not get_text(MEMORY_FRACTION):
+        effect = "lets jax use nine tenths of the memory instead of three quarters"
+        settings[f"{MEMORY_FRACTION.name}=0.9"] = effect
+    return settings
 
 
 def describe_devices(devices: Sequence[jax.Device] | None = None) -> Iterator[str]:
@@ -160,12 +150,12 @@ def _describe_settings(backend: str, cuda_version: int | None) -> Iterator[str]:
     yield f"compiled programs are stored in {settings.jax_compilation_cache_dir or 'no folder'}"
     if backend == "cpu" and not get_text(JAX_CPU_DEVICES) and "device" not in get_text(XLA_FLAGS):
         yield "set by fedjax_het: a device for each core"
-    missing = [each for each in recommend_settings(backend, cuda_version) if not each.is_set]
-    if not missing:
+    settings_to_make = recommend_settings(backend, cuda_version)
+    if not settings_to_make:
         yield "would help: no further setting"
-    for recommendation in missing:
-        yield f"would help: {recommendation.setting}"
-        yield f"    {recommendation.reason}"
+    for setting, effect in settings_to_make.items():
+        yield f"would help: {setting}"
+        yield f"    {effect}"
 
 
 def _describe_timings(timings: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

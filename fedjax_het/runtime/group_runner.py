@@ -12,7 +12,7 @@ from fedjax_het.runtime.callbacks import Callback, CallbackRunner
 from fedjax_het.runtime.checkpointing import UNFINISHED_FOLDER, CheckpointWriter, delete_checkpoint
 from fedjax_het.runtime.group_state import GroupState, init_group
 from fedjax_het.runtime.progress import Progress
-from fedjax_het.runtime.result_builder import build_result, build_results
+from fedjax_het.runtime.result_builder import build_results
 from fedjax_het.runtime.result_store import ResultWriter
 from fedjax_het.runtime.results import Result, build_state_path
 from fedjax_het.runtime.runner import advance_runs, start_runs
@@ -126,7 +126,7 @@ class GroupRunner:
                 callback_runner.on_run_end(i, result)
                 result.state = result.models = None  # a sweep's states together may not fit
             self.work_queue.sweep_progress.report_finished(
-                jobs, list(results.values()), self._list_waiting_jobs(), len(self.slots)
+                jobs, list(results.values()), self._list_waiting_jobs()
             )
 
         start_runs(group_state, self.checkpoints, records or None)
@@ -135,13 +135,12 @@ class GroupRunner:
             callback_runner.on_phase_end(phase)
             finished = [i for i in self.active_jobs if i not in group_state.active]
             if finished and group_state.is_unfinished:
-                write_results({i: build_result(group_state, i) for i in finished})
+                write_results(build_results(group_state, finished))
             if self._should_repack(group_state):
                 self.checkpoints.save(group_state, force=True)
                 if not self.checkpoints.has_failed:
                     return
-        results = build_results(group_state)
-        write_results({i: results[i] for i in self.active_jobs})
+        write_results(build_results(group_state, list(self.active_jobs)))
 
     def _list_waiting_jobs(self) -> list[Job]:
         """Return the jobs of the group that have no result and are not executed here."""

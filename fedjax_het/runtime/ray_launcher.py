@@ -19,6 +19,7 @@ from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.data import Dataset
 from fedjax_het.runtime.compiled_programs import compute_static_key
 from fedjax_het.runtime.data_assignment import UserObjects
+from fedjax_het.runtime.leases import Leases
 from fedjax_het.runtime.placement import Placement
 from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.runtime.result_store import ResultWriter, load_result
@@ -29,8 +30,9 @@ from fedjax_het.runtime.sweep import (
     compute_run_digests,
     execute_runs,
 )
-from fedjax_het.runtime.sweep_log import Job, SweepProgress
+from fedjax_het.runtime.sweep_log import Job
 from fedjax_het.runtime.trackers import add_tracker_callback
+from fedjax_het.runtime.work_queue import WorkQueue
 from fedjax_het.utils.config import NonNegativeFloat, PositiveInt, validate_arguments
 from fedjax_het.utils.env import RAY_ADDRESS, get_text, require_variables
 from fedjax_het.utils.errors import ConfigError, require
@@ -155,7 +157,7 @@ def sweep_on_ray(
     directory = make_output_directory(directory).resolve()
     add_tracker_callback((), track, directory, argument="directory")  # validates them
     options = ExecutionOptions(user_objects, placement, resume_anyway, keep_state)
-    result_writer, reasons = ResultWriter(directory), dict[str, str]()
+    result_writer = ResultWriter(directory)
     cluster = cluster or RayCluster(address, cpus_per_task, gpus_per_task)
     with (
         contextlib.closing(cluster),
@@ -165,16 +167,14 @@ def sweep_on_ray(
         digests, specs_by_digest = compute_run_digests(
             resolved_specs, user_objects, task_environment
         )
-        stored_results = {digest: load_result(directory, digest) for digest in specs_by_digest}
-        results = {digest: result for digest, result in stored_results.items() if result}
-        missing = {digest: s for digest, s in specs_by_digest.items() if digest not in results}
-        sweep_progress = SweepProgress(len(missing), progress)
-        sweep_progress.report_existing(len(results), len(specs_by_digest), directory)
+        # Tasks have the leases: this process only keeps the ledger of the results.
+        work_queue = WorkQueue(specs_by_digest, directory, Leases(None), progress)
+        sweep_progress = work_queue.sweep_progress
         num_runs = Counter(map(compute_static_key, specs_by_digest.values()))
         max_parts = PARTS_PER_SLOT * cluster.count_slots()
         parts = [
             SweepPart(part, num_runs, directory, marker.name, options, tuple(track), setup)
-            for part in split_into_parts(missing, max_parts, cpus_per_task)
+            for part in split_into_parts(work_queue.remaining, max_parts, cpus_per_task)
         ]
         for part, (part_results, not_run) in _iterate_completed(
             cluster, parts, sweep_progress.print_line
@@ -183,15 +183,13 @@ def sweep_on_ray(
             for digest, result in part_results.items():
                 if load_result(directory, digest) is None:
                     result_writer.write(result)
-                seconds = result.summary["wall_seconds"]
-                sweep_progress.report_finished([jobs[digest]], [result], seconds_per_run=seconds)
-            for digest, reason in not_run.items():
-                rejected_jobs = [job for job in jobs.values() if job.spec.digest() == digest]
-                is_new = reason not in reasons.values()
-                sweep_progress.report_rejected(rejected_jobs, reason, show_reason=is_new)
-                reasons[digest] = reason
-            results |= part_results
-    sweep_result = SweepResult([results.get(digest) for digest in digests], reasons)
+                work_queue.complete(jobs[digest], result)
+                sweep_progress.report_finished([jobs[digest]], [result])
+            for spec_digest, reason in not_run.items():
+                rejected_jobs = [job for job in jobs.values() if job.spec.digest() == spec_digest]
+                work_queue.reject(rejected_jobs, reason)
+    results = [work_queue.results.get(digest) for digest in digests]
+    sweep_result = SweepResult(results, work_queue.not_run)
     result_writer.require_all_written(sweep_result)
     return sweep_result
 
@@ -275,8 +273,6 @@ class RayCluster:
     """Ray, which is started here unless the process has done so."""
 
     def __init__(self, address: str | None, cpus: int, gpus: float):
-        require(cpus >= 1, "cpus_per_task", cpus, "a whole number >= 1")
-        require(gpus >= 0, "gpus_per_task", gpus, "a number >= 0")
         try:
             import ray
         except ImportError:

@@ -31,23 +31,18 @@ from fedjax_het.utils.arrays import fetch_to_host
 from fedjax_het.utils.errors import require
 
 
-def build_results(group_state: GroupState) -> list[Result]:
-    """Return the results of all runs, in their order."""
-    states = group_state.fetch_states()
-    return [_build_result(group_state, i, state) for i, state in enumerate(states)]
-
-
-def build_result(group_state: GroupState, i: int) -> Result:
-    """Return the result of a run that ended, while other runs may continue.
+def build_results(group_state: GroupState, indices: Sequence[int]) -> dict[int, Result]:
+    """Return the results of runs that ended, while other runs may continue.
 
     Args:
       group_state: the state of the runs.
-      i: index of the run.
+      indices: indices of the runs.
 
     Returns:
-      Its result.
+      Their results by index.
     """
-    return _build_result(group_state, i, group_state.fetch_states()[i])
+    states = group_state.fetch_states()
+    return {i: _build_result(group_state, i, states[i]) for i in indices}
 
 
 def compute_result_digest(group_state: GroupState, i: int) -> str:

@@ -31,7 +31,7 @@ from fedjax_het.runtime.memory_limits import (
 )
 from fedjax_het.runtime.placement import DEVICE_STATE, Placement
 from fedjax_het.runtime.progress import Progress
-from fedjax_het.runtime.result_builder import build_result
+from fedjax_het.runtime.result_builder import build_results
 from fedjax_het.runtime.result_store import ResultWriter, SavedStateIndex, save_run_files
 from fedjax_het.runtime.results import Result, build_state_path
 from fedjax_het.runtime.runner import advance_runs, log_run_header, start_runs
@@ -129,7 +129,7 @@ class Session:
     def _finalize(self) -> Result:
         """Build and write the result, once."""
         if self._result is None:
-            self._result = build_result(self._group_state, 0)
+            self._result = build_results(self._group_state, [0])[0]
             if jax.process_index() == 0:
                 self._write(self._result)
             self._group_state.reported.add(0)

@@ -93,7 +93,7 @@ class SweepProgress:
             self.print_line = console.print_status
         self._shows_progress = progress is print
         self.num_processed = self.num_finished = self.num_elsewhere = 0
-        self._start_time = self._group_start_time = time.perf_counter()
+        self._start_time = time.perf_counter()
 
     def report_existing(self, count: int, num_runs: int, directory: Path | None) -> None:
         """Report results that exist before the sweep.
@@ -126,7 +126,6 @@ class SweepProgress:
 
     def show_running(self, jobs: Sequence[Job]) -> AbstractContextManager[Callable | None]:
         """Return a context that shows the progress of runs and yields a callable for it."""
-        self._group_start_time = time.perf_counter()
         last = self.num_processed + len(jobs)
         numbers = f"{last}" if len(jobs) == 1 else f"{self.num_processed + 1} to {last}"
         label = f"[{numbers}/{self.total}] {format_run_label(jobs[0].spec)}"
@@ -138,9 +137,6 @@ class SweepProgress:
         jobs: Sequence[Job],
         results: Sequence[Result],
         remaining: Sequence[Job] = (),
-        num_parallel: int | None = None,
-        *,
-        seconds_per_run: float | None = None,
     ) -> None:
         """Report runs that this worker has executed, a line each.
 
@@ -148,14 +144,11 @@ class SweepProgress:
           jobs: the runs.
           results: their results.
           remaining: runs of their group that are still to be executed.
-          num_parallel: number of runs that were executed together (default: these runs).
-          seconds_per_run: seconds of each run (default: since `show_running`, by `num_parallel`).
         """
-        now = time.perf_counter()
-        if seconds_per_run is None:
-            seconds_per_run = (now - self._group_start_time) / (num_parallel or len(jobs))
         self.num_finished += len(jobs)
-        mean_seconds = (now - self._start_time) / (self.num_finished + self.num_elsewhere)
+        num_ended = self.num_finished + self.num_elsewhere
+        mean_seconds = (time.perf_counter() - self._start_time) / num_ended
+        seconds_per_run = results[0].seconds  # runs in step have equal shares of the time
         num_others = self.total - self.num_processed - len(jobs)
         seconds_to_go = mean_seconds * num_others
         if not self.num_elsewhere:  # then the rest of the group is expected to take as long

@@ -387,7 +387,7 @@ def add_tracker_callback(
     """
     for name in track:
         packages = TRACKERS.require(name).packages
-        missing = [package for package in packages if not _is_installed(package)]
+        missing = [package for package in packages if find_spec(package) is None]
         if missing:
             raise ConfigError(
                 f"track = {name!r}: expected its packages, but {', '.join(missing)} cannot be "
@@ -397,13 +397,6 @@ def add_tracker_callback(
     if folder is None or not track:
         return list(callbacks)
     return [TrackerCallback(track, folder), *callbacks]
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 class TrackerCallback:

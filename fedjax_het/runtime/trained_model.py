@@ -30,7 +30,7 @@ from fedjax_het.nn import compute_network_digest
 from fedjax_het.runtime.compiled_programs import Signature, build_algorithm, build_signature
 from fedjax_het.utils.arrays import fetch_to_host
 from fedjax_het.utils.config import validate_arguments
-from fedjax_het.utils.errors import ConfigError, display_name, require
+from fedjax_het.utils.errors import ConfigError, display_name, make_value_error, require
 from fedjax_het.utils.io import DamagedFileError, write_atomically
 from fedjax_het.utils.text import to_one_line
 
@@ -438,8 +438,7 @@ def _read_initial_model(path: str) -> ModelFile:
         return read_model_file(Path(path))
     except OSError as error:
         expected = f"a model's file, as save_model writes it ({error.strerror})"
-        require(False, "init_from", path, expected)
-        raise
+        raise make_value_error("init_from", path, expected) from error
 
 
 def _format_leaf_shapes(tree: Any) -> dict[str, str]:

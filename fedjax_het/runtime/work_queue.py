@@ -121,16 +121,16 @@ class WorkQueue:
         self.release(jobs)
         return suspended
 
-    def reject(self, jobs: Sequence[Job], error: Exception) -> None:
+    def reject(self, jobs: Sequence[Job], reason: Exception | str) -> None:
         """Remove and report runs that cannot be executed.
 
         Args:
           jobs: the runs; those that have ended are ignored.
-          error: why.
+          reason: why.
         """
         jobs = [job for job in jobs if self.remaining.pop(job.digest, None) is not None]
         self.release(jobs)
-        reason = to_one_line(str(error))
+        reason = to_one_line(str(reason))
         if jobs:
             is_new = reason not in self.not_run.values()
             self.sweep_progress.report_rejected(jobs, reason, show_reason=is_new)

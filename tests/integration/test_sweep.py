@@ -20,7 +20,7 @@ from support.small_runs import (
     with_placement,
 )
 
-from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
+from fedjax_het import ConfigError, Placement, Result, RunSpec, simulate, sweep
 from fedjax_het.algorithms import METHODS
 from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.core.memory import usable_free_bytes
@@ -324,14 +324,13 @@ def test_remaining_time_is_that_of_similar_runs(monkeypatch):
     jobs = [Job(one.resolved(), "") for one in SPECS[:4]]
     account = SweepProgress(6, lines.append)
 
-    class Made:
-        summary = {"final_accuracy": 0.5, "diverged": False}  # noqa: RUF012
+    def make_results(seconds):
+        summary = {"final_accuracy": 0.5, "diverged": False, "wall_seconds": seconds}
+        return [Result(SPECS[0], {}, summary)] * 2
 
-    account.show_running(jobs[:2])
     now[0] = 8.0
-    account.report_finished(jobs[:2], [Made, Made], jobs[2:])
+    account.report_finished(jobs[:2], make_results(4.0), jobs[2:])
     assert lines[0] == "[1/6] fedavg, user, mlp, seed 0: 50.00 % in 4.0 s; about 16 s to go"
-    account.show_running(jobs[2:])
     now[0] = 12.0
-    account.report_finished(jobs[2:], [Made, Made], [])
+    account.report_finished(jobs[2:], make_results(2.0))
     assert lines[-1].endswith("in 2.0 s; about 6.0 s to go")  # two of another kind: the mean so far

@@ -149,7 +149,7 @@ def test_resumed_run_stops_in_the_same_round(has_stopped, tmp_path, monkeypatch)
         folder = tmp_path / str(num_calls)
         with monkeypatch.context() as patch, pytest.raises(KilledError):
             if has_stopped:  # after the rule was met, before the result is written
-                patch.setattr("fedjax_het.runtime.session.build_result", kill)
+                patch.setattr("fedjax_het.runtime.session.build_results", kill)
             progress = None if has_stopped else make_killing_callback(num_calls)
             run_spec(spec, output_dir=folder, progress=progress)
         resumed = run_spec(spec, output_dir=folder, resume=True)

@@ -15,12 +15,7 @@ from support.small_runs import assert_results_equal, make_spec, with_placement
 from fedjax_het import ConfigError, Placement, RunSpec, sweep
 from fedjax_het.runtime import ray_launcher
 from fedjax_het.runtime.compiled_programs import compute_static_key
-from fedjax_het.runtime.ray_launcher import (
-    RayCluster,
-    TaskLostError,
-    split_into_parts,
-    sweep_on_ray,
-)
+from fedjax_het.runtime.ray_launcher import TaskLostError, split_into_parts, sweep_on_ray
 from fedjax_het.runtime.result_store import load_results
 
 SPECS = [make_spec(seed=s) for s in range(4)]
@@ -136,15 +131,14 @@ def test_split_into_parts_by_signature():
 
 def test_invalid_arguments_are_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    for arguments, expected in {
-        (None, 0, 0): "cpus_per_task = 0",
-        (None, 1, -1): "gpus_per_task = -1",
-        (None, 1, 0): r"pip install 'fedjax_het\[ray\]'",
-    }.items():
+    for settings, expected in [
+        ({"cpus_per_task": 0}, "cpus_per_task = 0"),
+        ({"gpus_per_task": -1}, "gpus_per_task = -1"),
+        ({}, r"pip install 'fedjax_het\[ray\]'"),
+        ({"placement": Placement(devices=1), "cluster": Tasks()}, "devices"),
+    ]:
         with pytest.raises(ConfigError, match=expected):
-            RayCluster(*arguments)
-    with pytest.raises(ConfigError, match="devices"):
-        sweep_on_ray(SPECS, tmp_path, placement=Placement(devices=1), cluster=Tasks())
+            sweep_on_ray(SPECS, tmp_path, **settings)
 
 
 @pytest.mark.long
