@@ -1,8 +1,7 @@
 """Settings of JAX that must be made before a backend starts.
 
 On a CPU, many small clients train fastest on one lane per core, each on its own device. The host
-platform is therefore configured with as many devices as there are cores. A user's own setting takes
-precedence.
+platform is therefore configured with one device per core. A user's own setting takes precedence.
 """
 
 import contextlib

@@ -153,16 +153,16 @@ def register_method(
 
     A name of the user may be registered again, for example when a notebook cell runs twice; later
     runs use the new method. The name of a result on disk contains the method's name and settings,
-    not its code: give a changed method a new name or a new folder.
+    not its code. Choose a new name or a new folder for a changed method.
 
     Args:
       name: name of the method, a word that no method of the package has.
       build: function `build(training, plan) -> Algorithm`, with an argument `options` if the method
         has options; see `fedjax_het.methods`.
       description: one line for `fedjax-het list`.
-      **spec_fields: fields of `AlgorithmSpec`, such as `options` and `hyperparameters` (classes of
-        the method's choices and numbers; a dictionary of defaults >= 0 also serves as
-        `hyperparameters`), `evaluated_models`, `color` or `wrappable_as`. A function of the package
+      **spec_fields: fields of `AlgorithmSpec`, such as `evaluated_models`, `color`, `wrappable_as`,
+        and `options` and `hyperparameters` (classes of the method's choices and numbers). A
+        dictionary of defaults >= 0 also serves as `hyperparameters`. A function of the package
         keeps its options, hyper-parameters and required data under a new name.
 
     Returns:

@@ -38,12 +38,13 @@ def abavg(
     networks in evaluation mode. If no model predicts any example, all models weigh the same.
     Logits of one model that are not finite make the average not finite.
 
-    Traffic and state: those of `base`. Cost: one pass of each of the S clients' models over the
-    server's examples, shared by the devices of a federation; memory of the S models.
+    Traffic and client state equal the traffic and state of `base`. Cost: one pass of each of the S
+    client models over the server's examples, and memory for S models. The devices of a federation
+    share the work.
 
-    Departure from the paper: its formula could not be read. This one is that of DynaFed's public
-    code without two errors: there the accuracy is of the last minibatch alone, and of networks in
-    training mode.
+    Departure from the paper: its formula could not be read. This rule follows DynaFed's public code
+    without two errors: the code computes the accuracy on the last minibatch only, and with networks
+    in training mode.
 
     Args:
       training: the choices of local training.

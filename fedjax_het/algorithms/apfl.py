@@ -63,15 +63,16 @@ def apfl(
       and 1 - alpha_k times w_k's; w_k is a constant of f(m_k) and has made its step.
     adaptive: alpha_k learns from `apfl_alpha` on; else it stays there.
     alpha_update: alpha_k learns once a "round", at the first minibatch, as in the authors' code, or
-      every "step". With many or long steps per round, "step" gives v_k up: v_k learns at alpha_k
-      times the pace of w_k, so that the round's later slopes favor w_k, though v_k is evaluated
-      with w. (Of 10 clients of the digits, grouped, 8 ended below 0.03 after 30 rounds, at a mean
-      accuracy of 0.905; with "round" all ended at 0.47 to 0.68, and at 0.922.)
+      every "step". With many or long steps per round, "step" drives alpha_k to 0. v_k learns at
+      alpha_k times the pace of w_k. Later slopes of the round therefore favor w_k, though v_k is
+      evaluated with w. Measured on 10 clients of the digits in groups, 30 rounds: with "step", 8
+      values of alpha_k ended below 0.03, at a mean accuracy of 0.905. With "round", all ended at
+      0.47 to 0.68, at 0.922.
     Presets: "paper" (weights, adaptive, round), and "fedtorch" (outputs, fixed), the authors' code.
 
     Evaluated: alpha_k v_k + (1 - alpha_k) w with the new global model w. A fixed alpha of 0 is
-    FedAvg, of 1 Separate from a shared start. Mixed weights use mixed batch-norm statistics: w's,
-    and those that v_k met in the mixture.
+    FedAvg, of 1 Separate from a shared start. Mixed weights use mixed batch-norm statistics: the
+    statistics of w, and the statistics of the mixture in which v_k was trained.
 
     Traffic: one model down, one up. State: one model and one number per client. Cost: two gradients
     per minibatch; "outputs" adds a forward pass.

@@ -130,7 +130,7 @@ class FederationData(NamedTuple):
 
 
 class RoundInput(NamedTuple):
-    """Arrays that every round of a method reads besides its schedule and the examples.
+    """Arrays that every round of a method reads in addition to its schedule and the examples.
 
     Example:
       >>> import numpy as np
@@ -221,7 +221,7 @@ class Algorithm(NamedTuple):
 
     init: Callable[[HyperParameters, jax.Array, Tree, int], State]
     """`init(hp, key, variables, num_clients) -> State`: the state before the first round;
-    `variables` are those of the initial model."""
+    `variables` contain the initial model."""
     round: Callable[[HyperParameters, State, jax.Array, Cohort], tuple[State, RoundInfo]]
     """`round(hp, state, key, cohort) -> (state, info)`: one round, usually by `train_cohort`; the
     state with unchanged structure, shapes and types."""
@@ -255,7 +255,7 @@ class Algorithm(NamedTuple):
     extra_passes: NonNegativeInt = 0
     "Passes over a client's data before its local epochs."
     trains_on_server_data: bool = False
-    "Whether clients train on the server's examples besides their own."
+    "Whether clients train on the server's examples in addition to their own examples."
     can_page_state: bool = False
     """Whether `State.clients` may hold a table of rows instead of all K clients. Required: a round
     reads the rows of its own clients only; `init` makes the same row for every client, which does
@@ -263,13 +263,13 @@ class Algorithm(NamedTuple):
     condensation_work: CondensationWork | None = None
     "How clients condense their data instead of training; None: they train."
     round_inputs: tuple[RoundInput, ...] = ()
-    "Arrays that a round reads besides its schedule and the examples."
+    "Arrays that a round reads in addition to its schedule and the examples."
 
     # --- diagnostics ---
 
     server_gradient: Callable[[State, dict[str, Tree], Tree], Tree] | None = None
-    """`server_gradient(state, inputs, variables) -> gradient`: of the loss on the data that the
-    server holds, which `gradient_gaps` compares with that of all clients' data; None: on the
+    """`server_gradient(state, inputs, variables) -> gradient`: gradient of the loss on the server's
+    data, which `gradient_gaps` compares with the gradient on all clients' data; None: on the
     server's examples."""
     diagnostics: ClientDiagnostics | None = None
     """Measurement of `gradient_gaps` on all clients' data; None: the distances of the global
@@ -283,7 +283,7 @@ class Algorithm(NamedTuple):
     """Samples per step of the work in `ExecutionPlan.shard_server_work`, with which a measurement
     decides whether the devices share it; 0: there is no such work."""
 
-    # --- results besides curves ---
+    # --- results in addition to curves ---
 
     artifacts: Callable[[State], dict[str, Any]] = lambda state: {}
     "`artifacts(state) -> {name: array}`, stored with the result."

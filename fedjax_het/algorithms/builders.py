@@ -51,7 +51,7 @@ class CohortCounts(NamedTuple):
     "`[]` int32: clients of the round that hold data and have trained."
     cohort_weight_share: AnyArray
     """`[]` float32: share of the round's clients in the weight of all K clients, by the run's
-    `averaging`. Times the mean of a round it is the round's part of the mean over all clients:
+    `averaging`. Its product with a round's mean is the round's part of the mean over all clients:
     share * mean = sum_i p_i x_i over the round's clients i."""
 
 
@@ -87,7 +87,7 @@ def build_federated_algorithm(
       plan: where the clients run.
       client_algorithm: how a client trains.
       init_server: `init_server(hp, variables) -> server`: the server's state before the first
-        round, a `ServerMessage` or any record with `variables`, those of the global model.
+        round, a `ServerMessage` or any record whose `variables` are the global model.
       update: `update(hp, server, client_update, counts) -> server`: the server's state after a
         round, with unchanged structure, shapes and types. Default: FedAvg's, which adds `server_lr`
         times `client_update.mean`.

@@ -138,7 +138,7 @@ def compute_softmax_attention(
     """Compute HeurFedAMP's weights (Eq. 8).
 
     xi_ii = self_weight. The other included clients share the rest by a softmax of sigma * cos,
-    which is that of -sigma * (1 - cos). A client without others has xi_ii = 1.
+    which equals the softmax of -sigma * (1 - cos). A client without others has xi_ii = 1.
 
     Args:
       distances: cosine distances 1 - cos, `[K, K]`.
@@ -207,8 +207,8 @@ def _flatten_clients(leaf: jax.Array) -> jax.Array:
 def _partial_gram(models: Tree, part_index: jax.Array | int, num_parts: int) -> jax.Array:
     """Return the sum over every `num_parts`-th block of columns, from `part_index` on.
 
-    Blocks stay in a core's cache and are read once: a product of whole rows takes twice as long,
-    and a copy of all models as long again. The mean of each column is subtracted.
+    Blocks stay in a core's cache and are read once. A product of whole rows takes twice as long,
+    and a copy of all models doubles the time again. The mean of each column is subtracted.
     """
 
     def gram_of_columns(columns: jax.Array) -> jax.Array:

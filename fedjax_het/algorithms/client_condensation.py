@@ -97,7 +97,7 @@ class CondensationOptions(Config):
     """Clipping of the image gradient at clip_norm. "global": over all classes of a client; a lane
     then processes clients instead of classes."""
     logit_term: bool = False
-    "Whether mean logits are matched besides mean embeddings."
+    "Whether mean logits are matched in addition to mean embeddings."
     top_up: bool = False
     "Whether repeated examples fill the batch of a class with fewer examples than its size."
     warm_start: bool = False
@@ -162,7 +162,7 @@ class SynthesisState(NamedTuple):
 
 
 class CondensationMessage(NamedTuple):
-    """Message to the clients besides the variables."""
+    """Message to the clients in addition to the variables."""
 
     key: jax.Array
     "PRNG key of the round."
@@ -178,8 +178,8 @@ class ClientCondensation:
 
     In a round clients may first send their class-mean logits. Every pair of a client and a class
     condenses for `options.steps`, all in one program. The server trains the received model on the
-    union of the round's images. Networks run in evaluation mode while condensing: batch norm uses
-    the received statistics, since a batch of one class would be centered by its own.
+    union of the round's images. Networks run in evaluation mode while condensing. Batch norm uses
+    the received statistics, because the statistics of a batch of one class would center that class.
 
     With `private` the clients read only means of embeddings (and logits, for V) of their examples.
     Each example's embedding is clipped to dp_clip, and every number of a mean over n has Gaussian
@@ -197,7 +197,7 @@ class ClientCondensation:
     training: LocalTraining
     "Task and batch size."
     plan: ExecutionPlan
-    "Where the clients run, and the devices that share the server's work."
+    "Devices that run the clients, and devices that share the server's work."
     options: CondensationOptions
     "Choices of condensation."
     perturb_params: Callable[[dict, jax.Array, Tree], Tree]
@@ -448,7 +448,7 @@ class ClientCondensation:
         )
 
     def _make_pool(self, clients: SyntheticImageState, round_number: jax.Array) -> SyntheticPool:
-        """Return all clients' images; those of the round are valid."""
+        """Return all clients' images; only the images of the current round are valid."""
         num_classes, ipc = self.model.num_classes, self.options.ipc
         num_clients = clients.created_round.size // num_classes
         return SyntheticPool(

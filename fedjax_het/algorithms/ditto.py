@@ -20,18 +20,18 @@ class DittoHyperParameters(Config):
 
 
 def ditto(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
-    """Ditto: every client also trains a model of its own, pulled to the global one (Algorithm 1).
+    """Ditto: every client also trains a personal model, pulled to the global model (Algorithm 1).
 
-    In addition to FedAvg's model, client k has a model v_k of its own, which minimizes F_k(v) +
+    In addition to FedAvg's model, client k has a personal model v_k, which minimizes F_k(v) +
     (ditto_lambda / 2) ||v - w||^2. w is the received global model:
 
         v_k <- v_k - local_lr (grad f(v_k; minibatch) + ditto_lambda (v_k - w)).
 
-    Both models see the same minibatches, as in the public code (litian96/ditto), so v_k has as many
-    local epochs as w. ditto_lambda = 0 is Separate from a shared start. A large value keeps v_k at
-    w; plain steps need local_lr * ditto_lambda < 2. The default 1 is that of the public code's run
-    scripts, whose --lam is otherwise 0. The pull is added to the gradient, so an adaptive optimizer
-    rescales both.
+    Both models see the same minibatches, as in the public code (litian96/ditto), so both have the
+    same number of local epochs. ditto_lambda = 0 is Separate from a shared start. A large value
+    keeps v_k at w; plain steps need local_lr * ditto_lambda < 2. The default 1 is the value in the
+    public code's run scripts; the default of the code's --lam is 0. The pull is added to the
+    gradient, so an adaptive optimizer rescales both.
 
     Evaluated: v_k. Traffic: one model down, one up. State: one model per client. Cost: two
     gradients per minibatch.

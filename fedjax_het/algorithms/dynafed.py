@@ -58,7 +58,7 @@ class DynaFedOptions(SynthesisOptions):
     "Optimizer of fine-tuning, new in each round."
     synthetic: Literal["matched", "untrained", "real"] = "matched"
     """Data for fine-tuning: "matched", synthetic data whose training matches the trajectory; or a
-    control of as many samples: "untrained", noise with uniform labels; "real", training images."""
+    control of equal size: "untrained", noise with uniform labels; "real", training images."""
 
     @classmethod
     def normalize_values(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def make_dynafed_hyperparameters(
 
 
 class DynaFedStepState(NamedTuple):
-    """State of the server besides the base's. Shapes never change."""
+    """State of the server in addition to the state of the base. Shapes never change."""
 
     trajectory: jax.Array
     "`[L + 1, P]`: the initial model and the averages of the first L rounds."
@@ -134,17 +134,17 @@ def dynafed(
 
     `synthetic` "untrained" and "real" are controls that measure the gain by matching. They
     fine-tune from the same round on, with the same steps. "untrained" uses the initial data of the
-    synthesis: noise from N(0, 1), uniform labels. "real" uses as many random training images of
-    each class with their labels, which no server has in the paper.
+    synthesis: noise from N(0, 1), uniform labels. "real" uses the same number of random training
+    images of each class with their labels, which no server has in the paper.
 
-    Options are those of `SynthesisOptions`; `preset` "paper" or "code" fills in the others. On
+    Options are the fields of `SynthesisOptions`; `preset` "paper" or "code" fills in the others. On
     CIFAR-100 both presets have the code's 15 samples a class; the paper's 150 would be 1.5. The
-    fine-tuning there is that of the code's script.
+    fine-tuning there follows the code's script.
 
-    Traffic and clients' state: those of `base`; the synthetic data never leave the server. State of
-    the server: L + 1 models, and the synthetic data with Adam's moments. Cost: N iterations, once,
-    each differentiating s' training steps (see `mixed_mode`); then 20 steps a round; shared by the
-    devices of a federation.
+    Traffic and client state equal those of `base`; the synthetic data never leave the server. State
+    of the server: L + 1 models, and the synthetic data with Adam's moments. Cost: N iterations,
+    once, each differentiating s' training steps (see `mixed_mode`); then 20 steps a round; shared
+    by the devices of a federation.
 
     Departures: the paper does not state how it fine-tunes; the public code's numbers for CIFAR-10
     hold. The paper has no network with batch norm; here it uses the synthetic batch's statistics

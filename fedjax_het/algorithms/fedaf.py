@@ -78,12 +78,12 @@ def fedaf(
 
     A round (section 4): each client runs the received model over all its data and sends the mean
     logit of each class it owns. Their means V over the owners come back. Each class's images are
-    condensed for `steps` (1000) by matching mean embeddings h, plus `lambda_loc` times the sliced
-    Wasserstein distance of their mean logit f from V's. The server trains `server_epochs` (500) on
-    all images. Its loss is cross-entropy plus `lambda_glob` times the symmetric KL between the soft
-    labels R and T. R are the clients', softmax(v / tau), averaged over owners; T are those of the
-    synthetic images. Every step uses v = gamma * received + (1 - gamma) * freshly initialized
-    parameters (Eq. 17), for all of its terms. lambda_loc, lambda_glob and image_lr depend on the
+    condensed for `steps` (1000) by matching mean embeddings h. The loss adds `lambda_loc` times the
+    sliced Wasserstein distance of their mean logit f from V's. The server trains `server_epochs`
+    (500) on all images. Its loss is cross-entropy plus `lambda_glob` times the symmetric KL between
+    the soft labels R and T. R are the clients', softmax(v / tau), averaged over owners; T are the
+    soft labels of the synthetic images. All terms of a step use v = gamma * received + (1 - gamma)
+    * freshly initialized parameters (Eq. 17). lambda_loc, lambda_glob and image_lr depend on the
     data set (appendix A). lambda_loc = 0 and lambda_glob = 0 are the ablations without
     collaboration and without matching. `private`: see `ClientCondensation`; V and R have noise.
 
@@ -93,13 +93,13 @@ def fedaf(
 
     Choices where the paper is silent: classes of fewer than ipc examples are not condensed (Table
     7's bytes fit that). V and R are averaged over owners, not all clients, each with one weight.
-    Owners are the clients that condense the class; with `owners` "all" a client with one image has
-    the weight of one with thousands, which cost 2 to 4 points. The matching is summed over classes.
-    The distance is the exact squared one, |u - v|^2 / C. tau is 2, the only public value. Images
-    start each round anew from means of 5 real ones. Networks run in evaluation mode while
-    condensing. There is no clipping, augmentation or weight decay. The matching uses
-    class means of the minibatch. In the first round V is of the initial model, and all terms have their
-    weights.
+    Owners are the clients that condense the class. With `owners` "all", a client with one image has
+    the weight of a client with thousands, which costs 2 to 4 points of accuracy. The matching is
+    summed over classes. The distance is the exact squared one, |u - v|^2 / C. tau is 2, the only
+    public value. Images start each round anew from means of 5 real ones. Networks run in evaluation
+    mode while condensing. There is no clipping, augmentation or weight decay. The matching uses
+    class means of the minibatch. In the first round V is of the initial model, and all terms have
+    their weights.
 
     Args:
       training: the task and the batch size.

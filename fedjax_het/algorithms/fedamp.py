@@ -59,7 +59,8 @@ class HeurFedAMPOptions(Config):
     """Units of sigma, alpha and lambda: "relative", distances between the round's models;
     "absolute", none."""
     initialisation: Initialization = "shared"
-    '"shared": all clients start from one model; "independent": each from its own.'
+    """"shared": all clients start from one model; "independent": each client from its own random
+    model."""
     start: Literal["received", "own"] = "received"
     "Model that local training starts from: the received mixture, or the client's own."
     prox: Literal["coupled", "decoupled"] = "decoupled"
@@ -152,8 +153,8 @@ def fedamp(
       "rows": sigma 0.2 and alpha 25 (relative), which the guard "rows" always bounds: own weights
         are then 0, rows are softmaxes of -d / sigma, not symmetric, and neither theorem applies; a
         decoupled pull of 0.1. It separates clients more sharply.
-      "flgo": the values of that public code (sigma 25, alpha 1e4, a tenth every 30 rounds) in
-        Algorithm 1 (absolute, coupled, independent), with the guard "step".
+      "flgo": the values of that public code (sigma 25, alpha 1e4, a tenth every 30 rounds). They
+        apply to Algorithm 1 (absolute, coupled, independent) with the guard "step".
 
     With `RunSpec.gradient_gaps` two numbers are measured over all clients' training data before a
     round. `objective` is G(W) of Eq. 1, sum_i F_i(w_i) + lambda sum_(i<j) A(||w_i - w_j||^2).
@@ -161,8 +162,8 @@ def fedamp(
     scale uses the sigma and lambda of that round.
 
     Evaluated: "client" (w_i) or "received" (u_i of the last round). Traffic: one model each way.
-    State: two models per client. Cost besides training: two products of K x P with K; the devices
-    share the one for distances.
+    State: two models per client. Cost in addition to training: two products of K x P with K; the
+    devices share the product for distances.
 
     Departures from the paper: all clients take part there. With less participation the server mixes
     the last model of each client; models that were never trained do not count once others were. The
@@ -225,7 +226,7 @@ def heurfedamp(
     over all weights of the networks; self_weight is 1 / K by default.
 
     scale: "absolute" uses sigma as it is (25 in the flgo code). "relative" divides it by the median
-      of 1 - cos over pairs: the cosines of networks that started alike are all near 1.
+      of 1 - cos over pairs, because the cosines of networks with a shared start are all near 1.
     alpha only serves a coupled proximal term. The other options are FedAMP's. Presets:
       "relative" (default): sigma 5, a decoupled pull of 0.1, shared initialization.
       "paper": coupled, and Algorithm 1's independent initialization.

@@ -96,24 +96,25 @@ def fedbe(
     Its mean prediction p over the server's examples, whose labels are not read, is sharpened to
     p^(1 / sharpening) / sum. The global model learns that by SGD with momentum and weight decay for
     `distill_epochs` epochs. The result is the mean of every `swa_every`-th model after the fraction
-    `swa_start` of the steps (stochastic weight averaging), or the last model if there is none. 0
-    epochs is `base`.
+    `swa_start` of the steps (stochastic weight averaging). Without such a model the result is the
+    last model. 0 epochs is `base`.
 
     Presets:
       paper: gaussian; while models are averaged the rate falls from `distill_lr` to `swa_lr` in
         every `swa_every` steps (`cyclic`; it stays if that is 1); the mean over samples of KL.
       code: the public code (hongyouc/FedBE): normalised, a constant rate, and the loss divided by
         the number of classes (`over_classes`).
-    Rates, momentum, decay, sharpening, samples, epochs and batches are those of the code in both.
+    Rates, momentum, decay, sharpening, samples, epochs and batches follow the code in both presets.
 
-    Traffic and state: those of `base`. Cost: S + num_samples + 1 passes over the server's examples
-    and the student's epochs, both shared by the devices of a federation; memory of the S models.
+    Traffic and client state equal the traffic and state of `base`. Cost: S + num_samples + 1 passes
+    over the server's examples, the student's epochs, and memory for S models. The devices of a
+    federation share the work.
 
     Departures: the paper averages every 25th model from the 250th step, the code from the 500th, of
     some 1,600. Fewer examples have fewer steps, hence a fraction of the steps here, and every
-    model. posterior_alpha is undefined in the code, and 1 here. Batch-norm statistics of a draw are
-    those of the global model (Dirichlet's are mixed like the weights), since they may not be
-    negative.
+    model. posterior_alpha is undefined in the code, and 1 here. A draw has the batch-norm
+    statistics of the global model, since statistics may not be negative (Dirichlet's are mixed like
+    the weights).
 
     Args:
       training: the choices of local training.

@@ -29,7 +29,7 @@ class FedBNClientState(NamedTuple):
 
 
 def fedbn(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
-    """FedBN: FedAvg of all variables except those of normalization layers (Algorithm 1).
+    """FedBN: FedAvg of all variables except the variables of normalization layers (Algorithm 1).
 
         theta  <- theta + server_lr sum_k p_k (theta_k - theta)   all other weights
         beta_k stays with client k                                scales, shifts, statistics

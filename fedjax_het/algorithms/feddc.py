@@ -68,9 +68,9 @@ def feddc(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     Cost: FedAvg's.
 
     alpha is 0.01 as in the public code (gaoliang13/FedDC). Other settings of that code are no part
-    of the method: it scales alpha and g by each client's share of the samples. It has a weight
-    decay of 0.001, clips gradients to a norm of 10 and multiplies local_lr by 0.998 each round:
-    these are local_weight_decay, local_clip_norm and lr_schedule exponential.
+    of the method: it scales alpha and g by each client's share of the samples. The code has a
+    weight decay of 0.001 (`local_weight_decay`), clips gradients to a norm of 10
+    (`local_clip_norm`) and multiplies local_lr by 0.998 each round (`lr_schedule` exponential).
 
     Args:
       training: the choices of local training.

@@ -62,8 +62,9 @@ def feddf(
     The teachers w_k are the round's client models in evaluation mode. All weigh the same, whatever
     their weights in the average. The student starts from the model that `base` made of them. It
     learns by Adam, new every round, for `distill_epochs` epochs in batches of `distill_batch_size`.
-    0 epochs is `base`. Batch norm of the student is in training mode. The mean of linear models'
-    logits is that of their mean, so FedDF learns nothing there from a uniform average.
+    0 epochs is `base`. Batch norm of the student is in training mode. The mean of the logits of
+    linear models equals the logits of their mean, so FedDF learns nothing from a uniform average of
+    linear models.
 
     Presets:
       paper: the authors' code (epfml/federated-learning-public-code). `distill_lr` 1e-3, which a
@@ -72,15 +73,15 @@ def feddf(
       fedaux: the code that DynaFed's authors built on (fedaux). One epoch at 5e-5 in batches of
         128, neither annealed nor clipped.
 
-    Traffic and state: those of `base`. Cost: one pass of each of the S clients' models over the
-    server's examples and the student's epochs, both shared by the devices of a federation; memory
-    of the S models.
+    Traffic and client state equal the traffic and state of `base`. Cost: one pass of each of the S
+    client models over the server's examples, the student's epochs, and memory for S models. The
+    devices of a federation share the work.
 
-    Departures: the authors' code runs up to 10,000 minibatches, stops when accuracy on labeled
-    validation data has not improved for 1,000, and returns the best student. Here there are 20
-    epochs, and the last student is returned, since the server's examples should be few and
-    unlabeled. Teachers are not dropped. In fedaux teachers are in training mode, and Adam's moments
-    are kept from round to round; here neither.
+    Departure: the authors' code runs up to 10,000 minibatches. It stops after 1,000 without better
+    accuracy on labeled validation data, and returns the best student. Here there are 20 epochs, and
+    the last student is returned, since the server's examples should be few and unlabeled. Teachers
+    are not dropped. In fedaux teachers are in training mode, and Adam's moments are kept from round
+    to round; here neither.
 
     Args:
       training: the choices of local training.

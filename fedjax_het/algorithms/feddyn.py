@@ -33,9 +33,10 @@ def feddyn(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
         w   <- w + server_lr (mean of the round's theta_i - h/alpha - w), with the new h.
 
     alpha is `feddyn_alpha`. All h start at zero. h stays sum_i p_i h_i over all clients that hold
-    data, with the weights p_i of the run's `averaging`; the paper's are one over their number.
-    h_i and h are stored divided by alpha. At rest theta_i = w and h = 0: each h_i is the gradient
-    of f_i at w, so w is stationary for sum_i p_i f_i. That holds for any server_lr; the paper's is
+    data. p_i are the weights of the run's `averaging`; the paper's weights are one over the number
+    of clients. h_i and h are stored divided by alpha. At rest theta_i = w and h = 0: each h_i is
+    the gradient of f_i at w, so w is stationary for sum_i p_i f_i. That holds for any server_lr;
+    the paper's is
     1. Batch-norm statistics are averaged as in FedAvg. The correction is applied to the raw
     gradient, before the optimizer. A round in which no client has data changes nothing. Low
     participation needs a small local_lr: h is of models up to many rounds old.
@@ -43,10 +44,9 @@ def feddyn(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     Traffic: one model down, one up. State: one model per client, one more on the server. Cost:
     FedAvg's.
 
-    The public code (alpemreacar/FedDyn) differs from Algorithm 1, which is followed here: it
-    divides alpha by K n_i / n of each client, and clips gradients to a norm of 10. It moves the
-    quadratic into a weight decay of 0.001 + alpha. It plots the mean of all clients' last models,
-    which it never broadcasts.
+    The method follows Algorithm 1. The public code (alpemreacar/FedDyn) divides alpha by K n_i / n
+    of each client, and clips gradients to a norm of 10. It moves the quadratic into a weight decay
+    of 0.001 + alpha. It plots the mean of all clients' last models, which it never broadcasts.
 
     Args:
       training: the choices of local training.

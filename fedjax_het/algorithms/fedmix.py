@@ -119,10 +119,10 @@ def fedmix(
     Traffic and state: NaiveMix's. Cost of a step: the gradient of a gradient, about 3 times
     FedAvg's.
 
-    Departures from the paper: its last term has the coefficient lambda (`coefficient` "printed"),
-    which differs by O(lambda^2); the default is that of the "expansion". The derivative is of each
-    sample's own loss. That of the batch's mean loss, averaged over the batch once more, would make
-    the term smaller by the batch size.
+    Departures from the paper: the paper's last term has the coefficient lambda (`coefficient`
+    "printed"), which differs by O(lambda^2). The default "expansion" is the coefficient of the
+    Taylor expansion. The derivative is of each sample's own loss. A derivative of the batch's mean
+    loss, averaged over the batch once more, would make the term smaller by the batch size.
 
     Args:
       training: the choices of local training.

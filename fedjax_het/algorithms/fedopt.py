@@ -68,12 +68,12 @@ def fedavgm(
         v <- server_momentum v + mean(w - w_i),   w <- w - server_lr v.
 
     The momentum (0.9) is not damped: after many equal rounds w moves 1 / (1 - server_momentum)
-    times as far as FedAvg's, whose server_lr of 1 it keeps. server_momentum 0 is FedAvg. The mean
-    has the weights of the run's `averaging`; batch-norm statistics are averaged as in FedAvg. A
-    round in which no client has data changes nothing, v included.
+    times as far as in FedAvg. The default server_lr is 1, as in FedAvg. server_momentum 0 is
+    FedAvg. The mean has the weights of the run's `averaging`; batch-norm statistics are averaged as
+    in FedAvg. A round in which no client has data changes nothing, v included.
 
-    damped: v <- server_momentum v + (1 - server_momentum) mean(w - w_i), as in MOON's code: the
-      steps are those of a ten times smaller server_lr.
+    damped: v <- server_momentum v + (1 - server_momentum) mean(w - w_i), as in MOON's code. The
+      steps correspond to a server_lr ten times smaller.
     nesterov: w <- w - server_lr (server_momentum v + mean(w - w_i)), with the new v, the method of
       that name in FL-bench.
 
@@ -103,8 +103,8 @@ def fedadam(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
         w <- w + server_lr m / (sqrt(v) + tau),
 
     with m = 0 and v = tau^2 at first, the least v that Algorithm 2 allows. beta1 0.9, beta2 0.99
-    and tau 1e-3 come from the paper's experiments. Algorithm 2 has no bias correction, which
-    `optax.adam` has: the first step of an entry whose change is d is server_lr (1 - beta1) d /
+    and tau 1e-3 come from the paper's experiments. Algorithm 2 has no bias correction, unlike
+    `optax.adam`. The first step of an entry whose change is d is server_lr (1 - beta1) d /
     (sqrt(beta2 tau^2 + (1 - beta2) d^2) + tau). The paper tunes server_lr for each task. The
     default 0.01 is a choice of this package: an entry moves by about server_lr at most per round.
     The mean has the weights of the run's `averaging`; batch-norm statistics are averaged as in

@@ -33,10 +33,11 @@ def build_fine_tuned(
         theta_k = LocalSGD(w) on client k's data for `tuning_epochs` epochs.
 
     The copies are trained by the local optimizer without the base's own terms, and are discarded
-    after the evaluation. The course of the global model is therefore that of the base.
+    after the evaluation. The global model is therefore equal to the global model of the base in
+    every round.
 
-    Traffic and state: those of the base. Cost: every evaluation trains all clients and holds one
-    model of each.
+    Traffic and client state equal the traffic and state of the base. Cost: every evaluation trains
+    all clients and holds one model of each.
 
     Departure: FedAMP's comparison does not state its number of epochs ("many fine-tuning steps"); 5
     are a choice of this package.

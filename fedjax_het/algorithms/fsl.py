@@ -81,8 +81,8 @@ def fsl(
     `incremental` False is FSL-p: the server learns from x_t beside the clients, and both changes
     are added: x_{t+1} = xbar_t + LocalSGD(x_t, ...) - x_t.
 
-    Traffic and state: those of `base`. Cost: K_0 steps a round, each shared by the devices of a
-    federation; "moved" adds a pass over D_0.
+    Traffic and client state equal the traffic and state of `base`. Cost: K_0 steps a round, each
+    shared by the devices of a federation; "moved" adds a pass over D_0.
 
     Departures: the paper does not state FSL-p's weights; the ones here fit Eq. 5. It does not
     mention the server's momentum and decay, which are none here.
@@ -147,11 +147,11 @@ def fsl(
         else:
             change = jax.tree.map(jnp.subtract, after["params"], before["params"])
             length = optax.tree.norm(change)
-        if not incremental:  # collectives in order: those of the clients' training first
+        if not incremental:  # collectives in order: first the collectives of the clients' training
             epochs = plan.order_after(optax.tree.norm(after["params"]), epochs)
         key = fold_in_purpose(context.key, Purpose.SERVER)
         start, length = after if incremental else before, hp["gamma"] * length
-        # By the paper's rule a client makes as many steps, on average.
+        # By the paper's rule a client makes this number of steps on average.
         num_slots, padded_batch_size = schedule.batches.shape[1], schedule.batches.shape[3]
         max_epochs = -(-num_slots * padded_batch_size // len(examples.labels))
         new = plan.shard_server_work(
@@ -186,15 +186,15 @@ def _make_server_epochs(federations: Sequence[FederationData]) -> list[np.int32]
 def data_sharing(
     training: LocalTraining, plan: ExecutionPlan, *, base: Callable[..., Algorithm]
 ) -> Algorithm:
-    """Let clients hold the server's examples D_0 besides their own (section 4 of Zhao).
+    """Let clients also hold the server's examples D_0 (section 4 of Zhao).
 
         D_i <- D_i + D_0,   so that the objective is F + (N n_0 / n) f_0 (Eq. 4 of FSL).
 
     A client makes its epochs over n_i + n_0 examples. An example that it also held itself counts
     twice (multisets, as in FSL's paper).
 
-    Traffic: D_0 to every client once, and then that of `base`. State: that of `base`. Cost: n_0 /
-    n_i more at every client.
+    Traffic: D_0 to every client once, and then the traffic of `base`. State: the client state of
+    `base`. Cost: n_0 / n_i more at every client.
 
     Args:
       training: the choices of local training.

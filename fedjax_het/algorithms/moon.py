@@ -60,23 +60,23 @@ class _ContrastiveAux(NamedTuple):
 def moon(
     training: LocalTraining, plan: ExecutionPlan, *, options: MOONOptions = MOONOptions()
 ) -> Algorithm:
-    """MOON: a contrastive loss pulls features to those of the global model (Eq. 3, Algorithm 1).
+    """MOON: a contrastive loss pulls features to the global model's features (Eq. 3, Algorithm 1).
 
     Clients minimize cross-entropy + moon_mu times the mean over samples of
 
         -log(e^{cos(z, z_g) / tau} / (e^{cos(z, z_g) / tau} + e^{cos(z, z_p) / tau})).
 
-    z is the input of the network's classifier for a sample. z_g is the same of the received global
-    model, z_p of the client's own model at the end of its previous round. Both are constants, of
-    networks in evaluation mode (running batch-norm statistics, no dropout) as in the public code
-    (QinbinLi/MOON). In a client's first round the contrastive loss is 0. moon_mu 0 is FedAvg. The
-    reported training loss is the cross-entropy.
+    z is the input of the network's classifier for a sample. z_g is this input in the received
+    global model, and z_p in the client's own model at the end of its previous round. Both are
+    constants, of networks in evaluation mode (running batch-norm statistics, no dropout) as in the
+    public code (QinbinLi/MOON). In a client's first round the contrastive loss is 0. moon_mu 0 is
+    FedAvg. The reported training loss is the cross-entropy.
 
     projection: the size of a projection head between the network and its classifier, 256 in the
-      public code; z is then the projection, see `add_projection_head`. 0: no head, and z are the
-      features, so that all methods train the same network. The first layer of a head on a ConvNet's
-      2048 features has 13 times the weights of that network. FedAF does not state whether its MOON
-      has a head.
+      public code. z is then the projection, see `add_projection_head`. With 0 there is no head and
+      z are the features, so that all methods train the same network. The first layer of a head on a
+      ConvNet's 2048 features has 13 times the weights of that network. FedAF does not state whether
+      its MOON has a head.
 
     Traffic: one model down, one up. State: one model per client. Cost: one gradient and two more
     forward passes per minibatch.

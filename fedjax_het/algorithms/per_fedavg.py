@@ -58,7 +58,7 @@ def per_fedavg(
 
     Batch-norm statistics are of all minibatches that count. The reported loss is the mean over the
     losses at w and at w'; of a last odd minibatch the loss at w. Defaults: inner_lr 0.01 and
-    hf_delta 1e-3, those of FL-bench (KarhouTam/FL-bench).
+    hf_delta 1e-3, from FL-bench (KarhouTam/FL-bench).
 
     Evaluated: the global model after one plain step of inner_lr on one minibatch of the client.
     Traffic: one model down, one up. State: none. Cost: one gradient per minibatch, two of a last

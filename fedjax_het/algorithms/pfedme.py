@@ -58,13 +58,13 @@ def pfedme(
     personal_lr * lambda < 2. Batch-norm statistics are theta_k's, also for w_k, which never sees a
     minibatch.
 
-    Evaluated: theta_k of the client's last round. The reported loss is that of theta_k when it
-    meets a minibatch. Traffic: one model down, one up. State: one model per client. Cost:
-    `inner_steps` gradients per minibatch.
+    Evaluated: theta_k of the client's last round. The reported loss is the loss of theta_k on each
+    minibatch before the minibatch's steps. Traffic: one model down, one up. State: one model per
+    client. Cost: `inner_steps` gradients per minibatch.
 
-    Departures from the public code, which leaves Algorithm 1 in these points: later versions decay
-    theta_k by 0.001, all clients train though a sample is averaged, and w_k is copied over theta_k
-    before the evaluation.
+    The method follows Algorithm 1. The public code departs from it: later versions decay theta_k by
+    0.001, all clients train though a sample is averaged, and w_k is copied over theta_k before the
+    evaluation.
 
     Args:
       training: the choices of local training.

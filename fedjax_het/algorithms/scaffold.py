@@ -35,7 +35,7 @@ class SCAFFOLDUpdate(NamedTuple):
 
 
 class _ControlAux(NamedTuple):
-    """Control variate of a client in a round, and the one that it measures for the next."""
+    """Control variates of a client for the current round and, as measured, for the next round."""
 
     control: Tree
     next_control: Tree

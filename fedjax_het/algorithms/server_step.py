@@ -1,4 +1,4 @@
-"""Work of the server besides the average: a step after each round, and pretraining."""
+"""Work of the server in addition to the average: a step after each round, and pretraining."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -79,7 +79,7 @@ def with_server_step(
     """Return `algorithm` with a step of the server on the global model after each round.
 
     The step's result is evaluated and sent to the clients of the next round. Clients, their state
-    and the traffic are those of `algorithm`.
+    and the traffic are unchanged from `algorithm`.
 
     Args:
       algorithm: a method with one global model.

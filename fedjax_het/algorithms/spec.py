@@ -96,7 +96,7 @@ class AlgorithmSpec:
     options: type[Config] = Config
     "Class of the method's static choices."
     hyperparameters: type[Config] | Callable[[Any, int], Config] = Config
-    """Class of the method's numeric hyper-parameters besides the local optimizer's and `server_lr`;
+    """Class of the method's numeric hyper-parameters without the local optimizer's and `server_lr`;
     or a function `(options, num_clients) -> record`."""
     protocol: str = "dynafed"
     "Protocol of runs that name none."
@@ -116,9 +116,9 @@ class AlgorithmSpec:
     wrappable_as: WrapKind = "nothing"
     'Kind of base that this method can be; "average" implies "model".'
     required_data: tuple[Literal["server_data", "proxy_data", "averages", "norms"], ...] = ()
-    """Data besides the clients' own. "server_data": the server's examples. "proxy_data": server's
-    examples that no client holds. "averages": averages of clients' examples. "norms": normalization
-    layers of the network, without which a run logs a warning."""
+    """Data in addition to the clients' examples. "server_data": the server's examples.
+    "proxy_data": server's examples that no client holds. "averages": averages of clients' examples.
+    "norms": normalization layers of the network, without which a run logs a warning."""
     trains_locally: bool = True
     "False if clients condense their data instead."
     evaluated_models: tuple[str, ...] = ("global",)
@@ -130,7 +130,7 @@ class AlgorithmSpec:
     runs have no hyper-parameter `server_lr`. FedAvg's server update reads `server_lr`, so such a
     method passes its own `update` to `build_federated_algorithm`."""
     has_diagnostics: bool = False
-    "Whether the method has diagnostics of its own, see `Algorithm.diagnostics`."
+    "Whether the method has method-specific diagnostics, see `Algorithm.diagnostics`."
     min_clients: PositiveInt = 1
     "Smallest number of clients."
     settings_warnings: Callable[..., Sequence[str]] = lambda run, algorithm_spec: ()
@@ -259,8 +259,9 @@ class AlgorithmSpec:
 
         Raises:
           ConfigError: if an option does not fit.
-          ContractError: if `build` has other parameters or returns another type, or if the algorithm
-            disagrees with `has_global_model` or lacks the model of the clients' own tests.
+          ContractError: if `build` has other parameters or returns another type. Also if the
+            algorithm disagrees with `has_global_model` or lacks the model of the clients' own
+            tests.
         """
         arguments: dict[str, Any] = {}
         if self.options is not Config:
