@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 AVERAGE = "average"
-# Settings of runs that place a cell, besides its row and its domain, with their headings.
+# Settings of runs that place a cell in addition to its row and its domain, with their headings.
 _COLUMN_SETTINGS = {"dataset": "Data", "model": "Network", "alpha": "alpha", "classes": "Classes"}
 
 
@@ -180,7 +180,7 @@ def add_ranks(table: "pd.DataFrame") -> "pd.DataFrame":
     """Add the columns `rank` and `reported_rank` to a comparison; 1 is the highest value.
 
     Ranks are of values rounded to two decimals within a data set, network and alpha; equal values
-    share the better rank. Both columns rank the same rows: those with a measured and a reported
+    share the better rank. Both columns rank the same rows: rows with a measured and a reported
     value. If nothing is reported in a section, `rank` ranks all measured rows. A row with diverged
     runs has rank NaN.
 
@@ -266,7 +266,7 @@ REPORTED_METRICS = {
     "test_accuracy_final_window20": "window_accuracy",
     "bmta": "bmta",
 }
-# Metrics of reported values that a table may have besides: numbers of rounds.
+# Further metrics of reported values that a table may have: numbers of rounds.
 ROUND_METRICS = {"rounds_to_accuracy_0.5": "rounds_to_half"}
 # Further columns of a comparison, and the metrics in them.
 _COMPANION_METRICS = {
@@ -305,8 +305,8 @@ def compare_with_reported(
       reported: as `load_reported_values` returns it, at most one row per cell and metric,
         accuracies in percent. Its metric determines the compared metric of a run, see
         `REPORTED_METRICS`; one of `ROUND_METRICS` may be present as well. Runs may evaluate the
-        clients' own models (`RunSpec.client_test_model`): their best accuracy is the mean over clients
-        (`bmta`), and the accuracy of a domain is that of its client.
+        clients' own models (`RunSpec.client_test_model`): their best accuracy is the mean over
+        clients (`bmta`), and a domain's accuracy is its client's accuracy.
 
     Returns:
       A frame with these columns; missing values are NaN:
@@ -378,7 +378,7 @@ def select_cell_runs(cell: TableCell, results: "pd.DataFrame") -> "pd.DataFrame"
 
 
 def is_personal_evaluation(cell: TableCell) -> bool:
-    """Return whether accuracies are those of the clients' own models, not of the global one."""
+    """Return whether accuracies are of the clients' own models instead of the global model."""
     if not cell.runs:
         return False
     run = cell.runs[0]

@@ -181,7 +181,7 @@ def resolve_group_settings(results: "pd.DataFrame", by: Sequence[str] | None) ->
 
     Args:
       results: as `load_results` returns it.
-      by: names of settings; default: those that vary.
+      by: names of settings (default: settings that vary).
 
     Returns:
       The names without repetition.
@@ -245,7 +245,7 @@ class LineGroups(NamedTuple):
     columns: int
     """Panels per row: the number of values of the last setting with panels."""
     has_dataset_panels: bool
-    """Whether data sets have panels of their own."""
+    """Whether each data set has its own panel."""
 
     @property
     def titles(self) -> list[str]:
@@ -397,8 +397,8 @@ def is_higher_better(metric: str) -> bool:
 def choose_default_metric(results: "pd.DataFrame") -> str:
     """Choose the metric of a folder of runs: `final_accuracy` or `bmta`.
 
-    `bmta` is chosen if at least as many runs have it, since personalized methods may have no
-    global model.
+    `bmta` is chosen if at least the same number of runs have it, since personalized methods may
+    have no global model.
 
     Args:
       results: as `load_results` returns it.

@@ -64,9 +64,9 @@ def write_report(
     Args:
       directory: folder of results.
       by: settings that distinguish rows and lines; default: all that vary, except seeds.
-      metric: a numeric column of `load_results`; default: `final_accuracy`, or `bmta` if at least as
-        many runs have it. Curves are running means over 5 rounds, or over 20 if the metric is one
-        of 20 rounds.
+      metric: a numeric column of `load_results`; default: `final_accuracy`, or `bmta` if at least
+        the same number of runs have it. Curves are running means over 5 rounds, or over 20 if the
+        metric is one of 20 rounds.
       output_dir: folder of the files; default: `directory`.
       formats: formats of further files of each figure.
 

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line.
 
     Args:
-      arguments: words after `fedjax-het` (default: those of this process).
+      arguments: words after `fedjax-het` (default: the arguments of this process).
 
     Returns:
       Exit status: 2 for settings that cannot be used, 130 after Ctrl-C, otherwise the command's.

@@ -53,7 +53,7 @@ def augment(
       strategy: family names joined by underscores, such as "color_crop_cutout_flip_scale_rotate";
         "none" or "" changes nothing.
       siamese: whether all samples share the same parameters, which then depend on the key alone and
-        not on B: a real and a synthetic batch with the same key see the same transformation.
+        not on B. A real and a synthetic batch with the same key then see the same transformation.
         Otherwise each sample has its own parameters, also if devices share the batch.
       batch_axis: the devices that share the batch, of which `images` are the local part; None for a
         whole batch.

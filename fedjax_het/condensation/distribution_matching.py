@@ -1,9 +1,9 @@
-"""Distribution matching: synthetic images whose mean embedding equals that of real images.
+"""Distribution matching: synthetic images with the mean embedding of real images.
 
 Source: Zhao and Bilen, "Dataset Condensation with Distribution Matching" (WACV 2023). FedDM (CVPR
 2023) adds the logits. FedAF (CVPR 2024, Eqs. 6 and 10) adds the distance between the mean logit and
-that of the other owners of the class. It draws the network anew in every step (Eq. 17). Its server
-also learns from the clients' soft labels (Eqs. 5, 8 and 11 to 15).
+the mean logit of the other owners of the class. It draws the network anew in every step (Eq. 17).
+Its server also learns from the clients' soft labels (Eqs. 5, 8 and 11 to 15).
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Quality of condensed images: training on them versus training on as many real images."""
+"""Quality of condensed images: training on them versus training on equally many real images."""
 
 from functools import partial
 from typing import NamedTuple
@@ -67,12 +67,12 @@ def compare_with_random_subset(
     epochs: int = 1000,
     lr: float = 0.01,
 ) -> DownstreamAccuracy:
-    """Compare networks trained on condensed images with networks trained on as many real images.
+    """Compare networks trained on condensed images and on equally many real images.
 
-    The recipe is that of distribution matching's public code without augmentation: cross-entropy
-    and SGD in batches of 256 with momentum 0.9 and weight decay 5e-4. The second half of the epochs
-    has `lr` / 10 and a new momentum buffer. Network n starts from the same parameters for both.
-    Its real images are drawn from the training set without replacement, with the classes of the
+    The recipe follows distribution matching's public code without augmentation: cross-entropy and
+    SGD in batches of 256 with momentum 0.9 and weight decay 5e-4. The second half of the epochs has
+    `lr` / 10 and a new momentum buffer. Network n starts from the same parameters for both. Its
+    real images are drawn from the training set without replacement, with the classes of the
     condensed images.
 
     Cost: 2 * num_networks * epochs * ceil(M / 256) steps, tests of 2 * num_networks networks, and

@@ -52,9 +52,9 @@ def soft_cross_entropies(
     Args:
       logits: of the network, `[B, C]`.
       label_logits: `[B, C]`; the soft label is `softmax(label_logits)`.
-      scaling: "cross_entropy", or "cross_entropy_over_classes", which divides by C. The mean of the
-        latter is the mean over all B x C products. DynaFed's code trains with it, so its step size
-        0.04 acts like 0.04 / C of plain cross-entropy.
+      scaling: "cross_entropy", or "cross_entropy_over_classes", which divides by C. The mean of
+        these terms is the mean over all B x C products. DynaFed's code trains with it, so its step
+        size 0.04 acts like 0.04 / C of plain cross-entropy.
 
     Returns:
       The losses, `[B]`.

@@ -30,7 +30,7 @@ Tree = Any
 
 
 class SyntheticPool(NamedTuple):
-    """The synthetic images of all clients; a mask marks those of the current round.
+    """The synthetic images of all clients; a mask marks the images of the current round.
 
     Attributes:
       images: `[M, H, W, C]` float32, normalized.
@@ -234,7 +234,7 @@ def _add_exact_matching(
     The returned loss excludes the matching loss. The matching gradient uses the parameters before
     the batch and the statistics after it. Two passes over equal pieces compute it: the first
     computes the sums of logits, the second pulls their cotangents back piece by piece. The memory
-    is therefore that of one batch.
+    is therefore bounded by one batch.
     """
 
     def split(rows: Array) -> Array:

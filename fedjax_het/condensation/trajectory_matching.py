@@ -111,7 +111,8 @@ class SynthesisOptions(Config):
     target_replacement: bool = True
     """Whether one checkpoint may enter a mean more than once."""
     target_end: Literal["drawn", "always", "never"] = "drawn"
-    """Checkpoint t + s: a candidate of the draw, in every mean besides the draw, or in none."""
+    """Checkpoint t + s: a candidate of the draw, in every mean in addition to the draw, or in
+    none."""
     include_initial: bool = True
     """Whether the random initial model (round 0) may be a start."""
     min_start: NonNegativeInt = 0
@@ -250,8 +251,8 @@ class TrajectorySynthesisState(NamedTuple):
       best_score: `[]`, the lowest score. One loss alone is not a good score of an iterate, since it
         depends on the start that was drawn (late segments are harder). The score is therefore the
         mean of `latest_loss` over all starts. Each start counts once, however often it was drawn,
-        and the score exists once all starts have been drawn. It averages over about as many past
-        iterations as there are starts.
+        and the score exists once all starts have been drawn. It averages over about one past
+        iteration per start.
       num_skipped: `[]` int, iterations whose loss or gradient was not finite.
     """
 
@@ -287,10 +288,9 @@ class TrajectoryMatching:
     logits and step size against the gradient of the matching loss. The methods are pure
     functions; the caller jits them.
 
-    Additions to the public code: the step size is clipped to
-    `[step_size_floor, step_size_ceiling]`, and an iteration whose loss or gradient is not finite
-    changes nothing and is counted. In the public code the learned step size can become negative or
-    NaN.
+    Additions to the public code: the step size is clipped to `[step_size_floor,
+    step_size_ceiling]`. An iteration whose loss or gradient is not finite changes nothing and is
+    counted. In the public code the learned step size can become negative or NaN.
 
     Attributes:
       options: static settings.

@@ -2,8 +2,8 @@
 
 A step of training evaluates the gradient g(w, X) = grad_w sum_i loss(w, x_i). To differentiate the
 rest of the program, its backward pass needs the products u . dg/dw and u . dg/dX for a cotangent u.
-Both products are parts of *one directional derivative*: that of the gradient with respect to
-(w, X), along u in w. This is `jax.jvp` of `jax.grad`. Compared with `jax.grad` of `jax.grad` it
+Both products are parts of *one directional derivative*: the derivative of the gradient with respect
+to (w, X), along u in w. This is `jax.jvp` of `jax.grad`. Compared with `jax.grad` of `jax.grad` it
 
 * needs only w of the step: no activation is stored for the backward pass;
 * is a sum over samples, which micro-batches in a CPU core's cache, or several devices, can compute;

@@ -39,8 +39,8 @@ def grid(
       The runs.
 
     Raises:
-      ConfigError: for a setting that does not exist, a hyperparameter or option that no method of
-        the grid has, an invalid value, and more than `MAX_RUNS` combinations.
+      ConfigError: for an unknown setting, a hyperparameter or option that no method of the grid
+        has, an invalid value, and more than `MAX_RUNS` combinations.
 
     Example:
       >>> from fedjax_het import grid

@@ -22,9 +22,9 @@ _PROXY_DATA_RULE = DefaultsRule(settings={"server_data": "held_out", "server_opt
 # which provides the partition. The paper does not state the weight decay 1e-5 of that code.
 # FedAMP: section 7 for clients' data and tests. Clients, rounds, networks and training are in an
 # appendix that could not be read; their values are chosen here.
-# FSL: section IV, scenario 1. The batch size is not stated; 50 is the value of scenario 2 for
-# EMNIST, and makes K = K_0 on CIFAR-10, as a remark of the paper supposes. For eta_g of FL and DS,
-# the sentence on the implementation gives sqrt(S) for all methods with such a server step.
+# FSL: section IV, scenario 1. The paper does not state the batch size. 50 is the value of scenario
+# 2 for EMNIST, and makes K = K_0 on CIFAR-10, as a remark of the paper supposes. For eta_g of FL
+# and DS, the sentence on the implementation gives sqrt(S) for all methods with such a server step.
 _PAPERS = ("dynafed", "fedaf", "fedamp", "fsl")
 _SETTINGS: dict[str, tuple[Any, ...]] = {
     "partition": ("dirichlet_balanced", "dirichlet_capped", "grouped", "classes_per_client"),

@@ -160,7 +160,7 @@ def validate_settings(raw: SettingsT) -> SettingsT:
 def _check_names(raw: RunSettings) -> None:
     """Check names before other settings, so that the message reports a misspelled name."""
     names = dict(NAMES)
-    # A user's data set may have names of its own.
+    # A user's data set may have other class names.
     if isinstance(raw.dataset, str) and raw.dataset in DATASETS.built_in:
         names["normalization"] = NORMALIZATIONS
     for name, valid in names.items():
@@ -290,7 +290,7 @@ def _resolve_server_data(
 def _resolve_client_tests(
     raw: RunSettings, spec: SettingsT, models: tuple[str, ...], protocol_settings: dict[str, Any]
 ) -> SettingsT:
-    """Check the settings of clients' tests, and drop those that equal their defaults."""
+    """Check the settings of clients' tests, and drop settings that equal their defaults."""
     is_personalized = models[0] != "global"
     has_client_tests = is_personalized if spec.client_tests is None else spec.client_tests
     test_model, test_size = spec.client_test_model, spec.test_per_client
@@ -331,7 +331,7 @@ def _resolve_metrics(spec: SettingsT, method: AlgorithmSpec) -> SettingsT:
 
 
 def _resolve_local_training(spec: SettingsT) -> SettingsT:
-    """Check the settings of local training, and drop those that equal their defaults.
+    """Check the settings of local training, and drop settings that equal their defaults.
 
     Defaults are an optimizer's option at its default, a constant rate, and steps of one minibatch.
     """
@@ -441,7 +441,7 @@ def is_horizon_dependent(spec: RunSettings) -> bool:
     """Return whether the learning rates of a run depend on its number of rounds.
 
     They do if the schedule over rounds has an end (cosine, linear, polynomial) and `hp` does not
-    set the end as `lr_length`. Such a run cannot be continued as a longer run.
+    set the end as `lr_length`. The run then cannot be continued as a longer run.
     """
     schedule, has_length = spec.lr_schedule, f"{ROUND_PREFIX}length" in spec.hp
     return schedule is not None and LR_SCHEDULES[schedule].has_length and not has_length

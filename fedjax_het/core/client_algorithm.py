@@ -54,7 +54,7 @@ class ClientInfo(NamedTuple):
 
 
 class ClientContext(NamedTuple):
-    """Values that every function of a client reads besides the client's own arrays.
+    """Values that every function of a client reads in addition to the client's own arrays.
 
     Example:
       >>> from fedjax_het.methods import ClientContext, ServerMessage
@@ -102,8 +102,8 @@ class ClientUpdate(NamedTuple):
     """The upload of a client; for the server, mean and sum over all clients of a round.
 
     Leaves may be arrays of any type except PRNG keys. Types of less than 32 bits are widened to 32
-    bits before they are averaged or summed: floats to float32; booleans and integers to float32 in
-    `mean` and to integers in `sum`.
+    bits before they are averaged or summed. Floats become float32. Booleans and integers become
+    float32 in `mean` and integers in `sum`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -138,7 +138,7 @@ class ClientAlgorithm(NamedTuple):
 
     init: Callable[[HyperParameters, Tree], Tree]
     """`init(hp, variables) -> state`: the arrays that the client stores between rounds, before its
-    first round; `()` for none. `variables` are those of the initial global model."""
+    first round; `()` for none. `variables` contain the initial global model."""
     begin: Callable[[ClientContext, Tree], Tree]
     "`begin(context, state) -> local`: the arrays that the client carries from step to step."
     step: Callable[[ClientContext, Tree, Batch], tuple[Tree, jax.Array]]

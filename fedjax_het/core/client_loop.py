@@ -180,7 +180,7 @@ def train_cohort(
       hp: values of the hyper-parameters by name.
       message: the server's message, the same for all clients.
       states: client states with a leading axis of rows; the schedule gives each client's row. The
-        rows are those of all K clients, which may be sharded over devices, or a table that contains
+        rows belong to all K clients and may be sharded over devices, or form a table that contains
         at least the clients of the round.
       key: PRNG key of the round; the key of a step is fold_in(fold_in(key, client id), step).
       cohort: schedule and examples of the round.
@@ -234,7 +234,7 @@ def train_cohort(
 
 
 class _BlockInputs(NamedTuple):
-    """Inputs of all blocks of lanes besides their schedules."""
+    """Inputs of all blocks of lanes in addition to their schedules."""
 
     hp: Tree
     message: Tree
@@ -365,13 +365,14 @@ def _run_block(
         if step_range is not None:
             starts, ends = starts & (first >= step_range[0]), ends & (last <= step_range[1])
             first, last = jnp.maximum(first, step_range[0]), jnp.minimum(last, step_range[1])
-        # All lanes begin and end a client in every segment, and `select` keeps the ones that are due.
-        # A single lane starts and ends a client in every segment: nothing is selected.
+        # All lanes begin and end a client in every segment, and `select` applies only the
+        # beginnings and ends that are due. A single lane starts and ends a client in every segment:
+        # nothing is selected.
         select = partial(_select_by_lane, plan.is_lockstep or step_range is not None)
         active = select(starts, map_lanes(lane.begin)(slots, slot), active)
 
-        # The loop is inside the lane, whose arrays then have no axis for it: with one lane the
-        # weights are updated in place, which XLA does not do through a reshape.
+        # The loop is inside the lane, whose arrays then have no axis for it. With one lane XLA
+        # updates the weights in place, which it does not do through a reshape.
         def train_lane(slots, slot, active, batches, sizes):
             def run_step(t, active):
                 return lane.step(slots, slot, active, take_row(batches, t), take_row(sizes, t))

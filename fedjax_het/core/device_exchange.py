@@ -66,11 +66,11 @@ def run_blocks_on_devices(
 def exchange_between_devices(plan: ExecutionPlan, sums: Tree, rows: Tree) -> tuple[Tree, Tree]:
     """Add up sums, and gather rows, over all devices.
 
-    On CPUs one collective carries both, because XLA's CPU devices share a pool of threads: two that
-    are ready at the same time can be entered in different orders, hold all threads, and wait for
-    ever. Where there are rows, all is gathered and added up in the order of the blocks.
-    Accelerators enter collectives in the program's order: sums are reduced between them, in an
-    order of theirs, which is less to send, and rows alone are gathered.
+    On CPUs one collective carries both, because XLA's CPU devices share a pool of threads. Devices
+    can enter two ready collectives in different orders, block all threads, and never finish. If
+    there are rows, all arrays are gathered and added up in the order of the blocks. Accelerators
+    enter collectives in the program's order. They reduce sums in a device-specific order, which
+    sends less data, and gather only rows.
 
     Args:
       plan: the devices.
@@ -118,8 +118,9 @@ def _split_columns(rows: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
 def fetch_client_states(states: Tree, block_schedule: Any) -> tuple[Tree, Any]:
     """Fetch the states of the clients of this device's lanes from the devices that hold them.
 
-    Two collectives, one after the other: each device sends the rows that it requests; then each
-    device sends, bit by bit, the states that it holds, and zeros for the others.
+    There are two collectives, one after the other. First each device sends the rows that it
+    requests. Then each device sends, bit by bit, the states that it holds, and zeros for the
+    others.
 
     Args:
       states: this device's part of all client states, which are split over the devices.

@@ -5,7 +5,7 @@ m = sum_k w_k d_k, the metrics are `drift_cosine` = sum_k w_k <d_k, m> / (|d_k| 
 all updates point in one direction, and `drift_distance` = sqrt(sum_k w_k |d_k - m|^2) / |m|.
 Neither needs a second pass over clients: d_k / |d_k| and |d_k|^2 are averaged along with d_k. The
 distance is therefore the root of a difference, and is rounding error below 0.01.
-Cost: one more tree of weights in every lane and in what devices exchange.
+Cost: one more tree of weights in every lane and in the exchange between devices.
 """
 
 from typing import Any, NamedTuple, NoReturn

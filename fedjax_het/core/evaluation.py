@@ -21,8 +21,8 @@ from fedjax_het.utils.arrays import AnyArray, take_row
 Tree = Any
 
 CPU_BATCH_SIZE = 250  # images of a batch that fits the caches of a CPU
-# An accelerator waits for the host between batches: a batch fills a fraction of its memory, by the
-# bytes that networks hold of a pixel at a time (128 channels, four times over).
+# An accelerator waits for the host between batches. A batch therefore fills a fraction of its
+# memory, by the bytes that networks hold of a pixel at a time (128 channels, four times over).
 MAX_BATCH_SIZE, MEMORY_FRACTION, BYTES_PER_PIXEL = 5000, 1 / 8, 4 * 4 * 128
 DEFAULT_MEMORY_BYTES = 2**35  # of a device that does not report its memory
 
@@ -78,7 +78,7 @@ class ClientEvaluation(NamedTuple):
 
 
 def correct(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Return whether the largest output is that of the label.
+    """Return whether the label has the largest output.
 
     An output that is not finite gives NaN, so that no mean hides it. The largest of NaN would be
     class 0.
@@ -103,8 +103,8 @@ def correct(logits: jax.Array, labels: jax.Array) -> jax.Array:
 def compute_test_batches(plan: ExecutionPlan, images: np.ndarray) -> tuple[int, int]:
     """Compute the batches of a test set.
 
-    They depend on the kind of device and on its memory: of an accelerator's, sums of losses are
-    those of a CPU up to rounding, and the numbers of images are equal.
+    They depend on the kind of device and on its memory. On an accelerator, sums of losses equal a
+    CPU's up to rounding, and the numbers of images are equal.
 
     Args:
       plan: the devices.

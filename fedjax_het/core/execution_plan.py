@@ -1,4 +1,4 @@
-"""Where things run: the lanes of a federation, and several federations, on the devices."""
+"""Placement of the lanes of a federation, and of several federations, on the devices."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -24,8 +24,8 @@ PER_CLIENT = "one per client"
 class ExecutionPlan(NamedTuple):
     """Devices, blocks and lanes of runs. Results do not depend on it beyond rounding.
 
-    A federation's clients are packed onto `blocks` times `lanes` lanes. The mesh's one axis names
-    what is spread over the devices:
+    A federation's clients are packed onto `blocks` times `lanes` lanes. The name of the mesh's
+    single axis states the dimension that is spread over the devices:
 
     * "lanes": one federation, a block of its lanes on each device;
     * "runs": `num_parallel` federations on each device, each of which runs its blocks in turn
@@ -195,7 +195,7 @@ class ExecutionPlan(NamedTuple):
 
         Args:
           function: `function(server_parallelism, *args)`, see `ServerParallelism`; it must not close
-            over traced arrays. Where devices do not share the work, each does all of it.
+            over traced arrays. If devices do not share the work, each device does all of it.
           *args: trees of arrays.
           loops: runs the long loops of the work, within a round `Cohort.loops`. By default they are
             whole: a resumable round then repeats them in every call.
@@ -273,7 +273,7 @@ class ExecutionPlan(NamedTuple):
     def constrain_sharding(self, tree: Any, placement: str = REPLICATED) -> Any:
         """Keep traced arrays as `put` places them, where lanes are on several devices.
 
-        Otherwise XLA may spread arrays that all devices hold, by collectives of its own.
+        Otherwise XLA may spread arrays that all devices hold, by collectives that it inserts.
 
         Args:
           tree: a tree of traced arrays.

@@ -107,7 +107,7 @@ class FlopCounter:
         return (*required, *(False,) * num_others, True, True)
 
     def _run(self, jaxpr, consts, values, used: Mask, count):
-        """Evaluate what is used of a program; a counter of None does not count.
+        """Evaluate the used part of a program; a counter of None does not count.
 
         Returns the counter and the outputs; unused ones are None or missing from the evaluation.
         """
@@ -211,7 +211,7 @@ class _Loop:
             self.num_carry = params["num_carry"]
 
     def split_inputs(self, values: Sequence[Any]) -> tuple[Sequence, Sequence, Sequence]:
-        """Return the constants of the condition, those of the body, and the other inputs."""
+        """Return the constants of condition and body, and the other inputs."""
         start, end = self.num_condition_consts, self.num_condition_consts + self.num_consts
         return values[:start], values[start:end], values[end:]
 

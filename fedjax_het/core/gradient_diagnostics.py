@@ -1,4 +1,4 @@
-"""Distances of the gradients of the server's and of the clients' losses from that of all data."""
+"""Distances of the server's and the clients' loss gradients from the gradient over all data."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -62,7 +62,8 @@ def measure_gradient_gaps(
 ) -> dict[str, jax.Array]:
     """Measure the gradients of FSL's Fig. 9 and Theorem 1, and of DynaFed's Assumption 3.
 
-    F is the clients' loss, weighted by their examples, f_i that of client i, f_0 the server's:
+    F is the clients' loss, weighted by their examples, f_i the loss of client i, f_0 the server's
+    loss:
 
     * `server_gap`: xi^2 = ||grad f_0 - grad F||^2 (FSL, Fig. 9);
     * `client_gap`: G^2 = mean_i ||grad f_i - grad F||^2 (FSL, Fig. 9);
@@ -72,8 +73,8 @@ def measure_gradient_gaps(
       at a client (mean over clients) and at the server.
 
     Gradients are over all data, of the network in evaluation mode (no dropout, stored batch-norm
-    statistics). Minibatches are an epoch of those that clients train with, and minibatches of equal
-    size of the server's examples. Means over clients leave out clients without examples. The
+    statistics). Minibatches are one epoch of the clients' training minibatches, and minibatches of
+    equal size of the server's examples. Means over clients leave out clients without examples. The
     server's metrics are NaN without server data, `server_noise` also if `server_gradient` is given.
 
     Cost: one pass over all clients' data; memory of two gradients per lane.

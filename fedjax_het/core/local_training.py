@@ -46,7 +46,7 @@ class LocalTraining(NamedTuple):
     batch_size: int = 32
     "Examples of a minibatch."
     evaluated_model: str = "global"
-    """The client's model that its own test evaluates, among those that the method has: "global", or
+    """The client's model that its own test evaluates, among the method's models: "global", or
     "client", its model after local training, which is then stored."""
     returns_client_models: bool = False
     "Whether a round returns all its clients' models, for a server step that reads them."

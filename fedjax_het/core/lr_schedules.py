@@ -180,7 +180,7 @@ def required_schedule_hyperparameters(name: str, prefix: str) -> tuple[str, ...]
 
 
 def is_round_schedule_hyperparameter(name: str) -> bool:
-    """Return whether a hyper-parameter is that of a schedule over rounds; no program reads it."""
+    """Return whether a hyper-parameter belongs to a schedule over rounds; no program reads it."""
     return name.startswith(ROUND_PREFIX) and not name.startswith(STEP_PREFIX)
 
 

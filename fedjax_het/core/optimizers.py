@@ -80,7 +80,7 @@ class LocalOptimizer(NamedTuple):
 
 
 class LocalTrainingOptions(NamedTuple):
-    """Choices of local training besides the name of the optimizer; static."""
+    """Choices of local training in addition to the name of the optimizer; static."""
 
     optimizer_options: tuple[tuple[str, bool], ...] = ()
     "Options of the optimizer that differ from their defaults."
@@ -91,7 +91,7 @@ class LocalTrainingOptions(NamedTuple):
     accumulation_steps: int = 1
     "Minibatches of a step."
     num_steps: int | None = None
-    "Minibatches of a round; None: those of its epochs."
+    "Minibatches of a round; None: the steps of its epochs."
     user_optimizer: Any = None
     """For the optimizer "user": a `GradientTransformation`, or a function of `hp` that returns one."""
 
@@ -264,11 +264,11 @@ def make_local_optimizer(
 ) -> optax.GradientTransformation:
     """Return the local optimizer.
 
-    Where they are given, the gradient is first clipped entry by entry (`local_clip_value`), then as
-    a whole (`local_clip_norm`, of all layers together), then `local_weight_decay` times the weights
-    is added: L2, as in papers on SGD. An optimizer with an argument `weight_decay` (adamw, nadamw,
-    adamaxw, lion, lamb, lars, novograd, adan) applies it itself: decoupled from the gradient's
-    moments (lars: added to the gradient that is scaled).
+    If these hyper-parameters are set, the gradient is first clipped entry by entry
+    (`local_clip_value`), then as a whole (`local_clip_norm`, of all layers together). Then
+    `local_weight_decay` times the weights is added: L2, as in papers on SGD. An optimizer with an
+    argument `weight_decay` (adamw, nadamw, adamaxw, lion, lamb, lars, novograd, adan) applies it
+    itself: decoupled from the gradient's moments (lars: added to the gradient that is scaled).
 
     Args:
       name: name of the optimizer.
@@ -299,10 +299,10 @@ def make_local_optimizer(
         if hp_name in options.optional_hyperparameters and hp_name not in own_names
     ]
     optimizer = optax.chain(*steps, optimizer) if steps else optimizer
-    # The optimizer state of a small network is one row: a step, and the handling of clients' states,
-    # are then a few operations, not a few for each layer (with Adam a program of 70 % the size,
-    # compiled and run in 4/5 of the time; large networks, whose rows are copied, lose as much).
-    # An optimizer without state has nothing to gain.
+    # The optimizer state of a small network is one row. A step, and the handling of clients'
+    # states, are then a few operations, not a few for each layer. With Adam the program has 70 %
+    # the size, and is compiled and run in 4/5 of the time. Large networks, whose rows are copied,
+    # lose the same amount. An optimizer without state has nothing to gain.
     is_elementwise = name != USER_OBJECT and OPTIMIZERS[name].is_elementwise
     return optax.flatten(optimizer) if is_elementwise and _is_small(model) else optimizer
 

@@ -197,7 +197,7 @@ class ResumableLoopRunner(LoopRunner):
 
     @property
     def _next_index(self) -> int:
-        """The position of the next loop among those of the round."""
+        """The position of the next loop among the loops of the round."""
         return self._first_index + len(self.trace.names)
 
     def _next_carry(self) -> Any:

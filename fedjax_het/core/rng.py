@@ -2,8 +2,8 @@
 
 A node that serves several draws has a purpose for each.
 
-No value is drawn from a carried chain of splits, so the draws of a client in a round depend on
-(seed, stream, round, client id) alone: not on lanes, devices, chunks or resuming.
+No value is drawn from a carried chain of splits. The draws of a client in a round therefore depend
+on (seed, stream, round, client id) alone, not on lanes, devices, chunks or resuming.
 """
 
 import enum
@@ -27,7 +27,7 @@ class Stream(enum.IntEnum):
 
 
 class Purpose(enum.IntEnum):
-    """Draws at a node of the tree besides those of its children; no client has these ids.
+    """Draws at a node of the tree in addition to its children's draws; no client has these ids.
 
     Two draws at one node have two purposes, which are defined here and nowhere else.
 

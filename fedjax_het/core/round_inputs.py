@@ -12,7 +12,9 @@ from fedjax_het.core.task import Task
 
 
 class ChunkInputs(NamedTuple):
-    """Inputs of a chunk of rounds besides the state; all traced, so one program serves a run.
+    """Inputs of a chunk of rounds in addition to the state.
+
+    All are traced, so one program serves a run.
 
     `runtime.group_state` makes them on the host.
     """

@@ -33,7 +33,7 @@ class RoundMetrics(NamedTuple):
 
 
 class EvaluationOptions(NamedTuple):
-    """Measurements besides the test set; static."""
+    """Measurements in addition to the test set; static."""
 
     num_clients: int
     num_domains: int = 0

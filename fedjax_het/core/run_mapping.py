@@ -18,9 +18,9 @@ from fedjax_het.core.execution_plan import (
 def map_runs(plan: ExecutionPlan, function: Callable, placements: tuple) -> Callable:
     """Map a function of one federation over all federations that run at once.
 
-    Where federations are vmapped, arguments per device have no axis of federations: loops that
-    depend on them run in step. With lanes spread over the devices there is one federation, and
-    nothing to map.
+    If federations are vmapped, arguments per device have no axis of federations: loops that depend
+    on them run in step. With lanes spread over the devices there is one federation, and nothing to
+    map.
 
     Args:
       plan: the devices.

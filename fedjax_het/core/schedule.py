@@ -212,8 +212,8 @@ class Scheduler:
         Args:
           round_index: the round.
           shape: sizes to which the schedule is padded; default: those of the run.
-          segment_ends: where segments end in every block, for runs in step; default: those of
-            `Scheduler.segment_ends`, which must be among them.
+          segment_ends: ends of the segments of every block, for runs in step (default:
+            `Scheduler.segment_ends`). They must include `Scheduler.segment_ends`.
 
         Returns:
           The schedule, arrays on the host.
@@ -367,8 +367,8 @@ def merge_shapes(schedulers: Sequence[Scheduler], num_parallel: int = 1) -> Sche
 
     Args:
       schedulers: the schedulers of the runs.
-      num_parallel: runs in step, which can be any of them: which ones may depend on runs that end
-        early, and on the progress of other workers.
+      num_parallel: number of runs in step. Any of the runs can be in step, depending on runs that
+        end early and on the progress of other workers.
 
     Returns:
       The sizes.
@@ -466,7 +466,7 @@ def with_state_rows(schedule: RoundSchedule, ids: np.ndarray, num_rows: int) -> 
 def _round_up_max(sizes: Iterable[int]) -> int:
     """Round the largest size up to 1, 2, 3, 4, 6, 8, 12, ...
 
-    Runs on other partitions then share a compilation. The device runs as many steps as there are, so
+    Runs on other partitions then share a compilation. The device runs only the real steps, so
     padding costs memory only.
     """
     size = max([1, *sizes])

@@ -18,7 +18,8 @@ from fedjax_het.nn.batch_axis import take_local_rows
 Tree = Any
 # (variables, batch, key of the step or None) -> (loss, gradient of variables["params"], variables
 # with the network's new state), such as `Task.loss_and_gradient`. The loss is a mean over the
-# samples whose mask is 1. If devices share the batch, it is that of the local part, see `Batch.axis`.
+# samples whose mask is 1. If devices share the batch, it is the loss of the local part, see
+# `Batch.axis`.
 LossAndGradient = Callable[[Tree, Batch, jax.Array | None], tuple[jax.Array, Tree, Tree]]
 # (number of steps done, counted from 1, variables, callback's state) -> callback's state.
 StepCallback = Callable[[jax.Array, Tree, Tree], Tree]
@@ -168,8 +169,8 @@ def train_on_examples(
 ) -> tuple[Tree, Tree]:
     """Train by minibatch steps; the caller jits.
 
-    Cost: epochs * steps per epoch, one after the other, of which each device computes its part of
-    the samples; one collective per step, of the gradient; the order of the examples per epoch.
+    Cost: epochs * steps per epoch in sequence; each device computes its part of the samples. There
+    are one collective per step, for the gradient, and one shuffle of the examples per epoch.
 
     Args:
       variables: `{"params": tree, ...}`; the optimizer moves the parameters.
@@ -264,7 +265,7 @@ def shard_loss_and_gradient(
         batch_axis = server_parallelism.batch_axis
         images, labels, mask = take_local_rows((batch.images, batch.labels, batch.mask), batch_axis)
         device_batch = Batch(images, labels, mask, batch.step_index, batch_axis)
-        # Each device's new state is that of the whole batch.
+        # Each device's new state is computed from the whole batch.
         loss, gradient, variables = loss_and_gradient(variables, device_batch, key)
         weight = jnp.maximum(device_batch.mask.sum(), 1) / jnp.maximum(batch.mask.sum(), 1)
         weighted_values = jax.tree.map(lambda mean: mean * weight, (loss, gradient))

@@ -124,8 +124,8 @@ class StatePager:
         Args:
           plan: placement of the runs.
           schedulers: the scheduler of each place.
-          initial_state: initial state of a client as the devices have it: with a leading axis of
-            one client, and before it an axis of places if runs are on their own devices.
+          initial_state: initial state of a client on the devices, with a leading axis of one
+            client. If runs have their own devices, an axis of places precedes it.
           num_rows: U, at least the number of clients that train in any chunk of rounds.
         """
         self._plan, self._schedulers, self.num_rows = plan, list(schedulers), num_rows

@@ -38,7 +38,7 @@ _cross_entropy_by_gather = optax.softmax_cross_entropy_with_integer_labels
 def _cross_entropy_by_mask(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Return the cross-entropy by a mask.
 
-    On accelerators the gradient of a gather is a scatter, an operation of its own.
+    On accelerators the gradient of a gather is a scatter, a separate operation.
     """
     is_label = labels[..., None] == jnp.arange(logits.shape[-1])
     return jax.nn.logsumexp(logits, axis=-1) - jnp.where(is_label, logits, 0).sum(-1)

@@ -156,10 +156,11 @@ def _get_max_weight(matrix: np.ndarray) -> float:
 def order_by_similarity(
     matrices: Sequence[np.ndarray], groups: np.ndarray | None = None
 ) -> np.ndarray:
-    """Order clients so that those with high mutual weights are next to each other.
+    """Order clients so that clients with high mutual weights are next to each other.
 
-    The order is that of the leaves of average linkage with optimal leaf ordering. The similarity
-    of two clients is their mean weight in both directions, each matrix divided by its largest.
+    The order is the order of the leaves of average linkage with optimal leaf ordering. The
+    similarity of two clients is their mean weight in both directions, each matrix divided by its
+    largest.
 
     Args:
       matrices: collaboration weights `[K, K]`.

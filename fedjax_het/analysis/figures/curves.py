@@ -1,4 +1,4 @@
-"""Curves against the round: learning curves of any runs, and those of a paper's table.
+"""Curves against the round: learning curves of any runs, and curves of a paper's table.
 
 Few lines share panels, in color or with some in gray; many lines have a small panel each, with the
 others behind it in gray.
@@ -125,8 +125,8 @@ def plot_learning_curves(
     """Plot a metric against the round: a line per method and hyper-parameters, panels for the rest.
 
     A line is the mean over seeds of a running mean over `window` measured rounds, from the first
-    round with that many. It shows the measured values if a run has fewer than twice as many. The
-    band is one standard deviation over seeds. Diverged runs are left out and named below the
+    round with that many. It shows the measured values if a run has fewer than twice that number.
+    The band is one standard deviation over seeds. Diverged runs are left out and named below the
     panel. More than eight methods have a small panel each, with the other lines in gray.
 
     Args:
@@ -182,10 +182,10 @@ def plot_gradient_gaps(
     by: Sequence[str] = (),
     panels: Sequence[str] = ("dataset", "classes"),
 ) -> "Figure":
-    """Plot distances of the server's and the clients' gradients from that of all data (FSL, Fig. 9).
+    """Plot distances of server and client gradients from the full gradient (FSL, Fig. 9).
 
     The two lines `server_gap` and `client_gap` are squared Euclidean distances on a logarithmic
-    axis against the round. Means over seeds and bands are those of the logarithms.
+    axis against the round. Means over seeds and bands are computed from the logarithms.
 
     Args:
       results: as `load_results` returns it.
@@ -241,8 +241,8 @@ def plot_table_curves(
     """Plot the metric of a paper's table against the round.
 
     There is a row of panels per data set and network, and a column per alpha, number of labels or
-    domain. Lines are means over seeds. If the table has means of the last rounds, lines are
-    running means over the same number of rounds. So a line ends at the table's value. Runs with
+    domain. Lines are means over seeds. If the table has means of the last rounds, lines are running
+    means over the same number of rounds. A line therefore ends at the table's value. Runs with
     fewer than twice that number are not smoothed. A triangle at the right edge is the reported
     value. Diverged runs are left out.
 
@@ -301,7 +301,7 @@ def plot_table_curves(
 
 
 def _get_curve_metric(cell: TableCell, metric: str) -> str:
-    """Return the metric of a cell's line; `metric` is that of a global model on all tests."""
+    """Return the metric of a cell's line; `metric` is of a global model on all tests."""
     is_personal = is_personal_evaluation(cell)
     if cell.domain not in (None, AVERAGE):
         return f"{'client_accuracy' if is_personal else metric}_{cell.domain}"
@@ -343,8 +343,8 @@ def plot_curve_panels(
     """Plot lines with their names at their ends. A panel without any run says so.
 
     Lines of the methods in `highlight` are in color and have bands of one standard deviation over
-    seeds; the others are gray, and of more than five of these only the best is labeled. Without
-    such lines all are in color. More lines than colors have a small panel each
+    seeds. The other lines are gray; if there are more than five gray lines, only the best is
+    labeled. Without such lines all are in color. More lines than colors have a small panel each
     (`plot_small_multiples`). A triangle at the right edge is the reported value.
 
     Args:
@@ -588,7 +588,7 @@ def _make_note(curves: Sequence[Curve], styles: dict[str, LineStyle], metric: Cu
 def _make_line_labels(
     ends: Sequence[tuple[Curve, float]], styles: dict[str, LineStyle]
 ) -> list[LineLabel]:
-    """Return the labels of a panel: those of labeled lines, and of the best of the others."""
+    """Return the labels of a panel: one for each labeled line, and one for the best other line."""
     unlabeled = [(y, curve.label) for curve, y in ends if not styles[curve.label].is_labeled]
     best = max(unlabeled)[1] if unlabeled else ""
     has_gray = any(not style.is_highlighted for style in styles.values())

@@ -103,9 +103,9 @@ def plot_metric_vs_setting(
     """Plot metrics against a numeric setting: a line per method, a row of panels per metric.
 
     Lines are means over seeds, bands one standard deviation, and faint points the runs. With more
-    than eight methods, those with the best mean over the axis are in color and the others gray. A
-    diverged run is a cross at the lower edge and in no mean. The axis is logarithmic for alpha,
-    and for positive values over more than a factor of ten.
+    than eight methods, the methods with the best mean over the axis are in color and the others
+    gray. A diverged run is a cross at the lower edge and in no mean. The axis is logarithmic for
+    alpha, and for positive values over more than a factor of ten.
 
     Args:
       results: as `load_results` returns it.
@@ -390,7 +390,7 @@ def find_numeric_pair(results: "pd.DataFrame", by: Sequence[str] | None = None) 
 
     Args:
       results: as `load_results` returns it.
-      by: names of settings; default: those that vary.
+      by: names of settings (default: settings that vary).
 
     Returns:
       Two names, or none if a heat map would show nothing.
