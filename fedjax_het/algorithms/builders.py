@@ -19,7 +19,7 @@ from fedjax_het.core.client_algorithm import (
     ClientUpdate,
     HyperParameters,
 )
-from fedjax_het.core.client_loop import Cohort, CohortResult, train_cohort
+from fedjax_het.core.client_loop import Cohort, train_cohort
 from fedjax_het.core.client_rows import get_client_row, tile_over_clients
 from fedjax_het.core.contract_checks import (
     ContractError,
@@ -118,6 +118,7 @@ def build_federated_algorithm(
         client = _store_trained_model(client)
     if training.returns_client_models:
         client = _output_trained_model(client)
+    measured_client = with_drift_sums(client) if training.measures_drift else client
 
     def init_state(hp, key, variables, num_clients):
         client_state = client.init(hp, variables)
@@ -129,9 +130,10 @@ def build_federated_algorithm(
         server, schedule = state.server, cohort.schedule
         message = call_user_function("make_message", make_message, server=server, cohort=cohort)
         _require_message("make_message", message)
-        result, drift = train_clients(client, training, plan, hp, message, state, key, cohort)
+        result = train_cohort(measured_client, plan, hp, message, state.clients, key, cohort)
+        client_update, drift = split_drift(result.update, message.variables["params"])
         counts = CohortCounts(schedule.num_clients, result.num_trained, schedule.weight_fraction)
-        arguments = {"hp": hp, "server": server, "client_update": result.update, "counts": counts}
+        arguments = {"hp": hp, "server": server, "client_update": client_update, "counts": counts}
         new_server = call_user_function("update", update or _update_by_mean_change, **arguments)
         _require_message("update", new_server)
         old, new = (record.variables["params"] for record in (server, new_server))
@@ -165,42 +167,6 @@ def build_federated_algorithm(
     )
 
 
-def train_clients(
-    client: ClientAlgorithm,
-    training: LocalTraining,
-    plan: ExecutionPlan,
-    hp: HyperParameters,
-    message: Any,
-    state: State,
-    key: jax.Array,
-    cohort: Cohort,
-) -> tuple[CohortResult, dict[str, jax.Array]]:
-    """Train the clients of a round, and measure their drift if the run asks for it.
-
-    Args:
-      client: how a client trains.
-      training: the choices of local training.
-      plan: where the clients run.
-      hp: values of the hyper-parameters by name.
-      message: what the server sends, a record with `variables`.
-      state: the state before the round.
-      key: PRNG key of the round.
-      cohort: schedule and examples of the round.
-
-    Returns:
-      The result of the cohort, and the metrics of client drift by name.
-    """
-    result = train_cohort(
-        with_drift_sums(client) if training.measures_drift else client,
-        *(plan, hp, message, state.clients, key, cohort),
-        gather_models=training.returns_client_models,
-    )
-    if not training.measures_drift:
-        return result, {}
-    update, drift = split_drift(result.update, message.variables["params"])
-    return result._replace(update=update), drift
-
-
 def _require_message(name: str, message: Any) -> None:
     """Raise ContractError for a server's state or message without a model."""
     if "params" not in (getattr(message, "variables", None) or {}):
@@ -229,7 +195,7 @@ def _output_trained_model(client: ClientAlgorithm) -> ClientAlgorithm:
         update, state, _ = client.end(context, local, state)
         return update, state, local.variables
 
-    return client._replace(end=end)
+    return client._replace(end=end, outputs_models=True)
 
 
 def get_server_variables(state: State) -> Tree:

@@ -28,11 +28,13 @@ from fedjax_het.algorithms.base import (
 from fedjax_het.core.contract_checks import (
     ClientError,
     ContractError,
+    DeclaredHyperParameters,
     call_user_function,
     describe_value,
     require_like,
     require_scalar,
     unpack_tuple,
+    with_contract_checks,
 )
 from fedjax_het.utils.arrays import to_numpy_bits
 from fedjax_het.utils.config import to_python_scalar, validate_named_tuple
@@ -72,7 +74,12 @@ def validate_algorithm(method: str, algorithm: Algorithm) -> Algorithm:
                 validate_named_tuple(type(part).__name__, part)
     except ConfigError as error:
         raise ContractError(f"method {method!r}: {error}") from None
+    fine_tuning = algorithm.fine_tuning
+    if fine_tuning is not None:
+        client_algorithm = with_contract_checks(fine_tuning.client_algorithm)
+        fine_tuning = fine_tuning._replace(client_algorithm=client_algorithm)
     return _with_checks(method, "Algorithm", algorithm)._replace(
+        fine_tuning=fine_tuning,
         artifacts=_with_warnings(method, "artifacts", algorithm.artifacts, _require_array),
         summary=_with_warnings(method, "summary", algorithm.summary, _to_json),
         round_inputs=tuple(
@@ -209,6 +216,8 @@ def _with_check(
 
     def call(*values):
         arguments = dict(zip(argument_names, values, strict=True))
+        if "hp" in arguments:
+            arguments["hp"] = DeclaredHyperParameters(arguments["hp"])
         try:
             return check(name, call_user_function(name, function, **arguments), arguments, record)
         except ContractError as error:

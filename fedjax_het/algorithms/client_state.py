@@ -17,7 +17,6 @@ from fedjax_het.core.client_algorithm import (
 )
 from fedjax_het.core.client_loop import CohortResult
 from fedjax_het.core.client_rows import get_client_row, tile_over_clients
-from fedjax_het.core.contract_checks import with_contract_checks
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import (
     ClientTrainState,
@@ -188,7 +187,7 @@ def make_personal_client(
         new_state = PersonalModelState(local.variables, optimizer, state.num_rounds + 1)
         return ClientUpdate(sum=squared_change), new_state, ()
 
-    return with_contract_checks(ClientAlgorithm(init, begin, step, end))
+    return ClientAlgorithm(init, begin, step, end)
 
 
 def init_personal_models(

@@ -13,14 +13,13 @@ from fedjax_het.algorithms.builders import (
     add_mean_change,
     get_server_variables,
     num_bytes,
-    train_clients,
     with_server_variables,
 )
 from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.client_algorithm import Batch, ClientAlgorithm
-from fedjax_het.core.client_loop import Cohort
+from fedjax_het.core.client_loop import Cohort, train_cohort
 from fedjax_het.core.client_rows import ClientModels, tile_over_clients
-from fedjax_het.core.contract_checks import with_contract_checks
+from fedjax_het.core.drift import split_drift, with_drift_sums
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, ServerMessage, make_local_sgd
 from fedjax_het.core.resumable_loops import SERVER
@@ -168,7 +167,8 @@ def fedgen(
     require(has_features, "model", model.name, expected)
     sizes = (_count_features(model), options.generator_hidden, options.generator_noise)
     generator = make_generator(model.num_classes, *sizes)
-    client = with_contract_checks(_make_guided_client(training, generator, options.guided_steps))
+    client = _make_guided_client(training, generator, options.guided_steps)
+    measured_client = with_drift_sums(client) if training.measures_drift else client
 
     def init(hp, key, variables, num_clients):
         weights = generator.init(fold_in_purpose(key, Purpose.GENERATOR))
@@ -179,7 +179,8 @@ def fedgen(
     def round_(hp, state: State, key, cohort: Cohort):
         server, round_index = state.server, state.round
         message = ServerMessage(server.variables, (server.generator, round_index))
-        result, drift = train_clients(client, training, plan, hp, message, state, key, cohort)
+        result = train_cohort(measured_client, plan, hp, message, state.clients, key, cohort)
+        client_update, drift = split_drift(result.update, server.variables["params"])
         models, teachers = _split_outputs(training, result.outputs)
         num_steps = jnp.where(cohort.schedule.is_verification, min(1, max_steps), max_steps)
         num_steps = jnp.where(teachers.is_present.any(), num_steps, 0)
@@ -191,7 +192,7 @@ def fedgen(
         # Collectives in order: the new model, which is evaluated next, is known after them.
         signal = optax.tree.norm(weights["params"])
         server_lr = plan.order_after(signal, hp["server_lr"])
-        new = add_mean_change(hp | {"server_lr": server_lr}, server, result.update.mean)
+        new = add_mean_change(hp | {"server_lr": server_lr}, server, client_update.mean)
         old_params, params = server.variables["params"], new.variables["params"]
         update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, params, old_params))
         info = RoundInfo(result.train_loss, update_norm, models=models, drift=drift)
@@ -295,7 +296,7 @@ def _make_guided_client(
         parameters = head.get_parameters(local.variables)
         return update, state, TeacherHeads(parameters, local.aux, jnp.float32(1))
 
-    return base._replace(begin=begin, end=end)
+    return base._replace(begin=begin, end=end, outputs_models=training.returns_client_models)
 
 
 def train_generator(

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from fedjax_het.core.resumable_loops import CLIENTS
 from fedjax_het.nn.batch_axis import BatchAxis
 
 Tree = Any
@@ -149,3 +150,8 @@ class ClientAlgorithm(NamedTuple):
     unchanged structure, shapes and types; any arrays that the round reads for each client."""
     extra_passes: int = 0
     "Passes over the client's data before its local epochs."
+    outputs_models: bool = False
+    """Whether outputs are models, all of which every device receives: `CohortResult.outputs` is then
+    a `ClientModels`."""
+    phase: str = CLIENTS
+    "Name of the training in the progress of a resumable round."

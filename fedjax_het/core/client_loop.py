@@ -24,11 +24,11 @@ from fedjax_het.core.client_algorithm import (
     ClientUpdate,
 )
 from fedjax_het.core.client_rows import get_client_row, scatter_client_states, select_client_models
-from fedjax_het.core.contract_checks import with_contract_checks, with_error_locations
+from fedjax_het.core.contract_checks import DeclaredHyperParameters, with_error_locations
 from fedjax_het.core.device_exchange import run_blocks_on_devices
 from fedjax_het.core.divergence import has_no_new_nonfinite
 from fedjax_het.core.execution_plan import LANES_AXIS, ExecutionPlan
-from fedjax_het.core.resumable_loops import CLIENTS, WHOLE_LOOPS, LoopRunner
+from fedjax_het.core.resumable_loops import WHOLE_LOOPS, LoopRunner
 from fedjax_het.utils.arrays import AnyArray, set_row, take_row
 
 Tree = Any
@@ -143,7 +143,7 @@ class CohortResult(NamedTuple):
     "Client states like those passed in; clients that took no part are unchanged."
     outputs: Any
     """`[D, V, J, ...]` per client slot, whole on every device, zero where it is unused; a
-    `ClientModels` with `gather_models`."""
+    `ClientModels` with `ClientAlgorithm.outputs_models`."""
     train_loss: jax.Array
     """`[]` float32: mean over samples of the loss of local training; NaN where a client's state has
     new entries that are not finite."""
@@ -165,9 +165,6 @@ def train_cohort(
     states: Tree,
     key: jax.Array,
     cohort: Cohort,
-    *,
-    gather_models: bool = False,
-    loop_name: str = CLIENTS,
 ) -> CohortResult:
     """Run local training of every sampled client of a round.
 
@@ -175,7 +172,7 @@ def train_cohort(
     state and one output per slot.
 
     Args:
-      client_algorithm: the functions of one client.
+      client_algorithm: the functions of one client; `with_contract_checks` adds checks to them.
       plan: devices, blocks and lanes.
       hp: values of the hyper-parameters by name.
       message: the server's message, the same for all clients.
@@ -184,41 +181,27 @@ def train_cohort(
         at least the clients of the round.
       key: PRNG key of the round; the key of a step is fold_in(fold_in(key, client id), step).
       cohort: schedule and examples of the round.
-      gather_models: whether outputs are models, all of which every device receives.
-      loop_name: name of the loop in the progress of a resumable round.
 
     Returns:
       The average and sum of the clients' updates, their new states, outputs and training loss.
-
-    Raises:
-      ContractError: if a function of `client_algorithm` breaks the contract.
 
     Example:
       >>> from fedjax_het.algorithms.base import RoundInfo, State
       >>> from fedjax_het.methods import train_cohort
       >>> def make_round(client_algorithm, plan):
       ...     def round(hp, state, key, cohort):
-      ...         args = (client_algorithm, plan, hp, state.server, state.clients, key, cohort)
-      ...         result = train_cohort(*args)
+      ...         args = (hp, state.server, state.clients, key, cohort)
+      ...         result = train_cohort(client_algorithm, plan, *args)
       ...         info = RoundInfo(result.train_loss, update_norm=result.train_loss)
       ...         return State(state.server, result.states, state.round + 1), info
       ...     return round
     """
-    schedule = cohort.schedule
-    client_algorithm = with_contract_checks(client_algorithm)
+    schedule, examples = cohort.schedule, cohort.examples
     if plan.is_debug:
         client_algorithm = with_error_locations(client_algorithm, schedule.round)
-
-    def run_block(loops, inputs: _BlockInputs, block_schedule):
-        sums, new_states, outputs = _run_block(
-            client_algorithm, plan, loops, loop_name, inputs, block_schedule
-        )
-        if gather_models:
-            slots = block_schedule.client_ids, block_schedule.weights, block_schedule.num_steps
-            outputs = (outputs, *slots)
-        return sums, new_states, outputs
-
-    inputs = _BlockInputs(hp, message, states, key, cohort.examples, schedule.max_steps)
+    run_block = partial(_run_block, client_algorithm, plan)
+    hp = DeclaredHyperParameters(hp)
+    inputs = _BlockInputs(hp, message, states, key, examples, schedule.max_steps)
     no_fields: dict[str, Any] = dict.fromkeys(_ROUND_FIELDS)
     lanes = schedule._replace(**no_fields)
     if plan.mesh_axis == LANES_AXIS:
@@ -227,7 +210,7 @@ def train_cohort(
         sums, new_states, outputs = plan.map_blocks(cohort.loops, run_block, inputs, lanes)
         sums = jax.tree.map(lambda a: a.sum(0), sums)
         states = scatter_client_states(plan, states, new_states, schedule.state_rows)
-    if gather_models:
+    if client_algorithm.outputs_models:
         outputs = select_client_models(schedule, *outputs)
     loss = jnp.where(sums.num_nonfinite > 0, jnp.nan, sums.loss / jnp.maximum(sums.num_samples, 1))
     return CohortResult(sums.update, sums.num_trained.astype(jnp.int32), states, outputs, loss)
@@ -323,7 +306,6 @@ def _run_block(
     client_algorithm: ClientAlgorithm,
     plan: ExecutionPlan,
     loops: LoopRunner,
-    loop_name: str,
     inputs: _BlockInputs,
     schedule: Any,
 ) -> tuple[_BlockSums, Tree, Tree]:
@@ -338,12 +320,12 @@ def _run_block(
       client_algorithm: the functions of one client.
       plan: the devices and lanes.
       loops: runs the loop over the lanes' steps, which is split between two steps.
-      loop_name: the round's phase in its progress.
       inputs: the inputs of all blocks.
       schedule: the block's part of the round's `RoundSchedule`, traced.
 
     Returns:
-      The sums of the block, and the states and outputs of the clients in its slots, `[V, J, ...]`.
+      The sums of the block, and the states and outputs of the clients in its slots, `[V, J, ...]`;
+      with `outputs_models` the slots' fields that `select_client_models` reads beside the outputs.
     """
     lane, map_lanes = _Lane(client_algorithm, inputs), partial(_map_lanes, plan.lanes)
     slots = _Slots(*(getattr(schedule, name) for name in _Slots._fields))
@@ -405,7 +387,7 @@ def _run_block(
     max_lane_steps, batch_size = batches.shape[1:]
     num_steps = take_row(schedule.segment_ends, jnp.maximum(schedule.num_segments - 1, 0))
     _, sums, new_states, outputs = loops.run_split(
-        loop_name,
+        client_algorithm.phase,
         jnp.where(schedule.num_segments > 0, num_steps, 0),
         run_segments,
         carry,
@@ -413,6 +395,8 @@ def _run_block(
         max_iterations=max_lane_steps,
         samples_per_iteration=plan.lanes * batch_size,
     )
+    if client_algorithm.outputs_models:
+        outputs = outputs, slots.client_ids, slots.weights, slots.num_steps
     return sums, new_states, outputs
 
 

@@ -4,9 +4,8 @@ The checks concern structures, shapes and types only; the compiled program conta
 """
 
 import inspect
-import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +37,42 @@ class ClientError(ContractError):
 
     One line names method, round, client and step, all counted from 0. `__cause__` is the exception.
     """
+
+
+class _UndeclaredNameError(KeyError):
+    """A function reads a hyper-parameter that its method does not declare."""
+
+
+class DeclaredHyperParameters(dict[str, Any]):
+    """Values of the hyper-parameters by name; reading another name raises KeyError.
+
+    `call_user_function` reports that error as a ContractError.
+
+    Example:
+      >>> from fedjax_het.core.contract_checks import DeclaredHyperParameters, call_user_function
+      >>> hp = DeclaredHyperParameters({"local_lr": 0.1})
+      >>> call_user_function("update", lambda hp: hp["lr"], hp=hp)
+      Traceback (most recent call last):
+      ...
+      fedjax_het.core.contract_checks.ContractError: update reads hp['lr']: expected ...
+    """
+
+    def __missing__(self, name: str) -> NoReturn:
+        """Raise KeyError for a name that is not declared."""
+        declared = ", ".join(sorted(self)) or "none"
+        expected = f"a declared hyper-parameter ({declared}); see `hyperparameters=`"
+        raise _UndeclaredNameError(f"reads hp[{name!r}]: expected {expected}")
+
+
+# With the leaves of a plain dictionary, in the same order.
+jax.tree_util.register_pytree_with_keys(
+    DeclaredHyperParameters,
+    lambda hp: (
+        [(jax.tree_util.DictKey(name), hp[name]) for name in sorted(hp)],
+        tuple(sorted(hp)),
+    ),
+    lambda names, values: DeclaredHyperParameters(zip(names, values, strict=True)),
+)
 
 
 def with_contract_checks(algorithm: ClientAlgorithm) -> ClientAlgorithm:
@@ -87,7 +122,7 @@ def with_contract_checks(algorithm: ClientAlgorithm) -> ClientAlgorithm:
         require_like(f"{name}: state", new_state, state, "`init` returns")
         return update, new_state, output
 
-    return ClientAlgorithm(init, begin, step, end, algorithm.extra_passes)
+    return algorithm._replace(init=init, begin=begin, step=step, end=end)
 
 
 def with_error_locations(algorithm: ClientAlgorithm, round_index: AnyArray) -> ClientAlgorithm:
@@ -159,25 +194,11 @@ def call_user_function(name: str, function: Callable, /, **arguments: Any) -> An
         return function(*arguments.values())
     except ContractError:
         raise
+    except _UndeclaredNameError as error:
+        raise ContractError(f"{name} {error.args[0]}") from error
     except Exception as error:
-        _require_declared_hyperparameter(name, error, arguments)
         error.add_note(f"in {name}")
         raise
-
-
-def _require_declared_hyperparameter(name: str, error: Exception, arguments: dict) -> None:
-    """Raise ContractError if a function failed to read a name that `hp` does not have."""
-    hp = arguments.get("hp", getattr(arguments.get("context"), "hp", None))
-    if not (isinstance(error, KeyError) and error.args and isinstance(hp, dict)):
-        return
-    if error.args[0] in hp:
-        return
-    # Another dictionary may lack the key; code that was not read from a file has no source line.
-    source_line = traceback.extract_tb(error.__traceback__)[-1].line
-    if "hp" in (source_line or "hp"):
-        declared = ", ".join(sorted(hp)) or "none"
-        expected = f"a declared hyper-parameter ({declared}); see `hyperparameters=`"
-        raise ContractError(f"{name} reads hp[{error.args[0]!r}]: expected {expected}") from error
 
 
 def unpack_tuple(name: str, value: Any, names: Sequence[str]) -> tuple:

@@ -52,16 +52,19 @@ def with_drift_sums(algorithm: ClientAlgorithm) -> ClientAlgorithm:
 
 
 def split_drift(update: ClientUpdate, params: Tree) -> tuple[ClientUpdate, dict[str, jax.Array]]:
-    """Split the averaged update of clients wrapped by `with_drift_sums`.
+    """Split the averaged update of clients, which `with_drift_sums` may have wrapped.
 
     Args:
       update: the averaged update of all clients of a round.
       params: the model's parameters; only their tree structure is read.
 
     Returns:
-      The averaged update of the wrapped algorithm, and the drift metrics by name, float32 scalars.
+      The averaged update of the wrapped algorithm, and the drift metrics by name, float32 scalars;
+      no metrics for an algorithm that is not wrapped.
     """
     drift_sums = update.mean
+    if not isinstance(drift_sums, _DriftSums):
+        return update, {}
     mean = _find_model_change(drift_sums.update, params)
     norm = optax.tree.norm(mean)
     inner_product = sum(jax.tree.leaves(jax.tree.map(jnp.vdot, drift_sums.direction, mean)))

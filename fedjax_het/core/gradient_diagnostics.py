@@ -91,7 +91,7 @@ def measure_gradient_gaps(
     """
     key = jax.random.key(0)  # clients draw nothing
     client, message = _make_gradient_client(task), ServerMessage(variables)
-    result = train_cohort(client, plan, {}, message, (), key, cohort, loop_name=DIAGNOSTICS)
+    result = train_cohort(client, plan, {}, message, (), key, cohort)
     mean_gradient = result.update.mean
     unweighted_mean, mean_squared_norm, mean_squared_batch_norm = (
         total / jnp.maximum(result.num_trained, 1) for total in result.update.sum
@@ -192,7 +192,7 @@ def _make_gradient_client(task: Task) -> ClientAlgorithm:
         sums = (gradient, jnp.square(gradient).sum(), squared_batch_norm)
         return ClientUpdate(mean=gradient, sum=sums), (), ()
 
-    return ClientAlgorithm(lambda hp, variables: (), begin, step, end)
+    return ClientAlgorithm(lambda hp, variables: (), begin, step, end, phase=DIAGNOSTICS)
 
 
 class _ClientLossState(NamedTuple):
@@ -235,7 +235,7 @@ def measure_client_losses(
     num_clients = len(jax.tree.leaves(models)[0])
     zero_gradient = jax.tree.map(jnp.zeros_like, models["params"])
     states = _ClientLossState(models, jnp.zeros(num_clients), zero_gradient)
-    client, key = ClientAlgorithm(lambda hp, variables: (), begin, step, end), jax.random.key(0)
+    client = ClientAlgorithm(lambda hp, variables: (), begin, step, end, phase=DIAGNOSTICS)
     plan = plan._replace(has_sharded_client_states=False)
-    result = train_cohort(client, plan, {}, (), states, key, cohort, loop_name=DIAGNOSTICS)
+    result = train_cohort(client, plan, {}, (), states, jax.random.key(0), cohort)
     return result.states.loss, result.states.gradient

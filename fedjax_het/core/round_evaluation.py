@@ -132,10 +132,8 @@ def _tune_clients(
     variables = algorithm.global_model(state)
     copies = tile_over_clients(variables, components.evaluation.num_clients)
     key, message = fold_in_purpose(key, Purpose.TUNING), ServerMessage(variables)
-    client_algorithm = algorithm.fine_tuning.client_algorithm
-    return train_cohort(
-        client_algorithm, plan, inputs.hp, message, copies, key, cohort, loop_name=TUNING
-    ).states
+    client_algorithm = algorithm.fine_tuning.client_algorithm._replace(phase=TUNING)
+    return train_cohort(client_algorithm, plan, inputs.hp, message, copies, key, cohort).states
 
 
 def run_diagnostics(

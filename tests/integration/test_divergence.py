@@ -155,7 +155,7 @@ def poisoned(monkeypatch, where, number, value=np.nan):
 
     It appears after round `number`, from 0, or after more iterations of the work between rounds.
     """
-    build, check = compiled_programs.build_algorithm, client_loop.with_contract_checks
+    build, run_block = compiled_programs.build_algorithm, client_loop._run_block
 
     def spoilt(tree, due, place):
         leaves, structure = jax.tree.flatten(tree)
@@ -192,20 +192,18 @@ def poisoned(monkeypatch, where, number, value=np.nan):
             )
         return algorithm._replace(round=round_)
 
-    def checked_client(client):
-        client = check(client)
-
+    def run_poisoned_block(client, *args):
         def end(context, *given):
             upload, state, output = client.end(context, *given)
             if "due" in context.hp and jax.tree.leaves(state):
                 state = spoilt(state, context.hp["due"], -1)
             return upload, state, output
 
-        return client._replace(end=end)
+        return run_block(client._replace(end=end), *args)
 
     with monkeypatch.context() as patch:
         patch.setattr(compiled_programs, "build_algorithm", algorithm_of)
-        patch.setattr(client_loop, "with_contract_checks", checked_client)
+        patch.setattr(client_loop, "_run_block", run_poisoned_block)
         compiled_programs.build_programs.cache_clear()
         yield
     compiled_programs.build_programs.cache_clear()
