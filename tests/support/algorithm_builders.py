@@ -6,6 +6,7 @@ from typing import get_type_hints
 from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.utils.config import parse_config
 from support.data import CLIENT_SIZES
+from support.small_federation import make_small_federation
 
 FAST_SYNTHESIS = {
     "num_iterations": 2,
@@ -40,6 +41,21 @@ def fast_registered_builder(name):
     }
     settings = {"hp": hyper_parameters, "client_test_model": algorithm_spec.evaluated_models[0]}
     return make_builder(algorithm_spec, options), settings
+
+
+def make_method_federation(name, options=None, hp=None, **settings):
+    """A small federation of a registered method; what `hp` omits has its default.
+
+    `options` may name a base. `settings`: see `FederationSetting`.
+    """
+    options = options or {}
+    entry = get_algorithm_spec(name, options)
+    optimizer = settings.get("optimizer", "sgd") if entry.trains_locally else None
+    num_clients = len(settings.get("sizes", CLIENT_SIZES))
+    defaults = default_hyper_parameters(entry, options, optimizer, num_clients)
+    return make_small_federation(
+        make_builder(entry, options), hp={**defaults, **(hp or {})}, **settings
+    )
 
 
 def bind_options(build, *, base=None, build_base=None, **values):

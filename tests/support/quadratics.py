@@ -64,4 +64,4 @@ def train_on_quadratics(build, quadratics, rounds, *, steps=10, sizes=None, **se
         rounds=rounds,
         **{"hp": {"local_lr": 0.1, "feddyn_alpha": 0.3}, **settings},
     )
-    return federation.global_params(federation.run(rounds)[0])["theta"]
+    return federation.train(rounds)["theta"]

@@ -68,6 +68,10 @@ class SmallFederation(NamedTuple):
         variables = state.clients.variables if get_model is None else get_model(state)
         return jax.tree.map(np.asarray, variables["params"])
 
+    def train(self, rounds):
+        """The global model's weights after so many rounds."""
+        return self.global_params(self.run(rounds)[0])
+
     def personal_model(self, state, k):
         """The weights of the model that client k's own test is for."""
         if self.algorithm.personal_variables is None:

@@ -81,7 +81,7 @@ def test_dynafed_equals_base_before_synthesis(base):
     rows = [np.concatenate([p["b"], p["w"].ravel()]) for p in trajectory]
     np.testing.assert_allclose(state.server.step_state.trajectory, rows, atol=1e-6)
     usual = made("dynafed", "fedavg", epochs=2)
-    gap = usual.global_params(usual.run(3)[0])["w"] - trajectory[-1]["w"]
+    gap = usual.train(3)["w"] - trajectory[-1]["w"]
     assert np.abs(gap).max() > 1e-3
 
 

@@ -77,8 +77,8 @@ def test_control_rounds_match_tuned_fedavg(synthetic):
     plain = make_small_federation(fedavg, hp=hp, participation=0.7)
     same = [
         np.allclose(
-            federation.global_params(federation.run(r)[0])["w"],
-            plain.global_params(plain.run(r)[0])["w"],
+            federation.train(r)["w"],
+            plain.train(r)["w"],
         )
         for r in (LAST, LAST + 1)
     ]

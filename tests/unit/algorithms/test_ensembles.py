@@ -271,32 +271,15 @@ def test_three_rounds_match_float64_oracle(case, averaging):
 # --- limits ------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("base", ["fedavg", "scaffold", "feddyn"])
-@pytest.mark.parametrize("name", ["feddf", "fedbe"])
-def test_distillation_without_steps_is_base(name, base):
-    settings = {"participation": 0.7}
-    alone = made(base, settings=settings)
-    over = made(name, base=base, distill_epochs=0, settings=settings)
-    state, info = over.run(3)
-    plain, plain_info = alone.run(3)
-    assert_trees_all_close(state.server.inner, plain.server, atol=1e-7)
-    assert_trees_all_close(state.clients, plain.clients, atol=1e-7)
-    assert_trees_all_close(info, plain_info, atol=1e-6)
-    moved = made(name, base=base, settings=settings, **STEPS)
-    gap = moved.global_params(moved.run(3)[0])["w"] - alone.global_params(plain)["w"]
-    assert np.abs(gap).max() > 1e-3
-
-
 def test_long_distillation_reaches_linear_mean():
     """Of linear models the mean logits are the mean model's: uniform, whatever the average's."""
     settings = {"averaging": "weighted", "server": (make_blobs((40,), seed=3), 1)}
     options = {"distill_epochs": 800, "distill_batch_size": 40}
     federation = made("feddf", hp={"distill_clip": 5.0}, settings=settings, **options)
     uniform = made("fedavg")
-    uniform, weighted = uniform.global_params(uniform.run(1)[0]), made("fedavg", settings=settings)
-    weighted = weighted.global_params(weighted.run(1)[0])
-    found = federation.global_params(federation.run(1)[0])
+    uniform, weighted = uniform.train(1), made("fedavg", settings=settings)
+    weighted = weighted.train(1)
+    found = federation.train(1)
 
     def centred(params):  # softmax does not see what all classes have in common
         w = np.concatenate([params["w"], params["b"][None]])
@@ -312,11 +295,11 @@ def test_fedbe_of_one_client_changes_nothing():
     settings = {"sizes": (18,)}
     options = {**STEPS, "num_samples": 0}
     plain = made("fedavg", settings=settings)
-    expected = plain.global_params(plain.run(2)[0])
+    expected = plain.train(2)
     alone = made("fedbe", hp=hp, settings=settings, **options)
-    assert_trees_all_close(alone.global_params(alone.run(2)[0]), expected, atol=1e-6)
+    assert_trees_all_close(alone.train(2), expected, atol=1e-6)
     sharp = made("fedbe", hp={**hp, "sharpening": 0.5}, settings=settings, **options)
-    assert np.abs(sharp.global_params(sharp.run(2)[0])["w"] - expected["w"]).max() > 1e-3
+    assert np.abs(sharp.train(2)["w"] - expected["w"]).max() > 1e-3
 
 
 @pytest.mark.parametrize("base", ["fedavg", "scaffold", "feddyn"])
@@ -325,11 +308,11 @@ def test_equal_accuracies_give_uniform_average(base):
     images = np.repeat(SERVER_EXAMPLES[0], NUM_CLASSES, 0)
     labels = np.tile(np.arange(NUM_CLASSES), len(SERVER_EXAMPLES[0])).astype(np.int32)
     plain = made(base, settings={"participation": 0.7})
-    expected = plain.global_params(plain.run(3)[0])
+    expected = plain.train(3)
     for averaging in ("uniform", "weighted") if base == "fedavg" else ("uniform",):
         settings = {"server": ((images, labels), 1), "averaging": averaging}
         over = made("abavg", base=base, settings={**settings, "participation": 0.7})
-        assert_trees_all_close(over.global_params(over.run(3)[0]), expected, atol=2e-6)
+        assert_trees_all_close(over.train(3), expected, atol=2e-6)
 
 
 def test_zero_accuracies_give_uniform_average():
@@ -339,8 +322,8 @@ def test_zero_accuracies_give_uniform_average():
     )  # a class that none can name
     over = made("abavg", settings={"server": (nothing, 1), "averaging": "weighted"})
     plain = made("fedavg")
-    found = over.global_params(over.run(2)[0])
-    assert_trees_all_close(found, plain.global_params(plain.run(2)[0]), atol=2e-6)
+    found = over.train(2)
+    assert_trees_all_close(found, plain.train(2), atol=2e-6)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -350,26 +333,11 @@ def test_only_abavg_reads_labels(name):
     models = []
     for server in (SERVER_EXAMPLES, other):
         federation = made(name, settings={"server": (server, 1)}, **options)
-        models.append(federation.global_params(federation.run(2)[0]))
+        models.append(federation.train(2))
     if name == "abavg":
         assert np.abs(models[0]["w"] - models[1]["w"]).max() > 1e-3
     else:
         assert_trees_all_equal(*models)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
-def test_base_fedprox_without_pull_equals_fedavg(name):
-    options = {} if name == "abavg" else STEPS
-    hp = {"server_lr": 0.8}
-    usual = made(name, hp=hp, **options)
-    over = made(name, hp={**hp, "prox_mu": 0.0}, base="fedprox", **options)
-    assert_trees_all_close(
-        usual.global_params(usual.run(3)[0]), over.global_params(over.run(3)[0]), atol=1e-6
-    )
-    strong = made(name, hp={**hp, "prox_mu": 2.0}, base="fedprox", **options)
-    gap = strong.global_params(strong.run(3)[0])["w"] - usual.global_params(usual.run(3)[0])["w"]
-    assert np.abs(gap).max() > 1e-2
 
 
 # --- posteriors --------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from support.reference_loop import ReferenceFedAvg, flatten_params, logit_gradie
 from support.small_federation import make_small_federation
 
 from fedjax_het import Placement, simulate
-from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedbn import fedbn
 from fedjax_het.config.protocols import PROTOCOLS
 from fedjax_het.config.run_spec import RunSpec
@@ -89,25 +88,6 @@ def test_rounds_match_float64_loop(averaging):
 
 
 # --- limits --------------------------------------------------------------------------------
-
-
-def test_fedbn_without_norm_layers_is_fedavg():
-    settings = {"hp": {"local_lr": LR}, "participation": 0.7, "optimizer": "adam", "keep": True}
-    plain, _ = make_small_federation(fedavg, **settings).run(3)
-    kept, _ = make_small_federation(fedbn, **settings).run(3)
-    assert_trees_all_equal(kept.server, plain.server)
-    assert kept.clients.norms == ()
-
-
-def test_first_round_is_fedavg():
-    settings = {"hp": {"local_lr": LR}, "model": make_centered_model()}
-    for rounds, alike in ((1, True), (2, False)):
-        plain, kept = (
-            make_small_federation(build, **settings).run(rounds)[0] for build in (fedavg, fedbn)
-        )
-        gap = plain.server.variables["params"]["last"]["kernel"]
-        gap = gap - kept.server.variables["params"]["last"]["kernel"]
-        assert (np.abs(gap).max() < 1e-6) == alike
 
 
 def test_trained_client_ignores_server_norms():
