@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from support.algorithm_builders import default_hyper_parameters, make_builder
+from support.algorithm_builders import make_method_federation
 from support.data import (
     BATCH_SIZE,
     CLIENT_SIZES,
@@ -31,7 +31,7 @@ from support.small_federation import (
     make_small_federation,
     round_key,
 )
-from support.small_runs import KilledError, assert_results_equal, make_killing_callback
+from support.small_runs import KilledError, assert_results_equal, make_killing_callback, make_spec
 
 from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
 from fedjax_het.algorithms import METHODS, get_algorithm_spec
@@ -48,14 +48,8 @@ from fedjax_het.runtime.data_assignment import UserObjects
 HP = {"local_lr": 0.1, "server_lr": 1.4, "gamma": 0.8}
 
 
-def method(name, **options):
-    entry = get_algorithm_spec(name, options)
-    return make_builder(entry, options)
-
-
-def numbers(name, **hp):
-    entry = get_algorithm_spec(name, {})
-    return {**default_hyper_parameters(entry, {}), **HP, **hp}
+def made(name, options=None, hp=None, **settings):
+    return make_method_federation(name, options, {**HP, **(hp or {})}, **settings)
 
 
 class ServerLearning(ReferenceFedAvg):
@@ -86,19 +80,11 @@ class ServerLearning(ReferenceFedAvg):
 
 
 @pytest.mark.parametrize("name", ["fsl", "fsl_p"])
-@pytest.mark.parametrize("server_epochs", [None, 3])
-def test_three_rounds_match_algorithm_1(name, server_epochs):
-    build = method(name, server_epochs=server_epochs)
-    federation = make_small_federation(build, hp=numbers(name), participation=0.7)
-    loop = ServerLearning(federation, epochs=server_epochs or 2, incremental=name == "fsl")
-    run_and_compare(loop, 3, atol=3e-6)
-
-
-@pytest.mark.parametrize("name", ["fsl", "fsl_p"])
-def test_moved_rate_matches_float64_loop(name):
-    build = method(name, server_rate="moved")
-    federation = make_small_federation(build, hp=numbers(name), participation=0.7)
-    loop = ServerLearning(federation, epochs=2, incremental=name == "fsl", rule="moved")
+@pytest.mark.parametrize("options", [{}, {"server_epochs": 3}, {"server_rate": "moved"}])
+def test_three_rounds_match_algorithm_1(name, options):
+    federation = made(name, options, participation=0.7)
+    epochs, rule = options.get("server_epochs", 2), options.get("server_rate", "paper")
+    loop = ServerLearning(federation, epochs=epochs, incremental=name == "fsl", rule=rule)
     run_and_compare(loop, 3, atol=5e-6)
 
 
@@ -115,29 +101,22 @@ def test_moved_rate_matches_float64_loop(name):
 def test_gamma_weighs_server_step_under_any_optimizer(base, optimizer, hp):
     """A single step of the server's, from where the round began, is gamma times as long as the
     clients' move. (By the paper's rule: 0.4 times that of SGD with momentum, a 25th with Adam.)"""
-    hp = {
-        **default_hyper_parameters(get_algorithm_spec(base, {}), {}, optimizer),
-        **numbers("fsl_p"),
-        **hp,
-    }
-    settings = {
-        "optimizer": optimizer,
-        "server": ((SERVER_EXAMPLES[0][:BATCH_SIZE], SERVER_EXAMPLES[1][:BATCH_SIZE]), 1),
-    }
-    runs = {
-        name: make_small_federation(build, hp=hp, **settings)
-        for name, build in {
-            "clients": method(base),
-            "both": method("fsl_p", base=base, server_epochs=1, server_rate="moved"),
-            "paper": method("fsl_p", base=base, server_epochs=1),
-        }.items()
-    }
-    start = flatten_params(runs["clients"].global_params(runs["clients"].initial_state()))
-    ends = {name: flatten_params(federation.train(1)) for name, federation in runs.items()}
-    moved = np.linalg.norm(ends["clients"] - start)
-    servers = np.linalg.norm(ends["both"] - ends["clients"])
-    np.testing.assert_allclose(servers, hp["gamma"] * moved, rtol=2e-3)
-    assert not np.isclose(np.linalg.norm(ends["paper"] - ends["clients"]), servers, rtol=0.1)
+    one_batch = tuple(array[:BATCH_SIZE] for array in SERVER_EXAMPLES)
+    settings = {"hp": hp, "optimizer": optimizer, "server": (one_batch, 1)}
+    once = {"base": base, "server_epochs": 1}
+    alone = made(base, **settings)
+    start = flatten_params(alone.global_params(alone.initial_state()))
+    clients, paper, both = (
+        flatten_params(federation.train(1))
+        for federation in (
+            alone,
+            made("fsl_p", once, **settings),
+            made("fsl_p", {**once, "server_rate": "moved"}, **settings),
+        )
+    )
+    servers = np.linalg.norm(both - clients)
+    np.testing.assert_allclose(servers, HP["gamma"] * np.linalg.norm(clients - start), rtol=2e-3)
+    assert not np.isclose(np.linalg.norm(paper - clients), servers, rtol=0.1)
 
 
 @pytest.mark.parametrize(
@@ -158,11 +137,10 @@ def test_warns_where_gamma_differs_from_paper(settings, said):
 
 def test_fsl_with_frozen_clients_is_sgd():
     rate = 0.05
-    hp = {**numbers("fsl"), "server_lr": 1.0, "local_lr": 1e-7}
-    federation = make_small_federation(method("fsl"), hp=hp, server=(make_blobs(), 1))
     per_client = np.mean([-(-n // BATCH_SIZE) for n in CLIENT_SIZES if n])
-    steps = -(-sum(CLIENT_SIZES) // BATCH_SIZE)
-    federation.hp["gamma"] = jnp.float32(rate * steps / (1e-7 * per_client))
+    gamma = rate * -(-sum(CLIENT_SIZES) // BATCH_SIZE) / (1e-7 * per_client)
+    hp = {"server_lr": 1.0, "local_lr": 1e-7, "gamma": gamma}
+    federation = made("fsl", hp=hp, server=(make_blobs(), 1))
     x, y = flatten_images(make_blobs()[0]), make_blobs()[1]
     loop = ReferenceFedAvg(federation)
     model = start = loop.global_vector
@@ -176,13 +154,11 @@ def test_fsl_with_frozen_clients_is_sgd():
 
 def test_scaffold_option_one_counts_local_steps():
     """Option I passes over the data once more to measure: K is without that."""
-    hp = {**numbers("fsl"), "local_lr": 0.0}  # clients and controls aside, only the rate is left
     rates = []
-    for option in ("I", "II"):
-        federation = make_small_federation(method("fsl", base="scaffold", option=option), hp=hp)
-        hp_now = {**federation.hp, "local_lr": jnp.float32(1e-6), "gamma": jnp.float32(1e5)}
-        state, _ = federation._replace(hp=hp_now).run(1)
-        rates.append(federation.global_params(state))
+    for option in ("I", "II"):  # clients and controls aside, only the rate is left
+        hp = {"local_lr": 1e-6, "gamma": 1e5}
+        federation = made("fsl", {"base": "scaffold", "option": option}, hp)
+        rates.append(federation.train(1))
     assert_trees_all_close(rates[0], rates[1], atol=2e-4)
     start = federation.global_params(federation.initial_state())
     assert np.abs(rates[0]["w"] - start["w"]).max() > 1e-2
@@ -195,8 +171,7 @@ def pretrained_fedavg(epochs, **settings):
     def build(training, plan):
         return with_pretraining(fedavg(training, plan), training, plan, epochs, len(CLIENT_SIZES))
 
-    hp = {**numbers("fsl"), "pretrain_lr": 0.2}
-    return make_small_federation(build, hp=hp, **settings)
+    return make_small_federation(build, hp={**HP, "pretrain_lr": 0.2}, **settings)
 
 
 @pytest.mark.parametrize("pieces", [(5,), (2, 3), (1, 1, 1, 1, 1)])
@@ -222,7 +197,7 @@ def test_states_derive_from_pretrained_model():
         inner = entry.build_algorithm(training, plan, {})
         return with_pretraining(inner, training, plan, 2, len(CLIENT_SIZES))
 
-    hp = {**numbers("ditto"), "pretrain_lr": 0.2}
+    hp = {**HP, "ditto_lambda": 1.0, "pretrain_lr": 0.2}
     federation = make_small_federation(build, hp=hp, client_test_model="personal")
     state = federation.initial_state()
     untrained = federation.global_params(state)
@@ -238,21 +213,11 @@ def test_states_derive_from_pretrained_model():
 
 
 def spec(algorithm="fsl", **more):
-    common = {
-        "dataset": "user",
-        "partition": "classes_per_client",
-        "classes": 2,
-        "model": "mlp",
-        "num_clients": 6,
-        "participation": 0.5,
-        "batch_size": 4,
-        "rounds": 4,
-        "protocol": "fsl",
-        "hp": {"local_lr": 0.05},
-    }
+    common = {"partition": "classes_per_client", "classes": 2, "rounds": 4, "protocol": "fsl"}
+    common |= {"gradient_gaps": None, "options": {}, "hp": {"local_lr": 0.05}}
     if METHODS[algorithm].requires_server_examples:
         common |= {"server_options": {"size": 6}, "pretrain_epochs": 0}
-    return RunSpec(algorithm, **{**common, **more})
+    return make_spec(algorithm, **{**common, **more})
 
 
 def run(spec_, dataset=None, **settings):
@@ -412,7 +377,7 @@ def softmax_gradients(params, groups):
 @pytest.mark.parametrize(("lanes", "spread"), [(1, None), (1, "lanes"), (2, "lanes")])
 def test_gaps_match_full_gradients(lanes, spread):
     plan = make_execution_plan(lanes, None if spread else 1, mesh_axis=spread)
-    federation = make_small_federation(method("fsl"), hp=numbers("fsl"), plan=plan)
+    federation = made("fsl", plan=plan)
     variables = federation.initial_state().server.inner.variables
     cohort = Cohort(full_pass_schedule(plan), federation.examples, federation.server)
     found = jax.jit(lambda v: measure_gradient_gaps(federation.task, plan, v, cohort))(variables)
