@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from fedjax_het import Placement, RunSpec, simulate
+from fedjax_het import Placement, RunSpec, simulate, sweep
 from fedjax_het.algorithms import METHODS
 from support.data import make_user_dataset
 
@@ -56,6 +56,11 @@ def make_spec(algorithm="fedavg", **settings):
 
 def run_spec(spec_, **settings):
     return simulate(spec_, dataset=make_user_dataset(), **with_placement(settings))
+
+
+def sweep_specs(specs, **settings):
+    settings = {"dataset": make_user_dataset(), **with_placement(settings)}
+    return sweep(specs, progress=lambda line: None, **settings).results
 
 
 class KilledError(Exception):

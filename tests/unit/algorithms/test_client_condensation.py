@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.algorithm_builders import default_hyper_parameters, make_builder
+from support.algorithm_builders import make_method_federation
 from support.data import (
     CLIENT_SIZES,
     IMAGE_SHAPE,
@@ -13,14 +13,9 @@ from support.data import (
     make_blobs,
     make_user_dataset,
 )
-from support.networks import make_linear_model
 from support.reference_loop import flatten_images, softmax
-from support.small_federation import make_small_federation
+from support.small_runs import make_spec
 
-from fedjax_het import RunSpec
-from fedjax_het.algorithms import METHODS
-from fedjax_het.algorithms.fedaf import fedaf
-from fedjax_het.algorithms.feddm import feddm
 from fedjax_het.condensation.distribution_matching import compute_class_mean_logits
 from fedjax_het.condensation.privacy import add_noise_to_means, clip_rows, compute_gaussian_epsilon
 from fedjax_het.core.client_loop import Cohort
@@ -34,23 +29,15 @@ from fedjax_het.utils.errors import ConfigError
 PIXELS = int(np.prod(IMAGE_SHAPE))
 
 
-def build(name, **options):
-    """-> a method with settings that make it quick; every batch is the whole class or pool."""
-    entry = METHODS[name]
+def make_quick(name, options=None, hp=None, **settings):
+    """A method with settings that make it quick; every batch is the whole class or pool."""
     fast = {"ipc": 2, "steps": 3, "server_epochs": 4, "server_batch_size": 64}
-    return make_builder(entry, {**fast, **options})
-
-
-def numbers(name, options=(), **hp):
-    entry = METHODS[name]
-    return {**default_hyper_parameters(entry, dict(options), None), **hp}
+    settings = {"batch_size": 32, **settings}
+    return make_method_federation(name, {**fast, **(options or {})}, hp, **settings)
 
 
 def run(name, rounds=1, options=None, hp=None, **settings):
-    options = options or {}
-    federation = make_small_federation(
-        build(name, **options), hp=numbers(name, options, **(hp or {})), batch_size=32, **settings
-    )
+    federation = make_quick(name, options, hp, **settings)
     return federation, federation.run(rounds)[0]
 
 
@@ -169,9 +156,7 @@ class Oracle:
 )
 def test_three_rounds_match_float64_loop(name, options, hp):
     hp = {**hp, "image_lr": 0.3, "image_momentum": 0.5, "server_lr": 0.2}
-    federation = make_small_federation(
-        build(name, **options), hp=numbers(name, **hp), batch_size=32
-    )
+    federation = make_quick(name, options, hp)
     start = federation.initial_state()
     least = 1 if options.get("owners") == "all" else 2
     oracle = Oracle(
@@ -324,9 +309,7 @@ def test_class_mean_logits_cover_all_client_data():
     drawn = set(federation.scheduler.draw_cohort(0).tolist())
     for devices in (1, 2):
         plan = make_execution_plan(1, devices)
-        other = make_small_federation(
-            build("fedaf"), hp=numbers("fedaf"), batch_size=4, plan=plan, participation=0.7
-        )
+        other = make_quick("fedaf", batch_size=4, plan=plan, participation=0.7)
         cohort = Cohort(other.scheduler.make_round(0), other.examples)
         variables = jax.tree.map(jnp.asarray, {"params": params, "state": {}})
         means, owns, counts = jax.jit(
@@ -490,10 +473,7 @@ def test_example_influence_on_upload_is_bounded(name):
     far[0] = 15.0  # of client 0
     ends = []
     for data in ((images, labels), (far, labels)):
-        federation = make_small_federation(
-            build(name, **options), hp={**numbers(name, options), **hp}, data=data, batch_size=32
-        )
-        state, _ = federation.run(1)
+        federation, state = run(name, 1, options, hp, data=data)
         ends.append((images_of(state), federation.algorithm.artifacts(state)))
     change = np.abs(ends[0][0] - ends[1][0])
     own = change[0, labels[0]].copy()
@@ -537,9 +517,7 @@ def test_private_run_reports_epsilon():
     pytest.importorskip("dp_accounting")
     spent = {}
     for name in ("feddm", "fedaf"):
-        federation = make_small_federation(
-            build(name, **PRIVATE), hp=numbers(name, PRIVATE), batch_size=32
-        )
+        federation = make_quick(name, PRIVATE)
         states = [federation.run(rounds)[0] for rounds in (1, 2)]
         spent[name] = [federation.algorithm.summary(federation.hp, s)["epsilon"] for s in states]
         assert 0 < spent[name][0] < spent[name][1] < np.inf
@@ -549,71 +527,11 @@ def test_private_run_reports_epsilon():
 # --- bad input -----------------------------------------------------------------------------
 
 
-def spec(**settings):
-    return RunSpec(
-        **{
-            "algorithm": "fedaf",
-            "dataset": "user",
-            "model": "mlp",
-            "partition": "iid",
-            "num_clients": 2,
-            "rounds": 1,
-            **settings,
-        }
-    )
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"options": {"ipc": 5000}}, "ipc = 5000: expected at most"),
-        ({"options": {"ipc": 2, "threshold": 5000}}, "threshold = 5000: expected at most"),
-    ],
-)
-def test_rejects_bad_settings(settings, message):
-    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
-        prepare_group([spec(**settings)], UserObjects(make_user_dataset()))
-
-
-def test_rejects_network_without_features():
-    model = make_linear_model()._replace(embed=None)
-    for method in (fedaf, feddm):
-        with pytest.raises(ConfigError, match="model = 'linear': expected a network with `embed`"):
-            make_small_federation(build(method.__name__), hp={}, model=model)
-
-
-def test_protocols_match_papers():
-    known = RunSpec("fedaf", "cifar10").resolved()
-    assert (known.norm, known.num_clients, known.rounds, known.batch_size) == ("batch", 10, 20, 256)
-    assert (known.hp["lambda_loc"], known.hp["lambda_glob"], known.hp["image_lr"]) == (
-        1e-4,
-        0.01,
-        1,
-    )
-    assert (known.hp["gamma"], known.hp["server_lr"], known.hp["image_momentum"]) == (
-        0.9,
-        1e-3,
-        0.9,
-    )
-    assert known.options["ipc"] == known.options["threshold"] == 50
-    assert known.options["steps"] == 1000 and known.options["server_epochs"] == 500
-    fashion = RunSpec("fedaf", "fashion_mnist").resolved()
-    assert (fashion.hp["lambda_loc"], fashion.hp["lambda_glob"]) == (1e-3, 2.0)
-    domains = RunSpec("fedaf", "domainnet").resolved()
-    assert (domains.partition, domains.num_clients, domains.rounds) == ("by_domain", 6, 10)
-    assert domains.options["ipc"] == 20
-    ours, original = (
-        RunSpec("feddm", "cifar10", protocol=protocol).resolved() for protocol in (None, "feddm")
-    )
-    assert (ours.options["clipping"], ours.hp["clip_norm"], ours.hp["rho"]) == ("per_class", 2, 5)
-    assert (original.options["ipc"], original.options["threshold"]) == (10, 10)
-    assert (original.norm, original.alpha, original.hp["server_lr"]) == ("instance", 0.5, 0.01)
-    average = RunSpec("fedprox", "cifar10", protocol="fedaf").resolved()
-    assert (average.local_epochs, average.batch_size, average.hp["prox_mu"]) == (10, 64, 0.001)
-    assert average.local_optimizer == "momentum" and average.hp["local_momentum"] == 0.9
-    for spec in (known, domains, original, average):
-        assert spec.resolved() == spec
-        assert RunSpec.from_dict(spec.to_dict()).digest() == spec.digest()
+@pytest.mark.parametrize("name", ["ipc", "threshold"])
+def test_rejects_more_images_than_examples(name):
+    spec = make_spec("fedaf", options={"ipc": 2, name: 5000})
+    with pytest.raises(ConfigError, match=f"{name} = 5000: expected at most"):
+        prepare_group([spec], UserObjects(make_user_dataset()))
 
 
 def test_one_class_clients_train_joint_model():

@@ -94,22 +94,6 @@ def test_control_run_has_no_synthesis():
     assert "synthetic_images" not in made.artifacts
 
 
-def test_defaults_match_public_code():
-    def options_of(dataset, **more):
-        return RunSpec("dynafed", dataset, **more).resolved().options
-
-    assert options_of("cifar100")["samples_per_class"] == 15
-    assert options_of("cifar100")["fine_tune_epochs"] == 8
-    own = options_of("cifar100", options={"num_samples": 150})
-    assert (own["num_samples"], own["samples_per_class"]) == (150, None)
-    assert options_of("cifar10", alpha=0.16)["fine_tune_epochs"] == 15
-    assert options_of("cifar10", alpha=0.01)["fine_tune_epochs"] == 20
-    assert RunSpec("dynafed", "cinic10").resolved().hp["fine_tune_lr"] == 2.5e-4
-    assert RunSpec("dynafed", "fashion_mnist").resolved().hp["fine_tune_lr"] == 1e-4
-    again = RunSpec("dynafed", "cifar100").resolved()
-    assert again.resolved() == again
-
-
 def test_warns_of_settings_without_effect(caplog):
     options = {**SYNTHESIS_OPTIONS, "trajectory_rounds": 4}
     run_spec(make_spec("dynafed", options=options, rounds=4))

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from support.algorithm_builders import default_hyper_parameters, make_builder
+from support.algorithm_builders import make_method_federation
 from support.data import CLIENT_SIZES, NUM_CLASSES, SERVER_EXAMPLES, make_blobs, make_user_dataset
 from support.reference_loop import (
     ReferenceFedAvg,
@@ -19,9 +19,9 @@ from support.reference_loop import (
     softmax,
 )
 from support.small_federation import make_small_federation, round_key
+from support.small_runs import make_spec, run_spec, sweep_specs
 
-from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
-from fedjax_het.algorithms import get_algorithm_spec
+from fedjax_het import ConfigError
 from fedjax_het.algorithms.ensemble_distillation import TeacherModels
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedbe import _make_dirichlet_sampler, _make_gaussian_sampler
@@ -46,13 +46,9 @@ RATES = {
 
 def made(name, *, hp=None, base=None, settings=None, **options):
     """A federation of a method over a base."""
-    named = {} if base is None else {"base": base}
-    entry = get_algorithm_spec(name, named)
-    numbers = default_hyper_parameters(entry, options)
-    given = {"local_lr": 0.2, **RATES.get(name, {}), **(hp or {})}
-    return make_small_federation(
-        make_builder(entry, options), hp={**numbers, **given}, **(settings or {})
-    )
+    options |= {} if base is None else {"base": base}
+    hp = {"local_lr": 0.2, **RATES.get(name, {}), **(hp or {})}
+    return make_method_federation(name, options, hp, **(settings or {}))
 
 
 # --- the round's models ------------------------------------------------------------------------
@@ -400,18 +396,7 @@ def test_dirichlet_posterior_moments():
 # --- whole runs --------------------------------------------------------------------------------
 
 
-def spec(algorithm, **settings):
-    defaults = {
-        "dataset": "user",
-        "partition": "iid",
-        "model": "mlp",
-        "num_clients": 6,
-        "participation": 0.5,
-        "batch_size": 4,
-        "rounds": 3,
-        "hp": {"local_lr": 0.02},
-    }
-    return RunSpec(algorithm, **{**defaults, **settings})
+spec = partial(make_spec, rounds=3, pretrain_epochs=None, hp={"local_lr": 0.02})
 
 
 def test_server_examples_are_held_out():
@@ -429,7 +414,6 @@ def test_server_examples_are_held_out():
 @pytest.mark.slow
 def test_sweep_with_batch_norm():
     """Federations on different devices, each with examples and models of its own."""
-    data = make_user_dataset()
     # Not Adam: before batch norm the gradient of a bias is rounding, which Adam makes a step of.
     settings = {"model": "convnet", "norm": "batch", "depth": 1, "width": 4}
     settings |= {"local_optimizer": "sgd"}
@@ -437,26 +421,18 @@ def test_sweep_with_batch_norm():
     specs = [
         spec("fedbe", seed=seed, hp=hp | {"distill_lr": 0.05}, **settings) for seed in range(2)
     ]
-    together = sweep(
-        specs, dataset=data, progress=lambda line: None, placement=Placement(spread="runs")
-    )
-    for settings_of_run, run in zip(specs, together.results, strict=True):
-        alone = simulate(settings_of_run, dataset=data)
+    for settings_of_run, run in zip(specs, sweep_specs(specs, spread="runs"), strict=True):
+        alone = run_spec(settings_of_run)
         assert np.isfinite(run.metrics["test_loss"]).all()
         np.testing.assert_allclose(alone.metrics["test_loss"], run.metrics["test_loss"], rtol=2e-3)
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "message"),
-    [
-        ("abavg", {"server_options": {"size": 0}}, "size = 0"),
-        ("abavg", {"server_options": {"size": 51}}, "size = 51"),
-        ("abavg", {"server_options": {"size": 46}}, "num_clients = 6: .* 5"),
-    ],
+    ("size", "message"), [(0, "size = 0"), (51, "size = 51"), (46, "num_clients = 6: .* 5")]
 )
-def test_rejects_bad_settings(name, settings, message):
+def test_rejects_bad_number_of_server_examples(size, message):
     with pytest.raises(ConfigError, match=message):
-        simulate(spec(name, **settings), dataset=make_user_dataset())
+        run_spec(spec("abavg", server_options={"size": size}))
 
 
 def test_user_partition_must_leave_examples():

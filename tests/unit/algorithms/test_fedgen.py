@@ -20,7 +20,6 @@ from support.reference_loop import (
 )
 from support.small_federation import make_small_federation, round_key, step_key
 
-from fedjax_het import ConfigError, RunSpec
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedgen import (
     FedGenHyperParameters,
@@ -316,27 +315,3 @@ def test_convolutional_network_is_guided():
     assert np.isfinite(float(info.train_loss))
     gap = guided.global_params(state)["head"]["kernel"] - plain.train(2)["head"]["kernel"]
     assert np.abs(gap).max() > 1e-4
-
-
-def test_rejects_network_without_head():
-    for missing in ({"head": None}, {"embed": None}):
-        with pytest.raises(ConfigError, match=r"model = 'linear': .*head"):
-            make_small_federation(method(), hp=HP, model=make_linear_model()._replace(**missing))
-
-
-@pytest.mark.parametrize(
-    ("preset", "sizes", "numbers"),
-    [
-        ("cifar", (512, 64), (10.0, 10.0, 3e-4)),
-        ("mnist", (256, 32), (10.0, 10.0, 3e-4)),
-        ("emnist", (256, 32), (10.0, 1.0, 1e-4)),
-    ],
-)
-def test_presets_match_public_code(preset, sizes, numbers):
-    spec = RunSpec("fedgen", options={"fedgen_preset": preset}).resolved()
-    assert (spec.options["generator_hidden"], spec.options["generator_noise"]) == sizes
-    names = ("generated_weight", "distilled_weight", "generator_lr")
-    assert tuple(spec.hp[name] for name in names) == numbers
-    assert spec.resolved() == spec
-    own = RunSpec("fedgen", options={"fedgen_preset": preset, "generator_hidden": 7}).resolved()
-    assert own.options["generator_hidden"] == 7 and own.options["generator_noise"] == sizes[1]

@@ -353,13 +353,3 @@ def test_averages_are_sent_once():
     down = mixed.metrics["bytes_down"] - plain.metrics["bytes_down"]
     np.testing.assert_array_equal(up, [sent, 0, 0, 0])
     np.testing.assert_array_equal(down, [5 * sent, 0, 0, 0])
-
-
-def test_lambda_defaults_match_paper():
-    for name, data, strength in (
-        ("fedmix", "cifar10", 0.05),
-        ("fedmix", "cifar100", 0.1),
-        ("naivemix", "cifar10", 0.1),
-        ("naivemix", "cifar100", 0.1),
-    ):
-        assert RunSpec(name, data).resolved().hp["mixup_lambda"] == strength

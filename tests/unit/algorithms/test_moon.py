@@ -24,7 +24,6 @@ from fedjax_het.core.client_algorithm import Batch, ClientContext, ClientInfo
 from fedjax_het.core.local_training import ClientTrainState, ServerMessage
 from fedjax_het.core.task import Task
 from fedjax_het.nn import Model, add_projection_head, count_parameters, make_model
-from fedjax_het.utils.errors import ConfigError
 
 HIDDEN = 3
 
@@ -238,8 +237,3 @@ def test_run_trains_network_with_head(options):
     assert params["projection2"]["kernel"].shape == (128, 6)
     assert params["head"]["kernel"].shape == (6, NUM_CLASSES)
     assert result.metrics["test_accuracy"][-1] > 0.5
-
-
-def test_rejects_network_without_features():
-    with pytest.raises(ConfigError, match=r"model = 'hidden': .*features"):
-        make_small_federation(moon, hp={"local_lr": 0.1}, model=hidden_model()._replace(embed=None))

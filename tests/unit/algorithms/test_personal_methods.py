@@ -532,23 +532,6 @@ def test_batch_norm_statistics_of_counted_minibatches():
     )
 
 
-def test_apfl_presets():
-    chosen = {
-        preset: RunSpec(algorithm="apfl", options={"preset": preset}).resolved()
-        for preset in ("paper", "fedtorch")
-    }
-    assert RunSpec(algorithm="apfl").resolved() == chosen["paper"]
-    names = ("mixing", "adaptive", "alpha_update")
-    for preset, values in (
-        ("paper", ("weights", True, "round")),
-        ("fedtorch", ("outputs", False, "round")),
-    ):
-        assert tuple(chosen[preset].options[name] for name in names) == values
-        assert chosen[preset].hp["apfl_alpha"] == 0.5
-    mixed = RunSpec(algorithm="apfl", options={"preset": "fedtorch", "adaptive": True}).resolved()
-    assert mixed.options["adaptive"] is True and mixed.options["mixing"] == "outputs"
-
-
 def test_hf_delta_belongs_to_hessian_free():
     specs = [
         RunSpec(algorithm="per_fedavg", options={"order": order}).resolved()

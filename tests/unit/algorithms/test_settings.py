@@ -3,6 +3,8 @@
 import re
 
 import pytest
+from support.algorithm_builders import make_method_federation
+from support.networks import make_linear_model
 
 from fedjax_het import ConfigError, RunSpec
 
@@ -111,6 +113,109 @@ BAD_SETTINGS = [
     ("fedamp", {"client_test_model": "global"}, "client_test_model = 'global'"),
     ("heurfedamp", {"gradient_gaps": 2}, "gradient_gaps = 2: expected no value"),
 ]
+
+
+# Settings of a method, and the options, hyper-parameters and fields that they resolve to.
+DEFAULTS = [
+    ("apfl", {}, {"preset": "paper"}),
+    (
+        "apfl",
+        {"options": {"preset": "paper"}},
+        {"mixing": "weights", "adaptive": True, "alpha_update": "round", "apfl_alpha": 0.5},
+    ),
+    (
+        "apfl",
+        {"options": {"preset": "fedtorch"}},
+        {"mixing": "outputs", "adaptive": False, "alpha_update": "round", "apfl_alpha": 0.5},
+    ),
+    (
+        "apfl",
+        {"options": {"preset": "fedtorch", "adaptive": True}},
+        {"mixing": "outputs", "adaptive": True},
+    ),
+    ("dynafed", {"dataset": "cifar100"}, {"samples_per_class": 15, "fine_tune_epochs": 8}),
+    (
+        "dynafed",
+        {"dataset": "cifar100", "options": {"num_samples": 150}},
+        {"num_samples": 150, "samples_per_class": None},
+    ),
+    ("dynafed", {"dataset": "cifar10", "alpha": 0.16}, {"fine_tune_epochs": 15}),
+    ("dynafed", {"dataset": "cifar10", "alpha": 0.01}, {"fine_tune_epochs": 20}),
+    ("dynafed", {"dataset": "cinic10"}, {"fine_tune_lr": 2.5e-4}),
+    ("dynafed", {"dataset": "fashion_mnist"}, {"fine_tune_lr": 1e-4}),
+    (
+        "fedaf",
+        {"dataset": "cifar10"},
+        {"norm": "batch", "num_clients": 10, "rounds": 20, "batch_size": 256}
+        | {"lambda_loc": 1e-4, "lambda_glob": 0.01, "gamma": 0.9}
+        | {"image_lr": 1, "image_momentum": 0.9, "server_lr": 1e-3}
+        | {"ipc": 50, "threshold": 50, "steps": 1000, "server_epochs": 500},
+    ),
+    ("fedaf", {"dataset": "fashion_mnist"}, {"lambda_loc": 1e-3, "lambda_glob": 2.0}),
+    (
+        "fedaf",
+        {"dataset": "domainnet"},
+        {"partition": "by_domain", "num_clients": 6, "rounds": 10, "ipc": 20},
+    ),
+    ("feddm", {"dataset": "cifar10"}, {"clipping": "per_class", "clip_norm": 2, "rho": 5}),
+    (
+        "feddm",
+        {"dataset": "cifar10", "protocol": "feddm"},
+        {"ipc": 10, "threshold": 10, "norm": "instance", "alpha": 0.5, "server_lr": 0.01},
+    ),
+    *(
+        (
+            "fedgen",
+            {"options": {"fedgen_preset": preset}},
+            {"generator_hidden": hidden, "generator_noise": noise, "generated_weight": 10.0}
+            | {"distilled_weight": distilled, "generator_lr": lr},
+        )
+        for preset, hidden, noise, distilled, lr in (
+            ("cifar", 512, 64, 10.0, 3e-4),
+            ("mnist", 256, 32, 10.0, 3e-4),
+            ("emnist", 256, 32, 1.0, 1e-4),
+        )
+    ),
+    (
+        "fedgen",
+        {"options": {"fedgen_preset": "mnist", "generator_hidden": 7}},
+        {"generator_hidden": 7, "generator_noise": 32},
+    ),
+    ("fedmix", {"dataset": "cifar10"}, {"mixup_lambda": 0.05}),
+    ("fedmix", {"dataset": "cifar100"}, {"mixup_lambda": 0.1}),
+    ("naivemix", {"dataset": "cifar10"}, {"mixup_lambda": 0.1}),
+    ("naivemix", {"dataset": "cifar100"}, {"mixup_lambda": 0.1}),
+    (
+        "fedprox",
+        {"dataset": "cifar10", "protocol": "fedaf"},
+        {"local_epochs": 10, "batch_size": 64, "prox_mu": 0.001}
+        | {"local_optimizer": "momentum", "local_momentum": 0.9},
+    ),
+    ("per_fedavg", {"options": {"order": "first"}}, {"hf_delta": None}),
+]
+
+
+@pytest.mark.parametrize(("method", "settings", "expected"), DEFAULTS)
+def test_defaults_match_papers_and_public_code(method, settings, expected):
+    spec = RunSpec(method, **settings).resolved()
+    values = {**spec.to_dict(), **spec.options, **spec.hp}
+    assert {name: values.get(name) for name in expected} == expected
+    assert spec.resolved() == spec
+    assert RunSpec.from_dict(spec.to_dict()).digest() == spec.digest()
+
+
+@pytest.mark.parametrize(
+    ("name", "missing", "message"),
+    [
+        *((name, "embed", "expected a network with `embed`") for name in ("fedaf", "feddm")),
+        *(("fedgen", missing, ".*head") for missing in ("head", "embed")),
+        ("moon", "embed", ".*features"),
+    ],
+)
+def test_rejects_network_without_part(name, missing, message):
+    model = make_linear_model()._replace(**{missing: None})
+    with pytest.raises(ConfigError, match=f"model = 'linear': {message}"):
+        make_method_federation(name, model=model)
 
 
 def list_cases(table, setting):
