@@ -13,6 +13,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from notebook_pages import get_title, make_notebook_page
+from registry_tables import insert_registry_tables
 from repository_links import convert_links
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +90,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Convert the links of a page in docs/, and link the names in the table of methods.
+    """Insert tables of registries, convert links, and link the names in the table of methods.
 
     Args:
       markdown: text of the page.
@@ -102,6 +103,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """
     if page.file.generated_by is not None:
         return markdown
+    markdown = insert_registry_tables(markdown)
     if page.file.src_uri == "methods/index.md":
         cells = re.compile(r"^\| (`.*?`) \|", re.MULTILINE)
         markdown = cells.sub(

@@ -46,8 +46,8 @@ class ShowCommand:
 
 def list_command(command: ListCommand) -> int:
     """Print every name with its description; return the exit status."""
-    width = max(len(name) for registry, _ in _REGISTRIES.values() for name in registry)
-    for title, (registry, _) in _REGISTRIES.items():
+    width = max(len(name) for registry, _ in REGISTRIES.values() for name in registry)
+    for title, (registry, _) in REGISTRIES.items():
         lines = (f"  {name:{width}}  {entry.description}" for name, entry in registry.items())
         print(title, *lines, sep="\n", end="\n\n")
     print("fedjax-het show NAME prints the options of an entry.")
@@ -58,7 +58,7 @@ def show_command(command: ShowCommand) -> int:
     """Print the options of the named entries; return the exit status."""
     entries = {
         name: (entry, describe)
-        for registry, describe in _REGISTRIES.values()
+        for registry, describe in REGISTRIES.values()
         for name, entry in registry.items()
     }
     require(len(command.names) > 0, "name", "", "one that `fedjax-het list` names")
@@ -166,8 +166,7 @@ def format_by_protocol(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{protocol} {text}" for protocol, text in texts.items())
 
 
-# Registry and function that describes the options of an entry, by title.
-_REGISTRIES: dict[str, tuple[Registry[Any], Callable[[Any], Iterable[str]]]] = {
+REGISTRIES: dict[str, tuple[Registry[Any], Callable[[Any], Iterable[str]]]] = {
     "methods": (METHODS, _describe_method),
     "data sets": (DATASETS, lambda dataset: ()),
     "partitions": (PARTITIONS, lambda scheme: _describe_parameters(scheme.parameters)),
@@ -177,6 +176,7 @@ _REGISTRIES: dict[str, tuple[Registry[Any], Callable[[Any], Iterable[str]]]] = {
     "local optimizers": (OPTIMIZERS, _describe_optimizer),
     "learning rate schedules": (LR_SCHEDULES, _describe_schedule),
 }
+"""Registry and function that describes the options of an entry, by title."""
 
 
 @dataclass(frozen=True)

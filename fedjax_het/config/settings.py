@@ -169,8 +169,8 @@ class RunSettings:
     """Further options of the partition, e.g. dominating_share=0.9 groups=[[0,1],[2,3]]; `fedjax-het
     show PARTITION` lists them (default: the partition's own)."""
     server_data: str | None = None
-    """Source of the server's own examples: iid, held_out, clients, glyphs, stl10 or user (default:
-    held_out where they are proxy data, iid for other methods that need them)."""
+    """Source of the server's own examples; `fedjax-het list` names all sources (default: held_out
+    where they are proxy data, iid for other methods that need them)."""
     server_options: dict[str, Any] = field(default_factory=dict)
     """Options of the source of the server's examples, e.g. size=500; `fedjax-het show SOURCE` lists
     them (default: the protocol's, otherwise the source's own)."""

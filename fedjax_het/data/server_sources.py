@@ -286,8 +286,8 @@ SERVER_SOURCES: Registry[ServerSource] = Registry(
 
 Example:
   >>> from fedjax_het import data
-  >>> list(data.SERVER_SOURCES)
-  ['iid', 'held_out', 'clients', 'glyphs', 'stl10', 'user']
+  >>> "held_out" in data.SERVER_SOURCES
+  True
 """
 
 

@@ -253,8 +253,8 @@ METRICS: Registry[Metric] = Registry(
 
 Example:
   >>> from fedjax_het.metrics.registry import METRICS
-  >>> list(METRICS)
-  ['class_accuracy', 'macro_f1', 'calibration', 'confusion', 'fairness', 'drift']
+  >>> METRICS["fairness"].description
+  "mean of the worst tenth, variance and Gini coefficient of the clients' accuracies"
 """
 
 

@@ -208,18 +208,23 @@ def names_in(page, head):
 def test_tables_name_every_entry():
     from fedjax_het.algorithms import METHODS
     from fedjax_het.config.protocols import PROTOCOLS
-    from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES
-    from fedjax_het.nn import NETWORKS
 
     for head, page, entries in (
         ("method", "methods/index.md", METHODS),
-        ("data set", "concepts/data.md", DATASETS),
-        ("partition", "concepts/data.md", PARTITIONS),
-        ("network", "concepts/networks.md", NETWORKS),
         ("protocol", "concepts/protocols.md", PROTOCOLS),
-        ("source", "howto/server-data.md", SERVER_SOURCES),
     ):
         assert sorted(names_in(DOCS / page, head)) == sorted(entries), head
+
+
+def test_registry_tables_have_every_entry():
+    from registry_tables import MARKER, make_registry_table
+
+    from fedjax_het.cli.inspection import REGISTRIES
+
+    for title in MARKER.findall("".join(map(read_page, PAGES))):
+        rows = make_registry_table(title).splitlines()[2:]
+        assert [row.split("`")[1] for row in rows] == list(REGISTRIES[title][0])
+        assert all(row.count(" | ") == 2 and " |  | " not in row for row in rows)
 
 
 def test_variable_table_is_complete():

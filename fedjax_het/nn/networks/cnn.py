@@ -17,8 +17,6 @@ class Cnn(nn.Module):
 
     Attributes:
       num_classes: number of logits.
-      filters: output channels of each convolution.
-      hidden: width of the hidden layer.
       conv_impl: implementation of convolutions, see `conv2d`.
     """
 

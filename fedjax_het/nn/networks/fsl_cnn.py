@@ -22,8 +22,6 @@ class FslCnn(nn.Module):
 
     Attributes:
       num_classes: number of logits.
-      filters: output channels of each convolution.
-      hidden: width of the hidden layer.
       conv_impl: implementation of convolutions, see `conv2d`.
     """
 

@@ -37,7 +37,8 @@ def mlp(
 ) -> Model:
     """Build a multi-layer perceptron with ReLU, by default with two hidden layers of 128.
 
-    Weights and biases are drawn as PyTorch does by default, U(±1/√fan_in).
+    The network has 118,282 parameters for 28x28x1. Weights and biases are drawn as PyTorch does by
+    default, U(±1/√fan_in).
 
     Args:
       input_shape: height, width and channels.

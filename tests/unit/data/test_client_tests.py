@@ -4,6 +4,7 @@ import logging
 
 import numpy as np
 import pytest
+from support.partitions import required_parameters
 
 from fedjax_het.data import (
     DATASETS,
@@ -24,12 +25,10 @@ def shuffled_labels(sizes, seed=0):
 
 
 TRAIN, TEST = shuffled_labels([500] * 10), shuffled_labels([400] * 10, seed=1)
-PARAMETERS = {"classes_per_client": {"classes_per_client": 3}}
 
 
 def split(scheme, num_clients=20, labels=TRAIN, num_classes=10, **given):
-    given = {"alpha": 0.5} | given if scheme.startswith("dirichlet") else given
-    given = PARAMETERS.get(scheme, {}) | given
+    given = required_parameters(scheme, alpha=0.5, classes_per_client=3) | given
     return make_partition(scheme, labels, num_classes, num_clients=num_clients, seed=0, **given)
 
 
@@ -41,14 +40,14 @@ def make_tests(partition, seed=0, train=TRAIN, test=TEST, num_classes=10, **give
     return draw_local_tests(partition, train, test, num_classes, seed=seed, **given)
 
 
-@pytest.mark.parametrize("scheme", [name for name in PARTITIONS if name != "by_domain"])
+@pytest.mark.parametrize("scheme", [n for n, s in PARTITIONS.items() if not s.clients_are_domains])
 def test_local_tests_match_mixtures(scheme):
     partition = split(scheme)
     tests = make_tests(partition, per_client=60)
     np.testing.assert_array_equal(tests.sizes, 60)
     expected = 60 * compute_client_mixtures(partition, TRAIN, 10)
     np.testing.assert_allclose(expected.sum(1), 60)
-    if scheme not in ("iid", "grouped"):
+    if PARTITIONS[scheme].mixtures is None:
         held = partition.label_counts(TRAIN, 10)
         np.testing.assert_allclose(expected, 60 * held / partition.sizes[:, None])
     assert np.abs(tests.label_counts(TEST, 10) - expected).max() < 1

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 from scipy import stats
+from support.partitions import required_parameters
 
 from fedjax_het.analysis import plot_partition
 from fedjax_het.data import (
@@ -30,22 +31,14 @@ def shuffled_labels(num_classes, per_class, seed=0):
 
 
 LABELS = shuffled_labels(10, 500)
-SCHEMES = {
-    "iid": {},
-    "dirichlet": {"alpha": 0.1},
-    "dirichlet_balanced": {"alpha": 0.1},
-    "dirichlet_capped": {"alpha": 0.5},
-    "classes_per_client": {"classes_per_client": 2},
-    "pathological": {},
-    "grouped": {},
-    "by_domain": {},
-}
+SCHEMES = {name: required_parameters(name, alpha=0.1, classes_per_client=2) for name in PARTITIONS}
+SCHEMES["dirichlet_capped"]["alpha"] = 0.5
 LEAVE_SOME = ("classes_per_client", "pathological", "grouped")  # examples that nobody holds
 
 
 def make(scheme, labels=LABELS, num_classes=10, num_clients=20, seed=0, **parameters):
     parameters = SCHEMES[scheme] | parameters
-    if scheme == "by_domain":
+    if PARTITIONS[scheme].clients_are_domains:
         parameters = {"domains": np.arange(len(labels)) * 3 % num_clients} | parameters
     return make_partition(
         scheme, labels, num_classes, num_clients=num_clients, seed=seed, **parameters
@@ -56,7 +49,6 @@ def make(scheme, labels=LABELS, num_classes=10, num_clients=20, seed=0, **parame
 
 
 def test_schemes_are_described():
-    assert set(SCHEMES) == set(PARTITIONS)
     assert all(scheme.description for scheme in PARTITIONS.values())
 
 
@@ -77,7 +69,7 @@ def test_clients_are_disjoint(scheme, num_clients):
         assert (np.diff(client) > 0).all()
 
 
-@pytest.mark.parametrize("scheme", [name for name in SCHEMES if name != "by_domain"])
+@pytest.mark.parametrize("scheme", [n for n in SCHEMES if not PARTITIONS[n].clients_are_domains])
 def test_partition_follows_seed(scheme):
     digest = make(scheme, seed=3).digest()
     np.random.default_rng(3).random(100)  # no hidden global state
