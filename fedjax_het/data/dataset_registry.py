@@ -216,6 +216,10 @@ Example:
 """
 
 
+# Accepted names of the argument of a data set's function; the second one is that of version 0.6.
+_NORMALIZATION_ARGUMENTS = ("normalization", "normalisation")
+
+
 @accept_former_arguments("load_dataset", {"normalisation": "normalization"})
 @validate_arguments
 def load_dataset(
@@ -259,26 +263,19 @@ def load_dataset(
       Dataset('digits': 1,438 train and 359 test images (8, 8, 1), 10 classes)
     """
     load = DATASETS.require(name).load
-    available_arguments = dict(normalization=normalization, data_dir=data_dir, cache_dir=cache_dir)
+    available_arguments = dict.fromkeys(_NORMALIZATION_ARGUMENTS, normalization)
+    available_arguments |= {"data_dir": data_dir, "cache_dir": cache_dir}
     parameters = get_keyword_parameters(load)
-    if "normalisation" in parameters:  # the name in version 0.6
-        available_arguments["normalisation"] = normalization
     required_parameters = {p for p, default in parameters.items() if default is REQUIRED}
-    if unsupported := sorted(required_parameters - available_arguments.keys()):
-        raise ConfigError(
-            f"dataset = {name!r}: its function requires {', '.join(unsupported)}: expected no "
-            f"required arguments except {', '.join(available_arguments)}"
-        )
+    unsupported = ", ".join(sorted(required_parameters - available_arguments.keys()))
+    expected = "expected no required arguments except normalization, data_dir, cache_dir"
+    if unsupported:
+        raise ConfigError(f"dataset = {name!r}: its function requires {unsupported}: {expected}")
     dataset = call_with_supported(load, available_arguments)
     if not isinstance(dataset, Dataset):
-        kind = type(dataset).__name__
-        raise ConfigError(
-            f"dataset = {name!r}: its function returns a {kind}: expected a Dataset, e.g. from "
-            "dataset_from_arrays"
-        )
-    if normalization is not None and parameters.keys().isdisjoint(
-        ("normalization", "normalisation")
-    ):
+        kind, expected = type(dataset).__name__, "a Dataset, e.g. from dataset_from_arrays"
+        raise ConfigError(f"dataset = {name!r}: its function returns a {kind}: expected {expected}")
+    if normalization is not None and parameters.keys().isdisjoint(_NORMALIZATION_ARGUMENTS):
         mean, std = get_normalization_constants(name, normalization, dataset.train_images)
         dataset = dataclasses.replace(dataset, mean=mean, std=std)
     if dataset.name != name:
