@@ -3,7 +3,7 @@
 import itertools
 import math
 from ast import literal_eval
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -399,18 +399,18 @@ def _summarize_measured(
         average = "bmta" if is_personal else "best_domains_accuracy"
         own = f"{'client_accuracy' if is_personal else 'accuracy'}_{cell.domain}"
         metric, companions = average if cell.domain == AVERAGE else own, {}
-    if not len(cell_results):
-        empty_values = dict.fromkeys(("mean", "std", *companions, "seconds"), math.nan)
-        return {**empty_values, "seeds": 0, "diverged": 0}
     has_diverged = is_diverged(cell_results)
-    converged_runs = cell_results[~has_diverged]
-    accuracy = get_metric_values(converged_runs, metric)
+    accuracy = get_metric_values(cell_results[~has_diverged], metric)
+    means = {
+        name: get_metric_values(cell_results[~has_diverged], key).mean()
+        for name, key in companions.items()
+    }
     return {
         "mean": accuracy.mean(),
         "std": accuracy.std(),  # n - 1: NaN for one run
-        **{name: get_metric_values(converged_runs, key).mean() for name, key in companions.items()},
-        "seconds": cell_results["wall_seconds"].mean(),
-        "seeds": len(converged_runs),
+        **means,
+        "seconds": get_metric_values(cell_results, "wall_seconds").mean(),
+        "seeds": len(accuracy),
         "diverged": int(has_diverged.sum()),
     }
 
@@ -418,8 +418,7 @@ def _summarize_measured(
 def _summarize_rounds(
     cell_results: "pd.DataFrame", cell: TableCell, reported: "pd.DataFrame", metric: str
 ) -> dict[str, float]:
-    converged_runs = cell_results[~is_diverged(cell_results)] if len(cell_results) else cell_results
-    rounds = get_metric_values(converged_runs, ROUND_METRICS[metric])
+    rounds = get_metric_values(cell_results[~is_diverged(cell_results)], ROUND_METRICS[metric])
     # A mean of the runs that are fast enough would flatter a method.
     all_reached = len(rounds) > 0 and rounds.notna().all()
     return {
@@ -523,19 +522,6 @@ _ROUNDS_CAPTION = (
     "Rounds to 50 %: the first round at which the running mean over 20 reaches it, mean over seeds "
     "where all of them do, with the reported one and the difference in rounds."
 )
-# Optional columns of a comparison: column of the frame, heading and format.
-_OPTIONAL_COLUMNS = {
-    "within_std": ("Within run", format_number),
-    "final_mean": ("Last five", format_number),
-    "rise_time": ("Rise time", lambda value: format_number(value, ".0f")),
-    "worst_decile": ("Worst decile", format_number),
-    "best_round": ("Round", lambda value: format_number(value, ".3g")),
-}
-_OPTIONAL_LAST_COLUMNS = {
-    "p_value": ("p", format_p_value),
-    "matching_loss": ("J", lambda value: format_number(value, ".3f")),
-    "over_real": ("Over real", lambda value: format_number(value, "+.2f")),
-}
 
 
 @validate_arguments
@@ -596,114 +582,118 @@ def format_comparison_table(
       >>> format_comparison_table(table, title="Table.").sections[0].rows[0]["Reported"]
       '81.50 ± 1.50'
     """
-    # Attributes of tuples are also methods: `mean` and `std` need other names.
-    renamed = table.rename(columns={"mean": "mean_", "std": "std_"})
-    rows = list(renamed.itertuples(index=False))
+    rows = table.to_dict("records")
     if "domain" in table:
         return _format_domain_table(rows, title, notes)
     _infer_compared_metric(table)
     sections = []
-    for section_title, group in itertools.groupby(rows, lambda r: describe_settings(_settings(r))):
+    for settings, group in itertools.groupby(rows, _get_section_settings):
         section = list(group)
-        labels = {
-            _COLUMN_SETTINGS[name]: format_setting_value(value)
-            for name, value in _settings(section[0]).items()
-        }
+        labels = {_COLUMN_SETTINGS[n]: format_setting_value(v) for n, v in settings.items()}
         best_cells = frozenset((index, "Measured") for index in _find_best(section))
-        sections.append(
-            TableSection([_format_row(row) for row in section], section_title, labels, best_cells)
-        )
+        texts = [_format_row(row) for row in section]
+        sections.append(TableSection(texts, describe_settings(settings), labels, best_cells))
     return TextTable(title, ["Method"], sections, notes)
 
 
-def _settings(row: Any) -> dict[str, Any]:
+def _get_section_settings(row: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that all rows of a section share."""
-    settings = {name: getattr(row, name, None) for name in _COLUMN_SETTINGS}
-    return {name: value for name, value in settings.items() if not is_missing(value)}
+    return {n: row[n] for n in _COLUMN_SETTINGS if n in row and not is_missing(row[n])}
 
 
-def _find_best(rows: Sequence[Any]) -> list[int]:
-    return find_best_indices([math.nan if row.diverged else row.mean_ for row in rows])
+def _find_best(rows: Sequence[dict[str, Any]]) -> list[int]:
+    return find_best_indices([math.nan if row["diverged"] else row["mean"] for row in rows])
 
 
-def _format_measured(row: Any) -> str:
-    return format_mean_std(row.mean_, row.std_, diverged=bool(row.diverged))
+def _format_measured(row: dict[str, Any]) -> str:
+    return format_mean_std(row["mean"], row["std"], diverged=bool(row["diverged"]))
 
 
-def _format_optional(row: Any, columns: Mapping[str, tuple]) -> dict[str, str]:
-    return {
-        heading: formatter(getattr(row, name))
-        for name, (heading, formatter) in columns.items()
-        if hasattr(row, name)
-    }
+def _format_reported(row: dict[str, Any]) -> str:
+    return format_mean_std(row["reported_mean"], row["reported_std"])
 
 
-def _format_row(row: Any) -> dict[str, str]:
-    texts = {"Method": row.method, "Measured": _format_measured(row)}
-    texts |= _format_optional(row, _OPTIONAL_COLUMNS)
-    texts["Reported"] = format_mean_std(row.reported_mean, row.reported_std)
-    texts["Difference"] = format_number(row.difference, "+.2f")
-    texts |= _format_optional(row, _OPTIONAL_LAST_COLUMNS)
-    if hasattr(row, "rank"):
-        reported_rank = "" if math.isnan(row.reported_rank) else f" / {row.reported_rank:g}"
-        texts["Rank"] = format_number(row.rank, "g") + reported_rank
-    return texts | (_format_rounds(row) if hasattr(row, "rounds") else {}) | _format_runs(row)
+def _format_rank(row: dict[str, Any]) -> str:
+    rank, reported_rank = row["rank"], row["reported_rank"]
+    return format_number(rank, "g") + ("" if math.isnan(reported_rank) else f" / {reported_rank:g}")
 
 
-def _format_rounds(row: Any) -> dict[str, str]:
-    measured = format_mean_std(row.rounds, row.rounds_std, format_spec=".0f")
-    if row.seeds and row.reached < row.seeds:
-        reached = f"{row.reached} of {row.seeds} runs reach it"
-        measured = reached if row.reached else "not reached"
-    return {
-        "Rounds to 50 %": measured,
-        "Reported rounds": format_number(row.reported_rounds, ".0f"),
-        "Difference in rounds": format_number(row.rounds_difference, "+.0f"),
-    }
+def _format_rounds(row: dict[str, Any]) -> str:
+    if row["seeds"] and row["reached"] < row["seeds"]:
+        reached = f"{row['reached']} of {row['seeds']} runs reach it"
+        return reached if row["reached"] else "not reached"
+    return format_mean_std(row["rounds"], row["rounds_std"], format_spec=".0f")
 
 
-def _format_runs(row: Any) -> dict[str, str]:
-    return {
-        "Seeds": format_seed_count(row.seeds, row.planned),
-        "Time": MISSING if math.isnan(row.seconds) else f"{row.seconds:.1f} s",
-    }
+def _format_time(row: dict[str, Any]) -> str:
+    return MISSING if math.isnan(row["seconds"]) else f"{row['seconds']:.1f} s"
 
 
-def _format_domain_table(rows: Sequence[Any], title: str, notes: Sequence[str]) -> TextTable:
+# Columns of a table in their order: by column of the comparison, the heading, and the format of its
+# number or a function of the row.
+_COLUMNS: dict[str, tuple[str, str | Callable[[dict[str, Any]], str]]] = {
+    "method": ("Method", lambda row: row["method"]),
+    "mean": ("Measured", _format_measured),
+    "within_std": ("Within run", ".2f"),
+    "final_mean": ("Last five", ".2f"),
+    "rise_time": ("Rise time", ".0f"),
+    "worst_decile": ("Worst decile", ".2f"),
+    "best_round": ("Round", ".3g"),
+    "reported_mean": ("Reported", _format_reported),
+    "difference": ("Difference", "+.2f"),
+    "p_value": ("p", lambda row: format_p_value(row["p_value"])),
+    "matching_loss": ("J", ".3f"),
+    "over_real": ("Over real", "+.2f"),
+    "rank": ("Rank", _format_rank),
+    "rounds": ("Rounds to 50 %", _format_rounds),
+    "reported_rounds": ("Reported rounds", ".0f"),
+    "rounds_difference": ("Difference in rounds", "+.0f"),
+    "seeds": ("Seeds", lambda row: format_seed_count(row["seeds"], row["planned"])),
+    "seconds": ("Time", _format_time),
+}
+
+
+def _format_row(row: dict[str, Any], names: Iterable[str] = _COLUMNS) -> dict[str, str]:
+    texts = {}
+    for name in names:
+        if name in row:
+            heading, style = _COLUMNS[name]
+            texts[heading] = style(row) if callable(style) else format_number(row[name], style)
+    return texts
+
+
+def _format_domain_table(
+    rows: Sequence[dict[str, Any]], title: str, notes: Sequence[str]
+) -> TextTable:
     """Format a line of measured values per method, and below it the paper's values, if any."""
-    domains = list(dict.fromkeys(row.domain for row in rows))
+    domains = list(dict.fromkeys(row["domain"] for row in rows))
     sections = []
-    for (dataset, model), group in itertools.groupby(rows, lambda row: (row.dataset, row.model)):
-        cells_by_method: dict[str, list[Any]] = {}
+    for place, group in itertools.groupby(rows, lambda row: (row["dataset"], row["model"])):
+        cells_by_method: dict[str, list[dict[str, Any]]] = {}
         for row in group:
-            cells_by_method.setdefault(row.method, []).append(row)
+            cells_by_method.setdefault(row["method"], []).append(row)
+        best = [_find_best(column) for column in zip(*cells_by_method.values(), strict=True)]
         lines: list[dict[str, str]] = []
-        measured_lines = []
-        for method, cells in cells_by_method.items():
-            measured_lines.append(len(lines))
+        best_cells = set()
+        for index, (method, cells) in enumerate(cells_by_method.items()):
+            columns = zip(domains, best, strict=True)
+            best_cells |= {(len(lines), domain) for domain, indices in columns if index in indices}
             lines += _format_domain_lines(method, cells)
-        best_cells = {
-            (measured_lines[index], domain)
-            for column, domain in enumerate(domains)
-            for index in _find_best([cells[column] for cells in cells_by_method.values()])
-        }
-        labels = {"Data": dataset, "Network": model}
-        sections.append(TableSection(lines, f"{dataset}, {model}", labels, frozenset(best_cells)))
+        labels = dict(zip(("Data", "Network"), place, strict=True))
+        sections.append(TableSection(lines, ", ".join(place), labels, frozenset(best_cells)))
     return TextTable(title, ["Method", "Value"], sections, notes)
 
 
-def _format_domain_lines(method: str, cells: Sequence[Any]) -> list[dict[str, str]]:
+def _format_domain_lines(method: str, cells: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
     """Format the lines of a method, from its cells of all domains."""
-    runs = _format_runs(cells[0])
-    measured = {cell.domain: _format_measured(cell) for cell in cells}
+    runs = _format_row(cells[0], ("seeds", "seconds"))
+    measured = {cell["domain"]: _format_measured(cell) for cell in cells}
     lines = [{"Method": method, "Value": "measured", **measured, **runs}]
-    if all(math.isnan(cell.reported_mean) for cell in cells):
+    if all(math.isnan(cell["reported_mean"]) for cell in cells):
         return lines
-    reported = {c.domain: format_mean_std(c.reported_mean, c.reported_std) for c in cells}
-    differences = {cell.domain: format_number(cell.difference, "+.2f") for cell in cells}
+    reported = {cell["domain"]: _format_reported(cell) for cell in cells}
+    differences = {cell["domain"]: format_number(cell["difference"], "+.2f") for cell in cells}
     empty = dict.fromkeys(runs, "")
-    return [
-        *lines,
-        {"Method": "", "Value": "reported", **reported, **empty},
-        {"Method": "", "Value": "difference", **differences, **empty},
-    ]
+    lines.append({"Method": "", "Value": "reported", **reported, **empty})
+    lines.append({"Method": "", "Value": "difference", **differences, **empty})
+    return lines

@@ -71,6 +71,10 @@ def is_diverged(results: "pd.DataFrame") -> "pd.Series":
 
     A run without a global model may have the accuracy of clients on their own tests instead.
     """
+    import pandas as pd
+
+    if not len(results):
+        return pd.Series(False, index=results.index)
     missing = results["final_accuracy"].isna()
     if "final_client_accuracy" in results:
         missing &= results["final_client_accuracy"].isna()

@@ -323,7 +323,7 @@ def _make_curve(line: RunLine, curves: "pd.DataFrame", metric: str) -> Curve:
     import pandas as pd
 
     runs, table = line.runs, pd.DataFrame()
-    has_diverged = is_diverged(runs) if len(runs) else pd.Series(dtype=bool)
+    has_diverged = is_diverged(runs)
     if len(curves) and len(runs) and metric in curves:
         digests = runs["digest"][~has_diverged]
         run_curves = curves[curves["digest"].isin(digests)].dropna(subset=metric)
