@@ -470,10 +470,7 @@ def get_metric_values(results: "pd.DataFrame", metric: str) -> "pd.Series":
 
 @validate_arguments
 def summarize_runs(
-    results: "pd.DataFrame",
-    *,
-    by: Sequence[str] | None = None,
-    metric: str = "final_accuracy",
+    results: "pd.DataFrame", *, by: Sequence[str] | None = None, metric: str = "final_accuracy"
 ) -> "pd.DataFrame":
     """Average a metric over the runs that share settings, one row per combination.
 
@@ -677,11 +674,7 @@ def _get_rankable_mean(row: dict[str, Any]) -> float:
 
 
 def _make_table(
-    title: str,
-    rows: Sequence[_OverviewRow],
-    by: Sequence[str],
-    metric: str,
-    notes: Sequence[str],
+    title: str, rows: Sequence[_OverviewRow], by: Sequence[str], metric: str, notes: Sequence[str]
 ) -> TextTable:
     """Divide rows into sections by their shared settings.
 

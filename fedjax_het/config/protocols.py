@@ -72,8 +72,7 @@ _FEDAF = (
         settings={"normalization": "fedaf"},
     ),
     DefaultsRule(
-        datasets=("domainnet",),
-        settings={"partition": "by_domain", "num_clients": 6, "rounds": 10},
+        datasets=("domainnet",), settings={"partition": "by_domain", "num_clients": 6, "rounds": 10}
     ),
 )
 PROTOCOLS: dict[str, tuple[DefaultsRule, ...]] = {
@@ -97,11 +96,7 @@ PROTOCOLS: dict[str, tuple[DefaultsRule, ...]] = {
         DefaultsRule(datasets=("cifar10",), settings={"server_options": {"size": 500}}),
         DefaultsRule(
             datasets=("emnist_45",),
-            settings={
-                "num_clients": 45,
-                "participation": 5 / 45,
-                "server_options": {"size": 225},
-            },
+            settings={"num_clients": 45, "participation": 5 / 45, "server_options": {"size": 225}},
         ),
     ),
 }

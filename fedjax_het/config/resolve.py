@@ -279,11 +279,7 @@ def _resolve_server_data(
         expected = f"no value: the server of {spec.algorithm} uses examples only to pretrain"
         _require_unset(raw, SERVER_DATA_SETTINGS, expected)
     return dataclasses.replace(
-        spec,
-        server_data=source,
-        server_options=options,
-        pretrain_epochs=epochs,
-        gradient_gaps=gaps,
+        spec, server_data=source, server_options=options, pretrain_epochs=epochs, gradient_gaps=gaps
     )
 
 

@@ -60,10 +60,7 @@ _MISSING_COLOR = "#EEEEEE"
 
 @validate_arguments
 def plot_metric_vs_alpha(
-    results: "pd.DataFrame",
-    *,
-    by: Sequence[str] | None = None,
-    metric: str = "final_accuracy",
+    results: "pd.DataFrame", *, by: Sequence[str] | None = None, metric: str = "final_accuracy"
 ) -> "Figure":
     """Plot a metric against the Dirichlet alpha, see `plot_metric_vs_setting`.
 

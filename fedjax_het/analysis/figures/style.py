@@ -25,16 +25,7 @@ if TYPE_CHECKING:
 
 # Distinguishable with any of the common color blindnesses: the palette of Okabe and Ito, with
 # Tol's wine in place of their yellow, which is invisible on white paper.
-PALETTE = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#882255",
-    "#56B4E9",
-    "#000000",
-)
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#882255", "#56B4E9", "#000000")
 # For more lines than the palette has colors, if their names stand beside them.
 _EXTRA_COLORS = ("#E08214", "#DDCC77", "#661100", "#6699CC", "#888888")
 GRAYS = ("#5F5F5F", "#8C8C8C", "#B4B4B4")

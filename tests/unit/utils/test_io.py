@@ -19,12 +19,7 @@ from fedjax_het.utils.io import (
     write_atomically,
     write_npz,
 )
-from fedjax_het.utils.text import (
-    escape_html,
-    escape_latex,
-    escape_markdown,
-    to_one_line,
-)
+from fedjax_het.utils.text import escape_html, escape_latex, escape_markdown, to_one_line
 
 # --- writing ---------------------------------------------------------------------------------
 
