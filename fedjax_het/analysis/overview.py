@@ -5,6 +5,7 @@ setting is one that runs of every method have. Accuracies are in percent.
 """
 
 import dataclasses
+import itertools
 import math
 import numbers
 from collections.abc import Sequence
@@ -505,15 +506,21 @@ def summarize_runs(
     import pandas as pd
 
     results = select_newest(results)
-    by = resolve_group_settings(results, by)
+    rows = _summarize_groups(results, resolve_group_settings(results, by), metric)
+    return pd.DataFrame([{**settings, **summary} for settings, summary in rows])
+
+
+def _summarize_groups(
+    results: "pd.DataFrame", by: Sequence[str], metric: str
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return the settings of each group of runs, and its columns of `summarize_runs`."""
     require_result_metric(results, metric)
     companion_metric, *_ = get_companion_metric(metric)
     rows = []
     for settings, runs in group_runs(results, by):
         has_diverged = is_diverged(runs)
         values = get_metric_values(runs[~has_diverged], metric)
-        row = {
-            **settings,
+        summary = {
             "mean": values.mean(),
             "std": values.std(),  # n - 1: NaN for one run
             companion_metric: get_metric_values(runs[~has_diverged], companion_metric).mean(),
@@ -521,9 +528,9 @@ def summarize_runs(
             "diverged": int(has_diverged.sum()),
         }
         for name in ("wall_seconds", "client_samples_per_second"):
-            row[name] = get_metric_values(runs, name).mean()
-        rows.append(row)
-    return pd.DataFrame(rows)
+            summary[name] = get_metric_values(runs, name).mean()
+        rows.append((settings, summary))
+    return rows
 
 
 class _OverviewRow(NamedTuple):
@@ -567,9 +574,9 @@ def make_overview_table(
     """
     results = select_newest(results)
     by = resolve_group_settings(results, by)
-    summary = summarize_runs(results, by=by, metric=metric)
-    format_spec = _choose_format(summary, metric)
-    seconds_format = choose_number_format(summary["wall_seconds"])
+    groups = _summarize_groups(results, by, metric)
+    format_spec = _choose_format(groups, metric)
+    seconds_format = choose_number_format(row["wall_seconds"] for _, row in groups)
     value_column = get_metric_label(metric)
     companion_metric, companion_heading, companion_note = get_companion_metric(metric)
     rows = [
@@ -585,7 +592,7 @@ def make_overview_table(
             },
             {value_column: _get_rankable_mean(row)},
         )
-        for settings, row in _list_summary_rows(summary, by)
+        for settings, row in groups
     ]
     notes = (
         *_make_metric_notes(results, by, metric),
@@ -632,17 +639,17 @@ def make_pivot_table(
     results = select_newest(results)
     by = resolve_group_settings(results, by)
     require_name("columns", columns, by)
-    summary = summarize_runs(results, by=by, metric=metric)
-    format_spec = _choose_format(summary, metric)
+    others = [name for name in by if name != columns]
+    groups = _summarize_groups(results, [*others, columns], metric)
+    format_spec = _choose_format(groups, metric)
     titles = {
         keys[columns]: describe_settings(keys) or MISSING
         for keys, _ in group_runs(results, [columns])
     }
-    others = [name for name in by if name != columns]
     rows = []
-    for settings, group_rows in group_runs(summary, others):
+    for settings, group in itertools.groupby(groups, lambda item: {n: item[0][n] for n in others}):
         texts, means = dict.fromkeys(titles.values(), MISSING), {}
-        for row_settings, row in _list_summary_rows(group_rows, by):
+        for row_settings, row in group:
             column = titles[row_settings[columns]]
             texts[column] = _format_summary(row, format_spec)
             means[column] = _get_rankable_mean(row)
@@ -651,16 +658,9 @@ def make_pivot_table(
     return _make_table(title, rows, others, metric, _make_metric_notes(results, by, metric))
 
 
-def _list_summary_rows(summary: "pd.DataFrame", by: Sequence[str]) -> list[tuple[dict, dict]]:
-    return [
-        (settings, row)
-        for settings, group_rows in group_runs(summary, by)
-        for row in group_rows.to_dict("records")
-    ]
-
-
-def _choose_format(summary: "pd.DataFrame", metric: str) -> str:
-    return ".2f" if get_display_scale(metric) == 100 else choose_number_format(summary["mean"])
+def _choose_format(groups: Sequence[tuple[dict, dict]], metric: str) -> str:
+    is_percentage = get_display_scale(metric) == 100
+    return ".2f" if is_percentage else choose_number_format(row["mean"] for _, row in groups)
 
 
 def _format_summary(row: dict[str, Any], format_spec: str) -> str:

@@ -402,27 +402,25 @@ def plot_small_multiples(curves: Sequence[Curve], metric: CurveMetric) -> "Figur
     size = (_SMALL_PANEL_SIZE[0] * columns + 0.5, _SMALL_PANEL_SIZE[1] * rows + 0.9)
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharey=not metric.is_log)
+    # Panels of a label in a row; the labels fill the blocks of the grid column by column.
+    grid = grid.reshape(rows, blocks, len(titles)).swapaxes(0, 1).reshape(-1, len(titles))
     style = LineStyle(PALETTE[0], width=1.6)
-    panels_by_key: dict[tuple[str, str], Axes] = {}
     for index, label in enumerate(labels):
-        row, block = index % rows, index // rows
-        for column, title in enumerate(titles):
-            panel = grid[row, block * len(titles) + column]
-            panel.tick_params(labelsize=7)
-            if column == 0:
-                panel.set_title(escape_mathtext(label), fontsize=8, loc="left", pad=3)
-            if row == 0 and len(titles) > 1:
+        grid[index, 0].set_title(escape_mathtext(label), fontsize=8, loc="left", pad=3)
+        is_lowest = index % rows == rows - 1 or index == len(labels) - 1
+        for title, panel in zip(titles, grid[index], strict=True):
+            panel.tick_params(labelsize=7, labelbottom=is_lowest)
+            if index % rows == 0 and len(titles) > 1:
                 options: Any = {"xycoords": "axes fraction", "textcoords": "offset points"}
                 options |= {"ha": "center", "fontsize": 8, "color": "#555555"}
                 panel.annotate(escape_mathtext(title), (0.5, 1), (0, 15), **options)
             _draw_small_panel(panel, averages, (title, label), metric, style)
-            panel.tick_params(labelbottom=row == rows - 1 or index == len(labels) - 1)
-            panels_by_key[title, label] = panel
-    for key, panel in panels_by_key.items():  # once all is drawn, since panels share their limits
-        _finish_panel(panel, metric, [c for c in curves if (c.panel, c.label) == key])
-    for index in range(len(labels), rows * blocks):
-        for column in range(len(titles)):
-            grid[index % rows, index // rows * len(titles) + column].set_visible(False)
+    for index, label in enumerate(labels):  # once all is drawn, since panels share their limits
+        for title, panel in zip(titles, grid[index], strict=True):
+            own = [c for c in curves if (c.panel, c.label) == (title, label)]
+            _finish_panel(panel, metric, own)
+    for unused_panel in grid[len(labels) :].flat:
+        unused_panel.set_visible(False)
     figure.supylabel(escape_mathtext(_make_y_label(available, metric, ", ")), fontsize=9)
     notes = ["grey: all the other lines", _make_note(curves, dict.fromkeys(labels, style), metric)]
     add_note(figure, "; ".join(filter(None, notes)), x_label="Round")

@@ -1,5 +1,6 @@
 """A metric against one numeric setting as lines, or against two settings as a heat map."""
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -43,7 +44,7 @@ from fedjax_het.analysis.render import choose_number_format, format_number
 from fedjax_het.runtime.result_store import select_newest
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import MAX_VALUE_LENGTH, ConfigError, require, require_name
-from fedjax_het.utils.text import DIVERGED, MISSING, escape_mathtext
+from fedjax_het.utils.text import DIVERGED, escape_mathtext
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -148,26 +149,18 @@ def plot_metric_vs_setting(
     panels_by_key = dict(zip(keys, grid.values(), strict=True))
     styles = _choose_line_styles(lines, metrics[0])
     values = sorted(results[x].unique())
-    has_diverged = False
+    labels: dict[Axes, list[LineLabel]] = {}
     for metric in metrics:
         row = {title: panels_by_key[metric, title] for title in titles}
-        has_diverged |= _draw_metric_row(row, lines, (x, metric), styles)
+        labels |= _draw_metric_row(row, lines, (x, metric), styles)
         label_outer_axes(row.values(), y=get_metric_label(metric))
     for (_, title), panel in panels_by_key.items():
         panel.set_title(escape_mathtext(title), fontsize=10, wrap=True)
         style_axes(panel)
         _set_x_axis(panel, values, x)
     label_outer_axes(panels_by_key.values(), x=x_label)
-    labels = {
-        panel: [
-            LineLabel(line.label, _get_last_mean(line, x, metric), styles[line.label]["color"])
-            for line in lines
-            if line.panel == title and line.label in styles
-        ]
-        for (metric, title), panel in panels_by_key.items()
-    }
     label_line_ends(figure, labels)
-    add_note(figure, _make_note(lines, x, styles, has_diverged))
+    add_note(figure, _make_note(lines, x, styles))
     return figure
 
 
@@ -198,23 +191,14 @@ def _choose_line_styles(lines: Sequence[RunLine], metric: str) -> dict[str, dict
     return make_line_styles((line.method, line.label) for line in lines if line.method in colored)
 
 
-def _get_last_mean(line: RunLine, x: str, metric: str) -> float:
-    """Return a line's mean at its largest value; NaN if all runs diverged."""
-    converged = line.runs[~is_diverged(line.runs)]
-    means = get_metric_values(converged, metric).dropna().groupby(converged[x]).mean()
-    return float(means.iloc[-1]) if len(means) else math.nan
-
-
-def _make_note(
-    lines: Sequence[RunLine], x: str, styles: dict[str, dict], has_diverged: bool
-) -> str:
+def _make_note(lines: Sequence[RunLine], x: str, styles: dict[str, dict]) -> str:
     gray = ", ".join(dict.fromkeys(line.label for line in lines if line.label not in styles))
     parts = {
         "lines: means; bands: one standard deviation; small points: single runs": any(
             line.runs[x].duplicated().any() for line in lines
         ),
         f"grey: {gray}": gray,
-        "×: a run that diverged": has_diverged,
+        "×: a run that diverged": any(is_diverged(line.runs).any() for line in lines),
     }
     return "; ".join(text for text, is_needed in parts.items() if is_needed)
 
@@ -224,12 +208,15 @@ def _draw_metric_row(
     lines: Sequence[RunLine],
     names: tuple[str, str],
     styles: dict[str, dict],
-) -> bool:
-    """Draw the panels of a metric, with room for crosses below; return whether there are any."""
+) -> "dict[Axes, list[LineLabel]]":
+    """Draw the panels of a metric, with room for crosses below; return the labels of the lines."""
+    labels: dict[Axes, list[LineLabel]] = {panel: [] for panel in panels.values()}
     num_crosses: Counter[tuple[str, float]] = Counter()  # by panel and value, above each other
     for line in lines:
         panel, style = panels[line.panel], styles.get(line.label)
-        _draw_line(panel, line, names, style)
+        end = _draw_line(panel, line, names, style)
+        if style:
+            labels[panel].append(LineLabel(line.label, end, style["color"]))
         for value in line.runs[names[0]][is_diverged(line.runs)].unique():
             index = num_crosses[line.panel, value]
             num_crosses[line.panel, value] += 1
@@ -249,41 +236,34 @@ def _draw_metric_row(
     limits = [panel.get_ylim() for panel in panels.values()]
     for panel, (low, high) in zip(panels.values(), limits, strict=True):
         panel.set_ylim(low - strip / (1 - strip) * (high - low), high)
-    return bool(num_crosses)
+    return labels
 
 
 def _draw_line(
     panel: "Axes", line: RunLine, names: tuple[str, str], style: dict[str, Any] | None
-) -> None:
-    """Draw a line, in gray and without single runs if it has no style."""
+) -> float:
+    """Draw a line, in gray and without single runs if it has no style; return its last mean."""
     x, metric = names
     runs = line.runs[~is_diverged(line.runs)]
     values = get_metric_values(runs, metric).dropna()
     by_value = values.groupby(runs[x])
     # The line has a gap at a value where all runs diverged.
     mean = by_value.mean().reindex(sorted(line.runs[x].unique()))
-    std = by_value.std().reindex(mean.index).fillna(0)
     if mean.isna().all():
-        return
+        return math.nan
+    last_mean = float(mean.dropna().iloc[-1])
     if style is None:
         style = {"color": GRAYS[1], "linestyle": "-", "marker": ".", "lw": 1.0, "zorder": 2}
         panel.plot(mean.index, mean, markersize=5, label=line.label, **style)
-        return
+        return last_mean
     panel.plot(mean.index, mean, lw=1.8, markersize=5, zorder=3, label=line.label, **style)
-    color = style["color"]
-    panel.fill_between(mean.index, mean - std, mean + std, color=color, alpha=0.1, linewidth=0)
+    std = by_value.std().reindex(mean.index).fillna(0)
+    band: Any = {"color": style["color"], "alpha": 0.1, "linewidth": 0}
+    panel.fill_between(mean.index, mean - std, mean + std, **band)
     if by_value.size().max() > 1:
-        panel.plot(
-            runs[x][values.index],
-            values,
-            linestyle="none",
-            marker=style["marker"],
-            markersize=3.5,
-            markeredgewidth=0,
-            color=color,
-            alpha=0.35,
-            label="_runs",
-        )
+        points: Any = {**style, "linestyle": "none", "markersize": 3.5, "markeredgewidth": 0}
+        panel.plot(runs[x][values.index], values, alpha=0.35, label="_runs", **points)
+    return last_mean
 
 
 def _set_x_axis(panel: "Axes", values: Sequence[float], x: str) -> None:
@@ -360,11 +340,11 @@ def plot_heat_map(
     if not is_numeric(summary[y]):
         ys.reverse()  # texts from top to bottom, numbers from bottom to top
     groups = {describe_settings(keys): rows for keys, rows in group_runs(summary, panel_settings)}
-    means = summary["mean"].dropna()
-    format_spec = ".1f" if get_display_scale(metric) == 100 else choose_number_format(means)
-    limits = (means.min(), means.max()) if len(means) else (0.0, 1.0)
+    values = summary["mean"].dropna()
+    format_spec = ".1f" if get_display_scale(metric) == 100 else choose_number_format(values)
+    limits = (values.min(), values.max()) if len(values) else (0.0, 1.0)
 
-    longest = max([5, *(len(format_number(value, format_spec)) + 2 for value in means)])
+    longest = max([5, *(len(format_number(value, format_spec)) + 2 for value in values)])
     size = (1.0 + max(0.085 * longest * len(xs), 1.6), 0.8 + max(0.34 * len(ys), 1.1))
     max_columns = max(1, int(14 / size[0]))
     columns = len(group_runs(summary, panel_settings[-1:]))
@@ -375,7 +355,15 @@ def plot_heat_map(
     label = get_metric_label(metric)
     figure.set_size_inches(width + 1.0, max(height, 0.6 + 0.085 * len(label)))
     for title, panel in panels.items():
-        image = _draw_cells(panel, groups[title], (x, xs), (y, ys), limits, format_spec)
+        cells = groups[title].pivot(index=y, columns=x, values=["mean", "diverged"])
+        means, num_diverged = (
+            cells[name].reindex(index=ys, columns=xs).to_numpy(float)
+            for name in ("mean", "diverged")
+        )
+        image = _draw_cells(panel, means, num_diverged > 0, limits, format_spec)
+        for axis, ticks in ((panel.xaxis, xs), (panel.yaxis, ys)):
+            labels = [escape_mathtext(format_setting_value(value)) for value in ticks]
+            axis.set_ticks(range(len(ticks)), labels)
     label_outer_axes(panels.values(), x=format_setting_name(x), y=format_setting_name(y))
     color_bar = figure.colorbar(image, ax=list(panels.values()), label=label)
     color_bar.outline.set_visible(False)
@@ -399,43 +387,33 @@ def find_numeric_pair(results: "pd.DataFrame", by: Sequence[str] | None = None) 
         if name in varying and is_numeric(results[name])
     ]
     names.sort(key=lambda name: name != "alpha")
-    for index, x in enumerate(names):
-        for y in names[index + 1 :]:
-            for _, runs in group_runs(results, ["algorithm"]):
-                if (runs[[x, y]].dropna().nunique() > 1).all():
-                    return [x, y]
+    for pair in map(list, itertools.combinations(names, 2)):
+        for _, runs in group_runs(results, ["algorithm"]):
+            if (runs[pair].dropna().nunique() > 1).all():
+                return pair
     return []
 
 
 def _draw_cells(
     panel: "Axes",
-    rows: "pd.DataFrame",
-    x: tuple[str, list],
-    y: tuple[str, list],
+    means: np.ndarray,
+    has_diverged: np.ndarray,
     limits: tuple[float, float],
     format_spec: str,
 ):
     from matplotlib import colormaps
     from matplotlib.colors import Normalize
 
-    values = np.full((len(y[1]), len(x[1])), math.nan)
-    texts = np.full(values.shape, MISSING, dtype=object)
-    for row in rows.to_dict("records"):
-        cell = y[1].index(row[y[0]]), x[1].index(row[x[0]])
-        values[cell] = row["mean"]
-        is_lost = math.isnan(row["mean"]) and row["diverged"]
-        number = [] if is_lost else [format_number(row["mean"], format_spec)]
-        texts[cell] = " ".join([*number, *([DIVERGED] if row["diverged"] else [])])
     color_map = colormaps["cividis"].with_extremes(bad=_MISSING_COLOR)
     normalize = Normalize(*limits)
-    image = panel.imshow(values, cmap=color_map, norm=normalize, aspect="auto", origin="lower")
-    for (row_index, column), text in np.ndenumerate(texts):
-        is_dark = normalize(values[row_index, column]) < 0.5  # False for NaN
-        color = "white" if is_dark else "black"
-        panel.text(column, row_index, text, ha="center", va="center", fontsize=9, color=color)
-    for axis, (_, ticks) in ((panel.xaxis, x), (panel.yaxis, y)):
-        labels = [escape_mathtext(format_setting_value(value)) for value in ticks]
-        axis.set_ticks(range(len(ticks)), labels)
+    image = panel.imshow(means, cmap=color_map, norm=normalize, aspect="auto", origin="lower")
+    for (row, column), mean in np.ndenumerate(means):
+        text = f" {DIVERGED}" if has_diverged[row, column] else ""
+        if not (text and math.isnan(mean)):
+            text = format_number(mean, format_spec) + text
+        color = "white" if normalize(mean) < 0.5 else "black"  # black for NaN
+        style: Any = {"ha": "center", "va": "center", "fontsize": 9, "color": color}
+        panel.text(column, row, text.strip(), **style)
     panel.tick_params(length=0)
     panel.spines[:].set_visible(False)
     return image
