@@ -98,8 +98,8 @@ def draw_local_tests(
 
     The examples of one client are distinct. Clients share no example where the test split has
     enough of each class for all clients. A class with too few examples is reused once all of its
-    examples are drawn, so the numbers of clients that share an example differ by at most one; a
-    warning reports it. A client without training examples has no mixture and therefore no test.
+    examples are drawn; a warning reports it. The numbers of clients that share an example then
+    differ by at most one. A client without training examples has no mixture and therefore no test.
 
     The result can be saved, digested and summarized like any partition, with the labels of the test
     split.
@@ -110,9 +110,9 @@ def draw_local_tests(
       test_labels: labels of the test split, integers `[N_test]` in [0, num_classes).
       num_classes: number of classes, C.
       seed: seed of the draw, >= 0. Equal arguments give equal tests.
-      per_client: number of test examples of each client. Default: 100, as in FedAMP, or a smaller
-        number for all clients where a client would need more examples of a class than the test
-        split has.
+      per_client: number of test examples of each client. Default: 100, as in FedAMP. The number is
+        smaller for all clients if a client would need more examples of a class than the test split
+        has.
 
     Returns:
       A `Partition` of K clients with positions in the *test* split.
@@ -265,8 +265,8 @@ def compute_client_mixtures(
       zero where proportions are counted.
 
     Raises:
-      ConfigError: if the labels do not belong to the partition, or the parameters of the partition
-        are not those of its scheme.
+      ConfigError: if the labels do not belong to the partition, or if the scheme of the partition
+        does not have its parameters.
 
     Example:
       >>> import numpy as np

@@ -55,8 +55,8 @@ class Dataset:
         None if the user passed none.
       server_labels: labels of `server_images`, int32, or None.
       origin: `(name, normalization)` with which `load_dataset` loaded this object. None for any
-        other data set, and for a changed copy: a part of a data set, or a data set with other
-        constants, is not identified by the name.
+        other data set and for a changed copy. A name does not identify a part of a data set, or a
+        data set with other constants.
       is_validated: whether the arrays were checked. A run checks a data set that was built by hand.
 
     Example:
@@ -106,7 +106,7 @@ class Dataset:
     def _digest(self) -> str:
         names = ["train_images", "train_labels", "test_images", "test_labels"]
         constants = {name: getattr(self, name) for name in ("num_classes", "mean", "std")}
-        if self.domain_names:  # otherwise the digest equals that of versions without domains
+        if self.domain_names:  # otherwise the digest equals the digest of versions without domains
             names += ["train_domains", "test_domains"]
             constants["num_domains"] = len(self.domain_names)
         if self.server_images is not None:
@@ -146,7 +146,7 @@ def dataset_from_arrays(
 
     Args:
       train_images: training images `[N, H, W, C]`. Integers in 0..255 are stored as uint8. Finite
-        floats in [0, 1], or standardized ones, are stored as float32. uint16 images with a pixel
+        floats in [0, 1] and standardized floats are stored as float32. uint16 images with a pixel
         above 255 have 16 bits and become float32 in [0, 1], where 65535 is 1.
       train_labels: training labels, integers `[N]` in [0, num_classes).
       test_images: test images `[N_test, H, W, C]`, in the format of `train_images`.

@@ -140,7 +140,7 @@ def select_first_45_classes(
     FSL (arXiv 2210.02614) uses 45 classes of 2,400 training images each, but does not name the two
     of 47 classes that it omits. It uses 10,000 of the 18,000 test images of 45 classes, but does
     not name them. Here a subset with 222 or 223 images of each class is drawn once, with a fixed
-    seed; if there are fewer test images, all are used. Images keep their order.
+    seed. All test images are used if there are fewer. Images keep their order.
 
     Args:
       arrays: images and labels of both splits of EMNIST Balanced by name.
@@ -238,9 +238,9 @@ def load_dataset(
     Args:
       name: one of `DATASETS`.
       normalization: source of the normalization constants, one of `fedjax_het.data.NORMALIZATIONS`.
-        Default: DynaFed's constants where it has them (it uses those of MNIST for Fashion-MNIST),
-        the statistics of the training set elsewhere; for a user's data set, the constants that its
-        function sets.
+        Default: DynaFed's constants where they exist (DynaFed uses MNIST's constants for
+        Fashion-MNIST), otherwise the statistics of the training set. A user's data set has the
+        constants that its function sets.
       data_dir: folder of the source data. For `cinic10`, the folder of train/ and test/ (default:
         $CINIC10_DIR). Otherwise a folder of tensorflow-datasets prepared in array_record format
         (default: $TFDS_DATA_DIR), read without TensorFlow. If no folder is named or found, a
@@ -253,9 +253,9 @@ def load_dataset(
       The data set, with checked arrays.
 
     Raises:
-      ConfigError: if the name or the normalization is unknown, if the source data are missing or
-        cannot be read (the message names the variable to set or the command to run), or if a user's
-        function does not return a `Dataset`.
+      ConfigError: if the name or the normalization is unknown, or if a user's function does not
+        return a `Dataset`. Also if the source data are missing or cannot be read; the message names
+        the variable to set or the command to run.
 
     Example:
       >>> from fedjax_het import data

@@ -28,8 +28,8 @@ def read_domainnet(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray]
 
     Images are resized to 64x64, as in FedAF, without keeping their proportions. The filter is
     bilinear, widened where it shrinks (antialiased); FedAF names no filter. The training lists are
-    used completely. FedBN uses a part of them (5 % of the smallest domain), of which FedAF's 200
-    synthetic images for each domain would outnumber the real images.
+    used completely. FedBN uses 5 % of the smallest domain. FedAF's 200 synthetic images for each
+    domain would outnumber these real images.
 
     Each domain is decoded once and cached in its own file.
 

@@ -12,7 +12,8 @@ FIGURE_POINTS = 144  # points along a side: the 2 inches of FSL
 _PIXELS_PER_POINT = 2  # before the image is shrunk
 
 # The bold face of STIX has all 52 script letters in one block. Strokes of the regular face would be
-# a third as wide as those of EMNIST at 28 pixels. Digits are drawn in italics, as the face has them.
+# a third as wide as EMNIST's strokes at 28 pixels. Digits are drawn in italics, as the face has
+# them.
 _STIX_PATH = "fonts/ttf/STIXGeneralBolIta.ttf"
 _SCRIPT_UPPERCASE, _SCRIPT_LOWERCASE = 0x1D4D0, 0x1D4EA
 
@@ -82,10 +83,10 @@ def render_glyphs(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw every class in every size and rotation.
 
-    Each character is drawn white on black in a square of 2 inches, and the middle of its ink is
-    moved to the middle of the square, as EMNIST centers its images. The square is rotated and then
-    shrunk by the mean over the area of each new pixel. Strokes outside the square are cut, as in a
-    figure: the ends of wide script letters (K, M, W) at the larger sizes.
+    Each character is drawn white on black in a square of 2 inches. The middle of its ink is moved
+    to the middle of the square, as in EMNIST. The square is rotated and then shrunk by the mean
+    over the area of each new pixel. Strokes outside the square are cut, as in a figure: the ends of
+    wide script letters (K, M, W) at the larger sizes.
 
     The merged classes of a data set, such as EMNIST Balanced's C for C and c, are drawn as their
     name. Takes about 1 ms per image. Equal arguments give equal images.

@@ -56,12 +56,12 @@ def grouped(
     its group, and the rest evenly over all other classes. Clients are ordered by group: the first
     clients belong to the first group.
 
-    With 62 clients of EMNIST ByClass the defaults are the paper's: clients 0-9 hold 1000 examples,
-    800 of them digits; clients 10-35 hold 700, 560 of them upper-case letters; clients 36-61 hold
+    With 62 clients of EMNIST ByClass the defaults are the paper's. Clients 0-9 hold 1000 examples,
+    800 of them digits. Clients 10-35 hold 700, 560 of them upper-case letters. Clients 36-61 hold
     400, 320 of them lower-case letters. The paper can be read as 1000, 700 and 400 *dominating*
-    examples; here these numbers are totals, as its 100 test examples are a total. The settings for
-    other data sets are in an appendix that could not be read: their groups and sizes are choices of
-    this package, not reproduced ones.
+    examples; here these numbers are totals, as its 100 test examples are a total. The paper's
+    settings for other data sets are in an appendix that could not be read. Their groups and sizes
+    are choices of this package.
 
     The numbers per class are as equal as integers allow; the classes with one more example are
     drawn. Every client with enough examples therefore has all classes, as the paper says;
@@ -74,8 +74,8 @@ def grouped(
       num_classes: number of classes, C.
       num_clients: number of clients, K.
       groups: the dominating classes of each group. Default: digits, upper-case and lower-case
-        letters if class names are single characters (EMNIST); the 20 superclasses of CIFAR-100;
-        otherwise five groups of neighboring labels (two labels each for ten classes).
+        letters if class names are single characters (EMNIST), or the 20 superclasses of CIFAR-100.
+        Otherwise there are five groups of neighboring labels (two labels each for ten classes).
       clients_per_group: number of clients of each group. Default: in proportion to the numbers of
         dominating classes.
       group_sizes: total number of training examples of a client of each group. Default: 1000, 700,

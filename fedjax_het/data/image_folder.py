@@ -51,7 +51,7 @@ def load_image_folder(
       name: name of the data set, shown in results. Default: the name of the folder.
       size: size to which images are resized, antialiased: (height, width) or one number for both,
         in pixels. Default: all images must have one size.
-      colour: whether to read three color channels; False reads one gray channel.
+      colour: whether to read three channels (red, green, blue); False reads one gray channel.
       use_valid: whether to add `path/valid` to the training images. It is omitted by default, as in
         DynaFed's code.
       mean: mean of each channel. Default: that of the training images.
@@ -193,7 +193,7 @@ def _list_class_names(folder: Path) -> list[str]:
 def _list_files(folder: Path, class_names: list[str]) -> list[_ImageFile]:
     mismatches = ", ".join(sorted(set(_list_class_names(folder)) ^ set(class_names)))
     if mismatches:
-        raise ConfigError(f"classes of {folder} differ from those of training: {mismatches}")
+        raise ConfigError(f"classes of {folder} differ from the training classes: {mismatches}")
     files = []
     for label, class_name in enumerate(class_names):
         for entry in sorted(os.scandir(folder / class_name), key=lambda entry: entry.name):

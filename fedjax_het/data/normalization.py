@@ -2,8 +2,8 @@
 
 Sources:
 
-* `dynafed`: the paper's public code, which uses the constants of CIFAR-10 for CIFAR-100 and those
-  of MNIST for Fashion-MNIST.
+* `dynafed`: the paper's public code, which uses the constants of CIFAR-10 for CIFAR-100 and MNIST's
+  constants for Fashion-MNIST.
 * `fedaf`: the public distribution-matching code that FedAF builds on. The paper itself states no
   constants, and that code has no DomainNet, for which the statistics of the training set are used,
   as for `dataset`.

@@ -57,9 +57,9 @@ class PartitionScheme(NamedTuple):
       resolve_parameters: function `(labels, num_classes, num_clients, class_names, **parameters) ->
         parameters`, for a scheme whose defaults depend on the data. It checks the parameters and
         sets the missing ones.
-      mixtures: function `(labels, num_classes, num_clients, **parameters) -> [K, C]`, the class
-        proportions from which the clients draw, if they are known more exactly than from the drawn
-        examples.
+      mixtures: function `(labels, num_classes, num_clients, **parameters) -> [K, C]`: the class
+        proportions from which the clients draw. It is set if they are known more exactly than from
+        the drawn examples.
       clients_are_domains: whether client k holds only examples of domain k of the data set. It then
         has the domain's name and is tested on the domain's test images.
 
@@ -78,7 +78,7 @@ class PartitionScheme(NamedTuple):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Parameters of `split` besides the data, by name, with their default or `REQUIRED`."""
+        """Parameters of `split` other than the data, by name, with their default or `REQUIRED`."""
         return get_keyword_parameters(self.split, exclude=DATA_ARGUMENTS)
 
     def validate_parameters(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,15 +141,15 @@ def dirichlet_balanced(rng, labels, num_classes, num_clients, *, alpha: Alpha):
     and the columns tend to C/K. Each class is cut in dataset order, not shuffled, at
     floor(cumulative proportion * n_class).
 
-    The floors leave the remainder to the last client, which is therefore the largest (about 700
-    examples where the others hold 625, for CIFAR-100 and 80 clients; 634 for CIFAR-10) and holds
-    single examples of many classes. For alpha < 0.001, 1000 iterations do not balance fully (500 to
-    750 examples for CIFAR-100, 450 to 1000 for CIFAR-10, at 0.0001). If classes have unequal sizes,
-    clients are as unequal as their classes.
+    The floors leave the remainder to the last client, which is therefore the largest and holds
+    single examples of many classes. For 80 clients the others hold 625 examples, and the last one
+    about 700 of CIFAR-100 or 634 of CIFAR-10. For alpha < 0.001, 1000 iterations do not balance
+    fully (500 to 750 examples for CIFAR-100, 450 to 1000 for CIFAR-10, at 0.0001). If classes have
+    unequal sizes, clients are as unequal as their classes.
 
     Departures from the code: the matrix is drawn and balanced in logarithms, where no draw
-    underflows to zero (a zero column could not be scaled), and the generator is NumPy's current
-    one. Cost: 0.03 s for 10 classes and 80 clients, 0.1 s for 100 classes.
+    underflows to zero (a zero column could not be scaled). The generator is
+    `numpy.random.Generator`. Cost: 0.03 s for 10 classes and 80 clients, 0.1 s for 100 classes.
 
     Args:
       rng: NumPy Generator.
@@ -186,8 +186,8 @@ def dirichlet_capped(
     class. The whole draw is repeated until every client holds `min_size` examples, at most
     `max_draws` times (the public code repeats without limit).
 
-    Departure from the code: proportions are drawn in logarithms, so that those of the clients below
-    the cap never all underflow to zero.
+    Departure from the code: proportions are drawn in logarithms, so that the proportions of clients
+    below the cap never all underflow to zero.
 
     Args:
       rng: NumPy Generator.
@@ -297,8 +297,8 @@ def classes_per_client(rng, labels, num_classes, num_clients, *, classes_per_cli
 def pathological(rng, labels, num_classes, num_clients):
     """Assign two classes to each client: FedAMP's pathological setting.
 
-    The paper follows McMahan et al. (arXiv 1602.05629), who cut the examples sorted by label into
-    two shards for each client, some of which contain two labels. Here every client has exactly two
+    The paper follows McMahan et al. (arXiv 1602.05629). They cut the examples sorted by label into
+    two shards for each client; some shards contain two labels. Here every client has exactly two
     classes, in equal numbers, as FedAMP's text says. Equals `classes_per_client` with two classes.
 
     Args:
@@ -383,10 +383,10 @@ def _logsumexp(values: np.ndarray, axis: int) -> np.ndarray:
 def _split_counts(log_proportions: np.ndarray, count: int) -> np.ndarray:
     """Split `count` examples into `[K]` parts: differences of floor(cumulative proportion * count).
 
-    As in the public code, the floor is one short if the proportions of the clients that matter sum
-    to 1 minus a rounding error, and that example goes to the last client. The classes affected
-    depend on the last bit, and exponentials differ there between machines. Proportions are
-    therefore rounded to single precision, and only exactly defined operations follow.
+    As in the public code, the floor is one short if the proportions of these clients sum to 1 minus
+    a rounding error. That example goes to the last client. The classes affected depend on the last
+    bit, and exponentials differ there between machines. Proportions are therefore rounded to single
+    precision, and only exactly defined operations follow.
     """
     proportions = np.exp(log_proportions - log_proportions.max()).astype(np.float32)
     proportions = proportions.astype(np.float64)
@@ -407,8 +407,8 @@ def _split_class_counts(log_proportions: np.ndarray, labels: np.ndarray) -> np.n
 def _find_largest_shard_size(class_sizes: np.ndarray, num_clients: int, num_shards: int) -> int:
     """Return the largest shard size for `num_shards` shards, at most one per class and client.
 
-    Returns 0 if shards of one example do not suffice. If there are at least as many shards as
-    classes, every class is used, so the smallest class bounds the size.
+    Returns 0 if shards of one example do not suffice. If the number of shards is at least the
+    number of classes, every class is used, so the smallest class bounds the size.
     """
 
     def has_enough_shards(size: int) -> bool:

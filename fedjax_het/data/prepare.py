@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line program.
 
     Args:
-      arguments: command line arguments. Default: those of the process.
+      arguments: command line arguments. Default: the arguments of the process.
 
     Returns:
       The exit status: 0, or 2 for an invalid argument.

@@ -39,7 +39,7 @@ class ServerSummary:
       class_min: number of examples of the rarest of all classes.
       class_max: number of examples of the most frequent class.
       class_distance: total variation distance, in [0, 1], between the class proportions of D_0 and
-        those of the examples that clients hold.
+        of the examples that clients hold.
       font: name of the font of drawn glyphs, or None.
       font_version: version of the font, or None.
 
@@ -121,7 +121,7 @@ class ServerData:
     def summarize(
         self, dataset: Dataset, partition: Partition, pool: LabeledImages | None
     ) -> ServerSummary:
-        """Compute the statistics of D_0 and the distance of its classes from those of the clients.
+        """Compute the statistics of D_0, with the distance of its classes from the clients'.
 
         Args:
           dataset: the data set.

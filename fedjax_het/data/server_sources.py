@@ -34,10 +34,10 @@ _RUN_ARGUMENTS = (
 class ServerSource(NamedTuple):
     """Description of a source of the examples D_0 from which the server learns.
 
-    A source has a `pool`, all of which is D_0, or it has `draw`, which selects training examples:
-    from those of the clients or, with `withheld`, from those that no client holds. Functions
-    receive, by name, the listed arguments that their signatures have. All other arguments are
-    options of the source.
+    A source has a `pool`, all of which is D_0, or it has `draw`, which selects training examples.
+    It selects from the clients' examples or, with `withheld`, from examples that no client holds.
+    Functions receive, by name, the listed arguments that their signatures have. All other arguments
+    are options of the source.
 
     Attributes:
       name: name of the source in settings.
@@ -171,7 +171,7 @@ def _make_stl10_pool(dataset, data_dir, cache_dir, *, per_class: PositiveInt = 5
     return select_shared_class_images(stl10, dataset, per_class)
 
 
-# Names in STL-10 that differ from those in CIFAR-10.
+# Names in STL-10 that differ from the names in CIFAR-10.
 _CLASS_SYNONYMS = {"car": "automobile"}
 
 
@@ -180,12 +180,12 @@ def select_shared_class_images(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Select the first `per_class` training images of every class that both data sets have.
 
-    Classes are matched by name (STL-10's car is an automobile), and labels are those of `dataset`.
-    With CIFAR-10 there are nine shared classes: CIFAR-10 has no monkey, STL-10 no frog. Images are
-    shrunk to the size of `dataset` by the mean over blocks of pixels (3x3 from 96 to 32), rounded;
-    the paper does not describe the resizing. The stored order of STL-10 is random, so the first
-    images are a random choice, and the images of a smaller `per_class` are among those of a larger
-    one.
+    Classes are matched by name (STL-10's car is an automobile), and labels are the labels of
+    `dataset`. With CIFAR-10 there are nine shared classes: CIFAR-10 has no monkey, STL-10 no frog.
+    Images are shrunk to the size of `dataset` by the rounded mean over blocks of pixels (3x3 from
+    96 to 32). The paper does not describe the resizing. The stored order of STL-10 is random, so
+    the first images are a random choice. A larger `per_class` contains all images of a smaller
+    `per_class`.
 
     Args:
       stl10: STL-10.
@@ -201,7 +201,7 @@ def select_shared_class_images(
     """
     names = [_CLASS_SYNONYMS.get(name, name) for name in stl10.class_names]
     shared_names = [name for name in dataset.class_names if name in names]
-    expected = "names of STL-10 classes, like those of CIFAR-10"
+    expected = "names of STL-10 classes, like the names of CIFAR-10"
     require(len(shared_names) > 0, "class_names", dataset.class_names, expected)
     images, labels = [], []
     for name in shared_names:
@@ -317,8 +317,8 @@ def register_server_source(
       check: function that checks the options and returns them.
 
     Raises:
-      ConfigError: if the name belongs to a source of the package or is not an identifier, if both
-        or neither of `draw` and `pool` are passed, or if `withheld` is combined with `pool`.
+      ConfigError: if the name belongs to a source of the package or is not an identifier. Also if
+        both or neither of `draw` and `pool` are passed, or if `withheld` is combined with `pool`.
 
     Example:
       >>> import numpy as np

@@ -91,7 +91,7 @@ def load_prepared(
     """Read a prepared data set, or one of its parts, through the cache.
 
     If no folder is named, and the library's default folder does not hold the data set, the cache
-    file is used: on another machine it alone suffices, without tensorflow-datasets.
+    file is used. On another machine the cache file suffices without tensorflow-datasets.
 
     Args:
       source: the data set.
@@ -136,7 +136,7 @@ def compute_fingerprint(folder: Path) -> str:
 def decode_splits(source: TfdsSource, folder: Path) -> tuple[dict[str, np.ndarray], dict]:
     """Decode the train and test splits of a prepared data set.
 
-    Examples keep the stored order (that of the library's hashed keys). Decoding takes about 0.1 ms
+    Examples keep the stored order (by the library's hashed keys). Decoding takes about 0.1 ms
     per small image, 8 s for the 70,000 images of MNIST (threads did not help when measured).
 
     Args:

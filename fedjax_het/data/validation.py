@@ -157,7 +157,7 @@ def require_same_format(argument: str, images: np.ndarray, train_images: np.ndar
         ("shape", images.shape[1:], train_images.shape[1:]),
         ("dtype", images.dtype, train_images.dtype),
     ):
-        expected = f"that of the training images, {train_value}"
+        expected = f"{train_value}, as the training images have"
         require(value == train_value, f"{attribute} of {argument}", str(value), expected)
 
 
@@ -201,9 +201,9 @@ def resolve_num_classes(num_classes: Any, splits: dict[str, np.ndarray]) -> int:
       The number of classes.
 
     Raises:
-      ConfigError: if a label is not below `num_classes`, if there are fewer than 2 classes or more
-        than 65536, or if `num_classes` is None and most classes would have no example, which
-        suggests that the labels mean something else.
+      ConfigError: if a label is not below `num_classes`, or if there are fewer than 2 classes or
+        more than 65536. Also if `num_classes` is None and most classes would have no example, which
+        suggests that the labels are not class indices.
     """
     name, labels = max(splits.items(), key=lambda item: item[1].max())
     largest = int(labels.max())

@@ -11,8 +11,8 @@ WINDOW = 20
 def rolling_mean(curve: np.ndarray, window: int = WINDOW) -> np.ndarray:
     """Average a curve over the last `window` measured rounds.
 
-    A run that is evaluated every n rounds is averaged over `window` measured rounds, which span n
-    times as many rounds.
+    A run that is evaluated every n rounds is averaged over `window` measured rounds, which span n *
+    `window` rounds.
 
     Args:
       curve: a measure in each round, floats `[rounds]`; NaN in rounds without an evaluation.

@@ -265,10 +265,9 @@ def wilcoxon(
     """Test whether two methods serve the clients equally well, by Wilcoxon's signed-rank test.
 
     FedAMP reports p < 1e-4 for such tests without naming the variant; here the default is two-sided
-    with "wilcox". The values are those of `scipy.stats.wilcoxon`, except that methods with equal
-    accuracy on every client give p = 1 instead of an error. Differences are rounded to six
-    decimals: differences of one number of examples must have one rank, in spite of floating-point
-    errors.
+    with "wilcox". The values equal `scipy.stats.wilcoxon`, except that methods with equal accuracy
+    on every client give p = 1 instead of an error. Differences are rounded to six decimals:
+    differences of one number of examples must have one rank, in spite of floating-point errors.
 
     The test assumes independent pairs. Local tests that share examples violate this assumption to
     some extent.

@@ -32,8 +32,9 @@ class Metric(NamedTuple):
         int32 `[B]`, and `mask` float32 `[B]` is 1 for an image and 0 for padding. The result is a
         pytree of arrays, which is summed over all batches.
       finish: function `(sums) -> values` that maps the total of `sums` to arrays by name.
-      from_client_accuracy: for a measure of the clients' accuracies on their own tests: function of
-        `[rounds, K]`, NaN for a missing test, that returns arrays `[rounds]` by name, in NumPy.
+      from_client_accuracy: for a metric of the clients' accuracies on their own tests. A NumPy
+        function of accuracies `[rounds, K]`, NaN for a missing test, that returns arrays `[rounds]`
+        by name.
       update_metric_names: names of the measures of a round's client updates, see
         `fedjax_het.core.drift`.
 

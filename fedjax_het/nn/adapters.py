@@ -39,7 +39,7 @@ def _list_state_collections(by_collection: Mapping[str, Any]) -> tuple[str, ...]
 
 
 def _to_variables(by_collection: Mapping[str, Any], collections: Sequence[str]) -> Variables:
-    """Convert flax variables to `Variables`; `collections` are those of the state.
+    """Convert flax variables to `Variables`; `collections` are the collections of the state.
 
     The state is the one collection itself, or a dict of several.
     """

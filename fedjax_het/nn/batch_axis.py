@@ -1,7 +1,7 @@
 """A batch that several devices share, each of which holds a part of the samples.
 
-Values of each sample by itself do not depend on the other devices. Values of the whole batch do:
-batch norm's statistics are sums over all parts, and a mask or an augmentation that is drawn for the
+Values of each sample by itself do not depend on the other devices. Values of the whole batch do.
+Batch norm's statistics are sums over all parts. A mask or an augmentation that is drawn for the
 whole batch has a row for each of its samples. Functions and layers that compute such values take
 the `BatchAxis` of the batch as an argument; None stands for a batch that one device holds whole.
 """

@@ -1,10 +1,10 @@
 """Two-dimensional convolution as a JAX primitive with both of its derivatives.
 
-A convolution is linear in its input and in its kernel. So are the two products of its derivatives:
-outputs and kernel to input, and input and outputs to kernel. Each of the three is a derivative of
-the others, so three primitives are closed under `jax.grad` and `jax.jvp` in any order and number.
-The implementation is chosen when a program is lowered, for the platform and the shapes, see
-`fedjax_het.nn.conv_products`.
+A convolution is linear in its input and in its kernel. The two products of its derivatives are
+also linear in both operands: outputs and kernel to input, and input and outputs to kernel. Each of
+the three is a derivative of the others, so three primitives are closed under `jax.grad` and `jax.jvp` in any order
+and number. The implementation is chosen when a program is lowered, for the platform and the shapes,
+see `fedjax_het.nn.conv_products`.
 """
 
 import contextlib
@@ -36,9 +36,9 @@ def conv2d(x: Array, kernel: Array, padding: int, impl: str = "auto", stride: in
       padding: zeros on all sides in pixels.
       impl: "native": the backend's convolution, which a GPU or TPU computes as a grouped one for
         several kernels (lanes). "im2col": matrix products. "unrolled": one native convolution per
-        lane. "auto": on a CPU the faster of native and im2col for each product; on a TPU native;
-        elsewhere native for one kernel and im2col for several. In a `Model`, `configure_compute`
-        can replace "auto".
+        lane. "auto": on a CPU the faster of native and im2col for each product; on a TPU native. On
+        other devices it is native for one kernel and im2col for several. In a `Model`,
+        `configure_compute` can replace "auto".
       stride: distance of windows in pixels.
 
     Returns:

@@ -185,7 +185,7 @@ def _is_native(
 
 
 def _convolve(x: Array, kernel: Array, padding: Sequence[int], stride: int = 1) -> Array:
-    """Call the backend's convolution; `padding` is that of height and width."""
+    """Call the backend's convolution; `padding` applies to height and width."""
     margins = [(side, side) for side in padding]
     return jax.lax.conv_general_dilated(
         x, kernel, (stride, stride), margins, dimension_numbers=("NHWC", "HWIO", "NHWC")

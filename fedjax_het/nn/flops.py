@@ -94,8 +94,8 @@ def count_multiply_adds(equation: Any) -> int | None:
     if equation.primitive.name == "conv_general_dilated":
         output_axis = equation.params["dimension_numbers"].rhs_spec[0]
         return out.size * right.size // right.shape[output_axis]
-    # All three products of a convolution have the same multiply-adds: one for each number of the
-    # outputs [L, B, H', W', O] and each number kh kw I of the kernel's window.
+    # All three products of a convolution have the same multiply-adds. There is one for each number
+    # of the outputs [L, B, H', W', O] and each number kh kw I of the kernel's window.
     if equation.primitive is CONV_OUTPUT:
         return out.size * math.prod(right.shape[1:4])
     if equation.primitive is CONV_INPUT_GRADIENT:

@@ -147,8 +147,8 @@ Tree = Any
 def norm_mask(model: Model, variables: Variables) -> Tree:
     """Mark the variables of the normalization layers.
 
-    The kind of a layer decides, not its name, see `Model.norm_layers`: a name may not reveal the
-    kind, and a residual shortcut's normalization is easily missed.
+    The kind of a layer decides, see `Model.norm_layers`. A name may not reveal the kind, and a
+    residual shortcut's normalization is easily missed.
 
     Args:
       model: the network.

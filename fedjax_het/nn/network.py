@@ -103,9 +103,9 @@ def to_model(
 
     Raises:
       ConfigError: in one line that names the network, the function and the shape or leaf. The
-        causes are an unknown option, a call that fails, logits that are not `[B, num_classes]`,
-        parameters that are not arrays of floats, a state that changes its shape, and dropout or
-        batch norm without a training flag.
+        causes are an unknown option, a call that fails, logits that are not `[B, num_classes]`, and
+        parameters that are not arrays of floats. Further causes are a state that changes its shape,
+        and dropout or batch norm without a training flag.
 
     Example:
       >>> import flax.linen as nn
@@ -304,10 +304,10 @@ def compute_network_digest(model: Model) -> str:
     """Hash the function that a network computes, from its traces.
 
     The hash covers the shapes of the variables and the programs of `init` and `apply`, in
-    evaluation and in training, with the arrays that the programs close over. It differs between
-    networks with different weight shapes, layers, activations or initializations. It does not
-    depend on names or on the backend. Another version of jax may give another digest. Cost: three
-    traces.
+    evaluation and in training. It includes the arrays that the programs close over. It differs
+    between networks with different weight shapes, layers, activations or initializations. It does
+    not depend on names or on the backend. Another version of jax may give another digest. Cost:
+    three traces.
 
     Args:
       model: the network.
