@@ -154,8 +154,8 @@ def dataset_from_arrays(
       name: name of the data set, shown in results.
       num_classes: number of classes. Default: the largest label plus one, provided that this is at
         most 100 or at most ten times the number of different labels.
-      mean: mean of each channel. Default: that of the training images.
-      std: standard deviation of each channel. Default: that of the training images.
+      mean: mean of each channel (default: of the training images).
+      std: standard deviation of each channel (default: of the training images).
       class_names: name of each class; a text gives one letter to each class.
       note: facts that readers of results need.
       train_domains: domain of each training image, integers `[N]` in [0, number of domains).

@@ -54,8 +54,8 @@ def load_image_folder(
       colour: whether to read three channels (red, green, blue); False reads one gray channel.
       use_valid: whether to add `path/valid` to the training images. It is omitted by default, as in
         DynaFed's code.
-      mean: mean of each channel. Default: that of the training images.
-      std: standard deviation of each channel. Default: that of the training images.
+      mean: mean of each channel (default: of the training images).
+      std: standard deviation of each channel (default: of the training images).
       cache_dir: folder of decoded data sets, see `dataset_cache_folder`.
 
     Returns:

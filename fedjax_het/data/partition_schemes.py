@@ -383,10 +383,10 @@ def _logsumexp(values: np.ndarray, axis: int) -> np.ndarray:
 def _split_counts(log_proportions: np.ndarray, count: int) -> np.ndarray:
     """Split `count` examples into `[K]` parts: differences of floor(cumulative proportion * count).
 
-    As in the public code, the floor is one short if the proportions of these clients sum to 1 minus
-    a rounding error. That example goes to the last client. The classes affected depend on the last
-    bit, and exponentials differ there between machines. Proportions are therefore rounded to single
-    precision, and only exactly defined operations follow.
+    As in the public code, the floor is one short if the proportions of the clients up to an end sum
+    to 1 minus a rounding error. That example goes to the last client. The classes affected depend
+    on the last bit, and exponentials differ there between machines. Proportions are therefore
+    rounded to single precision, and only exactly defined operations follow.
     """
     proportions = np.exp(log_proportions - log_proportions.max()).astype(np.float32)
     proportions = proportions.astype(np.float64)

@@ -53,7 +53,7 @@ def benchmark_rounds(
     Args:
       spec: the settings.
       rounds: number of rounds; each is a call of the program.
-      dataset: the user's data set (default: the one that `spec` names).
+      dataset: the user's data set (default: the data set of `spec`).
       placement: devices and lanes.
 
     Returns:

@@ -147,7 +147,7 @@ class RunGroup:
 
     @property
     def runs_parallel(self) -> bool:
-        """Whether runs are on devices of their own, which gives arrays a leading axis of runs."""
+        """Whether each run has its own devices, which gives arrays a leading axis of runs."""
         return self.program.plan.mesh_axis == RUNS_AXIS
 
     @functools.cached_property
@@ -202,8 +202,8 @@ def prepare_group(
       user_objects: the user's own objects; by default the objects that the settings name.
       placement: devices, lanes and the place of client states.
       assignments: the result of `assign_data` for each run, if it exists already.
-      num_runs: number of runs that the programs serve, of which these may be some; it decides how
-        devices are shared out (default: the number of `specs`).
+      num_runs: number of runs that the programs serve, which may include further runs (default: the
+        number of `specs`). It decides how devices are shared out.
       is_debug: whether the run executes without jit; the traffic is then not evaluated beforehand.
 
     Returns:

@@ -68,7 +68,7 @@ Tree = Any
 
 
 class _CheckpointRecord(TypedDict):
-    """The values that every record contains, in addition to those of `describe_environment`."""
+    """The values that every record contains in addition to the values of `describe_environment`."""
 
     digest: str
     spec: dict[str, Any]
@@ -287,7 +287,7 @@ def find_resumable_record(
     if changes and not resume_anyway:
         raise ConfigError(
             f"checkpoint = {record['path']!r}: expected a checkpoint of this version and device, "
-            f"but it is of another ({', '.join(changes)}), and bits may differ; pass resume_anyway "
+            f"but it has others ({', '.join(changes)}), so that bits may differ; pass resume_anyway "
             "(--resume-anyway) to resume from it, which the result records, or remove it"
         )
     return {**record, "begun_under": record["begun_under"] or (stored if changes else None)}

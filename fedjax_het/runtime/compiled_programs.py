@@ -45,8 +45,8 @@ from fedjax_het.nn.flops import count_training_flops
 from fedjax_het.nn.precision import configure_compute
 from fedjax_het.utils.arrays import is_prng_key
 
-# Settings in which runs that share their programs may differ: they decide what the host draws, or
-# when it stops, or are traced.
+# Settings in which runs that share their programs may differ: they decide the host's draws or its
+# stopping rule, or are traced.
 PER_RUN_SETTINGS = (
     "seed",
     "partition_seed",
@@ -99,7 +99,7 @@ class Signature(NamedTuple):
         optimizer stand at present.
       network: the network of the settings.
       training: how clients train, and the network as the method adapts it.
-      evaluation: what is measured in addition to the test set.
+      evaluation: measurements in addition to the test set.
       has_server_data: whether the server has examples.
       pretrain_epochs: epochs of the server's training before the first round.
       has_lr_schedule: whether the local learning rate has a schedule over rounds.
@@ -402,7 +402,7 @@ def _make_init(algorithm: Algorithm, task: Task, plan: ExecutionPlan) -> Callabl
 
         return map_runs(plan, init_run, (PER_RUN, PER_RUN, PER_RUN))(hp, key, variables)
 
-    # A program of its own, so that one compilation serves every method with this network.
+    # A separate program, so that one compilation serves every method with this network.
     draw = jax.jit(map_runs(plan, task.model.init, (PER_RUN,)))
     return lambda num_clients, hp, key, variables=None: init(
         num_clients, hp, key, draw(key) if variables is None else variables

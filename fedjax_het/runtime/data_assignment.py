@@ -44,7 +44,7 @@ class UserObjects:
       network: the network, as `nn.to_model` takes it.
       optimizer: the clients' optimizer: an `optax.GradientTransformation`, or a function of `hp`.
       data_dir: folder of the prepared data that settings name (default: TFDS_DATA_DIR).
-      dataset_is_for_all: whether all runs have `dataset`, or only those whose dataset is "user".
+      dataset_is_for_all: whether all runs have `dataset`, or only runs whose dataset is "user".
     """
 
     dataset: Dataset | None = None
@@ -58,8 +58,8 @@ class UserObjects:
         """Return the resolved settings of a run with these objects.
 
         Raises:
-          ConfigError: if a setting cannot be used, if it names a network or an optimizer although
-            one is passed, or if it is "user" although none is passed.
+          ConfigError: if a setting cannot be used. Also if it names a network or an optimizer
+            although an object is passed, or if it is "user" although no object is passed.
         """
         optimizer = self.optimizer
         for setting, name, value in (
@@ -106,7 +106,7 @@ class UserObjects:
         return self.dataset if is_for_run else None
 
     def load_dataset(self, spec: RunSpec, *, caller: str) -> Dataset:
-        """Return the data set of a run: the user's, or else the one that its settings name.
+        """Return the data set of a run: the user's, or else the data set of its settings.
 
         Args:
           spec: the resolved settings.
@@ -168,7 +168,7 @@ class HeldOutClients(NamedTuple):
 
 
 def user_dataset_digest(spec: ResolvedRunSpec, dataset: Dataset) -> str | None:
-    """Return the digest of a data set that is not the one that the settings name.
+    """Return the digest of a data set that differs from the data set of the settings.
 
     Args:
       spec: the settings; the dataset "user" names none.
@@ -325,7 +325,7 @@ def assign_data(
 def build_partition(spec: ResolvedRunSpec, dataset: Dataset) -> Partition:
     """Make the partition that the settings name, among all clients, including those held out.
 
-    It has all training examples except those that are withheld for the server.
+    It has all training examples except the examples that are withheld for the server.
 
     Args:
       spec: the settings.

@@ -190,7 +190,7 @@ def describe_unused_hardware(
 
     Args:
       root: root of the file system.
-      environment: environment variables (default: those of this process).
+      environment: environment variables (default: of this process).
 
     Returns:
       One line; None if jax uses an accelerator, if there is none, or if the user chose the CPU.

@@ -25,11 +25,11 @@ MIN_FREE_FRACTION = 0.25  # fraction of the slots that must be free for it
 
 
 class GroupRunner:
-    """Executes a set of runs of a group, at most as many as go in step.
+    """Executes a set of runs of a group, limited to the number of slots.
 
     The result of a run that diverges or ends early is written at once. When a quarter of the slots
-    are free and further runs of the group wait, the others are suspended at the next of eight
-    points of their rounds; they resume from their checkpoints in full sets. Without a folder there
+    are free and further runs of the group wait, the active runs are suspended at the next of eight
+    points of their rounds. They resume from their checkpoints in full sets. Without a folder there
     are no checkpoints, and no run is suspended.
     """
 

@@ -49,8 +49,8 @@ from fedjax_het.runtime.resumable_rounds import (
 from fedjax_het.utils.arrays import fetch_to_host
 
 MAX_ROUNDS_PER_CHUNK = 16  # rounds per call of the compiled program, at most
-# Schedules of the rounds of a call, and client states that are moved to the devices and back for
-# it, take at most these bytes each, unless one round alone takes more.
+# Schedules of the rounds of a call take at most these bytes, unless one round alone takes more. The
+# limit also applies to client states that are moved to the devices and back for the call.
 MAX_SCHEDULE_BYTES = MAX_CLIENT_TABLE_BYTES = 2**26
 
 
@@ -166,7 +166,7 @@ class GroupState:
     def get_accuracies(self, i: int) -> np.ndarray:
         """Return a run's main accuracy in the rounds that are done, NaN where not measured.
 
-        The main accuracy is the one of the global model, else the mean over clients.
+        The main accuracy is the global model's accuracy, otherwise the mean over clients.
         """
         has_global_model = self.group.program.algorithm.global_model is not None
         name = "test_accuracy" if has_global_model else "mean_client_accuracy"
@@ -316,7 +316,7 @@ def _compute_chunk_limits(group: RunGroup, prepared_runs: Sequence[PreparedRun])
 
 
 def _build_run_inputs(group_state: GroupState) -> dict[str, Any]:
-    """Return the inputs that stay the same as long as the runs go in step, by name."""
+    """Return the inputs that do not change while the runs go in step, by name."""
     group, slots = group_state.group, group_state.slots
     plan, stack = group.program.plan, group.stack_slots
 

@@ -42,9 +42,9 @@ def evaluate_held_out_clients(
 ) -> dict[str, np.ndarray]:
     """Evaluate a global model and fine-tuned copies on the tests of clients that took no part.
 
-    Every client fine-tunes a copy on its training examples for `held_out_epochs` epochs: as the
-    method fine-tunes the models that it evaluates, otherwise by local training without the terms of
-    the method. Cost: one compilation, one pass over the tests and the epochs, on one device.
+    Every client fine-tunes a copy on its training examples for `held_out_epochs` epochs. It uses
+    the method's fine-tuning of evaluated models, otherwise local training without the terms of the
+    method. Cost: one compilation, one pass over the tests and the epochs, on one device.
 
     Args:
       signature: the static choices of the run.
@@ -85,7 +85,7 @@ def evaluate_held_out_clients(
         blocks=plan.blocks,
         lanes=plan.lanes,
     )
-    # The keys are those of a fine-tuning in a round after the last one.
+    # The keys equal the keys of a fine-tuning in a round after the last round.
     round_key = jax.random.fold_in(make_stream_key(spec.seed, Stream.TRAIN), spec.rounds)
     key = fold_in_purpose(round_key, Purpose.TUNING)
     programs.tune.verify((*inputs, hp, scheduler.make_first_step_round(0), train_examples, key))

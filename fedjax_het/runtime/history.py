@@ -1,8 +1,8 @@
 """Curves, traffic and time of runs, and the rules that end a run before its last round.
 
-The number of rounds per call has no influence on where a run ends: a call ends at the first round in
-which a rule may stop a run (`count_rounds_until_rule`), so that state, curves and result are of one
-round.
+The number of rounds per call has no influence on the last round of a run. A call ends at the first
+round in which a rule may stop a run (`count_rounds_until_rule`), so that state, curves and result
+are of one round.
 """
 
 import logging

@@ -168,8 +168,9 @@ class Leases:
     def renew_all(self) -> None:
         """Increment the counter in all files whose leases this worker still has."""
         for path in [] if self.folder is None else map(self.folder.joinpath, list(self._leases)):
-            # A write through an open file follows the file when it is moved away, so that it never
-            # changes another worker's file in the same place. `is_held` finds out about lost files.
+            # A write through an open file follows the file when it is moved away. It therefore
+            # never changes another worker's file in the same place. `is_held` finds out about lost
+            # files.
             with contextlib.suppress(OSError), open(path, "r+b", buffering=0) as file:
                 if self._is_own(file.read()):
                     file.seek(0)

@@ -61,7 +61,7 @@ class Placement:
       blocks: number of blocks of lanes; None for one block per device. Sums are taken block by
         block, so a run that resumes on another number of devices uses the blocks that it began with.
       spread: the work that devices share: "lanes" (one run over all devices), "runs" (each device
-        has runs of its own), or "auto" for the faster one.
+        has separate runs), or "auto" for the faster layout.
       width: largest number of runs in parallel on each device with `spread="runs"`; "auto" for the
         number that short timings found fastest.
       server_work: whether devices that share a run also share the server's work (training, passes
@@ -71,7 +71,7 @@ class Placement:
         shares the run holds a part), "host" (devices hold the states of the next rounds' clients),
         or "auto". "split" and "host" need a method whose server does not read client states; the
         results are bit-equal. "auto" splits states over accelerators if all states take more than
-        1/8 of a device's memory, and puts them on the host on CPUs or if the parts are too large.
+        1/8 of a device's memory. It puts them on the host on CPUs or if the parts are too large.
       memory: bytes on each device that runs may use; None for all free bytes.
 
     Raises:
@@ -166,7 +166,7 @@ def choose_parallelism(
     step_seconds: Mapping[int, float],
     utilization: float,
 ) -> ParallelismPlan:
-    """Choose the cheapest way to execute runs; of equal ones, the one with fewer in parallel.
+    """Choose the cheapest way to execute runs; of equal ways, the way with fewer in parallel.
 
     Args:
       num_runs: number of runs.
@@ -207,7 +207,7 @@ def plan_independent_runs(
       num_runs: number of runs.
       num_devices: number of devices.
       num_parallel: number of runs in parallel on each device, w.
-      lanes: lanes of a run on each device; w runs in parallel have w times as many.
+      lanes: lanes of a run on each device; w runs in parallel have w * `lanes` lanes.
       step_seconds: seconds of a client's step by the number of lanes of a device. Other numbers of
         lanes are interpolated linearly in logarithms.
 

@@ -59,7 +59,7 @@ def show_progress(
       title: name of the work.
       quiet: show nothing.
       transient: leave nothing on a terminal at the end, and write a line to a pipe only if the work
-        takes long; for one of many pieces of work.
+        takes long. It is meant for one of many pieces of work.
       initial_phase: name of the phase before the first call.
 
     Yields:

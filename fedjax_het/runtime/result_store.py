@@ -71,8 +71,8 @@ def load_results(directory: str | os.PathLike) -> "pd.DataFrame":
       `hp.prox_mu`) and each value of the summary. `digest` names the files. `settings` is
       `RunSpec.digest()`, which results of one spec share on all versions and devices, see
       `select_newest`. A setting takes precedence over a value of the summary with the same name. A
-      user's data set or partition may replace the one that the settings name. Then the first digits
-      of its digest are added to `dataset` or `partition`, and to `settings`.
+      user's data set or partition may replace the data set or partition of the settings. Then the
+      first digits of its digest are added to `dataset` or `partition`, and to `settings`.
 
     Raises:
       ConfigError: if there is no such folder.
@@ -96,9 +96,10 @@ def build_dataframe(results: Iterable[Result]) -> "pd.DataFrame":
 
 
 def compute_settings_digest(spec: RunSpec) -> str:
-    """Return `RunSpec.digest()`, or the hash of the settings as they are.
+    """Return `RunSpec.digest()`, or a hash of the unresolved settings.
 
-    The latter is for names, files and rules that only exist in other processes or versions.
+    The hash serves settings with names, files and rules that only exist in other processes or
+    versions.
     """
     try:
         return spec.digest()
@@ -115,7 +116,7 @@ def _build_dataframe(results: Iterable[tuple[str, Result]]) -> "pd.DataFrame":
 def _build_row(digest: str, result: Result) -> dict[str, Any]:
     names = {"digest": digest, "settings": compute_settings_digest(result.spec)}
     row = {**names, **flatten(result.summary), **flatten(result.spec.to_dict()), **names}
-    for part in ("dataset", "partition"):  # of the user, in place of the one that is named
+    for part in ("dataset", "partition"):  # of the user, in place of the named object
         if user_digest := result.summary.get(f"own_{part}"):
             row[part] = f"{row[part]} (own {str(user_digest)[:8]})"
             row["settings"] += f"-{str(user_digest)[:8]}"
@@ -188,7 +189,7 @@ def _require_folder(directory: str | os.PathLike) -> None:
 
 
 def list_run_files(directory: str | os.PathLike) -> list[Path]:
-    """List the JSON files of the runs in a folder, including those in its archive `runs.zip`.
+    """List the JSON files of the runs in a folder and in its archive `runs.zip`.
 
     Args:
       directory: a folder that exists.
@@ -353,8 +354,8 @@ class SavedStateIndex:
         """Return the final state from which a run can resume.
 
         It is the state of a run with the same settings and data, and with the most rounds up to
-        those of `spec`. A run whose learning rates depend on its number of rounds resumes only from
-        a state with this number of rounds.
+        `spec.rounds`. A run whose learning rates depend on its number of rounds resumes only from a
+        state with this number of rounds.
 
         Args:
           spec: resolved settings.

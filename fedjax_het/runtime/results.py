@@ -168,7 +168,8 @@ class Result:
     def costs_to(self, accuracy: float) -> TrainingCost | None:
         """Return the cost until the accuracy first reached a value; None if it never did.
 
-        The accuracy is that of the global model, or the mean on clients' own tests without one.
+        The accuracy is the global model's, or the mean on clients' own tests without a global
+        model.
         """
         accuracy = validate("accuracy", accuracy, UnitInterval)
         curve = result_display.get_accuracy_name(self.metrics)
@@ -197,7 +198,7 @@ class Result:
         Args:
           metric: name of a metric with one value per round (default: the accuracy).
           x: horizontal axis: rounds, or the bytes that were sent up to each round.
-          axes: axes to draw into (default: those of a new figure).
+          axes: axes to draw into (default: axes of a new figure).
 
         Returns:
           The axes.
@@ -318,9 +319,8 @@ class Result:
     def digest(self) -> str:
         """Return the name of the result's files.
 
-        It is a hash of settings, package version, device and precision, and of the user's objects
-        in place of those that the settings name, see
-        `runtime.data_assignment.collect_user_digests`.
+        It is a hash of settings, package version, device and precision. The user's objects replace
+        the objects of the settings, see `runtime.data_assignment.collect_user_digests`.
         """
         summary = self.summary
         data = summary.get("dataset_digest") if self.spec.dataset == "user" else None
@@ -397,7 +397,7 @@ class Result:
             raise DamagedFileError(message) from error
         try:
             result = cls._parse(text.decode(), arrays)
-        except Exception as error:  # what readers of JSON, zips and arrays raise on arbitrary bytes
+        except Exception as error:  # any error of a reader of JSON, zips or arrays
             kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
             message = to_one_line(f"result {str(path)!r} is damaged ({kind}{error})")
             raise DamagedFileError(message) from error
@@ -456,7 +456,7 @@ def decode_record(text: str) -> dict[str, Any]:
     if match is not None:
         unsigned_text = text.replace(match[1], _CHECKSUM_PLACEHOLDER, 1)
         checksum = hashlib.sha256(unsigned_text.encode()).hexdigest()
-        require(match[1] == checksum, "checksum", match[1], f"{checksum}, that of the text")
+        require(match[1] == checksum, "checksum", match[1], f"{checksum}, the checksum of the text")
     record = json.loads(text, parse_constant=_reject_constant)
     require(isinstance(record, dict), "record", type(record).__name__, "a dict")
     keys = ("arrays", "checksum", "spec", "summary")

@@ -87,18 +87,18 @@ def count_flops(
     """Count the floating-point operations of a run.
 
     The count includes clients' training and condensation, and the server's training, distillation,
-    synthesis and pretraining: all products of matrices and convolutions that the run executes on
-    one device. Loops end as the run's own schedules determine, padded batches count as executed,
-    and every gradient of a step counts. It excludes elementwise work (norms, pooling, optimizers,
-    sums of models), the initialization of the network, tests and diagnostics. `RunFlops.tuning`
-    holds the fine-tuning of copies for their tests. Nothing is trained.
+    synthesis and pretraining. It covers all products of matrices and convolutions that the run
+    executes on one device. Loops end as the run's own schedules determine, padded batches count as
+    executed, and every gradient of a step counts. It excludes elementwise work (norms, pooling,
+    optimizers, sums of models), the initialization of the network, tests and diagnostics.
+    `RunFlops.tuning` holds the fine-tuning of copies for their tests. Nothing is trained.
 
-    Cost: a trace of each program, a compilation of what decides its loops, and the schedules of all
-    rounds.
+    Cost: a trace of each program, a compilation of the conditions of its loops, and the schedules
+    of all rounds.
 
     Args:
       spec: settings of the run.
-      dataset: the data set; None: the one that `spec` names.
+      dataset: the data set; None: the data set of `spec`.
       lanes: vmapped lanes. All run the longest lane's steps, and all these steps count.
       data_dir: folder of the data sets.
 

@@ -180,23 +180,22 @@ def simulate(
 
     Args:
       spec: the settings; `None`s are filled from the method's paper.
-      dataset: the user's data set (default: the one that `spec` names). If it differs from the one
-        that `spec` names, its digest is part of the result's name and of its summary
-        (`own_dataset`).
-      partition: the user's partition (default: the one that `spec` names); its digest is recorded
-        as `own_partition`.
-      network: the user's network in place of the one that `spec` names: a flax.linen module or its
+      dataset: the user's data set (default: the data set of `spec`). If it differs from the data
+        set of `spec`, its digest is part of the result's name and of its summary (`own_dataset`).
+      partition: the user's partition (default: the partition of `spec`); its digest is recorded as
+        `own_partition`.
+      network: the user's network, which replaces `spec.model`. It is a flax.linen module or its
         class, an (init, apply) pair, or a function that returns one of them; see `nn.to_model`.
         `spec.network_options` are its options.
-      optimizer: the clients' optimizer in place of the one that `spec` names: an
+      optimizer: the clients' optimizer, which replaces `spec.local_optimizer`. It is an
         `optax.GradientTransformation`, or a function that returns one and takes the dictionary
-        `spec.hp`, which may have `local_...` entries of the user. New values of `hp` do not compile
-        again. The optimizer's digest is part of the result's name.
+        `spec.hp`. `spec.hp` may have `local_...` entries of the user. New values of `hp` do not
+        compile again. The optimizer's digest is part of the result's name.
       output_dir: the folder of the result, and of checkpoints during the run.
-      resume: whether to continue from the checkpoint in `output_dir`; without a checkpoint, from the
-        end of the same run with fewer rounds, or from the beginning. On a CPU the metrics are
-        bit-equal to those of an uninterrupted run. The numbers of lanes and blocks are those of the
-        checkpoint.
+      resume: whether to continue from the checkpoint in `output_dir`; without a checkpoint, from
+        the end of the same run with fewer rounds, or from the beginning. On a CPU the metrics are
+        bit-equal to the metrics of an uninterrupted run. The checkpoint sets the numbers of lanes
+        and blocks.
       resume_anyway: whether to resume also from a checkpoint of another version, device or
         precision, which the summary then records (`begun_under`).
       keep_state: whether to write the final state to `output_dir` as `<digest>.state.npz`. With it
@@ -217,12 +216,12 @@ def simulate(
       The result.
 
     Raises:
-      ConfigError: before compilation, if a setting cannot be used, if `output_dir` holds a damaged
-        checkpoint or one of other settings, or if the run needs more memory than is free. If the
-        compiled program needs more, lanes are halved and client states move to the host first, as
-        far as `placement` leaves them open.
-      ResultNotWrittenError: if the result could not be written to `output_dir`; it holds the result
-        and names the place where it is stored.
+      ConfigError: before compilation, if a setting cannot be used, or if the run needs more memory
+        than is free. Also if `output_dir` holds a damaged checkpoint or a checkpoint of other
+        settings. If the compiled program needs more memory, lanes are halved and client states move
+        to the host first, as far as `placement` leaves them open.
+      ResultNotWrittenError: if the result could not be written to `output_dir`. The exception holds
+        the result and names the place where it is stored.
 
     Example:
       >>> from fedjax_het import RunSpec, simulate
@@ -296,8 +295,9 @@ def federation(
       The run. `Session.rounds` executes it, `Session.result` returns its result.
 
     Raises:
-      ConfigError: before compilation, if a setting cannot be used, if `output_dir` holds a damaged
-        checkpoint or one of other settings, or if the run needs more memory than is free.
+      ConfigError: before compilation, if a setting cannot be used, or if the run needs more memory
+        than is free. Also if `output_dir` holds a damaged checkpoint or a checkpoint of other
+        settings.
       ResultNotWrittenError: from `Session.rounds` and `Session.result`, if the result could not be
         written to `output_dir`.
 

@@ -1,7 +1,7 @@
 """Sweeps: many runs, executed in groups, with their results in one folder.
 
 Runs that differ in seed, partition, alpha, averaging or numeric hyper-parameters share their
-compiled programs and run in parallel: one on each core or device, or vmapped on an accelerator.
+compiled programs. They run in parallel: one on each core or device, or vmapped on an accelerator.
 """
 
 import dataclasses
@@ -168,8 +168,8 @@ def sweep(
       track: names of trackers of `TRACKERS`, which keep a record of every run in `directory`.
       progress: function that receives a line per run. With `print`, a panel on standard error also
         shows the progress of the current runs.
-      placement: devices, lanes and memory of the runs (default: the devices of this process, and as
-        many parallel runs as memory allows).
+      placement: devices, lanes and memory of the runs (default: the devices of this process, and
+        the most parallel runs that memory allows).
 
     Returns:
       The results. Runs whose data or optional packages are missing have reasons in `not_run`.
@@ -337,8 +337,8 @@ def compute_run_digests(
     Args:
       specs: the runs.
       user_objects: objects of the user.
-      run_environment: version, device and precision that the runs are executed under (default:
-        those of this process, see `describe_environment`).
+      run_environment: version, device and precision that the runs are executed under (default: of
+        this process, see `describe_environment`).
 
     Returns:
       The digest of every run in the order of `specs`, and the runs by digest, each once.

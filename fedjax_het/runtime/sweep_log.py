@@ -43,7 +43,7 @@ def format_run_label(spec: RunSpec) -> str:
         parts.append(f"alpha {spec.alpha:g}")
     if spec.classes is not None:
         parts.append(format_classes_per_client(spec.classes))
-    # Options are compared with those of the preset, the preset with the default one.
+    # Options are compared with the preset's options, and the preset with the default preset.
     field = METHODS[spec.algorithm].options.PRESET_FIELD
     preset = {name: value for name, value in spec.options.items() if name == field}
     for options, defaults in ((preset, {}), (spec.options, preset)):
@@ -67,7 +67,7 @@ def format_run_label(spec: RunSpec) -> str:
 
 def _resolve_defaults(spec: RunSpec, options: dict[str, Any]) -> ResolvedRunSpec:
     """Return the settings of a run that sets nothing but these options of the method."""
-    # An unknown data set, of a result from another process, has no defaults of its own.
+    # An unknown data set, of a result from another process, has no defaults.
     dataset = spec.dataset if spec.dataset in DATASETS else "digits"
     choices = {name: getattr(spec, name) for name in ("model", "protocol", "local_optimizer")}
     return RunSpec(spec.algorithm, dataset, options=options, **choices).resolved()

@@ -63,7 +63,7 @@ class RunTracker(Protocol):
     """The record of one run in a tracker."""
 
     done: int
-    """Rounds that the record has, of those that were done; it receives the later ones."""
+    """Number of rounds that the record already has; it receives only later rounds."""
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
         """Add the metrics of a round.
@@ -380,7 +380,7 @@ def add_tracker_callback(
       argument: name of the argument of the folder, for messages.
 
     Returns:
-      A callback for the trackers, if there are any, followed by those of the user.
+      A callback for the trackers, if there are any, followed by the user's callbacks.
 
     Raises:
       ConfigError: for unknown names, missing packages, and without a folder.

@@ -78,7 +78,7 @@ class Evaluation(NamedTuple):
     """Quality of a model on labeled images."""
 
     accuracy: float
-    """Fraction of images whose largest logit is that of the label; NaN if a logit is not finite."""
+    """Fraction of images whose label has the largest logit; NaN if a logit is not finite."""
     loss: float
     """Mean cross-entropy in nats."""
     confusion: np.ndarray
@@ -420,7 +420,7 @@ def load_initial_model(spec: ResolvedRunSpec, signature: Signature) -> ModelFile
             f"a model of this network, {spec.model}, in which {name} is {shape}, not {file_shape}"
         )
         require(file_shape == shape, "init_from", spec.init_from, expected)
-    leaves = jax.tree.leaves(model_file.variables)  # of dicts, whose order is that of names
+    leaves = jax.tree.leaves(model_file.variables)  # of dicts, which are ordered by name
     variables = jax.tree.unflatten(jax.tree.structure(expected_variables), leaves)
     return model_file._replace(variables=variables)
 

@@ -125,7 +125,7 @@ class WorkQueue:
         """Remove and report runs that cannot be executed.
 
         Args:
-          jobs: the runs; those that have ended are ignored.
+          jobs: the runs; finished runs are ignored.
           reason: why.
         """
         jobs = [job for job in jobs if self.remaining.pop(job.digest, None) is not None]

@@ -1,8 +1,8 @@
 """Command lines of dataclasses.
 
-Each field of a dataclass is a flag. tyro splits the words, the annotations of the fields validate
-them, and tyro prints the help and the scripts that complete words in a shell. An invalid value, an
-unknown flag, and a flag that is given twice are errors of one line with the flag as the user wrote
+Each field of a dataclass is a flag. tyro splits the words, and the annotations of the fields
+validate them. tyro also prints the help and the scripts for shell completion. An invalid value, an
+unknown flag, and a repeated flag are errors of one line. The line has the flag as the user wrote
 it, its value and the valid values.
 """
 
@@ -139,8 +139,8 @@ def parse_flags(config_class: type, argv: Sequence[str]) -> dict[str, Any]:
       The given values by field.
 
     Raises:
-      ConfigError: for an unknown flag, a flag without a value or with too many, a flag of one value
-        that is given twice, and a value that the field's annotation does not allow.
+      ConfigError: for an unknown flag, a flag without a value or with too many, and a repeated flag
+        of one value. Also for a value that the field's annotation does not allow.
 
     Example:
       >>> from dataclasses import dataclass
@@ -426,7 +426,7 @@ def parse_arguments(
 
     Args:
       config_class: dataclass whose fields are the flags.
-      argv: words of the command line (default: those of this process).
+      argv: words of the command line (default: of this process).
       description: first paragraphs of the help (default: the docstring of the dataclass).
       defaults: values, by field, that replace the defaults of the dataclass.
 

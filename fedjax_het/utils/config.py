@@ -14,11 +14,10 @@
 
     load("here", size="2")      # ConfigError: size = '2': expected a whole number >= 1
 
-A field of a `Config` is an `int`, a `float`, a `bool`, a `str`, a `Literal`, a tuple of one of
-them, or a union of them and `None`; numbers may have `Bounds`. Types are strict: "1" is no number
-and True no integer. Scalars of NumPy and JAX become Python's. Parameters annotated as arrays,
-parameters without an annotation, and the items of sequences of numbers are left to the function
-itself.
+A field of a `Config` is an `int`, `float`, `bool`, `str` or `Literal`, a tuple of one of them, or a
+union of them and `None`. Numbers may have `Bounds`. Types are strict: "1" is no number and True no
+integer. Scalars of NumPy and JAX become Python's. Parameters annotated as arrays, parameters
+without an annotation, and the items of sequences of numbers are left to the function itself.
 """
 
 import ast

@@ -152,7 +152,7 @@ def get_text(variable: Variable) -> str:
 
 
 def get_environ() -> Mapping[str, str]:
-    """Return all environment variables, for code that looks at those of other programs."""
+    """Return all environment variables, for code that reads variables of other programs."""
     return os.environ
 
 

@@ -221,7 +221,7 @@ def run_with_exit_status(main: Callable[[], int], *, name: str, interrupt_messag
 
     Returns:
       The status of `main`; 2 after a ConfigError and 130 after Ctrl-C, each with one line on
-      stderr; 141 without a line if the reader of stdout has stopped, as in `... | head`.
+      stderr. 141 without a line if the reader of stdout has stopped, as in `... | head`.
     """
     with console.preserve_output_mode():
         try:

@@ -71,7 +71,7 @@ def write_atomically(
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        # A writer of archives may raise another error on its way out after that of the system.
+        # A writer of archives may raise another error on its way out after the system's error.
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, OSError):
             cause = cause.__cause__ or cause.__context__
@@ -321,7 +321,7 @@ def read_stored_file(path: Path) -> bytes:
 def write_archive(directory: Path, names: Sequence[str]) -> None:
     """Move files of a folder, and the members of its archive, into a new archive `runs.zip`.
 
-    Equal files give equal archives: members are sorted and have no time of their own.
+    Equal files give equal archives: members are sorted and have a constant time.
 
     Args:
       directory: the folder.
