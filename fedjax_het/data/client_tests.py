@@ -8,15 +8,18 @@ import numpy as np
 from fedjax_het.data.dataset import Dataset
 from fedjax_het.data.partition import Partition, partition_from_clients, validate_class_labels
 from fedjax_het.data.partition_schemes import PARTITIONS
-from fedjax_het.data.quota_sampling import shuffle_by_class, systematic_round, take_quota
+from fedjax_het.data.sampling import (
+    Stream,
+    make_rng,
+    shuffle_by_class,
+    systematic_round,
+    take_quota,
+)
 from fedjax_het.data.validation import NumClasses, Seed, to_array
 from fedjax_het.utils.config import Bounds, PositiveInt, validate_arguments
-from fedjax_het.utils.errors import ConfigError, require
+from fedjax_het.utils.errors import ConfigError, make_value_error, require
 
 _log = logging.getLogger(__name__)
-
-# Tests use a separate random stream, so they do not depend on the number of draws of a partition.
-_LOCAL_TEST_STREAM = 0x7E57
 
 _DEFAULT_TESTS_PER_CLIENT = 100  # as in FedAMP
 MAX_TEST_EXAMPLES = 10**8  # in a test split: more positions would take gigabytes
@@ -48,8 +51,8 @@ def make_client_tests(
       A `Partition` of K clients with positions in the *test* split.
 
     Raises:
-      ConfigError: if the data set has no domains although the clients are domains, or if the test
-        split cannot supply `per_client` examples.
+      ConfigError: if the clients are domains and the data set has none or `per_client` is set, or
+        if the test split cannot supply `per_client` examples.
 
     Example:
       >>> import numpy as np
@@ -63,8 +66,10 @@ def make_client_tests(
     if has_domain_clients(partition):
         if dataset.test_domains is None:
             expected = "a data set whose images have domains"
-            raise ConfigError(f"dataset = {dataset.name!r}: expected {expected}")
-        return make_domain_tests(partition, dataset.test_domains, per_client=per_client)
+            raise make_value_error("dataset", dataset.name, expected)
+        expected = "None: a client that is a domain is tested on all test images of the domain"
+        require(per_client is None, "per_client", per_client, expected)
+        return make_domain_tests(partition, dataset.test_domains)
     if per_client == "all":
         return make_full_tests(partition, len(dataset.test_labels))
     labels = (dataset.train_labels, dataset.test_labels)
@@ -146,8 +151,7 @@ def draw_local_tests(
     )
     require(per_client <= max_per_client, "per_client", per_client, expected)
 
-    stream = np.random.SeedSequence(seed, spawn_key=(_LOCAL_TEST_STREAM,))
-    rng = np.random.default_rng(stream)
+    rng = make_rng(Stream.LOCAL_TESTS, seed)
     counts = np.zeros(mixtures.shape, np.int64)
     for k in np.flatnonzero(partition.sizes):
         counts[k] = systematic_round(rng, mixtures[k], per_client)
@@ -174,24 +178,18 @@ def draw_local_tests(
 
 
 @validate_arguments
-def make_domain_tests(
-    partition: Partition,
-    test_domains: np.ndarray,
-    *,
-    per_client: PositiveInt | Literal["all"] | None = None,
-) -> Partition:
+def make_domain_tests(partition: Partition, test_domains: np.ndarray) -> Partition:
     """Test each client on all test images of its own domain, for partitions by domain.
 
     Args:
       partition: the training examples of each of the K clients; client k holds domain k.
       test_domains: domain of each image of the test split, integers `[N_test]`.
-      per_client: must be None, since the domains determine the sizes of the tests.
 
     Returns:
       A `Partition` of K clients with positions in the *test* split.
 
     Raises:
-      ConfigError: if a domain has no test images, or if `per_client` is not None.
+      ConfigError: if a domain has no test images.
 
     Example:
       >>> import numpy as np
@@ -203,8 +201,6 @@ def make_domain_tests(
       >>> data.make_domain_tests(partition, np.array([1, 0, 1])).client_indices(1)
       array([0, 2])
     """
-    expected = "None: a client that is a domain is tested on all test images of the domain"
-    require(per_client is None, "per_client", per_client, expected)
     test_domains = to_array("test_domains", test_domains, "integers [N], a domain for each image")
     clients = [np.flatnonzero(test_domains == k) for k in range(partition.num_clients)]
     for domain, images in enumerate(clients):

@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_het.data.validation import (
     MIN_STD,
     has_16_bit_pixels,
-    require_labels_below,
+    require_below,
     require_same_format,
     resolve_num_classes,
     validate_channel_constants,
@@ -20,8 +20,8 @@ from fedjax_het.data.validation import (
     validate_labels,
     validate_names,
 )
-from fedjax_het.utils.config import validate_arguments
-from fedjax_het.utils.errors import ConfigError, require
+from fedjax_het.utils.config import validate, validate_arguments
+from fedjax_het.utils.errors import require
 from fedjax_het.utils.io import digest_arrays
 
 
@@ -233,9 +233,7 @@ def validate_dataset(dataset: Any) -> Dataset:
     Raises:
       ConfigError: if `dataset` is not a `Dataset`, or if its arrays are invalid.
     """
-    if not isinstance(dataset, Dataset):
-        kind, expected = type(dataset).__name__, f"a Dataset, as {Dataset.CONSTRUCTORS}"
-        raise ConfigError(f"dataset = a {kind}: expected {expected}")
+    dataset = validate("dataset", dataset, Dataset)
     if dataset.is_validated:
         return dataset
     field_values = {f.name: getattr(dataset, f.name) for f in dataclasses.fields(dataset) if f.init}
@@ -272,7 +270,7 @@ def validate_server_examples(
     server_images = validate_images("server_images", server_images, is_16_bit=is_16_bit)
     require_same_format("server_images", server_images, train_images)
     server_labels = validate_labels("server_labels", server_labels, "server_images", server_images)
-    require_labels_below("server_labels", server_labels, num_classes)
+    require_below("server_labels", server_labels, num_classes)
     return server_images, server_labels
 
 

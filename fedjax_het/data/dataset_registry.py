@@ -12,9 +12,9 @@ from fedjax_het.data import domainnet
 from fedjax_het.data.dataset import Dataset, dataset_from_arrays, validate_dataset
 from fedjax_het.data.image_folder import read_cinic10
 from fedjax_het.data.normalization import get_normalization_constants
-from fedjax_het.data.quota_sampling import allocate_equal_counts, shuffle_by_class, take_quota
+from fedjax_het.data.sampling import allocate_equal_counts, shuffle_by_class, take_quota
 from fedjax_het.data.tfds import TfdsSource, decode_splits, load_prepared
-from fedjax_het.utils.config import accept_former_arguments, validate_arguments
+from fedjax_het.utils.config import accept_former_arguments, validate, validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.registry import (
     REQUIRED,
@@ -272,9 +272,7 @@ def load_dataset(
     if unsupported:
         raise ConfigError(f"dataset = {name!r}: its function requires {unsupported}: {expected}")
     dataset = call_with_supported(load, available_arguments)
-    if not isinstance(dataset, Dataset):
-        kind, expected = type(dataset).__name__, "a Dataset, e.g. from dataset_from_arrays"
-        raise ConfigError(f"dataset = {name!r}: its function returns a {kind}: expected {expected}")
+    dataset = validate(f"return value of data set {name!r}", dataset, Dataset)
     if normalization is not None and parameters.keys().isdisjoint(_NORMALIZATION_ARGUMENTS):
         mean, std = get_normalization_constants(name, normalization, dataset.train_images)
         dataset = dataclasses.replace(dataset, mean=mean, std=std)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_het.data.quota_sampling import shuffle_by_class, systematic_round, take_quota
+from fedjax_het.data.sampling import shuffle_by_class, systematic_round, take_quota
 from fedjax_het.utils.config import NonNegativeInt, PositiveInt, UnitInterval
 from fedjax_het.utils.errors import ConfigError, require
 

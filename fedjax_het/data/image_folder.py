@@ -5,18 +5,18 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from fedjax_het.data.array_cache import load_or_build_arrays
 from fedjax_het.data.dataset import Dataset, dataset_from_arrays
 from fedjax_het.utils import env
-from fedjax_het.utils.config import validate_arguments
-from fedjax_het.utils.errors import ConfigError, is_integer_at_least, require
+from fedjax_het.utils.config import Bounds, validate_arguments
+from fedjax_het.utils.errors import ConfigError, require
 
 _IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
-MAX_SIDE = 4096  # pixels, the largest side of resized images
+_Side = Annotated[int, Bounds(1, 4096)]  # of resized images, in pixels
 _NUM_THREADS = 8  # hides the latency of opening many small files
 
 
@@ -32,7 +32,7 @@ def load_image_folder(
     path: str | os.PathLike,
     *,
     name: str | None = None,
-    size: tuple[int, int] | int | None = None,
+    size: tuple[_Side, _Side] | _Side | None = None,
     colour: bool = True,
     use_valid: bool = False,
     mean: Sequence[float] | None = None,
@@ -122,7 +122,7 @@ def read_image_folder(
     Raises:
       ConfigError: if the folder or an image is invalid; the message names the path.
     """
-    size = _validate_size(size)
+    size = (size, size) if isinstance(size, int) else size
     class_names = _list_class_names(root / "train")
     # The valid folder comes last, so that the option changes no position of a training image.
     splits = {"train": ["train", "valid"] if use_valid else ["train"], "test": ["test"]}
@@ -169,17 +169,6 @@ def read_cinic10(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray], 
             "to the folder that holds its train/ and test/"
         )
     return read_image_folder(Path(root).expanduser(), key="cinic10", cache_dir=cache_dir)
-
-
-def _validate_size(size: Any) -> tuple[int, int] | None:
-    """Return `size` as (height, width); one number stands for both."""
-    if size is None:
-        return None
-    sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
-    is_valid = [is_integer_at_least(side, 1) and side <= MAX_SIDE for side in sides]
-    expected = f"a positive integer, or (height, width), at most {MAX_SIDE}"
-    require(is_valid == [True, True], "size", size, expected)
-    return int(sides[0]), int(sides[1])
 
 
 def _list_class_names(folder: Path) -> list[str]:

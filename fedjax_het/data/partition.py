@@ -15,10 +15,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedjax_het.data.partition_schemes import PARTITIONS, find_parameter_name
+from fedjax_het.data.sampling import Stream, make_rng
 from fedjax_het.data.validation import (
     NumClasses,
     Seed,
-    require_labels_below,
+    require_below,
     require_positions,
     to_integers,
     validate_names,
@@ -27,9 +28,6 @@ from fedjax_het.utils.config import PositiveInt, validate, validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.io import DamagedFileError, read_npz, write_npz
 from fedjax_het.utils.registry import call_with_supported
-
-# Partitions use a separate random stream, so other uses of the seed are independent.
-_PARTITION_STREAM = 0x5EED
 
 
 @dataclass(frozen=True)
@@ -328,16 +326,9 @@ def make_partition(
         parameters = partition_scheme.resolve_parameters(
             labels, num_classes, num_clients, class_names, **parameters
         )
-    stream = np.random.SeedSequence(seed, spawn_key=(_PARTITION_STREAM,))
-    data = {
-        "rng": np.random.default_rng(stream),
-        "labels": labels,
-        "num_classes": num_classes,
-        "num_clients": num_clients,
-        "domains": domains,
-        "domain_names": domain_names,
-        "class_names": class_names,
-    }
+    rng = make_rng(Stream.PARTITION, seed)
+    data = dict(rng=rng, labels=labels, num_classes=num_classes, num_clients=num_clients)
+    data |= dict(domains=domains, domain_names=domain_names, class_names=class_names)
     clients = call_with_supported(partition_scheme.split, data, **parameters)
     description = f"return value of partition {scheme!r}"
     expected = f"{num_clients} arrays of positions, one for each client"
@@ -428,12 +419,8 @@ def validate_class_labels(argument: str, labels, num_classes: int) -> np.ndarray
     """
     labels = to_integers(argument, labels, "integers of rank 1, at least one")
     require(len(labels) > 0, argument, [], "integers of rank 1, at least one")
-    require_labels_below(argument, labels, num_classes)
+    require_below(argument, labels, num_classes)
     return labels
-
-
-# Held-out clients use a separate random stream, so they do not depend on a partition's draws.
-_HELD_OUT_STREAM = 0x4E1D
 
 
 def draw_held_out_clients(partition: Partition, count: int, seed: int) -> np.ndarray:
@@ -454,7 +441,7 @@ def draw_held_out_clients(partition: Partition, count: int, seed: int) -> np.nda
     max_count = len(eligible) - 1
     expected = f"at most {max_count} of the {len(eligible)} clients that have examples"
     require(count <= max_count, "held_out_clients", count, expected)
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_HELD_OUT_STREAM,)))
+    rng = make_rng(Stream.HELD_OUT_CLIENTS, seed)
     return np.sort(rng.choice(eligible, count, replace=False))
 
 

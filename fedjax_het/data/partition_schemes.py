@@ -6,6 +6,7 @@ different benchmarks and have different names. Every scheme terminates: a scheme
 split raises an error that gives the reason.
 """
 
+import bisect
 import logging
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple
@@ -17,7 +18,7 @@ from fedjax_het.data.grouped_partition import (
     grouped,
     resolve_grouped_parameters,
 )
-from fedjax_het.data.quota_sampling import allocate_equal_counts, shuffle_by_class, take_quota
+from fedjax_het.data.sampling import allocate_equal_counts, shuffle_by_class, take_quota
 from fedjax_het.data.validation import to_integers
 from fedjax_het.utils.config import Bounds, NonNegativeInt, PositiveInt, validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
@@ -410,16 +411,13 @@ def _find_largest_shard_size(class_sizes: np.ndarray, num_clients: int, num_shar
     Returns 0 if shards of one example do not suffice. If the number of shards is at least the
     number of classes, every class is used, so the smallest class bounds the size.
     """
-
-    def has_enough_shards(size: int) -> bool:
-        return np.minimum(class_sizes // size, num_clients).sum() >= num_shards
-
     sizes = class_sizes[class_sizes > 0]
-    low, high = 0, int(sizes.min() if num_shards >= len(sizes) else sizes.max())
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if has_enough_shards(middle) else (low, middle - 1)
-    return low
+    largest = int(sizes.min() if num_shards >= len(sizes) else sizes.max())
+
+    def has_too_few_shards(size: int) -> bool:
+        return np.minimum(class_sizes // size, num_clients).sum() < num_shards
+
+    return bisect.bisect(range(1, largest + 1), False, key=has_too_few_shards)
 
 
 def _describe(split: Callable[..., Any], **functions: Any) -> PartitionScheme:

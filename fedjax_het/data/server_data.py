@@ -15,15 +15,12 @@ import numpy as np
 
 from fedjax_het.data.dataset import Dataset, validate_server_examples
 from fedjax_het.data.partition import Partition
+from fedjax_het.data.sampling import Stream, make_rng
 from fedjax_het.data.server_sources import SERVER_SOURCES, LabeledImages
 from fedjax_het.data.validation import Seed, require_positions
 from fedjax_het.utils.config import validate_arguments
-from fedjax_het.utils.errors import ConfigError, is_integer_at_least, require
+from fedjax_het.utils.errors import ConfigError, is_integer_at_least, make_value_error, require
 from fedjax_het.utils.registry import call_with_supported
-
-# D_0 uses separate random streams, so it does not depend on the number of draws of a partition.
-_SERVER_STREAM = 0x5E12
-_WITHHELD_STREAM = 0x5E13
 
 
 @dataclass(frozen=True)
@@ -241,10 +238,8 @@ def make_server_pool(
     available_arguments = {"dataset": dataset, "data_dir": data_dir, "cache_dir": cache_dir}
     pool = call_with_supported(make_pool, available_arguments, **options)
     if not (isinstance(pool, tuple) and len(pool) == 2):
-        kind = type(pool).__name__
-        raise ConfigError(
-            f"the pool of server_data {source!r} is a {kind}: expected (images, labels)"
-        )
+        description = f"pool of server_data {source!r}"
+        raise make_value_error(description, pool, "(images, labels)")
     images, labels = validate_server_examples(*pool, dataset.train_images, dataset.num_classes)
     for array in (images, labels):
         array.setflags(write=False)
@@ -291,8 +286,8 @@ def draw_withheld_examples(
     require(is_integer_at_least(size, 0), description, size, "an integer >= 0")
     expected = f"at most {num_train - 1}, so that examples are left for clients"
     require(size < num_train, "size", size, expected)
-    stream = np.random.SeedSequence(seed, spawn_key=(_WITHHELD_STREAM,))
-    return np.sort(np.random.default_rng(stream).choice(num_train, size, replace=False))
+    rng = make_rng(Stream.WITHHELD_EXAMPLES, seed)
+    return np.sort(rng.choice(num_train, size, replace=False))
 
 
 @validate_arguments
@@ -339,11 +334,10 @@ def make_server_data(
     num_train, draw = len(dataset.train_labels), SERVER_SOURCES[source].draw
     if draw is None:
         if pool is None or len(pool[1]) == 0:
-            raise ConfigError(f"pool = {pool!r}: expected the pool that make_server_pool returns")
+            raise make_value_error("pool", pool, "the pool that make_server_pool returns")
         indices = num_train + np.arange(len(pool[1]))
     else:
-        stream = np.random.SeedSequence(seed, spawn_key=(_SERVER_STREAM,))
-        rng = np.random.default_rng(stream)
+        rng = make_rng(Stream.SERVER_EXAMPLES, seed)
         available_arguments = {"rng": rng, "dataset": dataset, "partition": partition}
         positions = call_with_supported(draw, available_arguments, **options)
         description = f"return value of draw of server_data {source!r}"

@@ -8,7 +8,7 @@ import numpy as np
 from fedjax_het.data.dataset import Dataset
 from fedjax_het.data.dataset_registry import load_dataset
 from fedjax_het.data.glyphs import FIGURE_POINTS, Font, open_font, render_glyphs
-from fedjax_het.data.quota_sampling import allocate_equal_counts, shuffle_by_class, take_quota
+from fedjax_het.data.sampling import allocate_equal_counts, shuffle_by_class, take_quota
 from fedjax_het.utils.config import Bounds, PositiveInt, validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.registry import (

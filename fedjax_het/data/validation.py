@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from fedjax_het.utils.config import Bounds
-from fedjax_het.utils.errors import ConfigError, is_integer_at_least, require
+from fedjax_het.utils.errors import ConfigError, is_integer_at_least, make_value_error, require
 
 # Standardized images have far smaller values; images in 0..255 as floats have larger ones.
 MAX_FLOAT_PIXEL = 20.0
@@ -83,10 +83,7 @@ def require_positions(argument: str, values: Any, num_examples: int) -> np.ndarr
       ConfigError: if rank, dtype or range is invalid.
     """
     positions = to_integers(argument, values, "integers of rank 1, positions in the training set")
-    is_outside = (positions < 0) | (positions >= num_examples)
-    if is_outside.any():
-        value = int(positions[int(is_outside.argmax())])
-        raise ConfigError(f"{argument} has {value}: expected positions in [0, {num_examples})")
+    require_below(argument, positions, num_examples, "position")
     return positions
 
 
@@ -186,7 +183,7 @@ def validate_labels(
     require(len(labels) == len(images), f"len({argument})", len(labels), expected)
     is_integer = np.issubdtype(labels.dtype, np.integer)
     require(is_integer, f"dtype of {argument}", str(labels.dtype), "integers")
-    require_labels_below(argument, labels, MAX_CLASSES, kind)
+    require_below(argument, labels, MAX_CLASSES, kind)
     return np.ascontiguousarray(labels, dtype=np.int32).view()
 
 
@@ -218,28 +215,27 @@ def resolve_num_classes(num_classes: Any, splits: dict[str, np.ndarray]) -> int:
     is_valid = is_integer_at_least(num_classes, 2) and int(num_classes) <= MAX_CLASSES
     require(is_valid, "num_classes", num_classes, f"an integer >= 2, at most {MAX_CLASSES}")
     for argument, labels in splits.items():
-        require_labels_below(argument, labels, int(num_classes))
+        require_below(argument, labels, int(num_classes))
     return int(num_classes)
 
 
-def require_labels_below(
-    argument: str, labels: np.ndarray, num_classes: int, kind: str = "label"
-) -> None:
-    """Require every label to be in [0, num_classes).
+def require_below(argument: str, numbers: np.ndarray, limit: int, kind: str = "label") -> None:
+    """Require every number to be in [0, limit).
 
     Args:
       argument: name of the argument, for messages.
-      labels: integers `[N]`.
-      num_classes: number of classes.
-      kind: the noun for one entry, for messages: "label" or "domain".
+      numbers: integers `[N]`.
+      limit: number of valid integers.
+      kind: the noun for one entry, for messages: "label", "domain" or "position".
 
     Raises:
-      ConfigError: if a label is negative or too large.
+      ConfigError: if a number is negative or too large.
     """
-    is_valid = (labels >= 0) & (labels < num_classes)
-    first = int(is_valid.argmin())
-    expected = f"a {kind} in [0, {num_classes})"
-    require(bool(is_valid[first]), f"{argument}[{first}]", int(labels[first]), expected)
+    is_outside = (numbers < 0) | (numbers >= limit)
+    if is_outside.any():
+        first = int(is_outside.argmax())
+        expected = f"a {kind} in [0, {limit})"
+        raise make_value_error(f"{argument}[{first}]", int(numbers[first]), expected)
 
 
 def validate_names(argument: str, names: Any) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ from fedjax_het.data.dataset import validate_dataset
 from fedjax_het.data.normalization import get_normalization_constants
 from fedjax_het.data.partition import draw_held_out_clients, select_clients
 from fedjax_het.data.server_data import LabeledImages
+from fedjax_het.utils.config import validate
 from fedjax_het.utils.errors import ConfigError, display_names_within, require
 
 
@@ -238,11 +239,7 @@ def validate_partition(partition: Any, spec: ResolvedRunSpec, dataset: Dataset) 
     Raises:
       ConfigError: if it does not fit.
     """
-    if not isinstance(partition, Partition):
-        kind = type(partition).__name__
-        raise ConfigError(
-            f"partition = a {kind}: expected a Partition, as {Partition.CONSTRUCTORS}"
-        )
+    partition = validate("partition", partition, Partition)
     held_out, indices = spec.held_out_clients or 0, partition.indices
     expected = (
         f"num_clients={partition.num_clients - held_out}, the number of clients of the partition"

@@ -19,7 +19,7 @@ from fedjax_het.config.resolve import USER_PROVIDED
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.core.task import Task
 from fedjax_het.data import Dataset
-from fedjax_het.data.validation import require_labels_below, validate_images, validate_labels
+from fedjax_het.data.validation import require_below, validate_images, validate_labels
 from fedjax_het.metrics.registry import (
     calibration_error,
     class_fractions,
@@ -150,7 +150,7 @@ class TrainedModel:
         """
         images = self._validate_images(images)
         labels = validate_labels("labels", labels, "images", images)
-        require_labels_below("labels", labels, self.input_spec.num_classes)
+        require_below("labels", labels, self.input_spec.num_classes)
         logits = self.logits(images)
         bins = reliability_bins(jnp.asarray(logits), jnp.asarray(labels), jnp.ones(len(logits)))
         log_probabilities = log_softmax(logits.astype(np.float64), axis=1)

@@ -14,7 +14,7 @@ from fedjax_het.data import (
     make_partition,
 )
 from fedjax_het.data.grouped_partition import CIFAR100_SUPERCLASSES
-from fedjax_het.data.quota_sampling import systematic_round
+from fedjax_het.data.sampling import systematic_round
 from fedjax_het.utils.errors import ConfigError
 
 BYCLASS = tuple(DATASETS["emnist_byclass"].source.class_names)

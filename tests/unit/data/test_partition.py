@@ -20,7 +20,7 @@ from fedjax_het.data import (
     partition_from_clients,
 )
 from fedjax_het.data import partition_schemes as schemes_module
-from fedjax_het.data.quota_sampling import allocate_equal_counts
+from fedjax_het.data.sampling import allocate_equal_counts
 from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.io import write_npz
 

@@ -1,6 +1,32 @@
-"""Sampling of examples by given numbers for each class and client."""
+"""Random streams, and sampling of examples by given numbers for each class and client."""
+
+import bisect
+import enum
 
 import numpy as np
+
+
+class Stream(enum.IntEnum):
+    """Random streams of one seed: a draw of one stream does not depend on those of the others."""
+
+    PARTITION = 0x5EED
+    LOCAL_TESTS = 0x7E57
+    HELD_OUT_CLIENTS = 0x4E1D
+    SERVER_EXAMPLES = 0x5E12
+    WITHHELD_EXAMPLES = 0x5E13
+
+
+def make_rng(stream: Stream, seed: int) -> np.random.Generator:
+    """Create the generator of a stream.
+
+    Args:
+      stream: purpose of the draws.
+      seed: seed of all streams, >= 0.
+
+    Returns:
+      NumPy Generator.
+    """
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(stream,)))
 
 
 def shuffle_by_class(rng, labels: np.ndarray, num_classes: int) -> list[np.ndarray]:
@@ -70,12 +96,10 @@ def allocate_equal_counts(rng, limits: np.ndarray, total: int) -> np.ndarray:
     Returns:
       Counts, int64 `[C]`.
     """
-    low, high = 0, int(limits.max())
-    while low < high:  # the largest level whose sum does not exceed the total
-        middle = (low + high + 1) // 2
-        fits = np.minimum(limits, middle).sum() <= total
-        low, high = (middle, high) if fits else (low, middle - 1)
-    values = np.minimum(limits, low)
-    below_limit = np.flatnonzero(limits > low)
+    # The largest level whose sum does not exceed the total.
+    levels = range(1, int(limits.max()) + 1)
+    level = bisect.bisect(levels, total, key=lambda level: np.minimum(limits, level).sum())
+    values = np.minimum(limits, level)
+    below_limit = np.flatnonzero(limits > level)
     values[rng.permutation(below_limit)[: total - values.sum()]] += 1
     return values
