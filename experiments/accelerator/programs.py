@@ -15,7 +15,7 @@ from fedjax_het.data import Dataset, dataset_from_arrays
 from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.compiled_programs import build_programs
 from fedjax_het.runtime.data_assignment import UserObjects
-from fedjax_het.runtime.group_state import compute_state_shapes, init_group
+from fedjax_het.runtime.group_init import compute_state_shapes, init_group
 from fedjax_het.runtime.placement import Placement
 
 ROUNDS = "rounds"  # a chunk of them, as one program

@@ -239,7 +239,7 @@ def compare_models(spec: RunSpec, dataset, settings: list[dict], folder: Path) -
     """
     from fedjax_het.runtime.build import prepare_group
     from fedjax_het.runtime.checkpointing import CheckpointWriter
-    from fedjax_het.runtime.group_state import init_group
+    from fedjax_het.runtime.group_init import init_group
     from fedjax_het.runtime.runner import start_runs
 
     rounds = CHECK_ROUNDS + 5

@@ -112,9 +112,9 @@ def run_case(arguments: Arguments) -> int:
     from fedjax_het.data import partition_from_clients
     from fedjax_het.runtime.build import prepare_group
     from fedjax_het.runtime.checkpointing import CheckpointWriter
-    from fedjax_het.runtime.compiled_programs import compute_client_state_bytes
-    from fedjax_het.runtime.group_state import init_group
-    from fedjax_het.runtime.runner import finish_runs, start_runs
+    from fedjax_het.runtime.group_init import init_group
+    from fedjax_het.runtime.placement import compute_client_state_bytes
+    from fedjax_het.runtime.runner import advance_runs, start_runs
 
     (method,), (num_clients,) = arguments.methods, arguments.clients
     random = np.random.default_rng(0)
@@ -148,7 +148,7 @@ def run_case(arguments: Arguments) -> int:
     runs = init_group(group, group.prepared_runs, progress=record_time)
     start_runs(runs, CheckpointWriter())
     ready_time = time.perf_counter()
-    finish_runs(runs, CheckpointWriter())
+    list(advance_runs(runs, CheckpointWriter()))
     chunk_durations = [
         (next_end[0] - previous_end[0], next_end[1] - previous_end[1])
         for previous_end, next_end in itertools.pairwise(chunk_end_times)

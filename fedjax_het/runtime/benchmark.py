@@ -13,7 +13,7 @@ from fedjax_het.data import Dataset
 from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.checkpointing import CheckpointWriter
 from fedjax_het.runtime.data_assignment import UserObjects
-from fedjax_het.runtime.group_state import init_group
+from fedjax_het.runtime.group_init import init_group
 from fedjax_het.runtime.placement import Placement
 from fedjax_het.runtime.runner import start_runs
 from fedjax_het.utils.config import PositiveInt, validate_arguments

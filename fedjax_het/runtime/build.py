@@ -11,33 +11,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.algorithms.base import Algorithm, FederationData
-from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
+from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.core.autotune import LaneChoice
 from fedjax_het.core.client_loop import Examples
-from fedjax_het.core.condensation_work import ClientClassWork
 from fedjax_het.core.evaluation import compute_test_batches, place_evaluation_set
 from fedjax_het.core.execution_plan import (
     LANES_AXIS,
     PER_RUN,
     RUNS_AXIS,
     ExecutionPlan,
-    make_execution_plan,
 )
 from fedjax_het.core.lr_schedules import compute_round_lr_factors, is_round_schedule_hyperparameter
-from fedjax_het.core.rng import Stream
 from fedjax_het.core.schedule import Scheduler, ScheduleShape, compute_useful_fraction, merge_shapes
 from fedjax_het.core.work_items import ClientWork
-from fedjax_het.data import Partition, PartitionSummary, ServerSummary, partition_from_clients
+from fedjax_het.data import PartitionSummary, ServerSummary
 from fedjax_het.nn.conv_products import AUTO
 from fedjax_het.runtime.compiled_programs import (
     CompiledPrograms,
-    Signature,
     build_algorithm,
     build_programs,
-    build_signature,
-    compute_static_key,
     evict_programs,
 )
 from fedjax_het.runtime.data_assignment import (
@@ -53,6 +46,12 @@ from fedjax_het.runtime.placement import (
     Placement,
     Planner,
     choose_client_state,
+)
+from fedjax_het.runtime.schedules import bind_scheduler, make_further_schedulers
+from fedjax_het.runtime.signature import (
+    build_signature,
+    compute_static_key,
+    warn_missing_norm_layers,
 )
 from fedjax_het.runtime.trained_model import ModelFile, load_initial_model
 from fedjax_het.utils.arrays import stack_on_host
@@ -193,7 +192,6 @@ def prepare_group(
     *,
     assignments: Sequence[DataAssignment] | None = None,
     num_runs: int | None = None,
-    is_debug: bool = False,
 ) -> RunGroup:
     """Check the settings, make the partitions and build the programs. Nothing is compiled yet.
 
@@ -204,7 +202,6 @@ def prepare_group(
       assignments: the result of `assign_data` for each run, if it exists already.
       num_runs: number of runs that the programs serve, which may include further runs (default: the
         number of `specs`). It decides how devices are shared out.
-      is_debug: whether the run executes without jit; the traffic is then not evaluated beforehand.
 
     Returns:
       The runs and their programs, which are not compiled.
@@ -227,7 +224,7 @@ def prepare_group(
     signature = make_signature()
     require_memory_for_settings(spec, dataset, signature, placement, devices)
     algorithm = build_algorithm(signature)
-    _warn_missing_norm_layers(spec, signature)
+    warn_missing_norm_layers(spec, signature)
     initial_model = load_initial_model(spec, signature)
     if assignments is None:
         pool = load_server_pool(spec, dataset, user_objects.data_dir)
@@ -235,7 +232,7 @@ def prepare_group(
             assign_data(each, dataset, pool, user_objects.partition) for each in resolved_specs
         ]
     planner = Planner(placement, spec, signature, algorithm, devices, num_runs)
-    makers = [_bind_scheduler(each, algorithm) for each in assignments]
+    makers = [bind_scheduler(each, algorithm) for each in assignments]
 
     def build_trial_schedulers(lanes: int) -> list[Scheduler]:
         """Return schedulers of a few rounds of a few runs, to estimate how long lanes are idle."""
@@ -250,7 +247,11 @@ def prepare_group(
         planner = replace(planner, signature=signature)
     layout = {"blocks": planner.blocks, "lanes": lane_choice.lanes}
     prepared_runs = [
-        _build_prepared_run(assignment, algorithm, layout, make(**layout))
+        PreparedRun(
+            **vars(assignment),
+            scheduler=make(**layout),
+            **make_further_schedulers(assignment, algorithm, layout),
+        )
         for assignment, make in zip(assignments, makers, strict=True)
     ]
     prepared_runs = _add_method_inputs(prepared_runs, algorithm)
@@ -260,8 +261,6 @@ def prepare_group(
     client_state = choose_client_state(placement, program, spec)
     if client_state == SPLIT_STATE:
         program = build_programs(signature, plan._replace(has_sharded_client_states=True))
-    if not is_debug:  # a debug run locates an exception at its round and client
-        _check_traffic_contract(program, prepared_runs[0])
     schedulers = [s for s in (schedulers[0], prepared_runs[0].tuning_scheduler) if s is not None]
     require_memory_for_plan(program, spec, schedulers, client_state, placement)
     return _place_shared_inputs(
@@ -297,72 +296,6 @@ def _place_shared_inputs(group: RunGroup) -> RunGroup:
     return replace(group, shared_inputs=program.build_inputs(builders))
 
 
-def _bind_scheduler(assignment: DataAssignment, algorithm: Algorithm) -> Callable[..., Scheduler]:
-    """Return `Scheduler` with the work of a run; it takes the numbers of blocks and lanes."""
-    spec, partition = assignment.spec, assignment.partition
-    if algorithm.trains_on_server_data and assignment.server_data is not None:
-        # Clients train on the server's examples, too.
-        server_indices = assignment.server_data.indices
-        client_indices = map(partition.client_indices, range(partition.num_clients))
-        partition = partition_from_clients(
-            [np.concatenate([indices, server_indices]) for indices in client_indices]
-        )
-    pair_work = algorithm.condensation_work
-    work: ClientWork | ClientClassWork
-    if pair_work is None:
-        num_passes = (spec.local_epochs or 0) + algorithm.extra_passes
-        extra_batches = spec.local_steps or 0
-        work = ClientWork(partition, num_passes, spec.batch_size, extra_batches=extra_batches)
-    else:
-        labels, num_classes = assignment.dataset.train_labels, assignment.dataset.num_classes
-        work = ClientClassWork(partition, labels, num_classes, pair_work, spec.batch_size)
-    return _bind_settings(spec, partition, work)
-
-
-def _bind_settings(
-    spec: ResolvedRunSpec, partition: Partition, work: ClientWork | ClientClassWork
-) -> Callable[..., Scheduler]:
-    """Return `Scheduler` with the settings of a run, which keyword arguments may replace."""
-    return partial(
-        Scheduler,
-        partition,
-        work,
-        seed=spec.seed,
-        num_rounds=spec.rounds,
-        participation=spec.participation,
-        averaging=spec.averaging,
-        eval_every=spec.eval_every,
-    )
-
-
-def _build_prepared_run(
-    assignment: DataAssignment, algorithm: Algorithm, layout: dict[str, int], scheduler: Scheduler
-) -> PreparedRun:
-    """Return the run with its schedules for the numbers of blocks and lanes in `layout`."""
-    spec, partition, tuning = assignment.spec, assignment.partition, algorithm.fine_tuning
-    tuning_scheduler = diagnostics_scheduler = None
-    if tuning is not None:
-        work = ClientWork(
-            partition,
-            tuning.epochs,
-            spec.batch_size,
-            max_num_steps=tuning.steps,
-            stream=Stream.TUNING,
-        )
-        make = _bind_settings(spec, partition, work)
-        tuning_scheduler = make(participation=1.0, averaging=None, **layout)
-    if spec.gradient_gaps:  # one round, which serves whenever gradients are due
-        make = _bind_settings(spec, partition, ClientWork(partition, 1, spec.batch_size))
-        settings = {"num_rounds": 1, "participation": 1.0, "averaging": "weighted"}
-        diagnostics_scheduler = make(**settings, **layout)
-    return PreparedRun(
-        **vars(assignment),
-        scheduler=scheduler,
-        tuning_scheduler=tuning_scheduler,
-        diagnostics_scheduler=diagnostics_scheduler,
-    )
-
-
 def _add_method_inputs(prepared_runs: list[PreparedRun], algorithm: Algorithm) -> list[PreparedRun]:
     """Return the runs with the inputs that only their method reads."""
     if not algorithm.round_inputs:
@@ -376,70 +309,15 @@ def _add_method_inputs(prepared_runs: list[PreparedRun], algorithm: Algorithm) -
     ]
 
 
-def _warn_missing_norm_layers(spec: ResolvedRunSpec, signature: Signature) -> None:
-    """Warn of a network without the normalization layers that tell the method from its base."""
-    required_features = get_algorithm_spec(spec.algorithm, spec.options).required_data
-    if "norms" in required_features and not signature.network.norm_layers():
-        log.warning(
-            "note: %s treats normalization layers apart, and network %r has none that are known: "
-            "the run equals FedAvg",
-            spec.algorithm,
-            spec.model,
-        )
-
-
-def _check_traffic_contract(program: CompiledPrograms, prepared_run: PreparedRun) -> None:
-    """Raise ContractError where the functions that count bytes break the contract.
-
-    The functions receive the shapes of the state of one client. A function that needs values is
-    called when the run is done. Cost: an abstract evaluation of the method's init.
-    """
-    algorithm, hp = program.algorithm, prepared_run.hp
-    model = program.signature.training.task.model
-    algorithm.initial_traffic(prepared_run.federation_data)
-
-    def count_traffic(key: jax.Array) -> tuple[()]:
-        algorithm.traffic(hp, algorithm.init(hp, key, model.init(key), 1))
-        return ()
-
-    try:
-        jax.eval_shape(count_traffic, jax.random.key(0))
-    except jax.errors.ConcretizationTypeError:
-        return
-
-
-def with_fewer_parallel_runs(group: RunGroup, num_parallel: int) -> RunGroup:
-    """Return a group with another number of runs at a time.
+def with_plan(group: RunGroup, plan: ExecutionPlan) -> RunGroup:
+    """Return the group on other devices or lanes, with programs for them.
 
     Args:
       group: the group.
-      num_parallel: number of runs in parallel on each device; 0 for one run on all devices.
+      plan: the devices, and the lanes on them.
 
     Returns:
       The group with other programs.
     """
-    plan = group.program.plan
-    if num_parallel:
-        plan = plan._replace(num_parallel=num_parallel)
-    else:
-        plan = make_execution_plan(plan.lanes, plan.devices[: plan.blocks], blocks=plan.blocks)
-    return _with_plan(group, plan)
-
-
-def on_single_device(group: RunGroup, *, is_debug: bool = False) -> RunGroup:
-    """Return the group on the default device, with programs that contain no devices.
-
-    Args:
-      group: the group.
-      is_debug: whether the programs run without jit, see `ExecutionPlan.is_debug`.
-
-    Returns:
-      The group with other programs.
-    """
-    plan = group.program.plan._replace(mesh=None, is_debug=is_debug)
-    return _with_plan(group, plan)
-
-
-def _with_plan(group: RunGroup, plan: ExecutionPlan) -> RunGroup:
     program = build_programs(group.program.signature, plan)
     return _place_shared_inputs(replace(group, program=program))

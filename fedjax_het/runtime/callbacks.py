@@ -12,8 +12,8 @@ when the result is written. A callback that stores something for several runs st
 names the callback.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -47,7 +47,7 @@ class RunStatus:
       wall_seconds: wall-clock time so far; runs that go in step share it.
       bytes_up: bytes from clients to the server so far.
       bytes_down: bytes from the server to clients so far.
-      result: the result, at the end of the run.
+      result: the result, at the end of the run; None before.
 
     Example:
       >>> from fedjax_het import RunSpec, simulate
@@ -68,9 +68,9 @@ class RunStatus:
     wall_seconds: float
     bytes_up: float
     bytes_down: float
-    result: Result | None = None
-    _get_model: Callable[[int | None], TrainedModel] = field(default=None)  # type: ignore[assignment]
-    _request_stop: Callable[[str], None] = field(default=None)  # type: ignore[assignment]
+    result: Result | None
+    _get_model: Callable[[int | None], TrainedModel]
+    _request_stop: Callable[[str], None]
 
     def model(self, client: int | None = None) -> TrainedModel:
         """Return the current global model, or a client's; see `Result.model`.
@@ -110,46 +110,38 @@ class CallbackRunner:
         self._digests: dict[int, str] = {}
         self._traffic: dict[int, Curves] = {}
 
-    def on_start(self) -> None:
-        """Call the callbacks before the first call of a program of this process."""
-        self._call_callbacks(range(len(self._group_state.prepared_runs)), START)
+    def call_unfinished(self, phase: str) -> None:
+        """Call the callbacks for every run that has no result yet, see `call`."""
+        for i in range(len(self._group_state.prepared_runs)):
+            if i not in self._group_state.reported:
+                self.call(i, phase)
 
-    def on_phase_end(self, phase: str) -> list[RunStatus]:
-        """Call the callbacks after a call of a program, for every run that has no result yet."""
-        group_state = self._group_state
-        indices = set(range(len(group_state.prepared_runs))) - group_state.reported
-        return self._call_callbacks(sorted(indices), phase)
-
-    def on_run_end(self, i: int, result: Result) -> None:
-        """Call the callbacks when the result of a run is written.
+    def call(self, i: int, phase: str, result: Result | None = None) -> RunStatus | None:
+        """Call the callbacks for a run.
 
         Args:
           i: the run.
-          result: its result.
-        """
-        self._call_callbacks([i], END, result)
+          phase: see `RunStatus`.
+          result: its result, at the end.
 
-    def _call_callbacks(
-        self, indices: Iterable[int], phase: str, result: Result | None = None
-    ) -> list[RunStatus]:
-        statuses: list[RunStatus] = []
+        Returns:
+          The status; None if no callback or loop reads it.
+        """
         if not (self._callbacks or self.always_report):
-            return statuses
-        for i in indices:
-            status = self._build_status(i, phase, result)
-            statuses.append(status)
-            for callback in self._callbacks:
-                try:
-                    callback(status)
-                except Exception as error:
-                    self._checkpoints.save(self._group_state, force=True)
-                    name = getattr(callback, "__qualname__", type(callback).__qualname__)
-                    has_folder = self._checkpoints.folders is not None
-                    kept = "a checkpoint is written" if has_folder else "there is no checkpoint"
-                    note = f"raised by the callback {name} after round {status.done} ({kept})"
-                    error.add_note(to_one_line(note))
-                    raise
-        return statuses
+            return None
+        status = self._build_status(i, phase, result)
+        for callback in self._callbacks:
+            try:
+                callback(status)
+            except Exception as error:
+                self._checkpoints.save(self._group_state, force=True)
+                name = getattr(callback, "__qualname__", type(callback).__qualname__)
+                has_folder = self._checkpoints.folders is not None
+                kept = "a checkpoint is written" if has_folder else "there is no checkpoint"
+                note = f"raised by the callback {name} after round {status.done} ({kept})"
+                error.add_note(to_one_line(note))
+                raise
+        return status
 
     def _build_status(self, i: int, phase: str, result: Result | None) -> RunStatus:
         group_state = self._group_state

@@ -8,9 +8,10 @@ import math
 from collections.abc import Callable, Sequence
 
 from fedjax_het.runtime.build import RunGroup
-from fedjax_het.runtime.callbacks import Callback, CallbackRunner
+from fedjax_het.runtime.callbacks import END, START, Callback, CallbackRunner
 from fedjax_het.runtime.checkpointing import UNFINISHED_FOLDER, CheckpointWriter, delete_checkpoint
-from fedjax_het.runtime.group_state import GroupState, init_group
+from fedjax_het.runtime.group_init import init_group
+from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.progress import Progress
 from fedjax_het.runtime.result_builder import build_results
 from fedjax_het.runtime.result_store import ResultWriter
@@ -123,16 +124,16 @@ class GroupRunner:
                     delete_checkpoint(self.folders[i])
                 group_state.reported.add(i)
                 self.work_queue.complete(job, result)
-                callback_runner.on_run_end(i, result)
+                callback_runner.call(i, END, result)
                 result.state = result.models = None  # a sweep's states together may not fit
             self.work_queue.sweep_progress.report_finished(
                 jobs, list(results.values()), self._list_waiting_jobs()
             )
 
         start_runs(group_state, self.checkpoints, records or None)
-        callback_runner.on_start()
+        callback_runner.call_unfinished(START)
         for phase in advance_runs(group_state, self.checkpoints):
-            callback_runner.on_phase_end(phase)
+            callback_runner.call_unfinished(phase)
             finished = [i for i in self.active_jobs if i not in group_state.active]
             if finished and group_state.is_unfinished:
                 write_results(build_results(group_state, finished))

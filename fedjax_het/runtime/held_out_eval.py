@@ -25,8 +25,9 @@ from fedjax_het.core.schedule import Scheduler
 from fedjax_het.core.training_variants import make_local_model_training
 from fedjax_het.core.work_items import ClientWork
 from fedjax_het.data import Dataset, Partition
-from fedjax_het.runtime.compiled_programs import Signature, build_algorithm
+from fedjax_het.runtime.compiled_programs import build_algorithm
 from fedjax_het.runtime.data_assignment import HeldOutClients
+from fedjax_het.runtime.signature import Signature
 
 MAX_LANES = 8
 """Number of clients that fine-tune in parallel."""

@@ -116,15 +116,9 @@ def run_server_stage(
     group, timing, total = group_state.group, group_state.timing, stage.num_iterations
     program, plan = group.program.server_stages[stage.name], group.program.plan
     place = (lambda tree: tree) if group_state.shards_server_stages else _copy_to_first_device
-    state, hp, server = map(
-        place,
-        (
-            group_state.state,
-            group_state.cached_inputs["hp"],
-            group_state.cached_inputs.get("server_examples"),
-        ),
-    )
-    key = place(group_state.build_keys(Stream.SERVER))
+    cached_inputs, key = group_state.cached_inputs, group_state.build_keys(Stream.SERVER)
+    inputs = group_state.state, cached_inputs["hp"], key, cached_inputs.get("server_examples")
+    state, hp, key, server = place(inputs)
 
     start_time = time.perf_counter()
     nonfinite_counts = count_nonfinite_per_run(state, has_run_axis=group.runs_parallel)

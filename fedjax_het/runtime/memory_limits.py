@@ -6,7 +6,6 @@ lower bound refuses no run that would fit.
 """
 
 import contextlib
-import dataclasses
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,6 @@ import jax.numpy as jnp
 from fedjax_het.algorithms.builders import num_bytes
 from fedjax_het.config.run_spec import ResolvedRunSpec
 from fedjax_het.core.memory import (
-    compute_compiled_bytes,
     free_host_bytes,
     local_devices,
     lower_bound_bytes,
@@ -30,13 +28,14 @@ from fedjax_het.core.schedule import Scheduler, compute_cohort_size
 from fedjax_het.data import Dataset
 from fedjax_het.nn import Model
 from fedjax_het.nn.micro_batch import choose_micro_batch_size
-from fedjax_het.runtime.compiled_programs import (
-    CompiledPrograms,
-    Signature,
+from fedjax_het.runtime.compiled_programs import CompiledPrograms
+from fedjax_het.runtime.placement import (
+    HOST_STATE,
+    SPLIT_STATE,
+    Placement,
     compute_client_state_bytes,
-    to_items,
 )
-from fedjax_het.runtime.placement import AUTO, HOST_STATE, SPLIT_STATE, Placement
+from fedjax_het.runtime.signature import Signature, to_items
 from fedjax_het.utils.errors import ConfigError
 
 _FLOAT_BYTES = 4
@@ -90,18 +89,19 @@ def require_memory(items: Sequence[MemoryItem], available_bytes: int | None, loc
     if max_value >= 1:
         expected = f"at most {max_value}"
     elif fraction > 0:
-        expected = f"one that takes at most {_format_bytes(int(fraction * largest.num_bytes))}"
+        expected = f"one that takes at most {format_bytes(int(fraction * largest.num_bytes))}"
     else:
         expected = "more memory"
     expected += f", or {largest.alternative}" if largest.alternative else ""
     raise InsufficientMemoryError(
         f"{largest.setting} = {value!r}: expected {expected}, as the run needs at least "
-        f"{_format_bytes(required)}, {_format_bytes(setting_bytes)} of it for "
-        f"{largest.description}, and {_format_bytes(available_bytes)} {location}"
+        f"{format_bytes(required)}, {format_bytes(setting_bytes)} of it for "
+        f"{largest.description}, and {format_bytes(available_bytes)} {location}"
     )
 
 
-def _format_bytes(byte_count: int) -> str:
+def format_bytes(byte_count: int) -> str:
+    """Return a number of bytes as text."""
     return f"{byte_count / 1e9:.2f} GB" if byte_count >= 1e7 else f"{byte_count / 1e6:.3f} MB"
 
 
@@ -250,98 +250,6 @@ def require_memory_for_plan(
                 states._replace(num_bytes=row_bytes * num_rows, alternative=alternative)
             )
     _require_host_and_device_memory(host_items, device_items, placement, devices)
-
-
-def require_memory_for_programs(
-    programs: dict[str, tuple[Any, tuple]],
-    program: CompiledPrograms,
-    spec: ResolvedRunSpec,
-    client_state: str,
-    memory: int | None,
-) -> None:
-    """Trace and compile the programs of runs, and check the memory that they need.
-
-    The traces and compiled programs are kept for when the programs run.
-
-    Args:
-      programs: the jitted programs with their inputs by name, see `GroupState.list_programs`.
-      program: the record of the programs.
-      spec: the settings of one of the runs.
-      client_state: the place of client states.
-      memory: bytes that they may use on each device (default: the free bytes).
-
-    Raises:
-      InsufficientMemoryError: if a program needs more.
-    """
-    available_bytes = memory or total_free_bytes(program.plan.devices)
-
-    def check(name: str, required: int, qualifier: str = "") -> None:
-        if available_bytes is None or required <= available_bytes:
-            return
-        fraction, lanes = available_bytes / required, program.plan.lanes
-        batch_size = int(spec.batch_size * fraction)
-        suggestions = [f"lanes = {max(1, int(lanes * fraction))}"] if lanes > 1 else []
-        if can_page_client_states(program, spec, client_state):
-            suggestions.append("client_state = 'host'")
-        if batch_size >= 1:
-            suggestions.append(f"batch_size = {batch_size}")
-        raise InsufficientMemoryError(
-            f"batch_size = {spec.batch_size!r}: the {name} of {spec.algorithm} need {qualifier}"
-            f"{_format_bytes(required)} on each device, and {_format_bytes(available_bytes)} are "
-            f"there: expected {', '.join([*suggestions, 'a smaller network'])} or more memory"
-        )
-
-    for name, (jitted, inputs) in programs.items():
-        check(name, lower_bound_bytes(jitted.trace(*inputs).jaxpr), "at least ")
-    for name, (jitted, inputs) in programs.items():
-        required = compute_compiled_bytes(jitted, inputs)
-        if not memory:  # inputs that are placed already are not part of the free bytes
-            placed = [leaf for leaf in jax.tree.leaves(inputs) if isinstance(leaf, jax.Array)]
-            required -= num_bytes([leaf.addressable_data(0) for leaf in placed])
-        check(name, required)
-
-
-def reduce_memory_use(
-    program: CompiledPrograms, spec: ResolvedRunSpec, client_state: str, placement: Placement
-) -> Placement | None:
-    """Return a placement with less memory for runs that do not fit.
-
-    Client states move to the host first, then the lanes are halved, as far as the user's
-    `placement` leaves these open.
-
-    Args:
-      program: the programs, with their plan.
-      spec: the settings of one of the runs.
-      client_state: the place of client states.
-      placement: the user's placement.
-
-    Returns:
-      The placement; None if nothing is left to reduce.
-    """
-    lanes = program.plan.lanes
-    current = dataclasses.replace(placement, lanes=lanes, client_state=client_state)
-    if placement.client_state == AUTO and can_page_client_states(program, spec, client_state):
-        return dataclasses.replace(current, client_state=HOST_STATE)
-    if placement.lanes == AUTO and lanes > 1:
-        return dataclasses.replace(current, lanes=lanes // 2)
-    return None
-
-
-def can_page_client_states(
-    program: CompiledPrograms, spec: ResolvedRunSpec, client_state: str
-) -> bool:
-    """Return whether there are client states on the devices that could be on the host.
-
-    Args:
-      program: the programs.
-      spec: the settings of one of the runs.
-      client_state: the place of client states.
-
-    Returns:
-      Whether the states of all clients can move to the host.
-    """
-    is_pageable = program.algorithm.can_page_state and client_state != HOST_STATE
-    return is_pageable and compute_client_state_bytes(program, spec) > 0
 
 
 @contextlib.contextmanager

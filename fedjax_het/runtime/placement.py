@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.algorithms.builders import num_bytes
 from fedjax_het.config.run_spec import ResolvedRunSpec
 from fedjax_het.core.autotune import (
     LaneChoice,
@@ -23,13 +24,9 @@ from fedjax_het.core.autotune import (
 from fedjax_het.core.execution_plan import LANES_AXIS, RUNS_AXIS, ExecutionPlan, make_execution_plan
 from fedjax_het.core.memory import usable_free_bytes
 from fedjax_het.core.schedule import Scheduler, compute_cohort_size
-from fedjax_het.runtime.compiled_programs import (
-    CompiledPrograms,
-    Signature,
-    compute_client_state_bytes,
-    to_items,
-)
+from fedjax_het.runtime.compiled_programs import CompiledPrograms
 from fedjax_het.runtime.provenance import describe_environment
+from fedjax_het.runtime.signature import Signature, to_items
 from fedjax_het.utils.config import Bounds, validate_fields
 from fedjax_het.utils.errors import require, require_name
 
@@ -362,6 +359,23 @@ class Planner:
         options = to_items(self.spec.model_options)
         shape, num_classes = network.input_shape, network.num_classes
         return f"{self.spec.model} {options} {shape} {num_classes} {precision}"
+
+
+def compute_client_state_bytes(program: CompiledPrograms, spec: ResolvedRunSpec) -> int:
+    """Return the bytes of the state that one client of a run has between rounds.
+
+    Args:
+      program: the programs.
+      spec: the settings of the run.
+
+    Returns:
+      The bytes; 0 if clients have no state.
+    """
+    hp = {name: jax.ShapeDtypeStruct((), np.float32) for name in spec.hp}
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    model, init = program.signature.training.task.model, program.algorithm.init
+    state = jax.eval_shape(lambda hp, key: init(hp, key, model.init(key), 1), hp, key)
+    return num_bytes(state.clients)
 
 
 def choose_client_state(

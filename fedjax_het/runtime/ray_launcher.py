@@ -17,13 +17,13 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.data import Dataset
-from fedjax_het.runtime.compiled_programs import compute_static_key
 from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.runtime.leases import Leases
 from fedjax_het.runtime.placement import Placement
 from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.runtime.result_store import ResultWriter, load_result
 from fedjax_het.runtime.results import Result
+from fedjax_het.runtime.signature import compute_static_key
 from fedjax_het.runtime.sweep import (
     ExecutionOptions,
     SweepResult,

@@ -13,7 +13,6 @@ from fedjax_het.core.run_mapping import describe_plan
 from fedjax_het.metrics.convergence import rise_time, rolling_mean, rounds_to_reach
 from fedjax_het.metrics.personal import best_mean_accuracy, worst_decile
 from fedjax_het.nn.precision import describe_precision
-from fedjax_het.runtime.compiled_programs import flops_per_sample
 from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.held_out_eval import evaluate_held_out_clients
 from fedjax_het.runtime.history import build_traffic_curves, list_metric_names
@@ -26,6 +25,7 @@ from fedjax_het.runtime.results import (
     Result,
     to_json_value,
 )
+from fedjax_het.runtime.signature import flops_per_sample
 from fedjax_het.runtime.trained_model import InputSpec, TrainedModel, extract_model
 from fedjax_het.utils.arrays import fetch_to_host
 from fedjax_het.utils.errors import require

@@ -14,7 +14,8 @@ from fedjax_het.core.execution_plan import PER_BLOCK, PER_RUN, REPLICATED, RUNS_
 from fedjax_het.core.partial_round import trace_loops
 from fedjax_het.core.resumable_loops import BLOCKS
 from fedjax_het.core.round_inputs import ChunkInputs, RoundComponents
-from fedjax_het.runtime.compiled_programs import CompiledPrograms, flops_per_sample, workload_key
+from fedjax_het.runtime.compiled_programs import CompiledPrograms, workload_key
+from fedjax_het.runtime.signature import flops_per_sample
 
 Tree = Any
 

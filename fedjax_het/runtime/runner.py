@@ -1,25 +1,20 @@
 """Execution of one run, or of several runs side by side, from the first round to the last.
 
 `runtime.session` calls this module for a single run, `runtime.group_runner` for a sweep.
-
-A thread prefetches the inputs of the next calls of the program while the devices work.
 """
 
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
 
-from fedjax_het.algorithms import get_algorithm_spec
-from fedjax_het.core.round_inputs import ChunkInputs
 from fedjax_het.core.round_metrics import RoundMetrics
-from fedjax_het.core.run_mapping import describe_plan
 from fedjax_het.runtime import long_phases
 from fedjax_het.runtime.checkpointing import CheckpointWriter
-from fedjax_het.runtime.group_state import GroupState, check_method_contract, init_states
+from fedjax_het.runtime.group_init import init_states
+from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.history import (
     build_curves,
     count_rounds_until_rule,
@@ -27,6 +22,7 @@ from fedjax_het.runtime.history import (
     get_latest_accuracy,
     record_rounds,
 )
+from fedjax_het.runtime.input_prefetcher import InputPrefetcher
 from fedjax_het.runtime.long_phases import (
     run_resumable_round,
     run_server_stage,
@@ -40,90 +36,6 @@ log = logging.getLogger("fedjax_het")
 ROUNDS_PHASE = "rounds"  # the phase of runs outside server stages
 
 
-class InputPrefetcher:
-    """Makes the inputs of the next calls of the rounds' program in a thread.
-
-    Two calls are prepared ahead, so that a short call on the devices finds inputs that were made
-    during a longer call. Inputs of calls that do not take place are dropped. Use the object as a
-    context, which ends the thread. `get` raises an exception of the thread.
-    """
-
-    def __init__(self, group_state: GroupState):
-        self._group_state = group_state
-        self._futures: dict[tuple[int, int], Future[ChunkInputs]] = {}
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="fedjax_het-schedules")
-
-    def __enter__(self) -> "InputPrefetcher":
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._executor.shutdown(cancel_futures=True)
-
-    def get(self, first: int, count: int) -> ChunkInputs:
-        """Return the inputs of rounds `first .. first + count - 1`.
-
-        Args:
-          first: the first round.
-          count: number of rounds.
-
-        Returns:
-          The inputs, which are made now if they were not prefetched.
-        """
-        future = self._futures.pop((first, count), None)
-        if future is not None:
-            return future.result()
-        self._cancel_all()
-        return self._group_state.build_chunk_inputs(first, count)
-
-    def prefetch(self, first: int, count: int) -> None:
-        """Begin to make the inputs of the calls from round `first` on.
-
-        Args:
-          first: the first round.
-          count: number of rounds of each call.
-        """
-        total_rounds = self._group_state.total_rounds
-        starts = range(first, total_rounds, count)[: self._group_state.limits.num_prefetch]
-        calls = [(start, min(count, total_rounds - start)) for start in starts]
-        if not self._futures.keys() <= set(calls):
-            self._cancel_all()
-        for call in calls:
-            if call not in self._futures:
-                build = self._group_state.build_chunk_inputs
-                self._futures[call] = self._executor.submit(build, *call)
-
-    def _cancel_all(self) -> None:
-        for future in self._futures.values():
-            future.cancel()
-        self._futures.clear()
-
-
-def log_run_header(group_state: GroupState) -> None:
-    """Log the partitions, the lanes and the fraction of useful work of runs that begin."""
-    group, runs, limits = group_state.group, group_state.prepared_runs, group_state.limits
-    dataset, spec = runs[0].dataset, runs[0].spec
-    for run in runs:
-        log.info("data: %s. %s", dataset.name, run.summarize_partition())
-        if run.server_data is not None:
-            log.info("server: %s", run.summarize_server_data())
-    log.info(
-        "lanes: %s; %.1f %% of the processed samples are real, the others are padding",
-        describe_plan(group.program.plan),
-        100 * group.useful_work_fraction(runs),
-    )
-    if group_state.has_paged_states:
-        log.info(
-            "client states: on the host; the devices hold the states of %d clients for %d rounds",
-            limits.num_rows,
-            limits.max_rounds,
-        )
-    if dataset.note:
-        log.info("note: %s", dataset.note)
-    algorithm_spec = get_algorithm_spec(spec.algorithm, spec.options)
-    for remark in algorithm_spec.settings_warnings(spec, algorithm_spec):
-        log.warning("note: %s", remark)
-
-
 def start_runs(
     group_state: GroupState, checkpoints: CheckpointWriter, records: Sequence[dict] | None = None
 ) -> None:
@@ -135,12 +47,9 @@ def start_runs(
       records: the records of the checkpoints from which they resume (default: they begin).
 
     Raises:
-      ConfigError: before compilation, if the method breaks its contract, or if a checkpoint is of
-        other data.
+      ConfigError: before compilation, if a checkpoint is of other data.
     """
     program = group_state.group.program
-    if not program.plan.is_debug:
-        check_method_contract(group_state)
     init_states(group_state)
     if records is not None:
         checkpoints.restore(group_state, records)
@@ -155,17 +64,6 @@ def start_runs(
         loop_inputs = layout.build_spans(0), layout.init_carry()
         jax.block_until_ready(program.partial_round(group_state.state, inputs, *loop_inputs))
     group_state.timing.compile_seconds += time.perf_counter() - start_time
-
-
-def finish_runs(group_state: GroupState, checkpoints: CheckpointWriter) -> None:
-    """Execute all remaining rounds and server stages.
-
-    Args:
-      group_state: the runs.
-      checkpoints: their checkpoints.
-    """
-    for _ in advance_runs(group_state, checkpoints):
-        pass
 
 
 def advance_runs(group_state: GroupState, checkpoints: CheckpointWriter) -> Iterator[str]:

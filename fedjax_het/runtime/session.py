@@ -9,10 +9,10 @@ from typing import Any
 
 import jax
 
-from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
+from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.data import Dataset, Partition
-from fedjax_het.runtime.build import on_single_device, prepare_group
-from fedjax_het.runtime.callbacks import Callback, CallbackRunner, RunStatus
+from fedjax_het.runtime.build import prepare_group, with_plan
+from fedjax_het.runtime.callbacks import END, START, Callback, CallbackRunner, RunStatus
 from fedjax_het.runtime.checkpointing import (
     CheckpointWriter,
     delete_checkpoint,
@@ -21,20 +21,17 @@ from fedjax_het.runtime.checkpointing import (
 )
 from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.runtime.device_report import warn_unused_hardware
-from fedjax_het.runtime.group_state import GroupState, init_group
+from fedjax_het.runtime.group_init import init_group, log_run_header
+from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.history import CALLBACK, EarlyStop
-from fedjax_het.runtime.memory_limits import (
-    InsufficientMemoryError,
-    reduce_memory_use,
-    require_memory_for_programs,
-    translate_out_of_memory,
-)
+from fedjax_het.runtime.memory_limits import translate_out_of_memory
 from fedjax_het.runtime.placement import DEVICE_STATE, Placement
+from fedjax_het.runtime.program_memory import init_within_memory
 from fedjax_het.runtime.progress import Progress
 from fedjax_het.runtime.result_builder import build_results
 from fedjax_het.runtime.result_store import ResultWriter, SavedStateIndex, save_run_files
 from fedjax_het.runtime.results import Result, build_state_path
-from fedjax_het.runtime.runner import advance_runs, log_run_header, start_runs
+from fedjax_het.runtime.runner import advance_runs, start_runs
 from fedjax_het.runtime.trackers import add_tracker_callback
 from fedjax_het.utils.config import PositiveInt, validate, validate_arguments
 from fedjax_het.utils.env import require_variables
@@ -105,11 +102,10 @@ class Session:
                 log_run_header(group_state)
                 start_runs(group_state, checkpoints, [self._record] if self._record else None)
                 self._has_started = True
-                self._callback_runner.on_start()
+                self._callback_runner.call(0, START)
             if self._result is None:
                 for phase in advance_runs(group_state, checkpoints):
-                    statuses = self._callback_runner.on_phase_end(phase)
-                    yield statuses[0] if statuses else None
+                    yield self._callback_runner.call(0, phase)
             self._finalize()
 
     def result(self) -> Result:
@@ -133,7 +129,7 @@ class Session:
             if jax.process_index() == 0:
                 self._write(self._result)
             self._group_state.reported.add(0)
-            self._callback_runner.on_run_end(0, self._result)
+            self._callback_runner.call(0, END, self._result)
         return self._result
 
     def _write(self, result: Result) -> None:
@@ -338,9 +334,9 @@ def federation(
     checkpoints = CheckpointWriter(None if folder is None else [folder])
 
     def init(candidate: Placement) -> GroupState:
-        group = prepare_group([spec], user_objects, candidate, is_debug=debug)
+        group = prepare_group([spec], user_objects, candidate)
         if debug:
-            group = on_single_device(group, is_debug=True)
+            group = with_plan(group, group.program.plan._replace(mesh=None, is_debug=True))
         group_state = init_group(
             group,
             group.prepared_runs,
@@ -353,25 +349,6 @@ def federation(
         return group_state
 
     with translate_out_of_memory(spec):
-        group_state = init(placement) if debug else _init_within_memory(spec, init, placement)
+        group_state = init(placement) if debug else init_within_memory(init, placement)
     state_folder = folder if keep_state else None
     return Session(group_state, checkpoints, record, callbacks, state_folder)
-
-
-def _init_within_memory(
-    spec: ResolvedRunSpec, init: Callable[[Placement], GroupState], placement: Placement
-) -> GroupState:
-    """Return the first state whose programs fit: `init` of the placement, or of a smaller one."""
-    candidate = placement
-    while True:
-        group_state = init(candidate)
-        programs, group = group_state.list_programs(), group_state.group
-        run = group.program, spec, group.client_state
-        try:
-            require_memory_for_programs(programs, *run, placement.memory)
-            return group_state
-        except InsufficientMemoryError:
-            smaller = reduce_memory_use(*run, placement)
-            if smaller is None:
-                raise
-            candidate = smaller

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
+from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.core.memory import usable_free_bytes
 from fedjax_het.core.optimizers import compute_optimizer_digest
 from fedjax_het.data import Dataset, load_dataset
@@ -24,11 +25,10 @@ from fedjax_het.nn import compute_network_digest, to_model
 from fedjax_het.runtime.build import (
     RunGroup,
     prepare_group,
-    with_fewer_parallel_runs,
+    with_plan,
 )
 from fedjax_het.runtime.callbacks import Callback
 from fedjax_het.runtime.checkpointing import UNFINISHED_FOLDER
-from fedjax_het.runtime.compiled_programs import compute_static_key
 from fedjax_het.runtime.data_assignment import (
     DataAssignment,
     UserObjects,
@@ -37,11 +37,12 @@ from fedjax_het.runtime.data_assignment import (
     user_dataset_digest,
 )
 from fedjax_het.runtime.device_report import warn_unused_hardware
+from fedjax_het.runtime.group_init import init_group
 from fedjax_het.runtime.group_runner import GroupRunner
-from fedjax_het.runtime.group_state import init_group, measure_required_memory
 from fedjax_het.runtime.leases import Leases, exit_on_sigterm
-from fedjax_het.runtime.memory_limits import InsufficientMemoryError, require_memory_for_programs
+from fedjax_het.runtime.memory_limits import InsufficientMemoryError
 from fedjax_het.runtime.placement import Placement, balance_parallel_runs
+from fedjax_het.runtime.program_memory import measure_required_memory, require_memory_for_programs
 from fedjax_het.runtime.provenance import compute_run_digest, describe_environment
 from fedjax_het.runtime.result_display import build_runs_dataset, format_outcome, format_settings
 from fedjax_het.runtime.result_store import (
@@ -51,6 +52,7 @@ from fedjax_het.runtime.result_store import (
     load_result,
 )
 from fedjax_het.runtime.results import Result
+from fedjax_het.runtime.signature import compute_static_key
 from fedjax_het.runtime.sweep_log import Job
 from fedjax_het.runtime.trackers import add_tracker_callback
 from fedjax_het.runtime.trained_model import compute_initial_digest
@@ -264,13 +266,7 @@ def execute_runs(
                 try:
                     if capacity == 1:  # not even a single run may fit
                         single_run = init_group(group, group.prepared_runs[:1])
-                        require_memory_for_programs(
-                            single_run.list_programs(),
-                            group.program,
-                            jobs[0].spec,
-                            group.client_state,
-                            placement.memory,
-                        )
+                        require_memory_for_programs(single_run, placement.memory)
                 except InsufficientMemoryError as error:
                     work_queue.reject(jobs, error)
                 while slots := work_queue.acquire_slots(jobs, capacity):
@@ -471,4 +467,8 @@ def _fit_to_memory(group: RunGroup, available_bytes: int | None) -> RunGroup:
             available_bytes / 1e9,
             f"{fewer} at a time" if fewer else "one at a time on all devices",
         )
-        group = with_fewer_parallel_runs(group, fewer)
+        if fewer:
+            plan = plan._replace(num_parallel=fewer)
+        else:
+            plan = make_execution_plan(plan.lanes, plan.devices[: plan.blocks], blocks=plan.blocks)
+        group = with_plan(group, plan)

@@ -27,7 +27,8 @@ from fedjax_het.metrics.registry import (
     reliability_bins,
 )
 from fedjax_het.nn import compute_network_digest
-from fedjax_het.runtime.compiled_programs import Signature, build_algorithm, build_signature
+from fedjax_het.runtime.compiled_programs import build_algorithm
+from fedjax_het.runtime.signature import Signature, build_signature
 from fedjax_het.utils.arrays import fetch_to_host
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, display_name, make_value_error, require

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from fedjax_het.config.run_spec import ResolvedRunSpec
 from fedjax_het.runtime.checkpointing import UNFINISHED_FOLDER, find_resumable_record
-from fedjax_het.runtime.compiled_programs import compute_static_key
 from fedjax_het.runtime.leases import Leases
 from fedjax_het.runtime.result_store import load_result
 from fedjax_het.runtime.results import Result
+from fedjax_het.runtime.signature import compute_static_key
 from fedjax_het.runtime.sweep_log import Job, SweepProgress
 from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.io import find_stored_file, list_stored_names

@@ -32,7 +32,7 @@ from fedjax_het import ConfigError, Placement, RunSpec, analysis, data, nn
 from fedjax_het.analysis.render import TableSection, TextTable
 from fedjax_het.runtime import benchmark, result_store, run_flops, runner, session, sweep
 from fedjax_het.runtime import ray_launcher as ray
-from fedjax_het.runtime.compiled_programs import build_signature
+from fedjax_het.runtime.signature import build_signature
 from fedjax_het.runtime.trained_model import InputSpec, TrainedModel
 from fedjax_het.utils.config import VALIDATED_FUNCTIONS, parameter_types, validate_arguments
 

@@ -30,10 +30,10 @@ from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.core.task import Task
 from fedjax_het.data import partition_from_clients
 from fedjax_het.nn import Model
-from fedjax_het.runtime import compiled_programs, group_state
+from fedjax_het.runtime import compiled_programs, group_init, group_state
 from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.data_assignment import UserObjects
-from fedjax_het.runtime.group_state import init_group, init_states
+from fedjax_het.runtime.group_init import init_group, init_states, list_programs
 from fedjax_het.runtime.history import build_curves, get_latest_accuracy, record_rounds
 from fedjax_het.runtime.result_builder import summarize_metrics
 
@@ -213,7 +213,7 @@ def states_of(name):
     """The parts of a method's state that have numbers."""
     group = prepare_group([make_spec(name)], UserObjects(make_user_dataset()))
     made = init_group(group, group.prepared_runs)
-    shapes = group_state.compute_state_shapes(made)
+    shapes = group_init.compute_state_shapes(made)
 
     def has(tree):
         leaves = jax.tree.leaves(tree)
@@ -312,7 +312,7 @@ def test_diverged_server_stage_ends_the_run(monkeypatch, tmp_path, name, rounds_
 def compiled_rounds(name, spread):
     placement = Placement(devices=2, spread=spread, lanes=1)
     group = prepare_group([make_spec(name)], UserObjects(make_user_dataset()), placement=placement)
-    program, inputs = init_group(group, group.prepared_runs).list_programs()["rounds"]
+    program, inputs = list_programs(init_group(group, group.prepared_runs))["rounds"]
     return program.lower(*inputs).compile().as_text()
 
 

@@ -18,7 +18,7 @@ from fedjax_het.core.autotune import LaneChoice
 from fedjax_het.core.memory import compute_compiled_bytes, lower_bound_bytes
 from fedjax_het.runtime import build, memory_limits
 from fedjax_het.runtime.data_assignment import UserObjects
-from fedjax_het.runtime.group_state import init_group
+from fedjax_het.runtime.group_init import init_group, list_programs
 from fedjax_het.runtime.memory_limits import (
     InsufficientMemoryError,
     MemoryItem,
@@ -107,7 +107,7 @@ def test_estimates_are_below_compiled_memory(name, settings, monkeypatch):
     """The bounds of settings and of traced programs refuse no run that would fit."""
     monkeypatch.setattr(memory_limits, "_MIN_ACTIVATION_FACTOR", 2**60)  # count every batch
     group = prepare(make_spec(name, **settings))
-    programs = init_group(group, group.prepared_runs).list_programs().values()
+    programs = list_programs(init_group(group, group.prepared_runs)).values()
     for program, inputs in programs:
         bound = lower_bound_bytes(program.trace(*inputs).jaxpr)
         assert 0 < bound <= compute_compiled_bytes(program, inputs)
@@ -194,7 +194,7 @@ def test_large_client_states_are_refused_on_devices(monkeypatch):
 
 def test_compiled_program_is_refused_before_a_round():
     group = prepare(make_spec())
-    programs = init_group(group, group.prepared_runs).list_programs()
+    programs = list_programs(init_group(group, group.prepared_runs))
     needed = compute_compiled_bytes(*programs["rounds"])
     message = (
         r"^batch_size = 4: the rounds of fedavg need \d.*there: expected batch_size = 3, a smaller"
@@ -208,12 +208,12 @@ def test_run_without_room_takes_fewer_lanes(monkeypatch):
     choose_lanes, lanes = lambda *args, **settings: LaneChoice(4, 1, {}), []
     monkeypatch.setattr("fedjax_het.runtime.placement.choose_lanes", choose_lanes)
 
-    def refuse(programs, program, *args):
-        lanes.append(program.plan.lanes)
-        if program.plan.lanes > 1:
+    def refuse(group_state, memory):
+        lanes.append(group_state.group.program.plan.lanes)
+        if lanes[-1] > 1:
             raise InsufficientMemoryError("none")
 
-    monkeypatch.setattr("fedjax_het.runtime.session.require_memory_for_programs", refuse)
+    monkeypatch.setattr("fedjax_het.runtime.program_memory.require_memory_for_programs", refuse)
     spec = make_spec(rounds=1, local_optimizer="sgd")  # without client states, which could move
     result = run_spec(spec)
     assert lanes == [4, 2, 1] and "one flat lane" in result.summary["lanes"]

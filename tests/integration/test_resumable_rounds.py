@@ -24,9 +24,9 @@ from fedjax_het.core.resumable_loops import WHOLE_LOOPS, ResumableLoopRunner
 from fedjax_het.runtime import checkpointing, resumable_rounds, runner
 from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.checkpointing import CheckpointWriter, read_checkpoint_record
-from fedjax_het.runtime.compiled_programs import flops_per_sample
 from fedjax_het.runtime.data_assignment import UserObjects
-from fedjax_het.runtime.group_state import init_group
+from fedjax_het.runtime.group_init import init_group
+from fedjax_het.runtime.signature import flops_per_sample
 
 EVERYTHING = 1e9  # seconds: of a call that goes to the end of its loop
 ROUNDING = {"rtol": 2e-5, "atol": 1e-6}  # of two programs

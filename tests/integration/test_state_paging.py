@@ -23,11 +23,11 @@ from fedjax_het.core.state_paging import HostClientStates
 from fedjax_het.runtime import checkpointing, group_state, placement, sweep_log
 from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.checkpointing import CheckpointWriter, read_checkpoint_record
-from fedjax_het.runtime.compiled_programs import compute_client_state_bytes
 from fedjax_het.runtime.data_assignment import UserObjects
-from fedjax_het.runtime.group_state import init_group, measure_required_memory
-from fedjax_het.runtime.placement import choose_client_state
-from fedjax_het.runtime.runner import finish_runs, start_runs
+from fedjax_het.runtime.group_init import init_group, list_programs
+from fedjax_het.runtime.placement import choose_client_state, compute_client_state_bytes
+from fedjax_het.runtime.program_memory import measure_required_memory
+from fedjax_het.runtime.runner import advance_runs, start_runs
 
 CLIENTS = 12
 # Bytes of a client of SCAFFOLD: a control, two moments of Adam, and its count.
@@ -118,7 +118,7 @@ def test_programs_of_states_on_the_host_compile_once(short, no_program_eviction)
     group = prepare(spec, client_state="host")
     state = init_group(group, group.prepared_runs)
     start_runs(state, CheckpointWriter())
-    finish_runs(state, CheckpointWriter())
+    list(advance_runs(state, CheckpointWriter()))
     assert group.program.chunk.program._cache_size() == 1
 
 
@@ -330,9 +330,9 @@ def test_each_device_holds_a_part_of_the_states():
         return {shard.data.shape[0] for leaf in leaves for shard in leaf.addressable_shards}
 
     assert held() == {CLIENTS // devices}
-    finish_runs(made, CheckpointWriter())
+    list(advance_runs(made, CheckpointWriter()))
     assert held() == {CLIENTS // devices}
-    program, inputs = made.list_programs()["rounds"]
+    program, inputs = list_programs(made)["rounds"]
     text = program.lower(*inputs).compile().as_text()
     sent = re.findall(r"= \S+ (all-gather|all-reduce|reduce-scatter|all-to-all)(?:-start)?\(", text)
     # Which rows are wanted, the rows, what they have become with the sums, and the evaluation's:

@@ -28,7 +28,8 @@ from fedjax_het.runtime import checkpointing, group_state, sweep_log
 from fedjax_het.runtime import sweep as sweep_module
 from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.data_assignment import UserObjects
-from fedjax_het.runtime.group_state import init_group, measure_required_memory
+from fedjax_het.runtime.group_init import init_group
+from fedjax_het.runtime.program_memory import measure_required_memory
 from fedjax_het.runtime.result_store import load_results
 from fedjax_het.runtime.sweep import plan_sweep
 from fedjax_het.runtime.sweep_log import Job, SweepProgress

@@ -288,7 +288,7 @@ def test_data_sharing_of_pool_is_fedavg():
 
 
 def test_server_epochs_follow_paper():
-    from fedjax_het.runtime.group_state import init_group
+    from fedjax_het.runtime.group_init import init_group
 
     group = prepared(spec(local_epochs=2))
     (federation,) = group.prepared_runs

@@ -23,7 +23,7 @@ from fedjax_het.core.round_inputs import ChunkInputs, RoundComponents
 from fedjax_het.core.round_metrics import EvaluationOptions
 from fedjax_het.core.round_program import make_round_chunk
 from fedjax_het.core.schedule import stack_rounds
-from fedjax_het.runtime import checkpointing, compiled_programs, group_state
+from fedjax_het.runtime import checkpointing, compiled_programs, group_state, signature
 from fedjax_het.runtime.sweep_log import format_run_label
 
 LENGTH = 12.0
@@ -249,7 +249,7 @@ def test_sweep_over_schedules_compiles_one_program(no_program_eviction):
         },
     )
     assert len(specs) == 2 + 4 + 4 + 4
-    assert len({compiled_programs.compute_static_key(spec.resolved()) for spec in specs}) == 1
+    assert len({signature.compute_static_key(spec.resolved()) for spec in specs}) == 1
     side_by_side = Placement(width=2)
     made = sweep(specs, dataset=DATA, progress=lambda line: None, placement=side_by_side).results
     losses = {result.metrics["test_loss"][-1] for result in made}

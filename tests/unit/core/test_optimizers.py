@@ -30,7 +30,7 @@ from fedjax_het.core.optimizers import (
     compute_optimizer_digest,
 )
 from fedjax_het.core.task import Task
-from fedjax_het.runtime.compiled_programs import compute_static_key
+from fedjax_het.runtime.signature import compute_static_key
 
 SMALL = LOCAL_RUN | {"rounds": 3, "participation": 1.0}
 DATA = make_user_dataset()

@@ -14,9 +14,9 @@ from support.small_runs import assert_results_equal, make_spec, with_placement
 
 from fedjax_het import ConfigError, Placement, RunSpec, sweep
 from fedjax_het.runtime import ray_launcher
-from fedjax_het.runtime.compiled_programs import compute_static_key
 from fedjax_het.runtime.ray_launcher import TaskLostError, split_into_parts, sweep_on_ray
 from fedjax_het.runtime.result_store import load_results
+from fedjax_het.runtime.signature import compute_static_key
 
 SPECS = [make_spec(seed=s) for s in range(4)]
 SAME = {

@@ -7,7 +7,7 @@ import pytest
 from support.small_runs import make_spec, run_spec
 
 from fedjax_het.runtime import checkpointing, runner
-from fedjax_het.runtime.runner import InputPrefetcher
+from fedjax_het.runtime.input_prefetcher import InputPrefetcher
 
 
 def make_group_state(total_rounds=10, num_prefetch=2, fails_at=None):

@@ -1,0 +1,193 @@
+"""The start of runs: the state before the first round, and the traces of the programs."""
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.algorithms import get_algorithm_spec
+from fedjax_het.core.execution_plan import PER_RUN
+from fedjax_het.core.rng import Stream
+from fedjax_het.core.run_mapping import describe_plan
+from fedjax_het.core.state_paging import StatePager
+from fedjax_het.runtime.build import PreparedRun, RunGroup
+from fedjax_het.runtime.compiled_programs import CompiledPrograms
+from fedjax_het.runtime.group_state import GroupState, build_run_inputs, compute_chunk_limits
+from fedjax_het.runtime.history import Timing, build_curves
+from fedjax_het.runtime.progress import Progress
+from fedjax_het.runtime.resumable_rounds import is_long_round, trace_loop_layout
+
+log = logging.getLogger("fedjax_het")
+
+
+def init_group(
+    group: RunGroup,
+    prepared_runs: Sequence[PreparedRun],
+    *,
+    progress: Callable[[Progress], None] | None = None,
+    start_time: float | None = None,
+    records: Sequence[dict] = (),
+    traces_programs: bool = True,
+) -> GroupState:
+    """Return the record of runs that are to go in step; their states are not allocated yet.
+
+    Args:
+      group: the runs that share the programs.
+      prepared_runs: at most `max_parallel_runs` of them.
+      progress: called between calls of the programs.
+      start_time: the start of their wall-clock time, of `time.perf_counter` (default: now).
+      records: the records of the checkpoints from which they resume.
+      traces_programs: whether the programs are traced, which checks the method and finds the loops
+        of a long round. A debug run checks the method at its rounds.
+
+    Returns:
+      The record before the first round.
+
+    Raises:
+      ContractError: if the functions of the method break the contract.
+    """
+    program = group.program
+    assert len(prepared_runs) <= program.plan.max_parallel_runs
+    evaluation, rounds = program.signature.evaluation, prepared_runs[0].spec.rounds
+    group_state = GroupState(
+        group,
+        list(prepared_runs),
+        compute_chunk_limits(group, prepared_runs),
+        curves=[
+            build_curves(
+                evaluation.missing_metrics(program.algorithm, rounds), run, evaluation.metrics
+            )
+            for run in prepared_runs
+        ],
+        timing=Timing() if start_time is None else Timing(start_time=start_time),
+        progress=progress or (lambda progress: None),
+        diverged_rounds=[None] * len(prepared_runs),
+    )
+    group_state.cached_inputs = group.shared_inputs | build_run_inputs(group_state)
+    if traces_programs and not program.plan.is_debug:
+        is_resumable = any(record.get("within") for record in records)
+        _trace_programs(group_state, is_resumable=is_resumable)
+    return group_state
+
+
+def _trace_programs(group_state: GroupState, *, is_resumable: bool) -> None:
+    """Trace the programs before anything compiles; the traces are kept for their compilation.
+
+    Find the loops at which a long round is split into parts. Raise ContractError if the method's
+    functions break the contract, see `algorithms.checks.validate_algorithm`.
+    """
+    program = group_state.group.program
+    _check_traffic_contract(program, group_state.prepared_runs[0])
+    inputs = compute_state_shapes(group_state), group_state.build_first_step_inputs()
+    jax.eval_shape(program.chunk.program, *inputs)
+    if is_resumable or is_long_round(program, inputs[1]):
+        group_state.loop_layout = trace_loop_layout(program, *inputs)
+    for traced_program, traced_inputs in list_programs(group_state).values():
+        jax.eval_shape(traced_program, *traced_inputs)
+
+
+def _check_traffic_contract(program: CompiledPrograms, prepared_run: PreparedRun) -> None:
+    """Raise ContractError where the functions that count bytes break the contract.
+
+    The functions receive the shapes of the state of one client. A function that needs values is
+    called when the run is done. Cost: an abstract evaluation of the method's init.
+    """
+    algorithm, hp = program.algorithm, prepared_run.hp
+    model = program.signature.training.task.model
+    algorithm.initial_traffic(prepared_run.federation_data)
+
+    def count_traffic(key: jax.Array) -> tuple[()]:
+        algorithm.traffic(hp, algorithm.init(hp, key, model.init(key), 1))
+        return ()
+
+    try:
+        jax.eval_shape(count_traffic, jax.random.key(0))
+    except jax.errors.ConcretizationTypeError:
+        return
+
+
+def list_programs(group_state: GroupState) -> dict[str, tuple[Any, tuple]]:
+    """Return the jitted programs of the runs by name, each with its inputs.
+
+    The inputs are arrays, or shapes that are placed like the arrays.
+    """
+    programs, state = group_state.group.program, compute_state_shapes(group_state)
+    stage_inputs = (
+        group_state.cached_inputs["hp"],
+        state,
+        group_state.build_keys(Stream.SERVER),
+        jnp.int32(1),
+        group_state.cached_inputs.get("server_examples"),
+    )
+    if not group_state.shards_server_stages:
+        stage_inputs = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), stage_inputs
+        )
+    program = programs.chunk.program
+    inputs: tuple = (state, group_state.build_first_step_inputs())
+    if (layout := group_state.loop_layout) is not None:
+        program = programs.partial_round.program
+        inputs += (layout.build_spans(0), layout.carry_shapes)
+    stages = programs.server_stages.items()
+    return {"rounds": (program, inputs)} | {
+        name: (stage.program, stage_inputs) for name, stage in stages
+    }
+
+
+def compute_state_shapes(group_state: GroupState) -> Any:
+    """Return the states of all runs before the first round, as shapes placed like the states."""
+    group, program = group_state.group, group_state.group.program
+    plan, init = program.plan, functools.partial(program.init, group_state.limits.num_rows)
+    hp, keys = group_state.cached_inputs["hp"], group_state.build_keys(Stream.INIT)
+
+    def with_sharding(tree, kind):
+        sharding = plan.sharding(PER_RUN if group.runs_parallel else kind)
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
+        )
+
+    return plan.map_state(jax.eval_shape(init, hp, keys), with_sharding)
+
+
+def init_states(group_state: GroupState) -> None:
+    """Make the states before the first round, at the place that the plan gives them."""
+    group, plan = group_state.group, group_state.group.program.plan
+    num_rows, slots = group_state.limits.num_rows, group_state.slots
+    arguments = [group_state.cached_inputs["hp"], group_state.build_keys(Stream.INIT)]
+    if group.initial_model is not None:
+        arguments.append(group.stack_slots([group.initial_model.variables] * len(slots)))
+    state = group.program.init(1 if group_state.has_paged_states else num_rows, *arguments)
+    if group_state.has_paged_states:
+        schedulers = [run.scheduler for run in slots]
+        group_state.pager = StatePager(plan, schedulers, state.clients, num_rows)
+        state = state._replace(clients=())
+    group_state.state = state if group.runs_parallel else plan.map_state(state, plan.put)
+
+
+def log_run_header(group_state: GroupState) -> None:
+    """Log the partitions, the lanes and the fraction of useful work of runs that begin."""
+    group, runs, limits = group_state.group, group_state.prepared_runs, group_state.limits
+    dataset, spec = runs[0].dataset, runs[0].spec
+    for run in runs:
+        log.info("data: %s. %s", dataset.name, run.summarize_partition())
+        if run.server_data is not None:
+            log.info("server: %s", run.summarize_server_data())
+    log.info(
+        "lanes: %s; %.1f %% of the processed samples are real, the others are padding",
+        describe_plan(group.program.plan),
+        100 * group.useful_work_fraction(runs),
+    )
+    if group_state.has_paged_states:
+        log.info(
+            "client states: on the host; the devices hold the states of %d clients for %d rounds",
+            limits.num_rows,
+            limits.max_rounds,
+        )
+    if dataset.note:
+        log.info("note: %s", dataset.note)
+    algorithm_spec = get_algorithm_spec(spec.algorithm, spec.options)
+    for remark in algorithm_spec.settings_warnings(spec, algorithm_spec):
+        log.warning("note: %s", remark)

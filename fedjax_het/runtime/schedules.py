@@ -1,0 +1,170 @@
+"""Schedules of runs: who works when, planned by run and padded for a call of the program."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fedjax_het.algorithms.base import Algorithm
+from fedjax_het.config.run_spec import ResolvedRunSpec
+from fedjax_het.core.client_loop import RoundSchedule
+from fedjax_het.core.condensation_work import ClientClassWork
+from fedjax_het.core.execution_plan import PER_DEVICE, PER_RUN, RUNS_AXIS, ExecutionPlan
+from fedjax_het.core.rng import Stream
+from fedjax_het.core.round_inputs import SCHEDULE_PLACEMENTS
+from fedjax_het.core.schedule import (
+    Scheduler,
+    ScheduleShape,
+    merge_segment_ends,
+    stack_rounds,
+    with_state_rows,
+)
+from fedjax_het.core.work_items import ClientWork
+from fedjax_het.data import Partition, partition_from_clients
+from fedjax_het.runtime.data_assignment import DataAssignment
+
+
+def bind_scheduler(assignment: DataAssignment, algorithm: Algorithm) -> Callable[..., Scheduler]:
+    """Return `Scheduler` with the work of a run.
+
+    Args:
+      assignment: the data of the run.
+      algorithm: the method.
+
+    Returns:
+      A function of `blocks` and `lanes`, and of any setting to replace, such as `num_rounds`.
+    """
+    spec, partition = assignment.spec, assignment.partition
+    if algorithm.trains_on_server_data and assignment.server_data is not None:
+        # Clients train on the server's examples, too.
+        server_indices = assignment.server_data.indices
+        client_indices = map(partition.client_indices, range(partition.num_clients))
+        partition = partition_from_clients(
+            [np.concatenate([indices, server_indices]) for indices in client_indices]
+        )
+    pair_work = algorithm.condensation_work
+    work: ClientWork | ClientClassWork
+    if pair_work is None:
+        num_passes = (spec.local_epochs or 0) + algorithm.extra_passes
+        extra_batches = spec.local_steps or 0
+        work = ClientWork(partition, num_passes, spec.batch_size, extra_batches=extra_batches)
+    else:
+        labels, num_classes = assignment.dataset.train_labels, assignment.dataset.num_classes
+        work = ClientClassWork(partition, labels, num_classes, pair_work, spec.batch_size)
+    return _bind_settings(spec, partition, work)
+
+
+def _bind_settings(
+    spec: ResolvedRunSpec, partition: Partition, work: ClientWork | ClientClassWork
+) -> Callable[..., Scheduler]:
+    """Return `Scheduler` with the settings of a run, which keyword arguments may replace."""
+    return partial(
+        Scheduler,
+        partition,
+        work,
+        seed=spec.seed,
+        num_rounds=spec.rounds,
+        participation=spec.participation,
+        averaging=spec.averaging,
+        eval_every=spec.eval_every,
+    )
+
+
+def make_further_schedulers(
+    assignment: DataAssignment, algorithm: Algorithm, layout: dict[str, int]
+) -> dict[str, Any]:
+    """Return the schedulers of work that only some runs have.
+
+    Args:
+      assignment: the data of the run.
+      algorithm: the method.
+      layout: the numbers of `blocks` and `lanes`.
+
+    Returns:
+      `tuning_scheduler` if copies are fine-tuned, `diagnostics_scheduler` if gradients are measured.
+    """
+    spec, partition, tuning = assignment.spec, assignment.partition, algorithm.fine_tuning
+    schedulers: dict[str, Any] = {}
+    if tuning is not None:
+        work = ClientWork(
+            partition,
+            tuning.epochs,
+            spec.batch_size,
+            max_num_steps=tuning.steps,
+            stream=Stream.TUNING,
+        )
+        make = _bind_settings(spec, partition, work)
+        schedulers["tuning_scheduler"] = make(participation=1.0, averaging=None, **layout)
+    if spec.gradient_gaps:  # one round, which serves whenever gradients are due
+        make = _bind_settings(spec, partition, ClientWork(partition, 1, spec.batch_size))
+        schedulers["diagnostics_scheduler"] = make(
+            num_rounds=1, participation=1.0, averaging="weighted", **layout
+        )
+    return schedulers
+
+
+def build_schedules(
+    schedulers: Sequence[Scheduler],
+    rounds: range,
+    shape: ScheduleShape,
+    plan: ExecutionPlan,
+    *,
+    capacity: int,
+    num_rows: int | None,
+    first_step_only: bool,
+) -> RoundSchedule:
+    """Return the rounds of a call on the devices.
+
+    Args:
+      schedulers: the scheduler of every slot of the plan.
+      rounds: the rounds.
+      shape: the sizes to which each round is padded.
+      plan: the devices, and the lanes on them.
+      capacity: number of rounds to which the call is padded.
+      num_rows: size of the table of client states on the devices; None if all are on the devices.
+      first_step_only: whether only the first step of every lane is planned.
+
+    Returns:
+      Schedules `[capacity, ...]`, with a leading axis of runs where runs are parallel.
+    """
+    schedules = []
+    for first in range(0, len(schedulers), plan.num_parallel):
+        parallel = schedulers[first : first + plan.num_parallel]
+        made = _make_rounds(parallel, shape, rounds, first_step_only=first_step_only)
+        schedules += [stack_rounds(run_rounds, capacity) for run_rounds in made]
+    if num_rows is not None:
+        for i, (schedule, scheduler) in enumerate(zip(schedules, schedulers, strict=True)):
+            work_ids = scheduler.trained_work_ids(np.unique(schedule.round))
+            schedules[i] = with_state_rows(schedule, work_ids, num_rows)
+    if plan.mesh_axis != RUNS_AXIS:
+        return plan.put(schedules[0])
+    stacked = [
+        np.stack(leaves[:: plan.num_parallel] if kind == PER_DEVICE else leaves)
+        for kind, leaves in zip(SCHEDULE_PLACEMENTS, zip(*schedules, strict=True), strict=True)
+    ]
+    return plan.put(RoundSchedule(*stacked), PER_RUN)
+
+
+def _make_rounds(
+    schedulers: Sequence[Scheduler], shape: ScheduleShape, rounds: range, *, first_step_only: bool
+) -> list[list[RoundSchedule]]:
+    """Return the rounds of each of the runs that one device executes in parallel.
+
+    Segments end where any of the runs ends a client.
+    """
+    is_single_run = len(schedulers) == 1
+    if not first_step_only:
+        ends = [None if is_single_run else merge_segment_ends(schedulers, r) for r in rounds]
+        return [
+            [s.make_round(r, shape, end) for r, end in zip(rounds, ends, strict=True)]
+            for s in schedulers
+        ]
+    steps = [[s.make_first_step_round(r, shape) for r in rounds] for s in schedulers]
+    if is_single_run:
+        return steps
+    # One segment for all: where a lane has no client, it idles.
+    return [
+        [step._replace(num_segments=np.ones_like(step.num_segments)) for step in run_steps]
+        for run_steps in steps
+    ]
