@@ -14,13 +14,15 @@ from fedjax_het.algorithms.server_step import (
     get_server_examples,
     with_server_step,
 )
+from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.client_rows import ClientModels
-from fedjax_het.core.distillation import distill_student
+from fedjax_het.core.distillation import StudentTraining, distill_student
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.resumable_loops import WHOLE_LOOPS, LoopRunner
 from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.server_parallelism import ServerParallelism
+from fedjax_het.core.server_training import EpochRange
 from fedjax_het.utils.arrays import AnyArray
 from fedjax_het.utils.config import Config, NonNegativeInt, PositiveInt
 
@@ -101,7 +103,7 @@ def build_distillation_algorithm(
       make_optimizer: `make_optimizer(hp, num_steps)`, the student's optimizer.
       options: choices of the student's training.
       make_swa_predicate: `make_swa_predicate(num_steps)`, the steps that stochastic weight
-        averaging includes, see `distill_student`; None: the last model is returned.
+        averaging includes, see `StudentTraining`; None: the last model is returned.
 
     Returns:
       The method.
@@ -117,19 +119,15 @@ def build_distillation_algorithm(
         targets = parallelism.map_samples(
             lambda images: predict_ensemble(hp, teachers, images, draw_key), images
         )
-        return distill_student(
-            training.task,
-            after,
-            images,
-            targets,
-            key,
-            optimizer=make_optimizer(hp, num_steps),
-            batch_size=batch_size,
-            epochs=jnp.where(models.is_present.any(), epochs, 0),
-            max_epochs=epochs,
-            is_averaged_step=make_swa_predicate(num_steps),
-            server_parallelism=parallelism,
+        num_epochs = jnp.where(models.is_present.any(), epochs, 0)
+        choices = StudentTraining(
+            make_optimizer(hp, num_steps),
+            batch_size,
+            EpochRange(num_epochs, max_count=epochs),
+            make_swa_predicate(num_steps),
         )
+        examples = Examples(images, targets)
+        return distill_student(training.task, after, examples, key, choices, parallelism)
 
     def distill_round(hp, context: ServerStepContext, models: ClientModels):
         key = fold_in_purpose(context.key, Purpose.SERVER)

@@ -25,7 +25,7 @@ from fedjax_het.core.local_training import LocalTraining, ServerMessage, make_lo
 from fedjax_het.core.resumable_loops import SERVER
 from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.server_parallelism import ServerParallelism
-from fedjax_het.core.server_training import ServerTrainState, make_server_step
+from fedjax_het.core.server_training import ServerTraining, ServerTrainState, make_server_step
 from fedjax_het.nn import Generator, Model, make_generator
 from fedjax_het.nn.batch_axis import gather_rows, sum_over_shards
 from fedjax_het.nn.model import Head
@@ -349,13 +349,11 @@ def train_generator(
         return value, gradient, {**variables, "state": state}
 
     adam = _make_adam(hp, lr)
-    step = make_server_step(
-        draw_batch, loss_and_gradient, optimizer=adam, server_parallelism=parallelism
-    )
+    server_training = ServerTraining(loss_and_gradient, adam, parallelism=parallelism)
     trained = parallelism.loops.run(
         SERVER,
         num_steps,
-        step,
+        make_server_step(draw_batch, server_training),
         ServerTrainState(*start),
         max_iterations=options.generator_steps,
         samples_per_iteration=batch_size,

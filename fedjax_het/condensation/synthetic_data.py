@@ -12,6 +12,8 @@ from fedjax_het.condensation.augment import DSA_STRATEGY, augment
 from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.core.server_training import (
+    EpochRange,
+    ServerTraining,
     make_sequential_batches,
     make_shuffled_batches,
     train_on_examples,
@@ -110,7 +112,6 @@ def fine_tune(
     """
     order_key, augment_key = jax.random.split(key)
     count = len(synthetic.images)
-    is_full_batch = batch_size >= count  # the order does not matter, so it is not permuted
 
     def loss_and_gradient(variables, batch, key):
         images = augment(key, batch.images, strategy=augment_strategy, batch_axis=batch.axis)
@@ -124,16 +125,12 @@ def fine_tune(
         weight = 1 / jnp.maximum(batch.mask.sum(), 1)
         return *jax.tree.map(lambda total: weight * total, (value, gradient)), variables
 
-    return train_on_examples(
-        {"params": params},
-        Examples(synthetic.images, synthetic.label_logits),
-        make_sequential_batches(count, count)
-        if is_full_batch
-        else make_shuffled_batches(order_key, count, batch_size),
-        loss_and_gradient,
-        optimizer=optimizer,
-        epochs=epochs,
-        first_epoch=first_epoch,
-        key=augment_key,
-        server_parallelism=server_parallelism,
-    )[0]["params"]
+    training = ServerTraining(
+        loss_and_gradient, optimizer, augment_key, parallelism=server_parallelism
+    )
+    examples = Examples(synthetic.images, synthetic.label_logits)
+    batches = make_shuffled_batches(order_key, count, batch_size)
+    if batch_size >= count:  # the order does not matter, so it is not permuted
+        batches = make_sequential_batches(count, count)
+    inputs = ({"params": params}, examples, batches, EpochRange(epochs, first_epoch))
+    return train_on_examples(training, *inputs)[0]["params"]

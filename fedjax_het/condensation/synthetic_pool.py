@@ -17,7 +17,9 @@ from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.core.server_training import (
     BatchPlan,
+    EpochRange,
     LossAndGradient,
+    ServerTraining,
     shard_loss_and_gradient,
     train_on_examples,
 )
@@ -164,20 +166,15 @@ def train_on_synthetic_pool(
         loss_and_gradient = _add_exact_matching(
             loss_and_gradient, model, pool, soft_label_targets, batches.size, server_parallelism
         )
-    return train_on_examples(
-        variables,
-        Examples(pool.images, pool.labels),
-        batches,
+    training = ServerTraining(
         loss_and_gradient,
-        optimizer=optax.chain(
-            optax.add_decayed_weights(weight_decay), optax.sgd(lr, momentum=momentum)
-        ),
-        epochs=epochs,
-        max_epochs=max_epochs,
-        samples_per_step=samples_per_step,
+        optax.chain(optax.add_decayed_weights(weight_decay), optax.sgd(lr, momentum=momentum)),
         # The devices share the batches already, in `loss_and_gradient`.
-        server_parallelism=SINGLE_DEVICE._replace(loops=server_parallelism.loops),
-    )[0]
+        parallelism=SINGLE_DEVICE._replace(loops=server_parallelism.loops),
+    )
+    examples, epoch_range = Examples(pool.images, pool.labels), EpochRange(epochs, 0, max_epochs)
+    inputs = (variables, examples, batches, epoch_range)
+    return train_on_examples(training, *inputs, samples_per_step=samples_per_step)[0]
 
 
 def _make_batch_loss(

@@ -15,7 +15,7 @@ from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.core.local_training import LocalTraining, ServerMessage, make_local_sgd
 from fedjax_het.core.memory import get_compiled_bytes, lower_bound_bytes
 from fedjax_het.core.optimizers import USER_OBJECT, LocalTrainingOptions, optimizer_hyperparameters
-from fedjax_het.core.schedule import Scheduler
+from fedjax_het.core.schedule import RoundSettings, Scheduler
 from fedjax_het.core.server_parallelism import ServerParallelism
 from fedjax_het.core.server_training import train_on_server
 from fedjax_het.core.task import Task
@@ -118,17 +118,8 @@ def time_client_step(
     task = task._replace(model=model)
     indices = np.arange(num_clients * samples_per_client)
     partition = partition_from_clients(list(indices.reshape(num_clients, samples_per_client)))
-    scheduler = Scheduler(
-        partition,
-        ClientWork(partition, 1, batch_size),
-        seed=0,
-        num_rounds=1,
-        participation=1.0,
-        averaging="uniform",
-        eval_every=1,
-        blocks=plan.blocks,
-        lanes=num_lanes,
-    )
+    work = ClientWork(partition, 1, batch_size)
+    scheduler = Scheduler(work, RoundSettings(seed=0), plan.blocks, num_lanes)
     hp: dict[str, Any] = {}
     if workload.images_per_pair is None:
         training = _with_default_options(workload.training._replace(task=task))

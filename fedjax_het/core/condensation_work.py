@@ -64,7 +64,7 @@ class ClientClassWork:
         require(ipc <= max_count, "ipc", ipc, expected)
         expected = f"at most {max_count}, the most examples of one class that a client holds"
         require(threshold <= max_count, "threshold", threshold, expected)
-        self._partition, self._labels = partition, np.asarray(labels)
+        self.partition, self._labels = partition, np.asarray(labels)
         self._condensation, self._num_classes = condensation, num_classes
         self.batch_size, self.needs_full_pass = batch_size, condensation.needs_full_pass
         is_per_client = condensation.is_per_client
@@ -167,7 +167,7 @@ class ClientClassWork:
 
     def count_full_pass_batches(self, num_blocks: int) -> int:
         """Return the batches of each of `num_blocks` blocks that hold all clients' examples."""
-        return -(-len(self._partition.indices) // (num_blocks * self.batch_size))
+        return -(-len(self.partition.indices) // (num_blocks * self.batch_size))
 
     def fill_full_pass(self, examples: np.ndarray, pairs: np.ndarray, clients: np.ndarray) -> None:
         """Write all examples of clients: batch after batch, one to each block in turn.
@@ -179,9 +179,9 @@ class ClientClassWork:
         """
         clients = np.sort(clients)
         example_ids = np.concatenate([self._client_examples(k) for k in clients])
-        client_ids = np.repeat(clients, self._partition.sizes[clients])
+        client_ids = np.repeat(clients, self.partition.sizes[clients])
         pair_ids = client_ids * self._num_classes + self._labels[example_ids]
-        padding = self._partition.num_clients * self._num_classes
+        padding = self.partition.num_clients * self._num_classes
         num_blocks, num_batches, size = pairs.shape
         for out, values, fill in ((examples, example_ids, 0), (pairs, pair_ids, padding)):
             flat = np.full(out.size, fill, out.dtype)
@@ -198,7 +198,7 @@ class ClientClassWork:
         return examples[self._labels[examples] == label]
 
     def _client_examples(self, client: int) -> np.ndarray:
-        return self._partition.client_indices(client)
+        return self.partition.client_indices(client)
 
     def _make_rng(self, seed: int, round_index: int, client: int, label: int, use: int):
         pair = client * self._num_classes + label

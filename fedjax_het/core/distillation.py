@@ -1,8 +1,7 @@
 """A round's client models as an ensemble on the server's examples, and distillation of it."""
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,12 @@ from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.client_rows import ClientModels, get_client_row
 from fedjax_het.core.resumable_loops import TEACHERS, WHOLE_LOOPS, LoopRunner
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
-from fedjax_het.core.server_training import make_shuffled_batches, train_on_examples
+from fedjax_het.core.server_training import (
+    EpochRange,
+    ServerTraining,
+    make_shuffled_batches,
+    train_on_examples,
+)
 from fedjax_het.core.task import Task
 from fedjax_het.utils.arrays import AnyArray, pad_rows
 
@@ -107,18 +111,29 @@ def compute_weighted_sum(weights: jax.Array, trees: Tree) -> Tree:
     )
 
 
+class StudentTraining(NamedTuple):
+    """The choices of a student's training.
+
+    Attributes:
+      optimizer: starts with a new state.
+      batch_size: images per step.
+      epochs: the epochs.
+      is_averaged_step: `number of steps, from 1 -> bool`, whether the variables after that step are
+        part of the returned mean (stochastic weight averaging). None: no step is.
+    """
+
+    optimizer: optax.GradientTransformation
+    batch_size: int
+    epochs: EpochRange
+    is_averaged_step: Callable[[jax.Array], jax.Array] | None = None
+
+
 def distill_student(
     task: Task,
     student: Tree,
-    images: AnyArray,
-    targets: jax.Array,
+    examples: Examples,
     key: jax.Array,
-    *,
-    optimizer: optax.GradientTransformation,
-    batch_size: int,
-    epochs: jax.Array | int,
-    max_epochs: int | None = None,
-    is_averaged_step: Callable[[jax.Array], jax.Array] | None = None,
+    choices: StudentTraining,
     server_parallelism: ServerParallelism = SINGLE_DEVICE,
 ) -> Tree:
     """Train a student on the mean of KL(targets || its predictions).
@@ -128,15 +143,9 @@ def distill_student(
     Args:
       task: network and normalization.
       student: variables of the student at the start.
-      images: stored images, `[n, H, W, C]`.
-      targets: probabilities, `[n, num_classes]`.
+      examples: stored images, `[n, H, W, C]`, and as labels probabilities, `[n, num_classes]`.
       key: an epoch's order and a step's dropout depend on it and on their number alone.
-      optimizer: starts with a new state.
-      batch_size: images per step.
-      epochs: number of epochs; may be traced.
-      max_epochs: static upper bound of a traced `epochs`.
-      is_averaged_step: `number of steps, from 1 -> bool`, whether the variables after that step are
-        part of the returned mean (stochastic weight averaging). None: no step is.
+      choices: the choices of the student's training.
       server_parallelism: devices that share each batch.
 
     Returns:
@@ -144,20 +153,14 @@ def distill_student(
     """
     order_key, step_key = jax.random.split(key)
     # Cross-entropy differs from the divergence by a term that does not depend on the student.
-    train = partial(
-        train_on_examples,
-        student,
-        Examples(images, targets),
-        make_shuffled_batches(order_key, len(images), batch_size),
-        task.loss_and_gradient,
-        optimizer=optimizer,
-        epochs=epochs,
-        max_epochs=max_epochs,
-        key=step_key,
-        server_parallelism=server_parallelism,
+    training = ServerTraining(
+        task.loss_and_gradient, choices.optimizer, step_key, parallelism=server_parallelism
     )
+    batches = make_shuffled_batches(order_key, len(examples.labels), choices.batch_size)
+    inputs = (student, examples, batches, choices.epochs)
+    is_averaged_step = choices.is_averaged_step
     if is_averaged_step is None:
-        return train()[0]
+        return train_on_examples(training, *inputs)[0]
 
     def update_average(step, variables, average_state):
         mean, count = average_state
@@ -166,7 +169,8 @@ def distill_student(
         weight = jnp.where(is_due, 1 / jnp.maximum(count, 1), 0)
         return jax.tree.map(lambda m, v: m + weight * (v - m), mean, variables), count
 
-    final_variables, (mean, count) = train(
-        step_callback=update_average, callback_state=(student, jnp.int32(0))
+    training = training._replace(step_callback=update_average)
+    final_variables, (mean, count) = train_on_examples(
+        training, *inputs, callback_state=(student, jnp.int32(0))
     )
     return jax.tree.map(lambda m, v: jnp.where(count > 0, m, v), mean, final_variables)

@@ -300,11 +300,19 @@ def make_client_tests(
     return ClientTests(clients.reshape(lanes).swapaxes(0, 1), indices.swapaxes(0, 1))
 
 
+class ClientModelSource(NamedTuple):
+    """The models of all clients."""
+
+    get_model: Callable[[Tree, jax.Array], Tree]
+    "`get_model(arrays, k)` returns the variables of client k's model."
+    arrays: Tree
+    "A tree of arrays, whole on every device."
+
+
 def evaluate_clients(
     task: Task,
     plan: ExecutionPlan,
-    get_model: Callable,
-    model_source: Tree,
+    models: ClientModelSource,
     tests: ClientTests,
     examples: Examples,
     num_clients: int,
@@ -317,8 +325,7 @@ def evaluate_clients(
     Args:
       task: network and normalization.
       plan: devices, blocks and lanes.
-      get_model: `get_model(model_source, k)` returns the variables of client k's model.
-      model_source: a tree of arrays, whole on every device.
+      models: the clients' models.
       tests: the tests of all clients.
       examples: the test split, whole on every device.
       num_clients: clients of the federation, K.
@@ -328,8 +335,8 @@ def evaluate_clients(
       The measurements.
     """
 
-    def evaluate_client(model_source, examples, client, indices):
-        variables = get_model(model_source, client)
+    def evaluate_client(arrays, examples, client, indices):
+        variables = models.get_model(arrays, client)
 
         def add_batch(m, sums):
             positions = take_row(indices, m)
@@ -341,23 +348,22 @@ def evaluate_clients(
 
         return jax.lax.fori_loop(0, indices.shape[0], add_batch, jnp.zeros(2))
 
-    def evaluate_lanes(model_source, examples, clients, indices):
+    def evaluate_lanes(arrays, examples, clients, indices):
         if plan.lanes == 1:
-            return evaluate_client(model_source, examples, clients[0], indices[0])[None]
-        in_axes = (None, None, 0, 0)
-        return jax.vmap(evaluate_client, in_axes)(model_source, examples, clients, indices)
+            return evaluate_client(arrays, examples, clients[0], indices[0])[None]
+        return jax.vmap(evaluate_client, (None, None, 0, 0))(arrays, examples, clients, indices)
 
-    def evaluate_block(model_source, examples, num_groups, block_tests):
+    def evaluate_block(arrays, examples, num_groups, block_tests):
         clients, indices = block_tests
 
         def add_group(g, sums):
             group = take_row(clients, g)
-            counts = evaluate_lanes(model_source, examples, group, take_row(indices, g))
+            counts = evaluate_lanes(arrays, examples, group, take_row(indices, g))
             return sums.at[group].add(counts, mode="drop")
 
         return jax.lax.fori_loop(0, num_groups, add_group, jnp.zeros((num_clients, 2)))
 
-    inputs = (model_source, examples, num_groups)
+    inputs = (models.arrays, examples, num_groups)
     sums = plan.sum_over_blocks(evaluate_block, inputs, (tests.clients, tests.indices))
     accuracy = jnp.where(sums[:, 1] > 0, sums[:, 0] / jnp.maximum(sums[:, 1], 1), jnp.nan)
     return ClientEvaluation(accuracy, jnp.isfinite(sums).all())

@@ -8,7 +8,13 @@ import jax.numpy as jnp
 
 from fedjax_het.core.client_loop import Cohort, RoundSchedule, train_cohort
 from fedjax_het.core.client_rows import get_client_row, tile_over_clients
-from fedjax_het.core.evaluation import ClientEvaluation, Evaluation, evaluate, evaluate_clients
+from fedjax_het.core.evaluation import (
+    ClientEvaluation,
+    ClientModelSource,
+    Evaluation,
+    evaluate,
+    evaluate_clients,
+)
 from fedjax_het.core.gradient_diagnostics import (
     GRADIENT_GAP_NAMES,
     ClientDiagnostics,
@@ -94,16 +100,16 @@ def _evaluate_clients(
 ) -> ClientEvaluation:
     """Evaluate clients' models on their own tests, once `signal` is known."""
     algorithm, plan, task = components.algorithm, components.plan, components.task
-    get_personal_variables, model_source = algorithm.personal_variables, (inputs.hp, state)
 
-    def get_model(source, k):
-        if get_personal_variables is None:
-            return algorithm.global_model(source[1])
-        return get_personal_variables(*source, k)
+    def get_model(hp_and_state, k):
+        if algorithm.personal_variables is None:
+            return algorithm.global_model(hp_and_state[1])
+        return algorithm.personal_variables(*hp_and_state, k)
 
+    models = ClientModelSource(get_model, (inputs.hp, state))
     if algorithm.fine_tuning is not None:
-        model_source = _tune_clients(components, inputs, state, r, key, signal, loops)
-        get_model, signal = get_client_row, jnp.float32(0)
+        tuned = _tune_clients(components, inputs, state, r, key, signal, loops)
+        models, signal = ClientModelSource(get_client_row, tuned), jnp.float32(0)
     assert inputs.client_tests is not None and inputs.test_examples is not None
     num_groups = inputs.client_tests.clients.shape[1]
     num_groups = jnp.where(inputs.schedule.is_verification[r], 1, num_groups)
@@ -111,8 +117,7 @@ def _evaluate_clients(
     return evaluate_clients(
         task._replace(model=algorithm.personal_model or task.model),
         plan,
-        get_model,
-        model_source,
+        models,
         inputs.client_tests,
         inputs.test_examples,
         components.evaluation.num_clients,

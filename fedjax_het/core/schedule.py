@@ -22,7 +22,6 @@ from fedjax_het.core.client_loop import RoundSchedule
 from fedjax_het.core.condensation_work import ClientClassWork
 from fedjax_het.core.rng import Stream, make_host_rng
 from fedjax_het.core.work_items import ClientWork, concatenate_aranges
-from fedjax_het.data import Partition
 
 
 class ScheduleShape(NamedTuple):
@@ -91,19 +90,28 @@ class _LaneAssignment(NamedTuple):
         return np.concatenate([[0], self.counts.cumsum()])
 
 
+class RoundSettings(NamedTuple):
+    """Settings of a run's rounds."""
+
+    seed: int
+    "Seed of the run."
+    num_rounds: int = 1
+    "Rounds of the run."
+    participation: float = 1.0
+    """Share of the clients sampled each round, uniformly without replacement, see
+    `compute_cohort_size`. A sampled client without data is left out of the average."""
+    averaging: str | None = "uniform"
+    'Weights of the average: "uniform" or "weighted" (by samples); None where nothing is averaged.'
+    eval_every: int = 1
+    "Rounds between evaluations."
+
+
 class Scheduler:
     """Makes the schedule of any round of a run, in any order.
 
     Args:
-      partition: training examples of each client.
       work_items: the work of the clients, and its minibatches.
-      seed: seed of the run.
-      num_rounds: rounds of the run.
-      participation: share of the clients sampled each round, uniformly without replacement;
-        max(1, int(num_clients * participation)) of them. A sampled client without data has
-        nothing to train and is left out of the average.
-      averaging: "uniform" or "weighted" (by samples); None where nothing is averaged.
-      eval_every: rounds between evaluations.
+      settings: settings of the rounds.
       blocks: blocks of lanes.
       lanes: lanes per block.
 
@@ -113,14 +121,12 @@ class Scheduler:
       cohort_size: clients sampled each round, S.
 
     Example:
-      >>> from fedjax_het.core.schedule import Scheduler
+      >>> from fedjax_het.core.schedule import RoundSettings, Scheduler
       >>> from fedjax_het.core.work_items import ClientWork
       >>> from fedjax_het.data import partition_from_clients
       >>> partition = partition_from_clients([[0, 1, 2, 3], [4, 5], [6]])
-      >>> scheduler = Scheduler(
-      ...     partition, ClientWork(partition, 1, 2), seed=0, num_rounds=1, participation=1.0,
-      ...     averaging="uniform", eval_every=1, blocks=1, lanes=2,
-      ... )
+      >>> work = ClientWork(partition, num_passes=1, batch_size=2)
+      >>> scheduler = Scheduler(work, RoundSettings(seed=0), blocks=1, lanes=2)
       >>> schedule = scheduler.make_round(0)
       >>> schedule.client_ids[0].tolist()  # a lane for client 0, a lane for clients 1 and 2
       [[0, 3], [1, 2]]
@@ -130,22 +136,15 @@ class Scheduler:
 
     def __init__(
         self,
-        partition: Partition,
         work_items: ClientWork | ClientClassWork,
-        *,
-        seed: int,
-        num_rounds: int,
-        participation: float,
-        averaging: str | None,
-        eval_every: int,
+        settings: RoundSettings,
         blocks: int,
         lanes: int,
     ):
-        self.partition, self.work_items = partition, work_items
-        self.seed, self.num_rounds = seed, num_rounds
-        self.batch_size, self.averaging = work_items.batch_size, averaging
-        self.eval_every = eval_every
-        self.cohort_size = compute_cohort_size(partition.num_clients, participation)
+        self.work_items, self.settings = work_items, settings
+        self.partition = partition = work_items.partition
+        self.cohort_size = compute_cohort_size(partition.num_clients, settings.participation)
+        num_rounds = settings.num_rounds
         cohorts = [self.draw_cohort(r) for r in range(num_rounds)]
         self._assignments = [self._assign_lanes(clients, blocks, lanes) for clients in cohorts]
         lane_lengths = np.array([np.diff(a.lane_starts) for a in self._assignments])  # [R, D * V]
@@ -173,12 +172,13 @@ class Scheduler:
 
     def draw_cohort(self, round_index: int) -> np.ndarray:
         """Return the ids of the clients sampled in a round, in the order of the draw."""
-        rng = make_host_rng(self.seed, Stream.PARTICIPATION, round_index)
+        rng = make_host_rng(self.settings.seed, Stream.PARTICIPATION, round_index)
         return rng.choice(self.partition.num_clients, self.cohort_size, replace=False)
 
     def is_eval_round(self, round_index: int) -> bool:
         """Return whether an evaluation follows a round: every `eval_every`, and the last five."""
-        return (round_index + 1) % self.eval_every == 0 or round_index >= self.num_rounds - 5
+        eval_every, num_rounds = self.settings.eval_every, self.settings.num_rounds
+        return (round_index + 1) % eval_every == 0 or round_index >= num_rounds - 5
 
     def trained_work_ids(self, round_indices: Iterable[int]) -> np.ndarray:
         """Return the ids of the clients, or pairs, that train in these rounds, ascending."""
@@ -194,7 +194,7 @@ class Scheduler:
         Returns:
           Indices `[steps, B]` and sizes `[steps]`.
         """
-        return self.work_items.draw_batches(self.seed, round_index, np.array([client]))
+        return self.work_items.draw_batches(self.settings.seed, round_index, np.array([client]))
 
     def segment_ends(self, round_index: int) -> list[np.ndarray]:
         """Return, for every block, the steps of a round at which a client of a lane ends."""
@@ -236,7 +236,7 @@ class Scheduler:
     def _make_empty_round(self, round_index: int, shape: ScheduleShape) -> RoundSchedule:
         """Return a round's schedule in which no lane has any work yet."""
         d_, v_, j_, t_, g_, m_ = shape
-        num_clients, batch_size = self.partition.num_clients, self.batch_size
+        num_clients, batch_size = self.partition.num_clients, self.work_items.batch_size
         cohort = np.sort(self.draw_cohort(round_index))
         cohort = cohort[self.partition.sizes[cohort] > 0]
         participants = np.full(self.cohort_size, num_clients, np.int32)
@@ -273,8 +273,8 @@ class Scheduler:
     def _fill_lanes(self, schedule: RoundSchedule, round_index: int) -> None:
         """Write every lane's clients, one after the other, and their minibatches."""
         work_items, (work_ids, steps, counts) = self.work_items, self._assignments[round_index]
-        sizes, num_lanes = work_items.sizes, self.shape.lanes
-        weights = sizes if self.averaging == "weighted" else np.sign(sizes)
+        sizes, num_lanes, seed = work_items.sizes, self.shape.lanes, self.settings.seed
+        weights = sizes if self.settings.averaging == "weighted" else np.sign(sizes)
         total = weights[work_ids].sum()
         schedule.weight_fraction[...] = total / max(weights.sum(), 1)
         lanes = np.repeat(np.arange(len(counts)), counts)
@@ -283,11 +283,11 @@ class Scheduler:
         schedule.weights[slots] = weights[work_ids] / total
         schedule.num_samples[slots], schedule.num_steps[slots] = sizes[work_ids], steps
         if work_items.num_init_examples:
-            init_examples = work_items.draw_init_examples(self.seed, round_index, work_ids)
+            init_examples = work_items.draw_init_examples(seed, round_index, work_ids)
             schedule.init_example_ids[slots] = init_examples
         d, v = np.divmod(np.repeat(lanes, steps), num_lanes)
         t = concatenate_aranges(np.bincount(lanes, steps, len(counts)).astype(np.int64))
-        batches, batch_sizes = work_items.draw_batches(self.seed, round_index, work_ids)
+        batches, batch_sizes = work_items.draw_batches(seed, round_index, work_ids)
         schedule.batches[d, t, v], schedule.batch_sizes[d, t, v] = batches, batch_sizes
 
     def make_first_step_round(
@@ -321,10 +321,8 @@ class Scheduler:
 
     def _assign_lanes(self, clients: np.ndarray, blocks: int, lanes: int) -> _LaneAssignment:
         """Assign the longest client first to the shortest lane; ties by client id, over blocks."""
-        work_ids, num_steps = (
-            self.work_items.work_ids_of_clients(clients),
-            self.work_items.num_steps,
-        )
+        work_ids = self.work_items.work_ids_of_clients(clients)
+        num_steps = self.work_items.num_steps
         work_ids = work_ids[num_steps[work_ids] > 0]
         work_ids = work_ids[np.lexsort((work_ids, -num_steps[work_ids]))]
         heap = [(0, v, d) for v in range(lanes) for d in range(blocks)]
@@ -376,7 +374,7 @@ def merge_shapes(schedulers: Sequence[Scheduler], num_parallel: int = 1) -> Sche
     merged = ScheduleShape(*map(max, zip(*(s.shape for s in schedulers), strict=True)))
     if num_parallel == 1:
         return merged
-    rounds = range(schedulers[0].num_rounds)
+    rounds = range(schedulers[0].settings.num_rounds)
     segment_counts = (len(ends) for r in rounds for ends in merge_segment_ends(schedulers, r))
     return merged._replace(segments=_round_up_max(segment_counts))
 
@@ -410,7 +408,7 @@ def compute_useful_fraction(schedulers: Sequence[Scheduler], *, is_concurrent: b
     if is_concurrent:
         num_steps = block_steps.max(1).sum() * block_steps.shape[1]
     first = schedulers[0]
-    num_processed = num_steps * first.shape.lanes * first.batch_size * len(schedulers)
+    num_processed = num_steps * first.shape.lanes * first.work_items.batch_size * len(schedulers)
     num_samples = sum(s.work_counts.samples.sum() for s in schedulers)
     return float(num_samples / num_processed) if num_processed else 1.0
 

@@ -112,36 +112,59 @@ class ServerTrainState(NamedTuple):
     callback_state: Tree = ()
 
 
+class ServerTraining(NamedTuple):
+    """The choices of training at the server.
+
+    Attributes:
+      loss_and_gradient: loss and gradient of a batch.
+      optimizer: moves the parameters; it starts with a new state.
+      key: a step's key depends on it and on the step's number, counted over all epochs, alone. None:
+        steps have no key.
+      step_callback: called after each step.
+      parallelism: devices that share each batch; all have all arguments.
+    """
+
+    loss_and_gradient: LossAndGradient
+    optimizer: optax.GradientTransformation
+    key: jax.Array | None = None
+    step_callback: StepCallback | None = None
+    parallelism: ServerParallelism = SINGLE_DEVICE
+
+
+class EpochRange(NamedTuple):
+    """The epochs of a training.
+
+    Attributes:
+      count: number of epochs; may be traced.
+      first: number of the first epoch, from which orders and keys continue.
+      max_count: static upper bound of a traced `count`.
+    """
+
+    count: int | jax.Array
+    first: int | jax.Array = 0
+    max_count: int | None = None
+
+
 def make_server_step(
-    make_batch: Callable[..., Batch],
-    loss_and_gradient: LossAndGradient,
-    *,
-    optimizer: optax.GradientTransformation,
-    key: jax.Array | None = None,
-    step_callback: StepCallback | None = None,
-    server_parallelism: ServerParallelism = SINGLE_DEVICE,
+    make_batch: Callable[..., Batch], training: ServerTraining
 ) -> Callable[..., ServerTrainState]:
     """Build a step of training at the server.
 
     Args:
       make_batch: `(step_index, *batch_args) -> Batch`.
-      loss_and_gradient: loss and gradient of a batch.
-      optimizer: moves the parameters.
-      key: key of the steps, see `train_on_examples`.
-      step_callback: called after the step.
-      server_parallelism: devices that share the batch.
+      training: the choices of training.
 
     Returns:
       `step(step_index, train_state, *batch_args) -> ServerTrainState`.
     """
-    sharded_loss_and_gradient = shard_loss_and_gradient(server_parallelism, loss_and_gradient)
+    compute_on_batch = shard_loss_and_gradient(training.parallelism, training.loss_and_gradient)
+    optimizer, key, step_callback = training.optimizer, training.key, training.step_callback
 
     def step(step_index, train_state, *batch_args):
         variables, optimizer_state, callback_state = train_state
         step_key = None if key is None else jax.random.fold_in(key, step_index)
-        _, gradient, variables = sharded_loss_and_gradient(
-            variables, make_batch(step_index, *batch_args), step_key
-        )
+        batch = make_batch(step_index, *batch_args)
+        _, gradient, variables = compute_on_batch(variables, batch, step_key)
         updates, optimizer_state = optimizer.update(gradient, optimizer_state, variables["params"])
         variables = {**variables, "params": optax.apply_updates(variables["params"], updates)}
         if step_callback is not None:
@@ -152,19 +175,13 @@ def make_server_step(
 
 
 def train_on_examples(
+    training: ServerTraining,
     variables: Tree,
     examples: Examples,
     batches: BatchPlan,
-    loss_and_gradient: LossAndGradient,
+    epochs: EpochRange,
     *,
-    optimizer: optax.GradientTransformation,
-    epochs: int | jax.Array,
-    max_epochs: int | None = None,
-    first_epoch: int | jax.Array = 0,
-    key: jax.Array | None = None,
-    step_callback: StepCallback | None = None,
     callback_state: Tree = (),
-    server_parallelism: ServerParallelism = SINGLE_DEVICE,
     samples_per_step: float | None = None,
 ) -> tuple[Tree, Tree]:
     """Train by minibatch steps; the caller jits.
@@ -173,20 +190,13 @@ def train_on_examples(
     are one collective per step, for the gradient, and one shuffle of the examples per epoch.
 
     Args:
+      training: the choices of training.
       variables: `{"params": tree, ...}`; the optimizer moves the parameters.
       examples: `[n, ...]` images and labels as `loss_and_gradient` reads them: stored or
         normalized, classes or probabilities.
       batches: order and size of the batches.
-      loss_and_gradient: loss and gradient of a batch.
-      optimizer: starts with a new state.
-      epochs: number of epochs; may be traced.
-      max_epochs: static upper bound of a traced `epochs`.
-      first_epoch: number of the first epoch, from which orders and keys continue.
-      key: a step's key depends on it and on the step's number, counted over all epochs, alone.
-        None: steps have no key.
-      step_callback: called after each step.
-      callback_state: state of the callback at the start.
-      server_parallelism: devices that share each batch; all have all arguments.
+      epochs: the epochs.
+      callback_state: state of the step callback at the start.
       samples_per_step: samples that a step computes, for the cost (default: the batch).
 
     Returns:
@@ -198,14 +208,7 @@ def train_on_examples(
         index, mask = batches.take_batch(order, step - first)
         return Batch(examples.images[index], examples.labels[index], mask, step)
 
-    step = make_server_step(
-        make_batch,
-        loss_and_gradient,
-        optimizer=optimizer,
-        key=key,
-        step_callback=step_callback,
-        server_parallelism=server_parallelism,
-    )
+    step = make_server_step(make_batch, training)
 
     def run_epoch(epoch_index, train_state, step_range=None):
         """Run the steps of an epoch that are in `step_range`, (first, last); None: all."""
@@ -219,22 +222,24 @@ def train_on_examples(
 
     def run_steps(first, last, train_state):
         if isinstance(first, int):  # all steps
-            return jax.lax.fori_loop(first_epoch, first_epoch + epochs, run_epoch, train_state)
+            epoch_range = epochs.first, epochs.first + epochs.count
+            return jax.lax.fori_loop(*epoch_range, run_epoch, train_state)
         epoch_length = jnp.maximum(num_steps_per_epoch, 1)
-        skipped = first_epoch * num_steps_per_epoch
+        skipped = epochs.first * num_steps_per_epoch
         step_range = first + skipped, last + skipped
-        epoch_range = first_epoch + first // epoch_length, first_epoch + -(-last // epoch_length)
+        epoch_range = epochs.first + first // epoch_length, epochs.first + -(-last // epoch_length)
         return jax.lax.fori_loop(
             *epoch_range, partial(run_epoch, step_range=step_range), train_state
         )
 
-    max_num_epochs = epochs if max_epochs is None else max_epochs
-    train_state = server_parallelism.loops.run_split(
+    optimizer_state = training.optimizer.init(variables["params"])
+    max_count = epochs.count if epochs.max_count is None else epochs.max_count
+    train_state = training.parallelism.loops.run_split(
         SERVER,
-        epochs * num_steps_per_epoch,
+        epochs.count * num_steps_per_epoch,
         run_steps,
-        ServerTrainState(variables, optimizer.init(variables["params"]), callback_state),
-        max_iterations=max_num_epochs * -(-len(examples.labels) // batches.size),
+        ServerTrainState(variables, optimizer_state, callback_state),
+        max_iterations=max_count * -(-len(examples.labels) // batches.size),
         samples_per_iteration=batches.size if samples_per_step is None else samples_per_step,
     )
     return train_state.variables, train_state.callback_state
@@ -319,18 +324,12 @@ def train_on_server(
       True
     """
     order_key, step_key = jax.random.split(key)
-    return train_on_examples(
-        variables,
-        examples,
-        make_shuffled_batches(order_key, len(examples.labels), batch_size),
-        task.loss_and_gradient,
-        optimizer=optax.sgd(lr),
-        epochs=epochs,
-        max_epochs=max_epochs,
-        first_epoch=first_epoch,
-        key=step_key,
-        server_parallelism=server_parallelism,
-    )[0]
+    training = ServerTraining(
+        task.loss_and_gradient, optax.sgd(lr), step_key, parallelism=server_parallelism
+    )
+    batches = make_shuffled_batches(order_key, len(examples.labels), batch_size)
+    epoch_range = EpochRange(epochs, first_epoch, max_epochs)
+    return train_on_examples(training, variables, examples, batches, epoch_range)[0]
 
 
 def get_epoch_batch(

@@ -55,7 +55,7 @@ class ClientWork:
         extra_batches: int = 0,
         stream: Stream = Stream.BATCHES,
     ):
-        self._partition, self.batch_size, self._stream = partition, batch_size, stream
+        self.partition, self.batch_size, self._stream = partition, batch_size, stream
         self.sizes = sizes = partition.sizes
         per_pass = -(-sizes // batch_size)
         num_steps = num_passes * per_pass + extra_batches * (per_pass > 0)
@@ -124,9 +124,9 @@ class ClientWork:
         """Return the examples, work item after work item, once for every pass in its own order."""
         sizes, num_passes = self.sizes[work_ids], self._num_passes[work_ids]
         pass_sizes = np.repeat(sizes, num_passes)
-        first = np.repeat(self._partition.offsets[work_ids], num_passes)
+        first = np.repeat(self.partition.offsets[work_ids], num_passes)
         order = np.repeat(first, pass_sizes) + concatenate_aranges(pass_sizes)
-        order = self._partition.indices[order]
+        order = self.partition.indices[order]
         end = 0
         rngs = iter_host_rngs(seed, self._stream, round_index, work_ids)
         for size, passes, rng in zip(sizes.tolist(), num_passes.tolist(), rngs, strict=True):

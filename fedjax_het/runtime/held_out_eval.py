@@ -13,6 +13,7 @@ from fedjax_het.config.run_spec import ResolvedRunSpec
 from fedjax_het.core.client_loop import Cohort, Examples, train_cohort
 from fedjax_het.core.client_rows import get_client_row, tile_over_clients
 from fedjax_het.core.evaluation import (
+    ClientModelSource,
     compute_client_tests_shape,
     evaluate_clients,
     make_client_tests,
@@ -21,7 +22,7 @@ from fedjax_het.core.execution_plan import ExecutionPlan, make_execution_plan
 from fedjax_het.core.local_training import ServerMessage
 from fedjax_het.core.miscompile_guard import VerifiedJit
 from fedjax_het.core.rng import Purpose, Stream, fold_in_purpose, make_stream_key
-from fedjax_het.core.schedule import Scheduler
+from fedjax_het.core.schedule import RoundSettings, Scheduler
 from fedjax_het.core.training_variants import make_local_model_training
 from fedjax_het.core.work_items import ClientWork
 from fedjax_het.data import Dataset, Partition
@@ -72,20 +73,11 @@ def evaluate_held_out_clients(
     train_examples, partition = _select_examples(
         dataset.train_images, dataset.train_labels, held_out.partition
     )
-    work_items = ClientWork(
+    work = ClientWork(
         partition, tuning.epochs, spec.batch_size, max_num_steps=tuning.steps, stream=Stream.TUNING
     )
-    scheduler = Scheduler(
-        partition,
-        work_items,
-        seed=spec.seed,
-        num_rounds=1,
-        participation=1.0,
-        averaging=None,
-        eval_every=1,
-        blocks=plan.blocks,
-        lanes=plan.lanes,
-    )
+    settings = RoundSettings(spec.seed, averaging=None)
+    scheduler = Scheduler(work, settings, plan.blocks, plan.lanes)
     # The keys equal the keys of a fine-tuning in a round after the last round.
     round_key = jax.random.fold_in(make_stream_key(spec.seed, Stream.TRAIN), spec.rounds)
     key = fold_in_purpose(round_key, Purpose.TUNING)
@@ -108,8 +100,9 @@ def _build_programs(signature: Signature, num_clients: int) -> _Programs:
     if tuning is None and training.optimizer is not None:
         tuning = FineTuning(make_local_model_training(training), 1)
 
-    def evaluate_models(get_model, models, tests, examples):
-        inputs = (get_model, models, tests, examples, num_clients, tests.clients.shape[1])
+    def evaluate_models(get_model, arrays, tests, examples):
+        models, num_groups = ClientModelSource(get_model, arrays), tests.clients.shape[1]
+        inputs = (models, tests, examples, num_clients, num_groups)
         return evaluate_clients(training.task, plan, *inputs).accuracy
 
     def evaluate_global_model(variables, tests, examples):

@@ -1,7 +1,6 @@
 """Schedules of runs: who works when, planned by run and padded for a call of the program."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from fedjax_het.core.execution_plan import PER_DEVICE, PER_RUN, RUNS_AXIS, Execu
 from fedjax_het.core.rng import Stream
 from fedjax_het.core.round_inputs import SCHEDULE_PLACEMENTS
 from fedjax_het.core.schedule import (
+    RoundSettings,
     Scheduler,
     ScheduleShape,
     merge_segment_ends,
@@ -21,7 +21,7 @@ from fedjax_het.core.schedule import (
     with_state_rows,
 )
 from fedjax_het.core.work_items import ClientWork
-from fedjax_het.data import Partition, partition_from_clients
+from fedjax_het.data import partition_from_clients
 from fedjax_het.runtime.data_assignment import DataAssignment
 
 
@@ -33,7 +33,7 @@ def bind_scheduler(assignment: DataAssignment, algorithm: Algorithm) -> Callable
       algorithm: the method.
 
     Returns:
-      A function of `blocks` and `lanes`, and of any setting to replace, such as `num_rounds`.
+      A function of `blocks` and `lanes`, and of fields of `RoundSettings` to replace.
     """
     spec, partition = assignment.spec, assignment.partition
     if algorithm.trains_on_server_data and assignment.server_data is not None:
@@ -43,32 +43,29 @@ def bind_scheduler(assignment: DataAssignment, algorithm: Algorithm) -> Callable
         partition = partition_from_clients(
             [np.concatenate([indices, server_indices]) for indices in client_indices]
         )
-    pair_work = algorithm.condensation_work
-    work: ClientWork | ClientClassWork
-    if pair_work is None:
-        num_passes = (spec.local_epochs or 0) + algorithm.extra_passes
-        extra_batches = spec.local_steps or 0
-        work = ClientWork(partition, num_passes, spec.batch_size, extra_batches=extra_batches)
-    else:
+    if (pair_work := algorithm.condensation_work) is not None:
         labels, num_classes = assignment.dataset.train_labels, assignment.dataset.num_classes
         work = ClientClassWork(partition, labels, num_classes, pair_work, spec.batch_size)
-    return _bind_settings(spec, partition, work)
+        return _bind_settings(spec, work)
+    num_passes = (spec.local_epochs or 0) + algorithm.extra_passes
+    extra_batches = spec.local_steps or 0
+    return _bind_settings(
+        spec, ClientWork(partition, num_passes, spec.batch_size, extra_batches=extra_batches)
+    )
 
 
 def _bind_settings(
-    spec: ResolvedRunSpec, partition: Partition, work: ClientWork | ClientClassWork
+    spec: ResolvedRunSpec, work: ClientWork | ClientClassWork
 ) -> Callable[..., Scheduler]:
     """Return `Scheduler` with the settings of a run, which keyword arguments may replace."""
-    return partial(
-        Scheduler,
-        partition,
-        work,
-        seed=spec.seed,
-        num_rounds=spec.rounds,
-        participation=spec.participation,
-        averaging=spec.averaging,
-        eval_every=spec.eval_every,
+    settings = RoundSettings(
+        spec.seed, spec.rounds, spec.participation, spec.averaging, spec.eval_every
     )
+
+    def make(blocks: int, lanes: int, **changes: Any) -> Scheduler:
+        return Scheduler(work, settings._replace(**changes), blocks, lanes)
+
+    return make
 
 
 def make_further_schedulers(
@@ -94,10 +91,10 @@ def make_further_schedulers(
             max_num_steps=tuning.steps,
             stream=Stream.TUNING,
         )
-        make = _bind_settings(spec, partition, work)
+        make = _bind_settings(spec, work)
         schedulers["tuning_scheduler"] = make(participation=1.0, averaging=None, **layout)
     if spec.gradient_gaps:  # one round, which serves whenever gradients are due
-        make = _bind_settings(spec, partition, ClientWork(partition, 1, spec.batch_size))
+        make = _bind_settings(spec, ClientWork(partition, 1, spec.batch_size))
         schedulers["diagnostics_scheduler"] = make(
             num_rounds=1, participation=1.0, averaging="weighted", **layout
         )

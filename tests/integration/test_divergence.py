@@ -92,7 +92,8 @@ def test_client_with_nonfinite_logits_has_no_accuracy(devices):
     def found(images):
         examples = Examples(jnp.asarray(images), jnp.asarray(LABELS))
         given = (placed, examples, 3, shape.num_groups)
-        return evaluate_clients(TASK, plan, lambda source, k: source, NOTHING, *given)
+        models = evaluation.ClientModelSource(lambda arrays, k: arrays, NOTHING)
+        return evaluate_clients(TASK, plan, models, *given)
 
     fine, other, lost = found(pictures()), found(pictures(p3=np.nan)), found(pictures(p2=np.inf))
     for each in (fine, other):  # the fourth image is in nobody's test

@@ -13,7 +13,7 @@ from fedjax_het.core.condensation_work import ClientClassWork
 from fedjax_het.core.execution_plan import ExecutionPlan, make_execution_plan
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.optimizers import LocalTrainingOptions
-from fedjax_het.core.schedule import Scheduler
+from fedjax_het.core.schedule import RoundSettings, Scheduler
 from fedjax_het.core.task import Task
 from fedjax_het.core.work_items import ClientWork
 from fedjax_het.data import dataset_from_arrays, partition_from_clients
@@ -143,17 +143,8 @@ class FederationSetting:
             units = ClientClassWork(
                 partition, labels, NUM_CLASSES, algorithm.condensation_work, self.batch_size
             )
-        return Scheduler(
-            partition,
-            units,
-            seed=self.seed,
-            num_rounds=self.rounds,
-            participation=self.participation,
-            averaging=self.averaging,
-            eval_every=1,
-            blocks=self.plan.blocks,
-            lanes=self.plan.lanes,
-        )
+        settings = RoundSettings(self.seed, self.rounds, self.participation, self.averaging)
+        return Scheduler(units, settings, self.plan.blocks, self.plan.lanes)
 
 
 def full_pass_schedule(plan: ExecutionPlan, *, sizes=CLIENT_SIZES):
@@ -163,17 +154,8 @@ def full_pass_schedule(plan: ExecutionPlan, *, sizes=CLIENT_SIZES):
 
 def make_full_pass_scheduler(plan: ExecutionPlan, *, sizes=CLIENT_SIZES) -> Scheduler:
     partition = consecutive_partition(sizes)
-    return Scheduler(
-        partition,
-        ClientWork(partition, 1, BATCH_SIZE),
-        seed=0,
-        num_rounds=1,
-        participation=1.0,
-        averaging="weighted",
-        eval_every=1,
-        blocks=plan.blocks,
-        lanes=plan.lanes,
-    )
+    settings = RoundSettings(seed=0, averaging="weighted")
+    return Scheduler(ClientWork(partition, 1, BATCH_SIZE), settings, plan.blocks, plan.lanes)
 
 
 def make_small_federation(build, *, hp, **settings) -> SmallFederation:

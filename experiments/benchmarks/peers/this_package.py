@@ -24,9 +24,14 @@ import fedjax_het
 from fedjax_het import RunSpec, dataset_from_arrays, make_model, make_partition, simulate
 from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.client_rows import ClientModels
-from fedjax_het.core.distillation import compute_logits, distill_student, sum_over_models
+from fedjax_het.core.distillation import (
+    StudentTraining,
+    compute_logits,
+    distill_student,
+    sum_over_models,
+)
 from fedjax_het.core.execution_plan import make_execution_plan
-from fedjax_het.core.server_training import train_on_server
+from fedjax_het.core.server_training import EpochRange, train_on_server
 from fedjax_het.core.task import Task
 from fedjax_het.nn import Model, count_training_flops
 from fedjax_het.runtime.benchmark import benchmark_rounds
@@ -157,8 +162,6 @@ def time_server(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, A
     teachers = jax.vmap(model.init)(jax.random.split(jax.random.key(1), max(server["teachers"], 1)))
     teacher_weights = jnp.full(max(server["teachers"], 1), 1.0)
 
-    epochs = {"batch_size": server["batch_size"], "epochs": server["epochs"]}
-
     def distill_ensemble(sharing, variables, examples, teachers, key):
         models = ClientModels(teachers, teacher_weights, teacher_weights > 0)
 
@@ -169,12 +172,16 @@ def time_server(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, A
             return jax.nn.softmax(logits / server["teachers"])
 
         targets = sharing.map_samples(predict, examples.images)
-        options = {**epochs, "optimizer": optax.adam(1e-3), "server_parallelism": sharing}
-        return distill_student(task, variables, examples.images, targets, key, **options)
+        epochs = EpochRange(server["epochs"])
+        choices = StudentTraining(optax.adam(1e-3), server["batch_size"], epochs)
+        student_examples = Examples(examples.images, targets)
+        return distill_student(task, variables, student_examples, key, choices, sharing)
 
     def train_on_labels(sharing, variables, examples, teachers, key):
-        options = {**epochs, "lr": 0.01, "server_parallelism": sharing}
-        return train_on_server(task, variables, examples, key, **options)
+        options = {"batch_size": server["batch_size"], "epochs": server["epochs"], "lr": 0.01}
+        return train_on_server(
+            task, variables, examples, key, **options, server_parallelism=sharing
+        )
 
     train = distill_ensemble if server["teachers"] else train_on_labels
     arguments = model.init(jax.random.key(0)), examples, teachers, jax.random.key(2)

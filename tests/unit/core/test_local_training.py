@@ -17,7 +17,7 @@ from fedjax_het.algorithms.fednova import compute_effective_steps
 from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.optimizers import LocalTrainingOptions
-from fedjax_het.core.schedule import Scheduler, compute_useful_fraction
+from fedjax_het.core.schedule import RoundSettings, Scheduler, compute_useful_fraction
 from fedjax_het.core.work_items import ClientWork
 from fedjax_het.runtime import checkpointing, group_state
 
@@ -70,8 +70,8 @@ def test_extra_batches_follow_complete_pass():
 def test_work_counts_equal_drawn_samples():
     partition = consecutive_partition(CLIENT_SIZES)
     units = ClientWork(partition, 0, BATCH_SIZE, extra_batches=STEPS)
-    settings = {"seed": 0, "num_rounds": 3, "participation": 1.0, "eval_every": 1}
-    scheduler = Scheduler(partition, units, averaging="weighted", blocks=1, lanes=1, **settings)
+    settings = RoundSettings(seed=0, num_rounds=3, averaging="weighted")
+    scheduler = Scheduler(units, settings, blocks=1, lanes=1)
     seen = [
         sum(scheduler.client_batches(r, k)[1].sum() for k in range(len(CLIENT_SIZES)))
         for r in range(3)

@@ -7,6 +7,7 @@ import pytest
 from support.data import CLIENT_SIZES, consecutive_partition
 
 from fedjax_het.core.schedule import (
+    RoundSettings,
     Scheduler,
     compute_useful_fraction,
     merge_segment_ends,
@@ -18,19 +19,12 @@ from fedjax_het.data import partition_from_clients
 
 
 def scheduler(sizes=CLIENT_SIZES, **settings):
-    defaults = {
-        "seed": 3,
-        "num_rounds": 6,
-        "participation": 1.0,
-        "averaging": "uniform",
-        "eval_every": 1,
-        "blocks": 2,
-        "lanes": 2,
-    }
     passes, batch_size = settings.pop("passes", 2), settings.pop("batch_size", 4)
-    partition = consecutive_partition(sizes)
-    units = ClientWork(partition, passes, batch_size)
-    return Scheduler(partition, units, **{**defaults, **settings})
+    blocks, lanes = settings.pop("blocks", 2), settings.pop("lanes", 2)
+    units = ClientWork(consecutive_partition(sizes), passes, batch_size)
+    return Scheduler(
+        units, RoundSettings(**{"seed": 3, "num_rounds": 6, **settings}), blocks, lanes
+    )
 
 
 def replay(schedule):
@@ -174,17 +168,8 @@ def test_eval_rounds_include_last_five():
 
 def test_partition_of_one_client():
     partition = partition_from_clients([np.arange(9)])
-    made = Scheduler(
-        partition,
-        ClientWork(partition, 1, 4),
-        seed=0,
-        num_rounds=1,
-        participation=1.0,
-        averaging="weighted",
-        eval_every=1,
-        blocks=2,
-        lanes=1,
-    )
+    settings = RoundSettings(seed=0, averaging="weighted")
+    made = Scheduler(ClientWork(partition, 1, 4), settings, blocks=2, lanes=1)
     one = made.make_round(0)
     assert one.num_steps.sum() == 3 and one.num_segments.tolist() == [1, 0]
 
@@ -220,7 +205,7 @@ def test_merged_shape_fits_any_pair_of_runs():
     runs = [scheduler(sizes, lanes=1, blocks=1) for sizes in (few, few, many, many)]
     shape = merge_shapes(runs, num_parallel=2)
     for pair in itertools.combinations(runs, 2):
-        for r in range(runs[0].num_rounds):
+        for r in range(runs[0].settings.num_rounds):
             cuts = merge_segment_ends(pair, r)
             assert len(cuts[0]) <= shape.segments
             for one in pair:

@@ -34,6 +34,8 @@ from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.distillation import compute_logits
 from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.core.server_training import (
+    EpochRange,
+    ServerTraining,
     make_shuffled_batches,
     train_on_examples,
     train_on_server,
@@ -110,8 +112,8 @@ def test_train_on_examples_with_uneven_batches(batch_size):
         def learn(sharing, variables, examples, key, model=model):
             batches = make_shuffled_batches(key, 11, batch_size)
             given = Task(model, (0.0,), (1.0,)).loss_and_gradient
-            settings = {"optimizer": optax.sgd(0.1), "epochs": 1, "server_parallelism": sharing}
-            return train_on_examples(variables, examples, batches, given, **settings)[0]
+            training = ServerTraining(given, optax.sgd(0.1), parallelism=sharing)
+            return train_on_examples(training, variables, examples, batches, EpochRange(1))[0]
 
         start = model.init(jax.random.key(0))
         shared, alone = on_both(learn, start, examples_for(model, 11), KEY)

@@ -9,6 +9,8 @@ import pytest
 from fedjax_het.condensation.synthetic_pool import make_masked_shuffled_batches
 from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.server_training import (
+    EpochRange,
+    ServerTraining,
     get_epoch_batch,
     make_sequential_batches,
     make_shuffled_batches,
@@ -32,6 +34,9 @@ def least_squares(variables, batch, key):
 
     value, gradient = jax.value_and_grad(loss)(variables["params"])
     return value, gradient, {**variables, "state": variables["state"] + 1}
+
+
+TRAINING = ServerTraining(least_squares, optax.sgd(0.1))
 
 
 def descended(orders, lr):
@@ -65,9 +70,7 @@ def test_train_on_examples_equals_float64_loop(name):
     assert (orders[0].tolist() == orders[1].tolist()) == (name == "in order")
 
     train = jax.jit(
-        lambda epochs: train_on_examples(
-            START, EXAMPLES, batches, least_squares, optimizer=optax.sgd(0.1), epochs=epochs
-        )[0]
+        lambda count: train_on_examples(TRAINING, START, EXAMPLES, batches, EpochRange(count))[0]
     )
     trained = train(3)
     np.testing.assert_allclose(trained["params"]["w"], descended(orders, 0.1), atol=1e-6)
@@ -76,14 +79,12 @@ def test_train_on_examples_equals_float64_loop(name):
 
 
 def test_train_on_examples_from_later_epoch():
-    batches, plain = BATCHES["shuffled"], optax.sgd(0.1)
-    whole, _ = train_on_examples(START, EXAMPLES, batches, least_squares, optimizer=plain, epochs=5)
-    part, _ = train_on_examples(START, EXAMPLES, batches, least_squares, optimizer=plain, epochs=2)
-    both, _ = train_on_examples(
-        part, EXAMPLES, batches, least_squares, optimizer=plain, epochs=3, first_epoch=2
-    )
+    data = EXAMPLES, BATCHES["shuffled"]
+    whole, _ = train_on_examples(TRAINING, START, *data, EpochRange(5))
+    part, _ = train_on_examples(TRAINING, START, *data, EpochRange(2))
+    both, _ = train_on_examples(TRAINING, part, *data, EpochRange(3, first=2))
     np.testing.assert_allclose(both["params"]["w"], whole["params"]["w"], rtol=1e-6)
-    again, _ = train_on_examples(part, EXAMPLES, batches, least_squares, optimizer=plain, epochs=3)
+    again, _ = train_on_examples(TRAINING, part, *data, EpochRange(3))
     assert np.abs(again["params"]["w"] - whole["params"]["w"]).max() > 1e-4
 
 
@@ -94,17 +95,11 @@ def test_step_keys_and_callback():
         return jnp.float32(0), zeros, {**variables, "state": state}
 
     start = {**START, "state": jnp.zeros(6)}
-    variables, seen = train_on_examples(
-        start,
-        EXAMPLES,
-        BATCHES["in order"],
-        draw,
-        optimizer=optax.sgd(0.1),
-        epochs=2,
-        key=KEY,
-        step_callback=lambda done, variables, seen: seen.at[done - 1].add(done),
-        callback_state=jnp.zeros(6, jnp.int32),
-    )
+    count_calls = lambda done, variables, seen: seen.at[done - 1].add(done)  # noqa: E731
+    training = ServerTraining(draw, optax.sgd(0.1), KEY, count_calls)
+    inputs = (start, EXAMPLES, BATCHES["in order"], EpochRange(2))
+    zeros = jnp.zeros(6, jnp.int32)
+    variables, seen = train_on_examples(training, *inputs, callback_state=zeros)
     expected = [jax.random.uniform(jax.random.fold_in(KEY, number)) for number in range(6)]
     np.testing.assert_array_equal(variables["state"], expected)
     np.testing.assert_array_equal(seen, [1, 2, 3, 4, 5, 6])
