@@ -123,7 +123,7 @@ def build_distillation_algorithm(
         choices = StudentTraining(
             make_optimizer(hp, num_steps),
             batch_size,
-            EpochRange(num_epochs, max_count=epochs),
+            EpochRange(num_epochs, max_total=epochs),
             make_swa_predicate(num_steps),
         )
         examples = Examples(images, targets)

@@ -135,14 +135,14 @@ class EpochRange(NamedTuple):
     """The epochs of a training.
 
     Attributes:
-      count: number of epochs; may be traced.
+      total: number of epochs; may be traced.
       first: number of the first epoch, from which orders and keys continue.
-      max_count: static upper bound of a traced `count`.
+      max_total: static upper bound of a traced `total`.
     """
 
-    count: int | jax.Array
+    total: int | jax.Array
     first: int | jax.Array = 0
-    max_count: int | None = None
+    max_total: int | None = None
 
 
 def make_server_step(
@@ -222,7 +222,7 @@ def train_on_examples(
 
     def run_steps(first, last, train_state):
         if isinstance(first, int):  # all steps
-            epoch_range = epochs.first, epochs.first + epochs.count
+            epoch_range = epochs.first, epochs.first + epochs.total
             return jax.lax.fori_loop(*epoch_range, run_epoch, train_state)
         epoch_length = jnp.maximum(num_steps_per_epoch, 1)
         skipped = epochs.first * num_steps_per_epoch
@@ -233,13 +233,13 @@ def train_on_examples(
         )
 
     optimizer_state = training.optimizer.init(variables["params"])
-    max_count = epochs.count if epochs.max_count is None else epochs.max_count
+    max_total = epochs.total if epochs.max_total is None else epochs.max_total
     train_state = training.parallelism.loops.run_split(
         SERVER,
-        epochs.count * num_steps_per_epoch,
+        epochs.total * num_steps_per_epoch,
         run_steps,
         ServerTrainState(variables, optimizer_state, callback_state),
-        max_iterations=max_count * -(-len(examples.labels) // batches.size),
+        max_iterations=max_total * -(-len(examples.labels) // batches.size),
         samples_per_iteration=batches.size if samples_per_step is None else samples_per_step,
     )
     return train_state.variables, train_state.callback_state
