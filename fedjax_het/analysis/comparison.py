@@ -500,27 +500,27 @@ _DIFFERENCE_CAPTION = (
 _CAPTIONS = {
     "final_accuracy": f"Test accuracy in percent, mean of the last five rounds. {_SEEDS_CAPTION} Within "
     f"run: standard deviation over the last five rounds, averaged over seeds. {_DIFFERENCE_CAPTION}",
-    "best_accuracy": "Test accuracy in percent, of the round where it is highest, as the paper "
-    f"selects it (on the test images). {_SEEDS_CAPTION} Last five: mean of the last five rounds instead. "
-    f"{_DIFFERENCE_CAPTION}",
+    "best_accuracy": "Test accuracy in percent, of the round where it is highest. The paper "
+    f"selects the round on the test images, too. {_SEEDS_CAPTION} Last five: mean of the last five "
+    f"rounds instead. {_DIFFERENCE_CAPTION}",
     "window_accuracy": "Test accuracy in percent, mean of the last 20 measured rounds. "
-    f"{_SEEDS_CAPTION} Rise time: the first round at which the running mean over 20 reaches 90 % of that. "
-    f"{_DIFFERENCE_CAPTION}",
-    "bmta": "Best mean test accuracy (BMTA) in percent: the mean over clients, each on tests like "
-    "its own data, in the round where it is highest, as the paper selects it (on those tests). "
-    f"{_SEEDS_CAPTION} Worst decile: mean over the worst tenth of clients in that round. Round: the first "
-    "that reached the BMTA. Rank: by the BMTA measured / reported, 1 is the highest, among methods "
-    "that have both values; without reported values, among those measured. "
-    f"{_DIFFERENCE_CAPTION}",
+    f"{_SEEDS_CAPTION} Rise time: the first round at which the running mean over 20 reaches 90 % "
+    f"of that mean. {_DIFFERENCE_CAPTION}",
+    "bmta": "Best mean test accuracy (BMTA) in percent: the mean over clients, each on tests "
+    "distributed like its training data, in the round where it is highest. The paper selects the "
+    f"round on these tests, too. {_SEEDS_CAPTION} Worst decile: mean over the worst tenth of "
+    "clients in that round. Round: the first round that reached the BMTA. Rank: by the BMTA "
+    "measured / reported, 1 is the highest, among methods that have both values; without reported "
+    f"values, among all measured methods. {_DIFFERENCE_CAPTION}",
 }
 _DOMAINS_CAPTION = (
     "Test accuracy in percent on the test images of each domain, in the round where their "
-    "unweighted mean is highest, as the paper selects it (on the test images); average: that "
-    f"mean. {_SEEDS_CAPTION} {_DIFFERENCE_CAPTION}"
+    "unweighted mean is highest. The paper selects the round on the test images, too. Average: the "
+    f"unweighted mean. {_SEEDS_CAPTION} {_DIFFERENCE_CAPTION}"
 )
 _ROUNDS_CAPTION = (
-    "Rounds to 50 %: the first round at which the running mean over 20 reaches it, mean over seeds "
-    "where all of them do, with the reported one and the difference in rounds."
+    "Rounds to 50 %: the first round at which the running mean over 20 reaches 50 %, mean over "
+    "seeds if all seeds reach it. The reported value and the difference follow, in rounds."
 )
 
 

@@ -120,7 +120,7 @@ def _describe_method(method: Any) -> Iterator[str]:
             yield f"  {name} = {defaults[name]}: {words}" + (f". {text}" if text else "")
     config = method.make_hyperparameter_record({}, num_clients=10)
     if hyperparameters := hyperparameters_of(config):
-        yield "hyperparameters (--hp NAME=VALUE), in addition to those of local training:"
+        yield "hyperparameters (--hp NAME=VALUE), in addition to local training's:"
         fields = document_fields(type(config))
         for name, hyperparameter in hyperparameters.items():
             words, text = fields[name]

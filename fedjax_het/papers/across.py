@@ -5,16 +5,16 @@ python experiments/across.py --methods all   every method
 python experiments/across.py --preset cpu    Fashion-MNIST, MLP, 50 clients, 100 rounds, 3 seeds
 
 The protocol of all methods is DynaFed's (clients, batches, local training), with their own defaults
-and without tuning. All clients are tested on data like their own. So methods with one model for all
-and methods with a model for each client have one common score. Methods with one model are tested on
-all test images, too. Costs are rounds, bytes both ways, and floating-point operations of clients and
-server (`fedjax_het.runtime.run_flops`) in the first seed's run. The blocks of the critical-difference
-diagram are clients and seeds, which are not independent if clients share a model: its p-values are
-too small rather than too large.
+and without tuning. All clients are tested on data distributed like their training data. Methods
+with one model for all and methods with a model for each client therefore have a common score.
+Methods with one model are tested on all test images, too. Costs are rounds, bytes both ways, and
+floating-point operations of clients and server (`fedjax_het.runtime.run_flops`) in the first seed's
+run. The blocks of the critical-difference diagram are clients and seeds. They are not independent
+if clients share a model, so p-values are too small rather than too large.
 
-Preset cpu, on one core of an EPYC: most methods take a minute a run, the fine-tuned averages seven,
-FedDM and FedAF eleven, so that the 96 runs take three hours. FedDM and FedAF have 10 images a class
-and 100 steps there: at 1,000 steps a run would take hours.
+Preset cpu takes three hours for 96 runs on one core of an EPYC. Most methods take a minute a run,
+the fine-tuned averages seven, FedDM and FedAF eleven. FedDM and FedAF have 10 images a class and
+100 steps there: at 1,000 steps a run would take hours.
 """
 
 import io
@@ -99,17 +99,17 @@ ACROSS = TableDeclaration(
 )
 _REQUIREMENT_NAMES = {
     "server_data": "examples at the server",
-    "proxy_data": "unlabelled examples",
+    "proxy_data": "unlabeled examples",
     "averages": "averages of clients' examples",
 }
 CAPTION = (
-    "Accuracies in %: means of the second half of the rounds ± deviation over seeds; all: of the "
-    "global model on all test images; own: mean over clients of the model that each is scored "
-    "with, on data like its own. MB and TFLOP: of a run; and up to the target, where a mean of "
-    f"{WINDOW} rounds reaches {100 * TARGET_FRACTION:.0f} % of {BASELINES[GLOBAL_METRIC]}'s accuracy on all test "
-    f"images, or of {BASELINES[CLIENT_METRIC]}'s on clients' own for methods that make models of their "
-    "own. TFLOP counts batches filled up, and one tuning of all copies where tuned copies are "
-    "scored; no tests."
+    "Accuracies in %: means of the second half of the rounds ± deviation over seeds. All: the "
+    "global model on all test images. Own: mean over clients of each client's evaluated model, on "
+    "data distributed like the client's training data. MB and TFLOP: of a run; and up to the "
+    f"target, where a mean of {WINDOW} rounds reaches {100 * TARGET_FRACTION:.0f} % of "
+    f"{BASELINES[GLOBAL_METRIC]}'s accuracy on all test images, or of {BASELINES[CLIENT_METRIC]}'s "
+    "on clients' own for methods that make models of their own. TFLOP counts batches filled up, "
+    "and one tuning of all copies where tuned copies are scored; no tests."
 )
 
 
@@ -263,7 +263,7 @@ def summarize_rows(rows: Sequence[MethodCosts]) -> pd.DataFrame:
 
 
 def describe_requirements(method: str) -> str:
-    """Describe what a method has in addition to FedAvg."""
+    """Describe the differences of a method from FedAvg."""
     spec = METHODS[method]
     requirements = [text for need, text in _REQUIREMENT_NAMES.items() if need in spec.required_data]
     requirements += [] if spec.trains_locally else ["uploads of made images"]

@@ -4,11 +4,11 @@ python experiments/all.py --preset quick                      on the embedded di
 python experiments/all.py --preset quick --only fsl dynafed   of these papers alone
 python experiments/all.py --list
 
-Writes two files to `results/all-PRESET`: `report.md` has links to the figures, `report.html` contains
-them. In a checkout, `report.html` has the archived results of larger scales, too. The programs write
-to `results/` as usual. A program that fails is reported with its last lines, and the others go on. A
-finished program is not started again, unless its module or one of its paper has changed, or with
-`--again`; a stopped program continues from its finished runs.
+Writes two files to `results/all-PRESET`: `report.md` has links to the figures, `report.html`
+contains them. In a checkout, `report.html` has the archived results of larger scales, too. The
+programs write to `results/` as usual. A program that fails is reported with its last lines, and the
+others go on. A finished program is not started again, unless its module or a module of its paper
+has changed, or with `--again`. A stopped program continues from its finished runs.
 """
 
 import hashlib

@@ -138,7 +138,7 @@ _ARCHIVED_FILE = re.compile(r"[0-9a-f]{16}\.(json|npz|npy)")
 
 
 def archive_runs(directory: Path) -> int:
-    """Move the runs of a folder into its archive `runs.zip`, and those of its subfolders into theirs.
+    """Move the runs of a folder and of each subfolder into an archive `runs.zip` in that folder.
 
     Args:
       directory: a folder of results. Files of settings (`.yaml`), which the results contain, are

@@ -7,7 +7,7 @@ The papers have no such table; they state that synthetic images protect the clie
 attacker who has only the synthetic images distinguishes clients' training images from test images.
 Attack `distance` uses the distance to the nearest synthetic image, attack `loss` the loss of a
 network trained on the synthetic images. References are the same attacks on random training images
-with the same labels (`real`) and on noise. The former leak everything, but about few images; noise
+with the same labels (`real`) and on noise. Real images leak everything, but about few images; noise
 leaks nothing. The nearest real image is searched among equally many training and test images.
 `leakage.md` lists the results, `leakage.png` shows synthetic images beside their nearest training
 images.
@@ -39,15 +39,15 @@ HARD_LABEL_LOGIT = 30.0  # label logit of an image's own class; the others are 0
 ATTACKER_EPOCHS = 300
 NUM_SHOWN_IMAGES = 8
 CAPTION = (
-    "Images: made by the method; real: as many random training images with the same labels; noise. "
-    "AUC: the chance that a client's training image scores above a test image, 0.5 is a guess; by "
-    "the distance to the nearest of the images, and by the loss of a network trained on them. "
-    "Found: percent of the training images above what one in a thousand test images reach (0.1 is "
-    "a guess). Nearest is a member: percent of the images whose nearest real one, of as many "
-    "training as test images, is a training image (50 where membership says nothing), p of the "
-    "binomial test of that, combined over seeds by Fisher's method. Distance, to others: median "
-    "distance to the nearest training and test image (root mean square of normalised pixels). "
-    "Means over seeds."
+    "Images: made by the method; real: equally many random training images with the same labels; "
+    "noise. AUC: the chance that a client's training image scores above a test image (0.5 for a "
+    "guess), by the distance to the nearest of the images, and by the loss of a network trained on "
+    "them. Found: percent of the training images above the score that one in a thousand test "
+    "images reaches (0.1 for a guess). Nearest is a member: percent of the images whose nearest "
+    "real image, among equally many training and test images, is a training image (50 for no "
+    "leakage). p: binomial test of this percentage, combined over seeds by Fisher's method. "
+    "Distance, to others: median distance to the nearest training and test image (root mean square "
+    "of normalized pixels). Means over seeds."
 )
 ROWS = (
     "dynafed",
@@ -92,7 +92,7 @@ LEAKAGE = TableDeclaration(
     name="leakage",
     paper="dynafed",
     item="table1",
-    title="What made-up images give away of the clients'.",
+    title="Membership leakage of synthetic images.",
     has_reported_values=False,
     presets={
         "quick": make_preset("digits", (0,), 5, steps=100, threshold=10),
@@ -182,7 +182,7 @@ def measure_leakage(result: Result, dataset: Dataset) -> list[dict[str, Any]]:
         return np.asarray(task.normalize(jnp.asarray(images)))
 
     members, non_members = inputs(dataset.train_images[client_indices]), inputs(dataset.test_images)
-    # There are as many members as others; the images of kind `real` are among them.
+    # The numbers of members and others are equal; the images of kind `real` are among the members.
     remaining = rng.permutation(np.setdiff1d(np.arange(len(members)), reference_indices))
     member_subset = np.concatenate([reference_indices, remaining])[: len(non_members)]
     kinds = {
@@ -380,11 +380,11 @@ def compare_neighbors(
       The distances and their comparison.
 
     Raises:
-      ConfigError: if there are not as many members as others.
+      ConfigError: if the numbers of members and others differ.
     """
     from scipy import stats
 
-    require(len(members) == len(others), "members", len(members), f"{len(others)}, as many others")
+    require(len(members) == len(others), "members", len(members), f"{len(others)}, equal to others")
     to_members, to_others = (nearest_distances(synthetic, side) for side in (members, others))
     closer, farther = int((to_members < to_others).sum()), int((to_members > to_others).sum())
     decided, count = closer + farther, len(to_members)
@@ -417,7 +417,8 @@ def nearest_distances(images: np.ndarray, candidates: np.ndarray) -> np.ndarray:
     for block in np.array_split(images, max(1, len(images) * len(candidates) // _BLOCK_SIZE)):
         products = squared_norms - 2 * block @ candidates.T
         best = candidates[products.argmin(1)]
-        # The difference itself: that of the products would be rounding noise for equal images.
+        # The difference of the images themselves: a difference of the products would be rounding
+        # noise for equal images.
         distances.append(np.sqrt(np.square(block - best).mean(1, dtype=np.float64)))
     return np.concatenate(distances)
 

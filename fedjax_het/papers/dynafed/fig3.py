@@ -7,11 +7,11 @@ python experiments/dynafed/fig3.py --result results/table1-cpu/DIGEST.json    of
 
 From the average after which the data are synthesized, `--shown` rounds are run step by step. First,
 the lines are the losses of each client's model on its own data after every local step. Then, from
-the average on, they are the losses of the global model on the same clients' data during fine-tuning.
-A star is its mean loss over all training data afterwards. A control, dotted, is the same fine-tuning
-from the same average on as many random real images. The three clients take part in every one of
-these rounds, the others are drawn. Clients start each round with a new optimizer state, while the
-run before keeps it.
+the average on, they are the losses of the global model on the same clients' data during
+fine-tuning. A star is its mean loss over all training data afterwards. A control, dotted, is the
+same fine-tuning from the same average on equally many random real images. The three clients take
+part in every one of these rounds, the others are drawn. Clients start each round with a new
+optimizer state, while the run before keeps it.
 """
 
 from collections.abc import Callable
@@ -81,7 +81,7 @@ class Arguments:
     seed: NonNegativeInt = 0
     """Seed of the run, of its clients and of the draws of this program."""
     result: str | None = None
-    """JSON file of a run of DynaFed, for example of Table 1, whose synthetic data and seed are used
+    """JSON file of a run of DynaFed, for example of Table 1. Its synthetic data and seed are used
     (default: a run of the preset is made, up to the synthesis)."""
     output_dir: str | None = None
     """Folder of the figure (default: results/dynafed-fig3-PRESET)."""
@@ -127,8 +127,8 @@ class TrainingFunctions(NamedTuple):
     """Function of parameters, positions `[K, n]`, whether these are examples `[K, n]`, and batches
     `[K, S, B]`. It returns the clients' parameters, and their losses `[K, S + 1]` on their data."""
     tune: Callable
-    """Function of parameters, key, epochs and `real` that returns the parameters after fine-tuning
-    on the synthetic data, or on as many random real images."""
+    """Function of parameters, key, epochs and `real`. It returns the parameters after fine-tuning
+    on the synthetic data, or on equally many random real images."""
     losses: Callable
     """Function of parameters, positions `[K, n]` and whether these are examples `[K, n]` that returns
     the losses `[K]`."""

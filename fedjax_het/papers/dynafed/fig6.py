@@ -4,16 +4,16 @@ python experiments/dynafed/fig6.py                  the embedded digits, a minut
 python experiments/dynafed/fig6.py --preset cpu     Fashion-MNIST, width 32: as Table 1
 python experiments/dynafed/fig6.py --preset paper   CIFAR-10: a GPU's work
 
-`fig6_distance.png`: networks are trained from every checkpoint of the trajectory for s' steps on the
-synthetic data, on as many random real ones and on noise. The distance is 1 minus the cosine between
-their parameters and the checkpoint s rounds later. All three have the learned step size and
-the method's augmentation; noise has one class per image, and equal numbers of each class.
-`fig6_scratch.png`: accuracy of networks trained by one recipe on the synthetic data alone and, as
-a control, on as many random real ones, against local epochs.
+`fig6_distance.png`: networks are trained from every checkpoint of the trajectory for s' steps on
+the synthetic data, on equally many random real images and on noise. The distance is 1 minus the
+cosine between their parameters and the checkpoint s rounds later. All three have the learned step
+size and the method's augmentation; noise has one class per image, and equal numbers of each class.
+`fig6_scratch.png`: accuracy of networks trained by one recipe on the synthetic data alone and, as a
+control, on equally many random real images, against local epochs.
 
-The runs are those of Table 1, in its folder. For other numbers of local epochs, runs end with the
-round after the synthesis. `--show` draws the available runs. The public code trains three copies of
-the federation's initial network; here each of the three has its own initialization.
+The runs are the runs of Table 1, in its folder. For other numbers of local epochs, runs end with
+the round after the synthesis. `--show` draws the available runs. The public code trains three
+copies of the federation's initial network; here each of the three has its own initialization.
 """
 
 from dataclasses import replace
@@ -51,7 +51,7 @@ from fedjax_het.runtime.session import simulate
 from fedjax_het.runtime.sweep_log import format_run_label
 from fedjax_het.utils.errors import require
 
-EXTRA_LOCAL_EPOCHS = {"quick": (2, 10), "cpu": (), "paper": (5, 10)}  # besides Table 1's
+EXTRA_LOCAL_EPOCHS = {"quick": (2, 10), "cpu": (), "paper": (5, 10)}  # in addition to Table 1's
 NUM_NETWORKS = 3
 SCRATCH_EPOCHS = 501
 HARD_LABEL_LOGIT = 30.0  # label logit of a sample's own class; the others are 0
@@ -116,7 +116,7 @@ def load_synthetic_data(result: Result, path: str | None = None) -> SyntheticDat
 
 
 def build_comparison_data(result: Result, task: Task, dataset: Dataset) -> dict[str, SyntheticData]:
-    """Return the run's synthetic data, as many random real images, and noise.
+    """Return the run's synthetic data, equally many random real images, and noise.
 
     Args:
       result: result of a run of DynaFed.
@@ -199,7 +199,7 @@ def measure_distances(result: Result, dataset: Dataset) -> pd.DataFrame:
 
 
 def scratch_accuracies(results: list[Result], dataset: Dataset) -> pd.DataFrame:
-    """Train networks from scratch on the synthetic data, and on as many random real images.
+    """Train networks from scratch on the synthetic data, and on equally many random real images.
 
     The runs may differ in data and seed only, so that one compilation serves all.
 

@@ -18,9 +18,9 @@ FOLDER = "table1"
 # The paper does not state the size of the server's data of FedDF, FedBE and ABAVG: about 100 in
 # other papers of the authors. That would be too many of the digits.
 SETTINGS = {"server_options": {"size": 100}}
-# The paper does not state the settings of FedDF and FedBE either. With these both stay near FedAvg,
-# as in its tables; twenty epochs on 100 images at the rates of FedDF's code, or FedBE's mean KL, end
-# far below it at alpha 0.01 (experiments/RESULTS.md).
+# The paper does not state the settings of FedDF and FedBE either. With these settings both stay
+# near FedAvg, as in its tables. Twenty epochs on 100 images at the rates of FedDF's code, or
+# FedBE's mean KL, end far below it at alpha 0.01 (experiments/RESULTS.md).
 METHOD_SETTINGS = {
     "feddf": {"options": {"preset": "fedaux"}},
     "fedbe": {"options": {"preset": "code"}},

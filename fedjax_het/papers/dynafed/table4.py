@@ -4,9 +4,9 @@ python experiments/dynafed/table4.py                  the embedded digits, a min
 python experiments/dynafed/table4.py --preset cpu     Fashion-MNIST, width 32: as Table 1
 python experiments/dynafed/table4.py --preset paper   CIFAR-10 and CINIC-10: a GPU's work
 
-The runs are those of Table 1, in its folder, where a figure shows their curves; `--show` makes the
-table of the available ones. The first round that reaches the target counts. Curves are not smoothed,
-since three of the paper's four targets are above FedAvg's final accuracy.
+The runs are the runs of Table 1, in its folder, where a figure shows their curves; `--show` makes
+the table of the available ones. The first round that reaches the target counts. Curves are not
+smoothed, since three of the paper's four targets are above FedAvg's final accuracy.
 """
 
 import math
@@ -39,9 +39,9 @@ TARGETS = {
     (row.dataset, row.level): float(row.metric.removeprefix(METRIC_PREFIX))
     for row in load_reported_values("dynafed", "table4").itertuples(index=False)
 }
-# Without a target in the paper: about FedAvg's final accuracy, measured on the digits and, at alpha
-# 0.16 and width 32, on Fashion-MNIST (88.7 %); otherwise in the paper's Table 1 (74.5 and 81.7 % on
-# Fashion-MNIST, 69.7 % on CIFAR-10).
+# Targets that the paper does not have: about FedAvg's final accuracy. It is measured on the digits
+# and, at alpha 0.16 and width 32, on Fashion-MNIST (88.7 %). Otherwise it is from the paper's Table
+# 1 (74.5 and 81.7 % on Fashion-MNIST, 69.7 % on CIFAR-10).
 TARGETS |= {
     ("digits", 0.01): 0.7,
     ("digits", 0.04): 0.85,

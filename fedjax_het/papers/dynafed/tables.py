@@ -52,8 +52,8 @@ TABLE1 = EXPERIMENT(
             QUICK,
             optional_rows=EXTRA_METHODS,
             note="feddm and fedaf have the settings of FedAF's quick tables: a client condenses a "
-            "class of which it has ten images, in 60 steps of the papers' 1,000. That is for "
-            "clients that are far apart: at alpha 0.16 neither is above fedavg.",
+            "class if it has ten images of it, in 60 steps instead of the papers' 1,000. That is "
+            "for clients that are far apart: at alpha 0.16 neither is above fedavg.",
             note_methods=("feddm", "fedaf"),
             method_settings=QUICK.method_settings | QUICK_OF_FEDAF["method_settings"],
         ),
@@ -93,8 +93,8 @@ table2 = make_table_program(TABLE2)
     python experiments/dynafed/table2.py                  the embedded digits, a minute on 2 cores
     python experiments/dynafed/table2.py --preset paper   CIFAR-100: a GPU's work
 
-The digits have ten classes: their preset shows that the table works, at one more alpha than that of
-Table 1. DynaFed has 1,500 synthetic samples of CIFAR-100, as in its public code; the paper says 150
+The digits have ten classes. Their preset shows that the table works, with one alpha more than Table
+1. DynaFed has 1,500 synthetic samples of CIFAR-100, as in its public code; the paper says 150
 without an exception for this data set.
 """
 
@@ -176,9 +176,9 @@ table3 = make_table_program(TABLE3, _write_table3)
     python experiments/dynafed/table3.py                  the embedded digits, a minute on 2 cores
     python experiments/dynafed/table3.py --preset paper   CIFAR-10: a GPU's work
 
-`fedavg(local_epochs=5, rounds=100)` is the paper's column of 5 local epochs; that of 10 has 50
-rounds. The paper does not state the length of DynaFed's trajectory in this table: it is 20 rounds,
-as elsewhere.
+`fedavg(local_epochs=5, rounds=100)` is the paper's column of 5 local epochs; the column of 10 local
+epochs has 50 rounds. The paper does not state the length of DynaFed's trajectory in this table: it
+is 20 rounds, as elsewhere.
 """
 
 NETWORKS: dict[str, Any] = {
@@ -201,8 +201,8 @@ TABLE5 = EXPERIMENT(
             rows=("fedavg", "dynafed", *CONTROLS),
             optional_rows=(CODE_ROW, *CODE_CONTROLS),
             model_settings={"convnet": {"width": 8}},
-            note="The ConvNet, of width 8 and with three poolings of 8x8 pixels, stays near chance "
-            "in these 40 rounds whatever the method: its rows show that it runs.",
+            note="The ConvNet has width 8 and three poolings of 8x8 pixels. It stays near chance "
+            "in these 40 rounds with every method; its rows only show that it runs.",
         ),
     },
 )
@@ -212,7 +212,7 @@ table5 = make_table_program(TABLE5)
     python experiments/dynafed/table5.py --models mlp   the MLP columns, minutes a run on 2 cores
     python experiments/dynafed/table5.py                both networks; the ConvNet is a GPU's work
 
-The configuration is that of Table 1, which includes the ConvNet's columns. Further rows have the
+The configuration follows Table 1, which includes the ConvNet's columns. Further rows have the
 settings of the public code, with their own controls.
 """
 

@@ -1,4 +1,4 @@
-"""DynaFed's Assumption 3: distance of the synthetic data's gradient from that of all clients' data.
+"""DynaFed's Assumption 3: distance of the gradients on synthetic data and on all clients' data.
 
 python experiments/dynafed/theory.py                  the embedded digits, a minute on 2 cores
 python experiments/dynafed/theory.py --preset cpu     Fashion-MNIST, MLP: twenty minutes
@@ -28,11 +28,11 @@ from fedjax_het.runtime.results import Result
 ROWS = ("dynafed", *CONTROLS)
 ROW_COLORS = dict(zip(ROWS, ("#D55E00", "#777777", "#0072B2"), strict=True))
 CAPTION = (
-    "Of the measured rounds after the synthesis. Error: length of the difference of the two "
-    "gradients; gradient: length of that of all clients' data; both mean over rounds. Ratio: the "
-    "largest of any round. Cosine: between the two gradients, mean over rounds. Bound: delta and "
-    "epsilon of Assumption 3, the pair that holds in all rounds and is lowest on average. Means "
-    "over seeds."
+    "Values are of the measured rounds after the synthesis. Error: norm of the difference of the "
+    "two gradients; gradient: norm of the gradient over all clients' data; both mean over rounds. "
+    "Ratio: the largest of any round. Cosine: between the two gradients, mean over rounds. Bound: "
+    "delta and epsilon of Assumption 3, the pair that holds in all rounds and is lowest on "
+    "average. Means over seeds."
 )
 # Columns of the table, with the keys of `summarize_curves` and formats.
 _COLUMNS = {

@@ -51,7 +51,7 @@ def _write_figures(table_run: TableRun) -> list[str]:
 
 
 def plot_accuracy_gain(table: pd.DataFrame, *, baseline: str) -> "Figure":
-    """Plot the accuracy of a method's variants minus that of a baseline, against a setting.
+    """Plot the accuracy of a method's variants minus a baseline's accuracy, against a setting.
 
     Measured gains are solid lines, reported ones dashed. Lines go from dark to light by alpha.
 

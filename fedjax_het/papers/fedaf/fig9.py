@@ -3,9 +3,9 @@
 python experiments/fedaf/fig9.py                  six domains of the embedded digits, a minute
 python experiments/fedaf/fig9.py --preset paper   DomainNet
 
-The paper's features are those of a ResNet50 trained on ImageNet. Nothing is downloaded here: the
-features are those of a network that this script trains on the same images of all domains, for a few
-epochs. The figure differs from the paper's, as its title states.
+The paper uses the features of a ResNet50 trained on ImageNet. Nothing is downloaded here: this
+script trains the network for the features on the same images of all domains, for a few epochs. The
+figure differs from the paper's, as its title states.
 """
 
 import dataclasses

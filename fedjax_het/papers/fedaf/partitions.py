@@ -121,24 +121,25 @@ def make_partition_program(figure: str, dataset: str) -> ProgramMain:
             print(path)
         return 0
 
-    description = f"FedAF, {figure}: who holds what of {dataset} at alpha 0.02, 0.05 and 0.1."
+    description = f"FedAF, {figure}: label counts of each client, {dataset} at alpha 0.02, 0.05 "
+    "and 0.1."
     return make_config_program(Arguments, draw, description)
 
 
 fig6 = make_partition_program("fig6", "cifar10")
-"""FedAF's Figure 6: who holds what of CIFAR-10, as bubbles.
+"""FedAF's Figure 6: label counts of each client for CIFAR-10, as bubbles.
 
     python experiments/fedaf/fig6.py    seconds; label counts are enough, so no data set is needed
 """
 
 fig7 = make_partition_program("fig7", "fashion_mnist")
-"""FedAF's Figure 7: who holds what of Fashion-MNIST, as bubbles.
+"""FedAF's Figure 7: label counts of each client for Fashion-MNIST, as bubbles.
 
     python experiments/fedaf/fig7.py    seconds; label counts are enough, so no data set is needed
 """
 
 fig8 = make_partition_program("fig8", "cifar100")
-"""FedAF's Figure 8: who holds what of CIFAR-100, as bubbles.
+"""FedAF's Figure 8: label counts of each client for CIFAR-100, as bubbles.
 
     python experiments/fedaf/fig8.py    seconds; label counts are enough, so no data set is needed
 """

@@ -8,8 +8,8 @@ from fedjax_het.papers.reported import load_reported_values
 from fedjax_het.papers.table import Preset, TableDeclaration
 
 ALPHAS = (0.02, 0.05, 0.1)
-# Controls of condensation: the method with its initial images, which are means of a few real ones,
-# and with as many random real ones.
+# Controls of condensation: the method with its initial images, which are means of a few real
+# images, and with equally many random real images.
 CONTROLS = {
     method: (f"{method}(image_lr=0, steps=1)", f"{method}(init='real', image_lr=0, steps=1)")
     for method in ("feddm", "fedaf")

@@ -121,10 +121,10 @@ def make_rows(arguments: Arguments) -> list[dict]:
       arguments: the command line.
 
     Returns:
-      Records with these values, besides the cell's own: `counted` as in the paper, with these seeds;
-      `many`, the mean over many partitions, and `deviation`, the standard deviation of a mean over
-      as many partitions as there are seeds; `true`, with images in float32, as they are trained and
-      sent here, and for FedAvg with this package's networks.
+      Records with these values in addition to the values of the cell: `counted` as in the paper,
+      with these seeds; `many`, the mean over many partitions, and `deviation`, the standard
+      deviation of a mean over one partition per seed; `true`, with images in float32, as they are
+      trained and sent here, and for FedAvg with this package's networks.
     """
     rows = []
     for cell in load_reported_values("fedaf", "table7").itertuples(index=False):
@@ -205,11 +205,11 @@ def make_text_table(rows: list[dict], arguments: Arguments) -> analysis.TextTabl
         f"a client has at least {ipc} of, and V_k and R_k, matrices of classes by classes in "
         "float32. fedavg: 381,450 (ConvNet) and 11,181,642 (ResNet-18) float32 parameters on every "
         "data set. The paper does not say which classes are condensed.",
-        "Difference: counted − reported, in percent of the reported value, which has two digits: "
-        "rounding alone is up to 8 % of 0.06 and 6 % of 0.09.",
+        "Difference: counted − reported, in percent of the reported value. Reported values have "
+        "two digits: rounding alone is up to 8 % of 0.06 and 6 % of 0.09.",
         f"Many: mean over {count} partitions ± the standard deviation of means over {seeds} of "
         "them. Deviations: reported − that mean, in these standard deviations.",
-        "True: images in float32, in which they are trained; fedavg: this package's networks with "
+        "True: images in float32, the type of their training. fedavg: this package's networks with "
         "batch norm, whose parameters depend on the data set, and their running statistics.",
     )
     return analysis.TextTable(TITLE, ["Method", "alpha"], sections, notes)

@@ -31,10 +31,11 @@ BASELINES = (
     "fedgen",
 )
 _NOTES = {
-    "quick": "On the digits, 8x8 pixels and about 290 a client, feddm and fedaf are above fedavg "
-    "at alpha 0.02 and below it at 0.1, unlike in the paper. So are, at 0.1, their rows with as "
-    "many random real images: what is sent is too little, however it is matched. A client "
-    "condenses a class of which it has ten images, in 60 steps of the paper's 1,000."
+    "quick": "On the digits, with 8x8 pixels and about 290 images a client, feddm and fedaf are "
+    "above fedavg at alpha 0.02 and below it at 0.1, unlike in the paper. Their rows with equally "
+    "many random real images are also below fedavg at 0.1: clients send too few images, however "
+    "they are matched. A client condenses a class if it has ten images of it, in 60 steps instead "
+    "of the paper's 1,000."
 }
 
 
@@ -60,9 +61,9 @@ TABLE1 = EXPERIMENT(
         for name, preset in PRESETS.items()
     },
     row_parser=_parse_table1_row,
-    note="fedbn: the mean of the clients' networks with the mean of their normalization layers; "
+    note="fedbn: the mean of the clients' networks with the mean of their normalization layers. "
     "fedbn(client_test_model='personal'): with every client's own layers, mean over clients of the "
-    "accuracy on all test images. The paper does not say which it has.",
+    "accuracy on all test images. The paper does not state which it has.",
 )
 table1 = make_table_program(TABLE1)
 """FedAF's Table 1: methods against label skew, on three data sets.
@@ -82,7 +83,7 @@ FedDyn  its Algorithm 1, momentum on top of the corrected gradient; clients weig
         for all methods
 FedGen  the sizes, weights and rates of its code for CIFAR, on every data set; the generator makes
         the features that the ConvNet's classifier reads
-FedBN   has no model for one test of all. Row `fedbn` is the mean of the clients' networks with the
+FedBN   has no model for a common test. Row `fedbn` is the mean of the clients' networks with the
         mean of their normalization layers, which FedAvg would test. The paper does not have row
         `fedbn(client_test_model='personal')`: the mean over clients of the accuracy, on the whole test split,
         of the mean network with the client's own layers.
@@ -118,8 +119,8 @@ TABLE2 = EXPERIMENT(
     name="fedaf-table2",
     item="table2",
     title="FedAF, Table 2: test accuracy of the global model by domain.",
-    note="fedbn: each domain's accuracy is that of its client's own model, the averaged network "
-    "with the client's normalization layers, as that method has no global one.",
+    note="fedbn: each domain's accuracy is its client's accuracy, with the averaged network and "
+    "the client's normalization layers, since fedbn has no global model.",
     row_parser=_parse_table2_row,
     settings={"partition": "by_domain", "num_clients": 6, "rounds": 10},
     presets={
@@ -159,9 +160,9 @@ table2 = make_table_program(TABLE2)
 The domains of preset quick are made up, see `fedaf.domains`: they show that the table works, but not
 how methods do on DomainNet.
 
-FedBN is evaluated as in its own paper: a domain's accuracy is that of its client's model, i.e. of
-the averaged network with the client's own normalization layers. All others have one global model.
-Settings that the paper leaves open are those of Table 1.
+FedBN is evaluated as in FedBN's paper: a domain's accuracy is its client's accuracy, with the
+averaged network and the client's own normalization layers. All other methods have one global model.
+Settings that the paper leaves open follow Table 1.
 """
 
 FIG4 = replace(TABLE2, title="FedAF, Figure 4: learning curves by domain.")
@@ -260,9 +261,9 @@ TABLE6 = EXPERIMENT(
                 method_settings=condensing_method_settings(
                     batch_size=64, options={"ipc": 10, "steps": 25, "server_epochs": 50}
                 ),
-                note="A client condenses a class of the digits in 25 steps of the paper's 1,000; "
-                "with as many random real images fedaf is below fedavg, too: what is sent is too "
-                "little, however it is matched.",
+                note="A client condenses a class of the digits in 25 steps instead of the paper's "
+                "1,000. With equally many random real images fedaf is below fedavg, too: clients "
+                "send too few images, however they are matched.",
             ),
             "table6",
         ),
@@ -275,8 +276,8 @@ table6 = make_table_program(TABLE6)
     python experiments/fedaf/table6.py                  the embedded digits, minutes on 2 cores
     python experiments/fedaf/table6.py --preset paper   CIFAR-10: a GPU's work
 
-The paper's parameter count is that of the stem for large images (7x7, stride 2, max pool), which
-leaves 8x8 of CIFAR-10's 32x32 pixels. It would leave 2x2 of the digits' 8x8 pixels.
-Therefore preset quick has the stem for small images. It has an eighth of the filters, a single alpha
-and two methods, since each row compiles a program of 18 layers.
+The paper's parameter count fits the stem for large images (7x7, stride 2, max pool), which leaves
+8x8 of CIFAR-10's 32x32 pixels. It would leave 2x2 of the digits' 8x8 pixels. Therefore preset quick
+has the stem for small images. It has an eighth of the filters, a single alpha and two methods,
+since each row compiles a program of 18 layers.
 """

@@ -4,9 +4,9 @@ python experiments/fedamp/fig2.py                  the embedded digits, a minute
 python experiments/fedamp/fig2.py --preset cpu     MNIST and Fashion-MNIST, MLP: as Table 3
 python experiments/fedamp/fig2.py --preset paper   the four data sets: a GPU's work
 
-Makes the missing runs of Table 3; `--show` draws the available ones. A client's accuracy is that of
-the round with the best mean (BMTA). FedAMP and HeurFedAMP are each compared with every other method,
-on the same clients: `fig2.png` has the accuracies, `fig2.md` and `fig2.csv` the tests.
+Makes the missing runs of Table 3; `--show` draws the available ones. A client's accuracy is taken
+from the round with the best mean (BMTA). FedAMP and HeurFedAMP are each compared with every other
+method, on the same clients: `fig2.png` has the accuracies, `fig2.md` and `fig2.csv` the tests.
 """
 
 from dataclasses import replace
@@ -38,8 +38,8 @@ CAPTION = (
 def collect_client_accuracies(table_run: TableRun) -> dict[str, dict[str, np.ndarray]]:
     """Collect the accuracies of clients in the round of the BMTA.
 
-    A method with a missing or diverged seed is left out: its clients would not be those of the
-    others.
+    A method with a missing or diverged seed is left out, because its clients would differ from the
+    other methods' clients.
 
     Args:
       table_run: the table with its runs.

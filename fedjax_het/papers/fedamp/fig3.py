@@ -4,11 +4,11 @@ python experiments/fedamp/fig3.py                  the embedded digits, seconds 
 python experiments/fedamp/fig3.py --preset cpu     MNIST and Fashion-MNIST, MLP: half an hour
 python experiments/fedamp/fig3.py --preset paper   the four data sets: a GPU's work
 
-Makes the missing runs of Table 3 of these two methods; `--show` draws the available ones. The weights
-are those of the last round (the paper does not state its round): `fig3_DATASET.png` shows the first
-seed's, with groups of high mutual weights side by side; `fig3.md` and `fig3.csv` compare weights
-inside groups with weights between groups. For each group they also compare with the other group of
-the highest weight.
+Makes the missing runs of Table 3 of these two methods; `--show` draws the available ones. The
+weights are from the last round (the paper does not state its round): `fig3_DATASET.png` shows the
+first seed's, with groups of high mutual weights side by side; `fig3.md` and `fig3.csv` compare
+weights inside groups with weights between groups. For each group they also compare with the other
+group of the highest weight.
 """
 
 from dataclasses import replace
@@ -35,9 +35,10 @@ FIG3 = replace(
 VISIBLE_RATIO = 2.0  # ratio of weights from which a group is visible
 CAPTION = (
     "From the runs of Table 3. Mean weights: inside, of other clients of a client's group; "
-    "between, of clients of other groups; own, of a client's own model. Weights of a client sum "
-    "to 1. By group: the weight inside over that of the other group that it takes most from, 1 "
-    f"where the two are as one; a group shows where that is at least {VISIBLE_RATIO:g}."
+    "between, of clients of other groups; own, of a client's own model. Weights of a client sum to "
+    "1. By group: the weight inside a group divided by its largest weight from another group; 1 "
+    "means that the two groups are not distinguished. A group is visible if the ratio is at least "
+    f"{VISIBLE_RATIO:g}."
 )
 
 

@@ -1,8 +1,8 @@
 """FedAMP's Tables 1 to 3: personalized methods on three kinds of partitions.
 
-The score is BMTA: the mean over clients, each tested on data like its own, in the best round. Rows
-are the paper's nine methods, then three that it does not have. Tables 1 to 3 and Figures 2 and 3
-share a folder of results: both figures are drawn from the runs of Table 3.
+The score is BMTA: the mean over clients in the best round, each tested on data like its training
+data. Rows are the paper's nine methods, then three that it does not have. Tables 1 to 3 and Figures
+2 and 3 share a folder of results: both figures are drawn from the runs of Table 3.
 """
 
 from dataclasses import replace
@@ -47,8 +47,8 @@ def _make_short_preset(datasets: tuple[str, ...], num_clients: int, rounds: int)
     )
 
 
-# Fifteen clients have 96 of the 1,438 digits each, or fewer in groups. 20 tests for each are 300 of
-# the 359 test images, so that hardly any are in two clients' tests.
+# Fifteen clients have 96 of the 1,438 digits each, or fewer in groups. With 20 tests for each, 300
+# of the 359 test images are used, so few images are in two clients' tests.
 QUICK = Preset(
     datasets=("digits",),
     models=("mlp",),
@@ -76,12 +76,12 @@ TABLE1 = TableDeclaration(
     settings={"partition": "iid"},
     main_method="fedamp",
     tuned_hyperparameters=TUNING,
-    note="The paper's numbers of clients and rounds, networks, learning rates and all else of "
-    "training are in an appendix that was not available, and chosen here: compare ranks, not "
+    note="The paper's numbers of clients and rounds, networks, learning rates and other training "
+    "settings are in an appendix that was not available. They are chosen here: compare ranks, not "
     "values.",
 )
 table1 = make_table_program(TABLE1)
-"""FedAMP's Table 1: personalised methods where clients' data are alike (IID).
+"""FedAMP's Table 1: personalized methods on clients with IID data.
 
     python experiments/fedamp/table1.py                  the embedded digits, a minute on 2 cores
     python experiments/fedamp/table1.py --preset short   Fashion-MNIST, MLP, 25 clients: ten minutes
@@ -97,7 +97,7 @@ TABLE2 = replace(
     settings={"partition": "pathological"},
 )
 table2 = make_table_program(TABLE2)
-"""FedAMP's Table 2: personalised methods where every client has two classes (pathological).
+"""FedAMP's Table 2: personalized methods on clients with two classes each (pathological).
 
     python experiments/fedamp/table2.py                  the embedded digits, a minute on 2 cores
     python experiments/fedamp/table2.py --preset short   Fashion-MNIST, MLP, 25 clients: ten minutes
@@ -120,7 +120,7 @@ TABLE3 = replace(
     },
 )
 table3 = make_table_program(TABLE3)
-"""FedAMP's Table 3: personalised methods where clients come in groups (practical non-IID data).
+"""FedAMP's Table 3: personalized methods on groups of clients (practical non-IID data).
 
     python experiments/fedamp/table3.py                  the embedded digits, a minute on 2 cores
     python experiments/fedamp/table3.py --preset short   both MNISTs, MLP, 25 clients: half an hour
@@ -128,6 +128,6 @@ table3 = make_table_program(TABLE3)
     python experiments/fedamp/table3.py --preset paper   the four data sets: a GPU's work
 
 A group's dominating classes make up 80 % of its clients' data. EMNIST's groups and sizes are the
-paper's; those of the others are declared in `fedjax_het.data.grouped_partition`. Figures 2 and 3 are
-drawn from the same runs.
+paper's. The groups and sizes of other data sets are declared in
+`fedjax_het.data.grouped_partition`. Figures 2 and 3 are drawn from the same runs.
 """

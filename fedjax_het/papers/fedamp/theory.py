@@ -32,9 +32,9 @@ NETWORKS_BY_DEPTH = {0: "linear", 2: "two hidden layers"}
 NETWORK_COLORS = {"linear": "#0072B2", "two hidden layers": "#D55E00"}
 RATE_LABELS = {"objective": "rate of G", "gradient": "of gradient²"}
 CAPTION = (
-    f"lambda {PROX_LAMBDA:g}, sigma {SIGMA:g}, alpha lambda / sqrt(K). Start: at W^0. Lowest: of W^0 "
-    "to W^K. Rate: the slope of the lowest over K in logarithms; the theorems bound what is above "
-    "G*, which is 0 or more, and the gradient's square by constants times K^-0.5. Means over seeds."
+    f"lambda {PROX_LAMBDA:g}, sigma {SIGMA:g}, alpha lambda / sqrt(K). Start: at W^0. Lowest: of "
+    "W^0 to W^K. Rate: the slope of the lowest over K in logarithms. The theorems bound G - G* "
+    "(with G* >= 0) and the gradient's square by constants times K^-0.5. Means over seeds."
 )
 
 

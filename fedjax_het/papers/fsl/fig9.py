@@ -1,11 +1,11 @@
-"""FSL's Figure 9: distance of the server's and a client's gradients from that of all data.
+"""FSL's Figure 9: distance of the server's and a client's gradients from the gradient of all data.
 
 python experiments/fsl/fig9.py                  the embedded digits, a minute on 2 cores
 python experiments/fsl/fig9.py --preset cpu     Fashion-MNIST and CIFAR-10, fewer rounds: hours
 python experiments/fsl/fig9.py --preset paper   EMNIST and CIFAR-10: a GPU's work
 
-Distances are squared, from the gradient over all clients' data, at the model that a round starts
-from. xi_t^2 is the distance of the gradient over the server's data. G_t^2 is the mean over clients
+Distances are squared distances from the gradient over all clients' data, at the initial model of a
+round. xi_t^2 is the distance of the gradient over the server's data. G_t^2 is the mean over clients
 of the distance of the gradient over a client's data. Runs have one round more, so that x_1000 is
 measured, too. The runs are FSL at gamma = 1; the paper does not state its runs.
 

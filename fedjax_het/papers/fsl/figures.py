@@ -95,7 +95,7 @@ fig6 = _make_program(FIG6, _plot_fig1, _FIG1_GROUPING)
     python experiments/fsl/fig6.py --preset cpu     Fashion-MNIST and CIFAR-10, fewer rounds: hours
     python experiments/fsl/fig6.py --preset paper   EMNIST and CIFAR-10: a GPU's work
 
-The runs of FL are those of Figure 1, as are all runs of preset cpu.
+The runs of FL are shared with Figure 1, as are all runs of preset cpu.
 """
 
 
@@ -147,7 +147,7 @@ fig2 = _make_program(
     python experiments/fsl/fig2.py --preset cpu     Fashion-MNIST and CIFAR-10, fewer rounds: hours
     python experiments/fsl/fig2.py --preset paper   EMNIST and CIFAR-10: a GPU's work
 
-As in the paper, the values at gamma = 0 are those of data sharing, which is better than FL. Preset
+As in the paper, the values at gamma = 0 are from data sharing, which is better than FL. Preset
 cpu is drawn from runs of Figure 1.
 """
 
@@ -195,9 +195,9 @@ fig5 = _make_program(FIG5, _plot_accuracy_grid, _FIG5_GROUPING)
     python experiments/fsl/fig5.py --preset cpu     CIFAR-10, 1,000 clients of two labels: hours
     python experiments/fsl/fig5.py --preset paper   EMNIST and CIFAR-10: a GPU's work
 
-Methods are FSL whose server has the data of a few clients, FSL whose server has images from
-elsewhere (drawn glyphs, STL-10), FedDyn and SCAFFOLD. gamma is 1, FedDyn's alpha .01. Figures 10
-and 11 are the learning curves of the same runs.
+Methods are FSL with the data of a few clients at the server, FSL with other images at the server
+(drawn glyphs, STL-10), FedDyn and SCAFFOLD. gamma is 1, FedDyn's alpha .01. Figures 10 and 11 are
+the learning curves of the same runs.
 """
 
 

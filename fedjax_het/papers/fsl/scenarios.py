@@ -1,8 +1,8 @@
 """FSL's two scenarios: presets and rows that its table and figures share.
 
 Scenario 1 has few clients and a server with examples drawn from all training data; its settings are
-those of the protocol. Scenario 2 has many clients, and a server with the data of a few of them, or
-with images from elsewhere. All results are in one folder, so that no run is made twice.
+the protocol's. Scenario 2 has many clients, and a server with the data of a few of them, or with
+images from elsewhere. All results are in one folder, so that no run is made twice.
 """
 
 from dataclasses import replace
@@ -44,8 +44,9 @@ def parse_scenario2_row(row: str, dataset: str) -> tuple[str, dict[str, Any]]:
     """Read a row of scenario 2.
 
     Args:
-      row: the row; the server of `fsl` has data of a few clients, that of `fslsyn` images from
-        elsewhere. Setting `n0` is their number, rounded down to equal numbers per class of STL-10.
+      row: the row. The server of `fsl` has data of a few clients; the server of `fslsyn` has images
+        from another source. Setting `n0` is their number, rounded down to equal numbers per class
+        of STL-10.
       dataset: name of the data set.
 
     Returns:

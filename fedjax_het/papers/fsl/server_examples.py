@@ -1,4 +1,4 @@
-"""FSL's Figures 3 and 4: the server's examples beside those that clients learn from."""
+"""FSL's Figures 3 and 4: the server's examples beside the clients' training examples."""
 
 from dataclasses import dataclass
 from pathlib import Path

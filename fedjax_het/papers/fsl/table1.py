@@ -40,7 +40,7 @@ for _row in (*ROWS, *QUICK_ROWS):
     VARIANTS[_row] = tuple(add_row_settings(_row, **{_name: value}) for value in _values)
 VARIANTS |= {row: (row,) for row in ("fedavg", "scaffold", *CONTROLS)}
 # Preset cpu of Figure 5 selects .02 for FSL, SCAFFOLD and FedAvg, which do not learn at .05 or are
-# no better, and .05 for FedDyn, as in the paper.
+# no better. It selects .05 for FedDyn, as in the paper.
 FIGURE5_METHOD_SETTINGS = {
     method: {"hp": {"local_lr": 0.02}} for method in ("fsl", "scaffold", "fedavg", "data_sharing")
 }
@@ -50,7 +50,7 @@ def _expand_variants(*rows: str) -> tuple[str, ...]:
     return tuple(variant for row in rows for variant in VARIANTS[row])
 
 
-# The paper takes the best learning rates of Figure 5, and states that of FedDyn only: .05, which is
+# The paper takes the best learning rates of Figure 5, and states only FedDyn's rate, .05, which is
 # the default here.
 TABLE1 = TableDeclaration(
     name="fsl-table1",
@@ -105,8 +105,8 @@ def select_best_cells(table_run: TableRun) -> tuple[list[TableCell], str]:
             best_by_row[key] = index
     names = "; ".join(cells[index].method for index in best_by_row.values())
     note = (
-        f"Best settings (on the test images, as in the paper): {names}. Of all runs tried, "
-        f"{int(table['diverged'].sum())} diverged."
+        f"Best settings (on the test images, as in the paper): {names}. "
+        f"{int(table['diverged'].sum())} of all runs diverged."
     )
     return [replace(cells[index], method=row) for (*_, row), index in best_by_row.items()], note
 

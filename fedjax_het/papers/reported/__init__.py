@@ -2,9 +2,9 @@
 
 Columns: `paper`, `item` (`table1`, ...), `dataset`, `model`, `partition`, `level`, `clients`,
 `participation`, `local_epochs`, `rounds`, `method`, `metric`, `mean`, `std`. The level is the
-Dirichlet alpha, the number of labels per client, or a domain. Names are those of this package; a
-value that a paper does not state (its network, a level) is empty. Accuracies are percentages. The
-files contain no measured values.
+Dirichlet alpha, the number of labels per client, or a domain. Names follow this package; a value
+that a paper does not state (its network, a level) is empty. Accuracies are percentages. The files
+contain no measured values.
 """
 
 from functools import cache

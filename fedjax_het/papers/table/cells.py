@@ -26,7 +26,7 @@ def make_cells(experiment: TableDeclaration, arguments: TableArguments) -> list[
       Cells by data set, network, column and row. Runs are checked when they are resolved.
 
     Raises:
-      ConfigError: if the table does not have the preset, a row or what a filter selects.
+      ConfigError: if the table does not have the preset, a row or a selected value.
 
     Example:
       >>> from fedjax_het.papers.dynafed.tables import TABLE1
@@ -119,7 +119,7 @@ def _has_width(model: str) -> bool:
 def _select_rows(
     rows: tuple[str, ...], optional_rows: tuple[str, ...], names: tuple[str, ...] | None
 ) -> tuple[str, ...]:
-    """Return the rows that names of rows or methods select; by default those that are not optional."""
+    """Return the rows that names of rows or methods select; by default all but optional rows."""
     if names is None:
         return tuple(row for row in rows if row not in optional_rows)
     variants = {row: parse_row(row) for row in rows}

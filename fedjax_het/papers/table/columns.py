@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 NUM_BLOCKS = 10
 _BLOCK_PAIRING = (
-    f"paired by seed and by tenth of the second half of the rounds ({NUM_BLOCKS} a run). Those of one "
-    "run are not independent, so that p is rather too small"
+    f"paired by seed and by tenth of the second half of the rounds ({NUM_BLOCKS} a run). The "
+    "tenths of one run are not independent, so that p is rather too small"
 )
 _CLIENT_PAIRING = "paired by client, in the round of each run's best mean"
 _LOSS_BY_START_PREFIX = "matching_loss_by_start."
@@ -170,7 +170,7 @@ def _average_column(runs: "pd.DataFrame", column: str) -> float:
 def compute_gains_over_real(
     table: "pd.DataFrame", cells: Sequence[TableCell], experiment: TableDeclaration
 ) -> "pd.Series":
-    """Compute the gain of each row over the row with as many random real images.
+    """Compute the gain of each row over the row with equally many random real images.
 
     Args:
       table: comparison of the cells.
@@ -194,8 +194,8 @@ def describe_gains_column(experiment: TableDeclaration) -> str:
     """Describe the column of gains over real images."""
     rows = ", ".join(dict.fromkeys(experiment.real_data_rows.values()))
     return (
-        "Over real: points above the row that has as many random real images in place of the made "
-        f"ones ({rows})."
+        "Over real: points above the row that has equally many random real images in place of the "
+        f"synthetic images ({rows})."
     )
 
 

@@ -66,8 +66,8 @@ class TableArguments:
     """Additional files of each figure: pdf, svg (default: PNG only)."""
     quiet: bool = False
     """Print only errors on stderr, and only a last line, a JSON object, on stdout. Without --quiet,
-    stdout has a line per run, and stderr shows the current runs; if it is no terminal, a line every
-    30 s at first and every 10 min in the end."""
+    stdout has a line per run, and stderr shows the current runs. If stderr is no terminal, it has a
+    line every 30 s at first and every 10 min in the end."""
     json: bool = False
     """Print progress, a line per run, log messages and errors on stderr as one JSON object per
     line, and a last JSON object on stdout."""
@@ -110,7 +110,7 @@ _NO_OVERRIDE = DatasetOverride()
 class Preset:
     """The grid of a table, and settings of its runs that differ from the paper's.
 
-    Settings are fields of `RunSpec` for all runs, or for those of one data set, network or method.
+    Settings are fields of `RunSpec` for all runs, or for runs of one data set, network or method.
     Settings of local training are dropped for methods whose clients do not train.
 
     Example:
@@ -139,7 +139,7 @@ class Preset:
     description: str = ""
     """Part of the table's title, after the preset's name."""
     note: str = ""
-    """Note below the table: why a method's values differ from those in the paper."""
+    """Note below the table: why a method's values differ from the paper's values."""
     note_methods: tuple[str, ...] = ()
     """Methods that the note is about; the note is omitted without them. Empty: it is always shown."""
     make_dataset: "Callable[[], Dataset] | None" = None
@@ -193,8 +193,8 @@ class TableDeclaration:
     row_display_names: dict[str, str] = field(default_factory=dict)
     """Names in figures of rows whose settings are long."""
     real_data_rows: dict[str, str] = field(default_factory=dict)
-    """By method that synthesizes data, its row with as many random real images; the table has a
-    column with the gains over it."""
+    """By method that synthesizes data, its row with equally many random real images. The table has
+    a column with the gains over this row."""
     baseline_row: str = ""
     """Row that the paper's relative gains refer to."""
     note: str = ""
@@ -248,7 +248,7 @@ class TableDeclaration:
             precedence over the table's, and the row's own settings over them.
 
         Returns:
-          The method, and fields of `RunSpec` by name without those that it does not use.
+          The method, and the fields of `RunSpec` by name that the method uses.
         """
         method, variant = self.row_parser(row, dataset)
         own_settings: dict[str, Any] = {}

@@ -78,7 +78,7 @@ class TableRun(NamedTuple):
 
     @property
     def cell_results(self) -> "pd.DataFrame":
-        """Results of the cells' runs; the folder may hold those of other tables."""
+        """Results of the cells' runs; the folder may also hold results of other tables."""
         if not len(self.results):
             return self.results
         digests = {run.digest() for run in list_unique_runs(self.cells)}

@@ -119,9 +119,10 @@ def describe_tuning(
     names = " or ".join(sorted({trial.hyperparameter for trial in trials}))
     values = ", ".join(f"{factor:g}" for factor in TUNING_FACTORS)
     return (
-        f"Rows with {names} stated are tuned: its value times {values}, the "
-        f"best of one run each by this table's measure, with seed {TUNING_SEED}, which no row averages, "
-        f"for each column. {len(trial_results)} of {len(digests)} such runs are made, {hours:.1f} hours."
+        f"Rows with a value of {names} are tuned for each column: its value times {values}, the "
+        f"best of one run each by this table's metric. The runs have seed {TUNING_SEED}, which no "
+        f"row averages. {len(trial_results)} of {len(digests)} tuning runs are made, {hours:.1f} "
+        "hours."
     )
 
 
