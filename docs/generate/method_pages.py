@@ -24,11 +24,11 @@ def make_method_page(name: str) -> str:
     facts = [f"**Paper** {entry.paper}"] if entry.paper else []
     facts += [
         f"**Source** [{Path(source).name}](../../{source})",
-        f"**Protocol** where none is named: [`{entry.protocol}`](../concepts/protocols.md)",
+        f"**Default protocol**: [`{entry.protocol}`](../concepts/protocols.md)",
     ]
     if entry.has_base:
         facts.append(
-            "**Goes over** " + ", ".join(f"[`{b}`]({b}.md)" for b in get_possible_bases(entry))
+            "**Possible bases** " + ", ".join(f"[`{b}`]({b}.md)" for b in get_possible_bases(entry))
         )
     lines = [
         f"# {name}",
@@ -36,12 +36,12 @@ def make_method_page(name: str) -> str:
         render_formula(FORMULAS[name]),
         "\n".join(f"* {fact}" for fact in facts),
         f"```bash\nfedjax-het run --algorithm {name} --dataset digits --model mlp --rounds 3\n```",
-        "## What it does, and where it departs from the paper",
+        "## Description and departures from the paper",
         docstring_to_markdown((inspect.getdoc(build) or "").split("\n\nArgs:")[0]),
         *describe_choices(entry),
         "## Settings by protocol",
-        "What holds where nothing else is said, on Fashion-MNIST; a dash where the setting has no"
-        " value, or the method no place in the protocol.",
+        "Default settings on Fashion-MNIST; a dash if the setting has no value, or if the protocol"
+        " does not have the method.",
         make_protocol_table(entry),
         *list_paper_values(name),
     ]
@@ -151,7 +151,7 @@ def describe_choices(entry: Any) -> Iterator[str]:
             f" Presets of them and of the numbers: {presets}." if presets else ""
         )
         yield make_table(
-            ("option", "default", "what it is"),
+            ("option", "default", "meaning"),
             (
                 (f"`{name}`", f"`{defaults[name]}`", format_description(text, words))
                 for name, (words, text) in fields.items()
@@ -162,11 +162,11 @@ def describe_choices(entry: Any) -> Iterator[str]:
         fields = document_fields(type(record))
         yield "## Numbers"
         yield (
-            "`hp={...}` in Python, `--hp NAME=VALUE` on the command line, besides those of"
-            " [local training](../howto/local-training.md); a sweep over them compiles nothing."
+            "`hp={...}` in Python, `--hp NAME=VALUE` on the command line, in addition to the numbers of"
+            " [local training](../howto/local-training.md). A sweep over them compiles once."
         )
         yield make_table(
-            ("number", "default", "what it is"),
+            ("number", "default", "meaning"),
             (
                 (
                     f"`{name}`",
@@ -208,15 +208,15 @@ def make_protocol_table(entry: Any) -> str:
 def list_paper_values(name: str) -> Iterator[str]:
     """Yield the sections on measured and reported values of a method."""
     if measured := list(list_measured_rows(name)):
-        yield "## Measured beside reported"
+        yield "## Measured and reported values"
         yield (
-            "At the scales that [Results](../../experiments/RESULTS.md) says, where differences are"
-            " discussed: percent, mean ± deviation over seeds."
+            "Percent, mean ± standard deviation over seeds. [Results](../../experiments/RESULTS.md)"
+            " states the scales and discusses differences."
         )
         head = ("table", "data, network", "row", "measured", "reported", "seeds")
         yield make_table(head, measured, numbers=3)
     if reported := list(list_reported_rows(name)):
-        yield "## What papers report"
+        yield "## Reported values"
         head = ("paper, item", "data, network", "level", "row", "of", "reported")
         shown = (
             f"<summary>{len(reported)} values</summary>\n\n{make_table(head, reported, numbers=1)}"

@@ -31,7 +31,7 @@ SHOWN = {
 """Files of the repository that are pages, with the source of the page."""
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
-GROUPS = ("One model for all", "What a server does besides", "Condensed data", "A model each")
+GROUPS = ("Global model", "Training at the server", "Condensed data", "Personalized models")
 
 
 def find_group(name: str) -> str:

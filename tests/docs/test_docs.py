@@ -303,7 +303,7 @@ def test_method_page_is_complete(name):
     if paper:
         values = load_reported_values(paper)
         assert page.count(f"| {paper}, table") == (values["method"] == name).sum()
-        assert "## Measured beside reported" in page
+        assert "## Measured and reported values" in page
 
 
 def test_every_method_option_has_description():
