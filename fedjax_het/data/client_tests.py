@@ -9,8 +9,8 @@ from fedjax_het.data.dataset import Dataset
 from fedjax_het.data.partition import Partition, partition_from_clients, validate_class_labels
 from fedjax_het.data.partition_schemes import PARTITIONS
 from fedjax_het.data.sampling import (
-    Stream,
-    make_rng,
+    DataStream,
+    make_data_rng,
     shuffle_by_class,
     systematic_round,
     take_quota,
@@ -151,7 +151,7 @@ def draw_local_tests(
     )
     require(per_client <= max_per_client, "per_client", per_client, expected)
 
-    rng = make_rng(Stream.LOCAL_TESTS, seed)
+    rng = make_data_rng(seed, DataStream.LOCAL_TESTS)
     counts = np.zeros(mixtures.shape, np.int64)
     for k in np.flatnonzero(partition.sizes):
         counts[k] = systematic_round(rng, mixtures[k], per_client)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedjax_het.data.partition_schemes import PARTITIONS, find_parameter_name
-from fedjax_het.data.sampling import Stream, make_rng
+from fedjax_het.data.sampling import DataStream, make_data_rng
 from fedjax_het.data.validation import (
     NumClasses,
     Seed,
@@ -326,7 +326,7 @@ def make_partition(
         parameters = partition_scheme.resolve_parameters(
             labels, num_classes, num_clients, class_names, **parameters
         )
-    rng = make_rng(Stream.PARTITION, seed)
+    rng = make_data_rng(seed, DataStream.PARTITION)
     data = dict(rng=rng, labels=labels, num_classes=num_classes, num_clients=num_clients)
     data |= dict(domains=domains, domain_names=domain_names, class_names=class_names)
     clients = call_with_supported(partition_scheme.split, data, **parameters)
@@ -441,7 +441,7 @@ def draw_held_out_clients(partition: Partition, count: int, seed: int) -> np.nda
     max_count = len(eligible) - 1
     expected = f"at most {max_count} of the {len(eligible)} clients that have examples"
     require(count <= max_count, "held_out_clients", count, expected)
-    rng = make_rng(Stream.HELD_OUT_CLIENTS, seed)
+    rng = make_data_rng(seed, DataStream.HELD_OUT_CLIENTS)
     return np.sort(rng.choice(eligible, count, replace=False))
 
 

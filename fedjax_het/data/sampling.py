@@ -6,7 +6,7 @@ import enum
 import numpy as np
 
 
-class Stream(enum.IntEnum):
+class DataStream(enum.IntEnum):
     """Random streams of one seed: a draw of one stream does not depend on those of the others."""
 
     PARTITION = 0x5EED
@@ -16,12 +16,12 @@ class Stream(enum.IntEnum):
     WITHHELD_EXAMPLES = 0x5E13
 
 
-def make_rng(stream: Stream, seed: int) -> np.random.Generator:
+def make_data_rng(seed: int, stream: DataStream) -> np.random.Generator:
     """Create the generator of a stream.
 
     Args:
-      stream: purpose of the draws.
       seed: seed of all streams, >= 0.
+      stream: purpose of the draws.
 
     Returns:
       NumPy Generator.

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedjax_het.data.dataset import Dataset, validate_server_examples
 from fedjax_het.data.partition import Partition
-from fedjax_het.data.sampling import Stream, make_rng
+from fedjax_het.data.sampling import DataStream, make_data_rng
 from fedjax_het.data.server_sources import SERVER_SOURCES, LabeledImages
 from fedjax_het.data.validation import Seed, require_positions
 from fedjax_het.utils.config import validate_arguments
@@ -286,7 +286,7 @@ def draw_withheld_examples(
     require(is_integer_at_least(size, 0), description, size, "an integer >= 0")
     expected = f"at most {num_train - 1}, so that examples are left for clients"
     require(size < num_train, "size", size, expected)
-    rng = make_rng(Stream.WITHHELD_EXAMPLES, seed)
+    rng = make_data_rng(seed, DataStream.WITHHELD_EXAMPLES)
     return np.sort(rng.choice(num_train, size, replace=False))
 
 
@@ -337,7 +337,7 @@ def make_server_data(
             raise make_value_error("pool", pool, "the pool that make_server_pool returns")
         indices = num_train + np.arange(len(pool[1]))
     else:
-        rng = make_rng(Stream.SERVER_EXAMPLES, seed)
+        rng = make_data_rng(seed, DataStream.SERVER_EXAMPLES)
         available_arguments = {"rng": rng, "dataset": dataset, "partition": partition}
         positions = call_with_supported(draw, available_arguments, **options)
         description = f"return value of draw of server_data {source!r}"

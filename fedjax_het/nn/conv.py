@@ -82,7 +82,7 @@ def apply_per_lane(
     """
     lanes, cpu = left.shape[0], platform == "cpu"
     lane_function = partial(function, conv_products.resolve_auto_impl(of, lanes, platform), cpu=cpu)
-    with _set_matmul_precision(of.precision):
+    with set_matmul_precision(of.precision):  # lowering happens outside of the caller's context
         if lanes == 1:
             return lane_function(left[0], right[0])[None]
         if of.impl == UNROLLED:
@@ -121,8 +121,8 @@ def _make_primitive(name: str, output_shape: Callable, function: Callable) -> Pr
     return primitive
 
 
-def _set_matmul_precision(name: str | None) -> contextlib.AbstractContextManager:
-    """Restore the precision at the call of `conv2d`; lowering happens outside of its context."""
+def set_matmul_precision(name: str | None) -> contextlib.AbstractContextManager[Any]:
+    """Return the context of a matmul precision by jax's name; None leaves it unchanged."""
     return contextlib.nullcontext() if name is None else jax.default_matmul_precision(name)
 
 

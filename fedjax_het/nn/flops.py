@@ -30,11 +30,23 @@ def count_training_flops(model: Model) -> int:
       >>> count_training_flops(make_model("mlp", (2, 2, 1), 3, hidden=[5]))
       170
     """
+    forward = list(iter_multiply_adds(trace_evaluation(model)))
+    return 2 * (3 * sum(forward) - forward[0])
+
+
+def trace_evaluation(model: Model) -> Any:
+    """Trace the logits of one image.
+
+    Args:
+      model: the network.
+
+    Returns:
+      The program, a `jax.core.Jaxpr`.
+    """
     variables = jax.eval_shape(model.init, jax.random.key(0))
     image = jax.ShapeDtypeStruct((1, *model.input_shape), "float32")
     trace = jax.make_jaxpr(lambda variables, x: model.apply(variables, x, train=False)[0])
-    forward = list(iter_multiply_adds(trace(variables, image).jaxpr))
-    return 2 * (3 * sum(forward) - forward[0])
+    return trace(variables, image).jaxpr
 
 
 def iter_inner_jaxprs(equation: Any) -> Iterator[Any]:
@@ -55,6 +67,21 @@ def iter_inner_jaxprs(equation: Any) -> Iterator[Any]:
             yield getattr(value, "jaxpr", value)
 
 
+def iter_equations(jaxpr: Any) -> Iterator[Any]:
+    """Yield the equations of a jaxpr and of the jaxprs inside it, in order.
+
+    Args:
+      jaxpr: a `jax.core.Jaxpr`.
+
+    Yields:
+      The equations, each `jax.core.JaxprEqn` before those inside it.
+    """
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in iter_inner_jaxprs(equation):
+            yield from iter_equations(inner)
+
+
 def iter_multiply_adds(jaxpr: Any) -> Iterator[int]:
     """Yield the multiply-adds of each product in a jaxpr and in the jaxprs inside it, in order.
 
@@ -64,13 +91,8 @@ def iter_multiply_adds(jaxpr: Any) -> Iterator[int]:
     Yields:
       Number of multiply-adds of a product, as if it ran once.
     """
-    for equation in jaxpr.eqns:
-        count = count_multiply_adds(equation)
-        if count is not None:
-            yield count
-            continue
-        for inner in iter_inner_jaxprs(equation):
-            yield from iter_multiply_adds(inner)
+    counts = map(count_multiply_adds, iter_equations(jaxpr))
+    yield from (count for count in counts if count is not None)
 
 
 def count_multiply_adds(equation: Any) -> int | None:

@@ -201,9 +201,7 @@ def average_pool(x):
     Returns:
       `[B, H // 2, W // 2, C]`.
     """
-    height, width = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
-    corners = [x[:, row:height:2, column:width:2] for row in (0, 1) for column in (0, 1)]
-    return sum(corners) * 0.25
+    return sum(_take_corners(x)) * 0.25
 
 
 def max_pool(x):
@@ -215,9 +213,14 @@ def max_pool(x):
     Returns:
       `[B, H // 2, W // 2, C]`.
     """
+    top_left, top_right, bottom_left, bottom_right = _take_corners(x)
+    return jnp.maximum(jnp.maximum(top_left, top_right), jnp.maximum(bottom_left, bottom_right))
+
+
+def _take_corners(x):
+    """Return the four corners of the 2x2 windows of `[B, H, W, C]`, row by row."""
     height, width = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
-    corners = [x[:, row:height:2, column:width:2] for row in (0, 1) for column in (0, 1)]
-    return jnp.maximum(jnp.maximum(corners[0], corners[1]), jnp.maximum(corners[2], corners[3]))
+    return [x[:, row:height:2, column:width:2] for row in (0, 1) for column in (0, 1)]
 
 
 def max_pool_overlapping(x):

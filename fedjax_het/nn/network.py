@@ -2,10 +2,10 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -14,9 +14,9 @@ import numpy as np
 
 from fedjax_het.nn.adapters import make_flax_model, make_pair_model
 from fedjax_het.nn.model import Model
-from fedjax_het.utils.config import validate_arguments
+from fedjax_het.utils.config import Bounds, validate_arguments
 from fedjax_het.utils.env import require_devices
-from fedjax_het.utils.errors import ConfigError, format_value, is_integer_at_least, require
+from fedjax_het.utils.errors import ConfigError, format_value, require
 from fedjax_het.utils.registry import (
     call_with_supported,
     get_keyword_parameters,
@@ -24,7 +24,8 @@ from fedjax_het.utils.registry import (
     validate_keyword_arguments,
 )
 
-MAX_SIZE = 2**16  # maximum of height and width in pixels, channels and classes
+Size = Annotated[int, Bounds(1, 2**16)]  # height and width in pixels, channels, or classes
+ImageShape = tuple[Size, Size, Size]
 # Arguments that are no options: the package passes the first two, flax adds the others to modules.
 _INFERRED_ARGUMENTS = ("input_shape", "num_classes", "parent", "name")
 _BATCH_SIZE = 2  # of the checks
@@ -82,8 +83,8 @@ class NetworkSpec(NamedTuple):
 @validate_arguments
 def to_model(
     network: Any,
-    input_shape: Sequence[int],
-    num_classes: int,
+    input_shape: ImageShape,
+    num_classes: Size,
     name: str = "user",
     **options: Any,
 ) -> Model:
@@ -124,14 +125,14 @@ def to_model(
     function = get_qualified_name(network[1] if _is_pair(network) else network)
     if issubclass(network if isinstance(network, type) else type(network), nn.Module):
         function += ".__call__"
-    has_input_shape = model.input_shape == tuple(input_shape)
-    require(has_input_shape, owner, model.input_shape, f"one of {tuple(input_shape)} images")
+    has_input_shape = model.input_shape == input_shape
+    require(has_input_shape, owner, model.input_shape, f"one of {input_shape} images")
     _check_model(model, owner, function, num_classes)
     return model
 
 
 def build_model(
-    network: NetworkSpec, input_shape: Sequence[int], num_classes: int, options: dict[str, Any]
+    network: NetworkSpec, input_shape: ImageShape, num_classes: int, options: dict[str, Any]
 ) -> Model:
     """Build a network's `Model` and check its options only, see `to_model`.
 
@@ -145,25 +146,18 @@ def build_model(
       The model, whose outputs are not checked.
 
     Raises:
-      ConfigError: if an argument or option is invalid, or building the network fails.
+      ConfigError: if an option is invalid, or building the network fails.
     """
-    sides = [size for size in input_shape if is_integer_at_least(size, 1) and int(size) <= MAX_SIZE]
-    is_valid = len(input_shape) == 3 == len(sides)
-    expected = f"three positive integers of at most {MAX_SIZE}: height, width, channels"
-    require(is_valid, "input_shape", input_shape, expected)
-    is_valid = is_integer_at_least(num_classes, 1) and int(num_classes) <= MAX_SIZE
-    require(is_valid, "num_classes", num_classes, f"a positive whole number of at most {MAX_SIZE}")
     require_devices()  # jax initializes devices even for abstract evaluation
-    height, width, channels = (int(size) for size in input_shape)
-    shape = (height, width, channels)
     owner = f"network {network.name!r}"
     options = network.validate_options(options)
     with _reraise_as_config_error(owner, get_qualified_name(network.make)):
         definition = network.make
         if _is_factory(definition):
-            available_arguments = {"input_shape": shape, "num_classes": int(num_classes)}
+            available_arguments = {"input_shape": input_shape, "num_classes": num_classes}
             definition = call_with_supported(definition, available_arguments, **options)
-        return _wrap_model(definition, owner, shape, int(num_classes))._replace(name=network.name)
+        model = _wrap_model(definition, owner, input_shape, num_classes)
+        return model._replace(name=network.name)
 
 
 def check_network_definition(name: str, make: Any) -> None:

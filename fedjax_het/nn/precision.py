@@ -10,7 +10,6 @@
   logits and the loss stay float32.
 """
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, Literal, get_args
@@ -18,8 +17,9 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from fedjax_het.nn.conv import CONV_OUTPUT
+from fedjax_het.nn.conv import CONV_OUTPUT, set_matmul_precision
 from fedjax_het.nn.conv_products import AUTO
+from fedjax_het.nn.flops import iter_equations, trace_evaluation
 from fedjax_het.nn.model import Model
 
 Tree = Any
@@ -54,7 +54,7 @@ def configure_compute(
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            with _set_matmul_precision(precision):
+            with set_matmul_precision(_MATMUL_PRECISIONS.get(precision or "")):
                 return target(*args, **kwargs)
 
         return call
@@ -102,28 +102,10 @@ def has_auto_convolutions(model: Model) -> bool:
     Returns:
       True if one of its convolutions has `impl="auto"`.
     """
-    variables = jax.eval_shape(model.init, jax.random.key(0))
-    image = jax.ShapeDtypeStruct((1, *model.input_shape), "float32")
-    trace = jax.make_jaxpr(lambda variables, x: model.apply(variables, x, train=False)[0])
-    return _has_auto_convolution(trace(variables, image).jaxpr)
-
-
-def _has_auto_convolution(jaxpr: Any) -> bool:
-    """Return whether a jaxpr, or a jaxpr inside it, has a convolution with `impl="auto"`."""
-    for equation in jaxpr.eqns:
-        if equation.primitive is CONV_OUTPUT and equation.params["of"].impl == AUTO:
-            return True
-        inner = (getattr(value, "jaxpr", value) for value in equation.params.values())
-        if any(hasattr(program, "eqns") and _has_auto_convolution(program) for program in inner):
-            return True
-    return False
-
-
-def _set_matmul_precision(precision: str | None) -> contextlib.AbstractContextManager[Any]:
-    """Return the context of jax's matmul precision; an empty context for None and "bfloat16"."""
-    if precision not in _MATMUL_PRECISIONS:
-        return contextlib.nullcontext()
-    return jax.default_matmul_precision(_MATMUL_PRECISIONS[precision])
+    return any(
+        equation.primitive is CONV_OUTPUT and equation.params["of"].impl == AUTO
+        for equation in iter_equations(trace_evaluation(model))
+    )
 
 
 def _wrap_network_bfloat16(function: Callable) -> Callable:

@@ -1,10 +1,16 @@
 """The networks that settings can name."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from fedjax_het.nn.model import Model
-from fedjax_het.nn.network import NetworkSpec, build_model, check_network_definition, to_model
+from fedjax_het.nn.network import (
+    ImageShape,
+    NetworkSpec,
+    Size,
+    build_model,
+    check_network_definition,
+    to_model,
+)
 from fedjax_het.nn.networks import cnn, convnet, fsl_cnn, mlp, resnet18
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.registry import Registry, get_summary_line
@@ -26,7 +32,7 @@ NETWORKS: Registry[NetworkSpec] = Registry(
 
 
 @validate_arguments
-def make_model(name: str, input_shape: Sequence[int], num_classes: int, **options: Any) -> Model:
+def make_model(name: str, input_shape: ImageShape, num_classes: Size, **options: Any) -> Model:
     """Build a registered network for images of a given shape.
 
     Args:
