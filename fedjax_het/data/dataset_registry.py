@@ -123,12 +123,9 @@ def read_digits(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray], d
         members = np.flatnonzero(labels == label)
         count = round(_DIGITS_TEST_FRACTION * len(members))
         is_test[rng.permutation(members)[:count]] = True
-    arrays = {
-        "train_images": images[~is_test],
-        "train_labels": labels[~is_test],
-        "test_images": images[is_test],
-        "test_labels": labels[is_test],
-    }
+    arrays = {}
+    for split, is_member in (("train", ~is_test), ("test", is_test)):
+        arrays[f"{split}_images"], arrays[f"{split}_labels"] = images[is_member], labels[is_member]
     return arrays, {"class_names": [str(digit) for digit in range(10)]}
 
 

@@ -51,7 +51,8 @@ def read_domainnet(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray]
     for split in ("train", "test"):
         sizes = [len(part[f"{split}_labels"]) for part in parts]
         arrays[f"{split}_domains"] = np.repeat(np.arange(len(DOMAINS), dtype=np.int32), sizes)
-    note = f"the ten classes that FedBN chose, resized to {IMAGE_SIZE}x{IMAGE_SIZE} (bilinear, antialiased)"
+    size = f"{IMAGE_SIZE}x{IMAGE_SIZE}"
+    note = f"the ten classes that FedBN chose, resized to {size} (bilinear, antialiased)"
     return arrays, {"class_names": CLASSES, "domain_names": DOMAINS, "note": note}
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_het.utils.errors import ConfigError, display_name, require
+from fedjax_het.utils.errors import ConfigError, make_value_error, require
 
 FIGURE_POINTS = 144  # points along a side: the 2 inches of FSL
 _PIXELS_PER_POINT = 2  # before the image is shrunk
@@ -62,10 +62,8 @@ def open_font(path: str | None = None) -> Font:
     # The type depends on the defect and on matplotlib's version.
     except (OSError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(
-            f"{display_name('font')} = {(font_path if path is None else path)!r}: expected a .ttf or .otf "
-            f"file that can be read ({reason}){hint}"
-        ) from error
+        expected = f"a .ttf or .otf file that can be read ({reason}){hint}"
+        raise make_value_error("font", font_path if path is None else path, expected) from error
     name = f"{face.family_name} {face.style_name}"
     if path is None:
         name, version = f"{name}, script letters", f"{version}, matplotlib {matplotlib.__version__}"

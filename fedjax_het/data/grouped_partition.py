@@ -52,9 +52,10 @@ def grouped(
 ):
     """Split into groups of clients with dominating classes, 80 % of their data (FedAMP).
 
-    Source: the practical non-IID setting of Huang et al., AAAI 2021, section 7. A fraction `dominating_share` of a client's data is spread evenly over the dominating classes of
-    its group, and the rest evenly over all other classes. Clients are ordered by group: the first
-    clients belong to the first group.
+    Source: the practical non-IID setting of Huang et al., AAAI 2021, section 7. A fraction
+    `dominating_share` of a client's data is spread evenly over the dominating classes of its group,
+    and the rest evenly over all other classes. Clients are ordered by group: the first clients
+    belong to the first group.
 
     With 62 clients of EMNIST ByClass the defaults are the paper's. Clients 0-9 hold 1000 examples,
     800 of them digits. Clients 10-35 hold 700, 560 of them upper-case letters. Clients 36-61 hold

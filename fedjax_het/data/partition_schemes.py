@@ -182,9 +182,9 @@ def dirichlet_capped(
 ):
     """Split by Dir(alpha) with sizes from min_size to little above N/K (MOON, NIID-Bench, FedAF).
 
-    Source: the public code of MOON and NIID-Bench; FedAF and FedDM use this partition. Class after class, proportions are drawn from
-    Dir(alpha * 1_K). A client that already holds N / K examples or more receives none of the next
-    class. The whole draw is repeated until every client holds `min_size` examples, at most
+    Source: the public code of MOON and NIID-Bench; FedAF and FedDM use this partition. Class after
+    class, proportions are drawn from Dir(alpha * 1_K). A client that already holds N / K examples
+    or more receives none of the next class. The whole draw is repeated until every client holds `min_size` examples, at most
     `max_draws` times (the public code repeats without limit).
 
     Departure from the code: proportions are drawn in logarithms, so that the proportions of clients
@@ -224,9 +224,10 @@ def dirichlet_capped(
         fewest_short_clients = min(fewest_short_clients, int((sizes < min_size).sum()))
     raise ConfigError(
         f"alpha = {alpha!r}: none of {max_draws} draws of 'dirichlet_capped' gave each of "
-        f"{num_clients} clients min_size = {min_size} examples (over all draws, at least {fewest_short_clients} clients had "
-        f"fewer, and the smallest had at most {largest_minimum}); use a larger alpha, fewer clients, a smaller "
-        "min_size, or 'dirichlet_balanced'"
+        f"{num_clients} clients min_size = {min_size} examples (over all draws, at least "
+        f"{fewest_short_clients} clients had fewer, and the smallest had at most "
+        f"{largest_minimum}); use a larger alpha, fewer clients, a smaller min_size, or "
+        "'dirichlet_balanced'"
     )
 
 
@@ -266,8 +267,8 @@ def classes_per_client(rng, labels, num_classes, num_clients, *, classes_per_cli
     shard_size = _find_largest_shard_size(class_sizes, num_clients, num_shards)
     if shard_size == 0:
         raise ConfigError(
-            f"classes_per_client = {per_client}: {num_clients} clients need {num_shards} shards of at "
-            f"least one example, but there are {len(labels)} examples in {num_present} classes; "
+            f"classes_per_client = {per_client}: {num_clients} clients need {num_shards} shards of "
+            f"at least one example, but there are {len(labels)} examples in {num_present} classes; "
             "use fewer clients or fewer classes for each"
         )
     max_shards = np.minimum(class_sizes // shard_size, num_clients)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedjax_het.data.dataset_registry import DATASETS
 from fedjax_het.data.tfds import resolve_data_root
-from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.errors import ConfigError, run_with_exit_status
 
 
 def prepare_dataset(name: str, data_dir: str | os.PathLike | None = None) -> Path:
@@ -70,13 +70,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("name", metavar="NAME", help=_list_datasets())
     parser.add_argument("--data-dir", help="default: $TFDS_DATA_DIR, else ~/tensorflow_datasets")
     options = parser.parse_args(arguments)
-    try:
+
+    def prepare() -> int:
         root = prepare_dataset(options.name, options.data_dir)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(f"{options.name} is prepared in {root}; set TFDS_DATA_DIR={root}")
-    return 0
+        print(f"{options.name} is prepared in {root}; set TFDS_DATA_DIR={root}")
+        return 0
+
+    return run_with_exit_status(prepare, name="prepare", interrupt_message="interrupted")
 
 
 if __name__ == "__main__":

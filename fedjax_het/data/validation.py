@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from fedjax_het.utils.config import Bounds
-from fedjax_het.utils.errors import ConfigError, is_integer_at_least, make_value_error, require
+from fedjax_het.utils.config import Bounds, validate
+from fedjax_het.utils.errors import ConfigError, make_value_error, require
 
 # Standardized images have far smaller values; images in 0..255 as floats have larger ones.
 MAX_FLOAT_PIXEL = 20.0
@@ -210,13 +210,12 @@ def resolve_num_classes(num_classes: Any, splits: dict[str, np.ndarray]) -> int:
         if num_classes > max(100, MAX_CLASS_TO_LABEL_RATIO * num_distinct):
             raise ConfigError(
                 f"{name}[{int(labels.argmax())}] = {largest}: expected labels from 0 on: there are "
-                f"{num_distinct} different labels (set num_classes if there are {num_classes} classes)"
+                f"{num_distinct} different labels (set num_classes for {num_classes} classes)"
             )
-    is_valid = is_integer_at_least(num_classes, 2) and int(num_classes) <= MAX_CLASSES
-    require(is_valid, "num_classes", num_classes, f"an integer >= 2, at most {MAX_CLASSES}")
+    num_classes = validate("num_classes", num_classes, Annotated[int, Bounds(2, MAX_CLASSES)])
     for argument, labels in splits.items():
-        require_below(argument, labels, int(num_classes))
-    return int(num_classes)
+        require_below(argument, labels, num_classes)
+    return num_classes
 
 
 def require_below(argument: str, numbers: np.ndarray, limit: int, kind: str = "label") -> None:

@@ -2,9 +2,9 @@
 
 A convolution is linear in its input and in its kernel. The two products of its derivatives are
 also linear in both operands: outputs and kernel to input, and input and outputs to kernel. Each of
-the three is a derivative of the others, so three primitives are closed under `jax.grad` and `jax.jvp` in any order
-and number. The implementation is chosen when a program is lowered, for the platform and the shapes,
-see `fedjax_het.nn.conv_products`.
+the three is a derivative of the others, so three primitives are closed under `jax.grad` and
+`jax.jvp` in any order and number. The implementation is chosen when a program is lowered, for the
+platform and the shapes, see `fedjax_het.nn.conv_products`.
 """
 
 import contextlib

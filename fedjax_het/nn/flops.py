@@ -14,9 +14,9 @@ def count_training_flops(model: Model) -> int:
     """Count the floating-point operations of training on one sample: 2 per multiply-add.
 
     The products of convolutions and fully connected layers count once in the forward pass. They
-    count twice in the backward pass, for the gradients of kernel and input. The first layer needs no input
-    gradient. Zero padding counts, as is usual. Everything else (normalization, pooling, the
-    optimizer) does not. The compiled program may execute more operations.
+    count twice in the backward pass, for the gradients of kernel and input. The first layer needs
+    no input gradient. Zero padding counts, as is usual. Everything else (normalization, pooling,
+    the optimizer) does not. The compiled program may execute more operations.
 
     Args:
       model: the network.

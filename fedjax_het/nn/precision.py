@@ -37,8 +37,8 @@ def configure_compute(
 
     Args:
       model: any network.
-      conv_impl: implementation of the convolutions that leave it open. It has no effect on a network
-        without `takes_conv_impl`.
+      conv_impl: implementation of the convolutions that leave it open. It has no effect on a
+        network without `takes_conv_impl`.
       precision: one of `PRECISIONS`; None for the backend's own.
 
     Returns:
