@@ -1,7 +1,14 @@
-"""Parameters of partition schemes."""
+"""Labels to divide, and parameters of partition schemes."""
+
+import numpy as np
 
 from fedjax_het.data import PARTITIONS
 from fedjax_het.utils.registry import REQUIRED
+
+
+def shuffled_labels(sizes, seed=0):
+    """Return the labels of classes of these sizes, in random order."""
+    return np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
 
 
 def required_parameters(scheme, **values):

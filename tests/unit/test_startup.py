@@ -21,10 +21,10 @@ def python(code, **environment):
 
 def test_import_starts_no_backend():
     code = """
-import sys, fedjax_het
+import sys, fedjax_het, fedjax_het.data
 from jax._src import xla_bridge
 assert not xla_bridge._backends, xla_bridge._backends
-heavy = ["tensorflow", "tensorflow_datasets", "matplotlib", "pandas", "flax", "torch", "sklearn"]
+heavy = ["tensorflow", "tensorflow_datasets", "matplotlib", "pandas", "flax", "torch", "sklearn", "PIL"]
 print([name for name in heavy if name in sys.modules])
 """
     assert python(code) == "[]"

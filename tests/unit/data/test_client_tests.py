@@ -4,7 +4,7 @@ import logging
 
 import numpy as np
 import pytest
-from support.partitions import required_parameters
+from support.partitions import required_parameters, shuffled_labels
 
 from fedjax_het.data import (
     DATASETS,
@@ -18,11 +18,6 @@ from fedjax_het.data import (
     partition_from_clients,
 )
 from fedjax_het.utils.errors import ConfigError
-
-
-def shuffled_labels(sizes, seed=0):
-    return np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
-
 
 TRAIN, TEST = shuffled_labels([500] * 10), shuffled_labels([400] * 10, seed=1)
 

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import shutil
-import subprocess
 import sys
 
 import numpy as np
@@ -18,7 +17,7 @@ from fedjax_het.data.prepare import main as prepare_main
 from fedjax_het.data.prepare import prepare_dataset
 from fedjax_het.data.tfds import compute_fingerprint
 from fedjax_het.utils.errors import ConfigError
-from fedjax_het.utils.io import DamagedFileError, digest_arrays, read_npz, write_npz
+from fedjax_het.utils.io import DamagedFileError, digest_arrays, read_npz
 
 
 @pytest.fixture(autouse=True)
@@ -154,11 +153,6 @@ def test_emnist_45_counts():
     np.testing.assert_array_equal(arrays["test_images"], arrays["test_labels"])
 
 
-def test_missing_emnist_names_dataset(tmp_path):
-    with pytest.raises(ConfigError, match="prepare emnist_balanced"):
-        load_dataset("emnist_45", data_dir=tmp_path)
-
-
 def test_note_on_lossy_images(tmp_path):
     write_tfds_dataset(tmp_path, "cifar10", (32, 32, 3), 10, jpeg=True)
     assert "JPEG" in load_dataset("cifar10", data_dir=tmp_path).note
@@ -279,12 +273,20 @@ def test_domainnet_names():
 # --- data that are missing or unusable
 
 
-def test_missing_data_message(tmp_path, monkeypatch):
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "nowhere"))
-    with pytest.raises(ConfigError) as error:
-        load_dataset("cifar100")
-    for part in ("TFDS_DATA_DIR", "fedjax_het.data.prepare cifar100", str(tmp_path / "nowhere")):
-        assert part in str(error.value)
+@pytest.mark.parametrize(
+    ("name", "variable", "message"),
+    [
+        ("cifar", "TFDS_DATA_DIR", "'cifar10' or 'cifar100'"),
+        ("cifar100", "TFDS_DATA_DIR", "nowhere.*TFDS_DATA_DIR.*fedjax_het.data.prepare cifar100"),
+        ("emnist_45", "TFDS_DATA_DIR", "prepare emnist_balanced"),
+        ("cinic10", "HOME", "CINIC10_DIR"),
+        ("cinic10", "CINIC10_DIR", "nowhere.*CINIC10_DIR"),
+    ],
+)
+def test_missing_data_message(name, variable, message, tmp_path, monkeypatch):
+    monkeypatch.setenv(variable, str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match=message) as error:
+        load_dataset(name)
     assert "\n" not in str(error.value)
 
 
@@ -310,19 +312,6 @@ def test_unreadable_data_message(damage, tmp_path):
     with pytest.raises(ConfigError, match=r"mnist.*cannot be read.*prepare it again"):
         load_dataset("mnist", data_dir=tmp_path)
     assert not list((tmp_path / "cache").rglob("*.npz"))
-
-
-def test_unknown_dataset_message():
-    with pytest.raises(ConfigError, match="'cifar10' or 'cifar100'"):
-        load_dataset("cifar")
-
-
-def test_missing_cinic10_message(tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match="CINIC10_DIR"):
-        load_dataset("cinic10")
-    monkeypatch.setenv("CINIC10_DIR", str(tmp_path / "nowhere"))
-    with pytest.raises(ConfigError, match="nowhere"):
-        load_dataset("cinic10")
 
 
 def test_prepare_requires_tensorflow(monkeypatch, capsys, tmp_path):
@@ -385,20 +374,14 @@ def test_cache_is_private_and_used(prepared_mnist, monkeypatch):
     assert load_dataset("mnist", data_dir=prepared_mnist).digest() == first.digest()
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "text", "other archive"])
+@pytest.mark.parametrize("damage", ["cut", "other archive"])
 def test_damaged_cache_is_rebuilt(damage, prepared_mnist, caplog):
     first = load_dataset("mnist", data_dir=prepared_mnist)
     path = cache_file(prepared_mnist)
-    whole = path.read_bytes()
-    if damage == "flip":  # in the middle of the images
-        middle = len(whole) // 2
-        path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
-    elif damage == "cut":
-        path.write_bytes(whole[: len(whole) // 3])
-    elif damage == "other archive":
-        np.savez(path, something=np.arange(3))
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-50])
     else:
-        path.write_bytes(b"" if damage == "empty" else b"not an archive")
+        np.savez(path, something=np.arange(3))
     with caplog.at_level(logging.WARNING):
         again = load_dataset("mnist", data_dir=prepared_mnist)
     assert again.digest() == first.digest()
@@ -481,20 +464,6 @@ def test_load_without_writable_cache(prepared_mnist, caplog):
     assert any("without it" in record.getMessage() for record in caplog.records)
 
 
-def test_interrupted_write_keeps_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "a.npz"
-    write_npz(path, {"x": np.arange(5)}, {})
-
-    def full(*_, **__):
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(np.lib.format, "write_array", full)
-    with pytest.raises(OSError, match="no space"):
-        write_npz(path, {"x": np.arange(9)}, {})
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a.npz"]
-    np.testing.assert_array_equal(read_npz(path)[0]["x"], np.arange(5))
-
-
 # --- digits
 
 
@@ -544,18 +513,7 @@ def test_normalization_presets(tmp_path):
     assert all(NORMALIZATIONS.values()) and all(s.description for s in DATASETS.values())
 
 
-# --- imports, and the real data
-
-
-def test_import_is_light():
-    code = (
-        "import sys, fedjax_het.data; "
-        "heavy = {'tensorflow_datasets', 'sklearn', 'matplotlib', 'PIL', 'pandas', 'flax'}; "
-        "assert not heavy & set(sys.modules), heavy & set(sys.modules); "
-        "from jax._src import xla_bridge; assert not xla_bridge.backends_are_initialized()"
-    )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+# --- the real data
 
 
 @pytest.mark.slow

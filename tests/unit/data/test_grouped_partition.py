@@ -5,6 +5,7 @@ import logging
 import numpy as np
 import pytest
 from scipy import stats
+from support.partitions import shuffled_labels
 
 from fedjax_het.data import (
     DATASETS,
@@ -18,10 +19,6 @@ from fedjax_het.data.sampling import systematic_round
 from fedjax_het.utils.errors import ConfigError
 
 BYCLASS = tuple(DATASETS["emnist_byclass"].source.class_names)
-
-
-def shuffled_labels(sizes, seed=0):
-    return np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
 
 
 def grouped(labels, num_classes=10, num_clients=20, seed=0, **given):

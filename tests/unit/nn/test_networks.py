@@ -100,19 +100,32 @@ def assert_uniform(values):
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [("mlp", (28, 28, 1)), ("convnet", (32, 32, 3)), ("cnn", (28, 28, 1))]
+    ("name", "shape", "is_glorot"),
+    [
+        *(
+            ("mlp", (28, 28, 1), False),
+            ("convnet", (32, 32, 3), False),
+            ("cnn", (28, 28, 1), False),
+        ),
+        *(("fsl_cnn", (8, 8, 1), True), ("fsl_cnn", (8, 8, 3), True)),
+    ],
 )
-def test_init_matches_pytorch(name, shape):
-    """Every weight and bias uniform on ±1/sqrt(fan_in): bounds, mean and variance."""
+def test_init_is_uniform(name, shape, is_glorot):
+    """Weights and biases on ±1/sqrt(fan_in), or weights on ±sqrt(6 / (fan_in + fan_out)) alone."""
     params = jax.jit(make_model(name, shape, 100).init)(KEY)["params"]
     for layer, leaves in params.items():
         if layer.startswith("norm"):
             np.testing.assert_array_equal(leaves["scale"], 1)
             np.testing.assert_array_equal(leaves["bias"], 0)
             continue
-        bound = 1 / np.sqrt(np.prod(leaves["kernel"].shape[:-1]))
-        for leaf in leaves.values():
-            assert_uniform(np.asarray(leaf, np.float64).ravel() / bound)
+        *field, fan_in, fan_out = leaves["kernel"].shape
+        fans = np.prod(field) * np.array([fan_in, fan_out])
+        bound = np.sqrt(6 / fans.sum()) if is_glorot else 1 / np.sqrt(fans[0])
+        assert_uniform(np.asarray(leaves["kernel"], np.float64).ravel() / bound)
+        if is_glorot:
+            np.testing.assert_array_equal(leaves["bias"], 0)
+        else:
+            assert_uniform(np.asarray(leaves["bias"], np.float64) / bound)
 
 
 @pytest.mark.slow
@@ -139,18 +152,6 @@ def test_resnet18_init_matches_torchvision():
     bound = 1 / np.sqrt(8 * 16)
     assert 0.9 * bound < np.abs(params["head"]["kernel"]).max() <= bound
     assert np.abs(params["head"]["bias"]).max() <= bound
-
-
-@pytest.mark.parametrize("shape", [(8, 8, 1), (8, 8, 3)])
-def test_fsl_cnn_init_is_glorot(shape):
-    """Weights uniform on ±sqrt(6 / (fan_in + fan_out)), which the largest come near; no biases."""
-    params = jax.jit(make_model("fsl_cnn", shape, 30).init)(KEY)["params"]
-    assert set(params) == {"conv1", "conv2", "hidden", "head"}
-    for leaves in params.values():
-        np.testing.assert_array_equal(leaves["bias"], 0)
-        kernel = np.asarray(leaves["kernel"], np.float64)
-        *field, fan_in, fan_out = kernel.shape
-        assert_uniform(kernel.ravel() / np.sqrt(6 / (np.prod(field) * (fan_in + fan_out))))
 
 
 def test_init_depends_on_key():
@@ -658,52 +659,49 @@ def test_micro_batches_under_vmap():
     assert_trees_close(in_pieces, whole, 1e-5)
 
 
-def test_micro_batch_hint():
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "micro_batch", "cached_samples"),
+    [
+        ("convnet", (28, 28, 1), {}, 2, 2),
+        ("convnet", (32, 32, 3), {"width": 32}, 4, 4),
+        ("convnet", (32, 32, 3), {"width": 32, "norm": "batch"}, None, 4),  # mixes samples
+        ("fsl_cnn", (32, 32, 3), {}, None, 4),  # a dropout mask is of the whole batch
+        ("resnet18", (32, 32, 3), {"stem": "imagenet"}, None, 32),  # 8x8 pixels of 64 channels
+        ("resnet18", (32, 32, 3), {"stem": "cifar"}, None, 2),
+        ("mlp", (28, 28, 1), {}, None, None),
+    ],
+)
+def test_micro_batch_hint(name, shape, options, micro_batch, cached_samples):
     """Half a megabyte of the first layer's activations; none where training mixes samples."""
-    assert make_model("convnet", (28, 28, 1), 10).micro_batch == 2
-    assert make_model("convnet", (32, 32, 3), 10, width=32).micro_batch == 4
-    mixing = make_model("convnet", (32, 32, 3), 10, width=32, norm="batch")
-    assert mixing.micro_batch is None and mixing.cached_samples == 4
-    assert make_model("convnet", (32, 32, 3), 10, width=32).cached_samples == 4
-    dropping = make_model("fsl_cnn", (32, 32, 3), 10)  # a mask is of the whole batch
-    assert dropping.micro_batch is None and dropping.cached_samples == 4
-    for stem, samples in (("imagenet", 32), ("cifar", 2)):  # 8x8 and 32x32 pixels of 64 channels
-        resnet = make_model("resnet18", (32, 32, 3), 10, stem=stem)
-        assert resnet.micro_batch is None and resnet.cached_samples == samples
-    mlp = make_model("mlp", (28, 28, 1), 10)
-    assert mlp.micro_batch is None and mlp.cached_samples is None
+    model = make_model(name, shape, 10, **options)
+    assert (model.micro_batch, model.cached_samples) == (micro_batch, cached_samples)
 
 
 # Arithmetic
 
 
+CNN = 24 * 24 * 32 * (5 * 5), 8 * 8 * 64 * (5 * 5 * 32) + 4 * 4 * 64 * 512 + 512 * 10
+CONVNET = 64 * 4 * 27, 16 * 4 * 36 + 2 * 2 * 4 * 10
+# Of 8x8 images and 4 filters the last stage sees one pixel; a shortcut of 1x1 begins stages 2 to 4.
+RESNET = (
+    64 * 4 * 9,
+    4 * 64 * 4 * 9 * 4
+    + sum(p * w * (w // 2) * (9 + 1 + 3 * 9 * 2) for p, w in ((16, 8), (4, 16), (1, 32)))
+    + 8 * 4 * 10,
+)
+
+
 @pytest.mark.parametrize("impl", ["native", "im2col"])
-def test_training_flops_of_cnn(impl):
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "products"),
+    [
+        ("cnn", (28, 28, 1), {}, CNN),
+        ("convnet", (8, 8, 3), {"width": 4, "depth": 2}, CONVNET),
+        ("resnet18", (8, 8, 1), {"width": 4, "stem": "cifar"}, RESNET),
+    ],
+)
+def test_training_flops(name, shape, options, products, impl):
     """By hand: outputs times what each sums over; no input gradient for the first layer."""
-    conv1, conv2 = 24 * 24 * 32 * (5 * 5), 8 * 8 * 64 * (5 * 5 * 32)
-    hidden, head = 4 * 4 * 64 * 512, 512 * 10
-    expected = 2 * (2 * conv1 + 3 * (conv2 + hidden + head))
-    assert count_training_flops(make_model("cnn", (28, 28, 1), 10, conv_impl=impl)) == expected
-
-
-def test_training_flops_of_mlp_and_convnet():
-    assert count_training_flops(make_model("mlp", (4, 4, 1), 3, hidden=(5,))) == 2 * (
-        2 * 80 + 3 * 15
-    )
-    convnet = make_model("convnet", (8, 8, 3), 10, width=4, depth=2)
-    conv1, conv2, head = 64 * 4 * 27, 16 * 4 * 36, 2 * 2 * 4 * 10
-    assert count_training_flops(convnet) == 2 * (2 * conv1 + 3 * (conv2 + head))
-
-
-@pytest.mark.parametrize("impl", ["native", "im2col"])
-def test_training_flops_of_resnet18(impl):
-    """Of 8x8 images the last stage sees one pixel; a shortcut of 1x1 begins stages 2 to 4."""
-    width, pixels = 4, [64, 16, 4, 1]
-    stem = 64 * width * 9
-    stage1 = 4 * 64 * width * 9 * width
-    later = sum(
-        pixels[s] * (width * 2**s) * (width * 2 ** (s - 1)) * (9 + 1 + 3 * 9 * 2) for s in (1, 2, 3)
-    )
-    head = 8 * width * 10
-    model = make_model("resnet18", (8, 8, 1), 10, width=width, stem="cifar", conv_impl=impl)
-    assert count_training_flops(model) == 2 * (2 * stem + 3 * (stage1 + later + head))
+    first, others = products
+    model = make_model(name, shape, 10, conv_impl=impl, **options)
+    assert count_training_flops(model) == 2 * (2 * first + 3 * others)
