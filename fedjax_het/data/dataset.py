@@ -4,25 +4,26 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from fedjax_het.data.validation import (
-    MIN_STD,
     has_16_bit_pixels,
     require_below,
     require_same_format,
     resolve_num_classes,
-    validate_channel_constants,
     validate_domains,
     validate_images,
     validate_labels,
-    validate_names,
 )
-from fedjax_het.utils.config import validate, validate_arguments
+from fedjax_het.utils.config import Bounds, validate, validate_arguments
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.io import digest_arrays
+
+# The ranges in which float32 can normalize pixels.
+_Mean = Annotated[float, Bounds(-1e6, 1e6)]
+_Deviation = Annotated[float, Bounds(1e-6, 1e6)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,9 +190,7 @@ def dataset_from_arrays(
     test_labels = validate_labels("test_labels", test_labels, "test_images", test_images)
     labels = {"train_labels": train_labels, "test_labels": test_labels}
     num_classes = resolve_num_classes(num_classes, labels)
-    if not isinstance(class_names, str):  # each letter of a text is a class name
-        class_names = validate_names("class_names", class_names)
-    class_names = tuple(class_names)
+    class_names = tuple(class_names)  # each letter of a text is a class name
     expected = f"{num_classes} names, one for each class, or none"
     require(len(class_names) in (0, num_classes), "class_names", class_names[:10], expected)
 
@@ -199,9 +198,12 @@ def dataset_from_arrays(
         train_mean, train_std = compute_channel_statistics(train_images)
         mean = train_mean if mean is None else mean
         std = train_std if std is None else std
-    num_channels = train_images.shape[-1]
-    mean = validate_channel_constants("mean", mean, num_channels)
-    std = validate_channel_constants("std", std, num_channels, MIN_STD)
+    mean = validate("mean", mean, tuple[_Mean, ...])
+    std = validate("std", std, tuple[_Deviation, ...])
+    for argument, constants in (("mean", mean), ("std", std)):
+        num_channels = train_images.shape[-1]
+        expected = f"{num_channels} finite numbers, one for each channel"
+        require(len(constants) == num_channels, argument, constants, expected)
 
     domains = {"train_domains": train_domains, "test_domains": test_domains}
     domain_fields = validate_domains(domains, domain_names, (train_images, test_images))

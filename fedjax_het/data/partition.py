@@ -22,7 +22,6 @@ from fedjax_het.data.validation import (
     require_below,
     require_positions,
     to_integers,
-    validate_names,
 )
 from fedjax_het.utils.config import PositiveInt, validate, validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
@@ -120,7 +119,8 @@ class Partition:
     client_names: tuple[str, ...] = ()
 
     def __post_init__(self):
-        for name, kind in (("scheme", str), ("seed", Seed), ("parameters", dict[str, Any])):
+        kinds = {"scheme": str, "seed": Seed, "parameters": dict[str, Any]}
+        for name, kind in {**kinds, "client_names": tuple[str, ...]}.items():
             object.__setattr__(self, name, validate(name, getattr(self, name), kind))
         for name in ("indices", "offsets"):
             array = to_integers(name, getattr(self, name))
@@ -134,10 +134,9 @@ class Partition:
         require(is_valid, "offsets", offsets.tolist(), expected)
         smallest = int(self.indices.min(initial=0))
         require(smallest >= 0, "indices", smallest, ">= 0")
-        names = validate_names("client_names", self.client_names)
+        names = self.client_names
         is_valid = len(set(names)) == len(names) in (0, self.num_clients)
         require(is_valid, "client_names", names, f"none, or {self.num_clients} different names")
-        object.__setattr__(self, "client_names", names)
 
     @property
     def num_clients(self) -> int:
@@ -399,7 +398,7 @@ def partition_from_clients(
         parameters=parameters,
         indices=np.concatenate([np.sort(positions) for positions in arrays]),
         offsets=np.concatenate([[0], np.cumsum(sizes)]),
-        client_names=validate_names("client_names", client_names),
+        client_names=tuple(client_names),
     )
 
 

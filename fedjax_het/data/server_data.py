@@ -18,8 +18,8 @@ from fedjax_het.data.partition import Partition
 from fedjax_het.data.sampling import DataStream, make_data_rng
 from fedjax_het.data.server_sources import SERVER_SOURCES, LabeledImages
 from fedjax_het.data.validation import Seed, require_positions
-from fedjax_het.utils.config import validate_arguments
-from fedjax_het.utils.errors import ConfigError, is_integer_at_least, make_value_error, require
+from fedjax_het.utils.config import NonNegativeInt, validate, validate_arguments
+from fedjax_het.utils.errors import ConfigError, make_value_error, require
 from fedjax_het.utils.registry import call_with_supported
 
 
@@ -282,8 +282,7 @@ def draw_withheld_examples(
     num_train = len(dataset.train_labels)
     available_arguments = {"num_train": num_train, "num_classes": dataset.num_classes}
     size = call_with_supported(count_withheld, available_arguments | options)
-    description = f"withheld of server_data {source!r}"
-    require(is_integer_at_least(size, 0), description, size, "an integer >= 0")
+    size = validate(f"withheld of server_data {source!r}", size, NonNegativeInt)
     expected = f"at most {num_train - 1}, so that examples are left for clients"
     require(size < num_train, "size", size, expected)
     rng = make_data_rng(seed, DataStream.WITHHELD_EXAMPLES)

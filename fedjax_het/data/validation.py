@@ -16,7 +16,6 @@ NumClasses = Annotated[int, Bounds(1, MAX_CLASSES)]
 Seed = Annotated[int, Bounds(0, 2**128 - 1)]  # range of NumPy's generators
 # Largest number of classes per different label, unless the user sets num_classes.
 MAX_CLASS_TO_LABEL_RATIO = 10
-MIN_STD, MAX_CHANNEL_CONSTANT = 1e-6, 1e6  # the range in which float32 can normalize pixels
 MAX_UINT16 = 2**16 - 1
 
 
@@ -150,12 +149,9 @@ def require_same_format(argument: str, images: np.ndarray, train_images: np.ndar
     Raises:
       ConfigError: if image shape or dtype differ.
     """
-    for attribute, value, train_value in (
-        ("shape", images.shape[1:], train_images.shape[1:]),
-        ("dtype", images.dtype, train_images.dtype),
-    ):
-        expected = f"{train_value}, as the training images have"
-        require(value == train_value, f"{attribute} of {argument}", str(value), expected)
+    actual, expected = (f"{array.dtype} {array.shape[1:]}" for array in (images, train_images))
+    is_valid = actual == expected
+    require(is_valid, f"format of {argument}", actual, f"that of the training images, {expected}")
 
 
 def validate_labels(
@@ -176,13 +172,9 @@ def validate_labels(
     Raises:
       ConfigError: if shape, length, dtype or range is invalid.
     """
-    expected = f"integers [N], a {kind} for each image"
-    labels = to_array(argument, labels, expected)
-    require(labels.ndim == 1, f"shape of {argument}", labels.shape, expected)
+    labels = to_integers(argument, labels, f"integers [N], a {kind} for each image")
     expected = f"len({images_argument}) = {len(images)}"
     require(len(labels) == len(images), f"len({argument})", len(labels), expected)
-    is_integer = np.issubdtype(labels.dtype, np.integer)
-    require(is_integer, f"dtype of {argument}", str(labels.dtype), "integers")
     require_below(argument, labels, MAX_CLASSES, kind)
     return np.ascontiguousarray(labels, dtype=np.int32).view()
 
@@ -237,53 +229,8 @@ def require_below(argument: str, numbers: np.ndarray, limit: int, kind: str = "l
         raise make_value_error(f"{argument}[{first}]", int(numbers[first]), expected)
 
 
-def validate_names(argument: str, names: Any) -> tuple[str, ...]:
-    """Convert a list of names to a tuple of texts.
-
-    Args:
-      argument: name of the argument, for messages.
-      names: iterable of names; a single text is refused, since it would be read letter by letter.
-
-    Returns:
-      The names.
-
-    Raises:
-      ConfigError: if `names` is not a list of names.
-    """
-    is_valid = isinstance(names, Iterable) and not isinstance(names, str | bytes | dict)
-    require(is_valid, argument, names, "a list of names")
-    return tuple(str(name) for name in names)
-
-
-def validate_channel_constants(
-    argument: str, values: Any, channels: int, minimum: float = -MAX_CHANNEL_CONSTANT
-) -> tuple[float, ...]:
-    """Check means or standard deviations, one for each channel.
-
-    Args:
-      argument: name of the argument, for messages.
-      values: finite numbers `[channels]` in [minimum, 1e6].
-      channels: number of channels.
-      minimum: smallest valid number; 1e-6 for standard deviations, by which pixels are divided.
-
-    Returns:
-      The values as floats.
-
-    Raises:
-      ConfigError: if number, type or range of the values is invalid.
-    """
-    expected = f"{channels} finite numbers, one for each channel"
-    array = to_array(argument, values, expected)
-    is_valid = array.shape == (channels,) and array.dtype.kind in "iuf" and np.isfinite(array).all()
-    require(bool(is_valid), argument, values, expected)
-    constants = tuple(float(value) for value in array.tolist())
-    is_in_range = minimum <= min(constants) and max(constants) <= MAX_CHANNEL_CONSTANT
-    require(is_in_range, argument, values, f"numbers in [{minimum:g}, {MAX_CHANNEL_CONSTANT:g}]")
-    return constants
-
-
 def validate_domains(
-    domains: dict[str, Any], domain_names: Any, images: Sequence[np.ndarray]
+    domains: dict[str, Any], domain_names: Sequence[str], images: Sequence[np.ndarray]
 ) -> tuple[np.ndarray | None, np.ndarray | None, tuple[str, ...]]:
     """Check the domains of the images of both splits.
 
@@ -301,7 +248,6 @@ def validate_domains(
       ConfigError: if only one split has domains, if names are missing or not unique, or if a domain
         has no test image.
     """
-    domain_names = validate_names("domain_names", domain_names)
     missing = [argument for argument, values in domains.items() if values is None]
     if len(missing) == 2:
         require(not domain_names, "domain_names", domain_names, "none without train_domains")
@@ -312,7 +258,7 @@ def validate_domains(
         for (name, values), split_images in zip(domains.items(), images, strict=True)
     )
     largest = int(max(train_domains.max(), test_domains.max()))
-    domain_names = domain_names or tuple(str(domain) for domain in range(largest + 1))
+    domain_names = tuple(domain_names or map(str, range(largest + 1)))
     # Each domain names a measure, and `domains` names the mean over domains.
     is_valid = len(set(domain_names)) == len(domain_names) and not {"", "domains"} & {*domain_names}
     expected = f"a different name, not 'domains', for each of at least {largest + 1} domains"

@@ -171,7 +171,7 @@ def test_objects_of_other_types_are_rejected(given, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"std": (0.0,)}, r"std = .*expected numbers in \[1e-06"),
+        ({"std": (0.0,)}, r"std\[0\] = 0.0: expected a number in \[1e-06"),
         ({"train_labels": np.zeros(3, int)}, r"len\(train_labels\) = 3"),
         ({"train_images": np.full((51, 2, 2, 1), np.nan)}, "train_images.* = nan"),
         ({"test_labels": [], "test_images": []}, "shape of test_images"),

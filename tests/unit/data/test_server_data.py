@@ -433,8 +433,8 @@ def test_user_source(partition):
 
 BAD_SERVER_ARRAYS = {
     "empty": ({"server_images": np.zeros((0, 28, 28, 1), np.uint8)}, "shape of server_images"),
-    "shape": ({"server_images": np.zeros((3, 32, 32, 1), np.uint8)}, "shape of server_images"),
-    "type": ({"server_images": np.zeros((3, 28, 28, 1), np.float32)}, "dtype of server_images"),
+    "shape": ({"server_images": np.zeros((3, 32, 32, 1), np.uint8)}, "format of server_images"),
+    "type": ({"server_images": np.zeros((3, 28, 28, 1), np.float32)}, "format of server_images"),
     "length": ({"server_labels": [1, 2]}, r"len\(server_labels\) = 2"),
     "class": ({"server_labels": [1, 10, 2]}, r"server_labels\[1\] = 10: .* in \[0, 10\)"),
     "negative": ({"server_labels": [1, 0, -2]}, r"server_labels\[2\] = -2"),
