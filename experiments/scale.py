@@ -1,4 +1,4 @@
-"""Cost of a round, and memory, with 100, 1,000 and 10,000 clients of which as many take part."""
+"""Cost of a round and memory with 100, 1,000 and 10,000 clients, all sampled."""
 
 import sys
 from pathlib import Path

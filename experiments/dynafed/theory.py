@@ -1,4 +1,4 @@
-"""DynaFed's Assumption 3: distance of the synthetic data's gradient from that of all clients' data."""
+"""DynaFed's Assumption 3: distance of the gradients on synthetic data and on all clients' data."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""FedAMP's Table 1: personalised methods where clients' data are alike (IID)."""
+"""FedAMP's Table 1: personalized methods on clients with IID data."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""FedAMP's Table 2: personalised methods where every client has two classes (pathological)."""
+"""FedAMP's Table 2: personalized methods on clients with two classes each (pathological)."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""FedAMP's Table 3: personalised methods where clients come in groups (practical non-IID data)."""
+"""FedAMP's Table 3: personalized methods on groups of clients (practical non-IID data)."""
 
 import sys
 
