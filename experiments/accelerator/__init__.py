@@ -1,1 +1,1 @@
-"""What an accelerator would be given to do, compiled without one."""
+"""Programs of the package for an accelerator, compiled without an accelerator."""

@@ -8,10 +8,10 @@ The tasks run in this order, as far as the time allows: the numbers of `prove.py
 on Fashion-MNIST; the speeds of `prove.py`; Table 1 on CIFAR-10; FSL's Table I; FedAF's Table 1. The
 most informative cells come first.
 
-The same command continues where it stopped: completed runs are loaded, and a run continues from its
-checkpoint. Tables whose data set is missing are skipped; a decoded data set in the cache suffices
-(`datasets/fashion_mnist.npz` in $FEDJAX_HET_CACHE). With `--carry`, the small files of the folder
-are read from that archive at the start and written to it at the end.
+A repeated command continues where it stopped: completed runs are loaded, and a run continues from
+its checkpoint. Tables whose data set is missing are skipped; a decoded data set in the cache
+suffices (`datasets/fashion_mnist.npz` in $FEDJAX_HET_CACHE). With `--carry`, the small files of the
+folder are read from that archive at the start and written to it at the end.
 """
 
 import json
@@ -33,10 +33,10 @@ from fedjax_het.utils.io import make_output_directory, write_atomically
 ACCELERATOR_FOLDER = Path(__file__).resolve().parent
 LOG_FILE = "half_hour.json"
 PROVE = "accelerator/prove.py"
-STATUS_NO_DATA = 3  # the status of a task whose data set is not there
-SHUTDOWN_SECONDS = 20.0  # seconds that what is asked to stop has for it
-MIN_SECONDS = 30.0  # seconds below which nothing is begun
-MAX_ARCHIVED_BYTES = 2**22  # bytes of a file that is carried
+STATUS_NO_DATA = 3  # status of a task whose data set is missing
+SHUTDOWN_SECONDS = 20.0  # seconds between the request to stop and the kill
+MIN_SECONDS = 30.0  # seconds that must be left to begin a task
+MAX_ARCHIVED_BYTES = 2**22  # largest size of an archived file
 
 
 class Task(NamedTuple):
@@ -147,7 +147,7 @@ def run_task(task: Task, seconds: float) -> tuple[int, str]:
         try:
             output, _ = process.communicate(timeout=max(1.0, seconds))
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C: it keeps what it has
+            os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C: the program saves its state
             try:
                 output, _ = process.communicate(timeout=SHUTDOWN_SECONDS)
             except subprocess.TimeoutExpired:

@@ -40,7 +40,7 @@ from fedjax_het.papers.programs import make_config_program
 from fedjax_het.utils.errors import require, require_name
 from fedjax_het.utils.io import write_atomically
 
-# What XLA makes graphs of unless told otherwise, and with the loops and branches of programs.
+# Kinds of operations in XLA's graphs: the default, and with loops and branches of programs.
 _DEFAULT_GRAPH_KINDS = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION"
 GRAPH_KINDS = {
     "graphs": _DEFAULT_GRAPH_KINDS,
@@ -166,7 +166,7 @@ def _compile_with_graphs(program: Any, kinds: str) -> tuple[Any, dict[str, Any]]
 
 
 def merge_into_file(path: Path, target: str, name: str, analysis: dict[str, Any]) -> None:
-    """Write the analysis of a program to a JSON file, which keeps those of other programs."""
+    """Add the analysis of a program to a JSON file with the analyses of other programs."""
     stored = json.loads(path.read_text()) if path.exists() else {}
     stored.setdefault(target, {})[name] = analysis
     text = json.dumps(stored, indent=1)

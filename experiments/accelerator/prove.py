@@ -7,10 +7,10 @@ Correctness: each method runs five rounds on synthetic data, on the device and o
 float32 products. The difference is compared with the effect of another order of sums on the CPU
 (four lanes instead of one): a correct device differs about as much.
 
-Speed: client samples per second of FedAvg's rounds by network, implementation of convolutions, lanes
-and precision, the median of all rounds except the first. Compile times are separate. `prove.json`
-holds all numbers and the fastest settings. A case that fails is a line with its error. The same
-command continues with the missing cases; the exit status is 130 while cases are missing.
+Speed: client samples per second of FedAvg's rounds by network, implementation of convolutions,
+lanes and precision, the median of all rounds except the first. Compile times are separate.
+`prove.json` holds all numbers and the fastest settings. A case that fails is a line with its error.
+A repeated command continues with the missing cases; the exit status is 130 while cases are missing.
 """
 
 import json
@@ -45,10 +45,10 @@ from fedjax_het.utils.errors import require, require_name
 from fedjax_het.utils.io import make_output_directory
 
 RESULTS_FILE = "prove.json"
-WORKER_FLAG = "--measure"  # what a process of its own is asked, which reads its cases as JSON
-# Relative: a smaller difference is rounding, whatever another order of sums makes.
+WORKER_FLAG = "--measure"  # flag of a subprocess that reads its cases as JSON
+# Relative difference that counts as rounding, independent of the order of sums.
 MIN_TOLERANCE = 1e-3
-REORDERING_FACTOR = 30.0  # times what another order makes
+REORDERING_FACTOR = 30.0  # factor on the difference of another order of sums
 PRECISIONS = {"cpu": (FLOAT32,), "gpu": (FLOAT32, TF32, BFLOAT16), "tpu": (FLOAT32, BFLOAT16)}
 
 
@@ -121,9 +121,9 @@ class Arguments:
     methods: tuple[str, ...] | None = None
     """Methods whose numbers are compared (default: all)."""
     precisions: tuple[str, ...] | None = None
-    """Precisions whose speed is measured, of those of the device (default: all)."""
+    """Precisions of the device whose speed is measured (default: all)."""
     lanes: tuple[int, ...] | None = None
-    """Numbers of lanes whose speed is measured, of those of the scale (default: all)."""
+    """Numbers of lanes of the scale whose speed is measured (default: all)."""
     minutes: Annotated[float, Bounds(0, 1e6, open_low=True)] = 30.0
     """Minutes after which no case starts; the same command continues."""
     output_dir: str = "results/accelerator"

@@ -5,12 +5,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-# Operations that start nothing on a device, or only wait for what was started.
+# Operations that start nothing on a device, or only wait for started operations.
 NON_LAUNCHING_OPS = {
     *("parameter", "tuple", "get-tuple-element", "bitcast", "constant", "after-all"),
     *("partition-id", "replica-id", "add-dependency", "opt-barrier"),
 }
-CONTROL_FLOW_OPS = {"while", "conditional", "call"}  # what they start is counted in what they call
+CONTROL_FLOW_OPS = {"while", "conditional", "call"}  # counted in the called programs
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _SHAPE = re.compile(r"\b(pred|[a-z]+\d+)[a-z\d]*\[([\d,]*)\]")

@@ -5,9 +5,9 @@ Run the program once in each version and compare the two files:
     python experiments/benchmarks/bit_equality.py --output before.json
     python experiments/benchmarks/bit_equality.py --output after.json --compare before.json
 
-Each method makes four rounds on a small problem with clients of unequal size, in five ways: on one
-device, on two devices, as two runs side by side, with the client state on the host, and with rounds
-in several calls of a resumable round. Each digest is the SHA-256 of all metrics and of all leaves of
+Each method makes four rounds on a small problem with clients of unequal size, in five ways. The
+ways are one device, two devices, two runs side by side, client state on the host, and rounds in
+several calls of a resumable round. Each digest is the SHA-256 of all metrics and of all leaves of
 the final state. The digests of two versions are equal only on one machine with one version of jax.
 The program exits with status 1 if a digest differs.
 """

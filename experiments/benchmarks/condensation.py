@@ -1,9 +1,9 @@
-"""Compare the speed of condensation with that of a PyTorch loop of the same loss.
+"""Compare the speed of condensation with a PyTorch loop of the same loss.
 
     pip install -e ".[bench]" && python experiments/condensation_speed.py
 
 FedDM's loss compares mean embeddings and logits of one class, with a network drawn anew in every
-step and a clipped SGD step with momentum on the images. The pairs of client and class are those of
+step and a clipped SGD step with momentum on the images. The pairs of client and class are from
 Fashion-MNIST at alpha 0.02. Programs alternate; results are medians; compile times are separate.
 The last line is the gain of packing: the same round if all clients held all classes, as padding to
 one shape would make it.
@@ -29,7 +29,7 @@ PEER = Path(__file__).parent / "peers" / "torch_condensation.py"
 
 @dataclass
 class Arguments:
-    """Compare the speed of condensation with that of a PyTorch loop; the server does not train."""
+    """Compare the speed of condensation with a PyTorch loop; the server does not train."""
 
     dataset: str = "fashion_mnist"
     width: PositiveInt = 32

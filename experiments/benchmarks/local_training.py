@@ -167,7 +167,7 @@ REGIMES = {
         turns=2,
     ),
     "R8": Regime(
-        "the server of FedDF: ConvNet of width 32 learns what 8 others say of 1,000 images, "
+        "the server of FedDF: ConvNet of width 32 learns the logits of 8 others on 1,000 images, "
         "batches of 128, Adam; a round is 4 epochs",
         CONVNET32,
         4,
@@ -320,7 +320,7 @@ def alternate_programs(
 
 
 def make_settings(regime: Regime, arguments: Arguments, folder: Path) -> dict[str, Any]:
-    """Return the settings of a regime, of which each program reads what it needs."""
+    """Return the settings of a regime; each program reads a part of them."""
     return {
         "kind": regime.kind,
         "spec": regime.spec,
@@ -407,7 +407,7 @@ class RegimeSummary(NamedTuple):
       matmul_share: `flops` divided by the rate of large matrix products.
       compile_seconds: compile time in seconds.
       peak_memory: peak memory in bytes.
-      ratios: samples per second divided by those of each peer.
+      ratios: samples per second divided by each peer's samples per second.
     """
 
     samples_per_second: float
@@ -431,7 +431,7 @@ def summarize_turns(turns: dict[str, list[dict[str, Any]]]) -> RegimeSummary:
         package_turns[0]["useful_work_fraction"],
         flops,
         flops / max(turn["matmul_flops"] for turn in package_turns),
-        package_turns[0]["compile_seconds"],  # later turns find what the first compiled
+        package_turns[0]["compile_seconds"],  # later turns load compiled programs
         max(turn["peak_memory"] for turn in package_turns),
         {p: rate / statistics.median(sample_rates(t)) for p, t in turns.items() if p != "here"},
     )

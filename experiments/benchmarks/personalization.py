@@ -1,4 +1,4 @@
-"""Compare the speed of FedAMP with that of a PyTorch loop of the same rounds.
+"""Compare the speed of FedAMP with a PyTorch loop of the same rounds.
 
     pip install -e ".[bench]" && python experiments/personalised_speed.py
     python experiments/personalised_speed.py --check
@@ -35,9 +35,9 @@ PEER = Path(__file__).parent / "peers" / "torch_fedamp.py"
 MODELS = {"mlp": {}, "convnet": {"width": 32}}
 CHECK_ROUNDS = 2
 CHECK_PROX_LAMBDA = 1.0  # strong enough to be missed
-# Of the way that a client's model has come, the median client. In a ReLU network the order of a sum
-# decides now and then on which side of the kink a unit falls; in the ConvNet it happens to all
-# clients, as it does when PyTorch's own start is changed by 1e-6.
+# Relative to the distance of a client's model from its start; median over clients. In a ReLU network the order of a sum
+# sometimes decides on which side of the kink a unit falls. In the ConvNet this affects all clients,
+# and a change of PyTorch's initial model by 1e-6 has the same effect.
 TOLERANCES = {"mlp": 1e-3, "convnet": 0.05}
 
 
@@ -172,7 +172,7 @@ def format_row(name: str, seconds: list[float], clients: int, message_fraction: 
 
 
 def format_ratio(peer_seconds: list[float], package_seconds: list[float]) -> str:
-    """Format the ratio of medians, and that of the fastest rounds, which were disturbed least."""
+    """Format the ratios of medians and of the fastest rounds, which were disturbed least."""
     medians, minima = (f(peer_seconds) / f(package_seconds) for f in (statistics.median, min))
     return f"{medians:.2f} (of the fastest rounds {minima:.2f})"
 

@@ -5,9 +5,9 @@
 
 Images are random with CIFAR-10's shape. Every client holds 50 of 50,000 images, so that the data
 have the same size for any number of clients. Every case is a process of its own, since peak memory
-never falls, and makes a whole run; cases alternate. Times are those of consecutive chunks of rounds,
-without the first chunk and those with an evaluation. The tables show medians and the fastest chunks,
-which other programs disturbed least.
+never falls, and makes a whole run; cases alternate. Times are of consecutive chunks of rounds,
+without the first chunk and chunks with an evaluation. The tables show medians and the fastest
+chunks, which other programs disturbed least.
 """
 
 import itertools

@@ -1,10 +1,10 @@
 """FedJAX 0.0.17: its `fed_avg` algorithm, clients by `tile_over_clients` in its jit mode.
 
-Parity: clients and cohorts are equal; one epoch of SGD; weighted average; float32. Deviations: FedJAX
-fills the last batch of a client with samples of the next epoch, so it trains on whole batches, which
-count as processed here; it computes the norm of every client's update as part of `fed_avg`; images
-are float32, normalized beforehand. FedJAX uses `jax.tree_map`, which jax removed; an alias restores
-it.
+Parity: clients and cohorts are equal; one epoch of SGD; weighted average; float32. Deviations:
+FedJAX fills the last batch of a client with samples of the next epoch, so it trains on whole
+batches, which count as processed here. It computes the norm of every client's update as part of
+`fed_avg`. Images are float32, normalized beforehand. FedJAX uses `jax.tree_map`, which jax removed;
+an alias restores it.
 """
 
 import importlib.metadata

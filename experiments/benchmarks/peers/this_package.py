@@ -1,9 +1,9 @@
 """fedjax_het in the benchmark: one regime in, one line of JSON out.
 
-Workloads: rounds (local training and averaging; images stay uint8 and are gathered and normalized in
-every step), a sweep (whole runs, of which the rounds count), DynaFed's synthesis (its iterations),
-and the training of a server on its own images. The record also holds the speed of matrix products on
-the same devices.
+Workloads: rounds (local training and averaging), a sweep (whole runs; the rounds count), DynaFed's
+synthesis (its iterations), and the training of a server on its own images. In rounds, images stay
+uint8 and are gathered and normalized in every step. The record also holds the speed of matrix
+products on the same devices.
 """
 
 import dataclasses

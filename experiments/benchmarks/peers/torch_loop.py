@@ -1,7 +1,7 @@
 """FedAvg as a plain PyTorch loop without a data loader.
 
-Parity: clients and cohorts are equal; one epoch of SGD; weighted average; float32; as many threads as
-cores, or a GPU. Advantages of this program: images are float32 tensors, normalized beforehand, where
+Parity: clients and cohorts are equal; one epoch of SGD; weighted average; float32; one thread per
+core, or a GPU. Advantages of this program: images are float32 tensors, normalized beforehand, where
 this package gathers uint8 images and normalizes them in every step; the images of a client are
 gathered once per round, in shuffled order; one model loads the global weights.
 """

@@ -1,8 +1,8 @@
 """Training of a server in PyTorch: on labels, or on the outputs of other models.
 
 Parity: images, epochs, steps and network are equal; float32; a fresh shuffle in each epoch; SGD on
-labels as FedAF's server, or Adam on the mean logits of `teachers` models as FedDF's; as many threads
-as cores, or a GPU. Advantage of this program: images are normalized beforehand.
+labels as FedAF's server, or Adam on the mean logits of `teachers` models as FedDF's; one thread per
+core, or a GPU. Advantage of this program: images are normalized beforehand.
 """
 
 import json
