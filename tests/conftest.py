@@ -60,6 +60,22 @@ def no_program_eviction(monkeypatch):
     monkeypatch.setattr(memory, "is_near_mmap_limit", lambda: False)
 
 
+@pytest.fixture
+def short_chunks(monkeypatch):
+    """Chunks of at most two rounds."""
+    from fedjax_het.runtime import group_state
+
+    monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 2)
+
+
+@pytest.fixture
+def eager(short_chunks, monkeypatch):
+    """Chunks of at most two rounds, with a checkpoint after each."""
+    from fedjax_het.runtime import checkpointing
+
+    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
+
+
 @pytest.fixture(autouse=True)
 def reset_registries():
     """What a test registers, the next one does not know."""

@@ -21,8 +21,8 @@ from fedjax_het.analysis.render import (
     format_number,
 )
 from fedjax_het.config.run_spec import RunSpec
-from fedjax_het.runtime.provenance import IDENTITY_FIELDS
 from fedjax_het.runtime.result_store import select_newest
+from fedjax_het.runtime.results import IDENTITY_FIELDS
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require, require_name
 from fedjax_het.utils.text import DIVERGED, MISSING, format_classes_per_client, to_one_line

@@ -22,9 +22,9 @@ from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.config.settings import rename_former_settings
 from fedjax_het.core.rng import Stream, make_stream_key
 from fedjax_het.runtime.compiled_programs import build_algorithm
+from fedjax_het.runtime.device_report import describe_environment
 from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.history import Curves, is_evaluation_curve
-from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.runtime.resumable_rounds import RoundProgress
 from fedjax_het.runtime.trained_model import (
     InputSpec,

@@ -1,4 +1,4 @@
-"""The devices of a process, the settings that help on them, and hardware that jax does not use.
+"""Version and devices of a process, the settings that help, and hardware that jax does not use.
 
 `fedjax-het devices` prints `describe_devices`, notebooks call `show_environment`.
 """
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jaxlib
 
 from fedjax_het._version import __version__
 from fedjax_het.core.memory import free_host_bytes, local_devices
-from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.utils.env import (
     JAX_COMPILATION_CACHE_DIR,
     JAX_CPU_DEVICES,
@@ -26,6 +26,7 @@ from fedjax_het.utils.env import (
     get_cache_dir,
     get_environ,
     get_text,
+    require_devices,
 )
 
 log = logging.getLogger("fedjax_het")
@@ -38,6 +39,27 @@ _GOOGLE_PCI_VENDOR = "0x1ae0"  # of a TPU among PCI devices
 _TPU_VARIABLES = ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_ID", "COLAB_TPU_ADDR")
 # Modules that a notebook may have imported before another version of them was installed.
 _NOTEBOOK_MODULES = ("numpy", "jax", "jaxlib", "flax", "optax", "scipy", "pandas", "matplotlib")
+
+
+def describe_environment() -> dict[str, Any]:
+    """Return version, device and precision of this process, which every result stores.
+
+    Starts the backend of jax.
+
+    Raises:
+      ConfigError: if the backend cannot start.
+    """
+    require_devices()
+    config: Any = jax.config  # jax adds its settings at run time, so its types do not name them
+    precision, x64 = config.jax_default_matmul_precision, config.jax_enable_x64
+    return {
+        "fedjax_het": __version__,
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "device": jax.devices()[0].device_kind,
+        "matmul_precision": str(precision or "default"),
+        "x64": bool(x64),
+    }
 
 
 def recommend_settings(backend: str, cuda_version: int | None = None) -> dict[str, str]:

@@ -25,7 +25,7 @@ from fedjax_het.core.execution_plan import LANES_AXIS, RUNS_AXIS, ExecutionPlan,
 from fedjax_het.core.memory import usable_free_bytes
 from fedjax_het.core.schedule import Scheduler, compute_cohort_size
 from fedjax_het.runtime.compiled_programs import CompiledPrograms
-from fedjax_het.runtime.provenance import describe_environment
+from fedjax_het.runtime.device_report import describe_environment
 from fedjax_het.runtime.signature import Signature, to_items
 from fedjax_het.utils.config import Bounds, validate_fields
 from fedjax_het.utils.errors import require, require_name

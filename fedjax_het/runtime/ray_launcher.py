@@ -13,14 +13,14 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.data import Dataset
 from fedjax_het.runtime.data_assignment import UserObjects
+from fedjax_het.runtime.device_report import describe_environment
 from fedjax_het.runtime.leases import Leases
 from fedjax_het.runtime.placement import Placement
-from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.runtime.result_store import ResultWriter, load_result
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.signature import compute_static_key
@@ -52,225 +52,8 @@ class TaskLostError(Exception):
     """The process or the machine of a task has ended."""
 
 
-@runtime_checkable
-class Cluster(Protocol):
-    """Machines that execute tasks."""
-
-    def count_slots(self) -> int:
-        """Return the number of tasks that run at once."""
-        ...
-
-    def submit(self, function: Callable, *arguments: Any) -> Any:
-        """Start a task that calls a function.
-
-        Args:
-          function: function of module level.
-          arguments: its positional arguments, which can be pickled.
-
-        Returns:
-          The handle of the task.
-        """
-
-    def wait_for_first(self, handles: Sequence[Any]) -> Any:
-        """Return the handle of a task that has ended."""
-
-    def get(self, handle: Any) -> Any:
-        """Return the result of a task, or raise its exception or TaskLostError."""
-
-    def close(self) -> None:
-        """Stop all tasks."""
-
-
-class SweepPart(NamedTuple):
-    """Input of a task."""
-
-    specs_by_digest: dict[str, ResolvedRunSpec]
-    """Its runs by the digests of their files."""
-    runs_per_signature: Counter[str]
-    """Number of all runs of the sweep by signature."""
-    directory: Path
-    """Folder of results."""
-    marker_file: str
-    """File in the folder, which exists on machines that share the folder."""
-    options: ExecutionOptions
-    """Options of all runs."""
-    track: tuple[str, ...]
-    """Names of trackers."""
-    setup: Callable[[], object] | None
-    """Function to call first."""
-
-
-@validate_arguments
-def sweep_on_ray(
-    specs: Iterable[RunSpec],
-    directory: str | os.PathLike,
-    *,
-    address: str | None = None,
-    cpus_per_task: PositiveInt = 1,
-    gpus_per_task: NonNegativeFloat = 0,
-    dataset: Dataset | None = None,
-    network: Any = None,
-    optimizer: Any = None,
-    data_dir: str | os.PathLike | None = None,
-    resume_anyway: bool = False,
-    keep_state: bool = False,
-    track: Sequence[str] = (),
-    setup: Callable[[], object] | None = None,
-    progress: Callable[[str], None] | None = print,
-    placement: Placement = Placement(),
-    cluster: Cluster | None = None,
-) -> SweepResult:
-    """Execute a sweep as tasks of Ray. All machines need this package and the data.
-
-    Args:
-      specs: the runs.
-      directory: folder of results.
-      address: address of a cluster, as `ray.init` takes it; "auto" for the cluster that this
-        machine belongs to (default: RAY_ADDRESS, or a new cluster of this machine).
-      cpus_per_task: CPUs of each task, which are its devices if it has no GPU.
-      gpus_per_task: GPUs of each task.
-      dataset: data set of the user, see `sweep`.
-      network: network of the user, see `sweep`.
-      optimizer: clients' optimizer of the user, see `sweep`.
-      data_dir: folder of the prepared data on every machine (default: TFDS_DATA_DIR).
-      resume_anyway: resume checkpoints of other versions, devices and precisions, too.
-      keep_state: write the final state of every run on machines that share the folder.
-      track: names of trackers, for machines that share the folder.
-      setup: function that every task calls first, to register the user's objects; Ray pickles it.
-      progress: function that receives a line per run.
-      placement: lanes and memory of each task; its devices must be None.
-      cluster: machines to use in place of Ray's.
-
-    Returns:
-      The results, as `sweep` returns them.
-
-    Raises:
-      ConfigError: for settings that cannot be used, and if no machine has the CPUs or GPUs of a
-        task.
-      ResultNotWrittenError: after all runs, if results could not be written to the folder.
-    """
-    require_variables(devices=False)
-    user_objects = UserObjects(dataset, None, network, optimizer, data_dir)
-    resolved_specs, user_objects = user_objects.resolve_all(specs)
-    devices = placement.devices
-    require(devices is None, "devices", devices, "None: tasks use the devices that Ray assigns")
-    directory = make_output_directory(directory).resolve()
-    add_tracker_callback((), track, directory, argument="directory")  # validates them
-    options = ExecutionOptions(user_objects, placement, resume_anyway, keep_state)
-    result_writer = ResultWriter(directory)
-    cluster = cluster or RayCluster(address, cpus_per_task, gpus_per_task)
-    with (
-        contextlib.closing(cluster),
-        tempfile.NamedTemporaryFile(prefix=".shared-", dir=directory) as marker,
-    ):
-        task_environment = cluster.get(cluster.submit(_get_environment, setup))
-        digests, specs_by_digest = compute_run_digests(
-            resolved_specs, user_objects, task_environment
-        )
-        # Tasks have the leases: this process only keeps the ledger of the results.
-        work_queue = WorkQueue(specs_by_digest, directory, Leases(None), progress)
-        sweep_progress = work_queue.sweep_progress
-        num_runs = Counter(map(compute_static_key, specs_by_digest.values()))
-        max_parts = PARTS_PER_SLOT * cluster.count_slots()
-        parts = [
-            SweepPart(part, num_runs, directory, marker.name, options, tuple(track), setup)
-            for part in split_into_parts(work_queue.remaining, max_parts, cpus_per_task)
-        ]
-        for part, (part_results, not_run) in _iterate_completed(
-            cluster, parts, sweep_progress.print_line
-        ):
-            jobs = {digest: Job(spec, digest) for digest, spec in part.specs_by_digest.items()}
-            for digest, result in part_results.items():
-                if load_result(directory, digest) is None:
-                    result_writer.write(result)
-                work_queue.complete(jobs[digest], result)
-                sweep_progress.report_finished([jobs[digest]], [result])
-            for spec_digest, reason in not_run.items():
-                rejected_jobs = [job for job in jobs.values() if job.spec.digest() == spec_digest]
-                work_queue.reject(rejected_jobs, reason)
-    results = [work_queue.results.get(digest) for digest in digests]
-    sweep_result = SweepResult(results, work_queue.not_run)
-    result_writer.require_all_written(sweep_result)
-    return sweep_result
-
-
-def split_into_parts(
-    specs_by_digest: dict[str, ResolvedRunSpec], max_parts: int, min_part_size: int
-) -> Iterator[dict[str, ResolvedRunSpec]]:
-    """Split runs into parts of one signature each.
-
-    Args:
-      specs_by_digest: the runs by the digests of their files.
-      max_parts: approximate number of parts; every signature has at least one.
-      min_part_size: number of runs that a task executes at once; no part of a signature with more
-        runs is smaller.
-
-    Yields:
-      The runs of a part by digest.
-    """
-    groups: dict[str, list[str]] = {}
-    for digest, spec in specs_by_digest.items():
-        groups.setdefault(compute_static_key(spec), []).append(digest)
-    for digests in groups.values():
-        count = -(-max_parts * len(digests) // len(specs_by_digest))
-        count = max(1, min(count, len(digests) // min_part_size))
-        for i in range(count):
-            yield {digest: specs_by_digest[digest] for digest in digests[i::count]}
-
-
-def _iterate_completed(
-    cluster: Cluster, parts: Sequence[SweepPart], print_line: Callable[[str], None]
-) -> Iterator[tuple[SweepPart, PartResult]]:
-    """Yield all parts as they end; start lost parts again.
-
-    An exception of a task is raised when all others have ended.
-    """
-    attempts, failure = Counter[int](), None
-    pending = {cluster.submit(execute_part, part): i for i, part in enumerate(parts)}
-    while pending:
-        handle = cluster.wait_for_first(list(pending))
-        i = pending.pop(handle)
-        try:
-            yield parts[i], cluster.get(handle)
-        except TaskLostError as error:
-            attempts[i] += 1
-            if attempts[i] == MAX_ATTEMPTS:
-                raise
-            text, num_runs = to_one_line(str(error))[:100], len(parts[i].specs_by_digest)
-            print_line(f"a task of {num_runs} runs was lost ({text}): executed again")
-            pending[cluster.submit(execute_part, parts[i])] = i
-        except Exception as error:
-            failure = failure or error
-    if failure is not None:
-        raise failure
-
-
-def execute_part(part: SweepPart) -> PartResult:
-    """Execute the runs of a part in a task."""
-    if part.setup is not None:
-        part.setup()
-    is_shared = Path(part.marker_file).exists()
-    # The process that started the sweep receives all results, and reports them.
-    writer = ResultWriter(part.directory if is_shared else None, use_fallback=False)
-    callbacks = add_tracker_callback((), part.track if is_shared else (), part.directory)
-    return execute_runs(
-        part.specs_by_digest,
-        writer,
-        part.options,
-        None,
-        callbacks=callbacks,
-        runs_per_signature=part.runs_per_signature,
-    )
-
-
-def _get_environment(setup: Callable[[], object] | None) -> dict[str, Any]:
-    if setup is not None:
-        setup()
-    return describe_environment()
-
-
 class RayCluster:
-    """Ray, which is started here unless the process has done so."""
+    """Machines that execute tasks of Ray, which is started here unless the process has done so."""
 
     def __init__(self, address: str | None, cpus: int, gpus: float):
         try:
@@ -343,3 +126,189 @@ class RayCluster:
         """Stop the cluster if it was started here."""
         if self._owns_cluster:
             self._ray.shutdown()
+
+
+class SweepPart(NamedTuple):
+    """Input of a task."""
+
+    specs_by_digest: dict[str, ResolvedRunSpec]
+    """Its runs by the digests of their files."""
+    runs_per_signature: Counter[str]
+    """Number of all runs of the sweep by signature."""
+    directory: Path
+    """Folder of results."""
+    marker_file: str
+    """File in the folder, which exists on machines that share the folder."""
+    options: ExecutionOptions
+    """Options of all runs."""
+    track: tuple[str, ...]
+    """Names of trackers."""
+    setup: Callable[[], object] | None
+    """Function to call first."""
+
+
+@validate_arguments
+def sweep_on_ray(
+    specs: Iterable[RunSpec],
+    directory: str | os.PathLike,
+    *,
+    address: str | None = None,
+    cpus_per_task: PositiveInt = 1,
+    gpus_per_task: NonNegativeFloat = 0,
+    dataset: Dataset | None = None,
+    network: Any = None,
+    optimizer: Any = None,
+    data_dir: str | os.PathLike | None = None,
+    resume_anyway: bool = False,
+    keep_state: bool = False,
+    track: Sequence[str] = (),
+    setup: Callable[[], object] | None = None,
+    progress: Callable[[str], None] | None = print,
+    placement: Placement = Placement(),
+) -> SweepResult:
+    """Execute a sweep as tasks of Ray. All machines need this package and the data.
+
+    Args:
+      specs: the runs.
+      directory: folder of results.
+      address: address of a cluster, as `ray.init` takes it; "auto" for the cluster that this
+        machine belongs to (default: RAY_ADDRESS, or a new cluster of this machine).
+      cpus_per_task: CPUs of each task, which are its devices if it has no GPU.
+      gpus_per_task: GPUs of each task.
+      dataset: data set of the user, see `sweep`.
+      network: network of the user, see `sweep`.
+      optimizer: clients' optimizer of the user, see `sweep`.
+      data_dir: folder of the prepared data on every machine (default: TFDS_DATA_DIR).
+      resume_anyway: resume checkpoints of other versions, devices and precisions, too.
+      keep_state: write the final state of every run on machines that share the folder.
+      track: names of trackers, for machines that share the folder.
+      setup: function that every task calls first, to register the user's objects; Ray pickles it.
+      progress: function that receives a line per run.
+      placement: lanes and memory of each task; its devices must be None.
+
+    Returns:
+      The results, as `sweep` returns them.
+
+    Raises:
+      ConfigError: for settings that cannot be used, and if no machine has the CPUs or GPUs of a
+        task.
+      ResultNotWrittenError: after all runs, if results could not be written to the folder.
+    """
+    require_variables(devices=False)
+    user_objects = UserObjects(dataset, None, network, optimizer, data_dir)
+    resolved_specs, user_objects = user_objects.resolve_all(specs)
+    devices = placement.devices
+    require(devices is None, "devices", devices, "None: tasks use the devices that Ray assigns")
+    directory = make_output_directory(directory).resolve()
+    add_tracker_callback((), track, directory, argument="directory")  # validates them
+    options = ExecutionOptions(user_objects, placement, resume_anyway, keep_state)
+    result_writer = ResultWriter(directory)
+    cluster = RayCluster(address, cpus_per_task, gpus_per_task)
+    with (
+        contextlib.closing(cluster),
+        tempfile.NamedTemporaryFile(prefix=".shared-", dir=directory) as marker,
+    ):
+        task_environment = cluster.get(cluster.submit(_get_environment, setup))
+        digests, specs_by_digest = compute_run_digests(
+            resolved_specs, user_objects, task_environment
+        )
+        # Tasks have the leases: this process only keeps the ledger of the results.
+        work_queue = WorkQueue(specs_by_digest, directory, Leases(None), progress)
+        sweep_progress = work_queue.sweep_progress
+        num_runs = Counter(map(compute_static_key, specs_by_digest.values()))
+        max_parts = PARTS_PER_SLOT * cluster.count_slots()
+        parts = [
+            SweepPart(part, num_runs, directory, marker.name, options, tuple(track), setup)
+            for part in split_into_parts(work_queue.remaining, max_parts, cpus_per_task)
+        ]
+        for part, (part_results, not_run) in _iterate_completed(
+            cluster, parts, sweep_progress.print_line
+        ):
+            jobs = {digest: Job(spec, digest) for digest, spec in part.specs_by_digest.items()}
+            for digest, result in part_results.items():
+                if load_result(directory, digest) is None:
+                    result_writer.write(result)
+                work_queue.complete(jobs[digest], result)
+                sweep_progress.report_finished([jobs[digest]], [result])
+            for spec_digest, reason in not_run.items():
+                rejected_jobs = [job for job in jobs.values() if job.spec.digest() == spec_digest]
+                work_queue.reject(rejected_jobs, reason)
+    results = [work_queue.results.get(digest) for digest in digests]
+    sweep_result = SweepResult(results, work_queue.not_run)
+    result_writer.require_all_written(sweep_result)
+    return sweep_result
+
+
+def split_into_parts(
+    specs_by_digest: dict[str, ResolvedRunSpec], max_parts: int, min_part_size: int
+) -> Iterator[dict[str, ResolvedRunSpec]]:
+    """Split runs into parts of one signature each.
+
+    Args:
+      specs_by_digest: the runs by the digests of their files.
+      max_parts: approximate number of parts; every signature has at least one.
+      min_part_size: number of runs that a task executes at once; no part of a signature with more
+        runs is smaller.
+
+    Yields:
+      The runs of a part by digest.
+    """
+    groups: dict[str, list[str]] = {}
+    for digest, spec in specs_by_digest.items():
+        groups.setdefault(compute_static_key(spec), []).append(digest)
+    for digests in groups.values():
+        count = -(-max_parts * len(digests) // len(specs_by_digest))
+        count = max(1, min(count, len(digests) // min_part_size))
+        for i in range(count):
+            yield {digest: specs_by_digest[digest] for digest in digests[i::count]}
+
+
+def _iterate_completed(
+    cluster: RayCluster, parts: Sequence[SweepPart], print_line: Callable[[str], None]
+) -> Iterator[tuple[SweepPart, PartResult]]:
+    """Yield all parts as they end; start lost parts again.
+
+    An exception of a task is raised when all others have ended.
+    """
+    attempts, failure = Counter[int](), None
+    pending = {cluster.submit(execute_part, part): i for i, part in enumerate(parts)}
+    while pending:
+        handle = cluster.wait_for_first(list(pending))
+        i = pending.pop(handle)
+        try:
+            yield parts[i], cluster.get(handle)
+        except TaskLostError as error:
+            attempts[i] += 1
+            if attempts[i] == MAX_ATTEMPTS:
+                raise
+            text, num_runs = to_one_line(str(error))[:100], len(parts[i].specs_by_digest)
+            print_line(f"a task of {num_runs} runs was lost ({text}): executed again")
+            pending[cluster.submit(execute_part, parts[i])] = i
+        except Exception as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+
+
+def execute_part(part: SweepPart) -> PartResult:
+    """Execute the runs of a part in a task."""
+    if part.setup is not None:
+        part.setup()
+    is_shared = Path(part.marker_file).exists()
+    # The process that started the sweep receives all results, and reports them.
+    writer = ResultWriter(part.directory if is_shared else None, use_fallback=False)
+    callbacks = add_tracker_callback((), part.track if is_shared else (), part.directory)
+    return execute_runs(
+        part.specs_by_digest,
+        writer,
+        part.options,
+        None,
+        callbacks=callbacks,
+        runs_per_signature=part.runs_per_signature,
+    )
+
+
+def _get_environment(setup: Callable[[], object] | None) -> dict[str, Any]:
+    if setup is not None:
+        setup()
+    return describe_environment()

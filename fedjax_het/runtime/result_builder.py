@@ -13,10 +13,10 @@ from fedjax_het.core.run_mapping import describe_plan
 from fedjax_het.metrics.convergence import rise_time, rolling_mean, rounds_to_reach
 from fedjax_het.metrics.personal import best_mean_accuracy, worst_decile
 from fedjax_het.nn.precision import describe_precision
+from fedjax_het.runtime.device_report import describe_environment
 from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.held_out_eval import evaluate_held_out_clients
 from fedjax_het.runtime.history import build_traffic_curves, list_metric_names
-from fedjax_het.runtime.provenance import describe_environment
 from fedjax_het.runtime.result_display import get_accuracy_name
 from fedjax_het.runtime.results import (
     ACCURACIES,

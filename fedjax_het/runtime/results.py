@@ -21,7 +21,6 @@ from fedjax_het.config.settings import rename_former_settings
 from fedjax_het.data import Partition
 from fedjax_het.metrics.convergence import TrainingCost, cost_to_reach
 from fedjax_het.runtime import result_display
-from fedjax_het.runtime.provenance import compute_run_digest
 from fedjax_het.utils.arrays import decode_arrays, encode_arrays, save_arrays
 from fedjax_het.utils.config import UnitInterval, validate, validate_fields
 from fedjax_het.utils.errors import ConfigError, require, require_name
@@ -42,6 +41,8 @@ if TYPE_CHECKING:
     from fedjax_het.runtime.synthetic_dataset import SyntheticDataset
     from fedjax_het.runtime.trained_model import TrainedModel
 
+IDENTITY_FIELDS = ("fedjax_het", "device", "matmul_precision", "x64")
+"""Names of the values of `describe_environment` that are part of a result's digest."""
 STATE_SUFFIX = ".state.npz"
 """End of the name of a file with the final state of a run."""
 ACCURACIES = ("final_accuracy", "final_accuracy_std", "best_accuracy", "last_accuracy")
@@ -323,16 +324,18 @@ class Result:
         the objects of the settings, see `runtime.data_assignment.collect_user_digests`.
         """
         summary = self.summary
+        identity = {name: summary.get(name) for name in IDENTITY_FIELDS}
         data = summary.get("dataset_digest") if self.spec.dataset == "user" else None
-        return compute_run_digest(
-            self.spec.digest(),
-            summary,
-            summary.get("own_dataset") or data,
-            summary.get("network_digest"),
-            summary.get("own_partition"),
-            summary.get("initial_digest"),
-            summary.get("optimizer_digest"),
-        )
+        parts: list[Any] = [self.spec.digest(), identity, summary.get("own_dataset") or data]
+        if network := summary.get("network_digest"):
+            parts.append(network)
+        optional = {
+            "partition": summary.get("own_partition"),
+            "initial": summary.get("initial_digest"),
+            "optimizer": summary.get("optimizer_digest"),
+        }
+        parts += [{name: digest} for name, digest in optional.items() if digest]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
     def save(self, directory: str | Path) -> Path:
         """Write the result to a folder.

@@ -36,14 +36,13 @@ from fedjax_het.runtime.data_assignment import (
     load_server_pool,
     user_dataset_digest,
 )
-from fedjax_het.runtime.device_report import warn_unused_hardware
+from fedjax_het.runtime.device_report import describe_environment, warn_unused_hardware
 from fedjax_het.runtime.group_init import init_group
 from fedjax_het.runtime.group_runner import GroupRunner
 from fedjax_het.runtime.leases import Leases, exit_on_sigterm
 from fedjax_het.runtime.memory_limits import InsufficientMemoryError
 from fedjax_het.runtime.placement import Placement, balance_parallel_runs
 from fedjax_het.runtime.program_memory import measure_required_memory, require_memory_for_programs
-from fedjax_het.runtime.provenance import compute_run_digest, describe_environment
 from fedjax_het.runtime.result_display import build_runs_dataset, format_outcome, format_settings
 from fedjax_het.runtime.result_store import (
     ResultWriter,
@@ -357,21 +356,20 @@ def compute_run_digests(
 
     digests = []
     for spec in specs:
-        dataset, network, optimizer = user_objects.get_dataset(spec), None, None
+        dataset, summary = user_objects.get_dataset(spec), dict(environment)
+        if dataset is not None:
+            summary["own_dataset"] = user_dataset_digest(spec, dataset)
         if user_objects.network is not None:
             options = tuple(sorted(spec.model_options.items()))
-            network = get_network_digest(dataset, spec.dataset, spec.normalization, options)
+            summary["network_digest"] = get_network_digest(
+                dataset, spec.dataset, spec.normalization, options
+            )
+        if spec.init_from is not None:
+            summary["initial_digest"] = get_initial_digest(spec.init_from)
         if user_objects.optimizer is not None:
-            optimizer = compute_optimizer_digest(user_objects.optimizer, spec.hp)
-        digest = compute_run_digest(
-            spec.digest(),
-            environment,
-            None if dataset is None else user_dataset_digest(spec, dataset),
-            network,
-            initial=None if spec.init_from is None else get_initial_digest(spec.init_from),
-            optimizer=optimizer,
-        )
-        digests.append(digest)
+            digest = compute_optimizer_digest(user_objects.optimizer, spec.hp)
+            summary["optimizer_digest"] = digest
+        digests.append(Result(spec, {}, summary).digest())
     return digests, dict(zip(digests, specs, strict=True))
 
 

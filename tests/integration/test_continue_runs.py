@@ -9,9 +9,16 @@ import optax
 import pytest
 from support.data import make_user_dataset
 from support.markers import method_cases, slow_case
-from support.small_runs import assert_results_equal, make_spec
+from support.small_runs import (
+    KilledError,
+    assert_all_equal,
+    assert_results_equal,
+    make_killing_callback,
+    make_spec,
+    sweep_specs,
+)
 
-from fedjax_het import ConfigError, Placement, Result, RunSpec, load_model, simulate, sweep
+from fedjax_het import ConfigError, Placement, Result, RunSpec, load_model, simulate
 from fedjax_het.cli import main
 from fedjax_het.runtime import checkpointing
 
@@ -47,15 +54,10 @@ def test_continued_run_equals_a_long_run(name, tmp_path):
 
 def test_checkpoint_resumes_to_more_rounds(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDJAX_HET_CHECKPOINT_SECONDS", "0")
-    short = make_spec(rounds=7)
-
-    def stop(progress):
-        if progress.done >= 3:
-            raise KeyboardInterrupt
-
     monkeypatch.setattr("fedjax_het.runtime.group_state.MAX_ROUNDS_PER_CHUNK", 1)
-    with pytest.raises(KeyboardInterrupt):
-        run(short, tmp_path, progress=stop)
+    short = make_spec(rounds=7)
+    with pytest.raises(KilledError):
+        run(short, tmp_path, progress=make_killing_callback(2))
     assert (tmp_path / checkpointing.CHECKPOINT_FILE).exists()
     with pytest.raises(ConfigError, match=r"rounds 7 -> 12; 2 are done"):
         run(rounds(short, 12), tmp_path)
@@ -99,13 +101,11 @@ def test_keep_state_false_writes_no_state(tmp_path):
 
 def test_sweep_resumes_to_more_rounds(tmp_path):
     specs = [make_spec(seed=seed, rounds=4) for seed in range(3)]
-    sweep(specs, tmp_path, dataset=DATA, keep_state=True, progress=lambda line: None)
+    sweep_specs(specs, tmp_path, keep_state=True)
     longer = [rounds(each, 6) for each in specs]
-    continued = sweep(longer, tmp_path, dataset=DATA, progress=lambda line: None)
-    whole = sweep(longer, dataset=DATA, progress=lambda line: None)
-    for mine, theirs in zip(continued.results, whole.results, strict=True):
-        assert_results_equal(mine, theirs)
-        assert mine.summary["round_seconds"] > 0
+    continued = sweep_specs(longer, tmp_path).results
+    assert_all_equal(continued, sweep_specs(longer).results)
+    assert all(result.summary["round_seconds"] > 0 for result in continued)
     lengths = [json.loads(path.read_text())["spec"]["rounds"] for path in tmp_path.glob("*.json")]
     assert sorted(lengths) == [4, 4, 4, 6, 6, 6]
 

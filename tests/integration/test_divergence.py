@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from support.data import make_user_dataset
 from support.markers import method_cases, slow_case
-from support.small_runs import assert_results_equal, make_spec, run_spec
+from support.small_runs import assert_results_equal, make_spec, run_spec, sweep_specs
 
-from fedjax_het import Placement, sweep
+from fedjax_het import Placement
 from fedjax_het.algorithms import METHODS
 from fedjax_het.core import client_loop, evaluation, round_program
 from fedjax_het.core.client_loop import Examples
@@ -287,13 +287,11 @@ def test_divergence_in_the_only_round_is_recorded(name, settings):
 
 def test_diverged_run_in_parallel_stops_alone():
     specs = [make_spec(rounds=3, hp={"server_lr": rate}) for rate in (3e38, 1.0)]
-    placement = Placement(spread="runs")
-    given = {"dataset": make_user_dataset(), "placement": placement, "progress": lambda line: None}
-    made = sweep(specs, **given)
+    made = sweep_specs(specs, spread="runs")
     lost, fine = made.results
     assert (lost.summary["diverged"], lost.summary["rounds"]) == (True, 1)
     assert not fine.summary["diverged"] and made.to_summary("x")["diverged"] == 1
-    assert_results_equal(fine, sweep(specs[1:], **given).results[0])
+    assert_results_equal(fine, sweep_specs(specs[1:], spread="runs").results[0])
 
 
 @pytest.mark.parametrize(("name", "rounds_before"), [("fsl", 0), slow_case("dynafed", 4)])

@@ -26,14 +26,19 @@ from support.fault_injection import (
     simulate_read_only_folder,
 )
 from support.paths import ROOT, TESTS, WORKERS
-from support.small_runs import KilledError, assert_results_equal, make_killing_callback
+from support.small_runs import (
+    KilledError,
+    assert_all_equal,
+    assert_results_equal,
+    make_killing_callback,
+)
 
 from fedjax_het import ConfigError, Result, load_results, simulate, sweep
 from fedjax_het.algorithms import METHODS
 from fedjax_het.data import Partition
 from fedjax_het.runtime import checkpointing, group_state, long_phases, result_store
 from fedjax_het.runtime.checkpointing import read_checkpoint, save_checkpoint
-from fedjax_het.runtime.provenance import describe_environment
+from fedjax_het.runtime.device_report import describe_environment
 from fedjax_het.runtime.result_store import ResultNotWrittenError
 from fedjax_het.utils.io import DamagedFileError
 
@@ -160,8 +165,7 @@ def test_sweep_sets_a_damaged_checkpoint_aside(tmp_path, half, caplog):
     (line,) = [r.getMessage() for r in caplog.records if "checkpoint" in r.getMessage()]
     assert str(path) in line and "\n" not in line
     assert [p.name for p in folder.iterdir()] == ["checkpoint.npz.damaged"]
-    for a, b in zip(expected, again, strict=True):
-        assert_results_equal(a, b)
+    assert_all_equal(expected, again)
 
 
 def test_resume_requires_the_version_and_device(half, whole):
@@ -246,8 +250,7 @@ def test_sweep_writes_to_the_fallback_folder(tmp_path, home, monkeypatch):
     ):
         make(folder)
     assert str(home) in get_line(caught)
-    for a, b in zip(expected, caught.value.results.results, strict=True):
-        assert_results_equal(a, b)
+    assert_all_equal(expected, caught.value.results.results)
     assert len(load_rescued(caught.value)) == 3
     for path in caught.value.folder.iterdir():
         path.rename(folder / path.name)
@@ -403,8 +406,7 @@ def test_killed_sweep_resumes(tmp_path, number):
     for attempt in range(4):
         killed = kill_at_random("sweep", tmp_path, METHOD, number, rng)
         print(f"\nsweep, {number.name} {attempt}: {'killed' if killed else 'done before'}")
-    for a, b in zip(make(tmp_path).results, expected, strict=True):
-        assert_results_equal(a, b)
+    assert_all_equal(make(tmp_path).results, expected)
     assert not list(tmp_path.rglob(".*.tmp"))
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from support.data import make_user_dataset
 from support.markers import slow_case
-from support.small_runs import assert_results_equal, make_spec
+from support.small_runs import assert_all_equal, assert_results_equal, make_spec, sweep_specs
 
-from fedjax_het import ConfigError, Result, evaluate, load_model, simulate, sweep
+from fedjax_het import ConfigError, Result, evaluate, load_model, simulate
 from fedjax_het.runtime.compiled_programs import build_programs
 
 DATA = make_user_dataset()
@@ -47,9 +47,8 @@ def test_what_is_begun_with_is_the_model_of_the_file(tmp_path):
 
 def test_a_sweep_begins_all_its_runs_so(drawn):
     specs = [make_spec(rounds=4, seed=seed, init_from=drawn) for seed in range(3)]
-    made = sweep(specs, dataset=DATA, progress=lambda line: None).results
-    for each, one in zip(made, specs, strict=True):
-        assert_results_equal(each, run(one))
+    made = sweep_specs(specs).results
+    assert_all_equal(made, [run(spec) for spec in specs])
     assert not np.array_equal(made[0].metrics["test_loss"], made[1].metrics["test_loss"])
 
 
@@ -58,7 +57,7 @@ def test_another_model_under_the_same_name_is_another_run(drawn, tmp_path):
     shutil.copy(drawn, path)
     once = make_spec(rounds=4, init_from=path)
     first = run(once, output_dir=tmp_path / "out")
-    (made,) = sweep([once], tmp_path / "out", dataset=DATA, progress=lambda line: None).results
+    (made,) = sweep_specs([once], tmp_path / "out").results
     assert_results_equal(made, first)  # found, under the name that both give it
     assert len(list((tmp_path / "out").glob("[0-9a-f]*.json"))) == 1
     run(make_spec(rounds=2, seed=9)).save_model(path)

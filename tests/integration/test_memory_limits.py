@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 from support.data import make_user_dataset
 from support.markers import slow_case
-from support.small_runs import make_spec, run_spec
+from support.small_runs import make_spec, run_spec, sweep_specs
 
-from fedjax_het import Placement, sweep
+from fedjax_het import Placement
 from fedjax_het.algorithms import METHODS
 from fedjax_het.core import memory
 from fedjax_het.core.autotune import LaneChoice
@@ -167,10 +167,8 @@ def test_settings_are_refused_before_partitioning(monkeypatch, settings, room, s
 def test_dataset_counts_on_every_device(monkeypatch):
     group = prepare(make_spec())
     run = group.prepared_runs[0]
-    given, images = (
-        (run.spec, run.dataset, group.program.signature),
-        run.dataset.train_images.nbytes,
-    )
+    given = run.spec, run.dataset, group.program.signature
+    images = run.dataset.train_images.nbytes
 
     def placed(devices):
         return memory_limits.list_device_items(*given, devices, None)[0].num_bytes
@@ -224,8 +222,7 @@ def test_run_without_room_takes_fewer_lanes(monkeypatch):
 def test_sweep_executes_the_runs_that_fit():
     settings = ({}, {"batch_size": 10**8}, {"algorithm": "fedprox"})
     specs = [make_spec(**{"algorithm": "fedavg", "rounds": 1, **each}) for each in settings]
-    given = {"placement": Placement(memory=10**8), "progress": lambda line: None}
-    made = sweep(specs, dataset=make_user_dataset(), **given)
+    made = sweep_specs(specs, memory=10**8)
     assert [result is None for result in made.results] == [False, True, False]
     (reason,) = made.not_run.values()
     assert reason.startswith("batch_size = 100000000: expected at most ")

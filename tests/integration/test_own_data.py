@@ -1,6 +1,7 @@
 """A user's data sets and partitions: validation, and digests that tell them from named ones."""
 
 import dataclasses
+import functools
 import logging
 
 import numpy as np
@@ -17,6 +18,7 @@ from fedjax_het.data import (
     partition_from_clients,
 )
 from fedjax_het.runtime import checkpointing
+from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.data_assignment import UserObjects, collect_user_digests
 from fedjax_het.runtime.result_store import load_results, select_newest
 from fedjax_het.runtime.sweep import plan_sweep
@@ -37,8 +39,7 @@ def part_of(data, count=40):
     return dataclasses.replace(data, **kept)
 
 
-def quiet(*given, **settings):
-    return sweep(*given, progress=lambda line: None, **settings)
+quiet = functools.partial(sweep, progress=None)
 
 
 # --- names
@@ -182,14 +183,6 @@ def test_invalid_datasets_are_rejected(change, message):
         simulate(SPEC, dataset=dataclasses.replace(load_dataset("named"), **change))
 
 
-def test_invalid_registered_datasets_are_rejected():
-    with pytest.raises(ConfigError, match="load = 3: expected a function"):
-        register_dataset("three", 3)
-    register_dataset("three", lambda path, size: make_user_dataset())
-    with pytest.raises(ConfigError, match="dataset = 'three': its function requires path, size"):
-        load_dataset("three")
-
-
 def test_dataset_record_equals_dataset_from_arrays(tmp_path):
     data = make_user_dataset()
     fields = {f.name: getattr(data, f.name) for f in dataclasses.fields(data) if f.init}
@@ -204,8 +197,6 @@ def test_dataset_record_equals_dataset_from_arrays(tmp_path):
 
 @pytest.mark.parametrize(("network", "said"), [("mlp", True), ("convnet", False)])
 def test_fedbn_warns_of_missing_norm_layers(network, said, caplog):
-    from fedjax_het.runtime.build import prepare_group
-
     images, labels = make_blobs()
     images = np.repeat(np.repeat(images, 4, 1), 4, 2)
     data = dataset_from_arrays(images, labels, images, labels)

@@ -11,14 +11,15 @@ from support.data import make_user_dataset
 from support.markers import method_cases, slow_case
 from support.small_runs import (
     KilledError,
+    assert_all_equal,
     assert_results_equal,
     make_killing_callback,
     make_spec,
     run_spec,
-    with_placement,
+    sweep_specs,
 )
 
-from fedjax_het import Placement, sweep
+from fedjax_het import Placement
 from fedjax_het.algorithms import METHODS
 from fedjax_het.core.resumable_loops import WHOLE_LOOPS, ResumableLoopRunner
 from fedjax_het.runtime import checkpointing, resumable_rounds, runner
@@ -86,18 +87,12 @@ def test_cuts_change_no_bit_of_runs_in_step(width, long, monkeypatch):
     number = width * len(jax.devices()) + 1  # a slot is idle in the end
     more = {"partition": "dirichlet", "alpha": 0.7}
     specs = [small("scaffold", seed=seed, **more) for seed in range(number)]
-    settings = with_placement({"dataset": make_user_dataset(), "spread": "runs", "width": width})
-
-    def made():
-        return sweep(specs, progress=lambda line: None, **settings).results
-
-    by_step = made()
+    by_step = sweep_specs(specs, spread="runs", width=width).results
     long(EVERYTHING)
-    by_loop = made()
+    assert_all_equal(by_step, sweep_specs(specs, spread="runs", width=width).results)
     short(monkeypatch)
-    for one, other, whole in zip(by_step, by_loop, made(), strict=True):
-        assert_results_equal(one, other)
-        assert_results_equal(one, whole, **ROUNDING)
+    whole = sweep_specs(specs, spread="runs", width=width).results
+    assert_all_equal(by_step, whole, **ROUNDING)
 
 
 STOPPED = [
@@ -138,8 +133,7 @@ def test_run_resumes_within_a_round(name, before, after, long, tmp_path, monkeyp
 def test_sweep_resumes_runs_at_different_loops(long, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
     specs = [small("scaffold", seed=seed) for seed in range(2)]
-    settings = with_placement({"dataset": make_user_dataset(), "progress": lambda line: None})
-    whole = sweep(specs, **settings).results
+    whole = sweep_specs(specs).results
     real, calls = CheckpointWriter.save, []
 
     def save(self, runs):
@@ -152,12 +146,11 @@ def test_sweep_resumes_runs_at_different_loops(long, tmp_path, monkeypatch):
     for one in specs:  # each is stopped by itself
         calls[:] = [None] * one.seed
         with pytest.raises(KilledError):
-            sweep([one], tmp_path, **settings)
+            sweep_specs([one], tmp_path)
     monkeypatch.setattr(CheckpointWriter, "save", real)
     stands = [read_checkpoint_record(path) for path in tmp_path.glob("unfinished/*/checkpoint.npz")]
     assert len({str(record["within"]) for record in stands}) == 2
-    for one, other in zip(sweep(specs, tmp_path, **settings).results, whole, strict=True):
-        assert_results_equal(one, other)
+    assert_all_equal(sweep_specs(specs, tmp_path).results, whole)
 
 
 def test_progress_reports_the_loops_of_a_round(long):

@@ -1,6 +1,5 @@
 """Client states on the host, or split over devices: bit-equal, in less memory."""
 
-import contextlib
 import re
 
 import jax
@@ -10,17 +9,18 @@ from support.data import make_user_dataset
 from support.markers import slow_case
 from support.small_runs import (
     KilledError,
+    assert_all_equal,
     assert_results_equal,
     make_killing_callback,
     make_spec,
     run_spec,
-    with_placement,
+    sweep_specs,
 )
 
-from fedjax_het import ConfigError, Placement, cli, sweep
+from fedjax_het import ConfigError, Placement, cli
 from fedjax_het.algorithms import METHODS
 from fedjax_het.core.state_paging import HostClientStates
-from fedjax_het.runtime import checkpointing, group_state, placement, sweep_log
+from fedjax_het.runtime import checkpointing, group_state, placement
 from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.checkpointing import CheckpointWriter, read_checkpoint_record
 from fedjax_het.runtime.data_assignment import UserObjects
@@ -45,12 +45,6 @@ def prepare(*specs, **settings):
 
 def place(spec, **settings):
     return prepare(spec, **settings).client_state
-
-
-@pytest.fixture
-def short(monkeypatch):
-    """Chunks of two rounds, so that few clients have rows."""
-    monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 2)
 
 
 def all_clients(made):
@@ -80,7 +74,7 @@ KEEP_ADAM = {"local_optimizer": "adam", "optimizer_state": "keep"}
         *(slow_case("scaffold", place, 2) for place in ("host", "split")),
     ],
 )
-def test_results_are_bit_equal_to_states_on_devices(name, place, lanes, short):
+def test_results_are_bit_equal_to_states_on_devices(name, place, lanes, short_chunks):
     more = {**KEEP_ADAM, "rounds": 5} if name in OTHERS and place == "host" else {}
     spec = stateful(name, **more)
     moved, device = (run_spec(spec, client_state=p, lanes=lanes) for p in (place, "device"))
@@ -93,7 +87,7 @@ def test_results_are_bit_equal_to_states_on_devices(name, place, lanes, short):
         assert max(num_states) > 6, "clients of several chunks must have states of their own"
 
 
-def test_devices_hold_the_states_of_a_chunk(short):
+def test_devices_hold_the_states_of_a_chunk(short_chunks):
     group, device = (prepare(stateful("fedavg"), client_state=p) for p in ("host", "device"))
     state = init_group(group, group.prepared_runs)
     start_runs(state, CheckpointWriter())
@@ -113,7 +107,7 @@ def test_large_table_shortens_chunks(monkeypatch):
         assert init_group(group, group.prepared_runs).limits[:2] == (rounds, 3 * rounds)
 
 
-def test_programs_of_states_on_the_host_compile_once(short, no_program_eviction):
+def test_programs_of_states_on_the_host_compile_once(short_chunks, no_program_eviction):
     spec = stateful(local_epochs=3, rounds=5)  # no other test's program
     group = prepare(spec, client_state="host")
     state = init_group(group, group.prepared_runs)
@@ -123,17 +117,14 @@ def test_programs_of_states_on_the_host_compile_once(short, no_program_eviction)
 
 
 @pytest.mark.slow
-def test_vmapped_runs_are_bit_equal(short):
+def test_vmapped_runs_are_bit_equal(short_chunks):
     more = {"partition": "dirichlet", "alpha": 0.7, "rounds": 5}
     specs = [stateful("fedavg", seed=s, **more) for s in range(2 * len(jax.devices()) + 1)]
-    settings = {"dataset": make_user_dataset(), "progress": lambda line: None}
-    settings |= {"spread": "runs", "width": 2}
     host, device = (
-        sweep(specs, **with_placement(settings | {"client_state": p})).results
+        sweep_specs(specs, spread="runs", width=2, client_state=p).results
         for p in ("host", "device")
     )
-    for result, other in zip(host, device, strict=True):
-        assert_results_equal(result, other)
+    assert_all_equal(host, device)
 
 
 RESUMED = [
@@ -148,8 +139,7 @@ RESUMED = [
 
 
 @pytest.mark.parametrize(("name", "before", "after"), RESUMED)
-def test_killed_run_resumes_bit_equal(name, before, after, tmp_path, short, monkeypatch):
-    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
+def test_killed_run_resumes_bit_equal(name, before, after, tmp_path, eager, monkeypatch):
     # One round or iteration at a time.
     monkeypatch.setattr("fedjax_het.runtime.long_phases.CHUNK_SECONDS", 0.0)
     spec, kill = stateful(name), make_killing_callback(5)
@@ -161,26 +151,7 @@ def test_killed_run_resumes_bit_equal(name, before, after, tmp_path, short, monk
     jax.tree.map(np.testing.assert_array_equal, all_clients(resumed), all_clients(whole))
 
 
-@pytest.mark.slow
-def test_killed_sweep_resumes_bit_equal(tmp_path, short, monkeypatch):
-    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
-    specs = [stateful(seed=s) for s in range(len(jax.devices()))]
-    settings = {"dataset": make_user_dataset(), "progress": lambda line: None}
-    settings |= {"spread": "runs"}
-    whole = sweep(specs, **with_placement(settings | {"client_state": "device"})).results
-    show = make_killing_callback(3)
-    with monkeypatch.context() as patch, pytest.raises(KilledError):
-        patch.setattr(sweep_log, "show_progress", lambda *a, **k: contextlib.nullcontext(show))
-        sweep(specs, tmp_path, **with_placement(settings | {"client_state": "host"}))
-    assert len(list((tmp_path / "unfinished").iterdir())) == len(specs)
-    made = sweep(specs, tmp_path, **with_placement(settings | {"client_state": "host"})).results
-    for one, other in zip(made, whole, strict=True):
-        assert one.summary["client_state"] == "host"
-        assert_results_equal(one, other)
-
-
-def test_checkpoint_holds_clients_that_trained(tmp_path, short, monkeypatch):
-    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
+def test_checkpoint_holds_clients_that_trained(tmp_path, eager, monkeypatch):
     monkeypatch.setattr("fedjax_het.runtime.long_phases.CHUNK_SECONDS", 0.0)
     with pytest.raises(KilledError):
         kill = make_killing_callback(2)

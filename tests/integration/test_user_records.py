@@ -97,14 +97,20 @@ def test_normalization_of_registered_datasets():
 def test_invalid_registered_datasets_are_rejected():
     with pytest.raises(ConfigError, match="name = 'mnist': expected one that no data set of"):
         register_dataset("mnist", blobs)
+    with pytest.raises(ConfigError, match="load = 3: expected a function"):
+        register_dataset("three", 3)
+    register_dataset("three", lambda path, size: blobs())
     register_dataset("empty", lambda: (LABELS, LABELS))
-    with pytest.raises(ConfigError, match=r"value of data set 'empty' = .*: expected a Dataset"):
-        load_dataset("empty")
+    for call, name, message in (
+        (load_dataset, "three", "dataset = 'three': its function requires path, size"),
+        (load_dataset, "empty", "value of data set 'empty' = .*: expected a Dataset"),
+        (prepare_dataset, "empty", "'empty': expected a data set that needs prep"),
+        (prepare_dataset, "digits", "'digits': expected a data set that needs prep"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            call(name)
     with pytest.raises(ConfigError, match="dataset = 'emty' is unknown: did you mean 'empty'"):
         RunSpec(dataset="emty").resolved()
-    for name in ("empty", "digits"):
-        with pytest.raises(ConfigError, match=f"'{name}': expected a data set that needs prep"):
-            prepare_dataset(name)
 
 
 # --- partitions

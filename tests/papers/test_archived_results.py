@@ -7,7 +7,7 @@ import pytest
 from support.paths import ROOT
 
 from fedjax_het.papers.archived_results import archive_runs, archive_runs_main
-from fedjax_het.runtime.provenance import describe_environment
+from fedjax_het.runtime.device_report import describe_environment
 from fedjax_het.runtime.result_store import list_run_files, load_curves, load_result, load_results
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.sweep import plan_sweep

@@ -58,9 +58,9 @@ def run_spec(spec_, **settings):
     return simulate(spec_, dataset=make_user_dataset(), **with_placement(settings))
 
 
-def sweep_specs(specs, **settings):
-    settings = {"dataset": make_user_dataset(), **with_placement(settings)}
-    return sweep(specs, progress=lambda line: None, **settings).results
+def sweep_specs(specs, directory=None, **settings):
+    settings = {"dataset": make_user_dataset(), "progress": None, **settings}
+    return sweep(specs, directory, **with_placement(settings))
 
 
 class KilledError(Exception):
@@ -83,6 +83,11 @@ def assert_results_equal(a, b, rtol=0, atol=0):
         assert arrays.keys() == other_arrays.keys()
         for name in arrays:
             np.testing.assert_allclose(arrays[name], other_arrays[name], rtol, atol, err_msg=name)
+
+
+def assert_all_equal(results, others, **tolerance):
+    for result, other in zip(results, others, strict=True):
+        assert_results_equal(result, other, **tolerance)
 
 
 def final_model_logits(result, dataset):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from fedjax_het import Result
-from fedjax_het.runtime.provenance import describe_environment
+from fedjax_het.runtime.device_report import describe_environment
 from fedjax_het.runtime.result_builder import summarize_metrics
 
 

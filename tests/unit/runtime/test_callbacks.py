@@ -4,16 +4,9 @@ import numpy as np
 import pytest
 from support.data import make_user_dataset
 from support.markers import slow_case
-from support.small_runs import assert_results_equal, make_spec, run_spec
+from support.small_runs import assert_results_equal, make_spec, run_spec, sweep_specs
 
-from fedjax_het import ConfigError, Placement, federation, simulate, sweep
-from fedjax_het.runtime import group_state
-
-
-@pytest.fixture
-def short(monkeypatch):
-    """Chunks of at most two rounds."""
-    monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 2)
+from fedjax_het import ConfigError, federation, simulate
 
 
 class Listener:
@@ -37,7 +30,7 @@ METHODS = ["fedavg", *map(slow_case, ("feddm", "dynafed", "fedgen", "fedmix"))]
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_callbacks_receive_all_metrics_once(name, short, tmp_path):
+def test_callbacks_receive_all_metrics_once(name, short_chunks, tmp_path):
     accuracies, data = {}, make_user_dataset()
 
     def tests_the_model(now):
@@ -67,7 +60,7 @@ def test_callbacks_receive_all_metrics_once(name, short, tmp_path):
         assert accuracy == pytest.approx(float(measured), abs=1e-6)
 
 
-def test_callback_stops_a_resumable_run(short, tmp_path):
+def test_callback_stops_a_resumable_run(short_chunks, tmp_path):
     whole = run_spec(make_spec("scaffold"))
 
     def ends(now):
@@ -96,7 +89,7 @@ def test_stop_before_the_first_round_has_a_result():
     assert made.model().evaluate(make_user_dataset().test_images, make_user_dataset().test_labels)
 
 
-def test_callback_error_is_noted_and_leaves_checkpoint(short, tmp_path):
+def test_callback_error_is_noted_and_leaves_checkpoint(short_chunks, tmp_path):
     def breaks(now):
         if now.done >= 4:
             raise ZeroDivisionError("by zero")
@@ -131,7 +124,7 @@ def test_invalid_callbacks_are_rejected(callbacks, said):
 
 
 @pytest.mark.parametrize("width", [slow_case(1), 2])
-def test_sweep_callbacks_receive_every_run(width, short, tmp_path):
+def test_sweep_callbacks_receive_every_run(width, short_chunks, tmp_path):
     """Whichever go side by side, also where some wait; and stop the one that they look at."""
 
     def ends_one(now):
@@ -141,9 +134,8 @@ def test_sweep_callbacks_receive_every_run(width, short, tmp_path):
     listener = Listener(ends_one)
     specs = [make_spec(seed=seed, rounds=16) for seed in range(3)]
     specs += [make_spec(seed=seed, rounds=16, patience=1) for seed in range(3, 5)]
-    placement = Placement(width=width, spread="runs", lanes=1)
-    given = {"dataset": make_user_dataset(), "progress": lambda line: None}
-    made = sweep(specs, tmp_path, callbacks=[listener], placement=placement, **given)
+    placement = {"width": width, "spread": "runs", "lanes": 1}
+    made = sweep_specs(specs, tmp_path, callbacks=[listener], **placement)
     assert listener.told.keys() == {result.digest() for result in made.results}
     for result in made.results:
         rounds, told = result.summary["rounds"], listener.told[result.digest()]
@@ -163,19 +155,18 @@ def test_sweep_callbacks_receive_every_run(width, short, tmp_path):
             assert 3 <= rounds <= 5
 
 
-def test_callback_error_ends_a_resumable_sweep(short, tmp_path):
+def test_callback_error_ends_a_resumable_sweep(short_chunks, tmp_path):
     def breaks(now):
         if now.done >= 4:
             raise KeyError("here")
 
     specs = [make_spec(seed=seed) for seed in range(2)]
-    given = {"dataset": make_user_dataset(), "progress": lambda line: None}
     with pytest.raises(KeyError) as raised:
-        sweep(specs, tmp_path, callbacks=[breaks], **given)
+        sweep_specs(specs, tmp_path, callbacks=[breaks])
     assert "breaks after round" in raised.value.__notes__[0]
     assert list((tmp_path / "unfinished").glob("*/checkpoint.npz"))
     rounds = Listener()
-    sweep(specs, tmp_path, callbacks=[rounds], **given)
+    sweep_specs(specs, tmp_path, callbacks=[rounds])
     assert min(told[0][1] for told in rounds.told.values()) >= 0
     assert max(told[0][1] for told in rounds.told.values()) >= 4
 
@@ -195,7 +186,7 @@ def test_rounds_loop_equals_simulate():
 
 
 @pytest.mark.parametrize("takes_result", [False, True])
-def test_left_loop_leaves_a_checkpoint(takes_result, short, tmp_path):
+def test_left_loop_leaves_a_checkpoint(takes_result, short_chunks, tmp_path):
     whole = run_spec(make_spec())
     session = federation(make_spec(), dataset=make_user_dataset(), output_dir=tmp_path)
     with pytest.raises(ConfigError, match=r"^result = "):

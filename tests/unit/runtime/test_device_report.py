@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import jax
 import pytest
 from support.data import make_user_dataset
-from support.small_runs import make_spec, run_spec
+from support.small_runs import make_spec, run_spec, sweep_specs
 
 import fedjax_het
-from fedjax_het import Placement, simulate, sweep
+from fedjax_het import Placement, simulate
 from fedjax_het.cli import main
 from fedjax_het.core.autotune import Timing, save_timings
 from fedjax_het.runtime import device_report
@@ -164,7 +164,7 @@ def test_runs_warn_of_unused_hardware_once(unused_gpu, caplog):
     assert "there is a GPU" not in caplog.text
     with caplog.at_level(logging.WARNING):
         run_spec(make_spec(rounds=1))
-        sweep([make_spec(rounds=1)], dataset=make_user_dataset(), progress=lambda line: None)
+        sweep_specs([make_spec(rounds=1)])
     warnings = [record for record in caplog.records if "there is a GPU" in record.getMessage()]
     assert len(warnings) == 1 and warnings[0].name == "fedjax_het"
 

@@ -14,10 +14,11 @@ from support.small_runs import (
     make_killing_callback,
     make_spec,
     run_spec,
+    sweep_specs,
 )
 
-from fedjax_het import ConfigError, Placement, RunSpec, load_results, sweep
-from fedjax_het.runtime import checkpointing, group_state, runner
+from fedjax_het import ConfigError, RunSpec, load_results
+from fedjax_het.runtime import group_state, runner
 from fedjax_het.runtime.history import count_rounds_until_rule, evaluate_rules
 
 ROUNDS = 24
@@ -134,9 +135,7 @@ def test_stopped_run_is_a_prefix_of_the_whole_run(case):
 
 
 @pytest.mark.parametrize("has_stopped", [False, True])
-def test_resumed_run_stops_in_the_same_round(has_stopped, tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 2)
+def test_resumed_run_stops_in_the_same_round(has_stopped, tmp_path, monkeypatch, eager):
     spec = make_spec(rounds=ROUNDS, patience=4, min_delta=0.02)
     whole = run_spec(spec)
     assert whole.summary["rounds"] < ROUNDS
@@ -204,9 +203,7 @@ def test_parallel_runs_stop_as_single_runs(width, tmp_path, monkeypatch):
     base = make_spec(rounds=ROUNDS)
     specs = [dataclasses.replace(base, seed=s, **rule) for s in range(2) for rule in rules]
     specs = [*specs[2:], base]
-    placement = Placement(width=width, spread="runs", lanes=1)
-    given = {"dataset": make_user_dataset(), "progress": lambda line: None}
-    made = sweep(specs, tmp_path, placement=placement, **given)
+    made = sweep_specs(specs, tmp_path, width=width, spread="runs", lanes=1)
     if width > 1:
         assert sum(starts) > len(specs)  # some went on from where they had waited
     alone = [run_spec(each, lanes=1, devices=1) for each in specs]

@@ -10,7 +10,7 @@ import time
 import pytest
 from support.data import make_user_dataset
 from support.paths import ROOT, TESTS
-from support.small_runs import assert_results_equal, make_spec, with_placement
+from support.small_runs import assert_all_equal, make_spec, with_placement
 
 from fedjax_het import ConfigError, Placement, RunSpec, sweep
 from fedjax_het.runtime import ray_launcher
@@ -57,6 +57,13 @@ class Tasks:
         self.closed = True
 
 
+def sweep_as_tasks(cluster, specs, directory, **settings):
+    """Execute a sweep on a cluster in place of Ray's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray_launcher, "RayCluster", lambda *arguments: cluster)
+        return sweep_on_ray(specs, directory, **settings)
+
+
 def seeds(part):
     return [one.seed for one in part.specs_by_digest.values()]
 
@@ -64,23 +71,21 @@ def seeds(part):
 @pytest.mark.parametrize("apart", [False, True])
 def test_tasks_return_the_results_of_a_sweep(tmp_path, apart):
     lines, cluster = [], Tasks(apart=apart)
-    made = sweep_on_ray(SPECS, tmp_path, cluster=cluster, progress=lines.append, **SAME)
+    made = sweep_as_tasks(cluster, SPECS, tmp_path, progress=lines.append, **SAME)
     assert sorted(map(seeds, cluster.submitted)) == [[0], [1], [2], [3]] and cluster.closed
     assert [line[:5] for line in lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
     assert lines[-1].endswith("; done")
-    alone = sweep(SPECS, progress=lines.append, **SAME)
-    for one, other in zip(made.results, alone.results, strict=True):
-        assert_results_equal(one, other)
+    assert_all_equal(made.results, sweep(SPECS, progress=None, **SAME).results)
     assert sorted(load_results(tmp_path)["seed"]) == [0, 1, 2, 3]
     assert not list(tmp_path.glob(".shared*")) and not (tmp_path / "claims").exists()
-    again = sweep_on_ray(SPECS, tmp_path, cluster=Tasks(), progress=lines.append, **SAME)
+    again = sweep_as_tasks(Tasks(), SPECS, tmp_path, progress=lines.append, **SAME)
     assert lines[-1] == f"4 of 4 runs are in {tmp_path} already" and all(again.results)
 
 
 def test_lost_part_is_repeated(tmp_path):
     lines, lost = [], iter([True, False, True])
     cluster = Tasks(lose=lambda part: next(lost, False))
-    made = sweep_on_ray(SPECS, tmp_path, cluster=cluster, progress=lines.append, **SAME)
+    made = sweep_as_tasks(cluster, SPECS, tmp_path, progress=lines.append, **SAME)
     assert all(made.results) and len(cluster.submitted) == 4 + 2
     assert sum("a task of 1 runs was lost (the node died): executed again" in s for s in lines) == 2
 
@@ -88,7 +93,7 @@ def test_lost_part_is_repeated(tmp_path):
 def test_part_is_lost_too_often(tmp_path):
     cluster = Tasks(lose=lambda part: True)
     with pytest.raises(TaskLostError):
-        sweep_on_ray(SPECS[:1], tmp_path, cluster=cluster, progress=lambda line: None, **SAME)
+        sweep_as_tasks(cluster, SPECS[:1], tmp_path, progress=None, **SAME)
     assert len(cluster.submitted) == ray_launcher.MAX_ATTEMPTS and cluster.closed
 
 
@@ -98,7 +103,7 @@ def test_exception_of_a_task_is_raised_at_the_end(tmp_path):
             raise RuntimeError("no more")
 
     with pytest.raises(RuntimeError, match="no more"):
-        sweep_on_ray(SPECS, tmp_path, cluster=Tasks(lose=fail), progress=lambda line: None, **SAME)
+        sweep_as_tasks(Tasks(lose=fail), SPECS, tmp_path, progress=None, **SAME)
     assert sorted(load_results(tmp_path)["seed"]) == [0, 1, 2]
 
 
@@ -106,7 +111,7 @@ def test_missing_data_is_reported_once(tmp_path, monkeypatch):
     monkeypatch.delenv("CINIC10_DIR", raising=False)
     specs = [RunSpec("fedavg", "cinic10", model="mlp", seed=seed) for seed in (0, 1)]
     lines = []
-    made = sweep_on_ray(specs, tmp_path, cluster=Tasks(), progress=lines.append)
+    made = sweep_as_tasks(Tasks(), specs, tmp_path, progress=lines.append)
     assert made.results == [None, None] and set(made.not_run) == {s.digest() for s in specs}
     assert sum("not run" in line for line in lines) == 1
 
@@ -135,7 +140,7 @@ def test_invalid_arguments_are_named(tmp_path, monkeypatch):
         ({"cpus_per_task": 0}, "cpus_per_task = 0"),
         ({"gpus_per_task": -1}, "gpus_per_task = -1"),
         ({}, r"pip install 'fedjax_het\[ray\]'"),
-        ({"placement": Placement(devices=1), "cluster": Tasks()}, "devices"),
+        ({"placement": Placement(devices=1)}, "devices"),
     ]:
         with pytest.raises(ConfigError, match=expected):
             sweep_on_ray(SPECS, tmp_path, **settings)
@@ -175,6 +180,4 @@ def test_ray_with_killed_processes(tmp_path):
     assert sum("executed again" in line for line in lines) == len(killed) > 0
     assert sorted(load_results(tmp_path)["seed"]) == list(range(48))
     assert not (tmp_path / "claims").exists()
-    alone = sweep(specs, progress=lines.append, **SAME)
-    for one, other in zip(made.results, alone.results, strict=True):
-        assert_results_equal(one, other)
+    assert_all_equal(made.results, sweep(specs, progress=None, **SAME).results)

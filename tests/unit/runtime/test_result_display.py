@@ -6,13 +6,10 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from support.data import make_user_dataset
-from support.small_runs import make_spec, run_spec
+from support.small_runs import make_spec, run_spec, sweep_specs
 
-from fedjax_het import ConfigError, Result, sweep
+from fedjax_het import ConfigError, Result
 from fedjax_het.runtime import result_display
-
-DATA = make_user_dataset()
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +107,7 @@ def test_missing_xarray_names_the_extra(made, monkeypatch):
 
 def test_sweep_to_xarray():
     specs = [make_spec(rounds=r, seed=seed) for r, seed in ((4, 0), (4, 1), (6, 0))]
-    swept = sweep(specs, dataset=DATA, progress=lambda line: None)
+    swept = sweep_specs(specs)
     named = swept.to_xarray()
     assert dict(named.sizes)["run"] == 3 and named.sizes["round"] == 6
     assert list(named["seed"].values) == [0, 1, 0] and list(named["rounds"].values) == [4, 4, 6]

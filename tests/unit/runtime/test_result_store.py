@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_het.config.run_spec import RunSpec
-from fedjax_het.runtime.provenance import describe_environment
+from fedjax_het.runtime.device_report import describe_environment
 from fedjax_het.runtime.result_store import load_curves, load_results, select_newest
 from fedjax_het.runtime.results import Result
 

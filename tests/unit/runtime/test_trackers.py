@@ -15,21 +15,14 @@ import pytest
 from support.data import make_user_dataset
 from support.markers import slow_case
 from support.paths import ROOT, TESTS
-from support.small_runs import KilledError, assert_results_equal, make_spec, run_spec
+from support.small_runs import KilledError, assert_results_equal, make_spec, run_spec, sweep_specs
 
-from fedjax_het import ConfigError, Placement, Result, federation, register_tracker, simulate, sweep
+from fedjax_het import ConfigError, Result, federation, register_tracker, simulate, sweep
 from fedjax_het.cli import main
-from fedjax_het.runtime import checkpointing, group_state, trackers
+from fedjax_het.runtime import trackers
 from fedjax_het.runtime.trackers import TRACKERS
 
 SPEC = make_spec(rounds=9, eval_every=2)
-
-
-@pytest.fixture
-def eager(monkeypatch):
-    """Short chunks, and a checkpoint after each."""
-    monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 2)
-    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
 
 
 # --- readers of records, which return (round, value) pairs by metric, and the settings ---------
@@ -208,15 +201,13 @@ def test_records_of_a_run_that_was_killed_twice(tmp_path):
         check(tracker, tmp_path, result)
 
 
-def test_sweep_has_a_record_per_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 2)
+def test_sweep_has_a_record_per_run(tmp_path, short_chunks):
     specs = [make_spec(seed=seed, rounds=16, patience=2 if seed else None) for seed in range(3)]
-    settings = {"dataset": make_user_dataset(), "track": ["csv", "tensorboard"], "progress": None}
-    placement = Placement(width=2, spread="runs", lanes=1)
-    results = sweep(specs, tmp_path, placement=placement, **settings).results
+    settings = {"track": ["csv", "tensorboard"], "width": 2, "spread": "runs", "lanes": 1}
+    results = sweep_specs(specs, tmp_path, **settings).results
     assert any("stopped_early" in result.summary for result in results)
     for result in results:
-        for tracker in ("csv", "tensorboard"):
+        for tracker in settings["track"]:
             check(tracker, tmp_path, result)
 
 
