@@ -1,13 +1,12 @@
 """Several processes are as one; eight devices are as one."""
 
-import os
 import socket
 import subprocess
-import sys
 
 import numpy as np
 import pytest
-from support.paths import ROOT, TESTS, WORKERS
+from support.paths import WORKERS
+from support.processes import start_python
 
 from fedjax_het.runtime.result_store import load_results
 
@@ -15,19 +14,8 @@ WORKER = WORKERS / "distributed_worker.py"
 
 
 def start(folder, count, index, port, method, devices):
-    environment = {
-        **os.environ,
-        "JAX_NUM_CPU_DEVICES": str(devices),
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(TESTS)]),
-    }
-    words = [folder, f"127.0.0.1:{port}", count, index, method]
-    return subprocess.Popen(
-        [sys.executable, str(WORKER), *map(str, words)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    words = [WORKER, folder, f"127.0.0.1:{port}", count, index, method]
+    return start_python(*words, output=subprocess.PIPE, JAX_NUM_CPU_DEVICES=str(devices))
 
 
 def free_port():

@@ -25,7 +25,8 @@ from support.fault_injection import (
     simulate_full_disk,
     simulate_read_only_folder,
 )
-from support.paths import ROOT, TESTS, WORKERS
+from support.paths import WORKERS
+from support.processes import start_python
 from support.small_runs import (
     KilledError,
     assert_all_equal,
@@ -326,11 +327,8 @@ def test_result_file_is_validated(tmp_path, whole, change, expected):
 
 def kill_at_random(kind, folder, method, number, rng):
     """Start a process, send a signal after it has written a file; return whether it was killed."""
-    environment = {**os.environ, "FEDJAX_HET_CHECKPOINT_SECONDS": "0"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(TESTS)])
-    words = [sys.executable, str(WORKERS / "fault_worker.py"), kind, str(folder), method]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(words, env=environment, **quiet)
+    words = (WORKERS / "fault_worker.py", kind, folder, method)
+    process = start_python(*words, FEDJAX_HET_CHECKPOINT_SECONDS="0")
     seen = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
     def has_written():

@@ -1,19 +1,174 @@
-"""Methods that a user registers."""
+"""A user's networks and methods: registered, passed to a run or a sweep, or from a file."""
+
+import json
 
 import jax
 import numpy as np
 import pytest
+from support.networks import TwoLayers
+from support.small_runs import KilledError, make_killing_callback
 
 import fedjax_het
-from fedjax_het import ConfigError, RunSpec, grid, load_results, register_method, simulate, sweep
+from fedjax_het import (
+    ConfigError,
+    RunSpec,
+    grid,
+    load_results,
+    register_method,
+    register_network,
+    simulate,
+    sweep,
+)
 from fedjax_het.algorithms import METHODS, get_possible_bases
 from fedjax_het.algorithms.builders import build_federated_algorithm
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedopt import fedadam
 from fedjax_het.algorithms.server_step import with_server_step
+from fedjax_het.cli import main
 from fedjax_het.core.local_training import make_local_sgd
 
-SMALL = {"model": "mlp", "num_clients": 3, "rounds": 2, "partition": "iid", "participation": 1.0}
+SETTINGS = {"num_clients": 4, "rounds": 2, "partition": "iid", "participation": 1.0}
+FAST = {"ipc": 2, "steps": 2, "server_epochs": 1}
+
+FILE = """
+import flax.linen as nn
+from fedjax_het import register_method, register_network
+from fedjax_het.algorithms.fedavg import fedavg
+
+class Small(nn.Module):
+    num_classes: int
+    hidden: int = 4
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Dense(self.hidden)(x.reshape(x.shape[0], -1)))
+        return nn.Dense(self.num_classes)(x)
+
+register_network("small", Small, "a small one")
+register_method("mine", fedavg, "FedAvg once more")
+"""
+
+
+def perceptron():
+    """The same as a pair of functions."""
+
+    def init(key, images, train):
+        return TwoLayers(10).init(key, images)
+
+    def apply(variables, images, train):
+        return TwoLayers(10).apply(variables, images)
+
+    return init, apply
+
+
+def width_of(result):
+    kernels = jax.tree.leaves(result.state.server.variables["params"])
+    return {leaf.shape[-1] for leaf in kernels} - {10}
+
+
+@pytest.mark.slow
+def test_registered_and_passed_networks_are_equal():
+    register_network("two_layers", TwoLayers)
+    named = simulate(RunSpec("fedavg", model="two_layers", **SETTINGS))
+    given = simulate(RunSpec("fedavg", **SETTINGS), network=TwoLayers)
+    pair = simulate(RunSpec("fedavg", **SETTINGS), network=perceptron())
+    assert np.isfinite(named.metrics["test_loss"]).all()
+    for other in (given, pair):
+        np.testing.assert_array_equal(other.metrics["test_loss"], named.metrics["test_loss"])
+    assert (named.spec.model, given.spec.model) == ("two_layers", "user")
+
+
+def test_network_options_reach_the_network():
+    register_network("two_layers", TwoLayers)
+    specs = [
+        RunSpec("fedavg", model="two_layers", network_options={"hidden": size}, **SETTINGS)
+        for size in (3, 5)
+    ]
+    assert len({spec.digest() for spec in specs}) == 2
+    assert [width_of(simulate(spec)) for spec in specs] == [{3}, {5}]
+    with pytest.raises(ConfigError, match="network 'two_layers' has no option 'hiden'"):
+        RunSpec("fedavg", model="two_layers", network_options={"hiden": 3}, **SETTINGS).resolved()
+
+
+def test_options_that_are_settings_have_one_digest():
+    named = RunSpec("fedavg", model="convnet", width=16).digest()
+    assert RunSpec("fedavg", model="convnet", network_options={"width": 16}).digest() == named
+    with pytest.raises(ConfigError, match="width = 8: expected 16 as in network_options"):
+        RunSpec("fedavg", model="convnet", width=8, network_options={"width": 16}).resolved()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedaf", "moon", "fedgen"])
+def test_methods_that_read_features_take_user_networks(method):
+    options = {"fedaf": FAST, "fedgen": {"generator_steps": 2}}.get(method, {})
+    result = simulate(RunSpec(method, options=options, **SETTINGS), network=TwoLayers)
+    assert np.isfinite(result.metrics["test_loss"]).all()
+
+
+@pytest.mark.slow
+def test_sweep_tells_networks_apart(tmp_path):
+    specs = grid(algorithm=["fedavg", "fedprox"], seed=[0, 1], **SETTINGS)
+
+    def made(network):
+        lines = []
+        found = sweep(specs, tmp_path, network=network, progress=lines.append)
+        assert all(result is not None for result in found.results)
+        return found, any("already" in line for line in lines)
+
+    first, is_found = made(TwoLayers)
+    assert not is_found and made(TwoLayers)[1]
+    other, is_found = made(TwoLayers(10, hidden=9))
+    assert not is_found
+    digests = [{r.summary["network_digest"] for r in found.results} for found in (first, other)]
+    assert digests[0] != digests[1]
+    assert len(load_results(tmp_path)) == 8
+
+
+def test_resume_rejects_another_network(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedjax_het.runtime.checkpointing.CHECKPOINT_SECONDS", 0)
+    spec = RunSpec("fedavg", **SETTINGS)
+    monkeypatch.setattr("fedjax_het.runtime.group_state.MAX_ROUNDS_PER_CHUNK", 1)
+    with pytest.raises(KilledError):
+        simulate(spec, network=TwoLayers, output_dir=tmp_path, progress=make_killing_callback(1))
+    with pytest.raises(ConfigError, match="expected a checkpoint of this network"):
+        simulate(spec, network=TwoLayers(10, hidden=9), output_dir=tmp_path, resume=True)
+
+
+def test_name_registered_again_is_the_new_network():
+    register_network("two_layers", TwoLayers)
+    spec = RunSpec("fedavg", model="two_layers", **SETTINGS)
+    assert width_of(simulate(spec)) == {6}
+    register_network("two_layers", TwoLayers(10, hidden=9))
+    assert width_of(simulate(spec)) == {9}
+
+
+def test_missing_and_extra_networks_are_rejected():
+    with pytest.raises(ConfigError, match="model = 'user': expected a network passed to the run"):
+        simulate(RunSpec("fedavg", model="user", **SETTINGS))
+    with pytest.raises(ConfigError, match="model = 'mlp': expected no name, as a network"):
+        simulate(RunSpec("fedavg", model="mlp", **SETTINGS), network=TwoLayers)
+
+
+def test_command_line_imports_a_file(tmp_path, capsys, monkeypatch):
+    (tmp_path / "mine.py").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    assert main(["list", "--import", "mine.py"]) == 0
+    told = capsys.readouterr().out
+    assert "a small one" in told and "FedAvg once more" in told
+    words = "--algorithm mine --model small --network-option hidden=3 --num-clients 4 --rounds 1"
+    assert main(["--import", "mine.py", "run", "--quiet", *words.split()]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["algorithm"] == "mine"
+
+
+@pytest.mark.parametrize("name", ["nowhere.py", "no_such_module"])
+def test_missing_import_is_one_line(name, capsys):
+    assert main(["list", "--import", name]) == 2
+    assert f"import = '{name}': expected a" in capsys.readouterr().err
+
+
+# --- methods
+
+SMALL = {**SETTINGS, "model": "mlp", "num_clients": 3}
 
 
 def scaled(factor):

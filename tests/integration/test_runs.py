@@ -1,12 +1,9 @@
 """Whole runs: checkpoints, chunks, divergence, dynafed's phases, what a result holds."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
-from functools import partial
 
 import jax
 import numpy as np
@@ -14,6 +11,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from support.data import make_domains_dataset, make_user_dataset
 from support.markers import method_cases
+from support.processes import start_python
 from support.small_runs import (
     SYNTHESIS_OPTIONS,
     KilledError,
@@ -58,28 +56,37 @@ def test_chunk_size_does_not_change_run(monkeypatch):
 
 @pytest.mark.slow
 def test_sigkill_and_resume_by_command(tmp_path):
-    def command(folder, *more):
-        return [
-            *(sys.executable, "-m", "fedjax_het", "run", "--algorithm", "scaffold"),
-            *("--model", "mlp", "--rounds", "60", "--seed", "3", "--alpha", "0.1"),
-            *("--output-dir", str(folder), *more),
+    def start(folder, *more):
+        settings = [
+            "--algorithm",
+            "scaffold",
+            "--model",
+            "mlp",
+            "--rounds",
+            "60",
+            "--seed",
+            "3",
+            "--alpha",
+            "0.1",
         ]
+        words = ("-m", "fedjax_het", "run", *settings, "--output-dir", tmp_path / folder, *more)
+        return start_python(*words, output=subprocess.PIPE, FEDJAX_HET_CHECKPOINT_SECONDS="0")
 
-    environment = {**os.environ, "FEDJAX_HET_CHECKPOINT_SECONDS": "0"}
-    run = partial(subprocess.run, env=environment, capture_output=True, text=True, check=True)
-    whole, killed = run(command(tmp_path / "whole")), tmp_path / "killed"
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(command(killed), env=environment, **silent)
-    while not (killed / "checkpoint.npz").exists() and process.poll() is None:
+    def finish(process):
+        text, _ = process.communicate()
+        assert process.returncode == 0, text
+        return json.loads(text.splitlines()[-1])
+
+    whole, process = finish(start("whole")), start("killed")
+    while not (tmp_path / "killed" / "checkpoint.npz").exists() and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL, "it must die before it is done"
-    resumed = run(command(killed, "--resume"))
+    resumed = finish(start("killed", "--resume"))
     (one,), (two,) = (list((tmp_path / d).glob("*.json")) for d in ("whole", "killed"))
     assert one.name == two.name
     assert_results_equal(Result.load(one), Result.load(two))
-    last = [json.loads(p.stdout.strip().splitlines()[-1]) for p in (whole, resumed)]
-    assert last[0]["final_accuracy"] == last[1]["final_accuracy"]
+    assert whole["final_accuracy"] == resumed["final_accuracy"]
 
 
 def test_resume_without_checkpoint(tmp_path):

@@ -6,15 +6,14 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from functools import partial
 
 import pytest
 from support.data import make_user_dataset
-from support.paths import ROOT, TESTS, WORKERS
+from support.paths import WORKERS
+from support.processes import start_python
 from support.small_runs import (
     KilledError,
     assert_all_equal,
@@ -227,12 +226,10 @@ class Workers:
 
     def start(self):
         log = self.logs / f"{next(self.numbers)}.log"
-        paths = os.pathsep.join([str(ROOT), str(TESTS)])
-        environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": paths}
         words = (WORKERS / "sweep_worker.py", self.folder, log)
-        words = [sys.executable, *map(str, (*words, self.count, self.rounds, self.seconds))]
+        words = (*words, self.count, self.rounds, self.seconds)
         with log.with_suffix(".output").open("w") as output:
-            return subprocess.Popen(words, env=environment, stdout=output, stderr=output)
+            return start_python(*words, output=output, JAX_NUM_CPU_DEVICES="1")
 
     def count_events(self, kind):
         """Return how often each seed has events of a kind, in all logs."""
