@@ -184,13 +184,6 @@ def test_invalid_partitions_are_rejected(case):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("given", ["mnist", (1, 2), {"train_images": 0}, 3])
-def test_objects_of_other_types_are_rejected(given, tmp_path):
-    for run, *args in ((simulate, SPEC), (quiet, [SPEC]), (plan_sweep, [SPEC], tmp_path)):
-        with pytest.raises(ConfigError, match=r"^dataset = .*: expected a Data"):
-            run(*args, dataset=given)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -161,20 +161,11 @@ def test_target_in_the_last_round_is_no_early_stop():
     assert "stopped_early" not in run_spec(make_spec(rounds=5, patience=5)).summary
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"target_accuracy": 0.0}, "target_accuracy = 0"),
-        ({"target_accuracy": 1.5}, "target_accuracy = 1.5"),
-        ({"patience": 0}, "patience = 0"),
-        ({"min_delta": -0.1, "patience": 2}, "min_delta = -0.1"),
-        ({"min_delta": 0.1}, "min_delta = 0.1: expected no value, or patience >= 1"),
-    ],
-)
-def test_invalid_rules_are_rejected(settings, said):
-    with pytest.raises(ConfigError) as raised:
-        RunSpec(**settings).resolved()
-    assert str(raised.value).startswith(said) and "\n" not in str(raised.value)
+def test_min_delta_requires_patience():
+    with pytest.raises(
+        ConfigError, match=r"^min_delta = 0\.1: expected no value, or patience >= 1"
+    ):
+        RunSpec(min_delta=0.1).resolved()
 
 
 def test_settings_without_effect_keep_the_digest():

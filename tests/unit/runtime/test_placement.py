@@ -22,22 +22,12 @@ from fedjax_het.runtime.placement import (
     plan_independent_runs,
 )
 
-INVALID = {
-    "lanes": (0, "many", True, 1.5),
-    "width": (0, None),
-    "blocks": (0,),
-    "memory": (0, "1 GB"),
-    "spread": ("rounds", None),
-    "client_state": ("disk", None),
-    "devices": (0, -1, True, "cpu:0", ["cpu:0", "cpu:1"], []),
-}
 
-
-@pytest.mark.parametrize("name", INVALID)
-def test_placement_rejects_invalid_values(name):
-    for value in INVALID[name]:
-        with pytest.raises(ConfigError, match=rf"^{name} = "):
-            Placement(**{name: value})
+@pytest.mark.parametrize("devices", [0, -1, True, "cpu:0", ["cpu:0", "cpu:1"], []])
+def test_placement_rejects_invalid_devices(devices):
+    """The fuzz tests have the other fields."""
+    with pytest.raises(ConfigError, match=r"^devices = "):
+        Placement(devices=devices)
 
 
 def test_missing_devices_are_reported_by_runs():

@@ -1,7 +1,6 @@
 """Results on disk, read as data frames."""
 
 import numpy as np
-import pytest
 
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.runtime.device_report import describe_environment
@@ -48,13 +47,6 @@ def test_load_results_and_curves(tmp_path):
     last = curves[curves["digest"] == digests[2]]
     assert list(last["round"]) == [1, 2, 3]
     np.testing.assert_allclose(last["test_accuracy"], [0.17, 0.42, 0.67])
-
-
-def test_load_results_skips_damaged_files(tmp_path):
-    broken, whole = save(FEDAVG, tmp_path), save(FEDPROX, tmp_path)
-    (tmp_path / f"{broken}.json").write_text("{")
-    with pytest.warns(UserWarning, match=broken):
-        assert list(load_results(tmp_path)["digest"]) == [whole]
 
 
 def test_load_results_of_an_empty_folder(tmp_path):
