@@ -206,7 +206,7 @@ def test_another_model_under_the_same_name_is_another_run(drawn, tmp_path):
     path = str(tmp_path / "model.msgpack")
     shutil.copy(drawn, path)
     once = make_spec(rounds=4, init_from=path)
-    first = run(once, output_dir=tmp_path / "out")
+    first = run(once, tmp_path / "out")
     (made,) = sweep_specs([once], tmp_path / "out").results
     assert_results_equal(made, first)  # found, under the name that both give it
     assert len(list((tmp_path / "out").glob("[0-9a-f]*.json"))) == 1
@@ -214,7 +214,7 @@ def test_another_model_under_the_same_name_is_another_run(drawn, tmp_path):
     assert run(once).digest() != first.digest()
     longer = dataclasses.replace(once, rounds=5)
     with pytest.raises(ConfigError, match=r"this model \(init_from\)"):
-        run(longer, output_dir=tmp_path / "out", resume=True)
+        run(longer, tmp_path / "out", resume=True)
     loaded = Result.load(tmp_path / "out" / f"{first.digest()}.json")
     jax.tree.map(np.testing.assert_array_equal, loaded.model().variables, first.model().variables)
 
