@@ -16,7 +16,7 @@ from support.small_runs import (
     assert_results_equal,
     make_killing_callback,
     make_spec,
-    sweep_specs,
+    run_sweep,
 )
 
 from fedjax_het import ConfigError, Placement, Result, RunSpec, evaluate, load_model, simulate
@@ -103,10 +103,10 @@ def test_keep_state_false_writes_no_state(tmp_path):
 
 def test_sweep_resumes_to_more_rounds(tmp_path):
     specs = [make_spec(seed=seed, rounds=4) for seed in range(3)]
-    sweep_specs(specs, tmp_path, keep_state=True)
+    run_sweep(specs, tmp_path, keep_state=True)
     longer = [rounds(each, 6) for each in specs]
-    continued = sweep_specs(longer, tmp_path).results
-    assert_all_equal(continued, sweep_specs(longer).results)
+    continued = run_sweep(longer, tmp_path).results
+    assert_all_equal(continued, run_sweep(longer).results)
     assert all(result.summary["round_seconds"] > 0 for result in continued)
     lengths = [json.loads(path.read_text())["spec"]["rounds"] for path in tmp_path.glob("*.json")]
     assert sorted(lengths) == [4, 4, 4, 6, 6, 6]
@@ -197,7 +197,7 @@ def test_what_is_begun_with_is_the_model_of_the_file(tmp_path):
 
 def test_a_sweep_begins_all_its_runs_so(drawn):
     specs = [make_spec(rounds=4, seed=seed, init_from=drawn) for seed in range(3)]
-    made = sweep_specs(specs).results
+    made = run_sweep(specs).results
     assert_all_equal(made, [run(spec) for spec in specs])
     assert not np.array_equal(made[0].metrics["test_loss"], made[1].metrics["test_loss"])
 
@@ -207,7 +207,7 @@ def test_another_model_under_the_same_name_is_another_run(drawn, tmp_path):
     shutil.copy(drawn, path)
     once = make_spec(rounds=4, init_from=path)
     first = run(once, tmp_path / "out")
-    (made,) = sweep_specs([once], tmp_path / "out").results
+    (made,) = run_sweep([once], tmp_path / "out").results
     assert_results_equal(made, first)  # found, under the name that both give it
     assert len(list((tmp_path / "out").glob("[0-9a-f]*.json"))) == 1
     run(make_spec(rounds=2, seed=9)).save_model(path)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.data import make_user_dataset
 from support.markers import method_cases, slow_case
-from support.small_runs import assert_results_equal, make_spec, run_spec, sweep_specs
+from support.small_runs import assert_results_equal, make_spec, run_spec, run_sweep
 
 from fedjax_het import Placement
 from fedjax_het.algorithms import METHODS
@@ -287,11 +287,11 @@ def test_divergence_in_the_only_round_is_recorded(name, settings):
 
 def test_diverged_run_in_parallel_stops_alone():
     specs = [make_spec(rounds=3, hp={"server_lr": rate}) for rate in (3e38, 1.0)]
-    made = sweep_specs(specs, spread="runs")
+    made = run_sweep(specs, spread="runs")
     lost, fine = made.results
     assert (lost.summary["diverged"], lost.summary["rounds"]) == (True, 1)
     assert not fine.summary["diverged"] and made.to_summary("x")["diverged"] == 1
-    assert_results_equal(fine, sweep_specs(specs[1:], spread="runs").results[0])
+    assert_results_equal(fine, run_sweep(specs[1:], spread="runs").results[0])
 
 
 @pytest.mark.parametrize(("name", "rounds_before"), [("fsl", 0), slow_case("dynafed", 4)])

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from support.data import make_user_dataset
 from support.markers import slow_case
-from support.small_runs import make_spec, run_spec, sweep_specs
+from support.small_runs import make_spec, run_spec, run_sweep
 
 from fedjax_het import Placement
 from fedjax_het.algorithms import METHODS
@@ -222,7 +222,7 @@ def test_run_without_room_takes_fewer_lanes(monkeypatch):
 def test_sweep_executes_the_runs_that_fit():
     settings = ({}, {"batch_size": 10**8}, {"algorithm": "fedprox"})
     specs = [make_spec(**{"algorithm": "fedavg", "rounds": 1, **each}) for each in settings]
-    made = sweep_specs(specs, memory=10**8)
+    made = run_sweep(specs, memory=10**8)
     assert [result is None for result in made.results] == [False, True, False]
     (reason,) = made.not_run.values()
     assert reason.startswith("batch_size = 100000000: expected at most ")

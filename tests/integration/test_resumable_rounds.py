@@ -16,7 +16,7 @@ from support.small_runs import (
     make_killing_callback,
     make_spec,
     run_spec,
-    sweep_specs,
+    run_sweep,
 )
 
 from fedjax_het import Placement
@@ -87,11 +87,11 @@ def test_cuts_change_no_bit_of_runs_in_step(width, long, monkeypatch):
     number = width * len(jax.devices()) + 1  # a slot is idle in the end
     more = {"partition": "dirichlet", "alpha": 0.7}
     specs = [small("scaffold", seed=seed, **more) for seed in range(number)]
-    by_step = sweep_specs(specs, spread="runs", width=width).results
+    by_step = run_sweep(specs, spread="runs", width=width).results
     long(EVERYTHING)
-    assert_all_equal(by_step, sweep_specs(specs, spread="runs", width=width).results)
+    assert_all_equal(by_step, run_sweep(specs, spread="runs", width=width).results)
     short(monkeypatch)
-    whole = sweep_specs(specs, spread="runs", width=width).results
+    whole = run_sweep(specs, spread="runs", width=width).results
     assert_all_equal(by_step, whole, **ROUNDING)
 
 
@@ -133,7 +133,7 @@ def test_run_resumes_within_a_round(name, before, after, long, tmp_path, monkeyp
 def test_sweep_resumes_runs_at_different_loops(long, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
     specs = [small("scaffold", seed=seed) for seed in range(2)]
-    whole = sweep_specs(specs).results
+    whole = run_sweep(specs).results
     real, calls = CheckpointWriter.save, []
 
     def save(self, runs):
@@ -146,11 +146,11 @@ def test_sweep_resumes_runs_at_different_loops(long, tmp_path, monkeypatch):
     for one in specs:  # each is stopped by itself
         calls[:] = [None] * one.seed
         with pytest.raises(KilledError):
-            sweep_specs([one], tmp_path)
+            run_sweep([one], tmp_path)
     monkeypatch.setattr(CheckpointWriter, "save", real)
     stands = [read_checkpoint_record(path) for path in tmp_path.glob("unfinished/*/checkpoint.npz")]
     assert len({str(record["within"]) for record in stands}) == 2
-    assert_all_equal(sweep_specs(specs, tmp_path).results, whole)
+    assert_all_equal(run_sweep(specs, tmp_path).results, whole)
 
 
 def test_progress_reports_the_loops_of_a_round(long):

@@ -56,28 +56,17 @@ def test_chunk_size_does_not_change_run(monkeypatch):
 
 @pytest.mark.slow
 def test_sigkill_and_resume_by_command(tmp_path):
-    def start(folder, *more):
-        settings = [
-            "--algorithm",
-            "scaffold",
-            "--model",
-            "mlp",
-            "--rounds",
-            "60",
-            "--seed",
-            "3",
-            "--alpha",
-            "0.1",
-        ]
-        words = ("-m", "fedjax_het", "run", *settings, "--output-dir", tmp_path / folder, *more)
-        return start_python(*words, output=subprocess.PIPE, FEDJAX_HET_CHECKPOINT_SECONDS="0")
+    def start(folder, *more, output=subprocess.PIPE):
+        settings = f"--model mlp --rounds 60 --seed 3 --alpha 0.1 --output-dir {tmp_path / folder}"
+        words = ("-m", "fedjax_het", "run", "--algorithm", "scaffold", *settings.split(), *more)
+        return start_python(*words, output=output, FEDJAX_HET_CHECKPOINT_SECONDS="0")
 
     def finish(process):
         text, _ = process.communicate()
         assert process.returncode == 0, text
         return json.loads(text.splitlines()[-1])
 
-    whole, process = finish(start("whole")), start("killed")
+    whole, process = finish(start("whole")), start("killed", output=subprocess.DEVNULL)
     while not (tmp_path / "killed" / "checkpoint.npz").exists() and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)

@@ -14,7 +14,7 @@ from support.small_runs import (
     make_killing_callback,
     make_spec,
     run_spec,
-    sweep_specs,
+    run_sweep,
 )
 
 from fedjax_het import ConfigError, Placement, cli
@@ -121,8 +121,7 @@ def test_vmapped_runs_are_bit_equal(short_chunks):
     more = {"partition": "dirichlet", "alpha": 0.7, "rounds": 5}
     specs = [stateful("fedavg", seed=s, **more) for s in range(2 * len(jax.devices()) + 1)]
     host, device = (
-        sweep_specs(specs, spread="runs", width=2, client_state=p).results
-        for p in ("host", "device")
+        run_sweep(specs, spread="runs", width=2, client_state=p).results for p in ("host", "device")
     )
     assert_all_equal(host, device)
 

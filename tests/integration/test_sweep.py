@@ -18,7 +18,7 @@ from support.small_runs import (
     make_killing_callback,
     make_spec,
     run_spec,
-    sweep_specs,
+    run_sweep,
 )
 
 from fedjax_het import ConfigError, Placement, Result, RunSpec, simulate
@@ -62,11 +62,11 @@ def test_result_is_independent_of_other_runs(name):
         make_spec(name, seed=1, partition="dirichlet", alpha=0.5),
         make_spec(name, seed=2, hp={number: 0.7}),
     ]
-    together = sweep_specs(specs, spread="runs").results
+    together = run_sweep(specs, spread="runs").results
     for one, made in zip(specs, together, strict=True):
-        assert_results_equal(sweep_specs([one], spread="runs").results[0], made)
+        assert_results_equal(run_sweep([one], spread="runs").results[0], made)
         assert_close(run_spec(one), made)
-    assert_results_equal(sweep_specs(specs[::-1], spread="runs").results[0], together[-1])
+    assert_results_equal(run_sweep(specs[::-1], spread="runs").results[0], together[-1])
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_result_is_independent_of_other_runs(name):
 )
 def test_vmapped_runs_equal_sequential_runs(name, lanes):
     specs = [make_spec(name, seed=s, partition="dirichlet", alpha=0.7) for s in range(5)]
-    in_turn = sweep_specs(specs, spread="runs", width=1, lanes=lanes).results
-    vmapped = sweep_specs(specs, spread="runs", width=3, lanes=lanes).results
+    in_turn = run_sweep(specs, spread="runs", width=1, lanes=lanes).results
+    vmapped = run_sweep(specs, spread="runs", width=3, lanes=lanes).results
     assert vmapped[0].summary["lanes"] != in_turn[0].summary["lanes"]
     for a, b in zip(in_turn, vmapped, strict=True):
         assert_close(a, b)
@@ -87,7 +87,7 @@ def test_parallel_runs_have_domain_accuracies(width):
     data = make_domains_dataset()
     specs = [make_spec(seed=s) for s in range(3)]
     for one, made in zip(
-        specs, sweep_specs(specs, dataset=data, spread="runs", width=width).results, strict=True
+        specs, run_sweep(specs, dataset=data, spread="runs", width=width).results, strict=True
     ):
         alone = simulate(one, dataset=data)
         assert_domain_accuracies(alone, data)
@@ -99,7 +99,7 @@ def test_runs_of_one_signature_share_a_program(no_program_eviction):
     specs = [
         RunSpec(**{**vars(one), "local_epochs": 4}) for one in SPECS
     ]  # no other test's program
-    made = sweep_specs(specs, spread="runs", lanes=1).results  # auto may time another number
+    made = run_sweep(specs, spread="runs", lanes=1).results  # auto may time another number
     assert all(result is not None for result in made)
     plan = UserObjects(make_user_dataset()), Placement(spread="runs", lanes=1)
     program = prepare_group(specs, *plan).program
@@ -188,7 +188,7 @@ def test_large_group_is_split(monkeypatch, caplog):
     first = init_group(halved, group.prepared_runs[: halved.program.plan.max_parallel_runs])
     assert measure_required_memory(first) < 0.6 * needed
     assert sweep_module._fit_to_memory(group, 1).program.plan.mesh_axis == "lanes"
-    made = sweep_specs(specs, spread="runs", width=4, memory=int(needed * 0.6)).results
+    made = run_sweep(specs, spread="runs", width=4, memory=int(needed * 0.6)).results
     assert_close(made[0], run_spec(specs[0]))
 
 
@@ -212,11 +212,11 @@ def test_memory_estimate_counts_client_states():
 
 def test_run_is_executed_once(tmp_path):
     lines = []
-    first = sweep_specs([*SPECS, SPECS[0]], tmp_path, progress=lines.append)
+    first = run_sweep([*SPECS, SPECS[0]], tmp_path, progress=lines.append)
     assert len(first.results) == 6 and first.results[0] is first.results[5]
     assert len(lines) == 5 and lines[0].startswith("[1/5] fedavg, user, mlp, seed 0: ")
     assert lines[-1].endswith("; done")
-    again = sweep_specs(SPECS, tmp_path, progress=lines.append)
+    again = run_sweep(SPECS, tmp_path, progress=lines.append)
     assert lines[-1] == f"5 of 5 runs are in {tmp_path} already"
     assert_all_equal(first.results[:5], again.results)
     assert list(load_results(tmp_path)["digest"]) == sorted(r.digest() for r in again.results)
@@ -229,23 +229,23 @@ def test_run_is_executed_once(tmp_path):
 )
 def test_killed_sweep_resumes_to_the_same_bits(tmp_path, monkeypatch, eager, spread, client_state):
     settings = {"spread": spread, "client_state": client_state}
-    whole = sweep_specs(SPECS, spread=spread, client_state="device").results
+    whole = run_sweep(SPECS, spread=spread, client_state="device").results
     at_once = len(jax.devices()) if spread == "runs" else 1
     show = make_killing_callback(5 + 3)  # five chunks for the first runs, three for the next
     with monkeypatch.context() as patch, pytest.raises(KilledError):
         patch.setattr(sweep_log, "show_progress", lambda *a, **k: contextlib.nullcontext(show))
-        sweep_specs(SPECS, tmp_path, **settings)
+        run_sweep(SPECS, tmp_path, **settings)
     assert len(load_results(tmp_path)) == at_once
     states = [state for *_, state in plan_sweep(SPECS, tmp_path, dataset=make_user_dataset())]
     assert states.count("done") == states.count("unfinished") == at_once
-    resumed = sweep_specs(SPECS, tmp_path, **settings).results
+    resumed = run_sweep(SPECS, tmp_path, **settings).results
     assert {result.summary["client_state"] for result in resumed} == {client_state}
     assert_all_equal(resumed, whole)
 
 
 @pytest.mark.slow
 def test_digest_depends_on_environment_and_data(tmp_path, monkeypatch):
-    made = sweep_specs(SPECS[:1], tmp_path).results[0]
+    made = run_sweep(SPECS[:1], tmp_path).results[0]
     names = {made.digest()}
     for name in ("fedjax_het", "device", "matmul_precision", "x64", "dataset_digest"):
         made.summary[name] = "another"
@@ -254,7 +254,7 @@ def test_digest_depends_on_environment_and_data(tmp_path, monkeypatch):
     made.summary["jax"] = "another"
     assert made.digest() in names
     other = make_user_dataset((9,) * 6)
-    again = sweep_specs(SPECS[:1], tmp_path, dataset=other).results[0]
+    again = run_sweep(SPECS[:1], tmp_path, dataset=other).results[0]
     assert again.summary["partition_digest"] != made.summary["partition_digest"]
     assert len(list(tmp_path.glob("*.json"))) == 2
 
@@ -268,7 +268,7 @@ def test_missing_data_rejects_only_its_runs(monkeypatch):
     absent = [RunSpec("fedavg", "cinic10", model="mlp", seed=seed) for seed in (0, 1)]
     impossible = make_spec(partition="classes_per_client", classes=4)  # the data have three
     lines = []
-    made = sweep_specs([*absent, impossible, SPECS[0]], progress=lines.append)
+    made = run_sweep([*absent, impossible, SPECS[0]], progress=lines.append)
     assert [result is None for result in made.results] == [True, True, True, False]
     assert set(made.not_run) == {one.digest() for one in (*absent, impossible)}
     assert "classes" in made.not_run[impossible.digest()]
@@ -285,7 +285,7 @@ def test_missing_server_data_rejects_only_its_runs(tmp_path):
         make_spec("fsl", server_options={"size": 6}, **server),
     ]
     lines = []
-    made = sweep_specs(specs, data_dir=tmp_path, progress=lines.append)
+    made = run_sweep(specs, data_dir=tmp_path, progress=lines.append)
     assert [result is None for result in made.results] == [True, True, False]
     reasons = [made.not_run[one.digest()] for one in specs[:2]]
     assert "format of the source's images" in reasons[0] and "at least 40 examples" in reasons[1]
@@ -295,7 +295,7 @@ def test_missing_server_data_rejects_only_its_runs(tmp_path):
 def test_invalid_setting_stops_before_the_first_run(tmp_path):
     bad = RunSpec("fedavg", "digits", model="mlp", alpha=-1.0)
     with pytest.raises(ConfigError, match="alpha"):
-        sweep_specs([SPECS[0], bad], tmp_path / "new")
+        run_sweep([SPECS[0], bad], tmp_path / "new")
     assert not (tmp_path / "new").exists()
     (tmp_path / "file").touch()
     for name, settings in {
@@ -304,7 +304,7 @@ def test_invalid_setting_stops_before_the_first_run(tmp_path):
         "output_dir": {"directory": tmp_path / "file" / "x"},
     }.items():
         with pytest.raises(ConfigError, match=name):
-            sweep_specs(SPECS, **settings)
+            run_sweep(SPECS, **settings)
 
 
 def test_remaining_time_is_that_of_similar_runs(monkeypatch):

@@ -19,7 +19,7 @@ from support.small_runs import (
     assert_all_equal,
     assert_results_equal,
     make_spec,
-    sweep_specs,
+    run_sweep,
 )
 from support.sweep_worker import specs_of
 
@@ -33,7 +33,7 @@ SPECS = [make_spec(seed=s) for s in range(4)]
 TWO_GROUPS = [*SPECS[:2], *(make_spec(seed=s, batch_size=5) for s in range(2))]
 
 
-make = partial(sweep_specs, spread="runs", devices=1, lanes=1, blocks=1)
+make = partial(run_sweep, spread="runs", devices=1, lanes=1, blocks=1)
 
 
 @pytest.fixture(scope="module")
@@ -204,10 +204,10 @@ def test_failed_run_releases_its_lease(tmp_path, while_running):
 
 def test_device_layout_is_independent_of_existing_results(tmp_path):
     specs = [make_spec(seed=s) for s in range(8)]
-    expected = sweep_specs(specs, tmp_path).results[5]
+    expected = run_sweep(specs, tmp_path).results[5]
     for path in tmp_path.glob(f"{expected.digest()}.*"):
         path.unlink()
-    again = sweep_specs(specs, tmp_path).results[5]
+    again = run_sweep(specs, tmp_path).results[5]
     assert again.summary["lanes"] == expected.summary["lanes"]
     assert_results_equal(again, expected)
 

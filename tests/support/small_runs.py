@@ -58,9 +58,13 @@ def run_spec(spec_, **settings):
     return simulate(spec_, dataset=make_user_dataset(), **with_placement(settings))
 
 
-def sweep_specs(specs, directory=None, **settings):
+def run_sweep(specs, directory=None, **settings):
     settings = {"dataset": make_user_dataset(), "progress": None, **settings}
     return sweep(specs, directory, **with_placement(settings))
+
+
+def sweep_specs(specs, **settings):
+    return run_sweep(specs, **settings).results
 
 
 class KilledError(Exception):

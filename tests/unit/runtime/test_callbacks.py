@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.data import make_user_dataset
 from support.markers import slow_case
-from support.small_runs import assert_results_equal, make_spec, run_spec, sweep_specs
+from support.small_runs import assert_results_equal, make_spec, run_spec, run_sweep
 
 from fedjax_het import ConfigError, federation, simulate
 
@@ -135,7 +135,7 @@ def test_sweep_callbacks_receive_every_run(width, short_chunks, tmp_path):
     specs = [make_spec(seed=seed, rounds=16) for seed in range(3)]
     specs += [make_spec(seed=seed, rounds=16, patience=1) for seed in range(3, 5)]
     placement = {"width": width, "spread": "runs", "lanes": 1}
-    made = sweep_specs(specs, tmp_path, callbacks=[listener], **placement)
+    made = run_sweep(specs, tmp_path, callbacks=[listener], **placement)
     assert listener.told.keys() == {result.digest() for result in made.results}
     for result in made.results:
         rounds, told = result.summary["rounds"], listener.told[result.digest()]
@@ -162,11 +162,11 @@ def test_callback_error_ends_a_resumable_sweep(short_chunks, tmp_path):
 
     specs = [make_spec(seed=seed) for seed in range(2)]
     with pytest.raises(KeyError) as raised:
-        sweep_specs(specs, tmp_path, callbacks=[breaks])
+        run_sweep(specs, tmp_path, callbacks=[breaks])
     assert "breaks after round" in raised.value.__notes__[0]
     assert list((tmp_path / "unfinished").glob("*/checkpoint.npz"))
     rounds = Listener()
-    sweep_specs(specs, tmp_path, callbacks=[rounds])
+    run_sweep(specs, tmp_path, callbacks=[rounds])
     assert min(told[0][1] for told in rounds.told.values()) >= 0
     assert max(told[0][1] for told in rounds.told.values()) >= 4
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 from support.data import make_user_dataset
-from support.small_runs import make_spec, run_spec, sweep_specs
+from support.small_runs import make_spec, run_spec, run_sweep
 
 import fedjax_het
 from fedjax_het import Placement, simulate
@@ -164,7 +164,7 @@ def test_runs_warn_of_unused_hardware_once(unused_gpu, caplog):
     assert "there is a GPU" not in caplog.text
     with caplog.at_level(logging.WARNING):
         run_spec(make_spec(rounds=1))
-        sweep_specs([make_spec(rounds=1)])
+        run_sweep([make_spec(rounds=1)])
     warnings = [record for record in caplog.records if "there is a GPU" in record.getMessage()]
     assert len(warnings) == 1 and warnings[0].name == "fedjax_het"
 

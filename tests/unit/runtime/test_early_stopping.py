@@ -14,7 +14,7 @@ from support.small_runs import (
     make_killing_callback,
     make_spec,
     run_spec,
-    sweep_specs,
+    run_sweep,
 )
 
 from fedjax_het import ConfigError, RunSpec, load_results
@@ -194,7 +194,7 @@ def test_parallel_runs_stop_as_single_runs(width, tmp_path, monkeypatch):
     base = make_spec(rounds=ROUNDS)
     specs = [dataclasses.replace(base, seed=s, **rule) for s in range(2) for rule in rules]
     specs = [*specs[2:], base]
-    made = sweep_specs(specs, tmp_path, width=width, spread="runs", lanes=1)
+    made = run_sweep(specs, tmp_path, width=width, spread="runs", lanes=1)
     if width > 1:
         assert sum(starts) > len(specs)  # some went on from where they had waited
     alone = [run_spec(each, lanes=1, devices=1) for each in specs]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.data import make_user_dataset
 from support.markers import slow_case
-from support.small_runs import assert_results_equal, make_spec, sweep_specs
+from support.small_runs import assert_results_equal, make_spec, run_sweep
 
 from fedjax_het import ConfigError, Result, simulate
 from fedjax_het.data import partition_from_clients
@@ -90,7 +90,7 @@ def test_held_out_clients_take_no_part():
 
 def test_held_out_clients_of_sweeps_and_user_partitions(tmp_path):
     specs = [make_spec(**SETTINGS, seed=seed) for seed in range(3)]
-    swept = sweep_specs(specs, tmp_path).results
+    swept = run_sweep(specs, tmp_path).results
     for each, one in zip(swept, specs, strict=True):
         alone = run(one)
         assert_results_equal(each, alone)

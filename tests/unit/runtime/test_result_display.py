@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from support.small_runs import make_spec, run_spec, sweep_specs
+from support.small_runs import make_spec, run_spec, run_sweep
 
 from fedjax_het import ConfigError, Result
 from fedjax_het.runtime import result_display
@@ -107,7 +107,7 @@ def test_missing_xarray_names_the_extra(made, monkeypatch):
 
 def test_sweep_to_xarray():
     specs = [make_spec(rounds=r, seed=seed) for r, seed in ((4, 0), (4, 1), (6, 0))]
-    swept = sweep_specs(specs)
+    swept = run_sweep(specs)
     named = swept.to_xarray()
     assert dict(named.sizes)["run"] == 3 and named.sizes["round"] == 6
     assert list(named["seed"].values) == [0, 1, 0] and list(named["rounds"].values) == [4, 4, 6]

@@ -15,7 +15,7 @@ import pytest
 from support.data import make_user_dataset
 from support.markers import slow_case
 from support.paths import ROOT, TESTS
-from support.small_runs import KilledError, assert_results_equal, make_spec, run_spec, sweep_specs
+from support.small_runs import KilledError, assert_results_equal, make_spec, run_spec, run_sweep
 
 from fedjax_het import ConfigError, Result, federation, register_tracker, simulate, sweep
 from fedjax_het.cli import main
@@ -204,7 +204,7 @@ def test_records_of_a_run_that_was_killed_twice(tmp_path):
 def test_sweep_has_a_record_per_run(tmp_path, short_chunks):
     specs = [make_spec(seed=seed, rounds=16, patience=2 if seed else None) for seed in range(3)]
     settings = {"track": ["csv", "tensorboard"], "width": 2, "spread": "runs", "lanes": 1}
-    results = sweep_specs(specs, tmp_path, **settings).results
+    results = run_sweep(specs, tmp_path, **settings).results
     assert any("stopped_early" in result.summary for result in results)
     for result in results:
         for tracker in settings["track"]:
