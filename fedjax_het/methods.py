@@ -138,6 +138,7 @@ from fedjax_het.core.training_variants import (
 from fedjax_het.core.training_variants import require_constant_lr as require_constant_lr
 from fedjax_het.core.training_variants import with_plain_sgd as with_plain_sgd
 from fedjax_het.nn import Model as Model
+from fedjax_het.nn.model import Head as Head
 from fedjax_het.utils.config import Bounds as Bounds
 from fedjax_het.utils.config import Config as Config
 from fedjax_het.utils.config import DecayFactor as DecayFactor

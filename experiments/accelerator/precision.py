@@ -25,7 +25,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedjax_het.algorithms.client_attention import compute_squared_distances
 from fedjax_het.condensation.distribution_matching import distribution_distance
-from fedjax_het.condensation.synthetic_data import SyntheticData
+from fedjax_het.condensation.synthetic_data import SyntheticData, SyntheticTask
 from fedjax_het.condensation.unrolling import matching_loss, unroll
 from fedjax_het.nn import Model, make_model
 from fedjax_het.nn.precision import BFLOAT16, FLOAT32, TF32, configure_compute
@@ -181,15 +181,11 @@ def _synthesis_gradient(model: Model, variables: Tree, data: Tree, *, steps: int
     labels = jax.nn.one_hot(data["labels"], NUM_CLASSES, dtype=start.dtype)
 
     def loss(synthetic: SyntheticData) -> jax.Array:
-        end = unroll(
+        task = SyntheticTask(
             lambda params, x: model.apply({**variables, "params": params}, x, train=True)[0],
-            unravel,
-            start,
-            synthetic,
-            jax.random.key(0),
-            num_steps=steps,
             augment_strategy="none",
         )
+        end = unroll(task, unravel, start, synthetic, jax.random.key(0), num_steps=steps)
         return matching_loss(end, start, target)
 
     step_size = jnp.asarray(STEP_SIZE, start.dtype)

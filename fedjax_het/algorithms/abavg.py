@@ -64,10 +64,8 @@ def abavg(
                 logits = compute_logits(task, get_client_row(models, i), examples.images)
                 return set_row(is_correct, correct(logits, labels), i)
 
-            start, samples = jnp.zeros((count, len(labels))), len(labels) / 3
-            return parallelism.loops.run(
-                TEACHERS, count, add_model, start, samples_per_iteration=samples
-            ).T
+            args = (TEACHERS, count, add_model, jnp.zeros((count, len(labels))))
+            return parallelism.loops.run(*args, samples_per_iteration=len(labels) / 3).T
 
         return parallelism.map_samples(predict_shard, examples)  # [n, S]
 

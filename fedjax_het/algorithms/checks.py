@@ -11,7 +11,7 @@ import math
 import numbers
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -36,6 +36,7 @@ from fedjax_het.core.contract_checks import (
     unpack_tuple,
     with_contract_checks,
 )
+from fedjax_het.nn import Model
 from fedjax_het.utils.arrays import to_numpy_bits
 from fedjax_het.utils.config import to_python_scalar, validate_named_tuple
 from fedjax_het.utils.errors import ConfigError, format_value, is_integer_at_least
@@ -44,12 +45,13 @@ log = logging.getLogger("fedjax_het")
 Arguments = dict[str, Any]  # by the names of the contract
 
 
-def validate_algorithm(method: str, algorithm: Algorithm) -> Algorithm:
+def validate_algorithm(method: str, algorithm: Algorithm, model: Model) -> Algorithm:
     """Return the algorithm with functions that raise ContractError if they break the contract.
 
     Args:
       method: name of the method, for messages.
       algorithm: the result of the method's `build`.
+      model: the network that the method trains.
 
     Returns:
       The algorithm, whose functions check their arguments and results while they are traced.
@@ -59,7 +61,7 @@ def validate_algorithm(method: str, algorithm: Algorithm) -> Algorithm:
 
     Example:
       >>> from fedjax_het.algorithms.checks import validate_algorithm
-      >>> validate_algorithm("mine", None)  # doctest: +IGNORE_EXCEPTION_DETAIL
+      >>> validate_algorithm("mine", None, model=None)  # doctest: +IGNORE_EXCEPTION_DETAIL
       Traceback (most recent call last):
       ContractError: method 'mine' built None: expected an Algorithm
     """
@@ -74,23 +76,54 @@ def validate_algorithm(method: str, algorithm: Algorithm) -> Algorithm:
                 validate_named_tuple(type(part).__name__, part)
     except ConfigError as error:
         raise ContractError(f"method {method!r}: {error}") from None
-    fine_tuning = algorithm.fine_tuning
-    if fine_tuning is not None:
-        client_algorithm = with_contract_checks(fine_tuning.client_algorithm)
-        fine_tuning = fine_tuning._replace(client_algorithm=client_algorithm)
-    return _with_checks(method, "Algorithm", algorithm)._replace(
-        fine_tuning=fine_tuning,
+    contract = _Contract(method, algorithm, model)
+    return contract.with_checks("Algorithm", algorithm)._replace(
         artifacts=_with_warnings(method, "artifacts", algorithm.artifacts, _require_array),
         summary=_with_warnings(method, "summary", algorithm.summary, _to_json),
         round_inputs=tuple(
-            _with_checks(method, f"RoundInput({part.name!r})", part)
+            contract.with_checks(f"RoundInput({part.name!r})", part)
             for part in algorithm.round_inputs
         ),
         server_stages=tuple(
-            _with_checks(method, f"ServerStage({part.name!r})", part)
+            contract.with_checks(f"ServerStage({part.name!r})", part)
             for part in algorithm.server_stages
         ),
     )
+
+
+class _Contract(NamedTuple):
+    """A method whose functions are checked."""
+
+    method: str
+    algorithm: Algorithm
+    model: Model
+
+    def with_checks(self, name: str, record: Any) -> Any:
+        """Return an `Algorithm`, `RoundInput` or `ServerStage` with functions that are checked."""
+        checked = {
+            field: self._with_check(f"{name}.{field}", getattr(record, field), arguments, check)
+            for field, (arguments, check) in _CHECKS[type(record)].items()
+            if getattr(record, field) is not None
+        }
+        return record._replace(**checked)
+
+    def _with_check(self, name: str, function: Callable, argument_names: str, check: Callable):
+        def call(*values):
+            arguments = dict(zip(argument_names.split(), values, strict=True))
+            try:
+                return check(name, call_user_function(name, function, **arguments), arguments, self)
+            except ContractError as error:
+                if str(error).startswith("method "):  # of a wrapped method
+                    raise
+                if isinstance(error, ClientError):
+                    raise ClientError(f"method {self.method!r}, {error}") from error.__cause__
+                raise ContractError(f"method {self.method!r}: {error}") from error
+            except Exception as error:
+                if "in method" not in getattr(error, "__notes__", [""])[-1]:
+                    error.add_note(f"in method {self.method!r}")
+                raise
+
+        return call
 
 
 def _require(condition: bool, subject: str, value: Any, expected: str) -> None:
@@ -98,10 +131,10 @@ def _require(condition: bool, subject: str, value: Any, expected: str) -> None:
         raise ContractError(f"{subject} {describe_value(value)}: expected {expected}")
 
 
-# Each check is `check(name, output, arguments, record) -> output`; `record` holds the function.
+# Each check is `check(name, output, arguments, contract) -> output`.
 
 
-def _check_state(name: str, state: Any, arguments: Arguments, record: Algorithm) -> State:
+def _check_state(name: str, state: Any, arguments: Arguments, contract: _Contract) -> State:
     _require(isinstance(state, State), f"{name}: state is", state, "a State")
     is_count = getattr(state.round, "dtype", None) == np.int32 and np.shape(state.round) == ()
     _require(is_count, f"{name}: state.round is", state.round, "an int32 scalar")
@@ -109,15 +142,16 @@ def _check_state(name: str, state: Any, arguments: Arguments, record: Algorithm)
 
 
 def _check_round(
-    name: str, output: Any, arguments: Arguments, record: Algorithm
+    name: str, output: Any, arguments: Arguments, contract: _Contract
 ) -> tuple[State, RoundInfo]:
     state, info = unpack_tuple(name, output, ("state", "info"))
-    _check_state(name, state, arguments, record)
+    _check_state(name, state, arguments, contract)
     require_like(f"{name}: state", state, arguments["state"], "what `init` made")
     _require(isinstance(info, RoundInfo), f"{name}: info is", info, "a RoundInfo")
     require_scalar(f"{name}: info.train_loss", info.train_loss)
     require_scalar(f"{name}: info.update_norm", info.update_norm)
-    names, shapes = sorted(info.records), record.record_shapes(1)
+    get_shapes = contract.algorithm.record_shapes
+    names, shapes = sorted(info.records), get_shapes(1)
     source = "as `Algorithm.record_shapes` says"
     if names != sorted(shapes):
         expected = f"{sorted(shapes)}, {source}"
@@ -125,26 +159,37 @@ def _check_round(
     for key, leaf in info.records.items():
         # The number of clients is not known here: the shape must be right for some number.
         shape = np.shape(leaf)
-        is_valid = any(tuple(record.record_shapes(k)[key]) == shape for k in {1, *shape})
+        is_valid = any(tuple(get_shapes(k)[key]) == shape for k in {1, *shape})
         expected = f"the shape {shapes[key]}, {source} of one client"
         _require(is_valid, f"{name}: info.records[{key!r}] is", leaf, expected)
     return state, info
 
 
-def _check_new_state(name: str, state: Any, arguments: Arguments, record: Any) -> Any:
+def _check_new_state(name: str, state: Any, arguments: Arguments, contract: _Contract) -> Any:
     require_like(f"{name}: state", state, arguments["state"], "the state given")
     return state
 
 
-def _check_variables(name: str, variables: Any, arguments: Arguments, record: Algorithm) -> Any:
+def _check_variables(name: str, variables: Any, arguments: Arguments, contract: _Contract) -> Any:
     is_valid = isinstance(variables, Mapping) and {"params", "state"} <= set(variables)
     expected = "variables, a dict of params and state"
     _require(is_valid, f"{name} returned", variables, expected)
+    model = contract.model
+    if name.endswith("personal_variables"):
+        model = contract.algorithm.personal_model or model
+    # Of the shapes alone: evaluation converts types.
+    found, network = (
+        jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(getattr(leaf, "shape", ()), np.float32), tree
+        )
+        for tree in (variables, jax.eval_shape(model.init, jax.random.key(0)))
+    )
+    require_like(f"{name}: variables", found, network, f"the network {model.name!r} has them")
     return variables
 
 
 def _check_traffic(
-    kind: Any, name: str, traffic: Any, arguments: Arguments, record: Algorithm
+    kind: Any, name: str, traffic: Any, arguments: Arguments, contract: _Contract
 ) -> Any:
     _require(type(traffic) is kind, f"{name} returned", traffic, f"a {kind.__name__}")
     traffic = kind(*map(to_python_scalar, traffic))
@@ -156,12 +201,12 @@ def _check_traffic(
     return traffic
 
 
-def _check_dict(name: str, value: Any, arguments: Arguments, record: Algorithm) -> dict:
+def _check_dict(name: str, value: Any, arguments: Arguments, contract: _Contract) -> dict:
     _require(isinstance(value, dict), f"{name} returned", value, "a dict")
     return value
 
 
-def _check_inputs(name: str, inputs: Any, arguments: Arguments, record: RoundInput) -> list:
+def _check_inputs(name: str, inputs: Any, arguments: Arguments, contract: _Contract) -> list:
     count = len(arguments["federations"])
     if not isinstance(inputs, list | tuple) or len(inputs) != count:
         found = f"{len(inputs)} of them" if isinstance(inputs, list) else describe_value(inputs)
@@ -173,14 +218,14 @@ def _check_inputs(name: str, inputs: Any, arguments: Arguments, record: RoundInp
     return list(inputs)
 
 
-def _check_count(name: str, count: Any, arguments: Arguments, record: ServerStage) -> int:
+def _check_count(name: str, count: Any, arguments: Arguments, contract: _Contract) -> int:
     count = to_python_scalar(count)
     _require(is_integer_at_least(count, 0), f"{name} returned", count, "a whole number")
     return int(count)
 
 
 # By record and field: the arguments of the function, and the check of its output.
-_CONTRACT: dict[type, dict[str, tuple[str, Callable]]] = {
+_CHECKS: dict[type, dict[str, tuple[str, Callable]]] = {
     Algorithm: {
         "init": ("hp key variables num_clients", _check_state),
         "round": ("hp state key cohort", _check_round),
@@ -197,41 +242,6 @@ _CONTRACT: dict[type, dict[str, tuple[str, Callable]]] = {
         "count_completed": ("state", _check_count),
     },
 }
-
-
-def _with_checks(method: str, name: str, record: Any) -> Any:
-    """Return an `Algorithm`, `RoundInput` or `ServerStage` with functions that are checked."""
-    checked = {
-        field: _with_check(method, f"{name}.{field}", record, field, arguments.split(), check)
-        for field, (arguments, check) in _CONTRACT[type(record)].items()
-        if getattr(record, field) is not None
-    }
-    return record._replace(**checked)
-
-
-def _with_check(
-    method: str, name: str, record: Any, field: str, argument_names: list[str], check: Callable
-) -> Callable:
-    function = getattr(record, field)
-
-    def call(*values):
-        arguments = dict(zip(argument_names, values, strict=True))
-        if "hp" in arguments:
-            arguments["hp"] = DeclaredHyperParameters(arguments["hp"])
-        try:
-            return check(name, call_user_function(name, function, **arguments), arguments, record)
-        except ContractError as error:
-            if str(error).startswith("method "):  # of a wrapped method
-                raise
-            if isinstance(error, ClientError):
-                raise ClientError(f"method {method!r}, {error}") from error.__cause__
-            raise ContractError(f"method {method!r}: {error}") from error
-        except Exception as error:
-            if "in method" not in getattr(error, "__notes__", [""])[-1]:
-                error.add_note(f"in method {method!r}")
-            raise
-
-    return call
 
 
 def _with_warnings(method: str, field: str, function: Callable, convert: Callable) -> Callable:

@@ -24,7 +24,12 @@ from fedjax_het.condensation.privacy import (
     compute_gaussian_epsilon,
     require_dp_accounting,
 )
-from fedjax_het.condensation.synthetic_pool import SyntheticPool, train_on_synthetic_pool
+from fedjax_het.condensation.synthetic_pool import (
+    PoolTask,
+    SyntheticPool,
+    make_decayed_sgd,
+    train_on_synthetic_pool,
+)
 from fedjax_het.core.client_algorithm import (
     Batch,
     ClientAlgorithm,
@@ -37,6 +42,7 @@ from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, ServerMessage
 from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.server_parallelism import ServerParallelism
+from fedjax_het.core.server_training import EpochRange
 from fedjax_het.nn import Model
 from fedjax_het.utils.config import (
     Bounds,
@@ -277,9 +283,8 @@ class ClientCondensation:
             images = jnp.where(has_images, state.images, images)
         gradient = jnp.zeros_like(images) if self.is_per_client else ()
         moments = _make_image_optimizer(context.hp).init(images)
-        return SynthesisState(
-            images, moments, gradient, jnp.zeros(self.classes_per_item, jnp.int32)
-        )
+        created_round = jnp.zeros(self.classes_per_item, jnp.int32)
+        return SynthesisState(images, moments, gradient, created_round)
 
     def _step(self, context: ClientContext, local: SynthesisState, batch: Batch):
         """Make a step of one class's images.
@@ -310,11 +315,8 @@ class ClientCondensation:
     def _end(self, context: ClientContext, local: SynthesisState, state: SyntheticImageState):
         """Return the images as the client's state."""
         num_samples = context.client.num_samples
-        return (
-            ClientUpdate(),
-            SyntheticImageState(local.images, local.created_round, num_samples),
-            (),
-        )
+        new_state = SyntheticImageState(local.images, local.created_round, num_samples)
+        return ClientUpdate(), new_state, ()
 
     def _perturb_variables(self, context: ClientContext, iteration: jax.Array) -> Tree:
         """Return the variables of an iteration, one network for all classes of a client."""
@@ -404,7 +406,18 @@ class ClientCondensation:
         max_epochs = self.options.server_epochs
         epochs = jnp.where(cohort.schedule.is_verification, min(1, max_epochs), max_epochs)
         key = fold_in_purpose(key, Purpose.SERVER)
-        work = (self._train_server, hp, variables, pool, key, epochs, targets)
+
+        def train_server(parallelism: ServerParallelism, hp, variables, pool, key, epochs, targets):
+            pool_task = PoolTask(self.model, targets, self.exact_matching, parallelism)
+            settings = ("server_lr", "server_momentum", "server_weight_decay")
+            return train_on_synthetic_pool(
+                *(pool_task, variables, pool, key),
+                optimizer=make_decayed_sgd(*(hp[name] for name in settings)),
+                epochs=EpochRange(epochs, max_epochs=max_epochs),
+                batch_size=self.options.server_batch_size,
+            )
+
+        work = (train_server, hp, variables, pool, key, epochs, targets)
         new = self.plan.shard_server_work(*work, loops=cohort.loops)
         change = jax.tree.map(jnp.subtract, new["params"], variables["params"])
         info = RoundInfo(result.train_loss, optax.tree.norm(change))
@@ -427,26 +440,6 @@ class ClientCondensation:
             logits = jnp.where(is_owner[..., None], noisy, 0)
         return self.aggregate_logits(hp, logits, is_owner)
 
-    def _train_server(
-        self, parallelism: ServerParallelism, hp, variables, pool, key, epochs, targets
-    ) -> Tree:
-        """Return the server's variables after its epochs over the pool."""
-        return train_on_synthetic_pool(
-            self.model,
-            variables,
-            pool,
-            key,
-            epochs=epochs,
-            max_epochs=self.options.server_epochs,
-            batch_size=self.options.server_batch_size,
-            lr=hp["server_lr"],
-            momentum=hp["server_momentum"],
-            weight_decay=hp["server_weight_decay"],
-            soft_label_targets=targets,
-            exact_matching=self.exact_matching,
-            server_parallelism=parallelism,
-        )
-
     def _make_pool(self, clients: SyntheticImageState, round_number: jax.Array) -> SyntheticPool:
         """Return all clients' images; only the images of the current round are valid."""
         num_classes, ipc = self.model.num_classes, self.options.ipc
@@ -463,9 +456,8 @@ class ClientCondensation:
         """Count the model and V down; V_k and R_k, whole tables as in the paper, and images up."""
         logit_bytes = 0 if self.aggregate_logits is None else 4 * self.model.num_classes**2
         image_bytes = 4 * self.options.ipc * int(np.prod(self.model.input_shape))
-        return Traffic(
-            num_bytes(state.server.variables) + logit_bytes, 2 * logit_bytes, image_bytes
-        )
+        down = num_bytes(state.server.variables) + logit_bytes
+        return Traffic(down, 2 * logit_bytes, image_bytes)
 
     def _make_artifacts(self, state: State) -> dict[str, np.ndarray]:
         """Return the images of the last round, with their clients and classes."""

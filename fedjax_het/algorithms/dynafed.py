@@ -18,6 +18,7 @@ from fedjax_het.condensation import (
     SynthesisHyperParameters,
     SynthesisOptions,
     SyntheticData,
+    SyntheticTask,
     TrajectoryMatching,
     fine_tune,
 )
@@ -34,6 +35,7 @@ from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.resumable_loops import LoopRunner
 from fedjax_het.core.rng import Purpose, Stream, fold_in_purpose, make_host_rng
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
+from fedjax_het.core.server_training import EpochRange
 from fedjax_het.nn import Model
 from fedjax_het.utils.config import NonNegativeFloat, NonNegativeInt, parse_config
 from fedjax_het.utils.errors import is_integer_at_least
@@ -84,18 +86,8 @@ class DynaFedHyperParameters(SynthesisHyperParameters):
     "Learning rate of fine-tuning."
 
 
-def make_dynafed_hyperparameters(
-    options: DynaFedOptions, num_clients: int
-) -> DynaFedHyperParameters:
-    """Return the learning rates of the preset's synthesis and of fine-tuning.
-
-    Args:
-      options: choices of the method, with the preset.
-      num_clients: number of clients; not read.
-
-    Returns:
-      The numbers.
-    """
+def _make_hyperparameters(options: DynaFedOptions, num_clients: int) -> DynaFedHyperParameters:
+    """Return the learning rates of the preset's synthesis and of fine-tuning."""
     return DynaFedHyperParameters(**NUMERIC_PRESETS[options.preset])
 
 
@@ -177,16 +169,10 @@ def dynafed(
 
     def fine_tune_on_shard(parallelism: ServerParallelism, variables, data, key, lr):
         params = fine_tune(
-            _make_apply(model, variables),
-            variables["params"],
-            data,
-            key,
+            *(_make_task(model, variables, options, parallelism), variables["params"], data, key),
             optimizer=FINE_TUNE_OPTIMIZERS[options.fine_tune_optimizer](lr),
-            epochs=options.fine_tune_epochs,
+            epochs=EpochRange(options.fine_tune_epochs),
             batch_size=FINE_TUNE_BATCH_SIZE,
-            augment_strategy=options.augment_strategy,
-            loss_scaling=options.loss_scaling,
-            server_parallelism=parallelism,
         )
         return {**variables, "params": params}
 
@@ -326,13 +312,13 @@ class _Server(NamedTuple):
         is_due = (n % interval == 0) & (n // interval < NUM_SNAPSHOTS - 1)
         slot = jnp.where(is_due, n // interval, NUM_SNAPSHOTS)  # beyond the end: dropped
         snapshots = step_state.snapshots.at[slot].set(images, mode="drop")
-        args = (hp, step_state.synthesis, step_state.trajectory, key, n)
-        synthesis, info = self.synthesis.run(*args, num_iterations=1)
+        args = (hp, step_state.synthesis, step_state.trajectory, jax.random.fold_in(key, n))
+        synthesis, entry = self.synthesis.run_iteration(*args)
         images = synthesis.data.images[self.snapshot_samples]
         return step_state._replace(
             synthesis=synthesis,
             num_iterations=n + 1,
-            log=jax.tree.map(lambda entries, new: entries.at[n].set(new[0]), step_state.log, info),
+            log=jax.tree.map(lambda log, new: log.at[n].set(new), step_state.log, entry),
             snapshots=snapshots.at[-1].set(images),
         )
 
@@ -363,27 +349,24 @@ def _make_server(model: Model, plan: ExecutionPlan, options: DynaFedOptions) -> 
     parallelism = plan.server_parallelism
     if zeros["state"] and inner_batch_size % parallelism.num_devices:
         parallelism = SINGLE_DEVICE  # batch norm would see the padding of the last part
-    synthesis = TrajectoryMatching(
-        options,
-        _make_apply(model, zeros),
-        ravel_pytree(zeros["params"])[1],
-        image_shape=model.input_shape,
-        num_classes=model.num_classes,
-        micro_batch=model.micro_batch,
-        server_parallelism=parallelism,
-    )
+    task = _make_task(model, zeros, options, parallelism)
+    unravel = ravel_pytree(zeros["params"])[1]
+    synthesis = TrajectoryMatching(options, task, unravel, model.input_shape, model.num_classes)
     num_images = min(NUM_SNAPSHOT_IMAGES, num_samples)
     snapshot_samples = np.linspace(0, num_samples - 1, num_images).astype(int)
     return _Server(options, plan, model, synthesis, inner_batch_size, snapshot_samples)
 
 
-def _make_apply(model: Model, variables: Tree) -> Callable:
-    """Return `apply_params(params, images) -> logits` in training mode."""
+def _make_task(
+    model: Model, variables: Tree, options: DynaFedOptions, parallelism: ServerParallelism
+) -> SyntheticTask:
+    """Return the task of the network in training mode, with the statistics of `variables`."""
 
     def apply_params(params, images, **axis_argument):
         return model.apply({**variables, "params": params}, images, train=True, **axis_argument)[0]
 
-    return apply_params
+    settings = (options.augment_strategy, options.loss_scaling, model.micro_batch, parallelism)
+    return SyntheticTask(apply_params, *settings)
 
 
 def _make_summary(step_state: DynaFedStepState) -> dict[str, Any]:
@@ -434,7 +417,7 @@ SPEC = AlgorithmSpec(
     "FedAvg, fine-tuned on data synthesized from the global trajectory (Pi et al., 2023)",
     paper="Pi et al., CVPR 2023, arXiv:2211.10878",
     options=DynaFedOptions,
-    hyperparameters=make_dynafed_hyperparameters,
+    hyperparameters=_make_hyperparameters,
     color="#D55E00",
     wraps="model",
     settings_warnings=_settings_warnings,

@@ -16,13 +16,17 @@ from fedjax_het.algorithms.server_step import (
 )
 from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.client_rows import ClientModels
-from fedjax_het.core.distillation import StudentTraining, distill_student
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.resumable_loops import WHOLE_LOOPS, LoopRunner
 from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.server_parallelism import ServerParallelism
-from fedjax_het.core.server_training import EpochRange
+from fedjax_het.core.server_training import (
+    EpochRange,
+    ServerTrainer,
+    make_shuffled_batches,
+    train_on_examples,
+)
 from fedjax_het.utils.arrays import AnyArray
 from fedjax_het.utils.config import Config, NonNegativeInt, PositiveInt
 
@@ -85,10 +89,8 @@ def build_distillation_algorithm(
     plan: ExecutionPlan,
     base: Callable[..., Algorithm],
     predict_ensemble: Callable[[Any, TeacherModels, AnyArray, jax.Array], jax.Array],
-    make_optimizer: Callable[[Any, int], optax.GradientTransformation],
+    make_optimizer: Callable[[Any, int], tuple[optax.GradientTransformation, Callable | None]],
     options: DistillationOptions,
-    *,
-    make_swa_predicate: Callable[[int], Callable | None] = lambda num_steps: None,
 ) -> Algorithm:
     """Return `base`, whose global model learns an ensemble's predictions in each round.
 
@@ -100,34 +102,35 @@ def build_distillation_algorithm(
       base: `base(training, plan)`, a method whose rounds can return the clients' models.
       predict_ensemble: `predict_ensemble(hp, teachers, images, key) -> targets`, probabilities
         `[n, C]`, each of its image alone. The images may be a part of the server's.
-      make_optimizer: `make_optimizer(hp, num_steps)`, the student's optimizer.
+      make_optimizer: `make_optimizer(hp, num_steps) -> (optimizer, is_averaged_step)` of the
+        student, see `ServerTrainer`.
       options: choices of the student's training.
-      make_swa_predicate: `make_swa_predicate(num_steps)`, the steps that stochastic weight
-        averaging includes, see `StudentTraining`; None: the last model is returned.
 
     Returns:
       The method.
     """
+    epochs, batch_size = options.distill_epochs, options.distill_batch_size
 
     def distill_on_shard(
         parallelism: ServerParallelism, hp, before, after, models: ClientModels, images, key
     ):
         draw_key, key = jax.random.split(key)
-        epochs, batch_size = options.distill_epochs, options.distill_batch_size
-        num_steps = epochs * -(-len(images) // batch_size)
+        order_key, step_key = jax.random.split(key)
         teachers = TeacherModels(models, before, after, parallelism.loops)
         targets = parallelism.map_samples(
             lambda images: predict_ensemble(hp, teachers, images, draw_key), images
         )
-        num_epochs = jnp.where(models.is_present.any(), epochs, 0)
-        choices = StudentTraining(
-            make_optimizer(hp, num_steps),
-            batch_size,
-            EpochRange(num_epochs, max_total=epochs),
-            make_swa_predicate(num_steps),
+        num_steps = epochs * -(-len(images) // batch_size)
+        batches = make_shuffled_batches(order_key, len(images), batch_size)
+        optimizer, is_averaged_step = make_optimizer(hp, num_steps)
+        # Cross-entropy differs from the divergence by a term that does not depend on the student.
+        loss_and_gradient = training.task.loss_and_gradient
+        trainer = ServerTrainer(
+            loss_and_gradient, optimizer, step_key, is_averaged_step, parallelism
         )
-        examples = Examples(images, targets)
-        return distill_student(training.task, after, examples, key, choices, parallelism)
+        num_epochs = jnp.where(models.is_present.any(), epochs, 0)
+        epoch_range = EpochRange(num_epochs, max_epochs=epochs)
+        return train_on_examples(trainer, after, Examples(images, targets), batches, epoch_range)
 
     def distill_round(hp, context: ServerStepContext, models: ClientModels):
         key = fold_in_purpose(context.key, Purpose.SERVER)
@@ -135,4 +138,4 @@ def build_distillation_algorithm(
         args = (hp, *before_and_after, models, get_server_examples(context).images, key)
         return plan.shard_server_work(distill_on_shard, *args, loops=context.cohort.loops)
 
-    return with_ensemble_step(training, plan, base, distill_round, options.distill_batch_size)
+    return with_ensemble_step(training, plan, base, distill_round, batch_size)

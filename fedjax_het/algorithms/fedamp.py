@@ -318,18 +318,8 @@ def _is_included(state: State) -> jax.Array:
     return is_trained | ~is_trained.any()
 
 
-def make_fedamp_hyperparameters(
-    options: HeurFedAMPOptions, num_clients: int
-) -> FedAMPHyperParameters:
-    """Return the numbers of FedAMP's preset.
-
-    Args:
-      options: choices of the method, with the preset.
-      num_clients: number of clients; not read.
-
-    Returns:
-      The numbers.
-    """
+def _make_hyperparameters(options: HeurFedAMPOptions, num_clients: int) -> FedAMPHyperParameters:
+    """Return the numbers of FedAMP's preset."""
     if options.preset == "flgo":
         return FedAMPHyperParameters(alpha=1e4, sigma=25.0, prox_lambda=1.0, alpha_decay=0.1)
     if options.preset == "rows":
@@ -337,20 +327,12 @@ def make_fedamp_hyperparameters(
     return FedAMPHyperParameters()
 
 
-def make_heurfedamp_hyperparameters(
+def _make_heuristic_hyperparameters(
     options: HeurFedAMPOptions, num_clients: int
 ) -> FedAMPHyperParameters:
-    """Return the preset's numbers with a sigma for cosines and a self-weight of 1 / K.
-
-    Args:
-      options: choices of the method, with the preset.
-      num_clients: number of clients, K.
-
-    Returns:
-      The numbers.
-    """
+    """Return the preset's numbers with a sigma for cosines and a self-weight of 1 / K."""
     sigma = 25.0 if options.preset == "flgo" else 5.0
-    hyperparameters = make_fedamp_hyperparameters(options, num_clients)
+    hyperparameters = _make_hyperparameters(options, num_clients)
     return replace(hyperparameters, sigma=sigma, self_weight=1 / num_clients)
 
 
@@ -360,7 +342,7 @@ FEDAMP = AlgorithmSpec(
     "each client receives its own mixture of similar models (Huang et al., 2021)",
     paper="Huang et al., AAAI 2021, arXiv:2007.03797",
     options=FedAMPOptions,
-    hyperparameters=make_fedamp_hyperparameters,
+    hyperparameters=_make_hyperparameters,
     protocol="fedamp",
     color="#56B4E9",
     evaluated_models=("client", "received"),
@@ -375,7 +357,7 @@ HEURFEDAMP = replace(
     build=heurfedamp,
     description="FedAMP with weights by the models' cosines (Huang et al., 2021)",
     options=HeurFedAMPOptions,
-    hyperparameters=make_heurfedamp_hyperparameters,
+    hyperparameters=_make_heuristic_hyperparameters,
     color="#E69F00",
     dashes=(0, (4, 1.5)),
 )

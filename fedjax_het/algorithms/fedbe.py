@@ -148,30 +148,20 @@ def fedbe(
             fraction = jnp.maximum(step - start, 0) % swa_every / max(swa_every - 1, 1)
             return lr + fraction * (hp["swa_lr"] - lr)
 
-        return optax.chain(
+        optimizer = optax.chain(
             optax.scale(1 / num_classes if options.over_classes else 1.0),
             optax.add_decayed_weights(hp["distill_weight_decay"]),
             optax.sgd(cyclic_lr if options.cyclic else lr, momentum=hp["distill_momentum"]),
         )
+        return optimizer, lambda step: (step > start) & ((step - start) % swa_every == 0)
 
-    def make_swa_predicate(num_steps: int):
-        start = int(options.swa_start * num_steps)
-        return lambda step: (step > start) & ((step - start) % swa_every == 0)
-
-    args = (training, plan, base, predict_ensemble, make_optimizer, options)
-    return build_distillation_algorithm(*args, make_swa_predicate=make_swa_predicate)
+    return build_distillation_algorithm(
+        training, plan, base, predict_ensemble, make_optimizer, options
+    )
 
 
-def make_fedbe_hyperparameters(options: FedBEOptions, num_clients: int) -> FedBEHyperParameters:
-    """Return the numbers of distillation, of the posterior and of the rate's cycles.
-
-    Args:
-      options: choices of the method.
-      num_clients: number of clients; not read.
-
-    Returns:
-      The numbers.
-    """
+def _make_hyperparameters(options: FedBEOptions, num_clients: int) -> FedBEHyperParameters:
+    """Return the numbers of distillation, of the posterior and of the rate's cycles."""
     return FedBEHyperParameters(
         swa_lr=4e-4 if options.cyclic else None,
         posterior_alpha=1.0 if options.posterior == "dirichlet" else None,
@@ -254,7 +244,7 @@ SPEC = AlgorithmSpec(
     "FedDF from a Bayesian ensemble of clients' models and drawn models (Chen & Chao, 2021)",
     paper="Chen and Chao, ICLR 2021, arXiv:2009.01974",
     options=FedBEOptions,
-    hyperparameters=make_fedbe_hyperparameters,
+    hyperparameters=_make_hyperparameters,
     color="#88CCEE",
     dashes=(0, (2, 1.5)),
     wraps="model",

@@ -85,9 +85,8 @@ def feddc(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
         return DriftAndGradient(zeros, zeros)
 
     def begin(context, memory):
-        return _FedDCAux(
-            memory.drift, memory.gradient, jax.tree.map(jnp.zeros_like, memory.gradient)
-        )
+        zeros = jax.tree.map(jnp.zeros_like, memory.gradient)
+        return _FedDCAux(memory.drift, memory.gradient, zeros)
 
     def end(context, local, memory, update):
         received, gradient = context.message.variables["params"], local.aux.next_gradient

@@ -106,23 +106,15 @@ def feddf(
         if options.annealed:
             lr = optax.cosine_decay_schedule(lr, max(num_steps, 1))
         clip = [optax.clip_by_global_norm(hp["distill_clip"])] if "distill_clip" in hp else []
-        return optax.chain(*clip, optax.adam(lr))
+        return optax.chain(*clip, optax.adam(lr)), None
 
     return build_distillation_algorithm(
         training, plan, base, predict_ensemble, make_optimizer, options
     )
 
 
-def make_feddf_hyperparameters(options: FedDFOptions, num_clients: int) -> FedDFHyperParameters:
-    """Return the numbers of the preset.
-
-    Args:
-      options: choices of the method, with the preset.
-      num_clients: number of clients; not read.
-
-    Returns:
-      The numbers.
-    """
+def _make_hyperparameters(options: FedDFOptions, num_clients: int) -> FedDFHyperParameters:
+    """Return the numbers of the preset."""
     if options.preset == "fedaux":
         return FedDFHyperParameters(distill_lr=5e-5, distill_clip=None)
     return FedDFHyperParameters()
@@ -134,7 +126,7 @@ SPEC = AlgorithmSpec(
     "the average learns the mean logits of the clients' models (Lin et al., 2020)",
     paper="Lin et al., NeurIPS 2020, arXiv:2006.07242",
     options=FedDFOptions,
-    hyperparameters=make_feddf_hyperparameters,
+    hyperparameters=_make_hyperparameters,
     color="#CC3311",
     dashes=(0, (6, 2)),
     wraps="model",

@@ -1,7 +1,6 @@
 """FedGen (Zhu, Hong and Zhou, ICML 2021, arXiv:2105.10056)."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -25,10 +24,10 @@ from fedjax_het.core.local_training import LocalTraining, ServerMessage, make_lo
 from fedjax_het.core.resumable_loops import SERVER
 from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.server_parallelism import ServerParallelism
-from fedjax_het.core.server_training import ServerTraining, ServerTrainState, make_server_step
-from fedjax_het.nn import Generator, Model, make_generator
+from fedjax_het.core.server_training import ServerTrainer, ServerTrainState
+from fedjax_het.nn import Generator, make_generator
 from fedjax_het.nn.batch_axis import gather_rows, sum_over_shards
-from fedjax_het.nn.model import Head
+from fedjax_het.nn.model import Head, count_features
 from fedjax_het.utils.config import (
     Bounds,
     Config,
@@ -162,13 +161,17 @@ def fedgen(
       ConfigError: if the network has no `embed` or no `head`.
     """
     model, max_steps = training.task.model, options.generator_steps
-    has_features = model.embed is not None and model.head is not None
+    embed, head = model.embed, model.head
+    has_features = embed is not None and head is not None
     expected = "a network with `embed` and `head`, whose features are generated"
     require(has_features, "model", model.name, expected)
-    sizes = (_count_features(model), options.generator_hidden, options.generator_noise)
+    assert embed is not None and head is not None
+    num_features = count_features(model)
+    sizes = (num_features, options.generator_hidden, options.generator_noise)
     generator = make_generator(model.num_classes, *sizes)
-    client = _make_guided_client(training, generator, options.guided_steps)
-    measured_client = with_drift_sums(client) if training.measures_drift else client
+    generator_training = GeneratorTraining(head, generator, options)
+    client = _make_guided_client(training, head, generator, options.guided_steps)
+    client = with_contract_checks(client)
 
     def init(hp, key, variables, num_clients):
         weights = generator.init(fold_in_purpose(key, Purpose.GENERATOR))
@@ -179,16 +182,16 @@ def fedgen(
     def round_(hp, state: State, key, cohort: Cohort):
         server, round_index = state.server, state.round
         message = ServerMessage(server.variables, (server.generator, round_index))
-        result = train_cohort(measured_client, plan, hp, message, state.clients, key, cohort)
-        client_update, drift = split_drift(result.update, server.variables["params"])
-        models, teachers = _split_outputs(training, result.outputs)
+        result, drift = train_clients(client, training, plan, hp, message, state, key, cohort)
+        models, teachers = _split_outputs(training, head, result.outputs)
         num_steps = jnp.where(cohort.schedule.is_verification, min(1, max_steps), max_steps)
         num_steps = jnp.where(teachers.is_present.any(), num_steps, 0)
         lr = hp["generator_lr"] * hp["generator_lr_decay"] ** round_index
-        start, key = (server.generator, server.optimizer), fold_in_purpose(key, Purpose.GENERATOR)
-        args = (hp, start, teachers, key, num_steps, lr)
-        train = partial(train_generator, model, generator, options)
-        weights, adam = plan.shard_server_work(train, *args, loops=cohort.loops)
+        start = ServerTrainState(server.generator, server.optimizer)
+        key = fold_in_purpose(key, Purpose.GENERATOR)
+        args = (hp | {"generator_lr": lr}, start, teachers, key, num_steps)
+        train = generator_training.train
+        weights, adam, _ = plan.shard_server_work(train, *args, loops=cohort.loops)
         # Collectives in order: the new model, which is evaluated next, is known after them.
         signal = optax.tree.norm(weights["params"])
         server_lr = plan.order_after(signal, hp["server_lr"])
@@ -215,24 +218,23 @@ def fedgen(
 
 
 def _split_outputs(
-    training: LocalTraining, outputs: Any
+    training: LocalTraining, head: Head, outputs: Any
 ) -> tuple[ClientModels | None, TeacherHeads]:
     """Return the clients' models, if the clients output them, and their last layers."""
     if not training.returns_client_models:
         return None, jax.tree.map(lambda a: a.reshape(-1, *a.shape[3:]), outputs)
     variables, counts = outputs.variables
     present = outputs.is_present.astype(jnp.float32)
-    heads = _require_head(training.task.model).get_parameters(variables)
+    heads = head.get_parameters(variables)
     teachers = TeacherHeads(heads, counts * present[:, None], present)
     return outputs._replace(variables=variables), teachers
 
 
 def _make_guided_client(
-    training: LocalTraining, generator: Generator, guided_steps: int
+    training: LocalTraining, head: Head, generator: Generator, guided_steps: int
 ) -> ClientAlgorithm:
     """Return local training with generated features; its `aux` counts labels."""
-    task = training.task
-    head, num_classes = _require_head(task.model), task.model.num_classes
+    task, num_classes = training.task, training.task.model.num_classes
 
     def loss_and_gradient(context, local, batch):
         hp, variables = context.hp, local.variables
@@ -299,66 +301,67 @@ def _make_guided_client(
     return base._replace(begin=begin, end=end, outputs_models=training.returns_client_models)
 
 
-def train_generator(
-    model: Model,
-    generator: Generator,
-    options: FedGenOptions,
-    parallelism: ServerParallelism,
-    hp: dict[str, jax.Array],
-    start: tuple[Tree, Tree],
-    teachers: TeacherHeads,
-    key: jax.Array,
-    num_steps: jax.Array,
-    lr: jax.Array,
-) -> tuple[Tree, Tree]:
-    """Train the generator.
+class GeneratorTraining(NamedTuple):
+    """Training of the generator at the server; static."""
 
-    Args:
-      model: the network whose last layer reads features.
-      generator: the generator's functions.
-      options: choices of the method, with the batch size and the largest number of steps.
-      parallelism: devices that share each step.
-      hp: values of the hyper-parameters.
-      start: variables of the generator and state of its optimizer.
-      teachers: last layers and label counts of the round's clients.
-      key: PRNG key; the draws of a step depend on it and on the step's number.
-      num_steps: `[]` int32, number of steps.
-      lr: learning rate, `[]` float32.
+    head: Head
+    "Last layer of the network, which reads features."
+    generator: Generator
+    "Functions of the generator."
+    options: FedGenOptions
+    "Batch size and largest number of steps."
 
-    Returns:
-      The new variables of the generator, and the new state of its optimizer.
-    """
-    is_seen, batch_size = teachers.counts.sum(0) > 0, options.generator_batch_size
-    label_shares = compute_label_shares(teachers)
+    def train(
+        self,
+        parallelism: ServerParallelism,
+        hp: dict[str, jax.Array],
+        train_state: ServerTrainState,
+        teachers: TeacherHeads,
+        key: jax.Array,
+        num_steps: jax.Array,
+    ) -> ServerTrainState:
+        """Train the generator.
 
-    def draw_batch(step_index):
-        label_key, noise_key = jax.random.split(jax.random.fold_in(key, step_index))
-        logits = jnp.where(is_seen, 0, -jnp.inf)
-        labels = jax.random.categorical(label_key, logits, shape=(batch_size,))
-        noise = jax.random.uniform(noise_key, (batch_size, generator.noise_size))
-        return Batch(noise, labels, jnp.ones(batch_size), step_index)
+        Args:
+          parallelism: devices that share each step.
+          hp: values of the hyper-parameters, with the round's `generator_lr`.
+          train_state: variables of the generator and state of its optimizer.
+          teachers: last layers and label counts of the round's clients.
+          key: PRNG key; the draws of a step depend on it and on the step's number.
+          num_steps: `[]` int32, number of steps.
 
-    def loss_and_gradient(variables, batch, key):
-        def loss(params):
-            inputs = ({**variables, "params": params}, batch.images, batch.labels)
-            features, state = generator.apply(*inputs, train=True, batch_axis=batch.axis)
-            args = (model, hp, teachers.head, label_shares, features, batch)
-            return compute_generator_loss(*args), state
+        Returns:
+          The new variables and state.
+        """
+        is_seen, batch_size = teachers.counts.sum(0) > 0, self.options.generator_batch_size
+        label_shares = compute_label_shares(teachers)
 
-        (value, state), gradient = jax.value_and_grad(loss, has_aux=True)(variables["params"])
-        return value, gradient, {**variables, "state": state}
+        def draw_batch(step_index):
+            label_key, noise_key = jax.random.split(jax.random.fold_in(key, step_index))
+            logits = jnp.where(is_seen, 0, -jnp.inf)
+            labels = jax.random.categorical(label_key, logits, shape=(batch_size,))
+            noise = jax.random.uniform(noise_key, (batch_size, self.generator.noise_size))
+            return Batch(noise, labels, jnp.ones(batch_size), step_index)
 
-    adam = _make_adam(hp, lr)
-    server_training = ServerTraining(loss_and_gradient, adam, parallelism=parallelism)
-    trained = parallelism.loops.run(
-        SERVER,
-        num_steps,
-        make_server_step(draw_batch, server_training),
-        ServerTrainState(*start),
-        max_iterations=options.generator_steps,
-        samples_per_iteration=batch_size,
-    )
-    return trained.variables, trained.optimizer_state
+        def loss_and_gradient(variables, batch, key):
+            def loss(params):
+                inputs = ({**variables, "params": params}, batch.images, batch.labels)
+                features, state = self.generator.apply(*inputs, train=True, batch_axis=batch.axis)
+                args = (self.head, hp, teachers.head, label_shares, features, batch)
+                return compute_generator_loss(*args), state
+
+            (value, state), gradient = jax.value_and_grad(loss, has_aux=True)(variables["params"])
+            return value, gradient, {**variables, "state": state}
+
+        trainer = ServerTrainer(loss_and_gradient, _make_adam(hp), parallelism=parallelism)
+        return parallelism.loops.run(
+            SERVER,
+            num_steps,
+            lambda step_index, state: trainer.step(state, draw_batch(step_index)),
+            train_state,
+            max_iterations=self.options.generator_steps,
+            samples_per_iteration=batch_size,
+        )
 
 
 def compute_label_shares(teachers: TeacherHeads) -> jax.Array:
@@ -376,9 +379,9 @@ def compute_label_shares(teachers: TeacherHeads) -> jax.Array:
 
 
 def compute_generator_loss(
-    model: Model,
+    head: Head,
     hp: dict[str, jax.Array],
-    heads: Tree,
+    head_parameters: Tree,
     label_shares: jax.Array,
     features: jax.Array,
     batch: Batch,
@@ -386,9 +389,9 @@ def compute_generator_loss(
     """Compute the loss of the generator on a batch, see `fedgen`.
 
     Args:
-      model: the network whose last layer reads features.
+      head: the last layer, which reads features.
       hp: values of the hyper-parameters.
-      heads: the teachers' last layers, with a leading axis of clients.
+      head_parameters: the teachers' last layers, with a leading axis of clients.
       label_shares: rho `[S, C]`, see `compute_label_shares`.
       features: `[B, F]` of the generator.
       batch: noise `[B, N]` as `images`, and labels `[B]`.
@@ -398,9 +401,8 @@ def compute_generator_loss(
       features apart as their noise is.
     """
     noise, labels, axis = batch.images, batch.labels, batch.axis
-    apply_head = _require_head(model).apply
     # In turn: the miscompile guard would have to verify products fused with the reductions below.
-    logits = jax.lax.map(lambda head: apply_head(head, features), heads)  # [S, B, C]
+    logits = jax.lax.map(lambda params: head.apply(params, features), head_parameters)  # [S, B, C]
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels[None])
     teacher_loss = (label_shares[:, labels] * losses).sum(0).mean()
     noise_gaps = jnp.square(noise[:, None] - gather_rows(noise, axis)).mean(-1)
@@ -409,38 +411,14 @@ def compute_generator_loss(
     return hp["teacher_weight"] * teacher_loss + hp["diversity_weight"] * jnp.exp(-diversity)
 
 
-def _make_adam(hp, lr: float | jax.Array = 0.0) -> optax.GradientTransformation:
+def _make_adam(hp) -> optax.GradientTransformation:
     """Return Adam with weight decay in the gradient, as PyTorch's; its state has no rate."""
     decay = optax.add_decayed_weights(hp["generator_weight_decay"])
-    return optax.chain(decay, optax.scale_by_adam(), optax.scale(-lr))
+    return optax.chain(decay, optax.scale_by_adam(), optax.scale(-hp["generator_lr"]))
 
 
-def _require_head(model: Model) -> Head:
-    """Return the last layer, which `fedgen` requires."""
-    assert model.head is not None
-    return model.head
-
-
-def _count_features(model: Model) -> int:
-    embed = model.embed
-    assert embed is not None  # `fedgen` requires it
-
-    def features(key):
-        return embed(model.init(key), jnp.zeros((1, *model.input_shape)), train=False)[0]
-
-    return jax.eval_shape(features, jax.random.key(0)).shape[-1]
-
-
-def make_fedgen_hyperparameters(options: FedGenOptions, num_clients: int) -> FedGenHyperParameters:
-    """Return the numbers of the preset.
-
-    Args:
-      options: choices of the method, with the preset.
-      num_clients: number of clients; not read.
-
-    Returns:
-      The numbers.
-    """
+def _make_hyperparameters(options: FedGenOptions, num_clients: int) -> FedGenHyperParameters:
+    """Return the numbers of the preset."""
     if options.fedgen_preset == "emnist":
         return FedGenHyperParameters(distilled_weight=1.0, generator_lr=1e-4)
     return FedGenHyperParameters()
@@ -452,7 +430,7 @@ SPEC = AlgorithmSpec(
     "clients also learn from features that a generator at the server makes (Zhu et al., 2021)",
     paper="Zhu, Hong and Zhou, ICML 2021, arXiv:2105.10056",
     options=FedGenOptions,
-    hyperparameters=make_fedgen_hyperparameters,
+    hyperparameters=_make_hyperparameters,
     color="#999933",
     wrappable_as="average",
 )

@@ -5,6 +5,7 @@ Sources: Hsu, Qi and Brown, 2019, arXiv:1909.06335; Reddi et al., ICLR 2021, arX
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -123,9 +124,7 @@ def fedadam(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     def update_square(hp, v, d2):
         return hp["server_beta2"] * v + (1 - hp["server_beta2"]) * d2
 
-    return _build_server_optimized(
-        training, plan, lambda hp: _make_adaptive_optimizer(hp, update_square)
-    )
+    return _build_server_optimized(training, plan, partial(_make_adaptive_optimizer, update_square))
 
 
 def fedyogi(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
@@ -146,9 +145,7 @@ def fedyogi(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     def update_square(hp, v, d2):
         return v - (1 - hp["server_beta2"]) * d2 * jnp.sign(v - d2)
 
-    return _build_server_optimized(
-        training, plan, lambda hp: _make_adaptive_optimizer(hp, update_square)
-    )
+    return _build_server_optimized(training, plan, partial(_make_adaptive_optimizer, update_square))
 
 
 def _build_server_optimized(
@@ -168,9 +165,8 @@ def _build_server_optimized(
         variables = dict(add_mean_change(hp, server, client_update.mean).variables)
         variables["params"] = optax.apply_updates(params, updates)
         is_any = counts.num_trained > 0
-        return jax.tree.map(
-            lambda new, old: jnp.where(is_any, new, old), ServerMessage(variables, moments), server
-        )
+        new_server = ServerMessage(variables, moments)
+        return jax.tree.map(lambda new, old: jnp.where(is_any, new, old), new_server, server)
 
     client = make_local_sgd(training)
     return build_federated_algorithm(
@@ -178,7 +174,7 @@ def _build_server_optimized(
     )._replace(traffic=model_traffic)
 
 
-def _make_adaptive_optimizer(hp, update_square: Callable) -> optax.GradientTransformation:
+def _make_adaptive_optimizer(update_square: Callable, hp) -> optax.GradientTransformation:
     """Return Algorithm 2's step, with v by `update_square(hp, v, squared change)`."""
     beta1, tau = hp["server_beta1"], hp["server_tau"]
 
@@ -189,9 +185,8 @@ def _make_adaptive_optimizer(hp, update_square: Callable) -> optax.GradientTrans
     def update(gradient, moments, params=None):
         mean = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, moments.mean, gradient)
         square = jax.tree.map(lambda v, g: update_square(hp, v, g * g), moments.square, gradient)
-        updates = jax.tree.map(
-            lambda m, v: -hp["server_lr"] * m / (jnp.sqrt(v) + tau), mean, square
-        )
+        lr = hp["server_lr"]
+        updates = jax.tree.map(lambda m, v: -lr * m / (jnp.sqrt(v) + tau), mean, square)
         return updates, AdaptiveMoments(mean, square)
 
     return optax.GradientTransformation(init, update)

@@ -109,29 +109,6 @@ def fsl(
     if is_paper_rate:
         require_constant_lr(training, "fsl's server has this rate, unless server_rate is 'moved'")
 
-    def train_on_shard(
-        parallelism: ServerParallelism, max_epochs, start, before, examples, key, length, epochs
-    ):
-        """`length` is gamma K_0 eta_0, or that times the norm of the gradient at `before`."""
-        task, batches = training.task, make_sequential_batches(len(examples.labels), batch_size)
-        if not is_paper_rate:
-            gradient, _ = compute_gradient_moments(
-                task, before, examples, batches, server_parallelism=parallelism
-            )
-            length = length / jnp.maximum(optax.tree.norm(gradient), 1e-12)
-            epochs = parallelism.order_after(length, epochs)
-        return train_on_server(
-            task,
-            start,
-            examples,
-            key,
-            batch_size=batch_size,
-            lr=length / (epochs * batches.steps_per_epoch),
-            epochs=epochs,
-            max_epochs=max_epochs,
-            server_parallelism=parallelism,
-        )
-
     def run_server_step(hp, step_state, context: ServerStepContext):
         examples, schedule = get_server_examples(context), context.cohort.schedule
         before, after = context.variables_before, context.variables_after
@@ -154,11 +131,29 @@ def fsl(
         # By the paper's rule a client makes this number of steps on average.
         num_slots, padded_batch_size = schedule.batches.shape[1], schedule.batches.shape[3]
         max_epochs = -(-num_slots * padded_batch_size // len(examples.labels))
-        new = plan.shard_server_work(
-            lambda parallelism, *args: train_on_shard(parallelism, max_epochs, *args),
-            *(start, before, examples, key, length, epochs),
-            loops=context.cohort.loops,
-        )
+
+        def train_on_shard(
+            parallelism: ServerParallelism, start, before, examples, key, length, epochs
+        ):
+            """`length` is gamma K_0 eta_0, or that times the norm of the gradient at `before`."""
+            task, batches = training.task, make_sequential_batches(len(examples.labels), batch_size)
+            if not is_paper_rate:
+                gradient, _ = compute_gradient_moments(
+                    task, before, examples, batches, server_parallelism=parallelism
+                )
+                length = length / jnp.maximum(optax.tree.norm(gradient), 1e-12)
+                epochs = parallelism.order_after(length, epochs)
+            return train_on_server(
+                *(task, start, examples, key),
+                batch_size=batch_size,
+                lr=length / (epochs * batches.steps_per_epoch),
+                epochs=epochs,
+                max_epochs=max_epochs,
+                server_parallelism=parallelism,
+            )
+
+        args = (start, before, examples, key, length, epochs)
+        new = plan.shard_server_work(train_on_shard, *args, loops=context.cohort.loops)
         if not incremental:
             new = jax.tree.map(lambda a, new, old: a + (new - old), after, new, before)
         return new, step_state

@@ -115,16 +115,8 @@ def moon(
     return build_federated_algorithm(training, plan, client)
 
 
-def make_moon_network(model: Model, *, options: MOONOptions) -> Model:
-    """Return the network that MOON trains.
-
-    Args:
-      model: the network of the run.
-      options: choices of the method, with the size of the projection head.
-
-    Returns:
-      The network, with a projection head if the options ask for one.
-    """
+def _adapt_network(model: Model, *, options: MOONOptions) -> Model:
+    """Return the network, with a projection head if the options ask for one."""
     return add_projection_head(model, options.projection) if options.projection else model
 
 
@@ -200,5 +192,5 @@ SPEC = AlgorithmSpec(
     color="#AA4499",
     wrappable_as="average",
     evaluated_models=("global", "client"),
-    adapt_network=make_moon_network,
+    adapt_network=_adapt_network,
 )

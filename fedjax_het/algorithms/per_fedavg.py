@@ -139,18 +139,8 @@ def _hessian_product(gradient_at, params, vector, delta):
     return jax.tree.map(lambda a, b: (a - b) / (2 * delta), forward, backward)
 
 
-def make_per_fedavg_hyperparameters(
-    options: PerFedAvgOptions, num_clients: int
-) -> PerFedAvgHyperParameters:
-    """Return the default numbers, with a difference of 1e-3 for the order "hessian_free".
-
-    Args:
-      options: choices of the method.
-      num_clients: number of clients; not read.
-
-    Returns:
-      The numbers.
-    """
+def _make_hyperparameters(options: PerFedAvgOptions, num_clients: int) -> PerFedAvgHyperParameters:
+    """Return the numbers; the order "hessian_free" has a difference of 1e-3."""
     return PerFedAvgHyperParameters(hf_delta=1e-3 if options.order == "hessian_free" else None)
 
 
@@ -160,7 +150,7 @@ SPEC = AlgorithmSpec(
     "FedAvg of the loss after one step at each client (Fallah et al., 2020)",
     paper="Fallah, Mokhtari and Ozdaglar, NeurIPS 2020, arXiv:2002.07948",
     options=PerFedAvgOptions,
-    hyperparameters=make_per_fedavg_hyperparameters,
+    hyperparameters=_make_hyperparameters,
     protocol="fedamp",
     color="#17BECF",
     evaluated_models=("tuned",),

@@ -106,7 +106,7 @@ def scaffold(
     def init_server(hp, variables):
         return ServerMessage(variables, extra=zeros_like_params(hp, variables))
 
-    def update_server(hp, server, client_update, counts):
+    def update(hp, server, client_update, counts):
         model, change = client_update.mean
         share = counts.cohort_weight_share
         control = jax.tree.map(lambda c, d: c + share * d, server.extra, change)
@@ -118,9 +118,7 @@ def scaffold(
         begin=lambda context, control: _ControlAux(control, jax.tree.map(jnp.zeros_like, control)),
         end=end,
     )
-    return build_federated_algorithm(
-        training, plan, client, init_server=init_server, update=update_server
-    )
+    return build_federated_algorithm(training, plan, client, init_server=init_server, update=update)
 
 
 SPEC = AlgorithmSpec(

@@ -129,9 +129,8 @@ def with_server_step(
         context = ServerStepContext(*models, state.round, key, cohort, info.models)
         arguments = {"hp": hp, "step_state": step_state, "context": context}
         outputs = call_user_function("run_server_step", run_server_step, **arguments)
-        variables, step_state = unpack_tuple(
-            "run_server_step", outputs, ("variables", "step_state")
-        )
+        names = ("variables", "step_state")
+        variables, step_state = unpack_tuple("run_server_step", outputs, names)
         new = set_model(new, variables)
         server = ServerStepState(new.server, step_state)
         return new._replace(server=server), info._replace(models=None)
@@ -191,10 +190,7 @@ def with_pretraining(
 
     def train_on_shard(parallelism: ServerParallelism, variables, examples, key, lr, count, first):
         return train_on_server(
-            training.task,
-            variables,
-            examples,
-            key,
+            *(training.task, variables, examples, key),
             batch_size=training.batch_size,
             lr=lr,
             epochs=count,

@@ -122,9 +122,11 @@ class AlgorithmSpec:
     trains_locally: bool = True
     "False if clients condense their data instead."
     evaluated_models: tuple[str, ...] = ("global",)
-    """Models that a client's own test may evaluate, the default first. "global": the server's;
-    "client": the client's after local training; any other name, such as "personal": the result of
-    `Algorithm.personal_variables` or `fine_tuning`, which may read `training.evaluated_model`."""
+    """Names of the models that a client's own test may evaluate, the default first. "global": the
+    server's; "client": the client's after local training; any other name, such as "personal": a
+    model of the method. A run chooses one name by its setting `client_test_model`. `build` reads
+    the choice as `training.evaluated_model`, and `Algorithm.personal_variables` computes that
+    model, or `Algorithm.fine_tuning` trains it. `build_federated_algorithm` supplies "client"."""
     has_global_model: bool = True
     """Whether the server has one model for all clients. False: `Algorithm.global_model` is None, and
     runs have no hyper-parameter `server_lr`. FedAvg's server update reads `server_lr`, so such a
@@ -283,7 +285,7 @@ class AlgorithmSpec:
         except ContractError as error:
             prefix = "" if str(error).startswith("method ") else f"method {self.name!r}: "
             raise ContractError(f"{prefix}{error}") from error
-        algorithm = validate_algorithm(self.name, algorithm)
+        algorithm = validate_algorithm(self.name, algorithm, training.task.model)
         self._require_models(algorithm, training.evaluated_model)
         return algorithm
 

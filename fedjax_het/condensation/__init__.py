@@ -30,11 +30,9 @@ from fedjax_het.condensation.downstream_eval import (
     train_from_scratch,
 )
 from fedjax_het.condensation.privacy import compute_gaussian_epsilon
-from fedjax_het.condensation.synthetic_data import (
-    SyntheticData,
-    fine_tune,
-)
+from fedjax_het.condensation.synthetic_data import SyntheticData, SyntheticTask, fine_tune
 from fedjax_het.condensation.synthetic_pool import (
+    PoolTask,
     SoftLabelTargets,
     SyntheticPool,
     train_on_synthetic_pool,
@@ -49,11 +47,13 @@ from fedjax_het.condensation.unrolling import matching_loss, unroll
 __all__ = [
     "DSA_STRATEGY",
     "DownstreamAccuracy",
+    "PoolTask",
     "SoftLabelTargets",
     "SynthesisHyperParameters",
     "SynthesisOptions",
     "SyntheticData",
     "SyntheticPool",
+    "SyntheticTask",
     "TrajectoryMatching",
     "compare_with_random_subset",
     "compute_gaussian_epsilon",

@@ -89,15 +89,14 @@ def augment(
     family_key, parameter_key = jax.random.split(key)
     family_index = jax.random.randint(family_key, (), 0, len(names))
 
-    def apply_by_switch(family_index: Array, key: Array, images: Array) -> Array:
+    def switch(family_index: Array, key: Array, images: Array) -> Array:
         return lax.switch(family_index, transforms, key, images)
 
-    def apply_by_select(family_index: Array, key: Array, images: Array) -> Array:
+    def select(family_index: Array, key: Array, images: Array) -> Array:
         return lax.select_n(family_index, *(transform(key, images) for transform in transforms))
 
-    return lax.platform_dependent(
-        family_index, parameter_key, images, cpu=apply_by_switch, default=apply_by_select
-    )
+    args = (family_index, parameter_key, images)
+    return lax.platform_dependent(*args, cpu=switch, default=select)
 
 
 def parse_strategy(strategy: str, argument: str = "strategy") -> tuple[str, ...]:

@@ -157,9 +157,7 @@ def interpolate_params(params: Tree, fresh_params: Tree, gamma: Array) -> Tree:
       >>> print(interpolate_params({"w": jnp.ones(2)}, {"w": jnp.zeros(2)}, 0.25)["w"])
       [0.25 0.25]
     """
-    return jax.tree.map(
-        lambda received, fresh: gamma * received + (1 - gamma) * fresh, params, fresh_params
-    )
+    return jax.tree.map(lambda w, fresh: gamma * w + (1 - gamma) * fresh, params, fresh_params)
 
 
 def sample_on_ball(key: Array, params: Tree, rho: Array) -> Tree:

@@ -6,20 +6,25 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array
 
-from fedjax_het.condensation.augment import DSA_STRATEGY
-from fedjax_het.condensation.synthetic_data import ApplyParams, SyntheticData, Tree, fine_tune
-from fedjax_het.condensation.synthetic_pool import SyntheticPool, train_on_synthetic_pool
+from fedjax_het.condensation.synthetic_data import SyntheticData, SyntheticTask, Tree, fine_tune
+from fedjax_het.condensation.synthetic_pool import (
+    PoolTask,
+    SyntheticPool,
+    make_decayed_sgd,
+    train_on_synthetic_pool,
+)
+from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.evaluation import correct
+from fedjax_het.core.server_training import EpochRange
 from fedjax_het.core.task import Task
 from fedjax_het.data import Dataset
 from fedjax_het.nn import Model, Variables
 from fedjax_het.utils.errors import ConfigError, is_integer_at_least, require
 
 # The recipe of distribution matching's and of trajectory matching's public codes.
-BATCH_SIZE, MOMENTUM, WEIGHT_DECAY = 256, 0.9, 5e-4
+LR, BATCH_SIZE, MOMENTUM, WEIGHT_DECAY = 0.01, 256, 0.9, 5e-4
 _TEST_BATCH = 500
 
 
@@ -65,14 +70,14 @@ def compare_with_random_subset(
     seed: int = 0,
     num_networks: int = 5,
     epochs: int = 1000,
-    lr: float = 0.01,
 ) -> DownstreamAccuracy:
     """Compare networks trained on condensed images and on equally many real images.
 
-    The recipe follows distribution matching's public code without augmentation: cross-entropy and
-    SGD in batches of 256 with momentum 0.9 and weight decay 5e-4. The second half of the epochs has
-    `lr` / 10 and a new momentum buffer. Network n starts from the same parameters for both. Its
-    real images are drawn from the training set without replacement, with the classes of the
+    The recipe is that of distribution matching's public code without augmentation: cross-entropy
+    and SGD at 0.01 in batches of 256 with momentum 0.9 and weight decay 5e-4. The second half of the
+    epochs has a tenth of the rate and a new momentum buffer. Network n starts from the same
+    parameters for both.
+    Its real images are drawn from the training set without replacement, with the classes of the
     condensed images.
 
     Cost: 2 * num_networks * epochs * ceil(M / 256) steps, tests of 2 * num_networks networks, and
@@ -86,7 +91,6 @@ def compare_with_random_subset(
       seed: seed of initial parameters, real images and batches.
       num_networks: number of networks per training set.
       epochs: number of epochs.
-      lr: learning rate at the start.
 
     Returns:
       Test accuracies of both, and the gain.
@@ -119,20 +123,12 @@ def compare_with_random_subset(
     for n in range(num_networks):
         subset = random_subset(dataset.train_labels, labels, seed=seed, subset_index=n)
         image_sets.append(normalize(jnp.asarray(dataset.train_images[subset])))
+    set_indices = np.append(np.zeros(num_networks, np.int32), np.arange(num_networks) + 1)
     keys = jax.random.split(jax.random.key(seed), num_networks)
-    set_indices = jnp.concatenate(
-        [jnp.zeros(num_networks, jnp.int32), 1 + jnp.arange(num_networks)]
-    )
-    test_set = normalize(jnp.asarray(dataset.test_images)), jnp.asarray(dataset.test_labels)
-    accuracies = _train_and_test(
-        model,
-        jnp.stack(image_sets),
-        jnp.asarray(labels, jnp.int32),
-        (set_indices, jnp.concatenate([keys, keys])),
-        test_set,
-        lr,
-        epochs=epochs,
-    )
+    networks = (set_indices, jnp.concatenate([keys, keys]))
+    test = Examples(normalize(jnp.asarray(dataset.test_images)), jnp.asarray(dataset.test_labels))
+    args = (model, jnp.stack(image_sets), jnp.asarray(labels, jnp.int32), networks, test)
+    accuracies = _train_and_test(*args, epochs=epochs)
     synthetic, random = np.asarray(accuracies, np.float64).reshape(2, num_networks)
     return DownstreamAccuracy(*map(_mean_std, (synthetic, random, synthetic - random)))
 
@@ -199,17 +195,12 @@ def train_from_init(
     init_key, order_key = jax.random.split(key)
     variables = model.init(init_key)
     pool = SyntheticPool(images, labels, jnp.ones(len(labels), bool))
-    for i, (phase_lr, _, phase_epochs) in enumerate(make_step_decay_phases(lr, epochs)):
+    for i, (phase_lr, phase) in enumerate(make_step_decay_phases(lr, epochs)):
         variables = train_on_synthetic_pool(
-            model,
-            variables,
-            pool,
-            jax.random.fold_in(order_key, i),
-            epochs=phase_epochs,
+            *(PoolTask(model), variables, pool, jax.random.fold_in(order_key, i)),
+            optimizer=make_decayed_sgd(phase_lr, MOMENTUM, WEIGHT_DECAY),
+            epochs=EpochRange(phase.num_epochs),
             batch_size=BATCH_SIZE,
-            lr=phase_lr,
-            momentum=MOMENTUM,
-            weight_decay=WEIGHT_DECAY,
         )
     return variables
 
@@ -220,25 +211,22 @@ def _train_and_test(
     image_sets: Array,
     labels: Array,
     networks: tuple[Array, Array],
-    test_set: tuple[Array, Array],
-    lr: float,
+    test: Examples,
     *,
     epochs: int,
 ) -> Array:
-    """Return test accuracies `[N]`; `networks` has the index of each one's image set, and its key.
-
-    `test_set` has normalized images and their labels.
-    """
+    """Return the test accuracies `[N]` of networks, which have an index of a set and a key each."""
 
     def train_and_test_one(network):
         set_index, key = network
-        variables = train_from_init(model, image_sets[set_index], labels, key, lr, epochs=epochs)
+        args = (model, image_sets[set_index], labels, key, jnp.float32(LR))
+        variables = train_from_init(*args, epochs=epochs)
 
         def is_correct(example):
             image, label = example
             return correct(model.apply(variables, image[None], train=False)[0][0], label)
 
-        return jax.lax.map(is_correct, test_set, batch_size=_TEST_BATCH).mean()
+        return jax.lax.map(is_correct, tuple(test), batch_size=_TEST_BATCH).mean()
 
     return jax.lax.map(train_and_test_one, networks)
 
@@ -250,14 +238,7 @@ def _mean_std(values: np.ndarray) -> MeanStd:
 
 
 def train_from_scratch(
-    apply_params: ApplyParams,
-    params: Tree,
-    synthetic: SyntheticData,
-    key: Array,
-    *,
-    epochs: int = 501,
-    augment_strategy: str = DSA_STRATEGY,
-    loss_scaling: str = "cross_entropy_over_classes",
+    task: SyntheticTask, params: Tree, synthetic: SyntheticData, key: Array, *, epochs: int = 501
 ) -> Tree:
     """Train a network on the synthetic data alone: the quality check of DynaFed's Fig. 6.
 
@@ -270,47 +251,37 @@ def train_from_scratch(
     Cost: epochs * ceil(M / 256) steps.
 
     Args:
-      apply_params: `(params, images) -> logits [B, C]`.
+      task: network, augmentation and loss.
       params: freshly initialized parameters.
       synthetic: the synthetic data.
       key: key of the batches and augmentations.
       epochs: number of epochs.
-      augment_strategy: augmentation families, see `augment`.
-      loss_scaling: see `soft_cross_entropies`.
 
     Returns:
       Parameters of the same structure.
 
     Example:
       >>> import jax, jax.numpy as jnp
-      >>> from fedjax_het.condensation import SyntheticData, train_from_scratch
-      >>> apply_params = lambda w, images: images.reshape(len(images), -1) @ w
+      >>> from fedjax_het.condensation import SyntheticData, SyntheticTask, train_from_scratch
+      >>> task = SyntheticTask(lambda w, images: images.reshape(len(images), -1) @ w)
       >>> data = SyntheticData(jnp.ones((6, 2, 2, 1)), jnp.zeros((6, 3)), jnp.float32(0.04))
       >>> key = jax.random.key(0)
-      >>> train_from_scratch(apply_params, jnp.ones((4, 3)), data, key, epochs=4).shape
+      >>> train_from_scratch(task, jnp.ones((4, 3)), data, key, epochs=4).shape
       (4, 3)
     """
-    for lr, first_epoch, num_epochs in make_step_decay_phases(synthetic.step_size, epochs):
+    for lr, phase_epochs in make_step_decay_phases(synthetic.step_size, epochs):
         params = fine_tune(
-            apply_params,
-            params,
-            synthetic,
-            key,
-            optimizer=optax.chain(
-                optax.add_decayed_weights(WEIGHT_DECAY), optax.sgd(lr, momentum=MOMENTUM)
-            ),
-            epochs=num_epochs,
-            first_epoch=first_epoch,
+            *(task, params, synthetic, key),
+            optimizer=make_decayed_sgd(lr, MOMENTUM, WEIGHT_DECAY),
+            epochs=phase_epochs,
             batch_size=BATCH_SIZE,
-            augment_strategy=augment_strategy,
-            loss_scaling=loss_scaling,
         )
     return params
 
 
 def make_step_decay_phases(
     lr: Array | float, epochs: int
-) -> tuple[tuple[Array | float, int, int], ...]:
+) -> tuple[tuple[Array | float, EpochRange], ...]:
     """Split training from scratch into two phases with learning rates `lr` and `lr` / 10.
 
     The rate decays after epoch `epochs // 2 + 1`, counted from 0 (251 of 501), as in the public
@@ -321,7 +292,8 @@ def make_step_decay_phases(
       epochs: total number of epochs.
 
     Returns:
-      For each phase, the learning rate, the number of its first epoch and its number of epochs.
+      For each phase, the learning rate and the epochs; orders continue from `EpochRange.first_epoch`.
     """
     num_early_epochs = min(epochs // 2 + 2, epochs)
-    return (lr, 0, num_early_epochs), (lr * 0.1, num_early_epochs, epochs - num_early_epochs)
+    late_epochs = EpochRange(epochs - num_early_epochs, first_epoch=num_early_epochs)
+    return (lr, EpochRange(num_early_epochs)), (lr * 0.1, late_epochs)

@@ -13,16 +13,14 @@ from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.core.server_training import (
     EpochRange,
-    ServerTraining,
+    ServerTrainer,
     make_sequential_batches,
     make_shuffled_batches,
     train_on_examples,
 )
-from fedjax_het.nn.batch_axis import make_axis_argument
+from fedjax_het.nn.batch_axis import BatchAxis, make_axis_argument
 
 Tree = Any
-# apply_params(params, images) -> logits; with `batch_axis` where devices share the images.
-ApplyParams = Callable[..., Array]
 
 
 class SyntheticData(NamedTuple):
@@ -65,19 +63,59 @@ def soft_cross_entropies(
     return losses / logits.shape[-1] if scaling == "cross_entropy_over_classes" else losses
 
 
+class SyntheticTask(NamedTuple):
+    """Network, augmentation and loss of training on synthetic data, and how it is computed.
+
+    Example:
+      >>> from fedjax_het.condensation import SyntheticTask
+      >>> task = SyntheticTask(lambda w, images: images.reshape(len(images), -1) @ w)
+      >>> task.augment_strategy
+      'color_crop_cutout_flip_scale_rotate'
+    """
+
+    apply_params: Callable[..., Array]
+    """`apply_params(params, images) -> logits [B, C]`; also receives `batch_axis` if devices share
+    the images."""
+    augment_strategy: str = DSA_STRATEGY
+    "Augmentation families, see `augment`."
+    loss_scaling: str = "cross_entropy_over_classes"
+    "See `soft_cross_entropies`."
+    micro_batch: int | None = None
+    "Samples at a time of a differentiable step, see `mixed_mode`."
+    parallelism: ServerParallelism = SINGLE_DEVICE
+    "Devices that share each step."
+
+    def sum_losses(
+        self,
+        params: Tree,
+        samples: tuple[Array, Array, Array],
+        batch_axis: BatchAxis | None,
+    ) -> Array:
+        """Sum the weighted losses of augmented images.
+
+        Args:
+          params: parameters of the network.
+          samples: images `[B, H, W, C]`, label logits `[B, C]` and weights `[B]`.
+          batch_axis: devices that share the batch, of which the arrays are the local part.
+
+        Returns:
+          The sum, `[]`.
+        """
+        images, label_logits, weights = samples
+        logits = self.apply_params(params, images, **make_axis_argument(batch_axis))
+        losses = soft_cross_entropies(logits, label_logits, scaling=self.loss_scaling)
+        return (weights * losses).sum()
+
+
 def fine_tune(
-    apply_params: ApplyParams,
+    task: SyntheticTask,
     params: Tree,
     synthetic: SyntheticData,
     key: Array,
     *,
     optimizer: optax.GradientTransformation,
-    epochs: int,
-    first_epoch: int = 0,
+    epochs: EpochRange,
     batch_size: int = 256,
-    augment_strategy: str = DSA_STRATEGY,
-    loss_scaling: str = "cross_entropy_over_classes",
-    server_parallelism: ServerParallelism = SINGLE_DEVICE,
 ) -> Tree:
     """Train on the synthetic data: DynaFed's server step.
 
@@ -86,51 +124,41 @@ def fine_tune(
     augmentation.
 
     Args:
-      apply_params: `(params, images) -> logits [B, C]`.
+      task: network, augmentation and loss.
       params: parameters at the start.
       synthetic: the synthetic data.
       key: key of the batches and augmentations.
       optimizer: the optimizer; its settings may be traced.
-      epochs: number of epochs.
-      first_epoch: number of the first epoch, from which orders and augmentations continue.
+      epochs: the epochs.
       batch_size: samples per step.
-      augment_strategy: augmentation families, see `augment`.
-      loss_scaling: see `soft_cross_entropies`.
-      server_parallelism: devices that share each batch.
 
     Returns:
       Parameters of the same structure.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax
-      >>> from fedjax_het.condensation import SyntheticData, fine_tune
-      >>> apply_params = lambda w, images: images.reshape(len(images), -1) @ w
+      >>> from fedjax_het.condensation import SyntheticData, SyntheticTask, fine_tune
+      >>> from fedjax_het.core.server_training import EpochRange
+      >>> task = SyntheticTask(lambda w, images: images.reshape(len(images), -1) @ w)
       >>> data = SyntheticData(jnp.ones((6, 2, 2, 1)), jnp.zeros((6, 3)), jnp.float32(0.04))
-      >>> settings = {"optimizer": optax.adam(0.1), "epochs": 1}
-      >>> fine_tune(apply_params, jnp.ones((4, 3)), data, jax.random.key(0), **settings).shape
+      >>> settings = {"optimizer": optax.adam(0.1), "epochs": EpochRange(1)}
+      >>> fine_tune(task, jnp.ones((4, 3)), data, jax.random.key(0), **settings).shape
       (4, 3)
     """
     order_key, augment_key = jax.random.split(key)
     count = len(synthetic.images)
+    if batch_size >= count:  # the order does not matter, so it is not permuted
+        batches = make_sequential_batches(count, count)
+    else:
+        batches = make_shuffled_batches(order_key, count, batch_size)
 
     def loss_and_gradient(variables, batch, key):
-        images = augment(key, batch.images, strategy=augment_strategy, batch_axis=batch.axis)
-
-        def loss_sum(params):
-            logits = apply_params(params, images, **make_axis_argument(batch.axis))
-            losses = soft_cross_entropies(logits, batch.labels, scaling=loss_scaling)
-            return (batch.mask * losses).sum()
-
-        value, gradient = jax.value_and_grad(loss_sum)(variables["params"])
+        images = augment(key, batch.images, strategy=task.augment_strategy, batch_axis=batch.axis)
+        args = (variables["params"], (images, batch.labels, batch.mask), batch.axis)
+        value, gradient = jax.value_and_grad(task.sum_losses)(*args)
         weight = 1 / jnp.maximum(batch.mask.sum(), 1)
         return *jax.tree.map(lambda total: weight * total, (value, gradient)), variables
 
-    training = ServerTraining(
-        loss_and_gradient, optimizer, augment_key, parallelism=server_parallelism
-    )
+    trainer = ServerTrainer(loss_and_gradient, optimizer, augment_key, parallelism=task.parallelism)
     examples = Examples(synthetic.images, synthetic.label_logits)
-    batches = make_shuffled_batches(order_key, count, batch_size)
-    if batch_size >= count:  # the order does not matter, so it is not permuted
-        batches = make_sequential_batches(count, count)
-    inputs = ({"params": params}, examples, batches, EpochRange(epochs, first_epoch))
-    return train_on_examples(training, *inputs)[0]["params"]
+    return train_on_examples(trainer, {"params": params}, examples, batches, epochs)["params"]

@@ -19,7 +19,7 @@ from fedjax_het.core.server_training import (
     BatchPlan,
     EpochRange,
     LossAndGradient,
-    ServerTraining,
+    ServerTrainer,
     shard_loss_and_gradient,
     train_on_examples,
 )
@@ -95,103 +95,121 @@ def make_masked_shuffled_batches(key: jax.Array, present: jax.Array, batch_size:
     return BatchPlan(order, present.sum(), min(batch_size, len(present)))
 
 
+class PoolTask(NamedTuple):
+    """Network and loss of training on a pool of synthetic images, and how it is computed.
+
+    Example:
+      >>> from fedjax_het.condensation import PoolTask
+      >>> from fedjax_het.nn import make_model
+      >>> PoolTask(make_model("mlp", (2, 2, 1), 3)).exact_matching
+      False
+    """
+
+    model: Model
+    "The network."
+    targets: SoftLabelTargets | None = None
+    """Adds the soft-label matching loss, summed over classes, to the mean cross-entropy. The mean
+    logit of a class is the mean over its images in the minibatch; classes without images in the
+    minibatch add nothing."""
+    exact_matching: bool = False
+    "Whether mean logits are of all images of the pool instead, in evaluation mode."
+    parallelism: ServerParallelism = SINGLE_DEVICE
+    "Devices that share each batch and the passes over the pool."
+
+
+def make_decayed_sgd(
+    lr: float | Array, momentum: float | Array, weight_decay: float | Array
+) -> optax.GradientTransformation:
+    """Return PyTorch's SGD, with velocity 0 at the start.
+
+        velocity <- momentum * velocity + gradient + weight_decay * w,  w <- w - lr * velocity
+
+    Args:
+      lr: learning rate; all numbers may be traced.
+      momentum: momentum.
+      weight_decay: L2 coefficient.
+
+    Returns:
+      The optimizer.
+    """
+    return optax.chain(optax.add_decayed_weights(weight_decay), optax.sgd(lr, momentum=momentum))
+
+
 def train_on_synthetic_pool(
-    model: Model,
+    task: PoolTask,
     variables: Tree,
     pool: SyntheticPool,
     key: Array,
     *,
-    epochs: int | Array,
-    max_epochs: int | None = None,
+    optimizer: optax.GradientTransformation,
+    epochs: EpochRange,
     batch_size: int,
-    lr: float | Array,
-    momentum: float | Array,
-    weight_decay: float | Array,
-    soft_label_targets: SoftLabelTargets | None = None,
-    exact_matching: bool = False,
-    server_parallelism: ServerParallelism = SINGLE_DEVICE,
 ) -> Tree:
-    """Train by SGD on the pool, starting at `variables`.
+    """Train on the pool, starting at `variables`.
 
     An epoch is a permutation of the valid images in ceil(valid / batch_size) steps. The last batch
-    is filled up with images of weight 0, which only batch norm sees. The update is PyTorch's SGD,
-    with velocity 0 at the start of every call:
-
-        velocity <- momentum * velocity + gradient + weight_decay * w,  w <- w - lr * velocity
+    is filled up with images of weight 0, which only batch norm sees.
 
     Cost: epochs * ceil(valid / batch_size) steps; `exact_matching` adds two passes over the pool to
     each step. With several devices, each step has one collective for its gradient. Batch norm adds
     one per layer, matching one per step, and `exact_matching` two per step.
 
     Args:
-      model: the network.
+      task: network and loss.
       variables: its variables at the start.
       pool: the synthetic images.
       key: key of the permutations; the network draws no random numbers.
-      epochs: number of epochs; may be traced.
-      max_epochs: static upper bound of a traced `epochs`.
+      optimizer: the optimizer, new in each call, see `make_decayed_sgd`.
+      epochs: the epochs.
       batch_size: images per step.
-      lr: learning rate; may be traced, like `momentum` and `weight_decay`.
-      momentum: momentum of SGD.
-      weight_decay: L2 coefficient.
-      soft_label_targets: adds the soft-label matching loss, summed over classes, to the mean
-        cross-entropy. The mean logit of a class is the mean over its images in the minibatch;
-        classes without images in the minibatch add nothing.
-      exact_matching: compute the mean logits over all images of the pool instead, in evaluation
-        mode.
-      server_parallelism: devices that share each batch and the passes over the pool.
 
     Returns:
       The trained variables.
 
     Example:
-      >>> import jax, jax.numpy as jnp
+      >>> import jax, jax.numpy as jnp, optax
       >>> from fedjax_het.nn import make_model
-      >>> from fedjax_het.condensation import SyntheticPool, train_on_synthetic_pool
+      >>> from fedjax_het.condensation import PoolTask, SyntheticPool, train_on_synthetic_pool
+      >>> from fedjax_het.core.server_training import EpochRange
       >>> model = make_model("mlp", (2, 2, 1), 3, hidden=[4])
       >>> labels = jnp.arange(6) % 3
       >>> pool = SyntheticPool(jnp.ones((6, 2, 2, 1)), labels, jnp.ones(6, bool))
-      >>> settings = {"epochs": 1, "batch_size": 3, "lr": 0.1, "momentum": 0.9, "weight_decay": 0.0}
+      >>> settings = {"optimizer": optax.sgd(0.1), "epochs": EpochRange(1), "batch_size": 3}
       >>> variables, key = model.init(jax.random.key(0)), jax.random.key(1)
-      >>> trained = train_on_synthetic_pool(model, variables, pool, key, **settings)
+      >>> trained = train_on_synthetic_pool(PoolTask(model), variables, pool, key, **settings)
       >>> trained["params"]["head"]["kernel"].shape
       (4, 3)
     """
     batches = make_masked_shuffled_batches(key, pool.is_valid, batch_size)
-    batch_loss = _make_batch_loss(model, None if exact_matching else soft_label_targets)
-    loss_and_gradient = shard_loss_and_gradient(server_parallelism, batch_loss)
+    loss_and_gradient = shard_loss_and_gradient(task.parallelism, _make_batch_loss(task))
     samples_per_step = float(batches.size)
-    if exact_matching and soft_label_targets is not None:
+    if task.exact_matching and task.targets is not None:
         samples_per_step += 4 / 3 * len(pool.images)
-        loss_and_gradient = _add_exact_matching(
-            loss_and_gradient, model, pool, soft_label_targets, batches.size, server_parallelism
-        )
-    training = ServerTraining(
-        loss_and_gradient,
-        optax.chain(optax.add_decayed_weights(weight_decay), optax.sgd(lr, momentum=momentum)),
-        # The devices share the batches already, in `loss_and_gradient`.
-        parallelism=SINGLE_DEVICE._replace(loops=server_parallelism.loops),
+        loss_and_gradient = _add_exact_matching(task, loss_and_gradient, pool, batches.size)
+    # The devices share the batches already, in `loss_and_gradient`.
+    parallelism = SINGLE_DEVICE._replace(loops=task.parallelism.loops)
+    trainer = ServerTrainer(loss_and_gradient, optimizer, parallelism=parallelism)
+    examples = Examples(pool.images, pool.labels)
+    return train_on_examples(
+        trainer, variables, examples, batches, epochs, samples_per_step=samples_per_step
     )
-    examples, epoch_range = Examples(pool.images, pool.labels), EpochRange(epochs, 0, max_epochs)
-    inputs = (variables, examples, batches, epoch_range)
-    return train_on_examples(training, *inputs, samples_per_step=samples_per_step)[0]
 
 
-def _make_batch_loss(
-    model: Model, soft_label_targets: SoftLabelTargets | None = None
-) -> LossAndGradient:
+def _make_batch_loss(pool_task: PoolTask) -> LossAndGradient:
     """Return the mean cross-entropy of normalized images plus the batch's matching loss."""
-    if soft_label_targets is not None:  # the term needs the whole batch, so no micro-batches
+    model = pool_task.model
+    targets = None if pool_task.exact_matching else pool_task.targets
+    if targets is not None:  # the term needs the whole batch, so no micro-batches
         model = model._replace(micro_batch=None)
     task = Task(model, mean=(0.0,), std=(1.0,))  # images are already normalized
 
     def compute_losses(batch_axis, network, images, labels, mask):
         logits, state = network(images)
         sample_losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        if soft_label_targets is not None:  # added to every sample, so the mean adds it once
+        if targets is not None:  # added to every sample, so the mean adds it once
             local_sums = sum_logits_by_class(logits, labels, mask, model.num_classes)
             sums, count = sum_over_shards(local_sums, batch_axis)
-            sample_losses += _weighted_matching_loss(soft_label_targets, sums, count)
+            sample_losses += _weighted_matching_loss(targets, sums, count)
         return sample_losses, state
 
     def loss_and_gradient(variables, batch, key):
@@ -206,25 +224,16 @@ def _make_batch_loss(
     return loss_and_gradient
 
 
-def _weighted_matching_loss(
-    soft_label_targets: SoftLabelTargets, sums: Array, count: Array
-) -> Array:
+def _weighted_matching_loss(targets: SoftLabelTargets, sums: Array, count: Array) -> Array:
     """Return the weighted matching loss for sums of logits by class `[C, C]` and counts `[C]`."""
-    is_present = (count > 0) & soft_label_targets.is_owned
+    is_present = (count > 0) & targets.is_owned
     means = divide_by_count(sums, count)
-    loss = soft_label_matching_loss(
-        means, is_present, soft_label_targets.soft_labels, soft_label_targets.tau
-    )
-    return soft_label_targets.weight * loss
+    loss = soft_label_matching_loss(means, is_present, targets.soft_labels, targets.tau)
+    return targets.weight * loss
 
 
 def _add_exact_matching(
-    batch_loss: LossAndGradient,
-    model: Model,
-    pool: SyntheticPool,
-    soft_label_targets: SoftLabelTargets,
-    batch_size: int,
-    server_parallelism: ServerParallelism,
+    task: PoolTask, batch_loss: LossAndGradient, pool: SyntheticPool, batch_size: int
 ) -> LossAndGradient:
     """Add the gradient of the matching loss over the whole pool to `batch_loss`.
 
@@ -233,6 +242,8 @@ def _add_exact_matching(
     computes the sums of logits, the second pulls their cotangents back piece by piece. The memory
     is therefore bounded by one batch.
     """
+    model, targets, _, parallelism = task
+    assert targets is not None
 
     def split(rows: Array) -> Array:
         rows = pad_rows(rows, -len(rows) % batch_size)
@@ -242,10 +253,8 @@ def _add_exact_matching(
         params = variables["params"]
         loss, gradient, variables = batch_loss(variables, batch, key)
         # All devices must run the batch's collectives first.
-        ordered_images = server_parallelism.order_after(loss, pool.images)
-        local_pool = take_local_rows(
-            pool._replace(images=ordered_images), server_parallelism.batch_axis
-        )
+        ordered_images = parallelism.order_after(loss, pool.images)
+        local_pool = take_local_rows(pool._replace(images=ordered_images), parallelism.batch_axis)
         images, labels, is_valid = map(split, local_pool)
         pieces = images, labels, is_valid.astype(jnp.float32)
 
@@ -256,8 +265,8 @@ def _add_exact_matching(
             return sum_logits_by_class(logits, labels, weights, model.num_classes)
 
         piece_sums = jax.lax.map(lambda piece: sum_logits(params, piece), pieces)
-        totals = server_parallelism.sum_over_devices(jax.tree.map(lambda a: a.sum(0), piece_sums))
-        matching_loss = partial(_weighted_matching_loss, soft_label_targets)
+        totals = parallelism.sum_over_devices(jax.tree.map(lambda a: a.sum(0), piece_sums))
+        matching_loss = partial(_weighted_matching_loss, targets)
         cotangent = jax.grad(matching_loss)(*totals)
 
         def add_piece(total, piece):
@@ -266,7 +275,7 @@ def _add_exact_matching(
 
         zeros = jax.tree.map(jnp.zeros_like, params)
         local_gradient = jax.lax.scan(add_piece, zeros, pieces)[0]
-        pool_gradient = server_parallelism.sum_over_devices(local_gradient)
+        pool_gradient = parallelism.sum_over_devices(local_gradient)
         return loss, jax.tree.map(jnp.add, gradient, pool_gradient), variables
 
     return loss_and_gradient

@@ -16,12 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import Array, lax
+from jax import Array
 
 from fedjax_het.condensation.augment import DSA_STRATEGY, parse_strategy
-from fedjax_het.condensation.synthetic_data import ApplyParams, SyntheticData
+from fedjax_het.condensation.synthetic_data import SyntheticData, SyntheticTask
 from fedjax_het.condensation.unrolling import Unravel, matching_loss, unroll
-from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.utils.config import (
     Config,
     NonNegativeFloat,
@@ -160,10 +159,9 @@ class SynthesisOptions(Config):
         self.check_step_size(SynthesisHyperParameters.step_size, "step_size")
         parse_strategy(self.augment_strategy, "augment_strategy")
         first, last = self.start_range
-        limit = (
-            f"trajectory_rounds - segment_length = {self.trajectory_rounds - self.segment_length}"
-        )
-        expected = f"0 <= first start <= last start <= {limit}"
+        limit = self.trajectory_rounds - self.segment_length
+        bound = f"trajectory_rounds - segment_length = {limit}"
+        expected = f"0 <= first start <= last start <= {bound}"
         starts = self.min_start, self.max_start
         require(0 <= first <= last, "min_start, max_start", starts, expected)
         num, max_count = self.num_candidates, max(self.target_counts, default=0)
@@ -251,9 +249,8 @@ class TrajectorySynthesisState(NamedTuple):
       best_score: `[]`, the lowest score. One loss alone is not a good score of an iterate, since it
         depends on the start that was drawn (late segments are harder). The score is therefore the
         mean of `latest_loss` over all starts. Each start counts once, however often it was drawn,
-        and the score exists once all starts have been drawn. It averages over about one past
-        iteration per start.
-      num_skipped: `[]` int, iterations whose loss or gradient was not finite.
+        and the score exists once all starts have been drawn. It averages over about as many past
+        iterations as there are starts.
     """
 
     data: SyntheticData
@@ -261,11 +258,10 @@ class TrajectorySynthesisState(NamedTuple):
     latest_loss: Array
     best_data: SyntheticData
     best_score: Array
-    num_skipped: Array
 
 
 class SynthesisLog(NamedTuple):
-    """Log of the synthesis with one entry per outer iteration, `[N]` each.
+    """Log of the synthesis of an outer iteration, or of N iterations, `[N]` each.
 
     Attributes:
       matching_loss: matching loss J of the iterate before its update.
@@ -288,41 +284,38 @@ class TrajectoryMatching:
     logits and step size against the gradient of the matching loss. The methods are pure
     functions; the caller jits them.
 
-    Additions to the public code: the step size is clipped to `[step_size_floor,
-    step_size_ceiling]`. An iteration whose loss or gradient is not finite changes nothing and is
-    counted. In the public code the learned step size can become negative or NaN.
+    Additions to the public code: the step size is clipped to
+    `[step_size_floor, step_size_ceiling]`, and an iteration whose loss or gradient is not finite
+    changes nothing and is logged. In the public code the learned step size can become negative or
+    NaN.
 
     Attributes:
       options: static settings.
-      apply_params: see `unroll`.
+      task: network, augmentation and loss of the inner steps.
       unravel: see `unroll`.
       image_shape: height, width and channels.
       num_classes: number of classes.
-      micro_batch: samples at a time, see `mixed_mode`.
-      server_parallelism: devices that share an inner step, see `mixed_mode`.
 
     Example:
       >>> import jax, jax.numpy as jnp
-      >>> from fedjax_het.condensation import SynthesisOptions, TrajectoryMatching
+      >>> from fedjax_het.condensation import SynthesisOptions, SyntheticTask, TrajectoryMatching
       >>> options = SynthesisOptions(trajectory_rounds=4, samples_per_class=2, inner_steps=2)
-      >>> apply_params = lambda w, images: images.reshape(len(images), -1) @ w
+      >>> task = SyntheticTask(lambda w, images: images.reshape(len(images), -1) @ w)
       >>> unravel = lambda vector: vector.reshape(4, 3)
-      >>> synthesis = TrajectoryMatching(options, apply_params, unravel, (2, 2, 1), 3)
+      >>> synthesis = TrajectoryMatching(options, task, unravel, (2, 2, 1), 3)
       >>> hp = {"image_lr": 0.05, "label_lr": 0.01, "step_size": 0.04, "step_size_lr": 1e-5}
       >>> trajectory, key = jnp.arange(5.0)[:, None] * jnp.ones(12), jax.random.key(0)
       >>> state = synthesis.init(hp, key)
-      >>> state, log = synthesis.run(hp, state, trajectory, key, 0, num_iterations=2)
+      >>> state, log = synthesis.run_iteration(hp, state, trajectory, key)
       >>> log.matching_loss.shape, synthesis.get_result(state).images.shape
-      ((2,), (6, 2, 2, 1))
+      ((), (6, 2, 2, 1))
     """
 
     options: SynthesisOptions
-    apply_params: ApplyParams
+    task: SyntheticTask
     unravel: Unravel
     image_shape: tuple[int, int, int]
     num_classes: int
-    micro_batch: int | None = None
-    server_parallelism: ServerParallelism = SINGLE_DEVICE
 
     def init(self, hp: Mapping[str, Any], key: Array) -> TrajectorySynthesisState:
         """Draw images from N(0, 1); label logits are `label_init` * one-hot, ordered by class.
@@ -347,71 +340,40 @@ class TrajectoryMatching:
             latest_loss=jnp.full(self.options.trajectory_rounds + 1, jnp.inf),
             best_data=jax.tree.map(jnp.copy, data),  # a donated state must not hold a buffer twice
             best_score=jnp.asarray(jnp.inf),
-            num_skipped=jnp.asarray(0, jnp.int32),
         )
 
-    def run(
-        self,
-        hp: Mapping[str, Any],
-        state: TrajectorySynthesisState,
-        trajectory: Array,
-        key: Array,
-        first_iteration: int | Array,
-        *,
-        num_iterations: int,
+    def run_iteration(
+        self, hp: Mapping[str, Any], state: TrajectorySynthesisState, trajectory: Array, key: Array
     ) -> tuple[TrajectorySynthesisState, SynthesisLog]:
-        """Run the outer iterations `first_iteration, first_iteration + 1, ...`.
+        """Draw a segment and move the data against the gradient of its matching loss.
 
-        Cost: per iteration, the cost of differentiating `unroll`.
+        Cost: that of differentiating `unroll`.
 
         Args:
           hp: values of `SynthesisHyperParameters` by name; may be traced.
           state: the state before.
           trajectory: `[L + 1, P]`, the initial model (row 0) and the average after round c (row c).
-          key: iteration n draws from `fold_in(key, n)`, so several calls, or a resumed run, give
-            the same result as one call.
-          first_iteration: number of the first iteration; may be traced.
-          num_iterations: number of iterations.
+          key: key of the iteration.
 
         Returns:
-          The state after the iterations, and their log.
+          The state after, and the log with one entry.
 
         Raises:
-          ConfigError: if the trajectory does not fit the options.
+          ConfigError: if the trajectory does not have L + 1 rows.
         """
-        rounds = self.options.trajectory_rounds
+        options, data = self.options, state.data
+        rounds = options.trajectory_rounds
         is_valid = trajectory.ndim == 2 and len(trajectory) == rounds + 1
         expected = f"[{rounds + 1}, P]: the initial model and the averages of {rounds} rounds"
         require(is_valid, "trajectory", trajectory.shape, expected)
-
-        def run_iteration(state: TrajectorySynthesisState, iteration_index: Array):
-            return self._run_iteration(
-                hp, state, trajectory, jax.random.fold_in(key, iteration_index)
-            )
-
-        return lax.scan(run_iteration, state, first_iteration + jnp.arange(num_iterations))
-
-    def _run_iteration(
-        self, hp: Mapping[str, Any], state: TrajectorySynthesisState, trajectory: Array, key: Array
-    ) -> tuple[TrajectorySynthesisState, SynthesisLog]:
-        """Draw a segment and move the data against the gradient of its matching loss."""
-        options, data = self.options, state.data
         segment_key, unroll_key = jax.random.split(key)
         start, target = draw_segment(options, trajectory, segment_key)
 
         def loss(data: SyntheticData) -> Array:
             end = unroll(
-                self.apply_params,
-                self.unravel,
-                trajectory[start],
-                data,
-                unroll_key,
+                *(self.task, self.unravel, trajectory[start], data, unroll_key),
                 num_steps=options.inner_steps,
                 batch_size=options.inner_batch_size,
-                augment_strategy=options.augment_strategy,
-                loss_scaling=options.loss_scaling,
-                micro_batch=self.micro_batch,
-                server_parallelism=self.server_parallelism,
             )
             return matching_loss(end, trajectory[start], target, distance=options.distance)
 
@@ -426,9 +388,7 @@ class TrajectoryMatching:
             label_logits=data.label_logits - hp["label_lr"] * direction.label_logits,
             step_size=jnp.clip(step_size, options.step_size_floor, options.step_size_ceiling),
         )
-        latest_loss = jnp.where(
-            is_finite, state.latest_loss.at[start].set(value), state.latest_loss
-        )
+        latest_loss = _where(is_finite, state.latest_loss.at[start].set(value), state.latest_loss)
         first_start, last_start = options.start_range
         score = latest_loss[first_start : last_start + 1].mean()
         is_better = is_finite & (score < state.best_score)
@@ -438,7 +398,6 @@ class TrajectoryMatching:
             latest_loss=latest_loss,
             best_data=_where(is_better, data, state.best_data),
             best_score=jnp.where(is_better, score, state.best_score),
-            num_skipped=state.num_skipped + ~is_finite,
         )
         return new_state, SynthesisLog(value, start, ~is_finite, new_state.data.step_size)
 
@@ -459,7 +418,7 @@ def mean_loss_by_start(log: SynthesisLog, *, num_last: int | None = None) -> dic
     """Average the matching loss J at each start, on the host.
 
     Args:
-      log: log of `TrajectoryMatching.run`; skipped iterations are left out.
+      log: log of N iterations; skipped iterations are left out.
       num_last: number of last iterations to use; None: all.
 
     Returns:

@@ -23,11 +23,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedjax_het.condensation.augment import DSA_STRATEGY, augment
-from fedjax_het.condensation.synthetic_data import ApplyParams, SyntheticData, soft_cross_entropies
+from fedjax_het.condensation.augment import augment
+from fedjax_het.condensation.synthetic_data import SyntheticData, SyntheticTask
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.core.server_training import get_epoch_batch
-from fedjax_het.nn.batch_axis import make_axis_argument, take_local_rows
+from fedjax_het.nn.batch_axis import take_local_rows
 from fedjax_het.nn.micro_batch import accumulate_micro_batches
 
 Tree = Any
@@ -35,7 +35,7 @@ Unravel = Callable[[Array], Tree]  # parameters from a vector [P], see `ravel_py
 
 
 def unroll(
-    apply_params: ApplyParams,
+    task: SyntheticTask,
     unravel: Unravel,
     vector: Array,
     synthetic: SyntheticData,
@@ -43,10 +43,6 @@ def unroll(
     *,
     num_steps: int,
     batch_size: int | None = None,
-    augment_strategy: str = DSA_STRATEGY,
-    loss_scaling: str = "cross_entropy_over_classes",
-    micro_batch: int | None = None,
-    server_parallelism: ServerParallelism = SINGLE_DEVICE,
 ) -> Array:
     """Train by SGD on synthetic data, differentiably: the inner loop A(X, y, w, s').
 
@@ -58,8 +54,7 @@ def unroll(
     `num_steps` * P numbers, and the activations of a (micro-)batch.
 
     Args:
-      apply_params: `(params, images) -> logits [B, C]`; also receives `batch_axis` if devices share
-        a step.
+      task: network, augmentation and loss.
       unravel: `vector [P] -> params`, the second result of `jax.flatten_util.ravel_pytree`.
       vector: `[P]`, parameters at the start.
       synthetic: the synthetic data.
@@ -68,24 +63,20 @@ def unroll(
       batch_size: samples per step. An epoch visits each sample once, in a new order; its last batch
         is the remainder. None: all samples at every step, in their stored order, since neither the
         mean nor the independent augmentations depend on it.
-      augment_strategy: augmentation families, see `augment`.
-      loss_scaling: see `soft_cross_entropies`.
-      micro_batch: samples at a time, see `mixed_mode`.
-      server_parallelism: devices that share each step, see `mixed_mode`.
 
     Returns:
       Parameters at the end, `[P]`, differentiable in `vector` and in every leaf of `synthetic`.
 
     Example:
       >>> import jax, jax.numpy as jnp
-      >>> from fedjax_het.condensation import SyntheticData, unroll
-      >>> apply_params = lambda w, images: images.reshape(len(images), -1) @ w
+      >>> from fedjax_het.condensation import SyntheticData, SyntheticTask, unroll
+      >>> task = SyntheticTask(lambda w, images: images.reshape(len(images), -1) @ w)
       >>> unravel = lambda vector: vector.reshape(4, 3)
       >>> data = SyntheticData(jnp.ones((6, 2, 2, 1)), jnp.zeros((6, 3)), jnp.float32(0.04))
-      >>> unroll(apply_params, unravel, jnp.ones(12), data, jax.random.key(0), num_steps=2).shape
+      >>> unroll(task, unravel, jnp.ones(12), data, jax.random.key(0), num_steps=2).shape
       (12,)
     """
-    batch_axis = server_parallelism.batch_axis
+    batch_axis = task.parallelism.batch_axis
 
     def select_samples(synthetic: SyntheticData, step: tuple[Array, Array]) -> tuple[Array, ...]:
         """Return augmented images `[B, H, W, C]`, label logits `[B, C]` and weights `[B]`."""
@@ -101,16 +92,17 @@ def unroll(
             weights = jnp.full(len(images), 1 / len(images), images.dtype)
             images, labels, weights = take_local_rows((images, labels, weights), batch_axis)
         step_key = jax.random.fold_in(augment_key, step_index)
-        images = augment(step_key, images, strategy=augment_strategy, batch_axis=batch_axis)
+        images = augment(step_key, images, strategy=task.augment_strategy, batch_axis=batch_axis)
         return images, labels, weights
 
-    def loss_sum(vector: Array, samples: tuple[Array, ...]) -> Array:
-        images, labels, weights = samples
-        logits = apply_params(unravel(vector), images, **make_axis_argument(batch_axis))
-        return (weights * soft_cross_entropies(logits, labels, scaling=loss_scaling)).sum()
+    def loss_sum(vector: Array, samples: tuple[Array, Array, Array]) -> Array:
+        return task.sum_losses(unravel(vector), samples, batch_axis)
 
     gradient = mixed_mode(
-        loss_sum, select_samples, micro_batch=micro_batch, server_parallelism=server_parallelism
+        loss_sum,
+        select_samples,
+        micro_batch=task.micro_batch,
+        server_parallelism=task.parallelism,
     )
 
     def step(vector: Array, step_index: Array) -> tuple[Array, None]:

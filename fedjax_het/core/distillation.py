@@ -1,22 +1,13 @@
-"""A round's client models as an ensemble on the server's examples, and distillation of it."""
+"""A round's client models as an ensemble on the server's examples."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.client_rows import ClientModels, get_client_row
 from fedjax_het.core.resumable_loops import TEACHERS, WHOLE_LOOPS, LoopRunner
-from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
-from fedjax_het.core.server_training import (
-    EpochRange,
-    ServerTraining,
-    make_shuffled_batches,
-    train_on_examples,
-)
 from fedjax_het.core.task import Task
 from fedjax_het.utils.arrays import AnyArray, pad_rows
 
@@ -109,68 +100,3 @@ def compute_weighted_sum(weights: jax.Array, trees: Tree) -> Tree:
     return jax.tree.map(
         lambda leaf: (weights.reshape(-1, *(1,) * (leaf.ndim - 1)) * leaf).sum(0), trees
     )
-
-
-class StudentTraining(NamedTuple):
-    """The choices of a student's training.
-
-    Attributes:
-      optimizer: starts with a new state.
-      batch_size: images per step.
-      epochs: the epochs.
-      is_averaged_step: `number of steps, from 1 -> bool`, whether the variables after that step are
-        part of the returned mean (stochastic weight averaging). None: no step is.
-    """
-
-    optimizer: optax.GradientTransformation
-    batch_size: int
-    epochs: EpochRange
-    is_averaged_step: Callable[[jax.Array], jax.Array] | None = None
-
-
-def distill_student(
-    task: Task,
-    student: Tree,
-    examples: Examples,
-    key: jax.Array,
-    choices: StudentTraining,
-    server_parallelism: ServerParallelism = SINGLE_DEVICE,
-) -> Tree:
-    """Train a student on the mean of KL(targets || its predictions).
-
-    Cost: epochs * ceil(n / batch_size) steps, see `train_on_examples`.
-
-    Args:
-      task: network and normalization.
-      student: variables of the student at the start.
-      examples: stored images, `[n, H, W, C]`, and as labels probabilities, `[n, num_classes]`.
-      key: an epoch's order and a step's dropout depend on it and on their number alone.
-      choices: the choices of the student's training.
-      server_parallelism: devices that share each batch.
-
-    Returns:
-      The mean of the averaged variables; the variables after the last step if there are none.
-    """
-    order_key, step_key = jax.random.split(key)
-    # Cross-entropy differs from the divergence by a term that does not depend on the student.
-    training = ServerTraining(
-        task.loss_and_gradient, choices.optimizer, step_key, parallelism=server_parallelism
-    )
-    batches = make_shuffled_batches(order_key, len(examples.labels), choices.batch_size)
-    inputs = (student, examples, batches, choices.epochs)
-    is_averaged_step = choices.is_averaged_step
-    if is_averaged_step is None:
-        return train_on_examples(training, *inputs)[0]
-
-    def update_average(step, variables, average_state):
-        mean, count = average_state
-        is_due = is_averaged_step(step)
-        count += is_due
-        weight = jnp.where(is_due, 1 / jnp.maximum(count, 1), 0)
-        return jax.tree.map(lambda m, v: m + weight * (v - m), mean, variables), count
-
-    training = training._replace(step_callback=update_average)
-    final_variables, (mean, count) = train_on_examples(
-        training, *inputs, callback_state=(student, jnp.int32(0))
-    )
-    return jax.tree.map(lambda m, v: jnp.where(count > 0, m, v), mean, final_variables)

@@ -21,8 +21,6 @@ Tree = Any
 # samples whose mask is 1. If devices share the batch, it is the loss of the local part, see
 # `Batch.axis`.
 LossAndGradient = Callable[[Tree, Batch, jax.Array | None], tuple[jax.Array, Tree, Tree]]
-# (number of steps done, counted from 1, variables, callback's state) -> callback's state.
-StepCallback = Callable[[jax.Array, Tree, Tree], Tree]
 
 
 class BatchPlan(NamedTuple):
@@ -98,117 +96,117 @@ def make_sequential_batches(num_examples: int, batch_size: int) -> BatchPlan:
     )
 
 
-class ServerTrainState(NamedTuple):
-    """The state of training between steps.
+class EpochRange(NamedTuple):
+    """Consecutive epochs of training at the server.
 
-    Attributes:
-      variables: `{"params": tree, ...}`; the optimizer moves the parameters.
-      optimizer_state: the optimizer's state.
-      callback_state: the state of the step callback.
+    Example:
+      >>> from fedjax_het.core.server_training import EpochRange
+      >>> EpochRange(5).first_epoch
+      0
     """
+
+    num_epochs: int | jax.Array
+    "Number of epochs; may be traced."
+    first_epoch: int | jax.Array = 0
+    "Number of the first epoch, from which orders and keys continue."
+    max_epochs: int | None = None
+    "Static upper bound of a traced `num_epochs`."
+
+
+class ServerTrainState(NamedTuple):
+    """The state of training between steps."""
 
     variables: Tree
+    """`{"params": tree, ...}`; the optimizer moves the parameters."""
     optimizer_state: Tree
-    callback_state: Tree = ()
+    "State of the optimizer."
+    average: tuple[Tree, jax.Array] | tuple[()] = ()
+    "Mean of the averaged variables, and the number of averaged steps; `()` without averaging."
 
 
-class ServerTraining(NamedTuple):
-    """The choices of training at the server.
-
-    Attributes:
-      loss_and_gradient: loss and gradient of a batch.
-      optimizer: moves the parameters; it starts with a new state.
-      key: a step's key depends on it and on the step's number, counted over all epochs, alone. None:
-        steps have no key.
-      step_callback: called after each step.
-      parallelism: devices that share each batch; all have all arguments.
-    """
+class ServerTrainer(NamedTuple):
+    """Loss and optimizer of training at the server, and the devices that share each batch."""
 
     loss_and_gradient: LossAndGradient
+    "Loss and gradient of a batch."
     optimizer: optax.GradientTransformation
+    "Moves the parameters."
     key: jax.Array | None = None
-    step_callback: StepCallback | None = None
+    """A step's key depends on it and on the step's number, counted over all epochs, alone. None:
+    steps have no key."""
+    is_averaged_step: Callable[[jax.Array], jax.Array] | None = None
+    """`is_averaged_step(number of steps, from 1) -> bool`: whether the variables after that step are
+    part of the returned mean (stochastic weight averaging). None: no step is."""
     parallelism: ServerParallelism = SINGLE_DEVICE
+    "Devices that share each batch; all have all arguments."
 
+    def init(self, variables: Tree) -> ServerTrainState:
+        """Return the state before the first step."""
+        average = () if self.is_averaged_step is None else (variables, jnp.int32(0))
+        return ServerTrainState(variables, self.optimizer.init(variables["params"]), average)
 
-class EpochRange(NamedTuple):
-    """The epochs of a training.
+    def step(self, train_state: ServerTrainState, batch: Batch) -> ServerTrainState:
+        """Make a step of training.
 
-    Attributes:
-      total: number of epochs; may be traced.
-      first: number of the first epoch, from which orders and keys continue.
-      max_total: static upper bound of a traced `total`.
-    """
+        Args:
+          train_state: the state before the step.
+          batch: the minibatch, with the number of the step.
 
-    total: int | jax.Array
-    first: int | jax.Array = 0
-    max_total: int | None = None
+        Returns:
+          The state after the step.
+        """
+        variables, optimizer_state, average = train_state
+        step_key = None if self.key is None else jax.random.fold_in(self.key, batch.step_index)
+        compute = shard_loss_and_gradient(self.parallelism, self.loss_and_gradient)
+        _, gradient, variables = compute(variables, batch, step_key)
+        params = variables["params"]
+        updates, optimizer_state = self.optimizer.update(gradient, optimizer_state, params)
+        variables = {**variables, "params": optax.apply_updates(params, updates)}
+        if average and self.is_averaged_step is not None:
+            mean, count = average
+            is_due = self.is_averaged_step(batch.step_index + 1)
+            count += is_due
+            weight = jnp.where(is_due, 1 / jnp.maximum(count, 1), 0)
+            average = jax.tree.map(lambda m, v: m + weight * (v - m), mean, variables), count
+        return ServerTrainState(variables, optimizer_state, average)
 
-
-def make_server_step(
-    make_batch: Callable[..., Batch], training: ServerTraining
-) -> Callable[..., ServerTrainState]:
-    """Build a step of training at the server.
-
-    Args:
-      make_batch: `(step_index, *batch_args) -> Batch`.
-      training: the choices of training.
-
-    Returns:
-      `step(step_index, train_state, *batch_args) -> ServerTrainState`.
-    """
-    compute_on_batch = shard_loss_and_gradient(training.parallelism, training.loss_and_gradient)
-    optimizer, key, step_callback = training.optimizer, training.key, training.step_callback
-
-    def step(step_index, train_state, *batch_args):
-        variables, optimizer_state, callback_state = train_state
-        step_key = None if key is None else jax.random.fold_in(key, step_index)
-        batch = make_batch(step_index, *batch_args)
-        _, gradient, variables = compute_on_batch(variables, batch, step_key)
-        updates, optimizer_state = optimizer.update(gradient, optimizer_state, variables["params"])
-        variables = {**variables, "params": optax.apply_updates(variables["params"], updates)}
-        if step_callback is not None:
-            callback_state = step_callback(step_index + 1, variables, callback_state)
-        return ServerTrainState(variables, optimizer_state, callback_state)
-
-    return step
+    def get_result(self, train_state: ServerTrainState) -> Tree:
+        """Return the mean of the averaged variables, or the last variables if there are none."""
+        if not train_state.average:
+            return train_state.variables
+        mean, count = train_state.average
+        return jax.tree.map(lambda m, v: jnp.where(count > 0, m, v), mean, train_state.variables)
 
 
 def train_on_examples(
-    training: ServerTraining,
+    trainer: ServerTrainer,
     variables: Tree,
     examples: Examples,
     batches: BatchPlan,
     epochs: EpochRange,
     *,
-    callback_state: Tree = (),
     samples_per_step: float | None = None,
-) -> tuple[Tree, Tree]:
+) -> Tree:
     """Train by minibatch steps; the caller jits.
 
     Cost: epochs * steps per epoch in sequence; each device computes its part of the samples. There
     are one collective per step, for the gradient, and one shuffle of the examples per epoch.
 
     Args:
-      training: the choices of training.
-      variables: `{"params": tree, ...}`; the optimizer moves the parameters.
-      examples: `[n, ...]` images and labels as `loss_and_gradient` reads them: stored or
-        normalized, classes or probabilities.
+      trainer: loss, optimizer and devices.
+      variables: `{"params": tree, ...}` at the start.
+      examples: `[n, ...]` images and labels as the loss reads them: stored or normalized, classes
+        or probabilities.
       batches: order and size of the batches.
       epochs: the epochs.
-      callback_state: state of the step callback at the start.
       samples_per_step: samples that a step computes, for the cost (default: the batch).
 
     Returns:
-      The variables and the callback's state at the end.
+      The trained variables, see `ServerTrainer.get_result`.
     """
     num_steps_per_epoch = batches.steps_per_epoch
-
-    def make_batch(step, order, first):
-        index, mask = batches.take_batch(order, step - first)
-        return Batch(examples.images[index], examples.labels[index], mask, step)
-
-    step = make_server_step(make_batch, training)
+    num_epochs, first_epoch, max_epochs = epochs
+    max_num_epochs = num_epochs if max_epochs is None else max_epochs
 
     def run_epoch(epoch_index, train_state, step_range=None):
         """Run the steps of an epoch that are in `step_range`, (first, last); None: all."""
@@ -216,14 +214,17 @@ def train_on_examples(
         begin, end = first, first + num_steps_per_epoch
         if step_range is not None:
             begin, end = jnp.maximum(begin, step_range[0]), jnp.minimum(end, step_range[1])
-        return jax.lax.fori_loop(
-            begin, end, lambda i, train_state: step(i, train_state, order, first), train_state
-        )
+
+        def run_step(step, train_state):
+            index, mask = batches.take_batch(order, step - first)
+            batch = Batch(examples.images[index], examples.labels[index], mask, step)
+            return trainer.step(train_state, batch)
+
+        return jax.lax.fori_loop(begin, end, run_step, train_state)
 
     def run_steps(first, last, train_state):
         if isinstance(first, int):  # all steps
-            epoch_range = epochs.first, epochs.first + epochs.total
-            return jax.lax.fori_loop(*epoch_range, run_epoch, train_state)
+            return jax.lax.fori_loop(first_epoch, first_epoch + num_epochs, run_epoch, train_state)
         epoch_length = jnp.maximum(num_steps_per_epoch, 1)
         skipped = epochs.first * num_steps_per_epoch
         step_range = first + skipped, last + skipped
@@ -232,17 +233,15 @@ def train_on_examples(
             *epoch_range, partial(run_epoch, step_range=step_range), train_state
         )
 
-    optimizer_state = training.optimizer.init(variables["params"])
-    max_total = epochs.total if epochs.max_total is None else epochs.max_total
-    train_state = training.parallelism.loops.run_split(
+    train_state = trainer.parallelism.loops.run_split(
         SERVER,
-        epochs.total * num_steps_per_epoch,
+        num_epochs * num_steps_per_epoch,
         run_steps,
-        ServerTrainState(variables, optimizer_state, callback_state),
-        max_iterations=max_total * -(-len(examples.labels) // batches.size),
+        trainer.init(variables),
+        max_iterations=max_num_epochs * -(-len(examples.labels) // batches.size),
         samples_per_iteration=batches.size if samples_per_step is None else samples_per_step,
     )
-    return train_state.variables, train_state.callback_state
+    return trainer.get_result(train_state)
 
 
 def shard_loss_and_gradient(
@@ -324,12 +323,12 @@ def train_on_server(
       True
     """
     order_key, step_key = jax.random.split(key)
-    training = ServerTraining(
+    trainer = ServerTrainer(
         task.loss_and_gradient, optax.sgd(lr), step_key, parallelism=server_parallelism
     )
     batches = make_shuffled_batches(order_key, len(examples.labels), batch_size)
     epoch_range = EpochRange(epochs, first_epoch, max_epochs)
-    return train_on_examples(training, variables, examples, batches, epoch_range)[0]
+    return train_on_examples(trainer, variables, examples, batches, epoch_range)
 
 
 def get_epoch_batch(

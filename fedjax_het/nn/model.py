@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 # {"params": tree, "state": tree}; "state" is {} without running statistics.
 Variables = dict[str, Any]
@@ -50,6 +51,35 @@ class Head(NamedTuple):
         for name in self.path:
             layer = layer[name]
         return layer
+
+    def replace_parameters(self, variables: Variables, parameters: Any) -> Variables:
+        """Return the variables with other parameters of the layer.
+
+        Args:
+          variables: variables of the network, with or without the layer.
+          parameters: the new subtree of `variables["params"]` at `path`; None: no subtree.
+
+        Returns:
+          The new variables.
+
+        Example:
+          >>> import jax
+          >>> from fedjax_het.nn import make_model
+          >>> model = make_model("mlp", (4, 4, 1), 3, hidden=[5])
+          >>> body = model.head.replace_parameters(model.init(jax.random.key(0)), None)
+          >>> sorted(body["params"])
+          ['hidden1']
+        """
+
+        def replace(tree: Any, path: tuple[str, ...]) -> Any:
+            if not path:
+                return parameters
+            name, *inside = path
+            subtree = replace(tree.get(name, {}), tuple(inside))
+            others = {key: value for key, value in tree.items() if key != name}
+            return others if subtree is None else {**others, name: subtree}
+
+        return {**variables, "params": replace(variables["params"], self.path)}
 
 
 class Model(NamedTuple):
@@ -106,6 +136,17 @@ class Model(NamedTuple):
     head: Head | None = None
     can_shard_batch: bool = False
     takes_conv_impl: bool = False
+
+
+def count_features(model: Model) -> int:
+    """Return the number of features, F, of a network with `embed`."""
+    embed = model.embed
+    assert embed is not None
+
+    def compute_features(key):
+        return embed(model.init(key), jnp.zeros((1, *model.input_shape)), train=False)[0]
+
+    return jax.eval_shape(compute_features, jax.random.key(0)).shape[-1]
 
 
 def count_cached_samples(height: int, width: int, channels: int) -> int:

@@ -24,7 +24,7 @@ from scipy.stats import combine_pvalues
 
 from fedjax_het.analysis.figures.synthetic_images import rescale_to_unit_range
 from fedjax_het.analysis.render import TableSection, TextTable, format_number, format_p_value
-from fedjax_het.condensation import SyntheticData, train_from_scratch
+from fedjax_het.condensation import SyntheticData, SyntheticTask, train_from_scratch
 from fedjax_het.condensation.downstream_eval import random_subset
 from fedjax_het.core.task import Task
 from fedjax_het.data import Dataset, load_dataset
@@ -140,15 +140,8 @@ def attacker_losses(task: Task, data: SyntheticData, images: np.ndarray, labels:
     def apply(params, inputs):
         return task.model.apply({**variables, "params": params}, inputs, train=True)[0]
 
-    params = train_from_scratch(
-        apply,
-        variables["params"],
-        data,
-        key,
-        epochs=ATTACKER_EPOCHS,
-        augment_strategy="none",
-        loss_scaling="cross_entropy",
-    )
+    attack = SyntheticTask(apply, "none", "cross_entropy")
+    params = train_from_scratch(attack, variables["params"], data, key, epochs=ATTACKER_EPOCHS)
 
     def loss(example):
         image, label = example

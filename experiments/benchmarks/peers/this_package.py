@@ -24,14 +24,15 @@ import fedjax_het
 from fedjax_het import RunSpec, dataset_from_arrays, make_model, make_partition, simulate
 from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.client_rows import ClientModels
-from fedjax_het.core.distillation import (
-    StudentTraining,
-    compute_logits,
-    distill_student,
-    sum_over_models,
-)
+from fedjax_het.core.distillation import compute_logits, sum_over_models
 from fedjax_het.core.execution_plan import make_execution_plan
-from fedjax_het.core.server_training import EpochRange, train_on_server
+from fedjax_het.core.server_training import (
+    EpochRange,
+    ServerTrainer,
+    make_shuffled_batches,
+    train_on_examples,
+    train_on_server,
+)
 from fedjax_het.core.task import Task
 from fedjax_het.nn import Model, count_training_flops
 from fedjax_het.runtime.benchmark import benchmark_rounds
@@ -172,10 +173,16 @@ def time_server(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, A
             return jax.nn.softmax(logits / server["teachers"])
 
         targets = sharing.map_samples(predict, examples.images)
-        epochs = EpochRange(server["epochs"])
-        choices = StudentTraining(optax.adam(1e-3), server["batch_size"], epochs)
-        student_examples = Examples(examples.images, targets)
-        return distill_student(task, variables, student_examples, key, choices, sharing)
+        order_key, step_key = jax.random.split(key)
+        batches = make_shuffled_batches(order_key, len(targets), server["batch_size"])
+        trainer = ServerTrainer(
+            task.loss_and_gradient, optax.adam(1e-3), step_key, parallelism=sharing
+        )
+        soft_examples, epoch_range = (
+            Examples(examples.images, targets),
+            EpochRange(server["epochs"]),
+        )
+        return train_on_examples(trainer, variables, soft_examples, batches, epoch_range)
 
     def train_on_labels(sharing, variables, examples, teachers, key):
         options = {"batch_size": server["batch_size"], "epochs": server["epochs"], "lr": 0.01}

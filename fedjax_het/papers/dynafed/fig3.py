@@ -30,8 +30,9 @@ from fedjax_het.algorithms.dynafed import FINE_TUNE_OPTIMIZERS
 from fedjax_het.analysis import to_csv
 from fedjax_het.analysis.figures.style import FigureFormat, add_legend, style_axes, write_figure
 from fedjax_het.analysis.report import write_text
-from fedjax_het.condensation import fine_tune
+from fedjax_het.condensation import SyntheticTask, fine_tune
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
+from fedjax_het.core.server_training import EpochRange
 from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.papers.dynafed import settings
 from fedjax_het.papers.dynafed.fig6 import (
@@ -149,6 +150,9 @@ def build_training_functions(run: Result, dataset: Dataset) -> TrainingFunctions
     data_by_kind = build_comparison_data(run, task, dataset)
     images, labels = jnp.asarray(dataset.train_images), jnp.asarray(dataset.train_labels)
     optimizer = optax.adam(spec.hp["local_lr"])
+    synthetic_task = SyntheticTask(
+        apply, spec.options["augment_strategy"], spec.options["loss_scaling"]
+    )
 
     def loss(params, positions, weights):
         logits = apply(params, task.normalize(images[positions]))
@@ -178,16 +182,14 @@ def build_training_functions(run: Result, dataset: Dataset) -> TrainingFunctions
     @partial(jax.jit, static_argnames=("epochs", "real"))
     def tune(params, key, epochs, real=False):
         return fine_tune(
-            apply,
+            synthetic_task,
             params,
             data_by_kind["real" if real else "synthetic"],
             key,
             optimizer=FINE_TUNE_OPTIMIZERS[spec.options["fine_tune_optimizer"]](
                 spec.hp["fine_tune_lr"]
             ),
-            epochs=epochs,
-            augment_strategy=spec.options["augment_strategy"],
-            loss_scaling=spec.options["loss_scaling"],
+            epochs=EpochRange(epochs),
         )
 
     return TrainingFunctions(train, tune, jax.jit(jax.vmap(loss, in_axes=(None, 0, 0))))

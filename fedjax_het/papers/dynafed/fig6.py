@@ -36,7 +36,13 @@ from fedjax_het.analysis.figures.style import (
     style_axes,
 )
 from fedjax_het.analysis.report import write_text
-from fedjax_het.condensation import SyntheticData, matching_loss, train_from_scratch, unroll
+from fedjax_het.condensation import (
+    SyntheticData,
+    SyntheticTask,
+    matching_loss,
+    train_from_scratch,
+    unroll,
+)
 from fedjax_het.condensation.downstream_eval import random_subset
 from fedjax_het.config.run_spec import ResolvedRunSpec
 from fedjax_het.core.evaluation import correct
@@ -171,19 +177,14 @@ def measure_distances(result: Result, dataset: Dataset) -> pd.DataFrame:
     options = spec.options
     trajectory = jnp.asarray(load_trajectory(result))
     length = options["segment_length"]
+    synthetic_task = SyntheticTask(apply, options["augment_strategy"], options["loss_scaling"])
 
     @jax.jit
     def distance(data, start, target, key):
         end = unroll(
-            apply,
-            unravel,
-            start,
-            data,
-            key,
+            *(synthetic_task, unravel, start, data, key),
             num_steps=options["inner_steps"],
             batch_size=options["inner_batch_size"],
-            augment_strategy=options["augment_strategy"],
-            loss_scaling=options["loss_scaling"],
         )
         return matching_loss(end, start, target, distance="cosine")
 
@@ -214,13 +215,10 @@ def scratch_accuracies(results: list[Result], dataset: Dataset) -> pd.DataFrame:
     spec = results[0].spec.resolved()
     task, apply, _ = build_network(spec, dataset)
     images, labels = jnp.asarray(dataset.test_images), jnp.asarray(dataset.test_labels)
-    train = partial(
-        train_from_scratch,
-        apply,
-        epochs=SCRATCH_EPOCHS,
-        augment_strategy=spec.options["augment_strategy"],
-        loss_scaling=spec.options["loss_scaling"],
+    synthetic_task = SyntheticTask(
+        apply, spec.options["augment_strategy"], spec.options["loss_scaling"]
     )
+    train = partial(train_from_scratch, synthetic_task, epochs=SCRATCH_EPOCHS)
 
     @jax.jit
     def accuracy(synthetic, key):

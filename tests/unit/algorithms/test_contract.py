@@ -238,6 +238,9 @@ BREAKS = {
     "Algorithm.global_model returned None: expected variables, a dict of params and state": lambda training, plan: (
         fedavg(training, plan)._replace(global_model=lambda state: None)
     ),
+    "Algorithm.global_model: variables['params']['x'] is one too many, and": replacing(
+        global_model=lambda state: {"params": {"x": jnp.zeros(3)}, "state": {}}
+    ),
     "Algorithm.record_shapes returned None: expected a dict": lambda training, plan: fedavg(
         training, plan
     )._replace(record_shapes=lambda num_clients: None),
@@ -333,6 +336,24 @@ def test_models_agree_with_method_entry(build, facts, message):
         simulate(RunSpec("mine", **SMALL), dataset=make_user_dataset())
     (line,) = str(found.value).splitlines()
     assert message in line
+
+
+def test_personal_variables_are_those_of_network():
+    def build(training, plan):
+        return build_personal(training, plan)._replace(
+            personal_variables=lambda hp, state, k: jax.tree.map(
+                lambda leaf: leaf[None], state.server.variables
+            )
+        )
+
+    register_method(
+        "mine", build, has_global_model=False, **PERSONAL, hyperparameters={"server_lr": 1.0}
+    )
+    with pytest.raises(ConfigError) as found:
+        simulate(RunSpec("mine", **SMALL), dataset=make_user_dataset())
+    (line,) = str(found.value).splitlines()
+    assert line.startswith("method 'mine': Algorithm.personal_variables: variables['params']")
+    assert "as the network" in line
 
 
 def test_default_update_requires_server_lr():

@@ -24,16 +24,17 @@ from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedgen import (
     FedGenHyperParameters,
     FedGenOptions,
+    GeneratorTraining,
     TeacherHeads,
     _make_adam,
     compute_generator_loss,
     compute_label_shares,
     fedgen,
-    train_generator,
 )
 from fedjax_het.core.client_algorithm import Batch
 from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE
+from fedjax_het.core.server_training import ServerTrainState
 from fedjax_het.nn import count_parameters, make_generator, make_model
 
 TINY = {"generator_hidden": 5, "generator_noise": 2, "generator_steps": 3}
@@ -217,13 +218,13 @@ def teachers(num_clients=3):
 def trained(of, steps, **hp):
     """-> (generator, as it was, as it is)."""
     generator = make_generator(NUM_CLASSES, 4, 16, 3)
-    hp = {**vars(FedGenHyperParameters()), **hp}
+    hp = {**vars(FedGenHyperParameters()), **hp, "generator_lr": 0.01}
     start = jax.jit(generator.init)(jax.random.key(0))
     options = FedGenOptions(generator_batch_size=16, generator_steps=400)
-    run = partial(train_generator, make_linear_model(), generator, options, SINGLE_DEVICE, hp)
-    state = (start, _make_adam(hp).init(start["params"]))
-    made, _ = jax.jit(run)(state, of, jax.random.key(1), steps, 0.01)
-    return generator, start, made
+    training = GeneratorTraining(make_linear_model().head, generator, options)
+    state = ServerTrainState(start, _make_adam(hp).init(start["params"]))
+    made = jax.jit(partial(training.train, SINGLE_DEVICE, hp))(state, of, jax.random.key(1), steps)
+    return generator, start, made.variables
 
 
 @pytest.mark.slow
@@ -237,9 +238,8 @@ def test_generated_features_match_teachers():
     for made in both:
         features, _ = generator.apply(made, noise, labels, train=False)
         hp = {**vars(FedGenHyperParameters()), "diversity_weight": 0.0}
-        losses.append(
-            float(compute_generator_loss(make_linear_model(), hp, of.head, shares, features, batch))
-        )
+        args = (make_linear_model().head, hp, of.head, shares, features, batch)
+        losses.append(float(compute_generator_loss(*args)))
     assert losses[1] < 0.5 * losses[0], losses
     logits = jax.vmap(make_linear_model().head.apply, (0, None))(of.head, features)
     mixed = (shares.T[labels].T[..., None] * jax.nn.log_softmax(logits)).sum(0)

@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from support.data import IMAGE_SHAPE, NUM_CLASSES
 from support.networks import make_linear_model
@@ -27,12 +28,14 @@ from fedjax_het.condensation.distribution_matching import (
 )
 from fedjax_het.condensation.privacy import clip_by_norm
 from fedjax_het.condensation.synthetic_pool import (
+    PoolTask,
     SoftLabelTargets,
     SyntheticPool,
     _add_exact_matching,
+    make_decayed_sgd,
     train_on_synthetic_pool,
 )
-from fedjax_het.core.server_parallelism import SINGLE_DEVICE
+from fedjax_het.core.server_training import EpochRange
 from fedjax_het.nn import make_model
 
 KEY = jax.random.key(3)
@@ -188,12 +191,10 @@ def test_pool_training_equals_float64_loop():
     trained = jax.jit(
         partial(
             train_on_synthetic_pool,
-            model,
-            epochs=7,
+            PoolTask(model),
+            optimizer=make_decayed_sgd(0.3, 0.8, 0.1),
+            epochs=EpochRange(7),
             batch_size=64,
-            lr=0.3,
-            momentum=0.8,
-            weight_decay=0.1,
         )
     )(variables, pool, KEY)
     valid = np.asarray(pool.is_valid)
@@ -214,7 +215,10 @@ def test_pool_epoch_visits_valid_images():
     variables = model.init(KEY)
     lr = 1e-4  # so small that the gradients do not change on the way
     trained = train_on_synthetic_pool(
-        model, variables, pool, KEY, epochs=1, batch_size=4, lr=lr, momentum=0.0, weight_decay=0.0
+        *(PoolTask(model), variables, pool, KEY),
+        optimizer=optax.sgd(lr),
+        epochs=EpochRange(1),
+        batch_size=4,
     )
     moved = (np.asarray(variables["params"]["w"]) - np.asarray(trained["params"]["w"])) / lr
     valid = np.asarray(pool.is_valid)
@@ -229,7 +233,10 @@ def test_pool_without_images_changes_nothing():
     variables = model.init(KEY)
     empty = pool._replace(is_valid=jnp.zeros_like(pool.is_valid))
     trained = train_on_synthetic_pool(
-        model, variables, empty, KEY, epochs=3, batch_size=4, lr=1.0, momentum=0.9, weight_decay=0.1
+        *(PoolTask(model), variables, empty, KEY),
+        optimizer=make_decayed_sgd(1.0, 0.9, 0.1),
+        epochs=EpochRange(3),
+        batch_size=4,
     )
     np.testing.assert_array_equal(trained["params"]["w"], variables["params"]["w"])
 
@@ -262,7 +269,7 @@ def test_exact_matching_gradient():
     def zero_loss(variables, batch, key):
         return 0.0, jax.tree.map(jnp.zeros_like, params), variables
 
-    add = _add_exact_matching(zero_loss, model, pool, knowledge, 5, SINGLE_DEVICE)
+    add = _add_exact_matching(PoolTask(model, knowledge), zero_loss, pool, 5)
     _, found, _ = add({"params": params, "state": {}}, None, None)
     for name in ("w", "b"):
         np.testing.assert_allclose(found[name], expected[name], atol=1e-6)
@@ -274,16 +281,15 @@ def test_matching_adds_to_cross_entropy(exact):
     # With one batch that is the pool, the minibatch's class means are the pool's.
     model, pool, knowledge = make_linear_model(), pool_of(), knowledge_of()
     variables = model.init(KEY)
-    settings = {"epochs": 1, "batch_size": 16, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0}
-    plain = train_on_synthetic_pool(model, variables, pool, KEY, **settings)
-    both = train_on_synthetic_pool(
-        model, variables, pool, KEY, soft_label_targets=knowledge, exact_matching=exact, **settings
-    )
+    settings = {"optimizer": optax.sgd(0.1), "epochs": EpochRange(1), "batch_size": 16}
+
+    def train(*targets):
+        return train_on_synthetic_pool(PoolTask(model, *targets), variables, pool, KEY, **settings)
+
+    plain, both = train(), train(knowledge, exact)
     term = jax.grad(lambda p: matching_over_the_pool(model, p, pool, knowledge))
     expected = plain["params"]["w"] - 0.1 * term(variables["params"])["w"]
     np.testing.assert_allclose(both["params"]["w"], expected, atol=2e-6)
     nothing = knowledge._replace(weight=jnp.float32(0))
-    same = train_on_synthetic_pool(
-        model, variables, pool, KEY, soft_label_targets=nothing, exact_matching=exact, **settings
-    )
+    same = train(nothing, exact)
     np.testing.assert_allclose(same["params"]["w"], plain["params"]["w"], atol=1e-7)

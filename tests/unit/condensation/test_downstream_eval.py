@@ -18,7 +18,7 @@ from fedjax_het.utils.errors import ConfigError
 DATASET = make_user_dataset()
 MODEL = make_linear_model()
 LABELS = np.repeat(np.arange(NUM_CLASSES), 4)
-RECIPE = {"epochs": 40, "lr": 0.1}
+RECIPE = {"epochs": 400}
 
 
 def normalised(positions):

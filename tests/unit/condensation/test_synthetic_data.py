@@ -7,8 +7,9 @@ import optax
 import pytest
 from support.x64 import enable_x64
 
-from fedjax_het.condensation import SyntheticData, fine_tune, train_from_scratch
+from fedjax_het.condensation import SyntheticData, SyntheticTask, fine_tune, train_from_scratch
 from fedjax_het.condensation.synthetic_data import soft_cross_entropies
+from fedjax_het.core.server_training import EpochRange
 
 CLASSES, SHAPE = 3, (5, 4, 1)
 
@@ -16,6 +17,9 @@ CLASSES, SHAPE = 3, (5, 4, 1)
 def apply_params(params, images):
     hidden = jnp.tanh(images.reshape(len(images), -1) @ params["w1"] + params["b1"])
     return hidden @ params["w2"] + params["b2"]
+
+
+PLAIN_TASK = SyntheticTask(apply_params, "none")
 
 
 def make_params(seed=0):
@@ -57,8 +61,8 @@ def test_soft_cross_entropies_scaling(scaling):
 @pytest.mark.parametrize("optimizer", [optax.adam(0.02), optax.sgd(0.5)])
 def test_fine_tune_equals_optimizer_loop(optimizer):
     params, data, key = make_params(), make_data(), jax.random.key(0)
-    settings = {"optimizer": optimizer, "epochs": 5, "augment_strategy": "none"}
-    tuned = jax.jit(lambda: fine_tune(apply_params, params, data, key, **settings))()
+    settings = {"optimizer": optimizer, "epochs": EpochRange(5)}
+    tuned = jax.jit(lambda: fine_tune(PLAIN_TASK, params, data, key, **settings))()
     expected, state = params, optimizer.init(params)
     for _ in range(5):
         updates, state = optimizer.update(jax.grad(loss)(expected, data), state)
@@ -74,11 +78,9 @@ def test_fine_tune_epoch_visits_every_sample(batch_size, steps):
         jax.debug.callback(lambda x: seen.append(x.sum((1, 2, 3))), images, ordered=True)
         return apply_params(params, images)
 
-    settings = {"optimizer": optax.adam(0.1), "epochs": 2, "batch_size": batch_size}
-    key = jax.random.key(0)
-    tuned = fine_tune(
-        recording_apply, make_params(), data, key, augment_strategy="none", **settings
-    )
+    settings = {"optimizer": optax.adam(0.1), "epochs": EpochRange(2), "batch_size": batch_size}
+    task = PLAIN_TASK._replace(apply_params=recording_apply)
+    tuned = fine_tune(task, make_params(), data, jax.random.key(0), **settings)
     jax.block_until_ready(tuned)
     jax.effects_barrier()
     assert len(seen) == 2 * steps
@@ -91,9 +93,7 @@ def test_fine_tune_epoch_visits_every_sample(batch_size, steps):
 def test_train_from_scratch_equals_sgd_loop():
     """Momentum, weight decay, and one decay of the rate with a new buffer."""
     params, data = make_params(), make_data()
-    trained = train_from_scratch(
-        apply_params, params, data, jax.random.key(0), epochs=9, augment_strategy="none"
-    )
+    trained = train_from_scratch(PLAIN_TASK, params, data, jax.random.key(0), epochs=9)
     buffer = jax.tree.map(np.zeros_like, params)
     for epoch in range(9):
         lr = 0.7 if epoch <= 9 // 2 + 1 else 0.07
@@ -114,9 +114,8 @@ def test_train_from_scratch_fits_separable_data():
     inits = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(make_params, range(3)))
 
     def accuracy(params, key):
-        trained = train_from_scratch(
-            apply_params, params, data, key, epochs=101, augment_strategy="flip"
-        )
+        task = SyntheticTask(apply_params, "flip")
+        trained = train_from_scratch(task, params, data, key, epochs=101)
         return (apply_params(trained, data.images).argmax(1) == labels).mean()
 
     assert (jax.vmap(accuracy)(inits, jax.random.split(jax.random.key(0), 3)) == 1).all()

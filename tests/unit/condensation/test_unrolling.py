@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 from support.markers import slow_case
 from support.x64 import enable_x64
 
-from fedjax_het.condensation import SyntheticData, matching_loss, unroll, unrolling
+from fedjax_het.condensation import SyntheticData, SyntheticTask, matching_loss, unroll, unrolling
 from fedjax_het.core.server_parallelism import ServerParallelism
 from fedjax_het.nn import make_model
 
@@ -47,10 +47,14 @@ def make_loss(name="mlp", **options):
     """-> the matching loss of (data, weights) after four steps, and weights."""
     apply_params, vector, unravel = network(name)
     target = vector + 0.1 * np.random.default_rng(2).normal(size=vector.shape)
-    options = {"num_steps": 4, "augment_strategy": "none", **options}
+    steps = {
+        "num_steps": options.pop("num_steps", 4),
+        "batch_size": options.pop("batch_size", None),
+    }
+    task = SyntheticTask(apply_params, **{"augment_strategy": "none", **options})
 
     def loss(data, vector):
-        end = unroll(apply_params, unravel, vector, data, jax.random.key(4), **options)
+        end = unroll(task, unravel, vector, data, jax.random.key(4), **steps)
         return matching_loss(end, vector, target)
 
     return loss, vector
@@ -90,14 +94,12 @@ def test_unroll_equals_sgd_loop(scaling):
         data = synthetic()
         labels = np.asarray(jax.nn.softmax(data.label_logits))
         end = unroll(
-            lambda w, images: images.reshape(len(images), -1) @ w,
+            SyntheticTask(lambda w, x: x.reshape(len(x), -1) @ w, "none", scaling),
             lambda vector: vector.reshape(16, CLASSES),
             jnp.asarray(start.ravel()),
             data,
             jax.random.key(0),
             num_steps=7,
-            augment_strategy="none",
-            loss_scaling=scaling,
         )
     x = np.asarray(data.images).reshape(SAMPLES, -1)
     divisor = SAMPLES * (CLASSES if scaling == "cross_entropy_over_classes" else 1)
@@ -176,7 +178,7 @@ def test_mixed_mode_on_two_devices(batch_size):
     """Six samples, or five, on two devices: parts that are equal, and parts that are not."""
     devices = jax.devices()[:2]
     mesh = jax.make_mesh((2,), ("d",), devices=devices, axis_types=(jax.sharding.AxisType.Auto,))
-    shared = {"micro_batch": 2, "server_parallelism": ServerParallelism("d", 2)}
+    shared = {"micro_batch": 2, "parallelism": ServerParallelism("d", 2)}
 
     def on_both(function):
         return jax.shard_map(function, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)

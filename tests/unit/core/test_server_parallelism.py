@@ -22,11 +22,13 @@ from support.small_runs import (
 from support.x64 import enable_x64
 
 from fedjax_het import ConfigError, Placement
-from fedjax_het.condensation import SyntheticData, fine_tune
+from fedjax_het.condensation import SyntheticData, SyntheticTask, fine_tune
 from fedjax_het.condensation.augment import augment
 from fedjax_het.condensation.synthetic_pool import (
+    PoolTask,
     SoftLabelTargets,
     SyntheticPool,
+    make_decayed_sgd,
     train_on_synthetic_pool,
 )
 from fedjax_het.core import autotune, autotune_workloads
@@ -35,7 +37,7 @@ from fedjax_het.core.distillation import compute_logits
 from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.core.server_training import (
     EpochRange,
-    ServerTraining,
+    ServerTrainer,
     make_shuffled_batches,
     train_on_examples,
     train_on_server,
@@ -112,8 +114,8 @@ def test_train_on_examples_with_uneven_batches(batch_size):
         def learn(sharing, variables, examples, key, model=model):
             batches = make_shuffled_batches(key, 11, batch_size)
             given = Task(model, (0.0,), (1.0,)).loss_and_gradient
-            training = ServerTraining(given, optax.sgd(0.1), parallelism=sharing)
-            return train_on_examples(training, variables, examples, batches, EpochRange(1))[0]
+            trainer = ServerTrainer(given, optax.sgd(0.1), parallelism=sharing)
+            return train_on_examples(trainer, variables, examples, batches, EpochRange(1))
 
         start = model.init(jax.random.key(0))
         shared, alone = on_both(learn, start, examples_for(model, 11), KEY)
@@ -130,19 +132,13 @@ def test_train_on_synthetic_pool_shared(matching):
         soft.astype(jnp.float32), jnp.arange(CLASSES) > 0, *jnp.float32([2, 3])
     )
 
-    settings = {"epochs": 2, "batch_size": 4, "lr": 0.1, "momentum": 0.5, "weight_decay": 0.01}
+    optimizer = make_decayed_sgd(0.1, 0.5, 0.01)
+    settings = {"optimizer": optimizer, "epochs": EpochRange(2), "batch_size": 4}
 
     def learn(sharing, variables, pool, knowledge, key):
-        return train_on_synthetic_pool(
-            model,
-            variables,
-            pool,
-            key,
-            **settings,
-            soft_label_targets=None if matching is None else knowledge,
-            exact_matching=matching == "exact",
-            server_parallelism=sharing,
-        )
+        targets = None if matching is None else knowledge
+        task = PoolTask(model, targets, matching == "exact", sharing)
+        return train_on_synthetic_pool(task, variables, pool, key, **settings)
 
     shared, alone = on_both(learn, start, pool, knowledge, KEY)
     assert_trees_all_close(shared, alone, rtol=1e-4, atol=2e-6)
@@ -159,10 +155,9 @@ def test_fine_tune_shared(batch_size):
         def apply_params(params, x, **axis_argument):
             return model.apply({"params": params, "state": {}}, x, train=True, **axis_argument)[0]
 
-        settings = {"optimizer": optax.adam(1e-3), "epochs": 3, "batch_size": batch_size}
-        return fine_tune(
-            apply_params, params, synthetic, key, **settings, server_parallelism=sharing
-        )
+        optimizer, task = optax.adam(1e-3), SyntheticTask(apply_params, parallelism=sharing)
+        settings = {"optimizer": optimizer, "epochs": EpochRange(3), "batch_size": batch_size}
+        return fine_tune(task, params, synthetic, key, **settings)
 
     shared, alone = on_both(tuned, variables["params"], synthetic, KEY)
     assert_trees_all_close(shared, alone, rtol=1e-4, atol=1e-5)

@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from chex import assert_trees_all_equal
 
 from fedjax_het.condensation.synthetic_pool import make_masked_shuffled_batches
 from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.server_training import (
     EpochRange,
-    ServerTraining,
+    ServerTrainer,
     get_epoch_batch,
     make_sequential_batches,
     make_shuffled_batches,
@@ -60,6 +61,9 @@ BATCHES = {
 }
 
 
+TRAINER = ServerTrainer(least_squares, optax.sgd(0.1))
+
+
 @pytest.mark.parametrize("name", BATCHES)
 def test_train_on_examples_equals_float64_loop(name):
     batches = BATCHES[name]
@@ -69,9 +73,10 @@ def test_train_on_examples_equals_float64_loop(name):
         np.testing.assert_array_equal(np.sort(order), visited)
     assert (orders[0].tolist() == orders[1].tolist()) == (name == "in order")
 
-    train = jax.jit(
-        lambda count: train_on_examples(TRAINING, START, EXAMPLES, batches, EpochRange(count))[0]
-    )
+    def train_on_range(epochs):
+        return train_on_examples(TRAINER, START, EXAMPLES, batches, EpochRange(epochs))
+
+    train = jax.jit(train_on_range)
     trained = train(3)
     np.testing.assert_allclose(trained["params"]["w"], descended(orders, 0.1), atol=1e-6)
     assert trained["state"] == 3 * int(batches.steps_per_epoch) == 3 * -(-len(visited) // SIZE)
@@ -79,30 +84,34 @@ def test_train_on_examples_equals_float64_loop(name):
 
 
 def test_train_on_examples_from_later_epoch():
-    data = EXAMPLES, BATCHES["shuffled"]
-    whole, _ = train_on_examples(TRAINING, START, *data, EpochRange(5))
-    part, _ = train_on_examples(TRAINING, START, *data, EpochRange(2))
-    both, _ = train_on_examples(TRAINING, part, *data, EpochRange(3, first=2))
+    def train(start, *epochs):
+        return train_on_examples(TRAINER, start, EXAMPLES, BATCHES["shuffled"], EpochRange(*epochs))
+
+    whole, part = train(START, 5), train(START, 2)
+    both = train(part, 3, 2)
     np.testing.assert_allclose(both["params"]["w"], whole["params"]["w"], rtol=1e-6)
-    again, _ = train_on_examples(TRAINING, part, *data, EpochRange(3))
+    again = train(part, 3)
     assert np.abs(again["params"]["w"] - whole["params"]["w"]).max() > 1e-4
 
 
-def test_step_keys_and_callback():
+def test_step_keys_and_average():
     def draw(variables, batch, key):
         state = variables["state"].at[batch.step_index].set(jax.random.uniform(key))
         zeros = jax.tree.map(jnp.zeros_like, variables["params"])
         return jnp.float32(0), zeros, {**variables, "state": state}
 
     start = {**START, "state": jnp.zeros(6)}
-    count_calls = lambda done, variables, seen: seen.at[done - 1].add(done)  # noqa: E731
-    training = ServerTraining(draw, optax.sgd(0.1), KEY, count_calls)
-    inputs = (start, EXAMPLES, BATCHES["in order"], EpochRange(2))
-    zeros = jnp.zeros(6, jnp.int32)
-    variables, seen = train_on_examples(training, *inputs, callback_state=zeros)
+    trainer = TRAINER._replace(loss_and_gradient=draw, key=KEY)
+    args = (start, EXAMPLES, BATCHES["in order"], EpochRange(2))
+    variables = train_on_examples(trainer, *args)
+    averaging = trainer._replace(is_averaged_step=lambda number: (number == 3) | (number == 6))
+    averaged = train_on_examples(averaging, *args)
     expected = [jax.random.uniform(jax.random.fold_in(KEY, number)) for number in range(6)]
     np.testing.assert_array_equal(variables["state"], expected)
-    np.testing.assert_array_equal(seen, [1, 2, 3, 4, 5, 6])
+    half = np.where(np.arange(6) < 3, 1, 0.5)
+    np.testing.assert_allclose(averaged["state"], half * np.asarray(expected), rtol=1e-6)
+    never = trainer._replace(is_averaged_step=lambda number: number > 6)
+    assert_trees_all_equal(train_on_examples(never, *args), variables)
 
 
 def test_get_epoch_batch():
