@@ -28,13 +28,11 @@ from fedjax_het.algorithms.base import (
 from fedjax_het.core.contract_checks import (
     ClientError,
     ContractError,
-    DeclaredHyperParameters,
     call_user_function,
     describe_value,
     require_like,
     require_scalar,
     unpack_tuple,
-    with_contract_checks,
 )
 from fedjax_het.nn import Model
 from fedjax_het.utils.arrays import to_numpy_bits

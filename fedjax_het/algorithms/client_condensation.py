@@ -413,7 +413,7 @@ class ClientCondensation:
             return train_on_synthetic_pool(
                 *(pool_task, variables, pool, key),
                 optimizer=make_decayed_sgd(*(hp[name] for name in settings)),
-                epochs=EpochRange(epochs, max_epochs=max_epochs),
+                epochs=EpochRange(epochs, max_total=max_epochs),
                 batch_size=self.options.server_batch_size,
             )
 

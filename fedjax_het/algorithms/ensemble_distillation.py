@@ -23,7 +23,7 @@ from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.server_parallelism import ServerParallelism
 from fedjax_het.core.server_training import (
     EpochRange,
-    ServerTrainer,
+    ServerTraining,
     make_shuffled_batches,
     train_on_examples,
 )
@@ -103,7 +103,7 @@ def build_distillation_algorithm(
       predict_ensemble: `predict_ensemble(hp, teachers, images, key) -> targets`, probabilities
         `[n, C]`, each of its image alone. The images may be a part of the server's.
       make_optimizer: `make_optimizer(hp, num_steps) -> (optimizer, is_averaged_step)` of the
-        student, see `ServerTrainer`.
+        student, see `ServerTraining`.
       options: choices of the student's training.
 
     Returns:
@@ -125,12 +125,14 @@ def build_distillation_algorithm(
         optimizer, is_averaged_step = make_optimizer(hp, num_steps)
         # Cross-entropy differs from the divergence by a term that does not depend on the student.
         loss_and_gradient = training.task.loss_and_gradient
-        trainer = ServerTrainer(
+        server_training = ServerTraining(
             loss_and_gradient, optimizer, step_key, is_averaged_step, parallelism
         )
         num_epochs = jnp.where(models.is_present.any(), epochs, 0)
-        epoch_range = EpochRange(num_epochs, max_epochs=epochs)
-        return train_on_examples(trainer, after, Examples(images, targets), batches, epoch_range)
+        epoch_range = EpochRange(num_epochs, max_total=epochs)
+        return train_on_examples(
+            server_training, after, Examples(images, targets), batches, epoch_range
+        )
 
     def distill_round(hp, context: ServerStepContext, models: ClientModels):
         key = fold_in_purpose(context.key, Purpose.SERVER)

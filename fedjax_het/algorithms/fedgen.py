@@ -24,7 +24,7 @@ from fedjax_het.core.local_training import LocalTraining, ServerMessage, make_lo
 from fedjax_het.core.resumable_loops import SERVER
 from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.server_parallelism import ServerParallelism
-from fedjax_het.core.server_training import ServerTrainer, ServerTrainState
+from fedjax_het.core.server_training import ServerTraining, ServerTrainState
 from fedjax_het.nn import Generator, make_generator
 from fedjax_het.nn.batch_axis import gather_rows, sum_over_shards
 from fedjax_het.nn.model import Head, count_features
@@ -171,7 +171,7 @@ def fedgen(
     generator = make_generator(model.num_classes, *sizes)
     generator_training = GeneratorTraining(head, generator, options)
     client = _make_guided_client(training, head, generator, options.guided_steps)
-    client = with_contract_checks(client)
+    measured_client = with_drift_sums(client) if training.measures_drift else client
 
     def init(hp, key, variables, num_clients):
         weights = generator.init(fold_in_purpose(key, Purpose.GENERATOR))
@@ -182,7 +182,8 @@ def fedgen(
     def round_(hp, state: State, key, cohort: Cohort):
         server, round_index = state.server, state.round
         message = ServerMessage(server.variables, (server.generator, round_index))
-        result, drift = train_clients(client, training, plan, hp, message, state, key, cohort)
+        result = train_cohort(measured_client, plan, hp, message, state.clients, key, cohort)
+        client_update, drift = split_drift(result.update, server.variables["params"])
         models, teachers = _split_outputs(training, head, result.outputs)
         num_steps = jnp.where(cohort.schedule.is_verification, min(1, max_steps), max_steps)
         num_steps = jnp.where(teachers.is_present.any(), num_steps, 0)
@@ -353,11 +354,11 @@ class GeneratorTraining(NamedTuple):
             (value, state), gradient = jax.value_and_grad(loss, has_aux=True)(variables["params"])
             return value, gradient, {**variables, "state": state}
 
-        trainer = ServerTrainer(loss_and_gradient, _make_adam(hp), parallelism=parallelism)
+        server_training = ServerTraining(loss_and_gradient, _make_adam(hp), parallelism=parallelism)
         return parallelism.loops.run(
             SERVER,
             num_steps,
-            lambda step_index, state: trainer.step(state, draw_batch(step_index)),
+            lambda step_index, state: server_training.step(state, draw_batch(step_index)),
             train_state,
             max_iterations=self.options.generator_steps,
             samples_per_iteration=batch_size,

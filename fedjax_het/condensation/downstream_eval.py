@@ -199,7 +199,7 @@ def train_from_init(
         variables = train_on_synthetic_pool(
             *(PoolTask(model), variables, pool, jax.random.fold_in(order_key, i)),
             optimizer=make_decayed_sgd(phase_lr, MOMENTUM, WEIGHT_DECAY),
-            epochs=EpochRange(phase.num_epochs),
+            epochs=EpochRange(phase.total),
             batch_size=BATCH_SIZE,
         )
     return variables
@@ -292,8 +292,8 @@ def make_step_decay_phases(
       epochs: total number of epochs.
 
     Returns:
-      For each phase, the learning rate and the epochs; orders continue from `EpochRange.first_epoch`.
+      For each phase, the learning rate and the epochs; orders continue from `EpochRange.first`.
     """
     num_early_epochs = min(epochs // 2 + 2, epochs)
-    late_epochs = EpochRange(epochs - num_early_epochs, first_epoch=num_early_epochs)
+    late_epochs = EpochRange(epochs - num_early_epochs, first=num_early_epochs)
     return (lr, EpochRange(num_early_epochs)), (lr * 0.1, late_epochs)

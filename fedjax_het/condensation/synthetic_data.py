@@ -13,7 +13,7 @@ from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.core.server_training import (
     EpochRange,
-    ServerTrainer,
+    ServerTraining,
     make_sequential_batches,
     make_shuffled_batches,
     train_on_examples,
@@ -159,6 +159,8 @@ def fine_tune(
         weight = 1 / jnp.maximum(batch.mask.sum(), 1)
         return *jax.tree.map(lambda total: weight * total, (value, gradient)), variables
 
-    trainer = ServerTrainer(loss_and_gradient, optimizer, augment_key, parallelism=task.parallelism)
+    training = ServerTraining(
+        loss_and_gradient, optimizer, augment_key, parallelism=task.parallelism
+    )
     examples = Examples(synthetic.images, synthetic.label_logits)
-    return train_on_examples(trainer, {"params": params}, examples, batches, epochs)["params"]
+    return train_on_examples(training, {"params": params}, examples, batches, epochs)["params"]

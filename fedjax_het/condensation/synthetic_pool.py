@@ -19,7 +19,7 @@ from fedjax_het.core.server_training import (
     BatchPlan,
     EpochRange,
     LossAndGradient,
-    ServerTrainer,
+    ServerTraining,
     shard_loss_and_gradient,
     train_on_examples,
 )
@@ -188,10 +188,10 @@ def train_on_synthetic_pool(
         loss_and_gradient = _add_exact_matching(task, loss_and_gradient, pool, batches.size)
     # The devices share the batches already, in `loss_and_gradient`.
     parallelism = SINGLE_DEVICE._replace(loops=task.parallelism.loops)
-    trainer = ServerTrainer(loss_and_gradient, optimizer, parallelism=parallelism)
+    training = ServerTraining(loss_and_gradient, optimizer, parallelism=parallelism)
     examples = Examples(pool.images, pool.labels)
     return train_on_examples(
-        trainer, variables, examples, batches, epochs, samples_per_step=samples_per_step
+        training, variables, examples, batches, epochs, samples_per_step=samples_per_step
     )
 
 

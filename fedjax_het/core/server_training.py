@@ -101,16 +101,16 @@ class EpochRange(NamedTuple):
 
     Example:
       >>> from fedjax_het.core.server_training import EpochRange
-      >>> EpochRange(5).first_epoch
+      >>> EpochRange(5).first
       0
     """
 
-    num_epochs: int | jax.Array
+    total: int | jax.Array
     "Number of epochs; may be traced."
-    first_epoch: int | jax.Array = 0
+    first: int | jax.Array = 0
     "Number of the first epoch, from which orders and keys continue."
-    max_epochs: int | None = None
-    "Static upper bound of a traced `num_epochs`."
+    max_total: int | None = None
+    "Static upper bound of a traced `total`."
 
 
 class ServerTrainState(NamedTuple):
@@ -124,7 +124,7 @@ class ServerTrainState(NamedTuple):
     "Mean of the averaged variables, and the number of averaged steps; `()` without averaging."
 
 
-class ServerTrainer(NamedTuple):
+class ServerTraining(NamedTuple):
     """Loss and optimizer of training at the server, and the devices that share each batch."""
 
     loss_and_gradient: LossAndGradient
@@ -179,7 +179,7 @@ class ServerTrainer(NamedTuple):
 
 
 def train_on_examples(
-    trainer: ServerTrainer,
+    training: ServerTraining,
     variables: Tree,
     examples: Examples,
     batches: BatchPlan,
@@ -193,7 +193,7 @@ def train_on_examples(
     are one collective per step, for the gradient, and one shuffle of the examples per epoch.
 
     Args:
-      trainer: loss, optimizer and devices.
+      training: loss, optimizer and devices.
       variables: `{"params": tree, ...}` at the start.
       examples: `[n, ...]` images and labels as the loss reads them: stored or normalized, classes
         or probabilities.
@@ -202,7 +202,7 @@ def train_on_examples(
       samples_per_step: samples that a step computes, for the cost (default: the batch).
 
     Returns:
-      The trained variables, see `ServerTrainer.get_result`.
+      The trained variables, see `ServerTraining.get_result`.
     """
     num_steps_per_epoch = batches.steps_per_epoch
     num_epochs, first_epoch, max_epochs = epochs
@@ -218,7 +218,7 @@ def train_on_examples(
         def run_step(step, train_state):
             index, mask = batches.take_batch(order, step - first)
             batch = Batch(examples.images[index], examples.labels[index], mask, step)
-            return trainer.step(train_state, batch)
+            return training.step(train_state, batch)
 
         return jax.lax.fori_loop(begin, end, run_step, train_state)
 
@@ -233,15 +233,15 @@ def train_on_examples(
             *epoch_range, partial(run_epoch, step_range=step_range), train_state
         )
 
-    train_state = trainer.parallelism.loops.run_split(
+    train_state = training.parallelism.loops.run_split(
         SERVER,
         num_epochs * num_steps_per_epoch,
         run_steps,
-        trainer.init(variables),
+        training.init(variables),
         max_iterations=max_num_epochs * -(-len(examples.labels) // batches.size),
         samples_per_iteration=batches.size if samples_per_step is None else samples_per_step,
     )
-    return trainer.get_result(train_state)
+    return training.get_result(train_state)
 
 
 def shard_loss_and_gradient(
@@ -323,12 +323,12 @@ def train_on_server(
       True
     """
     order_key, step_key = jax.random.split(key)
-    trainer = ServerTrainer(
+    training = ServerTraining(
         task.loss_and_gradient, optax.sgd(lr), step_key, parallelism=server_parallelism
     )
     batches = make_shuffled_batches(order_key, len(examples.labels), batch_size)
     epoch_range = EpochRange(epochs, first_epoch, max_epochs)
-    return train_on_examples(trainer, variables, examples, batches, epoch_range)
+    return train_on_examples(training, variables, examples, batches, epoch_range)
 
 
 def get_epoch_batch(

@@ -28,7 +28,7 @@ from fedjax_het.core.distillation import compute_logits, sum_over_models
 from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.core.server_training import (
     EpochRange,
-    ServerTrainer,
+    ServerTraining,
     make_shuffled_batches,
     train_on_examples,
     train_on_server,
@@ -175,14 +175,14 @@ def time_server(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, A
         targets = sharing.map_samples(predict, examples.images)
         order_key, step_key = jax.random.split(key)
         batches = make_shuffled_batches(order_key, len(targets), server["batch_size"])
-        trainer = ServerTrainer(
+        training = ServerTraining(
             task.loss_and_gradient, optax.adam(1e-3), step_key, parallelism=sharing
         )
         soft_examples, epoch_range = (
             Examples(examples.images, targets),
             EpochRange(server["epochs"]),
         )
-        return train_on_examples(trainer, variables, soft_examples, batches, epoch_range)
+        return train_on_examples(training, variables, soft_examples, batches, epoch_range)
 
     def train_on_labels(sharing, variables, examples, teachers, key):
         options = {"batch_size": server["batch_size"], "epochs": server["epochs"], "lr": 0.01}

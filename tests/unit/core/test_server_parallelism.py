@@ -37,7 +37,7 @@ from fedjax_het.core.distillation import compute_logits
 from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.core.server_training import (
     EpochRange,
-    ServerTrainer,
+    ServerTraining,
     make_shuffled_batches,
     train_on_examples,
     train_on_server,
@@ -114,8 +114,8 @@ def test_train_on_examples_with_uneven_batches(batch_size):
         def learn(sharing, variables, examples, key, model=model):
             batches = make_shuffled_batches(key, 11, batch_size)
             given = Task(model, (0.0,), (1.0,)).loss_and_gradient
-            trainer = ServerTrainer(given, optax.sgd(0.1), parallelism=sharing)
-            return train_on_examples(trainer, variables, examples, batches, EpochRange(1))
+            training = ServerTraining(given, optax.sgd(0.1), parallelism=sharing)
+            return train_on_examples(training, variables, examples, batches, EpochRange(1))
 
         start = model.init(jax.random.key(0))
         shared, alone = on_both(learn, start, examples_for(model, 11), KEY)

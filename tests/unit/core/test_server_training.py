@@ -11,7 +11,7 @@ from fedjax_het.condensation.synthetic_pool import make_masked_shuffled_batches
 from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.server_training import (
     EpochRange,
-    ServerTrainer,
+    ServerTraining,
     get_epoch_batch,
     make_sequential_batches,
     make_shuffled_batches,
@@ -61,7 +61,7 @@ BATCHES = {
 }
 
 
-TRAINER = ServerTrainer(least_squares, optax.sgd(0.1))
+TRAINING = ServerTraining(least_squares, optax.sgd(0.1))
 
 
 @pytest.mark.parametrize("name", BATCHES)
@@ -74,7 +74,7 @@ def test_train_on_examples_equals_float64_loop(name):
     assert (orders[0].tolist() == orders[1].tolist()) == (name == "in order")
 
     def train_on_range(epochs):
-        return train_on_examples(TRAINER, START, EXAMPLES, batches, EpochRange(epochs))
+        return train_on_examples(TRAINING, START, EXAMPLES, batches, EpochRange(epochs))
 
     train = jax.jit(train_on_range)
     trained = train(3)
@@ -85,7 +85,9 @@ def test_train_on_examples_equals_float64_loop(name):
 
 def test_train_on_examples_from_later_epoch():
     def train(start, *epochs):
-        return train_on_examples(TRAINER, start, EXAMPLES, BATCHES["shuffled"], EpochRange(*epochs))
+        return train_on_examples(
+            TRAINING, start, EXAMPLES, BATCHES["shuffled"], EpochRange(*epochs)
+        )
 
     whole, part = train(START, 5), train(START, 2)
     both = train(part, 3, 2)
@@ -101,16 +103,16 @@ def test_step_keys_and_average():
         return jnp.float32(0), zeros, {**variables, "state": state}
 
     start = {**START, "state": jnp.zeros(6)}
-    trainer = TRAINER._replace(loss_and_gradient=draw, key=KEY)
+    training = TRAINING._replace(loss_and_gradient=draw, key=KEY)
     args = (start, EXAMPLES, BATCHES["in order"], EpochRange(2))
-    variables = train_on_examples(trainer, *args)
-    averaging = trainer._replace(is_averaged_step=lambda number: (number == 3) | (number == 6))
+    variables = train_on_examples(training, *args)
+    averaging = training._replace(is_averaged_step=lambda number: (number == 3) | (number == 6))
     averaged = train_on_examples(averaging, *args)
     expected = [jax.random.uniform(jax.random.fold_in(KEY, number)) for number in range(6)]
     np.testing.assert_array_equal(variables["state"], expected)
     half = np.where(np.arange(6) < 3, 1, 0.5)
     np.testing.assert_allclose(averaged["state"], half * np.asarray(expected), rtol=1e-6)
-    never = trainer._replace(is_averaged_step=lambda number: number > 6)
+    never = training._replace(is_averaged_step=lambda number: number > 6)
     assert_trees_all_equal(train_on_examples(never, *args), variables)
 
 
