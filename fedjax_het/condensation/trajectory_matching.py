@@ -251,6 +251,7 @@ class TrajectorySynthesisState(NamedTuple):
         mean of `latest_loss` over all starts. Each start counts once, however often it was drawn,
         and the score exists once all starts have been drawn. It averages over about as many past
         iterations as there are starts.
+      num_skipped: `[]` int, iterations whose loss or gradient was not finite.
     """
 
     data: SyntheticData
@@ -258,6 +259,7 @@ class TrajectorySynthesisState(NamedTuple):
     latest_loss: Array
     best_data: SyntheticData
     best_score: Array
+    num_skipped: Array
 
 
 class SynthesisLog(NamedTuple):
@@ -286,7 +288,7 @@ class TrajectoryMatching:
 
     Additions to the public code: the step size is clipped to
     `[step_size_floor, step_size_ceiling]`, and an iteration whose loss or gradient is not finite
-    changes nothing and is logged. In the public code the learned step size can become negative or
+    changes nothing and is counted. In the public code the learned step size can become negative or
     NaN.
 
     Attributes:
@@ -340,6 +342,7 @@ class TrajectoryMatching:
             latest_loss=jnp.full(self.options.trajectory_rounds + 1, jnp.inf),
             best_data=jax.tree.map(jnp.copy, data),  # a donated state must not hold a buffer twice
             best_score=jnp.asarray(jnp.inf),
+            num_skipped=jnp.asarray(0, jnp.int32),
         )
 
     def run_iteration(
@@ -398,6 +401,7 @@ class TrajectoryMatching:
             latest_loss=latest_loss,
             best_data=_where(is_better, data, state.best_data),
             best_score=jnp.where(is_better, score, state.best_score),
+            num_skipped=state.num_skipped + ~is_finite,
         )
         return new_state, SynthesisLog(value, start, ~is_finite, new_state.data.step_size)
 
