@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Annotated, Any, get_origin
 
 from fedjax_het.algorithms import METHODS, AlgorithmSpec, get_algorithm_spec, get_possible_bases
-from fedjax_het.algorithms.server_step import PRETRAINING_HYPERPARAMETERS
+from fedjax_het.algorithms.pretraining import PRETRAINING_HYPERPARAMETERS
 from fedjax_het.config.protocols import PROTOCOLS, get_protocol_defaults
 from fedjax_het.config.settings import (
     LOCAL_TRAINING_SETTINGS,

@@ -8,7 +8,7 @@ import jax
 
 from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.algorithms.base import Algorithm
-from fedjax_het.algorithms.server_step import with_pretraining
+from fedjax_het.algorithms.pretraining import with_pretraining
 from fedjax_het.core.execution_plan import (
     PER_DEVICE,
     PER_RUN,

@@ -36,7 +36,7 @@ from support.small_runs import KilledError, assert_results_equal, make_killing_c
 from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
 from fedjax_het.algorithms import METHODS, get_algorithm_spec
 from fedjax_het.algorithms.fedavg import fedavg
-from fedjax_het.algorithms.server_step import with_pretraining
+from fedjax_het.algorithms.pretraining import with_pretraining
 from fedjax_het.core.client_loop import Cohort
 from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.core.gradient_diagnostics import measure_gradient_gaps
