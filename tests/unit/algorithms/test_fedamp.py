@@ -6,14 +6,12 @@ import numpy as np
 import optax
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
-from support.algorithm_builders import bind_options
+from support.algorithm_builders import bind_options, make_method_federation
 from support.data import (
-    BATCH_SIZE,
     CLIENT_SIZES,
     NUM_CLASSES,
     consecutive_partition,
     make_blobs,
-    make_user_dataset,
 )
 from support.reference_loop import (
     ReferenceFedAvg,
@@ -23,9 +21,10 @@ from support.reference_loop import (
     flatten_params,
 )
 from support.small_federation import full_pass_schedule, make_small_federation
+from support.small_runs import make_spec, run_spec
 from support.x64 import enable_x64
 
-from fedjax_het import ConfigError, RunSpec, simulate
+from fedjax_het import ConfigError
 from fedjax_het.algorithms.client_attention import (
     ATTENTION_FUNCTIONS,
     compute_attention,
@@ -35,11 +34,9 @@ from fedjax_het.algorithms.client_attention import (
     median_over_pairs,
     mix_models,
 )
-from fedjax_het.algorithms.fedamp import fedamp, heurfedamp
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.fine_tuning import build_fine_tuned
-from fedjax_het.algorithms.separate import separate
 from fedjax_het.core.client_loop import Cohort
 from fedjax_het.core.execution_plan import make_execution_plan
 
@@ -207,15 +204,20 @@ RELATIVE = {"alpha": 25.0, "sigma": 0.2, "prox_lambda": 0.3, "alpha_decay": 0.5,
 ABSOLUTE = {**RELATIVE, "alpha": 2.0, "sigma": 3.0}
 
 
-def settings(**options):
-    plain = {
-        "scale": "relative",
-        "initialisation": "shared",
-        "start": "received",
-        "prox": "decoupled",
-        "history": False,
-    }
-    return {**plain, **options}
+OPTIONS = {
+    "scale": "relative",
+    "initialisation": "shared",
+    "start": "received",
+    "prox": "decoupled",
+    "history": False,
+}
+
+
+def made(name, options, hp=None, **settings):
+    """A federation of FedAMP or HeurFedAMP whose client models are scored."""
+    hp = {**RELATIVE, "local_lr": 0.3, **(hp or {})}
+    settings = {"client_test_model": "client", **settings}
+    return make_method_federation(name, {**OPTIONS, **options}, hp, **settings)
 
 
 class Messages(ReferenceFedAvg):
@@ -317,13 +319,9 @@ class Messages(ReferenceFedAvg):
     ],
 )
 def test_four_rounds_match_float64_oracle(hp, options, heuristic, participation):
-    hp, options = {**hp, "local_lr": 0.3}, settings(**options)
-    if not heuristic:
-        options = {"guard": "step", **options}
-    build = bind_options(heurfedamp if heuristic else fedamp, **options)
-    federation = make_small_federation(
-        build, hp=hp, epochs=2, participation=participation, client_test_model="client"
-    )
+    options = {**OPTIONS, **({} if heuristic else {"guard": "step"}), **options}
+    name = "heurfedamp" if heuristic else "fedamp"
+    federation = made(name, options, hp, epochs=2, participation=participation)
     start = federation.initial_state()
     state, _ = federation.run(4, start)
 
@@ -347,10 +345,7 @@ def test_four_rounds_match_float64_oracle(hp, options, heuristic, participation)
 
 @pytest.mark.parametrize("client_test_model", ["client", "received"])
 def test_client_or_received_model_is_evaluated(client_test_model):
-    build = bind_options(fedamp, **settings(guard="rows"))
-    federation = make_small_federation(
-        build, hp={**RELATIVE, "local_lr": 0.3}, client_test_model=client_test_model
-    )
+    federation = made("fedamp", {"guard": "rows"}, client_test_model=client_test_model)
     state, _ = federation.run(2)
     kept = {"client": state.clients.variables, "received": state.server.received}
     models = jax.tree.map(lambda a: np.asarray(a[3]), kept)
@@ -358,71 +353,48 @@ def test_client_or_received_model_is_evaluated(client_test_model):
     assert not np.allclose(models["client"]["params"]["w"], models["received"]["params"]["w"])
 
 
-@pytest.mark.parametrize("method", [fedamp, heurfedamp])
+@pytest.mark.parametrize(("method", "guard"), [("fedamp", {"guard": "rows"}), ("heurfedamp", {})])
 @pytest.mark.parametrize("initialisation", ["shared", "independent"])
-def test_fedamp_without_pull_is_separate(method, initialisation):
-    hp = {**RELATIVE, "prox_lambda": 0.0, "self_weight": 0.1, "local_lr": 0.3}
-    options = settings(start="own", initialisation=initialisation)
-    options |= {"guard": "rows"} if method is fedamp else {}
-    common = {
-        "optimizer": "momentum",
-        "keep": True,
-        "participation": 0.7,
-        "client_test_model": "client",
-    }
-    hp["local_momentum"] = 0.9
-    found, _ = make_small_federation(bind_options(method, **options), hp=hp, **common).run(3)
-    alone = bind_options(separate, initialisation=initialisation)
-    expected, _ = make_small_federation(alone, hp=hp, **common).run(3)
+def test_fedamp_without_pull_is_separate(method, guard, initialisation):
+    hp = {"prox_lambda": 0.0, "self_weight": 0.1, "local_lr": 0.3, "local_momentum": 0.9}
+    common = {"optimizer": "momentum", "keep": True, "participation": 0.7}
+    own = {"initialisation": initialisation}
+    found, _ = made(method, {"start": "own", **own, **guard}, hp, **common).run(3)
+    alone = make_method_federation("separate", own, hp, client_test_model="client", **common)
+    expected, _ = alone.run(3)
     assert_trees_all_equal(found.clients, expected.clients)
     assert not np.allclose(found.server.weights, np.eye(len(CLIENT_SIZES)), atol=1e-3)
 
 
-@pytest.mark.parametrize("method", [fedamp, heurfedamp])
-def test_identical_clients_stay_identical(method):
+@pytest.mark.parametrize(("method", "guard"), [("fedamp", {"guard": "rows"}), ("heurfedamp", {})])
+def test_identical_clients_stay_identical(method, guard):
     images, labels = make_blobs((4,))
     data = np.tile(images, (5, 1, 1, 1)), np.tile(labels, 5)
-    options = settings() | ({"guard": "rows"} if method is fedamp else {})
-    hp = {**RELATIVE, "self_weight": 0.2, "local_lr": 0.3}
-    federation = make_small_federation(
-        bind_options(method, **options),
-        hp=hp,
-        sizes=(4,) * 5,
-        data=data,
-        client_test_model="client",
-    )
+    settings = {"sizes": (4,) * 5, "data": data, "client_test_model": "client"}
+    federation = made(method, guard, {"self_weight": 0.2}, **settings)
     state, _ = federation.run(4)
     models = federation.global_params(state)
     assert np.isfinite(models["w"]).all()
     for k in range(1, 5):
         np.testing.assert_allclose(models["w"][k], models["w"][0], atol=1e-5)
-    one, _ = make_small_federation(
-        bind_options(separate, initialisation="shared"),
-        hp={**hp, "prox_lambda": 0.0},
-        sizes=(4,) * 5,
-        data=data,
-        client_test_model="client",
-    ).run(1)
+    shared = {"initialisation": "shared"}
+    one, _ = make_method_federation("separate", shared, {"local_lr": 0.3}, **settings).run(1)
     first, _ = federation.run(1)  # and their first round is local training: u_i = w_i
     assert_trees_all_close(first.clients.variables, one.clients.variables, atol=1e-5)
 
 
 def test_strong_pull_stays_near_message():
-    build = bind_options(fedamp, **settings(guard="rows"))
     gaps = []
     for strength in (0.0, 1.0, 9.0):
-        hp = {**RELATIVE, "local_lr": 0.1, "prox_lambda": strength}
-        state, _ = make_small_federation(build, hp=hp, epochs=20, client_test_model="client").run(1)
+        hp = {"local_lr": 0.1, "prox_lambda": strength}
+        state, _ = made("fedamp", {"guard": "rows"}, hp, epochs=20).run(1)
         gap = optax.tree.sub(state.clients.variables, state.server.received)
         gaps.append(float(optax.tree.norm(gap)))
     assert gaps[0] > 1.5 * gaps[1] > 1.5**2 * gaps[2] > 0
 
 
 def test_untrained_clients_are_excluded():
-    hp = {**RELATIVE, "local_lr": 0.3}
-    build = bind_options(fedamp, **settings(guard="rows", initialisation="independent"))
-    federation = make_small_federation(build, hp=hp, client_test_model="client")
-    state, _ = federation.run(2)
+    state, _ = made("fedamp", {"guard": "rows", "initialisation": "independent"}).run(2)
     empty = CLIENT_SIZES.index(0)
     weights = np.asarray(state.server.weights)
     assert (np.delete(weights[:, empty], empty) == 0).all()
@@ -433,22 +405,14 @@ def test_untrained_clients_are_excluded():
 @pytest.mark.parametrize("attention_", ["exponential", "mcp"])
 def test_objective_matches_equation_1(scale, attention_):
     """G(W) in NumPy, over all clients' data; the gradient by differences over every weight."""
-    hp = {**RELATIVE, "sigma": 1.3, "local_lr": 0.3, "prox_lambda": 2.0}
-    options = settings(
-        guard="step", scale=scale, attention=attention_, initialisation="independent"
-    )
-    federation = make_small_federation(
-        bind_options(fedamp, **options), hp=hp, client_test_model="client"
-    )
+    options = {"guard": "step", "scale": scale, "attention": attention_}
+    options["initialisation"] = "independent"
+    federation = made("fedamp", options, {"sigma": 1.3, "prox_lambda": 2.0})
     state, _ = federation.run(2)
     images, labels = federation.data
-    x, held = (
-        flatten_images(images),
-        [consecutive_partition().client_indices(k) for k in range(len(CLIENT_SIZES))],
-    )
-    start = np.stack(
-        [flatten_params(federation.personal_model(state, k)) for k in range(len(CLIENT_SIZES))]
-    )
+    x, clients = flatten_images(images), range(len(CLIENT_SIZES))
+    held = [consecutive_partition().client_indices(k) for k in clients]
+    start = np.stack([flatten_params(federation.personal_model(state, k)) for k in clients])
     heard = [k for k, size in enumerate(CLIENT_SIZES) if size]
     pairs = float64_distances(start)[np.ix_(heard, heard)][np.triu_indices(len(heard), 1)]
     sigma, strength = 1.3, 2.0
@@ -485,30 +449,20 @@ def test_objective_matches_equation_1(scale, attention_):
 
 
 def spec(algorithm, **more):
-    common = {
-        "dataset": "user",
-        "partition": "dirichlet",
-        "alpha": 1.0,
-        "protocol": "fedamp",
-        "model": "mlp",
-        "num_clients": 4,
-        "batch_size": BATCH_SIZE,
-        "local_epochs": 2,
-        "rounds": 3,
-        "test_per_client": 12,
-    }
-    return RunSpec(algorithm, **{**common, **more})
+    common = {"protocol": "fedamp", "partition": "dirichlet", "alpha": 1.0, "test_per_client": 12}
+    common |= {"num_clients": 4, "participation": 1.0, "local_epochs": 2, "rounds": 3}
+    return make_spec(algorithm, **{**common, **more})
 
 
 @pytest.mark.slow
 def test_history_records_weights_of_every_round():
-    result = simulate(spec("fedamp", options={"history": True}), dataset=make_user_dataset())
+    result = run_spec(spec("fedamp", options={"history": True}))
     weights = result.metrics["collaboration"]
     assert weights.shape == (3, 4, 4)
     np.testing.assert_allclose(weights.sum(2), 1, rtol=1e-5)
     np.testing.assert_array_equal(weights[-1], result.artifacts["collaboration"])
     assert not np.allclose(weights[0], weights[1])
-    without = simulate(spec("fedamp"), dataset=make_user_dataset())
+    without = run_spec(spec("fedamp"))
     assert "collaboration" not in without.metrics
     for name, values in without.metrics.items():
         np.testing.assert_array_equal(values, result.metrics[name])
@@ -537,7 +491,7 @@ def test_tuned_copies_are_evaluated_and_discarded(base):
         "tuned": (f"{base}_ft", {"tuning_epochs": 3}),
     }
     curves = {
-        name: simulate(spec(method, hp=hp, options=options), dataset=make_user_dataset()).metrics
+        name: run_spec(spec(method, hp=hp, options=options)).metrics
         for name, (method, options) in given.items()
     }
     for name in ("test_accuracy", "test_loss", "train_loss", "update_norm"):
@@ -555,29 +509,19 @@ def test_tuned_copies_are_evaluated_and_discarded(base):
         ("fedavg", {"client_tests": False}, "test_per_client = 12"),
         ("fedavg", {"test_per_client": 0}, "test_per_client = 0"),
         ("fedavg", {"test_per_client": "none"}, "test_per_client = 'none'"),
+        ("fedamp", {"test_per_client": 1000}, "per_client"),
+        *(
+            ("fedamp", {"partition": "grouped", "alpha": None, "partition_options": options}, text)
+            for options, text in (
+                ({"groups": [[0, 1], []]}, "groups"),
+                ({"groups": [[0], [5]]}, "groups"),
+                ({"group_sizes": [10, 10, 1000]}, "group_sizes"),
+                ({"dominating_share": 1.2}, "dominating_share = 1.2"),
+                ({"shares": 1}, "shares"),
+            )
+        ),
     ],
 )
 def test_rejects_bad_settings(algorithm, given, message):
     with pytest.raises(ConfigError, match=message):
-        spec(algorithm, **given).resolved()
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"groups": [[0, 1], []]}, "groups"),
-        ({"groups": [[0], [5]]}, "groups"),
-        ({"group_sizes": [10, 10, 1000]}, "group_sizes"),
-        ({"dominating_share": 1.2}, "dominating_share = 1.2"),
-        ({"shares": 1}, "shares"),
-    ],
-)
-def test_rejects_bad_partitions(given, message):
-    one = spec("fedamp", partition="grouped", alpha=None, partition_options=given)
-    with pytest.raises(ConfigError, match=message):
-        simulate(one, dataset=make_user_dataset())
-
-
-def test_more_test_images_than_available():
-    with pytest.raises(ConfigError, match="per_client"):
-        simulate(spec("fedamp", test_per_client=1000), dataset=make_user_dataset())
+        run_spec(spec(algorithm, **given))

@@ -14,7 +14,6 @@ from support.data import (
     NUM_CLASSES,
     consecutive_partition,
     make_blobs,
-    make_user_dataset,
 )
 from support.networks import make_linear_model
 from support.reference_loop import (
@@ -25,8 +24,8 @@ from support.reference_loop import (
     softmax_gradient,
 )
 from support.small_federation import make_small_federation, step_key
+from support.small_runs import make_spec, run_spec, sweep_specs
 
-from fedjax_het import Placement, RunSpec, simulate, sweep
 from fedjax_het.algorithms.fedmix import _fedmix_losses, fedmix, naivemix
 from fedjax_het.algorithms.fsl import fsl
 from fedjax_het.core.client_algorithm import Batch
@@ -307,46 +306,30 @@ def test_fedmix_as_base():
 # --- whole runs ------------------------------------------------------------------------------
 
 
-def spec(name="fedmix", **more):
-    common = {
-        "dataset": "user",
-        "partition": "dirichlet_balanced",
-        "alpha": 0.5,
-        "model": "mlp",
-        "num_clients": 5,
-        "batch_size": 4,
-        "rounds": 4,
-        "options": {"mean_size": 4},
-        "hp": {"mixup_lambda": 0.2},
-    }
-    return RunSpec(name, **{**common, **more})
-
-
-def run(spec_, **settings):
-    return simulate(spec_, dataset=make_user_dataset(), **settings)
+SETTINGS = {"partition": "dirichlet_balanced", "alpha": 0.5, "num_clients": 5, "rounds": 4}
+SETTINGS["participation"] = 1.0
+MIXED = {"options": {"mean_size": 4}, "hp": {"mixup_lambda": 0.2}, **SETTINGS}
 
 
 @pytest.mark.slow
 def test_seeds_with_unequal_averages_share_program():
     """Whose averages are fewer than others' reads none of the padding."""
-    specs = [spec(seed=s) for s in range(3)]
-    made = sweep(
-        specs,
-        dataset=make_user_dataset(),
-        progress=lambda line: None,
-        placement=Placement(spread="runs"),
-    )
-    counts = [int(MeanBlocks(4).num_averages(one.partition.sizes).sum()) for one in made.results]
+    specs = [make_spec("fedmix", **MIXED, seed=s) for s in range(3)]
+    results = sweep_specs(specs, spread="runs")
+    counts = [int(MeanBlocks(4).num_averages(one.partition.sizes).sum()) for one in results]
     fewest = int(np.argmin(counts))
     assert counts[fewest] < max(counts)
-    alone, together = run(specs[fewest]), made.results[fewest]
+    alone, together = run_spec(specs[fewest]), results[fewest]
     for name in ("train_loss", "bytes_up"):
         np.testing.assert_allclose(alone.metrics[name], together.metrics[name], rtol=2e-4)
 
 
 @pytest.mark.slow
 def test_averages_are_sent_once():
-    mixed, plain = run(spec()), run(spec("fedavg", options={}, hp={}))
+    mixed, plain = (
+        run_spec(make_spec(name, **given))
+        for name, given in (("fedmix", MIXED), ("fedavg", SETTINGS))
+    )
     count = int(MeanBlocks(4).num_averages(mixed.partition.sizes).sum())
     sent = 4 * (4 + NUM_CLASSES) * count
     up = mixed.metrics["bytes_up"] - plain.metrics["bytes_up"]

@@ -31,9 +31,15 @@ from support.small_federation import (
     make_small_federation,
     round_key,
 )
-from support.small_runs import KilledError, assert_results_equal, make_killing_callback, make_spec
+from support.small_runs import (
+    KilledError,
+    assert_results_equal,
+    make_killing_callback,
+    make_spec,
+    sweep_specs,
+)
 
-from fedjax_het import ConfigError, Placement, RunSpec, simulate, sweep
+from fedjax_het import ConfigError, RunSpec, simulate
 from fedjax_het.algorithms import METHODS, get_algorithm_spec
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.pretraining import with_pretraining
@@ -319,13 +325,7 @@ def test_pretraining_is_shown_and_resumed(tmp_path):
 @pytest.mark.slow
 def test_seeds_draw_different_server_examples():
     specs = [spec(seed=s) for s in range(3)]
-    together = sweep(
-        specs,
-        dataset=make_user_dataset(),
-        progress=lambda line: None,
-        placement=Placement(spread="runs"),
-    )
-    for one, made in zip(specs, together.results, strict=True):
+    for one, made in zip(specs, sweep_specs(specs, spread="runs"), strict=True):
         alone = run(one)
         np.testing.assert_allclose(alone.metrics["test_loss"], made.metrics["test_loss"], rtol=2e-4)
     drawn = {tuple(prepared(one).prepared_runs[0].server_data.indices) for one in specs}
