@@ -2,28 +2,15 @@
 
 import numpy as np
 import pytest
-from support.data import CLIENT_SIZES, make_user_dataset
+from support.small_runs import OWN_METHOD_RUN, run_spec
 
-from fedjax_het import RunSpec, register_method, simulate
+from fedjax_het import RunSpec, register_method
 from fedjax_het.core.contract_checks import ClientError, ContractError
 from fedjax_het.methods import build_federated_algorithm, make_local_sgd
 
-SETTINGS = {
-    "dataset": "user",
-    "model": "mlp",
-    "network_options": {"hidden": [4]},
-    "partition": "iid",
-    "num_clients": len(CLIENT_SIZES),
-    "participation": 0.5,
-    "batch_size": 4,
-    "rounds": 2,
-    "local_optimizer": "sgd",
-    "optimizer_state": "reset",
-}
-
 
 def run(name, **kwargs):
-    return simulate(RunSpec(name, **SETTINGS), dataset=make_user_dataset(), **kwargs)
+    return run_spec(RunSpec(name, **OWN_METHOD_RUN), **kwargs)
 
 
 def register_step(name, inspect_step):

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedjax_het import Placement, RunSpec, simulate, sweep
 from fedjax_het.algorithms import METHODS
-from support.data import make_user_dataset
+from support.data import CLIENT_SIZES, make_user_dataset
 
 SYNTHESIS_OPTIONS = {
     "num_iterations": 6,
@@ -33,6 +33,21 @@ LOCAL_RUN = {
     "partition": "iid",
     "dataset": "user",
     "batch_size": 8,
+}
+
+
+# A run of a method that a test defines.
+OWN_METHOD_RUN = {
+    "dataset": "user",
+    "model": "mlp",
+    "network_options": {"hidden": [4]},
+    "partition": "iid",
+    "num_clients": len(CLIENT_SIZES),
+    "participation": 0.5,
+    "batch_size": 4,
+    "rounds": 3,
+    "local_optimizer": "sgd",
+    "optimizer_state": "reset",
 }
 
 

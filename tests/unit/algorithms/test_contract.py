@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.data import CLIENT_SIZES, consecutive_partition, make_user_dataset
+from support.data import CLIENT_SIZES, consecutive_partition
+from support.small_runs import OWN_METHOD_RUN, run_spec, sweep_specs
 
-from fedjax_het import ConfigError, Placement, RunSpec, methods, register_method, simulate, sweep
+from fedjax_het import ConfigError, RunSpec, methods, register_method
 from fedjax_het.algorithms.base import InitialTraffic, RoundInput, ServerStage, Traffic
 from fedjax_het.algorithms.builders import build_federated_algorithm
 from fedjax_het.algorithms.fedavg import fedavg
@@ -18,19 +19,6 @@ from fedjax_het.core.client_algorithm import ClientUpdate
 from fedjax_het.core.local_training import make_local_sgd
 from fedjax_het.runtime import runner
 from fedjax_het.runtime.results import Result
-
-SMALL = {
-    "dataset": "user",
-    "model": "mlp",
-    "network_options": {"hidden": [4]},
-    "partition": "iid",
-    "num_clients": len(CLIENT_SIZES),
-    "participation": 0.5,
-    "batch_size": 4,
-    "rounds": 3,
-    "local_optimizer": "sgd",
-    "optimizer_state": "reset",
-}
 
 
 def test_methods_docstring_runs():
@@ -308,13 +296,24 @@ BREAKS = {
 }
 
 
+def train(name="mine", settings=(), **given):
+    """The result of a run of a method that is registered."""
+    return run_spec(RunSpec(name, **OWN_METHOD_RUN | dict(settings)), **given)
+
+
+def find_error(build, **facts):
+    """The one line with which a method is rejected."""
+    with pytest.raises(ConfigError) as found:
+        register_method("mine", build, **facts)
+        train()
+    (line,) = str(found.value).splitlines()
+    return line
+
+
 @pytest.mark.parametrize("message", BREAKS)
 def test_broken_contract_is_reported_before_compile(message, monkeypatch):
-    register_method("mine", BREAKS[message])
     monkeypatch.setattr(runner, "init_states", lambda runs: pytest.fail("it went on"))
-    with pytest.raises(ConfigError) as found:
-        simulate(RunSpec("mine", **SMALL), dataset=make_user_dataset())
-    (line,) = str(found.value).splitlines()
+    line = find_error(BREAKS[message])
     assert line.startswith(("method 'mine': ", "method 'mine' built")) and message in line
 
 
@@ -328,14 +327,13 @@ PERSONAL = {"evaluated_models": ("personal",)}
         (fedavg, PERSONAL | {"has_global_model": False}, "global_model is set: expected None"),
         (build_personal, PERSONAL, "global_model is None: expected a function"),
         (fedavg, PERSONAL, "evaluate 'personal' of `evaluated_models`: expected Algorithm.person"),
+        # FedAvg's update, which is the default one, reads server_lr.
+        (build_personal, PERSONAL | {"has_global_model": False}, "has_global_model=False"),
+        (build_personal, PERSONAL | {"has_global_model": False}, "`update=`"),
     ],
 )
 def test_models_agree_with_method_entry(build, facts, message):
-    with pytest.raises(ConfigError) as found:
-        register_method("mine", build, **facts)
-        simulate(RunSpec("mine", **SMALL), dataset=make_user_dataset())
-    (line,) = str(found.value).splitlines()
-    assert message in line
+    assert message in find_error(build, **facts)
 
 
 def test_personal_variables_are_those_of_network():
@@ -346,28 +344,14 @@ def test_personal_variables_are_those_of_network():
             )
         )
 
-    register_method(
-        "mine", build, has_global_model=False, **PERSONAL, hyperparameters={"server_lr": 1.0}
-    )
-    with pytest.raises(ConfigError) as found:
-        simulate(RunSpec("mine", **SMALL), dataset=make_user_dataset())
-    (line,) = str(found.value).splitlines()
+    facts = {"has_global_model": False, **PERSONAL, "hyperparameters": {"server_lr": 1.0}}
+    line = find_error(build, **facts)
     assert line.startswith("method 'mine': Algorithm.personal_variables: variables['params']")
     assert "as the network" in line
 
 
-def test_default_update_requires_server_lr():
-    register_method("mine", build_personal, has_global_model=False, **PERSONAL)
-    with pytest.raises(ConfigError) as found:
-        simulate(RunSpec("mine", **SMALL), dataset=make_user_dataset())
-    assert "has_global_model=False" in str(found.value) and "`update=`" in str(found.value)
-
-
 def test_undeclared_hyperparameter_is_reported():
-    register_method("mine", adjusting(lambda context, *given: context.hp["mu"]))
-    with pytest.raises(ConfigError) as found:
-        simulate(RunSpec("mine", **SMALL), dataset=make_user_dataset())
-    (line,) = str(found.value).splitlines()
+    line = find_error(adjusting(lambda context, *given: context.hp["mu"]))
     assert line.startswith("method 'mine': adjust reads hp['mu']: expected a declared")
     assert "local_lr, " in line and "server_lr)" in line
 
@@ -375,13 +359,13 @@ def test_undeclared_hyperparameter_is_reported():
 def test_other_missing_key_is_no_hyperparameter():
     register_method("mine", adjusting(lambda context, gradient, *given: gradient["bais"]))
     with pytest.raises(KeyError, match="bais"):
-        simulate(RunSpec("mine", **SMALL), dataset=make_user_dataset())
+        train()
 
 
 def test_other_exceptions_name_function_and_method():
     register_method("mine", method(step=lambda step: lambda *given: jnp.zeros(3) @ jnp.zeros(4)))
     with pytest.raises(TypeError, match="contracting dimensions") as found:
-        simulate(RunSpec("mine", **SMALL), dataset=make_user_dataset())
+        train()
     assert {"in ClientAlgorithm.step", "in method 'mine'"} <= set(found.value.__notes__)
 
 
@@ -400,17 +384,13 @@ def test_failing_outputs_do_not_lose_run(case, tmp_path, caplog):
         return fedavg(training, plan)._replace(artifacts=tell, summary=tell)
 
     register_method("mine", build)
-    made = simulate(RunSpec("mine", **SMALL), dataset=make_user_dataset(), output_dir=tmp_path)
+    made = train(output_dir=tmp_path)
     assert made.artifacts == kept and {n: made.summary[n] for n in kept} == kept
     assert "a" not in made.summary and caplog.text.count(message) == 2
     assert Result.load(tmp_path / f"{made.digest()}.json").summary == made.summary
 
 
 # --- what the engine does with uploads -------------------------------------------------------
-
-
-def trained(name, **settings):
-    return simulate(RunSpec(name, **SMALL | settings), dataset=make_user_dataset())
 
 
 @pytest.mark.parametrize("averaging", ["uniform", "weighted"])
@@ -429,7 +409,7 @@ def test_engine_applies_averaging_weights(averaging):
 
     register_method("plain", plain)
     settings = {"averaging": averaging, "participation": 1.0, "hp": {"local_lr": 0.3}}
-    own, average = (trained(name, **settings) for name in ("plain", "fedavg"))
+    own, average = (train(name, settings) for name in ("plain", "fedavg"))
     for name in ("test_accuracy", "test_loss", "train_loss"):
         np.testing.assert_array_equal(own.metrics[name], average.metrics[name])
     assert np.ptp(own.metrics["test_loss"]) > 0.01, "it learns"
@@ -459,12 +439,9 @@ def test_mean_covers_trained_clients(averaging):
         return algorithm._replace(artifacts=lambda state: {"samples": state.server.samples})
 
     register_method("counting", counting)
-    partition = consecutive_partition()  # one of the clients has no data
-    made = simulate(
-        RunSpec("counting", **SMALL | {"participation": 1.0, "averaging": averaging}),
-        dataset=make_user_dataset(),
-        partition=partition,
-    )
+    settings = {"participation": 1.0, "averaging": averaging}
+    # One of the clients has no data.
+    made = train("counting", settings, partition=consecutive_partition())
     sizes = np.array([size for size in CLIENT_SIZES if size])
     expected = sizes.mean() if averaging == "uniform" else (sizes**2).sum() / sizes.sum()
     np.testing.assert_allclose(made.artifacts["samples"], expected, rtol=1e-6)
@@ -519,9 +496,9 @@ def keep_sums(hp, server, upload, counts):
 
 
 PLACEMENTS = {
-    "one device": Placement(devices=1),
-    "two blocks": Placement(devices=min(2, len(jax.devices())), blocks=2),
-    "side by side": Placement(spread="runs", width=2, blocks=2),
+    "one device": {"devices": 1},
+    "two blocks": {"devices": min(2, len(jax.devices())), "blocks": 2},
+    "side by side": {"spread": "runs", "width": 2, "blocks": 2},
 }
 
 
@@ -531,8 +508,8 @@ def test_integer_and_bool_sums_are_exact(where):
     count = len(CLIENT_SIZES)
     expected = Sums(LARGE, 100 * count, 2**31 + count - 1, [count, 0], 257 * count)
     seeds = (0, 1) if where == "side by side" else (0,)
-    specs = [RunSpec("summing", **SMALL | {"participation": 1.0, "seed": seed}) for seed in seeds]
-    given = {"dataset": make_user_dataset(), "placement": PLACEMENTS[where]}
-    for made in sweep(specs, progress=lambda line: None, **given).results:
+    settings = OWN_METHOD_RUN | {"participation": 1.0}
+    specs = [RunSpec("summing", **settings, seed=seed) for seed in seeds]
+    for made in sweep_specs(specs, **PLACEMENTS[where]):
         for name, want in expected._asdict().items():
             np.testing.assert_array_equal(made.artifacts[name], want, err_msg=name)
