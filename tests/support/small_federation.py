@@ -68,9 +68,9 @@ class SmallFederation(NamedTuple):
         variables = state.clients.variables if get_model is None else get_model(state)
         return jax.tree.map(np.asarray, variables["params"])
 
-    def train(self, rounds):
+    def train(self, rounds, state=None):
         """The global model's weights after so many rounds."""
-        return self.global_params(self.run(rounds)[0])
+        return self.global_params(self.run(rounds, state)[0])
 
     def personal_model(self, state, k):
         """The weights of the model that client k's own test is for."""
