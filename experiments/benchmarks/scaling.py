@@ -113,7 +113,6 @@ def run_case(arguments: Arguments) -> int:
     from fedjax_het.runtime.build import prepare_group
     from fedjax_het.runtime.checkpointing import CheckpointWriter
     from fedjax_het.runtime.group_init import init_group
-    from fedjax_het.runtime.placement import compute_client_state_bytes
     from fedjax_het.runtime.runner import advance_runs, start_runs
 
     (method,), (num_clients,) = arguments.methods, arguments.clients
@@ -154,7 +153,7 @@ def run_case(arguments: Arguments) -> int:
         for previous_end, next_end in itertools.pairwise(chunk_end_times)
         if next_end[0] <= arguments.rounds - 5
     ]
-    bytes_each = compute_client_state_bytes(group.program, group.prepared_runs[0].spec)
+    bytes_each = group.state_bytes
     record = {
         "seconds": [seconds / rounds for rounds, seconds in chunk_durations for _ in range(rounds)],
         "start": ready_time - start_time,

@@ -41,11 +41,11 @@ from fedjax_het.runtime.data_assignment import (
 )
 from fedjax_het.runtime.memory_limits import require_memory_for_plan, require_memory_for_settings
 from fedjax_het.runtime.placement import (
-    DEVICE_STATE,
     SPLIT_STATE,
     Placement,
     Planner,
     choose_client_state,
+    compute_client_state_bytes,
 )
 from fedjax_het.runtime.schedules import bind_scheduler, make_further_schedulers
 from fedjax_het.runtime.signature import (
@@ -134,14 +134,16 @@ class RunGroup:
       lane_choice: the number of lanes, and how it was chosen.
       initial_model: the model that all runs begin with, if it is read from a file.
       client_state: the place of client states: "device", "split" or "host".
+      state_bytes: bytes of the state that one client has between rounds; 0 without a state.
       shared_inputs: the inputs of the programs that are the same for all runs, by name.
     """
 
     program: CompiledPrograms
     prepared_runs: list[PreparedRun]
     lane_choice: LaneChoice
-    initial_model: ModelFile | None = None
-    client_state: str = DEVICE_STATE
+    initial_model: ModelFile | None
+    client_state: str
+    state_bytes: int
     shared_inputs: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -258,13 +260,14 @@ def prepare_group(
     schedulers = [run.scheduler for run in prepared_runs]
     plan = planner.build_plan(lane_choice, schedulers)
     program = build_programs(signature, plan)
-    client_state = choose_client_state(placement, program, spec)
+    state_bytes = compute_client_state_bytes(program, spec)
+    client_state = choose_client_state(placement, program, spec, state_bytes)
     if client_state == SPLIT_STATE:
         program = build_programs(signature, plan._replace(has_sharded_client_states=True))
     schedulers = [s for s in (schedulers[0], prepared_runs[0].tuning_scheduler) if s is not None]
-    require_memory_for_plan(program, spec, schedulers, client_state, placement)
+    require_memory_for_plan(program, spec, schedulers, client_state, state_bytes, placement)
     return _place_shared_inputs(
-        RunGroup(program, prepared_runs, lane_choice, initial_model, client_state)
+        RunGroup(program, prepared_runs, lane_choice, initial_model, client_state, state_bytes)
     )
 
 

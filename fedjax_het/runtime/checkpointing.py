@@ -39,7 +39,6 @@ from fedjax_het.utils.arrays import (
     fetch_to_host,
     from_numpy_bits,
     is_prng_key,
-    stack_on_host,
     to_numpy_bits,
 )
 from fedjax_het.utils.errors import ConfigError, require
@@ -175,7 +174,7 @@ class CheckpointWriter:
           ConfigError: if a checkpoint is of other data.
         """
         self.require_matching_data(group_state, records)
-        group, states, carries = group_state.group, [], []
+        group, layout, states, carries = group_state.group, group_state.loop_layout, [], []
         for i, record in enumerate(records):
             state, group_state.curves[i], carry = _load_run(group_state, i, record)
             group_state.diverged_rounds[i] = record["stopped"]
@@ -183,17 +182,15 @@ class CheckpointWriter:
                 group_state.begun_under[i] = record["begun_under"]
             states.append(state)
             carries.append(carry)
-        num_idle = len(group_state.slots) - len(states)
         if group.runs_parallel:
+            num_idle = len(group_state.slots) - len(states)
             group_state.state = group.stack_slots(states + states[-1:] * num_idle)
+            carry = group.stack_slots(carries + carries[-1:] * num_idle)
         else:
             group_state.state = group.program.plan.map_state(states[0], group.program.plan.put)
-        if (progress := records[0].get("within")) is not None:
-            carry, layout = carries[0], group_state.loop_layout
+            carry = carries[0]
+        if (progress := records[0]["within"]) is not None:
             assert layout is not None
-            if group.runs_parallel:
-                slots = carries + carries[-1:] * num_idle
-                carry = jax.tree.map(lambda *leaves: stack_on_host(leaves), *slots)
             group_state.round_progress = RoundProgress(layout.place_carry(carry), **progress)
         group_state.rounds_done = records[0]["round"]
         group_state.timing.resumed_seconds = records[0]["seconds"]
@@ -527,14 +524,14 @@ def _load_run(group_state: GroupState, i: int, record: dict) -> tuple[Any, Curve
         for name, curve in group_state.curves[i].items()
     }
     carry: Tree = ()
-    if record.get("within"):
+    if record["within"] is not None:
         assert group_state.loop_layout is not None
         carry = group_state.loop_layout.carry_shapes
         if group.runs_parallel:
             carry = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), carry)
     ids: Any = ()
     template, all_ids = state, np.arange(group.program.signature.evaluation.num_clients)
-    count, has_rows = record.get("touched"), pager is not None or record.get("touched") is not None
+    count, has_rows = record["touched"], pager is not None or record["touched"] is not None
     if has_rows:
         one = (
             pager.states[i].initial_state if pager else jax.tree.map(lambda a: a[0], state.clients)

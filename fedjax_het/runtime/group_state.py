@@ -29,7 +29,7 @@ from fedjax_het.core.round_inputs import ChunkInputs
 from fedjax_het.core.state_paging import StatePager
 from fedjax_het.runtime.build import PreparedRun, RunGroup
 from fedjax_het.runtime.history import Curves, EarlyStop, Timing
-from fedjax_het.runtime.placement import HOST_STATE, compute_client_state_bytes
+from fedjax_het.runtime.placement import HOST_STATE
 from fedjax_het.runtime.progress import Progress
 from fedjax_het.runtime.resumable_rounds import LoopLayout, RoundProgress
 from fedjax_het.runtime.schedules import build_schedules
@@ -72,8 +72,7 @@ def compute_chunk_limits(group: RunGroup, prepared_runs: Sequence[PreparedRun]) 
     num_prefetch, cohort_size = 2 if max_rounds else 1, 0
     if group.client_state == HOST_STATE:
         cohort_size = max(run.scheduler.cohort_size for run in prepared_runs)
-        row_bytes = compute_client_state_bytes(group.program, spec)
-        table_bytes = row_bytes * cohort_size * plan.num_parallel  # of one round
+        table_bytes = group.state_bytes * cohort_size * plan.num_parallel  # of one round
         max_rounds = min(max_rounds, MAX_CLIENT_TABLE_BYTES // table_bytes)
     rounds = max(1, min(MAX_ROUNDS_PER_CHUNK, spec.rounds, max_rounds))
     num_clients = group.program.signature.evaluation.num_clients

@@ -29,12 +29,7 @@ from fedjax_het.data import Dataset
 from fedjax_het.nn import Model
 from fedjax_het.nn.micro_batch import choose_micro_batch_size
 from fedjax_het.runtime.compiled_programs import CompiledPrograms
-from fedjax_het.runtime.placement import (
-    HOST_STATE,
-    SPLIT_STATE,
-    Placement,
-    compute_client_state_bytes,
-)
+from fedjax_het.runtime.placement import HOST_STATE, SPLIT_STATE, Placement
 from fedjax_het.runtime.signature import Signature, to_items
 from fedjax_het.utils.errors import ConfigError
 
@@ -218,6 +213,7 @@ def require_memory_for_plan(
     spec: ResolvedRunSpec,
     schedulers: Sequence[Scheduler],
     client_state: str,
+    state_bytes: int,
     placement: Placement,
 ) -> None:
     """Check the plan, before anything is placed.
@@ -227,6 +223,7 @@ def require_memory_for_plan(
       spec: the settings of one of the runs.
       schedulers: the scheduler of the rounds of the run, and of the tuning of clients' copies.
       client_state: the place of client states.
+      state_bytes: bytes of the state of one client.
       placement: the bytes that may be used.
 
     Raises:
@@ -238,16 +235,16 @@ def require_memory_for_plan(
     schedule = MemoryItem("batch_size", spec.batch_size, "the schedule of a round", schedule_bytes)
     device_items = [schedule]
     host_items = [schedule._replace(num_bytes=2 * schedule_bytes)]  # as it is made, and stacked
-    if row_bytes := compute_client_state_bytes(program, spec):
+    if state_bytes:
         states = MemoryItem("num_clients", num_clients, "the states of clients", 0)
         if client_state == HOST_STATE:
             num_trained = len(schedulers[0].trained_work_ids(range(spec.rounds)))
-            host_items.append(states._replace(num_bytes=num_trained * row_bytes))
+            host_items.append(states._replace(num_bytes=num_trained * state_bytes))
         else:
             alternative = "client_state='host'" if program.algorithm.can_page_state else ""
             num_rows = num_clients // (len(devices) if client_state == SPLIT_STATE else 1)
             device_items.append(
-                states._replace(num_bytes=row_bytes * num_rows, alternative=alternative)
+                states._replace(num_bytes=state_bytes * num_rows, alternative=alternative)
             )
     _require_host_and_device_memory(host_items, device_items, placement, devices)
 

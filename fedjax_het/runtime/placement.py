@@ -379,7 +379,7 @@ def compute_client_state_bytes(program: CompiledPrograms, spec: ResolvedRunSpec)
 
 
 def choose_client_state(
-    placement: Placement, program: CompiledPrograms, spec: ResolvedRunSpec
+    placement: Placement, program: CompiledPrograms, spec: ResolvedRunSpec, state_bytes: int
 ) -> str:
     """Choose the place of client states: on each device, a part on each, or on the host.
 
@@ -387,6 +387,7 @@ def choose_client_state(
       placement: the choice of the user.
       program: the programs, with their plan.
       spec: the settings of one of the runs.
+      state_bytes: bytes of the state of one client, see `compute_client_state_bytes`.
 
     Returns:
       "device", "split" or "host".
@@ -394,14 +395,10 @@ def choose_client_state(
     Raises:
       ConfigError: if the method or the number of clients does not allow the user's choice.
     """
-    state_bytes, requested = compute_client_state_bytes(program, spec), placement.client_state
+    requested, plan, num_clients = placement.client_state, program.plan, spec.num_clients
     if not state_bytes or requested == DEVICE_STATE:
         return DEVICE_STATE
-    is_pageable, plan, num_clients = (
-        program.algorithm.can_page_state,
-        program.plan,
-        spec.num_clients,
-    )
+    is_pageable = program.algorithm.can_page_state
     assert plan.mesh is not None
     num_devices = plan.mesh.size if plan.mesh_axis == LANES_AXIS else 1  # of one run
     can_split = (

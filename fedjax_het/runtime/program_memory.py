@@ -11,7 +11,7 @@ from fedjax_het.runtime.build import RunGroup
 from fedjax_het.runtime.group_init import list_programs
 from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.memory_limits import InsufficientMemoryError, format_bytes
-from fedjax_het.runtime.placement import AUTO, HOST_STATE, Placement, compute_client_state_bytes
+from fedjax_het.runtime.placement import AUTO, HOST_STATE, Placement
 
 
 def measure_required_memory(group_state: GroupState) -> int:
@@ -100,7 +100,5 @@ def init_within_memory(init: Callable[[Placement], GroupState], placement: Place
 
 def _can_page_client_states(group: RunGroup) -> bool:
     """Return whether there are client states on the devices that could be on the host."""
-    is_pageable = group.program.algorithm.can_page_state and group.client_state != HOST_STATE
-    return (
-        is_pageable and compute_client_state_bytes(group.program, group.prepared_runs[0].spec) > 0
-    )
+    is_on_devices = group.state_bytes > 0 and group.client_state != HOST_STATE
+    return is_on_devices and group.program.algorithm.can_page_state

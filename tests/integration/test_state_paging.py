@@ -25,7 +25,7 @@ from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.checkpointing import CheckpointWriter, read_checkpoint_record
 from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.runtime.group_init import init_group, list_programs
-from fedjax_het.runtime.placement import choose_client_state, compute_client_state_bytes
+from fedjax_het.runtime.placement import choose_client_state
 from fedjax_het.runtime.program_memory import measure_required_memory
 from fedjax_het.runtime.runner import advance_runs, start_runs
 
@@ -93,14 +93,14 @@ def test_devices_hold_the_states_of_a_chunk(short_chunks):
     start_runs(state, CheckpointWriter())
     rows = {leaf.shape[0] for leaf in jax.tree.leaves(state.state.clients)}
     assert rows == {state.limits.num_rows} == {6}
-    row = compute_client_state_bytes(group.program, group.prepared_runs[0].spec)
+    row = group.state_bytes
     required = measure_required_memory(init_group(device, device.prepared_runs))
     assert required - measure_required_memory(state) >= 6 * row
 
 
 def test_large_table_shortens_chunks(monkeypatch):
     group = prepare(stateful(), client_state="host")
-    row = compute_client_state_bytes(group.program, group.prepared_runs[0].spec)
+    row = group.state_bytes
     assert row == ROW_BYTES, "a control, Adam's two moments, and its count"
     for rounds, limit in ((1, 0), (1, 6 * row - 1), (2, 6 * row), (3, 9 * row)):
         monkeypatch.setattr(group_state, "MAX_CLIENT_TABLE_BYTES", limit)
@@ -314,10 +314,10 @@ def test_each_device_holds_a_part_of_the_states():
 def test_accelerators_split_states_that_are_too_large(monkeypatch):
     group = prepare(stateful())
     spec, program = group.prepared_runs[0].spec, group.program
-    everyones = compute_client_state_bytes(program, spec) * CLIENTS
+    everyones = group.state_bytes * CLIENTS
 
     def chosen(memory):
-        return choose_client_state(Placement(memory=int(memory)), program, spec)
+        return choose_client_state(Placement(memory=int(memory)), program, spec, group.state_bytes)
 
     share, devices = placement.MAX_STATE_FRACTION, len(jax.devices())
     assert chosen(2 * everyones / share) == "device"
