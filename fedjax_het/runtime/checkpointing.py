@@ -163,16 +163,15 @@ class CheckpointWriter:
                         f"{label}, but it is of another; pass the same {label} or another output_dir"
                     )
 
-    def restore(self, group_state: GroupState, records: Sequence[dict]) -> None:
-        """Load the checkpoints of runs whose initial states are on the devices.
+    def restore(self, group_state: GroupState) -> None:
+        """Load the checkpoints of `group_state.records`.
 
-        Args:
-          group_state: the state of the runs, which is replaced.
-          records: records of the checkpoints of the runs.
+        The initial states of the runs are on the devices and are replaced.
 
         Raises:
           ConfigError: if a checkpoint is of other data.
         """
+        records = group_state.records
         self.require_matching_data(group_state, records)
         group, layout, states, carries = group_state.group, group_state.loop_layout, [], []
         for i, record in enumerate(records):

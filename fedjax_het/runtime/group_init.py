@@ -65,15 +65,15 @@ def init_group(
         timing=Timing() if start_time is None else Timing(start_time=start_time),
         progress=progress or (lambda progress: None),
         diverged_rounds=[None] * len(prepared_runs),
+        records=records,
     )
     group_state.cached_inputs = group.shared_inputs | build_run_inputs(group_state)
     if traces_programs and not program.plan.is_debug:
-        is_resumable = any(record.get("within") for record in records)
-        _trace_programs(group_state, is_resumable=is_resumable)
+        _trace_programs(group_state)
     return group_state
 
 
-def _trace_programs(group_state: GroupState, *, is_resumable: bool) -> None:
+def _trace_programs(group_state: GroupState) -> None:
     """Trace the programs before anything compiles; the traces are kept for their compilation.
 
     Find the loops at which a long round is split into parts. Raise ContractError if the method's
@@ -83,7 +83,8 @@ def _trace_programs(group_state: GroupState, *, is_resumable: bool) -> None:
     _check_traffic_contract(program, group_state.prepared_runs[0])
     inputs = compute_state_shapes(group_state), group_state.build_first_step_inputs()
     jax.eval_shape(program.chunk.program, *inputs)
-    if is_resumable or is_long_round(program, inputs[1]):
+    resumes_within_round = any(record["within"] for record in group_state.records)
+    if resumes_within_round or is_long_round(program, inputs[1]):
         group_state.loop_layout = trace_loop_layout(program, *inputs)
     for traced_program, traced_inputs in list_programs(group_state).values():
         jax.eval_shape(traced_program, *traced_inputs)

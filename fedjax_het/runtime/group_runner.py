@@ -130,7 +130,7 @@ class GroupRunner:
                 jobs, list(results.values()), self._list_waiting_jobs()
             )
 
-        start_runs(group_state, self.checkpoints, records or None)
+        start_runs(group_state, self.checkpoints)
         callback_runner.call_unfinished(START)
         for phase in advance_runs(group_state, self.checkpoints):
             callback_runner.call_unfinished(phase)

@@ -102,6 +102,7 @@ class GroupState:
       early_stops: how runs ended that were ended before their last round.
       reported: the runs whose results are written, while other runs continue.
       pause_every: calls end at multiples of this number of rounds (default: anywhere).
+      records: the records of the checkpoints from which the runs resume; empty if they begin.
       begun_under: version, device and precision of runs that were begun under others.
     """
 
@@ -121,6 +122,7 @@ class GroupState:
     early_stops: dict[int, EarlyStop] = field(default_factory=dict)
     reported: set[int] = field(default_factory=set)
     pause_every: int | None = None
+    records: Sequence[dict] = ()
     begun_under: dict[int, dict] = field(default_factory=dict)
 
     @property

@@ -5,7 +5,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -36,23 +36,20 @@ log = logging.getLogger("fedjax_het")
 ROUNDS_PHASE = "rounds"  # the phase of runs outside server stages
 
 
-def start_runs(
-    group_state: GroupState, checkpoints: CheckpointWriter, records: Sequence[dict] | None = None
-) -> None:
+def start_runs(group_state: GroupState, checkpoints: CheckpointWriter) -> None:
     """Initialize runs, or resume them from checkpoints, and compile their program.
 
     Args:
       group_state: the runs.
       checkpoints: their checkpoints.
-      records: the records of the checkpoints from which they resume (default: they begin).
 
     Raises:
       ConfigError: before compilation, if a checkpoint is of other data.
     """
     program = group_state.group.program
     init_states(group_state)
-    if records is not None:
-        checkpoints.restore(group_state, records)
+    if group_state.records:
+        checkpoints.restore(group_state)
     if program.plan.is_debug:
         return
     start_time = time.perf_counter()

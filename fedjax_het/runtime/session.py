@@ -46,7 +46,6 @@ class Session:
         self,
         group_state: GroupState,
         checkpoints: CheckpointWriter,
-        record: dict | None,
         callbacks: Sequence[Callback],
         state_folder: Path | None,
     ):
@@ -55,11 +54,10 @@ class Session:
         Args:
           group_state: the run.
           checkpoints: its checkpoints, in the folder of its result.
-          record: the record of the checkpoint to resume from; None for a new run.
           callbacks: called at the start, between chunks of rounds and at the end.
           state_folder: the folder of the final state; None if the state is not written.
         """
-        self._group_state, self._checkpoints, self._record = group_state, checkpoints, record
+        self._group_state, self._checkpoints = group_state, checkpoints
         self._callback_runner = CallbackRunner(group_state, checkpoints, callbacks)
         self._state_folder = state_folder
         self._has_started = False
@@ -100,7 +98,7 @@ class Session:
         with translate_out_of_memory(group_state.prepared_runs[0].spec):
             if not self._has_started:
                 log_run_header(group_state)
-                start_runs(group_state, checkpoints, [self._record] if self._record else None)
+                start_runs(group_state, checkpoints)
                 self._has_started = True
                 self._callback_runner.call(0, START)
             if self._result is None:
@@ -342,7 +340,7 @@ def federation(
             group.prepared_runs,
             progress=progress,
             start_time=start_time,
-            records=[record] if record else [],
+            records=[] if record is None else [record],
         )
         if existing_record is not None:
             checkpoints.require_matching_data(group_state, [existing_record])
@@ -351,4 +349,4 @@ def federation(
     with translate_out_of_memory(spec):
         group_state = init(placement) if debug else init_within_memory(init, placement)
     state_folder = folder if keep_state else None
-    return Session(group_state, checkpoints, record, callbacks, state_folder)
+    return Session(group_state, checkpoints, callbacks, state_folder)
