@@ -36,7 +36,7 @@ from fedjax_het.core.contract_checks import (
 )
 from fedjax_het.nn import Model
 from fedjax_het.utils.arrays import to_numpy_bits
-from fedjax_het.utils.config import to_python_scalar, validate_named_tuple
+from fedjax_het.utils.config import to_python_scalar, validate_fields
 from fedjax_het.utils.errors import ConfigError, format_value, is_integer_at_least
 
 log = logging.getLogger("fedjax_het")
@@ -67,11 +67,12 @@ def validate_algorithm(method: str, algorithm: Algorithm, model: Model) -> Algor
         isinstance(algorithm, Algorithm), f"method {method!r} built", algorithm, "an Algorithm"
     )
     try:
-        algorithm = validate_named_tuple("Algorithm", algorithm)
+        fields = validate_fields(algorithm._asdict(), Algorithm, prefix="Algorithm.")
+        algorithm = algorithm._replace(**fields)
         parts = (*algorithm.server_stages, *algorithm.round_inputs)
         for part in (*parts, algorithm.fine_tuning, algorithm.condensation_work):
             if part is not None:
-                validate_named_tuple(type(part).__name__, part)
+                validate_fields(part._asdict(), type(part), prefix=f"{type(part).__name__}.")
     except ConfigError as error:
         raise ContractError(f"method {method!r}: {error}") from None
     contract = _Contract(method, algorithm, model)

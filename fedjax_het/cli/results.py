@@ -136,10 +136,8 @@ def table_command(command: TableCommand) -> int:
     expected = "the name of a table or figure; `fedjax-het table --list` prints all"
     require(bool(command.name), "table", command.name, expected)
     program, previous_argv = load_program(command.name), sys.argv
-    sys.argv = [
-        f"fedjax-het table {command.name}",
-        *command.program_args,
-    ]  # first words of its help
+    # The help of the program starts with these words.
+    sys.argv = [f"fedjax-het table {command.name}", *command.program_args]
     try:
         return program(command.program_args)
     finally:

@@ -127,7 +127,6 @@ def _resolve_except_hyperparameters(
     spec = _resolve_server_data(raw, spec, method, protocol_defaults)
     spec = _resolve_client_tests(raw, spec, method.evaluated_models, settings)
     _check_training_settings(raw, spec, method)
-    _check_held_out(spec, method)
     spec = _resolve_metrics(spec, method)
     spec = _resolve_local_training(spec)
     expected = "no value, or patience >= 1"
@@ -165,11 +164,8 @@ def _check_names(raw: RunSettings) -> None:
         names["normalization"] = NORMALIZATIONS
     for name, valid in names.items():
         value = getattr(raw, name)
-        is_user_object = (
-            name in ("dataset", "model", "local_optimizer")
-            and isinstance(value, str)
-            and value == USER_PROVIDED
-        )
+        may_be_user_object = name in ("dataset", "model", "local_optimizer")
+        is_user_object = may_be_user_object and isinstance(value, str) and value == USER_PROVIDED
         if not is_user_object and (value is not None or name in ("algorithm", "dataset")):
             require_name(name, value, valid)
 
@@ -228,10 +224,8 @@ def _require_consistent(raw: RunSettings, setting: str, value: Any, options_name
       ConfigError: if the setting has another value.
     """
     setting_value = getattr(raw, setting)
-    ok = setting_value is None or setting_value == value
-    require(
-        ok, setting, setting_value, f"{value!r} as in {options_name}, or a value in one place only"
-    )
+    expected = f"{value!r} as in {options_name}, or a value in one place only"
+    require(setting_value in (None, value), setting, setting_value, expected)
     return value
 
 
@@ -293,9 +287,8 @@ def _resolve_client_tests(
     if not has_client_tests:
         expected = f"True: {spec.algorithm} is evaluated on clients' test data only"
         require(not is_personalized, "client_tests", False, expected)
-        _require_unset(
-            raw, ("client_test_model", "test_per_client"), "no value, or client_tests = True"
-        )
+        expected = "no value, or client_tests = True"
+        _require_unset(raw, ("client_test_model", "test_per_client"), expected)
         test_model = test_size = None
     if test_model is not None:
         require_name("client_test_model", test_model, models)
@@ -337,14 +330,10 @@ def _resolve_local_training(spec: SettingsT) -> SettingsT:
     for option, value in spec.optimizer_options.items():
         require_name("optimizer_options", option, defaults)
         require(isinstance(value, bool), f"optimizer_options {option}", value, "True or False")
-    changes: dict[str, Any] = (
-        {"gradient_accumulation": None} if spec.gradient_accumulation == 1 else {}
-    )
-    changes["optimizer_options"] = {
-        option: value
-        for option, value in spec.optimizer_options.items()
-        if value != defaults[option]
-    }
+    options = {n: value for n, value in spec.optimizer_options.items() if value != defaults[n]}
+    changes: dict[str, Any] = {"optimizer_options": options}
+    if spec.gradient_accumulation == 1:
+        changes["gradient_accumulation"] = None
     for setting, schedule, prefix in _list_schedules(spec):
         if schedule == "constant" and f"{prefix}warmup" not in spec.hp:
             changes[setting] = None
@@ -354,18 +343,6 @@ def _resolve_local_training(spec: SettingsT) -> SettingsT:
             expected = f"hp {LR_NAME}, which a user's optimizer reads as a function of hp"
             require(LR_NAME in spec.hp, setting, schedule, expected)
     return dataclasses.replace(spec, **changes)
-
-
-def _check_held_out(spec: RunSettings, method: AlgorithmSpec) -> None:
-    """Check that the method has a model for held-out clients, and can fine-tune the model."""
-    held_out, epochs = spec.held_out_clients, spec.held_out_epochs
-    ok = held_out is None or method.has_global_model
-    expected = f"no value: {spec.algorithm} has no global model to evaluate on them"
-    require(ok, "held_out_clients", held_out, expected)
-    ok = epochs is None or held_out is not None
-    require(ok, "held_out_epochs", epochs, "no value, or held_out_clients >= 1")
-    expected = f"0: clients of {spec.algorithm} condense their data instead of training"
-    require(not epochs or method.trains_locally, "held_out_epochs", epochs, expected)
 
 
 def _resolve_options(
@@ -407,8 +384,9 @@ def _resolve_hyperparameters(
 def _default_hyperparameters(spec: RunSettings, method: AlgorithmSpec) -> dict[str, HyperParameter]:
     """Return the hyper-parameters that such a run always has."""
     num_clients = spec.num_clients or 1
-    own = method.collect_hyperparameters(spec.local_optimizer, spec.options, num_clients)
-    hyperparameters = dict(own)
+    hyperparameters = dict(
+        method.collect_hyperparameters(spec.local_optimizer, spec.options, num_clients)
+    )
     for _, schedule, prefix in _list_schedules(spec):
         hyperparameters |= lr_schedules.schedule_hyperparameters(schedule, prefix)
     return hyperparameters | (PRETRAINING_HYPERPARAMETERS if spec.pretrain_epochs else {})
@@ -459,7 +437,7 @@ def _evaluate_rule_values(
 
 
 def _check_training_settings(raw: RunSettings, spec: RunSettings, method: AlgorithmSpec) -> None:
-    """Check settings of training and rounds, which the rules of a user's method may set."""
+    """Check settings of training and held-out clients, which the rules of a method may set."""
     if not method.trains_locally:
         expected = f"no value: clients of {spec.algorithm} condense their data instead of training"
         _require_unset(raw, LOCAL_TRAINING_SETTINGS, expected)
@@ -472,3 +450,11 @@ def _check_training_settings(raw: RunSettings, spec: RunSettings, method: Algori
     require(has_enough_clients, "num_clients", clients, f"at least {min_clients}: {spec.algorithm}")
     if method.trains_locally:
         require(spec.local_optimizer is not None, "local_optimizer", None, "a name")
+    held_out, epochs = spec.held_out_clients, spec.held_out_epochs
+    ok = held_out is None or method.has_global_model
+    expected = f"no value: {spec.algorithm} has no global model to evaluate on them"
+    require(ok, "held_out_clients", held_out, expected)
+    ok = epochs is None or held_out is not None
+    require(ok, "held_out_epochs", epochs, "no value, or held_out_clients >= 1")
+    expected = f"0: clients of {spec.algorithm} condense their data instead of training"
+    require(not epochs or method.trains_locally, "held_out_epochs", epochs, expected)

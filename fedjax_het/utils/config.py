@@ -533,22 +533,6 @@ def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
     return typing.get_type_hints(holder, module_names, include_extras=True)
 
 
-def validate_named_tuple(name: str, record: Any) -> Any:
-    """Validate the fields of a named tuple by their annotations.
-
-    Args:
-      name: name of the tuple in messages.
-      record: the named tuple.
-
-    Returns:
-      The tuple with validated fields.
-
-    Raises:
-      ConfigError: for a field that does not fit.
-    """
-    return record._replace(**validate_fields(record._asdict(), type(record), prefix=f"{name}."))
-
-
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Base class of typed settings, frozen dataclasses.

@@ -91,10 +91,13 @@ def display_name(argument: str) -> str:
 
     The text after the first name stays, as in "groups[0]". Commas separate several arguments.
     """
+    names = _DISPLAY_NAMES.get()
+    if argument in names:  # a name of a user, which may hold spaces and commas
+        return names[argument]
     if ", " in argument:
         return ", ".join(map(display_name, argument.split(", ")))
     name = re.split(r"[ \[]", argument, maxsplit=1)[0]
-    return _DISPLAY_NAMES.get().get(name, name) + argument[len(name) :]
+    return names.get(name, name) + argument[len(name) :]
 
 
 def format_value(value: object) -> str:

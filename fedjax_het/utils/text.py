@@ -6,15 +6,12 @@ shows the text unchanged and interprets nothing in it.
 
 import html
 import re
-import unicodedata
 
 MINUS = "−"
 DIVERGED = "†"
 MISSING = "—"
 UNPRINTABLE = "\ufffd"
 
-# Control characters, changes of the direction of text, and halves of characters.
-_HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 # Characters that start an element of Markdown anywhere in a line, and at its beginning. Brackets
 # and underscores without such a meaning stay, so that the source of a text is readable.
 _MARKDOWN_MARKUP = re.compile(
@@ -56,8 +53,8 @@ def to_one_line(text: str) -> str:
     if text.isprintable():
         return text
     text = re.sub(r"[ \t]*[\t\n\r\v\f\x85\u2028\u2029]\s*", " ", text)
-    is_hidden = [unicodedata.category(character) in _HIDDEN_CATEGORIES for character in text]
-    return "".join(UNPRINTABLE if h else c for h, c in zip(is_hidden, text, strict=True))
+    # Python prints no control characters, changes of direction, wide spaces and halves of characters.
+    return "".join(c if c.isprintable() else " " if c.isspace() else UNPRINTABLE for c in text)
 
 
 def escape_markdown(text: str) -> str:

@@ -452,36 +452,16 @@ DRAWN = st.one_of(
 )
 
 
-def try_random_values(try_value):
-    """Call `try_value` with a hundred random values."""
-
-    @settings(
-        max_examples=100, deadline=None, database=None, suppress_health_check=list(HealthCheck)
-    )
-    @given(value=DRAWN)
-    def drawn(value):
-        try_value(value)
-
-    drawn()
-
-
 @pytest.mark.long
 def test_functions_use_or_reject_random_values(folder):
-    calls, counts = make_good_calls(folder), {}
+    calls, outcomes = make_good_calls(folder), Counter()
+    options = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
     for name, (function, kinds) in list_functions().items():
-        counts[name] = count = Counter()
         for argument, kind in kinds.items():
-            given_ = (function, calls[name], argument, kind)
-            try_random_values(
-                lambda value, given_=given_, count=count: count.update(
-                    [classify_call(*given_, value)]
-                )
-            )
-    total = sum(counts.values(), Counter())
-    for name, count in counts.items():
-        print(f"{name:30} {count['refused']:6} refused {count['used'] + count['reached']:6} taken")
-    print(f"{total.total()} calls of {len(counts)} functions: {dict(total)}")
-    assert total["refused"] > 5000
+            call = functools.partial(classify_call, function, calls[name], argument, kind)
+            try_value = lambda value, call=call: outcomes.update([call(value)])  # noqa: E731
+            settings(max_examples=100, **options)(given(value=DRAWN)(try_value))()
+    assert outcomes["refused"] > 5000
 
 
 # --- single functions -----------------------------------------------------------------------------

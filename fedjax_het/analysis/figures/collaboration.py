@@ -73,19 +73,16 @@ def plot_collaboration(
         require_name("scale", scale, ("own", "shared"))
     clients = _resolve_client_order(order, matrices, groups)
     count = len(matrices)
-    require(
-        titles is None or len(titles) == count, "titles", titles, f"one title per matrix ({count})"
-    )
+    has_titles = titles is None or len(titles) == count
+    require(has_titles, "titles", titles, f"one title per matrix ({count})")
 
     matrices = [matrix[np.ix_(clients, clients)] for matrix in matrices]
     max_weights = [_get_max_weight(matrix) for matrix in matrices]
     if scale != "own":
         max_weights = [max(max_weights) if isinstance(scale, str) else float(scale)] * count
     size = (2.6, 2.9) if scale == "shared" else (3.7, 3.3)
-    # Titles may repeat, names of panels may not.
-    figure, panels = make_panels(
-        list(map(str, range(count))), columns=columns, size=size, sharey="none"
-    )
+    names = list(map(str, range(count)))  # titles may repeat, names of panels may not
+    figure, panels = make_panels(names, columns=columns, size=size, sharey="none")
     figure.set_layout_engine("compressed")  # panels are square
 
     def add_color_bar(image, panels) -> None:
@@ -112,12 +109,11 @@ def plot_collaboration(
 def _to_matrices(weights: Any) -> list[np.ndarray]:
     """Return matrices `[K, K]` of one shape; raise ConfigError for anything else."""
     expected = "a matrix [K, K], or a list of them"
-    matrices = []
-    for matrix in weights if isinstance(weights, list | tuple) else [weights]:
-        array = to_array("weights", matrix, expected)
-        matrices += list(array) if array.ndim == 3 else [array]
-    if matrices and matrices[0].ndim == 1:  # rows of one matrix
-        matrices = [to_array("weights", weights, expected)]
+    given = weights if isinstance(weights, list | tuple) else [weights]
+    arrays = [to_array("weights", array, expected) for array in given]
+    if arrays and arrays[0].ndim == 1:  # rows of one matrix
+        arrays = [to_array("weights", weights, expected)]
+    matrices = [matrix for array in arrays for matrix in (array if array.ndim == 3 else [array])]
     require(len(matrices) > 0, "weights", "none", "at least one matrix [K, K]")
     first = matrices[0].shape
     for matrix in matrices:

@@ -77,14 +77,9 @@ def plot_partition(
     bottom, top = 0.55, 0.45 if title else 0.15
     figure = Figure(figsize=(left + width + right, bottom + height + top))
     full_width, full_height = figure.get_size_inches()
-    axes = figure.add_axes(
-        (
-            left / full_width,
-            bottom / full_height,
-            1 - (left + right) / full_width,
-            1 - (bottom + top) / full_height,
-        )
-    )
+    axes = figure.subplots()
+    sides = left / full_width, bottom / full_height, 1 - right / full_width, 1 - top / full_height
+    figure.subplots_adjust(*sides)
 
     def draw_bubbles(x, y, bubble_counts):
         area = bubble_counts / max_count * diameter**2

@@ -86,9 +86,8 @@ def write_run_figures(
             f"{result.spec.algorithm} on {result.spec.dataset}",
             result.summary["rounds"],
         )
-        figure = plot_collaboration(
-            artifacts["collaboration"], groups, titles=[f"{title}, round {rounds}"]
-        )
+        titles = [f"{title}, round {rounds}"]
+        figure = plot_collaboration(artifacts["collaboration"], groups, titles)
         write_figure(directory / "collaboration.png", figure, **options)
         if "collaboration" in result.metrics:
             weights = result.metrics["collaboration"][:rounds]
