@@ -12,18 +12,18 @@ import fractions
 import inspect
 import io
 import math
-import numbers
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import jax
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.expected_values import INVALID, expected_value, to_python_scalar
 from support.stored_results import write_result
 
 from fedjax_het import ConfigError, RunSpec, grid
@@ -38,8 +38,6 @@ from fedjax_het.utils.command_line import get_options
 from fedjax_het.utils.config import Bounds
 
 # --- values that a user may write by mistake
-
-INVALID = object()  # what a value means that means nothing
 
 TRICKY_TEXTS = (
     *("a\nb", "\x1b[31mred\x1b[0m", "\u202eabc", "[/bold]"),
@@ -119,61 +117,6 @@ def argument_strategies(word: str) -> dict[str, st.SearchStrategy[list[str]]]:
             _texts.filter(lambda w: not w.startswith("-")), min_size=2
         ).filter(all),
     }
-
-
-def to_python_scalar(value: Any) -> Any:
-    """Python's own number or word for a scalar of NumPy."""
-    if isinstance(value, np.ndarray) and value.shape == ():
-        value = value[()]
-    if isinstance(value, np.floating) and value.dtype.itemsize < 8:
-        return float(str(value))
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def expected_value(value: Any, annotation: Any) -> Any:
-    """What a value means where the annotation `kind` stands, or BAD: written from the rules, not
-    from the code. Truth values are no numbers, words no lists, fractions no counts."""
-    value = to_python_scalar(value)
-    low, high, open_low, open_high = -math.inf, math.inf, False, False
-    while get_origin(annotation) is Annotated:
-        annotation, *extras = get_args(annotation)
-        bounds = [extra for extra in extras if hasattr(extra, "open_low")]
-        low, high, open_low, open_high = bounds[0] if bounds else (low, high, open_low, open_high)
-    if get_origin(annotation) in (Union, type(int | None)):
-        member_values = (expected_value(value, member) for member in get_args(annotation))
-        return next((member for member in member_values if member is not INVALID), INVALID)
-    if get_origin(annotation) is Literal:
-        literals = (x for x in get_args(annotation) if type(x) is type(value) and x == value)
-        return next(literals, INVALID)
-    if get_origin(annotation) is tuple:
-        is_array = isinstance(value, np.ndarray) and value.ndim > 0
-        if not (is_array or isinstance(value, list | tuple | range)):
-            return INVALID
-        items = [expected_value(item, get_args(annotation)[0]) for item in value]
-        return INVALID if any(item is INVALID for item in items) else items
-    if annotation is type(None):
-        return None if value is None else INVALID
-    if annotation in (bool, str):
-        return value if isinstance(value, annotation) else INVALID
-    if get_origin(annotation) is dict or annotation is dict:
-        is_string_keyed = isinstance(value, dict) and all(isinstance(key, str) for key in value)
-        return value if is_string_keyed else INVALID
-    number_type = numbers.Integral if annotation is int else numbers.Real
-    if isinstance(value, bool) or not isinstance(value, number_type):
-        return INVALID
-    try:
-        number = float(value)
-        with np.errstate(over="ignore"):
-            single_precision = float(np.float32(number))
-    except OverflowError:
-        return INVALID
-    single_precision = 0.0 if abs(single_precision) < 2.0**-126 else single_precision
-    limit = 2**31 if annotation is int else 3.5e38
-    if not (math.isfinite(single_precision) and abs(number) < limit and low <= number <= high):
-        return INVALID
-    if (open_low and single_precision <= low) or (open_high and single_precision >= high):
-        return INVALID
-    return int(value) if annotation is int else number
 
 
 def expected_argument_value(word: str, annotation: Any) -> Any:

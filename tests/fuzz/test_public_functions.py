@@ -8,7 +8,6 @@ import collections.abc
 import functools
 import inspect
 import math
-import numbers
 import os
 import tempfile
 import types
@@ -26,6 +25,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.data import make_user_dataset
+from support.expected_values import INVALID, expected_value
 
 import fedjax_het
 from fedjax_het import ConfigError, Placement, RunSpec, analysis, data, nn
@@ -136,20 +136,6 @@ def is_certainly_invalid(value: Any, annotation: Any) -> bool:
     origin, items = get_origin(annotation), get_args(annotation)
     if annotation in (Any, np.ndarray, NotAnnotated) or getattr(annotation, "_is_protocol", False):
         return False
-    if annotation is types.NoneType:
-        return value is not None
-    if origin is Annotated:
-        return _out_of_bounds(value, items[0], items[1])
-    if origin is Literal:
-        return not (isinstance(value, str) and value in items)
-    if annotation is bool:
-        return not isinstance(value, bool | np.bool_)
-    if annotation in (int, float):
-        return not _is_number(value, annotation) or not abs(_to_python_scalar(value)) < (
-            2**31 if annotation is int else 3e38
-        )
-    if annotation is str:
-        return not isinstance(value, str)
     if annotation is Path:
         return not isinstance(value, str | os.PathLike) or str(value) == "" or "\0" in str(value)
     if annotation is Callable or origin is collections.abc.Callable:
@@ -158,25 +144,9 @@ def is_certainly_invalid(value: Any, annotation: Any) -> bool:
         return _is_invalid_sequence(value, origin, items)
     if origin in (Mapping, dict) or annotation is dict:
         return not isinstance(value, Mapping)
+    if origin in (Annotated, Literal) or annotation in (bool, int, float, str, types.NoneType):
+        return expected_value(value, annotation) is INVALID
     return isinstance(annotation, type) and not isinstance(value, annotation)
-
-
-def _to_python_scalar(value: Any) -> Any:
-    """A scalar of NumPy as Python's."""
-    return value.item() if getattr(value, "shape", None) == () else value
-
-
-def _is_number(value: Any, kind: type) -> bool:
-    value = _to_python_scalar(value)
-    number_type = numbers.Integral if kind is int else numbers.Real
-    return isinstance(value, number_type) and not isinstance(value, bool)
-
-
-def _out_of_bounds(value: Any, kind: type, bounds: Any) -> bool:
-    has_upper_bound = kind is int and not math.isinf(bounds.high)  # then by these alone
-    if not _is_number(value, kind) or (not has_upper_bound and is_certainly_invalid(value, kind)):
-        return True
-    return not bounds.low <= value <= bounds.high
 
 
 def _is_invalid_sequence(value: Any, origin: Any, items: tuple[Any, ...]) -> bool:
