@@ -27,13 +27,25 @@ def run(*arguments):
     return main(["run", "--quiet", *arguments])
 
 
+def read_summary(capsys):
+    return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+
+
+def print_and_exit(capsys, *words):
+    """Return the output of a command line that prints a help or a script and ends the process."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert not ended.value.code
+    return capsys.readouterr().out
+
+
 def test_run_prints_json_summary(capsys, tmp_path):
     code = run(
         *("--algorithm", "fedprox", "--model", "mlp", "--rounds", "6", "--alpha", "0.5"),
         *("--hp", "prox_mu=0.05", "local_lr=0.002", "--seed", "4", "--output-dir", str(tmp_path)),
     )
     assert code == 0
-    last = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    last = read_summary(capsys)
     assert last["algorithm"] == "fedprox" and last["dataset"] == "digits" and last["seed"] == 4
     assert last["rounds"] == 6 and last["diverged"] is False
     promised = "final_accuracy best_accuracy client_samples_per_second compile_seconds wall_seconds"
@@ -67,7 +79,7 @@ def test_run_counts_held_out_server_data(tmp_path, capsys):
         *("--server-option", "size=40", "--option", "base=fedprox", "--output-dir", str(tmp_path)),
     )
     assert code == 0
-    last = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    last = read_summary(capsys)
     assert last["algorithm"] == "abavg" and not last["diverged"]
     record = json.loads(next(tmp_path.glob("[0-9a-f]*.json")).read_text())
     server, split = record["summary"]["server"], record["summary"]["split"]
@@ -82,7 +94,7 @@ def test_run_fedamp_writes_collaboration(tmp_path, capsys):
         *("--output-dir", str(tmp_path)),
     )
     assert code == 0
-    last = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    last = read_summary(capsys)
     assert last["final_accuracy"] is None and last["bmta"] > 0 and not last["diverged"]
     for picture in ("curve.png", "collaboration.png"):
         assert (tmp_path / picture).stat().st_size > 5000
@@ -289,10 +301,7 @@ def test_show_prints_settings_by_protocol(name, capsys):
 
 @pytest.mark.parametrize("command", ["run", "sweep"])
 def test_help_prints_defaults_by_protocol(command, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main([command, "--help-all"])
-    assert not ended.value.code
-    lines = capsys.readouterr().out.splitlines()
+    lines = print_and_exit(capsys, command, "--help-all").splitlines()
     text = " ".join(" ".join(line.strip("│| ").split()) for line in lines)
     assert "None" not in text and "PROTOCOLS" not in text
     for name in ("num_clients", "participation", "rounds", "batch_size", "local_epochs"):
@@ -310,10 +319,7 @@ def test_help_prints_defaults_by_protocol(command, capsys):
 @pytest.mark.parametrize("command", ["run", "sweep"])
 def test_help_fits_three_screens(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit) as ended:
-        main([command, "--help"])
-    assert not ended.value.code
-    lines = capsys.readouterr().out.splitlines()
+    lines = print_and_exit(capsys, command, "--help").splitlines()
     assert len(lines) <= 3 * 40 and max(map(len, lines)) <= 80
     text = "\n".join(lines)
     groups = ("data", "partition", "network", "local training", "method", "evaluation", "run")
@@ -332,24 +338,17 @@ def test_every_option_has_group_and_help(command):
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts(shell, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["--tyro-print-completion", shell])
-    assert not ended.value.code
-    script = capsys.readouterr().out
+    script = print_and_exit(capsys, "--tyro-print-completion", shell)
     assert "fedjax-het" in script and len(script) > 1000
     assert "held-out-clients" in script and "fedprox" in script  # a flag, and a method
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_bash_completes_flags_and_names(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main(["--tyro-print-completion", "bash"])
     script = tmp_path / "complete.sh"
-    script.write_text(capsys.readouterr().out)
-    for words, expected in {
-        "run --held": "--held-out-clients",
-        "run --algorithm fedp": "fedprox",
-    }.items():
+    script.write_text(print_and_exit(capsys, "--tyro-print-completion", "bash"))
+    cases = {"run --held": "--held-out-clients", "run --algorithm fedp": "fedprox"}
+    for words, expected in cases.items():
         typed = ["fedjax-het", *words.split()]
         lines = [
             f"source {script}",

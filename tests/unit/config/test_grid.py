@@ -23,11 +23,8 @@ def test_grid_combines_values():
 
 def test_grid_drops_unused_local_training_settings():
     specs = grid(algorithm=["fedavg", "fedaf"], local_epochs=[2, 3], options={"ipc": 5})
-    assert [(s.algorithm, s.local_epochs) for s in specs] == [
-        ("fedavg", 2),
-        ("fedavg", 3),
-        ("fedaf", None),
-    ]
+    found = [(spec.algorithm, spec.local_epochs) for spec in specs]
+    assert found == [("fedavg", 2), ("fedavg", 3), ("fedaf", None)]
     with pytest.raises(ConfigError, match="local_epochs = 2: expected no value"):
         grid(algorithm="fedaf", local_epochs=2)
 
@@ -65,21 +62,10 @@ def test_grid_rejects_unknown_names(settings, message):
 
 
 def test_sweep_command_builds_grid():
-    command = SweepCommand(
-        algorithm=("fedavg", "fedprox"),
-        alpha=(0.01, 0.1),
-        seeds=(0, 1, 2),
-        model=("mlp",),
-        hp={"prox_mu": (0.001, 0.01)},
-    )
-    expected = grid(
-        algorithm=["fedavg", "fedprox"],
-        alpha=[0.01, 0.1],
-        model="mlp",
-        seed=[0, 1, 2],
-        hp={"prox_mu": [0.001, 0.01]},
-    )
-    assert build_run_specs(command) == expected
+    values = {"algorithm": ("fedavg", "fedprox"), "alpha": (0.01, 0.1), "model": ("mlp",)}
+    values["hp"] = {"prox_mu": (0.001, 0.01)}
+    command = SweepCommand(**values, seeds=(0, 1, 2))
+    assert build_run_specs(command) == grid(**values, seed=[0, 1, 2])
 
 
 @pytest.mark.slow

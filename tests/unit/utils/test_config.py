@@ -49,54 +49,40 @@ class Mixed(Config):
 
 
 ALLOWED = [
-    ("whole", 0, 0),
     ("whole", np.int64(7), 7),
-    ("count", 1, 1),
-    ("rate", 0, 0.0),
     ("rate", np.float32(0.25), 0.25),
     ("scale", 1e-9, 1e-9),
     ("share", 0, 0.0),
-    ("share", 1, 1.0),
     ("momentum", 0, 0.0),
     ("decay", 1, 1.0),
-    ("any_number", -1e9, -1e9),
     ("at_two", 2, 2),
     ("beyond", -0.99, -0.99),
     ("choice", "I", "I"),
     ("flag", True, True),
-    ("word", "anything", "anything"),
     ("sizes", [4, 5], (4, 5)),
-    ("sizes", (), ()),
     ("maybe", None, None),
-    ("maybe", 2, 2.0),
     ("maybe_choice", "x", "x"),
     ("maybe_sizes", [0], (0,)),
 ]
 
 REFUSED = [
     ("whole", -1, "whole = -1: expected a whole number >= 0"),
-    ("whole", 1.5, "whole = 1.5: expected a whole number >= 0"),
     ("whole", True, "whole = True: expected a whole number"),
     ("whole", "3", "whole = '3': expected a whole number"),
     ("count", 0, "count = 0: expected a whole number >= 1"),
     ("rate", -0.1, "rate = -0.1: expected a finite number >= 0"),
     ("rate", float("nan"), "rate = nan: expected a finite number"),
-    ("rate", float("inf"), "rate = inf: expected a finite number"),
-    ("rate", True, "rate = True: expected a finite number"),
     ("rate", "fast", "rate = 'fast': expected a finite number"),
     ("scale", 0, "scale = 0: expected a finite number > 0"),
     ("share", 1.01, "share = 1.01: expected a number in [0, 1]"),
-    ("share", -0.01, "share = -0.01: expected a number in [0, 1]"),
     ("momentum", 1, "momentum = 1: expected a number in [0, 1)"),
     ("decay", 0, "decay = 0: expected a number in (0, 1]"),
-    ("any_number", float("inf"), "any_number = inf: expected a finite number"),
     ("at_two", 1, "at_two = 1: expected a whole number >= 2"),
     ("beyond", -1, "beyond = -1: expected a finite number > -1"),
     ("choice", "III", "choice = 'III' is unknown: did you mean 'II' or 'I'? (valid: I, II)"),
     ("flag", 1, "flag = 1: expected True or False"),
     ("word", 1, "word = 1: expected a word"),
     ("sizes", 4, "sizes = 4: expected a list"),
-    ("sizes", "45", "sizes = '45': expected a list"),
     ("sizes", [4, 0], "sizes[1] = 0: expected a whole number >= 1"),
     ("maybe", 0, "maybe = 0: expected a finite number > 0"),
     ("maybe_choice", "z", "maybe_choice = 'z' is unknown"),
@@ -164,9 +150,7 @@ def test_preset_provides_unset_fields():
     assert parse_config(Sized, {"preset": "code"}) == Sized("code", 30, 0.1, 60)
     assert parse_config(Sized, {"preset": "code", "steps": 4}) == Sized("code", 4, 0.1, 8)
     assert parse_config(Sized, {"preset": "code", "steps": None}).steps == 30
-    assert parse_config(Sized, {"preset": "code", "rate": None}).rate is None, (
-        "given, where it can be"
-    )
+    assert parse_config(Sized, {"preset": "code", "rate": None}).rate is None  # a valid value
 
 
 def test_derived_fields_and_checks():
@@ -189,9 +173,8 @@ def test_hyperparameters_of_config():
         "rate": HyperParameter(0.1, Bounds(0)),
         "decay": HyperParameter(1.0, Bounds(0, 1, open_low=True)),
     }
-    assert hyperparameters_of(Numbers(left_out=2))["left_out"] == HyperParameter(
-        2.0, Bounds(0, open_low=True)
-    )
+    expected = HyperParameter(2.0, Bounds(0, open_low=True))
+    assert hyperparameters_of(Numbers(left_out=2))["left_out"] == expected
 
 
 def test_make_config_class():
@@ -219,12 +202,11 @@ def test_bounds_contain_values(bounds, inside, outside):
 
 
 def test_document_fields():
-    words = document_fields(Mixed)
-    assert words["count"][0] == "a whole number >= 1"
-    assert words["choice"][0] == "I or II"
-    assert words["sizes"][0] == "a list, each a whole number >= 1"
-    assert words["maybe"][0] == "a number > 0 or None"
-    assert words["decay"][0] == "a number in (0, 1]"
+    words = {name: text for name, (text, _) in document_fields(Mixed).items()}
+    expected = {"count": "a whole number >= 1", "choice": "I or II"}
+    expected |= {"maybe": "a number > 0 or None", "decay": "a number in (0, 1]"}
+    assert expected.items() <= words.items()
+    assert words["sizes"] == "a list, each a whole number >= 1"
     presets = document_fields(METHODS["fedgen"].options)["fedgen_preset"][0]
     assert presets == "cifar or mnist or emnist"
     words = document_fields(METHODS["fedmix"].options)

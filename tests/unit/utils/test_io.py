@@ -61,33 +61,36 @@ def test_write_atomically_raises_system_errors(tmp_path):
     assert longest.read_bytes() == b"x"
 
 
-def test_remove_stale_files(tmp_path):
+@pytest.fixture
+def dead_pid():
+    """Return the id of a process that has ended."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    return process.pid
+
+
+def test_remove_stale_files(tmp_path, dead_pid):
     def temporary(host, pid, age=0.0):
         path = tmp_path / f".file-{host}-{pid}-0123abcd.tmp"
         path.write_text("")
         os.utime(path, (time.time() - age,) * 2)
         return path
 
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
     here, day = io._get_host_id(), io.STALE_SECONDS
-    dead, alive = temporary(here, gone.pid), temporary(here, os.getpid(), 2 * day)
-    elsewhere, old = temporary("other", gone.pid, day / 2), temporary("other", 1, 1.1 * day)
+    dead, alive = temporary(here, dead_pid), temporary(here, os.getpid(), 2 * day)
+    elsewhere, old = temporary("other", dead_pid, day / 2), temporary("other", 1, 1.1 * day)
     former = tmp_path / ".checkpoint.npz-ab12cd_4.tmp"  # name of former versions
-    former.write_text("")
-    os.utime(former, (time.time() - 2 * day,) * 2)
     strange = tmp_path / ".editor.tmp"
-    strange.write_text("")
-    os.utime(strange, (0, 0))
+    for path in (former, strange):
+        path.write_text("")
+        os.utime(path, (0, 0))
     remove_stale_files(tmp_path)
     assert {path for path in tmp_path.iterdir()} == {alive, elsewhere, strange}
     assert not dead.exists() and not old.exists()
 
 
-def test_writes_remove_stale_files(tmp_path):
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    left = tmp_path / f".file-{io._get_host_id()}-{gone.pid}-0123abcd.tmp"
+def test_writes_remove_stale_files(tmp_path, dead_pid):
+    left = tmp_path / f".file-{io._get_host_id()}-{dead_pid}-0123abcd.tmp"
     left.write_text("")
     write_atomically(tmp_path / "file", lambda file: file.write(b"x"))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -110,9 +113,7 @@ def test_npz_checksum_finds_every_damage(tmp_path):
     whole = path.read_bytes()
     found, _ = read_npz(path)
     np.testing.assert_array_equal(found["a"], arrays["a"])
-    np.testing.assert_array_equal(
-        np.load(path)["a"], arrays["a"]
-    )  # other readers of .npz files read it
+    np.testing.assert_array_equal(np.load(path)["a"], arrays["a"])  # NumPy reads it, too
     for place in range(len(whole)):
         flipped = bytearray(whole)
         flipped[place] ^= 1 << place % 8
