@@ -17,7 +17,6 @@ from typing import Any
 from fedjax_het.utils.text import to_one_line
 
 TEXT, JSON, QUIET = "words", "json", "quiet"
-_LOGGER_NAME = "fedjax_het"
 # The mode belongs to the process: the messages of all its modules share stdout and stderr.
 _output_mode = TEXT
 
@@ -96,11 +95,9 @@ def suppress_results_if_quiet() -> contextlib.AbstractContextManager[object]:
 
 def log_to_stderr(level: int) -> None:
     """Print the log messages of the package from a level on; quiet mode prints errors only."""
-    logger = logging.getLogger(_LOGGER_NAME)
+    logger = logging.getLogger("fedjax_het")
     if not any(isinstance(handler, _StderrHandler) for handler in logger.handlers):
-        handler = _StderrHandler()
-        handler.setFormatter(_OneLineFormatter())
-        logger.addHandler(handler)
+        logger.addHandler(_StderrHandler())
         # The import of absl's logging, e.g. by tensorflow-datasets, adds a handler to the root.
         logger.propagate = False
     logger.setLevel(level)
@@ -112,21 +109,13 @@ class _StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record in the current mode."""
         try:
-            text = self.format(record)
+            text = to_one_line(record.getMessage())  # results may contain foreign text
             if _output_mode == JSON:
                 log_event("log", level=record.levelname.lower(), message=text)
             elif _output_mode == TEXT or record.levelno >= logging.ERROR:
                 print(text, file=sys.stderr, flush=True)
         except Exception:
             self.handleError(record)
-
-
-class _OneLineFormatter(logging.Formatter):
-    """Formats a message as one line; data sets and results may contain foreign text."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the message as one line."""
-        return to_one_line(super().formatMessage(record))
 
 
 def _show_warning(message: Any, category: type[Warning], *_: Any, **__: Any) -> None:

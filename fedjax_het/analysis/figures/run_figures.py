@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -53,31 +52,26 @@ def write_run_figures(
       formats: formats of further files of each figure.
     """
     directory = Path(directory)
-    options: dict[str, Any] = {"formats": formats}
     artifacts, class_names = result.artifacts, dataset.class_names or None
-    write_figure(directory / "curve.png", plot_run_curve(result), **options)
+    figures = {"curve": plot_run_curve(result)}
     plot_partition(
         partition,
         dataset.train_labels,
         dataset.num_classes,
         directory / "partition.png",
         class_names=dataset.class_names,
-        **options,
+        formats=formats,
     )
     if "snapshots" in artifacts:
         snapshots = get_snapshots(result)
-        plot_synthesis(snapshots, directory / "synthesis.png", class_names=class_names, **options)
+        figures["synthesis"] = plot_synthesis(snapshots, class_names=class_names)
         animate_synthesis(snapshots, directory / "synthesis.gif", class_names=class_names)
     if len(artifacts.get("condensed_images", ())):
-        plot_condensed(
-            artifacts["condensed_images"],
-            artifacts["condensed_clients"],
-            artifacts["condensed_classes"],
-            directory / "condensed.png",
+        figures["condensed"] = plot_condensed(
+            *(artifacts[f"condensed_{name}"] for name in ("images", "clients", "classes")),
             class_names=class_names,
             mean=dataset.mean,
             std=dataset.std,
-            **options,
         )
     if "collaboration" in artifacts:
         has_groups = "clients_per_group" in partition.parameters
@@ -87,11 +81,12 @@ def write_run_figures(
             result.summary["rounds"],
         )
         titles = [f"{title}, round {rounds}"]
-        figure = plot_collaboration(artifacts["collaboration"], groups, titles)
-        write_figure(directory / "collaboration.png", figure, **options)
+        figures["collaboration"] = plot_collaboration(artifacts["collaboration"], groups, titles)
         if "collaboration" in result.metrics:
             weights = result.metrics["collaboration"][:rounds]
             animate_collaboration(weights, directory / "collaboration.gif", groups, title=title)
+    for name, figure in figures.items():
+        write_figure(directory / f"{name}.png", figure, formats=formats)
 
 
 def get_snapshots(result: Result) -> dict[int, SyntheticData]:

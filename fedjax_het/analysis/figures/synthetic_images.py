@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedjax_het.analysis.figures.style import FigureFormat, write_animation, write_figure
+from fedjax_het.analysis.figures.style import write_animation
 from fedjax_het.condensation.synthetic_data import SyntheticData
 from fedjax_het.data.dataset import Dataset
 from fedjax_het.data.validation import NumClasses, to_array
@@ -25,26 +25,25 @@ _ROW_INCHES = 0.34  # of the server's examples
 
 def plot_synthesis(
     snapshots: Mapping[int, SyntheticData],
-    path: str | os.PathLike,
     *,
     samples: Sequence[int] | None = None,
     num_samples: int = 5,
     class_names: Sequence[str] | None = None,
-    formats: Sequence[FigureFormat] = (),
-) -> None:
-    """Write a grid of images: a row for each sample, a column for each iteration (DynaFed, Fig. 4).
+) -> "Figure":
+    """Plot a grid of images: a row for each sample, a column for each iteration (DynaFed, Fig. 4).
 
     Each image is stretched to its own range, since synthetic pixels have no bounds. A row's title
     is the class of the last snapshot's soft label, with its probability.
 
     Args:
       snapshots: data by iteration; columns are in order of the iteration.
-      path: file to write; its suffix determines the format.
       samples: indices of the samples; default: the most probable sample of each class, up to
         `num_samples`.
       num_samples: maximal number of rows.
       class_names: names of the classes; default: their numbers.
-      formats: formats of further files.
+
+    Returns:
+      The figure.
 
     Raises:
       ConfigError: if there is no snapshot, or a sample does not exist.
@@ -76,7 +75,7 @@ def plot_synthesis(
         title = f"{_get_class_name(label, class_names)}\n{probabilities[sample, label]:.0%}"
         axis.set_ylabel(title, rotation=0, ha="right", va="center", fontsize=9)
     figure.supxlabel("iteration of the synthesis (top), soft label (left)", fontsize=8)
-    write_figure(path, figure, formats=formats)
+    return figure
 
 
 def animate_synthesis(
@@ -142,29 +141,28 @@ def plot_condensed(
     images: np.ndarray,
     clients: Sequence[int] | np.ndarray,
     classes: Sequence[int] | np.ndarray,
-    path: str | os.PathLike,
     *,
     class_names: Sequence[str] | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     num_images: int = 10,
     num_pairs: int = 60,
-    formats: Sequence[FigureFormat] = (),
-) -> None:
-    """Write a grid of condensed images: a row for each pair of a client and a class, by client.
+) -> "Figure":
+    """Plot a grid of condensed images: a row for each pair of a client and a class, by client.
 
     Args:
       images: `[P, ipc, H, W, C]` in the normalized space of the network's input.
       clients: `[P]` client of each pair.
       classes: `[P]` class of each pair.
-      path: file to write; its suffix determines the format.
       class_names: names of the classes; default: their numbers.
       mean: mean of the normalization, per channel. Pixels are shown as they would be stored,
         clipped to black and white. Without it each image is stretched to its own range.
       std: standard deviation of the normalization, per channel; required with `mean`.
       num_images: maximal number of images per pair, the first ones.
       num_pairs: maximal number of pairs, the first ones.
-      formats: formats of further files.
+
+    Returns:
+      The figure.
 
     Raises:
       ConfigError: if there is no pair, or arguments do not fit together.
@@ -194,8 +192,7 @@ def plot_condensed(
     subset = "" if len(order) == len(images) else f", {len(order)} of {len(images)} pairs"
     title = f"condensed images by client and class{subset}"
     height, width = images.shape[2:4]
-    figure = stack_mosaics(panels, title, height, _IMAGE_INCHES / max(height, width))
-    write_figure(path, figure, formats=formats)
+    return stack_mosaics(panels, title, height, _IMAGE_INCHES / max(height, width))
 
 
 def stack_mosaics(

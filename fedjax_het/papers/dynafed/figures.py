@@ -6,6 +6,7 @@ from typing import Any
 
 from fedjax_het.analysis import plot_learning_curves, plot_metric_vs_setting
 from fedjax_het.analysis.figures.run_figures import get_snapshots
+from fedjax_het.analysis.figures.style import write_figure
 from fedjax_het.analysis.figures.synthetic_images import plot_synthesis
 from fedjax_het.data import load_dataset
 from fedjax_het.papers.dynafed.settings import EXPERIMENT, FOLDER, PRESETS
@@ -28,13 +29,10 @@ FIG4 = EXPERIMENT(
 def _write_fig4(table_run: TableRun) -> list[str]:
     for _, result in table_run.iterate_results():
         if "snapshots" in result.artifacts:
-            plot_synthesis(
-                get_snapshots(result),
-                table_run.directory / "fig4.png",
-                num_samples=NUM_CLASSES,
-                class_names=load_dataset(result.spec.dataset).class_names,
-                formats=table_run.formats,
-            )
+            class_names = load_dataset(result.spec.dataset).class_names
+            snapshots = get_snapshots(result)
+            figure = plot_synthesis(snapshots, num_samples=NUM_CLASSES, class_names=class_names)
+            write_figure(table_run.directory / "fig4.png", figure, formats=table_run.formats)
             return ["fig4.png"]
     print("There is no run to draw.")
     return []
