@@ -193,13 +193,17 @@ def format_description(text: str, words: str) -> str:
 
 def make_protocol_table(entry: Any) -> str:
     """Return a table of the settings of each protocol."""
-    from fedjax_het.cli.inspection import collect_settings_by_protocol, format_setting
+    from fedjax_het.analysis.overview import format_setting_value
+    from fedjax_het.cli.inspection import collect_settings_by_protocol
     from fedjax_het.config.protocols import PROTOCOLS
 
     return make_table(
         ("setting", *(f"`{protocol}`" for protocol in PROTOCOLS)),
         (
-            (f"`{name}`", *(format_setting(values[p]) if p in values else "–" for p in PROTOCOLS))
+            (
+                f"`{name}`",
+                *(format_setting_value(values[p]) if p in values else "–" for p in PROTOCOLS),
+            )
             for name, values in collect_settings_by_protocol(entry).items()
         ),
     )

@@ -7,6 +7,7 @@ from typing import Any
 import tyro
 
 from fedjax_het.algorithms import METHODS, get_algorithm_spec, get_possible_bases
+from fedjax_het.analysis.overview import format_setting_value
 from fedjax_het.config.protocols import PROTOCOLS
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.core import lr_schedules
@@ -153,14 +154,9 @@ _LISTED_SETTINGS = (
 )
 
 
-def format_setting(value: Any) -> str:
-    """Return a value as text, real numbers with at most 6 digits."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def format_by_protocol(values: Mapping[str, Any]) -> str:
     """Return the value of each protocol as text, or the value that all protocols share."""
-    texts = {protocol: format_setting(value) for protocol, value in values.items()}
+    texts = {protocol: format_setting_value(value) for protocol, value in values.items()}
     if len(texts) == len(PROTOCOLS) and len(set(texts.values())) == 1:
         return texts.popitem()[1]
     return ", ".join(f"{protocol} {text}" for protocol, text in texts.items())
