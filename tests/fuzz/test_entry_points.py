@@ -207,14 +207,11 @@ def nothing_is_computed(tmp_path_factory):
     def compiled(*args, **named):
         raise AssertionError("something is compiled")
 
-    places = (
-        *("data", "data.dataset_registry", "data.server_sources", "runtime.data_assignment"),
-        "runtime.sweep",
-    )
+    places = ("data", "data.dataset_registry", "data.server_sources", "runtime.data_assignment")
     work = (
         *("runtime.sweep.execute_runs", "runtime.ray_launcher.sweep_on_ray"),
         *("analysis.report.write_files", "papers.table.command.sweep"),
-        "papers.table.command.plan_sweep",
+        *("papers.table.command.plan_sweep", "runtime.sweep.load_dataset"),
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("here"))

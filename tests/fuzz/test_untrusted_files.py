@@ -32,9 +32,8 @@ def save(folder, *, seed=0, spec=None, **summary):
     """Write a result with a manually changed record."""
     own = RunSpec("fedavg", model="mlp", alpha=0.1, rounds=3, seed=seed)
     summary = {"device": "cpu", **summary}
-    return write_result(
-        folder, own, np.linspace(0.2, 0.5, 3), renamed=spec or {"seed": seed}, **summary
-    )
+    curve, renamed = np.linspace(0.2, 0.5, 3), spec or {"seed": seed}
+    return write_result(folder, own, curve, renamed=renamed, **summary)
 
 
 @pytest.fixture
@@ -130,9 +129,8 @@ def test_report_on_read_only_folder(fault, folder, tmp_path, monkeypatch, capsys
 
 def test_status_and_log_are_one_line(capfd):
     spec = RunSpec("fedavg", EVIL, model="mlp", alpha=0.1)
-    assert format_run_label(spec) == to_one_line(
-        format_run_label(spec)
-    ) and "\x1b" not in format_run_label(spec)
+    label = format_run_label(spec)
+    assert label == to_one_line(label) and "\x1b" not in label
     assert escape_control_characters(f"a\x1b[2J\n{EVIL}").count("\n") == 2
     log = logging.getLogger("fedjax_het")
     before, log.handlers = log.handlers, []

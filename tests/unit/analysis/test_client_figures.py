@@ -111,9 +111,8 @@ def test_collaboration_orders_clients():
     assert sorted(ticks) == list(range(12))
     found = clusters[ticks]
     assert (found[1:] != found[:-1]).sum() == 2
-    np.testing.assert_array_equal(
-        image_of(figure), weights[np.ix_(ticks, ticks)] * (1 - np.eye(12))
-    )
+    expected = weights[np.ix_(ticks, ticks)] * (1 - np.eye(12))
+    np.testing.assert_array_equal(image_of(figure), expected)
     saved(figure)
 
 

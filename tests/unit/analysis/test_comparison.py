@@ -203,7 +203,7 @@ def test_print_table(capsys):
 
 def test_print_table_does_not_cut(capsys):
     names = tuple(f"column {number}" for number in range(20))
-    row = {name: f"{name} is {'long' * 5}" for name in names}
+    row = {name: f"{name} is {'long' * 5} 漢字" for name in names}
     analysis.print_table(TextTable("T", names, (TableSection(rows=(row,)),)))
     out = capsys.readouterr().out
     assert all(text in out for text in row.values())
@@ -329,9 +329,8 @@ def test_table_curves_omit_shared_settings(results, curves, reported):
 def test_table_curves_display_names(results, curves, reported):
     named = {"dynafed": "dynafed, as it is"}
     for how in ({}, {"separate_panels": True}):
-        figure = analysis.plot_table_curves(
-            CELLS, results, curves, reported, display_names=named, **how
-        )
+        how["display_names"] = named
+        figure = analysis.plot_table_curves(CELLS, results, curves, reported, **how)
         told = {text.get_text() for panel in figure.axes for text in panel.texts}
         told |= {panel.get_title(loc="left") for panel in figure.axes}
         assert "dynafed, as it is" in told and "dynafed" not in told and "fedavg" in told
@@ -419,9 +418,8 @@ def test_best_round_curves_are_not_smoothed():
         pd.DataFrame({"digest": digest, "round": [1, 2, 3], "test_accuracy": [0.1, 0.6, 0.3]})
         for digest in best_results()["digest"]
     )
-    figure = analysis.plot_table_curves(
-        [two_seeds("fedavg")], best_results(), curves, theirs(ALPHA, fedavg=61.0)
-    )
+    reported = theirs(ALPHA, fedavg=61.0)
+    figure = analysis.plot_table_curves([two_seeds("fedavg")], best_results(), curves, reported)
     assert figure.axes[0].lines[0].get_ydata().tolist() == pytest.approx([10, 60, 30])
     assert figure.axes[0].get_xlabel() == "Round"
     assert figure.get_supxlabel().endswith("reported best value")
@@ -459,9 +457,8 @@ def test_domain_table():
     cells, _, reported = by_domain()
     table = analysis.compare_with_reported(cells, pd.DataFrame(), reported)
     assert table["mean"].isna().all() and len(table) == 6
-    assert "| fedprox | measured | — | — | — | 0 of 2 | — |" in analysis.to_markdown(
-        analysis.format_comparison_table(table, title="T")
-    )
+    text = analysis.to_markdown(analysis.format_comparison_table(table, title="T"))
+    assert "| fedprox | measured | — | — | — | 0 of 2 | — |" in text
 
 
 def test_domain_curves():
@@ -522,9 +519,8 @@ def clients_results(cells):
 
 def clients_reported(dataset="mnist", values=REPORTED):
     rows = [{"dataset": dataset, "method": name, "mean": mean} for name, mean in values.items()]
-    return pd.DataFrame(rows).assign(
-        std=np.nan, model=np.nan, level=np.nan, metric="bmta", partition="iid"
-    )
+    missing = dict.fromkeys(("std", "model", "level"), np.nan)
+    return pd.DataFrame(rows).assign(**missing, metric="bmta", partition="iid")
 
 
 CLIENT_CELLS = [of_clients(method) for method in BMTA if method != "ditto"]
@@ -541,9 +537,8 @@ def test_bmta_columns():
     row = table.set_index("method").loc["fedamp"]  # it has no global model, and did not diverge
     assert (row["mean"], row["worst_decile"]) == pytest.approx((94.0, 64.0))
     assert (row["best_round"], row["diverged"], row["reported_mean"]) == (12.5, 0, 97.0)
-    text_table = analysis.format_comparison_table(
-        table, title="T", notes=[analysis.make_comparison_caption(table)]
-    )
+    notes = [analysis.make_comparison_caption(table)]
+    text_table = analysis.format_comparison_table(table, title="T", notes=notes)
     (section,) = text_table.sections
     assert section.title == "mnist, mlp"
     assert section.labels == {"Data": "mnist", "Network": "mlp"}

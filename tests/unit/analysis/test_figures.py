@@ -158,10 +158,8 @@ def test_diverged_method_has_no_line():
         for panel in figure.axes
     ]
     assert labels == [{"fedavg", "fedprox", "scaffold"}, {"fedavg", "fedprox"}, labels[0]]
-    assert [set(names(panel)) for panel in figure.axes[:2]] == [
-        {"fedavg", "fedprox †", "scaffold"},
-        {"fedavg", "fedprox"},
-    ]
+    expected = [{"fedavg", "fedprox †", "scaffold"}, {"fedavg", "fedprox"}]
+    assert [set(names(panel)) for panel in figure.axes[:2]] == expected
     assert note(figure).endswith("† runs that diverged are left out: fedprox, scaffold")
     figure = analysis.plot_learning_curves(*sweep(["scaffold"], alphas=(0.1, 1.0)))
     assert [text.get_text() for text in figure.axes[0].texts] == ["diverged"]
@@ -203,9 +201,8 @@ def test_short_runs_are_not_smoothed():
 
 def test_variants_have_shades_of_one_hue():
     rates = (0.01, 0.1, 1.0, 10.0)
-    results, curves = joined(
-        *(sweep(["fedprox"], alphas=(0.1,), **{"hp.prox_mu": mu}) for mu in rates)
-    )
+    sweeps = (sweep(["fedprox"], alphas=(0.1,), **{"hp.prox_mu": mu}) for mu in rates)
+    results, curves = joined(*sweeps)
     figure = analysis.plot_learning_curves(results, curves)
     labels = [f"fedprox, prox_mu {mu:g}" for mu in rates]
     assert sorted(names(figure.axes[0])) == labels
@@ -223,10 +220,8 @@ def test_panel_grid():
     alphas = (0.01, 0.02, 0.05, 0.1, 0.2)
     figure = analysis.plot_learning_curves(*sweep(["fedavg"], alphas))
     places = [panel.get_subplotspec() for panel in figure.axes]
-    assert [(p.rowspan.start, p.colspan.start) for p in places] == [
-        *((0, column) for column in range(4)),
-        (1, 0),
-    ]
+    expected = [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)]
+    assert [(p.rowspan.start, p.colspan.start) for p in places] == expected
     assert [bool(panel.get_xlabel()) for panel in figure.axes] == [False, True, True, True, True]
     two = [sweep(["fedavg"], alphas[:2], dataset=name) for name in ("digits", "mnist")]
     figure = analysis.plot_learning_curves(*joined(*two))
@@ -265,10 +260,8 @@ def test_diverged_runs_are_crosses():
     (panel,) = figure.axes
     crosses = [p for p in panel.lines if p.get_label() == "_diverged"]
     colors = analysis.assign_method_colors(["fedavg", "fedprox", "scaffold"])
-    assert [(p.get_xdata()[0], p.get_color()) for p in crosses] == [
-        (0.01, colors["fedprox"]),
-        (0.1, colors["scaffold"]),
-    ]
+    expected = [(0.01, colors["fedprox"]), (0.1, colors["scaffold"])]
+    assert [(p.get_xdata()[0], p.get_color()) for p in crosses] == expected
     # Nothing is drawn across the alpha at which all diverged.
     assert math.isnan(line(panel, "scaffold").get_ydata()[1])
     assert note(figure).endswith("×: a run that diverged")
@@ -416,18 +409,16 @@ def test_find_numeric_pair():
     assert find_numeric_pair(heat_map_sweep()[0]) == ["alpha", "hp.local_lr"]
     one_alpha, _ = sweep(["fedprox"], alphas=(0.1,), **{"hp.prox_mu": 0.5})
     other, _ = sweep(["fedprox"], alphas=(0.1,), **{"hp.prox_mu": 0.1})
-    assert (
-        find_numeric_pair(pd.concat([plain, one_alpha, other])) == []
-    )  # each varies in one method
+    each_in_one_method = pd.concat([plain, one_alpha, other])
+    assert find_numeric_pair(each_in_one_method) == []
     assert find_numeric_pair(heat_map_sweep()[0], by=["algorithm", "alpha"]) == []
 
 
 def test_privacy_figure():
     rows = [(2.0, 0.5, 5), (2.0, 0.7, 5), (8.0, 0.8, 5), (np.nan, 0.9, 5), (np.nan, 0.1, 0)]
     results = pd.DataFrame(rows, columns=["epsilon", "best_accuracy", "hp.image_lr"])
-    results = results.assign(
-        dataset="digits", algorithm="feddm", final_accuracy=0.5, diverged=False
-    )
+    results = results.assign(dataset="digits", algorithm="feddm")
+    results = results.assign(final_accuracy=0.5, diverged=False)
     (panel,) = plot_privacy(results, pd.DataFrame()).axes
     private, plain, still = panel.lines
     np.testing.assert_allclose(private.get_xdata(), [2, 8])

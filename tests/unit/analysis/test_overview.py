@@ -169,9 +169,8 @@ def test_overview_with_missing_metric(results):
 def test_overview_by_chosen_settings(results):
     summary = analysis.summarize_runs(results, by=["algorithm"])
     good = [v for (m, *_), values in ACCURACY.items() if m == "fedprox" for v in values if v]
-    assert summary.set_index("algorithm").loc["fedprox", "mean"] == pytest.approx(
-        100 * np.mean(good)
-    )
+    mean = summary.set_index("algorithm").loc["fedprox", "mean"]
+    assert mean == pytest.approx(100 * np.mean(good))
     (section,) = analysis.make_overview_table(results, by=["algorithm"]).sections
     assert [row["Method"] for row in section.rows] == ["fedavg", "fedprox"]
     notes = analysis.make_overview_table(results, by=["algorithm"]).notes
@@ -263,12 +262,8 @@ def test_pivot_table_of_other_setting(results):
     other = results.assign(dataset="mnist", settings=lambda r: r["settings"] + "m")
     table = analysis.make_pivot_table(pd.concat([results, other]), columns="hp.prox_mu")
     assert table.value_columns == ("prox_mu 0.01", "prox_mu 0.5", "—")
-    assert [section.title for section in table.sections] == [
-        "digits, alpha 0.1",
-        "digits, alpha 1",
-        "mnist, alpha 0.1",
-        "mnist, alpha 1",
-    ]
+    titles = ["digits, alpha 0.1", "digits, alpha 1", "mnist, alpha 0.1", "mnist, alpha 1"]
+    assert [section.title for section in table.sections] == titles
     with pytest.raises(ConfigError, match="columns = 'model'"):
         analysis.make_pivot_table(results, columns="model")
 
@@ -466,12 +461,8 @@ def test_evaluation_and_partition_settings_vary(tmp_path):
         save_personal(tmp_path, "separate", 0, [0.5, 0.6], partition_options={"group_sizes": sizes})
     save_personal(tmp_path, "separate", 0, [0.5, 0.6], partition="iid")
     results = load_results(tmp_path)
-    assert analysis.find_varying_settings(results) == [
-        "partition",
-        "partition_options.group_sizes",
-        "algorithm",
-        "client_test_model",
-    ]
+    expected = ["partition", "partition_options.group_sizes", "algorithm", "client_test_model"]
+    assert analysis.find_varying_settings(results) == expected
     assert (analysis.summarize_runs(results, metric="bmta")["seeds"] == 1).all()
     split = results[results["partition_options.group_sizes"].astype(str) != str([60] * 5)]
     again = split[split["partition_options.group_sizes"].notna() | (split["partition"] == "iid")]

@@ -23,8 +23,8 @@ from fedjax_het.utils.command_line import get_options
 from fedjax_het.utils.console import log_to_stderr
 
 
-def run(*arguments):
-    return main(["run", "--quiet", *arguments])
+def run(line):
+    return main(["run", "--quiet", *line.split()])
 
 
 def read_summary(capsys):
@@ -40,11 +40,8 @@ def print_and_exit(capsys, *words):
 
 
 def test_run_prints_json_summary(capsys, tmp_path):
-    code = run(
-        *("--algorithm", "fedprox", "--model", "mlp", "--rounds", "6", "--alpha", "0.5"),
-        *("--hp", "prox_mu=0.05", "local_lr=0.002", "--seed", "4", "--output-dir", str(tmp_path)),
-    )
-    assert code == 0
+    line = "--algorithm fedprox --model mlp --rounds 6 --alpha 0.5 --seed 4"
+    assert run(f"{line} --hp prox_mu=0.05 local_lr=0.002 --output-dir {tmp_path}") == 0
     last = read_summary(capsys)
     assert last["algorithm"] == "fedprox" and last["dataset"] == "digits" and last["seed"] == 4
     assert last["rounds"] == 6 and last["diverged"] is False
@@ -59,12 +56,9 @@ def test_run_prints_json_summary(capsys, tmp_path):
 
 @pytest.mark.slow
 def test_run_dynafed_writes_images(tmp_path):
-    code = run(
-        *("--algorithm", "dynafed", "--model", "mlp", "--rounds", "4", "--output-dir"),
-        *(str(tmp_path), "--option", "trajectory_rounds=2", "segment_length=1", "preset=code"),
-        *("num_iterations=3", "inner_steps=1", "num_samples=10"),
-    )
-    assert code == 0
+    options = "trajectory_rounds=2 segment_length=1 preset=code num_iterations=3 inner_steps=1"
+    line = f"--algorithm dynafed --model mlp --rounds 4 --output-dir {tmp_path}"
+    assert run(f"{line} --option {options} num_samples=10") == 0
     assert (tmp_path / "synthesis.png").stat().st_size > 5000
     arrays = next(tmp_path.glob("*.json")).with_suffix(".npz")
     with np.load(arrays) as data:
@@ -74,11 +68,8 @@ def test_run_dynafed_writes_images(tmp_path):
 
 @pytest.mark.slow
 def test_run_counts_held_out_server_data(tmp_path, capsys):
-    code = run(
-        *("--algorithm", "abavg", "--model", "mlp", "--rounds", "2", "--server-data", "held_out"),
-        *("--server-option", "size=40", "--option", "base=fedprox", "--output-dir", str(tmp_path)),
-    )
-    assert code == 0
+    line = "--algorithm abavg --model mlp --rounds 2 --server-data held_out --server-option size=40"
+    assert run(f"{line} --option base=fedprox --output-dir {tmp_path}") == 0
     last = read_summary(capsys)
     assert last["algorithm"] == "abavg" and not last["diverged"]
     record = json.loads(next(tmp_path.glob("[0-9a-f]*.json")).read_text())
@@ -89,11 +80,8 @@ def test_run_counts_held_out_server_data(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_run_fedamp_writes_collaboration(tmp_path, capsys):
-    code = run(
-        *("--algorithm", "fedamp", "--num-clients", "6", "--rounds", "3", "--eval-every", "2"),
-        *("--output-dir", str(tmp_path)),
-    )
-    assert code == 0
+    line = "--algorithm fedamp --num-clients 6 --rounds 3 --eval-every 2"
+    assert run(f"{line} --output-dir {tmp_path}") == 0
     last = read_summary(capsys)
     assert last["final_accuracy"] is None and last["bmta"] > 0 and not last["diverged"]
     for picture in ("curve.png", "collaboration.png"):
@@ -134,30 +122,30 @@ def test_list_prints_all_names(capsys):
 
 
 BAD = {
-    "unknown method": (["--algorithm", "fedavgg"], "did you mean 'fedavg'"),
-    "unknown data": (["--dataset", "fashion"], "fashion_mnist"),
-    "unknown partition": (["--partition", "dirichlett"], "did you mean 'dirichlet'"),
-    "unknown network": (["--model", "convnett"], "did you mean 'convnet'"),
-    "unknown hp": (["--hp", "proxmu=1"], "--hp = 'proxmu'"),
-    "unknown option": (["--algorithm", "scaffold", "--option", "opt=I"], "did you mean 'option'"),
-    "unknown preset": (["--algorithm", "dynafed", "--option", "preset=papers"], "'paper'"),
-    "unknown optimiser": (["--local-optimizer", "adm"], "did you mean 'adam'"),
-    "alpha": (["--alpha", "0"], "alpha = 0.0: expected"),
-    "participation": (["--participation", "1.5"], "participation = 1.5: expected"),
-    "no participation": (["--participation", "0"], "participation = 0.0: expected"),
-    "rounds": (["--rounds", "0"], "rounds = 0: expected"),
-    "clients": (["--num-clients", "5000"], "--num-clients = 5000: expected at most"),
-    "no clients": (["--num-clients", "0"], "--num-clients = 0: expected"),
-    "hp without value": (["--hp", "prox_mu"], "expected NAME=VALUE"),
-    "hp no number": (["--algorithm", "fedprox", "--hp", "prox_mu=big"], "expected a finite number"),
-    "negative rate": (["--hp", "local_lr=-1"], "hp local_lr = -1.0: expected"),
-    "scaffold option": (["--algorithm", "scaffold", "--option", "option=III"], "'III'"),
-    "lanes": (["--lanes", "none"], "lanes"),
-    "resume nowhere": (["--resume"], "an --output-dir"),
-    "alpha without dirichlet": (["--partition", "iid", "--alpha", "1"], "alpha = 1.0"),
-    "width of an mlp": (["--model", "mlp", "--width", "8"], "network 'mlp' has no option 'width'"),
+    "unknown method": ("--algorithm fedavgg", "did you mean 'fedavg'"),
+    "unknown data": ("--dataset fashion", "fashion_mnist"),
+    "unknown partition": ("--partition dirichlett", "did you mean 'dirichlet'"),
+    "unknown network": ("--model convnett", "did you mean 'convnet'"),
+    "unknown hp": ("--hp proxmu=1", "--hp = 'proxmu'"),
+    "unknown option": ("--algorithm scaffold --option opt=I", "did you mean 'option'"),
+    "unknown preset": ("--algorithm dynafed --option preset=papers", "'paper'"),
+    "unknown optimiser": ("--local-optimizer adm", "did you mean 'adam'"),
+    "alpha": ("--alpha 0", "alpha = 0.0: expected"),
+    "participation": ("--participation 1.5", "participation = 1.5: expected"),
+    "no participation": ("--participation 0", "participation = 0.0: expected"),
+    "rounds": ("--rounds 0", "rounds = 0: expected"),
+    "clients": ("--num-clients 5000", "--num-clients = 5000: expected at most"),
+    "no clients": ("--num-clients 0", "--num-clients = 0: expected"),
+    "hp without value": ("--hp prox_mu", "expected NAME=VALUE"),
+    "hp no number": ("--algorithm fedprox --hp prox_mu=big", "expected a finite number"),
+    "negative rate": ("--hp local_lr=-1", "hp local_lr = -1.0: expected"),
+    "scaffold option": ("--algorithm scaffold --option option=III", "'III'"),
+    "lanes": ("--lanes none", "lanes"),
+    "resume nowhere": ("--resume", "an --output-dir"),
+    "alpha without dirichlet": ("--partition iid --alpha 1", "alpha = 1.0"),
+    "width of an mlp": ("--model mlp --width 8", "network 'mlp' has no option 'width'"),
     "trajectory beyond the end": (
-        ["--algorithm", "dynafed", "--option", "segment_length=30"],
+        "--algorithm dynafed --option segment_length=30",
         "--option min_start, --option max_start",
     ),
 }
@@ -169,7 +157,7 @@ def test_run_rejects_bad_input(case, capsys, monkeypatch):
 
     monkeypatch.setattr(guard.jax, "jit", None)  # nothing may compile
     arguments, expected = BAD[case]
-    code = run(*(() if "--model" in arguments else ("--model", "mlp")), *arguments)
+    code = run(arguments if "--model" in arguments else f"--model mlp {arguments}")
     captured = capsys.readouterr()
     assert code == 2 and captured.out == ""
     assert len(captured.err.strip().splitlines()) == 1
@@ -237,7 +225,7 @@ def test_log_message_is_printed_once(monkeypatch, capsys):
 
 def test_run_rejects_unwritable_output_dir(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    assert run("--model", "mlp", "--output-dir", str(tmp_path / "file" / "x")) == 2
+    assert run(f"--model mlp --output-dir {tmp_path / 'file' / 'x'}") == 2
     assert "--output-dir" in capsys.readouterr().err
 
 
