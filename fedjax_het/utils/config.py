@@ -572,21 +572,13 @@ class Config:
         """
 
 
-def parse_config(
-    config_class: type[ConfigT],
-    overrides: Mapping[str, Any],
-    *,
-    field_term: str = "option",
-    field_prefix: str = "",
-) -> ConfigT:
+def parse_config(config_class: type[ConfigT], overrides: Mapping[str, Any]) -> ConfigT:
     """Create settings from the user's values; a preset or the defaults provide the others.
 
     Args:
       config_class: dataclass of the settings. In a class with presets, None stands for an unset
         field if the field cannot be None.
       overrides: values by field.
-      field_term: term for a field in the message about an unknown one.
-      field_prefix: text before a field's name in other messages.
 
     Returns:
       An instance of `config_class` with values of the annotated types.
@@ -596,7 +588,7 @@ def parse_config(
     """
     fields = field_types(config_class)
     for key in overrides:
-        require_name(field_term, key, fields)
+        require_name("option", key, fields)
     values = config_class.normalize_values(
         {
             key: value
@@ -607,9 +599,9 @@ def parse_config(
     if config_class.PRESETS:
         field = config_class.PRESET_FIELD
         preset = values.get(field, config_class.__dataclass_fields__[field].default)
-        require_name(field_prefix + field, preset, config_class.PRESETS)
+        require_name(field, preset, config_class.PRESETS)
         values = {**config_class.PRESETS[preset], **values}
-    values = {key: validate(field_prefix + key, v, fields[key]) for key, v in values.items()}
+    values = {key: validate(key, v, fields[key]) for key, v in values.items()}
     config = config_class(**values).with_derived_fields()
     config.check()
     return config

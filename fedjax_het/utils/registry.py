@@ -58,12 +58,11 @@ class Registry(dict[str, EntryT]):
         self.kind, self.argument = kind, argument or kind
         self.built_in = frozenset(self)
 
-    def require(self, name: str, *, argument: str | None = None) -> EntryT:
+    def require(self, name: str) -> EntryT:
         """Return an entry by its name.
 
         Args:
           name: name of the entry.
-          argument: argument in the message (default: the registry's own).
 
         Returns:
           The entry.
@@ -71,7 +70,7 @@ class Registry(dict[str, EntryT]):
         Raises:
           ConfigError: if the name is unknown; the message suggests similar names.
         """
-        require_name(argument or self.argument, name, self)
+        require_name(self.argument, name, self)
         return self[name]
 
     def add(self, entry: EntryT) -> None:

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _IMAGE_INCHES, _GAP_INCHES = 0.42, 0.12  # of a condensed image, between clients
+_MAX_PAIRS, _MAX_IMAGES = 60, 10  # of condensed images
 _ROW_INCHES = 0.34  # of the server's examples
 
 
 def plot_synthesis(
     snapshots: Mapping[int, SyntheticData],
     *,
-    samples: Sequence[int] | None = None,
     num_samples: int = 5,
     class_names: Sequence[str] | None = None,
 ) -> "Figure":
@@ -37,27 +37,22 @@ def plot_synthesis(
 
     Args:
       snapshots: data by iteration; columns are in order of the iteration.
-      samples: indices of the samples; default: the most probable sample of each class, up to
-        `num_samples`.
-      num_samples: maximal number of rows.
+      num_samples: maximal number of rows, each with the most probable sample of a class.
       class_names: names of the classes; default: their numbers.
 
     Returns:
       The figure.
 
     Raises:
-      ConfigError: if there is no snapshot, or a sample does not exist.
+      ConfigError: if there is no snapshot.
     """
     from matplotlib.figure import Figure
 
     require(len(snapshots) > 0, "snapshots", snapshots, "at least one iteration")
     iterations = sorted(snapshots)
     probabilities = _softmax(snapshots[iterations[-1]].label_logits)
-    if samples is None:
-        best_samples = select_samples_by_class(probabilities, 1).values()
-        samples = [sample for (sample,) in best_samples][:num_samples]
-    is_valid = len(samples) > 0 and all(0 <= sample < len(probabilities) for sample in samples)
-    require(is_valid, "samples", samples, f"indices from 0 to {len(probabilities) - 1}")
+    best_samples = select_samples_by_class(probabilities, 1).values()
+    samples = [sample for (sample,) in best_samples][:num_samples]
 
     rows, columns = len(samples), len(iterations)
     figure = Figure(figsize=(1.1 * columns + 1.4, 1.1 * rows + 0.4), layout="constrained")
@@ -145,10 +140,10 @@ def plot_condensed(
     class_names: Sequence[str] | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    num_images: int = 10,
-    num_pairs: int = 60,
 ) -> "Figure":
     """Plot a grid of condensed images: a row for each pair of a client and a class, by client.
+
+    There are the first 60 pairs, and the first ten images of a pair.
 
     Args:
       images: `[P, ipc, H, W, C]` in the normalized space of the network's input.
@@ -158,8 +153,6 @@ def plot_condensed(
       mean: mean of the normalization, per channel. Pixels are shown as they would be stored,
         clipped to black and white. Without it each image is stretched to its own range.
       std: standard deviation of the normalization, per channel; required with `mean`.
-      num_images: maximal number of images per pair, the first ones.
-      num_pairs: maximal number of pairs, the first ones.
 
     Returns:
       The figure.
@@ -174,11 +167,9 @@ def plot_condensed(
     for name, values in (("clients", clients), ("classes", classes)):
         require(values.shape == images.shape[:1], f"shape of {name}", values.shape, "[P]")
     require((mean is None) == (std is None), "std", std, "a value with `mean`, and None without it")
-    require(num_images >= 1, "num_images", num_images, "a number >= 1")
-    require(num_pairs >= 1, "num_pairs", num_pairs, "a number >= 1")
 
-    order = np.lexsort((classes, clients))[:num_pairs]
-    shown = images[order, :num_images].astype(np.float64)
+    order = np.lexsort((classes, clients))[:_MAX_PAIRS]
+    shown = images[order, :_MAX_IMAGES].astype(np.float64)
     if mean is None or std is None:
         shown = rescale_to_unit_range(shown, axis=(2, 3, 4))
     else:

@@ -36,8 +36,8 @@ def test_registry_suggests_similar_names(tools):
     with pytest.raises(ConfigError, match=r"tool_name = 'hamer' is unknown: did you mean 'hammer'"):
         tools.require("hamer")
     tools.add(Tool("screwdriver", ""))
-    with pytest.raises(ConfigError, match=r"option base = 'skrewdriver'.*'screwdriver'"):
-        tools.require("skrewdriver", argument="option base")
+    with pytest.raises(ConfigError, match=r"tool_name = 'skrewdriver'.*'screwdriver'"):
+        tools.require("skrewdriver")
 
 
 def test_registry_replaces_and_resets_user_entries(tools):
