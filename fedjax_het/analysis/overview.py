@@ -11,7 +11,7 @@ import numbers
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedjax_het.analysis.figures.style import make_method_sort_key
+from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis.render import (
     TableSection,
     TextTable,
@@ -220,7 +220,7 @@ def group_runs(
         indices.setdefault(key, []).append(index)
 
     def sort_keys(key: tuple) -> list[tuple]:
-        return [make_sort_key(name, value) for name, value in zip(by, key, strict=True)]
+        return [_make_sort_key(name, value) for name, value in zip(by, key, strict=True)]
 
     return [
         (dict(zip(by, key, strict=True)), results.iloc[indices[key]])
@@ -305,20 +305,12 @@ def is_numeric(column: "pd.Series") -> bool:
     )
 
 
-def make_sort_key(name: str, value: Any) -> tuple:
-    """Return a key that sorts values of a setting: numbers, texts, then missing ones.
-
-    Args:
-      name: the setting; methods are in the order of their registration.
-      value: the value.
-
-    Returns:
-      The key.
-    """
+def _make_sort_key(name: str, value: Any) -> tuple:
+    """Return a key that sorts numbers, texts, then missing values; methods as they are registered."""
     if is_missing(value):
         return (2,)
     if name == "algorithm":
-        return (1, *make_method_sort_key(value))
+        return (1, [*METHODS].index(value) if value in METHODS else len(METHODS), value)
     return (0, value) if isinstance(value, numbers.Real) else (1, str(value))
 
 

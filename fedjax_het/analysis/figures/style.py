@@ -145,12 +145,6 @@ def write_animation(
 # Colors and line styles
 
 
-def make_method_sort_key(method: str) -> tuple[int, str]:
-    """Return a key that sorts registered methods by registration, then others by name."""
-    registered = list(METHODS)
-    return registered.index(method) if method in registered else len(registered), method
-
-
 @validate_arguments
 def assign_method_colors(methods: Iterable[str]) -> dict[str, str]:
     """Assign each method a color; up to eight methods have different colors.
