@@ -69,7 +69,7 @@ def validate_algorithm(method: str, algorithm: Algorithm, model: Model) -> Algor
     try:
         fields = validate_fields(algorithm._asdict(), Algorithm, prefix="Algorithm.")
         algorithm = algorithm._replace(**fields)
-        parts = (*algorithm.server_stages, *algorithm.round_inputs)
+        parts: tuple[Any, ...] = (*algorithm.server_stages, *algorithm.round_inputs)
         for part in (*parts, algorithm.fine_tuning, algorithm.condensation_work):
             if part is not None:
                 validate_fields(part._asdict(), type(part), prefix=f"{type(part).__name__}.")
