@@ -106,9 +106,9 @@ def sweep_command(command: SweepCommand) -> int:
     Raises:
       ConfigError: for settings that cannot be used, and for a result that cannot be written.
     """
+    from fedjax_het.runtime.result_display import format_run_label
     from fedjax_het.runtime.result_store import ResultNotWrittenError
     from fedjax_het.runtime.sweep import SweepResult, plan_sweep, sweep
-    from fedjax_het.runtime.sweep_log import format_run_label
 
     console.set_output_mode(quiet=command.quiet, as_json=command.json)
     console.log_to_stderr(logging.WARNING)

@@ -17,8 +17,7 @@ from fedjax_het.runtime.result_builder import build_results
 from fedjax_het.runtime.result_store import ResultWriter
 from fedjax_het.runtime.results import Result, build_state_path
 from fedjax_het.runtime.runner import advance_runs, start_runs
-from fedjax_het.runtime.sweep_log import Job
-from fedjax_het.runtime.work_queue import LeaseLostError, WorkQueue
+from fedjax_het.runtime.work_queue import Job, LeaseLostError, WorkQueue
 from fedjax_het.utils.errors import ConfigError
 
 NUM_PAUSES = 8  # points of a run at which other runs may take the slots of runs that have ended

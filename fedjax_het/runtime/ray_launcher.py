@@ -30,9 +30,8 @@ from fedjax_het.runtime.sweep import (
     compute_run_digests,
     execute_runs,
 )
-from fedjax_het.runtime.sweep_log import Job
 from fedjax_het.runtime.trackers import add_tracker_callback
-from fedjax_het.runtime.work_queue import WorkQueue
+from fedjax_het.runtime.work_queue import Job, WorkQueue
 from fedjax_het.utils.config import NonNegativeFloat, PositiveInt, validate_arguments
 from fedjax_het.utils.env import RAY_ADDRESS, get_text, require_variables
 from fedjax_het.utils.errors import ConfigError, require

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.algorithms import METHODS
+from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
+from fedjax_het.data import DATASETS
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.text import (
     MISSING,
@@ -68,6 +70,52 @@ def format_settings(spec: RunSpec) -> str:
     parts.append(f"{spec.model}" + (f" of width {spec.width}" if spec.width else ""))
     parts += [f"{spec.num_clients} clients", f"{spec.rounds} rounds", f"seed {spec.seed}"]
     return to_one_line(", ".join(parts))
+
+
+def format_run_label(spec: RunSpec) -> str:
+    """Return a run in a few words: the settings that differ from the method's defaults.
+
+    Example:
+      >>> from fedjax_het import RunSpec
+      >>> from fedjax_het.runtime.result_display import format_run_label
+      >>> format_run_label(RunSpec("fedprox", "digits", model="mlp", alpha=0.1, hp={"prox_mu": 1}))
+      'fedprox, digits, mlp, alpha 0.1, prox_mu 1, seed 0'
+    """
+    parts = [spec.algorithm, spec.dataset]
+    if spec.model:
+        parts.append(spec.model + (f" width {spec.width}" if spec.width else ""))
+    if spec.alpha is not None:
+        parts.append(f"alpha {spec.alpha:g}")
+    if spec.classes is not None:
+        parts.append(format_classes_per_client(spec.classes))
+    # Options are compared with the preset's options, and the preset with the default preset.
+    field = METHODS[spec.algorithm].options.PRESET_FIELD
+    preset = {name: value for name, value in spec.options.items() if name == field}
+    for options, defaults in ((preset, {}), (spec.options, preset)):
+        default_options = _resolve_defaults(spec, defaults).options
+        parts += [f"{n} {v}" for n, v in options.items() if v != default_options.get(n)]
+    default_spec = _resolve_defaults(spec, spec.options)
+    parts += [f"{n} {v:g}" for n, v in spec.hp.items() if v != default_spec.hp.get(n)]
+    if spec.local_epochs not in (None, default_spec.local_epochs):
+        parts.append(f"{spec.local_epochs} local epochs")
+    if spec.lr_schedule is not None:
+        parts.append(f"{spec.lr_schedule} rate")
+    if spec.server_data is not None:
+        options_text = ", ".join(f"{n}={v}" for n, v in (spec.server_options or {}).items())
+        parts.append(f"server data {spec.server_data}({options_text})")
+    if spec.held_out_clients is not None:
+        parts.append(f"{spec.held_out_clients} clients held out")
+    if spec.client_test_model is not None:
+        parts.append(f"{spec.client_test_model} models tested")
+    return to_one_line(", ".join([*parts, f"seed {spec.seed}"]))
+
+
+def _resolve_defaults(spec: RunSpec, options: dict[str, Any]) -> ResolvedRunSpec:
+    """Return the settings of a run that sets nothing but these options of the method."""
+    # An unknown data set, of a result from another process, has no defaults.
+    dataset = spec.dataset if spec.dataset in DATASETS else "digits"
+    choices = {name: getattr(spec, name) for name in ("model", "protocol", "local_optimizer")}
+    return RunSpec(spec.algorithm, dataset, options=options, **choices).resolved()
 
 
 def format_outcome(result: DisplayedResult) -> str:

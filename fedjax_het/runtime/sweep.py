@@ -52,10 +52,9 @@ from fedjax_het.runtime.result_store import (
 )
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.signature import compute_static_key
-from fedjax_het.runtime.sweep_log import Job
 from fedjax_het.runtime.trackers import add_tracker_callback
 from fedjax_het.runtime.trained_model import compute_initial_digest
-from fedjax_het.runtime.work_queue import LEASES_FOLDER, WorkQueue
+from fedjax_het.runtime.work_queue import LEASES_FOLDER, Job, WorkQueue
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.env import require_variables
 from fedjax_het.utils.errors import ConfigError, require

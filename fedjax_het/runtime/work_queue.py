@@ -1,18 +1,23 @@
-"""The queue of a sweep's runs, which several workers on one folder may share."""
+"""The queue of a sweep's runs, which several workers may share, and its status lines."""
 
 import functools
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from fedjax_het.config.run_spec import ResolvedRunSpec
 from fedjax_het.runtime.checkpointing import UNFINISHED_FOLDER, find_resumable_record
 from fedjax_het.runtime.leases import Leases
+from fedjax_het.runtime.progress import format_duration, show_progress
+from fedjax_het.runtime.result_display import format_run_label
 from fedjax_het.runtime.result_store import load_result
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.signature import compute_static_key
-from fedjax_het.runtime.sweep_log import Job, SweepProgress
+from fedjax_het.utils import console
 from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.io import find_stored_file, list_stored_names
 from fedjax_het.utils.text import to_one_line
@@ -25,8 +30,142 @@ LEASES_FOLDER = "claims"
 """Name of the folder of leases in the folder of results."""
 
 
+class Job(NamedTuple):
+    """A run of a sweep."""
+
+    spec: ResolvedRunSpec
+    """Settings of the run."""
+    digest: str
+    """Digest that names the files of its result."""
+    record: dict | None = None
+    """Record of the checkpoint from which it resumes, if there is one."""
+
+
 class LeaseLostError(Exception):
     """Another worker has acquired the lease of a run, which this worker did not renew in time."""
+
+
+class SweepProgress:
+    """Reports of a sweep, a line each.
+
+    The lines go to `progress`, except that `print` respects the output mode of the process, see
+    `utils.console`, and None prints nothing.
+
+    Attributes:
+      total: number of runs without a result at the start.
+      print_line: function that prints a line.
+      num_processed: runs that ended, were rejected or were executed by other workers.
+      num_finished: runs that this worker executed.
+      num_elsewhere: runs that other workers executed.
+    """
+
+    def __init__(self, total: int, progress: Callable[[str], None] | None):
+        self.total, self.print_line = total, progress or (lambda line: None)
+        if progress is print:
+            self.print_line = console.print_status
+        self._shows_progress = progress is print
+        self.num_processed = self.num_finished = self.num_elsewhere = 0
+        self._start_time = time.perf_counter()
+
+    def report_existing(self, count: int, num_runs: int, directory: Path | None) -> None:
+        """Report results that exist before the sweep.
+
+        Args:
+          count: number of these results.
+          num_runs: number of runs of the sweep.
+          directory: folder of results.
+        """
+        if count:
+            self.print_line(f"{count} of {num_runs} runs are in {directory} already")
+
+    def report_rejected(
+        self, jobs: Sequence[Job], reason: str, *, show_reason: bool = True
+    ) -> None:
+        """Report runs that cannot be executed.
+
+        Args:
+          jobs: the runs.
+          reason: why.
+          show_reason: False if the reason was reported before, so that no line is printed.
+        """
+        if show_reason:
+            self.print_line(f"{self._format_jobs(jobs)}: not run: {reason}")
+        self.num_processed += len(jobs)
+
+    def report_lost(self, jobs: Sequence[Job]) -> None:
+        """Report runs whose leases another worker has acquired."""
+        self.print_line(f"{self._format_jobs(jobs)}: left to the worker that acquired the lease")
+
+    def show_running(self, jobs: Sequence[Job]) -> AbstractContextManager[Callable | None]:
+        """Return a context that shows the progress of runs and yields a callable for it."""
+        last = self.num_processed + len(jobs)
+        numbers = f"{last}" if len(jobs) == 1 else f"{self.num_processed + 1} to {last}"
+        label = f"[{numbers}/{self.total}] {format_run_label(jobs[0].spec)}"
+        label += " and more" if len(jobs) > 1 else ""
+        return show_progress(label, quiet=not self._shows_progress, transient=True)
+
+    def report_finished(
+        self,
+        jobs: Sequence[Job],
+        results: Sequence[Result],
+        remaining: Sequence[Job] = (),
+    ) -> None:
+        """Report runs that this worker has executed, a line each.
+
+        Args:
+          jobs: the runs.
+          results: their results.
+          remaining: runs of their group that are still to be executed.
+        """
+        self.num_finished += len(jobs)
+        num_ended = self.num_finished + self.num_elsewhere
+        mean_seconds = (time.perf_counter() - self._start_time) / num_ended
+        seconds_per_run = results[0].seconds  # runs in step have equal shares of the time
+        num_others = self.total - self.num_processed - len(jobs)
+        seconds_to_go = mean_seconds * num_others
+        if not self.num_elsewhere:  # then the rest of the group is expected to take as long
+            seconds_to_go += (seconds_per_run - mean_seconds) * len(remaining)
+        for job, result in zip(jobs, results, strict=True):
+            label = self._format_jobs([job])
+            self.num_processed += 1
+            outcome = f"{_format_outcome(result.summary)} in {format_duration(seconds_per_run)}"
+            is_last = self.num_processed == self.total
+            status = "done" if is_last else f"about {format_duration(seconds_to_go)} to go"
+            if self.num_elsewhere:
+                status += f"; {self.num_elsewhere} made by others"
+            self.print_line(f"{label}: {outcome}; {status}")
+
+    def report_elsewhere(self, count: int) -> None:
+        """Count runs that other workers have executed."""
+        self.num_elsewhere += count
+        self.num_processed += count
+
+    def report_waiting(self, count: int, owners: Sequence[str]) -> None:
+        """Report that other workers have the leases of all remaining runs.
+
+        Args:
+          count: number of remaining runs.
+          owners: the other workers.
+        """
+        runs = "1 run" if count == 1 else f"{count} runs"
+        self.print_line(f"waiting for {runs} of other workers: {', '.join(owners)}")
+
+    def _format_jobs(self, jobs: Sequence[Job]) -> str:
+        label = f"[{self.num_processed + 1}/{self.total}] {format_run_label(jobs[0].spec)}"
+        return label + (f" and {len(jobs) - 1} more" if len(jobs) > 1 else "")
+
+
+def _format_outcome(summary: dict[str, Any]) -> str:
+    accuracy = summary["final_accuracy"]
+    if summary.get("diverged"):
+        text = "diverged"
+    elif summary.get("bmta") is not None:
+        text = f"{100 * summary['bmta']:.2f} % of clients' own tests"
+    elif accuracy is None or math.isnan(accuracy):
+        text = "no accuracy"
+    else:
+        text = f"{100 * accuracy:.2f} %"
+    return text + (f" after round {summary['rounds']}" if summary.get("stopped_early") else "")
 
 
 class WorkQueue:

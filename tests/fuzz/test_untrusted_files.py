@@ -17,7 +17,7 @@ from fedjax_het.analysis.render import TableSection, TextTable, print_table, to_
 from fedjax_het.analysis.report import write_report
 from fedjax_het.cli import main
 from fedjax_het.papers.report import escape_control_characters, markdown_to_html
-from fedjax_het.runtime.sweep_log import format_run_label
+from fedjax_het.runtime.result_display import format_run_label
 from fedjax_het.utils.console import log_to_stderr
 from fedjax_het.utils.text import to_one_line
 

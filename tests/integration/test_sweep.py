@@ -26,14 +26,14 @@ from fedjax_het.algorithms import METHODS
 from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.core.memory import usable_free_bytes
 from fedjax_het.runtime import sweep as sweep_module
-from fedjax_het.runtime import sweep_log
+from fedjax_het.runtime import work_queue
 from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.runtime.group_init import init_group
 from fedjax_het.runtime.program_memory import measure_required_memory
 from fedjax_het.runtime.result_store import load_results
 from fedjax_het.runtime.sweep import plan_sweep
-from fedjax_het.runtime.sweep_log import Job, SweepProgress
+from fedjax_het.runtime.work_queue import Job, SweepProgress
 
 SPECS = [
     make_spec(seed=0),
@@ -233,7 +233,7 @@ def test_killed_sweep_resumes_to_the_same_bits(tmp_path, monkeypatch, eager, spr
     at_once = len(jax.devices()) if spread == "runs" else 1
     show = make_killing_callback(5 + 3)  # five chunks for the first runs, three for the next
     with monkeypatch.context() as patch, pytest.raises(KilledError):
-        patch.setattr(sweep_log, "show_progress", lambda *a, **k: contextlib.nullcontext(show))
+        patch.setattr(work_queue, "show_progress", lambda *a, **k: contextlib.nullcontext(show))
         run_sweep(SPECS, tmp_path, **settings)
     assert len(load_results(tmp_path)) == at_once
     states = [state for *_, state in plan_sweep(SPECS, tmp_path, dataset=make_user_dataset())]
@@ -309,7 +309,7 @@ def test_invalid_setting_stops_before_the_first_run(tmp_path):
 
 def test_remaining_time_is_that_of_similar_runs(monkeypatch):
     now, lines = [0.0], []
-    monkeypatch.setattr(sweep_log.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(work_queue.time, "perf_counter", lambda: now[0])
     jobs = [Job(one.resolved(), "") for one in SPECS[:4]]
     account = SweepProgress(6, lines.append)
 

@@ -23,7 +23,7 @@ from support.small_runs import (
 )
 from support.sweep_worker import specs_of
 
-from fedjax_het.runtime import checkpointing, group_state, leases, sweep_log, work_queue
+from fedjax_het.runtime import checkpointing, group_state, leases, work_queue
 from fedjax_het.runtime.leases import Leases
 from fedjax_het.runtime.result_store import load_results
 from fedjax_het.runtime.sweep import plan_sweep
@@ -52,11 +52,11 @@ def while_running(monkeypatch):
         def show(progress):
             if next(calls) == at:
                 with monkeypatch.context() as patch:
-                    patch.setattr(sweep_log, "show_progress", lambda *a, **k: silent)
+                    patch.setattr(work_queue, "show_progress", lambda *a, **k: silent)
                     event()
 
         shown = contextlib.nullcontext(show)
-        monkeypatch.setattr(sweep_log, "show_progress", lambda *a, **k: shown)
+        monkeypatch.setattr(work_queue, "show_progress", lambda *a, **k: shown)
 
     monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 1)
     monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
@@ -170,7 +170,7 @@ def test_run_of_a_dead_worker_resumes(tmp_path, while_running, monkeypatch, whol
     monkeypatch.setattr(leases, "LEASE_SECONDS", 0.5)
     rounds = []
     show = contextlib.nullcontext(lambda progress: rounds.append(progress.done))
-    monkeypatch.setattr(sweep_log, "show_progress", lambda *a, **k: show)
+    monkeypatch.setattr(work_queue, "show_progress", lambda *a, **k: show)
     results = make(SPECS[:2], tmp_path).results
     assert 1 not in rounds[-9:] or rounds.count(1) == 1  # only the other run began at its start
     assert len(rounds) < 2 * 9

@@ -19,8 +19,8 @@ from fedjax_het.papers.dynafed import fig3, fig6, figures, table4, tables
 from fedjax_het.papers.programs import ProgramModule, load_program
 from fedjax_het.papers.reported import load_reported_values
 from fedjax_het.papers.table import TableRun, list_protocol_deviations
+from fedjax_het.runtime.result_display import format_run_label
 from fedjax_het.runtime.results import Result
-from fedjax_het.runtime.sweep_log import format_run_label
 from fedjax_het.utils.errors import ConfigError
 
 TABLES = ("table2", "table3", "table4", "table5", "table6")

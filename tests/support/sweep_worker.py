@@ -23,7 +23,6 @@ from fedjax_het.runtime import (  # noqa: E402
     checkpointing,
     group_state,
     leases,
-    sweep_log,
     work_queue,
 )
 from support.data import make_user_dataset  # noqa: E402
@@ -54,7 +53,7 @@ def work(folder, log, count, rounds, seconds):
                 file.write(f"made {found[1]}\n")
             print(line, flush=True)
 
-        sweep_log.show_progress = showing
+        work_queue.show_progress = showing
         settings = {"placement": Placement(lanes=1, blocks=1, spread="runs"), "progress": told}
         specs = specs_of(count, rounds)
         assert all(sweep(specs, folder, dataset=make_user_dataset(), **settings).results)

@@ -44,9 +44,9 @@ from fedjax_het.papers.dynafed.fig6 import (
 from fedjax_het.papers.programs import make_config_program
 from fedjax_het.runtime.data_assignment import build_partition
 from fedjax_het.runtime.progress import show_progress
+from fedjax_het.runtime.result_display import format_run_label
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.session import simulate
-from fedjax_het.runtime.sweep_log import format_run_label
 from fedjax_het.utils.config import NonNegativeInt, PositiveInt
 from fedjax_het.utils.errors import require, require_name
 from fedjax_het.utils.io import make_output_directory

@@ -52,9 +52,9 @@ from fedjax_het.nn import make_model
 from fedjax_het.papers.dynafed.settings import EXPERIMENT, FOLDER, PRESETS
 from fedjax_het.papers.table import TableRun, make_table_program
 from fedjax_het.runtime.progress import show_progress
+from fedjax_het.runtime.result_display import format_run_label
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.session import simulate
-from fedjax_het.runtime.sweep_log import format_run_label
 from fedjax_het.utils.errors import require
 
 EXTRA_LOCAL_EPOCHS = {"quick": (2, 10), "cpu": (), "paper": (5, 10)}  # in addition to Table 1's

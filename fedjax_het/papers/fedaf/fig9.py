@@ -27,8 +27,8 @@ from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.papers.fedaf.domains import make_digit_domains
 from fedjax_het.papers.programs import make_config_program
 from fedjax_het.runtime.progress import show_progress
+from fedjax_het.runtime.result_display import format_run_label
 from fedjax_het.runtime.session import simulate
-from fedjax_het.runtime.sweep_log import format_run_label
 from fedjax_het.utils.config import Bounds, NonNegativeInt, PositiveInt
 from fedjax_het.utils.errors import require_name
 from fedjax_het.utils.io import make_output_directory

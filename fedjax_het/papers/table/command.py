@@ -12,9 +12,9 @@ from fedjax_het.papers.table.declaration import TableArguments, TableDeclaration
 from fedjax_het.papers.table.table_run import TableRun
 from fedjax_het.papers.table.tuning import add_tuned_cells, describe_tuning, make_tuning_trials
 from fedjax_het.papers.table.writer import write_comparison_table
+from fedjax_het.runtime.result_display import format_run_label
 from fedjax_het.runtime.result_store import load_results, select_newest
 from fedjax_het.runtime.sweep import plan_sweep, sweep
-from fedjax_het.runtime.sweep_log import format_run_label
 from fedjax_het.utils import console
 from fedjax_het.utils.command_line import display_flags, parse_arguments
 from fedjax_het.utils.errors import require, run_with_exit_status

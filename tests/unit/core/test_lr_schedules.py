@@ -24,7 +24,7 @@ from fedjax_het.core.round_metrics import EvaluationOptions
 from fedjax_het.core.round_program import make_round_chunk
 from fedjax_het.core.schedule import stack_rounds
 from fedjax_het.runtime import checkpointing, compiled_programs, group_state, signature
-from fedjax_het.runtime.sweep_log import format_run_label
+from fedjax_het.runtime.result_display import format_run_label
 
 LENGTH = 12.0
 NUMBERS = {
