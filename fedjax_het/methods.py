@@ -8,8 +8,8 @@ A method is a function `build(training, plan) -> Algorithm`. `build_federated_al
     step(context, local, batch) -> (local, loss)       for each minibatch
     end(context, local, state) -> (update, state, output)
 
-`context` is a `ClientContext`: `hp` (values of the hyper-parameters), `message` (what the server
-sent), `client` (id, number of samples and of steps) and `key` (PRNG key).
+`context` is a `ClientContext`: `hp` (values of the hyper-parameters), `message` (from the server),
+`client` (id, number of samples and of steps) and `key` (PRNG key).
 
 `make_local_sgd` returns FedAvg's client. Its arguments `adjust` and `loss_and_gradient` change the
 gradient or the loss of every step; a method may also replace single functions. An example is FedAvg

@@ -12,10 +12,10 @@ ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "images" / "architecture.png"
 # (title, description in a few words, file)
 HOST = (
-    ("Settings", "what is left out is from\nmethod and protocol", "config/resolve.py"),
-    ("Splits", "who holds what, who is\ndrawn, in which order", "runtime/data_assignment.py"),
-    ("Placement", "devices, lanes, and\nwhether there is room", "runtime/placement.py"),
-    ("Program", "one for all runs that\ndiffer in numbers alone", "runtime/compiled_programs.py"),
+    ("Settings", "defaults from\nmethod and protocol", "config/resolve.py"),
+    ("Splits", "examples of each client,\nsampled clients, order", "runtime/data_assignment.py"),
+    ("Placement", "devices, lanes,\nmemory check", "runtime/placement.py"),
+    ("Program", "shared by runs that\ndiffer only in numbers", "runtime/compiled_programs.py"),
     ("Advance", "call by call; checkpoint,\nstop, resume, watch", "runtime/runner.py"),
     ("Result", "curves, costs, models;\nwritten under a digest", "runtime/result_store.py"),
 )
@@ -23,7 +23,7 @@ DEVICE = (
     ("A chunk of rounds", "scanned: one compiled program", "core/round_program.py"),
     ("A method's round", "broadcast, train, aggregate, server's step", "algorithms/builders.py"),
     ("Lanes", "all sampled clients' steps, packed end to end", "core/client_loop.py"),
-    ("A client's step", "gradient, the method's correction, optimiser", "core/local_training.py"),
+    ("A client's step", "gradient, the method's correction, optimizer", "core/local_training.py"),
 )
 INK, PALE, ACCENT = "#1a1a1a", "#555555", "#00598c"
 
@@ -63,7 +63,7 @@ def draw():
         middle = left + width / 2
         say(middle, 44.8, title, 11, fontweight="bold")
         say(middle, 41, told, 8)
-        say(middle, 36.9, file, 7.5, ACCENT, family="monospace")
+        say(middle, 37.4, file.replace("/", "/\n"), 7.5, ACCENT, family="monospace")
         if place:
             arrow((left - gap, 41), (left, 41))
     # Calls of `advance`, and their results.

@@ -9,7 +9,7 @@ def insert_registry_tables(markdown: str) -> str:
     """Replace each marker `<!-- entries: TITLE -->` by the table of a registry.
 
     Args:
-      markdown: text of a page. The titles are those of `fedjax-het list`.
+      markdown: text of a page. The titles are the titles of `fedjax-het list`.
 
     Returns:
       The text with tables.

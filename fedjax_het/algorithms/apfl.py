@@ -50,8 +50,8 @@ def apfl(
 ) -> Algorithm:
     """APFL: every client mixes a model of its own with the global one (Algorithm 1).
 
-    Client k trains its copy w_k of FedAvg's model and a model v_k of its own, which learns as part
-    of their mixture. Every step, on one minibatch,
+    Client k trains its copy w_k of FedAvg's model and a personal model v_k, which learns as part of
+    their mixture. Every step, on one minibatch,
 
         w_k <- w_k - local_lr grad f(w_k),
         v_k <- v_k - local_lr alpha_k grad f(m_k),  m_k = alpha_k v_k + (1 - alpha_k) w_k,

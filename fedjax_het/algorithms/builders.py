@@ -1,4 +1,4 @@
-"""`build_federated_algorithm`: clients train, the server combines what they send.
+"""`build_federated_algorithm`: clients train, and the server combines their updates.
 
 `algorithms.server_step` adds work at the server to a method. `algorithms.client_state` has parts of
 methods whose clients store models or gradients.
@@ -75,7 +75,7 @@ def build_federated_algorithm(
     update: Callable[[HyperParameters, Any, ClientUpdate, CohortCounts], Any] | None = None,
     make_message: Callable[[Any, Cohort], Any] = lambda server, cohort: server,
 ) -> Algorithm:
-    """Return a method whose clients train locally and whose server combines what they send.
+    """Return a method whose clients train locally and whose server combines their updates.
 
     With `training.evaluated_model` "client" every client stores its model after local training, and
     its own test is made with that model: one more model per client. With
@@ -91,7 +91,7 @@ def build_federated_algorithm(
       update: `update(hp, server, client_update, counts) -> server`: the server's state after a
         round, with unchanged structure, shapes and types. Default: FedAvg's, which adds `server_lr`
         times `client_update.mean`.
-      make_message: `make_message(server, cohort) -> message`: what the clients read, a record with
+      make_message: `make_message(server, cohort) -> message`: message to the clients, a record with
         `variables`. Default: the server's state.
 
     Returns:
@@ -170,7 +170,7 @@ def build_federated_algorithm(
 def _require_message(name: str, message: Any) -> None:
     """Raise ContractError for a server's state or message without a model."""
     if "params" not in (getattr(message, "variables", None) or {}):
-        expected = "a ServerMessage, or what has its `variables`, the model"
+        expected = "a ServerMessage, or a record with its `variables`, the model"
         raise ContractError(f"{name} returned {describe_value(message)}: expected {expected}")
 
 

@@ -145,7 +145,7 @@ def _check_round(
 ) -> tuple[State, RoundInfo]:
     state, info = unpack_tuple(name, output, ("state", "info"))
     _check_state(name, state, arguments, contract)
-    require_like(f"{name}: state", state, arguments["state"], "what `init` made")
+    require_like(f"{name}: state", state, arguments["state"], "the result of `init`")
     _require(isinstance(info, RoundInfo), f"{name}: info is", info, "a RoundInfo")
     require_scalar(f"{name}: info.train_loss", info.train_loss)
     require_scalar(f"{name}: info.update_norm", info.update_norm)

@@ -53,8 +53,8 @@ def with_client_memory(
       base: a client made by `make_local_sgd`, whose `step` may be another one.
       init: `init(hp, variables) -> memory` before the client's first round.
       begin: `begin(context, memory) -> aux`: the `ClientTrainState.aux` of the first step.
-      end: `end(context, local, memory, update) -> (update, memory)`: what the client sends, given
-        the update of `base`, and its new memory.
+      end: `end(context, local, memory, update) -> (update, memory)`: the client's update, given the
+        update of `base`, and its new memory.
 
     Returns:
       A client algorithm whose state is a `ClientMemory`.

@@ -133,10 +133,10 @@ def dynafed(
     CIFAR-100 both presets have the code's 15 samples a class; the paper's 150 would be 1.5. The
     fine-tuning there follows the code's script.
 
-    Traffic and client state equal those of `base`; the synthetic data never leave the server. State
-    of the server: L + 1 models, and the synthetic data with Adam's moments. Cost: N iterations,
-    once, each differentiating s' training steps (see `mixed_mode`); then 20 steps a round; shared
-    by the devices of a federation.
+    Traffic and client state are unchanged from `base`; the synthetic data never leave the server.
+    State of the server: L + 1 models, and the synthetic data with Adam's moments. Cost: N
+    iterations, once, each differentiating s' training steps (see `mixed_mode`); then 20 steps a
+    round; shared by the devices of a federation.
 
     Departures: the paper does not state how it fine-tunes; the public code's numbers for CIFAR-10
     hold. The paper has no network with batch norm; here it uses the synthetic batch's statistics

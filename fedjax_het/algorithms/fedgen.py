@@ -130,9 +130,9 @@ def fedgen(
 
         CE(f(x), y) + a CE(h(G(eps, y')), y') + b KL(softmax h(G(eps, y)) || softmax f(x)),
 
-    with as many y' as samples in a minibatch, uniform over all classes, and a constant target in
-    the last term. a = `generated_weight` * `guidance_decay`^t, but not below 1e-4; b is computed
-    from `distilled_weight` by the same rule. A weight of 0 stays 0; with both 0 this is FedAvg. The
+    with one y' per sample of a minibatch, uniform over all classes, and a constant target in the
+    last term. a = `generated_weight` * `guidance_decay`^t, but not below 1e-4; b is computed from
+    `distilled_weight` by the same rule. A weight of 0 stays 0; with both 0 this is FedAvg. The
     reported training loss has all terms. The network needs `embed` and `head`.
 
     Presets: "cifar" (hidden 512, noise 64) has the public code's sizes for CIFAR-10, where the code

@@ -29,7 +29,7 @@ class FedNovaUpdate(NamedTuple):
 def fednova(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     """FedNova: the server averages changes per unit of local work (Eq. 7).
 
-    Clients with more steps then do not pull the objective to their own:
+    Clients with more steps then do not dominate the objective:
 
         w <- w + server_lr tau_eff sum_i p_i (w_i - w) / a_i,   tau_eff = sum_i p_i a_i.
 

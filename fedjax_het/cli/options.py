@@ -89,8 +89,8 @@ class ExecutionOptions:
     (every device computes all of it) or auto (the faster of the two). It affects speed only."""
     client_state: str = "auto"
     """Storage of the clients' states: device, split (a part on each device of the federation), host
-    (only the states of the next rounds' clients are on the devices) or auto (split or host if the
-    states do not fit on a device). It affects memory only."""
+    or auto (split or host if the states do not fit on a device). With host, only the states of the
+    next rounds' clients are on the devices. It affects memory only."""
     resume_anyway: bool = False
     """Continue also from checkpoints of another version, device type or precision."""
     distributed: bool = False

@@ -211,8 +211,8 @@ class RunSettings:
     """Minibatches whose gradients are averaged for one optimizer step. The last step of a round may
     average fewer (default: 1)."""
     target_accuracy: Annotated[float, Bounds(0, 1, open_low=True)] | None = None
-    """Accuracy in (0, 1] at which the run ends: of the global model, or the mean over the clients'
-    own tests if there is no global model (default: the run ends after its last round)."""
+    """Accuracy in (0, 1] at which the run ends (default: the run ends after its last round). It is
+    the global model's accuracy, or the mean over the clients' own tests without a global model."""
     patience: PositiveInt | None = None
     """Evaluations without a gain in accuracy after which the run ends (default: the run ends after
     its last round)."""
@@ -245,7 +245,7 @@ class RunSettings:
 
     @property
     def has_client_tests(self) -> bool:
-        """Whether a resolved run tests each client on data distributed like its own."""
+        """Whether a resolved run tests each client on data distributed like its training data."""
         return bool(self.client_tests) or METHODS[self.algorithm].evaluated_models[0] != "global"
 
     @property

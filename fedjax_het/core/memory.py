@@ -20,7 +20,7 @@ import numpy as np
 from fedjax_het.nn.flops import iter_inner_jaxprs
 
 USABLE_FRACTION = 0.9  # of the free bytes; allocators waste some
-MAX_MMAP_FRACTION = 0.4  # of the maps that a process may have; the next program adds its own
+MAX_MMAP_FRACTION = 0.4  # of the maps that a process may have; the next program adds more
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 # Limit, use, and the part of the use that the system can reclaim, in versions 2 and 1.
 _CGROUP_FILES = (

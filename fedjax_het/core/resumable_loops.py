@@ -1,7 +1,7 @@
 """Resumable rounds, for rounds that take minutes.
 
-Such a round runs in several calls of its program, so that its progress is visible and it can be
-stopped within and resumed.
+A long round runs in several calls of its program. Its progress is visible, and it can be stopped
+and resumed within the round.
 
 The program of a round passes a `LoopRunner` to all code that has long loops: to the clients in
 `Cohort.loops`, to work at the server in `ServerParallelism.loops`. A plain `LoopRunner` runs every

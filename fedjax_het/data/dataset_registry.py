@@ -213,7 +213,7 @@ Example:
 """
 
 
-# Accepted names of the argument of a data set's function; the second one is that of version 0.6.
+# Accepted names of the argument of a data set's function; the second name is from version 0.6.
 _NORMALIZATION_ARGUMENTS = ("normalization", "normalisation")
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 
 class DataStream(enum.IntEnum):
-    """Random streams of one seed: a draw of one stream does not depend on those of the others."""
+    """Random streams of one seed: a draw of one stream does not depend on other streams."""
 
     PARTITION = 0x5EED
     LOCAL_TESTS = 0x7E57

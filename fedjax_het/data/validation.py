@@ -151,7 +151,7 @@ def require_same_format(argument: str, images: np.ndarray, train_images: np.ndar
     """
     actual, expected = (f"{array.dtype} {array.shape[1:]}" for array in (images, train_images))
     is_valid = actual == expected
-    require(is_valid, f"format of {argument}", actual, f"that of the training images, {expected}")
+    require(is_valid, f"format of {argument}", actual, f"{expected}, as the training images have")
 
 
 def validate_labels(

@@ -6,10 +6,10 @@
     simulate(spec, callbacks=[show])
 
 Each callback is called on the host for every run in turn. The calls are at the start of the run,
-after every chunk of rounds, after every part of the server's work between rounds, and at the end,
-when the result is written. A callback that stores something for several runs stores it by
-`RunStatus.digest`. If a callback raises, the runs' checkpoints are written, and a note on the error
-names the callback.
+after every chunk of rounds, and after every part of the server's work between rounds. The last call
+is at the end, when the result is written. A callback that stores something for several runs stores
+it by `RunStatus.digest`. If a callback raises, the runs' checkpoints are written, and a note on the
+error names the callback.
 """
 
 from collections.abc import Callable, Sequence

@@ -137,7 +137,7 @@ class DataAssignment:
       dataset: the data set.
       pool: images of the server's source that are not in the training set.
       partition: the examples of each client.
-      client_tests: the test examples of each client, where clients are tested on their own.
+      client_tests: the test examples of each client, if clients have tests.
       server_data: the examples of the server, if it has any.
       held_out: clients that take no part in training.
       user_digests: digests of data that are not as the settings name them, see

@@ -270,10 +270,10 @@ def federation(
 
     Args:
       spec: the settings.
-      dataset: the user's data set (default: the one that `spec` names).
-      partition: the user's partition (default: the one that `spec` names).
-      network: the user's network (default: the one that `spec` names).
-      optimizer: the clients' optimizer (default: the one that `spec` names).
+      dataset: the user's data set (default: the data set of `spec`).
+      partition: the user's partition (default: the partition of `spec`).
+      network: the user's network (default: the network of `spec`).
+      optimizer: the clients' optimizer (default: the optimizer of `spec`).
       output_dir: the folder of the result, and of checkpoints during the run.
       resume: whether to continue from the checkpoint in `output_dir`.
       resume_anyway: whether to resume from a checkpoint of another version, device or precision.

@@ -148,7 +148,7 @@ def sweep(
     """Execute every run whose result is not in a folder yet.
 
     Runs that differ only in seed, partition, alpha, averaging and numeric hyper-parameters are a
-    group. A group is compiled once, and as many of its runs as fit are executed in parallel. The
+    group. A group is compiled once, and its runs are executed in parallel, limited by memory. The
     numbers of a run do not depend on the other runs beyond rounding. Each result is written as its
     run ends, and a sweep that was stopped resumes from the checkpoints in `directory/unfinished`.
 
@@ -423,7 +423,7 @@ def _prepare_groups(
 def _precompile_groups(
     groups: Iterable[tuple[list[Job], RunGroup]], memory: int | None
 ) -> Iterator[tuple[list[Job], RunGroup]]:
-    """Yield the groups with as many parallel runs as memory allows.
+    """Yield the groups, each with the most parallel runs that memory allows.
 
     While the caller executes a group, the programs of the next one are compiled. Groups are
     prepared in this thread, and while nothing compiles, because preparation may time programs.
@@ -445,7 +445,7 @@ def _precompile_groups(
 
 
 def _fit_to_memory(group: RunGroup, available_bytes: int | None) -> RunGroup:
-    """Compile the group with as many parallel runs as these bytes on each device allow."""
+    """Compile the group with the most parallel runs that these bytes on each device allow."""
     while True:
         plan = group.program.plan
         capacity, num_parallel = plan.max_parallel_runs, plan.num_parallel

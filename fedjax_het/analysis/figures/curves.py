@@ -133,8 +133,8 @@ def plot_learning_curves(
       results: as `load_results` returns it.
       curves: as `load_curves` returns it.
       by: settings that distinguish lines; default: all that vary, except seeds.
-      panels: settings with panels, the last one with a column per value; default: those of `by`
-        that runs of every method have.
+      panels: settings with panels, the last one with a column per value (default: settings of `by`
+        that runs of every method have).
       metric: a column of `curves`.
       window: rounds of the running mean. With 5, an accuracy's line ends at the value in overviews.
       highlight: methods in color, the others being gray; default: all.

@@ -109,8 +109,8 @@ def plot_metric_vs_setting(
       results: as `load_results` returns it.
       x: a numeric setting, for example "hp.gamma".
       by: settings that distinguish lines and panels; default: all that vary, except seeds.
-      panels: settings with panels, the last one with a column per value; default: those of `by`
-        that runs of every method have.
+      panels: settings with panels, the last one with a column per value (default: settings of `by`
+        that runs of every method have).
       metrics: numeric columns of `results`.
       missing_value: position on the axis of runs without the setting, for example 0 for
         `data_sharing` against gamma; default: they are left out.

@@ -71,8 +71,8 @@ table1 = make_table_program(TABLE1)
     python experiments/fedaf/table1.py                  the embedded digits, minutes on 2 cores
     python experiments/fedaf/table1.py --preset paper   10 clients, 20 rounds, ConvNet 128: a GPU's work
     python experiments/fedaf/table1.py --preset cpu     Fashion-MNIST at .02, width 16, all else as in
-                                                        the paper: on one core of an EPYC four hours of
-                                                        FedAF, as many of FedDM; a control, one
+                                                        the paper: on one core of an EPYC four hours for
+                                                        FedAF, four for FedDM, one for a control
     python experiments/fedaf/table1.py --preset short   Fashion-MNIST, fewer rounds and steps: 2 hours
 
 The paper gives all methods SGD with momentum 0.9, and of the baselines FedProx's mu (0.001), MOON's
