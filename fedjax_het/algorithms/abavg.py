@@ -28,15 +28,15 @@ def abavg(
 
         w <- w_base + server_lr sum_k (a_k - p_k) w_k,  a_k = acc_k / sum_j acc_j.
 
-    p_k are the weights of the run's `averaging`, which a_k replace. Over FedAvg this is w +
-    server_lr sum_k a_k (w_k - w), the published method. A base needs a new model with the term
-    server_lr sum_k p_k w_k. FedDyn's and FedDC's servers still average their own state by p_k, the
-    weights of the objective. FedNova is no base, because it weighs changes of unlike length. The
-    server optimizers are no bases, because their momentum or scale would be of another average.
+    a_k replace p_k, the weights of the run's `averaging`. Over FedAvg this is w + server_lr sum_k
+    a_k (w_k - w), the published method. A base needs a new model with the term server_lr sum_k p_k
+    w_k. FedDyn's and FedDC's servers still average their own state by p_k, the weights of the
+    objective. FedNova cannot be a base, because it weighs changes of different lengths. The server
+    optimizers cannot be bases, because their momentum or scale would belong to another average.
 
     Batch-norm statistics get the weights a_k at rate 1. Accuracies are over all examples, of
-    networks in evaluation mode. If no model predicts any example, all models weigh the same.
-    Logits of one model that are not finite make the average not finite.
+    networks in evaluation mode. If no model predicts any example, all models have equal weights. If
+    a model has logits that are not finite, the average is not finite.
 
     Traffic and client state equal the traffic and state of `base`. Cost: one pass of each of the S
     client models over the server's examples, and memory for S models. The devices of a federation

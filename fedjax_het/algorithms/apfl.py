@@ -48,7 +48,7 @@ class APFLHyperParameters(Config):
 def apfl(
     training: LocalTraining, plan: ExecutionPlan, *, options: APFLOptions = APFLOptions()
 ) -> Algorithm:
-    """APFL: every client mixes a model of its own with the global one (Algorithm 1).
+    """APFL: every client mixes a personal model with the global model (Algorithm 1).
 
     Client k trains its copy w_k of FedAvg's model and a personal model v_k, which learns as part of
     their mixture. Every step, on one minibatch,
@@ -57,17 +57,18 @@ def apfl(
         v_k <- v_k - local_lr alpha_k grad f(m_k),  m_k = alpha_k v_k + (1 - alpha_k) w_k,
         alpha_k <- alpha_k - local_lr <v_k - w_k, grad f(m_k)>, clipped to [0, 1],
 
-    all from the values before the step. The steps of w_k and v_k are the local optimizer's.
+    All right-hand sides use the values before the step. The local optimizer makes the steps of w_k
+    and v_k.
 
     mixing: "weights" is the update of the formula. "outputs": m_k's logits are alpha_k times v_k's
-      and 1 - alpha_k times w_k's; w_k is a constant of f(m_k) and has made its step.
-    adaptive: alpha_k learns from `apfl_alpha` on; else it stays there.
-    alpha_update: alpha_k learns once a "round", at the first minibatch, as in the authors' code, or
-      every "step". With many or long steps per round, "step" drives alpha_k to 0. v_k learns at
-      alpha_k times the pace of w_k. Later slopes of the round therefore favor w_k, though v_k is
-      evaluated with w. Measured on 10 clients of the digits in groups, 30 rounds: with "step", 8
-      values of alpha_k ended below 0.03, at a mean accuracy of 0.905. With "round", all ended at
-      0.47 to 0.68, at 0.922.
+      and 1 - alpha_k times w_k's; f(m_k) treats w_k as a constant, after its step.
+    adaptive: whether alpha_k is learned, starting at `apfl_alpha`; otherwise it is constant.
+    alpha_update: alpha_k is updated once a "round", at the first minibatch, as in the authors'
+      code, or in every "step". With many or long steps per round, "step" drives alpha_k to 0. v_k
+      learns at alpha_k times the pace of w_k. Later gradients of alpha_k in the round therefore
+      favor w_k, although the evaluation mixes v_k with w. Measured on 10 clients of the digits in
+      groups, 30 rounds: with "step", 8 values of alpha_k ended below 0.03, at a mean accuracy of
+      0.905. With "round", all ended at 0.47 to 0.68, at 0.922.
     Presets: "paper" (weights, adaptive, round), and "fedtorch" (outputs, fixed), the authors' code.
 
     Evaluated: alpha_k v_k + (1 - alpha_k) w with the new global model w. A fixed alpha of 0 is
@@ -77,8 +78,8 @@ def apfl(
     Traffic: one model down, one up. State: one model and one number per client. Cost: two gradients
     per minibatch; "outputs" adds a forward pass.
 
-    Departure from the authors' code: it adds 0.02 alpha to the slope of alpha, which it estimates
-    by another formula; the paper has neither.
+    Departure from the authors' code: the code adds 0.02 alpha to the gradient of alpha, and
+    estimates this gradient by another formula. The paper has neither.
 
     Args:
       training: the choices of local training.

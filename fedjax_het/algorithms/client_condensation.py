@@ -191,10 +191,11 @@ class ClientCondensation:
     Each example's embedding is clipped to dp_clip, and every number of a mean over n has Gaussian
     noise of dp_noise * dp_clip / n. This is DP-SGD up to a linear map, the Jacobian of the
     synthetic images, so the noise is added before it. The synthetic images' embeddings are clipped
-    too, or the means could not meet. Images start from noise. The summary has the epsilon of
-    dp_delta, of example-level privacy over all rounds, see `compute_gaussian_epsilon`. The number
-    of examples of each class and client is no secret. Epsilon covers images, V, R and the model,
-    not the loss in the run's metrics, which no client sends. The papers do not state their values.
+    too; otherwise the means could not match. Images start from noise. The summary contains epsilon
+    at dp_delta for example-level privacy over all rounds, see `compute_gaussian_epsilon`. The
+    number of examples of each class and client is not protected. Epsilon covers images, V, R and
+    the model, not the loss in the run's metrics, which no client sends. The papers do not state
+    their values.
 
     Memory: one set of images, its velocity and the activations of a batch for every lane; the
     images of all K * C pairs.

@@ -138,9 +138,9 @@ def dynafed(
     iterations, once, each differentiating s' training steps (see `mixed_mode`); then 20 steps a
     round; shared by the devices of a federation.
 
-    Departures: the paper does not state how it fine-tunes; the public code's numbers for CIFAR-10
-    hold. The paper has no network with batch norm; here it uses the synthetic batch's statistics
-    and keeps its running ones.
+    Departures: the paper does not state its fine-tuning, so the settings are the public code's for
+    CIFAR-10. The paper has no network with batch norm. Here batch norm uses the synthetic batch's
+    statistics and keeps its running statistics.
 
     Args:
       training: the choices of local training.

@@ -88,18 +88,18 @@ def fedaf(
     collaboration and without matching. `private`: see `ClientCondensation`; V and R have noise.
 
     Traffic: the model and V down; V_k, R_k (redundant, but the paper sends both) and the images up.
-    State: ipc images per client and class. Cost: FedDM's, a pass over all data in evaluation mode,
-    and a fresh initialization in every step.
+    State: ipc images per client and class. Cost: FedDM's cost, a pass over all data in evaluation
+    mode, and a fresh initialization in every step.
 
-    Choices where the paper is silent: classes of fewer than ipc examples are not condensed (Table
-    7's bytes fit that). V and R are averaged over owners, not all clients, each with one weight.
-    Owners are the clients that condense the class. With `owners` "all", a client with one image has
-    the weight of a client with thousands, which costs 2 to 4 points of accuracy. The matching is
-    summed over classes. The distance is the exact squared one, |u - v|^2 / C. tau is 2, the only
-    public value. Images start each round anew from means of 5 real ones. Networks run in evaluation
-    mode while condensing. There is no clipping, augmentation or weight decay. The matching uses
-    class means of the minibatch. In the first round V is of the initial model, and all terms have
-    their weights.
+    Choices that the paper does not state: classes of fewer than ipc examples are not condensed
+    (Table 7's bytes fit that). V and R are averaged over owners, not all clients, each with one
+    weight. Owners are the clients that condense the class. With `owners` "all", a client with one
+    image has the weight of a client with thousands, which costs 2 to 4 points of accuracy. The
+    matching is summed over classes. The distance is the exact squared one, |u - v|^2 / C. tau is 2,
+    the only public value. Images start each round anew from means of 5 real ones. Networks run in
+    evaluation mode while condensing. There is no clipping, augmentation or weight decay. The
+    matching uses class means of the minibatch. In the first round V comes from the initial model,
+    and no term is switched off.
 
     Args:
       training: the task and the batch size.

@@ -127,7 +127,7 @@ def fedamp(
         u_i = sum_j xi_ij w_j,  xi_ij = alpha_k A'(||w_i - w_j||^2),
         A'(t) = exp(-t / sigma) / sigma,
 
-    xi_ii is the rest of 1. The client approximates argmin F_i(w) + lambda / (2 alpha_k)
+    xi_ii = 1 - sum_(j != i) xi_ij. The client approximates argmin F_i(w) + lambda / (2 alpha_k)
     ||w - u_i||^2 by SGD on its data. alpha_k is alpha * alpha_decay^floor(k / alpha_every) in round
     k. A true gradient of the pair terms has a factor 2 that Eq. 5 drops.
 
@@ -147,12 +147,12 @@ def fedamp(
     Presets of the options and of the numbers:
       "eq5" (default): Eq. 5 with sigma 1 and alpha 1 (relative), so that weights are symmetric, the
         guard does nothing and no client's own weight is negative; lambda 0.1 coupled; shared
-        initialization. The last departs from Algorithm 1: the average of networks that were drawn
-        apart is no network, and learning starts late.
+        initialization. Shared initialization departs from Algorithm 1. The average of independently
+        initialized networks does not predict, so learning starts late.
       "paper": "eq5" with Algorithm 1's independent initialization.
       "rows": sigma 0.2 and alpha 25 (relative), which the guard "rows" always bounds: own weights
-        are then 0, rows are softmaxes of -d / sigma, not symmetric, and neither theorem applies; a
-        decoupled pull of 0.1. It separates clients more sharply.
+        are then 0, and rows are softmaxes of -d / sigma. The rows are not symmetric, so neither
+        theorem applies. The pull is decoupled, 0.1. It separates clients more sharply.
       "flgo": the values of that public code (sigma 25, alpha 1e4, a tenth every 30 rounds). They
         apply to Algorithm 1 (absolute, coupled, independent) with the guard "step".
 
@@ -166,8 +166,8 @@ def fedamp(
     devices share the product for distances.
 
     Departures from the paper: all clients take part there. With less participation the server mixes
-    the last model of each client; models that were never trained do not count once others were. The
-    paper's own values are in an appendix that could not be read.
+    the last model of each client. It ignores untrained models as soon as there are trained ones.
+    The paper's own values are in an appendix that could not be read.
 
     Args:
       training: the choices of local training.

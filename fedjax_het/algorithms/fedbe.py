@@ -94,10 +94,10 @@ def fedbe(
                      mean of these norms, and w the model at the start of the round.
 
     Its mean prediction p over the server's examples, whose labels are not read, is sharpened to
-    p^(1 / sharpening) / sum. The global model learns that by SGD with momentum and weight decay for
-    `distill_epochs` epochs. The result is the mean of every `swa_every`-th model after the fraction
-    `swa_start` of the steps (stochastic weight averaging). Without such a model the result is the
-    last model. 0 epochs is `base`.
+    p^(1 / sharpening) / sum. The global model learns this prediction by SGD with momentum and
+    weight decay for `distill_epochs` epochs. The result is the mean of every `swa_every`-th model
+    after the fraction `swa_start` of the steps (stochastic weight averaging). Without such a model
+    the result is the last model. 0 epochs is `base`.
 
     Presets:
       paper: gaussian; while models are averaged the rate falls from `distill_lr` to `swa_lr` in
@@ -111,10 +111,10 @@ def fedbe(
     federation share the work.
 
     Departures: the paper averages every 25th model from the 250th step, the code from the 500th, of
-    some 1,600. Fewer examples have fewer steps, hence a fraction of the steps here, and every
-    model. posterior_alpha is undefined in the code, and 1 here. A draw has the batch-norm
-    statistics of the global model, since statistics may not be negative (Dirichlet's are mixed like
-    the weights).
+    some 1,600. Fewer examples give fewer steps. The start is therefore a fraction of the steps
+    here, and every model is averaged. posterior_alpha is undefined in the code, and 1 here. A draw
+    has the batch-norm statistics of the global model, since statistics may not be negative
+    (Dirichlet's are mixed like the weights).
 
     Args:
       training: the choices of local training.

@@ -34,20 +34,21 @@ def fedbn(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
         theta  <- theta + server_lr sum_k p_k (theta_k - theta)   all other weights
         beta_k stays with client k                                scales, shifts, statistics
 
-    A client starts each of its rounds from theta and its own beta_k, the first round from the
-    received ones. The kind of a layer decides whether it is one: batch, instance or group norm, see
-    `get_norm_variables`. Without normalization layers this is FedAvg, and a run logs a warning.
+    A client starts each of its rounds from theta and its own beta_k, and its first round from the
+    received layers. The kind of a layer decides whether it is a normalization layer: batch,
+    instance or group norm, see `get_norm_variables`. Without normalization layers this is FedAvg,
+    and a run logs a warning.
 
     Evaluated: "personal", the global body with the client's own normalization on the client's own
-    test, is the paper's. The paper defines no test of one model for all clients. The global model
-    here is the body with the mean of the round's normalization layers, that is FedAvg's. Only this
-    test and clients that have not trained read those means.
+    test, is the paper's evaluation. The paper defines no test of a global model. The global model
+    here is the body with the mean of the round's normalization layers, which equals FedAvg's model.
+    Only this test and clients that have not trained read those means.
 
     Traffic: one model without normalization layers each way. State: these layers of every client.
     Cost: FedAvg's.
 
-    Departure from the paper: weights and participation are the run's; the paper averages with equal
-    weights over all clients. Its setting: SGD at 0.01, batches of 32, one local epoch.
+    Departure from the paper: the run sets weights and participation; the paper averages all clients
+    with equal weights. The paper trains by SGD at 0.01 with batches of 32 and one local epoch.
 
     Args:
       training: the choices of local training.

@@ -49,7 +49,7 @@ class _FedDCAux(NamedTuple):
 
 
 def feddc(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
-    """FedDC: clients learn their drift, and the server takes it off (Algorithm 1).
+    """FedDC: clients learn their drift, and the server subtracts it (Algorithm 1).
 
     Client i minimizes f_i(theta) + alpha/2 ||theta - (w - h_i)||^2 + <theta, g - g_i> from the
     received model w. h_i is the drift of its models so far. Then
@@ -58,17 +58,17 @@ def feddc(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
         w   <- w + server_lr (mean of the round's theta_i + mean of all K h_i - w),
 
     with the new h_i. g is the mean of all K g_i. All three means have the weights of the run's
-    `averaging`, of all clients or of the round's. All states start at zero. Under SGD the new g_i
-    is the mean of the round's tau_i slopes of f_i and the quadratic, without <theta, g - g_i>. That
-    mean is measured here, since it also makes sense under Adam. The slope is corrected before the
-    optimizer. Batch-norm statistics are averaged as in FedAvg. A round in which no client has data
-    changes nothing.
+    `averaging`, normalized over all clients or over the round's clients. All states start at zero.
+    Under SGD the new g_i is the mean of the round's tau_i gradients of f_i and the quadratic term,
+    without <theta, g - g_i>. This package measures that mean, because it is also valid under Adam.
+    The gradient is corrected before the optimizer. Batch-norm statistics are averaged as in FedAvg.
+    A round in which no client has data changes nothing.
 
     Traffic: w and g down, theta_i and g_i up. State: two models per client, two more on the server.
     Cost: FedAvg's.
 
-    alpha is 0.01 as in the public code (gaoliang13/FedDC). Other settings of that code are no part
-    of the method: it scales alpha and g by each client's share of the samples. The code has a
+    alpha is 0.01 as in the public code (gaoliang13/FedDC). Other settings of that code are not part
+    of the method. The code scales alpha and g by each client's share of the samples. The code has a
     weight decay of 0.001 (`local_weight_decay`), clips gradients to a norm of 10
     (`local_clip_norm`) and multiplies local_lr by 0.998 each round (`lr_schedule` exponential).
 

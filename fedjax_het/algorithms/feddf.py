@@ -59,12 +59,12 @@ def feddf(
 
         min_w mean_x KL(softmax(mean_k f(x; w_k)) || softmax(f(x; w))).
 
-    The teachers w_k are the round's client models in evaluation mode. All weigh the same, whatever
-    their weights in the average. The student starts from the model that `base` made of them. It
-    learns by Adam, new every round, for `distill_epochs` epochs in batches of `distill_batch_size`.
-    0 epochs is `base`. Batch norm of the student is in training mode. The mean of the logits of
-    linear models equals the logits of their mean, so FedDF learns nothing from a uniform average of
-    linear models.
+    The teachers w_k are the round's client models in evaluation mode. All teachers have equal
+    weights, independent of their weights in the average. The student starts from the model of
+    `base`. It learns by Adam with new moments every round, for `distill_epochs` epochs in batches
+    of `distill_batch_size`. 0 epochs is `base`. Batch norm of the student is in training mode. The
+    mean of the logits of linear models equals the logits of their mean, so FedDF learns nothing
+    from a uniform average of linear models.
 
     Presets:
       paper: the authors' code (epfml/federated-learning-public-code). `distill_lr` 1e-3, which a
@@ -81,7 +81,7 @@ def feddf(
     accuracy on labeled validation data, and returns the best student. Here there are 20 epochs, and
     the last student is returned, since the server's examples should be few and unlabeled. Teachers
     are not dropped. In fedaux teachers are in training mode, and Adam's moments are kept from round
-    to round; here neither.
+    to round. Here neither holds.
 
     Args:
       training: the choices of local training.

@@ -36,10 +36,10 @@ def feddyn(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     data. p_i are the weights of the run's `averaging`; the paper's weights are one over the number
     of clients. h_i and h are stored divided by alpha. At rest theta_i = w and h = 0: each h_i is
     the gradient of f_i at w, so w is stationary for sum_i p_i f_i. That holds for any server_lr;
-    the paper's is
-    1. Batch-norm statistics are averaged as in FedAvg. The correction is applied to the raw
-    gradient, before the optimizer. A round in which no client has data changes nothing. Low
-    participation needs a small local_lr: h is of models up to many rounds old.
+    the paper has server_lr 1. Batch-norm statistics are averaged as in FedAvg. The correction is
+    applied to the raw gradient, before the optimizer. A round in which no client has data changes
+    nothing. Low participation needs a small local_lr, because h contains changes from many rounds
+    ago.
 
     Traffic: one model down, one up. State: one model per client, one more on the server. Cost:
     FedAvg's.

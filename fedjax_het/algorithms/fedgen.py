@@ -133,7 +133,7 @@ def fedgen(
     with one y' per sample of a minibatch, uniform over all classes, and a constant target in the
     last term. a = `generated_weight` * `guidance_decay`^t, but not below 1e-4; b is computed from
     `distilled_weight` by the same rule. A weight of 0 stays 0; with both 0 this is FedAvg. The
-    reported training loss has all terms. The network needs `embed` and `head`.
+    reported training loss includes all terms. The network needs `embed` and `head`.
 
     Presets: "cifar" (hidden 512, noise 64) has the public code's sizes for CIFAR-10, where the code
     was never run: its features were 32 numbers, here they are the inputs of the network's last
@@ -144,10 +144,10 @@ def fedgen(
     generator and its Adam on the server. Cost: a step of the generator is a pass through it and
     through the last layer of every client of the round, shared by the devices of a federation.
 
-    Departures: the paper's objective has the term of a alone, and its text Gaussian noise; this is
-    the objective of the authors' code (zhuangdizhu/FedGen), and the authors confirmed its noise.
-    Left out of the code: a student term of the server's loss, whose weight is 0 there; the decay of
-    the clients' rate by .99 a round; the drop of the last, smaller batch of an epoch.
+    Departures: the paper's objective has only the term with a, and its text has Gaussian noise.
+    This objective is from the authors' code (zhuangdizhu/FedGen), and the authors confirmed its
+    noise. Parts of the code are left out: a student term of the server's loss with weight 0, the
+    decay of the clients' rate by .99 a round, and dropping the last, smaller batch of an epoch.
 
     Args:
       training: the choices of local training.

@@ -111,10 +111,11 @@ def fedmix(
 
         loss = (1 - lambda) l(x', y) + lambda l(x', y_g) + (1 - lambda) lambda <dl(x', y)/dx', x_g>
 
-    for every sample: the expansion of NaiveMix's loss in x_g without the term lambda^2
-    <dl(x', y_g)/dx', x_g>. The two losses differ by O(lambda^2). lambda = 0 is FedAvg. The paper's
-    lambda is 0.05 on CIFAR-10, 0.1 on CIFAR-100 and 0.2 on FEMNIST; for NaiveMix 0.1, 0.1 and 0.2.
-    With batch norm a sample's loss depends on the other samples' images too, which move along.
+    for every sample: the expansion of NaiveMix's loss in x_g without the term lambda^2 <dl(x',
+    y_g)/dx', x_g>. The two losses differ by O(lambda^2). lambda = 0 is FedAvg. The paper's lambda
+    is 0.05 on CIFAR-10, 0.1 on CIFAR-100 and 0.2 on FEMNIST; for NaiveMix 0.1, 0.1 and 0.2. With
+    batch norm a sample's loss also depends on the other samples' images, whose derivatives are
+    included.
 
     Traffic and state: NaiveMix's. Cost of a step: the gradient of a gradient, about 3 times
     FedAvg's.

@@ -103,7 +103,7 @@ def fedadam(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
         m <- beta1 m + (1 - beta1) D,   v <- beta2 v + (1 - beta2) D^2,
         w <- w + server_lr m / (sqrt(v) + tau),
 
-    with m = 0 and v = tau^2 at first, the least v that Algorithm 2 allows. beta1 0.9, beta2 0.99
+    with m = 0 and v = tau^2 at first, the smallest v that Algorithm 2 allows. beta1 0.9, beta2 0.99
     and tau 1e-3 come from the paper's experiments. Algorithm 2 has no bias correction, unlike
     `optax.adam`. The first step of an entry whose change is d is server_lr (1 - beta1) d /
     (sqrt(beta2 tau^2 + (1 - beta2) d^2) + tau). The paper tunes server_lr for each task. The

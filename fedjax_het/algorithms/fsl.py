@@ -66,26 +66,26 @@ def fsl(
         xbar_t  = x_t + eta_g mean of the clients' changes, which `base` makes.
 
     eta_g is `server_lr`, by the paper sqrt(S). K_0 = E_s ceil(n_0 / B_0), B_0 = B, and
-    E_s = ceil(n E_c / (N n_0)) unless `server_epochs` replaces it. gamma = 0 is `base`. eta_0 by
-    the option `server_rate`:
+    E_s = ceil(n E_c / (N n_0)) unless `server_epochs` replaces it. gamma = 0 is `base`. The option
+    `server_rate` sets eta_0:
       "paper": K_0 eta_0 = K eta_l eta_g (Eq. 11; with eta_g = sqrt(S) the section on the
         implementation), K the mean steps of the round's clients, and `gamma` is the weight of f_0
-        in F + gamma f_0 (Eq. 5). That assumes that a gradient g moves a client by -eta_l g and a
-        mean change d the server by eta_g d. Under other optimizers gamma weighs f_0 less, and a run
-        logs a warning. With momentum 0.9 the server's move is 0.4 times as long as under SGD beside
-        the clients', with Adam a 25th.
-      "moved": K_0 eta_0 ||grad f_0(x_t)|| = ||xbar_t - x_t||, so that the server's steps at gamma
-        = 1, with their first gradient, are together as long as the round's change. Near the minimum
-        of f_0 that is a large rate: not for a server that has memorized its examples.
+        in F + gamma f_0 (Eq. 5). The rule assumes that a gradient g moves a client by -eta_l g, and
+        a mean change d moves the server by eta_g d. Under other optimizers gamma weighs f_0 less,
+        and a run logs a warning. The ratio of the server's change to the clients' change is 0.4
+        times its value under SGD for momentum 0.9, and 1/25 of it for Adam.
+      "moved": K_0 eta_0 ||grad f_0(x_t)|| = ||xbar_t - x_t||, so that K_0 steps of the server at
+        gamma = 1 with their first gradient have the length of the round's change. Near the minimum
+        of f_0 this rate is large, so it does not suit a server that has memorized its examples.
 
-    `incremental` False is FSL-p: the server learns from x_t beside the clients, and both changes
-    are added: x_{t+1} = xbar_t + LocalSGD(x_t, ...) - x_t.
+    `incremental` False is FSL-p: the server trains from x_t in parallel to the clients, and both
+    changes are added: x_{t+1} = xbar_t + LocalSGD(x_t, ...) - x_t.
 
     Traffic and client state equal the traffic and state of `base`. Cost: K_0 steps a round, each
     shared by the devices of a federation; "moved" adds a pass over D_0.
 
-    Departures: the paper does not state FSL-p's weights; the ones here fit Eq. 5. It does not
-    mention the server's momentum and decay, which are none here.
+    Departures: the paper does not state FSL-p's weights; the weights here fit Eq. 5. The paper does
+    not mention momentum and weight decay of the server; both are 0 here.
 
     Args:
       training: the choices of local training.

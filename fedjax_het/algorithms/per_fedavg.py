@@ -56,9 +56,9 @@ def per_fedavg(
       code. "hessian_free" (HF) takes H g as the difference of the gradients at w +- hf_delta g by
       2 hf_delta. "exact" differentiates the gradient along g.
 
-    Batch-norm statistics are of all minibatches that count. The reported loss is the mean over the
-    losses at w and at w'; of a last odd minibatch the loss at w. Defaults: inner_lr 0.01 and
-    hf_delta 1e-3, from FL-bench (KarhouTam/FL-bench).
+    Batch-norm statistics include all minibatches of real samples. The reported loss is the mean
+    over the losses at w and at w'; of a last odd minibatch the loss at w. Defaults: inner_lr 0.01
+    and hf_delta 1e-3, from FL-bench (KarhouTam/FL-bench).
 
     Evaluated: the global model after one plain step of inner_lr on one minibatch of the client.
     Traffic: one model down, one up. State: none. Cost: one gradient per minibatch, two of a last

@@ -55,8 +55,8 @@ def pfedme(
     theta_k starts at the received model and goes on from step to step, as in the public code
     (CharlieDinh/pFedMe). Its defaults hold here: `pfedme_lambda` 15, inner_steps 5, `personal_lr`
     0.09, beta 1; its local_lr is 0.005, and a round has 20 minibatches. Plain steps need
-    personal_lr * lambda < 2. Batch-norm statistics are theta_k's, also for w_k, which never sees a
-    minibatch.
+    personal_lr * lambda < 2. Batch-norm statistics are theta_k's, also for w_k, which is never
+    evaluated on a minibatch.
 
     Evaluated: theta_k of the client's last round. The reported loss is the loss of theta_k on each
     minibatch before the minibatch's steps. Traffic: one model down, one up. State: one model per

@@ -7,12 +7,12 @@ The program of a round passes a `LoopRunner` to all code that has long loops: to
 `Cohort.loops`, to work at the server in `ServerParallelism.loops`. A plain `LoopRunner` runs every
 loop whole, as a `fori_loop`. A `ResumableLoopRunner` runs a part of it.
 
-Every trace of a round meets its long loops in one order. Each call receives the first and the last
-iteration of each loop, and the values that the loop carried at the end of the previous call. Loops
-that are done keep their values. Later loops run no iteration, and values computed from them are not
-used until they are done. The code between the loops is little work. Every call repeats it from the
-state before the round, which is stored until the round is done. Therefore the place of a split
-changes no bit of a round.
+Every trace of a round reaches its long loops in the same order. Each call receives the first and
+the last iteration of each loop, and the values that the loop carried at the end of the previous
+call. Finished loops keep their values. Later loops run no iteration, and values computed from them
+are not used until they are finished. Every call repeats the code between the loops, which is cheap,
+from the state before the round. This state is stored until the round is finished. Therefore the
+place of a split changes no bit of a round.
 """
 
 from collections.abc import Callable, Sequence

@@ -93,17 +93,17 @@ class GroupState:
       progress: called between calls of the programs.
       cached_inputs: the inputs of the programs that stay the same, by name.
       state: the states of all runs, on the devices.
-      pager: client states, where they are on the host.
+      pager: client states on the host, if they are there.
       loop_layout: the loops at which a round is split into parts; None if rounds are whole.
       rounds_done: number of rounds that are done.
-      round_progress: the parts of the next round that are done, where it is split into parts.
+      round_progress: the finished parts of the next round, if it is split into parts.
       diverged_rounds: of each run, the round in which it diverged, or the number of rounds done if
         server training between rounds diverged; None for a run that did not diverge.
-      early_stops: how runs ended that were ended before their last round.
+      early_stops: reasons of runs that ended before their last round.
       reported: the runs whose results are written, while other runs continue.
       pause_every: calls end at multiples of this number of rounds (default: anywhere).
       records: the records of the checkpoints from which the runs resume; empty if they begin.
-      begun_under: version, device and precision of runs that were begun under others.
+      begun_under: version, device and precision of runs that began in another environment.
     """
 
     group: RunGroup

@@ -204,7 +204,7 @@ def summarize_metrics(
     """Return the numbers that represent the metrics of a run.
 
     All numbers of the global model are None for a method without one. Means are None if the run
-    diverged. The last five rounds are the last five measured ones if a run was ended early.
+    diverged. If a run ended early, the last five rounds are the last five measured rounds.
 
     * `final_accuracy`, `final_accuracy_std`: mean and standard deviation over the last five rounds
       (DynaFed's metric); `best_accuracy`, `last_accuracy`.
