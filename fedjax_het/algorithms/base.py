@@ -16,8 +16,8 @@ import jax
 from fedjax_het.core.client_algorithm import ClientAlgorithm, HyperParameters
 from fedjax_het.core.client_loop import Cohort, Examples
 from fedjax_het.core.client_rows import ClientModels
-from fedjax_het.core.condensation_work import CondensationWork
 from fedjax_het.core.gradient_diagnostics import ClientDiagnostics
+from fedjax_het.core.work_items import CondensationWork
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.nn import Model
 from fedjax_het.utils.config import NonNegativeInt

@@ -37,12 +37,12 @@ from fedjax_het.core.client_algorithm import (
     ClientUpdate,
 )
 from fedjax_het.core.client_loop import Cohort, train_cohort
-from fedjax_het.core.condensation_work import CondensationWork
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, ServerMessage
 from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.server_parallelism import ServerParallelism
 from fedjax_het.core.server_training import EpochRange
+from fedjax_het.core.work_items import CondensationWork
 from fedjax_het.nn import Model
 from fedjax_het.utils.config import (
     Bounds,

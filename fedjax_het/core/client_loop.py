@@ -26,10 +26,9 @@ from fedjax_het.core.client_algorithm import (
 from fedjax_het.core.client_rows import get_client_row, scatter_client_states, select_client_models
 from fedjax_het.core.contract_checks import DeclaredHyperParameters, with_error_locations
 from fedjax_het.core.device_exchange import run_blocks_on_devices
-from fedjax_het.core.divergence import has_no_new_nonfinite
 from fedjax_het.core.execution_plan import LANES_AXIS, ExecutionPlan
 from fedjax_het.core.resumable_loops import WHOLE_LOOPS, LoopRunner
-from fedjax_het.utils.arrays import AnyArray, set_row, take_row
+from fedjax_het.utils.arrays import AnyArray, has_no_new_nonfinite, set_row, take_row
 
 Tree = Any
 

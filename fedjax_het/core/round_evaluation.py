@@ -1,10 +1,11 @@
-"""Evaluation of the models, and diagnostics of the clients' data, within a round's program."""
+"""Measurements of a round: evaluation of the models, and diagnostics of the clients' data."""
 
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_het.core.client_loop import Cohort, RoundSchedule, train_cohort
 from fedjax_het.core.client_rows import get_client_row, tile_over_clients
@@ -23,10 +24,71 @@ from fedjax_het.core.gradient_diagnostics import (
 from fedjax_het.core.local_training import ServerMessage
 from fedjax_het.core.resumable_loops import TUNING, LoopRunner
 from fedjax_het.core.rng import Purpose, fold_in_purpose
-from fedjax_het.core.round_inputs import ChunkInputs, RoundComponents
+from fedjax_het.core.round_inputs import ChunkInputs, EvaluationOptions, RoundComponents
 from fedjax_het.utils.arrays import take_row
 
 Tree = Any
+
+
+class RoundMetrics(NamedTuple):
+    """Measurements of each round, float32 `[R, ...]`; NaN where nothing was measured."""
+
+    test_accuracy: jax.Array
+    "Accuracy of the global model."
+    test_loss: jax.Array
+    "Mean cross-entropy of the global model, in nats."
+    train_loss: jax.Array
+    "Mean loss of local training, in nats."
+    update_norm: jax.Array
+    "Norm of the global model's change."
+    domain_accuracy: jax.Array | None
+    "`[R, G]`; None for a data set without domains."
+    client_accuracy: jax.Array | None
+    "`[R, K]`; None if clients have no tests of their own."
+    records: dict[str, jax.Array]
+    "Records of the method, and diagnostics, by name."
+    metrics: dict[str, jax.Array]
+    "Values of the run's metrics, by name."
+    is_finite: jax.Array
+    "1 if the losses, the update and the state of the round are finite, else 0."
+
+
+def make_missing_metrics(
+    algorithm: Any, options: EvaluationOptions, num_rounds: int
+) -> RoundMetrics:
+    """Return the metrics of rounds in which nothing was measured.
+
+    Args:
+      algorithm: the method, an `Algorithm`.
+      options: the measurements of the run.
+    options: the measurements of the run.
+      num_rounds: number of rounds, R.
+
+    Returns:
+      NaN of the shapes of all metrics, on the host.
+    """
+
+    def nan(*shape):
+        return np.full((num_rounds, *shape), np.nan, np.float32)
+
+    shapes = algorithm.record_shapes(options.num_clients)
+    if options.diagnostics_every:
+        diagnostics = algorithm.diagnostics
+        names = GRADIENT_GAP_NAMES if diagnostics is None else diagnostics.names
+        shapes = shapes | dict.fromkeys(names, ())
+    has_domains = options.num_domains and algorithm.global_model
+    metric_shapes = {**options.metric_shapes, **dict.fromkeys(options.update_metric_names, ())}
+    return RoundMetrics(
+        test_accuracy=nan(),
+        test_loss=nan(),
+        train_loss=nan(),
+        update_norm=nan(),
+        domain_accuracy=nan(options.num_domains) if has_domains else None,
+        client_accuracy=nan(options.num_clients) if options.has_client_tests else None,
+        records={name: nan(*shape) for name, shape in shapes.items()},
+        metrics={name: nan(*shape) for name, shape in metric_shapes.items()},
+        is_finite=nan(),
+    )
 
 
 class RoundEvaluation(NamedTuple):

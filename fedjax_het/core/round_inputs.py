@@ -7,8 +7,8 @@ import jax
 from fedjax_het.core.client_loop import Examples, RoundSchedule
 from fedjax_het.core.evaluation import ClientTests, EvaluationSet
 from fedjax_het.core.execution_plan import PER_DEVICE, PER_RUN, ExecutionPlan
-from fedjax_het.core.round_metrics import EvaluationOptions
 from fedjax_het.core.task import Task
+from fedjax_het.metrics.registry import Metric, metric_shapes
 
 
 class ChunkInputs(NamedTuple):
@@ -58,6 +58,35 @@ _PER_DEVICE_FIELDS = (
 SCHEDULE_PLACEMENTS: Any = RoundSchedule._make(
     PER_DEVICE if name in _PER_DEVICE_FIELDS else PER_RUN for name in RoundSchedule._fields
 )
+
+
+class EvaluationOptions(NamedTuple):
+    """Measurements in addition to the test set; static."""
+
+    num_clients: int
+    num_domains: int = 0
+    "Domains of the data set."
+    has_client_tests: bool = False
+    diagnostics_every: int = 0
+    "Rounds between diagnostics on all clients' data; 0: never."
+    metrics: tuple[Metric, ...] = ()
+    num_classes: int = 0
+    "Classes of the data set, if there are metrics."
+
+    @property
+    def example_metrics(self) -> tuple[Metric, ...]:
+        """The metrics of the global model's outputs."""
+        return tuple(metric for metric in self.metrics if metric.sums is not None)
+
+    @property
+    def metric_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the values of `example_metrics`, by name."""
+        return metric_shapes(self.example_metrics, self.num_classes)
+
+    @property
+    def update_metric_names(self) -> tuple[str, ...]:
+        """Names of the scalar metrics of the clients' updates."""
+        return tuple(name for metric in self.metrics for name in metric.update_metric_names)
 
 
 class RoundComponents(NamedTuple):

@@ -8,19 +8,21 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 from fedjax_het.core.client_loop import Cohort
-from fedjax_het.core.divergence import count_nonfinite_replicated
 from fedjax_het.core.drift import raise_no_model_change
+from fedjax_het.core.execution_plan import LANES_AXIS
 from fedjax_het.core.resumable_loops import LoopRunner
 from fedjax_het.core.round_evaluation import (
+    RoundMetrics,
     evaluate_round,
     make_missing_evaluation,
+    make_missing_metrics,
     run_diagnostics,
 )
 from fedjax_het.core.round_inputs import ChunkInputs, RoundComponents
-from fedjax_het.core.round_metrics import RoundMetrics
-from fedjax_het.utils.arrays import set_row, take_row
+from fedjax_het.utils.arrays import count_nonfinite, set_row, take_row
 
 
 def make_round_chunk(
@@ -40,7 +42,7 @@ def make_round_chunk(
     algorithm, plan, evaluation = components.algorithm, components.plan, components.evaluation
 
     def chunk(state, inputs: ChunkInputs):
-        missing_rows = evaluation.missing_metrics(algorithm, inputs.schedule.round.shape[0])
+        missing_rows = make_missing_metrics(algorithm, evaluation, inputs.schedule.round.shape[0])
 
         def run_row(r, carry):
             state, metrics_rows, num_nonfinite = carry
@@ -125,7 +127,9 @@ def run_round(
 def count_nonfinite_state(components: RoundComponents, state) -> jax.Array:
     """Count the entries of a state that are not finite, to compare them with the previous round's.
 
-    The states of clients that are read by row alone are left out, as their lanes check them.
+    The states of clients that are read by row alone are left out, as their lanes check them. No
+    collective: where devices share the lanes, each counts in its own copy. XLA would split the count
+    between them, see `device_exchange.exchange_between_devices`.
 
     Args:
       components: the static parts of the rounds.
@@ -135,4 +139,7 @@ def count_nonfinite_state(components: RoundComponents, state) -> jax.Array:
       The number of such entries of each leaf, `[L]` int32.
     """
     clients = () if components.algorithm.can_page_state else state.clients
-    return count_nonfinite_replicated(components.plan, (state.server, clients))
+    count, plan = count_nonfinite, components.plan
+    if plan.mesh_axis == LANES_AXIS:
+        count = jax.shard_map(count, mesh=plan.mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    return count((state.server, clients))

@@ -4,7 +4,7 @@ Everything is drawn with NumPy from (seed, round, client id), so every method of
 sees the same clients and the same minibatches. Clients are sequences of minibatch steps; they
 are packed on lanes of nearly equal length instead of being padded to the longest. Where clients
 condense data, the lanes run through pairs of a client and a class instead, see
-`core.condensation_work`; "client" below then means such a pair.
+`core.work_items`; "client" below then means such a pair.
 
 Axes: D blocks of lanes (one per device, as a rule), V lanes per block, J client slots per lane, T
 steps per lane, B batch, G segments, S sampled clients. A segment is a range of steps of one block
@@ -19,9 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_het.core.client_loop import RoundSchedule
-from fedjax_het.core.condensation_work import ClientClassWork
 from fedjax_het.core.rng import Stream, make_host_rng
-from fedjax_het.core.work_items import ClientWork, concatenate_aranges
+from fedjax_het.core.work_items import ClientClassWork, ClientWork, concatenate_aranges
 
 
 class ScheduleShape(NamedTuple):

@@ -19,6 +19,7 @@ from fedjax_het.core.execution_plan import (
 from fedjax_het.core.memory import evict_programs_if_needed
 from fedjax_het.core.miscompile_guard import VerifiedJit
 from fedjax_het.core.partial_round import make_partial_round
+from fedjax_het.core.round_evaluation import make_missing_metrics
 from fedjax_het.core.round_inputs import SCHEDULE_PLACEMENTS, ChunkInputs, RoundComponents
 from fedjax_het.core.round_program import make_round_chunk
 from fedjax_het.core.run_mapping import map_runs
@@ -79,7 +80,7 @@ def build_programs(signature: Signature, plan: ExecutionPlan) -> CompiledProgram
     def record_samples(inputs: ChunkInputs, samples: float) -> None:
         samples_per_round[workload_key(inputs)] = samples
 
-    zero_metrics = jax.tree.map(lambda a: 0.0, evaluation.missing_metrics(algorithm, 1))
+    zero_metrics = jax.tree.map(lambda a: 0.0, make_missing_metrics(algorithm, evaluation, 1))
     chunk = VerifiedJit(
         map_runs(plan, make_round_chunk(components, record_samples), (PER_RUN, kinds)),
         baseline=lambda args: (args[0], zero_metrics),

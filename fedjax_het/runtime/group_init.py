@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.core.execution_plan import PER_RUN
 from fedjax_het.core.rng import Stream
+from fedjax_het.core.round_evaluation import make_missing_metrics
 from fedjax_het.core.run_mapping import describe_plan
 from fedjax_het.core.state_paging import StatePager
 from fedjax_het.runtime.build import PreparedRun, RunGroup
@@ -58,7 +59,7 @@ def init_group(
         compute_chunk_limits(group, prepared_runs),
         curves=[
             build_curves(
-                evaluation.missing_metrics(program.algorithm, rounds), run, evaluation.metrics
+                make_missing_metrics(program.algorithm, evaluation, rounds), run, evaluation.metrics
             )
             for run in prepared_runs
         ],

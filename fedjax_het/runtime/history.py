@@ -15,7 +15,8 @@ import numpy as np
 
 from fedjax_het.algorithms.base import InitialTraffic, Traffic
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
-from fedjax_het.core.round_metrics import EvaluationOptions, RoundMetrics
+from fedjax_het.core.round_evaluation import RoundMetrics
+from fedjax_het.core.round_inputs import EvaluationOptions
 from fedjax_het.core.schedule import Scheduler, WorkCounts
 from fedjax_het.metrics.personal import mean_accuracies
 from fedjax_het.metrics.registry import Metric

@@ -10,15 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.algorithms.base import ServerStage
-from fedjax_het.core.divergence import count_nonfinite_per_run
 from fedjax_het.core.rng import Stream
+from fedjax_het.core.round_evaluation import RoundMetrics
 from fedjax_het.core.round_inputs import ChunkInputs
-from fedjax_het.core.round_metrics import RoundMetrics
 from fedjax_het.runtime.checkpointing import CheckpointWriter
 from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.progress import Progress
 from fedjax_het.runtime.resumable_rounds import RoundProgress
-from fedjax_het.utils.arrays import fetch_to_host
+from fedjax_het.utils.arrays import count_nonfinite, fetch_to_host
 
 log = logging.getLogger("fedjax_het")
 
@@ -147,6 +146,24 @@ def run_server_stage(
     start_time = time.perf_counter()
     verify_round_program(group_state, stage.name)
     timing.compile_seconds += time.perf_counter() - start_time
+
+
+def count_nonfinite_per_run(state: Any, *, has_run_axis: bool) -> np.ndarray:
+    """Count the entries that are not finite of the state of each run, on the host.
+
+    Args:
+      state: the states.
+      has_run_axis: whether they have a leading axis of runs; else there is one run.
+
+    Returns:
+      The number of such entries of each floating leaf, `[F, L]` int32.
+    """
+    count = _count_each_run if has_run_axis else _count_single_run
+    return np.atleast_2d(fetch_to_host(count(state)))
+
+
+_count_single_run = jax.jit(count_nonfinite)
+_count_each_run = jax.jit(jax.vmap(count_nonfinite))
 
 
 def _stop_diverged(group_state: GroupState, previous_counts: np.ndarray, name: str) -> None:

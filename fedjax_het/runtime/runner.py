@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from fedjax_het.core.round_metrics import RoundMetrics
+from fedjax_het.core.round_evaluation import RoundMetrics
 from fedjax_het.runtime import long_phases
 from fedjax_het.runtime.checkpointing import CheckpointWriter
 from fedjax_het.runtime.group_init import init_states

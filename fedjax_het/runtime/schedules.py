@@ -8,7 +8,6 @@ import numpy as np
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.config.run_spec import ResolvedRunSpec
 from fedjax_het.core.client_loop import RoundSchedule
-from fedjax_het.core.condensation_work import ClientClassWork
 from fedjax_het.core.execution_plan import PER_DEVICE, PER_RUN, RUNS_AXIS, ExecutionPlan
 from fedjax_het.core.rng import Stream
 from fedjax_het.core.round_inputs import SCHEDULE_PLACEMENTS
@@ -20,7 +19,7 @@ from fedjax_het.core.schedule import (
     stack_rounds,
     with_state_rows,
 )
-from fedjax_het.core.work_items import ClientWork
+from fedjax_het.core.work_items import ClientClassWork, ClientWork
 from fedjax_het.data import partition_from_clients
 from fedjax_het.runtime.data_assignment import DataAssignment
 

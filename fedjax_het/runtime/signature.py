@@ -18,7 +18,7 @@ from fedjax_het.core.optimizers import (
     compute_optimizer_digest,
     make_user_transformation,
 )
-from fedjax_het.core.round_metrics import EvaluationOptions
+from fedjax_het.core.round_inputs import EvaluationOptions
 from fedjax_het.core.task import Task
 from fedjax_het.data import Dataset
 from fedjax_het.metrics.registry import parse_metrics

@@ -58,6 +58,44 @@ def set_row(array: jax.Array, row: jax.Array, index: jax.Array | int) -> jax.Arr
     return jax.lax.dynamic_update_index_in_dim(array, row, index, 0, allow_negative_indices=False)
 
 
+def count_nonfinite(tree: Any) -> jax.Array:
+    """Count the infinite and NaN entries of each of the L floating leaves, `[L]` int32.
+
+    A state may begin with such entries: bounds that are not reached yet, entries that are not
+    written yet. Growth of the count is divergence.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.utils.arrays import count_nonfinite
+      >>> count_nonfinite({"a": jnp.array([1.0, jnp.inf]), "b": jnp.arange(3)}).tolist()
+      [1]
+    """
+    leaves = map(jnp.asarray, jax.tree.leaves(tree))
+    floats = [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    counts = [(~jnp.isfinite(leaf)).sum(dtype=jnp.int32) for leaf in floats]
+    return jnp.stack(counts) if counts else jnp.zeros(0, jnp.int32)
+
+
+def has_no_new_nonfinite(new: Any, old: Any) -> jax.Array:
+    """Return whether no leaf has more entries that are not finite than before.
+
+    Cost: one pass over `new`; `old` is read only if `new` has such entries.
+
+    Args:
+      new: the new arrays.
+      old: the old arrays, of the same structure.
+
+    Returns:
+      `[]` bool.
+    """
+    new_counts = count_nonfinite(new)
+    return jax.lax.cond(
+        new_counts.any(),
+        lambda: (new_counts <= count_nonfinite(old)).all(),
+        lambda: jnp.array(True),
+    )
+
+
 def pad_rows(array: AnyArray, num_rows: int) -> jax.Array:
     """Append rows of zeros to an array.
 

@@ -18,7 +18,6 @@ from fedjax_het import Placement
 from fedjax_het.algorithms import METHODS
 from fedjax_het.core import client_loop, evaluation, round_program
 from fedjax_het.core.client_loop import Examples
-from fedjax_het.core.divergence import count_nonfinite, count_nonfinite_per_run
 from fedjax_het.core.evaluation import (
     correct,
     evaluate,
@@ -35,7 +34,9 @@ from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.runtime.group_init import init_group, init_states, list_programs
 from fedjax_het.runtime.history import build_curves, get_latest_accuracy, record_rounds
+from fedjax_het.runtime.long_phases import count_nonfinite_per_run
 from fedjax_het.runtime.result_builder import summarize_metrics
+from fedjax_het.utils.arrays import count_nonfinite
 
 # --- accuracies of logits that are not finite ----------------------------------------------------
 
@@ -320,7 +321,7 @@ def unchecked(monkeypatch):
     """Remove the check of states."""
     with monkeypatch.context() as patch:
         nothing = lambda *args, **settings: jnp.zeros(1, jnp.int32)  # noqa: E731
-        patch.setattr(round_program, "count_nonfinite_replicated", nothing)
+        patch.setattr(round_program, "count_nonfinite_state", nothing)
         patch.setattr(client_loop, "has_no_new_nonfinite", lambda *states: jnp.array(True))
         compiled_programs.build_programs.cache_clear()
         yield

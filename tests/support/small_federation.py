@@ -9,13 +9,12 @@ import numpy as np
 
 from fedjax_het.algorithms.base import Algorithm, FederationData
 from fedjax_het.core.client_loop import Cohort, Examples
-from fedjax_het.core.condensation_work import ClientClassWork
 from fedjax_het.core.execution_plan import ExecutionPlan, make_execution_plan
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.optimizers import LocalTrainingOptions
 from fedjax_het.core.schedule import RoundSettings, Scheduler
 from fedjax_het.core.task import Task
-from fedjax_het.core.work_items import ClientWork
+from fedjax_het.core.work_items import ClientClassWork, ClientWork
 from fedjax_het.data import dataset_from_arrays, partition_from_clients
 from fedjax_het.nn import Model
 from support.data import (

@@ -19,8 +19,8 @@ from support.small_runs import make_spec
 from fedjax_het.condensation.distribution_matching import compute_class_mean_logits
 from fedjax_het.condensation.privacy import add_noise_to_means, clip_rows, compute_gaussian_epsilon
 from fedjax_het.core.client_loop import Cohort
-from fedjax_het.core.condensation_work import ClientClassWork, CondensationWork
 from fedjax_het.core.execution_plan import make_execution_plan
+from fedjax_het.core.work_items import ClientClassWork, CondensationWork
 from fedjax_het.data import partition_from_clients
 from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.data_assignment import UserObjects

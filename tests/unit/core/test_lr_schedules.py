@@ -19,8 +19,7 @@ from fedjax_het.core.evaluation import place_evaluation_set
 from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.core.lr_schedules import LR_SCHEDULES, compute_round_lr_factors, make_step_lr_factor
 from fedjax_het.core.optimizers import LocalTrainingOptions
-from fedjax_het.core.round_inputs import ChunkInputs, RoundComponents
-from fedjax_het.core.round_metrics import EvaluationOptions
+from fedjax_het.core.round_inputs import ChunkInputs, EvaluationOptions, RoundComponents
 from fedjax_het.core.round_program import make_round_chunk
 from fedjax_het.core.schedule import stack_rounds
 from fedjax_het.runtime import checkpointing, compiled_programs, group_state, signature
