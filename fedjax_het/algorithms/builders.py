@@ -72,7 +72,9 @@ def build_federated_algorithm(
     init_server: Callable[[HyperParameters, Tree], Any] = lambda hp, variables: ServerMessage(
         variables
     ),
-    update: Callable[[HyperParameters, Any, ClientUpdate, CohortCounts], Any] | None = None,
+    update: Callable[
+        [HyperParameters, Any, ClientUpdate, CohortCounts], Any
+    ] = lambda hp, server, client_update, counts: add_mean_change(hp, server, client_update.mean),
     make_message: Callable[[Any, Cohort], Any] = lambda server, cohort: server,
 ) -> Algorithm:
     """Return a method whose clients train locally and whose server combines their updates.
@@ -134,7 +136,7 @@ def build_federated_algorithm(
         client_update, drift = split_drift(result.update, message.variables["params"])
         counts = CohortCounts(schedule.num_clients, result.num_trained, schedule.weight_fraction)
         arguments = {"hp": hp, "server": server, "client_update": client_update, "counts": counts}
-        new_server = call_user_function("update", update or _update_by_mean_change, **arguments)
+        new_server = call_user_function("update", update, **arguments)
         _require_message("update", new_server)
         old, new = (record.variables["params"] for record in (server, new_server))
         update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, new, old))
@@ -226,11 +228,6 @@ def with_server_variables(state: State, variables: Tree) -> State:
       {'params': 2.0}
     """
     return state._replace(server=state.server._replace(variables=variables))
-
-
-def _update_by_mean_change(hp, server, client_update: ClientUpdate, counts: CohortCounts):
-    """Return FedAvg's server after a round."""
-    return add_mean_change(hp, server, client_update.mean)
 
 
 def add_mean_change(hp: HyperParameters, server: Any, change: Tree) -> Any:

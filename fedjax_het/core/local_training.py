@@ -95,27 +95,14 @@ class ClientTrainState(NamedTuple):
     "Arrays that the method itself carries from step to step; `()` for nothing."
 
 
-def keep_gradient(
-    context: ClientContext, gradient: Tree, local: ClientTrainState, batch: Batch
-) -> tuple[Tree, Tree]:
-    """Return the gradient and the method's `aux` as they are, see `make_training_step`.
-
-    Args:
-      context: the context of the method's `step`.
-      gradient: gradient of the loss.
-      local: the client in training.
-      batch: the minibatch.
-
-    Returns:
-      The gradient and `local.aux`.
-    """
+def _keep_gradient(context, gradient: Tree, local: ClientTrainState, batch) -> tuple[Tree, Tree]:
     return gradient, local.aux
 
 
 def make_local_sgd(
     training: LocalTraining,
     *,
-    adjust: Callable = keep_gradient,
+    adjust: Callable = _keep_gradient,
     loss_and_gradient: Callable | None = None,
 ) -> ClientAlgorithm:
     """Build FedAvg's client: it steps along the gradient and sends the change of its variables.
@@ -157,7 +144,7 @@ def make_local_sgd(
 
 def make_training_step(
     training: LocalTraining,
-    adjust: Callable = keep_gradient,
+    adjust: Callable = _keep_gradient,
     loss_and_gradient: Callable | None = None,
 ) -> Callable:
     """Build the `step` of a `ClientAlgorithm` that moves `local.variables` along a gradient.

@@ -44,18 +44,6 @@ _OPTIONAL = {
 }
 
 
-def _constant(xp: Any, t: Any, length: Any, values: Values) -> Any:
-    return xp.ones_like(t)
-
-
-def _step_decay(xp: Any, t: Any, length: Any, values: Values) -> Any:
-    return values["decay"] ** xp.floor(t / values["every"])
-
-
-def _exponential(xp: Any, t: Any, length: Any, values: Values) -> Any:
-    return values["decay"] ** t
-
-
 def _cosine(xp: Any, t: Any, length: Any, values: Values) -> Any:
     cosine_factor = (1 + xp.cos(math.pi * xp.minimum(t / length, 1))) / 2
     return values["final"] + (1 - values["final"]) * cosine_factor
@@ -70,25 +58,25 @@ def _polynomial(xp: Any, t: Any, length: Any, values: Values) -> Any:
     return values["final"] + (1 - values["final"]) * remaining ** values.get("power", 1.0)
 
 
-def _inverse_time(xp: Any, t: Any, length: Any, values: Values) -> Any:
-    return 1 / (1 + values["slope"] * t)
-
-
 LR_SCHEDULES: Registry[LRSchedule] = Registry(
     "schedule",
     (
-        LRSchedule("constant", "a constant rate; for a warm-up before it", _constant),
+        LRSchedule(
+            "constant",
+            "a constant rate; for a warm-up before it",
+            lambda xp, t, length, values: xp.ones_like(t),
+        ),
         LRSchedule(
             "step",
             "times `decay` every `every` rounds or steps",
-            _step_decay,
+            lambda xp, t, length, values: values["decay"] ** xp.floor(t / values["every"]),
             {"decay": HyperParameter(0.1, _DECAY_BOUNDS), "every": _COUNT},
             required=("every",),
         ),
         LRSchedule(
             "exponential",
             "times `decay` each time (FedDC's and FedDyn's code: 0.998 a round)",
-            _exponential,
+            lambda xp, t, length, values: values["decay"] ** t,
             {"decay": HyperParameter(0.998, _DECAY_BOUNDS)},
         ),
         LRSchedule(
@@ -118,7 +106,7 @@ LR_SCHEDULES: Registry[LRSchedule] = Registry(
         LRSchedule(
             "inverse",
             "1 / (1 + slope t), as in convergence proofs (Li et al., 2020)",
-            _inverse_time,
+            lambda xp, t, length, values: 1 / (1 + values["slope"] * t),
             {"slope": HyperParameter(0.01, Bounds(0))},
         ),
     ),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from fedjax_het.core.execution_plan import PER_BLOCK, PER_RUN, REPLICATED
 from fedjax_het.core.resumable_loops import BLOCKS, LoopTrace, ResumableLoopRunner
 from fedjax_het.core.round_inputs import ChunkInputs, RoundComponents
-from fedjax_het.core.round_program import count_nonfinite_state, run_round
+from fedjax_het.core.round_program import count_nonfinite_state, run_round, select_round
 from fedjax_het.core.run_mapping import map_runs
 
 
@@ -72,4 +72,4 @@ def trace_loops(
 
 def _run_first_round(components: RoundComponents, state, inputs: ChunkInputs, loops):
     num_nonfinite = count_nonfinite_state(components, state)
-    return run_round(components, inputs, state, 0, num_nonfinite, loops)[:2]
+    return run_round(components, select_round(inputs, 0), state, num_nonfinite, loops)[:2]

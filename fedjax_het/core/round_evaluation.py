@@ -25,7 +25,6 @@ from fedjax_het.core.local_training import ServerMessage
 from fedjax_het.core.resumable_loops import TUNING, LoopRunner
 from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.round_inputs import ChunkInputs, EvaluationOptions, RoundComponents
-from fedjax_het.utils.arrays import take_row
 
 Tree = Any
 
@@ -61,7 +60,6 @@ def make_missing_metrics(
     Args:
       algorithm: the method, an `Algorithm`.
       options: the measurements of the run.
-    options: the measurements of the run.
       num_rounds: number of rounds, R.
 
     Returns:
@@ -102,15 +100,14 @@ class RoundEvaluation(NamedTuple):
 
 
 def evaluate_round(
-    components: RoundComponents, inputs: ChunkInputs, state, r, key: jax.Array, loops: LoopRunner
+    components: RoundComponents, inputs: ChunkInputs, state, key: jax.Array, loops: LoopRunner
 ) -> RoundEvaluation:
     """Evaluate the global model, and the clients' models on their own tests.
 
     Args:
       components: the static parts of the rounds.
-      inputs: the inputs of the chunk.
+      inputs: the inputs of the round.
       state: the state after the round.
-      r: position of the round in the chunk.
       key: PRNG key of the round.
       loops: runs the long loops.
 
@@ -118,11 +115,11 @@ def evaluate_round(
       The evaluation.
     """
     algorithm = components.algorithm
-    evaluation = _evaluate_global_model(components, inputs, state, r, loops)
+    evaluation = _evaluate_global_model(components, inputs, state, loops)
     is_finite = jnp.isfinite(evaluation.loss) if algorithm.global_model else jnp.array(True)
     if not components.evaluation.has_client_tests:
         return RoundEvaluation(evaluation, None, is_finite)
-    clients = _evaluate_clients(components, inputs, state, r, key, evaluation.loss, loops)
+    clients = _evaluate_clients(components, inputs, state, key, evaluation.loss, loops)
     return RoundEvaluation(evaluation, clients.accuracy, is_finite & clients.is_finite)
 
 
@@ -136,7 +133,7 @@ def make_missing_evaluation(components: RoundComponents) -> RoundEvaluation:
 
 
 def _evaluate_global_model(
-    components: RoundComponents, inputs: ChunkInputs, state, r, loops: LoopRunner
+    components: RoundComponents, inputs: ChunkInputs, state, loops: LoopRunner
 ) -> Evaluation:
     algorithm = components.algorithm
     if algorithm.global_model is None:
@@ -145,7 +142,7 @@ def _evaluate_global_model(
     variables, num_batches = algorithm.global_model(state), inputs.num_eval_batches
     if algorithm.fine_tuning is not None:  # in the call of the program that ends the tuning
         assert inputs.tuning_schedule is not None
-        num_batches = num_batches * loops.can_finish_next_loop(inputs.tuning_schedule.max_steps[r])
+        num_batches = num_batches * loops.can_finish_next_loop(inputs.tuning_schedule.max_steps)
     return evaluate(
         components.task,
         components.plan,
@@ -158,7 +155,7 @@ def _evaluate_global_model(
 
 
 def _evaluate_clients(
-    components: RoundComponents, inputs: ChunkInputs, state, r, key, signal, loops: LoopRunner
+    components: RoundComponents, inputs: ChunkInputs, state, key, signal, loops: LoopRunner
 ) -> ClientEvaluation:
     """Evaluate clients' models on their own tests, once `signal` is known."""
     algorithm, plan, task = components.algorithm, components.plan, components.task
@@ -170,11 +167,11 @@ def _evaluate_clients(
 
     models = ClientModelSource(get_model, (inputs.hp, state))
     if algorithm.fine_tuning is not None:
-        tuned = _tune_clients(components, inputs, state, r, key, signal, loops)
+        tuned = _tune_clients(components, inputs, state, key, signal, loops)
         models, signal = ClientModelSource(get_client_row, tuned), jnp.float32(0)
     assert inputs.client_tests is not None and inputs.test_examples is not None
     num_groups = inputs.client_tests.clients.shape[1]
-    num_groups = jnp.where(inputs.schedule.is_verification[r], 1, num_groups)
+    num_groups = jnp.where(inputs.schedule.is_verification, 1, num_groups)
     num_groups *= loops.has_finished_loops()
     return evaluate_clients(
         task._replace(model=algorithm.personal_model or task.model),
@@ -188,12 +185,12 @@ def _evaluate_clients(
 
 
 def _tune_clients(
-    components: RoundComponents, inputs: ChunkInputs, state, r, key, signal, loops: LoopRunner
+    components: RoundComponents, inputs: ChunkInputs, state, key, signal, loops: LoopRunner
 ) -> Tree:
     """Return a tuned copy of the global model for every client, `[K, ...]`."""
-    algorithm = components.algorithm
+    algorithm, schedule = components.algorithm, inputs.tuning_schedule
+    assert schedule is not None
     plan = components.plan._replace(has_sharded_client_states=False)
-    schedule = jax.tree.map(lambda a: take_row(a, r), inputs.tuning_schedule)
     segments = plan.order_after(signal, schedule.num_segments)
     cohort = Cohort(schedule._replace(num_segments=segments), inputs.examples, loops=loops)
     variables = algorithm.global_model(state)
@@ -204,26 +201,21 @@ def _tune_clients(
 
 
 def run_diagnostics(
-    components: RoundComponents,
-    inputs: ChunkInputs,
-    state,
-    schedule: RoundSchedule,
-    loops: LoopRunner,
+    components: RoundComponents, inputs: ChunkInputs, state, loops: LoopRunner
 ) -> tuple[dict[str, jax.Array], RoundSchedule]:
     """Measure diagnostics on all clients' data before a round.
 
     Args:
       components: the static parts of the rounds.
-      inputs: the inputs of the chunk.
+      inputs: the inputs of the round.
       state: the state before the round.
-      schedule: the schedule of the round.
       loops: runs the long loops.
 
     Returns:
       The measurements by name, NaN in rounds without diagnostics; and the schedule, whose segments
       are ordered after them.
     """
-    every = components.evaluation.diagnostics_every
+    schedule, every = inputs.schedule, components.evaluation.diagnostics_every
     is_due = schedule.is_verification | (schedule.round % every == 0)
     assert inputs.diagnostics_schedule is not None
     cohort = Cohort(

@@ -6,7 +6,7 @@ import jax
 
 from fedjax_het.core.client_loop import Examples, RoundSchedule
 from fedjax_het.core.evaluation import ClientTests, EvaluationSet
-from fedjax_het.core.execution_plan import PER_DEVICE, PER_RUN, ExecutionPlan
+from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.task import Task
 from fedjax_het.metrics.registry import Metric, metric_shapes
 
@@ -47,17 +47,6 @@ class ChunkInputs(NamedTuple):
     "Arrays that the method requests, by name, see `RoundInput`."
     lr_factors: jax.Array | None = None
     "`[R]` factors of `local_lr`; None for a constant rate."
-
-
-_PER_DEVICE_FIELDS = (
-    *("round", "num_clients", "is_eval_round", "is_verification", "max_steps"),
-    *("num_segments", "segment_ends"),
-)
-# Placements of a schedule's fields, see `core.run_mapping`. Vmapped federations go through the
-# same rounds and segments, so that every loop has one bound.
-SCHEDULE_PLACEMENTS: Any = RoundSchedule._make(
-    PER_DEVICE if name in _PER_DEVICE_FIELDS else PER_RUN for name in RoundSchedule._fields
-)
 
 
 class EvaluationOptions(NamedTuple):

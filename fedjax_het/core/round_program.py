@@ -48,8 +48,9 @@ def make_round_chunk(
             state, metrics_rows, num_nonfinite = carry
             num_samples: list[float] = []
             loops = LoopRunner(num_samples)
+            round_inputs = select_round(inputs, r)
             state, metrics, num_nonfinite = run_round(
-                components, inputs, state, r, num_nonfinite, loops
+                components, round_inputs, state, num_nonfinite, loops
             )
             record_samples(inputs, sum(num_samples))
             if plan.has_sharded_client_states:
@@ -66,31 +67,44 @@ def make_round_chunk(
     return chunk
 
 
+def select_round(inputs: ChunkInputs, r: jax.Array | int) -> ChunkInputs:
+    """Return the inputs of one round: its schedules, without axis of rounds, and its `local_lr`.
+
+    Args:
+      inputs: the inputs of the chunk.
+      r: position of the round in the chunk.
+
+    Returns:
+      The inputs of the round.
+    """
+    if inputs.lr_factors is not None:
+        local_lr = inputs.hp["local_lr"] * take_row(inputs.lr_factors, r)
+        inputs = inputs._replace(hp={**inputs.hp, "local_lr": local_lr})
+    schedules = inputs.schedule, inputs.tuning_schedule
+    schedule, tuning_schedule = jax.tree.map(lambda a: take_row(a, r), schedules)
+    return inputs._replace(schedule=schedule, tuning_schedule=tuning_schedule)
+
+
 def run_round(
-    components: RoundComponents, inputs: ChunkInputs, state, r, num_nonfinite, loops: LoopRunner
+    components: RoundComponents, inputs: ChunkInputs, state, num_nonfinite, loops: LoopRunner
 ):
-    """Run the r-th round of a chunk.
+    """Run a round.
 
     Args:
       components: the static parts of the rounds.
-      inputs: the inputs of the chunk.
+      inputs: the inputs of the round, see `select_round`.
       state: the state before the round.
-      r: position of the round in the chunk.
       num_nonfinite: `count_nonfinite_state` of the state before the round.
       loops: runs the round's long loops.
 
     Returns:
       The new state, the round's `RoundMetrics`, and `count_nonfinite_state` of the new state.
     """
-    algorithm, evaluation = components.algorithm, components.evaluation
-    if inputs.lr_factors is not None:
-        local_lr = inputs.hp["local_lr"] * take_row(inputs.lr_factors, r)
-        inputs = inputs._replace(hp={**inputs.hp, "local_lr": local_lr})
-    schedule = jax.tree.map(lambda a: take_row(a, r), inputs.schedule)
+    algorithm, evaluation, schedule = components.algorithm, components.evaluation, inputs.schedule
     key = jax.random.fold_in(inputs.train_key, schedule.round)
     diagnostics: dict[str, jax.Array] = {}
     if evaluation.diagnostics_every:
-        diagnostics, schedule = run_diagnostics(components, inputs, state, schedule, loops)
+        diagnostics, schedule = run_diagnostics(components, inputs, state, loops)
     cohort = Cohort(schedule, inputs.examples, inputs.server_examples, inputs.method_inputs, loops)
     state, info = algorithm.round(inputs.hp, state, key, cohort)
     if evaluation.update_metric_names and not info.drift:
@@ -100,7 +114,7 @@ def run_round(
     # Both branches count, apart from the computation of the state: fused with it, the count could
     # change the order of sums.
     def evaluate(loops, state):
-        result = evaluate_round(components, inputs, state, r, key, loops)
+        result = evaluate_round(components, inputs, state, key, loops)
         return result, count_nonfinite_state(components, state)
 
     def skip(state):

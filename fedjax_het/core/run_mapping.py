@@ -1,10 +1,12 @@
 """Several federations side by side: on several devices, and vmapped on each of them."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec as P
 
+from fedjax_het.core.client_loop import RoundSchedule
 from fedjax_het.core.execution_plan import (
     LANES_AXIS,
     PER_DEVICE,
@@ -12,6 +14,16 @@ from fedjax_het.core.execution_plan import (
     REPLICATED,
     RUNS_AXIS,
     ExecutionPlan,
+)
+
+_PER_DEVICE_FIELDS = (
+    *("round", "num_clients", "is_eval_round", "is_verification", "max_steps"),
+    *("num_segments", "segment_ends"),
+)
+# Placements of a schedule's fields, see `map_runs`. Vmapped federations go through the
+# same rounds and segments, so that every loop has one bound.
+SCHEDULE_PLACEMENTS: Any = RoundSchedule._make(
+    PER_DEVICE if name in _PER_DEVICE_FIELDS else PER_RUN for name in RoundSchedule._fields
 )
 
 

@@ -20,9 +20,9 @@ from fedjax_het.core.memory import evict_programs_if_needed
 from fedjax_het.core.miscompile_guard import VerifiedJit
 from fedjax_het.core.partial_round import make_partial_round
 from fedjax_het.core.round_evaluation import make_missing_metrics
-from fedjax_het.core.round_inputs import SCHEDULE_PLACEMENTS, ChunkInputs, RoundComponents
+from fedjax_het.core.round_inputs import ChunkInputs, RoundComponents
 from fedjax_het.core.round_program import make_round_chunk
-from fedjax_het.core.run_mapping import map_runs
+from fedjax_het.core.run_mapping import SCHEDULE_PLACEMENTS, map_runs
 from fedjax_het.core.task import Task
 from fedjax_het.runtime.signature import Signature, clear_network_caches
 from fedjax_het.utils.arrays import is_prng_key

@@ -10,7 +10,7 @@ from fedjax_het.config.run_spec import ResolvedRunSpec
 from fedjax_het.core.client_loop import RoundSchedule
 from fedjax_het.core.execution_plan import PER_DEVICE, PER_RUN, RUNS_AXIS, ExecutionPlan
 from fedjax_het.core.rng import Stream
-from fedjax_het.core.round_inputs import SCHEDULE_PLACEMENTS
+from fedjax_het.core.run_mapping import SCHEDULE_PLACEMENTS
 from fedjax_het.core.schedule import (
     RoundSettings,
     Scheduler,
