@@ -329,19 +329,13 @@ def _run_block(
     lane, map_lanes = _Lane(client_algorithm, inputs), partial(_map_lanes, plan.lanes)
     slots = _Slots(*(getattr(schedule, name) for name in _Slots._fields))
     batches, batch_sizes = schedule.batches.swapaxes(0, 1), schedule.batch_sizes.swapaxes(0, 1)
+    starts_client, ends_client = schedule.starts_client, schedule.ends_client
+    segments = schedule.active_slots, starts_client, ends_client, schedule.segment_ends
 
     def run_segment(g, carry, step_range=None):
         """Run segment g; in a split loop its steps in `step_range`, (first, last)."""
         active, sums, new_states, outputs = carry
-        slot, starts, ends, last = (
-            take_row(a, g)
-            for a in (
-                schedule.active_slots,
-                schedule.starts_client,
-                schedule.ends_client,
-                schedule.segment_ends,
-            )
-        )
+        slot, starts, ends, last = (take_row(values, g) for values in segments)
         first = jnp.where(g == 0, 0, take_row(schedule.segment_ends, jnp.maximum(g - 1, 0)))
         if step_range is not None:
             starts, ends = starts & (first >= step_range[0]), ends & (last <= step_range[1])

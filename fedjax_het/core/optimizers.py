@@ -27,15 +27,14 @@ LOCAL_PREFIX = "local_"
 LR_NAME = f"{LOCAL_PREFIX}lr"
 
 # Transformations that precede any optimizer, if their hyper-parameter is given.
-_GRADIENT_TRANSFORMATIONS: dict[str, Callable[[Any], optax.GradientTransformation]] = {
-    f"{LOCAL_PREFIX}clip_value": optax.clip,
-    f"{LOCAL_PREFIX}clip_norm": optax.clip_by_global_norm,
-    f"{LOCAL_PREFIX}weight_decay": optax.add_decayed_weights,
+_POSITIVE = Bounds(0, open_low=True)
+_GRADIENT_TRANSFORMATIONS: dict[str, tuple[Callable[[Any], Any], HyperParameter]] = {
+    f"{LOCAL_PREFIX}clip_value": (optax.clip, HyperParameter(1.0, _POSITIVE)),
+    f"{LOCAL_PREFIX}clip_norm": (optax.clip_by_global_norm, HyperParameter(10.0, _POSITIVE)),
+    f"{LOCAL_PREFIX}weight_decay": (optax.add_decayed_weights, HyperParameter(1e-4, Bounds(0))),
 }
 COMMON_HYPERPARAMETERS: HyperParameterRecords = {
-    f"{LOCAL_PREFIX}clip_value": HyperParameter(1.0, Bounds(0, open_low=True)),
-    f"{LOCAL_PREFIX}clip_norm": HyperParameter(10.0, Bounds(0, open_low=True)),
-    f"{LOCAL_PREFIX}weight_decay": HyperParameter(1e-4, Bounds(0)),
+    name: record for name, (_, record) in _GRADIENT_TRANSFORMATIONS.items()
 }
 """Hyper-parameters of every optimizer that are used only where they are given."""
 
@@ -287,15 +286,15 @@ def make_local_optimizer(
       >>> float(sgd.update(2.0, sgd.init(1.0))[0])
       -1.0
     """
-    own_names: Mapping[str, HyperParameter] = {}
-    if name == USER_OBJECT:
+    entry = None if name == USER_OBJECT else OPTIMIZERS[name]
+    if entry is None:
         optimizer = make_user_transformation(options.user_optimizer, hp)
     else:
-        optimizer = _make_from_entry(OPTIMIZERS[name], options, hp)
-        own_names = OPTIMIZERS[name].hyperparameters
+        optimizer = _make_from_entry(entry, options, hp)
+    own_names = optimizer_hyperparameters(name)
     steps = [
         make(hp[hp_name])
-        for hp_name, make in _GRADIENT_TRANSFORMATIONS.items()
+        for hp_name, (make, _) in _GRADIENT_TRANSFORMATIONS.items()
         if hp_name in options.optional_hyperparameters and hp_name not in own_names
     ]
     optimizer = optax.chain(*steps, optimizer) if steps else optimizer
@@ -303,8 +302,8 @@ def make_local_optimizer(
     # states, are then a few operations, not a few for each layer. With Adam the program has 70 %
     # the size, and is compiled and run in 4/5 of the time. Large networks, whose rows are copied,
     # lose the same amount. An optimizer without state has nothing to gain.
-    is_elementwise = name != USER_OBJECT and OPTIMIZERS[name].is_elementwise
-    return optax.flatten(optimizer) if is_elementwise and _is_small(model) else optimizer
+    is_flat = entry is not None and entry.is_elementwise and _is_small(model)
+    return optax.flatten(optimizer) if is_flat else optimizer
 
 
 @functools.lru_cache(maxsize=64)
@@ -319,14 +318,11 @@ def _make_from_entry(
     if options.lr_schedule is not None:
         factor = make_step_lr_factor(options.lr_schedule, hp)
         learning_rate = lambda num_steps: hp[LR_NAME] * factor(num_steps)  # noqa: E731
-    given = [
-        key for key in entry.optional_hyperparameters if key in options.optional_hyperparameters
+    given = [*entry.hyperparameters]
+    given += [
+        key for key in options.optional_hyperparameters if key in entry.optional_hyperparameters
     ]
-    numbers = {
-        key.removeprefix(LOCAL_PREFIX): hp[key]
-        for key in (*entry.hyperparameters, *given)
-        if key != LR_NAME
-    }
+    numbers = {key.removeprefix(LOCAL_PREFIX): hp[key] for key in given if key != LR_NAME}
     return entry.make(learning_rate, **numbers, **dict(options.optimizer_options))
 
 
