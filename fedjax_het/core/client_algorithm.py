@@ -1,16 +1,7 @@
 """The contract of a client algorithm: the work of one client in a round.
 
-    def begin(context, state):
-        return ClientTrainState(context.message.variables, (), ())
-
-    def step(context, local, batch):
-        loss, gradient, variables = task.loss_and_gradient(local.variables, batch, context.key)
-        ...
-        return local, loss
-
-    def end(context, local, state):
-        change = jax.tree.map(jnp.subtract, local.variables, context.message.variables)
-        return ClientUpdate(mean=change, sum=jnp.int32(1)), state, ()
+The functions `begin`, `step` and `end` of a `ClientAlgorithm` are called at the start of a round,
+for each minibatch, and at the end of the round. `fedjax_het.methods` shows an example.
 
 `context` is a `ClientContext`: hyper-parameters, message of the server, facts of the client, PRNG key.
 The engine computes the weighted average of `ClientUpdate.mean` over the round's clients, with the
