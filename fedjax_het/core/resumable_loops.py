@@ -22,8 +22,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.utils.arrays import AnyArray
+
 Tree = Any
-IntScalar = int | jax.Array
+IntScalar = int | AnyArray
 
 # Layouts of the values that loops carry, where `LoopRunner.map` runs them on several devices or in
 # several turns.
