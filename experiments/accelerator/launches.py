@@ -177,7 +177,7 @@ def print_table(target: str, analyses: dict[str, dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"What is launched on {target}")
+    table = Table(title=f"Launches on {target}")
     columns = ("program", "a step", "loops", "conditionals", "grouped", "graph", "with loops")
     for column in (*columns, "temp MB", "collectives", "MB", "seconds"):
         table.add_column(column)

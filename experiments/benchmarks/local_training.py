@@ -1,4 +1,4 @@
-"""Compare the speed of local training with that of other simulators, for equal work.
+"""Compare the speed of local training with other simulators, for equal work.
 
     experiments/benchmarks/peers/make_environments.sh          # once; needs the network
     python experiments/speed.py
@@ -183,7 +183,7 @@ SLOWEST_REGIME = "R6-128"  # minutes on a CPU: only if it is named
 
 @dataclass
 class Arguments:
-    """Compare the speed of local training with that of other simulators."""
+    """Compare the speed of local training with other simulators."""
 
     regimes: tuple[str, ...] = tuple(name for name in REGIMES if name != SLOWEST_REGIME)
     """Regimes: R1, R2-32, R2-128, R3, R4-0.1, R4-0.01, R5, R6-mlp, R6-32, R6-128, R7, R8."""

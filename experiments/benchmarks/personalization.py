@@ -158,7 +158,7 @@ def compare_speed(spec: RunSpec, dataset, arguments: Arguments, settings: list[d
         print(f"{row}  ratio {format_ratio(peer_seconds[n], package_seconds)}")
     best = min(peer_seconds.values(), key=statistics.median)
     ratio = format_ratio(best, package_seconds)
-    print(f"client rounds per second, times those of the better loop: {ratio}")
+    print(f"client rounds per second, relative to the better loop: {ratio}")
     return 0
 
 

@@ -176,7 +176,7 @@ def _check_variables(name: str, variables: Any, arguments: Arguments, contract: 
     model = contract.model
     if name.endswith("personal_variables"):
         model = contract.algorithm.personal_model or model
-    # Of the shapes alone: evaluation converts types.
+    # Only the shapes are checked: evaluation converts types.
     found, network = (
         jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(getattr(leaf, "shape", ()), np.float32), tree

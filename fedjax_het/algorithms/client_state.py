@@ -102,10 +102,10 @@ def build_dual_model_algorithm(
     Args:
       training: the choices of local training, for both models.
       plan: where the clients run.
-      step_personal_model: `(context, local, new_local, batch) -> (personal, loss)`, a step of the
-        personal model `local.aux`, a `ClientTrainState` that the client stores between rounds and
-        that starts at the initial global model. `local` and `new_local` are the client's copy of
-        the global model before and after its step on this minibatch.
+      step_personal_model: `(context, local, new_local, batch) -> (personal, loss)`: a step of the
+        personal model `local.aux`. It is a `ClientTrainState` that the client stores between
+        rounds, starting at the initial global model. `local` and `new_local` are the client's copy
+        of the global model before and after its step on this minibatch.
       init_aux: `init_aux(hp)` is the initial `aux` of the personal model's `ClientTrainState`.
 
     Returns:

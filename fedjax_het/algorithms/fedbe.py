@@ -100,8 +100,9 @@ def fedbe(
     the result is the last model. 0 epochs is `base`.
 
     Presets:
-      paper: gaussian; while models are averaged the rate falls from `distill_lr` to `swa_lr` in
-        every `swa_every` steps (`cyclic`; it stays if that is 1); the mean over samples of KL.
+      paper: gaussian; the mean over samples of KL. While models are averaged the rate falls from
+        `distill_lr` to `swa_lr` in every `swa_every` steps (`cyclic`; it is constant if `swa_every`
+        is 1).
       code: the public code (hongyouc/FedBE): normalised, a constant rate, and the loss divided by
         the number of classes (`over_classes`).
     Rates, momentum, decay, sharpening, samples, epochs and batches follow the code in both presets.

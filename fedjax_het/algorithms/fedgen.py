@@ -135,19 +135,19 @@ def fedgen(
     `distilled_weight` by the same rule. A weight of 0 stays 0; with both 0 this is FedAvg. The
     reported training loss includes all terms. The network needs `embed` and `head`.
 
-    Presets: "cifar" (hidden 512, noise 64) has the public code's sizes for CIFAR-10, where the code
-    was never run: its features were 32 numbers, here they are the inputs of the network's last
+    Presets: "cifar" (hidden 512, noise 64) has the public code's sizes for CIFAR-10. The code was
+    never run there: its features were 32 numbers, here they are the inputs of the network's last
     layer. "mnist" (256, 32) and "emnist", whose b starts at 1 and whose generator_lr is 1e-4, are
     settings of the code's experiments.
 
     Traffic: the model and the generator down, the model and the label counts up. State: the
     generator and its Adam on the server. Cost: a step of the generator is a pass through it and
-    through the last layer of every client of the round, shared by the devices of a federation.
+    through the last layer of every client of the round. The devices of a federation share the work.
 
     Departures: the paper's objective has only the term with a, and its text has Gaussian noise.
     This objective is from the authors' code (zhuangdizhu/FedGen), and the authors confirmed its
-    noise. Parts of the code are left out: a student term of the server's loss with weight 0, the
-    decay of the clients' rate by .99 a round, and dropping the last, smaller batch of an epoch.
+    noise. Three parts of the code are left out: a student term of the server's loss with weight 0,
+    the decay of the clients' rate by .99 a round, and dropping an epoch's last, smaller batch.
 
     Args:
       training: the choices of local training.

@@ -33,9 +33,9 @@ def fednova(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
 
         w <- w + server_lr tau_eff sum_i p_i (w_i - w) / a_i,   tau_eff = sum_i p_i a_i.
 
-    p_i are the weights of the run's `averaging`; the paper's are by samples. a_i is the sum of the
-    coefficients with which client i's tau_i minibatch gradients enter its change. Plain SGD has a_i
-    = tau_i. Momentum r, whose buffer starts at zero, has
+    p_i are the weights of the run's `averaging`; the paper weights by samples. a_i is the sum of
+    the coefficients with which client i's tau_i minibatch gradients enter its change. Plain SGD has
+    a_i = tau_i. Momentum r, whose buffer starts at zero, has
 
         a_i = (tau_i - r (1 - r^tau_i) / (1 - r)) / (1 - r),
 
@@ -59,7 +59,7 @@ def fednova(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
 
     Raises:
       ConfigError: for a learning rate that changes within a round, and for a momentum buffer that
-        is kept across rounds: the formulas for a_i hold for neither.
+        is kept across rounds. The formulas for a_i hold for neither.
     """
     schedule = training.options.lr_schedule
     require(schedule is None, "lr_step_schedule", schedule, "none: fednova's a_i are of one rate")

@@ -62,9 +62,9 @@ def pfedme(
     minibatch before the minibatch's steps. Traffic: one model down, one up. State: one model per
     client. Cost: `inner_steps` gradients per minibatch.
 
-    The method follows Algorithm 1. The public code departs from it: later versions decay theta_k by
-    0.001, all clients train though a sample is averaged, and w_k is copied over theta_k before the
-    evaluation.
+    The method follows Algorithm 1. The public code departs from it in three points. Later versions
+    decay theta_k by 0.001. All clients train though a sample is averaged. w_k is copied over
+    theta_k before the evaluation.
 
     Args:
       training: the choices of local training.

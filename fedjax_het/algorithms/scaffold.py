@@ -56,8 +56,8 @@ def scaffold(
 
     Option I: c_i' is the gradient of f_i at x over all the client's data (an extra pass).
     Option II: c_i' is the mean of the round's K raw minibatch gradients. Under SGD this equals the
-      paper's c_i - c + (x - y) / (K local_lr), since each step subtracts local_lr times (raw
-      gradient - c_i + c). Under Adam (x - y) / (K local_lr) is not a gradient, but the mean is.
+      paper's c_i - c + (x - y) / (K local_lr). Each step subtracts local_lr times (raw gradient -
+      c_i + c). Under Adam (x - y) / (K local_lr) is not a gradient, but the mean is.
 
     The correction is applied to the raw gradient, before the optimizer. All controls start at zero.
 

@@ -566,8 +566,8 @@ def format_comparison_table(
       notes: sentences below the table.
 
     Returns:
-      A section per data set, network and level with one row per method; for domains, a section
-      per data set and network with one column per domain.
+      A section per data set, network and level with one row per method. For domains, a section per
+      data set and network with one column per domain.
 
     Raises:
       ConfigError: if the table has not the columns of a comparison.

@@ -180,7 +180,8 @@ class DevicesCommand:
     """Print the devices of this machine and the software that uses them.
 
     The output contains memory and precision of the devices, versions of libraries, environment
-    variables, recommended flags, and the numbers of lanes that short timings found fastest.
+    variables and recommended flags. It also has the numbers of lanes that short timings found
+    fastest.
     """
 
 

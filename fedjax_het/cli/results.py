@@ -31,7 +31,7 @@ class ReportCommand:
     settings that vary, except seeds)."""
     measure: str | None = None
     """Number of each run that is averaged over seeds, e.g. best_accuracy or bytes_up (default:
-    final_accuracy, or bmta if at least the same number of runs have it)."""
+    final_accuracy, or bmta if no fewer runs have it)."""
     output_dir: Path | None = None
     """Folder for the tables and figures (default: the folder of the results)."""
     pictures: tuple[FigureFormat, ...] = ()

@@ -350,7 +350,7 @@ class TrajectoryMatching:
     ) -> tuple[TrajectorySynthesisState, SynthesisLog]:
         """Draw a segment and move the data against the gradient of its matching loss.
 
-        Cost: that of differentiating `unroll`.
+        Cost: the derivative of `unroll`.
 
         Args:
           hp: values of `SynthesisHyperParameters` by name; may be traced.

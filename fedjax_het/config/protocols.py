@@ -23,7 +23,7 @@ _PROXY_DATA_RULE = DefaultsRule(settings={"server_data": "held_out", "server_opt
 # FedAMP: section 7 for clients' data and tests. Clients, rounds, networks and training are in an
 # appendix that could not be read; their values are chosen here.
 # FSL: section IV, scenario 1. The paper does not state the batch size. 50 is the value of scenario
-# 2 for EMNIST, and makes K = K_0 on CIFAR-10, as a remark of the paper supposes. For eta_g of FL
+# 2 for EMNIST, and gives K = K_0 on CIFAR-10, as a remark of the paper requires. For eta_g of FL
 # and DS, the sentence on the implementation gives sqrt(S) for all methods with such a server step.
 _PAPERS = ("dynafed", "fedaf", "fedamp", "fsl")
 _SETTINGS: dict[str, tuple[Any, ...]] = {

@@ -137,8 +137,9 @@ class ClientAlgorithm(NamedTuple):
     """`step(context, local, batch) -> (local, loss)`: `local` with unchanged structure, shapes and
     types; the mean loss of the minibatch, a float32 scalar."""
     end: Callable[[ClientContext, Tree, Tree], tuple[ClientUpdate, Tree, Tree]]
-    """`end(context, local, state) -> (update, state, output)`: the client's upload; its state with
-    unchanged structure, shapes and types; any arrays that the round reads for each client."""
+    """`end(context, local, state) -> (update, state, output)`: the client's upload, its new state,
+    and any arrays that the round reads for each client. The state keeps its structure, shapes and
+    types."""
     extra_passes: int = 0
     "Passes over the client's data before its local epochs."
     outputs_models: bool = False

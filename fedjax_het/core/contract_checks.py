@@ -169,7 +169,7 @@ def call_user_function(name: str, function: Callable, /, **arguments: Any) -> An
       The result of the function.
 
     Raises:
-      ContractError: if `function` is not callable or does not accept this number of arguments, or
+      ContractError: if `function` is not callable or does not accept this number of arguments. Also
         if it reads a hyper-parameter that the method does not declare. Any other exception of the
         function receives a note with `name`.
 

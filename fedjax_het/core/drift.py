@@ -1,10 +1,10 @@
 """Client drift: how far the updates of a round's clients are from their mean.
 
-Clients send changes d_k of the weights. With the run's averaging weights w_k (sum 1) and the mean
-m = sum_k w_k d_k, the metrics are `drift_cosine` = sum_k w_k <d_k, m> / (|d_k| |m|), which is 1 if
-all updates point in one direction, and `drift_distance` = sqrt(sum_k w_k |d_k - m|^2) / |m|.
-Neither needs a second pass over clients: d_k / |d_k| and |d_k|^2 are averaged along with d_k. The
-distance is therefore the root of a difference, and is rounding error below 0.01.
+Clients send changes d_k of the weights. w_k are the run's averaging weights (sum 1), and m = sum_k
+w_k d_k is the mean. The metrics are `drift_cosine` = sum_k w_k <d_k, m> / (|d_k| |m|) and
+`drift_distance` = sqrt(sum_k w_k |d_k - m|^2) / |m|. `drift_cosine` is 1 if all updates point in
+one direction. Neither needs a second pass over clients: d_k / |d_k| and |d_k|^2 are averaged along
+with d_k. The distance is therefore the root of a difference, and is rounding error below 0.01.
 Cost: one more tree of weights in every lane and in the exchange between devices.
 """
 

@@ -22,7 +22,8 @@ Tree = Any
 
 CPU_BATCH_SIZE = 250  # images of a batch that fits the caches of a CPU
 # An accelerator waits for the host between batches. A batch therefore fills a fraction of its
-# memory, by the bytes that networks hold of a pixel at a time (128 channels, four times over).
+# memory. The estimate counts the bytes that networks hold per pixel at a time (128 channels, four
+# times).
 MAX_BATCH_SIZE, MEMORY_FRACTION, BYTES_PER_PIXEL = 5000, 1 / 8, 4 * 4 * 128
 DEFAULT_MEMORY_BYTES = 2**35  # of a device that does not report its memory
 

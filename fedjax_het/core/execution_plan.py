@@ -245,9 +245,8 @@ class ExecutionPlan(NamedTuple):
 
         Args:
           tree: a tree of arrays.
-          placement: meaning of the leading axis: federations (PER_RUN); blocks (PER_BLOCK), which
-            are spread only where the blocks are; or clients (PER_CLIENT), where their states are
-            split.
+          placement: meaning of the leading axis: federations (PER_RUN), blocks (PER_BLOCK) or
+            clients (PER_CLIENT). Arrays are spread only if the blocks, or the client states, are.
 
         Returns:
           The arrays on the devices.

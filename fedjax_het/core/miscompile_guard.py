@@ -1,12 +1,12 @@
 """Guard against compiled programs that return wrong numbers.
 
-jax 0.10.2 (the last for Python 3.11) fuses a product of matrices and a reduction into one call of a
-library on CPUs, and computes it wrongly. The result of a matrix-vector product can hold
-thousands of wrong values, without an error. Disabling the fusions of this library halves a
-ConvNet's speed, since fused reductions alone are fast and right. The guard therefore reads compiled
-programs. A program without such a fusion is right, and nearly all programs have none. The first
-step of a program with such a fusion is compared with the same program compiled without fusions. If
-the two differ, the program without fusions replaces it.
+On CPUs jax 0.10.2 (the last for Python 3.11) fuses a product of matrices and a reduction into one
+library call, and computes it wrongly. The result of a matrix-vector product can hold thousands of
+wrong values, without an error. Disabling the fusions of this library halves a ConvNet's speed,
+since fused reductions alone are fast and right. The guard therefore reads compiled programs. A
+program without such a fusion is right, and nearly all programs have none. The first step of a
+program with such a fusion is compared with the same program compiled without fusions. If the two
+differ, the program without fusions replaces it.
 """
 
 import contextlib

@@ -8,7 +8,7 @@ condense data, the lanes run through pairs of a client and a class instead, see
 
 Axes: D blocks of lanes (one per device, as a rule), V lanes per block, J client slots per lane, T
 steps per lane, B batch, G segments, S sampled clients. A segment is a range of steps of one block
-in which no client starts or ends; with one lane per block every client is one segment.
+in which no client starts or ends. With one lane per block every client is one segment.
 """
 
 import heapq
@@ -210,7 +210,7 @@ class Scheduler:
 
         Args:
           round_index: the round.
-          shape: sizes to which the schedule is padded; default: those of the run.
+          shape: sizes to which the schedule is padded; default: the sizes of the run.
           segment_ends: ends of the segments of every block, for runs in step (default:
             `Scheduler.segment_ends`). They must include `Scheduler.segment_ends`.
 
@@ -296,7 +296,7 @@ class Scheduler:
 
         Args:
           round_index: the round.
-          shape: sizes to which the schedule is padded; default: those of the run.
+          shape: sizes to which the schedule is padded; default: the sizes of the run.
 
         Returns:
           The schedule, arrays on the host.

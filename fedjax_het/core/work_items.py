@@ -1,8 +1,8 @@
 """The work of clients in a round: minibatches of clients that train, or that condense their data.
 
 A work item is a sequence of minibatch steps that starts from the server's message. Local training
-has one work item per client. Condensation has one per pair of a client and a class, where pairs that
-do not exist cost nothing; where the classes of a client are coupled, it has one per client.
+has one work item per client. Condensation has one per pair of a client and a class; missing pairs
+cost nothing. If the classes of a client are coupled, it has one per client.
 """
 
 from typing import NamedTuple
@@ -158,7 +158,7 @@ class CondensationWork(NamedTuple):
     "Real examples from which a synthetic image starts; 0 for none."
     repeats_examples: bool = False
     """Whether repeated examples fill up a batch of a class with fewer examples than its size, as in
-    FedDM's public code; else the batch is the whole class."""
+    FedDM's public code. Otherwise the batch is the whole class."""
     is_per_client: bool = False
     "Whether a work item is a client with all its classes, which take turns in every step."
     needs_full_pass: bool = False

@@ -1,7 +1,7 @@
 """Partition schemes that the setting `partition` names: functions that divide training examples.
 
-A scheme is a function `(rng, labels, num_classes, num_clients, *, parameters...) -> clients` that
-returns an array of positions for each client, and an entry in `PARTITIONS`. The schemes are
+A scheme is a function `(rng, labels, num_classes, num_clients, *, parameters...) -> clients` and an
+entry in `PARTITIONS`. The function returns an array of positions for each client. The schemes are
 different benchmarks and have different names. Every scheme terminates: a scheme that may find no
 split raises an error that gives the reason.
 """

@@ -92,8 +92,8 @@ ACROSS = TableDeclaration(
                 "pfedme": {"hp": {"personal_lr": 0.03}},
             },
             note="feddm and fedaf condense less than by default: 10 images a class, 100 steps, 50 "
-            "server epochs. pfedme's personal models step at 0.03, as they diverge in the first "
-            "round at the default of 0.09. fedbn without batch norm is fedavg.",
+            "server epochs. pfedme's personal_lr is 0.03, since the default of 0.09 diverges in "
+            "the first round. fedbn without batch norm is fedavg.",
         ),
     },
 )

@@ -1,8 +1,8 @@
 """Lower bounds of the memory that runs need, checked before it is allocated.
 
-The bounds are checked three times. Settings are checked before anything is timed or placed, the
-plan before data are placed, and the programs, traced and then compiled, before the first round. A
-lower bound refuses no run that would fit.
+The bounds are checked three times. Settings are checked before anything is timed or placed, and the
+plan before data are placed. Programs, traced and then compiled, are checked before the first round.
+A lower bound refuses no run that would fit.
 """
 
 import contextlib

@@ -97,7 +97,7 @@ def plot_collaboration(
         image = _draw_matrix(panel, matrix, max_weights[index])
         _set_client_ticks(panel, clients, None if groups is None else groups[clients])
         low, high = (f"{reduce(np.diagonal(matrix)):.3f}" for reduce in (np.min, np.max))
-        diagonal = f"grey, own model: {low}" + ("" if low == high else f" to {high}")
+        diagonal = f"gray, own model: {low}" + ("" if low == high else f" to {high}")
         panel.set_xlabel("\n".join(filter(None, [panel.get_xlabel(), diagonal])), fontsize=10)
         if scale == "own":
             add_color_bar(image, panel)

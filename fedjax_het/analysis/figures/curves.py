@@ -422,7 +422,7 @@ def plot_small_multiples(curves: Sequence[Curve], metric: CurveMetric) -> "Figur
     for unused_panel in grid[len(labels) :].flat:
         unused_panel.set_visible(False)
     figure.supylabel(escape_mathtext(_make_y_label(available, metric, ", ")), fontsize=9)
-    notes = ["grey: all the other lines", _make_note(curves, dict.fromkeys(labels, style), metric)]
+    notes = ["gray: all the other lines", _make_note(curves, dict.fromkeys(labels, style), metric)]
     add_note(figure, "; ".join(filter(None, notes)), x_label="Round")
     return figure
 
@@ -576,7 +576,7 @@ def _make_note(curves: Sequence[Curve], styles: dict[str, LineStyle], metric: Cu
         parts.append(f"◂: reported {metric.reported_kind} value")
     unlabeled = [label for label, style in styles.items() if not style.is_labeled]
     if unlabeled:
-        parts.append(f"grey: {', '.join(unlabeled)}, the best of them named")
+        parts.append(f"gray: {', '.join(unlabeled)}, the best of them named")
     diverged = list(dict.fromkeys(curve.label for curve in curves if curve.diverged))
     if diverged:
         parts.append(f"{DIVERGED} runs that diverged are left out: {', '.join(diverged)}")

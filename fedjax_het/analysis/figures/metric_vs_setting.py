@@ -197,7 +197,7 @@ def _make_note(lines: Sequence[RunLine], x: str, styles: dict[str, dict]) -> str
         "lines: means; bands: one standard deviation; small points: single runs": any(
             line.runs[x].duplicated().any() for line in lines
         ),
-        f"grey: {gray}": gray,
+        f"gray: {gray}": gray,
         "×: a run that diverged": any(is_diverged(line.runs).any() for line in lines),
     }
     return "; ".join(text for text, is_needed in parts.items() if is_needed)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Distinguishable with any of the common color blindnesses: the palette of Okabe and Ito, with
-# Tol's wine in place of their yellow, which is invisible on white paper.
+# The palette is distinguishable with the common color blindnesses. It is the palette of Okabe and
+# Ito with Tol's wine instead of their yellow, which is invisible on white paper.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#882255", "#56B4E9", "#000000")
 # For more lines than the palette has colors, if their names stand beside them.
 _EXTRA_COLORS = ("#E08214", "#DDCC77", "#661100", "#6699CC", "#888888")
@@ -149,9 +149,9 @@ def write_animation(
 def assign_method_colors(methods: Iterable[str]) -> dict[str, str]:
     """Assign each method a color; up to eight methods have different colors.
 
-    Up to eight methods have colors of `PALETTE`: a method's own color if it is in the palette and
-    free, otherwise the next one that no method claims. With more methods, each method has its own
-    color, and methods without one share a few further colors.
+    Up to eight methods have colors of `PALETTE`. A method has its own color if it is in the palette
+    and free, otherwise the next color that no method claims. With more methods, each method has its
+    own color, and methods without one share a few further colors.
 
     Args:
       methods: names of methods.

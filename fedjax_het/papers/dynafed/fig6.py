@@ -4,12 +4,12 @@ python experiments/dynafed/fig6.py                  the embedded digits, a minut
 python experiments/dynafed/fig6.py --preset cpu     Fashion-MNIST, width 32: as Table 1
 python experiments/dynafed/fig6.py --preset paper   CIFAR-10: a GPU's work
 
-`fig6_distance.png`: networks are trained from every checkpoint of the trajectory for s' steps on
-the synthetic data, on equally many random real images and on noise. The distance is 1 minus the
-cosine between their parameters and the checkpoint s rounds later. All three have the learned step
-size and the method's augmentation; noise has one class per image, and equal numbers of each class.
-`fig6_scratch.png`: accuracy of networks trained by one recipe on the synthetic data alone and, as a
-control, on equally many random real images, against local epochs.
+`fig6_distance.png`: networks train from every checkpoint for s' steps on the synthetic data, on
+equally many random real images and on noise. The distance is 1 minus the cosine between their
+parameters and the checkpoint s rounds later. All three have the learned step size and the method's
+augmentation; noise has one class per image, and equal numbers of each class. `fig6_scratch.png`:
+accuracy of networks trained by one recipe on the synthetic data alone and, as a control, on equally
+many random real images, against local epochs.
 
 The runs are the runs of Table 1, in its folder. For other numbers of local epochs, runs end with
 the round after the synthesis. `--show` draws the available runs. The public code trains three

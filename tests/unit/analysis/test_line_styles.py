@@ -144,7 +144,7 @@ def test_highlighted_methods_have_color():
     assert list(named(panel)) == [baselines[-1], "dynafed"]  # the best of the others
     assert figure.get_supxlabel().replace("\n", " ") == (
         "band: one standard deviation over seeds; ◂: reported final value; "
-        f"grey: {', '.join(baselines)}, the best of them named"
+        f"gray: {', '.join(baselines)}, the best of them named"
     )
     assert panel.get_ylim()[1] > 60  # there is room for what was reported
     drawn(figure)
