@@ -19,7 +19,7 @@ from fedjax_het.data.grouped_partition import (
     resolve_grouped_parameters,
 )
 from fedjax_het.data.sampling import allocate_equal_counts, shuffle_by_class, take_quota
-from fedjax_het.data.validation import to_integers
+from fedjax_het.data.validation import validate_labels
 from fedjax_het.utils.config import Bounds, NonNegativeInt, PositiveInt, validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.registry import (
@@ -336,10 +336,7 @@ def by_domain(rng, labels, num_classes, num_clients, *, domains, domain_names):
         if a domain has no training examples.
     """
     require(domains is not None, "partition", "by_domain", "a data set whose images have domains")
-    domains = to_integers("domains", domains)
-    expected = f"len(labels) = {len(labels)} integers >= 0"
-    require(len(domains) == len(labels), "len(domains)", len(domains), expected)
-    require(domains.min() >= 0, "domains", int(domains.min()), expected)
+    domains = validate_labels("domains", domains, "labels", labels, "domain")
     count = max(len(domain_names), int(domains.max()) + 1)
     require(num_clients == count, "num_clients", num_clients, f"{count}, one for each domain")
     clients = [np.flatnonzero(domains == domain) for domain in range(count)]

@@ -163,7 +163,7 @@ def validate_labels(
       argument: name of the argument, for messages.
       labels: integers `[N]` in [0, 65536).
       images_argument: name of the argument of the images, for messages.
-      images: `[N, H, W, C]`.
+      images: array `[N, ...]` with an entry for each image.
       kind: the noun for one entry, for messages: "label" or "domain".
 
     Returns:
