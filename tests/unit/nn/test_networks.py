@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.markers import slow_case
 from support.x64 import enable_x64
 
 from fedjax_het.nn import (
@@ -270,6 +271,12 @@ def perturbed(model, seed=0):
     return {"params": params, "state": state}
 
 
+def perturbed_clients(model):
+    """Variables of three clients, stacked."""
+    clients = [perturbed(model, seed) for seed in range(3)]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *clients)
+
+
 def train_apply(model):
     return jax.jit(partial(model.apply, train=True))
 
@@ -360,29 +367,6 @@ def test_dropout_follows_key():
     for plain in (logits(False, first), logits(False, None), logits(True, None)):
         np.testing.assert_array_equal(plain, logits(False, other))
         np.testing.assert_allclose(plain, plain[:1].repeat(4, 0), rtol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", [(10, 9, 1), (24, 20, 3)])
-def test_dropout_gradients_agree_between_impls(shape):
-    """Also where clients have their own keys."""
-    keys = jax.random.split(KEY, 2)
-
-    def value_and_gradient(impl):
-        model = make_model("fsl_cnn", shape, 4, conv_impl=impl)
-        clients = [perturbed(model, seed)["params"] for seed in range(2)]
-        batch = random_batch(model, 6)
-
-        def loss(params, key):
-            variables = {"params": params, "state": {}}
-            return (model.apply(variables, batch["x"], train=True, key=key)[0] ** 2).sum()
-
-        program = jax.jit(jax.vmap(jax.value_and_grad(loss)))
-        return program(jax.tree.map(lambda *leaves: jnp.stack(leaves), *clients), keys)
-
-    (value, gradient), (expected, other) = map(value_and_gradient, ("im2col", "native"))
-    np.testing.assert_allclose(value, expected, rtol=1e-5)
-    assert_trees_close(gradient, other, 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -504,23 +488,37 @@ def test_instance_norm_equals_group_norm():
     np.testing.assert_array_equal(first, second)
 
 
-@pytest.mark.parametrize("norm", ["group", "batch", "none"])
-def test_gradients_agree_between_impls(norm):
-    """Per-client weights under vmap, as lanes have them."""
+@pytest.mark.parametrize(
+    ("name", "shape", "options"),
+    [
+        *(
+            ("convnet", (8, 8, 1), {"width": 5, "depth": 2, "norm": norm})
+            for norm in ("group", "batch", "none")
+        ),
+        *(slow_case("fsl_cnn", shape, {}) for shape in ((10, 9, 1), (24, 20, 3))),
+    ],
+)
+def test_gradients_agree_between_impls(name, shape, options):
+    """Weights and keys of each client under vmap, as lanes have them."""
 
-    def gradients(impl):
-        model = make_model("convnet", (8, 8, 1), 4, width=5, depth=2, norm=norm, conv_impl=impl)
-        clients = [perturbed(model, seed) for seed in range(3)]
-        clients = jax.tree.map(lambda *leaves: jnp.stack(leaves), *clients)
-        batch = random_batch(model, 4)
+    def value_and_gradient(impl):
+        model = make_model(name, shape, 4, **options, conv_impl=impl)
+        clients, keys, batch = (
+            perturbed_clients(model),
+            jax.random.split(KEY, 3),
+            random_batch(model, 6),
+        )
 
-        def loss(params, state):
-            logits, _ = model.apply({"params": params, "state": state}, batch["x"], train=True)
-            return (logits**2).sum()
+        def loss(params, state, key):
+            variables = {"params": params, "state": state}
+            return (model.apply(variables, batch["x"], train=True, key=key)[0] ** 2).sum()
 
-        return jax.jit(jax.vmap(jax.grad(loss)))(clients["params"], clients["state"])
+        program = jax.jit(jax.vmap(jax.value_and_grad(loss)))
+        return program(clients["params"], clients["state"], keys)
 
-    assert_trees_close(gradients("im2col"), gradients("native"), 1e-5)
+    (value, gradient), (expected, other) = map(value_and_gradient, ("im2col", "native"))
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    assert_trees_close(gradient, other, 1e-5)
 
 
 @pytest.mark.slow
@@ -647,10 +645,7 @@ def test_micro_batches_loop(batch_size, micro_batch, pieces):
 def test_micro_batches_under_vmap():
     """A ConvNet with one set of weights per client, under vmap as lanes are."""
     model = make_model("convnet", (8, 8, 1), 4, width=3, depth=1)
-    clients = jax.tree.map(
-        lambda *leaves: jnp.stack(leaves), *(perturbed(model, seed)["params"] for seed in range(3))
-    )
-    batch = random_batch(model, 8)
+    clients, batch = perturbed_clients(model)["params"], random_batch(model, 8)
     loss = partial(sum_of_cross_entropies, model)
     in_pieces, whole = (
         jax.jit(jax.vmap(micro_batched_value_and_grad(loss, size), (0, None)))(clients, batch)
