@@ -22,7 +22,7 @@ def count_training_flops(model: Model) -> int:
       model: the network.
 
     Returns:
-      Floating-point operations per sample.
+      Floating-point operations per sample; 0 for a network without such products.
 
     Example:
       >>> from fedjax_het.nn import make_model
@@ -31,7 +31,7 @@ def count_training_flops(model: Model) -> int:
       170
     """
     forward = list(iter_multiply_adds(trace_evaluation(model)))
-    return 2 * (3 * sum(forward) - forward[0])
+    return 2 * (3 * sum(forward) - sum(forward[:1]))
 
 
 def trace_evaluation(model: Model) -> Any:

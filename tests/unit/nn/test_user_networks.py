@@ -15,6 +15,7 @@ from fedjax_het.nn import (
     Model,
     add_projection_head,
     compute_network_digest,
+    count_training_flops,
     make_model,
     norm_mask,
     to_model,
@@ -187,6 +188,11 @@ def test_flax_module_without_head():
 
 
 # --- pairs
+
+
+def test_training_flops_without_products():
+    pair = (lambda key: {"w": jnp.ones(CLASSES)}, lambda p, x: x[:, 0, :CLASSES, 0] * p["w"])
+    assert count_training_flops(to_model(pair, SHAPE, CLASSES)) == 0
 
 
 def test_pair_signatures():
