@@ -129,12 +129,6 @@ def test_ranks_use_common_seeds():
     assert len(stack_client_accuracies([none, many])) == 0
 
 
-def test_no_runs_write_no_files(tmp_path, capsys):
-    assert main(["--show", "--output-dir", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "There is no run to show.\n"
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.slow
 def test_across_program(tmp_path, capsys):
     words = ["--methods", "fedavg", "ditto", "separate", "--rounds", "2", "--seeds", "0"]

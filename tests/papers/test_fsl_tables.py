@@ -1,11 +1,12 @@
 """FSL's table and figures: they are the paper's, and no run of theirs is made twice."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pandas as pd
 import pytest
-from support.tables import list_cells, list_digests
+from support.tables import list_cells, list_digests, make_results
 
 from fedjax_het import RunSpec, analysis
 from fedjax_het.analysis import TableCell, compare_with_reported, format_comparison_table
@@ -172,23 +173,15 @@ def test_class_filter(tmp_path, capsys):
 # A table with rounds beside accuracies
 
 
-def made(cell, accuracies, rounds, **more):
-    rows = []
-    for run, accuracy, number in zip(cell.runs, accuracies, rounds, strict=True):
-        rows.append(
-            {
-                "digest": f"made-{run.digest()}",
-                "settings": run.digest(),
-                "final_accuracy": accuracy,
-                "window_accuracy": accuracy,
-                "rise_time": 100,
-                "rounds_to_half": number,
-                "diverged": accuracy is None,
-                "wall_seconds": 1.0,
-                **more,
-            }
-        )
-    return pd.DataFrame(rows)
+def made(cell, accuracies, rounds):
+    """Results of the seeds 0 and 1."""
+
+    def accuracy(cell, run):
+        return accuracies[run.seed]
+
+    columns = {"window_accuracy": accuracy, "rise_time": lambda cell, run: 100}
+    columns["rounds_to_half"] = lambda cell, run: rounds[run.seed]
+    return make_results([cell], accuracy, **columns)
 
 
 def a_cell(method, row=None, classes=2):
@@ -268,24 +261,11 @@ def test_table1_row_of_unfinished_table():
 def gamma_runs():
     rows = []
     for method, gammas in (("data_sharing", (None,)), ("fsl", (0.5, 2.0)), ("fsl_p", (0.5, 2.0))):
-        for gamma in gammas:
-            for seed in (0, 1):
-                place = len(rows)
-                rows.append(
-                    {
-                        "digest": f"d{place}",
-                        "settings": f"s{place}",
-                        "algorithm": method,
-                        "dataset": "digits",
-                        "classes": 2,
-                        "seed": seed,
-                        "hp.gamma": gamma,
-                        "final_accuracy": 0.5,
-                        "window_accuracy": 0.5 + 0.01 * place,
-                        "rise_time": 10.0 + place,
-                        "diverged": False,
-                    }
-                )
+        for place, (gamma, seed) in enumerate(product(gammas, (0, 1)), len(rows)):
+            row = {"digest": f"d{place}", "settings": f"s{place}", "algorithm": method}
+            row |= {"dataset": "digits", "classes": 2, "seed": seed, "hp.gamma": gamma}
+            row |= {"final_accuracy": 0.5, "window_accuracy": 0.5 + 0.01 * place}
+            rows.append(row | {"rise_time": 10.0 + place, "diverged": False})
     return pd.DataFrame(rows)
 
 
@@ -417,11 +397,6 @@ def test_figure9_measures_gradients(tmp_path):
     (result,) = figure("fig9", tmp_path, "--classes", "2", "--methods", "fsl(n0=20)")
     for name in ("server_gap", "client_gap"):
         assert np.isfinite(result.metrics[name]).tolist() == [True, False, False]
-
-
-def test_figure_without_runs(tmp_path, capsys):
-    assert PROGRAMS["fig1"](["--show", "--output-dir", str(tmp_path)]) == 0
-    assert "There is no run to draw." in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -110,7 +110,7 @@ def test_bad_flag_has_exit_status_2(arguments, message, capsys, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_table_program_end_to_end(tmp_path, capsys, monkeypatch):
+def test_table_program_end_to_end(tmp_path, capsys, request):
     command = ["--methods", "fedavg", "--alphas", "0.1", "0.5", "--seeds", "0", "1"]
     command += ["--rounds", "2", "--output-dir", str(tmp_path)]
     assert main([*command, "--list"]) == 0
@@ -132,11 +132,7 @@ def test_table_program_end_to_end(tmp_path, capsys, monkeypatch):
         )
     assert (tmp_path / "table.csv").read_text().count("\n") == 3
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-
-    def no_more(*args, **keywords):
-        raise AssertionError("a run that is done was made again")
-
-    monkeypatch.setattr(fedjax_het, "simulate", no_more)
+    request.getfixturevalue("forbid_runs")
     assert main(command) == 0
     assert "4 of 4 runs" in capsys.readouterr().out
     assert main([*command, "--list"]) == 0

@@ -66,6 +66,20 @@ def test_unknown_table_has_exit_status_2(words, message, capsys):
     assert message in error and "\n" not in error
 
 
+@pytest.mark.parametrize("name", ["across", "fedamp.fig3", "fsl.fig1"])
+def test_figures_without_runs(name, tmp_path, capsys):
+    main = import_module(f"experiments.{name}").main
+    assert main(["--show", "--output-dir", str(tmp_path)]) == 0
+    assert re.search(r"There is no run to (show|draw)\.\n$", capsys.readouterr().out)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["fedaf.table2", "fedamp.table3"])
+def test_table_without_alpha_rejects_alphas(name, capsys, tmp_path):
+    assert load_program(name)(["--alphas", "0.1", "--output-dir", str(tmp_path)]) == 2
+    assert "alphas = (0.1,): expected none" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("installed", [False, True], ids=["checkout", "installed"])
 def test_local_experiments_folder_is_ignored(installed, tmp_path):

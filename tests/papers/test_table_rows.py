@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from support.tables import make_results
 
 from fedjax_het.analysis.comparison import add_row_settings, compare_with_reported, parse_row
 from fedjax_het.papers.dynafed.settings import CONTROLS, TUNING
@@ -38,27 +39,6 @@ def cells(*methods, **filters):
     methods = methods or ("fedavg", "fedprox", "dynafed", *CONTROLS)
     given = {"alphas": (0.01,), "seeds": (0, 1), **filters}
     return make_cells(TABLE1, TableArguments(preset="quick", methods=methods, **given))
-
-
-def results_of(cells, accuracy, **more):
-    """A row for each run, of `accuracy(cell, run)`; None: it diverged."""
-    rows = []
-    for cell in cells:
-        for run in cell.runs:
-            found = accuracy(cell, run)
-            rows.append(
-                {
-                    "digest": f"made-{run.digest()}",
-                    "settings": run.digest(),
-                    "final_accuracy": found,
-                    "final_accuracy_std": 0.0,
-                    "diverged": found is None,
-                    "wall_seconds": 1800.0,
-                    "dataset": run.dataset,
-                    **{name: value(cell) for name, value in more.items()},
-                }
-            )
-    return pd.DataFrame(rows)
 
 
 def outcome_of(cells, results, curves=None, directory=None):
@@ -97,7 +77,7 @@ def test_tuned_row_has_best_value():
             return None  # a trial that diverges is none of the best
         return 0.8 if wanted else 0.5
 
-    results = results_of(tried, accuracy)
+    results = make_results(tried, accuracy)
     found = add_tuned_cells(TABLE1, own, results, TABLE1.load_reported())
     assert [cell.method for cell in found] == [
         "fedavg",
@@ -119,7 +99,7 @@ def test_tuned_row_has_best_value():
     def best_of_dynafed(cell, run):
         return 0.9 if math.isclose(run.hp.get("fine_tune_lr", 0), 1e-3) else 0.5
 
-    made = results_of(tried_there, best_of_dynafed)
+    made = make_results(tried_there, best_of_dynafed)
     assert len(tried_there) == 5  # the controls themselves are not tried
     rows = [
         cell.method for cell in add_tuned_cells(TABLE1, with_control, made, TABLE1.load_reported())
@@ -158,15 +138,8 @@ def curves_of(cells, level):
     for cell in cells:
         for run in cell.runs:
             values = level(cell) + 0.02 * RNG.normal(size=ROUNDS)
-            frames.append(
-                pd.DataFrame(
-                    {
-                        "digest": f"made-{run.digest()}",
-                        "round": range(1, ROUNDS + 1),
-                        "test_accuracy": values,
-                    }
-                )
-            )
+            columns = {"round": range(1, ROUNDS + 1), "test_accuracy": values}
+            frames.append(pd.DataFrame({"digest": f"made-{run.digest()}", **columns}))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -174,7 +147,7 @@ def test_p_value_over_blocks_of_rounds():
     own = cells()
     levels = {"fedavg": 0.5, "fedprox": 0.79}
     curves = curves_of(own, lambda cell: levels.get(cell.method, 0.8))
-    outcome = outcome_of(own, results_of(own, lambda cell, run: 0.5), curves)
+    outcome = outcome_of(own, make_results(own, lambda cell, run: 0.5), curves)
     found = dict(zip([cell.method for cell in own], compute_p_values(outcome), strict=True))
 
     def blocks(cell):
@@ -203,11 +176,11 @@ def test_p_value_uses_common_seeds():
     def accuracy(cell, run):
         return None if cell.method == "fedavg" and run.seed == 0 else 0.5
 
-    (fedavg, _) = compute_p_values(outcome_of(own, results_of(own, accuracy), curves))
+    (fedavg, _) = compute_p_values(outcome_of(own, make_results(own, accuracy), curves))
     single = [dataclasses.replace(cell, runs=cell.runs[1:]) for cell in own]
-    (alone, _) = compute_p_values(outcome_of(single, results_of(single, accuracy), curves))
+    (alone, _) = compute_p_values(outcome_of(single, make_results(single, accuracy), curves))
     assert fedavg == alone and not math.isnan(alone)
-    nothing = compute_p_values(outcome_of(own, results_of(own, accuracy).head(0), curves))
+    nothing = compute_p_values(outcome_of(own, make_results(own, accuracy).head(0), curves))
     assert nothing.isna().all()
 
 
@@ -241,9 +214,11 @@ def test_p_value_over_clients(tmp_path):
 
 def test_matching_loss_column(tmp_path, capsys):
     own = cells()
-    losses = {"matching_loss": lambda cell: 0.9 if cell.method == "dynafed" else None}
-    losses["matching_loss_by_start.3"] = lambda cell: 0.87 if cell.method == "dynafed" else None
-    results = results_of(own, lambda cell, run: 0.5, **losses).astype({"matching_loss": float})
+    losses = {"matching_loss": lambda cell, run: 0.9 if cell.method == "dynafed" else None}
+    losses["matching_loss_by_start.3"] = lambda cell, run: (
+        0.87 if cell.method == "dynafed" else None
+    )
+    results = make_results(own, lambda cell, run: 0.5, **losses).astype({"matching_loss": float})
     found = dict(zip([c.method for c in own], compute_matching_losses(own, results), strict=True))
     assert found.pop("dynafed") == 0.9 and all(map(math.isnan, found.values()))
     assert "3: 0.87" in describe_matching_losses(own, results)
@@ -262,7 +237,7 @@ def test_matching_loss_column(tmp_path, capsys):
 def test_gain_columns():
     own = cells("fedavg", "dynafed", *CONTROLS, alphas=(0.01, 0.04))
     levels = {"fedavg": 0.4, "dynafed": 0.6, CONTROLS[0]: 0.5, CONTROLS[1]: 0.75}
-    results = results_of(own, lambda cell, run: levels[cell.method] + cell.alpha)
+    results = make_results(own, lambda cell, run: levels[cell.method] + cell.alpha)
     table = compare_with_reported(own, results, TABLE1.load_reported())
     gains = compute_gains_over_real(table, own, TABLE1)
     for cell, gain in zip(own, gains, strict=True):

@@ -7,17 +7,11 @@ from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.utils.config import parse_config
 from support.data import CLIENT_SIZES
 from support.small_federation import make_small_federation
+from support.small_runs import CONDENSATION_OPTIONS, SYNTHESIS_OPTIONS
 
-FAST_SYNTHESIS = {
-    "num_iterations": 2,
-    "inner_steps": 2,
-    "trajectory_rounds": 3,
-    "segment_length": 2,
-    "target_counts": 1,
-    "num_samples": 6,
-    "augment_strategy": "none",
-}
-FAST_CONDENSATION = {"ipc": 2, "steps": 3, "server_epochs": 2, "server_batch_size": 4}
+FAST_SYNTHESIS = {**SYNTHESIS_OPTIONS, "num_iterations": 2, "trajectory_rounds": 3}
+FAST_SYNTHESIS["augment_strategy"] = "none"
+FAST_CONDENSATION = {**CONDENSATION_OPTIONS, "server_batch_size": 4}
 FAST_DISTILLATION = {"distill_epochs": 3, "distill_batch_size": 4}
 FAST_GENERATOR = {"generator_hidden": 5, "generator_noise": 2, "generator_steps": 3}
 FAST_OPTIONS = {
@@ -27,14 +21,18 @@ FAST_OPTIONS = {
     "fedgen": FAST_GENERATOR,
     "feddf": FAST_DISTILLATION,
     "fedbe": {**FAST_DISTILLATION, "num_samples": 3},
+    # Of these the variants with most work.
+    "apfl": {"mixing": "outputs", "adaptive": True, "alpha_update": "step"},
+    "per_fedavg": {"order": "exact"},
 }
 # The mean logits of linear models are those of their mean: FedDF would follow rounding errors.
 HYPER_PARAMETERS = {"feddf": {"server_lr": 0.7}}
 
 
-def fast_registered_builder(name):
+def fast_registered_builder(name, base=None):
     """-> (build, settings of `small`) of a registered method, such that it is quick."""
-    algorithm_spec, options = get_algorithm_spec(name, {}), FAST_OPTIONS.get(name, {})
+    algorithm_spec = get_algorithm_spec(name, {} if base is None else {"base": base})
+    options = {**FAST_OPTIONS.get(base, {}), **FAST_OPTIONS.get(name, {})}
     hyper_parameters = default_hyper_parameters(algorithm_spec, options) | {
         "local_lr": 0.1,
         **HYPER_PARAMETERS.get(name, {}),

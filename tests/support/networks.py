@@ -60,3 +60,31 @@ def make_centered_model() -> Model:
         return features @ last["kernel"] + last["bias"], new_state
 
     return Model("centred", (2, 2, 1), NUM_CLASSES, init, apply, norm_layers=lambda: {("first",)})
+
+
+CURVED_HIDDEN = 3
+
+
+def make_curved_model(*, centred=False) -> Model:
+    """Logits that are no linear function of the weights: mixing them is not mixing those.
+
+    centred: the hidden layer's inputs have the minibatch's mean taken off, or the running one's
+    that is kept for use, as in batch norm.
+    """
+
+    def init(key):
+        shapes = {"first": (4, CURVED_HIDDEN), "second": (CURVED_HIDDEN, 3)}
+        keys = dict(zip(shapes, jax.random.split(key), strict=True))
+        params = {name: jax.random.normal(keys[name], shape) for name, shape in shapes.items()}
+        return {"params": params, "state": {"mean": jnp.zeros(CURVED_HIDDEN)} if centred else {}}
+
+    def apply(variables, x, *, train, key=None):
+        params, state = variables["params"], variables["state"]
+        hidden = x.reshape(x.shape[0], -1) @ params["first"]
+        if centred:
+            mean = hidden.mean(0) if train else state["mean"]
+            hidden = hidden - mean
+            state = {"mean": 0.9 * state["mean"] + 0.1 * mean} if train else state
+        return jnp.tanh(hidden) @ params["second"], state
+
+    return Model("curved", IMAGE_SHAPE, NUM_CLASSES, init, apply)

@@ -67,6 +67,23 @@ def finite_difference_gradient(
     return np.array([(function(point + s) - function(point - s)) / (2 * step) for s in steps])
 
 
+class ReferenceAdam:
+    """Adam with its usual decay rates; a moment each of one array."""
+
+    def __init__(self) -> None:
+        self.mean, self.square, self.num_steps = 0.0, 0.0, 0
+
+    def step(self, point: np.ndarray, gradient: np.ndarray, lr: float) -> np.ndarray:
+        self.num_steps += 1
+        self.mean = 0.9 * self.mean + 0.1 * gradient
+        self.square = 0.999 * self.square + 0.001 * gradient**2
+        mean, square = (
+            self.mean / (1 - 0.9**self.num_steps),
+            self.square / (1 - 0.999**self.num_steps),
+        )
+        return point - lr * mean / (np.sqrt(square) + 1e-8)
+
+
 class Minibatch(NamedTuple):
     """What a client's step is on.
 

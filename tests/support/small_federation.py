@@ -146,15 +146,11 @@ class FederationSetting:
         return Scheduler(units, settings, self.plan.blocks, self.plan.lanes)
 
 
-def full_pass_schedule(plan: ExecutionPlan, *, sizes=CLIENT_SIZES):
+def make_full_pass_scheduler(plan: ExecutionPlan) -> Scheduler:
     """The schedule of a survey: all clients, weighted by their examples, each once through."""
-    return make_full_pass_scheduler(plan, sizes=sizes).make_round(0)
-
-
-def make_full_pass_scheduler(plan: ExecutionPlan, *, sizes=CLIENT_SIZES) -> Scheduler:
-    partition = consecutive_partition(sizes)
     settings = RoundSettings(seed=0, averaging="weighted")
-    return Scheduler(ClientWork(partition, 1, BATCH_SIZE), settings, plan.blocks, plan.lanes)
+    units = ClientWork(consecutive_partition(), 1, BATCH_SIZE)
+    return Scheduler(units, settings, plan.blocks, plan.lanes)
 
 
 def make_small_federation(build, *, hp, **settings) -> SmallFederation:

@@ -1,5 +1,7 @@
 """Cells and runs of declared tables."""
 
+import pandas as pd
+
 from fedjax_het.papers.table import TableArguments, make_cells
 
 
@@ -17,3 +19,19 @@ def list_digests(experiment, preset="paper", **filters):
     """Return the digests of all runs."""
     cells = list_cells(experiment, preset, **filters)
     return {run.digest() for cell in cells for run in cell.runs}
+
+
+def make_results(cells, accuracy, **columns):
+    """Return rows of results of runs that did not happen.
+
+    `accuracy(cell, run)` is None where a run diverged. Every other column is a function of both.
+    """
+    rows = []
+    for cell in cells:
+        for run in cell.runs:
+            found = accuracy(cell, run)
+            row = {"digest": f"made-{run.digest()}", "settings": run.digest()}
+            row |= {"final_accuracy": found, "final_accuracy_std": 0.0, "diverged": found is None}
+            row |= {"wall_seconds": 1800.0, "dataset": run.dataset}
+            rows.append(row | {name: value(cell, run) for name, value in columns.items()})
+    return pd.DataFrame(rows)

@@ -3,12 +3,11 @@
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close
 from support.data import CLIENT_SIZES
-from support.networks import make_linear_model
+from support.networks import make_centered_model
 from support.quadratics import Quadratics, distance_to_optimum, make_heterogeneous_quadratics
 from support.reference_loop import ReferenceFedAvg, run_four_rounds_and_compare
 from support.small_federation import make_small_federation
@@ -166,20 +165,8 @@ def test_feddc_gradients_match_scaffold(optimizer):
 
 def test_feddyn_averages_batch_norm_statistics():
     """h has no part in them, nor has server_lr."""
-    linear = make_linear_model()
-
-    def init(key):
-        return {**linear.init(key), "state": {"mean": jnp.zeros(4)}}
-
-    def apply(variables, x, *, train, key=None):
-        logits, _ = linear.apply(variables, x, train=train)
-        mean = 0.9 * variables["state"]["mean"] + 0.1 * x.mean(0).ravel()
-        return logits, {"mean": mean}
-
-    model = linear._replace(init=init, apply=apply, embed=None)
-    states = []
-    for build in (fedavg, feddyn):
-        federation = make_small_federation(build, hp={**HP, "server_lr": 0.5}, model=model)
-        states.append(federation.run(1)[0].server.variables["state"]["mean"])
+    settings = {"hp": {**HP, "server_lr": 0.5}, "model": make_centered_model()}
+    federations = [make_small_federation(build, **settings) for build in (fedavg, feddyn)]
+    states = [each.run(1)[0].server.variables["state"]["first"]["mean"] for each in federations]
     assert np.abs(states[0]).max() > 1e-3
     np.testing.assert_allclose(*states, rtol=1e-6)

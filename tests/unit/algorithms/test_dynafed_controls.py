@@ -7,7 +7,13 @@ import optax
 import pytest
 from support.algorithm_builders import bind_options
 from support.data import NUM_CLASSES, make_user_dataset
-from support.reference_loop import ReferenceFedAvg, flatten_images, run_and_compare, softmax
+from support.reference_loop import (
+    ReferenceAdam,
+    ReferenceFedAvg,
+    flatten_images,
+    run_and_compare,
+    softmax,
+)
 from support.small_federation import make_small_federation
 from support.small_runs import SYNTHESIS_OPTIONS, make_spec, run_spec
 from support.x64 import enable_x64
@@ -47,12 +53,10 @@ class Tuned(ReferenceFedAvg):
         super().update_server(r, clients, models)
         if r < LAST:
             return
-        m = v = np.zeros_like(self.global_vector)
-        for step in range(1, EPOCHS + 1):
+        adam = ReferenceAdam()
+        for _ in range(EPOCHS):
             slope = self.soft_slope(self.global_vector)
-            m, v = 0.9 * m + 0.1 * slope, 0.999 * v + 0.001 * slope**2
-            m_hat, v_hat = m / (1 - 0.9**step), v / (1 - 0.999**step)
-            self.global_vector = self.global_vector - RATE * m_hat / (np.sqrt(v_hat) + 1e-8)
+            self.global_vector = adam.step(self.global_vector, slope, RATE)
 
 
 def control(synthetic, images, labels, number=SAMPLES):

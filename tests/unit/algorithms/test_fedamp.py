@@ -20,7 +20,7 @@ from support.reference_loop import (
     flatten_images,
     flatten_params,
 )
-from support.small_federation import full_pass_schedule, make_small_federation
+from support.small_federation import make_full_pass_scheduler, make_small_federation
 from support.small_runs import make_spec, run_spec
 from support.x64 import enable_x64
 
@@ -436,9 +436,8 @@ def test_objective_matches_equation_1(scale, attention_):
         distances = float64_distances(weights)
         return total + strength * attention_value(distances[np.triu_indices(len(weights), 1)]).sum()
 
-    cohort = Cohort(
-        full_pass_schedule(make_execution_plan(1, 1, mesh_axis=None)), federation.examples
-    )
+    scheduler = make_full_pass_scheduler(make_execution_plan(1, 1, mesh_axis=None))
+    cohort = Cohort(scheduler.make_round(0), federation.examples)
     found = federation.algorithm.diagnostics.measure(federation.hp, state, cohort)
     np.testing.assert_allclose(found["objective"], objective(start.ravel()), rtol=1e-5)
     slope = np.linalg.norm(finite_difference_gradient(objective, start.ravel()))

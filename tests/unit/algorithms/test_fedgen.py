@@ -12,7 +12,9 @@ from support.algorithm_builders import bind_options
 from support.data import BATCH_SIZE, NUM_CLASSES
 from support.networks import make_linear_model
 from support.reference_loop import (
+    ReferenceAdam,
     ReferenceFedAvg,
+    finite_difference_gradient,
     flatten_params,
     logit_gradient,
     run_and_compare,
@@ -78,16 +80,15 @@ class Guided(ReferenceFedAvg):
         generator = federation.initial_state().server.generator
         generator = jax.tree.map(lambda a: np.asarray(a, np.float64), generator)
         self.made_by, self.state = generator["params"], generator["state"]["norm"]
-        self.moments = [0.0, 0.0, 0]
+        self.adam = ReferenceAdam()
 
     def weight(self, name, r):
         start = self.hp[name]
         return max(start * self.hp["guidance_decay"] ** r, min(1e-4, start))
 
     def initial_client_model(self, client):
-        self.client_states[client] = np.zeros(
-            NUM_CLASSES
-        )  # of the labels that it sees in the round
+        # Counts of the labels that it sees in the round.
+        self.client_states[client] = np.zeros(NUM_CLASSES)
         return super().initial_client_model(client)
 
     def descent_direction(self, model, batch):
@@ -99,20 +100,19 @@ class Guided(ReferenceFedAvg):
 
     def guidance(self, p, batch):
         """Gradient of both terms on generated features; those of this network are its pixels."""
-        key = fold_in_purpose(
-            step_key(batch.round, batch.client, batch.step), Purpose.GENERATED_SAMPLES
-        )
+        step = step_key(batch.round, batch.client, batch.step)
+        key = fold_in_purpose(step, Purpose.GENERATED_SAMPLES)
         labels_key, *noise_keys = jax.random.split(key, 3)
         size = len(batch.padded_indices)
         labels = np.asarray(jax.random.randint(labels_key, (size,), 0, NUM_CLASSES))
         noises = [np.asarray(jax.random.uniform(n, (size, 2))) for n in noise_keys]
-        z, _ = generated(self.made_by, self.state, noises[0], labels, False)
-        alike, _ = generated(
-            self.made_by, self.state, noises[1], self.labels[batch.padded_indices], False
+        own = self.labels[batch.padded_indices]
+        (z, _), (alike, _) = (
+            generated(self.made_by, self.state, *given, False)
+            for given in zip(noises, (labels, own), strict=True)
         )
-        away = self.weight("generated_weight", batch.round) * logit_gradient(
-            z @ p["w"] + p["b"], labels
-        )
+        slopes = logit_gradient(z @ p["w"] + p["b"], labels)
+        away = self.weight("generated_weight", batch.round) * slopes
         dw, db = z.T @ away / size, away.mean(0)
         found, taught = (softmax(x @ p["w"] + p["b"])[: len(batch.y)] for x in (batch.x, alike))
         away = self.weight("distilled_weight", batch.round) * (found - taught)
@@ -141,22 +141,15 @@ class Guided(ReferenceFedAvg):
             labels = np.asarray(jax.random.categorical(labels_key, allowed, shape=(self.batch,)))
             noise = np.asarray(jax.random.uniform(noise_key, (self.batch, 2)), np.float64)
             flat, unravel = self.raveled()
-            gradient = np.zeros_like(flat)
-            for i in range(len(flat)):
-                step = np.zeros_like(flat)
-                step[i] = 1e-6
-                both = (
-                    self.loss(unravel(flat + s), teachers, noise, labels) for s in (step, -step)
-                )
-                gradient[i] = np.subtract(*both) / 2e-6
+
+            def loss(point, unravel=unravel, given=(teachers, noise, labels)):
+                return self.loss(unravel(point), *given)
+
+            gradient = finite_difference_gradient(loss, flat, 1e-6)
             _, self.state = generated(self.made_by, self.state, noise, labels, True)
             gradient += self.hp["generator_weight_decay"] * flat
-            m, v, t = self.moments
-            m, v, t = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient**2, t + 1
-            self.moments = [m, v, t]
             rate = self.hp["generator_lr"] * self.hp["generator_lr_decay"] ** r
-            scale = np.sqrt(v / (1 - 0.999**t)) + 1e-8
-            self.made_by = unravel(flat - rate * (m / (1 - 0.9**t)) / scale)
+            self.made_by = unravel(self.adam.step(flat, gradient, rate))
 
     def raveled(self):
         leaves, structure = jax.tree.flatten(self.made_by)

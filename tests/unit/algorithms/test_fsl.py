@@ -26,7 +26,6 @@ from support.reference_loop import (
     softmax_gradient,
 )
 from support.small_federation import (
-    full_pass_schedule,
     make_full_pass_scheduler,
     make_small_federation,
     round_key,
@@ -379,7 +378,8 @@ def test_gaps_match_full_gradients(lanes, spread):
     plan = make_execution_plan(lanes, None if spread else 1, mesh_axis=spread)
     federation = made("fsl", plan=plan)
     variables = federation.initial_state().server.inner.variables
-    cohort = Cohort(full_pass_schedule(plan), federation.examples, federation.server)
+    scheduler, noises = make_full_pass_scheduler(plan), []
+    cohort = Cohort(scheduler.make_round(0), federation.examples, federation.server)
     found = jax.jit(lambda v: measure_gradient_gaps(federation.task, plan, v, cohort))(variables)
     x, y = flatten_images(make_blobs()[0]), make_blobs()[1]
     clients = [
@@ -403,7 +403,6 @@ def test_gaps_match_full_gradients(lanes, spread):
         squares = [((g - around) ** 2).sum() for g in gradients]
         return np.average(squares, weights=[len(b) for b in batches])
 
-    scheduler, noises = make_full_pass_scheduler(plan), []
     for c, mine in zip((c for c, size in enumerate(CLIENT_SIZES) if size), own, strict=True):
         drawn = zip(*scheduler.client_batches(0, c), strict=True)
         noises.append(noise(x, y, [whole[:size] for whole, size in drawn], mine))

@@ -12,7 +12,6 @@ from support.reference_loop import ReferenceFedAvg, flatten_params, logit_gradie
 from support.small_federation import make_small_federation
 
 from fedjax_het import Placement, simulate
-from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.moon import (
     _ContrastiveAux,
     _loss_and_gradient,
@@ -118,28 +117,6 @@ def test_rounds_match_float64_loop(averaging):
 
 
 # --- limits --------------------------------------------------------------------------------
-
-
-def both(rounds, mu):
-    """MOON's and FedAvg's models after so many rounds."""
-    settings = {"model": hidden_model(), "participation": 0.7, "epochs": 2}
-    hp = {"local_lr": 0.2, "moon_mu": mu, "moon_tau": 0.5}
-    return [
-        make_small_federation(build, hp=hp, **settings).run(rounds)[0] for build in (moon, fedavg)
-    ]
-
-
-def test_zero_mu_is_fedavg():
-    contrastive, plain = both(4, mu=0.0)
-    assert_trees_all_close(contrastive.server, plain.server, rtol=1e-6, atol=1e-7)
-
-
-def test_first_round_has_no_contrastive_loss():
-    contrastive, plain = both(1, mu=30.0)
-    assert_trees_all_close(contrastive.server, plain.server, rtol=1e-6, atol=1e-7)
-    contrastive, plain = both(2, mu=30.0)
-    gap = contrastive.server.variables["params"]["w1"] - plain.server.variables["params"]["w1"]
-    assert np.abs(gap).max() > 1e-2
 
 
 def test_contrastive_loss_matches_paper():

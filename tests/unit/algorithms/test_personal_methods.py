@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close
-from support.algorithm_builders import bind_options, default_hyper_parameters, make_builder
+from support.algorithm_builders import bind_options
 from support.data import CLIENT_SIZES, make_blobs
-from support.networks import make_linear_model
+from support.markers import slow_case
+from support.networks import CURVED_HIDDEN as HIDDEN
+from support.networks import make_curved_model, make_linear_model
 from support.reference_loop import (
     ReferenceFedAvg,
     cross_entropy,
@@ -20,7 +22,6 @@ from support.reference_loop import (
 )
 from support.small_federation import make_small_federation
 
-from fedjax_het.algorithms import METHODS
 from fedjax_het.algorithms.apfl import apfl
 from fedjax_het.algorithms.ditto import ditto
 from fedjax_het.algorithms.fedavg import fedavg
@@ -30,9 +31,7 @@ from fedjax_het.algorithms.separate import separate
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.core.client_algorithm import Batch, ClientContext
 from fedjax_het.core.client_rows import tile_over_clients
-from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.core.local_training import ServerMessage
-from fedjax_het.nn import Model
 
 LR = 0.2
 FIXED = bind_options(apfl, mixing="weights", adaptive=False)
@@ -46,37 +45,9 @@ def personal(federation, state):
 
 # --- a network with a hidden layer, in JAX and in NumPy ------------------------------------
 
-HIDDEN = 3
-
-
-def curved_model(*, centred=False) -> Model:
-    """Logits that are no linear function of the weights: mixing them is not mixing those.
-
-    centred: the hidden layer's inputs have the minibatch's mean taken off, or the running one's
-    that is kept for use, as in batch norm.
-    """
-    linear = make_linear_model()
-
-    def init(key):
-        shapes = {"first": (4, HIDDEN), "second": (HIDDEN, 3)}
-        keys = dict(zip(shapes, jax.random.split(key), strict=True))
-        params = {name: jax.random.normal(keys[name], shape) for name, shape in shapes.items()}
-        return {"params": params, "state": {"mean": jnp.zeros(HIDDEN)} if centred else {}}
-
-    def apply(variables, x, *, train, key=None):
-        params, state = variables["params"], variables["state"]
-        hidden = x.reshape(x.shape[0], -1) @ params["first"]
-        if centred:
-            mean = hidden.mean(0) if train else state["mean"]
-            hidden = hidden - mean
-            state = {"mean": 0.9 * state["mean"] + 0.1 * mean} if train else state
-        return jnp.tanh(hidden) @ params["second"], state
-
-    return linear._replace(name="curved", init=init, apply=apply, embed=None)
-
 
 def logits_of(vector, x):
-    """Of softmax regression (b, w) or of `curved_model` (first, second), by the vector's length."""
+    """Of softmax regression (b, w) or of `make_curved_model` (first, second), by the vector's length."""
     if len(vector) == 15:
         return x @ vector[3:].reshape(4, 3) + vector[:3]
     first, second = vector[: 4 * HIDDEN].reshape(4, HIDDEN), vector[4 * HIDDEN :]
@@ -130,7 +101,7 @@ UPDATES = {"step": (True, "step"), "round": (True, "round"), "fixed": (False, "s
 
 
 @pytest.mark.parametrize("update", UPDATES)
-@pytest.mark.parametrize("model", [make_linear_model, curved_model])
+@pytest.mark.parametrize("model", [make_linear_model, make_curved_model])
 def test_apfl_mixed_weights_match_float64_loop(model, update):
     adaptive, when = UPDATES[update]
 
@@ -184,7 +155,7 @@ def test_apfl_mixed_outputs_match_float64_loop(update):
 
     build = bind_options(apfl, mixing="outputs", adaptive=adaptive, alpha_update=when)
     hp = {"local_lr": LR, "apfl_alpha": 0.4}
-    federation = make_small_federation(build, hp=hp, model=curved_model(), **SETTINGS)
+    federation = make_small_federation(build, hp=hp, model=make_curved_model(), **SETTINGS)
     loop = MixedOutputs(federation)
     state = check(loop, scored=False)
     server = flatten_params(federation.algorithm.global_model(state)["params"])
@@ -234,8 +205,9 @@ def test_pfedme_matches_float64_loop(beta):
 
 
 @pytest.mark.parametrize("order", ["first", "hessian_free", "exact"])
-def test_per_fedavg_matches_float64_loop(order):
-    inner, delta = 0.5, 0.8  # a difference so long that it is not the derivative
+@pytest.mark.parametrize("inner", [0.5, 0.0])
+def test_per_fedavg_matches_float64_loop(order, inner):
+    delta = 0.8  # a difference so long that it is not the derivative
 
     class Meta(Personal):
         """Steps are on pairs of minibatches; a last one alone is a pair with itself."""
@@ -269,38 +241,40 @@ def test_per_fedavg_matches_float64_loop(order):
 PROBLEMS = {
     "sgd": {"participation": 0.7},
     "momentum": {"optimizer": "momentum", "keep": True, "participation": 0.7},
-    "statistics": {"model": curved_model(centred=True)},
+    "statistics": {"model": make_curved_model(centred=True)},
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_apfl_limits_are_fedavg_and_separate(problem):
+@pytest.mark.parametrize(
+    ("build", "limit", "is_alone"),
+    [
+        slow_case(FIXED, {"apfl_alpha": 0.0}, False),
+        slow_case(FIXED, {"apfl_alpha": 1.0}, True),
+        (ditto, {"ditto_lambda": 0.0}, True),
+    ],
+)
+def test_limits_are_fedavg_and_separate(build, limit, is_alone, problem):
     settings = {"epochs": 2, **PROBLEMS[problem]}
-    hp = {"local_lr": 0.1, "local_momentum": 0.9}
-    average = make_small_federation(fedavg, hp=hp, **settings)
-    together, info = average.run(3)
-    alone = make_small_federation(
-        bind_options(separate, initialisation="shared"), hp=hp, **settings
+    hp = {"local_lr": 0.1, "local_momentum": 0.9, **limit}
+    own = bind_options(separate, initialisation="shared")
+    federation, average, alone = (
+        make_small_federation(each, hp=hp, **settings) for each in (build, fedavg, own)
     )
-    apart, info_apart = alone.run(3)
-    for alpha, expected, loss in (
-        (0.0, [together.server.variables] * average.num_clients, info.train_loss),
-        (1.0, personal(alone, apart), info_apart.train_loss),
-    ):
-        federation = make_small_federation(FIXED, hp={**hp, "apfl_alpha": alpha}, **settings)
-        state, found_info = federation.run(3)
-        found = personal(federation, state)
-        assert_trees_all_close(found, list(expected), rtol=1e-6, atol=1e-7)
-        np.testing.assert_allclose(found_info.train_loss, loss, rtol=1e-6)
-        assert_trees_all_close(
-            state.server.variables, together.server.variables, rtol=1e-6, atol=1e-7
-        )
-    gap = personal(alone, apart)[0]["params"], together.server.variables["params"]
-    assert max(np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, gap), strict=True)) > 0.01
+    (state, info), (together, loss_together), (apart, loss_apart) = (
+        each.run(3) for each in (federation, average, alone)
+    )
+    models_apart = personal(alone, apart)
+    models_together = [together.server.variables] * average.num_clients
+    close = partial(assert_trees_all_close, rtol=1e-6, atol=1e-7)
+    close(personal(federation, state), models_apart if is_alone else models_together)
+    close(state.server.variables, together.server.variables)
+    close(info.train_loss, (loss_apart if is_alone else loss_together).train_loss)
+    gap = jax.tree.map(lambda a, b: np.abs(a - b).max(), models_apart[0], models_together[0])
+    assert max(jax.tree.leaves(gap["params"])) > 0.01
 
 
-@pytest.mark.parametrize("model", [make_linear_model, curved_model])
+@pytest.mark.parametrize("model", [make_linear_model, make_curved_model])
 def test_apfl_mixings_agree_for_linear_models_only(model):
     # Without steps, so that only the mixing can differ.
     settings = {"hp": {"local_lr": 0.0, "apfl_alpha": 0.3}, "model": model()}
@@ -340,23 +314,6 @@ def test_apfl_alpha_moves_to_better_model(own_is_better):
         assert (moved if own_is_better else -moved) >= away and abs(moved) <= 0.5
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
-def test_ditto_without_pull_is_separate(problem):
-    settings = {"epochs": 2, **PROBLEMS[problem]}
-    hp = {"local_lr": 0.1, "local_momentum": 0.9}
-    federation = make_small_federation(ditto, hp={**hp, "ditto_lambda": 0.0}, **settings)
-    state, info = federation.run(3)
-    alone = make_small_federation(
-        bind_options(separate, initialisation="shared"), hp=hp, **settings
-    )
-    apart, info_apart = alone.run(3)
-    together, _ = make_small_federation(fedavg, hp=hp, **settings).run(3)
-    close = partial(assert_trees_all_close, rtol=1e-6, atol=1e-7)
-    close(personal(federation, state), personal(alone, apart))
-    close(state.server.variables, together.server.variables)
-    np.testing.assert_allclose(info.train_loss, info_apart.train_loss, rtol=1e-6)
-
-
 def test_ditto_strong_pull_stays_near_global_model():
     gaps = {}
     for strength in (0.0, 10.0, 100.0):
@@ -394,20 +351,6 @@ def test_pfedme_model_is_proximal_point():
 
 
 @pytest.mark.parametrize("order", ["first", "hessian_free", "exact"])
-def test_per_fedavg_without_inner_step(order):
-    """And on the last one."""
-    hp = {"local_lr": LR, "inner_lr": 0.0, "hf_delta": 1e-3}
-    federation = make_small_federation(bind_options(per_fedavg, order=order), hp=hp, epochs=3)
-
-    class EverySecond(Personal):
-        def local_step(self, w, batch):
-            last = len(self.minibatches(batch.round, batch.client)) - 1
-            return super().local_step(w, batch) if batch.step % 2 or batch.step == last else w
-
-    check(EverySecond(federation), scored=False)
-
-
-@pytest.mark.parametrize("order", ["first", "hessian_free", "exact"])
 def test_per_fedavg_with_one_minibatch(order):
     """As far as one that has the same minibatch twice, which makes a pair."""
     hp = {"local_lr": LR, "inner_lr": 0.5, "hf_delta": 0.5}
@@ -432,7 +375,7 @@ def meta_gradient(order, hp, model=None, epochs=2):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [make_linear_model, curved_model])
+@pytest.mark.parametrize("model", [make_linear_model, make_curved_model])
 def test_exact_per_fedavg_descends_meta_objective(model):
     inner, use = 0.7, np.arange(8)
 
@@ -479,39 +422,6 @@ def test_per_fedavg_evaluates_after_one_step():
 
 # --- every one of them ---------------------------------------------------------------------
 
-CHOICES = {
-    "apfl": {"mixing": "outputs", "adaptive": True, "alpha_update": "step"},
-    "ditto": {},
-    "pfedme": {"inner_steps": 2},
-    "per_fedavg": {"order": "exact"},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CHOICES)
-def test_personal_methods_do_not_depend_on_placement(name):
-    entry = METHODS[name]
-    options = CHOICES[name]
-    hp = {**default_hyper_parameters(entry, options, "momentum"), "local_lr": 0.02}
-    settings = {
-        "hp": hp,
-        "optimizer": "momentum",
-        "keep": True,
-        "model": curved_model(centred=True),
-    }
-    settings |= SETTINGS
-    build = make_builder(entry, options)
-    reference, info = make_small_federation(build, **settings).run(3)
-    plan = make_execution_plan(2, 2)
-    federation = make_small_federation(build, plan=plan, **settings)
-    start = federation.initial_state()
-    state, other = federation.run(3, plan.put(start))
-    assert_trees_all_close((state, other), (reference, info), rtol=1e-4, atol=1e-5)
-    moved = np.abs(
-        state.server.variables["state"]["mean"] - start.server.variables["state"]["mean"]
-    )
-    assert moved.min() > 1e-3
-
 
 def test_batch_norm_statistics_of_counted_minibatches():
     # With steps of no length every minibatch that counts moves the statistics alike.
@@ -519,7 +429,7 @@ def test_batch_norm_statistics_of_counted_minibatches():
     hp = {"local_lr": 0.0, "inner_lr": 0.0, "pfedme_lambda": 1.0, "personal_lr": 0.0}
 
     def mean(build, epochs):
-        model = curved_model(centred=True)
+        model = make_curved_model(centred=True)
         state, _ = make_small_federation(build, hp=hp, epochs=epochs, model=model, **settings).run(
             1
         )

@@ -15,22 +15,6 @@ from fedjax_het.utils.errors import ConfigError
 LR = 0.2
 # Changes of the blobs' weights are 0.01 to 0.3: a tau that matters beside them.
 ADAPTIVE = {**vars(AdaptiveServerHyperParameters()), "server_lr": 0.3, "server_tau": 0.05}
-HP = {
-    "fedavgm": {"server_lr": 0.7, "server_momentum": 0.8},
-    "nesterov": {"server_lr": 0.7, "server_momentum": 0.8},
-    "damped": {"server_lr": 2.0, "server_momentum": 0.8},
-    "fedadam": ADAPTIVE,
-    "fedyogi": ADAPTIVE,
-    "fednova": {"server_lr": 0.7},
-}
-BUILDS = {
-    "fedavgm": fedavgm,
-    "nesterov": bind_options(fedavgm, nesterov=True),
-    "damped": bind_options(fedavgm, damped=True),
-    "fedadam": fedadam,
-    "fedyogi": fedyogi,
-    "fednova": fednova,
-}
 
 
 class Momentum(ReferenceFedAvg):
@@ -106,30 +90,32 @@ class Nova(Momentum):
         self.global_vector = self.global_vector + self.hp["server_lr"] * change
 
 
-LOOPS = {
-    "fedavgm": AvgM,
-    "nesterov": Nesterov,
-    "damped": Damped,
-    "fedadam": Adam,
-    "fedyogi": Yogi,
-    "fednova": Nova,
+MOMENTUM = {"server_lr": 0.7, "server_momentum": 0.8}
+CASES = {
+    "fedavgm": (fedavgm, MOMENTUM, AvgM),
+    "nesterov": (bind_options(fedavgm, nesterov=True), MOMENTUM, Nesterov),
+    "damped": (bind_options(fedavgm, damped=True), {**MOMENTUM, "server_lr": 2.0}, Damped),
+    "fedadam": (fedadam, ADAPTIVE, Adam),
+    "fedyogi": (fedyogi, ADAPTIVE, Yogi),
+    "fednova": (fednova, {"server_lr": 0.7}, Nova),
 }
 
 
 @pytest.mark.parametrize("averaging", ["uniform", "weighted"])
 @pytest.mark.parametrize(
-    ("name", "momentum"), [*((name, 0.0) for name in BUILDS), ("fednova", 0.9), ("fedavgm", 0.9)]
+    ("name", "momentum"), [*((name, 0.0) for name in CASES), ("fednova", 0.9), ("fedavgm", 0.9)]
 )
 def test_rounds_match_float64_loop(name, momentum, averaging):
+    build, hp, make_loop = CASES[name]
     federation = make_small_federation(
-        BUILDS[name],
-        hp={"local_lr": LR, "local_momentum": momentum, **HP[name]},
+        build,
+        hp={"local_lr": LR, "local_momentum": momentum, **hp},
         optimizer="momentum" if momentum else "sgd",
         participation=0.7,
         averaging=averaging,
         epochs=2,
     )
-    loop = LOOPS[name](federation)
+    loop = make_loop(federation)
     run_and_compare(loop, 3, atol=5e-6)
     works = [{loop.client_states[k] for k in clients} for clients in loop.history]
     assert max(map(len, works)) > 1  # clients made different numbers of steps
@@ -152,7 +138,7 @@ def changes_of(build, hp, **settings):
 def test_first_adaptive_step_has_no_bias_correction(name):
     beta1, beta2, tau, lr = 0.7, 0.9, 0.05, 0.3
     hp = {"server_beta1": beta1, "server_beta2": beta2, "server_tau": tau, "server_lr": lr}
-    found, change = changes_of(BUILDS[name], hp)
+    found, change = changes_of(CASES[name][0], hp)
     assert (np.abs(change) > tau).any() and (np.abs(change) < tau).any()  # either sign of Yogi's
     square = beta2 * tau**2 + (1 - beta2) * change**2
     if name == "fedyogi":

@@ -9,7 +9,7 @@ from support.networks import make_linear_model
 from fedjax_het import ConfigError, RunSpec
 
 BAD_OPTIONS = {
-    "abavg": {"base": ["dynafed"]},
+    "abavg": {"base": ["dynafed", "fednova", "fedavgm", "fedadam", "fedyogi"]},
     "apfl": {
         "mixing": ["output"],
         "adaptive": ["no"],
