@@ -23,6 +23,7 @@ from fedjax_het.runtime import checkpointing, group_state
 
 STEPS = 5
 EVEN = (8, 16, 0, 8, 24)  # of which every epoch tiles into steps of two minibatches
+NADAM, FEDDM = {"local_optimizer": "nadam"}, {"algorithm": "feddm"}
 SMALL = LOCAL_RUN | {"local_optimizer": "sgd", "rounds": 4, "participation": 0.5}
 DATA = make_user_dataset()
 
@@ -95,17 +96,11 @@ def test_local_steps_equal_reference(averaging):
 
 
 def test_fednova_with_equal_steps_is_fedavg():
-    settings = {
-        "hp": {"local_lr": 0.2},
-        "details": LocalTrainingOptions(num_steps=STEPS),
-        "participation": 0.6,
-    }
-    states = [
-        make_small_federation(make_builder(get_algorithm_spec(name, {}), {}), **settings).run(3)[0]
-        for name in ("fedavg", "fednova")
-    ]
-    models = [state.server.variables for state in states]
-    assert_trees_all_close(*models, atol=1e-6)
+    details = LocalTrainingOptions(num_steps=STEPS)
+    settings = {"hp": {"local_lr": 0.2}, "details": details, "participation": 0.6}
+    builders = [make_builder(get_algorithm_spec(name, {}), {}) for name in ("fedavg", "fednova")]
+    states = [make_small_federation(build, **settings).run(3)[0] for build in builders]
+    assert_trees_all_close(*(state.server.variables for state in states), atol=1e-6)
 
 
 class Scaffold(ReferenceFedAvg):
@@ -125,9 +120,8 @@ class Scaffold(ReferenceFedAvg):
         x, y = (np.concatenate([getattr(b, part) for b in measuring]) for part in "xy")
         assert len(y) == self.client_sizes[client]
         for batch in training:
-            slope = (
-                self.gradient(model, batch.x, batch.y) - self.client_states[client] + self.server
-            )
+            gradient = self.gradient(model, batch.x, batch.y)
+            slope = gradient - self.client_states[client] + self.server
             model = model - self.hp["local_lr"] * slope
         self.new[client] = self.gradient(self.global_vector, x, y)
         return model
@@ -154,16 +148,10 @@ def test_scaffold_option_one_adds_a_pass():
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_local_steps_do_not_depend_on_lanes(option):
     build = make_builder(get_algorithm_spec("scaffold", {}), {"option": option})
-    settings = {
-        "hp": {"local_lr": 0.1},
-        "details": LocalTrainingOptions(num_steps=3, accumulation_steps=2),
-    }
-    one, two = (
-        make_small_federation(
-            build, plan=make_execution_plan(lanes, 1, mesh_axis=None), **settings
-        ).run(3)[0]
-        for lanes in (1, 2)
-    )
+    details = LocalTrainingOptions(num_steps=3, accumulation_steps=2)
+    settings = {"hp": {"local_lr": 0.1}, "details": details}
+    plans = [make_execution_plan(lanes, 1, mesh_axis=None) for lanes in (1, 2)]
+    one, two = (make_small_federation(build, plan=plan, **settings).run(3)[0] for plan in plans)
     assert_trees_all_close(one.server, two.server, atol=1e-6)
 
 
@@ -173,12 +161,9 @@ def test_fsl_server_steps_follow_client_steps(options):
     entry = get_algorithm_spec("fsl", options)
     numbers = default_hyper_parameters(entry, options) | {"local_lr": 0.1}
     settings = {"hp": numbers, "sizes": (8,) * 4}
-    models = []
-    for details in (LocalTrainingOptions(), LocalTrainingOptions(num_steps=8 // BATCH_SIZE)):
-        federation = make_small_federation(
-            make_builder(entry, options), details=details, **settings
-        )
-        models.append(federation.train(2))
+    build = make_builder(entry, options)
+    choices = (LocalTrainingOptions(), LocalTrainingOptions(num_steps=8 // BATCH_SIZE))
+    models = [make_small_federation(build, details=c, **settings).train(2) for c in choices]
     assert_trees_all_close(*models, atol=1e-6)
 
 
@@ -268,11 +253,8 @@ def test_fednova_counts_accumulated_steps():
 
 
 def test_incomplete_accumulation_steps_at_round_end():
-    loop = Accumulating(
-        make_small_federation(
-            fedavg, hp={"local_lr": 0.1}, details=LocalTrainingOptions(accumulation_steps=100)
-        )
-    )
+    details = LocalTrainingOptions(accumulation_steps=100)
+    loop = Accumulating(make_small_federation(fedavg, hp={"local_lr": 0.1}, details=details))
     loop.several = 100
     run_and_compare(loop, 2, atol=5e-6)
 
@@ -282,35 +264,26 @@ def test_incomplete_accumulation_steps_at_round_end():
     [
         ({"local_steps": 3, "local_epochs": 2}, "local_epochs = 2: expected no value"),
         ({"local_steps": 0}, "local_steps = 0: expected a whole number in [1, 1e+06]"),
-        (
-            {"gradient_accumulation": 0},
-            "gradient_accumulation = 0: expected a whole number in [1, 1e+06]",
-        ),
+        ({"gradient_accumulation": 0}, "gradient_accumulation = 0: expected a whole number in [1"),
         ({"gradient_accumulation": 1.5}, "gradient_accumulation = 1.5: expected a whole number"),
-        (
-            {"algorithm": "fedaf", "local_steps": 3},
-            "local_steps = 3: expected no value: clients of",
-        ),
+        ({"algorithm": "fedaf", "local_steps": 3}, "local_steps = 3: expected no value: clients"),
         ({"local_optimizer": "lyon"}, "local_optimizer = 'lyon' is unknown: did you mean 'lion'"),
         ({"hp": {"local_clip_norm": 0}}, "hp local_clip_norm = 0: expected a finite number > 0"),
         ({"hp": {"local_weight_decay": -1}}, "hp local_weight_decay = -1: expected"),
         ({"hp": {"local_b1": 0.5}, "local_optimizer": "sgd"}, "hp = 'local_b1' is unknown"),
-        (
-            {"hp": {"local_b1": 1}, "local_optimizer": "lion"},
-            "hp local_b1 = 1: expected a number",
-        ),
+        ({"hp": {"local_b1": 1}, "local_optimizer": "lion"}, "hp local_b1 = 1: expected a num"),
         (
             {"local_optimizer": "lion", "optimizer_options": {"nesterov": True}},
             "optimizer_options = 'nesterov' is unknown: none is taken here",
         ),
         (
-            {"local_optimizer": "nadam", "optimizer_options": {"nesterov": 1}},
-            "optimizer_options nesterov = 1: expected True or False",
+            {"optimizer_options": {"nesterov": 1}, **NADAM},
+            "optimizer_options nesterov = 1: expected T",
         ),
         ({"algorithm": "feddm", "local_optimizer": "lion"}, "local_optimizer = 'lion': expected n"),
         (
-            {"algorithm": "feddm", "gradient_accumulation": 2},
-            "gradient_accumulation = 2: expected no value: clients",
+            {**FEDDM, "gradient_accumulation": 2},
+            "gradient_accumulation = 2: expected no value: cli",
         ),
         ({"lr_schedule": "cosin"}, "lr_schedule = 'cosin' is unknown: did you mean 'cosine'"),
         ({"lr_schedule": "step"}, "hp lr_every = None: expected a number of rounds >= 1"),

@@ -96,10 +96,8 @@ def test_schedule_length_defaults_to_rounds():
         ends = name in ("cosine", "linear", "polynomial")
         assert is_horizon_dependent(spec.resolved()) == is_horizon_dependent(spec) == ends
         longer = compute_round_lr_factors(name, spec.hp | named("lr_", NUMBERS[name]), 30)
-        same = np.array_equal(
-            longer[:15], compute_round_lr_factors(name, named("lr_", NUMBERS[name]), 15)
-        )
-        assert same  # with a length of its own it does not matter
+        shorter = compute_round_lr_factors(name, named("lr_", NUMBERS[name]), 15)
+        assert np.array_equal(longer[:15], shorter)  # with a length of its own it does not matter
         if ends:
             assert not is_horizon_dependent(RunSpec(lr_schedule=name, hp={"lr_length": 5}))
     assert not is_horizon_dependent(RunSpec())
@@ -163,11 +161,8 @@ class ByStep(ReferenceFedAvg):
 def test_step_schedule_equals_reference(name, keeps):
     hp = {"local_lr": 0.4, **named("lr_step_", NUMBERS[name])}
     details = LocalTrainingOptions(lr_schedule=name)
-    loop = ByStep(
-        make_small_federation(
-            fedavg, hp=hp, epochs=2, participation=0.5, details=details, keep=keeps
-        )
-    )
+    settings = {"epochs": 2, "participation": 0.5, "details": details, "keep": keeps}
+    loop = ByStep(make_small_federation(fedavg, hp=hp, **settings))
     loop.name, loop.keeps = name, keeps
     run_and_compare(loop, 4, atol=5e-6)
     assert loop.count_repeat_clients()
@@ -224,13 +219,8 @@ def test_sweep_over_schedules_compiles_one_program(no_program_eviction):
     specs = grid(
         **SMALL,
         lr_schedule=["constant", "cosine", "step", "exponential"],
-        hp={
-            "local_lr": 0.2,
-            "lr_final": [0, 0.1],
-            "lr_decay": [0.5, 0.9],
-            "lr_every": 2,
-            "lr_warmup": [1, 2],
-        },
+        hp={"local_lr": 0.2, "lr_every": 2}
+        | {"lr_final": [0, 0.1], "lr_decay": [0.5, 0.9], "lr_warmup": [1, 2]},
     )
     assert len(specs) == 2 + 4 + 4 + 4
     assert len({signature.compute_static_key(spec.resolved()) for spec in specs}) == 1
@@ -239,9 +229,8 @@ def test_sweep_over_schedules_compiles_one_program(no_program_eviction):
     losses = {result.metrics["test_loss"][-1] for result in made}
     assert len(losses) == len(specs)
     for spec, result in list(zip(specs, made, strict=True))[::5]:
-        np.testing.assert_allclose(
-            run(spec).metrics["test_loss"], result.metrics["test_loss"], rtol=1e-5
-        )
+        alone = run(spec).metrics["test_loss"]
+        np.testing.assert_allclose(alone, result.metrics["test_loss"], rtol=1e-5)
 
 
 NAMED = [("constant", {"warmup": 1}), ("cosine", {"final": 0.5}), ("step", {"every": 2})]

@@ -60,12 +60,8 @@ def descended(name, details, hp):
     local = ClientTrainState(variables, init_local_optimizer(training, hp, variables), ())
     context = ClientContext(hp, (), client=None, key=None)
     for gradient in GRADIENTS:
-        local = ClientTrainState(
-            *apply_gradient(
-                training, context, local.variables, gradient, local.optimizer_state, None
-            ),
-            (),
-        )
+        inputs = (local.variables, gradient, local.optimizer_state, None)
+        local = ClientTrainState(*apply_gradient(training, context, *inputs), ())
     return local.variables["params"]
 
 
@@ -146,10 +142,8 @@ class Nesterov(ReferenceFedAvg):
     def local_step(self, model, batch):
         if batch.step == 0:
             self.velocity = np.zeros_like(model)
-        gradient, r = (
-            self.descent_direction(model, batch) + self.decay * model,
-            self.hp["local_momentum"],
-        )
+        r = self.hp["local_momentum"]
+        gradient = self.descent_direction(model, batch) + self.decay * model
         self.velocity = r * self.velocity + gradient
         return model - self.hp["local_lr"] * (gradient + r * self.velocity)
 
@@ -157,17 +151,15 @@ class Nesterov(ReferenceFedAvg):
 def test_weight_decay_adds_to_gradient():
     hp = {"local_lr": 0.2, "local_weight_decay": 0.3}
     details = LocalTrainingOptions(optional_hyperparameters=("local_weight_decay",))
-    run_and_compare(
-        Decayed(make_small_federation(fedavg, hp=hp, details=details, epochs=2)), 3, atol=5e-6
-    )
+    federation = make_small_federation(fedavg, hp=hp, details=details, epochs=2)
+    run_and_compare(Decayed(federation), 3, atol=5e-6)
 
 
 def test_clipping_precedes_weight_decay():
     hp = {"local_clip_value": 0.1, "local_clip_norm": 0.2, "local_weight_decay": 0.3}
     details = LocalTrainingOptions(optional_hyperparameters=tuple(hp))
-    loop = Clipped(
-        make_small_federation(fedavg, hp={"local_lr": 0.5, **hp}, details=details, epochs=2)
-    )
+    settings = {"hp": {"local_lr": 0.5, **hp}, "details": details, "epochs": 2}
+    loop = Clipped(make_small_federation(fedavg, **settings))
     run_and_compare(loop, 3, atol=5e-6)
     assert loop.clipped > 3
 
@@ -190,11 +182,8 @@ def test_resolved_hp_has_only_given_optional_values():
     assert usual.digest() == RunSpec("fedavg", local_optimizer="nadam").digest()
     other = RunSpec("fedavg", local_optimizer="nadam", optimizer_options={"nesterov": False})
     assert other.digest() != usual.digest()
-    for name in OPTIMIZERS:
-        assert (
-            set(OPTIMIZERS[name].hyperparameters)
-            <= RunSpec(local_optimizer=name).resolved().hp.keys()
-        )
+    for name, entry in OPTIMIZERS.items():
+        assert set(entry.hyperparameters) <= RunSpec(local_optimizer=name).resolved().hp.keys()
 
 
 # --- users' own ----------------------------------------------------------------------------------
@@ -316,11 +305,7 @@ def test_sweep_runs_keep_own_optional_hyperparameters():
         ({"algorithm": "apfl"}, optax.sgd(0.1), "hp local_lr = None: expected a number, beside"),
         ({"algorithm": "fsl"}, optax.sgd(0.1), "hp local_lr = None: expected a number, beside"),
         ({"lr_schedule": "cosine"}, optax.sgd(0.1), "lr_schedule = 'cosine': expected hp local_lr"),
-        (
-            {"lr_step_schedule": "exponential"},
-            optax.sgd(0.1),
-            "lr_step_schedule = 'exponential': expected no schedule over steps",
-        ),
+        ({"lr_step_schedule": "exponential"}, optax.sgd(0.1), "expected no schedule over steps"),
         ({"algorithm": "feddm"}, optax.sgd(0.1), "local_optimizer = 'user': expected no value"),
     ],
 )

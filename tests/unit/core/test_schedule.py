@@ -109,30 +109,26 @@ def test_weights_sum_to_one():
         made = scheduler(averaging=averaging).make_round(0)
         assert made.weights.sum() == pytest.approx(1, abs=1e-6)
         used = made.client_ids < len(CLIENT_SIZES)
-        expected = (
-            made.num_samples / sum(CLIENT_SIZES)
-            if averaging == "weighted"
-            else used / sum(n > 0 for n in CLIENT_SIZES)
-        )
+        expected = used / sum(n > 0 for n in CLIENT_SIZES)
+        if averaging == "weighted":
+            expected = made.num_samples / sum(CLIENT_SIZES)
         assert np.allclose(made.weights, expected)
 
 
 def test_lanes_are_balanced():
     rng = np.random.default_rng(0)
     sizes = tuple(int(n) for n in rng.integers(200, 1200, 80))
-    made = scheduler(
-        sizes=sizes, participation=0.4, batch_size=32, passes=1, lanes=1, num_rounds=10
-    )
+    settings = {"participation": 0.4, "batch_size": 32, "passes": 1, "lanes": 1}
+    made = scheduler(sizes, num_rounds=10, **settings)
     for r in range(10):
         steps = [made.make_round(r).num_steps[d].sum() for d in range(2)]
         assert abs(steps[0] - steps[1]) <= 8  # of about 350
     longest = made.work_counts.block_steps
     waiting = compute_useful_fraction([made], is_concurrent=True)
-    assert waiting == pytest.approx(
-        made.work_counts.samples.sum() / (longest.max(1).sum() * 2 * 32)
-    )
+    num_samples = made.work_counts.samples.sum()
+    assert waiting == pytest.approx(num_samples / (longest.max(1).sum() * 2 * 32))
     in_turn = compute_useful_fraction([made], is_concurrent=False)
-    assert in_turn == pytest.approx(made.work_counts.samples.sum() / (longest.sum() * 32))
+    assert in_turn == pytest.approx(num_samples / (longest.sum() * 32))
     assert in_turn > waiting > 0.95
 
 

@@ -329,8 +329,6 @@ def test_choose_server_sharding_without_timing(choose):
 
 def test_time_server_step():
     task = Task(network("mlp"), (0.0,), (1.0,))
+    devices = jax.devices()[:DEVICES]
     for shared in (False, True):
-        assert (
-            autotune_workloads.time_server_step(task, 4, jax.devices()[:DEVICES], is_sharded=shared)
-            > 0
-        )
+        assert autotune_workloads.time_server_step(task, 4, devices, is_sharded=shared) > 0
