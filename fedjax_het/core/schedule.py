@@ -148,7 +148,7 @@ class Scheduler:
         self._assignments = [self._assign_lanes(clients, blocks, lanes) for clients in cohorts]
         lane_lengths = np.array([np.diff(a.lane_starts) for a in self._assignments])  # [R, D * V]
         num_full_pass_batches = 0
-        if isinstance(work_items, ClientClassWork) and work_items.needs_full_pass:
+        if isinstance(work_items, ClientClassWork):
             num_full_pass_batches = work_items.count_full_pass_batches(blocks)
         self.shape = ScheduleShape(
             blocks,
@@ -281,7 +281,7 @@ class Scheduler:
         schedule.client_ids[slots] = schedule.state_rows[slots] = work_ids
         schedule.weights[slots] = weights[work_ids] / total
         schedule.num_samples[slots], schedule.num_steps[slots] = sizes[work_ids], steps
-        if work_items.num_init_examples:
+        if isinstance(work_items, ClientClassWork) and work_items.num_init_examples:
             init_examples = work_items.draw_init_examples(seed, round_index, work_ids)
             schedule.init_example_ids[slots] = init_examples
         d, v = np.divmod(np.repeat(lanes, steps), num_lanes)

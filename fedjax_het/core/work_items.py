@@ -47,7 +47,6 @@ class ClientWork:
     """
 
     num_init_examples = 0
-    needs_full_pass = False
 
     def __init__(
         self,
@@ -76,19 +75,6 @@ class ClientWork:
     def work_ids_of_clients(self, clients: np.ndarray) -> np.ndarray:
         """Return the work items of clients, client after client."""
         return clients
-
-    def draw_init_examples(self, seed: int, round_index: int, work_ids: np.ndarray) -> np.ndarray:
-        """Return the examples that each work item starts from: none.
-
-        Args:
-          seed: seed of the run.
-          round_index: the round, counted from 0.
-          work_ids: the work items.
-
-        Returns:
-          Indices `[n, 0]` int32.
-        """
-        return np.zeros((len(work_ids), 0), np.int32)
 
     def draw_batches(
         self, seed: int, round_index: int, work_ids: np.ndarray
@@ -198,7 +184,7 @@ class ClientClassWork:
         require(threshold <= max_count, "threshold", threshold, expected)
         self.partition, self._labels = partition, np.asarray(labels)
         self._condensation, self._num_classes = condensation, num_classes
-        self.batch_size, self.needs_full_pass = batch_size, condensation.needs_full_pass
+        self.batch_size = batch_size
         is_per_client = condensation.is_per_client
         self.num_init_examples = ipc * init_examples * (num_classes if is_per_client else 1)
         self._has_pair = has_pair = counts >= max(1, threshold)  # [K, C]
@@ -298,7 +284,9 @@ class ClientClassWork:
         return np.tile(np.resize(examples, size), (steps, 1)).astype(np.int32), len(examples)
 
     def count_full_pass_batches(self, num_blocks: int) -> int:
-        """Return the batches of each of `num_blocks` blocks that hold all clients' examples."""
+        """Return the batches of each block that hold all clients' examples; 0 if not needed."""
+        if not self._condensation.needs_full_pass:
+            return 0
         return -(-len(self.partition.indices) // (num_blocks * self.batch_size))
 
     def fill_full_pass(self, examples: np.ndarray, pairs: np.ndarray, clients: np.ndarray) -> None:
