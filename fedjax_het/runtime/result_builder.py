@@ -1,7 +1,6 @@
 """Results of finished runs: metrics, traffic and a summary of each run."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -74,15 +73,13 @@ def build_model_getter(group_state: GroupState, i: int, state: Any) -> Callable[
     """
     run, signature = group_state.prepared_runs[i], group_state.group.program.signature
     arguments = (signature, run.spec, InputSpec.from_dataset(run.dataset), state, run.hp)
-    return functools.partial(_get_model, functools.partial(extract_model, *arguments))
 
+    def get_model(client: int | None = None, **user_objects: Any) -> TrainedModel:
+        for name, value in user_objects.items():
+            require(value is None, name, value, "none: the run has its own")
+        return extract_model(*arguments, client)
 
-def _get_model(
-    extract: Callable[[int | None], TrainedModel], client: int | None = None, **user_objects: Any
-) -> TrainedModel:
-    for name, value in user_objects.items():
-        require(value is None, name, value, "none: the run has its own")
-    return extract(client)
+    return get_model
 
 
 def _build_result(group_state: GroupState, i: int, state: Any) -> Result:

@@ -59,37 +59,41 @@ class SweepProgress:
       num_elsewhere: runs that other workers executed.
     """
 
-    def __init__(self, total: int, progress: Callable[[str], None] | None):
-        self.total, self.print_line = total, progress or (lambda line: None)
-        if progress is print:
-            self.print_line = console.print_status
-        self._shows_progress = progress is print
-        self.num_processed = self.num_finished = self.num_elsewhere = 0
-        self._start_time = time.perf_counter()
-
-    def report_existing(self, count: int, num_runs: int, directory: Path | None) -> None:
+    def __init__(
+        self,
+        num_runs: int,
+        num_existing: int,
+        directory: Path | None,
+        progress: Callable[[str], None] | None,
+    ):
         """Report results that exist before the sweep.
 
         Args:
-          count: number of these results.
           num_runs: number of runs of the sweep.
+          num_existing: number of runs with a result.
           directory: folder of results.
+          progress: function that receives a line per event.
         """
-        if count:
-            self.print_line(f"{count} of {num_runs} runs are in {directory} already")
+        self.total, self._shows_progress = num_runs - num_existing, progress is print
+        self.print_line = progress or (lambda line: None)
+        if self._shows_progress:
+            self.print_line = console.print_status
+        self.num_processed = self.num_finished = self.num_elsewhere = 0
+        self._reported_reasons: set[str] = set()
+        self._start_time = time.perf_counter()
+        if num_existing:
+            self.print_line(f"{num_existing} of {num_runs} runs are in {directory} already")
 
-    def report_rejected(
-        self, jobs: Sequence[Job], reason: str, *, show_reason: bool = True
-    ) -> None:
-        """Report runs that cannot be executed.
+    def report_rejected(self, jobs: Sequence[Job], reason: str) -> None:
+        """Report runs that cannot be executed; each reason has one line.
 
         Args:
           jobs: the runs.
           reason: why.
-          show_reason: False if the reason was reported before, so that no line is printed.
         """
-        if show_reason:
+        if reason not in self._reported_reasons:
             self.print_line(f"{self._format_jobs(jobs)}: not run: {reason}")
+            self._reported_reasons.add(reason)
         self.num_processed += len(jobs)
 
     def report_lost(self, jobs: Sequence[Job]) -> None:
@@ -204,9 +208,8 @@ class WorkQueue:
         self._unreadable_mtimes: dict[str, int] = {}
         self.results: dict[str, Result] = {}
         self.remaining, self.not_run = dict(specs_by_digest), dict[str, str]()
-        count = self._load_new_results()
-        self.sweep_progress = SweepProgress(len(self.remaining), progress)
-        self.sweep_progress.report_existing(count, len(specs_by_digest), directory)
+        num_existing, num_runs = self._load_new_results(), len(specs_by_digest)
+        self.sweep_progress = SweepProgress(num_runs, num_existing, directory, progress)
         self._checked_at = time.monotonic()
 
     def iterate_groups(self) -> Iterator[list[Job]]:
@@ -271,8 +274,7 @@ class WorkQueue:
         self.release(jobs)
         reason = to_one_line(str(reason))
         if jobs:
-            is_new = reason not in self.not_run.values()
-            self.sweep_progress.report_rejected(jobs, reason, show_reason=is_new)
+            self.sweep_progress.report_rejected(jobs, reason)
         self.not_run |= {job.spec.digest(): reason for job in jobs}
 
     def complete(self, job: Job, result: Result) -> None:

@@ -311,7 +311,7 @@ def test_remaining_time_is_that_of_similar_runs(monkeypatch):
     now, lines = [0.0], []
     monkeypatch.setattr(work_queue.time, "perf_counter", lambda: now[0])
     jobs = [Job(one.resolved(), "") for one in SPECS[:4]]
-    account = SweepProgress(6, lines.append)
+    account = SweepProgress(6, 0, None, lines.append)
 
     def make_results(seconds):
         summary = {"final_accuracy": 0.5, "diverged": False, "wall_seconds": seconds}
