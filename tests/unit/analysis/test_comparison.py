@@ -13,7 +13,7 @@ from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis import TableCell, TextTable
 from fedjax_het.analysis.comparison import format_row
 from fedjax_het.analysis.overview import get_display_scale, is_higher_better
-from fedjax_het.analysis.render import TableSection, escape_latex, find_best_indices
+from fedjax_het.analysis.render import TableSection, find_best_indices
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.papers.reported import load_reported_values
 from fedjax_het.utils.errors import ConfigError
@@ -240,13 +240,6 @@ def test_to_markdown_and_latex():
         r"one {[}red]note{[}/red]}",
         r"\end{table}",
     ]
-
-
-def test_escape_latex():
-    assert escape_latex(r"[*]a_b%c&d#e$f{g}h~i^j\k<l>m±n−o†p—") == (
-        r"{[}{*}]a\_b\%c\&d\#e\$f\{g\}h\textasciitilde{}i\textasciicircum{}j\textbackslash{}k$<$l$>$m"
-        r"$\pm$n$-$o$^\dagger$p---"
-    )
 
 
 @pytest.mark.parametrize(

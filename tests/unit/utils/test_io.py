@@ -146,6 +146,7 @@ def test_to_one_line_is_printable():
     assert text.isprintable() and "\x1b" not in text and "\n" not in text
     assert text.startswith("a|b # <script>") and text.endswith("end ")
     assert to_one_line("fashion_mnist, α 0.1 ± 2 †") == "fashion_mnist, α 0.1 ± 2 †"
+    assert to_one_line("wide\xa0space") == "wide space"
 
 
 def test_escape_markdown():
@@ -170,6 +171,9 @@ def test_escape_markdown():
 
 def test_escape_latex_and_html():
     assert "\n" not in escape_latex("a\n\nb") and escape_latex("\x1b[0m") == "?{[}0m"
-    assert r"\textbackslash{}input\{x\}" in escape_latex(FOREIGN)
+    assert escape_latex(r"[*]a_b%c&d#e$f{g}h~i^j\k<l>m±n−o†p—") == (
+        r"{[}{*}]a\_b\%c\&d\#e\$f\{g\}h\textasciitilde{}i\textasciicircum{}j\textbackslash{}k$<$l$>$m"
+        r"$\pm$n$-$o$^\dagger$p---"
+    )
     assert "<" not in escape_html(FOREIGN) and "\x1b" not in escape_html(FOREIGN)
     assert escape_html('"a" & b') == "&quot;a&quot; &amp; b"
