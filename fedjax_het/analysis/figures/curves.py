@@ -516,14 +516,8 @@ def _draw_line(panel: "Axes", curve: Curve, average: "pd.DataFrame", style: Line
         **options,
     )
     if curve.runs.shape[1] > 1 and style.is_highlighted:
-        panel.fill_between(
-            average.index,
-            average["low"],
-            average["high"],
-            color=style.color,
-            alpha=0.13,
-            linewidth=0,
-        )
+        band: Any = {"color": style.color, "alpha": 0.13, "linewidth": 0}
+        panel.fill_between(average.index, average["low"], average["high"], **band)
     if style.is_labeled and not math.isnan(curve.reported):
         # A triangle just outside the right edge.
         options = {"transform": panel.get_yaxis_transform(), "clip_on": False, "zorder": 5}
