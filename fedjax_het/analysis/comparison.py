@@ -67,6 +67,11 @@ class TableCell:
         return next((level for level in levels if level is not None), None)
 
     @property
+    def column_key(self) -> tuple:
+        """Key that the cell shares with the other rows of its column."""
+        return self.dataset, self.model, self.level
+
+    @property
     def column_label(self) -> str:
         """Description of the column."""
         settings = {name: getattr(self, name) for name in _COLUMN_SETTINGS}

@@ -99,7 +99,7 @@ def select_best_cells(table_run: TableRun) -> tuple[list[TableCell], str]:
     best_by_row: dict[tuple, int] = {}
     for index, cell in enumerate(cells):
         row = next(row for row, variants in VARIANTS.items() if cell.method in variants)
-        key = (cell.dataset, cell.model, cell.level, row)
+        key = (*cell.column_key, row)
         best = best_by_row.setdefault(key, index)
         if scores[index] > scores[best]:
             best_by_row[key] = index
