@@ -360,7 +360,7 @@ def _trace_metric(metric: Metric, num_classes: int) -> dict[str, Any]:
     logits, labels = mask.update(shape=(2, num_classes)), mask.update(dtype=jnp.int32)
 
     def compute_metric(*arguments):
-        return finish_metric(metric, _batch_sums(metric, *arguments))
+        return finish_metric(metric, *sum_metrics((metric,), *arguments))
 
     try:
         return jax.eval_shape(compute_metric, logits, labels, mask)
@@ -372,11 +372,6 @@ def _trace_metric(metric: Metric, num_classes: int) -> dict[str, Any]:
             f"measure {metric.name!r}: expected sums(logits, labels, mask) and finish(sums) that "
             f"can be traced, but one raises {type(error).__name__}: {first_line}"
         ) from error
-
-
-def _batch_sums(metric: Metric, logits, labels, mask) -> Tree:
-    assert metric.sums is not None
-    return jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), metric.sums(logits, labels, mask))
 
 
 def sum_metrics(metrics: tuple[Metric, ...], logits, labels, mask) -> tuple[Tree, ...]:
@@ -400,7 +395,8 @@ def sum_metrics(metrics: tuple[Metric, ...], logits, labels, mask) -> tuple[Tree
       >>> table.tolist()
       [[1.0, 0.0], [0.0, 1.0]]
     """
-    return tuple(_batch_sums(metric, logits, labels, mask) for metric in metrics)
+    sums = tuple(metric.sums(logits, labels, mask) for metric in metrics if metric.sums)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), sums)
 
 
 def finish_metric(metric: Metric, sums: Tree) -> dict[str, jax.Array]:

@@ -42,10 +42,6 @@ def make(scheme, labels=LABELS, num_classes=10, num_clients=20, seed=0, **parame
 # --- what holds for every scheme
 
 
-def test_schemes_are_described():
-    assert all(scheme.description for scheme in PARTITIONS.values())
-
-
 @pytest.mark.parametrize(
     ("scheme", "num_clients"),
     [(name, k) for name in SCHEMES for k in (1, 7, 20) if (name, k) != ("grouped", 1)],
