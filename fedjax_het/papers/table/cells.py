@@ -5,7 +5,6 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis.comparison import AVERAGE, TableCell, parse_row
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.nn import NETWORKS
@@ -40,15 +39,13 @@ def make_cells(experiment: TableDeclaration, arguments: TableArguments) -> list[
     all_rows = experiment.list_rows(arguments.preset)
     selected_rows = _select_rows(all_rows, preset.optional_rows, arguments.methods)
     _check_filters(preset, arguments)
-    reported_datasets = set(experiment.load_reported()["dataset"])
     cells = []
     for dataset in arguments.datasets or preset.datasets:
         models = arguments.models or preset.get_dataset_override(dataset).models or preset.models
         levels = _list_levels(preset, arguments, dataset)
         rows = experiment.list_rows(arguments.preset, dataset)
         for model, level, row in product(models, levels, rows):
-            is_known = experiment.row_parser(row, dataset)[0] in METHODS
-            if row in selected_rows and (is_known or dataset in reported_datasets):
+            if row in selected_rows:
                 cell = replace(TableCell(dataset, model, None, row), **level)
                 cells.append(replace(cell, runs=_make_runs(experiment, arguments, cell)))
     return cells
@@ -62,10 +59,8 @@ def list_unique_runs(cells: Sequence[TableCell]) -> list[RunSpec]:
 def _make_runs(
     experiment: TableDeclaration, arguments: TableArguments, cell: TableCell
 ) -> tuple[RunSpec, ...]:
-    """Return one run per seed; none if the method is not implemented."""
+    """Return one run per seed."""
     method, _ = experiment.row_parser(cell.method, cell.dataset)
-    if method not in METHODS:
-        return ()
     preset = experiment.presets[arguments.preset]
     override = preset.get_dataset_override(cell.dataset)
     _, settings = experiment.merge_row_settings(

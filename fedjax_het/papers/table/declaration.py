@@ -73,19 +73,6 @@ class TableArguments:
     line, and a last JSON object on stdout."""
 
 
-def parse_row_any_dataset(row: str, dataset: str) -> tuple[str, dict[str, Any]]:
-    """Split a row as `parse_row` does, whatever the data set.
-
-    Args:
-      row: the row.
-      dataset: name of the data set, which has no effect.
-
-    Returns:
-      The method's name, and the settings by name.
-    """
-    return parse_row(row)
-
-
 @dataclass(frozen=True)
 class DatasetOverride:
     """Values of a preset for one data set; empty values are the preset's.
@@ -181,7 +168,7 @@ class TableDeclaration:
     """Settings by data set that differ from the paper's protocol."""
     has_reported_values: bool = True
     """Whether the paper has numbers for the table; if not, every preset must have rows."""
-    row_parser: Callable[[str, str], tuple[str, dict[str, Any]]] = parse_row_any_dataset
+    row_parser: Callable[[str, str], tuple[str, dict[str, Any]]] = lambda row, _: parse_row(row)
     """Function of a row and a data set that returns the method, and settings by name: fields of
     `RunSpec`, options and hyper-parameters."""
     main_method: str = ""
@@ -223,8 +210,7 @@ class TableDeclaration:
           dataset: name of a data set; default: all data sets of the preset.
 
         Returns:
-          Methods, and variants as `row_parser` reads them. A method without an implementation is a
-          row, too.
+          Methods, and variants as `row_parser` reads them.
         """
         declaration = self.presets[preset]
         if dataset is None:

@@ -51,7 +51,7 @@ def make_tuning_trials(
     trials = []
     for index, cell in enumerate(cells):
         name = experiment.tuned_hyperparameters.get(parse_row(cell.method)[0])
-        if name is not None and cell.runs and cell.method not in experiment.control_rows:
+        if name is not None and cell.method not in experiment.control_rows:
             untuned_value = cell.runs[0].resolved().hp[name]
             trial_cells = [
                 _set_value(cell, name, factor * untuned_value, (TUNING_SEED,))

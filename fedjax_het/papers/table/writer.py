@@ -164,8 +164,6 @@ def _make_table_notes(table_run: TableRun, table: "pd.DataFrame") -> list[str]:
     if "dataset_note" in table_run.results:
         first_notes = table_run.cell_results.groupby("dataset")["dataset_note"].first().dropna()
         notes += [f"{dataset}: {note}" for dataset, note in first_notes.items() if note]
-    if unimplemented := list(dict.fromkeys(cell.method for cell in cells if not cell.runs)):
-        notes.append(f"Not implemented here yet: {', '.join(unimplemented)}.")
     return [*notes, *_describe_missing_runs(table_run)]
 
 
@@ -208,16 +206,16 @@ def list_protocol_deviations(experiment: TableDeclaration, cells: Sequence[Table
     """
     rows_by_deviation: dict[str, list[str]] = {}
     for cell in cells:
-        for run in cell.runs[:1]:
-            used, expected = run.resolved().to_dict(), _make_paper_spec(experiment, cell).to_dict()
-            for name, values in _find_differences(used, expected).items():
-                value, paper_value = (f"{v:g}" if isinstance(v, float) else v for v in values)
-                text = f"{name} {value}"
-                text += "" if paper_value is None else f" instead of {paper_value}"
-                rows = rows_by_deviation.setdefault(text, [])
-                if cell.method not in rows:
-                    rows.append(cell.method)
-    all_rows = {cell.method for cell in cells if cell.runs}
+        used = cell.runs[0].resolved().to_dict()
+        expected = _make_paper_spec(experiment, cell).to_dict()
+        for name, values in _find_differences(used, expected).items():
+            value, paper_value = (f"{v:g}" if isinstance(v, float) else v for v in values)
+            text = f"{name} {value}"
+            text += "" if paper_value is None else f" instead of {paper_value}"
+            rows = rows_by_deviation.setdefault(text, [])
+            if cell.method not in rows:
+                rows.append(cell.method)
+    all_rows = {cell.method for cell in cells}
     return [
         text if set(rows) == all_rows else f"{text} ({', '.join(rows)})"
         for text, rows in rows_by_deviation.items()

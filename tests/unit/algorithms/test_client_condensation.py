@@ -47,6 +47,11 @@ def images_of(state):
     return images.reshape(-1, NUM_CLASSES, images.shape[2], PIXELS)
 
 
+def weights_of(state):
+    """[pixels, C]"""
+    return np.asarray(state.server.variables["params"]["w"])
+
+
 def made(state):
     """Which pairs were made in the last round: [K, C]."""
     return np.asarray(state.clients.created_round).reshape(-1, NUM_CLASSES) == int(state.round)
@@ -189,14 +194,13 @@ def test_fedaf_without_terms_is_plain_sharing():
 
 def test_each_fedaf_term_has_effect():
     hp = {"gamma": 1.0, "lambda_loc": 0.0, "lambda_glob": 0.0}
-    model = lambda s: np.asarray(s.server.variables["params"]["w"])  # noqa: E731
     _, plain = run("fedaf", 1, {}, hp)
     _, local = run("fedaf", 1, {}, {**hp, "lambda_loc": 1.0})
     _, globally = run("fedaf", 1, {}, {**hp, "lambda_glob": 1.0})
     _, resampled = run("fedaf", 1, {}, {**hp, "gamma": 0.5, "lambda_loc": 1.0})
     assert np.abs(images_of(local) - images_of(plain)).max() > 1e-3
     np.testing.assert_array_equal(images_of(globally), images_of(plain))
-    assert np.abs(model(globally) - model(plain)).max() > 1e-5
+    assert np.abs(weights_of(globally) - weights_of(plain)).max() > 1e-5
     assert np.abs(images_of(resampled) - images_of(local)).max() > 1e-4
 
 
@@ -258,9 +262,8 @@ def test_clipping_bounds_client_or_class_step():
 def test_empty_client_changes_nothing():
     _, without = run("fedaf", 2, sizes=(7, 12, 9))
     _, with_ = run("fedaf", 2, sizes=(7, 12, 9, 0))
-    w = lambda s: np.asarray(s.server.variables["params"]["w"])  # noqa: E731
     # Permutations are drawn over all images that there could be; a batch is the whole pool here.
-    np.testing.assert_allclose(w(with_), w(without), atol=1e-6)
+    np.testing.assert_allclose(weights_of(with_), weights_of(without), atol=1e-6)
 
 
 @pytest.mark.slow

@@ -28,7 +28,6 @@ from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.per_fedavg import per_fedavg
 from fedjax_het.algorithms.pfedme import pfedme
 from fedjax_het.algorithms.separate import separate
-from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.core.client_algorithm import Batch, ClientContext
 from fedjax_het.core.client_rows import tile_over_clients
 from fedjax_het.core.local_training import ServerMessage
@@ -440,11 +439,3 @@ def test_batch_norm_statistics_of_counted_minibatches():
     np.testing.assert_allclose(
         mean(bind_options(pfedme, inner_steps=3), 1), mean(fedavg, 3), rtol=1e-5
     )
-
-
-def test_hf_delta_belongs_to_hessian_free():
-    specs = [
-        RunSpec(algorithm="per_fedavg", options={"order": order}).resolved()
-        for order in ("first", "hessian_free")
-    ]
-    assert ["hf_delta" in spec.hp for spec in specs] == [False, True]

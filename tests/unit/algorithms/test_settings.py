@@ -192,6 +192,7 @@ DEFAULTS = [
         | {"local_optimizer": "momentum", "local_momentum": 0.9},
     ),
     ("per_fedavg", {"options": {"order": "first"}}, {"hf_delta": None}),
+    ("per_fedavg", {"options": {"order": "hessian_free"}}, {"hf_delta": 1e-3}),
 ]
 
 
