@@ -37,7 +37,7 @@ from fedjax_het.core.rng import Purpose, Stream, fold_in_purpose, make_host_rng
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.core.server_training import EpochRange
 from fedjax_het.nn import Model
-from fedjax_het.utils.config import NonNegativeFloat, NonNegativeInt, parse_config
+from fedjax_het.utils.config import NonNegativeFloat, NonNegativeInt
 from fedjax_het.utils.errors import is_integer_at_least
 
 Tree = Any
@@ -111,7 +111,7 @@ def dynafed(
     plan: ExecutionPlan,
     *,
     base: Callable[..., Algorithm],
-    options: DynaFedOptions = parse_config(DynaFedOptions, {}),
+    options: DynaFedOptions,
 ) -> Algorithm:
     """DynaFed: the server learns data whose training matches the global trajectory (Algorithm 1).
 

@@ -68,9 +68,7 @@ class ClassStatistics(NamedTuple):
     "`[C]` bool: whether a client owns the class."
 
 
-def fedaf(
-    training: LocalTraining, plan: ExecutionPlan, *, options: FedAFOptions = FedAFOptions()
-) -> Algorithm:
+def fedaf(training: LocalTraining, plan: ExecutionPlan, *, options: FedAFOptions) -> Algorithm:
     """FedAF: clients condense with their peers' logits, the server trains without averaging.
 
         S_k^c = argmin_S E_v ||mean h_v(D_k^c) - mean h_v(S)||^2 + lambda_loc SWD(mean f_v(S), V^c),

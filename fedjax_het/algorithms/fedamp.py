@@ -119,9 +119,7 @@ class FedAMPServerState(NamedTuple):
     "`[K]`: coefficients of the proximal gradients."
 
 
-def fedamp(
-    training: LocalTraining, plan: ExecutionPlan, *, options: FedAMPOptions = FedAMPOptions()
-) -> Algorithm:
+def fedamp(training: LocalTraining, plan: ExecutionPlan, *, options: FedAMPOptions) -> Algorithm:
     """FedAMP: each client receives its own mixture of similar models (Algorithm 1).
 
         u_i = sum_j xi_ij w_j,  xi_ij = alpha_k A'(||w_i - w_j||^2),
@@ -213,10 +211,7 @@ def fedamp(
 
 
 def heurfedamp(
-    training: LocalTraining,
-    plan: ExecutionPlan,
-    *,
-    options: HeurFedAMPOptions = HeurFedAMPOptions(),
+    training: LocalTraining, plan: ExecutionPlan, *, options: HeurFedAMPOptions
 ) -> Algorithm:
     """HeurFedAMP: FedAMP with weights by the cosines of the clients' models (Eq. 8).
 

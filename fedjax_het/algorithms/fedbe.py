@@ -80,7 +80,7 @@ def fedbe(
     plan: ExecutionPlan,
     *,
     base: Callable[..., Algorithm],
-    options: FedBEOptions = FedBEOptions(),
+    options: FedBEOptions,
 ) -> Algorithm:
     """FedBE: the global model learns the prediction of a Bayesian ensemble (Algorithm 1).
 

@@ -51,7 +51,7 @@ def feddf(
     plan: ExecutionPlan,
     *,
     base: Callable[..., Algorithm],
-    options: FedDFOptions = FedDFOptions(),
+    options: FedDFOptions,
 ) -> Algorithm:
     """FedDF: the global model learns the mean logits of the clients' models (Algorithm 1).
 

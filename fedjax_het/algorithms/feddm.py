@@ -34,9 +34,7 @@ class FedDMHyperParameters(CondensationHyperParameters):
     "Radius of the ball around the received model."
 
 
-def feddm(
-    training: LocalTraining, plan: ExecutionPlan, *, options: FedDMOptions = FedDMOptions()
-) -> Algorithm:
+def feddm(training: LocalTraining, plan: ExecutionPlan, *, options: FedDMOptions) -> Algorithm:
     """FedDM: clients condense their classes in a ball around the received model (Algorithm 1).
 
         S_k^c = argmin_S E_{||v - w|| = rho} ||mean h_v(D_k^c) - mean h_v(S)||^2

@@ -109,9 +109,7 @@ class TeacherHeads(NamedTuple):
     "`[]` float32: 1; 0 in an unused slot."
 
 
-def fedgen(
-    training: LocalTraining, plan: ExecutionPlan, *, options: FedGenOptions = FedGenOptions()
-) -> Algorithm:
+def fedgen(training: LocalTraining, plan: ExecutionPlan, *, options: FedGenOptions) -> Algorithm:
     """FedGen: a generator of features carries the clients' knowledge to each client (Algorithm 1).
 
     G(noise, y) generates features z, the inputs of the last layer h. After local training and

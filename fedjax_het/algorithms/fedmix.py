@@ -73,7 +73,7 @@ class AveragedExamples(NamedTuple):
 
 
 def naivemix(
-    training: LocalTraining, plan: ExecutionPlan, *, options: NaiveMixOptions = NaiveMixOptions()
+    training: LocalTraining, plan: ExecutionPlan, *, options: NaiveMixOptions
 ) -> Algorithm:
     """NaiveMix: local training with mixup of averages of other clients' data (section 3.2).
 
@@ -102,9 +102,7 @@ def naivemix(
     return _build_mixup_algorithm(training, plan, _naivemix_losses, options.mean_size)
 
 
-def fedmix(
-    training: LocalTraining, plan: ExecutionPlan, *, options: FedMixOptions = FedMixOptions()
-) -> Algorithm:
+def fedmix(training: LocalTraining, plan: ExecutionPlan, *, options: FedMixOptions) -> Algorithm:
     """FedMix: mixup's loss with NaiveMix's averages, to first order in lambda (Eq. 4, Algorithm 1).
 
     With x' = (1 - lambda) x, and the derivative at x',

@@ -61,9 +61,7 @@ class AdaptiveMoments(NamedTuple):
     square: Tree
 
 
-def fedavgm(
-    training: LocalTraining, plan: ExecutionPlan, *, options: FedAvgMOptions = FedAvgMOptions()
-) -> Algorithm:
+def fedavgm(training: LocalTraining, plan: ExecutionPlan, *, options: FedAvgMOptions) -> Algorithm:
     """FedAvgM: the server steps along the mean change with momentum (section 4.2).
 
         v <- server_momentum v + mean(w - w_i),   w <- w - server_lr v.

@@ -26,7 +26,7 @@ def build_fine_tuned(
     plan: ExecutionPlan,
     *,
     build_base: Callable[..., Algorithm],
-    options: FineTuningOptions = FineTuningOptions(),
+    options: FineTuningOptions,
 ) -> Algorithm:
     """Fine-tuning: every client evaluates a copy of the global model that it trains first.
 

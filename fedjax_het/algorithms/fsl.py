@@ -57,7 +57,7 @@ def fsl(
     plan: ExecutionPlan,
     *,
     base: Callable[..., Algorithm],
-    options: FSLOptions = FSLOptions(),
+    options: FSLOptions,
     incremental: bool = True,
 ) -> Algorithm:
     """FSL: after each round of `base` the server trains on its own examples D_0 (Algorithm 1).

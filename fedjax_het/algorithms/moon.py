@@ -57,9 +57,7 @@ class _ContrastiveAux(NamedTuple):
     mu: jax.Array
 
 
-def moon(
-    training: LocalTraining, plan: ExecutionPlan, *, options: MOONOptions = MOONOptions()
-) -> Algorithm:
+def moon(training: LocalTraining, plan: ExecutionPlan, *, options: MOONOptions) -> Algorithm:
     """MOON: a contrastive loss pulls features to the global model's features (Eq. 3, Algorithm 1).
 
     Clients minimize cross-entropy + moon_mu times the mean over samples of

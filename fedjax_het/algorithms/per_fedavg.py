@@ -40,7 +40,7 @@ class PerFedAvgHyperParameters(Config):
 
 
 def per_fedavg(
-    training: LocalTraining, plan: ExecutionPlan, *, options: PerFedAvgOptions = PerFedAvgOptions()
+    training: LocalTraining, plan: ExecutionPlan, *, options: PerFedAvgOptions
 ) -> Algorithm:
     """Per-FedAvg: FedAvg of the loss that a client has after one step on its data (Algorithm 1).
 

@@ -39,9 +39,7 @@ class PFedMeHyperParameters(Config):
     "Learning rate of the personal model."
 
 
-def pfedme(
-    training: LocalTraining, plan: ExecutionPlan, *, options: PFedMeOptions = PFedMeOptions()
-) -> Algorithm:
+def pfedme(training: LocalTraining, plan: ExecutionPlan, *, options: PFedMeOptions) -> Algorithm:
     """pFedMe: clients minimize the Moreau envelopes of their losses (Algorithm 1).
 
     Every local step approaches the proximal point theta_k of w_k on one minibatch, `inner_steps`

@@ -42,7 +42,7 @@ class _ControlAux(NamedTuple):
 
 
 def scaffold(
-    training: LocalTraining, plan: ExecutionPlan, *, options: SCAFFOLDOptions = SCAFFOLDOptions()
+    training: LocalTraining, plan: ExecutionPlan, *, options: SCAFFOLDOptions
 ) -> Algorithm:
     """SCAFFOLD: control variates correct the drift of local steps (Algorithm 1).
 

@@ -32,7 +32,7 @@ class SeparateOptions(Config):
 
 
 def separate(
-    training: LocalTraining, plan: ExecutionPlan, *, options: SeparateOptions = SeparateOptions()
+    training: LocalTraining, plan: ExecutionPlan, *, options: SeparateOptions
 ) -> Algorithm:
     """Separate: every client trains on its own data alone.
 

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from chex import assert_trees_all_close
+from support.algorithm_builders import bind_options
 from support.data import CLIENT_SIZES
 from support.networks import make_centered_model
 from support.quadratics import Quadratics, distance_to_optimum, make_heterogeneous_quadratics
@@ -157,7 +158,8 @@ def test_feddc_gradients_match_scaffold(optimizer):
     """Also under Adam, where (w - theta) / (steps lr) is no gradient."""
     settings = {"optimizer": optimizer, "epochs": 2, "hp": {"local_lr": 0.1, "feddc_alpha": 0.0}}
     control, state = (
-        make_small_federation(build, **settings).run(1)[0] for build in (scaffold, feddc)
+        make_small_federation(build, **settings).run(1)[0]
+        for build in (bind_options(scaffold), feddc)
     )
     assert_trees_all_close(state.clients.memory.gradient, control.clients.memory, atol=1e-6)
     assert_trees_all_close(state.server.extra.gradient, control.server.extra, atol=1e-6)

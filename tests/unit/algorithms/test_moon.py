@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chex import assert_trees_all_close
+from support.algorithm_builders import bind_options
 from support.data import NUM_CLASSES, make_user_dataset
 from support.reference_loop import ReferenceFedAvg, flatten_params, logit_gradient, run_and_compare
 from support.small_federation import make_small_federation
@@ -99,7 +100,7 @@ class Contrastive(ReferenceFedAvg):
 def test_rounds_match_float64_loop(averaging):
     lr, mu, tau = 0.3, 2.0, 0.4
     federation = make_small_federation(
-        moon,
+        bind_options(moon),
         hp={"local_lr": lr, "moon_mu": mu, "moon_tau": tau},
         model=hidden_model(),
         participation=0.5,
