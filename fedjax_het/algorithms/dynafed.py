@@ -374,10 +374,9 @@ def _make_summary(step_state: DynaFedStepState) -> dict[str, Any]:
     if not count:
         return {"synthesis_iterations": 0}
     log = jax.tree.map(lambda entries: np.asarray(entries)[:count], step_state.log)
-    num_last = max(1, count // 5)
-    losses = log.matching_loss[-num_last:]
-    finite_losses = losses[np.isfinite(losses)]
-    by_start = mean_loss_by_start(log, num_last=num_last)
+    last_log = jax.tree.map(lambda entries: entries[-max(1, count // 5) :], log)
+    finite_losses = last_log.matching_loss[np.isfinite(last_log.matching_loss)]
+    by_start = mean_loss_by_start(last_log)
     return {
         "synthesis_iterations": count,
         "synthesis_skipped": int(log.skipped.sum()),

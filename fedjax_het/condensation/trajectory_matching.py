@@ -418,15 +418,8 @@ def _where(condition: Array, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
 
 
-def mean_loss_by_start(log: SynthesisLog, *, num_last: int | None = None) -> dict[int, float]:
-    """Average the matching loss J at each start, on the host.
-
-    Args:
-      log: log of N iterations; skipped iterations are left out.
-      num_last: number of last iterations to use; None: all.
-
-    Returns:
-      Mean loss by start, for each start that was drawn.
+def mean_loss_by_start(log: SynthesisLog) -> dict[int, float]:
+    """Return the mean matching loss J at each start that was drawn, without skipped iterations.
 
     Example:
       >>> import numpy as np
@@ -436,11 +429,6 @@ def mean_loss_by_start(log: SynthesisLog, *, num_last: int | None = None) -> dic
       >>> mean_loss_by_start(log)
       {0: 0.75}
     """
-    losses, starts, skipped = (
-        np.asarray(entries)[-num_last if num_last else None :]
-        for entries in (log.matching_loss, log.start, log.skipped)
-    )
-    return {
-        int(start): float(losses[(starts == start) & ~skipped].mean())
-        for start in np.unique(starts[~skipped])
-    }
+    losses, starts, skipped = map(np.asarray, (log.matching_loss, log.start, log.skipped))
+    drawn_starts = np.unique(starts[~skipped])
+    return {int(t): float(losses[(starts == t) & ~skipped].mean()) for t in drawn_starts}

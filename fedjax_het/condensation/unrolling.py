@@ -26,7 +26,7 @@ from jax import Array
 from fedjax_het.condensation.augment import augment
 from fedjax_het.condensation.synthetic_data import SyntheticData, SyntheticTask
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
-from fedjax_het.core.server_training import get_epoch_batch
+from fedjax_het.core.server_training import make_shuffled_batches
 from fedjax_het.nn.batch_axis import take_local_rows
 from fedjax_het.nn.micro_batch import accumulate_micro_batches
 
@@ -84,7 +84,8 @@ def unroll(
         order_key, augment_key = jax.random.split(key)
         images, labels = synthetic.images, synthetic.label_logits
         if batch_size is not None and batch_size < len(images):
-            index, mask = get_epoch_batch(order_key, step_index, len(images), batch_size)
+            batches = make_shuffled_batches(order_key, len(images), batch_size)
+            index, mask = batches.take_step(step_index)
             weights = mask.astype(images.dtype) / mask.sum()
             index, weights = take_local_rows((index, weights), batch_axis)
             images, labels = images[index], labels[index]

@@ -56,6 +56,11 @@ class BatchPlan(NamedTuple):
         mask = (positions < self.num_visited).astype(jnp.float32)
         return order[positions % jnp.maximum(self.num_visited, 1)], mask
 
+    def take_step(self, step: Any) -> tuple[jax.Array, jax.Array]:
+        """Select the examples of a step, counted over all epochs. Cost: the order of its epoch."""
+        steps_per_epoch = self.steps_per_epoch
+        return self.take_batch(self.order(step // steps_per_epoch), step % steps_per_epoch)
+
 
 def make_shuffled_batches(key: jax.Array, num_examples: int, batch_size: int) -> BatchPlan:
     """Plan epochs that visit all examples in random orders.
@@ -329,24 +334,3 @@ def train_on_server(
     batches = make_shuffled_batches(order_key, len(examples.labels), batch_size)
     epoch_range = EpochRange(epochs, first_epoch, max_epochs)
     return train_on_examples(training, variables, examples, batches, epoch_range)
-
-
-def get_epoch_batch(
-    key: jax.Array, step: jax.Array, num_examples: int, batch_size: int
-) -> tuple[jax.Array, jax.Array]:
-    """Select the examples of a step of `make_shuffled_batches`.
-
-    Cost: the order of all examples, in every step.
-
-    Args:
-      key: key of the orders.
-      step: number of the step, counted over all epochs.
-      num_examples: number of examples.
-      batch_size: examples per step.
-
-    Returns:
-      Positions, int32 `[batch_size]`, and mask, float32 `[batch_size]`.
-    """
-    batches = make_shuffled_batches(key, num_examples, batch_size)
-    steps_per_epoch = batches.steps_per_epoch
-    return batches.take_batch(batches.order(step // steps_per_epoch), step % steps_per_epoch)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_het.core.server_training import get_epoch_batch
+from fedjax_het.core.server_training import make_shuffled_batches
 from support.data import BATCH_SIZE
 from support.small_federation import SmallFederation, make_small_federation
 
@@ -277,5 +277,5 @@ def server_batches(key, epochs, count, batch_size=BATCH_SIZE, first=0) -> Iterat
     size = min(batch_size, count)
     per_epoch = -(-count // size)
     for step in range(first * per_epoch, (first + epochs) * per_epoch):
-        index, mask = get_epoch_batch(order, step, count, size)
+        index, mask = make_shuffled_batches(order, count, size).take_step(step)
         yield np.asarray(index)[np.asarray(mask) > 0]

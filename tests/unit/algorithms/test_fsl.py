@@ -46,7 +46,7 @@ from fedjax_het.core.client_loop import Cohort
 from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.core.gradient_diagnostics import measure_gradient_gaps
 from fedjax_het.core.rng import Purpose, fold_in_purpose
-from fedjax_het.core.server_training import get_epoch_batch
+from fedjax_het.core.server_training import make_shuffled_batches
 from fedjax_het.data import dataset_from_arrays, make_partition, partition_from_clients
 from fedjax_het.runtime.data_assignment import UserObjects
 
@@ -409,7 +409,8 @@ def test_gaps_match_full_gradients(lanes, spread):
     np.testing.assert_allclose(found["client_noise"], np.mean(noises), rtol=1e-3)
     sx, sy = flatten_images(SERVER_EXAMPLES[0]), SERVER_EXAMPLES[1]
     steps = -(-len(sy) // BATCH_SIZE)
-    positions = [get_epoch_batch(jax.random.key(0), s, len(sy), BATCH_SIZE) for s in range(steps)]
+    batches = make_shuffled_batches(jax.random.key(0), len(sy), BATCH_SIZE)
+    positions = map(batches.take_step, range(steps))
     first = [np.asarray(index)[np.asarray(mask) > 0] for index, mask in positions]
     np.testing.assert_allclose(found["server_noise"], noise(sx, sy, first, server), rtol=1e-3)
 

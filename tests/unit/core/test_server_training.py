@@ -12,7 +12,6 @@ from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.server_training import (
     EpochRange,
     ServerTraining,
-    get_epoch_batch,
     make_sequential_batches,
     make_shuffled_batches,
     train_on_examples,
@@ -116,12 +115,12 @@ def test_step_keys_and_average():
     assert_trees_all_equal(train_on_examples(never, *args), variables)
 
 
-def test_get_epoch_batch():
+def test_take_step():
     batches = BATCHES["shuffled"]
     per_epoch = batches.steps_per_epoch
     assert per_epoch == 3
     for step in range(2 * per_epoch):
-        index, mask = get_epoch_batch(KEY, jnp.int32(step), N, SIZE)
+        index, mask = batches.take_step(jnp.int32(step))
         order = order_of(batches, step // per_epoch)
         expected = order[step % per_epoch * SIZE :][:SIZE]
         np.testing.assert_array_equal(np.asarray(index)[: len(expected)], expected)
