@@ -355,8 +355,7 @@ class ClientCondensation:
         real = augment_images(self.training.task.normalize(batch.images))
         means: Any = mean_embedding(embed, real, batch.mask, model.cached_samples)
         if options.private:
-            noise = {"dp_noise": hp["dp_noise"], "dp_clip": hp["dp_clip"]}
-            means = add_noise_to_means(means, batch.mask.sum(), noise_key, **noise)
+            means = add_noise_to_means(hp, means, batch.mask.sum(), noise_key)
         real_features, real_logits = means
 
         def loss(images):
@@ -435,9 +434,8 @@ class ClientCondensation:
             task, self.plan, variables, cohort, num_clients, min_examples, clip_norm
         )
         if self.options.private:
-            noise = {"dp_noise": hp["dp_noise"], "dp_clip": clip_norm}
             key = fold_in_purpose(key, Purpose.LOGIT_NOISE)
-            (noisy,) = add_noise_to_means((logits,), counts[..., None], key, **noise)
+            (noisy,) = add_noise_to_means(hp, (logits,), counts[..., None], key)
             logits = jnp.where(is_owner[..., None], noisy, 0)
         return self.aggregate_logits(hp, logits, is_owner)
 

@@ -1,5 +1,7 @@
 """Differential privacy of condensed images: clipping, Gaussian noise and its epsilon."""
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -50,23 +52,23 @@ def clip_by_norm(gradient: Array, max_norm: Array) -> Array:
 
 
 def add_noise_to_means(
-    means: tuple[Array, ...], count: Array, key: Array, *, dp_noise: Array, dp_clip: Array
+    hp: Mapping[str, Array], means: tuple[Array, ...], count: Array, key: Array
 ) -> tuple[Array, ...]:
     """Add Gaussian noise to means of clipped vectors.
 
     The noise of every number has the standard deviation dp_noise * dp_clip / count.
 
     Args:
+      hp: values of the hyper-parameters, with `dp_noise`, the noise multiplier, and `dp_clip`, the
+        largest L2 norm of an example's vector.
       means: means over `count` examples, each clipped to the norm `dp_clip`.
       count: number of examples.
       key: key of the noise.
-      dp_noise: noise multiplier.
-      dp_clip: maximum L2 norm of each example's vector.
 
     Returns:
       The noisy means, of the same shapes.
     """
-    scale = dp_noise * dp_clip / jnp.maximum(count, 1)
+    scale = hp["dp_noise"] * hp["dp_clip"] / jnp.maximum(count, 1)
     keys = jax.random.split(key, len(means))
     return tuple(
         mean + scale * jax.random.normal(noise_key, mean.shape)

@@ -439,7 +439,7 @@ def test_privacy_noise_scales_with_example_count():
     means = (jnp.zeros(40_000), jnp.zeros(10_000))
     for count in (10, 200):
         noise = {"dp_noise": 3.0, "dp_clip": 0.2}
-        parts = add_noise_to_means(means, jnp.int32(count), jax.random.key(0), **noise)
+        parts = add_noise_to_means(noise, means, jnp.int32(count), jax.random.key(0))
         drawn = np.concatenate(parts)
         wanted = 0.6 / count
         assert abs(drawn.std() / wanted - 1) < 0.02
