@@ -45,9 +45,7 @@ class APFLHyperParameters(Config):
     "Share of its own model in a client's mixture; the initial share if it is learned."
 
 
-def apfl(
-    training: LocalTraining, plan: ExecutionPlan, *, options: APFLOptions = APFLOptions()
-) -> Algorithm:
+def apfl(training: LocalTraining, plan: ExecutionPlan, *, options: APFLOptions) -> Algorithm:
     """APFL: every client mixes a personal model with the global model (Algorithm 1).
 
     Client k trains its copy w_k of FedAvg's model and a personal model v_k, which learns as part of

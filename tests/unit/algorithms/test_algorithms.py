@@ -123,7 +123,7 @@ def test_scaffold_reaches_joint_optimum():
     # Full batches, many local epochs: FedAvg's fixed point is not the optimum of the mean.
     settings = {"hp": {"local_lr": 0.1}, "epochs": 20, "batch_size": 20, "rounds": 400}
     norms = {}
-    for name, build in (("fedavg", fedavg), ("scaffold", scaffold)):
+    for name, build in (("fedavg", fedavg), ("scaffold", bind_options(scaffold))):
         federation = make_small_federation(build, **settings)
         state, _ = federation.run(400)
         norms[name] = global_gradient_norm(federation, state)
