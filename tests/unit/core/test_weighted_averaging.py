@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from support.algorithm_builders import bind_options
 from support.quadratics import DIMENSIONS, Quadratics, train_on_quadratics
 
 from fedjax_het.algorithms.fedavg import fedavg
@@ -16,7 +17,7 @@ SAME = Quadratics(
     np.eye(DIMENSIONS)[None].repeat(5, 0), np.outer([0, 0, 0, 0, 10], np.ones(DIMENSIONS))
 )
 NUMBERS = {"feddyn_alpha": 0.3, "feddc_alpha": 0.3, "local_lr": 0.1}
-CORRECTED = {"scaffold": scaffold, "feddyn": feddyn, "feddc": feddc}
+CORRECTED = {"scaffold": bind_options(scaffold), "feddyn": feddyn, "feddc": feddc}
 
 
 @pytest.mark.parametrize(("averaging", "optimum"), [("uniform", 2.0), ("weighted", 6.0)])
