@@ -186,9 +186,7 @@ def register_method(
         require_name("argument", field_name, valid_names)
     for built_in in (METHODS[built_in_name] for built_in_name in METHODS.built_in):
         if built_in.build is build and not built_in.has_base:
-            inherited = {
-                field_name: getattr(built_in, field_name) for field_name in _FUNCTION_FIELDS
-            }
+            inherited = {field: getattr(built_in, field) for field in _FUNCTION_FIELDS}
             spec_fields = inherited | spec_fields
     if isinstance(spec_fields.get("hyperparameters"), dict):
         defaults = spec_fields["hyperparameters"]

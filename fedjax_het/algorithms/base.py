@@ -233,9 +233,7 @@ class Algorithm(NamedTuple):
     methods without one."""
     traffic: Callable[[HyperParameters, State], Traffic]
     "`traffic(hp, state) -> Traffic`, from arrays or from their shapes."
-    initial_traffic: Callable[[FederationData], InitialTraffic] = lambda federation_data: (
-        InitialTraffic()
-    )
+    initial_traffic: Callable[[FederationData], InitialTraffic] = lambda data: InitialTraffic()
     "`initial_traffic(federation_data) -> InitialTraffic`; default: 0 bytes."
 
     # --- evaluation ---

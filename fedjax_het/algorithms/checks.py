@@ -63,9 +63,8 @@ def validate_algorithm(method: str, algorithm: Algorithm, model: Model) -> Algor
       Traceback (most recent call last):
       ContractError: method 'mine' built None: expected an Algorithm
     """
-    _require(
-        isinstance(algorithm, Algorithm), f"method {method!r} built", algorithm, "an Algorithm"
-    )
+    is_algorithm = isinstance(algorithm, Algorithm)
+    _require(is_algorithm, f"method {method!r} built", algorithm, "an Algorithm")
     try:
         fields = validate_fields(algorithm._asdict(), Algorithm, prefix="Algorithm.")
         algorithm = algorithm._replace(**fields)

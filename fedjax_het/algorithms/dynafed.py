@@ -200,9 +200,8 @@ def dynafed(
 
     if not is_matched:
         make_inputs = partial(_make_control_inputs, is_real, num_samples)
-        wrapped = with_server_step(
-            algorithm, run_server_step, server_batch_size=min(FINE_TUNE_BATCH_SIZE, num_samples)
-        )
+        batch_size = min(FINE_TUNE_BATCH_SIZE, num_samples)
+        wrapped = with_server_step(algorithm, run_server_step, server_batch_size=batch_size)
         return wrapped._replace(
             round_inputs=(*wrapped.round_inputs, RoundInput(CONTROL_DATA_INPUT, make_inputs)),
             server_gradient=server_gradient,

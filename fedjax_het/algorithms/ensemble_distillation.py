@@ -84,7 +84,7 @@ def with_ensemble_step(
     return with_server_step(algorithm, run_server_step, server_batch_size=server_batch_size)
 
 
-def build_distillation_algorithm(
+def build_distillation(
     training: LocalTraining,
     plan: ExecutionPlan,
     base: Callable[..., Algorithm],

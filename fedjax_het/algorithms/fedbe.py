@@ -12,7 +12,7 @@ from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.ensemble_distillation import (
     DistillationOptions,
     TeacherModels,
-    build_distillation_algorithm,
+    build_distillation,
 )
 from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.distillation import compute_logits, compute_weighted_sum, sum_over_models
@@ -156,9 +156,7 @@ def fedbe(
         )
         return optimizer, lambda step: (step > start) & ((step - start) % swa_every == 0)
 
-    return build_distillation_algorithm(
-        training, plan, base, predict_ensemble, make_optimizer, options
-    )
+    return build_distillation(training, plan, base, predict_ensemble, make_optimizer, options)
 
 
 def _make_hyperparameters(options: FedBEOptions, num_clients: int) -> FedBEHyperParameters:

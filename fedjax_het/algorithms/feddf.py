@@ -11,7 +11,7 @@ from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.ensemble_distillation import (
     DistillationOptions,
     TeacherModels,
-    build_distillation_algorithm,
+    build_distillation,
 )
 from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.distillation import compute_logits, sum_over_models
@@ -108,9 +108,7 @@ def feddf(
         clip = [optax.clip_by_global_norm(hp["distill_clip"])] if "distill_clip" in hp else []
         return optax.chain(*clip, optax.adam(lr)), None
 
-    return build_distillation_algorithm(
-        training, plan, base, predict_ensemble, make_optimizer, options
-    )
+    return build_distillation(training, plan, base, predict_ensemble, make_optimizer, options)
 
 
 def _make_hyperparameters(options: FedDFOptions, num_clients: int) -> FedDFHyperParameters:

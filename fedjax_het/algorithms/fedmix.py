@@ -150,9 +150,9 @@ def _fedmix_losses(
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         return losses.sum(), (losses, logits, state)  # its gradients are each sample's own
 
-    gradients, (client_losses, logits, state) = jax.grad(sum_losses, has_aux=True)(
-        (1 - mixup_lambda) * images
-    )
+    shrunk_images = (1 - mixup_lambda) * images
+    gradients, outputs = jax.grad(sum_losses, has_aux=True)(shrunk_images)
+    client_losses, logits, state = outputs
     derivatives = jnp.einsum("bhwc,hwc->b", gradients, mean_image, precision="highest")
     mean_losses = optax.softmax_cross_entropy(logits, mean_label)
     coefficient = mixup_lambda * (1 if is_printed else 1 - mixup_lambda)
@@ -194,9 +194,8 @@ def _make_averages(mean_blocks: MeanBlocks, federations: Sequence[FederationData
     for federation in federations:
         dataset = federation.dataset
         examples = (dataset.train_images, dataset.train_labels, dataset.num_classes)
-        averages.append(
-            average_examples(*examples, federation.partition, mean_blocks, federation.seed)
-        )
+        partition, seed = federation.partition, federation.seed
+        averages.append(average_examples(*examples, partition, mean_blocks, seed))
     max_rows = max(len(labels) for _, labels in averages)
 
     def pad_rows(array: np.ndarray) -> np.ndarray:

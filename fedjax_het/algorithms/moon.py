@@ -126,10 +126,8 @@ def _loss_and_gradient(task: Task, context: ClientContext, local: ClientTrainSta
     def loss_sum(params, samples):
         x, mask = task.normalize(samples["images"]), samples["mask"]
         z, logits, state = embed({**variables, "params": params}, x, train=True, key=context.key)
-        z_global, z_previous = (
-            embed(other, x, train=False)[0]
-            for other in (context.message.variables, previous.variables)
-        )
+        z_global = embed(context.message.variables, x, train=False)[0]
+        z_previous = embed(previous.variables, x, train=False)[0]
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, samples["labels"])
         tau = context.hp["moon_tau"]
         contrastive_losses = compute_contrastive_losses(z, z_global, z_previous, tau)

@@ -123,9 +123,8 @@ def compute_gaussian_epsilon(
     import dp_accounting
     from dp_accounting import rdp
 
-    accountant = rdp.RdpAccountant(
-        neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
-    )
+    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+    accountant = rdp.RdpAccountant(neighboring_relation=relation)
     full_batch_event = query_event = dp_accounting.GaussianDpEvent(dp_noise / 2)
     if num_examples > batch_size:
         query_event = dp_accounting.SampledWithoutReplacementDpEvent(

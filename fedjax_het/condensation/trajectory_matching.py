@@ -30,6 +30,8 @@ from fedjax_het.utils.config import (
 )
 from fedjax_het.utils.errors import require
 
+LossScaling = Literal["cross_entropy", "cross_entropy_over_classes"]
+
 _ADAM = optax.scale_by_adam()
 
 # Presets of `SynthesisHyperParameters`, by the name of the preset of `SynthesisOptions`.
@@ -130,9 +132,7 @@ class SynthesisOptions(Config):
     """Synthetic samples in total, instead of per class."""
     label_init: float = 0.0
     """Label logits start at this number times one-hot; 0 is the uniform soft label."""
-    loss_scaling: Literal["cross_entropy", "cross_entropy_over_classes"] = (
-        "cross_entropy_over_classes"
-    )
+    loss_scaling: LossScaling = "cross_entropy_over_classes"
     """Inner loss: "cross_entropy", or cross-entropy divided by the number of classes."""
     distance: Literal["normalized_l2", "cosine"] = "normalized_l2"
     """Distance of the end of inner training from the target: "normalized_l2" or "cosine"."""
