@@ -92,7 +92,7 @@ class Nova(Momentum):
 
 MOMENTUM = {"server_lr": 0.7, "server_momentum": 0.8}
 CASES = {
-    "fedavgm": (fedavgm, MOMENTUM, AvgM),
+    "fedavgm": (bind_options(fedavgm), MOMENTUM, AvgM),
     "nesterov": (bind_options(fedavgm, nesterov=True), MOMENTUM, Nesterov),
     "damped": (bind_options(fedavgm, damped=True), {**MOMENTUM, "server_lr": 2.0}, Damped),
     "fedadam": (fedadam, ADAPTIVE, Adam),
