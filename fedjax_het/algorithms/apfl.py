@@ -169,7 +169,7 @@ def _make_logit_mixture_model(model: Model) -> Model:
 SPEC = AlgorithmSpec(
     "apfl",
     apfl,
-    "each client mixes a model of its own with the global one (Deng et al., 2020)",
+    "each client mixes a personal model with the global model (Deng et al., 2020)",
     paper="Deng, Kamani and Mahdavi, 2020, arXiv:2003.13461",
     options=APFLOptions,
     hyperparameters=APFLHyperParameters,

@@ -92,7 +92,7 @@ def fsl(
       plan: where the clients run, and the devices that share the server's work.
       base: `base(training, plan)`, the method whose model the server trains.
       options: choices of the method.
-      incremental: whether the server learns after the clients (FSL) or beside them (FSL-p).
+      incremental: whether the server learns after the clients (FSL) or in parallel to them (FSL-p).
 
     Returns:
       The method.
@@ -231,7 +231,7 @@ _PRETRAINING_RULE = DefaultsRule(("fsl",), settings={"pretrain_epochs": 500})
 FSL = AlgorithmSpec(
     "fsl",
     fsl,
-    "after each round the server learns from examples of its own (Mai et al., 2022)",
+    "after each round the server trains on its own examples (Mai et al., 2022)",
     paper="Mai, La and Zhang, 2022, arXiv:2210.02614",
     options=FSLOptions,
     hyperparameters=FSLHyperParameters,

@@ -107,7 +107,7 @@ def pfedme(training: LocalTraining, plan: ExecutionPlan, *, options: PFedMeOptio
 SPEC = AlgorithmSpec(
     "pfedme",
     pfedme,
-    "clients' models are proximal points of the global one (Dinh et al., 2020)",
+    "clients' models are proximal points of the global model (Dinh et al., 2020)",
     paper="Dinh, Tran and Nguyen, NeurIPS 2020, arXiv:2006.08848",
     options=PFedMeOptions,
     hyperparameters=PFedMeHyperParameters,

@@ -43,7 +43,7 @@ class RoundMetrics(NamedTuple):
     domain_accuracy: jax.Array | None
     "`[R, G]`; None for a data set without domains."
     client_accuracy: jax.Array | None
-    "`[R, K]`; None if clients have no tests of their own."
+    "`[R, K]`; None if clients have no own tests."
     records: dict[str, jax.Array]
     "Records of the method, and diagnostics, by name."
     metrics: dict[str, jax.Array]
@@ -94,7 +94,7 @@ class RoundEvaluation(NamedTuple):
 
     global_model: Evaluation
     client_accuracy: jax.Array | None
-    "`[K]` float32; None if clients have no tests of their own."
+    "`[K]` float32; None if clients have no own tests."
     is_finite: jax.Array
     "`[]` bool: whether the loss and all outputs are finite."
 

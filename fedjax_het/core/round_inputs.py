@@ -36,7 +36,7 @@ class ChunkInputs(NamedTuple):
     test_set: EvaluationSet | None = None
     "None for methods without a global model."
     client_tests: ClientTests | None = None
-    "None if clients have no tests of their own."
+    "None if clients have no own tests."
     test_examples: Examples | None = None
     "The examples that `client_tests` indexes."
     server_examples: Examples | None = None

@@ -116,5 +116,5 @@ def require_constant_lr(training: LocalTraining, reason: str) -> None:
     schedule, hp_names = training.options.lr_schedule, training.options.optional_hyperparameters
     require(schedule is None, "lr_step_schedule", schedule, f"none: {reason}")
     has_lr = training.optimizer != USER_OBJECT or LR_NAME in hp_names
-    expected = f"a number, beside the optimizer that is passed: {reason}"
+    expected = f"a number in addition to the passed optimizer: {reason}"
     require(has_lr, f"hp {LR_NAME}", None, expected)

@@ -15,7 +15,7 @@ from fedjax_het.utils.errors import require
 
 
 class ClientWork:
-    """Clients that go through their data in several passes, each with a shuffle of its own.
+    """Clients that go through their data in several passes, each with a separate shuffle.
 
     The last, smaller batch of a pass is kept.
 

@@ -287,7 +287,7 @@ def make_text_table(table: pd.DataFrame, title: str, notes: tuple[str, ...]) -> 
         texts = [
             {
                 "Method": row.method,
-                "Has besides": row.besides or MISSING,
+                "Addition": row.besides or MISSING,
                 "All": format_mean_std(row.all, row.all_std, format_spec=".1f"),
                 "Rank": format_number(row.all_rank, ".0f"),
                 "Own": format_mean_std(row.own, row.own_std, format_spec=".1f"),
@@ -303,7 +303,7 @@ def make_text_table(table: pd.DataFrame, title: str, notes: tuple[str, ...]) -> 
         ]
         if texts:
             sections.append(TableSection(texts, name, {"Methods with": name}))
-    return TextTable(title, ["Method", "Has besides"], sections, notes)
+    return TextTable(title, ["Method", "Addition"], sections, notes)
 
 
 def plot_accuracy_vs_cost(rows: Sequence[MethodCosts], metric: str):

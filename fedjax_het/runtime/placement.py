@@ -198,7 +198,7 @@ def plan_independent_runs(
     lanes: int,
     step_seconds: Mapping[int, float],
 ) -> ParallelismPlan:
-    """Plan runs of their own for each device; idle slots of the last batch cost as much as others.
+    """Plan separate runs for each device; idle slots of the last batch cost as much as others.
 
     Args:
       num_runs: number of runs.

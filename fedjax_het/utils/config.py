@@ -486,7 +486,7 @@ def rename_former_arguments(
         if present_name != name and caller is not None:
             message = f"{caller}: {name} is deprecated, use {present_name}"
             warnings.warn(message, DeprecationWarning, stacklevel=4)
-        require(present_name not in renamed, name, value, f"nothing beside {present_name}")
+        require(present_name not in renamed, name, value, f"only {present_name}")
         renamed[present_name] = value
     return renamed
 

@@ -127,7 +127,7 @@ def make_figure_writer(
     Args:
       name: name of the files without suffix.
       draw: function of results and curves, as `load_results` and `load_curves` return them.
-      by: settings with rows of their own in the table, if the runs have them.
+      by: settings with separate rows in the table, if the runs have them.
       metric: a numeric column of the results.
 
     Returns:

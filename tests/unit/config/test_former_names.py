@@ -31,7 +31,7 @@ def test_former_name_is_deprecated(former_name):
         spec = RunSpec("scaffold", **{former_name: value})
     assert spec == RunSpec("scaffold", **{name: value})
     assert RunSpec.from_dict({"algorithm": "scaffold", former_name: value}) == spec  # no warning
-    with pytest.raises(ConfigError, match=f"expected nothing beside {name}"):
+    with pytest.raises(ConfigError, match=f"expected only {name}"):
         RunSpec.from_dict({former_name: value, name: value})
 
 
