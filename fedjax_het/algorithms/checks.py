@@ -150,7 +150,7 @@ def _check_round(
     require_scalar(f"{name}: info.update_norm", info.update_norm)
     get_shapes = contract.algorithm.record_shapes
     names, shapes = sorted(info.records), get_shapes(1)
-    source = "as `Algorithm.record_shapes` says"
+    source = "as in `Algorithm.record_shapes`"
     if names != sorted(shapes):
         expected = f"{sorted(shapes)}, {source}"
         raise ContractError(f"{name}: info.records has {names}: expected {expected}")

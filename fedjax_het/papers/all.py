@@ -277,9 +277,9 @@ def write_report(
     command = " ".join(["python experiments/all.py --preset", arguments.preset, *only])
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     provenance = (
-        f"fedjax_het {__version__} · {machine} · "
-        f"{time.strftime('%Y-%m-%d', time.gmtime())}. Each section says its own command, seconds, "
-        "versions and device. Columns sort by a click on their names."
+        f"fedjax_het {__version__} · {machine} · {time.strftime('%Y-%m-%d', time.gmtime())}. Each "
+        "section lists its command, seconds, versions and device. A click on a column's name sorts "
+        "by it."
     )
     html = render_html(title, entries, studies, command=command, provenance=provenance)
     write_text(folder / "report.md", render_markdown(title, entries, folder))

@@ -29,9 +29,9 @@ REPORTED_BASELINES = {*load_reported_values("fedamp", "table3")["method"]} - {*P
 CAPTION = (
     "From the runs of Table 3: Wilcoxon's signed-rank test on the accuracies of the same clients "
     "under two methods, two-sided; ties are dropped. Differences: of the first method minus the "
-    "other, over clients, in points. Reported: the paper's p, of which it says no more, nor how "
-    "many sides its test has. Clients: of all seeds. n clients without ties can give no p below "
-    "2^(1 - n): 6e-5 for 15, 6e-8 for 25."
+    "other, over clients, in points. Reported: the paper's p; the paper does not state the sides "
+    "of its test. Clients: of all seeds. With n clients without ties p is at least 2^(1 - n): 6e-5 "
+    "for 15, 6e-8 for 25."
 )
 
 

@@ -69,7 +69,7 @@ def parse_scenario2_row(row: str, dataset: str) -> tuple[str, dict[str, Any]]:
 
 
 def pretraining_settings(epochs: int) -> dict[str, dict[str, Any]]:
-    """Return settings by method; FL starts from a random model whatever the epochs."""
+    """Return settings by method; FL starts from a random model for any number of epochs."""
     return {method: {"pretrain_epochs": epochs} for method in SERVER_DATA_METHODS}
 
 

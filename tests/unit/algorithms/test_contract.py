@@ -284,10 +284,10 @@ BREAKS = {
     "Algorithm.extra_passes = '2': expected a whole number >= 0": replacing(extra_passes="2"),
     "Algorithm.can_page_state = 'yes': expected True or False": replacing(can_page_state="yes"),
     "Algorithm.fine_tuning = 3: expected a FineTuning": replacing(fine_tuning=3),
-    "Algorithm.round: info.records has ['spread']: expected [], as `Algorithm.record_shapes` says": recording(
+    "Algorithm.round: info.records has ['spread']: expected [], as in `Algorithm.record_shapes`": recording(
         {}, spread=jnp.float32(0)
     ),
-    "Algorithm.round: info.records has []: expected ['spread'], as `Algorithm.record_shapes` says": recording(
+    "Algorithm.round: info.records has []: expected ['spread'], as in `Algorithm.record_shapes`": recording(
         {"spread": ()}
     ),
     "Algorithm.round: info.records['spread'] is float32[]: expected the shape (2,)": recording(
