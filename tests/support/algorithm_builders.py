@@ -9,8 +9,8 @@ from support.data import CLIENT_SIZES
 from support.small_federation import make_small_federation
 from support.small_runs import CONDENSATION_OPTIONS, SYNTHESIS_OPTIONS
 
-FAST_SYNTHESIS = {**SYNTHESIS_OPTIONS, "num_iterations": 2, "trajectory_rounds": 3}
-FAST_SYNTHESIS["augment_strategy"] = "none"
+FAST_SYNTHESIS = SYNTHESIS_OPTIONS | {"num_iterations": 2, "trajectory_rounds": 3}
+FAST_SYNTHESIS |= {"augment_strategy": "none"}
 FAST_CONDENSATION = {**CONDENSATION_OPTIONS, "server_batch_size": 4}
 FAST_DISTILLATION = {"distill_epochs": 3, "distill_batch_size": 4}
 FAST_GENERATOR = {"generator_hidden": 5, "generator_noise": 2, "generator_steps": 3}

@@ -283,8 +283,8 @@ def test_fedmix_as_base():
 # --- whole runs ------------------------------------------------------------------------------
 
 
-SETTINGS = {"partition": "dirichlet_balanced", "alpha": 0.5, "num_clients": 5, "rounds": 4}
-SETTINGS["participation"] = 1.0
+SETTINGS = {"partition": "dirichlet_balanced", "alpha": 0.5}
+SETTINGS |= {"num_clients": 5, "participation": 1.0, "rounds": 4}
 MIXED = {"options": {"mean_size": 4}, "hp": {"mixup_lambda": 0.2}, **SETTINGS}
 
 
