@@ -1,4 +1,4 @@
-"""What made-up images give away of real ones."""
+"""Membership leakage of synthetic images."""
 
 import numpy as np
 import pytest
@@ -65,7 +65,7 @@ def test_neighbors_of_copies_and_strangers():
 def test_leakage_rejects_bad_input():
     with pytest.raises(ConfigError, match="members"):
         evaluate_membership_attack(np.array([np.nan]), np.zeros(3))
-    with pytest.raises(ConfigError, match="as many others"):
+    with pytest.raises(ConfigError, match="equal to others"):
         compare_neighbors(np.zeros((1, 2)), np.zeros((3, 2)), np.zeros((4, 2)))
     with pytest.raises(ConfigError, match="candidates"):
         nearest_distances(np.zeros((1, 2)), np.zeros((0, 2)))

@@ -91,7 +91,7 @@ def step_key(r, client, number):
 
 @dataclass(frozen=True)
 class FederationSetting:
-    """A small problem: who holds what, and how it is trained on.
+    """A small problem: the examples of each client, and settings of local training.
 
     Attributes:
       data: images and labels, dealt one client after the other (default: `blobs(sizes)`).
