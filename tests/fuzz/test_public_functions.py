@@ -377,12 +377,20 @@ DRAWN = st.one_of(
 @pytest.mark.long
 def test_functions_use_or_reject_random_values(folder):
     calls, outcomes = make_good_calls(folder), Counter()
-    options = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+
+    def try_values(*call):
+        @settings(
+            max_examples=100, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+        )
+        @given(DRAWN)
+        def try_value(value):
+            outcomes[classify_call(*call, value)] += 1
+
+        try_value()
+
     for name, (function, kinds) in list_functions().items():
         for argument, kind in kinds.items():
-            call = functools.partial(classify_call, function, calls[name], argument, kind)
-            try_value = lambda value, call=call: outcomes.update([call(value)])  # noqa: E731
-            settings(max_examples=100, **options)(given(value=DRAWN)(try_value))()
+            try_values(function, calls[name], argument, kind)
     assert outcomes["refused"] > 5000
 
 
