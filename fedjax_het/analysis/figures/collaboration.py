@@ -134,7 +134,8 @@ def _resolve_client_order(
         require_name("order", order, ("similar", "given"))
         return order_by_similarity(matrices, groups) if order == "similar" else client_ids
     ordered_ids = np.asarray(order)
-    is_permutation = ordered_ids.ndim == 1 and sorted(ordered_ids.tolist()) == client_ids.tolist()
+    is_integer = ordered_ids.ndim == 1 and ordered_ids.dtype.kind in "iu"
+    is_permutation = is_integer and np.array_equal(np.sort(ordered_ids), client_ids)
     expected = f"'similar', 'given' or the numbers 0 to {client_ids[-1]}, each once"
     require(is_permutation, "order", order, expected)
     return ordered_ids
