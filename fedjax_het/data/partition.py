@@ -342,9 +342,10 @@ def make_partition(
     client_names: tuple[str, ...] = ()
     if partition_scheme.clients_are_domains:  # a domain without a name is named by its number
         client_names = (*domain_names, *map(str, range(len(domain_names), num_clients)))
-    return partition_from_clients(
+    partition = partition_from_clients(
         clients, scheme=scheme, seed=seed, parameters=parameters, client_names=client_names
     )
+    return require_distinct_examples(partition)
 
 
 @validate_arguments
@@ -400,6 +401,32 @@ def partition_from_clients(
         offsets=np.concatenate([[0], np.cumsum(sizes)]),
         client_names=tuple(client_names),
     )
+
+
+def require_distinct_examples(partition: Partition) -> Partition:
+    """Require each client to hold an example at most once; clients may share examples.
+
+    Args:
+      partition: the examples of each client.
+
+    Returns:
+      The partition.
+
+    Raises:
+      ConfigError: if a client holds an example twice; the message names both.
+    """
+    owners = np.repeat(np.arange(partition.num_clients), partition.sizes)
+    ordered = partition.indices[np.lexsort((partition.indices, owners))]
+    is_repeated = (np.diff(ordered) == 0) & (np.diff(owners) == 0)
+    if is_repeated.any():
+        first = int(is_repeated.argmax())
+        client, position = int(owners[first]), int(ordered[first])
+        count = int((partition.client_indices(client) == position).sum())
+        raise ConfigError(
+            f"partition {partition.scheme!r}: client {client} holds example {position} {count} "
+            "times: expected different examples"
+        )
+    return partition
 
 
 def validate_class_labels(argument: str, labels, num_classes: int) -> np.ndarray:

@@ -145,8 +145,10 @@ def dirichlet_balanced(rng, labels, num_classes, num_clients, *, alpha: Alpha):
     The floors leave the remainder to the last client, which is therefore the largest and holds
     single examples of many classes. For 80 clients the others hold 625 examples, and the last one
     about 700 of CIFAR-100 or 634 of CIFAR-10. For alpha < 0.001, 1000 iterations do not balance
-    fully (500 to 750 examples for CIFAR-100, 450 to 1000 for CIFAR-10, at 0.0001). If classes have
-    unequal sizes, clients are as unequal as their classes.
+    fully (500 to 750 examples for CIFAR-100, 450 to 1000 for CIFAR-10, at 0.0001). The matrix
+    balances numbers of classes, not of examples: if classes have unequal sizes, clients are as
+    unequal as their classes. With classes of 500, 500, 5 and 5 examples, 80 clients and alpha 0.01,
+    a third of the clients hold no example.
 
     Departures from the code: the matrix is drawn and balanced in logarithms, where no draw
     underflows to zero (a zero column could not be scaled). The generator is
@@ -184,8 +186,8 @@ def dirichlet_capped(
 
     Source: the public code of MOON and NIID-Bench; FedAF and FedDM use this partition. Class after
     class, proportions are drawn from Dir(alpha * 1_K). A client that already holds N / K examples
-    or more receives none of the next class. The whole draw is repeated until every client holds `min_size` examples, at most
-    `max_draws` times (the public code repeats without limit).
+    or more receives none of the next class. The whole draw is repeated until every client holds
+    `min_size` examples, at most `max_draws` times (the public code repeats without limit).
 
     Departure from the code: proportions are drawn in logarithms, so that the proportions of clients
     below the cap never all underflow to zero.
@@ -215,6 +217,8 @@ def dirichlet_capped(
         log_proportions = _log_dirichlet(rng, alpha, num_classes, num_clients)
         for label in range(num_classes):
             is_full = counts.sum(0) >= len(labels) / num_clients
+            if is_full.all():  # all examples are assigned, and the other classes have none
+                break
             row = np.where(is_full, -np.inf, log_proportions[label])
             counts[label] = _split_counts(row, class_sizes[label])
         sizes = counts.sum(0)

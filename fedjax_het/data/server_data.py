@@ -301,8 +301,10 @@ def make_server_data(
     """Choose the server's examples D_0: the whole pool, or training examples drawn with the seed.
 
     Clients keep the examples that the server also holds (the paper's footnote 1 treats data sets as
-    multisets), unless the source withholds them. Equal arguments give equal examples, independent
-    of other uses of the seed.
+    multisets), unless the source withholds them. A source that withholds examples returns examples
+    of `draw_withheld_examples`. If the partition was made without this source and contains some of
+    them, equally many examples that no client holds are drawn instead. Equal arguments give equal
+    examples, independent of other uses of the seed.
 
     Args:
       source: one of `SERVER_SOURCES`.
@@ -317,7 +319,8 @@ def make_server_data(
       The examples D_0.
 
     Raises:
-      ConfigError: if the clients hold, or leave, too few examples.
+      ConfigError: if the clients hold, or leave, too few examples, or if a source that withholds
+        examples returns others.
 
     Example:
       >>> import numpy as np
@@ -337,11 +340,35 @@ def make_server_data(
         indices = num_train + np.arange(len(pool[1]))
     else:
         rng = make_data_rng(seed, DataStream.SERVER_EXAMPLES)
+        withheld = _find_withheld_examples(source, dataset, partition, seed, options)
         available_arguments = {"rng": rng, "dataset": dataset, "partition": partition}
+        available_arguments["withheld"] = withheld
         positions = call_with_supported(draw, available_arguments, **options)
         description = f"return value of draw of server_data {source!r}"
         indices = np.sort(require_positions(description, positions, num_train))
         require(len(indices) > 0, description, [], "at least one position")
+        if SERVER_SOURCES[source].withheld is not None:
+            others = np.setdiff1d(indices, withheld)
+            expected = f"only the {len(withheld)} withheld examples, the argument `withheld`"
+            require(len(others) == 0, description, f"{len(others)} other examples", expected)
     indices = indices.astype(np.int32)
     indices.setflags(write=False)
     return ServerData(source=source, options=options, seed=seed, indices=indices)
+
+
+def _find_withheld_examples(
+    source: str, dataset: Dataset, partition: Partition, seed: int, options: dict[str, Any]
+) -> np.ndarray:
+    """Return the positions of the withheld examples, none of which a client holds.
+
+    A user's partition may contain examples of `draw_withheld_examples`: the same number of other
+    examples is then drawn.
+    """
+    withheld = draw_withheld_examples(source, dataset, seed, options)
+    if not np.isin(withheld, partition.indices).any():
+        return withheld
+    unassigned = np.setdiff1d(np.arange(len(dataset.train_labels)), partition.indices)
+    expected = f"at most {len(unassigned)}, the examples that no client holds"
+    require(len(withheld) <= len(unassigned), "size", len(withheld), expected)
+    rng = make_data_rng(seed, DataStream.SERVER_EXAMPLES)
+    return np.sort(rng.choice(unassigned, len(withheld), replace=False))

@@ -26,7 +26,7 @@ _Degrees = Annotated[float, Bounds(-360, 360)]
 
 # Arguments that a source's functions receive if their signatures have them; others are options.
 _RUN_ARGUMENTS = (
-    *("rng", "dataset", "partition", "data_dir", "cache_dir"),
+    *("rng", "dataset", "partition", "withheld", "data_dir", "cache_dir"),
     *("num_train", "num_classes"),
 )
 
@@ -35,19 +35,21 @@ class ServerSource(NamedTuple):
     """Description of a source of the examples D_0 from which the server learns.
 
     A source has a `pool`, all of which is D_0, or it has `draw`, which selects training examples.
-    It selects from the clients' examples or, with `withheld`, from examples that no client holds.
+    It selects from the clients' examples or, with `withheld`, from the examples that were withheld
+    before the split.
     Functions receive, by name, the listed arguments that their signatures have. All other arguments
     are options of the source.
 
     Attributes:
       name: name of the source in settings.
       description: one line for `fedjax-het list`.
-      draw: function `(rng, dataset, partition, **options) -> positions` in the training set. `rng`
-        is a NumPy Generator of the seed.
+      draw: function `(rng, dataset, partition, withheld, **options) -> positions` in the training
+        set. `rng` is a NumPy Generator of the seed, and `withheld` contains the positions of the
+        withheld examples.
       pool: function `(dataset, data_dir, cache_dir, **options) -> (images, labels)`.
       withheld: function `(num_train, num_classes, **options) -> count`, the number of examples
-        drawn at random before the remaining ones are divided among clients. `draw` finds them as
-        the examples that `partition` does not contain.
+        drawn at random before the remaining ones are divided among clients. `draw` may return
+        only these examples.
       check: function `(**options) -> options` that returns values that JSON can store or raises
         `ConfigError`.
       font: function `(**options) -> Font` of drawn glyphs, for the summary.
@@ -127,15 +129,9 @@ def _count_held_out(num_train, num_classes, *, size=None):
     return max(num_train // 100, num_classes) if size is None else size
 
 
-def _draw_held_out(rng, dataset, partition, *, size: PositiveInt | None = None):
+def _draw_held_out(withheld, *, size: PositiveInt | None = None):
     """Draw size examples that no client holds, withheld before the split (default: 1 %)."""
-    num_train = len(dataset.train_labels)
-    partition.label_counts(dataset.train_labels, dataset.num_classes)  # it is of this data set
-    unassigned = np.setdiff1d(np.arange(num_train), partition.indices)
-    size = _count_held_out(num_train, dataset.num_classes, size=size)
-    expected = f"at most {len(unassigned)}, the examples that no client holds"
-    require(size <= len(unassigned), "size", size, expected)
-    return rng.choice(unassigned, size, replace=False)
+    return withheld
 
 
 # --- images that are not training examples

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import logging
 import operator
 import os
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.core.optimizers import check_transformation, make_user_transformation
 from fedjax_het.data import (
     DATASETS,
+    SERVER_SOURCES,
     Dataset,
     Partition,
     ServerData,
@@ -29,10 +31,16 @@ from fedjax_het.data import (
 )
 from fedjax_het.data.dataset import validate_dataset
 from fedjax_het.data.normalization import get_normalization_constants
-from fedjax_het.data.partition import draw_held_out_clients, select_clients
+from fedjax_het.data.partition import (
+    draw_held_out_clients,
+    require_distinct_examples,
+    select_clients,
+)
 from fedjax_het.data.server_data import LabeledImages
 from fedjax_het.utils.config import validate
 from fedjax_het.utils.errors import ConfigError, display_names_within, require
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -254,15 +262,22 @@ def validate_partition(partition: Any, spec: ResolvedRunSpec, dataset: Dataset) 
             f"partition: position {int(indices.max())} is none of the {num_examples} training "
             f"examples of {dataset.name}: expected positions in [0, {num_examples})"
         )
-    owners = np.repeat(np.arange(partition.num_clients), partition.sizes)
-    examples_held, counts = np.unique(owners * num_examples + indices, return_counts=True)
-    if counts.max() > 1:
-        client, position = divmod(int(examples_held[counts.argmax()]), num_examples)
-        raise ConfigError(
-            f"partition: client {client} holds example {position} {int(counts.max())} times: "
-            "expected different ones"
+    return require_distinct_examples(partition)
+
+
+def _warn_about_partition(partition: Partition) -> None:
+    """Log the numbers of clients without examples and of examples of several clients."""
+    if num_empty := int((partition.sizes == 0).sum()):
+        _log.warning(
+            "partition %r: %d of %d clients hold no examples",
+            partition.scheme,
+            num_empty,
+            partition.num_clients,
         )
-    return partition
+    if num_shared := int((np.unique(partition.indices, return_counts=True)[1] > 1).sum()):
+        _log.warning(
+            "partition %r: %d examples belong to several clients", partition.scheme, num_shared
+        )
 
 
 def assign_data(
@@ -289,6 +304,7 @@ def assign_data(
         all_clients = validate_partition(user_partition, spec, dataset)
     else:
         all_clients = build_partition(spec, dataset)
+    _warn_about_partition(all_clients)
     tests = None
     if spec.has_client_tests or spec.held_out_clients is not None:
         seed, test_per_client = spec.partition_seed, spec.test_per_client
@@ -303,9 +319,12 @@ def assign_data(
         client_tests = select_clients(tests, participating)
     server_data = None
     if spec.server_data is not None:
+        # Withheld examples belong to no client, and held-out clients are clients, too.
+        withholds = SERVER_SOURCES.require(spec.server_data).withheld is not None
+        holders = all_clients if withholds else partition
         with display_names_within("server_options", spec.server_options):
             server_data = make_server_data(
-                spec.server_data, dataset, partition, spec.partition_seed, spec.server_options, pool
+                spec.server_data, dataset, holders, spec.partition_seed, spec.server_options, pool
             )
     return DataAssignment(
         spec,

@@ -44,6 +44,7 @@ from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.data_assignment import UserObjects, build_partition, collect_user_digests
 from fedjax_het.runtime.result_store import load_results, select_newest
 from fedjax_het.runtime.sweep import plan_sweep
+from fedjax_het.utils.io import write_npz
 from fedjax_het.utils.registry import REQUIRED
 
 SMALL = {"model": "mlp", "num_clients": 3, "rounds": 2, "participation": 1.0}
@@ -170,7 +171,7 @@ BAD_PARTITIONS = {
     ),
     "an example twice": (
         lambda: partition_from_clients([[0], [3, 3], [4], [], [], []]),
-        "client 1 holds example 3 2 times",
+        "partition 'user': client 1 holds example 3 2 times: expected different examples",
     ),
     "nothing": (lambda: partition_from_clients([[]] * 6), "partition = 'no examples'"),
 }
@@ -182,6 +183,35 @@ def test_invalid_partitions_are_rejected(case):
     with pytest.raises(ConfigError, match=message) as error:
         simulate(SPEC, partition=make())
     assert "\n" not in str(error.value)
+
+
+def test_clients_with_repeated_examples_are_rejected(tmp_path):
+    """Registered partitions, passed partitions and files have one check."""
+    register_partition("twice", lambda rng, num_clients: [[0, 1], *[[4, 2, 4, 4]] * 5])
+    message = "client 1 holds example 4 3 times: expected different examples"
+    with pytest.raises(ConfigError, match=f"partition 'twice': {message}"):
+        simulate(dataclasses.replace(SPEC, partition="twice"))
+    fields = {"scheme": "hand", "seed": 0, "parameters": {}}
+    arrays = {"indices": np.array([0, 1, 4, 2, 4, 4]), "offsets": np.array([0, 2, 6, 6, 6, 6, 6])}
+    write_npz(tmp_path / "twice.npz", arrays, fields)
+    for partition in (Partition(**fields, **arrays), Partition.load(tmp_path / "twice.npz")):
+        with pytest.raises(ConfigError, match=f"partition 'hand': {message}"):
+            simulate(SPEC, partition=partition)
+
+
+def test_empty_clients_and_shared_examples_are_logged(caplog):
+    clients = [[0, 1, 2], [2, 1], [3], [4], [], []]
+    register_partition("shared", lambda rng: clients)
+    passed = partition_from_clients(clients, scheme="passed")
+    for name, partition in (("shared", None), ("passed", passed)):
+        caplog.clear()
+        spec = SPEC if partition else dataclasses.replace(SPEC, partition=name)
+        simulate(spec, partition=partition)
+        assert f"partition '{name}': 2 of 6 clients hold no examples" in caplog.text
+        assert f"partition '{name}': 2 examples belong to several clients" in caplog.text
+    caplog.clear()
+    simulate(SPEC)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(
@@ -416,7 +446,7 @@ def test_registered_source_has_its_options():
 def test_sources_withhold_examples_or_return_images():
     register_server_source(
         "last",
-        draw=lambda dataset, partition: np.setdiff1d(np.arange(60), partition.indices),
+        draw=lambda withheld: withheld,
         withheld=lambda num_train: num_train // 10,
     )
     withheld = draw_withheld_examples("last", blobs(), seed=0)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -262,6 +263,13 @@ def test_balanced_with_underflow(alpha):
         assert summary.size_min > 0.8 * 62.5 and summary.size_max < 1.2 * 62.5
 
 
+def test_balanced_with_rare_classes_leaves_clients_empty():
+    """Numbers in the docstring: the matrix balances classes, not examples."""
+    labels = np.repeat(np.arange(4), [500, 500, 5, 5])
+    partition = make("dirichlet_balanced", labels, 4, num_clients=80, alpha=0.01)
+    assert partition.summarize(labels, 4).num_empty == 29
+
+
 # --- dirichlet_capped (MOON, NIID-Bench)
 
 
@@ -323,6 +331,30 @@ def test_capped_rejects_infeasible_settings():
         make("dirichlet_capped", num_clients=80, alpha=0.01, max_draws=5)
     with pytest.raises(ConfigError, match=r"min_size = 63: expected at most 62"):
         make("dirichlet_capped", num_clients=80, min_size=63)
+
+
+def test_capped_with_absent_classes():
+    """All clients may be full before the last class, which then has no examples."""
+    labels, sizes = np.repeat(np.arange(2), 5), []
+    with np.errstate(all="raise"):
+        one = make("dirichlet_capped", np.repeat(np.arange(4), 25), 5, 1, alpha=0.5)
+        for seed in range(50):
+            partition = make("dirichlet_capped", labels, 4, 2, seed, alpha=0.5, min_size=1)
+            sizes.append(partition.sizes.tolist())
+    assert one.sizes.tolist() == [100]
+    # About 40 % of the draws, as without the absent classes.
+    assert 10 <= sizes.count([5, 5]) <= 30 and all(sum(pair) == 10 for pair in sizes)
+
+
+@pytest.mark.parametrize("absent", [0, 4, 9])
+@pytest.mark.parametrize("scheme", [n for n in SCHEMES if n != "grouped"])  # needs all classes
+def test_schemes_with_absent_class(scheme, absent):
+    labels = LABELS[absent != LABELS]
+    with np.errstate(all="raise"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for seed in range(5):
+            partition = make(scheme, labels, num_clients=5, seed=seed)
+            assert partition.sizes.sum() > 0.5 * len(labels)
 
 
 # --- classes_per_client (FSL)

@@ -13,6 +13,7 @@ from support.tfds_data import write_tfds_dataset
 from fedjax_het import RunSpec
 from fedjax_het.analysis import plot_server_examples
 from fedjax_het.data import (
+    PARTITIONS,
     SERVER_SOURCES,
     dataset_from_arrays,
     draw_withheld_examples,
@@ -21,11 +22,12 @@ from fedjax_het.data import (
     make_server_data,
     make_server_pool,
     partition_from_clients,
+    register_server_source,
     resolve_server_options,
 )
 from fedjax_het.data.server_data import compute_total_variation
 from fedjax_het.data.server_sources import block_mean
-from fedjax_het.runtime.data_assignment import build_partition
+from fedjax_het.runtime.data_assignment import assign_data, build_partition
 from fedjax_het.utils.errors import ConfigError
 
 BALANCED = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
@@ -133,10 +135,7 @@ def test_held_out_examples_have_no_owner(split, dataset):
     out = draw_withheld_examples("held_out", dataset, 3, {"size": 90})
     assert len(np.unique(out)) == 90 and not set(out) & set(partition.indices)
     found = make_server_data("held_out", dataset, partition, 3, {"size": 90})
-    assert len(np.unique(found.indices)) == 90
-    assert not set(found.indices) & set(partition.indices)
-    if partition.sizes.sum() == len(LABELS) - 90:  # the split leaves nothing to nobody
-        np.testing.assert_array_equal(found.indices, out)
+    np.testing.assert_array_equal(found.indices, out)
     # The rest is split as if it were all there is.
     rest = np.setdiff1d(np.arange(len(LABELS)), out)
     rest_arrays = {"train_images": dataset.train_images[rest], "train_labels": LABELS[rest]}
@@ -163,6 +162,60 @@ def test_held_out_with_domains(dataset):
     assert partition.sizes.sum() == len(LABELS) - 50
     for k in range(4):
         assert len(set(domains[partition.client_indices(k)])) == 1
+
+
+SPLITS = {
+    "dirichlet": {"alpha": 0.1},
+    "dirichlet_balanced": {"alpha": 0.1},
+    "dirichlet_capped": {"alpha": 0.5},
+    "classes_per_client": {"classes": 2},
+}
+
+
+@pytest.mark.parametrize("source", ["held_out", "first_withheld", "iid", "clients", "user"])
+@pytest.mark.parametrize("scheme", PARTITIONS)
+def test_server_examples_of_all_partitions(scheme, source):
+    register_server_source(
+        "first_withheld", draw=lambda withheld, *, size=40: withheld, withheld=lambda size: size
+    )
+    domains = {"train_domains": np.arange(2000) % 8, "test_domains": np.arange(10) % 8}
+    server = {"server_images": np.zeros((5, 28, 28, 1), np.uint8), "server_labels": range(5)}
+    dataset = made(LABELS, **server, **(domains if scheme == "by_domain" else {}))
+    settings = {"held_out_clients": None if scheme == "by_domain" else 2, "num_clients": 8}
+    if source == "clients":
+        options = {"clients": 4, "per_client": 10}
+    else:
+        options = {} if source == "user" else {"size": 40}
+    spec = RunSpec(
+        "fsl", "user", partition=scheme, server_data=source, server_options=options, model="mlp",
+        rounds=1, seed=5, **settings, **SPLITS.get(scheme, {}),
+    ).resolved()  # fmt: skip
+    assigned = assign_data(spec, dataset, make_server_pool(source, dataset))
+    held = set(assigned.partition.indices)
+    held_out = set() if assigned.held_out is None else set(assigned.held_out.partition.indices)
+    found = assigned.server_data.indices
+    assert len(np.unique(found)) == len(found) == (5 if source == "user" else 40)
+    if source in ("iid", "clients"):
+        assert set(found) <= held and not set(found) & held_out
+    else:
+        assert not set(found) & (held | held_out)
+        expected = draw_withheld_examples(source, dataset, 5, options)
+        np.testing.assert_array_equal(found[found < 2000], expected)
+        # Uniform draws: 40 examples of two of ten classes have a probability below 1e-20.
+        assert source == "user" or len(set(LABELS[found])) > 5
+
+
+def test_withheld_examples_with_user_partition(dataset):
+    """A partition of the user that holds withheld examples: the server gets unassigned ones."""
+    partition = partition_from_clients(np.array_split(np.arange(1500), 7))
+    found = make_server_data("held_out", dataset, partition, 0, {"size": 90}).indices
+    assert len(np.unique(found)) == 90 and found.min() >= 1500
+    clients = partition_from_clients(np.array_split(np.arange(1500), 9))
+    assigned = assign_data(named(450, held_out_clients=2), dataset, None, clients)
+    assert assigned.server_data.indices.min() >= 1500  # no example of a held-out client
+    register_server_source("others", draw=lambda: [3], withheld=lambda: 4)
+    with pytest.raises(ConfigError, match=r"draw of server_data 'others' = '1 other examples'"):
+        make_server_data("others", dataset, partition, 0)
 
 
 def test_held_out_default_size(dataset):
