@@ -23,6 +23,7 @@ _NAMES_BY_MODULE = {
         *("load_dataset", "dataset_from_arrays", "load_image_folder", "make_partition"),
         *("register_dataset", "register_partition", "register_server_source"),
     ),
+    "metrics.declarations": ("MetricInfo",),
     "metrics.registry": ("register_measure",),
     "nn": ("make_model", "register_network"),
     "runtime.device_report": ("show_environment",),

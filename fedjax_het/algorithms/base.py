@@ -56,10 +56,11 @@ class RoundInfo(NamedTuple):
     """
 
     train_loss: jax.Array
-    "`[]`: mean loss over the samples of local training, in nats, or of condensation."
+    """`[]`: mean loss over the samples of local training, in nats, or of condensation. A run records
+    NaN if no client trained."""
     update_norm: jax.Array
     """`[]`: L2 norm of the change of the global model; methods without one document their own
-    number."""
+    number. A run records NaN if no client trained and the norm is 0."""
     records: dict[str, jax.Array] = {}  # noqa: RUF012
     "Further arrays by name, of the shapes that `Algorithm.record_shapes` announces."
     models: ClientModels | None = None

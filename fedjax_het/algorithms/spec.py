@@ -297,9 +297,16 @@ class AlgorithmSpec:
                 f"method {self.name!r}: Algorithm.global_model is {found}: expected {expected}, "
                 f"as has_global_model={self.has_global_model}"
             )
+        fields = ("personal_variables", "fine_tuning")
+        own_models = [name for name in fields if getattr(algorithm, name) is not None]
+        if evaluated_model == "global" and own_models:
+            raise ContractError(
+                f"method {self.name!r}: Algorithm.{own_models[0]} is set, but clients' tests evaluate "
+                "the global model: expected another model in `evaluated_models`, such as "
+                f"evaluated_models=('personal',), or {own_models[0]}=None for 'global'"
+            )
         # A tuned model is the global model when its tuning has zero epochs, see `fine_tuning.py`.
-        has_personal_model = algorithm.personal_variables or algorithm.fine_tuning
-        if evaluated_model not in ("global", "tuned") and not has_personal_model:
+        if evaluated_model not in ("global", "tuned") and not own_models:
             raise ContractError(
                 f"method {self.name!r}: clients' tests evaluate {evaluated_model!r} of "
                 "`evaluated_models`: expected Algorithm.personal_variables or fine_tuning"

@@ -25,6 +25,7 @@ from fedjax_het.analysis.render import (
 )
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.config.settings import rename_former_settings
+from fedjax_het.metrics.registry import get_metric_info
 from fedjax_het.runtime.result_store import compute_settings_digest
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, require, require_columns
@@ -585,12 +586,12 @@ def format_comparison_table(
     rows = table.to_dict("records")
     if "domain" in table:
         return _format_domain_table(rows, title, notes)
-    _infer_compared_metric(table)
+    metric = _infer_compared_metric(table)
     sections = []
     for settings, group in itertools.groupby(rows, _get_section_settings):
         section = list(group)
         labels = {_COLUMN_SETTINGS[n]: format_setting_value(v) for n, v in settings.items()}
-        best_cells = frozenset((index, "Measured") for index in _find_best(section))
+        best_cells = frozenset((index, "Measured") for index in _find_best(section, metric))
         texts = [_format_row(row) for row in section]
         sections.append(TableSection(texts, describe_settings(settings), labels, best_cells))
     return TextTable(title, ["Method"], sections, notes)
@@ -601,8 +602,9 @@ def _get_section_settings(row: dict[str, Any]) -> dict[str, Any]:
     return {n: row[n] for n in _COLUMN_SETTINGS if n in row and not is_missing(row[n])}
 
 
-def _find_best(rows: Sequence[dict[str, Any]]) -> list[int]:
-    return find_best_indices([math.nan if row["diverged"] else row["mean"] for row in rows])
+def _find_best(rows: Sequence[dict[str, Any]], metric: str) -> list[int]:
+    values = [math.nan if row["diverged"] else row["mean"] for row in rows]
+    return find_best_indices(values, higher_is_better=get_metric_info(metric).higher_is_better)
 
 
 def _format_measured(row: dict[str, Any]) -> str:
@@ -672,7 +674,8 @@ def _format_domain_table(
         cells_by_method: dict[str, list[dict[str, Any]]] = {}
         for row in group:
             cells_by_method.setdefault(row["method"], []).append(row)
-        best = [_find_best(column) for column in zip(*cells_by_method.values(), strict=True)]
+        columns_of_cells = zip(*cells_by_method.values(), strict=True)
+        best = [_find_best(column, "best_domains_accuracy") for column in columns_of_cells]
         lines: list[dict[str, str]] = []
         best_cells = set()
         for index, (method, cells) in enumerate(cells_by_method.items()):

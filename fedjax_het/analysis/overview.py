@@ -1,7 +1,7 @@
 """Overview of the runs of a folder: the settings that vary, groups of runs, means over seeds.
 
 Settings are columns of `load_results` such as `alpha`, `hp.prox_mu` or `options.preset`. A shared
-setting is one that runs of every method have. Accuracies are in percent.
+setting is one that runs of every method have. Fractions such as accuracies are in percent.
 """
 
 import dataclasses
@@ -21,6 +21,7 @@ from fedjax_het.analysis.render import (
     format_number,
 )
 from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.metrics.registry import get_metric_info
 from fedjax_het.runtime.result_store import select_newest
 from fedjax_het.runtime.results import IDENTITY_FIELDS
 from fedjax_het.utils.config import validate_arguments
@@ -342,53 +343,15 @@ def _describe_setting(name: str, value: Any) -> str:
 
 # Metrics
 
-_METRIC_LABELS = {
-    "final_accuracy": "Test accuracy (%)",
-    "final_accuracy_std": "Deviation of the last five rounds (%)",
-    "best_accuracy": "Best test accuracy (%)",
-    "last_accuracy": "Test accuracy of the last round (%)",
-    "window_accuracy": "Accuracy, mean of 20 rounds (%)",
-    "rise_time": "Rise time (rounds)",
-    "rounds_to_half": "Rounds to 50 %",
-    "bmta": "Best mean accuracy of clients (%)",
-    "bmta_worst_decile": "Worst decile of clients (%)",
-    "bmta_round": "Round of the best mean",
-    "final_client_accuracy": "Mean accuracy of clients (%)",
-    "mean_client_accuracy": "Mean accuracy of clients (%)",
-    "test_accuracy": "Test accuracy (%)",
-    "test_loss": "Test loss (nats)",
-    "train_loss": "Training loss (nats)",
-    "gradient_gap": "Squared distance of gradients",
-    "server_gap": "Server's gradient gap",
-    "client_gap": "Clients' gradient gap",
-    "wall_seconds": "Wall-clock (s)",
-    "client_samples_per_second": "Client samples per second",
-    "bytes_up": "Bytes sent by clients",
-    "bytes_down": "Bytes sent to clients",
-}
 # Metrics of a running mean over 20 rounds.
 ROLLING_MEAN_METRICS = ("window_accuracy", "rise_time", "rounds_to_half")
-# Accuracies whose names do not contain "accuracy".
-_OTHER_ACCURACIES = ("bmta", "bmta_worst_decile")
+# Metrics of the round with the best mean over clients.
+BMTA_METRICS = ("bmta", "bmta_worst_decile", "bmta_round")
 _METRIC_DESCRIPTIONS = {
     "final_accuracy": ", mean of the last five rounds",
     "rounds_to_half": ", of the runs that reach it (Seeds: their number)",
     "bmta": " on tests like their own data, in the round where it is highest",
 }
-
-
-def get_display_scale(metric: str) -> float:
-    """Return 100 for accuracies, which are shown in percent, otherwise 1.
-
-    Args:
-      metric: a column of `load_results` or `load_curves`.
-    """
-    return 100 if "accuracy" in metric or metric in _OTHER_ACCURACIES else 1
-
-
-def is_higher_better(metric: str) -> bool:
-    """Return whether a metric is an accuracy."""
-    return get_display_scale(metric) == 100 and not metric.endswith("_std")
 
 
 def choose_default_metric(results: "pd.DataFrame") -> str:
@@ -413,7 +376,7 @@ def get_companion_metric(metric: str) -> tuple[str, str, str]:
     Args:
       metric: the overview's main metric.
     """
-    if metric.startswith("bmta"):
+    if metric in BMTA_METRICS:
         description = "mean over the worst tenth of clients in the round of the best mean"
         return "bmta_worst_decile", "Worst decile (%)", f"Worst decile: {description}"
     if metric == "window_accuracy":
@@ -426,7 +389,7 @@ def get_companion_metric(metric: str) -> tuple[str, str, str]:
 
 def get_metric_label(metric: str) -> str:
     """Return the label of a metric for an axis or a heading."""
-    return _METRIC_LABELS.get(metric) or to_one_line(metric)
+    return to_one_line(get_metric_info(metric).axis_label or metric)
 
 
 def require_result_metric(results: "pd.DataFrame", metric: str) -> None:
@@ -442,7 +405,7 @@ def require_result_metric(results: "pd.DataFrame", metric: str) -> None:
 
 
 def get_metric_values(results: "pd.DataFrame", metric: str) -> "pd.Series":
-    """Return one number per run: percent for accuracies, NaN for a run without the metric.
+    """Return one number per run: percent for fractions, NaN for a run without the metric.
 
     Args:
       results: as `load_results` returns it.
@@ -455,7 +418,7 @@ def get_metric_values(results: "pd.DataFrame", metric: str) -> "pd.Series":
 
     if metric not in results:
         return pd.Series(float("nan"), index=results.index)
-    return get_display_scale(metric) * pd.to_numeric(results[metric], errors="coerce")
+    return get_metric_info(metric).scale * pd.to_numeric(results[metric], errors="coerce")
 
 
 # Tables
@@ -474,7 +437,7 @@ def summarize_runs(
       metric: a numeric column of `results`.
 
     Returns:
-      A frame sorted by `by`; missing values are NaN, accuracies in percent:
+      A frame sorted by `by`; missing values are NaN, fractions in percent:
 
       * the settings of `by`;
       * `mean` and `std` of the metric (n − 1; NaN for one run);
@@ -592,7 +555,7 @@ def make_overview_table(
         "training.",
         *_make_settings_notes(results),
     )
-    return _make_table(f"{title}.", rows, by, metric, notes)
+    return _make_table(f"{title}.", rows, by, (metric, format_spec), notes)
 
 
 @validate_arguments
@@ -647,11 +610,12 @@ def make_pivot_table(
             means[column] = _get_rankable_mean(row)
         rows.append(_OverviewRow(settings, texts, means))
     title = f"{title}, by {format_setting_name(columns)}."
-    return _make_table(title, rows, others, metric, _make_metric_notes(results, by, metric))
+    notes = _make_metric_notes(results, by, metric)
+    return _make_table(title, rows, others, (metric, format_spec), notes)
 
 
 def _choose_format(groups: Sequence[tuple[dict, dict]], metric: str) -> str:
-    is_percentage = get_display_scale(metric) == 100
+    is_percentage = get_metric_info(metric).is_fraction
     return ".2f" if is_percentage else choose_number_format(row["mean"] for _, row in groups)
 
 
@@ -666,10 +630,15 @@ def _get_rankable_mean(row: dict[str, Any]) -> float:
 
 
 def _make_table(
-    title: str, rows: Sequence[_OverviewRow], by: Sequence[str], metric: str, notes: Sequence[str]
+    title: str,
+    rows: Sequence[_OverviewRow],
+    by: Sequence[str],
+    metric_and_format: tuple[str, str],
+    notes: Sequence[str],
 ) -> TextTable:
     """Divide rows into sections by their shared settings.
 
+    The best values of a section are those of the metric's declared direction, as they are printed.
     The table is not divided if every section would hold one row: then every setting is a column,
     and there is nothing to compare.
     """
@@ -677,9 +646,10 @@ def _make_table(
     groups: dict[tuple, list[_OverviewRow]] = {}
     for row in rows:
         groups.setdefault(tuple(row.settings[name] for name in shared), []).append(row)
-    is_comparable = is_higher_better(metric)
+    metric, format_spec = metric_and_format
+    direction = get_metric_info(metric).higher_is_better
     if shared and all(len(group) == 1 for group in groups.values()):
-        shared, groups, is_comparable = [], {(): list(rows)}, False
+        shared, groups, direction = [], {(): list(rows)}, None
     own = [name for name in by if name not in shared]
     sections = []
     for group in groups.values():
@@ -687,14 +657,18 @@ def _make_table(
         best_cells = {
             (index, column)
             for column in group[0].texts
-            for index in find_best_indices([row.means.get(column, math.nan) for row in group])
+            for index in find_best_indices(
+                [row.means.get(column, math.nan) for row in group],
+                higher_is_better=direction,
+                format_spec=format_spec,
+            )
         }
         sections.append(
             TableSection(
                 [{**_format_settings(row.settings, own), **row.texts} for row in group],
                 title=describe_settings(section_settings),
                 labels=_format_settings(section_settings, shared),
-                best_cells=frozenset(best_cells if is_comparable else ()),
+                best_cells=frozenset(best_cells),
             )
         )
     names = [format_setting_name(name) for name in own]
@@ -714,9 +688,10 @@ def _make_metric_notes(results: "pd.DataFrame", by: Sequence[str], metric: str) 
         if any(len(group_runs(runs, [name])) > 1 for _, runs in group_runs(results, by))
     ]
     averaged_text = f"runs that differ in {', '.join(averaged_settings)}, and seeds"
+    direction = "; lower is better" if get_metric_info(metric).higher_is_better is False else ""
     notes = [
         f"{get_metric_label(metric)}{_METRIC_DESCRIPTIONS.get(metric, '')}: mean ± standard "
-        f"deviation over {averaged_text if averaged_settings else 'seeds'}."
+        f"deviation over {averaged_text if averaged_settings else 'seeds'}{direction}."
     ]
     run_texts = [
         f"{describe_settings(settings) or 'runs'} (seed {', '.join(map(str, runs['seed']))})"

@@ -136,19 +136,29 @@ def format_seed_count(num_completed: int, num_planned: int) -> str:
     return f"{num_completed}" + (f" of {num_planned}" if num_completed != num_planned else "")
 
 
-def find_best_indices(values: Sequence[float]) -> list[int]:
-    """Find the highest values as printed with two decimals.
+def find_best_indices(
+    values: Sequence[float], *, higher_is_better: bool | None = True, format_spec: str = ".2f"
+) -> list[int]:
+    """Find the best values as they are printed.
 
     Args:
       values: numbers; NaN for a missing one.
+      higher_is_better: direction of the metric, see `fedjax_het.MetricInfo`.
+      format_spec: Python's format specification of the printed values.
 
     Returns:
-      Indices of the highest value; none if fewer than two values can be compared.
+      Indices of the best value; none if fewer than two values can be compared, or if the metric has
+      no direction.
     """
-    rounded = {k: round(value, 2) for k, value in enumerate(values) if not math.isnan(value)}
-    if len(rounded) < 2:
+    printed = {
+        k: float(f"{value:{format_spec}}".replace(",", ""))
+        for k, value in enumerate(values)
+        if not math.isnan(value)
+    }
+    if len(printed) < 2 or higher_is_better is None:
         return []
-    return [k for k, value in rounded.items() if value == max(rounded.values())]
+    best = max(printed.values()) if higher_is_better else min(printed.values())
+    return [k for k, value in printed.items() if value == best]
 
 
 @validate_arguments

@@ -15,6 +15,7 @@ from fedjax_het.analysis.figures.metric_vs_setting import (
 )
 from fedjax_het.analysis.figures.style import FigureFormat, write_figure
 from fedjax_het.analysis.overview import (
+    BMTA_METRICS,
     ROLLING_MEAN_METRICS,
     choose_default_metric,
     make_overview_table,
@@ -103,7 +104,7 @@ def write_report(
         "overview.tex": "\n".join(map(to_latex, tables)),
         "overview.csv": to_csv(summarize_runs(results, **grouping)),
     }
-    curve_metric = "mean_client_accuracy" if metric.startswith("bmta") else "test_accuracy"
+    curve_metric = "mean_client_accuracy" if metric in BMTA_METRICS else "test_accuracy"
     window = WINDOW if metric in ROLLING_MEAN_METRICS else SMOOTHING_WINDOW
     curves = load_curves(directory, results=results)
     contents["learning_curves.png"] = lambda: plot_learning_curves(

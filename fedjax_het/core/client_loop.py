@@ -144,8 +144,8 @@ class CohortResult(NamedTuple):
     """`[D, V, J, ...]` per client slot, whole on every device, zero where it is unused; a
     `ClientModels` with `ClientAlgorithm.outputs_models`."""
     train_loss: jax.Array
-    """`[]` float32: mean over samples of the loss of local training; NaN where a client's state has
-    new entries that are not finite."""
+    """`[]` float32: mean over samples of the loss of local training; NaN where no client trained or a
+    client's state has new entries that are not finite."""
 
 
 # Fields of `RoundSchedule` that no lane reads: they have no axis of blocks, or the blocks of all
@@ -211,7 +211,7 @@ def train_cohort(
         states = scatter_client_states(plan, states, new_states, schedule.state_rows)
     if client_algorithm.outputs_models:
         outputs = select_client_models(schedule, *outputs)
-    loss = jnp.where(sums.num_nonfinite > 0, jnp.nan, sums.loss / jnp.maximum(sums.num_samples, 1))
+    loss = jnp.where(sums.num_nonfinite > 0, jnp.nan, sums.loss / sums.num_samples)  # 0 / 0 is NaN
     return CohortResult(sums.update, sums.num_trained.astype(jnp.int32), states, outputs, loss)
 
 

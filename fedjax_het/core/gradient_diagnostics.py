@@ -94,7 +94,7 @@ def measure_gradient_gaps(
     result = train_cohort(client, plan, {}, message, (), key, cohort)
     mean_gradient = result.update.mean
     unweighted_mean, mean_squared_norm, mean_squared_batch_norm = (
-        total / jnp.maximum(result.num_trained, 1) for total in result.update.sum
+        total / result.num_trained for total in result.update.sum
     )
     server_vector = jnp.full_like(mean_gradient, jnp.nan)
     server_noise = jnp.float32(jnp.nan)

@@ -37,9 +37,9 @@ class RoundMetrics(NamedTuple):
     test_loss: jax.Array
     "Mean cross-entropy of the global model, in nats."
     train_loss: jax.Array
-    "Mean loss of local training, in nats."
+    "Mean loss of local training, in nats; NaN if no client trained."
     update_norm: jax.Array
-    "Norm of the global model's change."
+    "Norm of the global model's change; NaN if no client trained and the model stayed."
     domain_accuracy: jax.Array | None
     "`[R, G]`; None for a data set without domains."
     client_accuracy: jax.Array | None

@@ -122,13 +122,18 @@ def run_round(
 
     is_due = schedule.is_eval_round & loops.has_finished_loops()
     result, new_num_nonfinite = loops.cond(is_due, evaluate, skip, state)
-    is_finite = jnp.isfinite(info.train_loss) & jnp.isfinite(info.update_norm)
-    is_finite = result.is_finite & is_finite & (new_num_nonfinite <= num_nonfinite).all()
+    # Without a client that trains, the loss is a mean of nothing. The server may move the model.
+    has_trained = schedule.weight_fraction > 0
+    is_finite = jnp.isfinite(info.train_loss) | ~has_trained
+    is_finite &= result.is_finite & jnp.isfinite(info.update_norm)
+    is_finite &= (new_num_nonfinite <= num_nonfinite).all()
+    train_loss = jnp.where(has_trained, info.train_loss, jnp.nan)
+    update_norm = jnp.where(has_trained | (info.update_norm != 0), info.update_norm, jnp.nan)
     metrics = RoundMetrics(
         result.global_model.accuracy,
         result.global_model.loss,
-        info.train_loss,
-        info.update_norm,
+        train_loss,
+        update_norm,
         result.global_model.domain_accuracy,
         result.client_accuracy,
         info.records | diagnostics,

@@ -4,14 +4,23 @@ Measures are computed from sums over test examples, from the clients' accuracies
 updates that clients send.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.utils.config import validate_arguments
+from fedjax_het.metrics.declarations import (
+    FAMILY_INFOS,
+    INFOS,
+    NOT_TRAINED,
+    UNDEFINED,
+    MetricInfo,
+)
+from fedjax_het.metrics.personal import worst_decile
+from fedjax_het.utils.config import validate_arguments, validate_fields
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.registry import Registry
 
@@ -37,6 +46,7 @@ class Metric(NamedTuple):
         by name.
       update_metric_names: names of the measures of a round's client updates, see
         `fedjax_het.core.drift`.
+      infos: pairs of a value's name and its declaration.
 
     Example:
       >>> from fedjax_het.metrics.registry import METRICS
@@ -50,6 +60,7 @@ class Metric(NamedTuple):
     finish: FinishFunction | None = None
     from_client_accuracy: Callable[[np.ndarray], dict[str, np.ndarray]] | None = None
     update_metric_names: tuple[str, ...] = ()
+    infos: tuple[tuple[str, MetricInfo], ...] = ()
 
 
 def confusion_matrix(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
@@ -181,7 +192,7 @@ def compute_fairness(accuracy: np.ndarray) -> dict[str, np.ndarray]:
     Returns:
       Three float64 arrays `[rounds]` by name, NaN in rounds without any tested client:
 
-      * `worst_decile`: mean accuracy of the worst tenth of the clients (rounded up).
+      * `worst_decile`: mean accuracy of the worst tenth of the clients, see `personal.worst_decile`.
       * `accuracy_variance`: variance over clients.
       * `accuracy_gini`: Gini coefficient, the mean absolute difference of two clients divided by
         twice the mean; 0 if all clients have equal accuracy.
@@ -199,12 +210,12 @@ def compute_fairness(accuracy: np.ndarray) -> dict[str, np.ndarray]:
         accuracies = np.sort(row[np.isfinite(row)])
         if not len(accuracies):
             continue
-        worst_decile = accuracies[: -(-len(accuracies) // 10)]
         ranks = np.arange(1, len(accuracies) + 1)
         total = accuracies.sum()
         weighted_rank_sum = (2 * ranks - len(accuracies) - 1) @ accuracies
         gini = weighted_rank_sum / (len(accuracies) * total) if total > 0 else 0.0
-        for name, value in zip(names, (worst_decile.mean(), accuracies.var(), gini), strict=True):
+        row_values = (worst_decile(accuracies), accuracies.var(), gini)
+        for name, value in zip(names, row_values, strict=True):
             values[name][r] = value
     return values
 
@@ -217,35 +228,65 @@ METRICS: Registry[Metric] = Registry(
             "accuracy on the images of each class",
             confusion_matrix,
             lambda table: {"class_accuracy": class_fractions(table, 1)},
+            infos=(("class_accuracy", MetricInfo("Accuracy of a class", "", True, True)),),
         ),
         Metric(
             "macro_f1",
             "unweighted mean of the classes' F1",
             confusion_matrix,
             lambda table: {"macro_f1": macro_f1(table)},
+            infos=(("macro_f1", MetricInfo("Macro F1", higher_is_better=True)),),
         ),
         Metric(
             "calibration",
             "expected calibration error in 15 bins of confidence (Guo et al., 2017)",
             reliability_bins,
             lambda bins: {"calibration_error": calibration_error(bins)},
+            infos=(
+                (
+                    "calibration_error",
+                    MetricInfo("Expected calibration error", higher_is_better=False),
+                ),
+            ),
         ),
         Metric(
             "confusion",
             "number of images by class and predicted class",
             confusion_matrix,
             lambda table: {"confusion": table},
+            infos=(("confusion", MetricInfo("Confusion matrix", "images")),),
         ),
         Metric(
             "fairness",
             "mean of the worst tenth, variance and Gini coefficient of the clients' accuracies",
             from_client_accuracy=compute_fairness,
+            infos=(
+                ("worst_decile", MetricInfo("Worst decile of clients", "", True, True)),
+                (
+                    "accuracy_variance",
+                    MetricInfo("Variance of clients' accuracies", higher_is_better=False),
+                ),
+                (
+                    "accuracy_gini",
+                    MetricInfo("Gini coefficient of clients' accuracies", higher_is_better=False),
+                ),
+            ),
         ),
         Metric(
             "drift",
             "distance of a round's client updates from their mean: mean cosine and relative "
             "distance",
             update_metric_names=("drift_cosine", "drift_distance"),
+            infos=(
+                (
+                    "drift_cosine",
+                    MetricInfo("Cosine of updates and their mean", missing=NOT_TRAINED),
+                ),
+                (
+                    "drift_distance",
+                    MetricInfo("Relative distance of updates from their mean", missing=NOT_TRAINED),
+                ),
+            ),
         ),
     ),
     argument="metrics",
@@ -257,6 +298,40 @@ Example:
   >>> METRICS["fairness"].description
   "mean of the worst tenth, variance and Gini coefficient of the clients' accuracies"
 """
+
+
+def get_metric_info(name: str) -> MetricInfo:
+    """Return the declaration of a metric.
+
+    Args:
+      name: a column of `load_curves` or `load_results`. `final_<metric>` is the mean of the last
+        five values of a metric of the setting `metrics`.
+
+    Returns:
+      The declaration; one without label, unit and direction for a metric that nobody declared, for
+      example a measure of a user that is not registered in this process.
+
+    Example:
+      >>> from fedjax_het.metrics.registry import get_metric_info
+      >>> info = get_metric_info("final_calibration_error")
+      >>> info.higher_is_better, info.scale
+      (False, 1)
+      >>> get_metric_info("test_accuracy_photo").axis_label
+      'Test accuracy, photo (%)'
+    """
+    if name in INFOS:
+        return INFOS[name]
+    for metric in METRICS.values():
+        for value_name, info in metric.infos:
+            if name == value_name:
+                return info
+            if name == f"final_{value_name}":
+                label = info.label and f"{info.label}, mean of the last five values"
+                return info._replace(label=label, missing=UNDEFINED)
+    for prefix, info in FAMILY_INFOS.items():
+        if name.startswith(prefix):  # the names of domains and clients are the user's
+            return info._replace(label=f"{info.label}, {name.removeprefix(prefix)}")
+    return MetricInfo(missing=UNDEFINED)
 
 
 def parse_metrics(text: str | None) -> tuple[Metric, ...]:
@@ -283,7 +358,14 @@ def parse_metrics(text: str | None) -> tuple[Metric, ...]:
 
 
 @validate_arguments
-def register_measure(name: str, sums: Any, finish: Any, description: str = "") -> None:
+def register_measure(
+    name: str,
+    sums: Any,
+    finish: Any,
+    description: str = "",
+    *,
+    infos: Mapping[str, MetricInfo] = MappingProxyType({}),
+) -> None:
     """Register a measure of the user for runs and sweeps, until the process ends.
 
     The return values of the functions are checked once a run's classes are known, before anything
@@ -295,27 +377,39 @@ def register_measure(name: str, sums: Any, finish: Any, description: str = "") -
         `Metric.sums`.
       finish: pure JAX function that maps the total of `sums` to arrays by name.
       description: one line for `fedjax-het list`.
+      infos: declarations of the values by their names in the result of `finish`. Tables and plots
+        show a value without a declaration as it is and mark no best one.
 
     Raises:
-      ConfigError: if the name belongs to a measure of the package or is not an identifier, or if
-        `sums` or `finish` is not a function.
+      ConfigError: if the name belongs to a measure of the package or is not an identifier, if
+        `sums` or `finish` is not a function, or if another measure declares a value.
 
     Example:
       >>> import jax
-      >>> from fedjax_het.metrics.registry import parse_metrics, register_measure
+      >>> from fedjax_het import MetricInfo, register_measure
+      >>> from fedjax_het.metrics.registry import parse_metrics
       >>> def sum_top_two(logits, labels, mask):
       ...     best = jax.lax.top_k(logits, 2)[1]
       ...     is_correct = (best == labels[:, None]).any(axis=1)
       ...     return {"correct": (is_correct * mask).sum(), "count": mask.sum()}
       >>> register_measure(
-      ...     "top_two", sum_top_two, lambda sums: {"top_two": sums["correct"] / sums["count"]}
+      ...     "top_two",
+      ...     sum_top_two,
+      ...     lambda sums: {"top_two": sums["correct"] / sums["count"]},
+      ...     infos={"top_two": MetricInfo("Top-two accuracy", "", True, is_fraction=True)},
       ... )
       >>> len(parse_metrics("top_two, calibration"))  # the setting `metrics`
       2
     """
     for argument, function in (("sums", sums), ("finish", finish)):
         require(callable(function), argument, function, "a function")
-    METRICS.add(Metric(name, description or "a measure of the user", sums, finish))
+    taken = {*INFOS, *(n for m in METRICS.values() if m.name != name for n, _ in m.infos)}
+    for value_name, info in infos.items():
+        validate_fields(info._asdict(), MetricInfo, prefix=f"infos[{value_name!r}].")
+        is_free = value_name not in taken and not value_name.startswith(_RESERVED_PREFIXES)
+        require(is_free, "infos", value_name, "a name that no other measure has")
+    description = description or "a measure of the user"
+    METRICS.add(Metric(name, description, sums, finish, infos=tuple(infos.items())))
 
 
 def metric_shapes(metrics: tuple[Metric, ...], num_classes: int) -> dict[str, tuple[int, ...]]:
@@ -341,7 +435,11 @@ def metric_shapes(metrics: tuple[Metric, ...], num_classes: int) -> dict[str, tu
     for metric in metrics:
         if metric.sums is None:
             continue
-        for name, leaf in _trace_metric(metric, num_classes).items():
+        values = _trace_metric(metric, num_classes)
+        for name, _ in metric.infos:
+            expected = f"a value that finish returns: {', '.join(values)}"
+            require(name in values, f"infos of measure {metric.name!r}", name, expected)
+        for name, leaf in values.items():
             is_free = name not in shapes and not name.startswith(_RESERVED_PREFIXES)
             expected = "a name that no other measure has"
             require(is_free, f"measure {metric.name!r}", name, expected)
@@ -351,7 +449,7 @@ def metric_shapes(metrics: tuple[Metric, ...], num_classes: int) -> dict[str, tu
 
 _RESERVED_PREFIXES = (
     *("test_", "train_", "client_", "mean_client_", "bytes_"),
-    *("update_norm", "drift_"),
+    *("update_norm", "drift_", "accuracy_"),
 )
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -135,6 +136,7 @@ class RunGroup:
       initial_model: the model that all runs begin with, if it is read from a file.
       client_state: the place of client states: "device", "split" or "host".
       state_bytes: bytes of the state that one client has between rounds; 0 without a state.
+      probe_seconds: seconds of the measurements that chose the lanes.
       shared_inputs: the inputs of the programs that are the same for all runs, by name.
     """
 
@@ -144,6 +146,7 @@ class RunGroup:
     initial_model: ModelFile | None
     client_state: str
     state_bytes: int
+    probe_seconds: float
     shared_inputs: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -242,7 +245,9 @@ def prepare_group(
         num_rounds = min(spec.rounds, MAX_TRIAL_ROUNDS)
         return [make(num_rounds=num_rounds, **layout) for make in makers[:MAX_TRIAL_RUNS]]
 
+    start_time = time.perf_counter()
     lane_choice = planner.choose_num_lanes(build_trial_schedulers)
+    probe_seconds = time.perf_counter() - start_time
     if lane_choice.conv_impl != AUTO:
         log.info("convolutions: %s", lane_choice.conv_impl)
         signature = make_signature(conv_impl=lane_choice.conv_impl)
@@ -266,8 +271,9 @@ def prepare_group(
         program = build_programs(signature, plan._replace(has_sharded_client_states=True))
     schedulers = [s for s in (schedulers[0], prepared_runs[0].tuning_scheduler) if s is not None]
     require_memory_for_plan(program, spec, schedulers, client_state, state_bytes, placement)
+    state = (client_state, state_bytes)
     return _place_shared_inputs(
-        RunGroup(program, prepared_runs, lane_choice, initial_model, client_state, state_bytes)
+        RunGroup(program, prepared_runs, lane_choice, initial_model, *state, probe_seconds)
     )
 
 

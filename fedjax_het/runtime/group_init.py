@@ -63,14 +63,15 @@ def init_group(
             )
             for run in prepared_runs
         ],
-        timing=Timing() if start_time is None else Timing(start_time=start_time),
+        timing=Timing() if start_time is None else Timing(start_time, group.probe_seconds),
         progress=progress or (lambda progress: None),
         diverged_rounds=[None] * len(prepared_runs),
         records=records,
     )
     group_state.cached_inputs = group.shared_inputs | build_run_inputs(group_state)
     if traces_programs and not program.plan.is_debug:
-        _trace_programs(group_state)
+        with group_state.timing.record_compilation():
+            _trace_programs(group_state)
     return group_state
 
 

@@ -5,9 +5,10 @@ round in which a rule may stop a run (`count_rounds_until_rule`), so that state,
 are of one round.
 """
 
+import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,8 +19,9 @@ from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.core.round_evaluation import RoundMetrics
 from fedjax_het.core.round_inputs import EvaluationOptions
 from fedjax_het.core.schedule import Scheduler, WorkCounts
+from fedjax_het.metrics.declarations import NOT_EVALUATED
 from fedjax_het.metrics.personal import mean_accuracies
-from fedjax_het.metrics.registry import Metric
+from fedjax_het.metrics.registry import Metric, get_metric_info
 from fedjax_het.runtime.data_assignment import DataAssignment
 from fedjax_het.utils.arrays import AnyArray
 
@@ -35,8 +37,9 @@ class Timing:
 
     Attributes:
       start_time: start of the runs in this process, of `time.perf_counter`.
+      compile_seconds: seconds of tracing and compilation, of the first state, of checks of memory
+        and numbers, and of measurements that choose the lanes.
       resumed_seconds: seconds of each run before it was resumed.
-      compile_seconds: seconds of compilation and of checks of numbers.
       round_seconds: seconds of rounds.
       server_seconds: seconds of the server's work between rounds.
       timed_rounds: number of rounds of each run in `round_seconds`.
@@ -44,8 +47,8 @@ class Timing:
     """
 
     start_time: float = field(default_factory=time.perf_counter)
-    resumed_seconds: float = 0.0
     compile_seconds: float = 0.0
+    resumed_seconds: float = 0.0
     round_seconds: float = 0.0
     server_seconds: float = 0.0
     timed_rounds: int = 0
@@ -60,6 +63,15 @@ class Timing:
     def samples_per_second(self) -> float:
         """Client samples of all runs per second."""
         return self.timed_samples / max(self.round_seconds, 1e-9)
+
+    @contextlib.contextmanager
+    def record_compilation(self) -> Iterator[None]:
+        """Add the seconds of the `with` block to `compile_seconds`."""
+        start_time = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.compile_seconds += time.perf_counter() - start_time
 
     def compute_wall_seconds(self, num_runs: int) -> float:
         """Return the wall-clock time of one run: runs that go in step share it equally."""
@@ -137,10 +149,9 @@ def is_evaluation_curve(curve: str, evaluation: EvaluationOptions) -> bool:
     Returns:
       Whether other rounds are NaN.
     """
-    has_evaluation_name = curve.startswith(("test_", "client_accuracy", "mean_client_accuracy"))
-    return has_evaluation_name or (
-        curve in list_metric_names(evaluation) and curve not in evaluation.update_metric_names
-    )
+    if curve in list_metric_names(evaluation):
+        return curve not in evaluation.update_metric_names
+    return get_metric_info(curve).missing == NOT_EVALUATED
 
 
 def list_metric_names(evaluation: EvaluationOptions) -> list[str]:

@@ -119,11 +119,11 @@ def run_server_stage(
     inputs = group_state.state, cached_inputs["hp"], key, cached_inputs.get("server_examples")
     state, hp, key, server = place(inputs)
 
-    start_time = time.perf_counter()
-    nonfinite_counts = count_nonfinite_per_run(state, has_run_axis=group.runs_parallel)
-    program.verify((hp, state, key, jnp.int32(1), server))
-    state = group_state.state = jax.block_until_ready(program(hp, state, key, jnp.int32(0), server))
-    timing.compile_seconds += time.perf_counter() - start_time
+    with timing.record_compilation():
+        nonfinite_counts = count_nonfinite_per_run(state, has_run_axis=group.runs_parallel)
+        program.verify((hp, state, key, jnp.int32(1), server))
+        state = jax.block_until_ready(program(hp, state, key, jnp.int32(0), server))
+        group_state.state = state
 
     done = initial_done = group_state.count_stage_iterations(stage)
     start_time, count = time.perf_counter(), 1
@@ -143,9 +143,8 @@ def run_server_stage(
         state = plan.map_state(state, plan.put)
     group_state.state = state
 
-    start_time = time.perf_counter()
-    verify_round_program(group_state, stage.name)
-    timing.compile_seconds += time.perf_counter() - start_time
+    with timing.record_compilation():
+        verify_round_program(group_state, stage.name)
 
 
 def count_nonfinite_per_run(state: Any, *, has_run_axis: bool) -> np.ndarray:

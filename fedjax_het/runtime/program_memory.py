@@ -80,14 +80,18 @@ def init_within_memory(init: Callable[[Placement], GroupState], placement: Place
     Raises:
       InsufficientMemoryError: if the programs of no such placement fit.
     """
-    candidate = placement
+    candidate, compile_seconds = placement, 0.0
     while True:
         group_state = init(candidate)
+        timing = group_state.timing
+        timing.compile_seconds += compile_seconds
         group, lanes = group_state.group, group_state.group.program.plan.lanes
         try:
-            require_memory_for_programs(group_state, placement.memory)
+            with timing.record_compilation():
+                require_memory_for_programs(group_state, placement.memory)
             return group_state
         except InsufficientMemoryError:
+            compile_seconds = timing.compile_seconds
             client_state = group.client_state
             if placement.client_state == AUTO and _can_page_client_states(group):
                 client_state = HOST_STATE

@@ -99,7 +99,11 @@ def _build_result(group_state: GroupState, i: int, state: Any) -> Result:
         "dataset": run.dataset.name,
         "seed": run.spec.seed,
         **summarize_metrics(
-            curves, run.dataset.domain_names, has_diverged=has_diverged, last_round=last_round
+            curves,
+            run.dataset.domain_names,
+            run.partition.client_names,
+            has_diverged=has_diverged,
+            last_round=last_round,
         ),
         **_summarize_requested_metrics(group_state, i),
         **to_json_value(algorithm.summary(run.hp, state)),
@@ -194,6 +198,7 @@ def _summarize_data(group_state: GroupState, i: int) -> dict[str, Any]:
 def summarize_metrics(
     metrics: dict[str, np.ndarray],
     domain_names: Sequence[str] = (),
+    client_names: Sequence[str] = (),
     *,
     has_diverged: bool = False,
     last_round: int | None = None,
@@ -208,7 +213,7 @@ def summarize_metrics(
     * `window_accuracy`: last value of the running mean over 20 measured rounds; `rise_time`: first
       round at which that mean reaches 90 % of it; `rounds_to_half`: first round at which it reaches
       0.5, or None (FSL, section IV-A).
-    * `diverged`: whether losses or accuracies are not finite.
+    * `diverged`: whether the run diverged, or its last round has no finite accuracy.
     * With domains: `best_domains_accuracy`, the highest unweighted mean over domains (FedAF,
       Table 2), its round `best_domain_round`, and `accuracy_<domain>` in that round.
     * With clients' own tests: `bmta`, the highest unweighted mean over clients (FedAMP, section 7),
@@ -219,6 +224,7 @@ def summarize_metrics(
     Args:
       metrics: metrics of the run, `[rounds]` or more.
       domain_names: names of the domains of the data set.
+      client_names: names of the clients, if they have names.
       has_diverged: whether the run ended because it diverged.
       last_round: the round after which the run was ended early, from 1.
 
@@ -233,8 +239,8 @@ def summarize_metrics(
       0.6
     """
     accuracy, main_accuracy = metrics["test_accuracy"], metrics[get_accuracy_name(metrics)]
-    diverged = has_diverged or not np.isfinite(metrics["train_loss"][:last_round]).all()
-    diverged = diverged or (last_round is None and not np.isfinite(main_accuracy[-1]))
+    # A training loss of NaN is of a round without training: `has_diverged` has the other losses.
+    diverged = has_diverged or (last_round is None and not np.isfinite(main_accuracy[-1]))
     last_values = _select_last_values(accuracy, last_round)
     summary: dict[str, Any] = dict.fromkeys((*ACCURACIES, *RISE_METRICS))
     if np.isfinite(accuracy).any():
@@ -253,7 +259,7 @@ def summarize_metrics(
         **summary,
         "diverged": bool(diverged),
         **_summarize_domains(metrics, domain_names),
-        **_summarize_clients(metrics, diverged, last_round),
+        **_summarize_clients(metrics, client_names, diverged, last_round),
     }
 
 
@@ -265,11 +271,14 @@ def _select_last_values(curve: np.ndarray, last_round: int | None) -> np.ndarray
 
 
 def _summarize_clients(
-    metrics: dict[str, np.ndarray], diverged: bool, last_round: int | None
+    metrics: dict[str, np.ndarray],
+    client_names: Sequence[str],
+    diverged: bool,
+    last_round: int | None,
 ) -> dict[str, Any]:
     if "client_accuracy" not in metrics:
         return {}
-    names = [name for name in metrics if name.startswith("client_accuracy_")]
+    names = [f"client_accuracy_{name}" for name in client_names]
     summary: dict[str, Any] = dict.fromkeys((*CLIENT_ACCURACIES, *names))
     mean = metrics["mean_client_accuracy"]
     if np.isfinite(mean).any():

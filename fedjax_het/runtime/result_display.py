@@ -19,6 +19,7 @@ from fedjax_het.utils.text import (
 
 if TYPE_CHECKING:
     import xarray as xr
+    from matplotlib.lines import Line2D
 
 DEFAULT_COLOR = "#0072B2"
 """Color of a curve of a method without a color."""
@@ -178,6 +179,15 @@ def _draw_sparkline(values: np.ndarray) -> str:
         f'aria-label="from {low:.1%} to {high:.1%}"><polyline fill="none" stroke="{DEFAULT_COLOR}" '
         f'stroke-width="1.5" points="{points}"/></svg> {low:.1%} to {high:.1%}'
     )
+
+
+def mark_isolated_points(line: "Line2D") -> None:
+    """Draw markers at the values between two gaps, which a line alone does not show."""
+    is_value = np.isfinite(np.asarray(line.get_ydata(), np.float64))
+    is_neighbor = np.pad(is_value, 1)
+    is_isolated = is_value & ~is_neighbor[:-2] & ~is_neighbor[2:]
+    if is_isolated.any() and len(is_isolated) > 1:
+        line.set(marker=".", markevery=np.flatnonzero(is_isolated).tolist())
 
 
 def get_accuracy_name(metrics: Mapping[str, np.ndarray]) -> str:

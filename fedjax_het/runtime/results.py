@@ -20,6 +20,8 @@ from fedjax_het.config.run_spec import RunSpec, spec_to_yaml
 from fedjax_het.config.settings import rename_former_settings
 from fedjax_het.data import Partition
 from fedjax_het.metrics.convergence import TrainingCost, cost_to_reach
+from fedjax_het.metrics.declarations import NOT_TRAINED
+from fedjax_het.metrics.registry import get_metric_info
 from fedjax_het.runtime import result_display
 from fedjax_het.utils.arrays import decode_arrays, encode_arrays, save_arrays
 from fedjax_het.utils.config import UnitInterval, validate, validate_fields
@@ -58,15 +60,7 @@ _SUMMARY_TYPES: dict[str, Any] = {  # of the values that reports read
     **dict.fromkeys((*_ENVIRONMENT, "finished", "dataset_note"), str | None),
     **dict.fromkeys(("diverged", "x64"), bool | None),
 }
-_LABELS = {
-    "round": "Round",
-    "bytes": "Bytes moved, up and down",
-    "test_accuracy": "Test accuracy (%)",
-    "mean_client_accuracy": "Accuracy on clients' own tests (%), mean",
-    "test_loss": "Test loss (nats)",
-    "train_loss": "Training loss (nats)",
-    "update_norm": "Norm of the update",
-}
+_AXIS_LABELS = {"round": "Round", "bytes": "Bytes moved, up and down"}
 _CHECKSUM = re.compile(r'"checksum": "([0-9a-f]{64})"')
 _CHECKSUM_PLACEHOLDER = "0" * 64
 
@@ -92,7 +86,8 @@ class Result:
       spec: settings of the run.
       metrics: one value per round and metric, NaN where nothing was measured: `test_accuracy` (a
         fraction), `test_loss` and `train_loss` (nats), `update_norm`, `bytes_up`, `bytes_down`,
-        `client_samples`, and the records of the method. Data sets with domains add
+        `client_samples`, and the records of the method. `train_loss` is NaN in rounds in which no
+        client trained, and `update_norm` if the model stayed, too. Data sets with domains add
         `test_accuracy_<domain>` and the mean `test_accuracy_domains`. Clients with own tests add
         `client_accuracy` `[rounds, clients]`, `mean_client_accuracy`, and
         `client_accuracy_<name>` if clients have names.
@@ -194,7 +189,9 @@ class Result:
         x: Literal["round", "bytes"] = "round",
         axes: "Axes | None" = None,
     ) -> "Axes":
-        """Plot a metric.
+        """Plot a metric in its declared unit, see `fedjax_het.MetricInfo`.
+
+        Rounds without an evaluation are left out. Rounds in which no client trained are a gap.
 
         Args:
           metric: name of a metric with one value per round (default: the accuracy).
@@ -218,13 +215,15 @@ class Result:
         positions = np.arange(1, len(metrics[metric]) + 1)
         if x == "bytes":
             positions = np.cumsum(metrics["bytes_up"] + metrics["bytes_down"])
-        is_measured = np.isfinite(metrics[metric])
-        values = (100 if "accuracy" in metric else 1) * metrics[metric][is_measured]
+        info = get_metric_info(metric)
+        is_drawn = np.isfinite(metrics[metric]) | (info.missing == NOT_TRAINED)  # NaN is a gap
+        values = info.scale * metrics[metric][is_drawn]
         color = (METHODS[method].color if method in METHODS else "") or result_display.DEFAULT_COLOR
         label = escape_mathtext(f"{method}, seed {self.spec.seed}")
-        axes.plot(positions[is_measured], values, color=color, label=label)
-        axes.set_xlabel(_LABELS[x])
-        axes.set_ylabel(escape_mathtext(_LABELS.get(metric, metric.replace("_", " "))))
+        (line,) = axes.plot(positions[is_drawn], values, color=color, label=label)
+        result_display.mark_isolated_points(line)
+        axes.set_xlabel(_AXIS_LABELS[x])
+        axes.set_ylabel(escape_mathtext(info.axis_label or metric.replace("_", " ")))
         axes.grid(alpha=0.25, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
         return axes

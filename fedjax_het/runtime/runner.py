@@ -46,21 +46,21 @@ def start_runs(group_state: GroupState, checkpoints: CheckpointWriter) -> None:
     Raises:
       ConfigError: before compilation, if a checkpoint is of other data.
     """
-    program = group_state.group.program
-    init_states(group_state)
+    program, timing = group_state.group.program, group_state.timing
+    with timing.record_compilation():
+        init_states(group_state)
     if group_state.records:
         checkpoints.restore(group_state)
     if program.plan.is_debug:
         return
-    start_time = time.perf_counter()
-    inputs = group_state.without_rounds(verify_round_program(group_state, ROUNDS_PHASE))
-    # A call without rounds compiles the program for the arrays that it will be called with.
-    if (layout := group_state.loop_layout) is None:
-        group_state.state, _ = jax.block_until_ready(program.chunk(group_state.state, inputs))
-    else:
-        loop_inputs = layout.build_spans(0), layout.init_carry()
-        jax.block_until_ready(program.partial_round(group_state.state, inputs, *loop_inputs))
-    group_state.timing.compile_seconds += time.perf_counter() - start_time
+    with timing.record_compilation():
+        inputs = group_state.without_rounds(verify_round_program(group_state, ROUNDS_PHASE))
+        # A call without rounds compiles the program for the arrays that it will be called with.
+        if (layout := group_state.loop_layout) is None:
+            group_state.state, _ = jax.block_until_ready(program.chunk(group_state.state, inputs))
+        else:
+            loop_inputs = layout.build_spans(0), layout.init_carry()
+            jax.block_until_ready(program.partial_round(group_state.state, inputs, *loop_inputs))
 
 
 def advance_runs(group_state: GroupState, checkpoints: CheckpointWriter) -> Iterator[str]:

@@ -38,13 +38,15 @@ from fedjax_het.analysis.figures.style import (
 )
 from fedjax_het.analysis.overview import (
     RunLine,
-    get_display_scale,
     get_metric_label,
     group_figure_lines,
     is_diverged,
     resolve_group_settings,
 )
 from fedjax_het.metrics.convergence import WINDOW
+from fedjax_het.metrics.declarations import NOT_TRAINED
+from fedjax_het.metrics.registry import get_metric_info
+from fedjax_het.runtime.result_display import mark_isolated_points
 from fedjax_het.runtime.result_store import select_newest
 from fedjax_het.utils.config import PositiveInt, validate_arguments
 from fedjax_het.utils.errors import ConfigError, require_name
@@ -71,7 +73,7 @@ class Curve(NamedTuple):
     method: str
     label: str
     runs: "pd.DataFrame"
-    """Measured values with a row per round and a column per run, accuracies in percent."""
+    """Measured values with a row per round and a column per run, fractions in percent."""
     diverged: bool = False
     """Whether a run is missing in `runs` because it diverged."""
     reported: float = math.nan
@@ -319,16 +321,18 @@ def _format_level(cell: TableCell) -> list[str]:
 
 
 def _make_curve(line: RunLine, curves: "pd.DataFrame", metric: str) -> Curve:
-    """Return the curves of a line's runs that did not diverge."""
+    """Return the curves of a line's runs that did not diverge, with NaN where a line has a gap."""
     import pandas as pd
 
     runs, table = line.runs, pd.DataFrame()
     has_diverged = is_diverged(runs)
     if len(curves) and len(runs) and metric in curves:
-        digests = runs["digest"][~has_diverged]
-        run_curves = curves[curves["digest"].isin(digests)].dropna(subset=metric)
+        digests, info = runs["digest"][~has_diverged], get_metric_info(metric)
+        run_curves = curves[curves["digest"].isin(digests)]
         table = run_curves.pivot(index="round", columns="digest", values=metric)
-        table = get_display_scale(metric) * table
+        table = info.scale * table.dropna(axis="columns", how="all")
+        if info.missing != NOT_TRAINED or not table.size:
+            table = table.dropna(how="all")
     return Curve(line.panel, line.method, line.label, table, bool(has_diverged.any()))
 
 
@@ -370,11 +374,15 @@ def plot_curve_panels(
     for curve in available:
         average = _average_runs(curve, metric)
         _draw_line(panels[curve.panel], curve, average, styles[curve.label])
-        ends[curve.panel].append((curve, float(average["mean"].iloc[-1])))
+        ends[curve.panel].append((curve, _get_last_mean(average)))
     for title, panel in panels.items():
         _finish_panel(panel, metric, [curve for curve in curves if curve.panel == title])
     label_outer_axes(panels.values(), x="Round", y=_make_y_label(available, metric), size=9)
-    labels = {panels[title]: _make_line_labels(own, styles) for title, own in ends.items()}
+    direction = get_metric_info(metric.name).higher_is_better
+    labels = {
+        panels[title]: _make_line_labels(own, styles, lowest=direction is False)
+        for title, own in ends.items()
+    }
     label_line_ends(figure, labels)
     add_note(figure, _make_note(curves, styles, metric))
     return figure
@@ -443,8 +451,8 @@ def _draw_small_panel(
     if key in averages:
         curve, average = averages[key]
         _draw_line(panel, curve, average, style)
-        end = average["mean"].iloc[-1]
-        text = f"{end:.1f}" if get_display_scale(metric.name) == 100 else f"{end:.3g}"
+        end = _get_last_mean(average)
+        text = f"{end:.1f}" if get_metric_info(metric.name).is_fraction else f"{end:.3g}"
         options: Any = {"xycoords": "axes fraction", "ha": "right", "fontsize": 8}
         panel.annotate(text, (0.97, 0.05), color=style.color, **options)
     elif panel.lines:
@@ -469,7 +477,14 @@ def _average_runs(curve: Curve, metric: CurveMetric) -> "pd.DataFrame":
     runs = np.log10(runs) if metric.is_log else runs
     mean, std = runs.mean(axis=1), runs.std(axis=1).fillna(0)
     table = pd.DataFrame({"mean": mean, "low": mean - std, "high": mean + std})
+    if get_metric_info(metric.name).missing == NOT_TRAINED:
+        rounds = curve.runs.index
+        table = table.reindex(rounds[rounds >= table.index[0]])  # NaN where the line has a gap
     return 10**table if metric.is_log else table
+
+
+def _get_last_mean(average: "pd.DataFrame") -> float:
+    return float(average["mean"].dropna().iloc[-1])
 
 
 def choose_line_styles(curves: Sequence[Curve], highlight: Collection[str]) -> dict[str, LineStyle]:
@@ -505,7 +520,7 @@ def choose_line_styles(curves: Sequence[Curve], highlight: Collection[str]) -> d
 def _draw_line(panel: "Axes", curve: Curve, average: "pd.DataFrame", style: LineStyle) -> None:
     """Draw a line with its band, and the reported value of a labeled line."""
     options: dict[str, Any] = {"marker": "o", "markersize": 4} if len(average) == 1 else {}
-    panel.plot(
+    (line,) = panel.plot(
         average.index,
         average["mean"],
         color=style.color,
@@ -515,6 +530,7 @@ def _draw_line(panel: "Axes", curve: Curve, average: "pd.DataFrame", style: Line
         zorder=3 if style.is_highlighted else 2,
         **options,
     )
+    mark_isolated_points(line)
     if curve.runs.shape[1] > 1 and style.is_highlighted:
         band: Any = {"color": style.color, "alpha": 0.13, "linewidth": 0}
         panel.fill_between(average.index, average["low"], average["high"], **band)
@@ -540,7 +556,7 @@ def _finish_panel(panel: "Axes", metric: CurveMetric, curves: Sequence[Curve]) -
     panel.set_xlim(0 if first < last else first - 1, last)
     if metric.is_log:
         panel.set_yscale("log")
-    elif get_display_scale(metric.name) == 100:
+    elif get_metric_info(metric.name).is_fraction:
         clip_percent_limits(panel)
 
 
@@ -570,7 +586,9 @@ def _make_note(curves: Sequence[Curve], styles: dict[str, LineStyle], metric: Cu
         parts.append(f"◂: reported {metric.reported_kind} value")
     unlabeled = [label for label, style in styles.items() if not style.is_labeled]
     if unlabeled:
-        parts.append(f"gray: {', '.join(unlabeled)}, the best of them named")
+        direction = get_metric_info(metric.name).higher_is_better
+        named = "highest" if direction is None else "best"
+        parts.append(f"gray: {', '.join(unlabeled)}, the {named} of them named")
     diverged = list(dict.fromkeys(curve.label for curve in curves if curve.diverged))
     if diverged:
         parts.append(f"{DIVERGED} runs that diverged are left out: {', '.join(diverged)}")
@@ -578,11 +596,12 @@ def _make_note(curves: Sequence[Curve], styles: dict[str, LineStyle], metric: Cu
 
 
 def _make_line_labels(
-    ends: Sequence[tuple[Curve, float]], styles: dict[str, LineStyle]
+    ends: Sequence[tuple[Curve, float]], styles: dict[str, LineStyle], *, lowest: bool = False
 ) -> list[LineLabel]:
     """Return the labels of a panel: one for each labeled line, and one for the best other line."""
     unlabeled = [(y, curve.label) for curve, y in ends if not styles[curve.label].is_labeled]
-    best = max(unlabeled)[1] if unlabeled else ""
+    choose = min if lowest else max
+    best = choose(unlabeled)[1] if unlabeled else ""
     has_gray = any(not style.is_highlighted for style in styles.values())
     labels = []
     for curve, y in ends:

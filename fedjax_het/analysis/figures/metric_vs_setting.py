@@ -27,13 +27,11 @@ from fedjax_het.analysis.overview import (
     find_varying_settings,
     format_setting_name,
     format_setting_value,
-    get_display_scale,
     get_metric_label,
     get_metric_values,
     group_figure_lines,
     group_runs,
     is_diverged,
-    is_higher_better,
     is_numeric,
     list_setting_columns,
     require_result_metric,
@@ -41,6 +39,7 @@ from fedjax_het.analysis.overview import (
     summarize_runs,
 )
 from fedjax_het.analysis.render import choose_number_format, format_number
+from fedjax_het.metrics.registry import get_metric_info
 from fedjax_het.runtime.result_store import select_newest
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import MAX_VALUE_LENGTH, ConfigError, require, require_name
@@ -180,13 +179,17 @@ def _select_plottable_runs(
 
 
 def _choose_line_styles(lines: Sequence[RunLine], metric: str) -> dict[str, dict[str, Any]]:
-    """Return the styles of the colored lines, which belong to the best eight methods."""
-    means: dict[str, list[float]] = {}
+    """Return the styles of the colored lines, which belong to the best eight methods.
+
+    A metric without a direction has no best methods: the first eight are in color.
+    """
+    direction = get_metric_info(metric).higher_is_better
+    sign = {True: 1, False: -1, None: 0}[direction]
+    scores: dict[str, list[float]] = {}
     for line in lines:
         mean = get_metric_values(line.runs[~is_diverged(line.runs)], metric).mean()
-        means.setdefault(line.method, []).append(-math.inf if math.isnan(mean) else mean)
-    sign = 1 if is_higher_better(metric) else -1
-    best = sorted(means, key=lambda name: sign * sum(means[name]) / len(means[name]), reverse=True)
+        scores.setdefault(line.method, []).append(-math.inf if math.isnan(mean) else sign * mean)
+    best = sorted(scores, key=lambda name: -sum(scores[name]) / len(scores[name]))
     colored = best[: len(PALETTE)]
     return make_line_styles((line.method, line.label) for line in lines if line.method in colored)
 
@@ -230,7 +233,7 @@ def _draw_metric_row(
                 label="_diverged",
             )
     strip = _CROSS_HEIGHT * min(max(num_crosses.values(), default=0), _MAX_STACKED_CROSSES)
-    if get_display_scale(names[1]) == 100:
+    if get_metric_info(names[1]).is_fraction:
         for panel in panels.values():
             clip_percent_limits(panel)
     limits = [panel.get_ylim() for panel in panels.values()]
@@ -341,7 +344,7 @@ def plot_heat_map(
         ys.reverse()  # texts from top to bottom, numbers from bottom to top
     groups = {describe_settings(keys): rows for keys, rows in group_runs(summary, panel_settings)}
     values = summary["mean"].dropna()
-    format_spec = ".1f" if get_display_scale(metric) == 100 else choose_number_format(values)
+    format_spec = ".1f" if get_metric_info(metric).is_fraction else choose_number_format(values)
     limits = (values.min(), values.max()) if len(values) else (0.0, 1.0)
 
     longest = max([5, *(len(format_number(value, format_spec)) + 2 for value in values)])

@@ -26,6 +26,7 @@ from fedjax_het.analysis.figures.synthetic_images import (
 from fedjax_het.condensation import SyntheticData
 from fedjax_het.data import Dataset, Partition, get_client_groups
 from fedjax_het.metrics.personal import mean_accuracies
+from fedjax_het.runtime.result_display import mark_isolated_points
 from fedjax_het.runtime.results import Result
 from fedjax_het.utils.text import escape_mathtext
 
@@ -129,7 +130,8 @@ def plot_run_curve(result: Result):
         if is_measured.any():
             labels.append(LineLabel(name, accuracy[is_measured][-1], color))
     train_loss = result.metrics["train_loss"]
-    loss_panel.plot(rounds, train_loss, color=PALETTE[1], lw=1.2, label="training loss")
+    (line,) = loss_panel.plot(rounds, train_loss, color=PALETTE[1], lw=1.2, label="training loss")
+    mark_isolated_points(line)
     for panel in (accuracy_panel, loss_panel):
         style_axes(panel)
     accuracy_panel.set(ylabel="Test accuracy (%)", xlim=(1, max(2, spec.rounds)))

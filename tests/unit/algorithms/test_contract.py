@@ -11,12 +11,13 @@ from support.data import CLIENT_SIZES, consecutive_partition
 from support.small_runs import OWN_METHOD_RUN, run_spec, sweep_specs
 
 from fedjax_het import ConfigError, RunSpec, methods, register_method
-from fedjax_het.algorithms.base import InitialTraffic, RoundInput, ServerStage, Traffic
+from fedjax_het.algorithms.base import FineTuning, InitialTraffic, RoundInput, ServerStage, Traffic
 from fedjax_het.algorithms.builders import build_federated_algorithm
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.server_step import with_server_step
 from fedjax_het.core.client_algorithm import ClientUpdate
 from fedjax_het.core.local_training import make_local_sgd
+from fedjax_het.core.training_variants import make_local_model_training
 from fedjax_het.runtime import runner
 from fedjax_het.runtime.results import Result
 
@@ -317,6 +318,19 @@ def test_broken_contract_is_reported_before_compile(message, monkeypatch):
     assert line.startswith(("method 'mine': ", "method 'mine' built")) and message in line
 
 
+def build_unlisted(training, plan):
+    """FedAvg with models of clients that `evaluated_models` does not list."""
+    return fedavg(training, plan)._replace(
+        personal_variables=lambda hp, state, k: state.server.variables
+    )
+
+
+def build_unlisted_tuning(training, plan):
+    """FedAvg with a fine-tuning that `evaluated_models` does not list."""
+    tuning = FineTuning(make_local_model_training(training), epochs=1)
+    return fedavg(training, plan)._replace(fine_tuning=tuning)
+
+
 PERSONAL = {"evaluated_models": ("personal",)}
 
 
@@ -327,6 +341,13 @@ PERSONAL = {"evaluated_models": ("personal",)}
         (fedavg, PERSONAL | {"has_global_model": False}, "global_model is set: expected None"),
         (build_personal, PERSONAL, "global_model is None: expected a function"),
         (fedavg, PERSONAL, "evaluate 'personal' of `evaluated_models`: expected Algorithm.person"),
+        (
+            build_unlisted,
+            {},
+            "Algorithm.personal_variables is set, but clients' tests evaluate the",
+        ),
+        (build_unlisted, {"evaluated_models": ("global", "own")}, "personal_variables=None for"),
+        (build_unlisted_tuning, {}, "Algorithm.fine_tuning is set, but clients' tests evaluate"),
         # FedAvg's update, which is the default one, reads server_lr.
         (build_personal, PERSONAL | {"has_global_model": False}, "has_global_model=False"),
         (build_personal, PERSONAL | {"has_global_model": False}, "`update=`"),

@@ -11,10 +11,10 @@ import pytest
 from fedjax_het import analysis
 from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis import TableCell, TextTable
-from fedjax_het.analysis.comparison import format_row
-from fedjax_het.analysis.overview import get_display_scale, is_higher_better
+from fedjax_het.analysis.comparison import REPORTED_METRICS, format_row
 from fedjax_het.analysis.render import TableSection, find_best_indices
 from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.metrics.registry import get_metric_info
 from fedjax_het.papers.reported import load_reported_values
 from fedjax_het.utils.errors import ConfigError
 
@@ -253,6 +253,14 @@ def test_to_markdown_and_latex():
 )
 def test_find_best_indices(values, best):
     assert find_best_indices(values) == best
+
+
+def test_find_best_indices_by_direction():
+    values = [0.0123, 0.0124, 12_345.0, math.nan]
+    assert find_best_indices(values, higher_is_better=False) == [0, 1]  # both print 0.01
+    assert find_best_indices(values, higher_is_better=False, format_spec=".4g") == [0]
+    assert find_best_indices(values, format_spec=",.0f") == [2]
+    assert find_best_indices(values, higher_is_better=None) == []
 
 
 def test_list_diverged_runs(results):
@@ -591,8 +599,7 @@ def test_client_curves_have_panel_per_dataset():
     assert [text.get_text() for text in first.texts] == ["separate", "scaffold †"]
 
 
-def test_display_scale():
-    for metric in ("bmta", "bmta_worst_decile", "final_client_accuracy", "mean_client_accuracy"):
-        assert get_display_scale(metric) == 100 and is_higher_better(metric)
-    for metric in ("bmta_round", "bytes_up"):
-        assert get_display_scale(metric) == 1 and not is_higher_better(metric)
+def test_compared_metrics_are_accuracies():
+    for metric in REPORTED_METRICS.values():  # ranks and bold values are of the highest
+        info = get_metric_info(metric)
+        assert info.is_fraction and info.higher_is_better

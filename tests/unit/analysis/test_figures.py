@@ -177,6 +177,18 @@ def test_learning_curves_of_loss():
         analysis.plot_learning_curves(results, curves, metric="train_los")
 
 
+def test_learning_curve_has_gaps_without_training():
+    results, curves = sweep(["fedavg"], alphas=(0.1,), seeds=(0,))
+    curves.loc[curves["round"].isin([1, 3, 6]), "train_loss"] = np.nan
+    figure = analysis.plot_learning_curves(results, curves, metric="train_loss", window=1)
+    drawn_line = line(figure.axes[0], "fedavg")
+    np.testing.assert_array_equal(drawn_line.get_ydata(), curves["train_loss"][1:])
+    assert drawn_line.get_markevery() == [0]  # round 2
+    curves["train_loss"] = np.nan
+    figure = analysis.plot_learning_curves(results, curves, metric="train_loss")
+    assert [text.get_text() for text in figure.axes[0].texts] == ["not run"]
+
+
 def test_learning_curve_of_shorter_run():
     results, curves = sweep(["fedavg"], alphas=(0.1,))
     short = (curves["digest"] == "fedavg-0.1-0") & (curves["round"] > 10)

@@ -8,11 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedjax_het import analysis
+from fedjax_het import MetricInfo, analysis, register_measure
 from fedjax_het.analysis.overview import choose_default_metric, find_derived_settings
 from fedjax_het.analysis.report import write_report
 from fedjax_het.cli import main
 from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.metrics.registry import METRICS, get_metric_info
 from fedjax_het.runtime.result_builder import summarize_metrics
 from fedjax_het.runtime.result_store import load_results
 from fedjax_het.runtime.results import Result
@@ -156,13 +157,13 @@ def test_overview_of_bytes(results):
     table = analysis.make_overview_table(results, metric="bytes_up")
     first = table.sections[0].rows[0]
     assert first["Bytes sent by clients"] == "40,000 ± 20,000"
-    assert not any(section.best_cells for section in table.sections)
+    assert table.sections[0].best_cells == {(2, "Bytes sent by clients")}  # lower is better
 
 
 def test_overview_with_missing_metric(results):
     results["matching_loss"] = np.where(results["algorithm"] == "fedprox", 0.25, np.nan)
     rows = analysis.make_overview_table(results, metric="matching_loss").sections[0].rows
-    assert [row["matching_loss"] for row in rows] == ["—", "0.25 ± 0 †", "0.25"]
+    assert [row["Matching loss"] for row in rows] == ["—", "0.25 ± 0 †", "0.25"]
     assert [row["Seeds"] for row in rows] == ["0", "2", "1"]
 
 
@@ -290,7 +291,7 @@ def save_run(directory, method, alpha, seed, accuracy, *, device="cpu", **settin
 
 def save_result(directory, spec, metrics, device="cpu"):
     summary = {
-        **summarize_metrics(metrics),
+        **summarize_metrics(metrics, has_diverged=np.isnan(metrics["train_loss"]).any()),
         **{"wall_seconds": 2.0, "client_samples_per_second": 1e4, "bytes_up": 1e6},
         **{"finished": f"2026-01-01T00:00:{spec.seed:02}+00:00", "fedjax_het": "0.1.0"},
         **{"device": device, "dataset_note": ""},
@@ -333,6 +334,47 @@ def test_write_report(folder, capsys):
 def compute_last_means(ends):
     """The final accuracy of `save_run`'s curves: the mean of the last five of six rounds."""
     return [np.linspace(end / 2, end, 6)[1:].mean() for end in ends]
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "best", "texts"),
+    [
+        ("final_accuracy_variance", (0.01, 0.02), "fedavg", ["0.01", "0.02"]),
+        ("final_accuracy_gini", (0.3, 0.2), "fedprox", ["0.3", "0.2"]),
+        ("final_worst_decile", (0.3, 0.2), "fedavg", ["30.00", "20.00"]),
+        ("final_calibration_error", (0.05, 0.04), "fedprox", ["0.05", "0.04"]),
+        ("final_macro_f1", (0.5, 0.6), "fedprox", ["0.5", "0.6"]),
+        ("bytes_up", (1e6, 2e6), "fedavg", ["1,000,000", "2,000,000"]),
+        ("client_samples_per_second", (10.0, 20.0), "fedprox", ["10", "20"]),
+        ("final_drift_cosine", (0.5, 0.6), None, ["0.5", "0.6"]),
+        ("gain_of_user", (0.5, 0.6), None, ["0.5", "0.6"]),
+        ("gain", (0.5, 0.4), "fedprox", ["50.00", "40.00"]),
+    ],
+)
+def test_best_values_follow_declaration(metric, values, best, texts, results):
+    info = MetricInfo("Gain", "", higher_is_better=False, is_fraction=True)
+    register_measure("gain", len, len, infos={"gain": info})
+    results = (
+        results[results["seed"] == 0]
+        .iloc[:2]
+        .assign(algorithm=["fedavg", "fedprox"], alpha=0.1, diverged=False, final_accuracy=0.5)
+    )
+    results["hp.prox_mu"] = None
+    results[metric] = values
+    table = analysis.make_overview_table(results, metric=metric)
+    (section,) = table.sections
+    heading = table.columns[1]
+    assert [row[heading] for row in section.rows] == texts
+    bold = [section.rows[index]["Method"] for index, column in section.best_cells]
+    assert bold == ([] if best is None else [best])
+    latex = analysis.to_latex(table)
+    assert latex.count("textbf") == len(bold)
+    lower = get_metric_info(metric).higher_is_better is False
+    assert ("; lower is better." in table.notes[0]) == lower
+    summary = analysis.summarize_runs(results, metric=metric)
+    scale = 100 if "." in texts[0] and texts[0].endswith("0.00") else 1
+    np.testing.assert_allclose(summary["mean"], scale * np.array(values))
+    METRICS.reset()
 
 
 def test_report_omits_empty_figures(tmp_path):

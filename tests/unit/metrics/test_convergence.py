@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedjax_het.analysis.overview import get_display_scale, get_metric_label, is_higher_better
+from fedjax_het.analysis.overview import get_metric_label
 from fedjax_het.metrics.convergence import rise_time, rolling_mean, rounds_to_reach
+from fedjax_het.metrics.registry import get_metric_info
 from fedjax_het.runtime.result_builder import summarize_metrics
 
 NAN = math.nan
@@ -74,7 +75,7 @@ def test_summary_of_diverged_run(last):
 
 
 def test_display_of_convergence():
-    assert get_display_scale("window_accuracy") == 100 and is_higher_better("window_accuracy")
+    assert get_metric_info("window_accuracy")[2:4] == (True, True)
     for name in ("rise_time", "rounds_to_half"):
-        assert get_display_scale(name) == 1 and not is_higher_better(name)
+        assert get_metric_info(name).scale == 1
         assert "ounds" in get_metric_label(name)

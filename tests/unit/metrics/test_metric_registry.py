@@ -10,12 +10,13 @@ from support.data import make_domains_dataset, make_user_dataset
 from support.markers import slow_case
 from support.small_runs import assert_results_equal, final_model_logits, make_spec, run_spec
 
-from fedjax_het import ConfigError, RunSpec, register_measure, simulate, sweep
+from fedjax_het import ConfigError, MetricInfo, RunSpec, register_measure, simulate, sweep
 from fedjax_het.core.evaluation import evaluate, place_evaluation_set
 from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.core.task import Task
 from fedjax_het.data import partition_from_clients
-from fedjax_het.metrics.registry import METRICS, compute_fairness, parse_metrics
+from fedjax_het.metrics.personal import worst_decile
+from fedjax_het.metrics.registry import METRICS, compute_fairness, get_metric_info, parse_metrics
 from fedjax_het.nn import to_model
 
 DATA = make_user_dataset()
@@ -158,14 +159,14 @@ def test_measures_in_sweep_and_resumed(tmp_path):
 
 def test_compute_fairness():
     rng = np.random.default_rng(0)
-    table = rng.random((4, 23))
+    table = rng.random((4, 28))  # 28: a tenth rounded down is 2 clients
     table[0, :9] = np.nan
     table[1] = np.nan
     table[2] = 0.4
     found = compute_fairness(table)
     for r in (0, 2, 3):
         known = [a for a in table[r] if not np.isnan(a)]
-        worst = sorted(known)[: int(np.ceil(len(known) / 10))]
+        worst = sorted(known)[: max(1, len(known) // 10)]
         pairs = [abs(a - b) for a in known for b in known]
         expected = {
             "worst_decile": np.mean(worst),
@@ -174,6 +175,7 @@ def test_compute_fairness():
         }
         for name, value in expected.items():
             np.testing.assert_allclose(found[name][r], value, atol=1e-12, err_msg=name)
+        assert found["worst_decile"][r] == worst_decile(table[r])
     assert all(np.isnan(values[1]) for values in found.values())
     assert compute_fairness(np.zeros((1, 3)))["accuracy_gini"][0] == 0
 
@@ -311,3 +313,80 @@ def test_measures_with_domains():
     assert table.sum() == len(data.test_labels)
     share = np.diagonal(table).sum() / table.sum()
     assert share == pytest.approx(made.metrics["test_accuracy"][-1])
+
+
+# --- declarations --------------------------------------------------------------------------------
+
+
+def count_zero(logits, labels, known):
+    return known.sum()
+
+
+def test_user_declaration():
+    info = MetricInfo("Top-two error", "", higher_is_better=False, is_fraction=True)
+    register_measure("mine", count_zero, lambda sums: {"error": sums}, infos={"error": info})
+    assert get_metric_info("error") == info and info.axis_label == "Top-two error (%)"
+    final = get_metric_info("final_error")
+    assert (final.higher_is_better, final.scale, final.missing) == (False, 100, "undefined")
+    assert get_metric_info("accuracy of nothing") == MetricInfo(missing="undefined")
+
+
+@pytest.mark.parametrize(
+    ("infos", "expected"),
+    [
+        ({"test_loss": MetricInfo()}, "infos = 'test_loss': expected a name that no other measure"),
+        ({"macro_f1": MetricInfo()}, "infos = 'macro_f1': expected a name that no other measure"),
+        ({"accuracy_x": MetricInfo()}, "infos = 'accuracy_x'"),
+        ({"error": "higher"}, "infos"),
+        ({"error": MetricInfo(higher_is_better="up")}, "higher_is_better"),
+    ],
+)
+def test_user_declaration_rejects_invalid_values(infos, expected):
+    with pytest.raises(ConfigError, match=expected) as caught:
+        register_measure("mine", count_zero, lambda sums: {"error": sums}, infos=infos)
+    assert "\n" not in str(caught.value)
+
+
+def test_declared_values_are_returned():
+    infos = {"eror": MetricInfo()}
+    register_measure("mine", count_zero, lambda sums: {"error": sums}, infos=infos)
+    with pytest.raises(ConfigError, match="'mine' = 'eror': expected a value that finish returns"):
+        run_spec(make_spec(rounds=2, metrics="mine"))
+
+
+def test_every_metric_is_declared():
+    metrics = ", ".join(METRICS)
+    made = run_spec(make_spec(rounds=2, metrics=metrics, client_tests=True, test_per_client=6))
+    for name in made.metrics:
+        assert get_metric_info(name).label, name
+    numbers = {name for name, value in made.summary.items() if type(value) is float}
+    for name in numbers - {"useful_work_fraction", "sample_flops"}:
+        assert get_metric_info(name).label, name
+
+
+@pytest.mark.parametrize(
+    ("name", "higher_is_better", "scale"),
+    [
+        ("final_accuracy", True, 100),
+        ("final_accuracy_variance", False, 1),
+        ("accuracy_gini", False, 1),
+        ("final_worst_decile", True, 100),
+        ("bmta_worst_decile", True, 100),
+        ("final_macro_f1", True, 1),
+        ("calibration_error", False, 1),
+        ("drift_cosine", None, 1),
+        ("test_loss", False, 1),
+        ("bytes_up", False, 1),
+        ("client_samples_per_second", True, 1),
+        ("final_accuracy_std", None, 100),
+        ("rise_time", None, 1),
+        ("rounds_to_half", False, 1),
+        ("bmta_round", None, 1),
+        ("test_accuracy_photo", True, 100),
+        ("client_accuracy_a", True, 100),
+        ("accuracy_photo", True, 100),
+    ],
+)
+def test_declared_direction_and_scale(name, higher_is_better, scale):
+    info = get_metric_info(name)
+    assert (info.higher_is_better, info.scale) == (higher_is_better, scale)

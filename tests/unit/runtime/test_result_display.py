@@ -81,6 +81,41 @@ def test_plot_draws_a_metric(made):
     plt.close("all")
 
 
+@pytest.mark.parametrize(
+    ("metric", "scale", "label"),
+    [
+        ("worst_decile", 100, "Worst decile of clients (%)"),
+        ("accuracy_variance", 1, "Variance of clients' accuracies"),
+        ("accuracy_gini", 1, "Gini coefficient of clients' accuracies"),
+        ("gain_of_user", 1, "gain of user"),
+        ("test_accuracy_photo", 100, "Test accuracy, photo (%)"),
+        ("test_loss", 1, "Test loss (nats)"),
+    ],
+)
+def test_plot_follows_declaration(metric, scale, label, made):
+    import matplotlib.pyplot as plt
+
+    values = np.array([0.1, np.nan, 0.3, 0.2])
+    axes = dataclasses.replace(made, metrics={**made.metrics, metric: values}).plot(metric)
+    (line,) = axes.get_lines()
+    np.testing.assert_allclose(line.get_ydata(), scale * values[[0, 2, 3]])
+    assert axes.get_ylabel() == label
+    plt.close("all")
+
+
+def test_plot_has_gaps_without_training(made):
+    import matplotlib.pyplot as plt
+
+    values = np.array([np.nan, 0.4, np.nan, 0.3, 0.2, np.nan])
+    axes = dataclasses.replace(made, metrics={**made.metrics, "train_loss": values}).plot(
+        "train_loss"
+    )
+    (line,) = axes.get_lines()
+    np.testing.assert_array_equal(line.get_ydata(), values)
+    assert line.get_marker() == "." and line.get_markevery() == [1]
+    plt.close("all")
+
+
 def test_to_pandas_has_a_row_per_round(made):
     frame = made.to_pandas()
     assert frame.index.name == "round" and list(frame.index) == list(range(1, 7))

@@ -1,12 +1,13 @@
 """Prefetching of inputs, and the length of chunks."""
 
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 from support.small_runs import make_spec, run_spec
 
-from fedjax_het.runtime import checkpointing, runner
+from fedjax_het.runtime import checkpointing, group_init, placement, program_memory, runner
 from fedjax_het.runtime.input_prefetcher import InputPrefetcher
 
 
@@ -92,3 +93,29 @@ def test_callbacks_do_not_shorten_chunks(monkeypatch):
     assert chunks == expected
     run_spec(make_spec(rounds=40, eval_every=2), callbacks=[lambda status: None])
     assert chunks == 2 * expected
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (placement.Planner, "choose_num_lanes"),
+        (group_init, "_trace_programs"),
+        (program_memory, "compute_compiled_bytes"),
+        (runner, "init_states"),
+        (runner, "verify_round_program"),
+    ],
+)
+def test_compile_seconds_include(owner, name, monkeypatch):
+    function = getattr(owner, name)
+
+    def call_slowly(*args, **kwargs):
+        time.sleep(1)
+        return function(*args, **kwargs)
+
+    spec = make_spec(rounds=1)
+    run_spec(spec)  # what it compiles is in memory afterwards
+    fast = run_spec(spec).summary
+    monkeypatch.setattr(owner, name, call_slowly)
+    slow = run_spec(spec).summary
+    assert slow["compile_seconds"] > fast["compile_seconds"] + 0.5
+    assert slow["compile_seconds"] <= slow["wall_seconds"] and slow["round_seconds"] < 0.5
