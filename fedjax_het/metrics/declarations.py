@@ -57,7 +57,7 @@ _loss = partial(MetricInfo, unit="nats", higher_is_better=False)
 _cost = partial(MetricInfo, higher_is_better=False, missing=UNDEFINED)
 _neutral = partial(MetricInfo, missing=UNDEFINED)
 
-CURVE_INFOS: Mapping[str, MetricInfo] = {
+_CURVE_INFOS: Mapping[str, MetricInfo] = {
     "test_accuracy": _accuracy("Test accuracy"),
     "test_accuracy_domains": _accuracy("Mean test accuracy of domains"),
     "test_loss": _loss("Test loss"),
@@ -72,9 +72,8 @@ CURVE_INFOS: Mapping[str, MetricInfo] = {
     "bytes_down": _cost("Bytes sent to clients"),
     "client_samples": _cost("Client samples"),
 }
-"""Metrics by round that every run, or every run with the data, has."""
 
-SUMMARY_INFOS: Mapping[str, MetricInfo] = {
+_SUMMARY_INFOS: Mapping[str, MetricInfo] = {
     "final_accuracy": _accuracy("Test accuracy", missing=UNDEFINED),
     # A method that learns nothing has small deviations and rises at once: neither is an advantage.
     "final_accuracy_std": _neutral("Deviation of the last five rounds", is_fraction=True),
@@ -101,14 +100,25 @@ SUMMARY_INFOS: Mapping[str, MetricInfo] = {
         "Client samples per second", higher_is_better=True, missing=UNDEFINED
     ),
 }
-"""Values of a run's summary."""
 
 FAMILY_INFOS: Mapping[str, MetricInfo] = {
     "test_accuracy_": _accuracy("Test accuracy"),
     "client_accuracy_": _accuracy("Test accuracy of a client"),
     "accuracy_": _accuracy("Test accuracy", missing=UNDEFINED),
 }
-"""Metrics of which each domain or named client has one: its name follows the prefix."""
+"""Declarations by prefix: each domain or named client has a metric, whose name it ends.
 
-INFOS: Mapping[str, MetricInfo] = {**CURVE_INFOS, **SUMMARY_INFOS}
-"""Metrics of every run by name; the metrics of the setting `metrics` are in `registry.METRICS`."""
+Example:
+  >>> from fedjax_het.metrics.declarations import FAMILY_INFOS
+  >>> FAMILY_INFOS["test_accuracy_"].label
+  'Test accuracy'
+"""
+
+INFOS: Mapping[str, MetricInfo] = {**_CURVE_INFOS, **_SUMMARY_INFOS}
+"""Metrics by round and values of the summary; `registry.METRICS` has those of the setting `metrics`.
+
+Example:
+  >>> from fedjax_het.metrics.declarations import INFOS
+  >>> INFOS["test_loss"].higher_is_better
+  False
+"""

@@ -159,7 +159,7 @@ def _summarize_costs(group_state: GroupState, i: int) -> dict[str, Any]:
     first_on_device = i // plan.num_parallel * plan.num_parallel
     device_runs = group_state.prepared_runs[first_on_device : first_on_device + plan.num_parallel]
     return {
-        "client_samples_per_second": timing.samples_per_second,
+        "client_samples_per_second": timing.samples_per_second if timing.timed_rounds else None,
         "useful_work_fraction": group.useful_work_fraction(device_runs),
         "sample_flops": flops_per_sample(group.program.signature),
         "compile_seconds": timing.compile_seconds,

@@ -28,7 +28,7 @@ from support.data import make_user_dataset
 from support.expected_values import INVALID, expected_value
 
 import fedjax_het
-from fedjax_het import ConfigError, Placement, RunSpec, analysis, data, nn
+from fedjax_het import ConfigError, MetricInfo, Placement, RunSpec, analysis, data, nn
 from fedjax_het.analysis.render import TableSection, TextTable
 from fedjax_het.runtime import benchmark, result_store, run_flops, runner, session, sweep
 from fedjax_het.runtime import ray_launcher as ray
@@ -211,7 +211,12 @@ def make_good_calls(folder) -> dict[str, dict]:
         "load_image_folder": {"path": folder},
         "load_dataset": {"name": "digits", "cache_dir": folder},
         "register_dataset": {"name": "mine", "load": lambda: DATA},
-        "register_measure": {"name": "mine", "sums": len, "finish": len},
+        "register_measure": {
+            "name": "mine",
+            "sums": len,
+            "finish": len,
+            "infos": {"mine": MetricInfo()},
+        },
         "register_server_source": {"name": "mine", "draw": lambda dataset: [0]},
         "resolve_server_options": {"source": "iid"},
         "make_server_pool": {"source": "iid", "dataset": DATA},
