@@ -135,6 +135,9 @@ from fedjax_het.core.training_variants import count_optimizer_steps as count_opt
 from fedjax_het.core.training_variants import (
     make_local_model_training as make_local_model_training,
 )
+from fedjax_het.core.training_variants import (
+    measure_applied_gradient as measure_applied_gradient,
+)
 from fedjax_het.core.training_variants import require_constant_lr as require_constant_lr
 from fedjax_het.core.training_variants import with_plain_sgd as with_plain_sgd
 from fedjax_het.nn import Model as Model

@@ -361,8 +361,9 @@ def _make_task(
 ) -> SyntheticTask:
     """Return the task of the network in training mode, with the statistics of `variables`."""
 
-    def apply_params(params, images, **axis_argument):
-        return model.apply({**variables, "params": params}, images, train=True, **axis_argument)[0]
+    def apply_params(params, images, *, sample_mask=None, batch_axis=None):
+        arguments = model.make_batch_arguments(sample_mask, batch_axis)
+        return model.apply({**variables, "params": params}, images, train=True, **arguments)[0]
 
     settings = (options.augment_strategy, options.loss_scaling, model.micro_batch, parallelism)
     return SyntheticTask(apply_params, *settings)

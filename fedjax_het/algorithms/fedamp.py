@@ -152,7 +152,8 @@ def fedamp(training: LocalTraining, plan: ExecutionPlan, *, options: FedAMPOptio
         are then 0, and rows are softmaxes of -d / sigma. The rows are not symmetric, so neither
         theorem applies. The pull is decoupled, 0.1. It separates clients more sharply.
       "flgo": the values of that public code (sigma 25, alpha 1e4, a tenth every 30 rounds). They
-        apply to Algorithm 1 (absolute, coupled, independent) with the guard "step".
+        apply to Algorithm 1 (absolute, coupled, independent) with the guard "step". That code tuned
+        its alpha with clients that never reset their gradients, which add up over a round.
 
     With `RunSpec.gradient_gaps` two numbers are measured over all clients' training data before a
     round. `objective` is G(W) of Eq. 1, sum_i F_i(w_i) + lambda sum_(i<j) A(||w_i - w_j||^2).
@@ -226,6 +227,8 @@ def heurfedamp(
       "relative" (default): sigma 5, a decoupled pull of 0.1, shared initialization.
       "paper": coupled, and Algorithm 1's independent initialization.
       "flgo": FedAMP's preset of that name.
+
+    Departure: PFLlib's clients penalize the distance to the mixture, here it is the squared distance.
 
     Evaluated, traffic, state and cost: FedAMP's.
 

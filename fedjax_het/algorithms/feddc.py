@@ -1,6 +1,7 @@
 """FedDC (Gao et al., CVPR 2022, arXiv:2203.11751)."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.client_algorithm import ClientUpdate
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, ServerMessage, make_local_sgd
+from fedjax_het.core.training_variants import measure_applied_gradient
 from fedjax_het.utils.config import Config, NonNegativeFloat
 
 Tree = Any
@@ -59,9 +61,11 @@ def feddc(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
 
     with the new h_i. g is the mean of all K g_i. All three means have the weights of the run's
     `averaging`, normalized over all clients or over the round's clients. All states start at zero.
-    Under SGD the new g_i is the mean of the round's tau_i gradients of f_i and the quadratic term,
-    without <theta, g - g_i>. This package measures that mean, because it is also valid under Adam.
-    The gradient is corrected before the optimizer. Batch-norm statistics are averaged as in FedAvg.
+    Under plain SGD the new g_i is the mean of the round's tau_i gradients of f_i and the quadratic
+    term, without <theta, g - g_i>. This package measures that mean, because it is also valid under
+    Adam. `local_weight_decay` and clipping are part of w - theta_i: with the corrected gradient d,
+    the mean is of clip(d) + decay theta - (g - g_i). Decay that an optimizer decouples is not part
+    of it. The gradient is corrected before clipping, decay and the optimizer. Batch-norm statistics are averaged as in FedAvg.
     A round in which no client has data changes nothing.
 
     Traffic: w and g down, theta_i and g_i up. State: two models per client, two more on the server.
@@ -114,14 +118,14 @@ def feddc(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
         size = num_bytes(variables) + num_bytes(variables["params"])
         return Traffic(size, size)
 
-    base = make_local_sgd(training, adjust=_adjust_gradient)
+    base = make_local_sgd(training, adjust=partial(_adjust_gradient, training))
     client = with_client_memory(base, init=init, begin=begin, end=end)
     return build_federated_algorithm(
         training, plan, client, init_server=init_server, update=update_server
     )._replace(traffic=traffic)
 
 
-def _adjust_gradient(context, gradient, local, batch):
+def _adjust_gradient(training: LocalTraining, context, gradient, local, batch):
     """Measure the slope of f_i and the quadratic; step along it plus g - g_i."""
     drift, client_gradient, next_gradient = local.aux
     alpha, weight = context.hp["feddc_alpha"], 1 / context.client.num_steps
@@ -132,9 +136,11 @@ def _adjust_gradient(context, gradient, local, batch):
         context.message.variables["params"],
         drift,
     )
-    next_gradient = jax.tree.map(lambda total, s: total + weight * s, next_gradient, slope)
     server_gradient = context.message.extra.gradient
     corrected = jax.tree.map(lambda s, g_i, g: s - g_i + g, slope, client_gradient, server_gradient)
+    params = local.variables["params"]
+    measured = measure_applied_gradient(training, context.hp, params, slope, corrected)
+    next_gradient = jax.tree.map(lambda total, s: total + weight * s, next_gradient, measured)
     return corrected, _FedDCAux(drift, client_gradient, next_gradient)
 
 

@@ -135,20 +135,31 @@ def fedmix(training: LocalTraining, plan: ExecutionPlan, *, options: FedMixOptio
     return _build_mixup_algorithm(training, plan, compute_losses, options.mean_size)
 
 
-def _naivemix_losses(mixup_lambda, mean_image, mean_label, network: Callable, images, labels):
+class _Mixup(NamedTuple):
+    """Averaged examples of a minibatch, and their weight."""
+
+    weight: jax.Array  # lambda
+    image: jax.Array
+    label: jax.Array
+
+
+def _naivemix_losses(mixup: _Mixup, network: Callable, images, labels, mask):
+    mixup_lambda, mean_image, mean_label = mixup
     logits, state = network((1 - mixup_lambda) * images + mixup_lambda * mean_image)
     client_losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     mean_losses = optax.softmax_cross_entropy(logits, mean_label)
     return (1 - mixup_lambda) * client_losses + mixup_lambda * mean_losses, state
 
 
-def _fedmix_losses(
-    is_printed: bool, mixup_lambda, mean_image, mean_label, network: Callable, images, labels
-):
+def _fedmix_losses(is_printed: bool, mixup: _Mixup, network: Callable, images, labels, mask):
+    mixup_lambda, mean_image, mean_label = mixup
+
     def sum_losses(images):
         logits, state = network(images)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        return losses.sum(), (losses, logits, state)  # its gradients are each sample's own
+        # Its gradients are each sample's own. Batch norm connects samples: those that only fill up
+        # the batch are masked.
+        return (losses * mask).sum(), (losses, logits, state)
 
     shrunk_images = (1 - mixup_lambda) * images
     gradients, outputs = jax.grad(sum_losses, has_aux=True)(shrunk_images)
@@ -165,7 +176,7 @@ def _build_mixup_algorithm(
 ) -> Algorithm:
     """Return local training with mixup.
 
-    The loss is `compute_losses(lambda, mean_image, mean_label, network, images, labels)`.
+    The loss is `compute_losses(mixup, network, images, labels, mask)`.
     """
     task, mean_blocks = training.task, MeanBlocks(mean_size)
 
@@ -173,10 +184,12 @@ def _build_mixup_algorithm(
         images, labels, num_rows = context.message.extra
         key = fold_in_purpose(context.key, Purpose.MIXING)
         row = jax.random.randint(key, (), 0, num_rows)
-        mixup_lambda, mean_image = context.hp["mixup_lambda"], task.normalize(images[row])
-        losses = partial(compute_losses, mixup_lambda, mean_image, labels[row])
+        mixup = _Mixup(context.hp["mixup_lambda"], task.normalize(images[row]), labels[row])
+        losses = partial(compute_losses, mixup)
         args = (local.variables, batch, context.key)
-        return task.loss_and_gradient(*args, sample_losses=losses)
+        return task.loss_and_gradient(
+            *args, sample_losses=losses, extra_sample_arrays=(batch.mask,)
+        )
 
     def make_message(server, cohort):
         return ServerMessage(server.variables, cohort.inputs[AVERAGES_INPUT])

@@ -68,7 +68,9 @@ def moon(training: LocalTraining, plan: ExecutionPlan, *, options: MOONOptions) 
     global model, and z_p in the client's own model at the end of its previous round. Both are
     constants, of networks in evaluation mode (running batch-norm statistics, no dropout) as in the
     public code (QinbinLi/MOON). In a client's first round the contrastive loss is 0. moon_mu 0 is
-    FedAvg. The reported training loss is the cross-entropy.
+    FedAvg. The reported training loss is the cross-entropy. The paper does not define a client's
+    first round after round 0. In the public code z_p is then of the client's own random network.
+    Runs with all clients in every round do not depend on this choice.
 
     projection: the size of a projection head between the network and its classifier, 256 in the
       public code. z is then the projection, see `add_projection_head`. With 0 there is no head and
@@ -125,7 +127,8 @@ def _loss_and_gradient(task: Task, context: ClientContext, local: ClientTrainSta
 
     def loss_sum(params, samples):
         x, mask = task.normalize(samples["images"]), samples["mask"]
-        z, logits, state = embed({**variables, "params": params}, x, train=True, key=context.key)
+        arguments = {"key": context.key, **task.model.make_batch_arguments(mask)}
+        z, logits, state = embed({**variables, "params": params}, x, train=True, **arguments)
         z_global = embed(context.message.variables, x, train=False)[0]
         z_previous = embed(previous.variables, x, train=False)[0]
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, samples["labels"])

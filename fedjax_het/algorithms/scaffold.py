@@ -13,6 +13,7 @@ from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
 from fedjax_het.core.client_algorithm import ClientUpdate
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, ServerMessage, make_local_sgd
+from fedjax_het.core.training_variants import measure_applied_gradient
 from fedjax_het.utils.config import Config
 
 Tree = Any
@@ -54,12 +55,16 @@ def scaffold(
     The mean change of x has the same weights. With other weights for the controls, sum_i p_i (c -
     c_i) would not be 0. The rounds would then not end at the optimum of sum_i p_i f_i.
 
-    Option I: c_i' is the gradient of f_i at x over all the client's data (an extra pass).
-    Option II: c_i' is the mean of the round's K raw minibatch gradients. Under SGD this equals the
-      paper's c_i - c + (x - y) / (K local_lr). Each step subtracts local_lr times (raw gradient -
-      c_i + c). Under Adam (x - y) / (K local_lr) is not a gradient, but the mean is.
+    Option I: c_i' is the gradient of f_i at x over all the client's data (an extra pass), without
+      weight decay and clipping.
+    Option II: c_i' is the mean of the round's K minibatch gradients. Under plain SGD with constant
+      rate this equals the paper's c_i - c + (x - y) / (K local_lr). Under other optimizers (x - y)
+      / (K local_lr) is not a gradient, but the mean is. `local_weight_decay` and clipping are part
+      of x - y, so the mean is of clip(g_i(y) - c_i + c) + decay y - (c - c_i). Decay that an
+      optimizer decouples, such as adamw's, is not part of it.
 
-    The correction is applied to the raw gradient, before the optimizer. All controls start at zero.
+    The correction is applied to the raw gradient, before clipping, decay and the optimizer. All
+    controls start at zero.
 
     Traffic: two models down, two up. State: one model per client. Cost: FedAvg's; option I adds a
     pass over the data.
@@ -80,14 +85,16 @@ def scaffold(
         return batch.step_index < client.num_steps // (training.epochs + 1)
 
     def adjust(context, gradient, local, batch):
-        weight = 1 / context.client.num_steps
-        if has_measuring_pass:
-            weight = batch.mask.sum() / context.client.num_samples
-            weight = weight * is_measuring(batch, context.client)
         control, next_control = local.aux
-        next_control = jax.tree.map(lambda total, g: total + weight * g, next_control, gradient)
         server_control = context.message.extra
         corrected = jax.tree.map(lambda g, c_i, c: g - c_i + c, gradient, control, server_control)
+        if has_measuring_pass:
+            weight = batch.mask.sum() / context.client.num_samples
+            weight, measured = weight * is_measuring(batch, context.client), gradient
+        else:
+            params, weight = local.variables["params"], 1 / context.client.num_steps
+            measured = measure_applied_gradient(training, context.hp, params, gradient, corrected)
+        next_control = jax.tree.map(lambda total, g: total + weight * g, next_control, measured)
         return corrected, _ControlAux(control, next_control)
 
     base = make_local_sgd(training, adjust=adjust)

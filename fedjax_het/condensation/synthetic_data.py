@@ -19,6 +19,7 @@ from fedjax_het.core.server_training import (
     train_on_examples,
 )
 from fedjax_het.nn.batch_axis import BatchAxis, make_axis_argument
+from fedjax_het.utils.registry import get_keyword_parameters
 
 Tree = Any
 
@@ -75,7 +76,7 @@ class SyntheticTask(NamedTuple):
 
     apply_params: Callable[..., Array]
     """`apply_params(params, images) -> logits [B, C]`; also receives `batch_axis` if devices share
-    the images."""
+    the images, and `sample_mask` `[B]` if it has this argument: 0 for images that fill up a batch."""
     augment_strategy: str = DSA_STRATEGY
     "Augmentation families, see `augment`."
     loss_scaling: str = "cross_entropy_over_classes"
@@ -102,7 +103,10 @@ class SyntheticTask(NamedTuple):
           The sum, `[]`.
         """
         images, label_logits, weights = samples
-        logits = self.apply_params(params, images, **make_axis_argument(batch_axis))
+        arguments: dict[str, Any] = {**make_axis_argument(batch_axis)}
+        if "sample_mask" in get_keyword_parameters(self.apply_params):
+            arguments["sample_mask"] = (weights > 0).astype(weights.dtype)
+        logits = self.apply_params(params, images, **arguments)
         losses = soft_cross_entropies(logits, label_logits, scaling=self.loss_scaling)
         return (weights * losses).sum()
 

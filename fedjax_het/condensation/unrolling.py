@@ -60,8 +60,8 @@ def unroll(
       synthetic: the synthetic data.
       key: key of one augmentation per step and of the order of minibatches.
       num_steps: number of SGD steps, s'.
-      batch_size: samples per step. An epoch visits each sample once, in a new order; its last batch
-        is the remainder. None: all samples at every step, in their stored order, since neither the
+      batch_size: samples per step. An epoch visits each sample once, in a new order; its first
+        batch is the remainder, as in the public codes of DynaFed and trajectory matching. None: all samples at every step, in their stored order, since neither the
         mean nor the independent augmentations depend on it.
 
     Returns:
@@ -85,7 +85,11 @@ def unroll(
         images, labels = synthetic.images, synthetic.label_logits
         if batch_size is not None and batch_size < len(images):
             batches = make_shuffled_batches(order_key, len(images), batch_size)
-            index, mask = batches.take_step(step_index)
+            num_steps = batches.steps_per_epoch
+            is_last_first = len(images) % batch_size > 0
+            epoch, step_in_epoch = step_index // num_steps, step_index % num_steps
+            step_in_epoch = (step_in_epoch - is_last_first) % num_steps
+            index, mask = batches.take_step(epoch * num_steps + step_in_epoch)
             weights = mask.astype(images.dtype) / mask.sum()
             index, weights = take_local_rows((index, weights), batch_axis)
             images, labels = images[index], labels[index]

@@ -291,12 +291,7 @@ def make_local_optimizer(
         optimizer = make_user_transformation(options.user_optimizer, hp)
     else:
         optimizer = _make_from_entry(entry, options, hp)
-    own_names = optimizer_hyperparameters(name)
-    steps = [
-        make(hp[hp_name])
-        for hp_name, (make, _) in _GRADIENT_TRANSFORMATIONS.items()
-        if hp_name in options.optional_hyperparameters and hp_name not in own_names
-    ]
+    steps = _make_gradient_transformations(name, options, hp)
     optimizer = optax.chain(*steps, optimizer) if steps else optimizer
     # The optimizer state of a small network is one row. A step, and the handling of clients'
     # states, are then a few operations, not a few for each layer. With Adam the program has 70 %
@@ -304,6 +299,44 @@ def make_local_optimizer(
     # lose the same amount. An optimizer without state has nothing to gain.
     is_flat = entry is not None and entry.is_elementwise and _is_small(model)
     return optax.flatten(optimizer) if is_flat else optimizer
+
+
+def _make_gradient_transformations(
+    name: str, options: LocalTrainingOptions, hp: Any
+) -> list[optax.GradientTransformation]:
+    """Return clipping and weight decay of the gradient, as far as their numbers are given."""
+    own_names = optimizer_hyperparameters(name)
+    return [
+        make(hp[hp_name])
+        for hp_name, (make, _) in _GRADIENT_TRANSFORMATIONS.items()
+        if hp_name in options.optional_hyperparameters and hp_name not in own_names
+    ]
+
+
+def transform_gradient(
+    name: str, options: LocalTrainingOptions, hp: Any, gradient: Tree, params: Tree
+) -> Tree:
+    """Clip a gradient and add weight decay, as the local optimizer does before its own rule.
+
+    Args:
+      name: name of the optimizer.
+      options: the choices of local training.
+      hp: values of the hyper-parameters by name; may be traced.
+      gradient: a gradient, like `params`.
+      params: the weights.
+
+    Returns:
+      The direction of a step of plain SGD; `gradient` itself without clipping and weight decay.
+
+    Example:
+      >>> from fedjax_het.core.optimizers import LocalTrainingOptions, transform_gradient
+      >>> options = LocalTrainingOptions(optional_hyperparameters=("local_weight_decay",))
+      >>> transform_gradient("sgd", options, {"local_weight_decay": 0.5}, 1.0, 4.0)
+      3.0
+    """
+    for step in _make_gradient_transformations(name, options, hp):
+        gradient, _ = step.update(gradient, step.init(params), params)
+    return gradient
 
 
 @functools.lru_cache(maxsize=64)

@@ -10,7 +10,6 @@ import optax
 
 from fedjax_het.core.client_algorithm import Batch
 from fedjax_het.nn import Model, micro_batched_value_and_grad
-from fedjax_het.nn.batch_axis import make_axis_argument
 
 
 def per_sample_cross_entropy(network: Callable, images: jax.Array, labels: jax.Array):
@@ -93,7 +92,8 @@ class Task(NamedTuple):
           train: False for the network as it is evaluated.
           sample_losses: `sample_losses(network, images, labels, *extra) -> (losses [B], state)`,
             where `network(images) -> (logits, state)` and the images are normalized. It may receive
-            a part of the batch.
+            a part of the batch. `network` masks the samples that fill up the batch in batch norm;
+            for images of another number of samples, pass it `sample_mask`.
           extra_sample_arrays: further arguments of `sample_losses`, arrays with one entry per sample.
 
         Returns:
@@ -105,8 +105,9 @@ class Task(NamedTuple):
         def loss_sum(params, samples):
             images, labels, mask, extra = samples
 
-            def network(images):
-                arguments = make_axis_argument(batch_axis)
+            def network(images, sample_mask=mask):
+                sample_mask = sample_mask if len(sample_mask) == len(images) else None
+                arguments = self.model.make_batch_arguments(sample_mask, batch_axis)
                 return self.model.apply(
                     {**variables, "params": params}, images, train=train, key=key, **arguments
                 )

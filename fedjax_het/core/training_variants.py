@@ -11,7 +11,12 @@ from fedjax_het.core.local_training import (
     init_local_optimizer,
     make_training_step,
 )
-from fedjax_het.core.optimizers import LR_NAME, USER_OBJECT, LocalTrainingOptions
+from fedjax_het.core.optimizers import (
+    LR_NAME,
+    USER_OBJECT,
+    LocalTrainingOptions,
+    transform_gradient,
+)
 from fedjax_het.utils.errors import require
 
 Tree = Any
@@ -67,6 +72,39 @@ def add_proximal_gradient(gradient: Tree, params: Tree, anchor: Tree, strength: 
       {'w': 1.5}
     """
     return jax.tree.map(lambda g, w, a: g + strength * (w - a), gradient, params, anchor)
+
+
+def measure_applied_gradient(
+    training: LocalTraining, hp: Any, params: Tree, gradient: Tree, corrected: Tree
+) -> Tree:
+    """Measure the gradient of a step for a control variate: with clipping and weight decay.
+
+    Under plain SGD the mean over the K steps of a round equals the papers' variate, (x - y) / (K
+    local_lr) less the correction. Under another optimizer (x - y) / (K local_lr) is no gradient, but
+    this mean is. With `accumulation_steps` > 1 every minibatch counts as if clipped alone.
+
+    Args:
+      training: the choices of local training.
+      hp: values of the hyper-parameters by name.
+      params: the weights before the step.
+      gradient: gradient of the client's own loss.
+      corrected: `gradient` plus the method's correction, which the optimizer receives.
+
+    Returns:
+      clip(corrected) + weight decay * params - correction; `gradient` itself without both.
+
+    Example:
+      >>> from fedjax_het.core.local_training import LocalTraining
+      >>> from fedjax_het.core.training_variants import measure_applied_gradient
+      >>> training = LocalTraining(task=None, optimizer="sgd")
+      >>> measure_applied_gradient(training, {}, params=4.0, gradient=1.0, corrected=1.5)
+      1.0
+    """
+    assert training.optimizer is not None, "clients that condense have none"
+    applied = transform_gradient(training.optimizer, training.options, hp, corrected, params)
+    if applied is corrected:
+        return gradient
+    return jax.tree.map(lambda a, c, g: a - (c - g), applied, corrected, gradient)
 
 
 def count_optimizer_steps(training: LocalTraining, num_minibatches: Any) -> Any:

@@ -24,6 +24,7 @@ from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.registry import get_keyword_parameters
 
 TRAINING_FLAGS = ("train", "training", "deterministic")  # accepted names of the training flag
+_SAMPLE_MASK = "sample_mask"  # argument of networks, see `Model.takes_sample_mask`
 
 
 def _make_flag_arguments(function: Callable, train: bool) -> dict[str, bool]:
@@ -115,9 +116,10 @@ def _override_convolution(module: nn.Conv, impl: str) -> Iterator[None]:
         object.__setattr__(module, "conv_general_dilated", None)
 
 
+_BATCH_NORM_LAYERS = (BatchNorm, nn.BatchNorm)
 NORM_LAYERS = (
-    *(InstanceNorm, BatchNorm),
-    *(nn.BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm, nn.RMSNorm),
+    *_BATCH_NORM_LAYERS,
+    *(InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm, nn.RMSNorm),
 )
 _DENSE_LAYERS = (nn.Dense, Linear)
 _PROBE_BATCH = 2
@@ -134,6 +136,7 @@ class _ModuleInfo(NamedTuple):
       activation_shape: height, width and channels after the first convolution; None without one.
       returns_features: whether the module returns (features, logits).
       head: the last fully connected layer; None without one.
+      has_batch_norm: whether the module has layers of `_BATCH_NORM_LAYERS`.
     """
 
     num_classes: int
@@ -142,6 +145,7 @@ class _ModuleInfo(NamedTuple):
     activation_shape: tuple[int, int, int] | None
     returns_features: bool
     head: Head | None
+    has_batch_norm: bool
 
 
 def make_flax_model(
@@ -161,6 +165,8 @@ def make_flax_model(
     such a layer the model has no head, and has `embed` only if the module returns features itself.
 
     Two-dimensional `nn.Conv` layers are computed by `conv2d`, as the package's own convolutions.
+    Batch norm layers receive the mask of real samples. A module with an argument `sample_mask`
+    receives it too.
 
     Cost: one abstract evaluation.
 
@@ -180,6 +186,7 @@ def make_flax_model(
     """
     name, signature = type(module).__name__, type(module).__call__
     info = _inspect_module(module, input_shape)
+    reads_mask = _SAMPLE_MASK in get_keyword_parameters(signature)
     if cached_samples is None and info.activation_shape is not None:
         cached_samples = count_cached_samples(*info.activation_shape)
 
@@ -188,7 +195,9 @@ def make_flax_model(
         variables: Any = module.init(key, image, **kwargs)  # type: ignore[arg-type]
         return _to_variables(nn.meta.unbox(variables), info.collections)
 
-    def call_module(variables, x, *, train, key=None, conv_impl=AUTO, batch_axis=None):
+    def call_module(
+        variables, x, *, train, key=None, conv_impl=AUTO, batch_axis=None, sample_mask=None
+    ):
         """Return the module's output, its `_CallRecorder` and the new state."""
         configured = module
         if conv_impl != AUTO and getattr(module, "conv_impl", None) == AUTO:
@@ -197,8 +206,10 @@ def make_flax_model(
         kwargs: dict[str, Any] = _make_flag_arguments(signature, train)
         if "batch_axis" in get_keyword_parameters(signature):
             kwargs |= make_axis_argument(batch_axis)
+        if reads_mask:
+            kwargs[_SAMPLE_MASK] = sample_mask
         kwargs["rngs"] = None if key is None else {"dropout": key}
-        calls = _CallRecorder(conv_impl, skips_dropout=train and key is None)
+        calls = _CallRecorder(conv_impl, sample_mask, skips_dropout=train and key is None)
         with nn.intercept_methods(calls.intercept):
             if not (train and info.collections):
                 return configured.apply(by_collection, x, **kwargs), calls, variables["state"]
@@ -232,6 +243,7 @@ def make_flax_model(
         info.head,
         can_shard_batch,
         takes_conv_impl=True,
+        takes_sample_mask=info.has_batch_norm or reads_mask,
     )
 
 
@@ -249,12 +261,13 @@ class _LayerCall(NamedTuple):
 class _CallRecorder:
     """A recorder of the calls of fully connected layers in one forward pass.
 
-    It also computes convolutions by `conv2d`, and skips dropout in training without a key, where
-    flax would raise.
+    It also computes convolutions by `conv2d`, passes the mask of real samples to batch norm, and
+    skips dropout in training without a key, where flax would raise.
     """
 
-    def __init__(self, conv_impl: str, *, skips_dropout: bool):
+    def __init__(self, conv_impl: str, sample_mask: Any = None, *, skips_dropout: bool):
         self.conv_impl, self.skips_dropout = conv_impl, skips_dropout
+        self.sample_mask = sample_mask
         self.dense_calls: list[_LayerCall] = []
 
     def find_last_call(self, logits: Any) -> _LayerCall | None:
@@ -271,10 +284,23 @@ class _CallRecorder:
         if _is_supported_conv(module):
             with _override_convolution(module, self.conv_impl):
                 return call(*args, **kwargs)
+        if isinstance(module, _BATCH_NORM_LAYERS) and self.sample_mask is not None:
+            x = args[0] if args else kwargs["x"]
+            kwargs = {"mask": _expand_mask(self.sample_mask, x), **kwargs}
         out = call(*args, **kwargs)
         if isinstance(module, _DENSE_LAYERS):
             self.dense_calls.append(_LayerCall(module, args[0] if args else kwargs["inputs"], out))
         return out
+
+
+def _expand_mask(sample_mask: jax.Array, x: jax.Array) -> jax.Array | None:
+    """Return a mask of samples `[B]` as bool `[B, 1, ...]` for `x` `[B, ...]`.
+
+    Return None if the first axis of `x` is not the samples.
+    """
+    if x.shape[0] != len(sample_mask):
+        return None
+    return (sample_mask > 0).reshape(-1, *(1,) * (x.ndim - 1))
 
 
 def _inspect_module(module: nn.Module, input_shape: Sequence[int]) -> _ModuleInfo:
@@ -283,6 +309,7 @@ def _inspect_module(module: nn.Module, input_shape: Sequence[int]) -> _ModuleInf
     norm_paths: set[tuple[str, ...]] = set()
     activation_shapes: list[tuple[int, int, int]] = []
     heads: list[Head | None] = []
+    norm_kinds: set[type] = set()
     flag_arguments: dict[str, Any] = _make_flag_arguments(type(module).__call__, False)
 
     def record_layer(call: Callable, args: Sequence, kwargs: dict, context: Any) -> Any:
@@ -291,6 +318,7 @@ def _inspect_module(module: nn.Module, input_shape: Sequence[int]) -> _ModuleInf
             _check_layer_without_flag(module, layer, kwargs)
         if isinstance(layer, NORM_LAYERS):
             norm_paths.add(layer.path)
+            norm_kinds.add(type(layer))
         out = calls.intercept(call, args, kwargs, context)
         if is_call and _is_supported_conv(layer) and out.ndim == 4:
             activation_shapes.append(out.shape[1:])
@@ -320,6 +348,7 @@ def _inspect_module(module: nn.Module, input_shape: Sequence[int]) -> _ModuleInf
         activation_shape=activation_shapes[0] if activation_shapes else None,
         returns_features=isinstance(out, tuple) and len(out) == 2,
         head=heads[-1],
+        has_batch_norm=any(issubclass(kind, _BATCH_NORM_LAYERS) for kind in norm_kinds),
     )
 
 
@@ -358,7 +387,8 @@ def make_pair_model(
 
     Signatures: `init(key)`, `init(key, images)` or `init(key, images, train)`, and
     `apply(variables, images)` or `apply(variables, images, train)`. The flag may be called train,
-    training or deterministic; a parameter `key` or `rng` of `apply` receives the key.
+    training or deterministic; a parameter `key` or `rng` of `apply` receives the key, and a
+    parameter `sample_mask` the mask of real samples, see `Model.takes_sample_mask`.
 
     Variables with the key "params" are by collection, as flax's; any others are all parameters.
     `apply` returns logits, or (logits, new_state), where new_state holds the collections other than
@@ -393,14 +423,17 @@ def make_pair_model(
 
     jax.eval_shape(record_collections, jax.random.key(0))
     has_collections, collections = found[0] is not None, found[0] or ()
+    reads_mask = _SAMPLE_MASK in get_keyword_parameters(apply)
 
     def model_init(key: jax.Array):
         variables = draw_variables(key)
         return _to_variables(variables if has_collections else {"params": variables}, collections)
 
-    def model_apply(variables, x, *, train, key=None):
+    def model_apply(variables, x, *, train, key=None, sample_mask=None):
         by_collection = _to_collections(variables, collections)
         key_arguments = {name: key for name in _KEY_NAMES if name in get_keyword_parameters(apply)}
+        if reads_mask:
+            key_arguments[_SAMPLE_MASK] = sample_mask
         apply_variables = by_collection if has_collections else by_collection["params"]
         out = apply(apply_variables, x, **_make_flag_arguments(apply, train), **key_arguments)
         if not (isinstance(out, tuple) and len(out) == 2):
@@ -410,7 +443,9 @@ def make_pair_model(
             return logits, variables["state"]
         return logits, _to_state({**by_collection, **updates}, collections)
 
-    return Model("pair", input_shape, num_classes, model_init, model_apply)
+    return Model(
+        *("pair", input_shape, num_classes, model_init, model_apply), takes_sample_mask=reads_mask
+    )
 
 
 def _list_init_arguments(init: Callable, key: jax.Array, image: jax.Array) -> tuple[Any, ...]:

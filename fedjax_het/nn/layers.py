@@ -154,14 +154,18 @@ class BatchNorm(nn.Module):
     """Normalization of each channel over the batch and its pixels.
 
     Evaluation uses running statistics. As in PyTorch, the biased variance normalizes the batch, and
-    the running variance averages the unbiased one. Statistics cover the given batch alone and are
-    never shared across mapped axes. If devices share the batch, statistics cover the parts of all
-    devices.
+    the running variance averages the unbiased one, with weight `BATCH_NORM_MOMENTUM` for the new
+    batch. Statistics cover the given batch alone and are never shared across mapped axes. If
+    devices share the batch, statistics cover the parts of all devices. Samples that only fill up a
+    batch are masked: they enter neither statistics nor gradients of other samples.
     """
 
     @nn.compact
-    def __call__(self, x, train, batch_axis: BatchAxis | None = None):
-        """Return `x` `[B, H, W, C]` normalized over the samples and pixels of each channel."""
+    def __call__(self, x, train, batch_axis: BatchAxis | None = None, mask=None):
+        """Return `x` `[B, H, W, C]` normalized over the samples and pixels of each channel.
+
+        `mask` is bool `[B, 1, 1, 1]`, true for the samples that statistics cover; None: all.
+        """
         channels = (x.shape[-1],)
         scale = self.param("scale", nn.initializers.ones, channels)
         shift = self.param("bias", nn.initializers.zeros, channels)
@@ -169,18 +173,24 @@ class BatchNorm(nn.Module):
         running_variance = self.variable("state", "variance", jnp.ones, channels)
         inputs, x = x, _to_float32(x)
         if train:
-            num_shards = get_num_shards(batch_axis)
-            count = num_shards * (x.size // x.shape[-1])
+            num_shards, num_pixels = get_num_shards(batch_axis), x.shape[1] * x.shape[2]
 
             def compute_mean(values):
-                if num_shards == 1:
-                    return values.mean(axis=(0, 1, 2))
-                return sum_over_shards(values.sum(axis=(0, 1, 2)), batch_axis) / count
+                """Return the mean of each channel, and the number of its values."""
+                if mask is None:
+                    count = num_shards * len(x) * num_pixels
+                    if num_shards == 1:
+                        return values.mean(axis=(0, 1, 2)), count
+                    return sum_over_shards(values.sum(axis=(0, 1, 2)), batch_axis) / count, count
+                sums = values.sum(axis=(0, 1, 2), where=mask), mask.sum(dtype=x.dtype) * num_pixels
+                total, count = sum_over_shards(sums, batch_axis)
+                return total / jnp.maximum(count, 1), count
 
-            mean = compute_mean(x)
-            variance = compute_mean(jnp.square(x - mean))
+            mean, _ = compute_mean(x)
+            variance, count = compute_mean(jnp.square(x - mean))
             if not self.is_initializing():
-                unbiased = variance * (count / max(count - 1, 1))
+                divisor = max(count - 1, 1) if mask is None else jnp.maximum(count - 1, 1)
+                unbiased = variance * (count / divisor)
                 for running, new in ((running_mean, mean), (running_variance, unbiased)):
                     running.value += BATCH_NORM_MOMENTUM * (new - running.value)
         else:

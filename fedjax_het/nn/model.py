@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_het.nn.batch_axis import BatchAxis, make_axis_argument
+
 # {"params": tree, "state": tree}; "state" is {} without running statistics.
 Variables = dict[str, Any]
 
@@ -113,6 +115,9 @@ class Model(NamedTuple):
         `fedjax_het.nn.batch_axis`. `apply` and `embed` then receive the `BatchAxis` as `batch_axis`.
       takes_conv_impl: whether `apply` and `embed` receive `conv_impl`, the implementation of the
         convolutions with `impl="auto"`.
+      takes_sample_mask: whether `apply` and `embed` receive `sample_mask` in training, float32
+        `[B]`: 1 for real samples, 0 for samples that fill up the batch. Batch norm leaves the
+        latter out.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -136,6 +141,31 @@ class Model(NamedTuple):
     head: Head | None = None
     can_shard_batch: bool = False
     takes_conv_impl: bool = False
+    takes_sample_mask: bool = False
+
+    def make_batch_arguments(
+        self, sample_mask: jax.Array | None, batch_axis: BatchAxis | None = None
+    ) -> dict[str, Any]:
+        """Return the arguments of `apply` and `embed` that describe a training batch.
+
+        Args:
+          sample_mask: `[B]`, see `takes_sample_mask`; None: all samples are real.
+          batch_axis: the devices that share the batch; None: the batch is whole.
+
+        Returns:
+          Keyword arguments that the network takes.
+
+        Example:
+          >>> import numpy as np
+          >>> from fedjax_het.nn import make_model
+          >>> model = make_model("convnet", (8, 8, 1), 3, width=2, depth=1, norm="batch")
+          >>> model.make_batch_arguments(np.ones(2, np.float32))
+          {'sample_mask': array([1., 1.], dtype=float32)}
+        """
+        arguments: dict[str, Any] = {**make_axis_argument(batch_axis)}
+        if self.takes_sample_mask and sample_mask is not None:
+            arguments["sample_mask"] = sample_mask
+        return arguments
 
 
 def count_features(model: Model) -> int:

@@ -255,6 +255,8 @@ def _check_model(model: Model, owner: str, function: str, num_classes: int) -> N
         step = f"{function} of images {images.shape} with train={train}"
         # Only training draws dropout masks.
         call_arguments = {"train": train, **({"key": key} if train else {})}
+        if train:
+            call_arguments |= model.make_batch_arguments(np.ones(_BATCH_SIZE, np.float32))
         with _reraise_as_config_error(owner, step):
             apply = partial(model.apply, **call_arguments)
             logits, state = jax.eval_shape(apply, variables, images)

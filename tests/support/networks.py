@@ -51,15 +51,22 @@ def make_centered_model() -> Model:
         }
         return {"params": params, "state": {"first": {"mean": jnp.zeros(4)}}}
 
-    def apply(variables, x, *, train, key=None):
+    def apply(variables, x, *, train, key=None, sample_mask=None):
         first, last = (variables["params"][name] for name in ("first", "last"))
         mean, x = variables["state"]["first"]["mean"], x.reshape(len(x), -1)
-        center = x.mean(0) if train else mean
+        if train and sample_mask is not None:
+            center = sample_mask @ x / sample_mask.sum()
+        else:
+            center = x.mean(0) if train else mean
         features = (x - center) * first["scale"] + first["bias"]
         new_state = {"first": {"mean": mean + 0.5 * (center - mean) if train else mean}}
         return features @ last["kernel"] + last["bias"], new_state
 
-    return Model("centred", (2, 2, 1), NUM_CLASSES, init, apply, norm_layers=lambda: {("first",)})
+    return Model(
+        *("centred", (2, 2, 1), NUM_CLASSES, init, apply),
+        norm_layers=lambda: {("first",)},
+        takes_sample_mask=True,
+    )
 
 
 CURVED_HIDDEN = 3

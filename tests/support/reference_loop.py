@@ -247,6 +247,29 @@ class ReferenceFedAvg:
             np.testing.assert_allclose(leaf, expected[name], atol=atol, err_msg=name)
 
 
+class ClippedAndDecayed(ReferenceFedAvg):
+    """A mixin: steps along the direction clipped entry by entry, then as a whole, plus decay."""
+
+    num_clipped = 0
+
+    def local_step(self, model, batch):
+        direction, hp = self.descent_direction(model, batch), self.hp
+        if "local_clip_value" in hp:
+            direction = np.clip(direction, -hp["local_clip_value"], hp["local_clip_value"])
+        if "local_clip_norm" in hp:
+            norm = np.linalg.norm(direction)
+            self.num_clipped += norm > hp["local_clip_norm"]
+            direction = direction * min(1, hp["local_clip_norm"] / norm)
+        return model - hp["local_lr"] * (direction + hp.get("local_weight_decay", 0) * model)
+
+
+CLIP_AND_DECAY = (
+    {"local_weight_decay": 0.1},
+    {"local_clip_norm": 0.3},
+    {"local_clip_value": 0.1, "local_clip_norm": 0.3, "local_weight_decay": 0.1},
+)
+
+
 def run_and_compare(loop: ReferenceFedAvg, rounds: int, *, atol: float) -> Any:
     """-> the package's state after as many rounds as the loop's; their global models are equal."""
     for r in range(rounds):

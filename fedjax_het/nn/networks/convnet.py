@@ -40,7 +40,8 @@ class ConvNet(nn.Module):
         for block in range(self.depth):
             padding = self.first_padding if block == 0 else 1
             # Instance normalization removes a constant per channel. Adding the bias would change
-            # neither the output nor any gradient (its own is zero), but it stays a parameter.
+            # neither the output nor any gradient (its own is zero), but it stays a parameter. In
+            # DynaFed's float32 code Adam turns the rounding of this gradient into steps.
             add_bias = norm is not InstanceNorm
             name = f"conv{block + 1}"
             x = Conv(self.width, 3, padding, self.conv_impl, add_bias, name=name)(x)

@@ -15,7 +15,14 @@ from support.algorithm_builders import bind_options, fast_registered_builder
 from support.data import BATCH_SIZE, CLIENT_SIZES, NUM_CLASSES, consecutive_partition
 from support.markers import REPRESENTATIVE_METHODS, method_cases
 from support.networks import make_centered_model
-from support.reference_loop import ReferenceAdam, ReferenceFedAvg, flatten_params, run_and_compare
+from support.reference_loop import (
+    CLIP_AND_DECAY,
+    ClippedAndDecayed,
+    ReferenceAdam,
+    ReferenceFedAvg,
+    flatten_params,
+    run_and_compare,
+)
 from support.small_federation import make_small_federation
 
 from fedjax_het.algorithms import METHODS
@@ -24,6 +31,7 @@ from fedjax_het.algorithms.fedprox import fedprox
 from fedjax_het.algorithms.scaffold import scaffold
 from fedjax_het.core.client_algorithm import Batch
 from fedjax_het.core.execution_plan import make_execution_plan
+from fedjax_het.core.optimizers import LocalTrainingOptions
 from fedjax_het.data import load_dataset
 from fedjax_het.nn import make_model
 
@@ -97,6 +105,22 @@ def test_three_rounds_match_float64_oracle(build, hp, loop, averaging):
         np.testing.assert_allclose(state.server.extra["w"], control, atol=2e-6)
         own = np.stack([oracle.params(kept)["w"] for kept in oracle.client_states])
         np.testing.assert_allclose(state.clients.memory["w"], own, atol=5e-6)
+
+
+class ClippedScaffold(ClippedAndDecayed, Scaffold):
+    """The paper's controls (x - y) / (K local_lr), of steps with clipping and weight decay."""
+
+
+@pytest.mark.parametrize("hp", CLIP_AND_DECAY, ids=" ".join)
+def test_scaffold_with_clipping_and_decay(hp):
+    details = LocalTrainingOptions(optional_hyperparameters=tuple(hp))
+    settings = {"participation": 0.7, "epochs": 2, "details": details}
+    build = bind_options(scaffold, option="II")
+    oracle = ClippedScaffold(make_small_federation(build, hp={"local_lr": 0.2, **hp}, **settings))
+    state = run_and_compare(oracle, 4, atol=2e-6)
+    own = np.stack([oracle.params(kept)["w"] for kept in oracle.client_states])
+    np.testing.assert_allclose(state.clients.memory["w"], own, atol=5e-6)
+    assert oracle.num_clipped > 3 or "local_clip_norm" not in hp
 
 
 # --- limits --------------------------------------------------------------------------------

@@ -10,7 +10,13 @@ from support.algorithm_builders import bind_options
 from support.data import CLIENT_SIZES
 from support.networks import make_centered_model
 from support.quadratics import Quadratics, distance_to_optimum, make_heterogeneous_quadratics
-from support.reference_loop import ReferenceFedAvg, run_four_rounds_and_compare
+from support.reference_loop import (
+    CLIP_AND_DECAY,
+    ClippedAndDecayed,
+    ReferenceFedAvg,
+    run_and_compare,
+    run_four_rounds_and_compare,
+)
 from support.small_federation import make_small_federation
 
 from fedjax_het.algorithms.fedavg import fedavg
@@ -18,6 +24,7 @@ from fedjax_het.algorithms.feddc import feddc
 from fedjax_het.algorithms.feddyn import feddyn
 from fedjax_het.algorithms.scaffold import scaffold
 from fedjax_het.core.client_loop import Cohort
+from fedjax_het.core.optimizers import LocalTrainingOptions
 
 HP = {"local_lr": 0.1, "feddyn_alpha": 0.3, "feddc_alpha": 0.3}
 AVERAGING = [("uniform", 1.0), ("weighted", 1.0), ("uniform", 0.6)]
@@ -91,6 +98,22 @@ def test_feddc_rounds_match_float64_loop(averaging, server_lr):
     for at, own in enumerate(state.clients.memory):
         theirs = [loop.params(kept[at])["w"] for kept in loop.client_states]
         np.testing.assert_allclose(own["w"], theirs, atol=1e-5)
+
+
+class ClippedDC(ClippedAndDecayed, DC):
+    """FedDC in the paper's form, of steps with clipping and weight decay."""
+
+
+@pytest.mark.parametrize("hp", CLIP_AND_DECAY, ids=" ".join)
+def test_feddc_with_clipping_and_decay(hp):
+    details = LocalTrainingOptions(optional_hyperparameters=tuple(hp))
+    settings = {"participation": 0.5, "epochs": 2, "details": details}
+    hp = {"local_lr": 0.2, "feddc_alpha": 0.3, **hp}
+    loop = ClippedDC(make_small_federation(feddc, hp=hp, **settings))
+    state = run_and_compare(loop, 4, atol=5e-6)
+    own = [loop.params(gradient)["w"] for _, gradient in loop.client_states]
+    np.testing.assert_allclose(state.clients.memory.gradient["w"], own, atol=1e-5)
+    assert loop.num_clipped > 3 or "local_clip_norm" not in hp
 
 
 # --- quadratics ----------------------------------------------------------------------------
