@@ -347,7 +347,7 @@ def _make_server(model: Model, plan: ExecutionPlan, options: DynaFedOptions) -> 
     inner_batch_size = min(options.inner_batch_size or num_samples, num_samples)
     parallelism = plan.server_parallelism
     if zeros["state"] and inner_batch_size % parallelism.num_devices:
-        parallelism = SINGLE_DEVICE  # batch norm would see the padding of the last part
+        parallelism = SINGLE_DEVICE  # not every network with a state masks padding
     task = _make_task(model, zeros, options, parallelism)
     unravel = ravel_pytree(zeros["params"])[1]
     synthesis = TrajectoryMatching(options, task, unravel, model.input_shape, model.num_classes)

@@ -1,7 +1,7 @@
 """FedGen (Zhu, Hong and Zhou, ICML 2021, arXiv:2105.10056)."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.server_parallelism import ServerParallelism
 from fedjax_het.core.server_training import ServerTraining, ServerTrainState
 from fedjax_het.nn import Generator, make_generator
-from fedjax_het.nn.batch_axis import gather_rows, sum_over_shards
+from fedjax_het.nn.batch_axis import gather_rows, get_num_shards, sum_over_shards
 from fedjax_het.nn.model import Head, count_features
 from fedjax_het.utils.config import (
     Bounds,
@@ -63,6 +63,10 @@ class FedGenOptions(Config):
     "Number of samples in each step of the generator's training."
     guided_steps: NonNegativeInt = 20
     "Number of steps at the start of a client's round that use generated features."
+    teacher_weights: Literal["label", "code"] = "label"
+    """Weight of a client's last layer in the loss of a generated sample: "label", the client's share
+    of the sample's label; "code", the mean of these shares over the minibatch, as in the authors'
+    code."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,8 @@ def fedgen(training: LocalTraining, plan: ExecutionPlan, *, options: FedGenOptio
 
     z_b = G(eps_b, y_b), over the round's clients k, with mean squares and mean absolute values.
     rho_k(y) is client k's share of the examples of class y that were trained on in the round, with
-    one more in every count. y is uniform over the classes of these examples, eps over [0, 1). See
+    one more in every count. With `teacher_weights` "code" the weight of client k is mean_b rho_k(y_b)
+    for all samples. y is uniform over the classes of these examples, eps over [0, 1). See
     `compute_generator_loss`. The rate is `generator_lr` times `generator_lr_decay`^t in round t.
 
     Clients, from round 1 on and in their first `guided_steps` steps, minimize for a minibatch (x,
@@ -144,7 +149,9 @@ def fedgen(training: LocalTraining, plan: ExecutionPlan, *, options: FedGenOptio
 
     Departures: the paper's objective has only the term with a, and its text has Gaussian noise.
     This objective is from the authors' code (zhuangdizhu/FedGen), and the authors confirmed its
-    noise. Three parts of the code are left out: a student term of the server's loss with weight 0,
+    noise. The code multiplies losses [B] by weights [B, 1]. The product [B, B] gives each client its
+    mean weight for every sample, also for labels that it never had. `teacher_weights` "code" does
+    so; the default "label" weights each sample by its label as intended. Three parts of the code are left out: a student term of the server's loss with weight 0,
     the decay of the clients' rate by .99 a round, and dropping an epoch's last, smaller batch.
 
     Args:
@@ -347,7 +354,7 @@ class GeneratorTraining(NamedTuple):
                 inputs = ({**variables, "params": params}, batch.images, batch.labels)
                 features, state = self.generator.apply(*inputs, train=True, batch_axis=batch.axis)
                 args = (self.head, hp, teachers.head, label_shares, features, batch)
-                return compute_generator_loss(*args), state
+                return compute_generator_loss(*args, self.options.teacher_weights), state
 
             (value, state), gradient = jax.value_and_grad(loss, has_aux=True)(variables["params"])
             return value, gradient, {**variables, "state": state}
@@ -384,6 +391,7 @@ def compute_generator_loss(
     label_shares: jax.Array,
     features: jax.Array,
     batch: Batch,
+    teacher_weights: str = "label",
 ) -> jax.Array:
     """Compute the loss of the generator on a batch, see `fedgen`.
 
@@ -394,6 +402,7 @@ def compute_generator_loss(
       label_shares: rho `[S, C]`, see `compute_label_shares`.
       features: `[B, F]` of the generator.
       batch: noise `[B, N]` as `images`, and labels `[B]`.
+      teacher_weights: see `FedGenOptions`.
 
     Returns:
       The weighted sum of the teachers' loss of the features and of the diversity term, which keeps
@@ -403,7 +412,11 @@ def compute_generator_loss(
     # In turn: the miscompile guard would have to verify products fused with the reductions below.
     logits = jax.lax.map(lambda params: head.apply(params, features), head_parameters)  # [S, B, C]
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels[None])
-    teacher_loss = (label_shares[:, labels] * losses).sum(0).mean()
+    weights = label_shares[:, labels]  # [S, B]
+    if teacher_weights == "code":
+        sums = sum_over_shards(weights.sum(1, keepdims=True), axis)
+        weights = sums / (len(labels) * get_num_shards(axis))
+    teacher_loss = (weights * losses).sum(0).mean()
     noise_gaps = jnp.square(noise[:, None] - gather_rows(noise, axis)).mean(-1)
     feature_gaps = jnp.abs(features[:, None] - gather_rows(features, axis)).mean(-1)
     diversity = sum_over_shards((noise_gaps * feature_gaps).sum(), axis) / noise_gaps.shape[1] ** 2

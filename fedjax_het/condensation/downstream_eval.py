@@ -74,11 +74,10 @@ def compare_with_random_subset(
     """Compare networks trained on condensed images and on equally many real images.
 
     The recipe follows distribution matching's public code without augmentation. It is cross-entropy
-    and SGD at 0.01 in batches of 256 with momentum 0.9 and weight decay 5e-4. The code counts
-    epochs from 0 to 1000. The second half of
-    the epochs has a tenth of the rate and a new momentum buffer. Network n starts from the same
-    parameters for both. Its real images are drawn from the training set without replacement, with
-    the classes of the condensed images.
+    and SGD at 0.01 in batches of 256 with momentum 0.9 and weight decay 5e-4, for 1,001 epochs. The
+    second half of the epochs has a tenth of the rate and a new momentum buffer. Network n starts
+    from the same parameters for both. Its real images are drawn from the training set without
+    replacement, with the classes of the condensed images.
 
     Cost: 2 * num_networks * epochs * ceil(M / 256) steps, tests of 2 * num_networks networks, and
     one compilation.

@@ -148,7 +148,7 @@ def train_on_synthetic_pool(
     """Train on the pool, starting at `variables`.
 
     An epoch is a permutation of the valid images in ceil(valid / batch_size) steps. The last batch
-    is filled up with images of weight 0, which only batch norm sees.
+    is filled up with images of weight 0, which batch norm masks.
 
     Cost: epochs * ceil(valid / batch_size) steps; `exact_matching` adds two passes over the pool to
     each step. With several devices, each step has one collective for its gradient. Batch norm adds

@@ -7,7 +7,12 @@ from typing import Any
 import yaml
 
 from fedjax_het.config.resolve import resolve_settings
-from fedjax_het.config.settings import FORMER_SETTING_NAMES, RunSettings, rename_former_settings
+from fedjax_het.config.settings import (
+    ADDED_OPTION_DEFAULTS,
+    FORMER_SETTING_NAMES,
+    RunSettings,
+    rename_former_settings,
+)
 from fedjax_het.utils.config import rename_former_arguments
 
 
@@ -101,6 +106,8 @@ def hash_settings(spec: RunSpec) -> str:
     """
     digest_names = {name: former_name for former_name, name in FORMER_SETTING_NAMES.items()}
     settings = rename_former_arguments(spec.to_dict(), digest_names)
+    options = settings["options"].items()
+    settings["options"] = {k: v for k, v in options if (k, v) not in ADDED_OPTION_DEFAULTS.items()}
     text = json.dumps(settings, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -34,6 +34,8 @@ FORMER_SETTING_NAMES = {
     "stop_at": "target_accuracy",
 }
 """Names of settings in version 0.6, which files, command lines and digests contain."""
+ADDED_OPTION_DEFAULTS = {"teacher_weights": "label"}
+"""Options that methods of version 0.6 lack, with the values that digests leave out."""
 
 
 def rename_former_settings(

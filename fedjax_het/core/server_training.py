@@ -254,8 +254,8 @@ def shard_loss_and_gradient(
 ) -> LossAndGradient:
     """Share the samples of each batch among the devices.
 
-    Batch norm would see the samples that fill up the last part. Every device therefore takes a
-    batch that does not split evenly whole if the network has a state.
+    Samples fill up the last part, and not every network with a state takes a mask of them. Every
+    device therefore takes a batch that does not split evenly whole if the network has a state.
 
     Args:
       server_parallelism: the devices.

@@ -81,8 +81,8 @@ class ClientWork:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Draw the minibatches of work items in a round.
 
-        A batch that is not full is filled up with samples of the client, which the loss masks: only
-        batch-norm statistics can see them.
+        A batch that is not full is filled up with samples of the client. The loss and batch norm
+        mask them.
 
         Args:
           seed: seed of the run.

@@ -20,6 +20,7 @@ from fedjax_het.runtime.group_state import GroupState, build_run_inputs, compute
 from fedjax_het.runtime.history import Timing, build_curves
 from fedjax_het.runtime.progress import Progress
 from fedjax_het.runtime.resumable_rounds import is_long_round, trace_loop_layout
+from fedjax_het.runtime.signature import warn_batch_norm_padding
 
 log = logging.getLogger("fedjax_het")
 
@@ -189,6 +190,7 @@ def log_run_header(group_state: GroupState) -> None:
             limits.num_rows,
             limits.max_rounds,
         )
+    warn_batch_norm_padding(spec, group.program.signature, runs[0].partition.sizes)
     if dataset.note:
         log.info("note: %s", dataset.note)
     algorithm_spec = get_algorithm_spec(spec.algorithm, spec.options)

@@ -5,6 +5,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
 import optax
 
 from fedjax_het.algorithms import get_algorithm_spec
@@ -242,6 +244,27 @@ def warn_missing_norm_layers(spec: ResolvedRunSpec, signature: Signature) -> Non
             "note: %s treats normalization layers apart, and network %r has none that are known: "
             "the run equals FedAvg",
             spec.algorithm,
+            spec.model,
+        )
+
+
+def warn_batch_norm_padding(spec: ResolvedRunSpec, signature: Signature, sizes: np.ndarray) -> None:
+    """Warn of a network whose running statistics may cover samples that fill up a minibatch.
+
+    Args:
+      spec: the settings.
+      signature: the static choices of the run.
+      sizes: examples of each client, `[K]`.
+    """
+    network = signature.network
+    num_clients = int((sizes % spec.batch_size > 0).sum())
+    if network.takes_sample_mask or not signature.training.optimizer or not num_clients:
+        return
+    if jax.eval_shape(network.init, jax.random.key(0))["state"]:
+        log.warning(
+            "note: the last minibatch of %d clients is filled up, and statistics of network %r may "
+            "cover these samples, since it has no argument sample_mask",
+            num_clients,
             spec.model,
         )
 

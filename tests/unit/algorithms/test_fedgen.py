@@ -74,8 +74,9 @@ class Guided(ReferenceFedAvg):
     Random numbers are drawn where the method draws them.
     """
 
-    def __init__(self, federation, *, generator_batch, guided_steps):
+    def __init__(self, federation, *, generator_batch, guided_steps, teacher_weights="label"):
         super().__init__(federation)
+        self.teacher_weights = teacher_weights
         self.batch, self.guided = generator_batch, guided_steps
         generator = federation.initial_state().server.generator
         generator = jax.tree.map(lambda a: np.asarray(a, np.float64), generator)
@@ -124,7 +125,11 @@ class Guided(ReferenceFedAvg):
         taught = np.zeros(len(z))
         for w, b, counts in teachers:
             own = -np.log(softmax(z @ w + b)[np.arange(len(z)), labels])
-            taught += ((counts + 1) / total)[labels] * own
+            weights = ((counts + 1) / total)[labels]
+            if self.teacher_weights == "code":  # the mean of a product of [B] and [B, 1]
+                taught += np.mean(own * weights[:, None])
+            else:
+                taught += weights * own
         gaps = [
             np.mean((e - f) ** 2) * np.mean(abs(u - v))
             for e, u in zip(noise, z, strict=True)
@@ -168,13 +173,17 @@ class Guided(ReferenceFedAvg):
         super().update_server(r, clients, models)
 
 
-@pytest.mark.parametrize("averaging", ["uniform", "weighted"])
-def test_three_rounds_match_float64_loop(averaging):
+@pytest.mark.parametrize(
+    ("averaging", "teacher_weights"),
+    [("uniform", "label"), ("weighted", "label"), ("uniform", "code")],
+)
+def test_three_rounds_match_float64_loop(averaging, teacher_weights):
     hp = {**HP, "generator_lr": 0.02, "generator_lr_decay": 0.7, "guidance_decay": 0.8}
-    build = method(generator_batch_size=6, guided_steps=4)
+    build = method(generator_batch_size=6, guided_steps=4, teacher_weights=teacher_weights)
     settings = {"participation": 0.7, "averaging": averaging, "epochs": 2}
     federation = make_small_federation(build, hp=hp, **settings)
-    loop = Guided(federation, generator_batch=6, guided_steps=4)
+    sizes = {"generator_batch": 6, "guided_steps": 4}
+    loop = Guided(federation, **sizes, teacher_weights=teacher_weights)
     first = loop.made_by
     state = run_and_compare(loop, 3, atol=2e-5)
     assert_trees_all_close(state.server.generator["params"], loop.made_by, atol=2e-5)

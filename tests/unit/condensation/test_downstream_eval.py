@@ -1,5 +1,7 @@
 """A condensed set's quality is measured by the recipe that it names, against its equals."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from support.networks import make_linear_model
 
 from fedjax_het.condensation.downstream_eval import (
     compare_with_random_subset,
+    make_step_decay_phases,
     random_subset,
     train_from_init,
 )
@@ -58,6 +61,13 @@ def test_downstream_gain_of_noise():
     assert found.gain.mean < -0.1
     assert found.gain.mean == pytest.approx(found.synthetic.mean - found.random.mean)
     assert found.random.std > 0  # real images differ between networks
+
+
+def test_default_epochs_of_public_code():
+    """Its epochs are 0 to 1000; the rate decays after epoch 501."""
+    default = inspect.signature(compare_with_random_subset).parameters["epochs"].default
+    phases = [(phase.first, phase.total) for _, phase in make_step_decay_phases(1.0, default)]
+    assert default == 1001 and phases == [(0, 502), (502, 499)]
 
 
 def test_train_from_init_equals_float64_loop():

@@ -139,6 +139,21 @@ def test_matching_loss_gradient_finite_differences(kind, strategy, batch_size):
             assert abs(slope) > 1e-5
 
 
+def test_inner_epoch_begins_with_remainder():
+    """An epoch of 6 samples in batches of 4: two samples, then four, as in the public codes."""
+    task = SyntheticTask(lambda w, images: images.reshape(len(images), -1) @ w, "none")
+    rng = np.random.default_rng(0)
+    data = SyntheticData(jnp.ones((6, 2, 2, 1)), jnp.asarray(rng.normal(size=(6, 3))), 0.1)
+
+    def sum_end(images, num_steps):
+        args = (lambda w: w.reshape(4, 3), jnp.ones(12), data._replace(images=images))
+        key = jax.random.key(0)
+        return (unroll(task, *args, key, num_steps=num_steps, batch_size=4) ** 2).sum()
+
+    used = [np.abs(jax.grad(sum_end)(data.images, n)).max((1, 2, 3)) > 0 for n in range(1, 4)]
+    assert [int(images.sum()) for images in used] == [2, 6, 6]
+
+
 def test_matching_loss_closed_forms():
     start, target = jnp.asarray([1.0, 2.0, 3.0]), jnp.asarray([2.0, 0.0, 3.0])
     assert matching_loss(start, start, target) == 1

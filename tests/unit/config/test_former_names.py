@@ -58,6 +58,14 @@ def test_digest_contains_former_names():
     assert spec.digest() == hashlib.sha256(text).hexdigest()[:16]
 
 
+def test_digest_omits_defaults_of_added_options():
+    spec = RunSpec("fedgen", "digits")
+    assert spec.digest() == "65f08e231b011de1"  # of version 0.6.0
+    assert (
+        RunSpec("fedgen", "digits", options={"teacher_weights": "code"}).digest() != spec.digest()
+    )
+
+
 def test_file_and_flags_accept_former_names(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("stop-at: 0.9\nlocal_tests: true\n")

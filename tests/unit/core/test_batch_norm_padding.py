@@ -1,5 +1,6 @@
 """Batch norm ignores the samples that fill up a minibatch, as PyTorch's on partial minibatches."""
 
+import logging
 from functools import partial
 
 import flax.linen as nn
@@ -10,7 +11,8 @@ import optax
 import pytest
 from chex import assert_trees_all_close
 from support.algorithm_builders import bind_options, make_method_federation
-from support.data import IMAGE_SHAPE, NUM_CLASSES, SERVER_EXAMPLES
+from support.data import IMAGE_SHAPE, NUM_CLASSES, SERVER_EXAMPLES, make_user_dataset
+from support.networks import make_centered_model
 from support.reference_loop import (
     ReferenceFedAvg,
     flatten_images,
@@ -19,8 +21,10 @@ from support.reference_loop import (
     server_batches,
 )
 from support.small_federation import make_small_federation, round_key
+from support.small_runs import make_spec
 from support.x64 import enable_x64
 
+from fedjax_het import simulate
 from fedjax_het.algorithms.dynafed import DynaFedOptions, _make_task
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fedbn import fedbn
@@ -248,6 +252,18 @@ def test_padding_has_no_effect_on_dynafed():
 
         compute = lambda batch: jax.value_and_grad(mean_loss)(variables["params"], batch)  # noqa: E731
         assert_padding_has_no_effect(compute)
+
+
+@pytest.mark.parametrize(("takes_mask", "batch_size"), [(True, 4), (False, 4), (False, 1)])
+def test_warns_of_networks_without_mask(takes_mask, batch_size, caplog):
+    """Of 7, 0, 12, 3, 9 and 20 examples three sizes are no multiple of 4."""
+    model = make_centered_model()._replace(takes_sample_mask=takes_mask)
+    spec = make_spec(rounds=1, batch_size=batch_size)
+    with caplog.at_level(logging.WARNING):
+        simulate(spec, dataset=make_user_dataset(), network=model, progress=None)
+    warnings = [line for line in caplog.messages if "sample_mask" in line]
+    assert len(warnings) == (not takes_mask and batch_size == 4)
+    assert all("3 clients" in line for line in warnings)
 
 
 # --- rounds of methods: plain loops in NumPy float64 ---------------------------------------------
