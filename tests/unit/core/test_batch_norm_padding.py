@@ -256,7 +256,7 @@ def test_padding_has_no_effect_on_dynafed():
 
 @pytest.mark.parametrize(("takes_mask", "batch_size"), [(True, 4), (False, 4), (False, 1)])
 def test_warns_of_networks_without_mask(takes_mask, batch_size, caplog):
-    """Of 7, 0, 12, 3, 9 and 20 examples three sizes are no multiple of 4."""
+    """Three of six clients have 9 examples, the others 8."""
     model = make_centered_model()._replace(takes_sample_mask=takes_mask)
     spec = make_spec(rounds=1, batch_size=batch_size)
     with caplog.at_level(logging.WARNING):
