@@ -214,6 +214,9 @@ def make_flax_model(
             if not (train and info.collections):
                 return configured.apply(by_collection, x, **kwargs), calls, variables["state"]
             mutable = list(info.collections)
+            if sample_mask is not None:
+                # nn.jit reuses traces by `mutable`, and must not reuse a trace with another mask.
+                mutable.append(f"{_SAMPLE_MASK}{id(sample_mask)}")
             out, updates = configured.apply(by_collection, x, **kwargs, mutable=mutable)
         return out, calls, _to_state({**by_collection, **updates}, info.collections)
 

@@ -26,7 +26,7 @@ from support.reference_loop import (
 from support.small_federation import make_small_federation, step_key
 from support.small_runs import make_spec, run_spec, sweep_specs
 
-from fedjax_het.algorithms.fedmix import _fedmix_losses, fedmix, naivemix
+from fedjax_het.algorithms.fedmix import _fedmix_losses, _Mixup, fedmix, naivemix
 from fedjax_het.algorithms.fsl import fsl
 from fedjax_het.core.client_algorithm import Batch
 from fedjax_het.core.rng import Purpose, fold_in_purpose
@@ -220,8 +220,9 @@ def test_convnet_term_matches_forward_mode(norm):
 
     task = Task(products, (0.0,), (1.0,))
     batch = Batch(images, labels, jnp.ones(6), jnp.int32(0))
-    losses = partial(_fedmix_losses, False, strength, mean_image, mean_label)
-    step = jax.jit(lambda v: task.loss_and_gradient(v, batch, None, sample_losses=losses))
+    losses = partial(_fedmix_losses, False, _Mixup(strength, mean_image, mean_label))
+    extra = {"sample_losses": losses, "extra_sample_arrays": (batch.mask,)}
+    step = jax.jit(lambda v: task.loss_and_gradient(v, batch, None, **extra))
     loss, gradient, _ = step(variables)
     expected, expected_gradient = jax.jit(jax.value_and_grad(by_hand))(variables["params"])
     np.testing.assert_allclose(loss, expected, rtol=1e-5)

@@ -106,7 +106,7 @@ def test_layer_matches_pytorch_formulas():
 
 
 class UserNetwork(nn.Module):
-    """A user's network with flax's batch norm, in a layer that is computed again."""
+    """A user's network with flax's batch norm, also in layers that flax compiles or computes again."""
 
     num_classes: int
 
@@ -114,6 +114,7 @@ class UserNetwork(nn.Module):
     def __call__(self, x, train):
         x = nn.Conv(3, (3, 3))(x)
         x = nn.relu(nn.remat(nn.BatchNorm)(use_running_average=not train)(x))
+        x = nn.relu(nn.jit(nn.BatchNorm)(use_running_average=not train)(x))
         x = nn.relu(nn.BatchNorm(use_running_average=not train)(nn.Dense(5)(x.reshape(len(x), -1))))
         return nn.Dense(self.num_classes)(x)
 
@@ -258,7 +259,7 @@ def test_padding_has_no_effect_on_dynafed():
 def test_warns_of_networks_without_mask(takes_mask, batch_size, caplog):
     """Three of six clients have 9 examples, the others 8."""
     model = make_centered_model()._replace(takes_sample_mask=takes_mask)
-    spec = make_spec(rounds=1, batch_size=batch_size)
+    spec = make_spec(rounds=1, batch_size=batch_size, model=None)
     with caplog.at_level(logging.WARNING):
         simulate(spec, dataset=make_user_dataset(), network=model, progress=None)
     warnings = [line for line in caplog.messages if "sample_mask" in line]
