@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.nn.batch_axis import BatchAxis, make_axis_argument
+from fedjax_het.utils.arrays import AnyArray
 
 # {"params": tree, "state": tree}; "state" is {} without running statistics.
 Variables = dict[str, Any]
@@ -144,7 +145,7 @@ class Model(NamedTuple):
     takes_sample_mask: bool = False
 
     def make_batch_arguments(
-        self, sample_mask: jax.Array | None, batch_axis: BatchAxis | None = None
+        self, sample_mask: AnyArray | None, batch_axis: BatchAxis | None = None
     ) -> dict[str, Any]:
         """Return the arguments of `apply` and `embed` that describe a training batch.
 
