@@ -251,7 +251,8 @@ def compare_models(spec: RunSpec, dataset, settings: list[dict], folder: Path) -
     initial_models = to_torch_vectors(runs.state)
     orders = [batch_order(group.prepared_runs[0].scheduler, r) for r in range(CHECK_ROUNDS)]
     for r in range(CHECK_ROUNDS):
-        runs.state, _ = group.program.chunk(runs.state, runs.build_chunk_inputs(r, 1))
+        state, _ = group.program.chunk(runs.state, runs.build_chunk_inputs(r, 1))
+        runs.update(state=state)
     package_models = to_torch_vectors(runs.state)
 
     np.savez(folder / "start.npz", models=initial_models, orders=np.stack(orders))

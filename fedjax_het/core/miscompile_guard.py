@@ -163,9 +163,11 @@ class VerifiedJit:
           variant: name of the branches that these arguments execute.
         """
         is_known = self._is_debug or variant in self._verified or self.is_unfused
-        if is_known or not is_affected_platform():
-            return
-        self._verified.add(variant)
+        if not is_known and is_affected_platform():
+            self._verify(example_args, variant)
+            self._verified.add(variant)  # at last: a signal may interrupt the verification
+
+    def _verify(self, example_args: tuple, variant: str) -> None:
         lowered = self.program.lower(*example_args)
         hlo_text = lowered.compile().as_text()
         if hlo_text is not None and not has_matmul_reduce_fusion(hlo_text):

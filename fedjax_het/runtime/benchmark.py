@@ -76,8 +76,9 @@ def benchmark_rounds(
         inputs = jax.block_until_ready(group_state.build_chunk_inputs(r, 1))
         start_time = time.perf_counter()
         group_state.load_client_states([r])
-        group_state.state, _ = jax.block_until_ready(group.program.chunk(group_state.state, inputs))
-        group_state.store_client_states([r])
+        state, _ = jax.block_until_ready(group.program.chunk(group_state.state, inputs))
+        group_state.store_client_states(state.clients, [r])
+        group_state.update(state=state)
         seconds.append(time.perf_counter() - start_time)
     scheduler = group.prepared_runs[0].scheduler
     return RoundTimes(

@@ -9,7 +9,8 @@ Each callback is called on the host for every run in turn. The calls are at the 
 after every chunk of rounds, and after every part of the server's work between rounds. The last call
 is at the end, when the result is written. A callback that stores something for several runs stores
 it by `RunStatus.digest`. If a callback raises, the runs' checkpoints are written, and a note on the
-error names the callback.
+error names the callback. If a signal such as Ctrl-C interrupts the callbacks and the run continues,
+they are called again with the same rounds.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,8 +29,6 @@ from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.trained_model import TrainedModel
 from fedjax_het.utils.config import validate
 from fedjax_het.utils.text import to_one_line
-
-START, END = "start", "end"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -119,7 +118,7 @@ class CallbackRunner:
                 self.call(i, phase)
 
     def call(self, i: int, phase: str, result: Result | None = None) -> RunStatus | None:
-        """Call the callbacks for a run.
+        """Call the callbacks for a run, and record that they were called, unless a signal came.
 
         Args:
           i: the run.
@@ -129,13 +128,21 @@ class CallbackRunner:
         Returns:
           The status; None if no callback or loop reads it.
         """
-        if not (self._callbacks or self.always_report):
-            return None
-        status = self._build_status(i, phase, result)
+        status = None
+        if self._callbacks or self.always_report:
+            status = self._build_status(i, phase, result)
+            self._call_all(i, status)
+            self._rounds_reported[i] = status.done
+        self._group_state.update(unreported_phase=None)
+        return status
+
+    def _call_all(self, i: int, status: RunStatus) -> None:
         for callback in self._callbacks:
             try:
                 callback(status)
-            except Exception as error:
+            except Exception as error:  # which a signal is not
+                self._rounds_reported[i] = status.done
+                self._group_state.update(unreported_phase=None)
                 self._checkpoints.save(self._group_state, force=True)
                 name = getattr(callback, "__qualname__", type(callback).__qualname__)
                 has_folder = self._checkpoints.folders is not None
@@ -143,7 +150,6 @@ class CallbackRunner:
                 note = f"raised by the callback {name} after round {status.done} ({kept})"
                 error.add_note(to_one_line(note))
                 raise
-        return status
 
     def _build_status(self, i: int, phase: str, result: Result | None) -> RunStatus:
         group_state = self._group_state
@@ -151,7 +157,6 @@ class CallbackRunner:
             self._digests[i] = compute_result_digest(group_state, i)
             self._traffic[i] = self._compute_traffic(i)
         done, before = group_state.count_rounds_completed(i), self._rounds_reported.get(i, 0)
-        self._rounds_reported[i] = done
         metrics = {name: curve[:done].view() for name, curve in group_state.curves[i].items()}
         for curve in metrics.values():
             curve.flags.writeable = False
@@ -196,4 +201,4 @@ class CallbackRunner:
     def _stop_run(self, i: int, reason: str) -> None:
         group_state = self._group_state
         if i in group_state.active and group_state.is_unfinished:
-            group_state.early_stops[i] = EarlyStop(group_state.rounds_done, CALLBACK, reason)
+            group_state.end_run(i, EarlyStop(group_state.rounds_done, CALLBACK, reason))

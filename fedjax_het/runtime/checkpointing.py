@@ -174,25 +174,30 @@ class CheckpointWriter:
         records = group_state.records
         self.require_matching_data(group_state, records)
         group, layout, states, carries = group_state.group, group_state.loop_layout, [], []
+        plan, round_progress = group.program.plan, None
         for i, record in enumerate(records):
             state, group_state.curves[i], carry = _load_run(group_state, i, record)
-            group_state.diverged_rounds[i] = record["stopped"]
             if record["begun_under"] is not None:
                 group_state.begun_under[i] = record["begun_under"]
             states.append(state)
             carries.append(carry)
         if group.runs_parallel:
             num_idle = len(group_state.slots) - len(states)
-            group_state.state = group.stack_slots(states + states[-1:] * num_idle)
+            state = group.stack_slots(states + states[-1:] * num_idle)
             carry = group.stack_slots(carries + carries[-1:] * num_idle)
         else:
-            group_state.state = group.program.plan.map_state(states[0], group.program.plan.put)
-            carry = carries[0]
+            state, carry = plan.map_state(states[0], plan.put), carries[0]
         if (progress := records[0]["within"]) is not None:
             assert layout is not None
-            group_state.round_progress = RoundProgress(layout.place_carry(carry), **progress)
-        group_state.rounds_done = records[0]["round"]
+            done, totals = tuple(progress["done"]), tuple(progress["totals"])
+            round_progress = RoundProgress(layout.place_carry(carry), done, totals)
         group_state.timing.resumed_seconds = records[0]["seconds"]
+        group_state.update(
+            state=state,
+            rounds_done=records[0]["round"],
+            round_progress=round_progress,
+            diverged_rounds=tuple(record["stopped"] for record in records),
+        )
 
 
 def find_checkpoint_record(

@@ -66,7 +66,6 @@ def init_group(
         ],
         timing=Timing() if start_time is None else Timing(start_time, group.probe_seconds),
         progress=progress or (lambda progress: None),
-        diverged_rounds=[None] * len(prepared_runs),
         records=records,
     )
     group_state.cached_inputs = group.shared_inputs | build_run_inputs(group_state)
@@ -168,7 +167,7 @@ def init_states(group_state: GroupState) -> None:
         schedulers = [run.scheduler for run in slots]
         group_state.pager = StatePager(plan, schedulers, state.clients, num_rows)
         state = state._replace(clients=())
-    group_state.state = state if group.runs_parallel else plan.map_state(state, plan.put)
+    group_state.update(state=state if group.runs_parallel else plan.map_state(state, plan.put))
 
 
 def log_run_header(group_state: GroupState) -> None:

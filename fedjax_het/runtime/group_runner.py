@@ -8,11 +8,11 @@ import math
 from collections.abc import Callable, Sequence
 
 from fedjax_het.runtime.build import RunGroup
-from fedjax_het.runtime.callbacks import END, START, Callback, CallbackRunner
+from fedjax_het.runtime.callbacks import Callback, CallbackRunner
 from fedjax_het.runtime.checkpointing import UNFINISHED_FOLDER, CheckpointWriter, delete_checkpoint
 from fedjax_het.runtime.group_init import init_group
 from fedjax_het.runtime.group_state import GroupState
-from fedjax_het.runtime.progress import Progress
+from fedjax_het.runtime.progress import END, START, Progress
 from fedjax_het.runtime.result_builder import build_results
 from fedjax_het.runtime.result_store import ResultWriter
 from fedjax_het.runtime.results import Result, build_state_path

@@ -8,7 +8,7 @@ reads is an `algorithms.base.RoundInput` of the method.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -30,10 +30,12 @@ from fedjax_het.core.state_paging import StatePager
 from fedjax_het.runtime.build import PreparedRun, RunGroup
 from fedjax_het.runtime.history import Curves, EarlyStop, Timing
 from fedjax_het.runtime.placement import HOST_STATE
-from fedjax_het.runtime.progress import Progress
+from fedjax_het.runtime.progress import START, Progress
 from fedjax_het.runtime.resumable_rounds import LoopLayout, RoundProgress
 from fedjax_het.runtime.schedules import build_schedules
 from fedjax_het.utils.arrays import fetch_to_host
+from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.signals import defer_signals
 
 MAX_ROUNDS_PER_CHUNK = 16  # rounds per call of the compiled program, at most
 # Schedules of the rounds of a call take at most these bytes, unless one round alone takes more. The
@@ -80,9 +82,33 @@ def compute_chunk_limits(group: RunGroup, prepared_runs: Sequence[PreparedRun]) 
     return ChunkLimits(rounds, num_rows, num_prefetch)
 
 
+class Snapshot(NamedTuple):
+    """The state of runs that go in step, and their progress, which one assignment replaces.
+
+    Attributes:
+      state: the states of all runs, on the devices; None while they are replaced.
+      rounds_done: number of rounds that are done.
+      round_progress: the finished parts of the next round, if it is split into parts.
+      diverged_rounds: of each run, the round in which it diverged, or the number of rounds done if
+        server training between rounds diverged; None for a run that did not diverge.
+      early_stops: reasons of runs that ended before their last round.
+      unreported_phase: the phase with which callbacks are to be called; None if they were called.
+    """
+
+    state: Any
+    rounds_done: int
+    round_progress: RoundProgress | None
+    diverged_rounds: tuple[int | None, ...]
+    early_stops: Mapping[int, EarlyStop]
+    unreported_phase: str | None
+
+
 @dataclass(eq=False)
 class GroupState:
-    """The state of runs of one group that go in step.
+    """The runs of one group that go in step, with their state.
+
+    The programs take the buffers of the state. A signal between such a call and the next snapshot
+    waits, see `utils.signals.defer_signals`. After an error there the runs cannot continue.
 
     Attributes:
       group: the runs that share the programs, with their data.
@@ -92,14 +118,9 @@ class GroupState:
       timing: seconds, and the rounds that were timed.
       progress: called between calls of the programs.
       cached_inputs: the inputs of the programs that stay the same, by name.
-      state: the states of all runs, on the devices.
+      snapshot: the state, the progress and the ends of the runs.
       pager: client states on the host, if they are there.
       loop_layout: the loops at which a round is split into parts; None if rounds are whole.
-      rounds_done: number of rounds that are done.
-      round_progress: the finished parts of the next round, if it is split into parts.
-      diverged_rounds: of each run, the round in which it diverged, or the number of rounds done if
-        server training between rounds diverged; None for a run that did not diverge.
-      early_stops: reasons of runs that ended before their last round.
       reported: the runs whose results are written, while other runs continue.
       pause_every: calls end at multiples of this number of rounds (default: anywhere).
       records: the records of the checkpoints from which the runs resume; empty if they begin.
@@ -113,17 +134,60 @@ class GroupState:
     timing: Timing
     progress: Callable[[Progress], None]
     cached_inputs: dict[str, Any] = field(default_factory=dict)
-    state: Any = None
+    snapshot: Snapshot = field(init=False)
     pager: StatePager | None = None
     loop_layout: LoopLayout | None = None
-    rounds_done: int = 0
-    round_progress: RoundProgress | None = None
-    diverged_rounds: list[int | None] = field(default_factory=list)
-    early_stops: dict[int, EarlyStop] = field(default_factory=dict)
     reported: set[int] = field(default_factory=set)
     pause_every: int | None = None
     records: Sequence[dict] = ()
     begun_under: dict[int, dict] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.snapshot = Snapshot(None, 0, None, (None,) * len(self.prepared_runs), {}, START)
+
+    @property
+    def state(self) -> Any:
+        """The states of all runs, on the devices."""
+        return self.snapshot.state
+
+    @property
+    def rounds_done(self) -> int:
+        """Number of rounds that are done."""
+        return self.snapshot.rounds_done
+
+    @property
+    def round_progress(self) -> RoundProgress | None:
+        """The finished parts of the next round, if it is split into parts."""
+        return self.snapshot.round_progress
+
+    @property
+    def diverged_rounds(self) -> tuple[int | None, ...]:
+        """Of each run, the round in which it diverged, see `Snapshot`."""
+        return self.snapshot.diverged_rounds
+
+    @property
+    def early_stops(self) -> Mapping[int, EarlyStop]:
+        """Reasons of runs that ended before their last round."""
+        return self.snapshot.early_stops
+
+    def update(self, **changes: Any) -> None:
+        """Replace fields of the snapshot, in one assignment."""
+        self.snapshot = self.snapshot._replace(**changes)
+
+    def end_run(self, i: int, early_stop: EarlyStop) -> None:
+        """End a run before its last round."""
+        self.update(early_stops={**self.early_stops, i: early_stop})
+
+    def require_state(self) -> None:
+        """Raise ConfigError if an error interrupted the replacement of the state."""
+        carry = None if self.round_progress is None else self.round_progress.carry
+        leaves = [a for a in jax.tree.leaves((self.state, carry)) if isinstance(a, jax.Array)]
+        if self.state is None or any(leaf.is_deleted() for leaf in leaves):
+            raise ConfigError(
+                f"rounds: the run cannot continue after round {self.rounds_done}, since an error "
+                "interrupted the replacement of its state: start it again, or resume it from its "
+                "checkpoint in output_dir (resume=True, --resume)"
+            )
 
     @property
     def slots(self) -> list[PreparedRun]:
@@ -162,14 +226,14 @@ class GroupState:
         plan = self.group.program.plan
         return self.group.runs_parallel or plan.server_parallelism.axis is not None
 
-    def get_accuracies(self, i: int) -> np.ndarray:
+    def get_accuracies(self, i: int, rounds_done: int | None = None) -> np.ndarray:
         """Return a run's main accuracy in the rounds that are done, NaN where not measured.
 
         The main accuracy is the global model's accuracy, otherwise the mean over clients.
         """
         has_global_model = self.group.program.algorithm.global_model is not None
         name = "test_accuracy" if has_global_model else "mean_client_accuracy"
-        return self.curves[i][name][: self.rounds_done]
+        return self.curves[i][name][: self.rounds_done if rounds_done is None else rounds_done]
 
     def count_rounds_completed(self, i: int) -> int:
         """Return the number of rounds of a run that took place."""
@@ -209,16 +273,19 @@ class GroupState:
     def load_client_states(self, rounds: Sequence[int]) -> None:
         """Copy the states of the clients of these rounds to the devices, if they are on the host."""
         if self.pager is not None:
-            self.state = self.state._replace(clients=())  # makes room
-            self.state = self.state._replace(clients=self.pager.load_table(rounds))
+            with defer_signals():
+                state = self.state._replace(clients=())  # makes room
+                self.update(state=None)
+                self.update(state=state._replace(clients=self.pager.load_table(rounds)))
 
-    def store_client_states(self, rounds: Sequence[int]) -> None:
-        """Copy the states back when these rounds are done."""
+    def store_client_states(self, clients: Any, rounds: Sequence[int]) -> None:
+        """Copy the states of the clients of these rounds to the host, if they belong there."""
         if self.pager is not None:
-            self.pager.store_table(self.state.clients, rounds)
+            self.pager.store_table(clients, rounds)
 
     def fetch_states(self) -> list[Any]:
         """Return the state of every run, on the host."""
+        self.require_state()
         host = jax.tree.map(fetch_to_host, self.state)
         return [self.group.take_run(host, i) for i in range(len(self.prepared_runs))]
 

@@ -11,13 +11,14 @@ import numpy as np
 
 from fedjax_het.algorithms.base import ServerStage
 from fedjax_het.core.rng import Stream
-from fedjax_het.core.round_evaluation import RoundMetrics
 from fedjax_het.core.round_inputs import ChunkInputs
 from fedjax_het.runtime.checkpointing import CheckpointWriter
 from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.progress import Progress
 from fedjax_het.runtime.resumable_rounds import RoundProgress
+from fedjax_het.runtime.round_recording import finish_rounds
 from fedjax_het.utils.arrays import count_nonfinite, fetch_to_host
+from fedjax_het.utils.signals import defer_signals
 
 log = logging.getLogger("fedjax_het")
 
@@ -46,24 +47,21 @@ def verify_round_program(group_state: GroupState, phase: str) -> ChunkInputs:
     return inputs
 
 
-def run_resumable_round(group_state: GroupState, checkpoints: CheckpointWriter) -> RoundMetrics:
-    """Execute the next round in several calls.
+def run_resumable_round(group_state: GroupState, checkpoints: CheckpointWriter) -> None:
+    """Execute the next round in several calls, and record it.
 
     Args:
       group_state: the runs, of which a round may have begun.
       checkpoints: their checkpoints, which are written between calls.
-
-    Returns:
-      The metrics of the round, on the host.
     """
     group, timing, layout = group_state.group, group_state.timing, group_state.loop_layout
     assert layout is not None
     inputs = group_state.build_chunk_inputs(group_state.rounds_done, 1)
     group_state.load_client_states([group_state.rounds_done])
     num_loops = len(layout.loop_names)
-    if group_state.round_progress is None:
-        group_state.round_progress = RoundProgress(layout.init_carry(), [0] * num_loops)
     round_progress = group_state.round_progress
+    if round_progress is None:
+        round_progress = RoundProgress(layout.init_carry(), (0,) * num_loops)
     loop, count, first_iteration, loop_seconds = -1, 1, 0, 0.0
     while True:
         if round_progress.loop_index != loop:  # the first iteration tells how fast the others are
@@ -71,20 +69,23 @@ def run_resumable_round(group_state: GroupState, checkpoints: CheckpointWriter) 
             first_iteration = round_progress.done[loop]
         start_time = time.perf_counter()
         spans = layout.plan.put(round_progress.build_spans(count))
-        state, device_metrics, *loop_outputs = group.program.partial_round(
-            group_state.state, inputs, spans, round_progress.carry
-        )
-        carry, totals = jax.block_until_ready(loop_outputs)
-        seconds = time.perf_counter() - start_time
-        loop_seconds += seconds
-        timing.round_seconds += seconds
-        totals = fetch_to_host(totals)
-        total = round_progress.advance(
-            carry, count, totals.max(0) if group.runs_parallel else totals
-        )
-        if round_progress.loop_index == num_loops:
-            break
-        done = round_progress.done[loop]
+        with defer_signals():  # the call takes the buffers of the carry
+            state, device_metrics, *loop_outputs = group.program.partial_round(
+                group_state.state, inputs, spans, round_progress.carry
+            )
+            carry, totals = jax.block_until_ready(loop_outputs)
+            seconds = time.perf_counter() - start_time
+            loop_seconds += seconds
+            timing.round_seconds += seconds
+            totals = fetch_to_host(totals)
+            totals = totals.max(0) if group.runs_parallel else totals
+            round_progress = round_progress.advance(carry, count, totals)
+            if round_progress.loop_index == num_loops:
+                metrics = jax.tree.map(fetch_to_host, device_metrics)
+                finish_rounds(group_state, state, metrics, 1)
+                return
+            group_state.update(round_progress=round_progress)
+        done, total = round_progress.done[loop], int(totals[loop])
         rate = max(done - first_iteration, 1) / loop_seconds
         progress = Progress(layout.loop_names[loop], done, total, rate, 0.0, (total - done) / rate)
         group_state.progress(progress)
@@ -92,9 +93,6 @@ def run_resumable_round(group_state: GroupState, checkpoints: CheckpointWriter) 
         count = layout.plan.sync_across_processes(
             max(1, min(int(CHUNK_SECONDS * rate), MAX_CALL_GROWTH * count))
         )
-    group_state.state, group_state.round_progress = state, None
-    group_state.store_client_states([group_state.rounds_done])
-    return jax.tree.map(fetch_to_host, device_metrics)
 
 
 def run_server_stage(
@@ -102,7 +100,8 @@ def run_server_stage(
 ) -> Iterator[str]:
     """Execute a server stage: on each run's device, shared by the devices, or on one device.
 
-    A run whose state has more numbers that are not finite than before has diverged.
+    A run whose state has more numbers that are not finite than before has diverged. After a signal
+    another call continues.
 
     Args:
       group_state: the runs.
@@ -122,29 +121,29 @@ def run_server_stage(
     with timing.record_compilation():
         nonfinite_counts = count_nonfinite_per_run(state, has_run_axis=group.runs_parallel)
         program.verify((hp, state, key, jnp.int32(1), server))
-        state = jax.block_until_ready(program(hp, state, key, jnp.int32(0), server))
-        group_state.state = state
+        with defer_signals(enabled=not plan.is_debug):  # the call takes the buffers of the state
+            state = jax.block_until_ready(program(hp, state, key, jnp.int32(0), server))
+            group_state.update(state=state)
 
     done = initial_done = group_state.count_stage_iterations(stage)
     start_time, count = time.perf_counter(), 1
     while done < total and group_state.active:
         count = plan.sync_across_processes(min(count, total - done))
-        state = jax.block_until_ready(program(hp, state, key, jnp.int32(count), server))
-        done += count
+        with defer_signals(enabled=not plan.is_debug):
+            state = jax.block_until_ready(program(hp, state, key, jnp.int32(count), server))
+            done += count
+            diverged_rounds = _find_diverged(group_state, state, nonfinite_counts, stage.name)
+            if done == total and not group_state.shards_server_stages:
+                state = plan.map_state(state, plan.put)
+            group_state.update(
+                state=state, diverged_rounds=diverged_rounds, unreported_phase=stage.name
+            )
         rate = (done - initial_done) / (time.perf_counter() - start_time)
         count = max(1, int(CHUNK_SECONDS * rate))
         group_state.progress(Progress(stage.name, done, total, rate, 0.0, (total - done) / rate))
-        group_state.state = state
-        _stop_diverged(group_state, nonfinite_counts, stage.name)
         yield stage.name
         checkpoints.save(group_state)
     timing.server_seconds += time.perf_counter() - start_time
-    if not group_state.shards_server_stages:
-        state = plan.map_state(state, plan.put)
-    group_state.state = state
-
-    with timing.record_compilation():
-        verify_round_program(group_state, stage.name)
 
 
 def count_nonfinite_per_run(state: Any, *, has_run_axis: bool) -> np.ndarray:
@@ -165,14 +164,18 @@ _count_single_run = jax.jit(count_nonfinite)
 _count_each_run = jax.jit(jax.vmap(count_nonfinite))
 
 
-def _stop_diverged(group_state: GroupState, previous_counts: np.ndarray, name: str) -> None:
-    """Stop the runs whose states have more numbers that are not finite than before the stage."""
+def _find_diverged(
+    group_state: GroupState, state: Any, previous_counts: np.ndarray, name: str
+) -> tuple[int | None, ...]:
+    """Return the rounds of divergence, with the runs whose new states have new nonfinite numbers."""
     has_run_axis, done = group_state.group.runs_parallel, group_state.rounds_done
-    current_counts = count_nonfinite_per_run(group_state.state, has_run_axis=has_run_axis)
+    current_counts = count_nonfinite_per_run(state, has_run_axis=has_run_axis)
+    diverged_rounds = [*group_state.diverged_rounds]
     for i in group_state.active:
         if (current_counts[i] > previous_counts[i]).any():
-            seed, group_state.diverged_rounds[i] = group_state.prepared_runs[i].spec.seed, done
+            seed, diverged_rounds[i] = group_state.prepared_runs[i].spec.seed, done
             log.warning("diverged in %s after round %d; stopped (seed %d)", name, done, seed)
+    return tuple(diverged_rounds)
 
 
 def _copy_to_first_device(tree: Any) -> Any:

@@ -19,6 +19,8 @@ from rich.text import Text
 from fedjax_het.utils import console
 from fedjax_het.utils.text import to_one_line
 
+START, END = "start", "end"
+"""Phases before the first round and after the last."""
 MIN_LINE_SECONDS, MAX_LINE_SECONDS = 30.0, 600.0
 """Limits of the seconds between lines in a pipe, which are a twentieth of the elapsed time."""
 JSON_SECONDS = 1.0

@@ -3,7 +3,6 @@
 See `core.resumable_loops` for how a part of a round is executed.
 """
 
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -60,8 +59,7 @@ class LoopLayout(NamedTuple):
         )
 
 
-@dataclass
-class RoundProgress:
+class RoundProgress(NamedTuple):
     """The parts of a round that are done.
 
     Attributes:
@@ -71,8 +69,8 @@ class RoundProgress:
     """
 
     carry: Tree
-    done: list[int]
-    totals: list[int] = field(default_factory=list)
+    done: tuple[int, ...]
+    totals: tuple[int, ...] = ()
 
     @property
     def loop_index(self) -> int:
@@ -85,8 +83,8 @@ class RoundProgress:
         last[self.loop_index] += count
         return np.stack([np.array(self.done, np.int32), last], 1)
 
-    def advance(self, carry: Tree, count: int, totals: np.ndarray) -> int:
-        """Record the result of a call.
+    def advance(self, carry: Tree, count: int, totals: np.ndarray) -> "RoundProgress":
+        """Return the progress after a call.
 
         Args:
           carry: the carry after the call.
@@ -94,18 +92,20 @@ class RoundProgress:
           totals: number of iterations of each loop, as far as known.
 
         Returns:
-          The number of iterations of the loop that the call executed.
+          The parts that are done now.
         """
-        self.carry, i = carry, self.loop_index
+        i = self.loop_index
         total = int(totals[i])
-        self.done[i] = min(self.done[i] + count, total)
-        if self.done[i] == total:
-            self.totals.append(total)
-        return total
+        done = min(self.done[i] + count, total)
+        return RoundProgress(
+            carry,
+            (*self.done[:i], done, *self.done[i + 1 :]),
+            (*self.totals, total) if done == total else self.totals,
+        )
 
     def to_record(self) -> dict[str, list[int]]:
         """Return the record for a checkpoint, which also has the carry."""
-        return {"done": self.done, "totals": self.totals}
+        return {"done": [*self.done], "totals": [*self.totals]}
 
 
 def is_long_round(program: CompiledPrograms, inputs: ChunkInputs) -> bool:

@@ -3,25 +3,16 @@
 `runtime.session` calls this module for a single run, `runtime.group_runner` for a sweep.
 """
 
-import logging
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 
-from fedjax_het.core.round_evaluation import RoundMetrics
 from fedjax_het.runtime import long_phases
 from fedjax_het.runtime.checkpointing import CheckpointWriter
 from fedjax_het.runtime.group_init import init_states
 from fedjax_het.runtime.group_state import GroupState
-from fedjax_het.runtime.history import (
-    build_curves,
-    count_rounds_until_rule,
-    evaluate_rules,
-    get_latest_accuracy,
-    record_rounds,
-)
+from fedjax_het.runtime.history import count_rounds_until_rule, get_latest_accuracy
 from fedjax_het.runtime.input_prefetcher import InputPrefetcher
 from fedjax_het.runtime.long_phases import (
     run_resumable_round,
@@ -29,11 +20,9 @@ from fedjax_het.runtime.long_phases import (
     verify_round_program,
 )
 from fedjax_het.runtime.progress import Progress
+from fedjax_het.runtime.round_recording import ROUNDS_PHASE, apply_stopping_rules, finish_rounds
 from fedjax_het.utils.arrays import fetch_to_host
-
-log = logging.getLogger("fedjax_het")
-
-ROUNDS_PHASE = "rounds"  # the phase of runs outside server stages
+from fedjax_het.utils.signals import defer_signals
 
 
 def start_runs(group_state: GroupState, checkpoints: CheckpointWriter) -> None:
@@ -57,7 +46,8 @@ def start_runs(group_state: GroupState, checkpoints: CheckpointWriter) -> None:
         inputs = group_state.without_rounds(verify_round_program(group_state, ROUNDS_PHASE))
         # A call without rounds compiles the program for the arrays that it will be called with.
         if (layout := group_state.loop_layout) is None:
-            group_state.state, _ = jax.block_until_ready(program.chunk(group_state.state, inputs))
+            state, _ = jax.block_until_ready(program.chunk(group_state.state, inputs))
+            group_state.update(state=state)
         else:
             loop_inputs = layout.build_spans(0), layout.init_carry()
             jax.block_until_ready(program.partial_round(group_state.state, inputs, *loop_inputs))
@@ -72,43 +62,42 @@ def advance_runs(group_state: GroupState, checkpoints: CheckpointWriter) -> Iter
 
     Yields:
       After each call and before a checkpoint is written, "rounds" or the name of the server stage.
-      The caller may end runs there (`GroupState.early_stops`), or leave the loop.
+      The caller may end runs there (`GroupState.early_stops`), or leave the loop. After a signal
+      another call continues.
     """
-    _apply_stopping_rules(group_state)
+    apply_stopping_rules(group_state)
     with InputPrefetcher(group_state) as prefetcher:
         while group_state.is_unfinished:
             for stage in group_state.group.program.algorithm.server_stages:
-                if (
-                    stage.before_round == group_state.rounds_done
-                    and group_state.count_stage_iterations(stage) < stage.num_iterations
-                ):
-                    yield from run_server_stage(group_state, stage, checkpoints)
+                if stage.before_round == group_state.rounds_done and group_state.active:
+                    if group_state.count_stage_iterations(stage) < stage.num_iterations:
+                        yield from run_server_stage(group_state, stage, checkpoints)
+                    with group_state.timing.record_compilation():
+                        verify_round_program(group_state, stage.name)
             if not group_state.active:
                 break
             if group_state.loop_layout is not None:
-                metrics, count = run_resumable_round(group_state, checkpoints), 1
+                run_resumable_round(group_state, checkpoints)
             else:
-                count = _compute_chunk_length(group_state)
-                metrics = _run_chunk(group_state, prefetcher, count)
-            _record_metrics(group_state, metrics, count)
-            _apply_stopping_rules(group_state)
+                _run_chunk(group_state, prefetcher, _compute_chunk_length(group_state))
             _report_progress(group_state)
             yield ROUNDS_PHASE
             checkpoints.save(group_state)
 
 
-def _run_chunk(group_state: GroupState, prefetcher: InputPrefetcher, count: int) -> RoundMetrics:
-    """Execute one call of the program, and return its metrics."""
-    start_time = time.perf_counter()
+def _run_chunk(group_state: GroupState, prefetcher: InputPrefetcher, count: int) -> None:
+    """Execute one call of the program, which takes the buffers of the state, and record its rounds."""
+    start_time, program = time.perf_counter(), group_state.group.program
     rounds = range(group_state.rounds_done, group_state.rounds_done + count)
     inputs = prefetcher.get(rounds.start, count)
     group_state.load_client_states(rounds)
-    group_state.state, device_metrics = group_state.group.program.chunk(group_state.state, inputs)
-    prefetcher.prefetch(rounds.stop, count)
-    metrics = jax.tree.map(fetch_to_host, device_metrics)
-    group_state.store_client_states(rounds)
-    group_state.timing.round_seconds += time.perf_counter() - start_time
-    return metrics
+    # A debug run keeps the old state, and the user may wish to interrupt a client's function.
+    with defer_signals(enabled=not program.plan.is_debug):
+        state, device_metrics = program.chunk(group_state.state, inputs)
+        prefetcher.prefetch(rounds.stop, count)
+        metrics = jax.tree.map(fetch_to_host, device_metrics)
+        finish_rounds(group_state, state, metrics, count)
+        group_state.timing.round_seconds += time.perf_counter() - start_time
 
 
 def _compute_chunk_length(group_state: GroupState) -> int:
@@ -132,39 +121,6 @@ def _compute_chunk_length(group_state: GroupState) -> int:
     return program.plan.sync_across_processes(
         max(1, min(max_rounds, int(long_phases.CHUNK_SECONDS / seconds_per_round)))
     )
-
-
-def _record_metrics(group_state: GroupState, metrics: Any, count: int) -> None:
-    """Record the metrics (`RoundMetrics`, on the host) of the next `count` rounds, now done."""
-    timing, done, group = group_state.timing, group_state.rounds_done, group_state.group
-    requested_metrics = group.program.signature.evaluation.metrics
-    timing.timed_rounds += count
-    for i, run in enumerate(group_state.prepared_runs):
-        samples = run.scheduler.work_counts.samples[done : done + count]
-        timing.timed_samples += int(samples.sum())
-        if i not in group_state.active:
-            continue
-        run_metrics = group.take_run(metrics, i)
-        new_curves = build_curves(run_metrics, run, requested_metrics)
-        diverged_round = record_rounds(
-            group_state.curves[i], new_curves, run_metrics.is_finite, done, count
-        )
-        group_state.diverged_rounds[i] = diverged_round
-        if diverged_round is not None:
-            log.warning("diverged in round %d; stopped (seed %d)", diverged_round, run.spec.seed)
-    group_state.rounds_done += count
-
-
-def _apply_stopping_rules(group_state: GroupState) -> None:
-    """End the runs of which a stopping rule is met."""
-    for i in group_state.active:
-        spec = group_state.prepared_runs[i].spec
-        if not spec.has_early_stopping:
-            continue
-        early_stop = evaluate_rules(spec, group_state.get_accuracies(i)).early_stop
-        if early_stop is not None and early_stop.round < group_state.total_rounds:
-            group_state.early_stops[i] = early_stop
-            log.info("stopped after round %d: %s", early_stop.round, early_stop.reason)
 
 
 def _report_progress(group_state: GroupState) -> None:

@@ -12,7 +12,7 @@ import jax
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.runtime.build import prepare_group, with_plan
-from fedjax_het.runtime.callbacks import END, START, Callback, CallbackRunner, RunStatus
+from fedjax_het.runtime.callbacks import Callback, CallbackRunner, RunStatus
 from fedjax_het.runtime.checkpointing import (
     CheckpointWriter,
     delete_checkpoint,
@@ -27,7 +27,7 @@ from fedjax_het.runtime.history import CALLBACK, EarlyStop
 from fedjax_het.runtime.memory_limits import translate_out_of_memory
 from fedjax_het.runtime.placement import DEVICE_STATE, Placement
 from fedjax_het.runtime.program_memory import init_within_memory
-from fedjax_het.runtime.progress import Progress
+from fedjax_het.runtime.progress import END, START, Progress
 from fedjax_het.runtime.result_builder import build_results
 from fedjax_het.runtime.result_store import ResultWriter, SavedStateIndex, save_run_files
 from fedjax_het.runtime.results import Result, build_state_path
@@ -70,6 +70,10 @@ class Session:
         checkpoint if there is an `output_dir`; the caller can continue with another loop, or take
         `result()`. The programs are compiled at the first round.
 
+        The caller can also continue after an exception that a signal raised, such as
+        KeyboardInterrupt of Ctrl-C: the run goes on to the bits of an uninterrupted run. Signals
+        wait until a call of a program has ended and its rounds are recorded.
+
         Args:
           every: chunks end at multiples of this number of rounds (default: a chunk takes about two
             seconds).
@@ -78,7 +82,8 @@ class Session:
           An iterator of the status of the run.
 
         Raises:
-          ConfigError: if `every` is no whole number >= 1.
+          ConfigError: if `every` is no whole number >= 1, or if an error interrupted the
+            replacement of the state, so that the run cannot continue.
         """
         return self._rounds(validate("every", every, PositiveInt | None))
 
@@ -100,8 +105,13 @@ class Session:
                 log_run_header(group_state)
                 start_runs(group_state, checkpoints)
                 self._has_started = True
-                self._callback_runner.call(0, START)
             if self._result is None:
+                group_state.require_state()
+                unreported_phase = group_state.snapshot.unreported_phase
+                if unreported_phase == START:
+                    self._callback_runner.call(0, START)
+                elif unreported_phase not in (None, END):  # a signal came before the callbacks
+                    yield self._callback_runner.call(0, unreported_phase)
                 for phase in advance_runs(group_state, checkpoints):
                     yield self._callback_runner.call(0, phase)
             self._finalize()
@@ -110,23 +120,33 @@ class Session:
         """Return the result; a run that has rounds left ends here.
 
         Raises:
-          ConfigError: before the first round.
+          ConfigError: before the first round, and if an error interrupted the replacement of the
+            state.
         """
         expected = "a run whose rounds() were iterated"
         require(self._has_started, "result", "none yet", expected)
+        snapshot = self._group_state.snapshot
         if self._result is None and self._group_state.is_unfinished:
             reason = "the caller left the loop over rounds()"
-            done = self._group_state.rounds_done
-            self._group_state.early_stops[0] = EarlyStop(done, CALLBACK, reason)
-        return self._finalize()
+            self._group_state.end_run(0, EarlyStop(snapshot.rounds_done, CALLBACK, reason))
+        try:
+            return self._finalize()
+        except BaseException:
+            if self._result is None:  # the run has not ended
+                self._group_state.snapshot = snapshot
+            raise
 
     def _finalize(self) -> Result:
-        """Build and write the result, once."""
+        """Build and write the result, once; after a signal or a full disk, another call tries again."""
+        group_state = self._group_state
         if self._result is None:
-            self._result = build_results(self._group_state, [0])[0]
+            result = build_results(group_state, [0])[0]
             if jax.process_index() == 0:
-                self._write(self._result)
-            self._group_state.reported.add(0)
+                self._write(result)
+            group_state.reported.add(0)
+            group_state.update(unreported_phase=END)
+            self._result = result
+        if group_state.snapshot.unreported_phase == END:
             self._callback_runner.call(0, END, self._result)
         return self._result
 

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from fedjax_het.runtime.callbacks import END, START, Callback, RunStatus
+from fedjax_het.runtime.callbacks import Callback, RunStatus
+from fedjax_het.runtime.progress import END, START
 from fedjax_het.runtime.result_display import flatten
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, require

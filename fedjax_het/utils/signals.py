@@ -1,0 +1,75 @@
+"""Signals that wait until work which must not be interrupted has ended."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+
+class _Deferral:
+    """Signal handler that records signals while it is active, and calls their own handlers later.
+
+    Attributes:
+      handlers: the handlers of the signals by number.
+      is_active: whether signals are recorded; otherwise their own handlers are called at once.
+    """
+
+    def __init__(self, handlers: dict[int, Callable]):
+        self.handlers, self.is_active = handlers, True
+        self._frames: dict[int, FrameType | None] = {}  # of the signals that wait
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.is_active:
+            self._frames[number] = frame
+        else:
+            self.handlers[number](number, frame)
+
+    def deactivate(self) -> None:
+        """Call the handlers of further signals at once."""
+        self.is_active = False
+
+    def deliver(self) -> None:
+        """Call the handlers of the signals that wait; each is called even if another raises."""
+        with contextlib.ExitStack() as stack:
+            for number, frame in self._frames.items():
+                stack.callback(self.handlers[number], number, frame)
+
+
+@contextlib.contextmanager
+def defer_signals(*, enabled: bool = True) -> Iterator[None]:
+    """Call Python's signal handlers, such as that of Ctrl-C, after the block instead of within it.
+
+    Python calls signal handlers in the main thread only. In other threads the block is executed
+    without a change.
+
+    Args:
+      enabled: False to execute the block without a change.
+
+    Yields:
+      Nothing.
+
+    Example:
+      >>> import signal
+      >>> from fedjax_het.utils.signals import defer_signals
+      >>> done = False
+      >>> try:
+      ...     with defer_signals():
+      ...         signal.raise_signal(signal.SIGINT)
+      ...         done = True
+      ... except KeyboardInterrupt:
+      ...     print("interrupted, done:", done)
+      interrupted, done: True
+    """
+    if not enabled or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    current = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    deferral = _Deferral({number: h for number, h in current.items() if callable(h)})
+    with contextlib.ExitStack() as stack:
+        stack.callback(deferral.deliver)
+        for number, handler in deferral.handlers.items():
+            stack.callback(signal.signal, number, handler)
+            signal.signal(number, deferral)
+        stack.callback(deferral.deactivate)  # the first of the callbacks that is called
+        yield

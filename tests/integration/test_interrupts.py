@@ -1,0 +1,194 @@
+"""Loops over rounds that a signal or an error interrupts at any instruction, and that continue."""
+
+import collections
+import signal
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from support.data import make_user_dataset
+from support.interrupts import InstructionTracer, raise_error, send_signal
+from support.small_runs import assert_results_equal, make_spec, run_spec, with_placement
+
+from fedjax_het import federation
+from fedjax_het.runtime import checkpointing, resumable_rounds
+from fedjax_het.utils.arrays import to_numpy_bits
+from fedjax_het.utils.errors import ConfigError
+
+STOP_ROUND = 3
+
+
+class Case(NamedTuple):
+    """A run whose loop is interrupted."""
+
+    method: str
+    settings: dict[str, Any] = {}
+    is_long: bool = False  # rounds are split into parts
+    has_folder: bool = False  # checkpoints and a result are written
+    stops: bool = False  # a callback ends the run
+
+    def __str__(self):
+        places = [str(value) for value in self.settings.values()]
+        flags = [name for name in self._fields[2:] if getattr(self, name)]
+        return "-".join([self.method, *places, *flags])
+
+
+HOST = {"client_state": "host"}
+ONE_DEVICE = {"devices": 1}
+QUICK_CASES = [
+    Case("scaffold", HOST, has_folder=True),
+    Case("dynafed", stops=False),
+    Case("scaffold", is_long=True, stops=True),
+]
+CASES = [
+    *QUICK_CASES,
+    Case("fedavg", has_folder=True, stops=True),
+    Case("scaffold", has_folder=True),
+    Case("scaffold", HOST, is_long=True),
+    Case("dynafed", ONE_DEVICE, has_folder=True),
+    Case("fedaf"),
+    Case("fedaf", is_long=True, has_folder=True),
+    Case("fedgen"),
+    Case("fsl", stops=True),
+    Case("fedavg_ft", is_long=True),
+    Case("fedamp"),
+    Case("ditto", HOST),
+]
+
+
+class Loop:
+    """A run of a case as a loop, with the calls of its callback."""
+
+    def __init__(self, case, folder=None):
+        self.calls = []
+        spec = make_spec(case.method, rounds=5 if case.method == "dynafed" else 4)
+        self.session = federation(
+            spec,
+            dataset=make_user_dataset(),
+            output_dir=folder if case.has_folder else None,
+            callbacks=[self._stop if case.stops else self._record],
+            **with_placement({"devices": 1, **case.settings}),
+        )
+
+    def _record(self, status):
+        self.calls.append((status.phase, status.done))
+
+    def _stop(self, status):
+        self._record(status)
+        if status.phase == "rounds" and status.done == STOP_ROUND:
+            status.stop("a test")
+
+    def run(self):
+        for _ in self.session.rounds(every=1):
+            pass
+        return self.session.result()
+
+
+@pytest.fixture
+def run_case(monkeypatch, tmp_path):
+    """Return a function that interrupts a case at some instructions; it returns the outcomes."""
+    monkeypatch.setattr("fedjax_het.runtime.long_phases.CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
+
+    def run(case, interrupt, num_positions, rng):
+        long_flops = 0 if case.is_long else 2e12
+        monkeypatch.setitem(resumable_rounds.LONG_FLOPS, "cpu", long_flops)
+        whole = Loop(case, tmp_path / "whole")
+        expected = whole.run()
+        loop = Loop(case, tmp_path / "counted")
+        with InstructionTracer() as counter:
+            loop.run()
+        outcomes = collections.Counter()
+        for position in sorted(rng.integers(1, counter.count + 1, num_positions)):
+            folder = tmp_path / str(position)
+            outcome = interrupt_loop(case, folder, position, interrupt, whole.calls, expected)
+            outcomes[outcome] += 1
+        return outcomes
+
+    return run
+
+
+def interrupt_loop(case, folder, position, interrupt, calls, expected):
+    """Interrupt a loop, continue in one of three ways, and compare; return the outcome."""
+    loop = Loop(case, folder)
+    try:
+        with InstructionTracer(position, interrupt) as tracer:
+            loop.run()
+        outcome = "no interrupt"
+    except KeyboardInterrupt:
+        outcome = "interrupted"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, tracer.place
+    ways = ["rounds", "result", *(["resume"] if case.has_folder else [])]
+    way = ways[position % len(ways)]
+    try:
+        if way == "result" and loop.calls:
+            assert_starts_equal(loop.session.result(), expected, tracer.place)
+            return outcome
+        if way == "resume":
+            checked = resume(case, folder)
+        else:
+            checked = loop.run()
+            assert set(calls) <= set(loop.calls), f"callbacks after {tracer.place}"
+        assert_bits_equal(checked, expected, tracer.place)
+    except ConfigError as error:
+        assert interrupt is raise_error and "cannot continue" in str(error), tracer.place
+        return "refused"
+    return outcome
+
+
+def resume(case, folder):
+    loop = Loop(case)  # for the callback
+    spec, callback = loop.session._group_state.prepared_runs[0].spec, loop._record
+    callback = loop._stop if case.stops else loop._record
+    places = {"devices": 1, **case.settings}
+    return run_spec(spec, output_dir=folder, resume=True, callbacks=[callback], **places)
+
+
+def assert_bits_equal(result, expected, place):
+    try:
+        assert_results_equal(result, expected)
+        assert result.rounds == expected.rounds
+        for a, b in zip(list_state_leaves(result), list_state_leaves(expected), strict=True):
+            np.testing.assert_array_equal(a, b)
+    except AssertionError as error:
+        raise AssertionError(f"interrupted at {place}: {error}") from None
+
+
+def assert_starts_equal(result, expected, place):
+    """The result of a loop that was left has the first rounds of the whole run, and no others."""
+    rounds = result.summary["rounds"]
+    for name, curve in expected.metrics.items():
+        if result.metrics[name].ndim and name in result.metrics:
+            actual = result.metrics[name]
+            np.testing.assert_array_equal(actual[:rounds], curve[:rounds], f"{name} at {place}")
+            rest = actual[rounds:]
+            assert not np.any(rest[np.isfinite(rest)]), f"{name} after the end at {place}"
+
+
+def list_state_leaves(result):
+    clients = result.state.clients
+    clients = getattr(clients, "rows", clients)
+    return [to_numpy_bits(a) for a in jax.tree.leaves(result.state._replace(clients=clients))]
+
+
+@pytest.mark.parametrize("case", QUICK_CASES, ids=str)
+def test_signal_at_any_instruction(case, run_case):
+    outcomes = run_case(case, send_signal, 7, np.random.default_rng(0))
+    assert outcomes["interrupted"] >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_error_at_any_instruction(case, run_case):
+    outcomes = run_case(case, raise_error, 5, np.random.default_rng(1))
+    assert outcomes["interrupted"] + outcomes["refused"] == 5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("interrupt", [send_signal, raise_error])
+def test_interrupts_at_full_length(interrupt, case, run_case):
+    outcomes = run_case(case, interrupt, 40, np.random.default_rng(2))
+    print(f"{case}, {interrupt.__name__}: {dict(outcomes)}")
+    assert outcomes["no interrupt"] == 0
