@@ -153,7 +153,7 @@ class CallbackRunner:
 
     def _build_status(self, i: int, phase: str, result: Result | None) -> RunStatus:
         group_state = self._group_state
-        if i not in self._digests:
+        if i not in self._traffic:  # the last to be stored: a signal may come between
             self._digests[i] = compute_result_digest(group_state, i)
             self._traffic[i] = self._compute_traffic(i)
         done, before = group_state.count_rounds_completed(i), self._rounds_reported.get(i, 0)

@@ -53,7 +53,7 @@ CASES = [
     Case("fsl", stops=True),
     Case("fedavg_ft", is_long=True),
     Case("fedamp"),
-    Case("ditto", HOST),
+    Case("feddyn", HOST),
 ]
 
 
@@ -68,7 +68,7 @@ class Loop:
             dataset=make_user_dataset(),
             output_dir=folder if case.has_folder else None,
             callbacks=[self._stop if case.stops else self._record],
-            **with_placement({"devices": 1, **case.settings}),
+            **with_placement(case.settings),
         )
 
     def _record(self, status):
@@ -97,7 +97,7 @@ def run_case(monkeypatch, tmp_path):
         whole = Loop(case, tmp_path / "whole")
         expected = whole.run()
         loop = Loop(case, tmp_path / "counted")
-        with InstructionTracer() as counter:
+        with InstructionTracer(interrupt=interrupt) as counter:
             loop.run()
         outcomes = collections.Counter()
         for position in sorted(rng.integers(1, counter.count + 1, num_positions)):
@@ -139,10 +139,9 @@ def interrupt_loop(case, folder, position, interrupt, calls, expected):
 
 def resume(case, folder):
     loop = Loop(case)  # for the callback
-    spec, callback = loop.session._group_state.prepared_runs[0].spec, loop._record
+    spec = loop.session._group_state.prepared_runs[0].spec
     callback = loop._stop if case.stops else loop._record
-    places = {"devices": 1, **case.settings}
-    return run_spec(spec, output_dir=folder, resume=True, callbacks=[callback], **places)
+    return run_spec(spec, output_dir=folder, resume=True, callbacks=[callback], **case.settings)
 
 
 def assert_bits_equal(result, expected, place):
