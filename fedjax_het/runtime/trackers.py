@@ -31,6 +31,7 @@ from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.io import write_atomically
 from fedjax_het.utils.registry import Registry
+from fedjax_het.utils.signals import defer_signals
 from fedjax_het.utils.text import to_one_line
 
 PROJECT = "fedjax_het"
@@ -117,11 +118,12 @@ class CsvTracker(RunTracker):
 
     def flush(self) -> None:
         """Append the buffer to the file."""
-        with open(self._path, "ab", buffering=0) as file:
-            file.write(self._buffer.getvalue().encode())
-            os.fsync(file.fileno())
-        self._buffer.seek(0)
-        self._buffer.truncate()
+        with defer_signals():
+            with open(self._path, "ab", buffering=0) as file:
+                file.write(self._buffer.getvalue().encode())
+                os.fsync(file.fileno())
+            self._buffer.seek(0)
+            self._buffer.truncate()
 
 
 class TensorboardTracker(RunTracker):
@@ -435,8 +437,9 @@ class TrackerCallback:
         record = self._records[name, status.digest]
         for i in range(record.done, status.done):
             values = {metric: float(curve[i]) for metric, curve in curves.items()}
-            record.log(i + 1, {metric: v for metric, v in values.items() if math.isfinite(v)})
-        record.done = max(record.done, status.done)
+            with defer_signals():  # the next call would log the round again
+                record.log(i + 1, {metric: v for metric, v in values.items() if math.isfinite(v)})
+                record.done = i + 1
         record.flush()
         if status.result is not None and status.phase == END:
             record.close(_flatten_values(status.result.summary))

@@ -31,9 +31,12 @@ class _Deferral:
 
     def deliver(self) -> None:
         """Call the handlers of the signals that wait; each is called even if another raises."""
-        with contextlib.ExitStack() as stack:
-            for number, frame in self._frames.items():
-                stack.callback(self.handlers[number], number, frame)
+        if self._frames:
+            number, frame = self._frames.popitem()
+            try:
+                self.handlers[number](number, frame)
+            finally:
+                self.deliver()
 
 
 @contextlib.contextmanager
