@@ -37,7 +37,6 @@ class Case:
 
 
 HOST = {"client_state": "host"}
-ONE_DEVICE = {"devices": 1}
 QUICK_CASES = [Case("scaffold", HOST, has_folder=True), Case("dynafed")]
 SLOW_CASES = [
     Case("fedavg", has_folder=True, stops=True),
