@@ -61,6 +61,10 @@ class SweepCommand(ExecutionOptions, _ListSettings):
     """Seeds of all random draws; every combination runs with each seed."""
     hp: dict[str, tuple[float, ...]] = field(default_factory=dict)
     options: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    partition_options: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    server_options: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    network_options: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    optimizer_options: dict[str, tuple[bool, ...]] = field(default_factory=dict)
     output_dir: Path = Path("results/sweep")
     """Folder of the results."""
     spread: str = "auto"

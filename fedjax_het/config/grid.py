@@ -4,18 +4,25 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from fedjax_het.algorithms import METHODS
-from fedjax_het.config.resolve import supported_hyperparameters, validate_settings
+from fedjax_het.config.resolve import (
+    get_option_depth,
+    supported_hyperparameters,
+    validate_settings,
+)
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.config.settings import drop_unused_settings, rename_former_settings
 from fedjax_het.utils.config import to_python_scalar, validate
 from fedjax_het.utils.errors import ConfigError, display_name, require, require_name
+from fedjax_het.utils.registry import count_list_depth
 
+NameT = TypeVar("NameT")
 MAX_RUNS = 10**6
 """Largest number of runs of a grid."""
 _SETTING_NAMES = [f.name for f in dataclasses.fields(RunSpec) if f.name not in ("hp", "options")]
+_OPTION_SETTINGS = [name for name in _SETTING_NAMES if name.endswith("_options")]
 
 
 def grid(
@@ -29,6 +36,12 @@ def grid(
     A hyperparameter or option applies to the methods that have it; other methods run once without
     it. Settings of local training do not apply to methods whose clients condense their data. The
     last name varies fastest. Runs are unique and validated.
+
+    The settings `partition_options`, `server_options`, `network_options` and `optimizer_options`
+    also have values, or lists of values, by name. If the value of an option is a list by its
+    annotation or default, a list is one value, and a list of lists contains several values. The
+    types of the options of a user's network (`model="user"`) are unknown: each value is one value,
+    and a list of mappings contains several values.
 
     Args:
       hp: values, or lists of values, of hyperparameters by name.
@@ -63,13 +76,19 @@ def grid(
     methods = [METHODS.require(to_python_scalar(name)) for name in lists.get("algorithm", ())]
     has_local_training = any(method.trains_locally for method in methods)
     specs: dict[str, RunSpec] = {}
-    for values in _combinations(lists):
+    for values in itertools.chain.from_iterable(map(_expand_options, _combinations(lists))):
+        require(len(specs) < MAX_RUNS, "grid", "more runs", f"at most {MAX_RUNS}")
         spec = validate_settings(RunSpec(**values))
         if has_local_training:
             spec = RunSpec(**drop_unused_settings(spec.algorithm, values))
         names = METHODS[spec.algorithm].option_names & all_options.keys()
         unused -= {("options", name) for name in names}
-        for option_values in _combinations({n: v for n, v in all_options.items() if n in names}):
+        option_lists = {
+            name: [values] if _is_list_option(spec, "options", name, options[name]) else values
+            for name, values in all_options.items()
+            if options is not None and name in names
+        }
+        for option_values in _combinations(option_lists):
             spec_with_options = dataclasses.replace(spec, options=option_values)
             hp_names = supported_hyperparameters(spec_with_options, hps)
             unused -= {("hp", name) for name in hp_names}
@@ -91,11 +110,37 @@ def _list_values(name: str, value: Any) -> list[Any]:
     return values
 
 
+def _expand_options(values: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    """Yield settings with each combination of the options that have lists of values."""
+    lists = {
+        (argument, name): _list_values(f"{argument} {name}", value)
+        for argument in _OPTION_SETTINGS
+        if isinstance(values.get(argument), Mapping)
+        for name, value in values[argument].items()
+        if count_list_depth(to_python_scalar(value))
+        and not _is_list_option(RunSpec(**values), argument, name, value)
+    }
+    count = math.prod(map(len, lists.values()))
+    require(count <= MAX_RUNS, "grid", f"{count} runs", f"at most {MAX_RUNS}")
+    for combination in _combinations(lists):
+        changed = {argument: dict(values[argument]) for argument, _ in lists}
+        for (argument, name), value in combination.items():
+            changed[argument][name] = value
+        yield values | changed
+
+
+def _is_list_option(spec: RunSpec, argument: str, name: str, value: Any) -> bool:
+    """Return whether a list is one value of an option, not a list of values."""
+    depth = count_list_depth(to_python_scalar(value))
+    option_depth = get_option_depth(spec, argument, name) if depth else -1
+    return option_depth is None or depth <= option_depth
+
+
 def _list_values_by_name(argument: str, mapping: Any) -> dict[str, list[Any]]:
     mapping = validate(argument, {} if mapping is None else mapping, dict[str, Any])
     return {name: _list_values(f"{argument} {name}", value) for name, value in mapping.items()}
 
 
-def _combinations(lists: Mapping[str, list[Any]]) -> Iterable[dict[str, Any]]:
+def _combinations(lists: Mapping[NameT, list[Any]]) -> Iterable[dict[NameT, Any]]:
     for values in itertools.product(*lists.values()):
         yield dict(zip(lists, values, strict=True))

@@ -43,6 +43,7 @@ from fedjax_het.utils.config import (
     validate,
 )
 from fedjax_het.utils.errors import display_names, display_names_within, require, require_name
+from fedjax_het.utils.registry import get_list_depth
 
 USER_PROVIDED = "user"
 """Name of a data set, network or optimizer that is passed to the run itself."""
@@ -101,6 +102,41 @@ def supported_hyperparameters(raw: RunSettings, names: Iterable[str]) -> list[st
     spec, method, _ = _resolve_except_hyperparameters(raw)
     supported = {**_default_hyperparameters(spec, method), **optional_hyperparameters(spec)}
     return [name for name in names if name in supported]
+
+
+def get_option_depth(raw: RunSettings, argument: str, name: str) -> int | None:
+    """Return the number of nested lists in the values of an option.
+
+    Args:
+      raw: settings of the run; the values of its options are ignored.
+      argument: setting that contains the option, such as "partition_options".
+      name: name of the option.
+
+    Returns:
+      0 for a number or a text, 1 for a list of them; None for a user's network, whose options are
+      unknown.
+
+    Raises:
+      ConfigError: if a name of the settings is unknown.
+    """
+    _check_names(raw)
+    method = get_algorithm_spec(raw.algorithm, {})
+    protocol = method.protocol if raw.protocol is None else raw.protocol
+    defaults, _, _ = get_protocol_defaults(protocol, method, raw.dataset, raw.model)
+    owner: Any = method.options
+    if argument == "partition_options":
+        scheme = PARTITIONS.require(raw.partition or defaults["partition"])
+        owner, name = scheme.split, find_parameter_name(scheme.name, name) or name
+    elif argument == "server_options":
+        default_source = defaults.get("server_data") or "iid"
+        source = SERVER_SOURCES.require(raw.server_data or default_source)
+        owner = source.draw or source.pool
+    elif argument == "network_options":
+        model = raw.model or defaults["model"]
+        if model == USER_PROVIDED:
+            return None
+        owner = NETWORKS.require(model).make
+    return get_list_depth(owner, name)
 
 
 def _resolve_except_hyperparameters(

@@ -163,7 +163,7 @@ class RunSettings:
     personalized methods)."""
     test_per_client: PositiveInt | Literal["all"] | None = None
     """Test images per client; "all" uses the whole test split for every client (default: 100, or
-    fewer if the test split is too small)."""
+    fewer if the test split is too small; classes with too few test images are left out)."""
     client_test_model: str | None = None
     """Model that is evaluated on the clients' own test data: global, client or received (default:
     the method's own)."""

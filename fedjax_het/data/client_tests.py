@@ -22,6 +22,8 @@ from fedjax_het.utils.errors import ConfigError, make_value_error, require
 _log = logging.getLogger(__name__)
 
 _DEFAULT_TESTS_PER_CLIENT = 100  # as in FedAMP
+_MIN_DEFAULT_TESTS = 10  # the default size leaves out classes that allow only smaller tests
+_FEW_TESTS = 30  # a smaller default size is logged
 MAX_TEST_EXAMPLES = 10**8  # in a test split: more positions would take gigabytes
 
 
@@ -117,14 +119,17 @@ def draw_local_tests(
       seed: seed of the draw, >= 0. Equal arguments give equal tests.
       per_client: number of test examples of each client. Default: 100, as in FedAMP. The number is
         smaller for all clients if a client would need more examples of a class than the test split
-        has.
+        has. If it would be below 10, the tests leave out the classes with too few examples. A
+        client that holds only such classes has a smaller test of them, and no test if the test
+        split has none of them. A warning reports a number below 30.
 
     Returns:
       A `Partition` of K clients with positions in the *test* split.
 
     Raises:
-      ConfigError: if a class has too few test examples for `per_client`, or if clients are domains,
-        which differ in more than their classes (see `make_domain_tests`).
+      ConfigError: if a class has too few test examples for `per_client`, if the test split has none
+        of the clients' classes, or if clients are domains, which differ in more than their classes
+        (see `make_domain_tests`).
 
     Example:
       >>> import numpy as np
@@ -143,18 +148,22 @@ def draw_local_tests(
     mixtures = compute_client_mixtures(partition, train_labels, num_classes)
     class_counts = np.bincount(test_labels, minlength=num_classes)
     max_per_client, client, label = _find_max_per_client(mixtures, class_counts)
-    if per_client is None:
-        per_client = max(1, min(_DEFAULT_TESTS_PER_CLIENT, max_per_client))
-    expected = (
-        f"at most {max_per_client}: {mixtures[client, label]:.0%} of client {client}'s tests have "
-        f"class {label}, which has {class_counts[label]} test examples"
+    reason = (
+        f"{mixtures[client, label]:.0%} of client {client}'s tests have class {label}, which has "
+        f"{class_counts[label]} test examples"
     )
-    require(per_client <= max_per_client, "per_client", per_client, expected)
+    sizes = np.where(partition.sizes > 0, per_client or 0, 0)
+    if per_client is None:
+        mixtures, sizes = _choose_default_tests(mixtures, class_counts, partition.sizes > 0, reason)
+        per_client = int(sizes.max())
+    elif per_client > max_per_client:
+        expected = f"at most {max_per_client}" if max_per_client else "None"
+        raise make_value_error("per_client", per_client, f"{expected}: {reason}")
 
     rng = make_data_rng(seed, DataStream.LOCAL_TESTS)
     counts = np.zeros(mixtures.shape, np.int64)
     for k in np.flatnonzero(partition.sizes):
-        counts[k] = systematic_round(rng, mixtures[k], per_client)
+        counts[k] = systematic_round(rng, mixtures[k], sizes[k])
     num_requested = counts.sum(0)
     if (num_requested > class_counts).any():
         scarcest_class = int(np.argmax(num_requested / np.maximum(class_counts, 1)))
@@ -319,10 +328,69 @@ def get_client_groups(partition: Partition) -> np.ndarray:
     return np.repeat(np.arange(len(sizes)), sizes)
 
 
+def _choose_default_tests(
+    mixtures: np.ndarray, class_counts: np.ndarray, has_examples: np.ndarray, reason: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Choose mixtures and sizes of tests of the default size.
+
+    Args:
+      mixtures: class proportions of the clients, floats `[K, C]`.
+      class_counts: number of test examples of each class, integers `[C]`.
+      has_examples: whether each client has training examples, bools `[K]`.
+      reason: the client and the class that bound the size, for the warning.
+
+    Returns:
+      `(mixtures, sizes)`: proportions `[K, C]` and numbers of test examples `[K]`.
+    """
+    reduced = mixtures.copy()
+    # Other classes have larger proportions without a rare class, and may then be too rare.
+    while (is_rare := _find_max_tests(reduced, class_counts) < _MIN_DEFAULT_TESTS).any():
+        reduced[is_rare] = 0
+        reduced = _normalize_rows(reduced)
+    size = min(_DEFAULT_TESTS_PER_CLIENT, _find_max_per_client(reduced, class_counts)[0])
+    sizes = np.where(has_examples, size, 0)
+    has_rare_classes_only = has_examples & ~reduced.any(1)
+    if has_rare_classes_only.any():
+        present = _normalize_rows(mixtures * (class_counts > 0))
+        reduced[has_rare_classes_only] = present[has_rare_classes_only]
+        max_tests = np.minimum(_find_max_tests(reduced, class_counts).min(1) + 1e-9, size)
+        max_tests = np.where(reduced.any(1), max_tests, 0).astype(np.int64)
+        sizes = np.where(has_rare_classes_only, max_tests, sizes)
+    if has_examples.any() and not sizes.any():
+        raise ConfigError(f"test_labels: expected a class that a client holds: {reason}")
+    is_changed = has_examples & (np.abs(reduced - mixtures) > 1e-9).any(1)
+    num_small = int((has_examples & (sizes < size)).sum())
+    if is_changed.any() or num_small:
+        omitted = np.flatnonzero(((mixtures > 0) & (reduced == 0))[has_examples].any(0))
+        _log.warning(
+            "local tests have %d examples; the tests of %d clients leave out classes with too few "
+            "test examples (classes: number of examples %s); %d clients have smaller tests (%s)",
+            size,
+            is_changed.sum(),
+            {int(label): int(class_counts[label]) for label in omitted},
+            num_small,
+            reason,
+        )
+    elif size < _FEW_TESTS:
+        _log.warning("local tests have %d examples of each client: %s", size, reason)
+    return reduced, sizes
+
+
+def _normalize_rows(mixtures: np.ndarray) -> np.ndarray:
+    """Divide each row by its sum; rows of zeros stay."""
+    sums = mixtures.sum(1, keepdims=True)
+    return np.divide(mixtures, sums, out=np.zeros_like(mixtures), where=sums > 0)
+
+
+def _find_max_tests(mixtures: np.ndarray, class_counts: np.ndarray) -> np.ndarray:
+    """Return the largest size of each client's test that each class allows, floats `[K, C]`."""
+    bounds = np.full(mixtures.shape, np.inf)
+    return np.divide(class_counts, mixtures, out=bounds, where=mixtures > 0)
+
+
 def _find_max_per_client(mixtures, class_counts) -> tuple[int, int, int]:
     """Return the largest feasible `per_client`, and the client and class that bound it."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        bounds = np.where(mixtures > 0, class_counts / mixtures, np.inf)
+    bounds = _find_max_tests(mixtures, class_counts)
     client, label = np.unravel_index(np.argmin(bounds), bounds.shape)
     # If no client holds examples, no test is too large. 1e-9 corrects 36 / 0.4 = 89.99...
     max_per_client = min(bounds[client, label] + 1e-9, MAX_TEST_EXAMPLES)

@@ -4,18 +4,20 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
 from fedjax_het.data.validation import (
     has_16_bit_pixels,
+    move_channels_last,
     require_below,
     require_same_format,
     resolve_num_classes,
     validate_domains,
     validate_images,
     validate_labels,
+    warn_about_empty_classes,
 )
 from fedjax_het.utils.config import Bounds, validate, validate_arguments
 from fedjax_het.utils.errors import require
@@ -140,6 +142,7 @@ def dataset_from_arrays(
     domain_names: Sequence[str] = (),
     server_images=None,
     server_labels=None,
+    channels: Literal["first", "last"] | None = None,
 ) -> Dataset:
     """Build a `Dataset` from the user's own arrays and check them.
 
@@ -166,9 +169,12 @@ def dataset_from_arrays(
       server_images: images from which the server learns with `server_data="user"`, at least one, in
         the format of `train_images`.
       server_labels: labels of `server_images`, integers in [0, num_classes).
+      channels: axis of the channels in all images: "first" for `[N, C, H, W]`, the layout of
+        PyTorch, or "last" for `[N, H, W, C]`. Default: "last"; images of 1 to 4 rows and more than
+        4 channels are then an error, since they look like `[N, C, H, W]`.
 
     Returns:
-      The data set, with read-only arrays.
+      The data set, with read-only arrays. A warning names classes without training examples.
 
     Raises:
       ConfigError: if an array or a name is invalid. The message names the argument, its value and
@@ -182,6 +188,9 @@ def dataset_from_arrays(
       >>> dataset.num_classes, dataset.mean, dataset.std
       (2, (0.2,), (1.0,))
     """
+    train_images = move_channels_last("train_images", train_images, channels)
+    test_images = move_channels_last("test_images", test_images, channels)
+    server_images = move_channels_last("server_images", server_images, channels)
     is_16_bit = has_16_bit_pixels((train_images, test_images, server_images))
     train_images = validate_images("train_images", train_images, is_16_bit=is_16_bit)
     test_images = validate_images("test_images", test_images, is_16_bit=is_16_bit)
@@ -190,6 +199,7 @@ def dataset_from_arrays(
     test_labels = validate_labels("test_labels", test_labels, "test_images", test_images)
     labels = {"train_labels": train_labels, "test_labels": test_labels}
     num_classes = resolve_num_classes(num_classes, labels)
+    warn_about_empty_classes(train_labels, num_classes)
     class_names = tuple(class_names)  # each letter of a text is a class name
     expected = f"{num_classes} names, one for each class, or none"
     require(len(class_names) in (0, num_classes), "class_names", class_names[:10], expected)

@@ -1,6 +1,7 @@
 """Image folders in the layout of CINIC-10: train/<class>/*.png and test/<class>/*.png."""
 
 import hashlib
+import logging
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,10 @@ from fedjax_het.utils.errors import ConfigError, require
 _IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
 _Side = Annotated[int, Bounds(1, 4096)]  # of resized images, in pixels
 _NUM_THREADS = 8  # hides the latency of opening many small files
+_SYSTEM_FILES = {"thumbs.db", "desktop.ini"}  # of Windows; hidden files are ignored, too
+_ORIENTATION_TAG = 0x0112  # EXIF
+
+_log = logging.getLogger(__name__)
 
 
 class _ImageFile(NamedTuple):
@@ -44,7 +49,10 @@ def load_image_folder(
     The images are decoded once and cached. Decoding takes about 0.3 ms per 32x32 image (a minute
     for the 180,000 images of CINIC-10). Classes are the folder names in ascending order, equal for
     train and test; within a class, images are ordered by file name. Gray images of 16 bits are
-    scaled, 65535 to 255.
+    scaled, 65535 to 255. Images are turned upright by their EXIF orientation.
+
+    Hidden files, Thumbs.db and desktop.ini are ignored. Warnings report the number of other files
+    and sub-folders of classes that are not read, and classes without images.
 
     Args:
       path: folder that holds train/ and test/.
@@ -126,10 +134,14 @@ def read_image_folder(
     class_names = _list_class_names(root / "train")
     # The valid folder comes last, so that the option changes no position of a training image.
     splits = {"train": ["train", "valid"] if use_valid else ["train"], "test": ["test"]}
-    files = {
-        split: [file for folder in folders for file in _list_files(root / folder, class_names)]
-        for split, folders in splits.items()
-    }
+    files: dict[str, list[_ImageFile]] = {split: [] for split in splits}
+    left_out: list[os.DirEntry] = []
+    for split, folders in splits.items():
+        for folder in folders:
+            folder_files, others = _list_files(root / folder, class_names)
+            files[split] += folder_files
+            left_out += others
+    _warn_about_left_out(root, left_out)
 
     def build() -> tuple[dict[str, np.ndarray], dict]:
         arrays = {}
@@ -143,7 +155,7 @@ def read_image_folder(
         for split, split_files in files.items()
         for file in split_files
     ]
-    cache_inputs = (size, color, "16 bits scaled", listing)
+    cache_inputs = (size, color, "16 bits scaled", "EXIF orientation", listing)
     fingerprint = hashlib.sha256(repr(cache_inputs).encode()).hexdigest()
     return load_or_build_arrays(key, fingerprint, build, cache_dir)
 
@@ -179,19 +191,57 @@ def _list_class_names(folder: Path) -> list[str]:
     return names
 
 
-def _list_files(folder: Path, class_names: list[str]) -> list[_ImageFile]:
+def _list_files(folder: Path, class_names: list[str]) -> tuple[list[_ImageFile], list[os.DirEntry]]:
+    """Return the images of a folder, and the other files and folders that a user may miss."""
     mismatches = ", ".join(sorted(set(_list_class_names(folder)) ^ set(class_names)))
     if mismatches:
         raise ConfigError(f"classes of {folder} differ from the training classes: {mismatches}")
-    files = []
+    files: list[_ImageFile] = []
+    others = [entry for entry in _scan_folder(folder) if not entry.is_dir()]
+    empty_classes = []
     for label, class_name in enumerate(class_names):
-        for entry in sorted(os.scandir(folder / class_name), key=lambda entry: entry.name):
+        num_files = len(files)
+        for entry in _scan_folder(folder / class_name):
             if os.path.splitext(entry.name)[1].lower() in _IMAGE_SUFFIXES and entry.is_file():
                 stat = entry.stat()
                 files.append(_ImageFile(entry.path, label, stat.st_size, stat.st_mtime_ns))
+            else:
+                others.append(entry)
+        if len(files) == num_files:
+            empty_classes.append(class_name)
     if not files:
         raise ConfigError(f"path: {folder} holds no images ({', '.join(sorted(_IMAGE_SUFFIXES))})")
-    return files
+    if empty_classes:
+        _log.warning(
+            "image folder %s: %d of %d classes have no images: %s",
+            folder,
+            len(empty_classes),
+            len(class_names),
+            ", ".join(empty_classes[:10]) + (", ..." if len(empty_classes) > 10 else ""),
+        )
+    return files, others
+
+
+def _scan_folder(folder: Path) -> list[os.DirEntry]:
+    """Return the entries of a folder by name, without hidden and system files."""
+    entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    return [e for e in entries if e.name[0] != "." and e.name.lower() not in _SYSTEM_FILES]
+
+
+def _warn_about_left_out(root: Path, left_out: list[os.DirEntry]) -> None:
+    """Log the numbers of files and sub-folders that are not read."""
+    folders = [entry for entry in left_out if entry.is_dir()]
+    if left_out:
+        _log.warning(
+            "image folder %s: not read: %d files that are no images in a class folder (%s), and %d "
+            "sub-folders of classes with %d files; e.g. %s",
+            root,
+            len(left_out) - len(folders),
+            ", ".join(sorted(_IMAGE_SUFFIXES)),
+            len(folders),
+            sum(len(files) for folder in folders for _, _, files in os.walk(folder.path)),
+            os.path.relpath(left_out[0].path, root),
+        )
 
 
 def _decode_files(files: list[_ImageFile], size: tuple[int, int] | None, color: bool) -> np.ndarray:
@@ -218,13 +268,38 @@ def _decode_image(path: str, size: tuple[int, int] | None, color: bool) -> np.nd
 
     try:
         with Image.open(path) as file:
-            image = _to_8_bit(file).convert("RGB" if color else "L")
+            _require_readable_orientation(file)
+            image = _turn_upright(_to_8_bit(file), file).convert("RGB" if color else "L")
             if size is not None:
                 image = image.resize((size[1], size[0]), Image.Resampling.LANCZOS)
             pixels = np.asarray(image)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise ConfigError(f"image {path} cannot be decoded ({error})") from error
     return pixels if color else pixels[..., None]
+
+
+def _require_readable_orientation(file: Any) -> None:
+    """Raise ValueError for an uncompressed TIFF file on its side: Pillow 13 mixes its pixels up."""
+    is_on_its_side = file.format == "TIFF" and file.tag_v2.get(_ORIENTATION_TAG, 1) >= 5
+    if is_on_its_side and file.tile[0][0] == "raw":
+        raise ValueError("uncompressed TIFF with an EXIF rotation: expected a compressed file")
+
+
+def _turn_upright(image: Any, file: Any) -> Any:
+    """Apply the EXIF orientation of an opened file to its image."""
+    from PIL import Image
+
+    file.load()  # TIFF files are turned while they are loaded, and lose the tag
+    try:
+        orientation = file.getexif().get(_ORIENTATION_TAG)
+    except Exception:  # damaged EXIF data: show the image as it is stored
+        return image
+    turn = Image.Transpose
+    turns = {
+        **{2: turn.FLIP_LEFT_RIGHT, 3: turn.ROTATE_180, 4: turn.FLIP_TOP_BOTTOM},
+        **{5: turn.TRANSPOSE, 6: turn.ROTATE_270, 7: turn.TRANSVERSE, 8: turn.ROTATE_90},
+    }
+    return image.transpose(turns[orientation]) if orientation in turns else image
 
 
 def _to_8_bit(file: Any) -> Any:

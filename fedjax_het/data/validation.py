@@ -1,5 +1,6 @@
 """Checks of a user's images, labels and names; each error is one line that names the argument."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
@@ -17,6 +18,9 @@ Seed = Annotated[int, Bounds(0, 2**128 - 1)]  # range of NumPy's generators
 # Largest number of classes per different label, unless the user sets num_classes.
 MAX_CLASS_TO_LABEL_RATIO = 10
 MAX_UINT16 = 2**16 - 1
+_IMAGE_ARRAY = "one array [N, H, W, C], of images of one shape"
+
+_log = logging.getLogger(__name__)
 
 
 def to_array(argument: str, values: Any, expected: str) -> np.ndarray:
@@ -86,6 +90,58 @@ def require_positions(argument: str, values: Any, num_examples: int) -> np.ndarr
     return positions
 
 
+def move_channels_last(argument: str, images: Any, channels: str | None) -> Any:
+    """Return images with the channels on the last axis.
+
+    Args:
+      argument: name of the argument, for messages.
+      images: `[N, H, W, C]`, or `[N, C, H, W]` with `channels="first"`; None stays.
+      channels: "first" or "last"; None if the user did not set it.
+
+    Returns:
+      Images `[N, H, W, C]`. `validate_images` reports another rank.
+
+    Raises:
+      ConfigError: if `channels` is None and the shape looks like `[N, C, H, W]`: 1 to 4 rows and
+        more than 4 channels.
+    """
+    if images is None:
+        return None
+    images = to_array(argument, images, _IMAGE_ARRAY)
+    if images.ndim != 4:
+        return images
+    if channels == "first":
+        return np.moveaxis(images, 1, -1)
+    looks_channels_first = 1 <= images.shape[1] <= 4 < images.shape[3]
+    expected = (
+        '[N, H, W, C]; pass channels="first" for [N, C, H, W], or channels="last" for images of '
+        f"{images.shape[1]} rows"
+    )
+    is_valid = channels is not None or not looks_channels_first
+    require(is_valid, f"shape of {argument}", images.shape, expected)
+    return images
+
+
+def warn_about_empty_classes(train_labels: np.ndarray, num_classes: int) -> None:
+    """Log the classes without training examples.
+
+    Args:
+      train_labels: labels, integers `[N]` in [0, num_classes).
+      num_classes: number of classes.
+    """
+    empty = np.flatnonzero(np.bincount(train_labels, minlength=num_classes) == 0)
+    if len(empty):
+        _log.warning(
+            "train_labels: %d of %d classes have no training example: %s (the labels are %d to %d; "
+            "labels are class indices from 0 on)",
+            len(empty),
+            num_classes,
+            ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else ""),
+            train_labels.min(),
+            train_labels.max(),
+        )
+
+
 def validate_images(argument: str, images: Any, *, is_16_bit: bool = False) -> np.ndarray:
     """Check images and convert them to uint8 or float32.
 
@@ -102,7 +158,7 @@ def validate_images(argument: str, images: Any, *, is_16_bit: bool = False) -> n
     Raises:
       ConfigError: if shape, dtype or range is invalid.
     """
-    images = to_array(argument, images, "one array [N, H, W, C], of images of one shape")
+    images = to_array(argument, images, _IMAGE_ARRAY)
     expected = "[N, H, W, C] (gray images need a last axis of 1)"
     require(images.ndim == 4, f"shape of {argument}", images.shape, expected)
     require(images.size > 0, f"shape of {argument}", images.shape, "at least one image and pixel")

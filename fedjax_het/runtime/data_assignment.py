@@ -38,7 +38,7 @@ from fedjax_het.data.partition import (
 )
 from fedjax_het.data.server_data import LabeledImages
 from fedjax_het.utils.config import validate
-from fedjax_het.utils.errors import ConfigError, display_names_within, require
+from fedjax_het.utils.errors import ConfigError, display_names, display_names_within, require
 
 _log = logging.getLogger(__name__)
 
@@ -308,7 +308,8 @@ def assign_data(
     tests = None
     if spec.has_client_tests or spec.held_out_clients is not None:
         seed, test_per_client = spec.partition_seed, spec.test_per_client
-        tests = make_client_tests(all_clients, dataset, seed, test_per_client)
+        with display_names({"per_client": "test_per_client"}):
+            tests = make_client_tests(all_clients, dataset, seed, test_per_client)
     partition, client_tests, held_out = all_clients, tests, None
     if spec.held_out_clients is not None:
         assert tests is not None

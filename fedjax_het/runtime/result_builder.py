@@ -183,10 +183,16 @@ def _summarize_costs(group_state: GroupState, i: int) -> dict[str, Any]:
 def _summarize_data(group_state: GroupState, i: int) -> dict[str, Any]:
     group, run = group_state.group, group_state.prepared_runs[i]
     server, initial = run.summarize_server_data(), group.initial_model
+    tests, test_split = run.client_tests, None
+    if tests is not None:
+        test_split = dataclasses.asdict(
+            tests.summarize(run.dataset.test_labels, run.dataset.num_classes)
+        )
     return {
         "dataset_digest": run.dataset.digest(),
         "partition_digest": run.partition.digest(),
         "split": dataclasses.asdict(run.summarize_partition()),
+        **({} if test_split is None else {"client_test_split": test_split}),
         "server": None if server is None else dataclasses.asdict(server),
         "dataset_note": run.dataset.note,
         **group.program.signature.compute_user_digests(run.spec),

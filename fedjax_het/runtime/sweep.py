@@ -6,6 +6,7 @@ compiled programs. They run in parallel: one on each core or device, or vmapped 
 
 import dataclasses
 import functools
+import json
 import logging
 import os
 from collections import Counter
@@ -342,7 +343,7 @@ def compute_run_digests(
 
     @functools.cache
     def get_network_digest(
-        dataset: Dataset | None, name: str, normalization: str | None, options: tuple
+        dataset: Dataset | None, name: str, normalization: str | None, options: str
     ) -> str:
         try:
             if dataset is None:
@@ -351,7 +352,7 @@ def compute_run_digests(
         except _UNUSABLE_ERRORS:  # the run is rejected later with the reason
             return "unknown"
         data = dataset.input_shape, dataset.num_classes
-        return compute_network_digest(to_model(user_objects.network, *data, **dict(options)))
+        return compute_network_digest(to_model(user_objects.network, *data, **json.loads(options)))
 
     digests = []
     for spec in specs:
@@ -359,7 +360,7 @@ def compute_run_digests(
         if dataset is not None:
             summary["own_dataset"] = user_dataset_digest(spec, dataset)
         if user_objects.network is not None:
-            options = tuple(sorted(spec.model_options.items()))
+            options = json.dumps(spec.model_options, sort_keys=True)  # lists cannot be hashed
             summary["network_digest"] = get_network_digest(
                 dataset, spec.dataset, spec.normalization, options
             )

@@ -256,7 +256,7 @@ def convert_setting(name: str, value: Any, annotation: Any) -> Any:
         value = validate(name, value, dict[str, Any])
         item_type = get_args(annotation)[1]
         if list_item_type(item_type) is not None:
-            value = {k: v.split(",") if isinstance(v, str) else v for k, v in value.items()}
+            value = {k: _split_values(v) if isinstance(v, str) else v for k, v in value.items()}
         return {key: convert_setting(f"{name} {key}", v, item_type) for key, v in value.items()}
     item_type = list_item_type(annotation)
     if item_type is not None:
@@ -265,6 +265,12 @@ def convert_setting(name: str, value: Any, annotation: Any) -> Any:
     value = _parse_word(value, annotation) if isinstance(value, str) else value
     value = validate(name, value, annotation)
     return Path(value) if value is not None and Path in union_members(annotation) else value
+
+
+def _split_values(text: str) -> list[Any]:
+    """Return the values between the commas of a text, e.g. two lists for "[1,2],[3]"."""
+    values = parse_literal(f"[{text}]") if "[" in text else None
+    return values if isinstance(values, list) else text.split(",")
 
 
 def _parse_word(word: str, annotation: Any) -> Any:

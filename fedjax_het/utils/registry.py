@@ -2,10 +2,15 @@
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Protocol, TypeVar, get_type_hints
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
-from fedjax_het.utils.config import is_supported_annotation, to_json_value, validate
+from fedjax_het.utils.config import (
+    is_supported_annotation,
+    to_json_value,
+    union_members,
+    validate,
+)
 from fedjax_het.utils.errors import ConfigError, display_name, format_value, require, require_name
 
 
@@ -203,6 +208,61 @@ def validate_keyword_arguments(
         if is_supported_annotation(annotations.get(name)) and not is_default:
             values[name] = to_json_value(name, validate(name, value, annotations[name]))
     return values
+
+
+def get_list_depth(function: Any, name: str) -> int:
+    """Return the number of nested lists in the values of a parameter.
+
+    Args:
+      function: function or class with the parameter.
+      name: name of the parameter; an unknown name has depth 0.
+
+    Returns:
+      0 for a number or a text, 1 for a list of them, 2 for a list of lists; by the annotation or
+      the default, whichever is larger.
+
+    Example:
+      >>> from fedjax_het.utils.registry import get_list_depth
+      >>> def split(labels, *, groups: tuple[tuple[int, ...], ...] | None = None, sizes=(3, 4)): ...
+      >>> [get_list_depth(split, name) for name in ("labels", "sizes", "groups")]
+      [0, 1, 2]
+    """
+    try:
+        annotation = get_type_hints(function).get(name)
+    except Exception:  # names imported for type checkers alone, or a function written in C
+        annotation = None
+    default = get_keyword_parameters(function).get(name)
+    return max(_get_annotation_depth(annotation), count_list_depth(default))
+
+
+def _get_annotation_depth(annotation: Any) -> int:
+    members = union_members(annotation)
+    if len(members) > 1:
+        return max(map(_get_annotation_depth, members))
+    container = get_origin(members[0]) or members[0]
+    if not (isinstance(container, type) and issubclass(container, Sequence)) or container is str:
+        return 0
+    return 1 + max(map(_get_annotation_depth, get_args(members[0])), default=0)
+
+
+def count_list_depth(value: Any) -> int:
+    """Return the number of nested lists in a value: 0 for a number, a text or a mapping.
+
+    Args:
+      value: any value. Other iterables count as one list.
+
+    Returns:
+      The number of levels.
+
+    Example:
+      >>> from fedjax_het.utils.registry import count_list_depth
+      >>> [count_list_depth(value) for value in ("ab", range(3), [[0, 1], [2]])]
+      [0, 1, 2]
+    """
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        return 0
+    items = value if isinstance(value, list | tuple) else ()
+    return 1 + max(map(count_list_depth, items), default=0)
 
 
 def get_summary_line(function: Any) -> str:

@@ -2,6 +2,7 @@
 
 import json
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from fedjax_het.algorithms.fedopt import fedadam
 from fedjax_het.algorithms.server_step import with_server_step
 from fedjax_het.cli import main
 from fedjax_het.core.local_training import make_local_sgd
+from fedjax_het.runtime.sweep import plan_sweep
 
 SETTINGS = {"num_clients": 4, "rounds": 2, "partition": "iid", "participation": 1.0}
 FAST = {"ipc": 2, "steps": 2, "server_epochs": 1}
@@ -122,6 +124,37 @@ def test_sweep_tells_networks_apart(tmp_path):
     digests = [{r.summary["network_digest"] for r in found.results} for found in (first, other)]
     assert digests[0] != digests[1]
     assert len(load_results(tmp_path)) == 8
+
+
+class Layers(nn.Module):
+    num_classes: int
+    hidden: tuple[int, ...] = (8,)
+
+    @nn.compact
+    def __call__(self, x):
+        x = x.reshape(x.shape[0], -1)
+        for width in self.hidden:
+            x = nn.relu(nn.Dense(width)(x))
+        return nn.Dense(self.num_classes)(x)
+
+
+def make_layers(num_classes, *, hidden=(8,)):
+    """Return a network of a function with options."""
+    return Layers(num_classes, tuple(hidden))
+
+
+@pytest.mark.parametrize("network", [Layers, make_layers], ids=["class", "function"])
+def test_sweep_with_list_options_of_user_network(network, tmp_path):
+    given = [{"hidden": [3, 5]}, {"hidden": [4]}]
+    specs = grid(model="user", network_options=given, seed=0, **SETTINGS | {"rounds": 1})
+    plan = plan_sweep(specs, tmp_path, network=network)
+    assert len({digest for digest, _, _ in plan}) == 2
+    found = sweep(specs, tmp_path, network=network, progress=None)
+    alone = simulate(specs[0], network=network)
+    assert width_of(alone) == {3, 5}
+    np.testing.assert_array_equal(alone.metrics["test_loss"], found.results[0].metrics["test_loss"])
+    states = plan_sweep(specs, tmp_path, network=network)
+    assert [state for _, _, state in states] == ["done", "done"]
 
 
 def test_resume_rejects_another_network(tmp_path, monkeypatch):

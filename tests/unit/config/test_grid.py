@@ -1,10 +1,12 @@
 """Grids: every combination once, hyperparameters only for methods that have them."""
 
+import numpy as np
 import pytest
 
-from fedjax_het import ConfigError, RunSpec, grid
+from fedjax_het import ConfigError, RunSpec, grid, register_partition
 from fedjax_het.cli import main
 from fedjax_het.cli.sweep import SweepCommand, build_run_specs
+from fedjax_het.utils.command_line import parse_flags
 
 
 def test_grid_combines_values():
@@ -43,6 +45,108 @@ def test_grid_applies_options_per_method():
     )
     assert sum(spec.algorithm == "dynafed" for spec in specs) == 4
     assert sum(spec.algorithm == "scaffold" for spec in specs) == 2
+
+
+def split_mine(rng, labels, num_clients, *, beta, sizes=(1, 2)):
+    return [np.arange(3)] * num_clients
+
+
+# Settings, the swept setting, its values in the runs of the grid.
+OPTION_LISTS = {
+    "unannotated": (
+        {"partition": "mine", "partition_options": {"beta": [0.1, 0.5], "sizes": [3, 4]}},
+        [{"beta": 0.1, "sizes": [3, 4]}, {"beta": 0.5, "sizes": [3, 4]}],
+    ),
+    "array": (
+        {"partition": "mine", "partition_options": {"beta": np.array([0.1, 0.5])}},
+        [{"beta": 0.1}, {"beta": 0.5}],
+    ),
+    "lists": (
+        {"partition": "mine", "partition_options": {"beta": 1, "sizes": [[3, 4], [5]]}},
+        [{"beta": 1, "sizes": [3, 4]}, {"beta": 1, "sizes": [5]}],
+    ),
+    "list of lists": (
+        {
+            "partition": "grouped",
+            "partition_options": {"groups": [[0, 1], [2]], "dominating_share": [0.7, 0.9]},
+        },
+        [{"groups": [[0, 1], [2]], "dominating_share": share} for share in (0.7, 0.9)],
+    ),
+    "synonym": (
+        {"partition": "classes_per_client", "partition_options": {"classes": [1, 2]}},
+        [{"classes": 1}, {"classes": 2}],
+    ),
+    "mappings": (
+        {"partition": "mine", "partition_options": [{"beta": 1}, {"beta": [2, 3]}]},
+        [{"beta": 1}, {"beta": 2}, {"beta": 3}],
+    ),
+    "server": (
+        {"algorithm": "feddf", "server_options": {"size": (20, 30)}},
+        [{"size": 20}, {"size": 30}],
+    ),
+    "server list": (
+        {"algorithm": "fsl", "server_data": "glyphs", "server_options": {"sizes": [90, 100]}},
+        [{"sizes": [90, 100]}],
+    ),
+    "network list": ({"network_options": {"hidden": [8, 16]}}, [{"hidden": [8, 16]}]),
+    "network lists": (
+        {"network_options": {"hidden": [[8, 16], [4]]}},
+        [{"hidden": [8, 16]}, {"hidden": [4]}],
+    ),
+    "user network": (
+        {"model": "user", "network_options": {"hidden": [8, 16]}},
+        [{"hidden": [8, 16]}],
+    ),
+    "optimizer": (
+        {"local_optimizer": "nadam", "optimizer_options": {"nesterov": [True, False]}},
+        [{"nesterov": True}, {"nesterov": False}],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OPTION_LISTS)
+def test_grid_sweeps_option_lists(case):
+    register_partition("mine", split_mine)
+    settings, expected = OPTION_LISTS[case]
+    (name,) = [name for name in settings if name.endswith("_options")]
+    specs = grid(**{"model": "mlp", "num_clients": 10, "seed": [0, 1], **settings})
+    assert sorted(str(getattr(spec, name)) for spec in specs) == sorted(
+        2 * list(map(str, expected))
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "expected"),
+    [
+        (
+            "--partition mine --partition-option beta=0.1,0.5 sizes=[3,4]",
+            "partition_options",
+            [{"beta": 0.1, "sizes": [3, 4]}, {"beta": 0.5, "sizes": [3, 4]}],
+        ),
+        (
+            "--partition mine --partition-option beta=2 sizes=[3,4],[5]",
+            "partition_options",
+            [{"beta": 2, "sizes": [3, 4]}, {"beta": 2, "sizes": [5]}],
+        ),
+        (
+            "--partition grouped --partition-option groups=[[0,1],[2,3]] dominating_share=0.7",
+            "partition_options",
+            [{"groups": [[0, 1], [2, 3]], "dominating_share": 0.7}],
+        ),
+        ("--network-option hidden=[8,16]", "network_options", [{"hidden": [8, 16]}]),
+        ("--algorithm feddf --server-option size=20,30", "server_options", [{"size": 20}, {"size": 30}]),
+        (
+            "--local-optimizer nadam --optimizer-option nesterov=true,false",
+            "optimizer_options",
+            [{"nesterov": True}, {"nesterov": False}],
+        ),
+    ],
+)  # fmt: skip
+def test_sweep_command_sweeps_option_lists(words, name, expected):
+    register_partition("mine", split_mine)
+    line = f"--model mlp --num-clients 10 {words}"
+    specs = build_run_specs(SweepCommand(**parse_flags(SweepCommand, line.split())))
+    assert [getattr(spec, name) for spec in specs] == expected
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,44 @@ def test_local_tests_default_size():
         make_tests(partition, **labels, per_client=2 * smallest + 1)
 
 
+@pytest.mark.parametrize("count", [0, 1, 4, 5, 14, 15])
+def test_local_tests_with_rare_class(count, caplog):
+    """Class 2 has few test examples: clients 0 and 1 hold half and all of it."""
+    train = np.repeat(np.arange(3), [60, 40, 60])
+    test = np.repeat(np.arange(3), [50, 100, count])
+    partition = partition_from_clients([[*range(20), *range(100, 120)], range(120, 160), range(60)])
+    with caplog.at_level(logging.WARNING):
+        tests = make_tests(partition, train=train, test=test, num_classes=3)
+    counts = tests.label_counts(test, 3)
+    if count >= 10:  # a test of this size is not too small, and common to all clients
+        assert tests.sizes.tolist() == [count] * 3
+        assert f"local tests have {count} examples of each client: 100% of client 1" in caplog.text
+    elif count >= 5:  # enough for a test of 10 of client 0
+        assert counts.tolist() == [[5, 0, 5], [0, 0, 5], [10, 0, 0]]
+    else:
+        assert counts.tolist() == [[50, 0, 0], [0, 0, count], [50, 0, 0]]
+        assert "the tests of 1 clients leave out classes" in caplog.text or count == 0
+        assert f"examples {{2: {count}}}" in caplog.text
+        assert "1 clients have smaller tests" in caplog.text
+        assert f"class 2, which has {count} test examples" in caplog.text
+
+
+def test_local_tests_leave_out_rare_classes_in_turn():
+    """Without the absent class 2, the proportion of class 0 rises from 0.4 to 0.8."""
+    partition, train = partition_from_clients([range(10)]), np.repeat(np.arange(3), [4, 1, 5])
+    for count, expected in ((8, [8, 2, 0]), (7, [0, 50, 0])):
+        test = np.repeat([0, 1], [count, 50])
+        tests = make_tests(partition, train=train, test=test, num_classes=3)
+        assert tests.label_counts(test, 3).tolist() == [expected]
+
+
+def test_local_tests_require_a_class_of_the_clients():
+    partition, labels = partition_from_clients([[0], [1]]), {"train": [0, 0], "test": [1] * 9}
+    labels = {split: np.array(values) for split, values in labels.items()}
+    with pytest.raises(ConfigError, match=r"test_labels: .* class 0, which has 0 test examples"):
+        make_tests(partition, **labels, num_classes=2)
+
+
 def test_empty_client_has_no_test():
     partition = partition_from_clients([[0, 1, 2], [], [3]])
     tests = make_tests(partition, per_client=10)
@@ -157,7 +195,10 @@ def test_local_tests_follow_seed_and_load(tmp_path):
         ({"seed": -1}, "seed = -1"),
         ({"test": np.array([0, 11])}, r"test_labels\[1\] = 11"),
         ({"train": TRAIN[:100]}, "another data set"),
-        ({"test": TEST[TEST != 4]}, "4, which has 0 test examples"),
+        (
+            {"test": TEST[TEST != 4], "per_client": 20},
+            "per_client = 20: expected None: .*class 4, which has 0 test examples",
+        ),
         ({"partition": by_hand("grouped")}, "partition.parameters = {}"),
         ({"partition": by_hand("by_domain")}, "'by_domain': expected a scheme by class"),
     ],

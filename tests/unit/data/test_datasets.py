@@ -374,6 +374,11 @@ def test_cache_is_private_and_used(prepared_mnist, monkeypatch):
     assert load_dataset("mnist", data_dir=prepared_mnist).digest() == first.digest()
 
 
+def cache_records(caplog):
+    """Log records except of classes that the few images of a test do not have."""
+    return [record for record in caplog.records if "training example" not in record.getMessage()]
+
+
 @pytest.mark.parametrize("damage", ["cut", "other archive"])
 def test_damaged_cache_is_rebuilt(damage, prepared_mnist, caplog):
     first = load_dataset("mnist", data_dir=prepared_mnist)
@@ -385,7 +390,7 @@ def test_damaged_cache_is_rebuilt(damage, prepared_mnist, caplog):
     with caplog.at_level(logging.WARNING):
         again = load_dataset("mnist", data_dir=prepared_mnist)
     assert again.digest() == first.digest()
-    (record,) = caplog.records
+    (record,) = cache_records(caplog)
     assert "rebuilding" in record.getMessage() and "\n" not in record.getMessage()
     assert path.read_bytes()[:2] == b"PK" and read_npz(path)
 
@@ -408,7 +413,7 @@ def test_stale_cache_is_rebuilt(prepared_mnist, caplog):
     with caplog.at_level(logging.WARNING):
         dataset = load_dataset("mnist", data_dir=prepared_mnist)
     assert as_pairs(dataset.train_images, dataset.train_labels) == as_pairs(*content["train"])
-    assert len(caplog.records) == 1
+    assert len(cache_records(caplog)) == 1
 
 
 def without_the_library(monkeypatch):
@@ -426,7 +431,7 @@ def test_copied_data_and_cache(prepared_mnist, monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("FEDJAX_HET_CACHE", str(tmp_path / "other"))
     without_the_library(monkeypatch)
     again = load_dataset("mnist", data_dir=tmp_path / "copy")
-    assert again.digest() == first.digest() and not caplog.records
+    assert again.digest() == first.digest() and not cache_records(caplog)
 
 
 def test_cache_without_data(prepared_mnist, monkeypatch):

@@ -1,10 +1,14 @@
 """The user's own data: image folders and arrays, and what is refused of them."""
 
+import dataclasses
+import re
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from fedjax_het.data import dataset_from_arrays, load_dataset, load_image_folder
+from fedjax_het.data.dataset import validate_dataset
 from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.io import digest_arrays
 
@@ -52,6 +56,72 @@ def test_image_folder_order(tmp_path):
     expected = np.concatenate([stacked(content, "train"), stacked(content, "valid")])
     np.testing.assert_array_equal(with_valid.train_images, expected)
     np.testing.assert_array_equal(with_valid.test_images, dataset.test_images)
+
+
+def test_image_folder_ignores_hidden_files(tmp_path, caplog):
+    content = write_folder(tmp_path / "set")
+    for name in ("._train-0.png", ".DS_Store", "Thumbs.db", "desktop.ini", ".hidden.png"):
+        (tmp_path / "set/train/cat" / name).write_bytes(b"no image")
+        (tmp_path / "set/test" / name).write_bytes(b"no image")
+    (tmp_path / "set/train/.ipynb_checkpoints").mkdir()
+    dataset = load_image_folder(tmp_path / "set")
+    np.testing.assert_array_equal(dataset.train_images, stacked(content, "train"))
+    assert not caplog.records
+
+
+def test_image_folder_logs_what_it_leaves_out(tmp_path, caplog):
+    content = write_folder(tmp_path / "set")
+    for split in ("train", "test"):
+        (tmp_path / "set" / split / "cat/session").mkdir()
+        (tmp_path / "set" / split / "empty").mkdir()
+        for at in range(2):
+            (tmp_path / "set" / split / f"cat/session/{at}.png").write_bytes(b"")
+    Image.fromarray(content["train"]["cat"][0]).save(tmp_path / "set/train/cat/1.ppm")
+    (tmp_path / "set/train/bird/1").write_bytes(b"")
+    (tmp_path / "set/train/1.png").write_bytes(b"")
+    for _ in range(2):  # also if the images are in the cache
+        caplog.clear()
+        dataset = load_image_folder(tmp_path / "set")
+        np.testing.assert_array_equal(dataset.train_images, stacked(content, "train"))
+        assert "not read: 3 files that are no images in a class folder" in caplog.text
+        assert "2 sub-folders of classes with 4 files; e.g. train/1.png" in caplog.text
+        for split in ("train", "test"):
+            assert f"{split}: 1 of 3 classes have no images: empty" in caplog.text
+        assert "1 of 3 classes have no training example: 2" in caplog.text
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
+@pytest.mark.parametrize("colour", [True, False])
+def test_image_folder_applies_exif_orientation(suffix, colour, tmp_path):
+    """Four gray quadrants; each orientation is undone by hand."""
+    upright = np.kron(
+        np.array([[40, 90, 150], [200, 250, 10]], np.uint8), np.ones((8, 8), np.uint8)
+    )
+    stored = {
+        1: upright,
+        2: upright[:, ::-1],
+        3: upright[::-1, ::-1],
+        4: upright[::-1],
+        5: upright.T,
+        6: np.rot90(upright),
+        7: np.rot90(upright, 2).T,
+        8: np.rot90(upright, -1),
+    }
+    for orientation, pixels in stored.items():
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        for folder in ("train/a", "train/b", "test/a", "test/b"):
+            (tmp_path / "set" / folder).mkdir(parents=True, exist_ok=True)
+            path = tmp_path / "set" / folder / f"{orientation}.{suffix}"
+            options = {"compression": "tiff_lzw"} if suffix == "tif" else {"quality": 100}
+            Image.fromarray(np.ascontiguousarray(pixels)).save(path, exif=exif, **options)
+    images = load_image_folder(tmp_path / "set", colour=colour).train_images
+    assert images.shape == (16, 16, 24, 3 if colour else 1)
+    assert np.abs(images.astype(int) - upright[None, ..., None]).max() <= 4
+    if suffix == "tif":
+        Image.fromarray(np.ascontiguousarray(upright.T)).save(path, exif=exif)
+        with pytest.raises(ConfigError, match="uncompressed TIFF with an EXIF rotation"):
+            load_image_folder(tmp_path / "set")
 
 
 def test_image_folder_cache_detects_changes(tmp_path, caplog):
@@ -268,6 +338,50 @@ BAD_ARRAYS = {
     "reserved name": (DOMAINS | {"domain_names": ["a", "domains"]}, "not 'domains'"),
     "no test image": (DOMAINS | {"domain_names": ["a", "b", "c"]}, "no test image of domain 'c'"),
 }
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_channels_first_images(channels):
+    images = np.random.default_rng(0).integers(0, 256, (6, 8, 5, channels), np.uint8)
+    first, labels = images.transpose(0, 3, 1, 2), np.arange(6) % 2
+    server = {"server_images": first, "server_labels": labels}
+    message = rf"shape of train_images = \(6, {channels}, 8, 5\): .*\[N, H, W, C\]; pass channels="
+    with pytest.raises(ConfigError, match=message) as error:
+        dataset_from_arrays(first, labels, first, labels)
+    assert "\n" not in str(error.value)
+    with pytest.raises(ConfigError, match="shape of test_images"):
+        dataset_from_arrays(images, labels, first, labels)
+    with pytest.raises(ConfigError, match="shape of server_images"):
+        dataset_from_arrays(images, labels, images, labels, **server)
+    dataset = dataset_from_arrays(first, labels, first.tolist(), labels, **server, channels="first")
+    for array in (dataset.train_images, dataset.test_images, dataset.server_images):
+        np.testing.assert_array_equal(array, images)
+    assert (
+        dataset.digest()
+        == dataset_from_arrays(
+            images, labels, images, labels, server_images=images, server_labels=labels
+        ).digest()
+    )
+    rows = dataset_from_arrays(first, labels, first, labels, channels="last")
+    np.testing.assert_array_equal(rows.train_images, first)
+    with pytest.raises(ConfigError, match="channels = 'NCHW'"):
+        dataset_from_arrays(first, labels, first, labels, channels="NCHW")
+    by_hand = dataclasses.replace(dataset, train_images=first, test_images=first)
+    with pytest.raises(ConfigError, match="shape of train_images"):
+        validate_dataset(by_hand)
+
+
+@pytest.mark.parametrize(
+    ("labels", "empty"),
+    [([1, 2, 3, 1], "1 of 4 classes .*: 0 "), ([0, 1, 4, 1], "2 of 5 classes .*: 2, 3 ")],
+)
+def test_empty_classes_are_logged(labels, empty, caplog):
+    images = np.zeros((4, 5, 4, 3), np.uint8)
+    dataset_from_arrays(images, np.array(labels), images, np.array(labels))
+    assert re.search(empty, caplog.text) and "the labels are" in caplog.text
+    caplog.clear()
+    dataset_from_arrays(images, np.arange(4), images, np.array([0, 1, 1, 1]))
+    assert not caplog.records
 
 
 def test_16_bit_arrays_are_scaled():
