@@ -144,18 +144,22 @@ def test_train_on_synthetic_pool_shared(matching):
     assert_trees_all_close(shared, alone, rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize("batch_size", [slow_case(6), 4])
-def test_fine_tune_shared(batch_size):
-    model = network("mlp")
+@pytest.mark.parametrize(
+    ("kind", "batch_size"), [slow_case("mlp", 6), ("mlp", 4), ("batch norm", 5)]
+)
+def test_fine_tune_shared(kind, batch_size):
+    """Batches that the devices cannot share evenly are filled up, which batch norm masks."""
+    model = network(kind)
     variables, data = model.init(jax.random.key(0)), examples_for(model, 6)
     labels = 3 * jax.nn.one_hot(data.labels, CLASSES)
     synthetic = SyntheticData(data.images.astype(jnp.float32), labels, jnp.float32(0.1))
 
     def tuned(sharing, params, synthetic, key):
-        def apply_params(params, x, **axis_argument):
-            return model.apply({"params": params, "state": {}}, x, train=True, **axis_argument)[0]
+        def apply_params(params, x, *, sample_mask=None, batch_axis=None):
+            arguments = model.make_batch_arguments(sample_mask, batch_axis)
+            return model.apply({**variables, "params": params}, x, train=True, **arguments)[0]
 
-        optimizer, task = optax.adam(1e-3), SyntheticTask(apply_params, parallelism=sharing)
+        optimizer, task = optax.sgd(1e-2), SyntheticTask(apply_params, parallelism=sharing)
         settings = {"optimizer": optimizer, "epochs": EpochRange(3), "batch_size": batch_size}
         return fine_tune(task, params, synthetic, key, **settings)
 
