@@ -7,6 +7,8 @@ shows the text unchanged and interprets nothing in it.
 import html
 import re
 
+from fedjax_het.utils.fonts import replace_missing_characters
+
 MINUS = "−"
 DIVERGED = "†"
 MISSING = "—"
@@ -72,8 +74,12 @@ def escape_latex(text: str) -> str:
 
 
 def escape_mathtext(text: str) -> str:
-    """Return a text that matplotlib draws unchanged; dollars start no formula, line breaks stay."""
-    return "\n".join(to_one_line(line).replace("$", r"\$") for line in text.split("\n"))
+    """Return a text that matplotlib draws unchanged; dollars start no formula, line breaks stay.
+
+    A character that no installed font has becomes its code point, such as `[U+72D7]`.
+    """
+    text = "\n".join(to_one_line(line).replace("$", r"\$") for line in text.split("\n"))
+    return replace_missing_characters(text)
 
 
 def escape_html(text: str) -> str:

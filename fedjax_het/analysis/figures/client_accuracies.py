@@ -13,10 +13,12 @@ from fedjax_het.analysis.figures.style import (
     make_panels,
     mark_empty_panel,
     style_axes,
+    wrap_title,
 )
 from fedjax_het.metrics.personal import wilcoxon
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require, require_name
+from fedjax_het.utils.fonts import choose_fonts
 from fedjax_het.utils.text import escape_mathtext
 
 if TYPE_CHECKING:
@@ -57,16 +59,19 @@ def plot_client_accuracies(
       'Test accuracy of a client (%)'
     """
     require(len(panels) > 0, "panels", "none", "at least one")
-    width = max(3.6, 1.0 + 0.42 * max(len(methods) for methods in panels.values()))
-    columns = max(1, int(14 / width))
-    figure, axes = make_panels(list(panels), columns=columns, size=(width, 3.6), sharey="none")
     names = list(dict.fromkeys(name for methods in panels.values() for name in methods))
+    # Names stand at 45 degrees below the axes.
+    excess = max(0.0, 0.05 * (max(map(len, names), default=0) - 14))
+    width = max(3.6, 1.0 + 0.42 * max(len(methods) for methods in panels.values())) + excess
+    columns = max(1, int(14 / width))
+    size = (width, 3.6 + excess)
+    figure, axes = make_panels(list(panels), columns=columns, size=size, sharey="none")
     colored = [name for name in names if name in highlight] or names
     colors = dict.fromkeys(names, GRAYS[1]) | assign_method_colors(colored)
     for title, methods in panels.items():
         _draw_boxes(axes[title], methods, colors)
     label_outer_axes(axes.values(), y="Test accuracy of a client (%)")
-    return figure
+    return choose_fonts(figure)
 
 
 def _draw_boxes(panel: "Axes", methods: Mapping[str, np.ndarray], colors: dict[str, str]) -> None:
@@ -96,7 +101,8 @@ def _draw_boxes(panel: "Axes", methods: Mapping[str, np.ndarray], colors: dict[s
         )
         x = position + np.linspace(-_POINT_SPREAD, _POINT_SPREAD, len(values))
         panel.scatter(x, values, s=9, **color, alpha=0.45, linewidth=0)
-    panel.set_xticks(range(len(methods)), list(methods), rotation=45, ha="right", fontsize=9)
+    labels = [escape_mathtext(name) for name in methods]
+    panel.set_xticks(range(len(methods)), labels, rotation=45, ha="right", fontsize=9)
     panel.set_xlim(-0.6, len(methods) - 0.4)
 
 
@@ -210,7 +216,8 @@ def plot_critical_difference(names: Sequence[str], scores: np.ndarray, title: st
     from matplotlib.figure import Figure
 
     friedman, colors = compute_mean_ranks(scores), assign_method_colors(names)
-    figure = Figure(figsize=(6.4, 0.9 + 0.2 * len(names)), layout="constrained")
+    width = 6.4 + max(0.0, 0.07 * (max(map(len, names)) - 30))
+    figure = Figure(figsize=(width, 0.9 + 0.2 * len(names)), layout="constrained")
     panel = figure.subplots()
     order = np.argsort(friedman.ranks, kind="stable")
     margin = friedman.critical_difference / 2
@@ -225,5 +232,5 @@ def plot_critical_difference(names: Sequence[str], scores: np.ndarray, title: st
     style_axes(panel)
     p_value = "p < 0.001" if friedman.p_value < 0.001 else f"p = {friedman.p_value:.3f}"
     caption = f"{title} (Friedman {p_value}, {friedman.num_blocks} blocks)"
-    figure.suptitle(escape_mathtext(caption), fontsize=10)
-    return figure
+    figure.suptitle(wrap_title(caption, width), fontsize=10)
+    return choose_fonts(figure)

@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedjax_het.analysis.figures.style import label_outer_axes, make_panels, write_animation
+from fedjax_het.analysis.figures.style import (
+    label_outer_axes,
+    make_panels,
+    wrap_title,
+    write_animation,
+)
 from fedjax_het.data.validation import to_array
 from fedjax_het.metrics.personal import compute_group_weights
 from fedjax_het.utils.config import PositiveInt, validate_arguments
 from fedjax_het.utils.errors import require, require_name
-from fedjax_het.utils.text import escape_mathtext
+from fedjax_het.utils.fonts import choose_fonts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,7 +98,7 @@ def plot_collaboration(
     subject = "client" if groups is None else "group of the client"
     label_outer_axes(panels.values(), x=f"{subject} that is heard", y=f"{subject} that receives")
     for index, (panel, matrix) in enumerate(zip(panels.values(), matrices, strict=True)):
-        panel.set_title("" if titles is None else escape_mathtext(titles[index]), fontsize=10)
+        panel.set_title("" if titles is None else wrap_title(titles[index], size[0]), fontsize=10)
         image = _draw_matrix(panel, matrix, max_weights[index])
         _set_client_ticks(panel, clients, None if groups is None else groups[clients])
         low, high = (f"{reduce(np.diagonal(matrix)):.3f}" for reduce in (np.min, np.max))
@@ -103,7 +108,7 @@ def plot_collaboration(
             add_color_bar(image, panel)
     if scale != "own":
         add_color_bar(image, list(panels.values()))
-    return figure
+    return choose_fonts(figure)
 
 
 def _to_matrices(weights: Any) -> list[np.ndarray]:

@@ -21,7 +21,11 @@ from fedjax_het.analysis.comparison import (
     parse_row,
     select_cell_runs,
 )
-from fedjax_het.analysis.figures.direct_labels import LineLabel, label_line_ends
+from fedjax_het.analysis.figures.direct_labels import (
+    LineLabel,
+    compute_label_height,
+    label_line_ends,
+)
 from fedjax_het.analysis.figures.style import (
     GRAYS,
     PALETTE,
@@ -35,6 +39,7 @@ from fedjax_het.analysis.figures.style import (
     mark_empty_panel,
     set_integer_ticks,
     style_axes,
+    wrap_title,
 )
 from fedjax_het.analysis.overview import (
     RunLine,
@@ -50,6 +55,7 @@ from fedjax_het.runtime.result_display import mark_isolated_points
 from fedjax_het.runtime.result_store import select_newest
 from fedjax_het.utils.config import PositiveInt, validate_arguments
 from fedjax_het.utils.errors import ConfigError, require_name
+from fedjax_het.utils.fonts import choose_fonts
 from fedjax_het.utils.text import DIVERGED, escape_mathtext, format_classes_per_client
 
 if TYPE_CHECKING:
@@ -61,6 +67,7 @@ if TYPE_CHECKING:
 SMOOTHING_WINDOW = 5
 MAX_COLORED_LINES = len(PALETTE)
 _MAX_LABELED_GRAYS = 5  # with more gray lines, only the best one is labeled
+_MAX_LABEL_INCHES = 5.0  # height of the names beside a panel
 _SMALL_PANEL_SIZE = (1.75, 1.2)  # inches
 _MAX_SMALL_COLUMNS = 6
 _BACKGROUND_COLOR = "#D0D0D0"
@@ -348,8 +355,9 @@ def plot_curve_panels(
 
     Lines of the methods in `highlight` are in color and have bands of one standard deviation over
     seeds. The other lines are gray; if there are more than five gray lines, only the best is
-    labeled. Without such lines all are in color. More lines than colors have a small panel each
-    (`plot_small_multiples`). A triangle at the right edge is the reported value.
+    labeled. Without such lines all are in color. More methods than colors, and names that take more
+    than 5 inches beside a panel, have a small panel each (`plot_small_multiples`). A triangle at
+    the right edge is the reported value.
 
     Args:
       curves: the lines.
@@ -364,7 +372,12 @@ def plot_curve_panels(
     available = [curve for curve in curves if len(curve.runs)]
     metric = _limit_window(metric, available)
     styles = choose_line_styles(available, highlight)
-    if not styles and available:
+    names: dict[str, list[str]] = {}
+    for curve in available:
+        if styles and styles[curve.label].is_labeled:
+            names.setdefault(curve.panel, []).append(curve.label)
+    label_height = max(map(compute_label_height, names.values()), default=0.0)
+    if available and (not styles or label_height > _MAX_LABEL_INCHES):
         return plot_small_multiples(curves, metric)
     titles = list(dict.fromkeys(curve.panel for curve in curves))
     figure, panels = make_panels(titles, columns=columns, size=(3.5, 2.7), sharey=sharey)
@@ -407,21 +420,26 @@ def plot_small_multiples(curves: Sequence[Curve], metric: CurveMetric) -> "Figur
     labels = list(dict.fromkeys(c.label for c in curves if len(c.runs) or c.diverged))
     blocks = max(1, min(_MAX_SMALL_COLUMNS // len(titles), len(labels)))
     rows, columns = -(-len(labels) // blocks), blocks * len(titles)
-    size = (_SMALL_PANEL_SIZE[0] * columns + 0.5, _SMALL_PANEL_SIZE[1] * rows + 0.9)
+    panel_width, panel_height = _SMALL_PANEL_SIZE
+    label_texts = [wrap_title(label, panel_width * len(titles) - 0.3, size=8) for label in labels]
+    panel_height += 0.14 * max((text.count("\n") for text in label_texts), default=0)
+    size = (panel_width * columns + 0.5, panel_height * rows + 0.9)
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharey=not metric.is_log)
     # Panels of a label in a row; the labels fill the blocks of the grid column by column.
     grid = grid.reshape(rows, blocks, len(titles)).swapaxes(0, 1).reshape(-1, len(titles))
     style = LineStyle(PALETTE[0], width=1.6)
     for index, label in enumerate(labels):
-        grid[index, 0].set_title(escape_mathtext(label), fontsize=8, loc="left", pad=3)
+        grid[index, 0].set_title(label_texts[index], fontsize=8, loc="left", pad=3)
         is_lowest = index % rows == rows - 1 or index == len(labels) - 1
         for title, panel in zip(titles, grid[index], strict=True):
             panel.tick_params(labelsize=7, labelbottom=is_lowest)
             if index % rows == 0 and len(titles) > 1:
                 options: Any = {"xycoords": "axes fraction", "textcoords": "offset points"}
                 options |= {"ha": "center", "fontsize": 8, "color": "#555555"}
-                panel.annotate(escape_mathtext(title), (0.5, 1), (0, 15), **options)
+                lines = wrap_title(title, panel_width - 0.2, size=8)
+                offset = 15 + 10 * label_texts[index].count("\n")
+                panel.annotate(lines, (0.5, 1), (0, offset), **options)
             _draw_small_panel(panel, averages, (title, label), metric, style)
     for index, label in enumerate(labels):  # once all is drawn, since panels share their limits
         for title, panel in zip(titles, grid[index], strict=True):
@@ -430,6 +448,7 @@ def plot_small_multiples(curves: Sequence[Curve], metric: CurveMetric) -> "Figur
     for unused_panel in grid[len(labels) :].flat:
         unused_panel.set_visible(False)
     figure.supylabel(escape_mathtext(_make_y_label(available, metric, ", ")), fontsize=9)
+    choose_fonts(figure)
     notes = ["gray: all the other lines", _make_note(curves, dict.fromkeys(labels, style), metric)]
     add_note(figure, "; ".join(filter(None, notes)), x_label="Round")
     return figure

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_het.analysis.figures.style import FigureFormat, write_figure
+from fedjax_het.analysis.figures.style import FigureFormat, wrap_title, write_figure
 from fedjax_het.data.partition import Partition
 from fedjax_het.data.validation import NumClasses
 from fedjax_het.utils.config import validate_arguments
@@ -39,7 +39,8 @@ def plot_partition(
       labels: labels of all training examples, int `[N]`.
       num_classes: number of classes, C.
       path: file to write (.png, .pdf or .svg).
-      class_names: names of the classes on the axis; default: their numbers.
+      class_names: names of the classes on the axis; default, and for more than 30 classes: their
+        numbers.
       title: title of the figure.
       formats: formats of further files.
 
@@ -73,8 +74,11 @@ def plot_partition(
     margin = np.maximum(0.6, 0.6 * diameter / 72 / cell)  # in cells, the units of the axes
     width, height = np.maximum((sizes - 1 + 2 * margin) * cell, (2.5, 1.2))
     has_class_labels = bool(class_names) and num_classes <= 30
-    left, right = 1.1 if has_class_labels else 0.65, 1.05
-    bottom, top = 0.55, 0.45 if title else 0.15
+    left, right = 0.65, 1.05
+    if has_class_labels:
+        left = max(1.1, 0.3 + 0.065 * max(map(len, class_names)))
+    title_text = wrap_title(title, width + right) if title else ""
+    bottom, top = 0.55, 0.45 + 0.17 * title_text.count("\n") if title else 0.15
     figure = Figure(figsize=(left + width + right, bottom + height + top))
     full_width, full_height = figure.get_size_inches()
     axes = figure.subplots()
@@ -94,7 +98,7 @@ def plot_partition(
     axes.set_ylim(-margin[1], sizes[1] - 1 + margin[1])
     _label_axes(axes, class_names if has_class_labels else ())
     if title:
-        axes.set_title(escape_mathtext(title), fontsize=10, loc="left", pad=10)
+        axes.set_title(title_text, fontsize=10, loc="left", pad=10)
 
     legend_counts = _choose_legend_counts(max_count)
     # matplotlib takes these distances in units of the font size.

@@ -20,6 +20,7 @@ from fedjax_het.analysis.figures.style import (
     make_line_styles,
     make_panels,
     style_axes,
+    wrap_title,
 )
 from fedjax_het.analysis.overview import (
     RunLine,
@@ -43,6 +44,7 @@ from fedjax_het.metrics.registry import get_metric_info
 from fedjax_het.runtime.result_store import select_newest
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import MAX_VALUE_LENGTH, ConfigError, require, require_name
+from fedjax_het.utils.fonts import choose_fonts
 from fedjax_het.utils.text import DIVERGED, escape_mathtext
 
 if TYPE_CHECKING:
@@ -139,10 +141,11 @@ def plot_metric_vs_setting(
     lines, titles = groups.lines, groups.titles
     keys = [(metric, title) for metric in metrics for title in titles]
     sharey: AxisSharing = "row" if len(metrics) > 1 else "all"
+    size = (6.0, 3.9) if len(keys) == 1 else (4.0, 3.2)
     figure, grid = make_panels(
         [f"{title}\n{metric}" for metric, title in keys],
         columns=len(titles) if len(titles) <= MAX_COLUMNS else groups.columns,
-        size=(6.0, 3.9) if len(keys) == 1 else (4.0, 3.2),
+        size=size,
         sharey="none" if groups.has_dataset_panels else sharey,
     )
     panels_by_key = dict(zip(keys, grid.values(), strict=True))
@@ -154,7 +157,7 @@ def plot_metric_vs_setting(
         labels |= _draw_metric_row(row, lines, (x, metric), styles)
         label_outer_axes(row.values(), y=get_metric_label(metric))
     for (_, title), panel in panels_by_key.items():
-        panel.set_title(escape_mathtext(title), fontsize=10, wrap=True)
+        panel.set_title(wrap_title(title, size[0] - 1.5), fontsize=10)
         style_axes(panel)
         _set_x_axis(panel, values, x)
     label_outer_axes(panels_by_key.values(), x=x_label)
@@ -370,7 +373,7 @@ def plot_heat_map(
     label_outer_axes(panels.values(), x=format_setting_name(x), y=format_setting_name(y))
     color_bar = figure.colorbar(image, ax=list(panels.values()), label=label)
     color_bar.outline.set_visible(False)
-    return figure
+    return choose_fonts(figure)
 
 
 def find_numeric_pair(results: "pd.DataFrame", by: Sequence[str] | None = None) -> list[str]:

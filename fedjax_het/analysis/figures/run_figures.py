@@ -16,6 +16,7 @@ from fedjax_het.analysis.figures.style import (
     add_note,
     set_integer_ticks,
     style_axes,
+    wrap_title,
     write_figure,
 )
 from fedjax_het.analysis.figures.synthetic_images import (
@@ -28,7 +29,6 @@ from fedjax_het.data import Dataset, Partition, get_client_groups
 from fedjax_het.metrics.personal import mean_accuracies
 from fedjax_het.runtime.result_display import mark_isolated_points
 from fedjax_het.runtime.results import Result
-from fedjax_het.utils.text import escape_mathtext
 
 
 def write_run_figures(
@@ -52,7 +52,7 @@ def write_run_figures(
       directory: folder of the files.
       formats: formats of further files of each figure.
     """
-    directory = Path(directory)
+    directory = Path(directory).expanduser()
     artifacts, class_names = result.artifacts, dataset.class_names or None
     figures = {"curve": plot_run_curve(result)}
     plot_partition(
@@ -142,7 +142,7 @@ def plot_run_curve(result: Result):
     alpha = f", alpha {spec.alpha:g}" if spec.alpha is not None else ""
     end = f"; diverged in round {result.summary['rounds']}" if result.summary["diverged"] else ""
     title = f"{spec.algorithm} on {spec.dataset}, {spec.model}, {spec.partition}{alpha}{end}"
-    accuracy_panel.set_title(escape_mathtext(title), fontsize=10)
+    accuracy_panel.set_title(wrap_title(title, 4.8), fontsize=10)
     label_line_ends(figure, {accuracy_panel: labels})
     note = "band: from the 10th to the 90th percentile of clients"
     add_note(figure, note if has_client_tests else "")

@@ -16,12 +16,14 @@ import numpy as np
 from fedjax_het.algorithms import METHODS
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require
+from fedjax_het.utils.fonts import choose_fonts, replace_missing_characters
 from fedjax_het.utils.io import write_atomically
 from fedjax_het.utils.text import escape_mathtext, to_one_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.transforms import Bbox
 
 # The palette is distinguishable with the common color blindnesses. It is the palette of Okabe and
 # Ito with Tol's wine instead of their yellow, which is invisible on white paper.
@@ -33,7 +35,10 @@ _VARIANT_DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))  # line styles of matplo
 _MARKERS = "os^Dv<>pPX*h"
 _MAX_DARKENING, _MAX_LIGHTENING = 0.35, 0.55  # share of black and white in a method's variants
 _CHARACTERS_PER_INCH = 16  # of a note
+_CHARACTER_WIDTH = 0.6  # mean width of a character, in font sizes
+_MARGIN_INCHES = 0.04  # around texts that reach beyond a figure
 MAX_COLUMNS = 4
+_AXIS_INCHES, _TITLE_INCHES = 0.6, 0.17  # width beside a panel's axes, height of a line of a title
 _MAX_FRAME_SECONDS, _LAST_FRAME_SECONDS, _MAX_SECONDS = 0.6, 2.0, 8.0  # of an animation
 AxisSharing = Literal["row", "all", "none"]
 FigureFormat = Literal["pdf", "svg"]
@@ -51,8 +56,9 @@ def write_figure(
 ) -> Path:
     """Write a figure to a file, and beside it in further formats.
 
-    A file is replaced in one step. A character that the font lacks becomes a box without a
-    warning, since names may be in any script.
+    A file is replaced in one step. The file is larger than the figure if texts reach beyond it, so
+    that no text is cut. Texts have fonts with all of their characters, as far as they are
+    installed.
 
     Args:
       path: file to write; its suffix determines the format (default: PNG).
@@ -77,16 +83,55 @@ def write_figure(
       >>> sorted(path.name for path in folder.iterdir())
       ['empty.png', 'empty.svg']
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     path = path if path.suffix else path.with_suffix(".png")
     supported = figure.canvas.get_supported_filetypes()
     expected = f"a suffix of these formats: {', '.join(sorted(supported))}"
     require(path.suffix[1:].lower() in supported, "path", str(path), expected)
+    box = compute_whole_box(figure)
     for file_path in dict.fromkeys([path, *(path.with_suffix(f".{name}") for name in formats)]):
-        save = partial(figure.savefig, format=file_path.suffix[1:].lower(), dpi=dpi)
+        suffix = file_path.suffix[1:].lower()
+        save = partial(figure.savefig, format=suffix, dpi=dpi, bbox_inches=box)
         with ignore_missing_glyphs():
             write_atomically(file_path, save)
     return path
+
+
+def compute_whole_box(figure: "Figure") -> "Bbox | None":
+    """Return the box of a figure and of texts that reach beyond it, in inches.
+
+    Args:
+      figure: the figure, whose texts get fonts with their characters.
+
+    Returns:
+      The box; None if nothing reaches beyond the figure.
+    """
+    from matplotlib.transforms import Bbox
+
+    choose_fonts(figure)
+    with ignore_missing_glyphs():
+        figure.draw_without_rendering()
+        tight = figure.get_tightbbox()
+    whole = Bbox.union([figure.bbox_inches, tight])
+    excess = np.abs(whole.get_points() - figure.bbox_inches.get_points()).max()
+    return whole.padded(_MARGIN_INCHES) if excess > 1e-3 else None
+
+
+def wrap_title(text: str, inches: float, *, size: float = 10) -> str:
+    """Wrap a title to a width; words that are longer are broken.
+
+    Args:
+      text: the title; line breaks stay.
+      inches: width of the lines.
+      size: font size in points.
+
+    Returns:
+      The lines, for matplotlib.
+    """
+    width = max(12, int(72 * inches / (_CHARACTER_WIDTH * size)))
+    parts = replace_missing_characters(text).split("\n")
+    lines = [line for part in parts for line in textwrap.wrap(part, width) or [""]]
+    return escape_mathtext("\n".join(lines))
 
 
 @contextlib.contextmanager
@@ -127,19 +172,22 @@ def write_animation(
 
     require(len(frames) > 0, "frames", frames, "at least one")
     pictures = []
-    for frame in frames:
+    figures = [choose_fonts(draw_frame(frame)) for frame in frames]
+    box = compute_whole_box(figures[-1])
+    for figure in figures:
         buffer = io.BytesIO()
         with ignore_missing_glyphs():
-            draw_frame(frame).savefig(buffer, format="png", dpi=90)
+            figure.savefig(buffer, format="png", dpi=90, bbox_inches=box)
         picture = Image.open(buffer).convert("RGB")
         pictures.append(picture.quantize(128, dither=Image.Dither.NONE))
     seconds = min(_MAX_FRAME_SECONDS, _MAX_SECONDS / len(frames))
     durations = [int(1000 * s) for s in [seconds] * (len(frames) - 1) + [_LAST_FRAME_SECONDS]]
+    path = Path(path).expanduser()
     options: dict[str, Any] = {"append_images": pictures[1:], "duration": durations, "loop": 0}
     write_atomically(
-        Path(path), lambda file: pictures[0].save(file, format="GIF", save_all=True, **options)
+        path, lambda file: pictures[0].save(file, format="GIF", save_all=True, **options)
     )
-    return Path(path)
+    return path
 
 
 # Colors and line styles
@@ -260,13 +308,15 @@ def make_panels(
 
     columns = max(1, min(columns, len(titles), MAX_COLUMNS))
     rows = -(-len(titles) // columns)
-    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
+    texts = {title: wrap_title(title, size[0] - _AXIS_INCHES) for title in titles}
+    height = size[1] + _TITLE_INCHES * max(text.count("\n") for text in texts.values())
+    figure = Figure(figsize=(size[0] * columns, height * rows), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharey=sharey)
     for unused_panel in grid.flat[len(titles) :]:
         unused_panel.remove()
     panels = dict(zip(titles, grid.flat, strict=False))
     for title, panel in panels.items():
-        panel.set_title(escape_mathtext(title), fontsize=10, wrap=True)
+        panel.set_title(texts[title], fontsize=10)
         panel.tick_params(labelsize=9)
     return figure, panels
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedjax_het.analysis.figures.style import write_animation
+from fedjax_het.analysis.figures.style import wrap_title, write_animation
 from fedjax_het.condensation.synthetic_data import SyntheticData
 from fedjax_het.data.dataset import Dataset
 from fedjax_het.data.validation import NumClasses, to_array
 from fedjax_het.utils.config import PositiveInt, validate_arguments
 from fedjax_het.utils.errors import require
+from fedjax_het.utils.fonts import choose_fonts
 from fedjax_het.utils.text import escape_mathtext
 
 if TYPE_CHECKING:
@@ -67,10 +68,11 @@ def plot_synthesis(
             axis.set(xticks=[], yticks=[])
     for axis, sample in zip(axes[:, 0], samples, strict=True):
         label = int(probabilities[sample].argmax())
-        title = f"{_get_class_name(label, class_names)}\n{probabilities[sample, label]:.0%}"
+        name = str(label) if class_names is None else wrap_title(class_names[label], 1.5, size=9)
+        title = f"{name}\n{probabilities[sample, label]:.0%}"
         axis.set_ylabel(title, rotation=0, ha="right", va="center", fontsize=9)
     figure.supxlabel("iteration of the synthesis (top), soft label (left)", fontsize=8)
-    return figure
+    return choose_fonts(figure)
 
 
 def animate_synthesis(
@@ -222,7 +224,7 @@ def stack_mosaics(
         write_text(label, top - mosaic_height / 2, 8)
         top -= mosaic_height + _GAP_INCHES
     write_text(title, full_height - 0.2, 9)
-    return figure
+    return choose_fonts(figure)
 
 
 @validate_arguments
@@ -299,7 +301,7 @@ def plot_server_examples(
         axes.imshow(make_mosaic(scaled, columns), interpolation="nearest")
         axes.set_title(title, fontsize=9)
         _label_rows(axes, names if index == 0 else [""] * len(names), height)
-    return figure
+    return choose_fonts(figure)
 
 
 def make_mosaic(rows: Sequence[np.ndarray] | np.ndarray, columns: int) -> np.ndarray:
