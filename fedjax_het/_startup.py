@@ -42,7 +42,8 @@ def enable_compilation_cache() -> None:
     A cache that the user has chosen, and JAX_ENABLE_COMPILATION_CACHE=0, take precedence. Each type
     of processor has its own folder, since machines that differ may share a home folder.
     """
-    if _JAX_CONFIG.jax_compilation_cache_dir is not None:
+    if (folder := _JAX_CONFIG.jax_compilation_cache_dir) is not None:
+        jax.config.update("jax_compilation_cache_dir", os.path.expanduser(folder))
         return
     try:
         folder = env.make_private_dir(env.get_program_cache_dir())

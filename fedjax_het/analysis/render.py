@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedjax_het.utils.config import validate_arguments
+from fedjax_het.utils.console import accept_all_characters
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.text import (
     DIVERGED,
@@ -212,18 +213,19 @@ def print_table(table: TextTable, *, console: Any = None) -> None:
             cells.append(text + padding if index < len(table.label_columns) else padding + text)
         print_line("   ".join(cells), soft_wrap=True, **style)  # no cell is cut
 
-    print_line(table.title, style="bold")
-    if any(grids):
-        print_cells(headings, style="bold")
-        print_line("─" * (sum(widths) + 3 * len(widths) - 3), soft_wrap=True)
-    for section, grid in zip(table.sections, grids, strict=True):
-        if section.title:
-            print_line(section.title, style="bold")
-        for texts in grid:
-            print_cells(texts)
-    console.print()
-    for note in table.notes:
-        print_line(note)
+    with accept_all_characters():
+        print_line(table.title, style="bold")
+        if any(grids):
+            print_cells(headings, style="bold")
+            print_line("─" * (sum(widths) + 3 * len(widths) - 3), soft_wrap=True)
+        for section, grid in zip(table.sections, grids, strict=True):
+            if section.title:
+                print_line(section.title, style="bold")
+            for texts in grid:
+                print_cells(texts)
+        console.print()
+        for note in table.notes:
+            print_line(note)
 
 
 @validate_arguments

@@ -144,6 +144,7 @@ def _print_help_or_completion(argv: Sequence[str]) -> NoReturn:
         for name, command in COMMANDS.items()
     }
     text = f"Federated learning on heterogeneous clients, simulated. {IMPORT_HELP}"
+    command_line.configure_help_output()
     tyro.extras.subcommand_cli_from_dict(
         help_classes,
         prog="fedjax-het",

@@ -25,6 +25,7 @@ from fedjax_het.runtime.placement import Placement
 from fedjax_het.utils.command_line import Option, convert_setting, get_options
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.errors import ConfigError, make_value_error, require, require_name
+from fedjax_het.utils.yaml_files import load_yaml
 
 _GROUPS = {
     "data": ("dataset", "data_dir", "normalization", "server_data", "server_options"),
@@ -175,10 +176,10 @@ def load_config_file(path: str | Path) -> dict[str, Any]:
     Raises:
       ConfigError: if the file cannot be read or is not a mapping.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = load_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise make_value_error("config", path, f"a file of YAML ({reason})") from error
     if isinstance(content, dict) and {"spec", "summary"} <= content.keys():

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +30,7 @@ def split_imports(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         if flag != "--import":
             remaining.append(word)
             continue
-        name = name if equals else next(words, "")
+        name = os.path.expanduser(name if equals else next(words, ""))
         is_valid = name.endswith(".py") or all(map(str.isidentifier, name.split(".")))
         require(is_valid, "--import", name, "a file or a module, e.g. mine.py")
         imports.append(name)

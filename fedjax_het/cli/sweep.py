@@ -30,7 +30,7 @@ from fedjax_het.utils.config import (
 _TYPES = field_types(RunSpec)
 _MAPPING_SETTINGS = [name for name, kind in _TYPES.items() if get_origin(kind) is dict]
 # Settings whose flags accept lists in a sweep.
-_LIST_SETTINGS = [name for name in _TYPES if name not in (*_MAPPING_SETTINGS, "seed")]
+_LIST_SETTINGS = [name for name in _TYPES if name not in (*_MAPPING_SETTINGS, "seed", "metrics")]
 
 
 def _make_list_config() -> type:
@@ -96,7 +96,8 @@ def build_run_specs(command: SweepCommand) -> list[RunSpec]:
     """Return the runs of the command line of a sweep."""
     from fedjax_het.config.grid import grid
 
-    settings = {name: getattr(command, name) for name in _LIST_SETTINGS if getattr(command, name)}
+    names = (*_LIST_SETTINGS, "metrics")
+    settings = {name: getattr(command, name) for name in names if getattr(command, name)}
     mappings = {name: getattr(command, name) for name in _MAPPING_SETTINGS}
     return grid(**settings, **mappings, seed=command.seeds)
 

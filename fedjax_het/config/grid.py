@@ -46,7 +46,8 @@ def grid(
     Args:
       hp: values, or lists of values, of hyperparameters by name.
       options: values, or lists of values, of method options by name.
-      **settings: values, or lists of values, of fields of `RunSpec`.
+      **settings: values, or lists of values, of fields of `RunSpec`. The list of `metrics` is one
+        value: every run has all of them.
 
     Returns:
       The runs.
@@ -67,7 +68,10 @@ def grid(
     settings = rename_former_settings(settings, "grid")
     for name in settings:
         require_name("setting", name, _SETTING_NAMES)
-    lists = {name: _list_values(name, value) for name, value in settings.items()}
+    lists = {
+        name: [value] if name == "metrics" else _list_values(name, value)
+        for name, value in settings.items()
+    }
     hps, all_options = _list_values_by_name("hp", hp), _list_values_by_name("options", options)
     all_lists = (*lists.values(), *hps.values(), *all_options.values())
     count = math.prod(map(len, all_lists))

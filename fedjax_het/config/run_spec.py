@@ -4,8 +4,6 @@ import hashlib
 import json
 from typing import Any
 
-import yaml
-
 from fedjax_het.config.resolve import resolve_settings
 from fedjax_het.config.settings import (
     ADDED_OPTION_DEFAULTS,
@@ -14,6 +12,7 @@ from fedjax_het.config.settings import (
     rename_former_settings,
 )
 from fedjax_het.utils.config import rename_former_arguments
+from fedjax_het.utils.yaml_files import dump_yaml
 
 
 class RunSpec(RunSettings):
@@ -115,4 +114,4 @@ def hash_settings(spec: RunSpec) -> str:
 def spec_to_yaml(spec: RunSpec) -> str:
     """Return YAML text from which `fedjax-het run --config` repeats the run."""
     settings = {name: value for name, value in spec.to_dict().items() if value not in (None, {})}
-    return yaml.safe_dump(settings, sort_keys=False, default_flow_style=None)
+    return dump_yaml(settings)

@@ -107,7 +107,7 @@ def free_host_bytes() -> int | None:
     """
     candidates = [max(0, free) for free in (*_free_address_space(), *_free_cgroup_bytes())]
     with contextlib.suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
         available = next(line for line in lines if line.startswith("MemAvailable"))
         candidates.append(1024 * int(available.split()[1]))
     with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -123,7 +123,7 @@ def _free_address_space() -> Iterator[int]:
 
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         if limit != resource.RLIM_INFINITY:
-            num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+            num_pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
             yield limit - num_pages * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -131,7 +131,7 @@ def _free_cgroup_bytes() -> Iterator[int]:
     """Yield the bytes that the limit of each cgroup of this process leaves."""
     folders = {_CGROUP_ROOT, _CGROUP_ROOT / "memory"}
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             _, controllers, name = line.split(":", 2)
             if controllers in ("", "memory"):
                 group = _CGROUP_ROOT / controllers / name.lstrip("/")
@@ -141,8 +141,10 @@ def _free_cgroup_bytes() -> Iterator[int]:
     for folder in folders:
         for limit, usage, reclaimable in _CGROUP_FILES:
             with contextlib.suppress(OSError, ValueError):  # "max": no limit
-                free = int((folder / limit).read_text()) - int((folder / usage).read_text())
-                lines = (folder / "memory.stat").read_text().splitlines()
+                free = int((folder / limit).read_text(encoding="utf-8")) - int(
+                    (folder / usage).read_text(encoding="utf-8")
+                )
+                lines = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
                 yield free + sum(int(x.split()[1]) for x in lines if x.startswith(reclaimable))
 
 
@@ -214,7 +216,7 @@ def count_memory_maps() -> int:
 def read_max_memory_maps() -> float:
     """Return the number of memory maps that a process may have; infinite if it is unknown."""
     try:
-        return int(Path("/proc/sys/vm/max_map_count").read_text())
+        return int(Path("/proc/sys/vm/max_map_count").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return math.inf
 

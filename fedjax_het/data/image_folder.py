@@ -1,4 +1,4 @@
-"""Image folders in the layout of CINIC-10: train/<class>/*.png and test/<class>/*.png."""
+"""Image folders in the layout of CINIC-10: `train/<class>/*.png` and `test/<class>/*.png`."""
 
 import hashlib
 import logging

@@ -247,7 +247,7 @@ def _parse_version(folder: Path) -> tuple[int, ...]:
 
 def _list_formats(folder: Path) -> list[str]:
     try:
-        info = json.loads((folder / "dataset_info.json").read_text())
+        info = json.loads((folder / "dataset_info.json").read_text(encoding="utf-8"))
         return [info.get("fileFormat", "tfrecord"), *info.get("alternativeFileFormats", [])]
     except (OSError, ValueError, AttributeError):
         return []

@@ -334,11 +334,11 @@ def get_metric_info(name: str) -> MetricInfo:
     return MetricInfo(missing=UNDEFINED)
 
 
-def parse_metrics(text: str | None) -> tuple[Metric, ...]:
+def parse_metrics(text: str | tuple[str, ...] | None) -> tuple[Metric, ...]:
     """Look up the measures that the setting `metrics` names.
 
     Args:
-      text: names separated by commas, or None.
+      text: names separated by commas, a tuple of names, or None.
 
     Returns:
       The measures, in the order of the names.
@@ -351,6 +351,7 @@ def parse_metrics(text: str | None) -> tuple[Metric, ...]:
       >>> [metric.name for metric in parse_metrics("calibration, macro_f1")]
       ['calibration', 'macro_f1']
     """
+    text = ",".join(text) if isinstance(text, tuple) else text
     names = [name.strip(" ") for name in text.split(",")] if text and text.strip(" ") else []
     metrics = tuple(METRICS.require(name) for name in names)
     require(len(set(names)) == len(names), "metrics", text, "each name once")

@@ -110,7 +110,7 @@ def read_record(folder: Path, name: str, version: str) -> ProgramRecord | None:
       None if the program failed, its version changed, or one of its files is missing.
     """
     try:
-        record = ProgramRecord(**json.loads((folder / f"{name}.json").read_text()))
+        record = ProgramRecord(**json.loads((folder / f"{name}.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
     is_complete = record.status == 0 and all(Path(file).is_file() for file in record.files)
@@ -190,10 +190,11 @@ def _run_program(
     name: str, version: str, words: list[str], display_command: str, folder: Path
 ) -> ProgramRecord:
     log, start = folder / f"{name}.log", time.perf_counter()
-    with log.open("w") as file:
+    with log.open("wb") as file:
         process = subprocess.run(words, stdout=file, stderr=subprocess.STDOUT, check=False)
     seconds, status = time.perf_counter() - start, process.returncode
-    text = "\n".join(log.read_text().splitlines()[-MAX_ERROR_LINES:]) if status else ""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    text = "\n".join(lines[-MAX_ERROR_LINES:]) if status else ""
     return ProgramRecord(name, version, status, seconds, [], text, display_command)
 
 

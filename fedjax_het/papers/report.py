@@ -314,12 +314,18 @@ def _find_constant_columns(
 
 def _read_tables(record: ProgramRecord) -> list[Markup]:
     files = map(Path, record.files)
-    return [markdown_to_html(file.read_text()) for file in files if file.suffix == ".md"]
+    return [
+        markdown_to_html(file.read_text(encoding="utf-8")) for file in files if file.suffix == ".md"
+    ]
 
 
 def _read_markdown_texts(record: ProgramRecord) -> list[str]:
     """Return the tables with bold titles, since the report has its own headings."""
-    texts = [Path(file).read_text().strip() for file in record.files if file.endswith(".md")]
+    texts = [
+        Path(file).read_text(encoding="utf-8").strip()
+        for file in record.files
+        if file.endswith(".md")
+    ]
     return [re.sub(r"^# (.*)", r"**\1**", text, count=1) for text in texts]
 
 

@@ -264,7 +264,7 @@ def _has_file(folder: Path, pattern: str) -> bool:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return ""
 

@@ -37,6 +37,7 @@ log = logging.getLogger("fedjax_het")
 
 
 @validate_arguments
+@validate_arguments
 def load_result(directory: str | os.PathLike, digest: str) -> Result | None:
     """Read a result from a folder.
 
@@ -344,7 +345,7 @@ class SavedStateIndex:
         for path in [] if folder is None else sorted(folder.glob(f"*{STATE_SUFFIX}")):
             result_path = path.with_name(path.name.removesuffix(STATE_SUFFIX) + ".json")
             with contextlib.suppress(Exception):  # there is no result, or it is damaged
-                record = decode_record(result_path.read_text())
+                record = decode_record(result_path.read_text(encoding="utf-8"))
                 key, rounds = _build_settings_key(record["spec"]), int(record["spec"]["rounds"])
                 self._states.append(_SavedState(key, rounds, path, record["summary"]))
 

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import operator
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from fedjax_het.metrics.declarations import NOT_TRAINED
 from fedjax_het.metrics.registry import get_metric_info
 from fedjax_het.runtime import result_display
 from fedjax_het.utils.arrays import decode_arrays, encode_arrays, save_arrays
-from fedjax_het.utils.config import UnitInterval, validate, validate_fields
+from fedjax_het.utils.config import UnitInterval, validate, validate_arguments, validate_fields
 from fedjax_het.utils.errors import ConfigError, require, require_name
 from fedjax_het.utils.io import (
     DamagedFileError,
@@ -267,7 +268,7 @@ class Result:
 
     def save_model(
         self,
-        path: str | Path,
+        path: str | os.PathLike,
         client: int | None = None,
         *,
         network: Any = None,
@@ -304,7 +305,7 @@ class Result:
         inputs = self.model(network=network).input_spec
         return build_synthetic_dataset(self.artifacts, inputs, self.spec.algorithm)
 
-    def save_synthetic_dataset(self, path: str | Path, *, network: Any = None) -> Path:
+    def save_synthetic_dataset(self, path: str | os.PathLike, *, network: Any = None) -> Path:
         """Write the synthetic images to a plain .npz file, which other code can train on.
 
         Args:
@@ -336,7 +337,8 @@ class Result:
         parts += [{name: digest} for name, digest in optional.items() if digest]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
-    def save(self, directory: str | Path) -> Path:
+    @validate_arguments
+    def save(self, directory: str | os.PathLike) -> Path:
         """Write the result to a folder.
 
         The files are `<digest>.npz` (metrics, artifacts), `<digest>.yaml` (settings for `--config`)
@@ -351,7 +353,6 @@ class Result:
           OSError: if a file cannot be written.
         """
         directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
         name, buffer = self.digest(), io.BytesIO()
         arrays = {f"metrics/{k}": v for k, v in self.metrics.items()}
         arrays |= {f"artifacts/{k}": v for k, v in self.artifacts.items()}
@@ -372,7 +373,8 @@ class Result:
         return directory / f"{name}.json"
 
     @classmethod
-    def load(cls, path: str | Path) -> "Result":
+    @validate_arguments
+    def load(cls, path: str | os.PathLike) -> "Result":
         """Read a result from its folder or from the archive `runs.zip` in it.
 
         Results of old versions, without checksums, are accepted.

@@ -1,5 +1,6 @@
 """Images that a method has synthesized, as a file that other code can train on."""
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ from scipy.special import softmax
 
 from fedjax_het.runtime.trained_model import InputSpec
 from fedjax_het.utils.arrays import save_arrays
+from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.io import write_atomically
 
@@ -35,14 +37,14 @@ class SyntheticDataset(NamedTuple):
     clients: np.ndarray
     """Client that synthesized each image, int64 `[M]`; -1 for the server."""
 
-    def save(self, path: str | Path) -> Path:
+    @validate_arguments
+    def save(self, path: str | os.PathLike) -> Path:
         """Write the arrays to a plain .npz file, and return its path.
 
         Raises:
           OSError: if the file cannot be written; no partial file is left behind.
         """
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, lambda file: save_arrays(file, self._asdict(), compressed=True))
         return path
 

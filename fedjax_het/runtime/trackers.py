@@ -9,14 +9,16 @@ run continues its record without repeating a round.
 
 import csv
 import io
+import itertools
 import json
 import logging
 import math
 import os
+import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -40,6 +42,14 @@ MLFLOW_TAG = "fedjax_het.run"
 """Tag of a run in MLflow whose value is the digest of the run's result."""
 MAX_METRICS_PER_CALL, MAX_PARAMS_PER_CALL, MAX_PARAM_LENGTH = 1000, 100, 500
 """Limits of MLflow: metrics and parameters of one call, characters of a parameter's value."""
+
+MAX_NAME_LENGTH = 240
+"""Largest number of characters of a name; MLflow allows 250, with a number or prefix."""
+MAX_TAG_LENGTH = 5000
+"""Limit of MLflow: characters of a tag's value."""
+# Texts that a tag of TensorBoard and a name in MLflow cannot contain. MLflow's names are paths.
+_INVALID_IN_TENSORBOARD = r"[^-/\w.]|^/+"
+_INVALID_IN_MLFLOW = r"[^-/\w. :]|^/+|/+$|(?<=/)/+|^\.+|(?<=/)\.+(?=/|$)"
 
 Scalar = str | int | float | bool
 
@@ -95,6 +105,31 @@ class Tracker(NamedTuple):
     """Packages that it imports."""
 
 
+def make_valid_names(names: Iterable[str], invalid: str) -> dict[str, str]:
+    r"""Return names that a library accepts, all different, by the names of the run.
+
+    Args:
+      names: names of metrics or settings.
+      invalid: regular expression of the texts that become underscores.
+
+    Returns:
+      A valid name of at most 240 characters for each name.
+
+    Example:
+      >>> from fedjax_het.runtime.trackers import make_valid_names
+      >>> make_valid_names(["loss", "cats?", "cats!"], r"[^\w]")
+      {'loss': 'loss', 'cats?': 'cats_', 'cats!': 'cats__2'}
+    """
+    valid_names: dict[str, str] = {}
+    for name in names:
+        valid = candidate = re.sub(invalid, "_", name)[:MAX_NAME_LENGTH] or "_"
+        copies = itertools.count(2)
+        while candidate in valid_names.values():
+            candidate = f"{valid}_{next(copies)}"
+        valid_names[name] = candidate
+    return valid_names
+
+
 class CsvTracker(RunTracker):
     """Table `csv/<digest>.csv` with a line per round; a resumed run writes all of its rounds again."""
 
@@ -137,6 +172,7 @@ class TensorboardTracker(RunTracker):
         from tensorboardX import event_file_writer, summary
 
         self.done, self._summaries = 0, summary
+        self._tags = make_valid_names(run.metrics, _INVALID_IN_TENSORBOARD)
         folder = run.folder / "tensorboard" / run.digest
         folder.mkdir(parents=True, exist_ok=True)
         for old_file in folder.glob("events.out.tfevents.*"):
@@ -161,7 +197,8 @@ class TensorboardTracker(RunTracker):
           values: metrics by name.
         """
         for name, value in values.items():
-            self._write_summary(self._summaries.scalar(name, value), round)
+            tag = self._tags.get(name, name)
+            self._write_summary(self._summaries.scalar(tag, value), round)
 
     def flush(self) -> None:
         """Write the file's buffer."""
@@ -244,7 +281,7 @@ class WandbTracker(RunTracker):
 
     def _read_unfinished_id(self) -> str | None:
         try:
-            state = json.loads(self._path.read_text())
+            state = json.loads(self._path.read_text(encoding="utf-8"))
             return None if state["ended"] else str(state["id"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -263,7 +300,11 @@ class MlflowTracker(RunTracker):
         from mlflow import entities
         from mlflow.tracking import MlflowClient
 
-        uri = f"sqlite:///{run.folder.resolve() / 'mlflow.db'}"
+        path = str(run.folder.resolve() / "mlflow.db")
+        # A URL's query starts at a question mark, and a percent sign starts an escape. With the
+        # driver's name MLflow does not create a folder that has the escaped name.
+        escaped = path.replace("%", "%25").replace("?", "%3F")
+        uri = f"sqlite:///{path}" if path == escaped else f"sqlite+pysqlite:///{escaped}"
         uri = mlflow.get_tracking_uri() if mlflow.is_tracking_uri_set() else uri
         self._client, self._metric_type = MlflowClient(tracking_uri=uri), entities.Metric
         experiment = self._client.get_experiment_by_name(PROJECT)
@@ -274,6 +315,7 @@ class MlflowTracker(RunTracker):
         query = f"tags.`{MLFLOW_TAG}` = '{run.digest}' and attributes.status = 'RUNNING'"
         unfinished = self._client.search_runs([experiment_id], filter_string=query, max_results=1)
         self._buffer: list = []
+        self._names = make_valid_names(run.metrics, _INVALID_IN_MLFLOW)
         if unfinished:
             self._id = unfinished[0].info.run_id
             histories = (
@@ -285,8 +327,9 @@ class MlflowTracker(RunTracker):
         tags = {MLFLOW_TAG: run.digest}
         new_run = self._client.create_run(experiment_id, run_name=run.digest, tags=tags)
         self._id, self.done = new_run.info.run_id, 0
+        names = make_valid_names(run.settings, _INVALID_IN_MLFLOW)
         params = [
-            entities.Param(name, str(text)[:MAX_PARAM_LENGTH])
+            entities.Param(names[name], str(text)[:MAX_PARAM_LENGTH])
             for name, text in run.settings.items()
         ]
         for start in range(0, len(params), MAX_PARAMS_PER_CALL):
@@ -302,7 +345,10 @@ class MlflowTracker(RunTracker):
         if len(self._buffer) + len(values) > MAX_METRICS_PER_CALL:
             self.flush()
         now = int(time.time() * 1000)
-        self._buffer += [self._metric_type(name, v, now, round) for name, v in values.items()]
+        self._buffer += [
+            self._metric_type(self._names[name], value, now, round)
+            for name, value in values.items()
+        ]
 
     def flush(self) -> None:
         """Write the buffer."""
@@ -314,8 +360,10 @@ class MlflowTracker(RunTracker):
     def close(self, summary: Mapping[str, Scalar]) -> None:
         """Add the summary as tags, and end the run."""
         self.flush()
+        names = make_valid_names(summary, _INVALID_IN_MLFLOW)
         for name, value in summary.items():
-            self._client.set_tag(self._id, f"summary.{name}", str(value))
+            tag = f"summary.{names[name]}"
+            self._client.set_tag(self._id, tag, str(value)[:MAX_TAG_LENGTH])
         self._client.set_terminated(self._id)
 
 
@@ -427,7 +475,11 @@ class TrackerCallback:
                 log.warning("%s", to_one_line(text))
 
     def _update_record(self, name: str, status: RunStatus) -> None:
-        curves = {metric: curve for metric, curve in status.metrics.items() if curve.ndim == 1}
+        curves = {
+            to_one_line(metric): curve
+            for metric, curve in status.metrics.items()
+            if curve.ndim == 1
+        }
         if (name, status.digest) not in self._records:
             if status.phase != START:
                 return
@@ -452,5 +504,6 @@ def _flatten_values(values: Mapping[str, Any]) -> dict[str, Scalar]:
     for name, value in flatten(values).items():
         value = value.item() if isinstance(value, np.generic) else value
         if value is not None:
-            flat[name] = value if isinstance(value, Scalar) else str(value)
+            value = to_one_line(value) if isinstance(value, str) else value
+            flat[to_one_line(name)] = value if isinstance(value, Scalar) else str(value)
     return flat

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import operator
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,7 +163,8 @@ class TrainedModel:
         accuracy = confusion.trace() / len(labels) if is_finite else np.nan
         return Evaluation(float(accuracy), float(loss), confusion, float(calibration_error(bins)))
 
-    def save(self, path: str | Path) -> Path:
+    @validate_arguments
+    def save(self, path: str | os.PathLike) -> Path:
         """Write the model to a file for `load_model`, in msgpack with a checksum.
 
         Returns:
@@ -185,7 +187,6 @@ class TrainedModel:
             "variables": variables,
         }
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         data = serialization.msgpack_serialize(content)
         write_atomically(path, operator.methodcaller("write", data))
         return path
@@ -436,7 +437,7 @@ def compute_initial_digest(path: str) -> str:
 
 def _read_initial_model(path: str) -> ModelFile:
     try:
-        return read_model_file(Path(path))
+        return read_model_file(Path(path).expanduser())
     except OSError as error:
         expected = f"a model's file, as save_model writes it ({error.strerror})"
         raise make_value_error("init_from", path, expected) from error

@@ -31,6 +31,7 @@ from fedjax_het.utils.config import (
     union_members,
     validate,
 )
+from fedjax_het.utils.env import get_environ
 from fedjax_het.utils.errors import display_names, require, require_name
 
 HELP_ALL_FLAG = "--help-all"
@@ -322,6 +323,7 @@ def print_help(
     Raises:
       SystemExit: with status 0, always.
     """
+    configure_help_output()
     tyro.cli(
         make_help_class(config_class, options),
         args=["--help"],
@@ -330,6 +332,16 @@ def print_help(
         config=(tyro.conf.OmitArgPrefixes,),
     )
     raise SystemExit(0)
+
+
+def configure_help_output() -> None:
+    """Print help without colors if NO_COLOR is set, and without boxes if stdout cannot encode them.
+
+    tyro has no other switch for either than these options.
+    """
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    tyro._experimental_options["utf8_boxes"] = encoding.lower().startswith("utf")
+    tyro._experimental_options["ansi_codes"] = not get_environ().get("NO_COLOR")
 
 
 def wrap_description(text: str) -> str:

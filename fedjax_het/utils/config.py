@@ -309,17 +309,22 @@ def _convert_number(number_type: type, bounds: Bounds, value: Any) -> float:
 
 
 def _require_path(value: Any) -> Any:
-    """Return a path, which need not exist. Raises ValueError with the system's reason."""
+    """Return a path, which need not exist, with the home folder in place of `~`.
+
+    Raises:
+      ValueError: with the system's reason.
+    """
     is_text = isinstance(value, str | os.PathLike) and os.fspath(value) not in ("", b"")
     if not is_text or "\0" in str(value):
         raise ValueError
     try:
-        os.stat(Path(value).expanduser())
+        path = Path(value).expanduser()
+        os.stat(path)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         pass
     except (TypeError, ValueError, RuntimeError, OSError) as error:
         raise ValueError(getattr(error, "strerror", None) or error) from None
-    return value
+    return path if str(value).startswith("~") else value
 
 
 # --- pydantic

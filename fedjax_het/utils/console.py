@@ -4,6 +4,7 @@ The flags `--json` and `--quiet` of a command choose the mode. Results go to std
 everything else goes to stderr.
 """
 
+import codecs
 import contextlib
 import io
 import json
@@ -17,6 +18,10 @@ from typing import Any
 from fedjax_het.utils.text import to_one_line
 
 TEXT, JSON, QUIET = "words", "json", "quiet"
+# Texts for signs of the package's tables that the encoding of an output lacks, as ASCII does.
+_SUBSTITUTES = {"±": "+-", "×": "x", "†": "+", "‡": "++", "−": "-", "—": "-", "–": "-", "─": "-"}
+_SUBSTITUTES |= {"…": "...", "◂": "<", "\ufffd": "?"}
+_ENCODING_ERRORS = "fedjax_het.substitute"
 # The mode belongs to the process: the messages of all its modules share stdout and stderr.
 _output_mode = TEXT
 
@@ -45,13 +50,45 @@ def parse_output_flags(argv: Sequence[str]) -> None:
     set_output_mode(quiet="--quiet" in argv, as_json="--json" in argv)
 
 
+def _substitute(error: UnicodeError) -> tuple[str, int]:
+    r"""Return texts for characters that an encoding lacks, e.g. `\u72d7` for U+72D7."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    characters = error.object[error.start : error.end]
+    texts = (_SUBSTITUTES.get(c, ascii(c)[1:-1]) for c in characters)
+    return "".join(texts), error.end
+
+
+codecs.register_error(_ENCODING_ERRORS, _substitute)
+
+
+@contextlib.contextmanager
+def accept_all_characters() -> Iterator[None]:
+    """Return a context in which stdout and stderr substitute characters that they cannot encode.
+
+    Their encoding may be ASCII, as with `LC_ALL=C`. A line of a finished command would otherwise
+    end it with a UnicodeEncodeError.
+    """
+    streams = [s for s in (sys.stdout, sys.stderr) if isinstance(s, io.TextIOWrapper)]
+    previous_errors = [stream.errors for stream in streams]
+    for stream in streams:
+        stream.reconfigure(errors=_ENCODING_ERRORS)
+    try:
+        yield
+    finally:
+        for stream, errors in zip(streams, previous_errors, strict=True):
+            with contextlib.suppress(OSError, ValueError):  # its reader may have stopped
+                stream.reconfigure(errors=errors)
+
+
 @contextlib.contextmanager
 def preserve_output_mode() -> Iterator[None]:
-    """Restore the mode at the end of the context."""
+    """Restore the mode at the end of the context, in which outputs accept all characters."""
     global _output_mode
     previous_mode, previous_showwarning = _output_mode, warnings.showwarning
     try:
-        yield
+        with accept_all_characters():
+            yield
     finally:
         _output_mode, warnings.showwarning = previous_mode, previous_showwarning
 
@@ -83,7 +120,8 @@ def print_status(line: str) -> None:
     if _output_mode == JSON:
         log_event("status", message=line)
     elif _output_mode == TEXT:
-        print(line, flush=True)
+        with accept_all_characters():
+            print(line, flush=True)
 
 
 def suppress_results_if_quiet() -> contextlib.AbstractContextManager[object]:

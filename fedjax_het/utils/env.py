@@ -74,6 +74,7 @@ def _parse_writable_folder(text: str) -> Path:
 
 def _parse_xdg_cache_home(text: str) -> Path | None:
     """Return None for an empty or relative path, as the XDG specification requires."""
+    text = os.path.expanduser(text)
     return _parse_writable_folder(f"{text}/fedjax_het").parent if os.path.isabs(text) else None
 
 
@@ -293,6 +294,6 @@ def get_program_cache_dir() -> Path:
 def _hash_cpu_features() -> str:
     """Return a short name for the processor's instruction set."""
     text = platform.machine() + platform.processor()
-    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
         text += next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return hashlib.sha256(text.encode()).hexdigest()[:12]

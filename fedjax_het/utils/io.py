@@ -37,7 +37,8 @@ def write_atomically(
 ) -> None:
     """Write a file so that readers see the old file or the whole new file.
 
-    Temporary files that killed programs left in the folder are removed first.
+    The folder of the file is created if it is missing. Temporary files that killed programs left
+    in the folder are removed first.
 
     Args:
       path: path of the file.
@@ -53,10 +54,11 @@ def write_atomically(
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     path = pathlib.Path(folder) / "notes.txt"
       ...     write_atomically(path, lambda file: file.write(b"done"))
-      ...     path.read_text()
+      ...     path.read_text(encoding="utf-8")
       'done'
     """
-    path = Path(path)
+    path = Path(path).expanduser()
+    path.parent.mkdir(parents=True, exist_ok=True)
     remove_stale_files(path.parent)
     # A longer part of the name could exceed the limit of the system.
     unique_suffix = f"{_get_host_id()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -142,12 +144,12 @@ def make_output_directory(directory: str | os.PathLike) -> Path:
     Raises:
       ConfigError: if files cannot be written into the folder.
     """
-    directory = Path(directory)
     try:
+        directory = Path(directory).expanduser()
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             pass
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
         expected = f"a folder that can be created and written to ({reason})"
         raise make_value_error("output_dir", directory, expected) from error

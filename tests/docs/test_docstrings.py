@@ -214,6 +214,14 @@ def test_texts_open_with_plain_words(module):
     assert not found, f"{module}: {'; '.join(found)}"
 
 
+@pytest.mark.parametrize("module", MODULES)
+def test_angle_brackets_are_code(module):
+    """HTML shows `<name>` outside of code as nothing."""
+    for name, line, text in iter_docstrings(module):
+        prose = re.sub(r"`[^`]*`|^ *>>>.*$", "", text, flags=re.MULTILINE)
+        assert not re.search(r"<[a-z_]+>", prose), f"{module}, {name}, line {line}"
+
+
 def test_checks_find_violations():
     """The checks see docstrings of constants, methods and wrapped functions."""
     names = {name for name, _, _ in iter_docstrings("fedjax_het.data.partition")}

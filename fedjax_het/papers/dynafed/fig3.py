@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -84,7 +85,7 @@ class Arguments:
     result: str | None = None
     """JSON file of a run of DynaFed, for example of Table 1. Its synthetic data and seed are used
     (default: a run of the preset is made, up to the synthesis)."""
-    output_dir: str | None = None
+    output_dir: Path | None = None
     """Folder of the figure (default: results/dynafed-fig3-PRESET)."""
     list: bool = False
     """Print the run; do nothing."""

@@ -11,6 +11,7 @@ figure differs from the paper's, as its title states.
 import dataclasses
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -96,7 +97,7 @@ class Arguments:
     """Maximal number of training images in the figure, which are drawn from all."""
     seed: NonNegativeInt = 0
     """Seed of the training, of the images and of t-SNE."""
-    output_dir: str | None = None
+    output_dir: Path | None = None
     """Folder of the figure (default: results/fedaf-fig9-PRESET)."""
     list: bool = False
     """Print the network and its training; do nothing."""

@@ -83,7 +83,7 @@ class Arguments:
     """Size of the figures: quick or paper, which are equal here (seconds, without data)."""
     seed: NonNegativeInt = 0
     """Seed of the partitions."""
-    output_dir: str = "results/fedaf-partitions"
+    output_dir: Path = Path("results/fedaf-partitions")
     """Folder of the figures."""
     list: bool = False
     """Print the files; draw nothing."""

@@ -7,6 +7,7 @@ Partitions need label counts only, see `fedaf.partitions`.
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -45,7 +46,7 @@ class Arguments:
     """Seeds of the partitions whose mean is in a cell."""
     partitions: Annotated[int, Bounds(2)] = 100
     """Number of partitions for the deviation of such a mean."""
-    output_dir: str = "results/fedaf-table7"
+    output_dir: Path = Path("results/fedaf-table7")
     """Folder of the table."""
     list: bool = False
     """Print the cells; compute nothing."""

@@ -30,7 +30,7 @@ class Arguments:
     """Size of the figure: quick, cpu or paper, as far as the figure has them."""
     seed: NonNegativeInt = 0
     """Seed of the examples that the server draws from clients."""
-    output_dir: str | None = None
+    output_dir: Path | None = None
     """Folder of the figure (default: results/fsl-PRESET)."""
     list: bool = False
     """Print the file; draw nothing."""

@@ -6,6 +6,7 @@ takes precedence.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedjax_het.algorithms import METHODS
@@ -56,7 +57,7 @@ class TableArguments:
     tuned: bool = False
     """Add each method with the best of five values of its main hyperparameter, chosen by one rule
     on a seed that is not averaged."""
-    output_dir: str | None = None
+    output_dir: Path | None = None
     """Folder of the results, where a finished run is not repeated (default: results/TABLE-PRESET)."""
     list: bool = False
     """Print the runs and whether they are done; run nothing."""

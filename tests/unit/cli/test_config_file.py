@@ -8,13 +8,14 @@ import pytest
 import yaml
 from support.small_runs import FAST_OPTIONS
 
-from fedjax_het import ConfigError, Result, RunSpec, simulate
+from fedjax_het import ConfigError, Result, RunSpec, grid, simulate
 from fedjax_het.algorithms import METHODS
 from fedjax_het.cli import COMMANDS, _parse_command, main
 from fedjax_het.cli.options import load_config_file
-from fedjax_het.cli.run import RunCommand
-from fedjax_het.cli.sweep import SweepCommand
+from fedjax_het.cli.run import RunCommand, build_run_spec
+from fedjax_het.cli.sweep import SweepCommand, build_run_specs
 from fedjax_het.config.run_spec import spec_to_yaml
+from fedjax_het.utils.yaml_files import dump_yaml, load_yaml
 
 SMALL = {"dataset": "digits", "model": "mlp", "num_clients": 4, "rounds": 2}
 
@@ -155,3 +156,89 @@ def test_config_file_accepts_every_setting(tmp_path):
         said = json.loads(json.dumps(spec.to_dict()))
         found = parsed(record, written(tmp_path, said))
         assert found.options["preset"] in ("code", ("code",))
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "lines"),
+    [
+        ("alpha: 1\nrounds: 2\nalpha: 2", ("alpha", "alpha"), (1, 3)),
+        ("local-epochs: 1\n\nlocal_epochs: 1", ("local-epochs", "local_epochs"), (1, 3)),
+        ("hp:\n  prox_mu: 1\n  prox_mu: 1", ("prox_mu", "prox_mu"), (2, 3)),
+        ('{"seed": 1, "spec": {},\n"seed": 1}', ("seed", "seed"), (1, 2)),
+    ],
+)
+def test_file_with_a_key_twice(text, names, lines, tmp_path, capsys):
+    path = written(tmp_path, text)
+    for command in ("run", "sweep"):
+        assert main([command, "--config", path]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        places = [f"{name} in line {line}" for name, line in zip(names, lines, strict=True)]
+        assert f"(each name once: {' and '.join(places)})" in line and path in line
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(("010", 10), ("0o10", 8), ("0x1F", 31), ("-012", -12), ("+7", 7), ("1_000", "1_000")),
+        *(("1e-3", 0.001), ("1.e2", 100.0), (".5", 0.5), ("-.inf", float("-inf")), ("1E5", 1e5)),
+        *(("1:30", "1:30"), ("190:20:30", "190:20:30"), ("1.5:30", "1.5:30"), ("0b11", "0b11")),
+        *((word, word) for word in ("yes", "no", "on", "off", "Yes", "NO", "y", "n", "=", "nan")),
+        *(("true", True), ("False", False), ("null", None), ("~", None), ("", None)),
+        *(("2026-01-02", "2026-01-02"), ("'010'", "010"), ("08", 8), ("<<x", "<<x")),
+    ],
+)
+def test_plain_values_follow_yaml_1_2(text, value):
+    loaded = load_yaml(f"x: {text}\ny: [1]")["x"]
+    assert loaded == value and type(loaded) is type(value)
+    assert load_yaml(dump_yaml({"x": value})) == {"x": value}
+    assert load_yaml(dump_yaml({"x": text.strip("'")})) == {"x": text.strip("'")}
+
+
+def test_yaml_merge_keys():
+    text = "base: &base {alpha: 1, rounds: 2}\nother: {<<: *base, rounds: 3}\nlast: *base"
+    content = load_yaml(text)
+    assert content["other"] == {"alpha": 1, "rounds": 3} and content["last"] == content["base"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rounds: 1:30", "rounds = '1:30': expected a whole number"),
+        ("resume: yes", "resume = 'yes': expected True or False"),
+        ("rounds: 1" + "0" * 5000, "config = "),
+    ],
+)
+def test_values_of_yaml_1_1_are_refused(text, message, tmp_path, capsys):
+    assert main(["run", "--config", written(tmp_path, text)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_file_in_utf_8_under_any_locale(tmp_path, monkeypatch):
+    path = tmp_path / "run.yaml"
+    path.write_bytes("dataset: Kätzchen".encode())
+    monkeypatch.setattr("locale.getencoding", lambda: "ascii", raising=False)
+    assert load_config_file(path) == {"dataset": "Kätzchen"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--metrics", "macro_f1", "calibration"],
+        ["--metrics", "macro_f1, calibration"],
+        ["--metrics=macro_f1", "--metrics=calibration"],
+    ],
+)
+@pytest.mark.parametrize(
+    "text", ["metrics: [macro_f1, calibration]", "metrics: 'macro_f1,calibration'"]
+)
+def test_metrics_as_a_list(words, text, tmp_path):
+    digest = RunSpec(metrics=["macro_f1", "calibration"], **SMALL).digest()
+    path = written(tmp_path, f"{{dataset: digits, model: mlp, num_clients: 4, rounds: 2, {text}}}")
+    small = ["--dataset=digits", "--model=mlp", "--num-clients=4", "--rounds=2"]
+    for flags in ([*small, *words], ["--config", path]):
+        assert build_run_spec(_parse_command(RunCommand, flags)).digest() == digest
+        (spec,) = build_run_specs(_parse_command(SweepCommand, flags))
+        assert spec.digest() == digest
+    (spec,) = grid(metrics=["macro_f1", "calibration"], algorithm="fedavg", seed=0, **SMALL)
+    assert spec.digest() == digest

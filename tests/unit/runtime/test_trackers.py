@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from support.small_runs import KilledError, assert_results_equal, make_spec, run
 from fedjax_het import ConfigError, Result, federation, register_tracker, simulate, sweep
 from fedjax_het.cli import main
 from fedjax_het.runtime import trackers
-from fedjax_het.runtime.trackers import TRACKERS
+from fedjax_het.runtime.trackers import TRACKERS, TrackedRun
 
 SPEC = make_spec(rounds=9, eval_every=2)
 
@@ -92,7 +93,8 @@ def iterate_log(data, block=2**15, header=7):
 def read_mlflow(folder, digest):
     from mlflow.tracking import MlflowClient
 
-    client = MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
+    path = quote(str(folder / "mlflow.db"))
+    client = MlflowClient(tracking_uri=f"sqlite+pysqlite:///{path}")
     experiment = client.get_experiment_by_name("fedjax_het").experiment_id
     query = f"tags.`fedjax_het.run` = '{digest}'"
     (run,) = client.search_runs([experiment], filter_string=query)
@@ -259,6 +261,44 @@ def test_unusable_trackers_are_refused(tmp_path, monkeypatch):
         with pytest.raises(ConfigError, match=rf"^track = '{name}'.*fedjax_het\[{name}\]") as error:
             simulate(make_spec(), track=[name], output_dir=tmp_path, **data)
         assert "\n" not in str(error.value)
+
+
+ODD_NAMES = (
+    "a?",
+    "a!",
+    "/x",
+    "..",
+    ".",
+    "",
+    "é",
+    "狗",
+    "x" * 300,
+    'a,b"c',
+    "a/../b",
+    "a//b",
+    "t/",
+    "..a",
+)
+
+
+@pytest.mark.parametrize("tracker", READERS)
+@pytest.mark.filterwarnings("ignore")  # of the libraries
+def test_odd_names_keep_their_values(tracker, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    folder = tmp_path / "what? #100%3F"
+    folder.mkdir()
+    digest, settings = "0123456789abcdef", {"algorithm": "fedavg", "options.a?": 1, "options.a!": 2}
+    names = [name for name in ODD_NAMES if name or tracker != "wandb"]
+    run = TrackedRun(folder, digest, settings, tuple(names), 0)
+    record = TRACKERS[tracker].open(run)
+    record.log(1, {name: float(value) for value, name in enumerate(names)})
+    record.flush()
+    record.close({"rounds": 1, "a?": "b" * 9000})
+    curves, _ = READERS[tracker](folder, digest)
+    values = sorted(value for ((_, value),) in curves.values())
+    assert values == list(range(len(names)))
+    assert os.listdir(tmp_path) == [folder.name]
 
 
 def test_extras_install_the_packages():

@@ -53,10 +53,11 @@ def test_failed_write_keeps_old_file(tmp_path):
 
 
 def test_write_atomically_raises_system_errors(tmp_path):
-    for path in (tmp_path / ("n" * 300), tmp_path / "gone" / "file"):
+    (tmp_path / "file").write_bytes(b"")
+    for path in (tmp_path / ("n" * 300), tmp_path / "file" / "file"):
         with pytest.raises(OSError):
             write_atomically(path, lambda file: file.write(b"x"))
-    longest = tmp_path / ("n" * 255)
+    longest = tmp_path / "new" / "folder" / ("n" * 255)
     write_atomically(longest, lambda file: file.write(b"x"))
     assert longest.read_bytes() == b"x"
 
