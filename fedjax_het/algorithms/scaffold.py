@@ -60,8 +60,9 @@ def scaffold(
     Option II: c_i' is the mean of the round's K minibatch gradients. Under plain SGD with constant
       rate this equals the paper's c_i - c + (x - y) / (K local_lr). Under other optimizers (x - y)
       / (K local_lr) is not a gradient, but the mean is. `local_weight_decay` and clipping are part
-      of x - y, so the mean is of clip(g_i(y) - c_i + c) + decay y - (c - c_i). Decay that an
-      optimizer decouples, such as adamw's, is not part of it.
+      of x - y, so the mean is of clip(g_i(y) - c_i + c) + decay y - (c - c_i). With
+      `gradient_accumulation` this mean clips each minibatch alone. Decay that an optimizer
+      decouples, such as adamw's, is not part of it.
 
     The correction is applied to the raw gradient, before clipping, decay and the optimizer. All
     controls start at zero.
