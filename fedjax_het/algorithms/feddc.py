@@ -65,8 +65,9 @@ def feddc(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     term, without <theta, g - g_i>. This package measures that mean, because it is also valid under
     Adam. `local_weight_decay` and clipping are part of w - theta_i: with the corrected gradient d,
     the mean is of clip(d) + decay theta - (g - g_i). With `gradient_accumulation` it clips each
-    minibatch alone. Decay that an optimizer decouples is not part of it. The gradient is corrected before clipping, decay and the optimizer. Batch-norm statistics are averaged as in FedAvg.
-    A round in which no client has data changes nothing.
+    minibatch alone. Decay that an optimizer decouples is not part of it. The gradient is corrected
+    before clipping, decay and the optimizer. Batch-norm statistics are averaged as in FedAvg. A
+    round in which no client has data changes nothing.
 
     Traffic: w and g down, theta_i and g_i up. State: two models per client, two more on the server.
     Cost: FedAvg's.
