@@ -228,7 +228,7 @@ def heurfedamp(
       "paper": coupled, and Algorithm 1's independent initialization.
       "flgo": FedAMP's preset of that name.
 
-    Departure: PFLlib's clients penalize the distance to the mixture, here it is the squared distance.
+    Departure from PFLlib: its clients penalize the distance to the mixture, not its square.
 
     Evaluated, traffic, state and cost: FedAMP's.
 

@@ -64,9 +64,9 @@ class FedGenOptions(Config):
     guided_steps: NonNegativeInt = 20
     "Number of steps at the start of a client's round that use generated features."
     teacher_weights: Literal["label", "code"] = "label"
-    """Weight of a client's last layer in the loss of a generated sample: "label", the client's share
-    of the sample's label; "code", the mean of these shares over the minibatch, as in the authors'
-    code."""
+    """Weight of a client's last layer in the loss of a generated sample: "label", the client's
+    share of the sample's label; "code", the mean of these shares over the minibatch, as in the
+    authors' code."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,9 @@ def fedgen(training: LocalTraining, plan: ExecutionPlan, *, options: FedGenOptio
 
     z_b = G(eps_b, y_b), over the round's clients k, with mean squares and mean absolute values.
     rho_k(y) is client k's share of the examples of class y that were trained on in the round, with
-    one more in every count. With `teacher_weights` "code" the weight of client k is mean_b rho_k(y_b)
-    for all samples. y is uniform over the classes of these examples, eps over [0, 1). See
-    `compute_generator_loss`. The rate is `generator_lr` times `generator_lr_decay`^t in round t.
+    one more in every count. With `teacher_weights` "code" the weight of client k is mean_b
+    rho_k(y_b) for all samples. y is uniform over the classes of these examples, eps over [0, 1).
+    See `compute_generator_loss`. The rate is `generator_lr` times `generator_lr_decay`^t in round t.
 
     Clients, from round 1 on and in their first `guided_steps` steps, minimize for a minibatch (x,
     y)
@@ -149,10 +149,11 @@ def fedgen(training: LocalTraining, plan: ExecutionPlan, *, options: FedGenOptio
 
     Departures: the paper's objective has only the term with a, and its text has Gaussian noise.
     This objective is from the authors' code (zhuangdizhu/FedGen), and the authors confirmed its
-    noise. The code multiplies losses [B] by weights [B, 1]. The product [B, B] gives each client its
-    mean weight for every sample, also for labels that it never had. `teacher_weights` "code" does
-    so; the default "label" weights each sample by its label as intended. Three parts of the code are left out: a student term of the server's loss with weight 0,
-    the decay of the clients' rate by .99 a round, and dropping an epoch's last, smaller batch.
+    noise. The code multiplies losses [B] by weights [B, 1]. The product [B, B] gives each client
+    its mean weight for every sample, also for labels that it never had. `teacher_weights` "code"
+    does so; the default "label" weights each sample by its label as intended. Three parts of the
+    code are left out: a student term of the server's loss with weight 0, the decay of the clients'
+    rate by .99 a round, and dropping an epoch's last, smaller batch.
 
     Args:
       training: the choices of local training.

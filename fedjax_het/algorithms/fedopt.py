@@ -104,10 +104,10 @@ def fedadam(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     with m = 0 and v = tau^2 at first, the smallest v that Algorithm 2 allows. beta1 0.9, beta2 0.99
     and tau 1e-3 come from the paper's experiments. Algorithm 2 has no bias correction, unlike
     `optax.adam`. Flower's FedAdam and FedYogi differ: v starts at 0, and the rate is corrected for
-    bias with the exponent t + 1 in round t = 1, 2, ... The first step of an entry whose change is d is server_lr (1 - beta1) d /
-    (sqrt(beta2 tau^2 + (1 - beta2) d^2) + tau). The paper tunes server_lr for each task. The
-    default 0.01 is a choice of this package: an entry moves by about server_lr at most per round.
-    The mean has the weights of the run's `averaging`; batch-norm statistics are averaged as in
+    bias with the exponent t + 1 in round t = 1, 2, ... The first step of an entry whose change is d
+    is server_lr (1 - beta1) d / (sqrt(beta2 tau^2 + (1 - beta2) d^2) + tau). The paper tunes
+    server_lr for each task. The default 0.01 is a choice of this package: an entry moves by about
+    server_lr at most per round. The mean has the weights of the run's `averaging`; batch-norm statistics are averaged as in
     FedAvg. A round in which no client has data changes nothing.
 
     Traffic: one model down, one up. State: two more models on the server. Cost: FedAvg's.

@@ -76,7 +76,7 @@ class SyntheticTask(NamedTuple):
 
     apply_params: Callable[..., Array]
     """`apply_params(params, images) -> logits [B, C]`; also receives `batch_axis` if devices share
-    the images, and `sample_mask` `[B]` if it has this argument: 0 for images that fill up a batch."""
+    the images, and `sample_mask` `[B]`, 0 for images that fill up a batch, if it has the argument."""
     augment_strategy: str = DSA_STRATEGY
     "Augmentation families, see `augment`."
     loss_scaling: str = "cross_entropy_over_classes"

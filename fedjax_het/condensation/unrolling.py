@@ -61,8 +61,9 @@ def unroll(
       key: key of one augmentation per step and of the order of minibatches.
       num_steps: number of SGD steps, s'.
       batch_size: samples per step. An epoch visits each sample once, in a new order; its first
-        batch is the remainder, as in the public codes of DynaFed and trajectory matching. None: all samples at every step, in their stored order, since neither the
-        mean nor the independent augmentations depend on it.
+        batch is the remainder, as in the public codes of DynaFed and trajectory matching. None: all
+        samples at every step, in their stored order, since neither the mean nor the independent
+        augmentations depend on it.
 
     Returns:
       Parameters at the end, `[P]`, differentiable in `vector` and in every leaf of `synthetic`.

@@ -80,8 +80,8 @@ def measure_applied_gradient(
     """Measure the gradient of a step for a control variate: with clipping and weight decay.
 
     Under plain SGD the mean over the K steps of a round equals the papers' variate, (x - y) / (K
-    local_lr) less the correction. Under another optimizer (x - y) / (K local_lr) is no gradient, but
-    this mean is. With `accumulation_steps` > 1 every minibatch counts as if clipped alone.
+    local_lr) less the correction. Under another optimizer (x - y) / (K local_lr) is no gradient,
+    but this mean is. With `accumulation_steps` > 1 every minibatch counts as if clipped alone.
 
     Args:
       training: the choices of local training.
