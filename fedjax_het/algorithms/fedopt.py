@@ -107,8 +107,8 @@ def fedadam(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     bias with the exponent t + 1 in round t = 1, 2, ... The first step of an entry whose change is d
     is server_lr (1 - beta1) d / (sqrt(beta2 tau^2 + (1 - beta2) d^2) + tau). The paper tunes
     server_lr for each task. The default 0.01 is a choice of this package: an entry moves by about
-    server_lr at most per round. The mean has the weights of the run's `averaging`; batch-norm statistics are averaged as in
-    FedAvg. A round in which no client has data changes nothing.
+    server_lr at most per round. The mean has the weights of the run's `averaging`; batch-norm
+    statistics are averaged as in FedAvg. A round in which no client has data changes nothing.
 
     Traffic: one model down, one up. State: two more models on the server. Cost: FedAvg's.
 

@@ -75,8 +75,9 @@ class SyntheticTask(NamedTuple):
     """
 
     apply_params: Callable[..., Array]
-    """`apply_params(params, images) -> logits [B, C]`; also receives `batch_axis` if devices share
-    the images, and `sample_mask` `[B]`, 0 for images that fill up a batch, if it has the argument."""
+    """`apply_params(params, images) -> logits [B, C]`. It also receives `batch_axis` if devices
+    share the images. An argument `sample_mask` receives `[B]`, 0 for images that fill up a
+    batch."""
     augment_strategy: str = DSA_STRATEGY
     "Augmentation families, see `augment`."
     loss_scaling: str = "cross_entropy_over_classes"
