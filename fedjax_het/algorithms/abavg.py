@@ -64,7 +64,7 @@ def abavg(
                 logits = compute_logits(task, get_client_row(models, i), examples.images)
                 return set_row(is_correct, correct(logits, labels), i)
 
-            args = (TEACHERS, count, add_model, jnp.zeros((count, len(labels))))
+            args = (TEACHERS, count, add_model, jnp.zeros((count, len(labels)), jnp.float32))
             return parallelism.loops.run(*args, samples_per_iteration=len(labels) / 3).T
 
         return parallelism.map_samples(predict_shard, examples)  # [n, S]

@@ -275,13 +275,15 @@ def _build_attentive_algorithm(
     def init(hp, key, variables, num_clients):
         args = (hp, key, variables, num_clients, options.initialisation)
         clients = init_personal_models(training, client, *args)
-        server = FedAMPServerState(clients.variables, jnp.eye(num_clients), jnp.zeros(num_clients))
+        weights = jnp.eye(num_clients, dtype=jnp.float32), jnp.zeros(num_clients, jnp.float32)
+        server = FedAMPServerState(clients.variables, *weights)
         return State(server, clients, jnp.int32(0))
 
     def round_(hp, state, key, cohort: Cohort):
         models, periods = state.clients.variables, jnp.floor(state.round / hp["alpha_every"])
         alpha = hp["alpha"] * hp["alpha_decay"] ** periods
-        weights, alpha = compute_weights(hp, models["params"], _is_included(state), alpha)
+        attention = compute_weights(hp, models["params"], _is_included(state), alpha)
+        weights, alpha = (values.astype(jnp.float32) for values in attention)
         divisor = alpha if options.prox == "coupled" else jnp.ones_like(alpha)
         received = mix_models(weights, models)
         message = FedAMPServerState(received, weights, hp["prox_lambda"] / divisor)

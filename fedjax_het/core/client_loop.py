@@ -287,9 +287,8 @@ class _Lane(NamedTuple):
         context = context._replace(key=jax.random.fold_in(context.key, num_steps))
         local, loss = self.client_algorithm.step(context, active.local, batch)
         count = size.astype(jnp.float32)
-        return _ActiveClient(
-            local, num_steps + 1, active.loss + loss * count, active.num_samples + count
-        )
+        loss = active.loss + (loss * count).astype(active.loss.dtype)  # of 64 bits with x64
+        return _ActiveClient(local, num_steps + 1, loss, active.num_samples + count)
 
     def end(self, slots: _Slots, slot: jax.Array, active: _ActiveClient) -> tuple:
         """Return the weighted update, whether the state is as finite as it was, state and output."""

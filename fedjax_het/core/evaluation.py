@@ -206,9 +206,9 @@ def evaluate(
                 ]
             if metrics:
                 new_sums["metrics"] = _sum_metrics(metrics, logits, batch_labels)
-            return sums + ravel_pytree(new_sums)[0]
+            return sums + ravel_pytree(new_sums)[0].astype(jnp.float32)
 
-        return jax.lax.fori_loop(0, num_batches, add_batch, jnp.zeros(num_sums))
+        return jax.lax.fori_loop(0, num_batches, add_batch, jnp.zeros(num_sums, jnp.float32))
 
     num_batches = data.labels.shape[1] if num_batches is None else num_batches
     sums = unravel_sums(plan.sum_over_blocks(evaluate_block, (variables, num_batches), data))
@@ -347,7 +347,7 @@ def evaluate_clients(
             is_correct = jnp.where(is_real, correct(logits, examples.labels[positions]), 0)
             return sums + jnp.stack([is_correct.sum(), is_real.sum(dtype=jnp.float32)])
 
-        return jax.lax.fori_loop(0, indices.shape[0], add_batch, jnp.zeros(2))
+        return jax.lax.fori_loop(0, indices.shape[0], add_batch, jnp.zeros(2, jnp.float32))
 
     def evaluate_lanes(arrays, examples, clients, indices):
         if plan.lanes == 1:
@@ -362,7 +362,7 @@ def evaluate_clients(
             counts = evaluate_lanes(arrays, examples, group, take_row(indices, g))
             return sums.at[group].add(counts, mode="drop")
 
-        return jax.lax.fori_loop(0, num_groups, add_group, jnp.zeros((num_clients, 2)))
+        return jax.lax.fori_loop(0, num_groups, add_group, jnp.zeros((num_clients, 2), jnp.float32))
 
     inputs = (models.arrays, examples, num_groups)
     sums = plan.sum_over_blocks(evaluate_block, inputs, (tests.clients, tests.indices))

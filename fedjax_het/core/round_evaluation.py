@@ -128,7 +128,9 @@ def make_missing_evaluation(components: RoundComponents) -> RoundEvaluation:
     options = components.evaluation
     num_domains = options.num_domains if components.algorithm.global_model else 0
     evaluation = Evaluation.missing(num_domains, options.metric_shapes)
-    client_accuracy = jnp.full(options.num_clients, jnp.nan) if options.has_client_tests else None
+    client_accuracy = None
+    if options.has_client_tests:
+        client_accuracy = jnp.full(options.num_clients, jnp.nan, jnp.float32)
     return RoundEvaluation(evaluation, client_accuracy, jnp.array(True))
 
 

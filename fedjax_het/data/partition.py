@@ -328,7 +328,8 @@ def make_partition(
     rng = make_data_rng(seed, DataStream.PARTITION)
     data = dict(rng=rng, labels=labels, num_classes=num_classes, num_clients=num_clients)
     data |= dict(domains=domains, domain_names=domain_names, class_names=class_names)
-    clients = call_with_supported(partition_scheme.split, data, **parameters)
+    with np.errstate(under="ignore"):  # proportions may underflow to 0
+        clients = call_with_supported(partition_scheme.split, data, **parameters)
     description = f"return value of partition {scheme!r}"
     expected = f"{num_clients} arrays of positions, one for each client"
     require(isinstance(clients, Iterable), description, clients, expected)

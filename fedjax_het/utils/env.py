@@ -2,8 +2,8 @@
 
 Each variable is read and checked where it is needed; a bad value is a `ConfigError`. A variable
 that makes the import of JAX fail is removed from the environment and reported where devices are
-first needed. The module does not use pydantic-settings, whose import would add 0.1 s to
-`import fedjax_het`.
+first needed. Settings of JAX that the package does not support are reported there, too. The module
+does not use pydantic-settings, whose import would add 0.1 s to `import fedjax_het`.
 """
 
 import contextlib
@@ -122,6 +122,20 @@ MEMORY_FRACTION = Variable(
 # Variables that a run may need after hours; they are checked before it starts.
 _RUN_VARIABLES = (CHECKPOINT_SECONDS, CACHE_DIR, XDG_CACHE_HOME)
 _JAX_VARIABLES = (JAX_CPU_DEVICES, JAX_COMPILATION_CACHE_DIR, XLA_FLAGS, MEMORY_FRACTION)
+# Settings of JAX with which the package's programs fail: the values, and what is expected instead.
+_ON, _GUARDED = (True,), ("disallow", "disallow_explicit")
+_UNSUPPORTED_JAX_SETTINGS = {
+    "jax_debug_nans": (_ON, "False, as NaN marks values that were not measured"),
+    "jax_debug_infs": (_ON, "False, as infinity marks bounds that were not reached"),
+    "jax_check_tracer_leaks": (_ON, "False"),
+    "jax_disable_jit": (_ON, "False (debug=True of simulate runs without compilation)"),
+    "jax_numpy_dtype_promotion": (("strict",), "'standard'"),
+    "jax_numpy_rank_promotion": (("raise",), "'allow' or 'warn'"),
+    **{
+        f"jax_transfer_guard_{direction}": (_GUARDED, "'allow' or 'log'")
+        for direction in ("host_to_device", "device_to_device", "device_to_host")
+    },
+}
 VARIABLES = (*_RUN_VARIABLES, TFDS_DATA_DIR, CINIC10_DIR, RAY_ADDRESS, *_JAX_VARIABLES)
 """All variables that the package reads."""
 
@@ -186,7 +200,8 @@ def require_devices() -> None:
     """Start JAX's backend.
 
     Raises:
-      ConfigError: for a variable that prevents it, and without devices.
+      ConfigError: for a variable that prevents it, for a setting of JAX with which programs of the
+        package fail, and without devices.
     """
     for name, (text, reason) in _invalid_jax_env_vars.items():
         raise make_value_error(
@@ -196,6 +211,11 @@ def require_devices() -> None:
         get_value(variable)
     import jax
 
+    for name, (unsupported_values, expected) in _UNSUPPORTED_JAX_SETTINGS.items():
+        value = getattr(jax.config, name, None)
+        value = getattr(value, "value", value)  # of an enumeration
+        if value in unsupported_values:
+            raise make_value_error(name, value, expected)
     try:
         jax.devices()
     except Exception as error:  # each kind of device raises another type
