@@ -317,7 +317,9 @@ class _Server(NamedTuple):
         return step_state._replace(
             synthesis=synthesis,
             num_iterations=n + 1,
-            log=jax.tree.map(lambda log, new: log.at[n].set(new.astype(log.dtype)), step_state.log, entry),
+            log=jax.tree.map(
+                lambda log, new: log.at[n].set(new.astype(log.dtype)), step_state.log, entry
+            ),
             snapshots=snapshots.at[-1].set(images),
         )
 

@@ -7,6 +7,7 @@ prevents this.
 """
 
 import contextlib
+import ctypes
 import gc
 import math
 import os
@@ -19,6 +20,8 @@ import numpy as np
 
 from fedjax_het.nn.flops import iter_inner_jaxprs
 
+MAX_CACHED_PROGRAMS = 8
+"""Number of signatures whose programs a process stores; each takes 10 to 25 MB on a CPU."""
 USABLE_FRACTION = 0.9  # of the free bytes; allocators waste some
 MAX_MMAP_FRACTION = 0.4  # of the maps that a process may have; the next program adds more
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -224,6 +227,16 @@ def read_max_memory_maps() -> float:
 def is_near_mmap_limit() -> bool:
     """Return whether the next compiled programs might exceed the limit of memory maps."""
     return count_memory_maps() > MAX_MMAP_FRACTION * read_max_memory_maps()
+
+
+def release_freed_memory() -> None:
+    """Return free memory of the C library to the system, on Linux.
+
+    XLA's compiler frees its memory in small blocks, which the C library would otherwise retain: some
+    MB for each new program. Cost: some milliseconds.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # other C libraries have no such function
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def evict_programs_if_needed(*evict_callbacks: Callable[[], None]) -> None:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.core.lr_schedules import make_step_lr_factor
+from fedjax_het.core.memory import MAX_CACHED_PROGRAMS
 from fedjax_het.nn import Model, count_parameters
 from fedjax_het.nn.network import hash_jaxprs
 from fedjax_het.utils.config import Bounds, HyperParameter, validate_arguments
@@ -339,7 +340,7 @@ def transform_gradient(
     return gradient
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=MAX_CACHED_PROGRAMS)
 def _is_small(model: Model) -> bool:
     return count_parameters(jax.eval_shape(model.init, jax.random.key(0))) <= SMALL_NETWORK_SIZE
 

@@ -56,7 +56,9 @@ def make_round_chunk(
             if plan.has_sharded_client_states:
                 state = plan.map_state(state, plan.constrain_sharding)
             metrics_rows = jax.tree.map(
-                lambda rows, value: set_row(rows, value.astype(rows.dtype), r), metrics_rows, metrics
+                lambda rows, value: set_row(rows, value.astype(rows.dtype), r),
+                metrics_rows,
+                metrics,
             )
             return state, metrics_rows, num_nonfinite
 

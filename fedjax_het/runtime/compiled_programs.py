@@ -16,7 +16,11 @@ from fedjax_het.core.execution_plan import (
     ExecutionPlan,
     make_execution_plan,
 )
-from fedjax_het.core.memory import evict_programs_if_needed
+from fedjax_het.core.memory import (
+    MAX_CACHED_PROGRAMS,
+    evict_programs_if_needed,
+    release_freed_memory,
+)
 from fedjax_het.core.miscompile_guard import VerifiedJit
 from fedjax_het.core.partial_round import make_partial_round
 from fedjax_het.core.round_evaluation import make_missing_metrics
@@ -61,7 +65,7 @@ class CompiledPrograms(NamedTuple):
         return {name: build() for name, build in builders.items() if kinds[name] not in (None, {})}
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=MAX_CACHED_PROGRAMS)
 def build_programs(signature: Signature, plan: ExecutionPlan) -> CompiledPrograms:
     """Return the programs, which are not compiled yet.
 
@@ -192,5 +196,6 @@ def _make_init(algorithm: Algorithm, task: Task, plan: ExecutionPlan) -> Callabl
 
 
 def evict_programs() -> None:
-    """Drop compiled programs if the process nears its limit of mapped memory, see `core.memory`."""
+    """Free the memory of dropped programs, and drop all near the limit of memory maps."""
+    release_freed_memory()
     evict_programs_if_needed(build_programs.cache_clear, clear_network_caches)

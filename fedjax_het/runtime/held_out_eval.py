@@ -20,6 +20,7 @@ from fedjax_het.core.evaluation import (
 )
 from fedjax_het.core.execution_plan import ExecutionPlan, make_execution_plan
 from fedjax_het.core.local_training import ServerMessage
+from fedjax_het.core.memory import MAX_CACHED_PROGRAMS
 from fedjax_het.core.miscompile_guard import VerifiedJit
 from fedjax_het.core.rng import Purpose, Stream, fold_in_purpose, make_stream_key
 from fedjax_het.core.schedule import RoundSettings, Scheduler
@@ -93,7 +94,7 @@ class _Programs(NamedTuple):
     tune: VerifiedJit | None
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=MAX_CACHED_PROGRAMS)
 def _build_programs(signature: Signature, num_clients: int) -> _Programs:
     plan = make_execution_plan(min(num_clients, MAX_LANES), 1, mesh_axis=None)
     training, tuning = signature.training, build_algorithm(signature).fine_tuning

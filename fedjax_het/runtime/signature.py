@@ -14,6 +14,7 @@ from fedjax_het.config.resolve import USER_PROVIDED, optional_hyperparameters
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.lr_schedules import is_round_schedule_hyperparameter
+from fedjax_het.core.memory import MAX_CACHED_PROGRAMS
 from fedjax_het.core.optimizers import (
     OPTIMIZERS,
     LocalTrainingOptions,
@@ -188,7 +189,7 @@ def build_signature(
     )
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=MAX_CACHED_PROGRAMS)
 def _make_network(
     name: str, source: ById, input_shape: tuple, num_classes: int, options: tuple
 ) -> Model:
@@ -198,7 +199,7 @@ def _make_network(
     return make_model(name, input_shape, num_classes, **dict(options))
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=MAX_CACHED_PROGRAMS)
 def _adapt_network(
     network: Model,
     algorithm: str,
@@ -213,7 +214,7 @@ def _adapt_network(
     return configure_compute(network, conv_impl=conv_impl, precision=precision)
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=MAX_CACHED_PROGRAMS)
 def _wrap_optimizer(source: ById) -> Callable[[Any], optax.GradientTransformation]:
     """Return a user's optimizer as a function of `hp`; one object for each optimizer."""
     return lambda hp: make_user_transformation(source.value, hp)
@@ -225,7 +226,7 @@ def clear_network_caches() -> None:
     _adapt_network.cache_clear()
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=MAX_CACHED_PROGRAMS)
 def flops_per_sample(signature: Signature) -> int:
     """Return the floating-point operations of training on one sample."""
     return count_training_flops(signature.training.task.model)

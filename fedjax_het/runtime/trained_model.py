@@ -32,6 +32,7 @@ from fedjax_het.runtime.compiled_programs import build_algorithm
 from fedjax_het.runtime.signature import Signature, build_signature
 from fedjax_het.utils.arrays import fetch_to_host
 from fedjax_het.utils.config import validate_arguments
+from fedjax_het.utils.env import require_devices
 from fedjax_het.utils.errors import ConfigError, display_name, make_value_error, require
 from fedjax_het.utils.io import DamagedFileError, write_atomically
 from fedjax_het.utils.text import to_one_line
@@ -124,6 +125,7 @@ class TrainedModel:
 
     def logits(self, images: np.ndarray) -> np.ndarray:
         """Return the logits of images, float32 `[N, classes]`; the first call compiles a program."""
+        require_devices()
         images = self._validate_images(images)
         batches = []
         for start in range(0, len(images), BATCH_SIZE):

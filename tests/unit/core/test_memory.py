@@ -54,3 +54,18 @@ def test_evicted_program_is_compiled_again(monkeypatch):
 def test_no_eviction_without_limit(monkeypatch):
     monkeypatch.setattr(memory, "read_max_memory_maps", lambda: math.inf)
     memory.evict_programs_if_needed(lambda: pytest.fail("there is room"))
+
+
+@needs_maps
+def test_number_of_programs_is_bounded(monkeypatch):
+    """Every cache that holds a network also holds its programs, about 100 memory maps each."""
+    monkeypatch.setattr(memory, "is_near_mmap_limit", lambda: False)
+    data, num_maps = make_user_dataset(), []
+    for width in range(memory.MAX_CACHED_PROGRAMS + 6):
+        options = {"hidden": [3 + width]}
+        settings = {"network_options": options, "partition": "iid", "num_clients": 3, "rounds": 1}
+        simulate(RunSpec("fedavg", "user", model="mlp", **settings), dataset=data)
+        num_maps.append(memory.count_memory_maps())
+    gc.collect()
+    first, last = num_maps[memory.MAX_CACHED_PROGRAMS - 1], num_maps[-1]
+    assert last - first < 0.5 * (first - num_maps[0])

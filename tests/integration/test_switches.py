@@ -1,0 +1,68 @@
+"""Settings of JAX and NumPy that a user's process may have."""
+
+import jax
+import numpy as np
+import pytest
+from support.data import make_user_dataset
+from support.markers import slow_case
+from support.small_runs import make_spec, run_spec, run_sweep
+from support.x64 import enable_x64
+
+from fedjax_het import ConfigError, make_model
+from fedjax_het.algorithms import METHODS
+from fedjax_het.data import make_partition
+
+UNSUPPORTED = {
+    "jax_debug_nans": True,
+    "jax_debug_infs": True,
+    "jax_check_tracer_leaks": True,
+    "jax_disable_jit": True,
+    "jax_numpy_dtype_promotion": "strict",
+    "jax_numpy_rank_promotion": "raise",
+    "jax_transfer_guard_host_to_device": "disallow",
+    "jax_transfer_guard_device_to_device": "disallow_explicit",
+    "jax_transfer_guard_device_to_host": "disallow",
+}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [name if name in ("abavg", "heurfedamp") else slow_case(name) for name in METHODS],
+)
+def test_methods_run_with_x64(method):
+    with enable_x64():
+        result = run_spec(make_spec(method, rounds=2, eval_every=2))
+        model = result.model(client=None if METHODS[method].has_global_model else 0)
+        model.evaluate(make_user_dataset().test_images, make_user_dataset().test_labels)
+    assert all(leaf.dtype == np.float64 for leaf in jax.tree.leaves(model.variables["params"]))
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported_jax_setting_is_rejected(name):
+    model, images = run_spec(make_spec(rounds=1)).model(), make_user_dataset().test_images
+    before = getattr(jax.config, name)
+    jax.config.update(name, UNSUPPORTED[name])
+    try:
+        for use in (
+            lambda: run_spec(make_spec(rounds=1)),
+            lambda: run_sweep([make_spec(rounds=1)]),
+            lambda: make_model("mlp", (4, 4, 1), 3),
+            lambda: model.predict(images),
+        ):
+            with pytest.raises(ConfigError, match=rf"^{name} = .*: expected '?[Fsa].*$"):
+                use()
+    finally:
+        jax.config.update(name, before)
+
+
+@pytest.mark.parametrize("scheme", ["dirichlet", "dirichlet_balanced", "dirichlet_capped"])
+def test_proportions_may_underflow(scheme):
+    with np.errstate(all="raise"):
+        make_partition(scheme, np.arange(1200) % 4, num_classes=4, num_clients=12, alpha=0.01)
+
+
+def test_run_with_numpy_errors():
+    with np.errstate(all="raise"):
+        result = run_spec(make_spec(partition="dirichlet", alpha=0.01, metrics=("calibration",)))
+        result.model().evaluate(make_user_dataset().test_images, make_user_dataset().test_labels)
+    assert len(result.metrics["test_accuracy"]) == 9
