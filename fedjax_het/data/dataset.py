@@ -57,6 +57,7 @@ class Dataset:
       server_images: images of the server for `server_data="user"`, in the format of `train_images`.
         None if the user passed none.
       server_labels: labels of `server_images`, int32, or None.
+      is_16_bit: whether float images were uint16 images, which were divided by 65535.
       origin: `(name, normalization)` with which `load_dataset` loaded this object. None for any
         other data set and for a changed copy. A name does not identify a part of a data set, or a
         data set with other constants.
@@ -87,6 +88,7 @@ class Dataset:
     domain_names: tuple[str, ...] = ()
     server_images: np.ndarray | None = None
     server_labels: np.ndarray | None = None
+    is_16_bit: bool = field(default=False, repr=False)
     # `dataclasses.replace` copies neither of these two.
     origin: tuple[str, str | None] | None = field(default=None, init=False, repr=False)
     is_validated: bool = field(default=False, init=False, repr=False)
@@ -225,7 +227,7 @@ def dataset_from_arrays(
         if array is not None:
             array.setflags(write=False)
     constants = (num_classes, mean, std, class_names, note)
-    fields: list[Any] = [name, *arrays, *constants, *domain_fields, *server_examples]
+    fields: list[Any] = [name, *arrays, *constants, *domain_fields, *server_examples, is_16_bit]
     dataset = Dataset(*fields)
     object.__setattr__(dataset, "is_validated", True)
     return dataset
@@ -249,7 +251,11 @@ def validate_dataset(dataset: Any) -> Dataset:
     if dataset.is_validated:
         return dataset
     field_values = {f.name: getattr(dataset, f.name) for f in dataclasses.fields(dataset) if f.init}
-    return dataset_from_arrays(**field_values)
+    is_16_bit = field_values.pop("is_16_bit")
+    validated_dataset = dataset_from_arrays(**field_values)
+    if is_16_bit:  # images that were already divided
+        object.__setattr__(validated_dataset, "is_16_bit", is_16_bit)
+    return validated_dataset
 
 
 def validate_server_examples(

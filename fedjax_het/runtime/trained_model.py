@@ -20,7 +20,12 @@ from fedjax_het.config.resolve import USER_PROVIDED
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.core.task import Task
 from fedjax_het.data import Dataset
-from fedjax_het.data.validation import require_below, validate_images, validate_labels
+from fedjax_het.data.validation import (
+    MAX_UINT16,
+    require_below,
+    validate_images,
+    validate_labels,
+)
 from fedjax_het.metrics.registry import (
     calibration_error,
     class_fractions,
@@ -41,6 +46,14 @@ BATCH_SIZE = 500
 """Number of images in a forward pass."""
 FORMAT_VERSION = 1
 """Version of the files of models."""
+PIXEL_SCALES = {"uint8": 255.0, "uint16": float(MAX_UINT16), "float32": 1.0}
+"""Number by which images are divided, by the type of the training images."""
+_EXPECTED_IMAGES = {
+    "uint8": "integers in 0..255, or floats in [0, 1]",
+    "uint16": "uint16, uint8, or floats in [0, 1]",
+    "float32": "floats in the scale of the training images",
+}
+_MAX_ROUNDING = 1e-3  # excess over [0, 1] of images of floats
 
 
 class InputSpec(NamedTuple):
@@ -60,11 +73,23 @@ class InputSpec(NamedTuple):
     """Names of the classes, if they have names."""
     domain_names: tuple[str, ...]
     """Names of the domains of the data, if there are any."""
+    dtype: str | None = None
+    """Type of the training images: "uint8", "uint16" or "float32". None if the file does not contain
+    it (version 0.6.0): the model accepts integers in 0..255, and floats in the scale of the data."""
+    scale: float | None = None
+    """Number by which images of that type are divided: 255, 65535 or 1; None if it is unknown."""
+    layout: str = "NHWC"
+    """Order of the axes of images."""
 
     @classmethod
     def from_dataset(cls, dataset: Dataset) -> "InputSpec":
         """Return the properties of a data set."""
-        values = {name: getattr(dataset, name) for name in cls._fields[1:]}
+        names = ("input_shape", "num_classes", "mean", "std", "class_names", "domain_names")
+        values = {name: getattr(dataset, name) for name in names}
+        dtype = str(dataset.train_images.dtype)
+        if dataset.is_16_bit and dtype == "float32":
+            dtype = "uint16"
+        values |= {"dtype": dtype, "scale": PIXEL_SCALES[dtype]}
         return cls.from_record({"dataset": dataset.name, **values})
 
     @classmethod
@@ -104,8 +129,9 @@ class Evaluation(NamedTuple):
 class TrainedModel:
     """A network with its parameters and the normalization of its images.
 
-    Methods accept images `[N, H, W, C]` that are uint8, or floats in [0, 1]. Models of data sets of
-    floats accept floats in the scale of the data.
+    Methods accept images `[N, H, W, C]`: uint8, other integers in 0..255, or floats in [0, 1]. A
+    model of 16-bit images accepts uint16, uint8, and floats in [0, 1]. A model of floats accepts
+    floats in the scale of the training images.
 
     Attributes:
       spec: settings of the run.
@@ -150,7 +176,7 @@ class TrainedModel:
           Accuracy, loss, confusion matrix and calibration error.
 
         Raises:
-          ConfigError: for images of another shape, and for unknown classes.
+          ConfigError: for images of another shape, type or scale, and for unknown classes.
         """
         images = self._validate_images(images)
         labels = validate_labels("labels", labels, "images", images)
@@ -203,11 +229,28 @@ class TrainedModel:
         return jax.jit(forward)
 
     def _validate_images(self, images: np.ndarray) -> np.ndarray:
-        images = validate_images("images", np.asarray(images))
-        shape = self.input_spec.input_shape
-        is_valid = images.shape[1:] == shape and len(images) > 0
-        expected = f"[N, {', '.join(map(str, shape))}]"
+        images, spec = np.asarray(images), self.input_spec
+        is_valid = images.shape[1:] == spec.input_shape and len(images) > 0
+        expected = f"[N, {', '.join(map(str, spec.input_shape))}], in the layout {spec.layout}"
         require(is_valid, "images", f"of shape {images.shape}", expected)
+        dtype = spec.dtype
+        if dtype is not None:
+            is_integer = np.issubdtype(images.dtype, np.integer)
+            is_accepted = (
+                not is_integer
+                or {
+                    "uint8": images.dtype != np.uint16 or images.max() <= 255,
+                    "uint16": images.dtype in (np.uint8, np.uint16),
+                    "float32": False,
+                }[dtype]
+            )
+            expected = f"{_EXPECTED_IMAGES[dtype]}, as the training images are {dtype}"
+            require(is_accepted, "dtype of images", str(images.dtype), expected)
+        images = validate_images("images", images, is_16_bit=dtype == "uint16")
+        if dtype in ("uint8", "uint16") and images.dtype == np.float32:
+            low, high = float(images.min()), float(images.max())
+            is_scaled = low >= -_MAX_ROUNDING and high <= 1 + _MAX_ROUNDING
+            require(is_scaled, "range of images", (low, high), expected)
         return images
 
     def __repr__(self) -> str:
@@ -384,7 +427,7 @@ def evaluate(
       Accuracy, loss, confusion matrix and calibration error.
 
     Raises:
-      ConfigError: for images of another shape, or another number of classes.
+      ConfigError: for images of another shape, type or scale, or another number of classes.
 
     Example:
       >>> from fedjax_het import RunSpec, evaluate, load_dataset, simulate

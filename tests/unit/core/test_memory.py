@@ -56,6 +56,7 @@ def test_no_eviction_without_limit(monkeypatch):
     memory.evict_programs_if_needed(lambda: pytest.fail("there is room"))
 
 
+@pytest.mark.slow
 @needs_maps
 def test_number_of_programs_is_bounded(monkeypatch):
     """Every cache that holds a network also holds its programs, about 100 memory maps each."""

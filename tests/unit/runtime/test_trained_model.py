@@ -1,8 +1,12 @@
 """Models that are kept: saved, loaded, asked, and evaluated."""
 
+import dataclasses
+import json
+
 import jax
 import numpy as np
 import pytest
+from flax import serialization
 from support.data import make_user_dataset
 from support.markers import slow_case
 from support.networks import TwoLayers
@@ -136,3 +140,67 @@ def test_model_of_a_method_without_global_model():
         made.model()
     with pytest.raises(ConfigError, match="client = 6: expected 0 to 5"):
         made.model(6)
+
+
+def make_model_of(images, **settings):
+    labels = np.arange(len(images)) % 2
+    data = dataset_from_arrays(images, labels, images, labels, **settings)
+    return simulate(make_spec(rounds=1), dataset=data).model()
+
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (40, 4, 4, 1), np.uint8)
+WIDE = PIXELS.astype(np.uint16) * 257
+FLOATS = (PIXELS / 255).astype(np.float32)
+STANDARDIZED = 4 * FLOATS - 2
+EQUAL_INPUTS = {
+    "uint8": (PIXELS, PIXELS.astype(np.int64), PIXELS.astype(np.uint16), FLOATS),
+    "uint16": (WIDE, PIXELS, FLOATS, FLOATS.astype(np.float64)),
+    "float32": (FLOATS, FLOATS.astype(np.float64), FLOATS.astype(np.float16)),
+}
+REJECTED_INPUTS = {
+    "uint8": (WIDE, WIDE.astype(np.int32), STANDARDIZED, FLOATS[..., 0], np.moveaxis(PIXELS, 3, 1)),
+    "uint16": (PIXELS.astype(np.int64), WIDE.astype(np.int32), STANDARDIZED),
+    "float32": (PIXELS, WIDE, PIXELS.astype(np.int64)),
+}
+
+
+@pytest.mark.parametrize("dtype", EQUAL_INPUTS)
+def test_saved_model_knows_scale_of_images(dtype, tmp_path):
+    first, *others = EQUAL_INPUTS[dtype]
+    model = load_model(make_model_of(first).save(tmp_path / "model.msgpack"))
+    spec = model.input_spec
+    scale = {"uint8": 255, "uint16": 65535, "float32": 1}[dtype]
+    assert (spec.dtype, spec.scale, spec.layout) == (dtype, scale, "NHWC")
+    for images in others:
+        tolerance = 1e-2 if images.dtype == np.float16 else 1e-4
+        np.testing.assert_allclose(model.logits(images), model.logits(first), atol=tolerance)
+    for images in REJECTED_INPUTS[dtype]:
+        with pytest.raises(
+            ConfigError, match=r"^(dtype of |range of |)images = .*: expected [^\n]+$"
+        ):
+            model.logits(images)
+
+
+def test_dark_16_bit_images_keep_their_scale():
+    model, dark = make_model_of(WIDE), WIDE // 257
+    np.testing.assert_allclose(
+        model.logits(dark), model.logits(dark / np.float32(65535)), atol=1e-6
+    )
+    labels = np.arange(len(WIDE)) % 2
+    renamed = dataclasses.replace(dataset_from_arrays(WIDE, labels, WIDE, labels), name="wide")
+    assert simulate(make_spec(rounds=1), dataset=renamed).model().input_spec.dtype == "uint16"
+
+
+def test_former_model_files_are_read(tmp_path):
+    """Files of version 0.6.0 have neither type nor scale of the images."""
+    path, model = tmp_path / "model.msgpack", make_model_of(PIXELS)
+    content = serialization.msgpack_restore(model.save(path).read_bytes())
+    record = json.loads(content["record"])
+    for name in ("dtype", "scale", "layout"):
+        del record["inputs"][name]
+    path.write_bytes(serialization.msgpack_serialize({**content, "record": json.dumps(record)}))
+    former = load_model(path)
+    assert former.input_spec.dtype is None
+    np.testing.assert_array_equal(former.logits(PIXELS), model.logits(PIXELS))
+    np.testing.assert_array_equal(former.logits(FLOATS), model.logits(FLOATS))
+    assert former.logits(STANDARDIZED).shape == (40, 2)
