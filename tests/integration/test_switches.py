@@ -58,7 +58,9 @@ def test_unsupported_jax_setting_is_rejected(name):
 @pytest.mark.parametrize("scheme", ["dirichlet", "dirichlet_balanced", "dirichlet_capped"])
 def test_proportions_may_underflow(scheme):
     with np.errstate(all="raise"):
-        make_partition(scheme, np.arange(1200) % 4, num_classes=4, num_clients=12, seed=0, alpha=0.01)
+        make_partition(
+            scheme, np.arange(1200) % 4, num_classes=4, num_clients=12, seed=0, alpha=0.01
+        )
 
 
 def test_run_with_numpy_errors():
