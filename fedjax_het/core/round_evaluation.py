@@ -228,7 +228,8 @@ def run_diagnostics(
     )
 
     def measure(loops, state):
-        return diagnostics.measure(inputs.hp, state, cohort._replace(loops=loops))
+        values = diagnostics.measure(inputs.hp, state, cohort._replace(loops=loops))
+        return {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
 
     def skip(state):
         return dict.fromkeys(diagnostics.names, jnp.float32(jnp.nan))
