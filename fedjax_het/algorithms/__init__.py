@@ -152,8 +152,8 @@ def register_method(
     """Register a method under a name, for runs, sweeps, tables and reports of this process.
 
     A name of the user may be registered again, for example when a notebook cell runs twice; later
-    runs use the new method. The name of a result on disk contains the method's name and settings,
-    not its code. Choose a new name or a new folder for a changed method.
+    runs use the new method. A sweep repeats the runs of a changed method; `runtime.identity` lists
+    the changes that it finds.
 
     Args:
       name: name of the method, a word that no method of the package has.

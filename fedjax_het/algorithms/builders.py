@@ -31,7 +31,7 @@ from fedjax_het.core.contract_checks import (
 from fedjax_het.core.drift import split_drift, with_drift_sums
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, ServerMessage
-from fedjax_het.utils.arrays import AnyArray
+from fedjax_het.utils.arrays import AnyArray, make_key
 
 Tree = Any
 
@@ -148,7 +148,7 @@ def build_federated_algorithm(
         def make_update(hp, server, client_state):
             count = jnp.int32(1)
             info = ClientInfo(jnp.int32(0), count, count, jnp.zeros(0))
-            context = ClientContext(hp, server, info, jax.random.key(0))
+            context = ClientContext(hp, server, info, make_key(0))
             return client.end(context, client.begin(context, client_state), client_state)[0]
 
         client_state = get_client_row(state.clients, 0)

@@ -35,7 +35,7 @@ from fedjax_het.core.contract_checks import (
     unpack_tuple,
 )
 from fedjax_het.nn import Model
-from fedjax_het.utils.arrays import to_numpy_bits
+from fedjax_het.utils.arrays import make_key, to_numpy_bits
 from fedjax_het.utils.config import to_python_scalar, validate_fields
 from fedjax_het.utils.errors import ConfigError, format_value, is_integer_at_least
 
@@ -180,7 +180,7 @@ def _check_variables(name: str, variables: Any, arguments: Arguments, contract: 
         jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(getattr(leaf, "shape", ()), np.float32), tree
         )
-        for tree in (variables, jax.eval_shape(model.init, jax.random.key(0)))
+        for tree in (variables, jax.eval_shape(model.init, make_key(0)))
     )
     require_like(f"{name}: variables", found, network, f"the network {model.name!r} has them")
     return variables

@@ -37,6 +37,7 @@ from fedjax_het.core.rng import Purpose, Stream, fold_in_purpose, make_host_rng
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.core.server_training import EpochRange
 from fedjax_het.nn import Model
+from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.config import NonNegativeFloat, NonNegativeInt
 from fedjax_het.utils.errors import is_integer_at_least
 
@@ -343,7 +344,7 @@ class _Server(NamedTuple):
 
 
 def _make_server(model: Model, plan: ExecutionPlan, options: DynaFedOptions) -> _Server:
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    shapes = jax.eval_shape(model.init, make_key(0))
     zeros = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
     num_samples = options.count_samples(model.num_classes)
     inner_batch_size = min(options.inner_batch_size or num_samples, num_samples)

@@ -465,7 +465,7 @@ def list_diverged_runs(cells: Sequence[TableCell], results: "pd.DataFrame") -> l
       results: as `load_results` returns it.
 
     Returns:
-      One text per diverged run: method, column and seed.
+      One text per run that diverged or ended early: method, column and seed.
 
     Raises:
       ConfigError: if the results have not the columns of `load_results`.

@@ -22,8 +22,8 @@ from fedjax_het.analysis.render import (
 )
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.metrics.registry import get_metric_info
-from fedjax_het.runtime.result_store import select_newest
-from fedjax_het.runtime.results import IDENTITY_FIELDS
+from fedjax_het.runtime.identity import IDENTITY_FIELDS
+from fedjax_het.runtime.result_store import is_partial_run, select_newest
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require, require_name
 from fedjax_het.utils.text import DIVERGED, MISSING, format_classes_per_client, to_one_line
@@ -69,9 +69,10 @@ def is_missing(value: Any) -> bool:
 
 
 def is_diverged(results: "pd.DataFrame") -> "pd.Series":
-    """Return whether each run diverged, or has no final accuracy for another reason.
+    """Return whether each run diverged, ended early, or has no final accuracy for another reason.
 
-    A run without a global model may have the accuracy of clients on their own tests instead.
+    A run without a global model may have the accuracy of clients on their own tests instead. Runs
+    that a callback or the caller ended early are also reported by `is_partial_run`.
     """
     import pandas as pd
 
@@ -80,7 +81,7 @@ def is_diverged(results: "pd.DataFrame") -> "pd.Series":
     missing = results["final_accuracy"].isna()
     if "final_client_accuracy" in results:
         missing &= results["final_client_accuracy"].isna()
-    return results["diverged"].astype(bool) | missing
+    return results["diverged"].astype(bool) | missing | is_partial_run(results)
 
 
 def is_shared_setting(name: str) -> bool:
@@ -443,7 +444,8 @@ def summarize_runs(
       * `mean` and `std` of the metric (n − 1; NaN for one run);
       * `best_accuracy`, the mean of the runs' best rounds; for BMTA instead `bmta_worst_decile`, and
         for the mean of 20 rounds `rise_time`;
-      * `seeds`, the number of runs in the mean, and `diverged`, the number left out;
+      * `seeds`, the number of runs in the mean; `diverged` and `partial`, the numbers of runs left
+        out because they diverged, or because a callback or the caller ended them early;
       * `wall_seconds` and `client_samples_per_second` of a run, diverged or not.
 
     Raises:
@@ -480,7 +482,8 @@ def _summarize_groups(
             "std": values.std(),  # n - 1: NaN for one run
             companion_metric: get_metric_values(runs[~has_diverged], companion_metric).mean(),
             "seeds": int(values.count()),
-            "diverged": int(has_diverged.sum()),
+            "diverged": int((has_diverged & ~is_partial_run(runs)).sum()),
+            "partial": int(is_partial_run(runs).sum()),
         }
         for name in ("wall_seconds", "client_samples_per_second"):
             summary[name] = get_metric_values(runs, name).mean()
@@ -620,13 +623,14 @@ def _choose_format(groups: Sequence[tuple[dict, dict]], metric: str) -> str:
 
 
 def _format_summary(row: dict[str, Any], format_spec: str) -> str:
-    return format_mean_std(
-        row["mean"], row["std"], diverged=bool(row["diverged"]), format_spec=format_spec
-    )
+    if row["partial"] and not (row["seeds"] or row["diverged"]):
+        return f"ended early {DIVERGED}"
+    is_incomplete = bool(row["diverged"] or row["partial"])
+    return format_mean_std(row["mean"], row["std"], diverged=is_incomplete, format_spec=format_spec)
 
 
 def _get_rankable_mean(row: dict[str, Any]) -> float:
-    return math.nan if row["diverged"] else row["mean"]
+    return math.nan if row["diverged"] or row["partial"] else row["mean"]
 
 
 def _make_table(
@@ -693,12 +697,15 @@ def _make_metric_notes(results: "pd.DataFrame", by: Sequence[str], metric: str) 
         f"{get_metric_label(metric)}{_METRIC_DESCRIPTIONS.get(metric, '')}: mean ± standard "
         f"deviation over {averaged_text if averaged_settings else 'seeds'}{direction}."
     ]
-    run_texts = [
-        f"{describe_settings(settings) or 'runs'} (seed {', '.join(map(str, runs['seed']))})"
-        for settings, runs in group_runs(results[is_diverged(results)], by)
-    ]
-    if run_texts:
-        notes.append(f"{DIVERGED} Diverged, and left out of the mean: {'; '.join(run_texts)}.")
+    is_partial = is_partial_run(results)
+    excluded = {"Diverged": is_diverged(results) & ~is_partial, "Ended early": is_partial}
+    for reason, is_excluded in excluded.items():
+        run_texts = [
+            f"{describe_settings(settings) or 'runs'} (seed {', '.join(map(str, runs['seed']))})"
+            for settings, runs in group_runs(results[is_excluded], by)
+        ]
+        if run_texts:
+            notes.append(f"{DIVERGED} {reason}, and left out of the mean: {'; '.join(run_texts)}.")
     return notes
 
 
@@ -719,9 +726,16 @@ def _make_settings_notes(results: "pd.DataFrame") -> list[str]:
         for settings, _ in group_runs(results, ["dataset", "dataset_note"]):
             if settings["dataset_note"]:
                 notes.append(f"{settings['dataset']}: {settings['dataset_note']}")
+    if "dataset_digest" in results:
+        names = [name for name in ("dataset", "normalization") if name in results]
+        notes += [
+            f"{settings['dataset']}: the runs have different data under this name."
+            for settings, runs in group_runs(results, names)
+            if runs["dataset_digest"].nunique() > 1
+        ]
     versions = [
         f"{name} {', '.join(map(str, results[name].dropna().unique()))}"
-        for name in dict.fromkeys([*_REQUIRED_VERSIONS, *IDENTITY_FIELDS])
+        for name in dict.fromkeys([*_REQUIRED_VERSIONS, *IDENTITY_FIELDS, "prng"])
         if name in results and (name in _REQUIRED_VERSIONS or results[name].nunique() > 1)
     ]
     return [*notes, f"Made with {'; '.join(versions)}."] if versions else notes

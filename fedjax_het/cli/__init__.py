@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if flags[:1] == ["run"] and "--output-dir" not in flags:
         message = "interrupted; without --output-dir nothing is kept"
     else:
-        message = "interrupted; repeat the command (`run` with --resume) to continue"
+        message = "interrupted; repeat the command to continue"
     main = functools.partial(_run, argv)
     return run_with_exit_status(main, name="fedjax-het", interrupt_message=message)
 

@@ -49,7 +49,7 @@ _GROUPS = {
         *("target_accuracy", "patience", "min_delta"),
     ),
     "run": (
-        *("rounds", "seed", "seeds", "config", "list", "resume", "lanes", "launcher"),
+        *("rounds", "seed", "seeds", "config", "list", "resume", "restart", "lanes", "launcher"),
         *("resume_anyway", "spread", "vmapped", "memory", "server_work", "client_state"),
         *("ray_address", "cpus_per_task", "gpus_per_task", "distributed"),
     ),
@@ -60,7 +60,7 @@ _COMMON = (
     *("dataset", "data_dir", "partition", "alpha", "classes", "num_clients", "model"),
     *("local_epochs", "batch_size", "local_optimizer", "lr_schedule", "algorithm"),
     *("participation", "protocol", "hp", "options", "eval_every", "client_tests", "metrics"),
-    *("rounds", "seed", "seeds", "config", "list", "resume", "lanes", "launcher"),
+    *("rounds", "seed", "seeds", "config", "list", "restart", "lanes", "launcher"),
     *("output_dir", "quiet", "json"),
 )
 _METAVARS = {"init_from": "PATH", "local_optimizer": "OPT", "metrics": "NAMES"}

@@ -14,12 +14,16 @@ from fedjax_het.analysis.figures.style import FigureFormat
 from fedjax_het.cli.options import ExecutionOptions
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.utils import console
-from fedjax_het.utils.errors import ConfigError, display_name
+from fedjax_het.utils.errors import ConfigError, display_name, require
+
+log = logging.getLogger("fedjax_het")
 
 
 @dataclass(frozen=True)
 class RunCommand(ExecutionOptions, RunSpec):
     """Train one federation. The last line of the output is one JSON object.
+
+    A run that is in the output folder already prints its result; a stopped run continues.
 
     An omitted setting has the value of the method's paper. `fedjax-het list` names the methods,
     data sets, partitions and networks; `fedjax-het show NAME` lists their options.
@@ -28,7 +32,10 @@ class RunCommand(ExecutionOptions, RunSpec):
     output_dir: Path | None = None
     """Folder for the result, figures and checkpoints (default: nothing is written)."""
     resume: bool = False
-    """Continue from the checkpoint in the output folder, if there is one."""
+    """Require an output folder from which the run continues. A run with an output folder continues
+    from its checkpoint, and a finished run prints its result, with and without this flag."""
+    restart: bool = False
+    """Begin again although the output folder has the result or a checkpoint of this run."""
     keep_state: bool = True
     """Keep the final state in the output folder, which is needed to train more rounds and to load
     the models."""
@@ -64,6 +71,15 @@ def run_command(command: RunCommand) -> int:
     is_watched = sys.stderr.isatty() or command.json
     console.log_to_stderr(logging.INFO if is_watched else logging.WARNING)
     spec = build_run_spec(command).resolved()
+    is_conflict, expected = command.restart and command.resume, f"no {display_name('resume')}"
+    require(not is_conflict, "restart", command.restart, expected)
+    folder = None if command.restart else command.output_dir
+    # Processes that share a run need not share the folder.
+    if folder is not None and folder.is_dir() and jax.process_count() == 1:
+        summary = _find_finished(spec, folder, command.data_dir)
+        if summary is not None:
+            print(json.dumps(to_json_value(summary), allow_nan=False), flush=True)
+            return 0
     data_options: Any = {"normalization": spec.normalization, "data_dir": command.data_dir}
     dataset = load_dataset(spec.dataset, **data_options)
     write_error: Exception | None = None
@@ -73,7 +89,7 @@ def run_command(command: RunCommand) -> int:
                 spec,
                 dataset=dataset,
                 output_dir=command.output_dir,
-                resume=command.resume,
+                resume=command.resume or folder is not None,
                 resume_anyway=command.resume_anyway,
                 keep_state=command.keep_state,
                 progress=update_progress,
@@ -99,3 +115,18 @@ def run_command(command: RunCommand) -> int:
     if write_error is not None:
         raise write_error
     return 0
+
+
+def _find_finished(spec: RunSpec, output_dir: Path, data_dir: Path | None) -> dict[str, Any] | None:
+    """Return the summary of a run that is finished in a folder, and report it; None otherwise."""
+    from fedjax_het.runtime.result_store import load_result
+    from fedjax_het.runtime.sweep import plan_sweep
+
+    ((digest, _, state),) = plan_sweep([spec], output_dir, data_dir=data_dir)
+    result = load_result(output_dir, digest) if state == "done" else None
+    if state == "outdated":
+        log.warning("%s has a result of this run, but of objects that have changed", output_dir)
+    if result is None:
+        return None
+    log.warning("%s has the result of this run; --restart repeats the run", output_dir)
+    return result.summary

@@ -21,6 +21,7 @@ from fedjax_het.core.server_training import EpochRange
 from fedjax_het.core.task import Task
 from fedjax_het.data import Dataset
 from fedjax_het.nn import Model, Variables
+from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.errors import ConfigError, is_integer_at_least, require
 
 # The recipe of distribution matching's and of trajectory matching's public codes.
@@ -123,7 +124,7 @@ def compare_with_random_subset(
         subset = random_subset(dataset.train_labels, labels, seed=seed, subset_index=n)
         image_sets.append(normalize(jnp.asarray(dataset.train_images[subset])))
     set_indices = np.append(np.zeros(num_networks, np.int32), np.arange(num_networks) + 1)
-    keys = jax.random.split(jax.random.key(seed), num_networks)
+    keys = jax.random.split(make_key(seed), num_networks)
     networks = (set_indices, jnp.concatenate([keys, keys]))
     test = Examples(normalize(jnp.asarray(dataset.test_images)), jnp.asarray(dataset.test_labels))
     args = (model, jnp.stack(image_sets), jnp.asarray(labels, jnp.int32), networks, test)

@@ -24,6 +24,7 @@ from fedjax_het.core.work_items import ClientWork
 from fedjax_het.data import partition_from_clients
 from fedjax_het.nn import Model
 from fedjax_het.nn.precision import configure_compute
+from fedjax_het.utils.arrays import make_key
 
 STEPS_PER_CLIENT = 8  # per client and timing
 NUM_SERVER_STEPS = 2  # a step can take half a second
@@ -134,9 +135,9 @@ def time_client_step(
         message = ServerMessage(variables)
         return train_cohort(client_algorithm, plan, hp, message, (), key, cohort).update
 
-    variables = jax.jit(model.init)(jax.random.key(0))
+    variables = jax.jit(model.init)(make_key(0))
     cohort = Cohort(scheduler.make_round(0), _make_examples(model, len(indices)))
-    inputs = hp, variables, jax.random.key(1), cohort
+    inputs = hp, variables, make_key(1), cohort
     program = jax.jit(train_clients)
     _require_memory(lower_bound_bytes(program.trace(*inputs).jaxpr), free_bytes)
     placed_inputs = plan.put(inputs)
@@ -173,9 +174,9 @@ def time_server_step(
             server_parallelism=server_parallelism,
         )
 
-    variables = jax.jit(task.model.init)(jax.random.key(0))
+    variables = jax.jit(task.model.init)(make_key(0))
     examples = jax.tree.map(jnp.asarray, _make_examples(task.model, NUM_SERVER_STEPS * batch_size))
-    inputs = plan.put((variables, examples, jax.random.key(1)))
+    inputs = plan.put((variables, examples, make_key(1)))
     program = jax.jit(lambda *args: plan.shard_server_work(train, *args))
     return _time_fastest_call(program, inputs) / NUM_SERVER_STEPS
 

@@ -20,6 +20,7 @@ from fedjax_het.core.server_training import (
     shard_loss_and_gradient,
 )
 from fedjax_het.core.task import Task
+from fedjax_het.utils.arrays import make_key
 
 Tree = Any
 
@@ -89,7 +90,7 @@ def measure_gradient_gaps(
     Returns:
       The metrics of `GRADIENT_GAP_NAMES`, scalars.
     """
-    key = jax.random.key(0)  # clients draw nothing
+    key = make_key(0)  # clients draw nothing
     client, message = _make_gradient_client(task), ServerMessage(variables)
     result = train_cohort(client, plan, {}, message, (), key, cohort)
     mean_gradient = result.update.mean
@@ -237,5 +238,5 @@ def measure_client_losses(
     states = _ClientLossState(models, jnp.zeros(num_clients), zero_gradient)
     client = ClientAlgorithm(lambda hp, variables: (), begin, step, end, phase=DIAGNOSTICS)
     plan = plan._replace(has_sharded_client_states=False)
-    result = train_cohort(client, plan, {}, (), states, jax.random.key(0), cohort)
+    result = train_cohort(client, plan, {}, (), states, make_key(0), cohort)
     return result.states.loss, result.states.gradient

@@ -17,6 +17,7 @@ from fedjax_het.core.lr_schedules import make_step_lr_factor
 from fedjax_het.core.memory import MAX_CACHED_PROGRAMS
 from fedjax_het.nn import Model, count_parameters
 from fedjax_het.nn.network import hash_jaxprs
+from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.config import Bounds, HyperParameter, validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.registry import REQUIRED, Registry, get_keyword_parameters, get_summary_line
@@ -342,7 +343,7 @@ def transform_gradient(
 
 @functools.lru_cache(maxsize=MAX_CACHED_PROGRAMS)
 def _is_small(model: Model) -> bool:
-    return count_parameters(jax.eval_shape(model.init, jax.random.key(0))) <= SMALL_NETWORK_SIZE
+    return count_parameters(jax.eval_shape(model.init, make_key(0))) <= SMALL_NETWORK_SIZE
 
 
 def _make_from_entry(

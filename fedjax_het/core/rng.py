@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
+from fedjax_het.utils.arrays import make_key
+
 
 class Stream(enum.IntEnum):
     """Named sources of randomness; the numbers are part of a run's repeatability."""
@@ -77,7 +79,7 @@ def make_stream_key(seed: int, stream: Stream) -> jax.Array:
     Returns:
       A PRNG key.
     """
-    return jax.random.fold_in(jax.random.key(seed), int(stream))
+    return jax.random.fold_in(make_key(seed), int(stream))
 
 
 def make_host_rng(seed: int, stream: Stream, *path: int) -> np.random.Generator:

@@ -20,6 +20,7 @@ from fedjax_het.nn.conv import conv2d
 from fedjax_het.nn.conv_products import AUTO
 from fedjax_het.nn.layers import BatchNorm, InstanceNorm, Linear
 from fedjax_het.nn.model import Head, Model, Variables, count_cached_samples
+from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.registry import get_keyword_parameters
 
@@ -337,7 +338,7 @@ def _inspect_module(module: nn.Module, input_shape: Sequence[int]) -> _ModuleInf
         return out, nn.meta.unbox(variables)
 
     image = jax.ShapeDtypeStruct((_PROBE_BATCH, *input_shape), jnp.result_type(float))
-    out, variables = jax.eval_shape(run_init, jax.random.key(0), image)
+    out, variables = jax.eval_shape(run_init, make_key(0), image)
     if "params" not in variables:
         raise ConfigError(f"{type(module).__name__}: expected a module with parameters")
     shape: tuple[int, ...] = getattr(_get_logits(out), "shape", ())
@@ -424,7 +425,7 @@ def make_pair_model(
         is_by_collection = isinstance(variables, Mapping) and "params" in variables
         found.append(_list_state_collections(variables) if is_by_collection else None)
 
-    jax.eval_shape(record_collections, jax.random.key(0))
+    jax.eval_shape(record_collections, make_key(0))
     has_collections, collections = found[0] is not None, found[0] or ()
     reads_mask = _SAMPLE_MASK in get_keyword_parameters(apply)
 

@@ -8,6 +8,7 @@ import jax
 
 from fedjax_het.nn.conv import CONV_INPUT_GRADIENT, CONV_KERNEL_GRADIENT, CONV_OUTPUT
 from fedjax_het.nn.model import Model
+from fedjax_het.utils.arrays import make_key
 
 
 def count_training_flops(model: Model) -> int:
@@ -43,7 +44,7 @@ def trace_evaluation(model: Model) -> Any:
     Returns:
       The program, a `jax.core.Jaxpr`.
     """
-    variables = jax.eval_shape(model.init, jax.random.key(0))
+    variables = jax.eval_shape(model.init, make_key(0))
     image = jax.ShapeDtypeStruct((1, *model.input_shape), "float32")
     trace = jax.make_jaxpr(lambda variables, x: model.apply(variables, x, train=False)[0])
     return trace(variables, image).jaxpr

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.nn.batch_axis import BatchAxis, make_axis_argument
-from fedjax_het.utils.arrays import AnyArray
+from fedjax_het.utils.arrays import AnyArray, make_key
 
 # {"params": tree, "state": tree}; "state" is {} without running statistics.
 Variables = dict[str, Any]
@@ -177,7 +177,7 @@ def count_features(model: Model) -> int:
     def compute_features(key):
         return embed(model.init(key), jnp.zeros((1, *model.input_shape)), train=False)[0]
 
-    return jax.eval_shape(compute_features, jax.random.key(0)).shape[-1]
+    return jax.eval_shape(compute_features, make_key(0)).shape[-1]
 
 
 def count_cached_samples(height: int, width: int, channels: int) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedjax_het.nn.adapters import make_flax_model, make_pair_model
 from fedjax_het.nn.model import Model
+from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.config import Bounds, validate_arguments
 from fedjax_het.utils.env import require_devices
 from fedjax_het.utils.errors import ConfigError, format_value, require
@@ -248,7 +249,7 @@ def _check_model(model: Model, owner: str, function: str, num_classes: int) -> N
         `[B, F]`; or if the state changes its structure, a shape or a dtype.
     """
     images = jax.ShapeDtypeStruct((_BATCH_SIZE, *model.input_shape), jnp.result_type(float))
-    key = jax.random.key(0)
+    key = make_key(0)
     with _reraise_as_config_error(owner, f"init of {function}"):
         variables = jax.eval_shape(model.init, key)
     for train in (False, True):
@@ -318,7 +319,7 @@ def compute_network_digest(model: Model) -> str:
       >>> len(digest), digest == compute_network_digest(make_model("mlp", (2, 2, 1), 3))
       (16, True)
     """
-    key, images = jax.random.key(0), jnp.zeros((2, *model.input_shape))
+    key, images = make_key(0), jnp.zeros((2, *model.input_shape))
     variables = jax.eval_shape(model.init, key)
     programs = [jax.make_jaxpr(model.init)(key)]
     for train in (False, True):

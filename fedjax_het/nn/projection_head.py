@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from fedjax_het.nn.layers import uniform_fan_in
 from fedjax_het.nn.model import Head, Model, count_features
+from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.errors import ConfigError, require
 
 HEAD_LAYERS = ("projection1", "projection2", "head")
@@ -44,7 +45,7 @@ def add_projection_head(model: Model, size: int = 256) -> Model:
         expected = "a network with a last fully connected layer, to put a projection before"
         raise ConfigError(f"model = {model.name!r}: expected {expected}")
     embed_body, classifier, path = model.embed, model.head, model.head.path
-    variables = jax.eval_shape(model.init, jax.random.key(0))
+    variables = jax.eval_shape(model.init, make_key(0))
     classifier_params = classifier.get_parameters(variables)
     conflicts = [name for name in HEAD_LAYERS if name in variables["params"] and (name,) != path]
     expected = f"a network without layers called {', '.join(conflicts)}"

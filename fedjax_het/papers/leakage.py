@@ -33,6 +33,7 @@ from fedjax_het.papers.fedaf.settings import condensing_method_settings
 from fedjax_het.papers.table import Preset, TableDeclaration, TableRun, make_table_program
 from fedjax_het.runtime.data_assignment import build_partition
 from fedjax_het.runtime.results import Result
+from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.errors import require
 
 HARD_LABEL_LOGIT = 30.0  # label logit of an image's own class; the others are 0
@@ -186,7 +187,7 @@ def measure_leakage(result: Result, dataset: Dataset) -> list[dict[str, Any]]:
         ),
     }
     losses = jax.jit(partial(attacker_losses, task))
-    key, rows = jax.random.key(spec.seed), []
+    key, rows = make_key(spec.seed), []
     for kind, data in kinds.items():
         probe_images = np.asarray(data.images)
         distance_attack = evaluate_membership_attack(

@@ -25,6 +25,7 @@ from fedjax_het.runtime.checkpointing import CheckpointWriter
 from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.history import CALLBACK, Curves, EarlyStop, build_traffic_curves
 from fedjax_het.runtime.result_builder import build_model_getter, compute_result_digest
+from fedjax_het.runtime.result_display import name_data
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.trained_model import TrainedModel
 from fedjax_het.utils.config import validate
@@ -70,8 +71,14 @@ class RunStatus:
     bytes_up: float
     bytes_down: float
     result: Result | None
+    _data_names: dict[str, str | None]
     _get_model: Callable[[int | None], TrainedModel]
     _request_stop: Callable[[str], None]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings by name; own data and partitions are marked, e.g. "digits (own 2c919055)"."""
+        return {**self.spec.to_dict(), **self._data_names}
 
     def model(self, client: int | None = None) -> TrainedModel:
         """Return the current global model, or a client's; see `Result.model`.
@@ -88,7 +95,8 @@ class RunStatus:
         self._request_stop(to_one_line(validate("reason", reason, str)))
 
     def __repr__(self) -> str:
-        description = f"{self.spec.algorithm} on {self.spec.dataset}, seed {self.spec.seed}"
+        dataset = self._data_names["dataset"]
+        description = f"{self.spec.algorithm} on {dataset}, seed {self.spec.seed}"
         return f"RunStatus({description}: {self.phase}, {self.done} of {self.total} rounds)"
 
 
@@ -152,7 +160,7 @@ class CallbackRunner:
                 raise
 
     def _build_status(self, i: int, phase: str, result: Result | None) -> RunStatus:
-        group_state = self._group_state
+        group_state, run = self._group_state, self._group_state.prepared_runs[i]
         if i not in self._traffic:  # the last to be stored: a signal may come between
             self._digests[i] = compute_result_digest(group_state, i)
             self._traffic[i] = self._compute_traffic(i)
@@ -161,7 +169,7 @@ class CallbackRunner:
         for curve in metrics.values():
             curve.flags.writeable = False
         return RunStatus(
-            spec=group_state.prepared_runs[i].spec,
+            spec=run.spec,
             digest=self._digests[i],
             phase=phase,
             done=done,
@@ -172,6 +180,7 @@ class CallbackRunner:
             bytes_up=float(self._traffic[i]["bytes_up"][:done].sum()),
             bytes_down=float(self._traffic[i]["bytes_down"][:done].sum()),
             result=result,
+            _data_names=name_data(run.spec, run.user_digests),
             _get_model=lambda client: self._get_model(i, result, client),
             _request_stop=lambda reason: self._stop_run(i, reason),
         )

@@ -18,13 +18,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.config.resolve import USER_PROVIDED, is_horizon_dependent
-from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.config.settings import rename_former_settings
 from fedjax_het.core.rng import Stream, make_stream_key
 from fedjax_het.runtime.compiled_programs import build_algorithm
 from fedjax_het.runtime.device_report import describe_environment
 from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.history import Curves, is_evaluation_curve
+from fedjax_het.runtime.identity import (
+    IDENTITY_FIELDS,
+    ListChanges,
+    collect_function_digests,
+    compute_class_names_digest,
+    list_no_changes,
+)
 from fedjax_het.runtime.resumable_rounds import RoundProgress
 from fedjax_het.runtime.trained_model import (
     InputSpec,
@@ -58,7 +65,11 @@ _DIGEST_LABELS = {
     "network_digest": "network",
     "optimizer_digest": "optimizer",
     "initial": "model (init_from)",
+    "class_names_digest": "class names",
 }
+_YOUNG_DIGESTS = ("class_names_digest",)
+# Values of `describe_environment` in the checkpoints of all versions.
+_ENVIRONMENT_FIELDS = (*IDENTITY_FIELDS, "jax", "jaxlib")
 _Count = Annotated[int, config.Bounds(0, 2**63)]
 
 log = logging.getLogger("fedjax_het")
@@ -123,6 +134,17 @@ class CheckpointWriter:
         self._saved_at = time.perf_counter()
         self._save_seconds = self._saved_at - start
 
+    def save_run(self, group_state: GroupState, i: int) -> None:
+        """Write the checkpoint of one run now.
+
+        Args:
+          group_state: the state of the runs.
+          i: index of the run.
+        """
+        if self.folders is not None:
+            path = self.folders[i] / CHECKPOINT_FILE
+            self._write(path, group_state, i, group_state.fetch_states()[i])
+
     def save_final_state(self, group_state: GroupState, i: int, path: Path) -> None:
         """Write the final state of a run, unless it diverged, for `SavedStateIndex`.
 
@@ -156,7 +178,9 @@ class CheckpointWriter:
         """
         for i, record in enumerate(records):
             for name, digest in _compute_data_digests(group_state, i).items():
-                if record.get(name) != digest:
+                # Checkpoints of earlier versions lack the digests of class names and functions.
+                is_known = name in record or name not in _YOUNG_DIGESTS
+                if is_known and record.get(name) != digest:
                     label = _DIGEST_LABELS.get(name, name)
                     raise ConfigError(
                         f"checkpoint = {record['path']!r}: expected a checkpoint of this "
@@ -245,11 +269,12 @@ def find_checkpoint_record(
 
 def find_resumable_record(
     folder: Path,
-    spec: RunSpec,
+    spec: ResolvedRunSpec,
     *,
     saved_state: Path | None = None,
     resume_anyway: bool = False,
     quarantine: bool = False,
+    list_changes: ListChanges = list_no_changes,
 ) -> dict | None:
     """Return the record of the checkpoint from which a run resumes.
 
@@ -259,6 +284,7 @@ def find_resumable_record(
       saved_state: final state of the run with fewer rounds, to use without a checkpoint.
       resume_anyway: accept checkpoints of other versions, devices and precisions.
       quarantine: rename a checkpoint that is damaged or of another run, and log that.
+      list_changes: names registered objects that have changed since a checkpoint was written.
 
     Returns:
       The record with the `path` of the file; None if there is none.
@@ -269,6 +295,14 @@ def find_resumable_record(
     path = folder / CHECKPOINT_FILE
     try:
         record = find_checkpoint_record(folder, spec, allow_more_rounds=True)
+        if record is not None:
+            digests = {f"{part}_digest": record[part] for part in ("dataset", "partition")}
+            if changes := list_changes(spec, record | digests):
+                text = f"{', '.join(changes)} has changed since it was written"
+                raise ConfigError(
+                    f"checkpoint = {str(path)!r}: expected a checkpoint of this run, but {text}; "
+                    "use another output_dir, or remove it"
+                )
     except ConfigError as error:
         if not quarantine:
             raise
@@ -283,7 +317,7 @@ def find_resumable_record(
     if record is None:
         return None
     current = describe_environment()
-    stored = {name: record[name] for name in current}
+    stored = {name: record.get(name, value) for name, value in current.items()}
     changes = [f"{n} {stored[n]} -> {current[n]}" for n in current if stored[n] != current[n]]
     if changes and not resume_anyway:
         raise ConfigError(
@@ -449,7 +483,7 @@ def _make_damaged_error(path: Path, reason: str) -> DamagedFileError:
 
 def _validate_record(record: dict[str, Any], arrays: dict[str, Any]) -> None:
     require(isinstance(record, dict), "record", record, "a dict")
-    for name in describe_environment():
+    for name in _ENVIRONMENT_FIELDS:
         require(record.get(name) is not None, name, None, "a value")
     for name in _CheckpointRecord.__annotations__:
         require(name in record, name, None, "a value")
@@ -476,6 +510,7 @@ def _compute_data_digests(group_state: GroupState, i: int) -> dict[str, str | No
     return {
         "dataset": run.dataset.digest(),
         "partition": run.partition.digest(),
+        "class_names_digest": compute_class_names_digest(run.spec, run.dataset),
         "network_digest": None,
         "optimizer_digest": None,
         **group.program.signature.compute_user_digests(run.spec),
@@ -502,6 +537,7 @@ def _build_checkpoint(group_state: GroupState, i: int, state: Any) -> tuple[Tree
         "spec": run.spec.to_dict(),
         "inputs": InputSpec.from_dataset(run.dataset)._asdict(),
         **_compute_data_digests(group_state, i),
+        "functions": collect_function_digests(run.spec),
         "round": group_state.rounds_done,
         "work": {stage.name: stage.count_completed(state) for stage in stages},
         "stopped": group_state.diverged_rounds[i],

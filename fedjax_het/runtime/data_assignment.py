@@ -114,6 +114,11 @@ class UserObjects:
         is_for_run = self.dataset_is_for_all or spec.dataset == USER_PROVIDED
         return self.dataset if is_for_run else None
 
+    def get_user_digests(self, spec: ResolvedRunSpec) -> dict[str, str]:
+        """Return the digest of the user's data set if it replaces the data set of the settings."""
+        dataset = self.get_dataset(spec)
+        return {} if dataset is None else collect_user_digests(spec, dataset)
+
     def load_dataset(self, spec: RunSpec, *, caller: str) -> Dataset:
         """Return the data set of a run: the user's, or else the data set of its settings.
 

@@ -18,6 +18,7 @@ import jaxlib
 
 from fedjax_het._version import __version__
 from fedjax_het.core.memory import free_host_bytes, local_devices
+from fedjax_het.utils.arrays import PRNG_IMPL
 from fedjax_het.utils.env import (
     JAX_COMPILATION_CACHE_DIR,
     JAX_CPU_DEVICES,
@@ -34,6 +35,25 @@ log = logging.getLogger("fedjax_het")
 _GRAPH_LOOPS_FLAG = "--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL"
 MIN_CUDA_FOR_GRAPH_LOOPS = 12030  # CUDA 12.3: from it on graphs have loops and branches
 MIN_CUDA13_DRIVER = 580  # the oldest driver that runs CUDA 13
+# Switches of JAX with their defaults. The first change what is drawn, the others how is rounded.
+# The generator itself is `PRNG_IMPL`, whatever `jax_default_prng_impl` is.
+_DRAW_SWITCHES = {
+    "jax_threefry_partitionable": True,
+    "jax_random_seed_offset": 0,
+    "jax_high_dynamic_range_gumbel": False,
+}
+_ROUNDING_SWITCHES = {
+    "jax_allow_f16_reductions": True,
+    "jax_cpu_enable_fast_math": False,
+    "jax_disable_jit": False,
+    "jax_disable_most_optimizations": False,
+    "jax_exec_time_optimization_effort": 0.0,
+    "jax_optimization_level": "UNKNOWN",
+    "jax_softmax_custom_jvp": False,
+    "jax_use_direct_linearize": True,
+}
+# Flags of XLA that divide the processor, or write and read files of the compiler.
+_FLAG_WITHOUT_EFFECT = re.compile("device_count|cache_dir|dump|command_buffer|log_level")
 _PLUGIN = re.compile(r"jax-(cuda|rocm)\d+-plugin|libtpu")
 _GOOGLE_PCI_VENDOR = "0x1ae0"  # of a TPU among PCI devices
 _TPU_VARIABLES = ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_ID", "COLAB_TPU_ADDR")
@@ -42,9 +62,14 @@ _NOTEBOOK_MODULES = ("numpy", "jax", "jaxlib", "flax", "optax", "scipy", "pandas
 
 
 def describe_environment() -> dict[str, Any]:
-    """Return version, device and precision of this process, which every result stores.
+    """Return everything outside the settings that decides a run's numbers, as every result stores it.
 
-    Starts the backend of jax.
+    `runtime.identity` lists which of the values are part of a result's name. Starts the backend of
+    jax.
+
+    Returns:
+      Versions, device, precision, generator of random numbers, and the other switches of JAX and
+      XLA that are not at their defaults.
 
     Raises:
       ConfigError: if the backend cannot start.
@@ -59,7 +84,23 @@ def describe_environment() -> dict[str, Any]:
         "device": jax.devices()[0].device_kind,
         "matmul_precision": str(precision or "default"),
         "x64": bool(x64),
+        "prng": " ".join([PRNG_IMPL, *_list_changed(_DRAW_SWITCHES)]),
+        "switches": " ".join(_list_changed(_ROUNDING_SWITCHES) + _list_compiler_flags())
+        or "default",
+        **{name: _get_installed_version(name) or "none" for name in ("numpy", "flax", "optax")},
     }
+
+
+def _list_changed(defaults: Mapping[str, Any]) -> list[str]:
+    values = {name: getattr(jax.config, name, default) for name, default in defaults.items()}
+    return [f"{name}={value}" for name, value in values.items() if value != defaults[name]]
+
+
+def _list_compiler_flags() -> list[str]:
+    """Return the flags of XLA, and a variable of CUDA, that may change how sums are rounded."""
+    flags = [f for f in get_text(XLA_FLAGS).split() if not _FLAG_WITHOUT_EFFECT.search(f)]
+    tf32 = get_environ().get("NVIDIA_TF32_OVERRIDE")
+    return [*flags, *([f"NVIDIA_TF32_OVERRIDE={tf32}"] if tf32 else [])]
 
 
 def recommend_settings(backend: str, cuda_version: int | None = None) -> dict[str, str]:

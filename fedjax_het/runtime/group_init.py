@@ -21,6 +21,7 @@ from fedjax_het.runtime.history import Timing, build_curves
 from fedjax_het.runtime.progress import Progress
 from fedjax_het.runtime.resumable_rounds import is_long_round, trace_loop_layout
 from fedjax_het.runtime.signature import warn_batch_norm_padding
+from fedjax_het.utils.arrays import make_key
 
 log = logging.getLogger("fedjax_het")
 
@@ -107,7 +108,7 @@ def _check_traffic_contract(program: CompiledPrograms, prepared_run: PreparedRun
         return ()
 
     try:
-        jax.eval_shape(count_traffic, jax.random.key(0))
+        jax.eval_shape(count_traffic, make_key(0))
     except jax.errors.ConcretizationTypeError:
         return
 

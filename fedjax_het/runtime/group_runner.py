@@ -117,9 +117,12 @@ class GroupRunner:
             for i, result in results.items():
                 job, folder = self.active_jobs.pop(i), self.result_writer.folder
                 if keep_state and folder is not None:
-                    path = build_state_path(folder, job.digest)
+                    path = build_state_path(folder, result.file_stem)
                     self.checkpoints.save_final_state(group_state, i, path)
-                if self.result_writer.write(result) and self.folders is not None:
+                is_written = self.result_writer.write(result)
+                if result.is_partial:  # the next sweep finishes it
+                    self.checkpoints.save_run(group_state, i)
+                elif is_written and self.folders is not None:
                     delete_checkpoint(self.folders[i])
                 group_state.reported.add(i)
                 self.work_queue.complete(job, result)

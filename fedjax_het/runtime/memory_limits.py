@@ -31,6 +31,7 @@ from fedjax_het.nn.micro_batch import choose_micro_batch_size
 from fedjax_het.runtime.compiled_programs import CompiledPrograms
 from fedjax_het.runtime.placement import HOST_STATE, SPLIT_STATE, Placement
 from fedjax_het.runtime.signature import Signature, to_items
+from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.errors import ConfigError
 
 _FLOAT_BYTES = 4
@@ -180,7 +181,7 @@ def list_device_items(
     # The first CPU device may read the host's own copy.
     copies = (len(devices) - 1) / len(devices) if _uses_host_memory(devices) else 1
     model, options = signature.training.task.model, dict(to_items(spec.model_options))
-    variables = jax.eval_shape(model.init, jax.random.key(0))
+    variables = jax.eval_shape(model.init, make_key(0))
     name, value = ("network_options", options) if options else ("model", spec.model)
     batch = _compute_batch_bytes(model, variables, spec.batch_size, available_bytes)
     images = int(copies * dataset.train_images.nbytes)
@@ -203,7 +204,7 @@ def _compute_batch_bytes(
     image_bytes = _FLOAT_BYTES * math.prod(shape)
     if available_bytes is None or _MIN_ACTIVATION_FACTOR * image_bytes <= available_bytes:
         return 4 * batch_size
-    forward = partial(model.apply, train=True, key=jax.random.key(0))
+    forward = partial(model.apply, train=True, key=make_key(0))
     jaxpr = jax.make_jaxpr(forward)(variables, jax.ShapeDtypeStruct(shape, jnp.float32))
     return 4 * batch_size + lower_bound_bytes(jaxpr)
 

@@ -27,6 +27,7 @@ from fedjax_het.core.schedule import Scheduler, compute_cohort_size
 from fedjax_het.runtime.compiled_programs import CompiledPrograms
 from fedjax_het.runtime.device_report import describe_environment
 from fedjax_het.runtime.signature import Signature, to_items
+from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.config import Bounds, validate_fields
 from fedjax_het.utils.errors import require, require_name
 
@@ -372,7 +373,7 @@ def compute_client_state_bytes(program: CompiledPrograms, spec: ResolvedRunSpec)
       The bytes; 0 if clients have no state.
     """
     hp = {name: jax.ShapeDtypeStruct((), np.float32) for name in spec.hp}
-    key = jax.eval_shape(lambda: jax.random.key(0))
+    key = jax.eval_shape(lambda: make_key(0))
     model, init = program.signature.training.task.model, program.algorithm.init
     state = jax.eval_shape(lambda hp, key: init(hp, key, model.init(key), 1), hp, key)
     return num_bytes(state.clients)

@@ -19,6 +19,7 @@ from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.data import Dataset
 from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.runtime.device_report import describe_environment
+from fedjax_het.runtime.identity import RegisteredIdentity
 from fedjax_het.runtime.leases import Leases
 from fedjax_het.runtime.placement import Placement
 from fedjax_het.runtime.result_store import ResultWriter, load_result
@@ -31,7 +32,7 @@ from fedjax_het.runtime.sweep import (
     execute_runs,
 )
 from fedjax_het.runtime.trackers import add_tracker_callback
-from fedjax_het.runtime.work_queue import Job, WorkQueue
+from fedjax_het.runtime.work_queue import Job, StoredRuns, WorkQueue
 from fedjax_het.utils.config import NonNegativeFloat, PositiveInt, validate_arguments
 from fedjax_het.utils.env import RAY_ADDRESS, get_text, require_variables
 from fedjax_het.utils.errors import ConfigError, require
@@ -212,7 +213,13 @@ def sweep_on_ray(
             resolved_specs, user_objects, task_environment
         )
         # Tasks have the leases: this process only keeps the ledger of the results.
-        work_queue = WorkQueue(specs_by_digest, directory, Leases(None), progress)
+        list_changes = RegisteredIdentity(user_objects).list_changes
+        stored_runs = StoredRuns(
+            list_changes=list_changes,
+            environment=task_environment,
+            user_digests=user_objects.get_user_digests,
+        )
+        work_queue = WorkQueue(specs_by_digest, directory, Leases(None), progress, stored_runs)
         sweep_progress = work_queue.sweep_progress
         num_runs = Counter(map(compute_static_key, specs_by_digest.values()))
         max_parts = PARTS_PER_SLOT * cluster.count_slots()
@@ -225,7 +232,8 @@ def sweep_on_ray(
         ):
             jobs = {digest: Job(spec, digest) for digest, spec in part.specs_by_digest.items()}
             for digest, result in part_results.items():
-                if load_result(directory, digest) is None:
+                stored = load_result(directory, digest)
+                if stored is None or list_changes(jobs[digest].spec, stored.summary):
                     result_writer.write(result)
                 work_queue.complete(jobs[digest], result)
                 sweep_progress.report_finished([jobs[digest]], [result])

@@ -16,6 +16,7 @@ from fedjax_het.runtime.device_report import describe_environment
 from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.held_out_eval import evaluate_held_out_clients
 from fedjax_het.runtime.history import build_traffic_curves, list_metric_names
+from fedjax_het.runtime.identity import collect_function_digests, compute_class_names_digest
 from fedjax_het.runtime.result_display import get_accuracy_name
 from fedjax_het.runtime.results import (
     ACCURACIES,
@@ -188,6 +189,8 @@ def _summarize_data(group_state: GroupState, i: int) -> dict[str, Any]:
         test_split = dataclasses.asdict(
             tests.summarize(run.dataset.test_labels, run.dataset.num_classes)
         )
+    class_names_digest = compute_class_names_digest(run.spec, run.dataset)
+    functions = collect_function_digests(run.spec)
     return {
         "dataset_digest": run.dataset.digest(),
         "partition_digest": run.partition.digest(),
@@ -197,6 +200,8 @@ def _summarize_data(group_state: GroupState, i: int) -> dict[str, Any]:
         "dataset_note": run.dataset.note,
         **group.program.signature.compute_user_digests(run.spec),
         **run.user_digests,
+        **({"class_names_digest": class_names_digest} if class_names_digest else {}),
+        **({"functions": functions} if functions else {}),
         **({} if initial is None else {"initial_digest": initial.variables_digest}),
     }
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -61,9 +62,41 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def format_settings(spec: RunSpec) -> str:
-    """Return the main settings of a run in one line."""
-    parts = [f"{spec.algorithm} on {spec.dataset}", f"partition {spec.partition}"]
+def name_data(spec: RunSpec, summary: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the names of a run's data set and partition, marked where the user's replace them.
+
+    Args:
+      spec: settings of the run.
+      summary: summary of its result, or its `user_digests`.
+
+    Returns:
+      `dataset` and `partition`.
+
+    Example:
+      >>> from fedjax_het import RunSpec
+      >>> from fedjax_het.runtime.result_display import name_data
+      >>> name_data(RunSpec("fedavg", "digits", partition="iid"), {"own_dataset": "0123456789"})
+      {'dataset': 'digits (own 01234567)', 'partition': 'iid'}
+    """
+    names: dict[str, str | None] = {"dataset": spec.dataset, "partition": spec.partition}
+    for part, name in names.items():
+        if digest := summary.get(f"own_{part}"):
+            names[part] = f"{name} (own {str(digest)[:8]})"
+    return names
+
+
+def format_settings(spec: RunSpec, summary: Mapping[str, Any]) -> str:
+    """Return the main settings of a run in one line.
+
+    Args:
+      spec: settings of the run.
+      summary: summary of its result, which marks the user's data.
+
+    Returns:
+      One line.
+    """
+    names = name_data(spec, summary)
+    parts = [f"{spec.algorithm} on {names['dataset']}", f"partition {names['partition']}"]
     if spec.alpha is not None:
         parts[-1] += f" (alpha {spec.alpha:g})"
     if spec.classes is not None:
@@ -73,8 +106,15 @@ def format_settings(spec: RunSpec) -> str:
     return to_one_line(", ".join(parts))
 
 
-def format_run_label(spec: RunSpec) -> str:
+def format_run_label(spec: RunSpec, user_digests: Mapping[str, Any] = MappingProxyType({})) -> str:
     """Return a run in a few words: the settings that differ from the method's defaults.
+
+    Args:
+      spec: settings of the run.
+      user_digests: digests of the user's data that replace the named data.
+
+    Returns:
+      One line.
 
     Example:
       >>> from fedjax_het import RunSpec
@@ -82,7 +122,10 @@ def format_run_label(spec: RunSpec) -> str:
       >>> format_run_label(RunSpec("fedprox", "digits", model="mlp", alpha=0.1, hp={"prox_mu": 1}))
       'fedprox, digits, mlp, alpha 0.1, prox_mu 1, seed 0'
     """
-    parts = [spec.algorithm, spec.dataset]
+    names = name_data(spec, user_digests)
+    parts = [spec.algorithm, str(names["dataset"])]
+    if "own_partition" in user_digests:
+        parts.append(f"partition {names['partition']}")
     if spec.model:
         parts.append(spec.model + (f" width {spec.width}" if spec.width else ""))
     if spec.alpha is not None:
@@ -131,8 +174,9 @@ def format_outcome(result: DisplayedResult) -> str:
     ):
         if summary.get(name) is not None:
             parts.append(f"{label} {100 * summary[name]:.2f} %")
-    if summary.get("stopped_early"):
-        parts.append(f"stopped after round {summary.get('rounds')}")
+    if stop := summary.get("stopped_early"):
+        whole = f" of {result.spec.rounds}, not the whole run" if stop["why"] == "callback" else ""
+        parts.append(f"stopped after round {summary.get('rounds')}{whole}")
     if summary.get("wall_seconds") is not None:
         parts.append(f"{summary['wall_seconds']:.1f} s")
     return ", ".join(parts) or "nothing measured"
@@ -145,7 +189,7 @@ def format_result_html(result: DisplayedResult) -> str:
     """
     traffic = [_format_bytes(result.summary.get(name)) for name in ("bytes_up", "bytes_down")]
     rows = {
-        "setting": escape_html(format_settings(result.spec)),
+        "setting": escape_html(format_settings(result.spec, result.summary)),
         "outcome": escape_html(format_outcome(result)),
         "accuracy by round": _draw_sparkline(result.metrics[get_accuracy_name(result.metrics)]),
         "sent up, down": ", ".join(traffic),
@@ -242,7 +286,10 @@ def build_runs_dataset(results: Iterable[DisplayedResult]) -> "xr.Dataset":
         data_vars="all",
         coords="minimal",
     )
-    settings = [flatten(result.spec.to_dict()) for result in results]
+    settings = [
+        flatten(result.spec.to_dict()) | name_data(result.spec, result.summary)
+        for result in results
+    ]
     for name in dict.fromkeys(name for values in settings for name in values):
         column: Sequence[Any] = [values.get(name) for values in settings]
         if len(set(map(str, column))) > 1:

@@ -18,11 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_het.config.resolve import is_horizon_dependent
-from fedjax_het.config.run_spec import RunSpec, hash_settings
+from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec, hash_settings
 from fedjax_het.config.settings import rename_former_settings
 from fedjax_het.data import Dataset, Partition
-from fedjax_het.runtime.result_display import flatten
-from fedjax_het.runtime.results import STATE_SUFFIX, Result, decode_record
+from fedjax_het.runtime.identity import (
+    ListChanges,
+    compute_class_names_digest,
+    list_no_changes,
+)
+from fedjax_het.runtime.result_display import flatten, name_data
+from fedjax_het.runtime.results import PARTIAL_SUFFIX, STATE_SUFFIX, Result, decode_record
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, require, require_columns
 from fedjax_het.utils.io import list_stored_names
@@ -31,7 +36,7 @@ from fedjax_het.utils.text import to_one_line
 if TYPE_CHECKING:
     import pandas as pd
 
-_RUN_FILE = re.compile(r"[0-9a-f]{16}\.json")
+_RUN_FILE = re.compile(rf"[0-9a-f]{{16}}({re.escape(PARTIAL_SUFFIX)})?\.json")
 
 log = logging.getLogger("fedjax_het")
 
@@ -39,17 +44,19 @@ log = logging.getLogger("fedjax_het")
 @validate_arguments
 @validate_arguments
 def load_result(directory: str | os.PathLike, digest: str) -> Result | None:
-    """Read a result from a folder.
+    """Read the result of a whole run from a folder.
 
     Args:
       directory: folder of results.
       digest: digest of the result.
 
     Returns:
-      The result; None if there are no such files, and if they are damaged, which is logged.
+      The result; None if there are no such files, if the run ended early without a stopping rule of
+      its settings, and if the files are damaged, which is logged.
     """
     try:
-        return Result.load(Path(directory) / f"{digest}.json")
+        result = Result.load(Path(directory) / f"{digest}.json")
+        return None if result.is_partial else result
     except FileNotFoundError:
         return None
     except Exception as error:  # of arbitrary files
@@ -71,7 +78,7 @@ def load_results(directory: str | os.PathLike) -> "pd.DataFrame":
       A row per run with the columns `digest`, `settings`, each setting (nested ones as
       `hp.prox_mu`) and each value of the summary. `digest` names the files. `settings` is
       `RunSpec.digest()`, which results of one spec share on all versions and devices, see
-      `select_newest`. A setting takes precedence over a value of the summary with the same name. A
+      `select_newest`. `is_partial` marks runs that a callback or the caller ended early. A setting takes precedence over a value of the summary with the same name. A
       user's data set or partition may replace the data set or partition of the settings. Then the
       first digits of its digest are added to `dataset` or `partition`, and to `settings`.
 
@@ -93,7 +100,7 @@ def load_results(directory: str | os.PathLike) -> "pd.DataFrame":
 
 def build_dataframe(results: Iterable[Result]) -> "pd.DataFrame":
     """Return settings and summaries of results as `load_results` does."""
-    return _build_dataframe((result.digest(), result) for result in results)
+    return _build_dataframe((result.file_stem, result) for result in results)
 
 
 def compute_settings_digest(spec: RunSpec) -> str:
@@ -115,17 +122,21 @@ def _build_dataframe(results: Iterable[tuple[str, Result]]) -> "pd.DataFrame":
 
 
 def _build_row(digest: str, result: Result) -> dict[str, Any]:
-    names = {"digest": digest, "settings": compute_settings_digest(result.spec)}
+    names: dict[str, Any] = {
+        "digest": digest,
+        "settings": compute_settings_digest(result.spec),
+        "is_partial": result.is_partial,
+    }
     row = {**names, **flatten(result.summary), **flatten(result.spec.to_dict()), **names}
+    row |= name_data(result.spec, result.summary)
     for part in ("dataset", "partition"):  # of the user, in place of the named object
         if user_digest := result.summary.get(f"own_{part}"):
-            row[part] = f"{row[part]} (own {str(user_digest)[:8]})"
             row["settings"] += f"-{str(user_digest)[:8]}"
     return row
 
 
 def select_newest(results: "pd.DataFrame") -> "pd.DataFrame":
-    """Select the result of each spec and data set that finished last.
+    """Select the result of each spec and data set that finished last, a whole run's if there is one.
 
     Args:
       results: data frame of `load_results`.
@@ -138,10 +149,20 @@ def select_newest(results: "pd.DataFrame") -> "pd.DataFrame":
     require_columns("results", results, ("dataset", "settings"))
     is_user_dataset = results["dataset"] == "user"
     data = results["dataset_digest"].where(is_user_dataset, "") if is_user_dataset.any() else ""
-    newest_last = results.assign(finished=results.get("finished"), _data=data).sort_values(
-        "finished", kind="stable", na_position="first"
-    )
-    return newest_last.drop_duplicates(["settings", "_data"], keep="last").drop(columns="_data")
+    is_whole = ~is_partial_run(results)
+    newest_last = results.assign(
+        finished=results.get("finished"), _data=data, _is_whole=is_whole
+    ).sort_values(["_is_whole", "finished"], na_position="first")
+    newest = newest_last.drop_duplicates(["settings", "_data"], keep="last")
+    return newest.drop(columns=["_data", "_is_whole"])
+
+
+def is_partial_run(results: "pd.DataFrame") -> "pd.Series":
+    """Return whether each run of `load_results` was ended early by a callback or the caller."""
+    import pandas as pd
+
+    is_partial = results.get("is_partial", pd.Series(False, index=results.index))
+    return is_partial.fillna(False).astype(bool)
 
 
 @validate_arguments
@@ -231,7 +252,7 @@ class ResultNotWrittenError(ConfigError):
 
 
 def save_run_files(result: Result, folder: Path) -> None:
-    """Write a result, and the examples of each client.
+    """Write a result, and the examples of each client in `<digest>.partition.npz` and other files.
 
     Args:
       result: the result.
@@ -245,7 +266,7 @@ def save_run_files(result: Result, folder: Path) -> None:
     partitions = {"partition": result.partition, "client_tests": result.tests, "held_out": held_out}
     for name, partition in partitions.items():
         if partition is not None:
-            partition.save(folder / f"{name}.npz")
+            partition.save(folder / f"{result.file_stem}.{name}.npz")
 
 
 class ResultWriter:
@@ -341,6 +362,7 @@ class SavedStateIndex:
     """
 
     def __init__(self, folder: Path | None):
+        self._folder, self._reported = folder, set[str]()
         self._states: list[_SavedState] = []
         for path in [] if folder is None else sorted(folder.glob(f"*{STATE_SUFFIX}")):
             result_path = path.with_name(path.name.removesuffix(STATE_SUFFIX) + ".json")
@@ -350,7 +372,11 @@ class SavedStateIndex:
                 self._states.append(_SavedState(key, rounds, path, record["summary"]))
 
     def find(
-        self, spec: RunSpec, dataset: Dataset | None = None, partition: Partition | None = None
+        self,
+        spec: ResolvedRunSpec,
+        dataset: Dataset | None = None,
+        partition: Partition | None = None,
+        list_changes: ListChanges = list_no_changes,
     ) -> Path | None:
         """Return the final state from which a run can resume.
 
@@ -362,6 +388,8 @@ class SavedStateIndex:
           spec: resolved settings.
           dataset: data set of the user.
           partition: partition of the user.
+          list_changes: names registered objects that have changed since a state was written; such a
+            state is not used.
 
         Returns:
           The path of the state, or None.
@@ -373,9 +401,24 @@ class SavedStateIndex:
             if state.key == key
             and (state.rounds == rounds if is_horizon_dependent(spec) else state.rounds <= rounds)
             and _has_user_object(state.summary, "dataset", dataset)
+            and (
+                dataset is None
+                or state.summary.get("class_names_digest")
+                == compute_class_names_digest(spec, dataset)
+            )
             and _has_user_object(state.summary, "partition", partition)
         ]
-        return max(matches, key=lambda state: state.rounds).path if matches else None
+        changes = {state.path: ", ".join(list_changes(spec, state.summary)) for state in matches}
+        for names in {*changes.values()} - {"", *self._reported}:
+            text = f"{names}: changed since final states in {self._folder} were written; not used"
+            log.warning("%s", to_one_line(text))
+            self._reported.add(names)
+        matches = [state for state in matches if not changes[state.path]]
+
+        def count_rounds(state: _SavedState) -> int:
+            return state.summary.get("rounds", state.rounds)
+
+        return max(matches, key=count_rounds).path if matches else None
 
 
 def _build_settings_key(settings: dict[str, Any]) -> str:

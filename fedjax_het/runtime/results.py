@@ -1,5 +1,6 @@
 """Result of a run: metrics by round, a summary, and files that are named by a digest."""
 
+import contextlib
 import functools
 import hashlib
 import io
@@ -24,6 +25,8 @@ from fedjax_het.metrics.convergence import TrainingCost, cost_to_reach
 from fedjax_het.metrics.declarations import NOT_TRAINED
 from fedjax_het.metrics.registry import get_metric_info
 from fedjax_het.runtime import result_display
+from fedjax_het.runtime.history import CALLBACK
+from fedjax_het.runtime.identity import ENVIRONMENT_FIELDS, compute_digest
 from fedjax_het.utils.arrays import decode_arrays, encode_arrays, save_arrays
 from fedjax_het.utils.config import UnitInterval, validate, validate_arguments, validate_fields
 from fedjax_het.utils.errors import ConfigError, require, require_name
@@ -44,8 +47,8 @@ if TYPE_CHECKING:
     from fedjax_het.runtime.synthetic_dataset import SyntheticDataset
     from fedjax_het.runtime.trained_model import TrainedModel
 
-IDENTITY_FIELDS = ("fedjax_het", "device", "matmul_precision", "x64")
-"""Names of the values of `describe_environment` that are part of a result's digest."""
+PARTIAL_SUFFIX = ".partial"
+"""End of the name of the files of a run that a callback or the caller ended early."""
 STATE_SUFFIX = ".state.npz"
 """End of the name of a file with the final state of a run."""
 ACCURACIES = ("final_accuracy", "final_accuracy_std", "best_accuracy", "last_accuracy")
@@ -55,28 +58,36 @@ CLIENT_ACCURACIES = ("bmta", "bmta_round", "bmta_worst_decile", "final_client_ac
 _HELD_OUT_ACCURACIES = ("held_out_accuracy", "held_out_tuned_accuracy")
 _COSTS = ("wall_seconds", "client_samples_per_second", "bytes_up", "bytes_down", "rounds")
 _NUMBERS = (*ACCURACIES, *RISE_METRICS, *CLIENT_ACCURACIES, *_HELD_OUT_ACCURACIES, *_COSTS)
-_ENVIRONMENT = ("fedjax_het", "jax", "jaxlib", "device", "matmul_precision", "precision")
+_ENVIRONMENT = (
+    "fedjax_het",
+    *ENVIRONMENT_FIELDS,
+    "device",
+    "matmul_precision",
+    "precision",
+    "prng",
+)
 _SUMMARY_TYPES: dict[str, Any] = {  # of the values that reports read
     **dict.fromkeys((*_NUMBERS, "epsilon"), float | None),
     **dict.fromkeys((*_ENVIRONMENT, "finished", "dataset_note"), str | None),
     **dict.fromkeys(("diverged", "x64"), bool | None),
+    **dict.fromkeys(("stopped_early", "functions"), dict[str, Any] | None),
 }
 _AXIS_LABELS = {"round": "Round", "bytes": "Bytes moved, up and down"}
 _CHECKSUM = re.compile(r'"checksum": "([0-9a-f]{64})"')
 _CHECKSUM_PLACEHOLDER = "0" * 64
 
 
-def build_state_path(folder: Path, digest: str) -> Path:
+def build_state_path(folder: Path, stem: str) -> Path:
     """Return the path of the final state of a run.
 
     Args:
       folder: folder of results.
-      digest: digest of the run's result.
+      stem: `Result.file_stem`.
 
     Returns:
-      `folder/<digest>.state.npz`.
+      `folder/<stem>.state.npz`.
     """
-    return folder / f"{digest}{STATE_SUFFIX}"
+    return folder / f"{stem}{STATE_SUFFIX}"
 
 
 @dataclass(repr=False)
@@ -148,6 +159,16 @@ class Result:
         return int(self.summary["rounds"])
 
     @property
+    def is_partial(self) -> bool:
+        """Whether a callback or the caller ended the run before its settings did."""
+        return (self.summary.get("stopped_early") or {}).get("why") == CALLBACK
+
+    @property
+    def file_stem(self) -> str:
+        """Name of the result's files without suffix: the digest, and ".partial" for a partial run."""
+        return self.digest() + (PARTIAL_SUFFIX if self.is_partial else "")
+
+    @property
     def seconds(self) -> float:
         """Wall-clock seconds with compilation; runs in parallel share them equally."""
         return float(self.summary["wall_seconds"])
@@ -173,7 +194,7 @@ class Result:
         return cost_to_reach(self.metrics, self.summary, accuracy, curve)
 
     def __repr__(self) -> str:
-        settings = result_display.format_settings(self.spec)
+        settings = result_display.format_settings(self.spec, self.summary)
         return f"Result({settings}\n       {result_display.format_outcome(self)})"
 
     def _repr_html_(self) -> str:
@@ -320,22 +341,10 @@ class Result:
     def digest(self) -> str:
         """Return the name of the result's files.
 
-        It is a hash of settings, package version, device and precision. The user's objects replace
-        the objects of the settings, see `runtime.data_assignment.collect_user_digests`.
+        It is a hash of settings, package version, device and precision; `runtime.identity` lists
+        all parts. The user's objects replace the objects of the settings.
         """
-        summary = self.summary
-        identity = {name: summary.get(name) for name in IDENTITY_FIELDS}
-        data = summary.get("dataset_digest") if self.spec.dataset == "user" else None
-        parts: list[Any] = [self.spec.digest(), identity, summary.get("own_dataset") or data]
-        if network := summary.get("network_digest"):
-            parts.append(network)
-        optional = {
-            "partition": summary.get("own_partition"),
-            "initial": summary.get("initial_digest"),
-            "optimizer": summary.get("optimizer_digest"),
-        }
-        parts += [{name: digest} for name, digest in optional.items() if digest]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+        return compute_digest(self.spec, self.summary)
 
     @validate_arguments
     def save(self, directory: str | os.PathLike) -> Path:
@@ -344,7 +353,8 @@ class Result:
         The files are `<digest>.npz` (metrics, artifacts), `<digest>.yaml` (settings for `--config`)
         and `<digest>.json` (settings, summary, checksums). Each file is replaced in one step, the
         JSON last, so a run whose JSON exists is complete. Values that JSON cannot hold are
-        converted by `to_json_value`.
+        converted by `to_json_value`. The files of a run that a callback or the caller ended early
+        are named `<digest>.partial`; the result of the whole run replaces them.
 
         Returns:
           The path of the JSON file.
@@ -353,7 +363,7 @@ class Result:
           OSError: if a file cannot be written.
         """
         directory = Path(directory)
-        name, buffer = self.digest(), io.BytesIO()
+        name, buffer = self.file_stem, io.BytesIO()
         arrays = {f"metrics/{k}": v for k, v in self.metrics.items()}
         arrays |= {f"artifacts/{k}": v for k, v in self.artifacts.items()}
         save_arrays(buffer, encode_arrays(arrays), compressed=True)
@@ -370,6 +380,9 @@ class Result:
         for suffix, content in contents.items():
             write = operator.methodcaller("write", content)
             write_atomically(directory / f"{name}.{suffix}", write)
+        for path in directory.glob(f"{name}{PARTIAL_SUFFIX}.*"):
+            with contextlib.suppress(OSError):
+                path.unlink()
         return directory / f"{name}.json"
 
     @classmethod

@@ -1,6 +1,7 @@
 """One run, from its settings to its result, as one call or as a loop over its rounds."""
 
 import dataclasses
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 import jax
 
-from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.runtime.build import prepare_group, with_plan
 from fedjax_het.runtime.callbacks import Callback, CallbackRunner, RunStatus
@@ -24,6 +25,7 @@ from fedjax_het.runtime.device_report import warn_unused_hardware
 from fedjax_het.runtime.group_init import init_group, log_run_header
 from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.history import CALLBACK, EarlyStop
+from fedjax_het.runtime.identity import RegisteredIdentity
 from fedjax_het.runtime.memory_limits import translate_out_of_memory
 from fedjax_het.runtime.placement import DEVICE_STATE, Placement
 from fedjax_het.runtime.program_memory import init_within_memory
@@ -37,6 +39,8 @@ from fedjax_het.utils.config import PositiveInt, validate, validate_arguments
 from fedjax_het.utils.env import require_variables
 from fedjax_het.utils.errors import display_name, require
 from fedjax_het.utils.io import make_output_directory
+
+log = logging.getLogger("fedjax_het")
 
 
 class Session:
@@ -155,13 +159,12 @@ class Session:
         group_state, checkpoints = self._group_state, self._checkpoints
         folder = None if checkpoints.folders is None else checkpoints.folders[0]
         if self._state_folder is not None:
-            path = build_state_path(self._state_folder, result.digest())
+            path = build_state_path(self._state_folder, result.file_stem)
             checkpoints.save_final_state(group_state, 0, path)
         result_writer = ResultWriter(folder, save_run_files)
         result_writer.write(result)
         result_writer.require_all_written(result)
-        early_stop = group_state.early_stops.get(0)
-        if early_stop is not None and early_stop.cause == CALLBACK:  # it may be resumed
+        if result.is_partial:  # it may be resumed
             checkpoints.save(group_state, force=True)
         elif folder is not None:
             delete_checkpoint(folder)
@@ -339,11 +342,19 @@ def federation(
     if folder is not None:
         existing_record = find_checkpoint_record(folder, spec, allow_more_rounds=resume)
         if resume:
-            saved_state = SavedStateIndex(folder).find(spec, dataset, partition)
+            list_changes = RegisteredIdentity(user_objects).list_changes
+            saved_state = SavedStateIndex(folder).find(spec, dataset, partition, list_changes)
             record = find_resumable_record(
-                folder, spec, saved_state=saved_state, resume_anyway=resume_anyway
+                folder,
+                spec,
+                saved_state=saved_state,
+                resume_anyway=resume_anyway,
+                list_changes=list_changes,
             )
+        elif existing_record is not None:
+            _warn_restart(existing_record, spec)
     if record is not None:  # the same lanes, so that sums are taken in the same order
+        log.info("continuing after round %d of %d", record["round"], spec.rounds)
         lanes, blocks = record["lanes"], record["blocks"]
         devices = min(blocks, len(jax.devices()))
         placement = dataclasses.replace(placement, lanes=lanes, blocks=blocks, devices=devices)
@@ -370,3 +381,15 @@ def federation(
         group_state = init(placement) if debug else init_within_memory(init, placement)
     state_folder = folder if keep_state else None
     return Session(group_state, checkpoints, callbacks, state_folder)
+
+
+def _warn_restart(record: dict[str, Any], spec: ResolvedRunSpec) -> None:
+    """Warn that a run replaces a checkpoint, which has rounds done."""
+    log.warning(
+        "checkpoint = %r: %d of %d rounds are done, but the run starts again and replaces it; "
+        "%s continues from it",
+        record["path"],
+        record["round"],
+        spec.rounds,
+        "resume=True" if display_name("resume") == "resume" else "the command without --restart",
+    )

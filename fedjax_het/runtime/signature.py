@@ -29,6 +29,7 @@ from fedjax_het.nn import NETWORKS, Model, compute_network_digest, make_model, t
 from fedjax_het.nn.conv_products import AUTO
 from fedjax_het.nn.flops import count_training_flops
 from fedjax_het.nn.precision import configure_compute
+from fedjax_het.utils.arrays import make_key
 
 log = logging.getLogger("fedjax_het")
 
@@ -261,7 +262,7 @@ def warn_batch_norm_padding(spec: ResolvedRunSpec, signature: Signature, sizes: 
     num_clients = int((sizes % spec.batch_size > 0).sum())
     if network.takes_sample_mask or not signature.training.optimizer or not num_clients:
         return
-    if jax.eval_shape(network.init, jax.random.key(0))["state"]:
+    if jax.eval_shape(network.init, make_key(0))["state"]:
         log.warning(
             "note: the last minibatch of %d clients is filled up, and statistics of network %r may "
             "cover these samples, since it has no argument sample_mask",

@@ -40,6 +40,7 @@ from fedjax_het.runtime.data_assignment import (
 from fedjax_het.runtime.device_report import describe_environment, warn_unused_hardware
 from fedjax_het.runtime.group_init import init_group
 from fedjax_het.runtime.group_runner import GroupRunner
+from fedjax_het.runtime.identity import RegisteredIdentity, compute_class_names_digest
 from fedjax_het.runtime.leases import Leases, exit_on_sigterm
 from fedjax_het.runtime.memory_limits import InsufficientMemoryError
 from fedjax_het.runtime.placement import Placement, balance_parallel_runs
@@ -51,15 +52,15 @@ from fedjax_het.runtime.result_store import (
     build_dataframe,
     load_result,
 )
-from fedjax_het.runtime.results import Result
+from fedjax_het.runtime.results import PARTIAL_SUFFIX, Result
 from fedjax_het.runtime.signature import compute_static_key
 from fedjax_het.runtime.trackers import add_tracker_callback
 from fedjax_het.runtime.trained_model import compute_initial_digest
-from fedjax_het.runtime.work_queue import LEASES_FOLDER, Job, WorkQueue
+from fedjax_het.runtime.work_queue import LEASES_FOLDER, Job, StoredRuns, WorkQueue
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.env import require_variables
 from fedjax_het.utils.errors import ConfigError, require
-from fedjax_het.utils.io import make_output_directory
+from fedjax_het.utils.io import list_stored_names, make_output_directory
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -116,7 +117,7 @@ class SweepResult(NamedTuple):
         results = self._finished
         lines = [f"SweepResult({len(results)} of {len(self.results)} runs"]
         lines += [
-            f"  {format_settings(result.spec)}: {format_outcome(result)}"
+            f"  {format_settings(result.spec, result.summary)}: {format_outcome(result)}"
             for result in results[:_MAX_SHOWN_RUNS]
         ]
         if len(results) > _MAX_SHOWN_RUNS:
@@ -249,15 +250,20 @@ def execute_runs(
     folder = result_writer.folder
     leases = Leases(None if folder is None else folder / LEASES_FOLDER)
     with exit_on_sigterm(), leases:
-        saved_states = SavedStateIndex(folder)
-        work_queue = WorkQueue(
-            specs_by_digest,
-            folder,
-            leases,
-            progress,
-            options.resume_anyway,
-            lambda spec: saved_states.find(spec, user_objects.get_dataset(spec)),
+        saved_states, list_changes = (
+            SavedStateIndex(folder),
+            RegisteredIdentity(user_objects).list_changes,
         )
+        stored_runs = StoredRuns(
+            options.resume_anyway,
+            lambda spec: saved_states.find(
+                spec, user_objects.get_dataset(spec), list_changes=list_changes
+            ),
+            list_changes,
+            describe_environment(),
+            user_objects.get_user_digests,
+        )
+        work_queue = WorkQueue(specs_by_digest, folder, leases, progress, stored_runs)
         while work_queue.wait_for_work():
             groups = _prepare_groups(work_queue, user_objects, placement, num_runs)
             for jobs, group in _precompile_groups(groups, placement.memory):
@@ -298,7 +304,9 @@ def plan_sweep(
 
     Returns:
       Digest of the files, spec and state of every run. States are "done", "claimed" (a worker has
-      the lease and was not seen dead), "unfinished" (begun, without a worker) and "missing".
+      the lease and was not seen dead), "unfinished" (begun, without a worker), "partial" (ended
+      early by a callback or the caller, and finished by the next sweep), "outdated" (a registered
+      object has changed since) and "missing".
 
     Raises:
       ConfigError: for settings that cannot be used, and if `directory` is a file.
@@ -309,12 +317,18 @@ def plan_sweep(
     user_objects = UserObjects(dataset, None, network, optimizer, data_dir)
     _, specs_by_digest = compute_run_digests(*user_objects.resolve_all(specs))
     leased = Leases(directory / LEASES_FOLDER).list_other_owners()
+    names = {*list_stored_names(directory)} if directory.is_dir() else set()
+    list_changes = RegisteredIdentity(user_objects).list_changes
 
     def get_state(digest: str) -> str:
-        if load_result(directory, digest) is not None:
+        result = load_result(directory, digest)
+        is_outdated = result is not None and list_changes(specs_by_digest[digest], result.summary)
+        if result is not None and not is_outdated:
             return "done"
         if digest in leased:
             return "claimed"
+        if {f"{digest}.json", f"{digest}{PARTIAL_SUFFIX}.json"} & names:
+            return "outdated" if is_outdated else "partial"
         return "unfinished" if (directory / UNFINISHED_FOLDER / digest).exists() else "missing"
 
     # The order of runs of one signature stays.
@@ -359,6 +373,7 @@ def compute_run_digests(
         dataset, summary = user_objects.get_dataset(spec), dict(environment)
         if dataset is not None:
             summary["own_dataset"] = user_dataset_digest(spec, dataset)
+            summary["class_names_digest"] = compute_class_names_digest(spec, dataset)
         if user_objects.network is not None:
             options = json.dumps(spec.model_options, sort_keys=True)  # lists cannot be hashed
             summary["network_digest"] = get_network_digest(

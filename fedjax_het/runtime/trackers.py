@@ -483,7 +483,7 @@ class TrackerCallback:
         if (name, status.digest) not in self._records:
             if status.phase != START:
                 return
-            settings = _flatten_values(status.spec.to_dict())
+            settings = _flatten_values(status.settings)
             run = TrackedRun(self._folder, status.digest, settings, tuple(curves), status.done)
             self._records[name, status.digest] = self._openers[name](run)
         record = self._records[name, status.digest]

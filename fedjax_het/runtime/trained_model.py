@@ -35,7 +35,7 @@ from fedjax_het.metrics.registry import (
 from fedjax_het.nn import compute_network_digest
 from fedjax_het.runtime.compiled_programs import build_algorithm
 from fedjax_het.runtime.signature import Signature, build_signature
-from fedjax_het.utils.arrays import fetch_to_host
+from fedjax_het.utils.arrays import fetch_to_host, make_key
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.env import require_devices
 from fedjax_het.utils.errors import ConfigError, display_name, make_value_error, require
@@ -458,7 +458,7 @@ def load_initial_model(spec: ResolvedRunSpec, signature: Signature) -> ModelFile
     if spec.init_from is None:
         return None
     model_file = _read_initial_model(spec.init_from)
-    expected_variables = jax.eval_shape(signature.training.task.model.init, jax.random.key(0))
+    expected_variables = jax.eval_shape(signature.training.task.model.init, make_key(0))
     expected_shapes = _format_leaf_shapes(expected_variables)
     file_shapes = _format_leaf_shapes(model_file.variables)
     for name in {**expected_shapes, **file_shapes}:

@@ -2,15 +2,23 @@
 
 import functools
 import hashlib
+import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fedjax_het.config.run_spec import ResolvedRunSpec
 from fedjax_het.runtime.checkpointing import UNFINISHED_FOLDER, find_resumable_record
+from fedjax_het.runtime.identity import (
+    ListChanges,
+    list_environment_changes,
+    list_no_changes,
+)
 from fedjax_het.runtime.leases import Leases
 from fedjax_het.runtime.progress import format_duration, show_progress
 from fedjax_het.runtime.result_display import format_run_label
@@ -21,6 +29,8 @@ from fedjax_het.utils import console
 from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.io import find_stored_file, list_stored_names
 from fedjax_het.utils.text import to_one_line
+
+log = logging.getLogger("fedjax_het")
 
 POLL_SECONDS = 1.0
 """Seconds between looks at the leases of other workers."""
@@ -45,6 +55,21 @@ class LeaseLostError(Exception):
     """Another worker has acquired the lease of a run, which this worker did not renew in time."""
 
 
+class StoredRuns(NamedTuple):
+    """Rules for the results, checkpoints and final states that a folder has already."""
+
+    resume_anyway: bool = False
+    """Resume checkpoints of other versions and devices, too."""
+    find_saved_state: Callable[[ResolvedRunSpec], Path | None] = lambda spec: None
+    """Returns the final state of a run with fewer rounds."""
+    list_changes: ListChanges = list_no_changes
+    """Names registered objects that have changed since a file was written."""
+    environment: Mapping[str, Any] = MappingProxyType({})
+    """Versions and switches of the runs, see `describe_environment`."""
+    user_digests: Callable[[ResolvedRunSpec], dict[str, str]] = lambda spec: {}
+    """Returns the digests of a user's data that replace the named data, for labels."""
+
+
 class SweepProgress:
     """Reports of a sweep, a line each.
 
@@ -65,6 +90,7 @@ class SweepProgress:
         num_existing: int,
         directory: Path | None,
         progress: Callable[[str], None] | None,
+        format_label: Callable[[ResolvedRunSpec], str] = format_run_label,
     ):
         """Report results that exist before the sweep.
 
@@ -73,7 +99,9 @@ class SweepProgress:
           num_existing: number of runs with a result.
           directory: folder of results.
           progress: function that receives a line per event.
+          format_label: function that describes a run in a few words.
         """
+        self._format_label = format_label
         self.total, self._shows_progress = num_runs - num_existing, progress is print
         self.print_line = progress or (lambda line: None)
         if self._shows_progress:
@@ -104,7 +132,7 @@ class SweepProgress:
         """Return a context that shows the progress of runs and yields a callable for it."""
         last = self.num_processed + len(jobs)
         numbers = f"{last}" if len(jobs) == 1 else f"{self.num_processed + 1} to {last}"
-        label = f"[{numbers}/{self.total}] {format_run_label(jobs[0].spec)}"
+        label = f"[{numbers}/{self.total}] {self._format_label(jobs[0].spec)}"
         label += " and more" if len(jobs) > 1 else ""
         return show_progress(label, quiet=not self._shows_progress, transient=True)
 
@@ -155,7 +183,7 @@ class SweepProgress:
         self.print_line(f"waiting for {runs} of other workers: {', '.join(owners)}")
 
     def _format_jobs(self, jobs: Sequence[Job]) -> str:
-        label = f"[{self.num_processed + 1}/{self.total}] {format_run_label(jobs[0].spec)}"
+        label = f"[{self.num_processed + 1}/{self.total}] {self._format_label(jobs[0].spec)}"
         return label + (f" and {len(jobs) - 1} more" if len(jobs) > 1 else "")
 
 
@@ -190,8 +218,7 @@ class WorkQueue:
         directory: Path | None,
         leases: Leases,
         progress: Callable[[str], None] | None,
-        resume_anyway: bool = False,
-        find_saved_state: Callable[[ResolvedRunSpec], Path | None] = lambda spec: None,
+        stored_runs: StoredRuns = StoredRuns(),
     ):
         """Load the results that exist.
 
@@ -200,16 +227,24 @@ class WorkQueue:
           directory: folder of results; None where results are only returned.
           leases: the leases of this worker.
           progress: function that receives a line per event.
-          resume_anyway: resume checkpoints of other versions and devices, too.
-          find_saved_state: function that returns the final state of a run with fewer rounds.
+          stored_runs: rules for the files that the folder has already.
         """
-        self.directory, self.leases, self._resume_anyway = directory, leases, resume_anyway
-        self._find_saved_state = functools.cache(lambda d: find_saved_state(specs_by_digest[d]))
-        self._unreadable_mtimes: dict[str, int] = {}
+        self.directory, self.leases, self._stored_runs = directory, leases, stored_runs
+        self._find_saved_state = functools.cache(
+            lambda digest: stored_runs.find_saved_state(specs_by_digest[digest])
+        )
+        self._unusable_mtimes: dict[str, int] = {}
         self.results: dict[str, Result] = {}
         self.remaining, self.not_run = dict(specs_by_digest), dict[str, str]()
         num_existing, num_runs = self._load_new_results(), len(specs_by_digest)
-        self.sweep_progress = SweepProgress(num_runs, num_existing, directory, progress)
+        self.sweep_progress = SweepProgress(
+            num_runs,
+            num_existing,
+            directory,
+            progress,
+            lambda spec: format_run_label(spec, stored_runs.user_digests(spec)),
+        )
+        self._report_environments()
         self._checked_at = time.monotonic()
 
     def iterate_groups(self) -> Iterator[list[Job]]:
@@ -331,9 +366,10 @@ class WorkQueue:
             time.sleep(POLL_SECONDS)
 
     def _load_new_results(self) -> int:
-        """Load new results, and return their number; log a damaged file once."""
+        """Load new results, and return their number; log an unusable file once."""
         if self.directory is None:
             return 0
+        num_changed: Counter[str] = Counter()
         # Listing the folder also lets a network file system see new files.
         names, num_before = {*list_stored_names(self.directory)}, len(self.results)
         for digest in [d for d in self.remaining if f"{d}.json" in names]:
@@ -341,13 +377,33 @@ class WorkQueue:
                 mtime = find_stored_file(self.directory / f"{digest}.json").stat().st_mtime_ns
             except OSError:  # removed meanwhile
                 continue
-            if self._unreadable_mtimes.get(digest) != mtime:
-                if (result := load_result(self.directory, digest)) is None:
-                    self._unreadable_mtimes[digest] = mtime
-                else:
-                    self.results[digest] = result
-                    del self.remaining[digest]
+            if self._unusable_mtimes.get(digest) == mtime:
+                continue
+            result, changes = load_result(self.directory, digest), list[str]()
+            if result is not None:
+                changes = self._stored_runs.list_changes(self.remaining[digest], result.summary)
+            if result is None or changes:
+                self._unusable_mtimes[digest] = mtime
+                num_changed.update([", ".join(changes)] if changes else [])
+            else:
+                self.results[digest] = result
+                del self.remaining[digest]
+        for changed, count in num_changed.items():
+            log.warning(
+                "%s: changed since results in %s were written; executed again: %d",
+                to_one_line(changed),
+                self.directory,
+                count,
+            )
         return len(self.results) - num_before
+
+    def _report_environments(self) -> None:
+        """Report existing results of other versions and switches, whose numbers may be rounded so."""
+        environment = self._stored_runs.environment
+        texts = (list_environment_changes(r.summary, environment) for r in self.results.values())
+        for text, count in Counter(filter(None, texts)).items():
+            line = f"{count} of them have {text}, and may differ by rounding"
+            self.sweep_progress.print_line(to_one_line(line))
 
     def _acquire(self, job: Job) -> bool:
         """Acquire the lease of a run if it has no result yet and is where it was when grouped."""
@@ -374,8 +430,9 @@ class WorkQueue:
             self.directory / UNFINISHED_FOLDER / digest,
             self.remaining[digest],
             saved_state=self._find_saved_state(digest),
-            resume_anyway=self._resume_anyway,
+            resume_anyway=self._stored_runs.resume_anyway,
             quarantine=is_leased,
+            list_changes=self._stored_runs.list_changes,
         )
 
     def _group_by_signature(self, digests: Sequence[str]) -> list[list[Job]]:

@@ -14,6 +14,8 @@ import numpy as np
 
 AnyArray = jax.Array | np.ndarray
 """Array on the devices or on the host."""
+PRNG_IMPL = "threefry2x32"
+"""Generator of all random numbers of a run."""
 _TYPE_SEPARATOR = "::"  # between the name of an array and the type that its bits represent
 
 
@@ -114,6 +116,24 @@ def fetch_to_host(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         leaf = leaf.addressable_data(0)
     return from_numpy_bits(to_numpy_bits(leaf), leaf)
+
+
+def make_key(seed: int | jax.Array) -> jax.Array:
+    """Return a PRNG key of the package's generator, whatever generator JAX is configured to use.
+
+    Args:
+      seed: seed of the key.
+
+    Returns:
+      A PRNG key of `PRNG_IMPL`.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_het.utils.arrays import make_key
+      >>> str(jax.random.key_impl(make_key(0)))
+      'threefry2x32'
+    """
+    return jax.random.key(seed, impl=PRNG_IMPL)
 
 
 def to_numpy_bits(leaf: Any) -> np.ndarray:

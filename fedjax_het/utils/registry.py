@@ -82,8 +82,8 @@ class Registry(dict[str, EntryT]):
         """Add an entry of a user, or replace one.
 
         A name of a user can be registered again, e.g. when a cell of a notebook is run twice.
-        Results on disk are named by settings, which include names but no code: a changed function
-        needs a new name or a new output folder.
+        Results on disk are named by settings, which include names but no code. Their summaries have
+        digests of the code, see `runtime.identity`.
 
         Args:
           entry: the entry. Its name is an identifier of at most `MAX_NAME_LENGTH` characters.

@@ -610,7 +610,9 @@ def _make_note(curves: Sequence[Curve], styles: dict[str, LineStyle], metric: Cu
         parts.append(f"gray: {', '.join(unlabeled)}, the {named} of them named")
     diverged = list(dict.fromkeys(curve.label for curve in curves if curve.diverged))
     if diverged:
-        parts.append(f"{DIVERGED} runs that diverged are left out: {', '.join(diverged)}")
+        parts.append(
+            f"{DIVERGED} runs that diverged or ended early are left out: {', '.join(diverged)}"
+        )
     return "; ".join(parts)
 
 

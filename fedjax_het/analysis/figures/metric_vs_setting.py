@@ -204,7 +204,9 @@ def _make_note(lines: Sequence[RunLine], x: str, styles: dict[str, dict]) -> str
             line.runs[x].duplicated().any() for line in lines
         ),
         f"gray: {gray}": gray,
-        "×: a run that diverged": any(is_diverged(line.runs).any() for line in lines),
+        "×: a run that diverged or ended early": any(
+            is_diverged(line.runs).any() for line in lines
+        ),
     }
     return "; ".join(text for text, is_needed in parts.items() if is_needed)
 

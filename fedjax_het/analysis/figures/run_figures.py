@@ -27,7 +27,7 @@ from fedjax_het.analysis.figures.synthetic_images import (
 from fedjax_het.condensation import SyntheticData
 from fedjax_het.data import Dataset, Partition, get_client_groups
 from fedjax_het.metrics.personal import mean_accuracies
-from fedjax_het.runtime.result_display import mark_isolated_points
+from fedjax_het.runtime.result_display import mark_isolated_points, name_data
 from fedjax_het.runtime.results import Result
 
 
@@ -41,6 +41,7 @@ def write_run_figures(
 ) -> None:
     """Write the figures of a run.
 
+    The names begin with the digest of the result, `<digest>.curve.png`, so that runs share a folder.
     All runs have `curve.png` and `partition.png`. Methods with the arrays have `synthesis.png` and
     `synthesis.gif`, `condensed.png`, or `collaboration.png`. `collaboration.gif` requires recorded
     rounds (option `history`).
@@ -52,21 +53,21 @@ def write_run_figures(
       directory: folder of the files.
       formats: formats of further files of each figure.
     """
-    directory = Path(directory).expanduser()
+    stem = f"{Path(directory).expanduser() / result.file_stem}"
     artifacts, class_names = result.artifacts, dataset.class_names or None
     figures = {"curve": plot_run_curve(result)}
     plot_partition(
         partition,
         dataset.train_labels,
         dataset.num_classes,
-        directory / "partition.png",
+        Path(f"{stem}.partition.png"),
         class_names=dataset.class_names,
         formats=formats,
     )
     if "snapshots" in artifacts:
         snapshots = get_snapshots(result)
         figures["synthesis"] = plot_synthesis(snapshots, class_names=class_names)
-        animate_synthesis(snapshots, directory / "synthesis.gif", class_names=class_names)
+        animate_synthesis(snapshots, Path(f"{stem}.synthesis.gif"), class_names=class_names)
     if len(artifacts.get("condensed_images", ())):
         figures["condensed"] = plot_condensed(
             *(artifacts[f"condensed_{name}"] for name in ("images", "clients", "classes")),
@@ -78,16 +79,16 @@ def write_run_figures(
         has_groups = "clients_per_group" in partition.parameters
         groups = get_client_groups(partition) if has_groups else None
         title, rounds = (
-            f"{result.spec.algorithm} on {result.spec.dataset}",
+            f"{result.spec.algorithm} on {name_data(result.spec, result.summary)['dataset']}",
             result.summary["rounds"],
         )
         titles = [f"{title}, round {rounds}"]
         figures["collaboration"] = plot_collaboration(artifacts["collaboration"], groups, titles)
         if "collaboration" in result.metrics:
             weights = result.metrics["collaboration"][:rounds]
-            animate_collaboration(weights, directory / "collaboration.gif", groups, title=title)
+            animate_collaboration(weights, Path(f"{stem}.collaboration.gif"), groups, title=title)
     for name, figure in figures.items():
-        write_figure(directory / f"{name}.png", figure, formats=formats)
+        write_figure(Path(f"{stem}.{name}.png"), figure, formats=formats)
 
 
 def get_snapshots(result: Result) -> dict[int, SyntheticData]:
@@ -141,7 +142,10 @@ def plot_run_curve(result: Result):
     loss_panel.set(xlabel="Round", ylabel=loss_label, ylim=(0, None))
     alpha = f", alpha {spec.alpha:g}" if spec.alpha is not None else ""
     end = f"; diverged in round {result.summary['rounds']}" if result.summary["diverged"] else ""
-    title = f"{spec.algorithm} on {spec.dataset}, {spec.model}, {spec.partition}{alpha}{end}"
+    names = name_data(spec, result.summary)
+    title = (
+        f"{spec.algorithm} on {names['dataset']}, {spec.model}, {names['partition']}{alpha}{end}"
+    )
     accuracy_panel.set_title(wrap_title(title, 4.8), fontsize=10)
     label_line_ends(figure, {accuracy_panel: labels})
     note = "band: from the 10th to the 90th percentile of clients"

@@ -48,6 +48,7 @@ from fedjax_het.runtime.progress import show_progress
 from fedjax_het.runtime.result_display import format_run_label
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.session import simulate
+from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.config import NonNegativeInt, PositiveInt
 from fedjax_het.utils.errors import require, require_name
 from fedjax_het.utils.io import make_output_directory
@@ -243,7 +244,7 @@ def measure_losses(run: Result, dataset: Dataset, num_rounds: int) -> pd.DataFra
         for client in range(CLIENTS):
             for step, value in enumerate(np.asarray(losses[client])):
                 rows.append((round_number, "local", client, step, float(value)))
-        key = jax.random.fold_in(jax.random.key(spec.seed), round_number)
+        key = jax.random.fold_in(make_key(spec.seed), round_number)
         for step in TUNING_STEPS:  # draws are by step: each is a part of the longest
             for phase, real in (("control", True), ("tuning", False)):
                 params = tune(average, key, step, real) if step else average

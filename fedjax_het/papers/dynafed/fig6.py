@@ -55,6 +55,7 @@ from fedjax_het.runtime.progress import show_progress
 from fedjax_het.runtime.result_display import format_run_label
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.session import simulate
+from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.errors import require
 
 EXTRA_LOCAL_EPOCHS = {"quick": (2, 10), "cpu": (), "paper": (5, 10)}  # in addition to Table 1's
@@ -92,7 +93,7 @@ def build_network(spec: ResolvedRunSpec, dataset: Dataset):
       parameters from a vector `[P]`.
     """
     model = make_model(spec.model, dataset.input_shape, dataset.num_classes, **spec.model_options)
-    variables = model.init(jax.random.key(spec.seed))
+    variables = model.init(make_key(spec.seed))
     state = variables["state"]
 
     def apply(params, images):
@@ -137,7 +138,7 @@ def build_comparison_data(result: Result, task: Task, dataset: Dataset) -> dict[
     labels = np.arange(num_samples) * classes // num_samples
     indices = random_subset(dataset.train_labels, labels, seed=seed)
     hard_logits = HARD_LABEL_LOGIT * jax.nn.one_hot(labels, classes)
-    noise = jax.random.normal(jax.random.key(seed), synthetic.images.shape)
+    noise = jax.random.normal(make_key(seed), synthetic.images.shape)
     real = task.normalize(jnp.asarray(dataset.train_images[indices]))
     return {
         "synthetic": synthetic,
@@ -190,7 +191,7 @@ def measure_distances(result: Result, dataset: Dataset) -> pd.DataFrame:
 
     rows = []
     for start in range(len(trajectory) - length):
-        key = jax.random.fold_in(jax.random.key(spec.seed), start)
+        key = jax.random.fold_in(make_key(spec.seed), start)
         checkpoints = trajectory[start], trajectory[start + length], key
         distance_by_data = {
             name: float(distance(synthetic, *checkpoints)) for name, synthetic in data.items()
@@ -239,7 +240,7 @@ def scratch_accuracies(results: list[Result], dataset: Dataset) -> pd.DataFrame:
         identifiers = {
             name: getattr(result.spec, name) for name in ("alpha", "local_epochs", "seed")
         }
-        keys = jax.random.split(jax.random.key(result.spec.seed), NUM_NETWORKS)
+        keys = jax.random.split(make_key(result.spec.seed), NUM_NETWORKS)
         for kind, (number, key) in product(("synthetic", "real"), enumerate(keys)):
             row = {"data": kind, "network": number, "accuracy": float(accuracy(data[kind], key))}
             rows.append({**identifiers, **row})

@@ -25,6 +25,7 @@ from fedjax_het.papers.fedaf.partitions import (
 from fedjax_het.papers.programs import make_config_program
 from fedjax_het.papers.reported import load_reported_values
 from fedjax_het.papers.table.table_run import write_table_files
+from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.config import Bounds, NonNegativeInt, PositiveInt
 from fedjax_het.utils.errors import require, require_name
 from fedjax_het.utils.io import make_output_directory
@@ -111,7 +112,7 @@ def model_bytes(model: str, dataset: str) -> int:
     require_name("model", model, PAPER_PARAMETER_COUNTS)
     options = {"convnet": {"norm": "batch"}, "resnet18": {"stem": "imagenet"}}[model]
     network = make_model(model, shape.image_shape, shape.num_classes, **options)
-    variables = jax.eval_shape(network.init, jax.random.key(0))
+    variables = jax.eval_shape(network.init, make_key(0))
     return 4 * sum(leaf.size for leaf in jax.tree.leaves(variables))
 
 

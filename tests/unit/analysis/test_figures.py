@@ -160,7 +160,9 @@ def test_diverged_method_has_no_line():
     assert labels == [{"fedavg", "fedprox", "scaffold"}, {"fedavg", "fedprox"}, labels[0]]
     expected = [{"fedavg", "fedprox †", "scaffold"}, {"fedavg", "fedprox"}]
     assert [set(names(panel)) for panel in figure.axes[:2]] == expected
-    assert note(figure).endswith("† runs that diverged are left out: fedprox, scaffold")
+    assert note(figure).endswith(
+        "† runs that diverged or ended early are left out: fedprox, scaffold"
+    )
     figure = analysis.plot_learning_curves(*sweep(["scaffold"], alphas=(0.1, 1.0)))
     assert [text.get_text() for text in figure.axes[0].texts] == ["diverged"]
     assert names(figure.axes[1]) == ["scaffold"]
@@ -276,7 +278,7 @@ def test_diverged_runs_are_crosses():
     assert [(p.get_xdata()[0], p.get_color()) for p in crosses] == expected
     # Nothing is drawn across the alpha at which all diverged.
     assert math.isnan(line(panel, "scaffold").get_ydata()[1])
-    assert note(figure).endswith("×: a run that diverged")
+    assert note(figure).endswith("×: a run that diverged or ended early")
 
 
 def test_crosses_are_below_values():

@@ -100,7 +100,7 @@ def test_held_out_clients_of_sweeps_and_user_partitions(tmp_path):
     kept = run(specs[0], output_dir=tmp_path / "one")
     loaded = Result.load(tmp_path / "one" / f"{kept.digest()}.json")
     assert loaded.summary["held_out_tuned_accuracy"] == kept.summary["held_out_tuned_accuracy"]
-    assert (tmp_path / "one" / "held_out.npz").exists()
+    assert (tmp_path / "one" / f"{kept.digest()}.held_out.npz").exists()
 
 
 def test_client_tests_exclude_held_out_clients():

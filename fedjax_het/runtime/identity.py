@@ -1,0 +1,356 @@
+"""The identity of a result: everything that decides the numbers of a run.
+
+Each part is in the name of the result's files (its digest), or is recorded and compared before a
+checkpoint, a final state or a result of the same name is used.
+
+| decides the numbers | in the name | compared |
+|---|---|---|
+| settings (`RunSpec`), package version, device, precision, 64-bit mode | yes | |
+| switches of JAX that change random draws | if not at their defaults | |
+| data set, partition, network, optimizer, initial model that are passed as objects | yes | |
+| names of classes of such a data set, where a partition or the server's data depend on them | yes | |
+| data of a registered data set, split of a registered partition | no | yes |
+| functions of registered networks, optimizers, metrics, methods and server sources | no | yes |
+| versions of JAX, NumPy, flax and optax, other switches of JAX, flags of XLA | no | when resuming |
+
+The generator of random numbers is always `PRNG_IMPL`. A result of other versions or flags is used,
+because its numbers differ by rounding; a sweep reports the difference.
+
+The comparison of functions covers their code, their defaults, their closures, and the functions,
+classes and plain constants of the same module that they read. It does not cover other modules,
+installed packages, arrays and mutable objects, and it is skipped between versions of Python.
+"""
+
+import contextlib
+import functools
+import hashlib
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType
+from typing import Any
+
+from fedjax_het.algorithms import METHODS
+from fedjax_het.config.resolve import USER_PROVIDED
+from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
+from fedjax_het.core.optimizers import OPTIMIZERS
+from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES, Dataset
+from fedjax_het.metrics.registry import METRICS, parse_metrics
+from fedjax_het.nn import NETWORKS
+from fedjax_het.runtime.data_assignment import UserObjects, assign_data, load_server_pool
+from fedjax_het.utils.arrays import PRNG_IMPL
+from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.registry import Registry, get_keyword_parameters
+
+IDENTITY_FIELDS = ("fedjax_het", "device", "matmul_precision", "x64")
+"""Names of the values of `describe_environment` that are part of every result's digest."""
+ENVIRONMENT_FIELDS = ("jax", "jaxlib", "numpy", "flax", "optax", "switches")
+"""Names of the other values, between which results differ by rounding."""
+ListChanges = Callable[[ResolvedRunSpec, Mapping[str, Any]], list[str]]
+"""Type of `RegisteredIdentity.list_changes`."""
+_PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None))
+_INSTALLED_ROOTS = {"fedjax_het", "builtins", *sys.stdlib_module_names} - {"__main__"}
+_CLASS_TEXTS = ("__module__", "__doc__", "__qualname__")
+_MEMORY_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def compute_digest(spec: RunSpec, summary: Mapping[str, Any]) -> str:
+    """Return the name of the files of a result.
+
+    Args:
+      spec: settings of the run.
+      summary: summary of the result; only the values that are part of the name are read.
+
+    Returns:
+      16 hexadecimal digits.
+    """
+    identity = {name: summary.get(name) for name in IDENTITY_FIELDS}
+    data = summary.get("dataset_digest") if spec.dataset == USER_PROVIDED else None
+    parts: list[Any] = [spec.digest(), identity, summary.get("own_dataset") or data]
+    if network := summary.get("network_digest"):
+        parts.append(network)
+    prng, is_own_data = summary.get("prng"), bool(summary.get("own_dataset") or data)
+    optional = {
+        "partition": summary.get("own_partition"),
+        "initial": summary.get("initial_digest"),
+        "optimizer": summary.get("optimizer_digest"),
+        "class_names": summary.get("class_names_digest") if is_own_data else None,
+        "prng": None if prng == PRNG_IMPL else prng,
+    }
+    parts += [{name: digest} for name, digest in optional.items() if digest]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def compute_class_names_digest(spec: ResolvedRunSpec, dataset: Dataset) -> str | None:
+    """Return the digest of a data set's class names if its clients or its server depend on them.
+
+    Args:
+      spec: the settings.
+      dataset: the data set of the run.
+
+    Returns:
+      16 hexadecimal digits; None if no number depends on the names.
+    """
+    scheme, source = PARTITIONS[spec.partition], spec.server_data
+    reads_names = scheme.resolve_parameters is not None
+    reads_names |= "class_names" in get_keyword_parameters(scheme.split)
+    if source is not None:
+        reads_names |= source not in SERVER_SOURCES.built_in
+        reads_names |= SERVER_SOURCES[source].pool is not None
+    if not (reads_names and dataset.class_names):
+        return None
+    text = json.dumps(list(map(str, dataset.class_names)))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# Registered objects
+
+
+def collect_function_digests(spec: RunSpec) -> dict[str, str]:
+    """Return a digest of each registered object that a run uses, by its kind and name.
+
+    Args:
+      spec: resolved settings.
+
+    Returns:
+      Digests with the version of Python; objects of the package have none.
+    """
+    metrics = [metric.name for metric in parse_metrics(spec.metrics)] if spec.metrics else []
+    names: list[tuple[Registry[Any], Any]] = [
+        (METHODS, spec.algorithm),
+        (METHODS, spec.options.get("base")),
+        (NETWORKS, spec.model),
+        (OPTIMIZERS, spec.local_optimizer),
+        (SERVER_SOURCES, spec.server_data),
+        *((METRICS, name) for name in metrics),
+    ]
+    return {
+        f"{registry.kind} {name}": hash_functions(registry[name])
+        for registry, name in names
+        if name in registry and name not in registry.built_in
+    }
+
+
+def hash_functions(entry: Any) -> str:
+    """Hash the functions and classes among the fields of an entry of a registry.
+
+    Args:
+      entry: a named tuple or a dataclass.
+
+    Returns:
+      The version of Python and 16 hexadecimal digits.
+
+    Example:
+      >>> from typing import NamedTuple
+      >>> from fedjax_het.runtime.identity import hash_functions
+      >>> class Entry(NamedTuple):
+      ...     make: object
+      >>> one, same, other = (hash_functions(Entry(f)) for f in (
+      ...     lambda a: a + 1, lambda a: a + 1, lambda a: a + 2))
+      >>> one == same, one == other
+      (True, False)
+    """
+    fields = entry._asdict() if hasattr(entry, "_asdict") else vars(entry)
+    texts = [f"{name}:{text}" for name, f in sorted(fields.items()) for text in _describe(f, set())]
+    digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+    return f"{sys.version_info[0]}.{sys.version_info[1]}-{digest}"
+
+
+def _describe(value: Any, seen: set[int]) -> Iterator[str]:
+    """Yield texts that differ between functions, classes and constants that compute differently."""
+    if isinstance(value, _PLAIN_TYPES):
+        yield repr(value)
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _describe(item, seen)
+    elif isinstance(value, frozenset):
+        yield from sorted("\n".join(_describe(item, seen)) for item in value)
+    elif id(value) in seen:
+        return
+    elif isinstance(value, functools.partial):
+        yield from _describe((value.func, value.args, *value.keywords.items()), seen)
+    elif isinstance(value, property | functools.cached_property):
+        yield from _describe(value.fget if isinstance(value, property) else value.func, seen)
+    elif inspect.isfunction(value) or inspect.ismethod(value):
+        seen.add(id(value))
+        yield from _describe_function(getattr(value, "__func__", value), seen)
+    elif isinstance(value, type):
+        seen.add(id(value))
+        yield value.__qualname__
+        parts = [] if _is_installed(value) else sorted(vars(value).items())
+        for name, part in parts:
+            part = inspect.unwrap(getattr(part, "__func__", part))  # a decorator of flax
+            is_written = inspect.isfunction(part) and part.__code__.co_filename != "<string>"
+            is_value = isinstance(part, (*_PLAIN_TYPES, property)) and name not in _CLASS_TEXTS
+            if is_written or is_value:
+                yield from (name, *_describe(part, seen))
+    elif callable(value):  # an object, such as a module of flax
+        yield _MEMORY_ADDRESS.sub("", repr(value))
+        yield from _describe(type(value), seen)
+
+
+def _is_installed(function_or_class: Any) -> bool:
+    """Return whether a function or a class is part of Python, this package or another one."""
+    module = getattr(function_or_class, "__module__", None) or ""
+    path = str(getattr(sys.modules.get(module), "__file__", None) or "")
+    root = module.partition(".")[0]
+    return root in _INSTALLED_ROOTS or "-packages" in path
+
+
+def _describe_function(function: Any, seen: set[int]) -> Iterator[str]:
+    values = [function.__defaults__, *sorted((function.__kwdefaults__ or {}).items())]
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # not assigned yet
+            values.append(cell.cell_contents)
+    if _is_installed(function):  # a decorator has the user's function in its closure
+        yield function.__qualname__
+    else:
+        names: set[str] = set()
+        yield from _describe_code(function.__code__, names, seen)
+        for name in sorted(names & function.__globals__.keys()):
+            value = function.__globals__[name]
+            is_own = getattr(value, "__module__", None) == function.__module__
+            if is_own or isinstance(value, (*_PLAIN_TYPES, tuple)):
+                values.append(value)
+    yield from _describe(tuple(values), seen)
+
+
+def _describe_code(code: CodeType, names: set[str], seen: set[int]) -> Iterator[str]:
+    """Yield texts of compiled code, and collect the names that it looks up."""
+    names |= {*code.co_names}
+    yield code.co_code.hex()
+    yield repr((code.co_names, code.co_varnames, code.co_argcount, code.co_kwonlyargcount))
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _describe_code(constant, names, seen)
+        else:
+            yield from _describe(constant, seen)
+
+
+# Comparison
+
+
+class RegisteredIdentity:
+    """Computes the recorded values of registered objects as they are now, each once and if needed."""
+
+    def __init__(self, user_objects: UserObjects):
+        """Store the objects of the user.
+
+        Args:
+          user_objects: the objects that are passed to the runs.
+        """
+        self._user_objects = user_objects
+        self._values: dict[str, dict[str, Any]] = {}
+        self._dataset: tuple[tuple, Dataset] | None = None
+
+    def list_changes(self, spec: ResolvedRunSpec, record: Mapping[str, Any]) -> list[str]:
+        """Return the registered objects that differ from the record of a run, in words.
+
+        Args:
+          spec: settings of the run.
+          record: summary of a result, or record of a checkpoint. A missing value is equal.
+
+        Returns:
+          Kinds and names.
+        """
+        key = spec.digest()
+        if key not in self._values:
+            self._values[key] = self._compute_values(spec)
+        values = self._values[key]
+        changes = list_function_changes(values["functions"], record)
+        fields = {
+            "dataset_digest": f"data set {spec.dataset}",
+            "class_names_digest": f"class names of {spec.dataset}",
+            "partition_digest": f"partition {spec.partition}",
+        }
+        for field, name in fields.items():
+            if (
+                None not in (record.get(field), values.get(field))
+                and record[field] != values[field]
+            ):
+                changes.append(name)
+        return changes
+
+    def _compute_values(self, spec: ResolvedRunSpec) -> dict[str, Any]:
+        """Return the digests of registered objects; a data set that cannot be loaded has none."""
+        values: dict[str, Any] = {"functions": collect_function_digests(spec)}
+        objects = self._user_objects
+        is_named = objects.get_dataset(spec) is None and spec.dataset != USER_PROVIDED
+        has_own_data = is_named and _is_registered(DATASETS, spec.dataset)
+        has_own_split = objects.partition is None and _is_registered(PARTITIONS, spec.partition)
+        if not (has_own_data or has_own_split):
+            return values
+        try:
+            dataset = self._load_dataset(spec)
+            if has_own_data:
+                values["dataset_digest"] = dataset.digest()
+                values["class_names_digest"] = compute_class_names_digest(spec, dataset)
+            if has_own_split:
+                pool = load_server_pool(spec, dataset, objects.data_dir)
+                values["partition_digest"] = assign_data(spec, dataset, pool).partition.digest()
+        except (ConfigError, OSError, ImportError):  # the run itself reports it
+            pass
+        return values
+
+    def _load_dataset(self, spec: ResolvedRunSpec) -> Dataset:
+        """Return the data set of a run; the last one is kept for the next call."""
+        key = spec.dataset, spec.normalization
+        if self._dataset is None or self._dataset[0] != key:
+            self._dataset = key, self._user_objects.load_dataset(spec, caller="sweep")
+        return self._dataset[1]
+
+
+def _is_registered(registry: Any, name: str) -> bool:
+    return name in registry and name not in registry.built_in
+
+
+def list_no_changes(spec: ResolvedRunSpec, record: Mapping[str, Any]) -> list[str]:
+    """Return no changes, for callers that compare nothing.
+
+    Args:
+      spec: not used.
+      record: not used.
+
+    Returns:
+      An empty list.
+    """
+    return []
+
+
+def list_function_changes(functions: Mapping[str, str], record: Mapping[str, Any]) -> list[str]:
+    """Return the names of functions whose digests differ from the record of a run.
+
+    Args:
+      functions: the result of `collect_function_digests`.
+      record: summary of a result, or record of a checkpoint.
+
+    Returns:
+      Names that the record has with another digest of the same version of Python.
+    """
+    stored = record.get("functions") or {}
+    return [
+        name
+        for name, digest in functions.items()
+        if name in stored
+        and stored[name] != digest
+        and stored[name].split("-")[0] == digest.split("-")[0]
+    ]
+
+
+def list_environment_changes(summary: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
+    """Return the versions and switches of a result that differ from this process's, as text.
+
+    Args:
+      summary: summary of the result.
+      environment: result of `describe_environment`.
+
+    Returns:
+      Names and values; "" without a difference.
+    """
+    return ", ".join(
+        f"{name} {summary[name]}"
+        for name in ENVIRONMENT_FIELDS
+        if name in environment and summary.get(name) not in (None, environment[name])
+    )
