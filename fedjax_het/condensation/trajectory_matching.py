@@ -159,8 +159,8 @@ class SynthesisOptions(Config):
         self.check_step_size(SynthesisHyperParameters.step_size, "step_size")
         parse_strategy(self.augment_strategy, "augment_strategy")
         first, last = self.start_range
-        limit = self.trajectory_rounds - self.segment_length
-        bound = f"trajectory_rounds - segment_length = {limit}"
+        num_rounds, length = self.trajectory_rounds, self.segment_length
+        bound = f"trajectory_rounds - segment_length = {num_rounds} - {length}"
         expected = f"0 <= first start <= last start <= {bound}"
         starts = self.min_start, self.max_start
         require(0 <= first <= last, "min_start, max_start", starts, expected)
@@ -168,7 +168,8 @@ class SynthesisOptions(Config):
         expected = f"at least 2 with target_end = {self.target_end!r}, which excludes the end"
         require(num >= 1, "segment_length", self.segment_length, expected)
         is_valid = max_count >= 1 and (self.target_replacement or max_count <= num)
-        expected = f"counts >= 1, and at most {num} without replacement"
+        limit = f"at most {num} without replacement, with segment_length = {length}"
+        expected = f"counts >= 1, and {limit}"
         require(is_valid, "target_counts", self.target_counts, expected)
 
     def check_step_size(self, step_size: float, name: str) -> None:

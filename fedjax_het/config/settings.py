@@ -236,7 +236,7 @@ class RunSettings:
         for setting in dataclasses.fields(RunSettings):
             value = to_python_scalar(getattr(self, setting.name))
             if setting.name == "metrics" and isinstance(value, list | tuple):
-                value = ", ".join(map(str, value))
+                value = ", ".join(map(str, value)) or None
             if setting.name in _FLOAT_SETTINGS and type(value) is int and abs(value) < 2**53:
                 value = float(value)
             object.__setattr__(self, setting.name, value)

@@ -112,7 +112,8 @@ def format_value(value: object) -> str:
         text = "<at 0x>"
     is_plain = isinstance(value, _PLAIN_TYPES)
     if re.match(r"<.*at 0x", text) or (len(text) > MAX_VALUE_LENGTH and not is_plain):
-        return f"a {type(value).__name__}"
+        name = type(value).__name__
+        return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
     return text if len(text) <= MAX_VALUE_LENGTH else f"{text[: MAX_VALUE_LENGTH - 4]} ..."
 
 

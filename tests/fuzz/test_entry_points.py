@@ -11,6 +11,7 @@ import decimal
 import fractions
 import inspect
 import io
+import json
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -142,14 +143,19 @@ def is_value_in_message(value: Any, message: str) -> bool:
     else:
         elements = list(value) if isinstance(value, list | tuple | range | np.ndarray) else []
     texts = [repr(value), " ".join(repr(value).split())]
+    if " at 0x" in texts[0]:
+        texts += [f"a {type(value).__name__}", f"an {type(value).__name__}"]
     if inspect.isroutine(value):
         texts.append("a function")
     if isinstance(value, list):
         texts.append(repr(tuple(value)))
+        texts.append(repr(" ".join(map(str, value))))  # words of the command line
     if isinstance(value, np.ndarray):
-        texts.append(repr(value.tolist()))
-    if isinstance(value, int) and abs(value) < 1e300:
+        texts += [repr(value.tolist()), repr(tuple(value.ravel().tolist()))]
+    if isinstance(value, int | fractions.Fraction) and abs(value) < 1e300:
         texts.append(repr(float(value)))
+    if isinstance(value, str) and (value != value.strip() or "," in value):
+        elements = [word.strip() for word in value.split(",")]  # names of metrics
     return any(text[:25] in message for text in texts) or any(
         is_value_in_message(part, message) for part in elements
     )
@@ -327,7 +333,9 @@ def assert_one_line(line: str, named: str) -> None:
 
 def try_value(target: Target, value: Any) -> None:
     """Require an error that names argument and value, or runs equal to those of the meaning."""
-    meant = expected_value(value, target.kind)
+    is_list_of_metrics = target.named == "metrics" and isinstance(value, list | tuple)
+    meaning = ", ".join(map(str, value)) or None if is_list_of_metrics else value
+    meant = expected_value(meaning, target.kind)
     try:
         made = target.make(value)
     except ConfigError as error:
@@ -483,10 +491,12 @@ def run_command_line(words: list[str]) -> tuple[int | None, str]:
 def assert_refused(found: tuple[int | None, str], named: str, shown: list[str]) -> None:
     status, said = found
     assert status == 2, (named, shown, said)
+    if said.startswith("{"):
+        said = json.loads(said)["message"] + "\n"
     assert said.endswith("\n") and said.count("\n") == 1, said
     assert_one_line(said[:-1], named)
     read = [expected_argument_value(word, float) for word in shown]
-    forms = [*shown, *(each for each in read if each is not INVALID)]
+    forms = [*shown, " ".join(shown), *(each for each in read if each is not INVALID)]
     seen = any(is_value_in_message(form, said) or str(form)[:20] in said for form in forms)
     assert seen or "None" in shown, (shown, said)
 
