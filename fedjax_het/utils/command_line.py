@@ -276,8 +276,10 @@ def _split_values(text: str) -> list[Any]:
 
 def _parse_word(word: str, annotation: Any) -> Any:
     """Return the number or constant that a word represents, if the annotation has that type."""
-    if annotation in (Any, bool):
+    if annotation is Any:
         return parse_literal(word)
+    if annotation is bool:
+        return {"true": True, "false": False}.get(word.lower(), word)
     if word in _CONSTANTS and annotation is not str:
         return _CONSTANTS[word]
     for member in union_members(annotation):

@@ -121,9 +121,11 @@ def argument_strategies(word: str) -> dict[str, st.SearchStrategy[list[str]]]:
 
 
 def expected_argument_value(word: str, annotation: Any) -> Any:
-    """What one word means on a command line where the annotation `kind` stands, or BAD."""
+    """Return the meaning of a word on a command line for an annotation, or INVALID."""
     if annotation is str or annotation in (Path, Path | None):
         return word
+    if annotation is bool:
+        return {"true": True, "false": False}.get(word.lower(), INVALID)
     for parse in (int, float):
         try:
             parsed = expected_value(parse(word), annotation)

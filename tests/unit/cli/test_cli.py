@@ -176,6 +176,7 @@ WRONG_COUNTS = {"1.7": "'1.7'", "nan": "'nan'", "inf": "'inf'", "0": "0", "1e3":
         (["run", "--ruonds", "3"], ("--ruonds", "--rounds")),
         (["run", "--alpha"], ("--alpha",)),
         (["run", "--client-tests", "yes"], ("--client-tests", "yes")),
+        (["sweep", "--client-tests", "[1,2]"], ("--client-tests = '[1,2]'",)),
         (["sweep", "--alpha", "0.1", "x"], ("--alpha", "x")),
         *((["sweep", "--lanes", bad], (f"lanes = {text}",)) for bad, text in WRONG_COUNTS.items()),
         *((["sweep", "--vmapped", bad], (f"ped = {text}",)) for bad, text in WRONG_COUNTS.items()),
