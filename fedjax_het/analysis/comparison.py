@@ -28,7 +28,7 @@ from fedjax_het.config.settings import rename_former_settings
 from fedjax_het.metrics.registry import get_metric_info
 from fedjax_het.runtime.result_store import compute_settings_digest
 from fedjax_het.utils.config import validate_arguments
-from fedjax_het.utils.errors import ConfigError, require, require_columns
+from fedjax_het.utils.errors import ConfigError, make_value_error, require, require_columns
 from fedjax_het.utils.text import MISSING
 
 if TYPE_CHECKING:
@@ -125,9 +125,8 @@ def parse_row(row: str) -> tuple[str, dict[str, Any]]:
         texts = dict(pair.split("=") for pair in pairs)
         settings = {name.strip(): literal_eval(text.strip()) for name, text in texts.items()}
     except (ValueError, SyntaxError) as error:
-        raise ConfigError(
-            f"methods = {row!r}: expected a method, or one with settings: 'fedaf(ipc=10)'"
-        ) from error
+        expected = "a method, or one with settings: 'fedaf(ipc=10)'"
+        raise make_value_error("methods", row, expected) from error
     return method, rename_former_settings(settings)
 
 

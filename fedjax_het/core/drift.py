@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.core.client_algorithm import ClientAlgorithm, ClientUpdate
-from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.errors import make_value_error
 
 Tree = Any
 
@@ -96,7 +96,5 @@ def _find_model_change(mean: Tree, params: Tree) -> Tree:
 
 def raise_no_model_change() -> NoReturn:
     """Raise ConfigError because the method's clients send no change of the model."""
-    raise ConfigError(
-        "metrics = 'drift': expected a method whose clients send changes of the model, as this "
-        "one's do not"
-    )
+    expected = "a method whose clients send changes of the model, as this one's do not"
+    raise make_value_error("metrics", "drift", expected)

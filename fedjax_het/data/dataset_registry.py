@@ -15,7 +15,7 @@ from fedjax_het.data.normalization import get_normalization_constants
 from fedjax_het.data.sampling import allocate_equal_counts, shuffle_by_class, take_quota
 from fedjax_het.data.tfds import TfdsSource, decode_splits, load_prepared
 from fedjax_het.utils.config import accept_former_arguments, validate, validate_arguments
-from fedjax_het.utils.errors import ConfigError, require
+from fedjax_het.utils.errors import ConfigError, display_name, require
 from fedjax_het.utils.registry import (
     REQUIRED,
     Registry,
@@ -267,7 +267,9 @@ def load_dataset(
     unsupported = ", ".join(sorted(required_parameters - available_arguments.keys()))
     expected = "expected no required arguments except normalization, data_dir, cache_dir"
     if unsupported:
-        raise ConfigError(f"dataset = {name!r}: its function requires {unsupported}: {expected}")
+        raise ConfigError(
+            f"{display_name('dataset')} = {name!r}: its function requires {unsupported}: {expected}"
+        )
     dataset = call_with_supported(load, available_arguments)
     dataset = validate(f"return value of data set {name!r}", dataset, Dataset)
     if normalization is not None and parameters.keys().isdisjoint(_NORMALIZATION_ARGUMENTS):

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjax_het.data.sampling import shuffle_by_class, systematic_round, take_quota
 from fedjax_het.utils.config import NonNegativeInt, PositiveInt, UnitInterval
-from fedjax_het.utils.errors import ConfigError, require
+from fedjax_het.utils.errors import ConfigError, display_name, require
 
 _log = logging.getLogger(__name__)
 
@@ -102,9 +102,9 @@ def grouped(
     scarcest = int((num_requested - num_available).argmax())
     if num_requested[scarcest] > num_available[scarcest]:
         raise ConfigError(
-            f"group_sizes = {group_sizes!r}: clients need {num_requested[scarcest]} examples of "
-            f"class {scarcest}, which has {num_available[scarcest]}: expected smaller sizes or "
-            "fewer clients"
+            f"{display_name('group_sizes')} = {group_sizes!r}: clients need "
+            f"{num_requested[scarcest]} examples of class {scarcest}, which has "
+            f"{num_available[scarcest]}: expected smaller sizes or fewer clients"
         )
     # A last column takes the remaining examples of each class, which no client holds.
     counts = np.column_stack([counts, num_available - num_requested])
@@ -254,7 +254,7 @@ def _find_feasible_sizes(
             return sizes.tolist()
     scarcest = int((num_available - max_requested).argmin())
     raise ConfigError(
-        f"num_clients = {num_clients}: even one percent of the default sizes needs more of class "
-        f"{scarcest} than its {num_available[scarcest]} examples; use fewer clients or set "
-        "group_sizes"
+        f"{display_name('num_clients')} = {num_clients}: even one percent of the default sizes "
+        f"needs more of class {scarcest} than its {num_available[scarcest]} examples; use fewer "
+        "clients or set group_sizes"
     )

@@ -14,7 +14,7 @@ from fedjax_het.data.array_cache import load_or_build_arrays
 from fedjax_het.data.dataset import Dataset, dataset_from_arrays
 from fedjax_het.utils import env
 from fedjax_het.utils.config import Bounds, validate_arguments
-from fedjax_het.utils.errors import ConfigError, require
+from fedjax_het.utils.errors import ConfigError, display_name, require
 
 _IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
 _Side = Annotated[int, Bounds(1, 4096)]  # of resized images, in pixels
@@ -176,9 +176,9 @@ def read_cinic10(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray], 
     root = data_dir or env.get_value(env.CINIC10_DIR)
     if not root or not Path(root).expanduser().is_dir():
         raise ConfigError(
-            f"dataset = 'cinic10': no folder {str(root)!r}; unpack CINIC-10.tar.gz "
-            "(https://datashare.ed.ac.uk/handle/10283/3192) and set CINIC10_DIR (or data_dir) "
-            "to the folder that holds its train/ and test/"
+            f"{display_name('dataset')} = 'cinic10': no folder {str(root)!r}; unpack "
+            "CINIC-10.tar.gz (https://datashare.ed.ac.uk/handle/10283/3192) and set CINIC10_DIR "
+            "(or data_dir) to the folder that holds its train/ and test/"
         )
     return read_image_folder(Path(root).expanduser(), key="cinic10", cache_dir=cache_dir)
 

@@ -16,7 +16,7 @@ Sources:
 import numpy as np
 
 from fedjax_het.data.dataset import compute_channel_statistics
-from fedjax_het.utils.errors import ConfigError, require_name
+from fedjax_het.utils.errors import ConfigError, display_name, require_name
 
 _MNIST = ((0.1307,), (0.3081,))
 _CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
@@ -88,7 +88,7 @@ def get_normalization_constants(
         return compute_channel_statistics(train_images)
     if dataset not in _CONSTANTS[preset]:
         raise ConfigError(
-            f"normalization = {preset!r} has no constants for {dataset!r}: "
+            f"{display_name('normalization')} = {preset!r} has no constants for {dataset!r}: "
             f"expected 'dataset' or 'unit' (it has {', '.join(_CONSTANTS[preset])})"
         )
     return _CONSTANTS[preset][dataset] or compute_channel_statistics(train_images)

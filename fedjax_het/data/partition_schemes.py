@@ -21,7 +21,7 @@ from fedjax_het.data.grouped_partition import (
 from fedjax_het.data.sampling import allocate_equal_counts, shuffle_by_class, take_quota
 from fedjax_het.data.validation import validate_labels
 from fedjax_het.utils.config import Bounds, NonNegativeInt, PositiveInt, validate_arguments
-from fedjax_het.utils.errors import ConfigError, require
+from fedjax_het.utils.errors import ConfigError, display_name, require
 from fedjax_het.utils.registry import (
     Registry,
     get_keyword_parameters,
@@ -227,9 +227,9 @@ def dirichlet_capped(
         largest_minimum = max(largest_minimum, int(sizes.min()))
         fewest_short_clients = min(fewest_short_clients, int((sizes < min_size).sum()))
     raise ConfigError(
-        f"alpha = {alpha!r}: none of {max_draws} draws of 'dirichlet_capped' gave each of "
-        f"{num_clients} clients min_size = {min_size} examples (over all draws, at least "
-        f"{fewest_short_clients} clients had fewer, and the smallest had at most "
+        f"{display_name('alpha')} = {alpha!r}: none of {max_draws} draws of 'dirichlet_capped' "
+        f"gave each of {num_clients} clients min_size = {min_size} examples (over all draws, at "
+        f"least {fewest_short_clients} clients had fewer, and the smallest had at most "
         f"{largest_minimum}); use a larger alpha, fewer clients, a smaller min_size, or "
         "'dirichlet_balanced'"
     )
@@ -271,9 +271,9 @@ def classes_per_client(rng, labels, num_classes, num_clients, *, classes_per_cli
     shard_size = _find_largest_shard_size(class_sizes, num_clients, num_shards)
     if shard_size == 0:
         raise ConfigError(
-            f"classes_per_client = {per_client}: {num_clients} clients need {num_shards} shards of "
-            f"at least one example, but there are {len(labels)} examples in {num_present} classes; "
-            "use fewer clients or fewer classes for each"
+            f"{display_name('classes_per_client')} = {per_client}: {num_clients} clients need "
+            f"{num_shards} shards of at least one example, but there are {len(labels)} examples "
+            f"in {num_present} classes; use fewer clients or fewer classes for each"
         )
     max_shards = np.minimum(class_sizes // shard_size, num_clients)
     shards_left = allocate_equal_counts(rng, max_shards, num_shards)

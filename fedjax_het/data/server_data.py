@@ -19,7 +19,7 @@ from fedjax_het.data.sampling import DataStream, make_data_rng
 from fedjax_het.data.server_sources import SERVER_SOURCES, LabeledImages
 from fedjax_het.data.validation import Seed, require_positions
 from fedjax_het.utils.config import NonNegativeInt, validate, validate_arguments
-from fedjax_het.utils.errors import ConfigError, make_value_error, require
+from fedjax_het.utils.errors import make_value_error, require
 from fedjax_het.utils.registry import call_with_supported
 
 
@@ -191,8 +191,8 @@ def resolve_server_options(source: str, options: dict[str, Any] | None = None) -
     try:
         return json.loads(json.dumps(all_options))
     except (TypeError, ValueError) as error:
-        expected = "expected values that can be written as JSON"
-        raise ConfigError(f"server_options = {all_options!r}: {expected} ({error})") from error
+        expected = f"values that can be written as JSON ({error})"
+        raise make_value_error("server_options", all_options, expected) from error
 
 
 @validate_arguments

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_het.data.array_cache import load_cached_arrays, load_or_build_arrays
 from fedjax_het.utils import env
-from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.errors import ConfigError, display_name
 
 _CHUNK_SIZE = 10_000  # examples read at once; bounds the memory of encoded images
 
@@ -70,13 +70,15 @@ def find_prepared_folder(
         f"or run `pip install 'fedjax_het[prepare]'` and `python -m fedjax_het.data.prepare {name}`"
     )
     if not formats:
-        raise ConfigError(f"dataset = {name!r}: no prepared data in {parent}; {remedy}")
+        raise ConfigError(
+            f"{display_name('dataset')} = {name!r}: no prepared data in {parent}; {remedy}"
+        )
     readable = [folder for folder, names in formats.items() if "array_record" in names]
     if not readable:
         names = ", ".join(sorted(set().union(*formats.values()))) or "an unknown format"
         raise ConfigError(
-            f"dataset = {name!r}: {parent} is prepared as {names}, which only TensorFlow reads: "
-            f"expected array_record; {remedy}"
+            f"{display_name('dataset')} = {name!r}: {parent} is prepared as {names}, which only "
+            f"TensorFlow reads: expected array_record; {remedy}"
         )
     return max(readable, key=_parse_version)
 
@@ -193,8 +195,9 @@ def open_builder(name: str, folder: Path) -> Iterator:
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"dataset = {name!r}: {folder} cannot be read ({type(error).__name__}: {reason}); "
-            f"prepare it again: `python -m fedjax_het.data.prepare {name}`"
+            f"{display_name('dataset')} = {name!r}: {folder} cannot be read "
+            f"({type(error).__name__}: {reason}); prepare it again: "
+            f"`python -m fedjax_het.data.prepare {name}`"
         ) from error
 
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from fedjax_het.nn.layers import uniform_fan_in
 from fedjax_het.nn.model import Head, Model, count_features
 from fedjax_het.utils.arrays import make_key
-from fedjax_het.utils.errors import ConfigError, require
+from fedjax_het.utils.errors import make_value_error, require
 
 HEAD_LAYERS = ("projection1", "projection2", "head")
 
@@ -43,7 +43,7 @@ def add_projection_head(model: Model, size: int = 256) -> Model:
     """
     if model.embed is None or model.head is None or not model.head.path:
         expected = "a network with a last fully connected layer, to put a projection before"
-        raise ConfigError(f"model = {model.name!r}: expected {expected}")
+        raise make_value_error("model", model.name, expected)
     embed_body, classifier, path = model.embed, model.head, model.head.path
     variables = jax.eval_shape(model.init, make_key(0))
     classifier_params = classifier.get_parameters(variables)

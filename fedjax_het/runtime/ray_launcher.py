@@ -35,7 +35,7 @@ from fedjax_het.runtime.trackers import add_tracker_callback
 from fedjax_het.runtime.work_queue import Job, StoredRuns, WorkQueue
 from fedjax_het.utils.config import NonNegativeFloat, PositiveInt, validate_arguments
 from fedjax_het.utils.env import RAY_ADDRESS, get_text, require_variables
-from fedjax_het.utils.errors import ConfigError, require
+from fedjax_het.utils.errors import ConfigError, display_name, require
 from fedjax_het.utils.io import make_output_directory
 from fedjax_het.utils.text import to_one_line
 
@@ -60,7 +60,8 @@ class RayCluster:
             import ray
         except ImportError:
             raise ConfigError(
-                "launcher = 'ray': expected the package ray: pip install 'fedjax_het[ray]'"
+                f"{display_name('launcher')} = 'ray': expected the package ray: "
+                "pip install 'fedjax_het[ray]'"
             ) from None
         self._ray, self._requests = ray, {"CPU": cpus, "GPU": gpus}
         self._owns_cluster = not ray.is_initialized()

@@ -30,7 +30,7 @@ from fedjax_het.runtime.callbacks import Callback, RunStatus
 from fedjax_het.runtime.progress import END, START
 from fedjax_het.runtime.result_display import flatten
 from fedjax_het.utils.config import validate_arguments
-from fedjax_het.utils.errors import ConfigError, require
+from fedjax_het.utils.errors import ConfigError, display_name, require
 from fedjax_het.utils.io import write_atomically
 from fedjax_het.utils.registry import Registry
 from fedjax_het.utils.signals import defer_signals
@@ -441,8 +441,8 @@ def add_tracker_callback(
         missing = [package for package in packages if find_spec(package) is None]
         if missing:
             raise ConfigError(
-                f"track = {name!r}: expected its packages, but {', '.join(missing)} cannot be "
-                f"imported: pip install 'fedjax_het[{name}]'"
+                f"{display_name('track')} = {name!r}: expected its packages, but "
+                f"{', '.join(missing)} cannot be imported: pip install 'fedjax_het[{name}]'"
             )
     require(not track or folder is not None, "track", list(track), f"an {argument} to write to")
     if folder is None or not track:

@@ -516,9 +516,12 @@ def try_words(flag: Flag, words: list[str]) -> None:
     bad |= flag.flag in PAIRS and any("=" not in word for word in words)
     found = run_command_line(line)
     # The required argument of `export` takes a single word, which leaves the flag without a value.
-    is_taken = flag.command == ("export",) and "a value after it" in found[1]
+    # Without any word, it is the argument that lacks a value.
+    is_export = flag.command == ("export",)
+    is_taken = is_export and "a value after it" in found[1]
+    named = "result" if is_export and not words else flag.flag
     if bad or found[0] == 2:
-        assert_refused(found, flag.flag, [""] if is_taken else words or [""])
+        assert_refused(found, named, [""] if is_taken else words or [""])
 
 
 LINE_MISTAKES = st.one_of(*argument_strategies("fedavg").values())

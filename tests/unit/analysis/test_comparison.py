@@ -16,7 +16,7 @@ from fedjax_het.analysis.render import TableSection, find_best_indices
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.metrics.registry import get_metric_info
 from fedjax_het.papers.reported import load_reported_values
-from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.errors import ConfigError, display_names
 
 ALPHA = 0.01
 
@@ -310,6 +310,11 @@ def test_parse_and_format_row():
     for row in ("fedaf()", "fedaf(ipc)", "fedaf(ipc=)", "fedaf(ipc=ten)"):
         with pytest.raises(ConfigError, match="expected a method, or one with settings"):
             analysis.parse_row(row)
+    with (
+        display_names({"methods": "--methods"}),
+        pytest.raises(ConfigError, match=r"^--methods = "),
+    ):
+        analysis.parse_row("fedaf()")
     assert format_row("fedavg") == "fedavg"
     assert format_row("dynafed(synthetic='real')") == "dynafed, real"
     assert format_row("feddm(private=True, image_lr=0)") == "feddm, private, image_lr 0"
