@@ -138,10 +138,10 @@ def _resolve_client_order(
     if isinstance(order, str):
         require_name("order", order, ("similar", "given"))
         return order_by_similarity(matrices, groups) if order == "similar" else client_ids
-    ordered_ids = np.asarray(order)
+    expected = f"'similar', 'given' or the numbers 0 to {client_ids[-1]}, each once"
+    ordered_ids = to_array("order", order, expected)
     is_integer = ordered_ids.ndim == 1 and ordered_ids.dtype.kind in "iu"
     is_permutation = is_integer and np.array_equal(np.sort(ordered_ids), client_ids)
-    expected = f"'similar', 'given' or the numbers 0 to {client_ids[-1]}, each once"
     require(is_permutation, "order", order, expected)
     return ordered_ids
 

@@ -138,6 +138,7 @@ def test_collaboration_orders_groups():
         ({"weights": [np.eye(3), np.eye(2)]}, r"shape of weights = \(2, 2\)"),
         ({"weights": np.eye(3), "order": "random"}, "order = 'random' is unknown"),
         ({"weights": np.eye(3), "order": [0, 1, 1]}, r"order = .*expected 'similar'"),
+        ({"weights": np.eye(3), "order": [[1], [1, 2]]}, r"order: .*expected 'similar'"),
         ({"weights": np.ones((2, 3))}, r"shape of weights = \(2, 3\)"),
         ({"weights": []}, "weights = 'none'"),
         ({"weights": np.eye(3), "groups": [0, 1]}, r"shape of groups = \(2,\)"),
