@@ -162,7 +162,7 @@ class GroupState:
 
     @property
     def diverged_rounds(self) -> tuple[int | None, ...]:
-        """Of each run, the round in which it diverged, see `Snapshot`."""
+        """The round in which each run diverged, or None; see `Snapshot`."""
         return self.snapshot.diverged_rounds
 
     @property
@@ -175,7 +175,12 @@ class GroupState:
         self.snapshot = self.snapshot._replace(**changes)
 
     def end_run(self, i: int, early_stop: EarlyStop) -> None:
-        """End a run before its last round."""
+        """End a run before its last round.
+
+        Args:
+          i: index of the run.
+          early_stop: the round, the cause and the reason.
+        """
         self.update(early_stops={**self.early_stops, i: early_stop})
 
     def require_state(self) -> None:
@@ -230,6 +235,13 @@ class GroupState:
         """Return a run's main accuracy in the rounds that are done, NaN where not measured.
 
         The main accuracy is the global model's accuracy, otherwise the mean over clients.
+
+        Args:
+          i: index of the run.
+          rounds_done: number of rounds (default: the rounds that are done).
+
+        Returns:
+          Shares, float `[rounds_done]`.
         """
         has_global_model = self.group.program.algorithm.global_model is not None
         name = "test_accuracy" if has_global_model else "mean_client_accuracy"
@@ -279,7 +291,12 @@ class GroupState:
                 self.update(state=state._replace(clients=self.pager.load_table(rounds)))
 
     def store_client_states(self, clients: Any, rounds: Sequence[int]) -> None:
-        """Copy the states of the clients of these rounds to the host, if they belong there."""
+        """Copy the states of the clients of these rounds to the host, if they belong there.
+
+        Args:
+          clients: the states on the devices.
+          rounds: the rounds.
+        """
         if self.pager is not None:
             self.pager.store_table(clients, rounds)
 

@@ -72,8 +72,9 @@ def advance_runs(group_state: GroupState, checkpoints: CheckpointWriter) -> Iter
                 if stage.before_round == group_state.rounds_done and group_state.active:
                     if group_state.count_stage_iterations(stage) < stage.num_iterations:
                         yield from run_server_stage(group_state, stage, checkpoints)
-                    with group_state.timing.record_compilation():
-                        verify_round_program(group_state, stage.name)
+                    if group_state.active:
+                        with group_state.timing.record_compilation():
+                            verify_round_program(group_state, stage.name)
             if not group_state.active:
                 break
             if group_state.loop_layout is not None:
