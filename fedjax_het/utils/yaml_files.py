@@ -89,6 +89,6 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
     Example:
       >>> from fedjax_het.utils.yaml_files import dump_yaml
       >>> dump_yaml({"alpha": 1e-5, "dataset": "010"})
-      "alpha: 1.0e-05\ndataset: '010'\n"
+      "{alpha: 1.0e-05, dataset: '010'}\n"
     """
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, default_flow_style=None)
