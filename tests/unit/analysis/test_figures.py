@@ -326,6 +326,18 @@ def test_best_eight_methods_have_color():
     assert gray not in {colors[name] for name in best}
 
 
+@pytest.mark.parametrize("metric", ["bytes_up", "bmta_round"])
+def test_colored_methods_follow_direction(metric):
+    methods = [name for name in METHODS if not any(name == run[0] for run in DIVERGED)][:12]
+    results, _ = sweep(methods, alphas=(0.01, 0.1), seeds=(0,))
+    results["bmta_round"] = 1.0 + np.arange(len(results))
+    results.loc[results["algorithm"] == methods[9], metric] = np.nan  # no value is not the best
+    (panel,) = analysis.plot_metric_vs_alpha(results, metric=metric).axes
+    means = results.groupby("algorithm")[metric].mean().sort_values()
+    expected = set(means.index[:8]) if metric == "bytes_up" else set(methods[:8])
+    assert set(names(panel)) == expected
+
+
 def test_runs_without_alpha_are_left_out():
     results, _ = sweep(["fedavg"])
     more = results.iloc[[0]].assign(alpha=np.nan, settings="iid", final_accuracy=0.99)

@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgb
 
 from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis import assign_method_colors, plot_learning_curves
-from fedjax_het.analysis.figures.curves import Curve, plot_curve_panels
+from fedjax_het.analysis.figures.curves import Curve, CurveMetric, plot_curve_panels
 from fedjax_het.analysis.figures.direct_labels import spread_positions, wrap_label
 from fedjax_het.analysis.figures.style import PALETTE, assign_distinct_colors, darken_for_text
 from fedjax_het.utils.errors import ConfigError
@@ -148,6 +148,21 @@ def test_highlighted_methods_have_color():
     )
     assert panel.get_ylim()[1] > 60  # there is room for what was reported
     drawn(figure)
+
+
+@pytest.mark.parametrize(
+    ("metric", "best", "word"),
+    [("test_accuracy", -1, "best"), ("train_loss", 0, "best"), ("drift_cosine", -1, "highest")],
+)
+def test_labeled_gray_line_follows_direction(metric, best, word):
+    baselines = [name for name in METHODS if name != "dynafed"][:8]
+    curves = [curve(m, [[10, 20 + k]]) for k, m in enumerate(baselines)]
+    curves.append(curve("dynafed", [[10, 40]]))
+    style = CurveMetric(metric)
+    figure = plot_curve_panels(curves, columns=1, metric=style, highlight=["dynafed"])
+    assert set(named(figure.axes[0])) == {baselines[best], "dynafed"}
+    note = figure.get_supxlabel().replace("\n", " ")
+    assert note.endswith(f"the {word} of them named")
 
 
 def test_few_gray_lines_are_labeled():

@@ -13,6 +13,7 @@ from support.small_runs import assert_results_equal, final_model_logits, make_sp
 from fedjax_het import ConfigError, MetricInfo, RunSpec, register_measure, simulate, sweep
 from fedjax_het.core.evaluation import evaluate, place_evaluation_set
 from fedjax_het.core.execution_plan import make_execution_plan
+from fedjax_het.core.gradient_diagnostics import GRADIENT_GAP_NAMES
 from fedjax_het.core.task import Task
 from fedjax_het.data import partition_from_clients
 from fedjax_het.metrics.personal import worst_decile
@@ -360,7 +361,9 @@ def test_every_metric_is_declared():
     for name in made.metrics:
         assert get_metric_info(name).label, name
     numbers = {name for name, value in made.summary.items() if type(value) is float}
-    for name in numbers - {"useful_work_fraction", "sample_flops"}:
+    of_methods = {*GRADIENT_GAP_NAMES, "objective", "objective_gradient", "collaboration"}
+    of_methods |= {"matching_loss", "synthesis_step_size", "condensed_images", "epsilon"}
+    for name in numbers | of_methods:
         assert get_metric_info(name).label, name
 
 
