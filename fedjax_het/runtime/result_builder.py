@@ -163,7 +163,7 @@ def _summarize_costs(group_state: GroupState, i: int) -> dict[str, Any]:
         "client_samples_per_second": timing.samples_per_second if timing.timed_rounds else None,
         "useful_work_fraction": group.useful_work_fraction(device_runs),
         "sample_flops": flops_per_sample(group.program.signature),
-        "compile_seconds": timing.compile_seconds,
+        "compile_seconds": timing.compile_seconds / num_runs,
         "round_seconds": timing.round_seconds / num_runs,
         "server_seconds": timing.server_seconds / num_runs,
         "wall_seconds": timing.compute_wall_seconds(num_runs),

@@ -5,7 +5,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from support.small_runs import make_spec, run_spec
+from support.small_runs import make_spec, run_spec, sweep_specs
 
 from fedjax_het.runtime import checkpointing, group_init, placement, program_memory, runner
 from fedjax_het.runtime.input_prefetcher import InputPrefetcher
@@ -119,3 +119,11 @@ def test_compile_seconds_include(owner, name, monkeypatch):
     slow = run_spec(spec).summary
     assert slow["compile_seconds"] > fast["compile_seconds"] + 0.5
     assert slow["compile_seconds"] <= slow["wall_seconds"] and slow["round_seconds"] < 0.5
+
+
+def test_runs_in_step_share_compile_seconds():
+    for result in sweep_specs([make_spec(rounds=2, seed=seed) for seed in range(4)]):
+        summary = result.summary
+        parts = ("compile_seconds", "round_seconds", "server_seconds")
+        assert summary["made_together"] > 1
+        assert sum(summary[name] for name in parts) <= summary["wall_seconds"]
