@@ -13,7 +13,7 @@ log = logging.getLogger("fedjax_het")
 def find_font(character: str) -> str | None:
     """Find an installed font that has a character.
 
-    The log has a line for each character that no font has.
+    The log has a line of level INFO for each character that no font has.
 
     Args:
       character: one character.
@@ -33,7 +33,7 @@ def find_font(character: str) -> str | None:
     for path, family in _list_regular_fonts():
         if ord(character) in _read_characters(path):
             return family
-    log.warning(
+    log.info(
         "no installed font has %s (U+%04X): figures show the code point; a font such as Noto Sans "
         "CJK can be installed",
         character,
