@@ -256,7 +256,8 @@ def grids() -> Iterator[Target]:
             given = {**BASE, **CONTEXT.get(target.named, {})}
 
             def make(value, name=target.named, given=given):
-                return [spec.digest() for spec in grid(**{**given, name: [value]})]
+                values = value if name == "metrics" else [value]  # a list of metrics is one value
+                return [spec.digest() for spec in grid(**{**given, name: values})]
 
             yield target._replace(make=make)
 

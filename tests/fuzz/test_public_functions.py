@@ -26,12 +26,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.data import make_user_dataset
 from support.expected_values import INVALID, expected_value
+from support.stored_results import write_result
 
 import fedjax_het
 from fedjax_het import ConfigError, MetricInfo, Placement, RunSpec, analysis, data, nn
 from fedjax_het.analysis.render import TableSection, TextTable
 from fedjax_het.runtime import benchmark, result_store, run_flops, runner, session, sweep
 from fedjax_het.runtime import ray_launcher as ray
+from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.signature import build_signature
 from fedjax_het.runtime.trained_model import InputSpec, TrainedModel
 from fedjax_het.utils.config import VALIDATED_FUNCTIONS, parameter_types, validate_arguments
@@ -132,7 +134,11 @@ NOT_VALIDATED = {
     "show_environment",  # has no arguments
     "grid",  # has the settings of RunSpec: `test_entry_points.py`
 }
-FILE_FUNCTIONS = {"Partition.save", "load_model", "plot_partition"}  # raise OSError, as documented
+# Functions that raise OSError, as documented.
+FILE_FUNCTIONS = {
+    *("Partition.save", "Result.load", "Result.save", "TrainedModel.save"),
+    *("load_model", "plot_partition"),
+}
 
 
 class Reached(Exception):
@@ -179,10 +185,14 @@ def make_good_calls(folder) -> dict[str, dict]:
     run = {"spec": SPEC, "dataset": DATA}
     many = {"specs": [SPEC], "dataset": DATA}
     frames = {"results": ROWS, "curves": CURVES}
+    stored = write_result(folder / "stored", RunSpec(rounds=2, model="mlp"), np.ones(2))
     compared = {"cells": [], "results": ROWS, "reported": pd.DataFrame()}
     return {
         "register_partition": {"name": "mine", "split": lambda rng, labels: []},
         "Partition.client_indices": {"self": SPLIT, "k": 0},
+        "Result.save": {"self": Result.load(stored), "directory": folder / "saved"},
+        "Result.load": {"cls": Result, "path": stored},
+        "TrainedModel.save": {"self": make_untrained_model(), "path": folder / "saved.msgpack"},
         "Partition.save": {"self": SPLIT, "path": folder / "split.npz"},
         "Partition.load": {"cls": data.Partition, "path": SPLIT.save(folder / "kept.npz")},
         "Partition.label_counts": {"self": SPLIT, **labels},
