@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 from pathlib import Path
 
 from jaxlib import version
@@ -24,6 +25,7 @@ import fedjax_het  # noqa: E402, F401  (asks for one CPU device per core)
 
 pytest.register_assert_rewrite("support")  # so that asserts there say what they compared
 jax.config.update("jax_default_matmul_precision", "highest")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
 
 
 def tfds_data_dir() -> Path | None:

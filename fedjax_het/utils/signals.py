@@ -55,14 +55,13 @@ def defer_signals(*, enabled: bool = True) -> Iterator[None]:
     Example:
       >>> import signal
       >>> from fedjax_het.utils.signals import defer_signals
-      >>> done = False
-      >>> try:
-      ...     with defer_signals():
-      ...         signal.raise_signal(signal.SIGINT)
-      ...         done = True
-      ... except KeyboardInterrupt:
-      ...     print("interrupted, done:", done)
-      interrupted, done: True
+      >>> handler = signal.signal(signal.SIGTERM, lambda number, frame: print("terminate"))
+      >>> with defer_signals():
+      ...     signal.raise_signal(signal.SIGTERM)
+      ...     print("the work is done")
+      the work is done
+      terminate
+      >>> _ = signal.signal(signal.SIGTERM, handler)
     """
     if not enabled or threading.current_thread() is not threading.main_thread():
         yield
