@@ -153,7 +153,8 @@ def hash_functions(entry: Any) -> str:
       (True, False)
     """
     fields = entry._asdict() if hasattr(entry, "_asdict") else vars(entry)
-    texts = [f"{name}:{text}" for name, f in sorted(fields.items()) for text in _describe(f, set())]
+    parts = {name: f for name, f in fields.items() if not isinstance(f, str)}  # no descriptions
+    texts = [f"{name}:{text}" for name, f in sorted(parts.items()) for text in _describe(f, set())]
     digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
     return f"{sys.version_info[0]}.{sys.version_info[1]}-{digest}"
 
