@@ -340,7 +340,8 @@ def test_batch_norm_statistics_are_averaged():
     state, _ = federation.run(1, start)
     # With a step of zero the new statistics are the mean of what each client's batch gives.
     before, after = map(federation.algorithm.global_model, (start, state))
-    batches = [federation.scheduler.client_batches(0, k)[0][0] for k in range(2)]
+    padded = [federation.scheduler.client_batches(0, k) for k in range(2)]
+    batches = [indices[0, : sizes[0]] for indices, sizes in padded]
     own = [model.apply(before, images[batch], train=True)[1] for batch in batches]
     mean = jax.tree.map(lambda *a: sum(a) / 2, *own)
     assert_trees_all_close(after["state"], mean, rtol=1e-5, atol=1e-6)
