@@ -52,8 +52,8 @@ def weights_of(state):
     return np.asarray(state.server.variables["params"]["w"])
 
 
-def made(state):
-    """Which pairs were made in the last round: [K, C]."""
+def find_condensed_pairs(state):
+    """Return whether each pair condensed in the last round, `[K, C]` bool."""
     return np.asarray(state.clients.created_round).reshape(-1, NUM_CLASSES) == int(state.round)
 
 
@@ -173,7 +173,9 @@ def test_three_rounds_match_float64_loop(name, options, hp):
     found = federation.global_params(state)
     np.testing.assert_allclose(found["w"], oracle.w, atol=5e-6)
     np.testing.assert_allclose(found["b"], oracle.b, atol=5e-6)
-    pairs = {(int(k), int(c)) for k, c in zip(*np.nonzero(made(state)), strict=True)}
+    pairs = {
+        (int(k), int(c)) for k, c in zip(*np.nonzero(find_condensed_pairs(state)), strict=True)
+    }
     assert pairs == set(oracle.images) and len(pairs) > 5
     for k, c in pairs:
         np.testing.assert_allclose(images_of(state)[k, c], oracle.images[k, c], atol=5e-6)
@@ -233,8 +235,8 @@ def test_per_client_items_match_per_class_items():
     """What clients as units are for is one norm over all classes; far above it nothing differs."""
     _, pairs = run("feddm", 2, {"clipping": "none"})
     _, clients = run("feddm", 2, {"clipping": "global"}, {"clip_norm": 1e9})
-    assert (made(pairs) == made(clients)).all()
-    here = made(pairs)
+    assert (find_condensed_pairs(pairs) == find_condensed_pairs(clients)).all()
+    here = find_condensed_pairs(pairs)
     # Pixels reach 30; the two programs round as they please.
     np.testing.assert_allclose(
         images_of(pairs)[here], images_of(clients)[here], rtol=1e-6, atol=1e-5
@@ -250,7 +252,7 @@ def test_clipping_bounds_client_or_class_step():
         _, still = run("feddm", 1, {**options, "clipping": clipping}, {**hp, "image_lr": 0.0})
         _, state = run("feddm", 1, {**options, "clipping": clipping}, hp)
         moved[clipping] = (images_of(state) - images_of(still)) / 10
-        here = made(state)
+        here = find_condensed_pairs(state)
     by_class = np.linalg.norm(
         moved["per_class"].reshape(len(CLIENT_SIZES), NUM_CLASSES, -1), axis=-1
     )
@@ -273,7 +275,7 @@ def test_image_initialization_follows_options():
     flat = images.reshape(len(images), -1)
     for init, options in (("mean", {"init_images": 3}), ("real", {}), ("noise", {})):
         federation, state = run("feddm", 1, {"init": init, **options}, still)
-        here, found = made(state), images_of(state)
+        here, found = find_condensed_pairs(state), images_of(state)
         for k, c in zip(*np.nonzero(here), strict=True):
             held = federation.scheduler.partition.client_indices(k)
             real = flat[held[labels[held] == c]]
@@ -416,7 +418,7 @@ def test_full_pass_visits_each_example_once():
 def test_artifacts_and_summary():
     federation, state = run("fedaf", 2)
     left = federation.algorithm.artifacts(state)
-    pairs = int(made(state).sum())
+    pairs = int(find_condensed_pairs(state).sum())
     assert left["condensed_images"].shape == (pairs, 2, *IMAGE_SHAPE)
     for image_set, k, c in zip(
         left["condensed_images"], left["condensed_clients"], left["condensed_classes"], strict=True

@@ -22,7 +22,7 @@ from fedjax_het.utils.config import hyperparameters_of
 ON_OTHERS = tuple(name for name, entry in METHODS.items() if entry.has_base)
 
 
-def made(name, base=None, *, wrap=lambda build: build, hp=None, **settings):
+def make_federation(name, base=None, *, wrap=lambda build: build, hp=None, **settings):
     """A federation of a method, or of one on another, such that it is quick."""
     build, defaults = fast_registered_builder(name, base)
     return make_small_federation(wrap(build), hp=defaults["hp"] | (hp or {}), **settings)
@@ -51,7 +51,10 @@ def test_wrapper_and_base_names_do_not_collide(name):
 @pytest.mark.parametrize("base", ["fedprox", "feddc"])
 def test_dynafed_equals_base_before_synthesis(base):
     hp = {"prox_mu": 0.5} if base == "fedprox" else {"feddc_alpha": 0.3}
-    alone, over = made(base, hp=hp, epochs=2), made("dynafed", base, hp=hp, epochs=2)
+    alone, over = (
+        make_federation(base, hp=hp, epochs=2),
+        make_federation("dynafed", base, hp=hp, epochs=2),
+    )
     state, plain = over.initial_state(), alone.initial_state()
     trajectory = [alone.global_params(plain)]
     for _ in range(3):
@@ -61,7 +64,7 @@ def test_dynafed_equals_base_before_synthesis(base):
     assert_trees_all_close(state.clients, plain.clients, atol=1e-7)
     rows = [np.concatenate([p["b"], p["w"].ravel()]) for p in trajectory]
     np.testing.assert_allclose(state.server.step_state.trajectory, rows, atol=1e-6)
-    usual = made("dynafed", "fedavg", epochs=2)
+    usual = make_federation("dynafed", "fedavg", epochs=2)
     gap = usual.train(3)["w"] - trajectory[-1]["w"]
     assert np.abs(gap).max() > 1e-3
 
@@ -83,7 +86,10 @@ def test_abavg_equals_base_with_accuracy_weights(base, model):
     settings = {"averaging": "weighted", "participation": 0.8, "hp": {"server_lr": 0.7}}
     settings |= {"model": model, "server": (make_blobs((60,), seed=3), 1)}
 
-    alone, over = made(base, wrap=handing_out, **settings), made("abavg", base, **settings)
+    alone, over = (
+        make_federation(base, wrap=handing_out, **settings),
+        make_federation("abavg", base, **settings),
+    )
     round_ = jax.jit(alone.algorithm.round)
     state, _ = round_(alone.hp, alone.initial_state(), jax.random.key(1), alone.cohort(0))
     cohort, key = alone.cohort(1), jax.random.key(2)
@@ -129,8 +135,8 @@ def test_fedgen_unchanged_when_returning_models():
 
     settings = {"participation": 0.7, "averaging": "weighted"}
     plan = make_execution_plan(2, 2)
-    usual = made("fedgen", **settings)
-    other = made("fedgen", wrap=handing_out, plan=plan, **settings)
+    usual = make_federation("fedgen", **settings)
+    other = make_federation("fedgen", wrap=handing_out, plan=plan, **settings)
     start = usual.initial_state()
     (state, _), (same, _) = usual.run(2, start), other.run(2, plan.put(start))
     after, info = other.run(1, same)

@@ -45,7 +45,7 @@ RATES = {
 }
 
 
-def made(name, *, hp=None, base=None, settings=None, **options):
+def make_federation(name, *, hp=None, base=None, settings=None, **options):
     """A federation of a method over a base."""
     options |= {} if base is None else {"base": base}
     hp = {"local_lr": 0.2, **RATES.get(name, {}), **(hp or {})}
@@ -131,8 +131,10 @@ class Refined(ReferenceFedAvg):
             )
         )
         key = fold_in_purpose(round_key(r), Purpose.SERVER)
-        made = self.refine(self.hp, before, average, models, self.aggregation_weights(clients), key)
-        self.global_vector = flatten_params(dict(zip("wb", made, strict=True)))
+        refined = self.refine(
+            self.hp, before, average, models, self.aggregation_weights(clients), key
+        )
+        self.global_vector = flatten_params(dict(zip("wb", refined, strict=True)))
 
 
 def student_gradient(w, b, x, targets):
@@ -248,7 +250,9 @@ ORACLES = {
 def test_three_rounds_match_float64_oracle(case, averaging):
     loop, options, hp = ORACLES[case]
     settings = {"participation": 0.7, "averaging": averaging}
-    federation = made(case.split("-")[0], hp={"server_lr": 0.8, **hp}, settings=settings, **options)
+    federation = make_federation(
+        case.split("-")[0], hp={"server_lr": 0.8, **hp}, settings=settings, **options
+    )
     refined = Refined(federation, loop)
     run_and_compare(refined, 3, atol=1e-5)
     plain = ReferenceFedAvg(federation)
@@ -265,9 +269,9 @@ def test_long_distillation_reaches_linear_mean():
     """Of linear models the mean logits are the mean model's: uniform, whatever the average's."""
     settings = {"averaging": "weighted", "server": (make_blobs((40,), seed=3), 1)}
     options = {"distill_epochs": 800, "distill_batch_size": 40}
-    federation = made("feddf", hp={"distill_clip": 5.0}, settings=settings, **options)
-    uniform = made("fedavg")
-    uniform, weighted = uniform.train(1), made("fedavg", settings=settings)
+    federation = make_federation("feddf", hp={"distill_clip": 5.0}, settings=settings, **options)
+    uniform = make_federation("fedavg")
+    uniform, weighted = uniform.train(1), make_federation("fedavg", settings=settings)
     weighted = weighted.train(1)
     found = federation.train(1)
 
@@ -284,11 +288,11 @@ def test_fedbe_of_one_client_changes_nothing():
     hp = {"sharpening": 1.0, "distill_weight_decay": 0.0}
     settings = {"sizes": (18,)}
     options = {**STEPS, "num_samples": 0}
-    plain = made("fedavg", settings=settings)
+    plain = make_federation("fedavg", settings=settings)
     expected = plain.train(2)
-    alone = made("fedbe", hp=hp, settings=settings, **options)
+    alone = make_federation("fedbe", hp=hp, settings=settings, **options)
     assert_trees_all_close(alone.train(2), expected, atol=1e-6)
-    sharp = made("fedbe", hp={**hp, "sharpening": 0.5}, settings=settings, **options)
+    sharp = make_federation("fedbe", hp={**hp, "sharpening": 0.5}, settings=settings, **options)
     assert np.abs(sharp.train(2)["w"] - expected["w"]).max() > 1e-3
 
 
@@ -297,11 +301,11 @@ def test_equal_accuracies_give_uniform_average(base):
     """Every image once with every label: each model is right about a third of them."""
     images = np.repeat(SERVER_EXAMPLES[0], NUM_CLASSES, 0)
     labels = np.tile(np.arange(NUM_CLASSES), len(SERVER_EXAMPLES[0])).astype(np.int32)
-    plain = made(base, settings={"participation": 0.7})
+    plain = make_federation(base, settings={"participation": 0.7})
     expected = plain.train(3)
     for averaging in ("uniform", "weighted") if base == "fedavg" else ("uniform",):
         settings = {"server": ((images, labels), 1), "averaging": averaging}
-        over = made("abavg", base=base, settings={**settings, "participation": 0.7})
+        over = make_federation("abavg", base=base, settings={**settings, "participation": 0.7})
         assert_trees_all_close(over.train(3), expected, atol=2e-6)
 
 
@@ -310,8 +314,8 @@ def test_zero_accuracies_give_uniform_average():
         SERVER_EXAMPLES[0],
         np.full_like(SERVER_EXAMPLES[1], NUM_CLASSES),
     )  # a class that none can name
-    over = made("abavg", settings={"server": (nothing, 1), "averaging": "weighted"})
-    plain = made("fedavg")
+    over = make_federation("abavg", settings={"server": (nothing, 1), "averaging": "weighted"})
+    plain = make_federation("fedavg")
     found = over.train(2)
     assert_trees_all_close(found, plain.train(2), atol=2e-6)
 
@@ -322,7 +326,7 @@ def test_only_abavg_reads_labels(name):
     other = (SERVER_EXAMPLES[0], (SERVER_EXAMPLES[1] + 1) % NUM_CLASSES)
     models = []
     for server in (SERVER_EXAMPLES, other):
-        federation = made(name, settings={"server": (server, 1)}, **options)
+        federation = make_federation(name, settings={"server": (server, 1)}, **options)
         models.append(federation.train(2))
     if name == "abavg":
         assert np.abs(models[0]["w"] - models[1]["w"]).max() > 1e-3

@@ -213,7 +213,7 @@ OPTIONS = {
 }
 
 
-def made(name, options, hp=None, **settings):
+def make_federation(name, options, hp=None, **settings):
     """A federation of FedAMP or HeurFedAMP whose client models are scored."""
     hp = {**RELATIVE, "local_lr": 0.3, **(hp or {})}
     settings = {"client_test_model": "client", **settings}
@@ -321,7 +321,7 @@ class Messages(ReferenceFedAvg):
 def test_four_rounds_match_float64_oracle(hp, options, heuristic, participation):
     options = {**OPTIONS, **({} if heuristic else {"guard": "step"}), **options}
     name = "heurfedamp" if heuristic else "fedamp"
-    federation = made(name, options, hp, epochs=2, participation=participation)
+    federation = make_federation(name, options, hp, epochs=2, participation=participation)
     start = federation.initial_state()
     state, _ = federation.run(4, start)
 
@@ -345,7 +345,7 @@ def test_four_rounds_match_float64_oracle(hp, options, heuristic, participation)
 
 @pytest.mark.parametrize("client_test_model", ["client", "received"])
 def test_client_or_received_model_is_evaluated(client_test_model):
-    federation = made("fedamp", {"guard": "rows"}, client_test_model=client_test_model)
+    federation = make_federation("fedamp", {"guard": "rows"}, client_test_model=client_test_model)
     state, _ = federation.run(2)
     kept = {"client": state.clients.variables, "received": state.server.received}
     models = jax.tree.map(lambda a: np.asarray(a[3]), kept)
@@ -359,7 +359,7 @@ def test_fedamp_without_pull_is_separate(method, guard, initialisation):
     hp = {"prox_lambda": 0.0, "self_weight": 0.1, "local_lr": 0.3, "local_momentum": 0.9}
     common = {"optimizer": "momentum", "keep": True, "participation": 0.7}
     own = {"initialisation": initialisation}
-    found, _ = made(method, {"start": "own", **own, **guard}, hp, **common).run(3)
+    found, _ = make_federation(method, {"start": "own", **own, **guard}, hp, **common).run(3)
     alone = make_method_federation("separate", own, hp, client_test_model="client", **common)
     expected, _ = alone.run(3)
     assert_trees_all_equal(found.clients, expected.clients)
@@ -371,7 +371,7 @@ def test_identical_clients_stay_identical(method, guard):
     images, labels = make_blobs((4,))
     data = np.tile(images, (5, 1, 1, 1)), np.tile(labels, 5)
     settings = {"sizes": (4,) * 5, "data": data, "client_test_model": "client"}
-    federation = made(method, guard, {"self_weight": 0.2}, **settings)
+    federation = make_federation(method, guard, {"self_weight": 0.2}, **settings)
     state, _ = federation.run(4)
     models = federation.global_params(state)
     assert np.isfinite(models["w"]).all()
@@ -387,14 +387,14 @@ def test_strong_pull_stays_near_message():
     gaps = []
     for strength in (0.0, 1.0, 9.0):
         hp = {"local_lr": 0.1, "prox_lambda": strength}
-        state, _ = made("fedamp", {"guard": "rows"}, hp, epochs=20).run(1)
+        state, _ = make_federation("fedamp", {"guard": "rows"}, hp, epochs=20).run(1)
         gap = optax.tree.sub(state.clients.variables, state.server.received)
         gaps.append(float(optax.tree.norm(gap)))
     assert gaps[0] > 1.5 * gaps[1] > 1.5**2 * gaps[2] > 0
 
 
 def test_untrained_clients_are_excluded():
-    state, _ = made("fedamp", {"guard": "rows", "initialisation": "independent"}).run(2)
+    state, _ = make_federation("fedamp", {"guard": "rows", "initialisation": "independent"}).run(2)
     empty = CLIENT_SIZES.index(0)
     weights = np.asarray(state.server.weights)
     assert (np.delete(weights[:, empty], empty) == 0).all()
@@ -407,7 +407,7 @@ def test_objective_matches_equation_1(scale, attention_):
     """G(W) in NumPy, over all clients' data; the gradient by differences over every weight."""
     options = {"guard": "step", "scale": scale, "attention": attention_}
     options["initialisation"] = "independent"
-    federation = made("fedamp", options, {"sigma": 1.3, "prox_lambda": 2.0})
+    federation = make_federation("fedamp", options, {"sigma": 1.3, "prox_lambda": 2.0})
     state, _ = federation.run(2)
     images, labels = federation.data
     x, clients = flatten_images(images), range(len(CLIENT_SIZES))

@@ -53,7 +53,7 @@ from fedjax_het.runtime.data_assignment import UserObjects
 HP = {"local_lr": 0.1, "server_lr": 1.4, "gamma": 0.8}
 
 
-def made(name, options=None, hp=None, **settings):
+def make_federation(name, options=None, hp=None, **settings):
     return make_method_federation(name, options, {**HP, **(hp or {})}, **settings)
 
 
@@ -87,7 +87,7 @@ class ServerLearning(ReferenceFedAvg):
 @pytest.mark.parametrize("name", ["fsl", "fsl_p"])
 @pytest.mark.parametrize("options", [{}, {"server_epochs": 3}, {"server_rate": "moved"}])
 def test_three_rounds_match_algorithm_1(name, options):
-    federation = made(name, options, participation=0.7)
+    federation = make_federation(name, options, participation=0.7)
     epochs, rule = options.get("server_epochs", 2), options.get("server_rate", "paper")
     loop = ServerLearning(federation, epochs=epochs, incremental=name == "fsl", rule=rule)
     run_and_compare(loop, 3, atol=5e-6)
@@ -109,14 +109,14 @@ def test_gamma_weighs_server_step_under_any_optimizer(base, optimizer, hp):
     one_batch = tuple(array[:BATCH_SIZE] for array in SERVER_EXAMPLES)
     settings = {"hp": hp, "optimizer": optimizer, "server": (one_batch, 1)}
     once = {"base": base, "server_epochs": 1}
-    alone = made(base, **settings)
+    alone = make_federation(base, **settings)
     start = flatten_params(alone.global_params(alone.initial_state()))
     clients, paper, both = (
         flatten_params(federation.train(1))
         for federation in (
             alone,
-            made("fsl_p", once, **settings),
-            made("fsl_p", {**once, "server_rate": "moved"}, **settings),
+            make_federation("fsl_p", once, **settings),
+            make_federation("fsl_p", {**once, "server_rate": "moved"}, **settings),
         )
     )
     servers = np.linalg.norm(both - clients)
@@ -145,7 +145,7 @@ def test_fsl_with_frozen_clients_is_sgd():
     per_client = np.mean([-(-n // BATCH_SIZE) for n in CLIENT_SIZES if n])
     gamma = rate * -(-sum(CLIENT_SIZES) // BATCH_SIZE) / (1e-7 * per_client)
     hp = {"server_lr": 1.0, "local_lr": 1e-7, "gamma": gamma}
-    federation = made("fsl", hp=hp, server=(make_blobs(), 1))
+    federation = make_federation("fsl", hp=hp, server=(make_blobs(), 1))
     x, y = flatten_images(make_blobs()[0]), make_blobs()[1]
     loop = ReferenceFedAvg(federation)
     model = start = loop.global_vector
@@ -162,7 +162,7 @@ def test_scaffold_option_one_counts_local_steps():
     rates = []
     for option in ("I", "II"):  # clients and controls aside, only the rate is left
         hp = {"local_lr": 1e-6, "gamma": 1e5}
-        federation = made("fsl", {"base": "scaffold", "option": option}, hp)
+        federation = make_federation("fsl", {"base": "scaffold", "option": option}, hp)
         rates.append(federation.train(1))
     assert_trees_all_close(rates[0], rates[1], atol=2e-4)
     start = federation.global_params(federation.initial_state())
@@ -324,9 +324,11 @@ def test_pretraining_is_shown_and_resumed(tmp_path):
 @pytest.mark.slow
 def test_seeds_draw_different_server_examples():
     specs = [spec(seed=s) for s in range(3)]
-    for one, made in zip(specs, sweep_specs(specs, spread="runs"), strict=True):
+    for one, result in zip(specs, sweep_specs(specs, spread="runs"), strict=True):
         alone = run(one)
-        np.testing.assert_allclose(alone.metrics["test_loss"], made.metrics["test_loss"], rtol=2e-4)
+        np.testing.assert_allclose(
+            alone.metrics["test_loss"], result.metrics["test_loss"], rtol=2e-4
+        )
     drawn = {tuple(prepared(one).prepared_runs[0].server_data.indices) for one in specs}
     assert len(drawn) == 3
 
@@ -376,7 +378,7 @@ def softmax_gradients(params, groups):
 @pytest.mark.parametrize(("lanes", "spread"), [(1, None), (1, "lanes"), (2, "lanes")])
 def test_gaps_match_full_gradients(lanes, spread):
     plan = make_execution_plan(lanes, None if spread else 1, mesh_axis=spread)
-    federation = made("fsl", plan=plan)
+    federation = make_federation("fsl", plan=plan)
     variables = federation.initial_state().server.inner.variables
     scheduler, noises = make_full_pass_scheduler(plan), []
     cohort = Cohort(scheduler.make_round(0), federation.examples, federation.server)
@@ -421,15 +423,15 @@ def test_equal_data_have_no_gap():
     data = dataset_from_arrays(images, labels, images, labels, num_classes=NUM_CLASSES)
     alike = partition_from_clients([np.arange(12)] * 6)
     settings = {"server_data": "user", "server_options": {}, "gradient_gaps": 2}
-    made = run(
+    result = run(
         spec(partition="iid", classes=None, **settings),
         with_server(images, labels, data),
         partition=alike,
     )
     measured = np.arange(4) % 2 == 0
     for name in ("client_gap", "server_gap"):
-        np.testing.assert_array_equal(np.isfinite(made.metrics[name]), measured)
-        np.testing.assert_allclose(made.metrics[name][measured], 0, atol=1e-6)
+        np.testing.assert_array_equal(np.isfinite(result.metrics[name]), measured)
+        np.testing.assert_allclose(result.metrics[name][measured], 0, atol=1e-6)
     skewed = run(spec(gradient_gaps=2))
     assert (skewed.metrics["client_gap"][measured] > 1e-3).all()
 
@@ -479,9 +481,9 @@ def test_rejects_unknown_server_labels():
 def test_uneven_shards_have_one_size(clients, owners):
     """Every client has its two labels; which label goes to one client more is drawn."""
     labels = np.repeat(np.arange(3), 40)
-    made = make_partition(
+    partition = make_partition(
         "classes_per_client", labels, 3, num_clients=clients, seed=0, classes_per_client=2
     )
-    counts = made.label_counts(labels, 3)
+    counts = partition.label_counts(labels, 3)
     assert ((counts > 0).sum(1) == 2).all() and len(set(counts[counts > 0])) == 1
     assert sorted((counts > 0).sum(0)) == owners

@@ -1,4 +1,4 @@
-"""Traffic of methods whose clients keep layers, and methods whose models no test evaluates."""
+"""Traffic of methods whose clients keep layers."""
 
 import jax
 import numpy as np
