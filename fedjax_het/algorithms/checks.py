@@ -168,13 +168,14 @@ def _check_new_state(name: str, state: Any, arguments: Arguments, contract: _Con
     return state
 
 
-def _check_variables(name: str, variables: Any, arguments: Arguments, contract: _Contract) -> Any:
+def _check_variables(
+    is_personal: bool, name: str, variables: Any, arguments: Arguments, contract: _Contract
+) -> Any:
     is_valid = isinstance(variables, Mapping) and {"params", "state"} <= set(variables)
     expected = "variables, a dict of params and state"
     _require(is_valid, f"{name} returned", variables, expected)
-    model = contract.model
-    if name.endswith("personal_variables"):
-        model = contract.algorithm.personal_model or model
+    personal_model = contract.algorithm.personal_model if is_personal else None
+    model = personal_model or contract.model
     # Only the shapes are checked: evaluation converts types.
     found, network = (
         jax.tree.map(
@@ -227,9 +228,9 @@ _CHECKS: dict[type, dict[str, tuple[str, Callable]]] = {
     Algorithm: {
         "init": ("hp key variables num_clients", _check_state),
         "round": ("hp state key cohort", _check_round),
-        "global_model": ("state", _check_variables),
+        "global_model": ("state", partial(_check_variables, False)),
         "with_global_model": ("state variables", _check_new_state),
-        "personal_variables": ("hp state k", _check_variables),
+        "personal_variables": ("hp state k", partial(_check_variables, True)),
         "traffic": ("hp state", partial(_check_traffic, Traffic)),
         "initial_traffic": ("federation_data", partial(_check_traffic, InitialTraffic)),
         "record_shapes": ("num_clients", _check_dict),
