@@ -19,7 +19,6 @@ class Stream(enum.IntEnum):
     """Named sources of randomness; the numbers are part of a run's repeatability."""
 
     INIT = 0
-    PARTITION = 1
     PARTICIPATION = 2
     BATCHES = 3
     TRAIN = 4
