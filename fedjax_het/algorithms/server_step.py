@@ -1,4 +1,4 @@
-"""Work of the server in addition to the average: a step after each round, and pretraining."""
+"""Work of the server in addition to the average: a step after each round."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

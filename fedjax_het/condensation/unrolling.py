@@ -86,11 +86,11 @@ def unroll(
         images, labels = synthetic.images, synthetic.label_logits
         if batch_size is not None and batch_size < len(images):
             batches = make_shuffled_batches(order_key, len(images), batch_size)
-            num_steps = batches.steps_per_epoch
+            steps_per_epoch = batches.steps_per_epoch
             is_last_first = len(images) % batch_size > 0
-            epoch, step_in_epoch = step_index // num_steps, step_index % num_steps
-            step_in_epoch = (step_in_epoch - is_last_first) % num_steps
-            index, mask = batches.take_step(epoch * num_steps + step_in_epoch)
+            epoch, step_in_epoch = step_index // steps_per_epoch, step_index % steps_per_epoch
+            step_in_epoch = (step_in_epoch - is_last_first) % steps_per_epoch
+            index, mask = batches.take_step(epoch * steps_per_epoch + step_in_epoch)
             weights = mask.astype(images.dtype) / mask.sum()
             index, weights = take_local_rows((index, weights), batch_axis)
             images, labels = images[index], labels[index]

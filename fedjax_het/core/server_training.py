@@ -231,9 +231,9 @@ def train_on_examples(
         if isinstance(first, int):  # all steps
             return jax.lax.fori_loop(first_epoch, first_epoch + num_epochs, run_epoch, train_state)
         epoch_length = jnp.maximum(num_steps_per_epoch, 1)
-        skipped = epochs.first * num_steps_per_epoch
+        skipped = first_epoch * num_steps_per_epoch
         step_range = first + skipped, last + skipped
-        epoch_range = epochs.first + first // epoch_length, epochs.first + -(-last // epoch_length)
+        epoch_range = first_epoch + first // epoch_length, first_epoch + -(-last // epoch_length)
         return jax.lax.fori_loop(
             *epoch_range, partial(run_epoch, step_range=step_range), train_state
         )

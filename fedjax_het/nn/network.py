@@ -254,10 +254,10 @@ def _check_model(model: Model, owner: str, function: str, num_classes: int) -> N
         variables = jax.eval_shape(model.init, key)
     for train in (False, True):
         step = f"{function} of images {images.shape} with train={train}"
-        # Only training draws dropout masks.
-        call_arguments = {"train": train, **({"key": key} if train else {})}
-        if train:
-            call_arguments |= model.make_batch_arguments(np.ones(_BATCH_SIZE, np.float32))
+        call_arguments: dict[str, Any] = {"train": train}
+        if train:  # only training draws dropout masks and fills up batches
+            sample_mask = np.ones(_BATCH_SIZE, np.float32)
+            call_arguments |= {"key": key, **model.make_batch_arguments(sample_mask)}
         with _reraise_as_config_error(owner, step):
             apply = partial(model.apply, **call_arguments)
             logits, state = jax.eval_shape(apply, variables, images)

@@ -19,13 +19,7 @@ NETWORKS: Registry[NetworkSpec] = Registry(
     "network",
     [
         NetworkSpec(make.__name__, make, get_summary_line(make))
-        for make in (
-            mlp.mlp,
-            convnet.convnet,
-            cnn.cnn,
-            fsl_cnn.fsl_cnn,
-            resnet18.resnet18,
-        )
+        for make in (mlp.mlp, convnet.convnet, cnn.cnn, fsl_cnn.fsl_cnn, resnet18.resnet18)
     ],
     argument="model",
 )
