@@ -52,7 +52,7 @@ register_method("mine", fedavg, "FedAvg once more")
 
 
 def perceptron():
-    """The same as a pair of functions."""
+    """Return `TwoLayers` as a pair of functions."""
 
     def init(key, images, train):
         return TwoLayers(10).init(key, images)
@@ -111,15 +111,15 @@ def test_methods_that_read_features_take_user_networks(method):
 def test_sweep_tells_networks_apart(tmp_path):
     specs = grid(algorithm=["fedavg", "fedprox"], seed=[0, 1], **SETTINGS)
 
-    def made(network):
+    def run_sweep(network):
         lines = []
         found = sweep(specs, tmp_path, network=network, progress=lines.append)
         assert all(result is not None for result in found.results)
         return found, any("already" in line for line in lines)
 
-    first, is_found = made(TwoLayers)
-    assert not is_found and made(TwoLayers)[1]
-    other, is_found = made(TwoLayers(10, hidden=9))
+    first, is_found = run_sweep(TwoLayers)
+    assert not is_found and run_sweep(TwoLayers)[1]
+    other, is_found = run_sweep(TwoLayers(10, hidden=9))
     assert not is_found
     digests = [{r.summary["network_digest"] for r in found.results} for found in (first, other)]
     assert digests[0] != digests[1]
@@ -242,8 +242,8 @@ def test_sweep_executes_a_registered_method(tmp_path):
         local_optimizer="sgd",
         **SMALL,
     )
-    made = sweep(specs, tmp_path, progress=lambda line: None)
-    average, same, twice = (run.metrics["train_loss"] for run in made.results)
+    outcome = sweep(specs, tmp_path, progress=lambda line: None)
+    average, same, twice = (run.metrics["train_loss"] for run in outcome.results)
     np.testing.assert_array_equal(same, average)
     np.testing.assert_allclose(twice, accuracies("fedavg", hp={"local_lr": 0.2}), rtol=1e-5)
     assert twice[-1] < 0.99 * average[-1]

@@ -173,7 +173,7 @@ def test_class_filter(tmp_path, capsys):
 # A table with rounds beside accuracies
 
 
-def made(cell, accuracies, rounds):
+def make_seed_results(cell, accuracies, rounds):
     """Results of the seeds 0 and 1."""
 
     def accuracy(cell, run):
@@ -196,9 +196,9 @@ def test_rounds_to_half_columns():
     other = a_cell("scaffold")
     results = pd.concat(
         [
-            made(feddyn, (0.56, 0.58), (500, 520)),
-            made(fsl, (0.60, 0.61), (210, None)),
-            made(other, (0.40, None), (None, None)),
+            make_seed_results(feddyn, (0.56, 0.58), (500, 520)),
+            make_seed_results(fsl, (0.60, 0.61), (210, None)),
+            make_seed_results(other, (0.40, None), (None, None)),
         ]
     )
     table = compare_with_reported([feddyn, fsl, other], results, reported).set_index("method")
@@ -231,7 +231,7 @@ def test_table1_row_is_best_variant():
             low = (0.61, 0.62)
         if cell.method == "fsl(n0=500, gamma=1.0)":
             low = (0.9, None)  # higher, but one of its runs diverged
-        frames.append(made(cell, low, (100, 100)))
+        frames.append(make_seed_results(cell, low, (100, 100)))
     results = pd.concat(frames)
     reported = load_reported_values("fsl", "table1")
     outcome = TableRun(ALL["table1"], "paper", planned, results, None, reported, None, {})
@@ -247,7 +247,7 @@ def test_table1_row_is_best_variant():
 def test_table1_row_of_unfinished_table():
     planned = [cell for cell in cells("table1", seeds=(0, 1)) if "fslsyn" not in cell.method]
     (cell,) = (cell for cell in planned if cell.method == "fsl(n0=500, gamma=1.0)")
-    results = made(cell, (0.6, 0.6), (100, 100)).iloc[:1]
+    results = make_seed_results(cell, (0.6, 0.6), (100, 100)).iloc[:1]
     reported = load_reported_values("fsl", "table1")
     outcome = TableRun(ALL["table1"], "paper", planned, results, None, reported, None)
     best, note = table1.select_best_cells(outcome)

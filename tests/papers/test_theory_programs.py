@@ -8,7 +8,7 @@ from fedjax_het.papers.dynafed import theory as dynafed_theory
 from fedjax_het.papers.fedamp import theory as fedamp_theory
 
 
-def made(program, folder, *arguments) -> set[str]:
+def run_program(program, folder, *arguments) -> set[str]:
     assert program.main([*arguments, "--seeds", "0", "--output-dir", str(folder)]) == 0
     return {path.name for path in folder.iterdir()}
 
@@ -16,7 +16,7 @@ def made(program, folder, *arguments) -> set[str]:
 @pytest.mark.slow
 def test_fedamp_theory_objective_decreases(tmp_path, capsys):
     rows = [f"fedamp(layers=0, K={rounds})" for rounds in (4, 16)]
-    names = made(fedamp_theory, tmp_path, "--methods", *rows)
+    names = run_program(fedamp_theory, tmp_path, "--methods", *rows)
     assert {"theory.md", "theory.csv", "theory.png"} <= names
     assert "nan" not in capsys.readouterr().out
     table = pd.read_csv(tmp_path / "theory.csv").set_index("K")
@@ -29,7 +29,9 @@ def test_fedamp_theory_objective_decreases(tmp_path, capsys):
 @pytest.mark.slow
 def test_dynafed_theory_gradient_error(tmp_path, capsys):
     rows = ["dynafed(synthetic='untrained')", "dynafed(synthetic='real')"]
-    names = made(dynafed_theory, tmp_path, "--methods", *rows, "--alphas", "0.04", "--rounds", "26")
+    names = run_program(
+        dynafed_theory, tmp_path, "--methods", *rows, "--alphas", "0.04", "--rounds", "26"
+    )
     assert {"theory.md", "theory.csv", "theory.png"} <= names
     assert "nan" not in capsys.readouterr().out
     table = pd.read_csv(tmp_path / "theory.csv").set_index("method")
@@ -39,7 +41,7 @@ def test_dynafed_theory_gradient_error(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_leakage_of_real_images_and_noise(tmp_path, capsys):
-    names = made(leakage, tmp_path, "--methods", "feddm(init='noise')")
+    names = run_program(leakage, tmp_path, "--methods", "feddm(init='noise')")
     assert {"leakage.md", "leakage.csv", "leakage.png"} <= names
     table = pd.read_csv(tmp_path / "leakage.csv").set_index("images")
     assert set(table.index) == {"made", "real", "noise"}

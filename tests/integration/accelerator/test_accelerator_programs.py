@@ -105,8 +105,8 @@ def test_prove_numbers_on_cpu(tmp_path, capsys):
     assert prove.main([*arguments, "--output-dir", str(tmp_path)]) == 0
     kept = json.loads((tmp_path / prove.RESULTS_FILE).read_text())
     assert kept["numbers"].keys() == {"fedavg", "dynafed"}
-    for made in kept["numbers"].values():
-        assert made["agrees"] and made["difference"] <= made["another order"] < prove.MIN_TOLERANCE
+    for row in kept["numbers"].values():
+        assert row["agrees"] and row["difference"] <= row["another order"] < prove.MIN_TOLERANCE
     assert "another order" in (tmp_path / "prove.md").read_text()
     before = (tmp_path / prove.RESULTS_FILE).stat().st_mtime_ns
     assert prove.main([*arguments, "--output-dir", str(tmp_path)]) == 0  # nothing is due
@@ -130,12 +130,12 @@ def test_campaign_continues(tmp_path, monkeypatch, capsys):
     begun = []
     statuses = {"table1 fashion 0.01": [130, 0], "table1 cifar 0.01": [2, 2]}
 
-    def made(piece, seconds):
+    def run_task(piece, seconds):
         begun.append(piece.name)
         status = statuses.get(piece.name, [0]).pop(0) if piece.name in statuses else 0
         return status, "no prepared data in x" if status == 2 else "said"
 
-    monkeypatch.setattr(half_hour, "run_task", made)
+    monkeypatch.setattr(half_hour, "run_task", run_task)
     archive = tmp_path / "kept.tar"
     for folder in ("a", "b"):  # another machine, which has the archive alone
         arguments = ["--output-dir", str(tmp_path / folder), "--carry", str(archive)]

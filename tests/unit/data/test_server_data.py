@@ -35,7 +35,7 @@ CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 STL10 = ["airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck"]
 
 
-def made(labels, *, side=28, channels=1, num_classes=10, class_names=(), **more):
+def make_dataset(labels, *, side=28, channels=1, num_classes=10, class_names=(), **more):
     """A data set of these training labels, each image all of its position's last byte."""
     images = (np.arange(len(labels)) % 256).astype(np.uint8)[:, None, None, None]
     images = np.tile(images, (1, side, side, channels))
@@ -50,7 +50,7 @@ LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 200))
 
 @pytest.fixture(scope="module")
 def dataset():
-    return made(LABELS, class_names=list("0123456789"))
+    return make_dataset(LABELS, class_names=list("0123456789"))
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_iid_balances_classes(dataset, partition):
 
 @pytest.mark.parametrize("source", ["iid", "held_out"])
 def test_draws_are_uniform(source, dataset, partition):
-    """Of 10 classes of 200, 200 examples: every example is in a tenth of the draws."""
+    """Each of 2,000 examples, 200 in a class, is in a tenth of the draws of 200 examples."""
     times, counts = np.zeros(len(LABELS)), []
     for seed in range(300):
         if source == "iid":
@@ -180,7 +180,7 @@ def test_server_examples_of_all_partitions(scheme, source):
     )
     domains = {"train_domains": np.arange(2000) % 8, "test_domains": np.arange(10) % 8}
     server = {"server_images": np.zeros((5, 28, 28, 1), np.uint8), "server_labels": range(5)}
-    dataset = made(LABELS, **server, **(domains if scheme == "by_domain" else {}))
+    dataset = make_dataset(LABELS, **server, **(domains if scheme == "by_domain" else {}))
     settings = {"held_out_clients": None if scheme == "by_domain" else 2, "num_clients": 8}
     if source == "clients":
         options = {"clients": 4, "per_client": 10}
@@ -291,7 +291,7 @@ def test_draws_follow_seed(source, dataset, partition):
 
 
 def test_glyphs_of_all_sizes_and_rotations():
-    dataset = made(np.arange(45), num_classes=45, class_names=BALANCED[:45])
+    dataset = make_dataset(np.arange(45), num_classes=45, class_names=BALANCED[:45])
     images, labels = make_server_pool("glyphs", dataset)
     assert images.shape == (675, 28, 28, 1) and images.dtype == np.uint8
     assert labels.dtype == np.int32
@@ -327,7 +327,7 @@ def test_glyph_matches_matplotlib(name, drawn):
 
     path = f"{matplotlib.get_data_path()}/fonts/ttf/STIXGeneralBolIta.ttf"
     font = FontProperties(fname=path, size=110)
-    dataset = made(np.zeros(2, int), side=144, num_classes=2, class_names=[name, "0"])
+    dataset = make_dataset(np.zeros(2, int), side=144, num_classes=2, class_names=[name, "0"])
     for rotation in (0, 20, -20):
         figure = Figure(figsize=(2, 2), dpi=72, facecolor="black")
         canvas = FigureCanvasAgg(figure)
@@ -350,7 +350,7 @@ def test_glyph_matches_matplotlib(name, drawn):
 def test_glyph_image_size(partition):
     images, labels = make_server_pool("glyphs", load_dataset("digits"))
     assert images.shape == (150, 8, 8, 1) and len(labels) == 150
-    wide = made(LABELS, class_names=list("0123456789"))
+    wide = make_dataset(LABELS, class_names=list("0123456789"))
     wide = dataclasses.replace(wide, train_images=np.zeros((2000, 20, 30, 1), np.uint8))
     assert make_server_pool("glyphs", wide)[0].shape == (150, 20, 30, 1)
 
@@ -386,7 +386,7 @@ def test_glyphs_reject_invalid_datasets(dataset):
         with pytest.raises(ConfigError, match=r"class_names = .*single letters and digits"):
             make_server_pool("glyphs", dataclasses.replace(dataset, class_names=names))
     with pytest.raises(ConfigError, match="one channel"):
-        make_server_pool("glyphs", made(LABELS, channels=3, class_names=list("0123456789")))
+        make_server_pool("glyphs", make_dataset(LABELS, channels=3, class_names=list("0123456789")))
     with pytest.raises(ConfigError, match="uint8"):
         floats = dataset.train_images.astype(np.float32)
         make_server_pool("glyphs", dataclasses.replace(dataset, train_images=floats))
@@ -431,7 +431,7 @@ def test_stl10_source(tmp_path, monkeypatch):
     content = {"train": split(7), "test": split(1)}
     with tfds.core.registered.skip_registration():
         write_tfds_dataset(tmp_path, "stl10", (96, 96, 3), 10, content=content, class_names=STL10)
-    cifar10 = made(LABELS, side=32, channels=3, class_names=CIFAR10)
+    cifar10 = make_dataset(LABELS, side=32, channels=3, class_names=CIFAR10)
     images, labels = make_server_pool("stl10", cifar10, {"per_class": 5}, data_dir=tmp_path)
     assert images.shape == (45, 32, 32, 3) and images.dtype == np.uint8
     counts = np.bincount(labels, minlength=10)
@@ -442,7 +442,7 @@ def test_stl10_source(tmp_path, monkeypatch):
         assert called[STL10[image[0, 0, 0] // 20]] == CIFAR10[label]
     assert len({image.tobytes() for image in images}) == 45  # no image twice
     # Another numbering of the classes changes labels, not what they say.
-    other = made(LABELS, side=32, channels=3, class_names=CIFAR10[::-1])
+    other = make_dataset(LABELS, side=32, channels=3, class_names=CIFAR10[::-1])
     _, reversed_labels = make_server_pool("stl10", other, {"per_class": 5}, data_dir=tmp_path)
     assert {CIFAR10[9 - label] for label in reversed_labels} == {CIFAR10[label] for label in labels}
     fewer, _ = make_server_pool("stl10", cifar10, {"per_class": 2}, data_dir=tmp_path)
@@ -460,7 +460,7 @@ def test_stl10_source(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"per_class = 8: expected at most 7"):
         make_server_pool("stl10", cifar10, {"per_class": 8}, data_dir=tmp_path)
     with pytest.raises(ConfigError, match=r"class_names = .*STL-10"):
-        unlike = made(LABELS, side=32, channels=3, class_names=list("abcdefghij"))
+        unlike = make_dataset(LABELS, side=32, channels=3, class_names=list("abcdefghij"))
         make_server_pool("stl10", unlike, data_dir=tmp_path)
     with pytest.raises(ConfigError, match=r"no prepared data.*prepare stl10"):
         make_server_pool("stl10", cifar10, data_dir=tmp_path / "nowhere")
@@ -471,8 +471,11 @@ def test_stl10_source(tmp_path, monkeypatch):
 
 def test_user_source(partition):
     images = np.full((3, 28, 28, 1), 9, np.uint8)
-    plain, given = made(LABELS), made(LABELS, server_images=images, server_labels=[4, 4, 1])
-    other = made(LABELS, server_images=images, server_labels=[4, 4, 2])
+    plain, given = (
+        make_dataset(LABELS),
+        make_dataset(LABELS, server_images=images, server_labels=[4, 4, 1]),
+    )
+    other = make_dataset(LABELS, server_images=images, server_labels=[4, 4, 2])
     assert len({plain.digest(), given.digest(), other.digest()}) == 3
     pool = make_server_pool("user", given)
     found = make_server_data("user", given, partition, 0, pool=pool)
@@ -501,7 +504,7 @@ def test_user_source_rejects_invalid_arrays(kind, dataset):
     change, message = BAD_SERVER_ARRAYS[kind]
     given = {"server_images": np.zeros((3, 28, 28, 1), np.uint8), "server_labels": [1, 0, 2]}
     with pytest.raises(ConfigError, match=message):
-        made(LABELS, **(given | change))
+        make_dataset(LABELS, **(given | change))
     replaced = dataclasses.replace(dataset, **(given | change))  # past the first check
     with pytest.raises(ConfigError, match=message):
         make_server_pool("user", replaced)
@@ -555,7 +558,7 @@ def test_total_variation():
 def test_server_summary():
     """Clients hold 6 of class 0 and 2 of class 1, a class that the server never sees is class 2."""
     labels = np.array([0] * 6 + [1] * 6 + [2] * 4)
-    dataset = made(labels, num_classes=3)
+    dataset = make_dataset(labels, num_classes=3)
     partition = partition_from_clients([np.arange(6), np.array([6, 7])])
     found = make_server_data("clients", dataset, partition, 0, {"clients": 1, "per_client": 6})
     summary = found.summarize(dataset, partition, None)
@@ -569,7 +572,7 @@ def test_server_summary():
 def test_server_data_rejects_foreign_partition(partition):
     for source in ("iid", "clients"):
         with pytest.raises(ConfigError, match="another data set"):
-            make_server_data(source, made(LABELS[:100]), partition, 0)
+            make_server_data(source, make_dataset(LABELS[:100]), partition, 0)
 
 
 def test_plot_server_examples(dataset):

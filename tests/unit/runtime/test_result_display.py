@@ -13,7 +13,7 @@ from fedjax_het.runtime import result_display
 
 
 @pytest.fixture(scope="module")
-def made():
+def result():
     return run_spec(make_spec(rounds=6, client_tests=True, test_per_client=6))
 
 
@@ -32,52 +32,52 @@ class Cells(HTMLParser):
         self.text += f"{data}\n"
 
 
-def test_repr_has_two_lines(made):
-    text = repr(made)
+def test_repr_has_two_lines(result):
+    text = repr(result)
     assert text.count("\n") == 1 and "array" not in text and len(text) < 300
     assert "fedavg on user" in text and "6 clients" in text and "seed 0" in text
-    assert f"{100 * made.final_accuracy:.2f} %" in text
-    assert repr([made]) == f"[{text}]"
+    assert f"{100 * result.final_accuracy:.2f} %" in text
+    assert repr([result]) == f"[{text}]"
 
 
-def test_properties_read_the_summary(made):
-    accuracy = made.metrics["test_accuracy"]
-    assert made.final_accuracy == pytest.approx(accuracy[-5:].mean())
-    assert made.best_accuracy == accuracy.max()
-    assert made.client_accuracy == pytest.approx(made.metrics["mean_client_accuracy"].max())
-    assert (made.rounds, made.diverged) == (6, False) and made.seconds > 0
-    assert made.bytes_up == made.metrics["bytes_up"].sum() > 0
-    assert made.bytes_down == made.metrics["bytes_down"].sum() > 0
+def test_properties_read_the_summary(result):
+    accuracy = result.metrics["test_accuracy"]
+    assert result.final_accuracy == pytest.approx(accuracy[-5:].mean())
+    assert result.best_accuracy == accuracy.max()
+    assert result.client_accuracy == pytest.approx(result.metrics["mean_client_accuracy"].max())
+    assert (result.rounds, result.diverged) == (6, False) and result.seconds > 0
+    assert result.bytes_up == result.metrics["bytes_up"].sum() > 0
+    assert result.bytes_down == result.metrics["bytes_down"].sum() > 0
 
 
-def test_html_has_a_curve_and_escapes_names(made):
-    page = Cells(made._repr_html_())
-    assert "fedavg on user" in page.text and made.spec.partition in page.text
+def test_html_has_a_curve_and_escapes_names(result):
+    page = Cells(result._repr_html_())
+    assert "fedavg on user" in page.text and result.spec.partition in page.text
     (line,) = (attributes for tag, attributes in page.tags if tag == "polyline")
     points = np.array([point.split(",") for point in line["points"].split()], float)
     assert len(points) == 6 and (np.diff(points[:, 0]) > 0).all()
-    accuracy = made.metrics["test_accuracy"]
+    accuracy = result.metrics["test_accuracy"]
     assert points[:, 1].argmin() == accuracy.argmax()  # down is up in pictures
-    bad = dataclasses.replace(made.spec, dataset="<script>alert(1)</script>")
-    stranger = Result(bad, made.metrics, {**made.summary}, {"<b>x": np.zeros(1)})
+    bad = dataclasses.replace(result.spec, dataset="<script>alert(1)</script>")
+    stranger = Result(bad, result.metrics, {**result.summary}, {"<b>x": np.zeros(1)})
     assert {"script", "b"}.isdisjoint(tag for tag, _ in Cells(stranger._repr_html_()).tags)
 
 
-def test_plot_draws_a_metric(made):
+def test_plot_draws_a_metric(result):
     import matplotlib.pyplot as plt
 
-    axes = made.plot()
+    axes = result.plot()
     (line,) = axes.get_lines()
-    np.testing.assert_allclose(line.get_ydata(), 100 * made.metrics["test_accuracy"])
+    np.testing.assert_allclose(line.get_ydata(), 100 * result.metrics["test_accuracy"])
     np.testing.assert_array_equal(line.get_xdata(), np.arange(1, 7))
     assert axes.get_xlabel() == "Round" and "%" in axes.get_ylabel()
-    assert made.plot("train_loss", x="bytes", axes=axes) is axes
+    assert result.plot("train_loss", x="bytes", axes=axes) is axes
     moved = axes.get_lines()[1].get_xdata()
-    assert moved[-1] == made.bytes_up + made.bytes_down and (np.diff(moved) > 0).all()
+    assert moved[-1] == result.bytes_up + result.bytes_down and (np.diff(moved) > 0).all()
     with pytest.raises(ConfigError, match="did you mean 'test_loss'"):
-        made.plot("tst_loss")
+        result.plot("tst_loss")
     with pytest.raises(ConfigError, match="x = 'time' is unknown"):
-        made.plot(x="time")
+        result.plot(x="time")
     plt.close("all")
 
 
@@ -92,22 +92,22 @@ def test_plot_draws_a_metric(made):
         ("test_loss", 1, "Test loss (nats)"),
     ],
 )
-def test_plot_follows_declaration(metric, scale, label, made):
+def test_plot_follows_declaration(metric, scale, label, result):
     import matplotlib.pyplot as plt
 
     values = np.array([0.1, np.nan, 0.3, 0.2])
-    axes = dataclasses.replace(made, metrics={**made.metrics, metric: values}).plot(metric)
+    axes = dataclasses.replace(result, metrics={**result.metrics, metric: values}).plot(metric)
     (line,) = axes.get_lines()
     np.testing.assert_allclose(line.get_ydata(), scale * values[[0, 2, 3]])
     assert axes.get_ylabel() == label
     plt.close("all")
 
 
-def test_plot_has_gaps_without_training(made):
+def test_plot_has_gaps_without_training(result):
     import matplotlib.pyplot as plt
 
     values = np.array([np.nan, 0.4, np.nan, 0.3, 0.2, np.nan])
-    axes = dataclasses.replace(made, metrics={**made.metrics, "train_loss": values}).plot(
+    axes = dataclasses.replace(result, metrics={**result.metrics, "train_loss": values}).plot(
         "train_loss"
     )
     (line,) = axes.get_lines()
@@ -116,28 +116,28 @@ def test_plot_has_gaps_without_training(made):
     plt.close("all")
 
 
-def test_to_pandas_has_a_row_per_round(made):
-    frame = made.to_pandas()
+def test_to_pandas_has_a_row_per_round(result):
+    frame = result.to_pandas()
     assert frame.index.name == "round" and list(frame.index) == list(range(1, 7))
-    np.testing.assert_array_equal(frame["test_loss"], made.metrics["test_loss"])
+    np.testing.assert_array_equal(frame["test_loss"], result.metrics["test_loss"])
     assert "client_accuracy" not in frame and "mean_client_accuracy" in frame
 
 
-def test_to_xarray_has_dimensions(made):
-    named = made.to_xarray()
+def test_to_xarray_has_dimensions(result):
+    named = result.to_xarray()
     assert named.sizes["round"] == 6 and named.sizes["client"] == 6
     assert named["client_accuracy"].dims == ("round", "client")
     np.testing.assert_array_equal(
-        named["client_accuracy"].sel(round=3), made.metrics["client_accuracy"][2]
+        named["client_accuracy"].sel(round=3), result.metrics["client_accuracy"][2]
     )
     assert json.loads(named.attrs["settings"])["algorithm"] == "fedavg"
-    assert json.loads(named.attrs["summary"])["final_accuracy"] == made.final_accuracy
+    assert json.loads(named.attrs["summary"])["final_accuracy"] == result.final_accuracy
 
 
-def test_missing_xarray_names_the_extra(made, monkeypatch):
+def test_missing_xarray_names_the_extra(result, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "xarray", None)
     with pytest.raises(ConfigError, match=r"pip install .*\[xarray\]"):
-        made.to_xarray()
+        result.to_xarray()
 
 
 def test_sweep_to_xarray():
@@ -159,28 +159,28 @@ def test_sweep_to_xarray():
         result_display.build_runs_dataset([])
 
 
-def test_repr_of_a_diverged_run(made):
-    gone = Result(made.spec, made.metrics, {**made.summary, "diverged": True, "rounds": 4})
+def test_repr_of_a_diverged_run(result):
+    gone = Result(result.spec, result.metrics, {**result.summary, "diverged": True, "rounds": 4})
     assert "diverged in round 4" in repr(gone) and gone.diverged
 
 
-def test_costs_to_an_accuracy(made):
-    curve = made.metrics["test_accuracy"]
+def test_costs_to_an_accuracy(result):
+    curve = result.metrics["test_accuracy"]
     target = float(np.sort(curve)[3])
     reached = next(r for r in range(6) if curve[r] >= target)
-    costs = made.costs_to(target)
+    costs = result.costs_to(target)
     assert costs.rounds == reached + 1
-    assert costs.bytes_up == sum(made.metrics["bytes_up"][: reached + 1])
-    assert costs.client_samples == sum(made.metrics["client_samples"][: reached + 1])
+    assert costs.bytes_up == sum(result.metrics["bytes_up"][: reached + 1])
+    assert costs.client_samples == sum(result.metrics["client_samples"][: reached + 1])
     kernels = {
-        name: layer["kernel"].size for name, layer in made.model().variables["params"].items()
+        name: layer["kernel"].size for name, layer in result.model().variables["params"].items()
     }
     products = 3 * sum(kernels.values()) - kernels["hidden1"]  # of an MLP, one for each weight
     assert costs.flops == costs.client_samples * 2 * products
-    assert 0 < costs.seconds <= made.seconds
-    assert made.costs_to(1.0) is None or curve.max() == 1
+    assert 0 < costs.seconds <= result.seconds
+    assert result.costs_to(1.0) is None or curve.max() == 1
     with pytest.raises(ConfigError, match="accuracy = 80"):
-        made.costs_to(80)
+        result.costs_to(80)
 
 
 def test_costs_without_a_global_model():
