@@ -2,6 +2,8 @@
 
 import re
 
+from method_pages import make_table
+
 MARKER = re.compile(r"<!-- entries: (.+?) -->")
 
 
@@ -22,9 +24,8 @@ def make_registry_table(title: str) -> str:
     from fedjax_het.cli.inspection import REGISTRIES
 
     registry, describe = REGISTRIES[title]
-    lines = ["| name | description | options |", "|---|---|---|"]
+    rows = []
     for entry in registry.values():
         options = ", ".join(" ".join(option.split()) for option in describe(entry))
-        cells = (cell.replace("|", r"\|") for cell in (entry.description, options))
-        lines.append(f"| `{entry.name}` | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append((f"`{entry.name}`", entry.description, options))
+    return make_table(("name", "description", "options"), rows)
