@@ -37,8 +37,9 @@ def label_line_ends(
 ) -> None:
     """Write the names of lines beside their panels, each with a thin line from the line's end.
 
-    Names do not overlap: the figure grows until they fit beside their panels. Call this after everything else is drawn, since positions depend on the
-    sizes of the panels and on the limits of their axes.
+    Names do not overlap: the figure grows until they fit beside their panels. Call this after
+    everything else is drawn, since positions depend on the sizes of the panels and on the limits of
+    their axes.
 
     Args:
       figure: the figure.
@@ -128,17 +129,15 @@ def wrap_label(text: str) -> str:
         lines = textwrap.wrap(
             text, _MAX_LINE_CHARACTERS, break_long_words=False, break_on_hyphens=False
         )
-        return "\n".join(
-            part for line in lines for part in textwrap.wrap(line, _MAX_WORD_CHARACTERS)
-        )
-    lines = [""]
-    for part in text.split(", "):
-        joined = f"{lines[-1]}, {part}" if lines[-1] else part
-        if len(joined) <= _MAX_LINE_CHARACTERS or not lines[-1]:
-            lines[-1] = joined
-        else:
-            lines[-1] += ","
-            lines.append(part)
+    else:
+        lines = [""]
+        for part in text.split(", "):
+            joined = f"{lines[-1]}, {part}" if lines[-1] else part
+            if len(joined) <= _MAX_LINE_CHARACTERS or not lines[-1]:
+                lines[-1] = joined
+            else:
+                lines[-1] += ","
+                lines.append(part)
     return "\n".join(part for line in lines for part in textwrap.wrap(line, _MAX_WORD_CHARACTERS))
 
 
