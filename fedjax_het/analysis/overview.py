@@ -642,7 +642,7 @@ def _make_table(
 ) -> TextTable:
     """Divide rows into sections by their shared settings.
 
-    The best values of a section are those of the metric's declared direction, as they are printed.
+    The best values of a section follow the metric's declared direction and are compared as printed.
     The table is not divided if every section would hold one row: then every setting is a column,
     and there is nothing to compare.
     """

@@ -129,7 +129,9 @@ Example:
 """
 
 INFOS: Mapping[str, MetricInfo] = {**_CURVE_INFOS, **_SUMMARY_INFOS}
-"""Metrics by round and values of the summary; `registry.METRICS` has those of the setting `metrics`.
+"""Declarations by name of metrics by round and of values of the summary.
+
+`registry.METRICS` declares the metrics of the setting `metrics`.
 
 Example:
   >>> from fedjax_het.metrics.declarations import INFOS

@@ -41,7 +41,7 @@ class _Deferral:
 
 @contextlib.contextmanager
 def defer_signals(*, enabled: bool = True) -> Iterator[None]:
-    """Call Python's signal handlers, such as that of Ctrl-C, after the block instead of within it.
+    """Call Python's signal handlers, such as Ctrl-C's, after the block instead of within it.
 
     Python calls signal handlers in the main thread only. In other threads the block is executed
     without a change.
