@@ -241,9 +241,17 @@ class ClientClassWork:
     def draw_batches(
         self, seed: int, round_index: int, work_ids: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draw the minibatches of work items in a round, see `ClientWork.draw_batches`.
+        """Draw the minibatches of work items in a round; the classes of a client take turns.
 
-        The classes of a client take turns. Every step draws anew, without replacement.
+        Every step draws anew, without replacement.
+
+        Args:
+          seed: seed of the run.
+          round_index: the round, counted from 0.
+          work_ids: the work items.
+
+        Returns:
+          Indices `[steps, B]` int32 and sizes `[steps]` int32, of one work item after the other.
         """
         all_indices = [np.zeros((0, self.batch_size), np.int32)]
         all_sizes = [np.zeros(0, np.int32)]
