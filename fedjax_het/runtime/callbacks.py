@@ -202,7 +202,7 @@ class CallbackRunner:
         if result is not None:
             return result.model(client)
         group_state = self._group_state
-        state = group_state.fetch_states()[i]
+        state = group_state.fetch_state(i)
         if group_state.pager is not None:
             state = state._replace(clients=group_state.pager.states[i])
         return build_model_getter(group_state, i, state)(client)

@@ -143,7 +143,7 @@ class CheckpointWriter:
         """
         if self.folders is not None:
             path = self.folders[i] / CHECKPOINT_FILE
-            self._write(path, group_state, i, group_state.fetch_states()[i])
+            self._write(path, group_state, i, group_state.fetch_state(i))
 
     def save_final_state(self, group_state: GroupState, i: int, path: Path) -> None:
         """Write the final state of a run, unless it diverged, for `SavedStateIndex`.
@@ -154,7 +154,7 @@ class CheckpointWriter:
           path: file to write.
         """
         if group_state.diverged_rounds[i] is None:
-            self._write(path, group_state, i, group_state.fetch_states()[i])
+            self._write(path, group_state, i, group_state.fetch_state(i))
 
     def _write(self, path: Path, group_state: GroupState, i: int, state: Any) -> None:
         """Write a file; log the first error, since a run is worth more than its checkpoint."""
@@ -558,7 +558,7 @@ def _load_run(group_state: GroupState, i: int, record: dict) -> tuple[Any, Curve
 
     The states of clients may have been in another place when the checkpoint was written.
     """
-    state, pager, group = group_state.fetch_states()[i], group_state.pager, group_state.group
+    state, pager, group = group_state.fetch_state(i), group_state.pager, group_state.group
     curve_shapes = {
         name: jax.ShapeDtypeStruct((record["spec"]["rounds"], *curve.shape[1:]), curve.dtype)
         for name, curve in group_state.curves[i].items()

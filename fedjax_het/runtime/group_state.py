@@ -300,6 +300,11 @@ class GroupState:
         if self.pager is not None:
             self.pager.store_table(clients, rounds)
 
+    def fetch_state(self, i: int) -> Any:
+        """Return the state of a run, on the host."""
+        self.require_state()
+        return self.group.take_run(jax.tree.map(fetch_to_host, self.state), i)
+
     def fetch_states(self) -> list[Any]:
         """Return the state of every run, on the host."""
         self.require_state()

@@ -68,19 +68,24 @@ def compute_digest(spec: RunSpec, summary: Mapping[str, Any]) -> str:
     """
     identity = {name: summary.get(name) for name in IDENTITY_FIELDS}
     data = summary.get("dataset_digest") if spec.dataset == USER_PROVIDED else None
-    parts: list[Any] = [spec.digest(), identity, summary.get("own_dataset") or data]
+    own_data = summary.get("own_dataset") or data
+    parts: list[Any] = [spec.digest(), identity, own_data]
     if network := summary.get("network_digest"):
         parts.append(network)
-    prng, is_own_data = summary.get("prng"), bool(summary.get("own_dataset") or data)
+    prng = summary.get("prng")
     optional = {
         "partition": summary.get("own_partition"),
         "initial": summary.get("initial_digest"),
         "optimizer": summary.get("optimizer_digest"),
-        "class_names": summary.get("class_names_digest") if is_own_data else None,
+        "class_names": summary.get("class_names_digest") if own_data else None,
         "prng": None if prng == PRNG_IMPL else prng,
     }
     parts += [{name: digest} for name, digest in optional.items() if digest]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    return _hash_text(json.dumps(parts, sort_keys=True))
+
+
+def _hash_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def compute_class_names_digest(spec: ResolvedRunSpec, dataset: Dataset) -> str | None:
@@ -101,8 +106,7 @@ def compute_class_names_digest(spec: ResolvedRunSpec, dataset: Dataset) -> str |
         reads_names |= SERVER_SOURCES[source].pool is not None
     if not (reads_names and dataset.class_names):
         return None
-    text = json.dumps(list(map(str, dataset.class_names)))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return _hash_text(json.dumps(list(map(str, dataset.class_names))))
 
 
 # Registered objects
@@ -129,7 +133,7 @@ def collect_function_digests(spec: RunSpec) -> dict[str, str]:
     return {
         f"{registry.kind} {name}": hash_functions(registry[name])
         for registry, name in names
-        if name in registry and name not in registry.built_in
+        if _is_registered(registry, name)
     }
 
 
@@ -155,7 +159,7 @@ def hash_functions(entry: Any) -> str:
     fields = entry._asdict() if hasattr(entry, "_asdict") else vars(entry)
     parts = {name: f for name, f in fields.items() if not isinstance(f, str)}  # no descriptions
     texts = [f"{name}:{text}" for name, f in sorted(parts.items()) for text in _describe(f, set())]
-    digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+    digest = _hash_text("\n".join(texts))
     return f"{sys.version_info[0]}.{sys.version_info[1]}-{digest}"
 
 

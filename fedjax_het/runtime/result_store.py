@@ -21,11 +21,7 @@ from fedjax_het.config.resolve import is_horizon_dependent
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec, hash_settings
 from fedjax_het.config.settings import rename_former_settings
 from fedjax_het.data import Dataset, Partition
-from fedjax_het.runtime.identity import (
-    ListChanges,
-    compute_class_names_digest,
-    list_no_changes,
-)
+from fedjax_het.runtime.identity import ListChanges, compute_class_names_digest, list_no_changes
 from fedjax_het.runtime.result_display import flatten, name_data
 from fedjax_het.runtime.results import PARTIAL_SUFFIX, STATE_SUFFIX, Result, decode_record
 from fedjax_het.utils.config import validate_arguments
@@ -41,7 +37,6 @@ _RUN_FILE = re.compile(rf"[0-9a-f]{{16}}({re.escape(PARTIAL_SUFFIX)})?\.json")
 log = logging.getLogger("fedjax_het")
 
 
-@validate_arguments
 @validate_arguments
 def load_result(directory: str | os.PathLike, digest: str) -> Result | None:
     """Read the result of a whole run from a folder.
@@ -78,9 +73,10 @@ def load_results(directory: str | os.PathLike) -> "pd.DataFrame":
       A row per run with the columns `digest`, `settings`, each setting (nested ones as
       `hp.prox_mu`) and each value of the summary. `digest` names the files. `settings` is
       `RunSpec.digest()`, which results of one spec share on all versions and devices, see
-      `select_newest`. `is_partial` marks runs that a callback or the caller ended early. A setting takes precedence over a value of the summary with the same name. A
-      user's data set or partition may replace the data set or partition of the settings. Then the
-      first digits of its digest are added to `dataset` or `partition`, and to `settings`.
+      `select_newest`. `is_partial` marks runs that a callback or the caller ended early. A setting
+      takes precedence over a value of the summary with the same name. A user's data set or
+      partition may replace the data set or partition of the settings. Then the first digits of its
+      digest are added to `dataset` or `partition`, and to `settings`.
 
     Raises:
       ConfigError: if there is no such folder.

@@ -142,10 +142,8 @@ def build_signature(
         dataset.num_classes,
         to_items(spec.model_options),
     )
-    options, algorithm_spec = (
-        to_items(spec.options),
-        get_algorithm_spec(spec.algorithm, spec.options),
-    )
+    options = to_items(spec.options)
+    algorithm_spec = get_algorithm_spec(spec.algorithm, spec.options)
     implementations = algorithm_spec.identity_key
     model = _adapt_network(
         base_model, spec.algorithm, options, implementations, conv_impl, spec.precision

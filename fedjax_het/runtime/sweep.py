@@ -23,11 +23,7 @@ from fedjax_het.core.memory import usable_free_bytes
 from fedjax_het.core.optimizers import compute_optimizer_digest
 from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.nn import compute_network_digest, to_model
-from fedjax_het.runtime.build import (
-    RunGroup,
-    prepare_group,
-    with_plan,
-)
+from fedjax_het.runtime.build import RunGroup, prepare_group, with_plan
 from fedjax_het.runtime.callbacks import Callback
 from fedjax_het.runtime.checkpointing import UNFINISHED_FOLDER
 from fedjax_het.runtime.data_assignment import (
@@ -250,10 +246,8 @@ def execute_runs(
     folder = result_writer.folder
     leases = Leases(None if folder is None else folder / LEASES_FOLDER)
     with exit_on_sigterm(), leases:
-        saved_states, list_changes = (
-            SavedStateIndex(folder),
-            RegisteredIdentity(user_objects).list_changes,
-        )
+        saved_states = SavedStateIndex(folder)
+        list_changes = RegisteredIdentity(user_objects).list_changes
         stored_runs = StoredRuns(
             options.resume_anyway,
             lambda spec: saved_states.find(

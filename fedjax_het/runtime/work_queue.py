@@ -14,11 +14,7 @@ from typing import Any, NamedTuple
 
 from fedjax_het.config.run_spec import ResolvedRunSpec
 from fedjax_het.runtime.checkpointing import UNFINISHED_FOLDER, find_resumable_record
-from fedjax_het.runtime.identity import (
-    ListChanges,
-    list_environment_changes,
-    list_no_changes,
-)
+from fedjax_het.runtime.identity import ListChanges, list_environment_changes, list_no_changes
 from fedjax_het.runtime.leases import Leases
 from fedjax_het.runtime.progress import format_duration, show_progress
 from fedjax_het.runtime.result_display import format_run_label
