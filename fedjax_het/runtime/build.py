@@ -197,6 +197,8 @@ def prepare_group(
     *,
     assignments: Sequence[DataAssignment] | None = None,
     num_runs: int | None = None,
+    has_mesh: bool = True,
+    is_debug: bool = False,
 ) -> RunGroup:
     """Check the settings, make the partitions and build the programs. Nothing is compiled yet.
 
@@ -207,6 +209,9 @@ def prepare_group(
       assignments: the result of `assign_data` for each run, if it exists already.
       num_runs: number of runs that the programs serve, which may include further runs (default: the
         number of `specs`). It decides how devices are shared out.
+      has_mesh: whether the programs are for a mesh of devices; False for the default device, which
+        `placement` must then choose with client states on it.
+      is_debug: whether the programs run without jit, which requires `has_mesh=False`.
 
     Returns:
       The runs and their programs, which are not compiled.
@@ -264,6 +269,8 @@ def prepare_group(
     prepared_runs = _add_method_inputs(prepared_runs, algorithm)
     schedulers = [run.scheduler for run in prepared_runs]
     plan = planner.build_plan(lane_choice, schedulers)
+    if not has_mesh:
+        plan = plan._replace(mesh=None, is_debug=is_debug)
     program = build_programs(signature, plan)
     state_bytes = compute_client_state_bytes(program, spec)
     client_state = choose_client_state(placement, program, spec, state_bytes)

@@ -15,7 +15,7 @@ from fedjax_het.core.flops_interpreter import FlopCounter, Mask
 from fedjax_het.core.rng import Stream
 from fedjax_het.core.round_inputs import ChunkInputs
 from fedjax_het.data import Dataset
-from fedjax_het.runtime.build import prepare_group, with_plan
+from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.runtime.group_init import compute_state_shapes, init_group, init_states
 from fedjax_het.runtime.group_state import GroupState
@@ -120,8 +120,7 @@ def count_flops(
     """
     placement = Placement(lanes=lanes, blocks=1, devices=1, client_state=DEVICE_STATE)
     user_objects = UserObjects(dataset, data_dir=data_dir)
-    group = prepare_group([spec], user_objects, placement)
-    group = with_plan(group, group.program.plan._replace(mesh=None))
+    group = prepare_group([spec], user_objects, placement, has_mesh=False)
     group_state = init_group(group, group.prepared_runs, traces_programs=False)
     algorithm = group.program.algorithm
     programs = {"rounds": _trace_rounds(group_state)}

@@ -12,7 +12,7 @@ import jax
 
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.data import Dataset, Partition
-from fedjax_het.runtime.build import prepare_group, with_plan
+from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.callbacks import Callback, CallbackRunner, RunStatus
 from fedjax_het.runtime.checkpointing import (
     CheckpointWriter,
@@ -363,9 +363,7 @@ def federation(
     checkpoints = CheckpointWriter(None if folder is None else [folder])
 
     def init(candidate: Placement) -> GroupState:
-        group = prepare_group([spec], user_objects, candidate)
-        if debug:
-            group = with_plan(group, group.program.plan._replace(mesh=None, is_debug=True))
+        group = prepare_group([spec], user_objects, candidate, has_mesh=not debug, is_debug=debug)
         group_state = init_group(
             group,
             group.prepared_runs,
