@@ -63,7 +63,7 @@ def apply_stopping_rules(group_state: GroupState) -> None:
 def _find_early_stops(
     group_state: GroupState, active: list[int], rounds_done: int
 ) -> dict[int, EarlyStop]:
-    """Return the ends of runs before their last round, with those by rules that are met now."""
+    """Return the ends of runs before their last round, with the ends by rules that are met now."""
     early_stops = dict(group_state.early_stops)
     for i in active:
         spec = group_state.prepared_runs[i].spec
