@@ -404,10 +404,9 @@ def register_measure(
     """
     for argument, function in (("sums", sums), ("finish", finish)):
         require(callable(function), argument, function, "a function")
-    taken = {*INFOS, *(n for m in METRICS.values() if m.name != name for n, _ in m.infos)}
     for value_name, info in infos.items():
         validate_fields(info._asdict(), MetricInfo, prefix=f"infos[{value_name!r}].")
-        is_free = value_name not in taken and not value_name.startswith(_RESERVED_PREFIXES)
+        is_free = _is_free(value_name, name)
         require(is_free, "infos", value_name, "a name that no other measure has")
     description = description or "a measure of the user"
     METRICS.add(Metric(name, description, sums, finish, infos=tuple(infos.items())))
@@ -441,7 +440,7 @@ def metric_shapes(metrics: tuple[Metric, ...], num_classes: int) -> dict[str, tu
             expected = f"a value that finish returns: {', '.join(values)}"
             require(name in values, f"infos of measure {metric.name!r}", name, expected)
         for name, leaf in values.items():
-            is_free = name not in shapes and not name.startswith(_RESERVED_PREFIXES)
+            is_free = name not in shapes and _is_free(name, metric.name)
             expected = "a name that no other measure has"
             require(is_free, f"measure {metric.name!r}", name, expected)
             shapes[name] = tuple(leaf.shape)
@@ -452,6 +451,14 @@ _RESERVED_PREFIXES = (
     *("test_", "train_", "client_", "mean_client_", "bytes_"),
     *("update_norm", "drift_", "accuracy_"),
 )
+_RESERVED_NAMES = ("", "digest", "round")  # the last two are columns of `load_curves`
+
+
+def _is_free(name: str, metric_name: str) -> bool:
+    """Return whether a value of a metric has a name of its own, for its mean in the summary, too."""
+    other_metrics = [metric for metric in METRICS.values() if metric.name != metric_name]
+    taken = {*_RESERVED_NAMES, *INFOS, *(n for metric in other_metrics for n, _ in metric.infos)}
+    return not (name.startswith(_RESERVED_PREFIXES) or taken & {name, f"final_{name}"})
 
 
 def _trace_metric(metric: Metric, num_classes: int) -> dict[str, Any]:

@@ -17,11 +17,14 @@ The generator of random numbers is always `PRNG_IMPL`. A result of other version
 because its numbers differ by rounding; a sweep reports the difference.
 
 The comparison of functions covers their code, their defaults, their closures, and the functions,
-classes and plain constants of the same module that they read. It does not cover other modules,
-installed packages, arrays and mutable objects, and it is skipped between versions of Python.
+classes, arrays and constants of the user's modules that they read: numbers, texts, tuples, lists,
+dictionaries and objects of these. It does not cover code of installed packages, and empty or mixed
+lists and dictionaries, which may be caches. It is skipped between versions of Python.
 """
 
 import contextlib
+import dataclasses
+import enum
 import functools
 import hashlib
 import inspect
@@ -29,8 +32,12 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from types import CodeType
+from pathlib import PurePath
+from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
+
+import jax
+import numpy as np
 
 from fedjax_het.algorithms import METHODS
 from fedjax_het.config.resolve import USER_PROVIDED
@@ -40,7 +47,7 @@ from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES, Dataset
 from fedjax_het.metrics.registry import METRICS, parse_metrics
 from fedjax_het.nn import NETWORKS
 from fedjax_het.runtime.data_assignment import UserObjects, assign_data, load_server_pool
-from fedjax_het.utils.arrays import PRNG_IMPL
+from fedjax_het.utils.arrays import PRNG_IMPL, to_numpy_bits
 from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.registry import Registry, get_keyword_parameters
 
@@ -50,7 +57,10 @@ ENVIRONMENT_FIELDS = ("jax", "jaxlib", "numpy", "flax", "optax", "switches")
 """Names of the other values, between which results differ by rounding."""
 ListChanges = Callable[[ResolvedRunSpec, Mapping[str, Any]], list[str]]
 """Type of `RegisteredIdentity.list_changes`."""
-_PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None))
+_PLAIN_TYPES = (
+    *(bool, int, float, complex, str, bytes, type(None)),
+    *(enum.Enum, range, slice, PurePath, np.generic, np.dtype),
+)
 _INSTALLED_ROOTS = {"fedjax_het", "builtins", *sys.stdlib_module_names} - {"__main__"}
 _CLASS_TEXTS = ("__module__", "__doc__", "__qualname__")
 _MEMORY_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -167,20 +177,28 @@ def _describe(value: Any, seen: set[int]) -> Iterator[str]:
     """Yield texts that differ between functions, classes and constants that compute differently."""
     if isinstance(value, _PLAIN_TYPES):
         yield repr(value)
+    elif isinstance(value, np.ndarray | jax.Array):
+        array = to_numpy_bits(value)
+        content = array.tobytes() if array.dtype != object else b""
+        yield f"{array.dtype} {array.shape} {hashlib.sha256(content).hexdigest()}"
     elif isinstance(value, tuple):
         for item in value:
             yield from _describe(item, seen)
     elif isinstance(value, frozenset):
         yield from sorted("\n".join(_describe(item, seen)) for item in value)
+    elif isinstance(value, list | dict | set) and value and _is_constant(value):
+        yield repr(sorted(map(repr, value)) if isinstance(value, set) else value)
     elif id(value) in seen:
         return
     elif isinstance(value, functools.partial):
         yield from _describe((value.func, value.args, *value.keywords.items()), seen)
     elif isinstance(value, property | functools.cached_property):
         yield from _describe(value.fget if isinstance(value, property) else value.func, seen)
-    elif inspect.isfunction(value) or inspect.ismethod(value):
+    elif inspect.isfunction(value):
         seen.add(id(value))
-        yield from _describe_function(getattr(value, "__func__", value), seen)
+        yield from _describe_function(value, seen)
+    elif inspect.ismethod(value):
+        yield from _describe((value.__func__, value.__self__), seen)
     elif isinstance(value, type):
         seen.add(id(value))
         yield value.__qualname__
@@ -191,14 +209,45 @@ def _describe(value: Any, seen: set[int]) -> Iterator[str]:
             is_value = isinstance(part, (*_PLAIN_TYPES, property)) and name not in _CLASS_TEXTS
             if is_written or is_value:
                 yield from (name, *_describe(part, seen))
-    elif callable(value):  # an object, such as a module of flax
+    elif hasattr(value, "__wrapped__"):  # a function of jax.jit
+        seen.add(id(value))
+        is_installed = _is_installed(value)
+        yield from _describe(value.__qualname__ if is_installed else value.__wrapped__, seen)
+    elif isinstance(value, SimpleNamespace) or not _is_installed(type(value)):
+        seen.add(id(value))
+        yield from _describe_object(value, seen)
+    elif callable(value):  # an object, such as a function of NumPy
         yield _MEMORY_ADDRESS.sub("", repr(value))
         yield from _describe(type(value), seen)
 
 
+def _is_constant(value: Any) -> bool:
+    """Return whether a list, a dictionary, a set or a tuple consists of plain constants."""
+    if isinstance(value, list | tuple | set):
+        return all(map(_is_constant, value))
+    if isinstance(value, dict):
+        return all(map(_is_constant, (*value, *value.values())))
+    return isinstance(value, _PLAIN_TYPES)
+
+
+def _describe_object(value: Any, seen: set[int]) -> Iterator[str]:
+    """Yield texts of the class and the attributes of an object of the user, or of a flax module."""
+    yield from _describe(type(value), seen)
+    if dataclasses.is_dataclass(value):
+        names = {field.name for field in dataclasses.fields(value)}
+    else:
+        names = {*getattr(value, "__dict__", ())}
+    for name in sorted(names):
+        yield from (name, *_describe(getattr(value, name, None), seen))
+
+
 def _is_installed(function_or_class: Any) -> bool:
     """Return whether a function or a class is part of Python, this package or another one."""
-    module = getattr(function_or_class, "__module__", None) or ""
+    return _is_installed_name(getattr(function_or_class, "__module__", None) or "")
+
+
+def _is_installed_name(module: str) -> bool:
+    """Return whether the module of a name is part of Python, this package or another one."""
     path = str(getattr(sys.modules.get(module), "__file__", None) or "")
     root = module.partition(".")[0]
     return root in _INSTALLED_ROOTS or "-packages" in path
@@ -214,11 +263,14 @@ def _describe_function(function: Any, seen: set[int]) -> Iterator[str]:
     else:
         names: set[str] = set()
         yield from _describe_code(function.__code__, names, seen)
-        for name in sorted(names & function.__globals__.keys()):
-            value = function.__globals__[name]
-            is_own = getattr(value, "__module__", None) == function.__module__
-            if is_own or isinstance(value, (*_PLAIN_TYPES, tuple)):
-                values.append(value)
+        namespaces = [function.__globals__]
+        for name in names & function.__globals__.keys():
+            module = function.__globals__[name]
+            if isinstance(module, ModuleType) and not _is_installed_name(module.__name__):
+                namespaces.append(vars(module))  # names of its attributes are among `names`
+        for namespace in namespaces:
+            for name in sorted(names & namespace.keys()):
+                values += [name, namespace[name]]
     yield from _describe(tuple(values), seen)
 
 

@@ -1,13 +1,18 @@
 """The identity of results: everything that decides a run's numbers is in its name or is compared."""
 
 import dataclasses
+import importlib
 import json
 import os
+import shutil
 import string
 import subprocess
 import sys
+from functools import partial
+from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -51,6 +56,7 @@ from fedjax_het.runtime.identity import (
     RegisteredIdentity,
     collect_function_digests,
     compute_class_names_digest,
+    hash_functions,
     list_function_changes,
 )
 from fedjax_het.runtime.result_store import select_newest
@@ -332,6 +338,72 @@ def test_changed_function_is_found(kind):
     other_python = {name: "3.0-0123456789abcdef"}
     assert not list_function_changes(before, {"functions": other_python})
     assert collect_function_digests(make_spec()) == {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    factor: float = 1.0
+
+    def apply(self, gradient):
+        return self.factor * gradient
+
+
+SETTING = None  # which `read_setting` reads
+
+
+def read_setting(x):
+    return x, SETTING
+
+
+CONSTANTS = {
+    "list": ([64, 32], [64, 16]),
+    "dict": ({"width": 64}, {"width": 32}),
+    "array": (np.arange(3), np.arange(3) + 1),
+    "jax array": (jnp.arange(3), jnp.arange(3) + 1),
+    "scalar of numpy": (np.float32(1), np.float32(2)),
+    "dataclass": (Scale(1.0), Scale(2.0)),
+    "object of types": (SimpleNamespace(width=1), SimpleNamespace(width=2)),
+    "bound method": (Scale(1.0).apply, Scale(2.0).apply),
+    "partial of a list": (partial(max, [1]), partial(max, [2])),
+    "compiled function": (jax.jit(lambda x: x + 1), jax.jit(lambda x: x + 2)),
+    "function of jax": (jnp.tanh, jnp.sin),
+    "network": (linen.Dense(1, bias_init=lambda k, s, d: 0), linen.Dense(2)),
+}
+
+
+@pytest.mark.parametrize("kind", CONSTANTS)
+def test_changed_constant_is_found(kind, monkeypatch):
+    def list_digests(constant):
+        monkeypatch.setitem(globals(), "SETTING", constant)
+        functions = (lambda x: (x, constant)), partial(max, key=constant), read_setting
+        return {hash_functions(SimpleNamespace(make=function)) for function in functions}
+
+    first, second = map(list_digests, CONSTANTS[kind])
+    assert len(first | second) == 6
+
+
+def test_changed_module_is_found(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    digests = []
+    for factor in (1, 2):
+        (tmp_path / "helper_of_user.py").write_text(f"def scale(x):\n    return {factor} * x\n")
+        module = importlib.import_module("helper_of_user")
+        monkeypatch.setitem(globals(), "SETTING", module)
+        digests.append(hash_functions(SimpleNamespace(make=lambda x: SETTING.scale(x))))
+        monkeypatch.setitem(globals(), "SETTING", module.scale)
+        digests.append(hash_functions(SimpleNamespace(make=lambda x: SETTING(x))))
+        monkeypatch.delitem(sys.modules, "helper_of_user")
+        importlib.invalidate_caches()
+        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+    assert len({*digests}) == 4
+
+
+def test_filled_cache_is_no_change(monkeypatch):
+    digests = set()
+    for cache in ({}, {64: make_network(64)}):
+        monkeypatch.setitem(globals(), "SETTING", cache)
+        digests.add(hash_functions(SimpleNamespace(make=read_setting)))
+    assert len(digests) == 1
 
 
 def test_changed_network_is_executed_again(tmp_path, caplog):

@@ -271,6 +271,10 @@ def test_user_measure(tmp_path):
         (lambda a, b, c: a.sum(), lambda s: s, "expected a dict of arrays by name"),
         (lambda a, b, c: a.sum(), lambda s: {"test_loss": s}, "a name that no other measure"),
         (lambda a, b, c: a.sum(), lambda s: {"macro_f1": s}, "a name that no other measure"),
+        (lambda a, b, c: a.sum(), lambda s: {"accuracy": s}, "a name that no other measure"),
+        (lambda a, b, c: a.sum(), lambda s: {"worst_decile": s}, "a name that no other measure"),
+        (lambda a, b, c: a.sum(), lambda s: {"objective": s}, "a name that no other measure"),
+        (lambda a, b, c: a.sum(), lambda s: {"digest": s}, "a name that no other measure"),
         (lambda a, b, c: "text", lambda s: {"x": s}, "one raises"),
     ],
 )
@@ -337,6 +341,7 @@ def test_user_declaration():
     [
         ({"test_loss": MetricInfo()}, "infos = 'test_loss': expected a name that no other measure"),
         ({"macro_f1": MetricInfo()}, "infos = 'macro_f1': expected a name that no other measure"),
+        ({"accuracy": MetricInfo()}, "infos = 'accuracy': expected a name that no other measure"),
         ({"accuracy_x": MetricInfo()}, "infos = 'accuracy_x'"),
         ({"error": "higher"}, "infos"),
         ({"error": MetricInfo(higher_is_better="up")}, "higher_is_better"),
