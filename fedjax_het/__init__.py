@@ -1,6 +1,7 @@
 """Federated learning on heterogeneous clients: each federation is one compiled program."""
 
 import importlib
+import warnings
 from typing import Any
 
 from fedjax_het.utils.env import import_jax
@@ -24,7 +25,7 @@ _NAMES_BY_MODULE = {
         *("register_dataset", "register_partition", "register_server_source"),
     ),
     "metrics.declarations": ("MetricInfo",),
-    "metrics.registry": ("register_measure",),
+    "metrics.registry": ("register_metric",),
     "nn": ("make_model", "register_network"),
     "runtime.device_report": ("show_environment",),
     "runtime.placement": ("Placement",),
@@ -38,9 +39,14 @@ _NAMES_BY_MODULE = {
 }
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 __all__ = ["__version__", *_MODULES]
+_FORMER_NAMES = {"register_measure": "register_metric"}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _FORMER_NAMES:
+        message = f"fedjax_het: {name} is deprecated, use {_FORMER_NAMES[name]}"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return __getattr__(_FORMER_NAMES[name])
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"fedjax_het.{_MODULES[name]}"), name)

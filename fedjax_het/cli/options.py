@@ -151,10 +151,10 @@ def _describe_defaults() -> dict[str, str]:
 
 
 def rename_former_flags(words: Sequence[str]) -> list[str]:
-    """Replace the flags of settings that had another name in version 0.6."""
+    """Replace the flags that had another name in version 0.6."""
     flags = {
         f"--{former_name}": f"--{name}".replace("_", "-")
-        for former_name, name in FORMER_SETTING_NAMES.items()
+        for former_name, name in {**FORMER_SETTING_NAMES, "measure": "metric"}.items()
     }
     renamed = []
     for word in words:

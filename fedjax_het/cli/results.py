@@ -16,7 +16,7 @@ from fedjax_het.analysis.report import write_report
 from fedjax_het.papers.programs import find_programs, load_program
 from fedjax_het.utils.config import NonNegativeInt
 from fedjax_het.utils.console import log_to_stderr
-from fedjax_het.utils.errors import display_name, display_names, make_value_error, require
+from fedjax_het.utils.errors import display_name, make_value_error, require
 from fedjax_het.utils.text import to_one_line
 
 
@@ -29,7 +29,7 @@ class ReportCommand:
     by: tuple[str, ...] = ()
     """Settings that select the rows of the tables, e.g. algorithm alpha hp.prox_mu (default: the
     settings that vary, except seeds)."""
-    measure: str | None = None
+    metric: str | None = None
     """Number of each run that is averaged over seeds, e.g. best_accuracy or bytes_up (default:
     final_accuracy, or bmta if no fewer runs have it)."""
     output_dir: Path | None = None
@@ -43,14 +43,13 @@ def report_command(command: ReportCommand) -> int:
     log_to_stderr(logging.WARNING)
     is_folder = os.path.isdir(command.directory)  # False also for invalid paths
     require(is_folder, "directory", str(command.directory), "a folder with results of runs")
-    with display_names({"metric": "--measure"}):
-        report = write_report(
-            command.directory,
-            by=command.by,
-            metric=command.measure,
-            output_dir=command.output_dir,
-            formats=command.pictures,
-        )
+    report = write_report(
+        command.directory,
+        by=command.by,
+        metric=command.metric,
+        output_dir=command.output_dir,
+        formats=command.pictures,
+    )
     for table in report.tables:
         print_table(table)
         print()

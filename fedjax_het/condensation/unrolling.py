@@ -196,7 +196,7 @@ def matching_loss(
       target: parameters after training on real data, `[P]`.
       distance: "normalized_l2": `||end - target||^2 / ||start - target||^2`, which is 1 for a
         network that did not move and 0 at the target. The denominator uses the (averaged) target,
-        as in the code. "cosine": 1 minus the cosine between `end` and `target`, the measure of
+        as in the code. "cosine": 1 minus the cosine between `end` and `target`, the metric of
         DynaFed's Fig. 6.
 
     Returns:

@@ -315,7 +315,7 @@ def validate_domains(
     )
     largest = int(max(train_domains.max(), test_domains.max()))
     domain_names = tuple(domain_names or map(str, range(largest + 1)))
-    # Each domain names a measure, and `domains` names the mean over domains.
+    # Each domain names a metric, and `domains` names the mean over domains.
     is_valid = len(set(domain_names)) == len(domain_names) and not {"", "domains"} & {*domain_names}
     expected = f"a different name, not 'domains', for each of at least {largest + 1} domains"
     require(is_valid and len(domain_names) > largest, "domain_names", domain_names[:10], expected)

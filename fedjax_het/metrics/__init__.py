@@ -1,1 +1,1 @@
-"""Metrics of runs: accuracy of clients, convergence, costs, and measures that users register."""
+"""Metrics of runs: accuracy of clients, convergence, costs, and metrics that users register."""

@@ -15,7 +15,7 @@ def rolling_mean(curve: np.ndarray, window: int = WINDOW) -> np.ndarray:
     `window` rounds.
 
     Args:
-      curve: a measure in each round, floats `[rounds]`; NaN in rounds without an evaluation.
+      curve: a metric in each round, floats `[rounds]`; NaN in rounds without an evaluation.
       window: number of measured rounds in the mean. The first rounds are averaged over the measured
         rounds so far.
 
@@ -43,7 +43,7 @@ def rise_time(curve: np.ndarray, window: int = WINDOW, fraction: float = 0.9) ->
     A run that learns nothing rises in its first round: read a rise time together with the accuracy.
 
     Args:
-      curve: a measure in each round, floats `[rounds]`; NaN in rounds without an evaluation.
+      curve: a metric in each round, floats `[rounds]`; NaN in rounds without an evaluation.
       window: number of measured rounds in the running mean.
       fraction: fraction of the last value of the running mean.
 
@@ -67,7 +67,7 @@ def rounds_to_reach(curve: np.ndarray, value: float, window: int = WINDOW) -> in
     """Find the first round in which the running mean reaches a value.
 
     Args:
-      curve: a measure in each round, floats `[rounds]`; NaN in rounds without an evaluation.
+      curve: a metric in each round, floats `[rounds]`; NaN in rounds without an evaluation.
       value: the value to reach, in the unit of the curve.
       window: number of measured rounds in the running mean.
 
@@ -118,7 +118,7 @@ def cost_to_reach(
     """Compute the cost of a run until a curve first reaches an accuracy.
 
     Args:
-      metrics: measures of the run by name, arrays `[rounds]`: the curve, `bytes_up`, `bytes_down`
+      metrics: metrics of the run by name, arrays `[rounds]`: the curve, `bytes_up`, `bytes_down`
         and `client_samples`.
       summary: summary of the run by name: `rounds`, `round_seconds`, `server_seconds` and, if
         known, `sample_flops`.

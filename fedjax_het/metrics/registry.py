@@ -1,6 +1,6 @@
-"""Registry of the measures that the setting `metrics` names, in addition to accuracy and loss.
+"""Registry of the metrics that the setting `metrics` names, in addition to accuracy and loss.
 
-Measures are computed from sums over test examples, from the clients' accuracies, or from the
+Metrics are computed from sums over test examples, from the clients' accuracies, or from the
 updates that clients send.
 """
 
@@ -31,12 +31,12 @@ NUM_CALIBRATION_BINS = 15  # bins of the confidence in the calibration error
 
 
 class Metric(NamedTuple):
-    """Description of a measure, of exactly one of three kinds.
+    """Description of a metric, of exactly one of three kinds.
 
     Attributes:
-      name: name of the measure in settings.
+      name: name of the metric in settings.
       description: one line for `fedjax-het list`.
-      sums: for a measure of the global model on the test images, in every evaluation, on the
+      sums: for a metric of the global model on the test images, in every evaluation, on the
         devices: function `(logits, labels, mask) -> sums`. `logits` are float32 `[B, C]`, `labels`
         int32 `[B]`, and `mask` float32 `[B]` is 1 for an image and 0 for padding. The result is a
         pytree of arrays, which is summed over all batches.
@@ -44,7 +44,7 @@ class Metric(NamedTuple):
       from_client_accuracy: for a metric of the clients' accuracies on their own tests. A NumPy
         function of accuracies `[rounds, K]`, NaN for a missing test, that returns arrays `[rounds]`
         by name.
-      update_metric_names: names of the measures of a round's client updates, see
+      update_metric_names: names of the metrics of a round's client updates, see
         `fedjax_het.core.drift`.
       infos: pairs of a value's name and its declaration.
 
@@ -221,7 +221,7 @@ def compute_fairness(accuracy: np.ndarray) -> dict[str, np.ndarray]:
 
 
 METRICS: Registry[Metric] = Registry(
-    "measure",
+    "metric",
     (
         Metric(
             "class_accuracy",
@@ -291,7 +291,7 @@ METRICS: Registry[Metric] = Registry(
     ),
     argument="metrics",
 )
-"""Measures by name, including entries that users registered.
+"""Metrics by name, including entries that users registered.
 
 Example:
   >>> from fedjax_het.metrics.registry import METRICS
@@ -309,7 +309,7 @@ def get_metric_info(name: str) -> MetricInfo:
 
     Returns:
       The declaration; one without label, unit and direction for a metric that nobody declared, for
-      example a measure of a user that is not registered in this process.
+      example a metric of a user that is not registered in this process.
 
     Example:
       >>> from fedjax_het.metrics.registry import get_metric_info
@@ -335,13 +335,13 @@ def get_metric_info(name: str) -> MetricInfo:
 
 
 def parse_metrics(text: str | tuple[str, ...] | None) -> tuple[Metric, ...]:
-    """Look up the measures that the setting `metrics` names.
+    """Look up the metrics that the setting `metrics` names.
 
     Args:
       text: names separated by commas, a tuple of names, or None.
 
     Returns:
-      The measures, in the order of the names.
+      The metrics, in the order of the names.
 
     Raises:
       ConfigError: if a name is unknown or occurs twice.
@@ -359,7 +359,7 @@ def parse_metrics(text: str | tuple[str, ...] | None) -> tuple[Metric, ...]:
 
 
 @validate_arguments
-def register_measure(
+def register_metric(
     name: str,
     sums: Any,
     finish: Any,
@@ -367,13 +367,13 @@ def register_measure(
     *,
     infos: Mapping[str, MetricInfo] = MappingProxyType({}),
 ) -> None:
-    """Register a measure of the user for runs and sweeps, until the process ends.
+    """Register a metric of the user for runs and sweeps, until the process ends.
 
     The return values of the functions are checked once a run's classes are known, before anything
     compiles.
 
     Args:
-      name: name of the measure in settings.
+      name: name of the metric in settings.
       sums: pure JAX function `(logits, labels, mask)` that returns sums over a batch, see
         `Metric.sums`.
       finish: pure JAX function that maps the total of `sums` to arrays by name.
@@ -382,18 +382,18 @@ def register_measure(
         show a value without a declaration as it is and mark no best one.
 
     Raises:
-      ConfigError: if the name belongs to a measure of the package or is not an identifier, if
-        `sums` or `finish` is not a function, or if another measure declares a value.
+      ConfigError: if the name belongs to a metric of the package or is not an identifier, if
+        `sums` or `finish` is not a function, or if another metric declares a value.
 
     Example:
       >>> import jax
-      >>> from fedjax_het import MetricInfo, register_measure
+      >>> from fedjax_het import MetricInfo, register_metric
       >>> from fedjax_het.metrics.registry import parse_metrics
       >>> def sum_top_two(logits, labels, mask):
       ...     best = jax.lax.top_k(logits, 2)[1]
       ...     is_correct = (best == labels[:, None]).any(axis=1)
       ...     return {"correct": (is_correct * mask).sum(), "count": mask.sum()}
-      >>> register_measure(
+      >>> register_metric(
       ...     "top_two",
       ...     sum_top_two,
       ...     lambda sums: {"top_two": sums["correct"] / sums["count"]},
@@ -407,8 +407,8 @@ def register_measure(
     for value_name, info in infos.items():
         validate_fields(info._asdict(), MetricInfo, prefix=f"infos[{value_name!r}].")
         is_free = _is_free(value_name, name)
-        require(is_free, "infos", value_name, "a name that no other measure has")
-    description = description or "a measure of the user"
+        require(is_free, "infos", value_name, "a name that no other metric has")
+    description = description or "a metric of the user"
     METRICS.add(Metric(name, description, sums, finish, infos=tuple(infos.items())))
 
 
@@ -416,7 +416,7 @@ def metric_shapes(metrics: tuple[Metric, ...], num_classes: int) -> dict[str, tu
     """Compute names and shapes of the values of an evaluation, without running it.
 
     Args:
-      metrics: measures, see `parse_metrics`.
+      metrics: entries of `METRICS`, see `parse_metrics`.
       num_classes: number of classes.
 
     Returns:
@@ -438,11 +438,11 @@ def metric_shapes(metrics: tuple[Metric, ...], num_classes: int) -> dict[str, tu
         values = _trace_metric(metric, num_classes)
         for name, _ in metric.infos:
             expected = f"a value that finish returns: {', '.join(values)}"
-            require(name in values, f"infos of measure {metric.name!r}", name, expected)
+            require(name in values, f"infos of metric {metric.name!r}", name, expected)
         for name, leaf in values.items():
             is_free = name not in shapes and _is_free(name, metric.name)
-            expected = "a name that no other measure has"
-            require(is_free, f"measure {metric.name!r}", name, expected)
+            expected = "a name that no other metric has"
+            require(is_free, f"metric {metric.name!r}", name, expected)
             shapes[name] = tuple(leaf.shape)
     return shapes
 
@@ -475,22 +475,22 @@ def _trace_metric(metric: Metric, num_classes: int) -> dict[str, Any]:
     except Exception as error:  # a user's function may raise anything
         first_line = str(error).strip().split("\n")[0]
         raise ConfigError(
-            f"measure {metric.name!r}: expected sums(logits, labels, mask) and finish(sums) that "
+            f"metric {metric.name!r}: expected sums(logits, labels, mask) and finish(sums) that "
             f"can be traced, but one raises {type(error).__name__}: {first_line}"
         ) from error
 
 
 def sum_metrics(metrics: tuple[Metric, ...], logits, labels, mask) -> tuple[Tree, ...]:
-    """Compute the sums of each measure over a batch.
+    """Compute the sums of each metric over a batch.
 
     Args:
-      metrics: measures of the kind that has `sums`.
+      metrics: metrics of the kind that has `sums`.
       logits: float32 `[B, C]`.
       labels: int32 `[B]`.
       mask: float32 `[B]`, 1 for an image, 0 for padding.
 
     Returns:
-      For each measure, a pytree of float32 arrays.
+      For each metric, a pytree of float32 arrays.
 
     Example:
       >>> import jax.numpy as jnp
@@ -506,10 +506,10 @@ def sum_metrics(metrics: tuple[Metric, ...], logits, labels, mask) -> tuple[Tree
 
 
 def finish_metric(metric: Metric, sums: Tree) -> dict[str, jax.Array]:
-    """Compute the values of a measure from the total of its sums.
+    """Compute the values of a metric from the total of its sums.
 
     Args:
-      metric: a measure that has `sums`.
+      metric: a metric that has `sums`.
       sums: total of the sums over all batches.
 
     Returns:
@@ -529,5 +529,5 @@ def finish_metric(metric: Metric, sums: Tree) -> dict[str, jax.Array]:
     values = metric.finish(sums)
     is_dict_of_arrays = isinstance(values, dict) and all(isinstance(name, str) for name in values)
     kind, expected = type(values).__name__, "a dict of arrays by name"
-    require(is_dict_of_arrays, f"measure {metric.name!r}", kind, expected)
+    require(is_dict_of_arrays, f"metric {metric.name!r}", kind, expected)
     return {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}

@@ -221,7 +221,7 @@ def make_good_calls(folder) -> dict[str, dict]:
         "load_image_folder": {"path": folder},
         "load_dataset": {"name": "digits", "cache_dir": folder},
         "register_dataset": {"name": "mine", "load": lambda: DATA},
-        "register_measure": {
+        "register_metric": {
             "name": "mine",
             "sums": len,
             "finish": len,

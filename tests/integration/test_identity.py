@@ -38,8 +38,8 @@ from fedjax_het import (
     load_results,
     make_partition,
     register_dataset,
-    register_measure,
     register_method,
+    register_metric,
     register_network,
     register_optimizer,
     register_partition,
@@ -317,7 +317,7 @@ REGISTER = {
         {"server_data": "own", "algorithm": "data_sharing"},
     ),
     "metric": (
-        lambda n: register_measure("own", lambda *batch: batch[2].sum(), lambda s: {"own": n * s}),
+        lambda n: register_metric("own", lambda *batch: batch[2].sum(), lambda s: {"own": n * s}),
         {"metrics": "own, macro_f1"},
     ),
 }

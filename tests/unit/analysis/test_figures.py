@@ -56,12 +56,12 @@ def joined(*sweeps):
     return pd.concat(results, ignore_index=True), pd.concat(curves, ignore_index=True)
 
 
-def values(results, method, alpha, measure="final_accuracy", **settings):
-    """A measure of the runs that did not diverge, by seed."""
+def values(results, method, alpha, metric="final_accuracy", **settings):
+    """A metric of the runs that did not diverge, by seed."""
     chosen = (results["algorithm"] == method) & (results["alpha"] == alpha) & ~results["diverged"]
     for name, value in settings.items():
         chosen &= results[name] == value
-    return results[chosen][measure].to_numpy(float)
+    return results[chosen][metric].to_numpy(float)
 
 
 @pytest.mark.parametrize(
@@ -119,11 +119,11 @@ def drawn(figure):
 # Learning curves
 
 
-def smoothed(curves, method, alpha, seeds, measure="test_accuracy"):
+def smoothed(curves, method, alpha, seeds, metric="test_accuracy"):
     """[rounds - 4, seeds]: the mean of a round and the four before it."""
     columns = []
     for seed in seeds:
-        own = curves[curves["digest"] == f"{method}-{alpha}-{seed}"][measure].to_numpy()
+        own = curves[curves["digest"] == f"{method}-{alpha}-{seed}"][metric].to_numpy()
         columns.append([own[r - 4 : r + 1].mean() for r in range(4, ROUNDS)])
     return np.array(columns).T
 
@@ -394,8 +394,8 @@ def test_heat_map_means():
 
 def test_heat_map_numbers_fit_cells():
     results, _ = heat_map_sweep()
-    for measure in ("final_accuracy", "bytes_up"):
-        figure = analysis.plot_heat_map(results, x="alpha", y="hp.local_lr", metric=measure)
+    for metric in ("final_accuracy", "bytes_up"):
+        figure = analysis.plot_heat_map(results, x="alpha", y="hp.local_lr", metric=metric)
         drawn(figure)
         for panel in figure.axes[:-1]:
             width = panel.get_window_extent().width / len(ALPHAS)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedjax_het import MetricInfo, analysis, register_measure
+from fedjax_het import MetricInfo, analysis, register_metric
 from fedjax_het.analysis.overview import choose_default_metric, find_derived_settings
 from fedjax_het.analysis.report import write_report
 from fedjax_het.cli import main
@@ -353,7 +353,7 @@ def compute_last_means(ends):
 )
 def test_best_values_follow_declaration(metric, values, best, texts, results):
     info = MetricInfo("Gain", "", higher_is_better=False, is_fraction=True)
-    register_measure("gain", len, len, infos={"gain": info})
+    register_metric("gain", len, len, infos={"gain": info})
     results = (
         results[results["seed"] == 0]
         .iloc[:2]
@@ -420,9 +420,9 @@ def test_report_command(folder, capsys):
     out = capsys.readouterr().out
     assert "by alpha." in out and "fedprox" in out and "overview.tex" in out
     assert "heat_map.png" not in out  # prox_mu is not chosen
-    assert main(["report", str(folder), "--measure", "byts_up"]) == 2
+    assert main(["report", str(folder), "--metric", "byts_up"]) == 2
     error = capsys.readouterr().err.strip()
-    assert error.startswith("fedjax-het: --measure = 'byts_up' is unknown: did you mean 'bytes_up'")
+    assert error.startswith("fedjax-het: --metric = 'byts_up' is unknown: did you mean 'bytes_up'")
 
 
 def test_report_command_rejects_empty_folder(tmp_path, capsys):
@@ -486,14 +486,14 @@ def test_report_of_personalized_methods(personal):
 
 
 @pytest.mark.parametrize(
-    ("global_models", "measure"), [(0, "bmta"), (2, "bmta"), (3, "final_accuracy")]
+    ("global_models", "metric"), [(0, "bmta"), (2, "bmta"), (3, "final_accuracy")]
 )
-def test_default_metric(tmp_path, global_models, measure):
+def test_default_metric(tmp_path, global_models, metric):
     for seed in range(2):
         save_personal(tmp_path, "separate", seed, [0.5, 0.6])
     for seed in range(global_models):
         save_run(tmp_path, "fedavg", 0.1, seed, 0.5)
-    assert choose_default_metric(load_results(tmp_path)) == measure
+    assert choose_default_metric(load_results(tmp_path)) == metric
 
 
 def test_evaluation_and_partition_settings_vary(tmp_path):

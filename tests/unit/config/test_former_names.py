@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+import fedjax_het
 from fedjax_het import ConfigError, RunSpec, grid, load_dataset
 from fedjax_het.cli.options import load_config_file, rename_former_flags
 from fedjax_het.config.settings import FORMER_SETTING_NAMES
@@ -73,3 +74,9 @@ def test_file_and_flags_accept_former_names(tmp_path):
     words = ["--stop-at=0.9", "--min_gain", "0.1", "--alpha", "1", "--local-tests", "True"]
     expected = ["--target-accuracy=0.9", "--min-delta", "0.1", "--alpha", "1", "--client-tests"]
     assert rename_former_flags(words) == [*expected, "True"]
+    assert rename_former_flags(["--measure", "bmta"]) == ["--metric", "bmta"]
+
+
+def test_former_function_is_deprecated():
+    with pytest.warns(DeprecationWarning, match="register_measure is deprecated, use register_met"):
+        assert fedjax_het.register_measure is fedjax_het.register_metric

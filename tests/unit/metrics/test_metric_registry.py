@@ -1,4 +1,4 @@
-"""What runs measure besides accuracy and loss, against NumPy in float64."""
+"""Metrics of runs besides accuracy and loss, against NumPy in float64."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from support.data import make_domains_dataset, make_user_dataset
 from support.markers import slow_case
 from support.small_runs import assert_results_equal, final_model_logits, make_spec, run_spec
 
-from fedjax_het import ConfigError, MetricInfo, RunSpec, register_measure, simulate, sweep
+from fedjax_het import ConfigError, MetricInfo, RunSpec, register_metric, simulate, sweep
 from fedjax_het.core.evaluation import evaluate, place_evaluation_set
 from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.core.gradient_diagnostics import GRADIENT_GAP_NAMES
@@ -127,7 +127,7 @@ def test_metrics_of_run_match_model():
 
 
 @pytest.mark.parametrize("name", ["fedavg", *map(slow_case, ("dynafed", "scaffold", "fedaf"))])
-def test_measures_do_not_change_run(name):
+def test_metrics_do_not_change_run(name):
     plain, measured = run_spec(make_spec(name)), run_spec(make_spec(name, metrics=OF_EXAMPLES))
     expected = measured_of(np.zeros((1, 2)), [0]).keys()
     assert measured.metrics.keys() - plain.metrics.keys() == expected
@@ -136,7 +136,7 @@ def test_measures_do_not_change_run(name):
 
 
 @pytest.mark.parametrize("settings", [{"lanes": 2}, {"lanes": 1, "devices": 1}, {"blocks": 3}])
-def test_measures_do_not_depend_on_placement(settings):
+def test_metrics_do_not_depend_on_placement(settings):
     asked = make_spec(metrics=f"{OF_EXAMPLES}, drift", rounds=5)
     here, there = run_spec(asked, lanes=1), run_spec(asked, **settings)
     for name in ("confusion", "macro_f1", "calibration_error", "drift_cosine", "drift_distance"):
@@ -145,7 +145,7 @@ def test_measures_do_not_depend_on_placement(settings):
         )
 
 
-def test_measures_in_sweep_and_resumed(tmp_path):
+def test_metrics_in_sweep_and_resumed(tmp_path):
     asked = make_spec(metrics=f"{OF_EXAMPLES}, drift", rounds=5, eval_every=2)
     whole = run_spec(asked)
     others = [dataclasses.replace(asked, seed=seed) for seed in range(3)]
@@ -249,12 +249,12 @@ def test_drift_of_methods(name):
 # --- a user's own --------------------------------------------------------------------------------
 
 
-def test_user_measure(tmp_path):
+def test_user_metric(tmp_path):
     def top_two(logits, labels, known):
         best = jax.lax.top_k(logits, 2)[1]
         return {"right": ((best == labels[:, None]).any(1) * known).sum(), "seen": known.sum()}
 
-    register_measure("top_two", top_two, lambda sums: {"top2": sums["right"] / sums["seen"]})
+    register_metric("top_two", top_two, lambda sums: {"top2": sums["right"] / sums["seen"]})
     made = run_spec(make_spec(rounds=5, metrics=["top_two", "macro_f1"]))
     best = np.argsort(-final_model_logits(made, DATA), 1)[:, :2]
     expected = np.mean([label in two for two, label in zip(best, DATA.test_labels, strict=True)])
@@ -269,20 +269,20 @@ def test_user_measure(tmp_path):
         (lambda a, b, c: 1 / 0, lambda s: {}, "one raises ZeroDivisionError"),
         (lambda a: a, lambda s: {}, "one raises TypeError"),
         (lambda a, b, c: a.sum(), lambda s: s, "expected a dict of arrays by name"),
-        (lambda a, b, c: a.sum(), lambda s: {"test_loss": s}, "a name that no other measure"),
-        (lambda a, b, c: a.sum(), lambda s: {"macro_f1": s}, "a name that no other measure"),
-        (lambda a, b, c: a.sum(), lambda s: {"accuracy": s}, "a name that no other measure"),
-        (lambda a, b, c: a.sum(), lambda s: {"worst_decile": s}, "a name that no other measure"),
-        (lambda a, b, c: a.sum(), lambda s: {"objective": s}, "a name that no other measure"),
-        (lambda a, b, c: a.sum(), lambda s: {"digest": s}, "a name that no other measure"),
+        (lambda a, b, c: a.sum(), lambda s: {"test_loss": s}, "a name that no other metric"),
+        (lambda a, b, c: a.sum(), lambda s: {"macro_f1": s}, "a name that no other metric"),
+        (lambda a, b, c: a.sum(), lambda s: {"accuracy": s}, "a name that no other metric"),
+        (lambda a, b, c: a.sum(), lambda s: {"worst_decile": s}, "a name that no other metric"),
+        (lambda a, b, c: a.sum(), lambda s: {"objective": s}, "a name that no other metric"),
+        (lambda a, b, c: a.sum(), lambda s: {"digest": s}, "a name that no other metric"),
         (lambda a, b, c: "text", lambda s: {"x": s}, "one raises"),
     ],
 )
-def test_user_measure_rejects_invalid_functions(sums, finish, expected):
-    register_measure("mine", sums, finish)
+def test_user_metric_rejects_invalid_functions(sums, finish, expected):
+    register_metric("mine", sums, finish)
     with pytest.raises(ConfigError, match=expected) as caught:
         run_spec(make_spec(rounds=2, metrics="macro_f1, mine"))
-    assert "measure 'mine'" in str(caught.value) and "\n" not in str(caught.value)
+    assert "metric 'mine'" in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -299,19 +299,19 @@ def test_user_measure_rejects_invalid_functions(sums, finish, expected):
         ({"metrics": 3}, "metrics = 3"),
     ],
 )
-def test_measures_reject_invalid_settings(settings, expected):
+def test_metrics_reject_invalid_settings(settings, expected):
     with pytest.raises(ConfigError, match=expected) as caught:
         run_spec(make_spec(**{"rounds": 2, **settings}))
     assert "\n" not in str(caught.value)
 
 
-def test_measures_in_digest():
+def test_metrics_in_digest():
     assert "metrics" not in RunSpec().resolved().to_dict()
     as_text = RunSpec(metrics=" drift,macro_f1")
     assert RunSpec(metrics=["drift", "macro_f1"]).digest() == as_text.digest()
 
 
-def test_measures_with_domains():
+def test_metrics_with_domains():
     data = make_domains_dataset()
     made = simulate(make_spec(rounds=5, metrics="confusion"), dataset=data)
     table = made.metrics["confusion"][-1]
@@ -329,7 +329,7 @@ def count_zero(logits, labels, known):
 
 def test_user_declaration():
     info = MetricInfo("Top-two error", "", higher_is_better=False, is_fraction=True)
-    register_measure("mine", count_zero, lambda sums: {"error": sums}, infos={"error": info})
+    register_metric("mine", count_zero, lambda sums: {"error": sums}, infos={"error": info})
     assert get_metric_info("error") == info and info.axis_label == "Top-two error (%)"
     final = get_metric_info("final_error")
     assert (final.higher_is_better, final.scale, final.missing) == (False, 100, "undefined")
@@ -339,9 +339,9 @@ def test_user_declaration():
 @pytest.mark.parametrize(
     ("infos", "expected"),
     [
-        ({"test_loss": MetricInfo()}, "infos = 'test_loss': expected a name that no other measure"),
-        ({"macro_f1": MetricInfo()}, "infos = 'macro_f1': expected a name that no other measure"),
-        ({"accuracy": MetricInfo()}, "infos = 'accuracy': expected a name that no other measure"),
+        ({"test_loss": MetricInfo()}, "infos = 'test_loss': expected a name that no other metric"),
+        ({"macro_f1": MetricInfo()}, "infos = 'macro_f1': expected a name that no other metric"),
+        ({"accuracy": MetricInfo()}, "infos = 'accuracy': expected a name that no other metric"),
         ({"accuracy_x": MetricInfo()}, "infos = 'accuracy_x'"),
         ({"error": "higher"}, "infos"),
         ({"error": MetricInfo(higher_is_better="up")}, "higher_is_better"),
@@ -349,13 +349,13 @@ def test_user_declaration():
 )
 def test_user_declaration_rejects_invalid_values(infos, expected):
     with pytest.raises(ConfigError, match=expected) as caught:
-        register_measure("mine", count_zero, lambda sums: {"error": sums}, infos=infos)
+        register_metric("mine", count_zero, lambda sums: {"error": sums}, infos=infos)
     assert "\n" not in str(caught.value)
 
 
 def test_declared_values_are_returned():
     infos = {"eror": MetricInfo()}
-    register_measure("mine", count_zero, lambda sums: {"error": sums}, infos=infos)
+    register_metric("mine", count_zero, lambda sums: {"error": sums}, infos=infos)
     with pytest.raises(ConfigError, match="'mine' = 'eror': expected a value that finish returns"):
         run_spec(make_spec(rounds=2, metrics="mine"))
 

@@ -1,4 +1,4 @@
-"""Measures over clients, by hand."""
+"""Metrics over clients, by hand."""
 
 import itertools
 
