@@ -1,4 +1,4 @@
-"""The speed of local training: this package beside other simulators, in one run, with equal work."""
+"""Speed of local training: this package beside other simulators, in one run, with equal work."""
 
 import sys
 from pathlib import Path

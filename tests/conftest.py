@@ -10,7 +10,8 @@ from jaxlib import version
 # Tests compile thousands of programs that run for milliseconds. XLA's former loop emitters, where
 # they still exist, and no optimization by LLVM take a third of the compile time; the programs are
 # slower and equally correct. Programs that tests start inherit these flags. Continuous integration
-# also runs a representative set with the flags that users have (`FEDJAX_HET_TEST_OPTIMIZATION=default`).
+# also runs a representative set with the flags that users have
+# (`FEDJAX_HET_TEST_OPTIMIZATION=default`).
 FAST_COMPILE_FLAGS = ["--xla_backend_optimization_level=0"]
 if tuple(map(int, version.__version__.split(".")[:2])) < (0, 11):
     FAST_COMPILE_FLAGS.append("--xla_cpu_use_fusion_emitters=false")

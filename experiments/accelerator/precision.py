@@ -3,9 +3,9 @@
     python experiments/accelerator/precision.py --output experiments/accelerator/results
 
 Each number is the relative error ||found - exact|| / ||exact|| of one gradient, by the precision of
-networks (`RunSpec.precision`); the exact gradient is computed in float64. A CPU computes in bfloat16
-like other backends, except for the order of sums. A CPU has no tf32: parameters and images are
-rounded to 10 bits of fraction instead, as a GPU rounds the operands of a product. Activations
+networks (`RunSpec.precision`); the exact gradient is computed in float64. A CPU computes in
+bfloat16 like other backends, except for the order of sums. A CPU has no tf32: parameters and images
+are rounded to 10 bits of fraction instead, as a GPU rounds the operands of a product. Activations
 between layers stay float32 here, so the error of a GPU is larger. The effect on accuracies is
 unknown without runs.
 """

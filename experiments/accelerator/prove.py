@@ -1,6 +1,6 @@
 """Check a device: compare its numbers with numbers of the CPU, and find its fastest settings.
 
-python experiments/accelerator/prove.py                 the first device of jax; 15 minutes on an H200
+python experiments/accelerator/prove.py                 first device of jax; 15 minutes on an H200
 python experiments/accelerator/prove.py --scale quick   small cases; ten minutes on one CPU core
 
 Correctness: each method runs five rounds on synthetic data, on the device and on the CPU, both with
@@ -152,8 +152,8 @@ def measure_case(case: Case) -> dict[str, Any]:
       case: the case.
 
     Returns:
-      The device and, by kind of the case, losses and norms of every round, or client samples per second
-      and the compile time in seconds.
+      The device and, by kind of the case, losses and norms of every round, or client samples per
+      second and the compile time in seconds.
     """
     import jax
 
@@ -290,8 +290,8 @@ def compare_curves(device: dict, cpu: dict, in_another_order: dict) -> dict[str,
       in_another_order: curves of the CPU with another order of sums by name.
 
     Returns:
-      The largest relative differences of device and CPU and of the CPU's two orders, and whether the
-      first is explained by rounding.
+      The largest relative differences of device and CPU and of the CPU's two orders, and whether
+      the first is explained by rounding.
     """
     errors = [made["error"] for made in (device, cpu, in_another_order) if "error" in made]
     if errors:
@@ -383,8 +383,8 @@ def run_checks(arguments: Arguments) -> int:
       arguments: options of the program.
 
     Returns:
-      The exit status: 1 if the numbers of a method do not agree or a process died before its time; 130 if
-      the time ended before all cases were measured; else 0.
+      The exit status: 1 if the numbers of a method do not agree or a process died before its time;
+      130 if the time ended before all cases were measured; else 0.
 
     Raises:
       ConfigError: if a method, a precision or a number of lanes is unknown.

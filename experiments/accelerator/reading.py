@@ -83,7 +83,8 @@ def parse_computations(text: str) -> tuple[str, dict[str, list[HloOperation]]]:
       text: the text in XLA's HLO format.
 
     Returns:
-      `(entry, computations)`: the name of the entry, and the operations of every computation by name.
+      `(entry, computations)`: the name of the entry, and the operations of every computation by
+      name.
     """
     computations: dict[str, list[HloOperation]] = {}
     entry, current = "", None
@@ -211,8 +212,8 @@ def parse_command_buffers(thunks: str) -> dict[str, Any]:
       thunks: the list as XLA dumps it.
 
     Returns:
-      `graphs`, their number; `whole`, whether the program is one graph; and `host_reads`, the number of
-      loops and branches outside of graphs, whose conditions the host waits for.
+      `graphs`, their number; `whole`, whether the program is one graph; and `host_reads`, the
+      number of loops and branches outside of graphs, whose conditions the host waits for.
     """
     graphs, host_reads, num_outside = 0, 0, 0
     graph_indent: int | None = None  # how far the graph's own line is indented

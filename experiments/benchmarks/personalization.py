@@ -35,9 +35,10 @@ PEER = Path(__file__).parent / "peers" / "torch_fedamp.py"
 MODELS = {"mlp": {}, "convnet": {"width": 32}}
 CHECK_ROUNDS = 2
 CHECK_PROX_LAMBDA = 1.0  # strong enough to be missed
-# Relative to the distance of a client's model from its start; median over clients. In a ReLU network the order of a sum
-# sometimes decides on which side of the kink a unit falls. In the ConvNet this affects all clients,
-# and a change of PyTorch's initial model by 1e-6 has the same effect.
+# Relative to the distance of a client's model from its start; median over clients. In a ReLU
+# network the order of a sum sometimes decides on which side of the kink a unit falls. In the
+# ConvNet this affects all clients, and a change of PyTorch's initial model by 1e-6 has the same
+# effect.
 TOLERANCES = {"mlp": 1e-3, "convnet": 0.05}
 
 

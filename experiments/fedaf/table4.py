@@ -1,4 +1,4 @@
-"""FedAF's Table 4: without its condensation across clients, without its soft labels, without both."""
+"""FedAF's Table 4: without condensation across clients, without soft labels, without both."""
 
 import sys
 

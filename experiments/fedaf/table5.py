@@ -1,4 +1,4 @@
-"""FedAF's Table 5: how much of the global model the re-sampled model keeps (gamma), in 10 rounds."""
+"""FedAF's Table 5: share of the global model in the re-sampled model (gamma), in 10 rounds."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""FSL's Figure 9: distance of the server's and a client's gradients from the gradient of all data."""
+"""FSL's Figure 9: distance of the server's and clients' gradients from the gradient of all data."""
 
 import sys
 

@@ -56,8 +56,8 @@ class RoundInfo(NamedTuple):
     """
 
     train_loss: jax.Array
-    """`[]`: mean loss over the samples of local training, in nats, or of condensation. A run records
-    NaN if no client trained."""
+    """`[]`: mean loss over the samples of local training, in nats, or of condensation. A run
+    records NaN if no client trained."""
     update_norm: jax.Array
     """`[]`: L2 norm of the change of the global model; methods without one document their own
     number. A run records NaN if no client trained and the norm is 0."""

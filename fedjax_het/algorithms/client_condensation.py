@@ -476,8 +476,8 @@ class ClientCondensation:
         if not self.options.private:
             return counts
         examples, rounds = np.asarray(state.clients.num_examples), int(state.round)
-        # The fewest: sampling hides an example of a small class least. A client as a work item knows
-        # only the sum over its classes, which may be as small as the threshold.
+        # The fewest: sampling hides an example of a small class least. A client as a work item
+        # knows only the sum over its classes, which may be as small as the threshold.
         min_examples = int(examples[examples > 0].min(initial=2**31 - 1))
         if self.is_per_client:
             min_examples = self.condensation_work.threshold

@@ -126,7 +126,8 @@ def fedgen(training: LocalTraining, plan: ExecutionPlan, *, options: FedGenOptio
     rho_k(y) is client k's share of the examples of class y that were trained on in the round, with
     one more in every count. With `teacher_weights` "code" the weight of client k is mean_b
     rho_k(y_b) for all samples. y is uniform over the classes of these examples, eps over [0, 1).
-    See `compute_generator_loss`. The rate is `generator_lr` times `generator_lr_decay`^t in round t.
+    See `compute_generator_loss`. The rate is `generator_lr` times `generator_lr_decay`^t in round
+    t.
 
     Clients, from round 1 on and in their first `guided_steps` steps, minimize for a minibatch (x,
     y)

@@ -128,9 +128,9 @@ class AlgorithmSpec:
     the choice as `training.evaluated_model`, and `Algorithm.personal_variables` computes that
     model, or `Algorithm.fine_tuning` trains it. `build_federated_algorithm` supplies "client"."""
     has_global_model: bool = True
-    """Whether the server has one model for all clients. False: `Algorithm.global_model` is None, and
-    runs have no hyper-parameter `server_lr`. FedAvg's server update reads `server_lr`, so such a
-    method passes its own `update` to `build_federated_algorithm`."""
+    """Whether the server has one model for all clients. False: `Algorithm.global_model` is None,
+    and runs have no hyper-parameter `server_lr`. FedAvg's server update reads `server_lr`, so such
+    a method passes its own `update` to `build_federated_algorithm`."""
     has_diagnostics: bool = False
     "Whether the method has method-specific diagnostics, see `Algorithm.diagnostics`."
     min_clients: PositiveInt = 1

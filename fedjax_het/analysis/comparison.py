@@ -1,4 +1,4 @@
-"""Cells of a paper's table; measured beside reported values, with ranks, as numbers and as texts."""
+"""Cells of a paper's table; measured beside reported values, with ranks, as numbers and texts."""
 
 import itertools
 import math

@@ -308,7 +308,7 @@ def is_numeric(column: "pd.Series") -> bool:
 
 
 def _make_sort_key(name: str, value: Any) -> tuple:
-    """Return a key that sorts numbers, texts, then missing values; methods as they are registered."""
+    """Return a key that sorts numbers, texts, then missing values; methods as registered."""
     if is_missing(value):
         return (2,)
     if name == "algorithm":
@@ -442,8 +442,8 @@ def summarize_runs(
 
       * the settings of `by`;
       * `mean` and `std` of the metric (n − 1; NaN for one run);
-      * `best_accuracy`, the mean of the runs' best rounds; for BMTA instead `bmta_worst_decile`, and
-        for the mean of 20 rounds `rise_time`;
+      * `best_accuracy`, the mean of the runs' best rounds; for BMTA instead `bmta_worst_decile`,
+        and for the mean of 20 rounds `rise_time`;
       * `seeds`, the number of runs in the mean; `diverged` and `partial`, the numbers of runs left
         out because they diverged, or because a callback or the caller ended them early;
       * `wall_seconds` and `client_samples_per_second` of a run, diverged or not.

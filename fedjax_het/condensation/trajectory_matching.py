@@ -283,8 +283,8 @@ class SynthesisLog(NamedTuple):
 class TrajectoryMatching:
     """DynaFed's data synthesis (Algorithm 1) for one network and image shape.
 
-    Each iteration draws a segment and unrolls `inner_steps` from its start. Adam moves images, label
-    logits and step size against the gradient of the matching loss. The methods are pure
+    Each iteration draws a segment and unrolls `inner_steps` from its start. Adam moves images,
+    label logits and step size against the gradient of the matching loss. The methods are pure
     functions; the caller jits them.
 
     Additions to the public code: the step size is clipped to

@@ -124,7 +124,7 @@ def mixed_mode(
     micro_batch: int | None = None,
     server_parallelism: ServerParallelism = SINGLE_DEVICE,
 ) -> Callable[[Array, Tree, Tree], Array]:
-    """Build a step's gradient, grad_w sum_i loss(w, x_i), to be differentiated forward over reverse.
+    """Build a step's gradient, grad_w sum_i loss(w, x_i), for forward-over-reverse differentiation.
 
     Cost of the derivative: the memory of two gradients and the work of about three; a step stores
     only its arguments.

@@ -195,8 +195,8 @@ class RunSettings:
     """Epochs of fine-tuning on each held-out client's own data, at the learning rate without a
     schedule over rounds (default: the method's own fine-tuning, otherwise 1)."""
     metrics: str | tuple[str, ...] | None = None
-    """Additional measurements, as a list or separated by commas: class_accuracy, macro_f1, calibration,
-    confusion, fairness, drift (default: none)."""
+    """Additional measurements, as a list or separated by commas: class_accuracy, macro_f1,
+    calibration, confusion, fairness, drift (default: none)."""
     optimizer_options: dict[str, bool] = field(default_factory=dict)
     """Boolean options of the local optimizer, e.g. nesterov=true; `fedjax-het show OPTIMIZER` lists
     them (default: the optimizer's own)."""

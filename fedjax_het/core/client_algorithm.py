@@ -3,9 +3,10 @@
 The functions `begin`, `step` and `end` of a `ClientAlgorithm` are called at the start of a round,
 for each minibatch, and at the end of the round. `fedjax_het.methods` shows an example.
 
-`context` is a `ClientContext`: hyper-parameters, message of the server, facts of the client, PRNG key.
-The engine computes the weighted average of `ClientUpdate.mean` over the round's clients, with the
-weights of the run's `averaging`, and the sum of `ClientUpdate.sum`. A method never sees a weight.
+`context` is a `ClientContext`: hyper-parameters, message of the server, facts of the client, PRNG
+key. The engine computes the weighted average of `ClientUpdate.mean` over the round's clients, with
+the weights of the run's `averaging`, and the sum of `ClientUpdate.sum`. A method never sees a
+weight.
 
 `core.contract_checks` checks the functions of a method while the program is traced.
 """
@@ -51,7 +52,8 @@ class ClientContext(NamedTuple):
     Example:
       >>> from fedjax_het.methods import ClientContext, ServerMessage
       >>> message = ServerMessage({"params": 1.0, "state": {}})
-      >>> ClientContext({"local_lr": 0.1}, message, client=None, key=None).message.variables["params"]
+      >>> context = ClientContext({"local_lr": 0.1}, message, client=None, key=None)
+      >>> context.message.variables["params"]
       1.0
     """
 
@@ -105,8 +107,8 @@ class ClientUpdate(NamedTuple):
     """
 
     mean: Tree = ()
-    """Averaged over the round's clients with the weights of the run's `averaging`. Zero if no client
-    has trained."""
+    """Averaged over the round's clients with the weights of the run's `averaging`. Zero if no
+    client has trained."""
     sum: Tree = ()
     "Summed over the round's clients."
 
@@ -143,7 +145,7 @@ class ClientAlgorithm(NamedTuple):
     extra_passes: int = 0
     "Passes over the client's data before its local epochs."
     outputs_models: bool = False
-    """Whether outputs are models, all of which every device receives: `CohortResult.outputs` is then
-    a `ClientModels`."""
+    """Whether outputs are models, all of which every device receives: `CohortResult.outputs` is
+    then a `ClientModels`."""
     phase: str = CLIENTS
     "Name of the training in the progress of a resumable round."

@@ -52,10 +52,10 @@ class Examples(NamedTuple):
 class RoundSchedule(NamedTuple):
     """One round's work, padded to the run's largest round; `[R, ...]` for a chunk of rounds.
 
-    Axes: D blocks of lanes, V lanes per block, J client slots per lane, T steps per lane, B batch, G
-    segments per block, S sampled clients. A segment is a range of steps of one block in which no
-    client starts or ends. `core.schedule` makes the arrays on the host. Where clients condense data,
-    "client" means a pair of a client and a class in the fields of slots.
+    Axes: D blocks of lanes, V lanes per block, J client slots per lane, T steps per lane, B batch,
+    G segments per block, S sampled clients. A segment is a range of steps of one block in which no
+    client starts or ends. `core.schedule` makes the arrays on the host. Where clients condense
+    data, "client" means a pair of a client and a class in the fields of slots.
     """
 
     round: np.ndarray
@@ -144,8 +144,8 @@ class CohortResult(NamedTuple):
     """`[D, V, J, ...]` per client slot, whole on every device, zero where it is unused; a
     `ClientModels` with `ClientAlgorithm.outputs_models`."""
     train_loss: jax.Array
-    """`[]` float32: mean over samples of the loss of local training; NaN where no client trained or a
-    client's state has new entries that are not finite."""
+    """`[]` float32: mean over samples of the loss of local training; NaN where no client trained or
+    a client's state has new entries that are not finite."""
 
 
 # Fields of `RoundSchedule` that no lane reads: they have no axis of blocks, or the blocks of all
@@ -291,7 +291,7 @@ class _Lane(NamedTuple):
         return _ActiveClient(local, num_steps + 1, loss, active.num_samples + count)
 
     def end(self, slots: _Slots, slot: jax.Array, active: _ActiveClient) -> tuple:
-        """Return the weighted update, whether the state is as finite as it was, state and output."""
+        """Return the weighted update, whether the state is finite as before, state and output."""
         state = get_client_row(self.inputs.states, take_row(slots.state_rows, slot))
         update, new_state, output = self.client_algorithm.end(
             self.make_context(slots, slot), active.local, state

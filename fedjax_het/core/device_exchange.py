@@ -181,7 +181,8 @@ def bitcast_from_words(words: jax.Array, template: jax.Array) -> jax.Array:
     """Return arrays of any type from their words.
 
     Args:
-      words: uint32 `[D, n]`; a row holds the words of one array, as `bitcast_to_words` returns them.
+      words: uint32 `[D, n]`; a row holds the words of one array, as `bitcast_to_words` returns
+        them.
       template: an array of the type and shape `[...]` of each array.
 
     Returns:

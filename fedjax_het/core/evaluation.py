@@ -94,7 +94,8 @@ def correct(logits: jax.Array, labels: jax.Array) -> jax.Array:
     Example:
       >>> import jax.numpy as jnp
       >>> from fedjax_het.core.evaluation import correct
-      >>> correct(jnp.array([[2.0, 1.0], [0.0, 3.0], [jnp.nan, 0.0]]), jnp.array([0, 0, 0])).tolist()
+      >>> logits = jnp.array([[2.0, 1.0], [0.0, 3.0], [jnp.nan, 0.0]])
+      >>> correct(logits, jnp.array([0, 0, 0])).tolist()
       [1.0, 0.0, nan]
     """
     is_correct = (logits.argmax(-1) == labels).astype(jnp.float32)

@@ -32,8 +32,8 @@ class ExecutionPlan(NamedTuple):
       where it is, so that devices need not wait for each other;
     * no mesh: one federation on the default device, block by block.
 
-    The blocks' sums are added in one order everywhere, so `blocks` does not change when a federation
-    moves from all devices to one.
+    The blocks' sums are added in one order everywhere, so `blocks` does not change when a
+    federation moves from all devices to one.
 
     Example:
       >>> from fedjax_het.core.execution_plan import make_execution_plan
@@ -194,8 +194,8 @@ class ExecutionPlan(NamedTuple):
         """Run work at the server on values that all devices hold.
 
         Args:
-          function: `function(server_parallelism, *args)`, see `ServerParallelism`; it must not close
-            over traced arrays. If devices do not share the work, each device does all of it.
+          function: `function(server_parallelism, *args)`, see `ServerParallelism`; it must not
+            close over traced arrays. If devices do not share the work, each device does all of it.
           *args: trees of arrays.
           loops: runs the long loops of the work, within a round `Cohort.loops`. By default they are
             whole: a resumable round then repeats them in every call.

@@ -83,7 +83,8 @@ class ClientTrainState(NamedTuple):
 
     Example:
       >>> from fedjax_het.methods import ClientTrainState
-      >>> ClientTrainState({"params": 1.0, "state": {}}, optimizer_state=(), aux=())._replace(aux=3).aux
+      >>> state = ClientTrainState({"params": 1.0, "state": {}}, optimizer_state=(), aux=())
+      >>> state._replace(aux=3).aux
       3
     """
 
@@ -153,8 +154,9 @@ def make_training_step(
       training: the choices of local training.
       adjust: `adjust(context, gradient, local, batch) -> (gradient, aux)`: the gradient that the
         local optimizer uses, and the new `local.aux`.
-      loss_and_gradient: `loss_and_gradient(context, local, batch) -> (loss, gradient, variables)` of
-        a minibatch, with new batch-norm statistics. Default: cross-entropy, `Task.loss_and_gradient`.
+      loss_and_gradient: `loss_and_gradient(context, local, batch) -> (loss, gradient, variables)`
+        of a minibatch, with new batch-norm statistics. Default: cross-entropy,
+        `Task.loss_and_gradient`.
 
     Returns:
       `step(context, local, batch) -> (local, loss)` with a `ClientTrainState` for `local`.
@@ -216,10 +218,12 @@ def apply_gradient(
       ... )
       >>> from fedjax_het.nn import make_model
       >>> training = LocalTraining(Task(make_model("mlp", (4, 4, 1), 3), (0.0,), (1.0,)), "sgd")
-      >>> variables, hp = {"params": {"w": jnp.ones(2)}, "state": {}}, {"local_lr": jnp.float32(0.5)}
+      >>> variables = {"params": {"w": jnp.ones(2)}, "state": {}}
+      >>> hp = {"local_lr": jnp.float32(0.5)}
       >>> context = ClientContext(hp, message=(), client=None, key=None)
       >>> state = init_local_optimizer(training, hp, variables)
-      >>> new, _ = apply_gradient(training, context, variables, {"w": jnp.ones(2)}, state, batch=None)
+      >>> gradient = {"w": jnp.ones(2)}
+      >>> new, _ = apply_gradient(training, context, variables, gradient, state, batch=None)
       >>> new["params"]["w"].tolist()
       [0.5, 0.5]
     """

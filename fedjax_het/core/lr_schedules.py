@@ -1,8 +1,8 @@
 """Schedules of the local rate, over rounds and over a client's steps: factors of `local_lr`.
 
-Their numbers are hyper-parameters, `lr_<number>` over rounds and `lr_step_<number>` over steps. Over
-rounds the host computes one factor for each round; over steps the numbers are traced. A sweep over
-them compiles nothing in either case.
+Their numbers are hyper-parameters, `lr_<number>` over rounds and `lr_step_<number>` over steps.
+Over rounds the host computes one factor for each round; over steps the numbers are traced. A sweep
+over them compiles nothing in either case.
 """
 
 import math

@@ -232,8 +232,8 @@ def is_near_mmap_limit() -> bool:
 def release_freed_memory() -> None:
     """Return free memory of the C library to the system, on Linux.
 
-    XLA's compiler frees its memory in small blocks, which the C library would otherwise retain: some
-    MB for each new program. Cost: some milliseconds.
+    XLA's compiler frees its memory in small blocks, which the C library would otherwise retain:
+    some MB for each new program. Cost: some milliseconds.
     """
     with contextlib.suppress(OSError, AttributeError):  # other C libraries have no such function
         ctypes.CDLL(None).malloc_trim(0)

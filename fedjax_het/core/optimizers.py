@@ -1,7 +1,7 @@
 """Local optimizers by name: SGD with its momentums, optimizers of optax, and users' own.
 
-The signature of an optimizer's function defines its settings: arguments with numbers as defaults are
-numeric hyper-parameters `local_<argument>`, truth values are the setting `optimizer_options`.
+The signature of an optimizer's function defines its settings: arguments with numbers as defaults
+are numeric hyper-parameters `local_<argument>`, truth values are the setting `optimizer_options`.
 """
 
 import functools
@@ -67,8 +67,8 @@ class LocalOptimizer(NamedTuple):
 
     name: str
     make: Callable[..., optax.GradientTransformation]
-    """`make(learning_rate, **numbers_and_options)`: the rate and the numbers are traced, and the rate
-    may be a function of the number of steps."""
+    """`make(learning_rate, **numbers_and_options)`: the rate and the numbers are traced, and the
+    rate may be a function of the number of steps."""
     description: str
     hyperparameters: HyperParameterRecords
     "Hyper-parameters of every run with the optimizer, by their names in `hp`."
@@ -94,7 +94,7 @@ class LocalTrainingOptions(NamedTuple):
     num_steps: int | None = None
     "Minibatches of a round; None: the steps of its epochs."
     user_optimizer: Any = None
-    """For the optimizer "user": a `GradientTransformation`, or a function of `hp` that returns one."""
+    """For the optimizer "user": a `GradientTransformation`, or a function of `hp` for it."""
 
 
 def _make_entry(
@@ -194,8 +194,8 @@ def register_optimizer(name: str, make: Any, description: str = "") -> None:
 
     Args:
       name: name of the optimizer in settings.
-      make: a function `make(learning_rate, ...)` that returns an `optax.GradientTransformation`; its
-        other arguments have defaults. Numbers are hyper-parameters `local_<argument>`, traced;
+      make: a function `make(learning_rate, ...)` that returns an `optax.GradientTransformation`;
+        its other arguments have defaults. Numbers are hyper-parameters `local_<argument>`, traced;
         truth values are `optimizer_options`. The rate is 0.01 by default, or as the signature says.
       description: one line for `fedjax-het list`; default: the first line of the docstring.
 

@@ -173,7 +173,8 @@ class LoopRunner:
     def has_finished_loops(self) -> Any:
         """Return whether all loops met so far are done after this call of the program.
 
-        It is True where loops are whole, so that a product or a conjunction with it changes nothing.
+        It is True where loops are whole, so that a product or a conjunction with it changes
+        nothing.
         """
         return True
 

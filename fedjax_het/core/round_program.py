@@ -149,8 +149,8 @@ def count_nonfinite_state(components: RoundComponents, state) -> jax.Array:
     """Count the entries of a state that are not finite, to compare them with the previous round's.
 
     The states of clients that are read by row alone are left out, as their lanes check them. No
-    collective: where devices share the lanes, each counts in its own copy. XLA would split the count
-    between them, see `device_exchange.exchange_between_devices`.
+    collective: where devices share the lanes, each counts in its own copy. XLA would split the
+    count between them, see `device_exchange.exchange_between_devices`.
 
     Args:
       components: the static parts of the rounds.

@@ -140,8 +140,8 @@ class ServerTraining(NamedTuple):
     """A step's key depends on it and on the step's number, counted over all epochs, alone. None:
     steps have no key."""
     is_averaged_step: Callable[[jax.Array], jax.Array] | None = None
-    """`is_averaged_step(number of steps, from 1) -> bool`: whether the variables after that step are
-    part of the returned mean (stochastic weight averaging). None: no step is."""
+    """`is_averaged_step(number of steps, from 1) -> bool`: whether the variables after that step
+    are part of the returned mean (stochastic weight averaging). None: no step is."""
     parallelism: ServerParallelism = SINGLE_DEVICE
     "Devices that share each batch; all have all arguments."
 

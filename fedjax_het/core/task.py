@@ -94,7 +94,8 @@ class Task(NamedTuple):
             where `network(images) -> (logits, state)` and the images are normalized. It may receive
             a part of the batch. `network` masks the samples that fill up the batch in batch norm;
             for images of another number of samples, pass it `sample_mask`.
-          extra_sample_arrays: further arguments of `sample_losses`, arrays with one entry per sample.
+          extra_sample_arrays: further arguments of `sample_losses`, arrays with one entry per
+            sample.
 
         Returns:
           The loss in nats, the gradient of `variables["params"]`, and the variables with the new

@@ -192,7 +192,8 @@ def compute_fairness(accuracy: np.ndarray) -> dict[str, np.ndarray]:
     Returns:
       Three float64 arrays `[rounds]` by name, NaN in rounds without any tested client:
 
-      * `worst_decile`: mean accuracy of the worst tenth of the clients, see `personal.worst_decile`.
+      * `worst_decile`: mean accuracy of the worst tenth of the clients, see
+        `personal.worst_decile`.
       * `accuracy_variance`: variance over clients.
       * `accuracy_gini`: Gini coefficient, the mean absolute difference of two clients divided by
         twice the mean; 0 if all clients have equal accuracy.
@@ -455,7 +456,7 @@ _RESERVED_NAMES = ("", "digest", "round")  # the last two are columns of `load_c
 
 
 def _is_free(name: str, metric_name: str) -> bool:
-    """Return whether a value of a metric has a name of its own, for its mean in the summary, too."""
+    """Return whether a value of a metric has its own name, also for its mean in the summary."""
     other_metrics = [metric for metric in METRICS.values() if metric.name != metric_name]
     taken = {*_RESERVED_NAMES, *INFOS, *(n for metric in other_metrics for n, _ in metric.infos)}
     return not (name.startswith(_RESERVED_PREFIXES) or taken & {name, f"final_{name}"})

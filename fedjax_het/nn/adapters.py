@@ -97,7 +97,7 @@ def _is_supported_conv(module: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def _override_convolution(module: nn.Conv, impl: str) -> Iterator[None]:
-    """Compute `module` by `conv2d` inside the context, through flax's field `conv_general_dilated`."""
+    """Compute `module` by `conv2d` inside the context, by flax's field `conv_general_dilated`."""
 
     def convolve(x, kernel, strides, padding, **kwargs: Any) -> jax.Array:
         if isinstance(padding, str):

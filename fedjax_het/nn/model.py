@@ -113,7 +113,8 @@ class Model(NamedTuple):
       head: the last fully connected layer, or None.
       can_shard_batch: whether devices may share a training batch, each with a part of the samples.
         All layers must then compute the same result for a whole and a shared batch, see
-        `fedjax_het.nn.batch_axis`. `apply` and `embed` then receive the `BatchAxis` as `batch_axis`.
+        `fedjax_het.nn.batch_axis`. `apply` and `embed` then receive the `BatchAxis` as
+        `batch_axis`.
       takes_conv_impl: whether `apply` and `embed` receive `conv_impl`, the implementation of the
         convolutions with `impl="auto"`.
       takes_sample_mask: whether `apply` and `embed` receive `sample_mask` in training, float32

@@ -207,7 +207,7 @@ def _make_row(table_run: TableRun, cell: TableCell, results: dict[int, Result]) 
 
 
 def stack_client_accuracies(rows: Sequence[MethodCosts]) -> np.ndarray:
-    """Return accuracies `[blocks, methods]`; a block is a client in a seed that all methods have."""
+    """Return accuracies `[blocks, methods]`; a block is a client in a seed of all methods."""
     seeds = sorted(set.intersection(*(set(row.client_accuracies) for row in rows)))
     empty = [np.zeros(0)]
     columns = [np.concatenate([row.client_accuracies[s] for s in seeds] or empty) for row in rows]

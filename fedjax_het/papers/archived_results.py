@@ -1,7 +1,7 @@
 """Archived results in `experiments/`, at the papers' scale or at a scale for two cores.
 
-Each folder of results has its runs in one archive, `runs.zip`, which all functions that load results
-read like files. Tables and figures are files beside it.
+Each folder of results has its runs in one archive, `runs.zip`, which all functions that load
+results read like files. Tables and figures are files beside it.
 """
 
 import hashlib

@@ -85,9 +85,9 @@ def compute_progress_terms(
 ) -> ProgressTerms:
     """Compute the terms at the largest step that (13) and (11) allow.
 
-    Measured gradients are in place of the constants that bound them. Divided by K_0 eta_0, the terms
-    contain L only in K_0 eta_0 L, which (13) bounds by a number. Therefore L need not be known, and
-    the guarantee is best at the largest step.
+    Measured gradients are in place of the constants that bound them. Divided by K_0 eta_0, the
+    terms contain L only in K_0 eta_0 L, which (13) bounds by a number. Therefore L need not be
+    known, and the guarantee is best at the largest step.
 
     Args:
       curves: `gradient_norm`, `server_norm`, `server_gap`, `client_gap`, `client_noise` and

@@ -254,7 +254,7 @@ def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
 
 
 def plot_nearest_images(image_pairs: dict[str, tuple[np.ndarray, np.ndarray]]):
-    """Plot two rows for each method: synthetic images, and below them the nearest training images."""
+    """Plot two rows for each method: synthetic images, and below the nearest training images."""
     from matplotlib.figure import Figure
 
     size = (0.7 * NUM_SHOWN_IMAGES + 2.2, 1.5 * len(image_pairs))

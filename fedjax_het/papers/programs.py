@@ -148,7 +148,7 @@ class ProgramModule(NamedTuple):
 
     @property
     def description(self) -> str:
-        """First line of the docstring below the program, or of the module's; nothing is imported."""
+        """First line of the docstring below the program, or of the module; nothing is imported."""
         tree = ast.parse(self.path.read_text(encoding="utf-8"))
         text = ast.get_docstring(tree) or ""
         for statement, below in zip(tree.body, tree.body[1:], strict=False):

@@ -1,7 +1,7 @@
 """The report of all tables and figures: one HTML page that needs no other file, and Markdown.
 
-The templates are in `report_templates/`. Programs write tables in Markdown, which markdown-it reads,
-and figures as PNG files, which the page contains.
+The templates are in `report_templates/`. Programs write tables in Markdown, which markdown-it
+reads, and figures as PNG files, which the page contains.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""Preparation of runs: settings are checked, data are placed, programs are built but not compiled."""
+"""Preparation of runs: checked settings, placed data, and programs that are not compiled."""
 
 import functools
 import logging

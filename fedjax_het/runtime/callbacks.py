@@ -43,8 +43,8 @@ class RunStatus:
       done: number of rounds that are done.
       total: number of rounds of the run.
       metrics: curves of the rounds that are done, `[done]` and more, as of a `Result`; read-only.
-        NaN where nothing was measured: `test_accuracy` in rounds without an evaluation, `train_loss`
-        in rounds in which no client trained. A comparison with NaN is false.
+        NaN where nothing was measured: `test_accuracy` in rounds without an evaluation,
+        `train_loss` in rounds in which no client trained. A comparison with NaN is false.
       new_metrics: curves of the rounds since the last call.
       wall_seconds: wall-clock time so far; runs that go in step share it.
       bytes_up: bytes from clients to the server so far.

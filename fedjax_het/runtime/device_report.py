@@ -62,7 +62,7 @@ _NOTEBOOK_MODULES = ("numpy", "jax", "jaxlib", "flax", "optax", "scipy", "pandas
 
 
 def describe_environment() -> dict[str, Any]:
-    """Return everything outside the settings that decides a run's numbers, as every result stores it.
+    """Return everything outside the settings that decides a run's numbers, as results store it.
 
     `runtime.identity` lists which of the values are part of a result's name. Starts the backend of
     jax.
@@ -296,7 +296,7 @@ def _has_tpu(root: Path, environment: Mapping[str, str]) -> bool:
 
 
 def _has_file(folder: Path, pattern: str) -> bool:
-    """Return whether a folder has a file whose name fits; False for a folder that cannot be read."""
+    """Return whether a folder has a file whose name fits; False for an unreadable folder."""
     try:
         return any(re.fullmatch(pattern, path.name) for path in folder.iterdir())
     except OSError:

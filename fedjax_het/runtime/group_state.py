@@ -1,10 +1,10 @@
 """The state of runs that go in step, and the inputs of their programs.
 
 To add an input, give it a field in `core.round_inputs.ChunkInputs`, where rounds read it, a line in
-`compiled_programs._get_input_kinds`, which names the programs that read it, and a function in one of
-three tables: `build._place_shared_inputs` for inputs of all runs of a group, `build_run_inputs` for
-inputs that stay the same, `_build_call_inputs` for inputs of a call. An input that only one method
-reads is an `algorithms.base.RoundInput` of the method.
+`compiled_programs._get_input_kinds`, which names the programs that read it, and a function in one
+of three tables: `build._place_shared_inputs` for inputs of all runs of a group, `build_run_inputs`
+for inputs that stay the same, `_build_call_inputs` for inputs of a call. An input that only one
+method reads is an `algorithms.base.RoundInput` of the method.
 """
 
 import functools
@@ -283,7 +283,7 @@ class GroupState:
         return inputs._replace(num_rounds=_place_num_rounds(self, 0))
 
     def load_client_states(self, rounds: Sequence[int]) -> None:
-        """Copy the states of the clients of these rounds to the devices, if they are on the host."""
+        """Copy the states of the clients of these rounds to the devices, if states are paged."""
         if self.pager is not None:
             with defer_signals():
                 state = self.state._replace(clients=())  # makes room

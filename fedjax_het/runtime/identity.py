@@ -8,7 +8,7 @@ checkpoint, a final state or a result of the same name is used.
 | settings (`RunSpec`), package version, device, precision, 64-bit mode | yes | |
 | switches of JAX that change random draws | if not at their defaults | |
 | data set, partition, network, optimizer, initial model that are passed as objects | yes | |
-| names of classes of such a data set, where a partition or the server's data depend on them | yes | |
+| names of classes of such a data set, if a partition or the server's data depend on them | yes | |
 | data of a registered data set, split of a registered partition | no | yes |
 | functions of registered networks, optimizers, metrics, methods and server sources | no | yes |
 | versions of JAX, NumPy, flax and optax, other switches of JAX, flags of XLA | no | when resuming |
@@ -290,7 +290,7 @@ def _describe_code(code: CodeType, names: set[str], seen: set[int]) -> Iterator[
 
 
 class RegisteredIdentity:
-    """Computes the recorded values of registered objects as they are now, each once and if needed."""
+    """Computes recorded values of registered objects as they are now, each once and if needed."""
 
     def __init__(self, user_objects: UserObjects):
         """Store the objects of the user.

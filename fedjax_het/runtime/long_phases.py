@@ -167,7 +167,7 @@ _count_each_run = jax.jit(jax.vmap(count_nonfinite))
 def _find_diverged(
     group_state: GroupState, state: Any, previous_counts: np.ndarray, name: str
 ) -> tuple[int | None, ...]:
-    """Return the rounds of divergence, with the runs whose new states have new nonfinite numbers."""
+    """Return the rounds of divergence, with runs whose new states have new nonfinite numbers."""
     has_run_axis, done = group_state.group.runs_parallel, group_state.rounds_done
     current_counts = count_nonfinite_per_run(state, has_run_axis=has_run_axis)
     diverged_rounds = [*group_state.diverged_rounds]

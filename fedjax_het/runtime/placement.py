@@ -57,7 +57,8 @@ class Placement:
       devices: the devices, or the number of devices to use, from the first; None for all (in a
         sweep: all of this process).
       blocks: number of blocks of lanes; None for one block per device. Sums are taken block by
-        block, so a run that resumes on another number of devices uses the blocks that it began with.
+        block, so a run that resumes on another number of devices uses the blocks that it began
+        with.
       spread: the work that devices share: "lanes" (one run over all devices), "runs" (each device
         has separate runs), or "auto" for the faster layout.
       width: largest number of runs in parallel on each device with `spread="runs"`; "auto" for the
@@ -73,7 +74,8 @@ class Placement:
       memory: bytes on each device that runs may use; None for all free bytes.
 
     Raises:
-      ConfigError: if a value is not allowed; the message names the attribute and the allowed values.
+      ConfigError: if a value is not allowed; the message names the attribute and the allowed
+        values.
 
     Example:
       >>> from fedjax_het import Placement

@@ -1,10 +1,10 @@
 """Sweeps as tasks of Ray, on this machine or on an existing cluster.
 
-The runs of each compiled program are split into a few parts, and each part is a task that executes a
-sweep. A machine that shares the folder of results keeps checkpoints and leases there, so that other
-workers find them; other machines keep nothing. Results return to the process that started the
-sweep, which reports progress and writes results that are not in the folder yet. A part whose process
-or machine is lost is executed again elsewhere.
+The runs of each compiled program are split into a few parts, and each part is a task that executes
+a sweep. A machine that shares the folder of results keeps checkpoints and leases there, so that
+other workers find them; other machines keep nothing. Results return to the process that started the
+sweep, which reports progress and writes results that are not in the folder yet. A part whose
+process or machine is lost is executed again elsewhere.
 """
 
 import contextlib

@@ -228,8 +228,8 @@ def summarize_metrics(
     * With domains: `best_domains_accuracy`, the highest unweighted mean over domains (FedAF,
       Table 2), its round `best_domain_round`, and `accuracy_<domain>` in that round.
     * With clients' own tests: `bmta`, the highest unweighted mean over clients (FedAMP, section 7),
-      and its round `bmta_round`. `bmta_worst_decile` is the mean over the worst tenth of the clients
-      in that round. Named clients have `client_accuracy_<name>` in that round.
+      and its round `bmta_round`. `bmta_worst_decile` is the mean over the worst tenth of the
+      clients in that round. Named clients have `client_accuracy_<name>` in that round.
       `final_client_accuracy` is the mean over clients and the last five rounds.
 
     Args:

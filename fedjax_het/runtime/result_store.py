@@ -1,8 +1,8 @@
 """Folders of results, read as data frames.
 
-The files of a run are named by the digest of its result, see `Result.digest`. Any number of programs
-on any number of machines can add to a folder, and folders can be merged by copying. Tables and
-figures depend on the folder alone.
+The files of a run are named by the digest of its result, see `Result.digest`. Any number of
+programs on any number of machines can add to a folder, and folders can be merged by copying. Tables
+and figures depend on the folder alone.
 """
 
 import contextlib
@@ -132,7 +132,7 @@ def _build_row(digest: str, result: Result) -> dict[str, Any]:
 
 
 def select_newest(results: "pd.DataFrame") -> "pd.DataFrame":
-    """Select the result of each spec and data set that finished last, a whole run's if there is one.
+    """Select the result of each spec and data set that finished last, of a whole run if any.
 
     Args:
       results: data frame of `load_results`.
@@ -292,7 +292,7 @@ class ResultWriter:
         self._reason, self._num_failed, self._num_unsaved = "", 0, 0
 
     def write(self, result: Result) -> bool:
-        """Write a result without raising, and return whether it is in the folder, if there is one."""
+        """Write a result without raising, and return whether it is in the folder, if any."""
         if self.folder is None:
             return True
         try:

@@ -105,8 +105,9 @@ class Result:
         `client_accuracy_<name>` if clients have names.
       summary: numbers and texts about the run, which JSON can hold.
       artifacts: further arrays of the method.
-      state: final state of the federation. Clients' states on the host are `HostClientStates`, whose
-        method `client(k)` returns one of them. Not saved here, see `keep_state` of `simulate`.
+      state: final state of the federation. Clients' states on the host are `HostClientStates`,
+        whose method `client(k)` returns one of them. Not saved here, see `keep_state` of
+        `simulate`.
       partition: training examples of each client; not saved here.
       tests: test examples of each client, if clients have own tests; not saved here.
       models: function that returns trained models, see `model`; None without a state.
@@ -165,7 +166,7 @@ class Result:
 
     @property
     def file_stem(self) -> str:
-        """Name of the result's files without suffix: the digest, and ".partial" for a partial run."""
+        """Name of the result's files without suffix: digest, and ".partial" for a partial run."""
         return self.digest() + (PARTIAL_SUFFIX if self.is_partial else "")
 
     @property

@@ -87,7 +87,7 @@ def advance_runs(group_state: GroupState, checkpoints: CheckpointWriter) -> Iter
 
 
 def _run_chunk(group_state: GroupState, prefetcher: InputPrefetcher, count: int) -> None:
-    """Execute one call of the program, which takes the buffers of the state, and record its rounds."""
+    """Execute one call of the program, which donates the state's buffers, and record its rounds."""
     start_time, program = time.perf_counter(), group_state.group.program
     rounds = range(group_state.rounds_done, group_state.rounds_done + count)
     inputs = prefetcher.get(rounds.start, count)
@@ -102,7 +102,7 @@ def _run_chunk(group_state: GroupState, prefetcher: InputPrefetcher, count: int)
 
 
 def _compute_chunk_length(group_state: GroupState) -> int:
-    """Return the number of rounds of the next call: about `long_phases.CHUNK_SECONDS`, up to a stop."""
+    """Return the rounds of the next call, about `long_phases.CHUNK_SECONDS` long, up to a stop."""
     program, timing, done = group_state.group.program, group_state.timing, group_state.rounds_done
     if not timing.timed_rounds:
         return 1

@@ -78,7 +78,8 @@ def make_further_schedulers(
       layout: the numbers of `blocks` and `lanes`.
 
     Returns:
-      `tuning_scheduler` if copies are fine-tuned, `diagnostics_scheduler` if gradients are measured.
+      `tuning_scheduler` if copies are fine-tuned, `diagnostics_scheduler` if gradients are
+      measured.
     """
     spec, partition, tuning = assignment.spec, assignment.partition, algorithm.fine_tuning
     schedulers: dict[str, Any] = {}

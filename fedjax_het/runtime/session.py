@@ -141,7 +141,7 @@ class Session:
             raise
 
     def _finalize(self) -> Result:
-        """Build and write the result, once; after a signal or a full disk, another call tries again."""
+        """Build and write the result, once; after a signal or a full disk, a call tries again."""
         group_state = self._group_state
         if self._result is None:
             result = build_results(group_state, [0])[0]
@@ -225,9 +225,10 @@ def simulate(
       placement: devices, lanes and the place of client states. Affects speed and memory; results
         differ by rounding at most.
       data_dir: folder of the prepared data that `spec` names (default: TFDS_DATA_DIR).
-      debug: whether to run without jit on one device, client by client, so that a method's functions
-        can print and test values. An exception in a client's function becomes a `ClientError` that
-        names method, round, client and step. Slow: for small runs of a new method.
+      debug: whether to run without jit on one device, client by client, so that a method's
+        functions can print and test values. An exception in a client's function becomes a
+        `ClientError` that names method, round, client and step. Slow: for small runs of a new
+        method.
 
     Returns:
       The result.

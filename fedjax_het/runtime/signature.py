@@ -60,7 +60,7 @@ def compute_static_key(spec: RunSpec) -> str:
 
 
 def _traced_optional_hyperparameters(spec: RunSpec) -> list[str]:
-    """Return the optional hyper-parameters of local training that the run sets and programs read."""
+    """Return the optional hyper-parameters of local training that the run sets and reads."""
     names = set(optional_hyperparameters(spec)) & set(spec.hp)
     return sorted(name for name in names if not is_round_schedule_hyperparameter(name))
 

@@ -55,8 +55,8 @@ def build_synthetic_dataset(
     """Return the synthetic images among the artifacts of a run.
 
     Args:
-      artifacts: artifacts of the run: the set of the server (DynaFed), or the sets of all clients in
-        the last round (FedDM, FedAF).
+      artifacts: artifacts of the run: the set of the server (DynaFed), or the sets of all clients
+        in the last round (FedDM, FedAF).
       input_spec: the properties of the data.
       method: name of the method, for the message.
 

@@ -131,7 +131,7 @@ def make_valid_names(names: Iterable[str], invalid: str) -> dict[str, str]:
 
 
 class CsvTracker(RunTracker):
-    """Table `csv/<digest>.csv` with a line per round; a resumed run writes all of its rounds again."""
+    """Table `csv/<digest>.csv` with a line per round; a resumed run writes all rounds again."""
 
     def __init__(self, run: TrackedRun):
         self._path = run.folder / "csv" / f"{run.digest}.csv"
@@ -219,9 +219,9 @@ class TensorboardTracker(RunTracker):
 class WandbTracker(RunTracker):
     """Run of the project `fedjax_het` in Weights & Biases.
 
-    The file `wandb/<digest>.json` stores the run's id. A run that has not ended is continued. Online
-    it continues after the rounds that the server has. Offline (WANDB_MODE=offline) a kill may lose
-    buffered rounds, so all rounds are logged again and replace the old files. The command
+    The file `wandb/<digest>.json` stores the run's id. A run that has not ended is continued.
+    Online it continues after the rounds that the server has. Offline (WANDB_MODE=offline) a kill
+    may lose buffered rounds, so all rounds are logged again and replace the old files. The command
     `wandb sync results/wandb/offline-run-*` uploads them.
     """
 

@@ -74,8 +74,9 @@ class InputSpec(NamedTuple):
     domain_names: tuple[str, ...]
     """Names of the domains of the data, if there are any."""
     dtype: str | None = None
-    """Type of the training images: "uint8", "uint16" or "float32". None if the file does not contain
-    it (version 0.6.0): the model accepts integers in 0..255, and floats in the scale of the data."""
+    """Type of the training images: "uint8", "uint16" or "float32". None if the file does not
+    contain it (version 0.6.0): the model accepts integers in 0..255, and floats in the scale of the
+    data."""
     scale: float | None = None
     """Number by which images of that type are divided: 255, 65535 or 1; None if it is unknown."""
     layout: str = "NHWC"
@@ -150,7 +151,7 @@ class TrainedModel:
     network_digest: str | None = None
 
     def logits(self, images: np.ndarray) -> np.ndarray:
-        """Return the logits of images, float32 `[N, classes]`; the first call compiles a program."""
+        """Return logits of images, float32 `[N, classes]`; the first call compiles a program."""
         require_devices()
         images = self._validate_images(images)
         batches = []

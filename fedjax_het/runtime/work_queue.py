@@ -394,7 +394,7 @@ class WorkQueue:
         return len(self.results) - num_before
 
     def _report_environments(self) -> None:
-        """Report existing results of other versions and switches, whose numbers may be rounded so."""
+        """Report existing results of other versions and switches, which rounding may explain."""
         environment = self._stored_runs.environment
         texts = (list_environment_changes(r.summary, environment) for r in self.results.values())
         for text, count in Counter(filter(None, texts)).items():

@@ -55,7 +55,8 @@ def to_one_line(text: str) -> str:
     if text.isprintable():
         return text
     text = re.sub(r"[ \t]*[\t\n\r\v\f\x85\u2028\u2029]\s*", " ", text)
-    # Python prints no control characters, changes of direction, wide spaces and halves of characters.
+    # Python prints no control characters, changes of direction, wide spaces and halves of
+    # characters.
     return "".join(c if c.isprintable() else " " if c.isspace() else UNPRINTABLE for c in text)
 
 

@@ -29,7 +29,7 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict = {}  # noqa: RUF012  PyYAML's name of the resolvers
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict:
-        """Build a mapping; raise ValueError for two equal keys, also with a dash for an underscore."""
+        """Build a mapping; raise ValueError for two equal keys; dashes equal underscores."""
         seen: dict[str, Any] = {}
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":

@@ -84,7 +84,7 @@ def iter_docstrings(module: str) -> Iterator[tuple[str, int, str]]:
 
 
 def iter_functions(module: str) -> Iterator[tuple[str, ast.FunctionDef, list[str]]]:
-    """Yield name, node and parameters of the public functions and of the public classes' methods."""
+    """Yield name, node and parameters of public functions and of methods of public classes."""
     tree = ast.parse(find_source(module).read_text(encoding="utf-8"))
     owners = [("", tree)]
     owners += [

@@ -1,6 +1,7 @@
 """Kills, full disks and damaged files lose no result and change no bit.
 
-`pytest -m long tests/integration/test_faults.py -s` goes through all methods and prints the counts by kind.
+`pytest -m long tests/integration/test_faults.py -s` goes through all methods and prints the counts
+by kind.
 """
 
 import json

@@ -186,7 +186,7 @@ def test_table_and_figure_share_runs(tmp_path, capsys, request):
 
 
 def filled(number, folder, *command):
-    """The table's rows and the runs behind them, of one seed and three rounds of a small network."""
+    """The table's rows and their runs, of one seed and three rounds of a small network."""
     command = [*command, "--seeds", "0", "--rounds", "3", "--width", "4"]
     assert PROGRAMS[number]([*command, "--output-dir", str(folder)]) == 0
     stem = f"table{number}" if TABLES[number].results_folder else "table"

@@ -1,8 +1,8 @@
 """The oracle of the methods' tests: federated rounds in NumPy float64, by plain loops.
 
 It shares nothing with the package but who is sampled and which examples are in a minibatch. A model
-is one vector of all weights, in the order of their sorted names. `ReferenceFedAvg` is FedAvg on softmax
-regression; a method's test derives from it and states its own formula in a hook.
+is one vector of all weights, in the order of their sorted names. `ReferenceFedAvg` is FedAvg on
+softmax regression; a method's test derives from it and states its own formula in a hook.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Input and output of the programs in this folder: one regime in, one line of JSON out, with NumPy only.
+"""Input and output of the programs in this folder: a regime in, a line of JSON out, by NumPy.
 
 The programs run in environments of their own, most of which lack this package. They are therefore
 scripts that import each other from the folder of the running script, not modules of the package

@@ -6,8 +6,8 @@ Parity: clients are equal and all train in every round; one epoch of SGD with th
 Eq. 5 with this package's relative scales; float32; one thread per core, or a GPU. Advantages of
 this program: images are float32 tensors, normalized beforehand, and gathered once per round in
 shuffled order; the models of all clients are rows of one matrix, so that distances and messages are
-one product each, where public code iterates over pairs of clients; the proximal term is added to the
-gradient, so that autograd need not differentiate it.
+one product each, where public code iterates over pairs of clients; the proximal term is added to
+the gradient, so that autograd need not differentiate it.
 """
 
 import json
@@ -79,8 +79,8 @@ def make_round_function(regime: Regime, method: dict, device: str, models: torch
 def collaboration_weights(models: torch.Tensor, sigma: float, alpha: float) -> torch.Tensor:
     """Compute Eq. 5 for models `[K, P]`.
 
-    `sigma` is in median distances, `alpha` in sigma / (K - 1). Rows in which a client's own weight would
-    be negative are scaled.
+    `sigma` is in median distances, `alpha` in sigma / (K - 1). Rows in which a client's own weight
+    would be negative are scaled.
     """
     vectors, num_clients = models - models.mean(0), len(models)
     distances = torch.cdist(vectors, vectors).square()

@@ -1,4 +1,4 @@
-"""Comparison of methods over clients: distributions, paired tests, and ranks with their significance."""
+"""Comparison of methods over clients: distributions, paired tests, and ranks with significance."""
 
 import math
 from collections.abc import Mapping, Sequence

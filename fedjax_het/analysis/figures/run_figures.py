@@ -41,10 +41,10 @@ def write_run_figures(
 ) -> None:
     """Write the figures of a run.
 
-    The names begin with the digest of the result, `<digest>.curve.png`, so that runs share a folder.
-    All runs have `curve.png` and `partition.png`. Methods with the arrays have `synthesis.png` and
-    `synthesis.gif`, `condensed.png`, or `collaboration.png`. `collaboration.gif` requires recorded
-    rounds (option `history`).
+    The names begin with the digest of the result, `<digest>.curve.png`, so that runs share a
+    folder. All runs have `curve.png` and `partition.png`. Methods with the arrays have
+    `synthesis.png` and `synthesis.gif`, `condensed.png`, or `collaboration.png`.
+    `collaboration.gif` requires recorded rounds (option `history`).
 
     Args:
       result: result of the run.

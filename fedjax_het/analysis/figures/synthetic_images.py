@@ -236,7 +236,7 @@ def plot_server_examples(
     num_classes: NumClasses = 10,
     num_images: PositiveInt = 10,
 ) -> "Figure":
-    """Plot training examples of clients (left) beside the server's examples (right), a row per class.
+    """Plot training examples of clients (left) beside the server's (right), a row per class.
 
     Args:
       dataset: data set of the clients.

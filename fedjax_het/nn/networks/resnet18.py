@@ -60,7 +60,7 @@ class ResNet18(nn.Module):
 
     @nn.compact
     def __call__(self, x, train, batch_axis: BatchAxis | None = None):
-        """Return features `[B, 8 width]` and logits `[B, num_classes]` for images `[B, H, W, C]`."""
+        """Return features `[B, 8 width]` and logits `[B, num_classes]` of images `[B, H, W, C]`."""
         kernel_size, stride = (7, 2) if self.stem == "imagenet" else (3, 1)
         x = ResidualConv(self.width, kernel_size, stride, self.conv_impl, name="conv")(x)
         x = jax.nn.relu(BatchNorm(name="norm")(x, train, batch_axis))

@@ -133,8 +133,8 @@ class TrainingFunctions(NamedTuple):
     """Function of parameters, key, epochs and `real`. It returns the parameters after fine-tuning
     on the synthetic data, or on equally many random real images."""
     losses: Callable
-    """Function of parameters, positions `[K, n]` and whether these are examples `[K, n]` that returns
-    the losses `[K]`."""
+    """Function of parameters, positions `[K, n]` and whether these are examples `[K, n]` that
+    returns the losses `[K]`."""
 
 
 def build_training_functions(run: Result, dataset: Dataset) -> TrainingFunctions:

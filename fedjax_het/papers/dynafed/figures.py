@@ -45,8 +45,8 @@ fig4 = make_table_program(FIG4, _write_fig4)
     python experiments/dynafed/fig4.py --preset cpu     Fashion-MNIST, width 32: as Table 1
     python experiments/dynafed/fig4.py --preset paper   CIFAR-10: a GPU's work
 
-The images are from one run of Table 1, in its folder. The paper does not state alpha; here it is the
-smallest.
+The images are from one run of Table 1, in its folder. The paper does not state alpha; here it is
+the smallest.
 """
 
 # The caption has 15 twice, the text 25.

@@ -69,11 +69,11 @@ table1 = make_table_program(TABLE1)
 """FedAF's Table 1: methods against label skew, on three data sets.
 
     python experiments/fedaf/table1.py                  the embedded digits, minutes on 2 cores
-    python experiments/fedaf/table1.py --preset paper   10 clients, 20 rounds, ConvNet 128: a GPU's work
-    python experiments/fedaf/table1.py --preset cpu     Fashion-MNIST at .02, width 16, all else as in
-                                                        the paper: on one core of an EPYC four hours for
-                                                        FedAF, four for FedDM, one for a control
-    python experiments/fedaf/table1.py --preset short   Fashion-MNIST, fewer rounds and steps: 2 hours
+    python experiments/fedaf/table1.py --preset paper   10 clients, 20 rounds, ConvNet 128; on a GPU
+    python experiments/fedaf/table1.py --preset cpu     Fashion-MNIST at .02, width 16, all else as
+                                                        in the paper: on a core of an EPYC 4 hours
+                                                        for FedAF, four for FedDM, one for a control
+    python experiments/fedaf/table1.py --preset short   Fashion-MNIST, fewer rounds and steps; 2 h
 
 The paper gives all methods SGD with momentum 0.9, and of the baselines FedProx's mu (0.001), MOON's
 (1) and FedDyn's alpha (0.01). It leaves these settings open, which are chosen here:
@@ -85,8 +85,8 @@ FedGen  the sizes, weights and rates of its code for CIFAR, on every data set; t
         the features that the ConvNet's classifier reads
 FedBN   has no model for a common test. Row `fedbn` is the mean of the clients' networks with the
         mean of their normalization layers, which FedAvg would test. The paper does not have row
-        `fedbn(client_test_model='personal')`: the mean over clients of the accuracy, on the whole test split,
-        of the mean network with the client's own layers.
+        `fedbn(client_test_model='personal')`: the mean over clients of the accuracy, on the whole
+        test split, of the mean network with the client's own layers.
 """
 
 FIG3 = replace(
@@ -155,10 +155,10 @@ table2 = make_table_program(TABLE2)
 """FedAF's Table 2: feature skew, one client for each domain of DomainNet.
 
     python experiments/fedaf/table2.py                  six domains of the embedded digits, minutes
-    python experiments/fedaf/table2.py --preset paper   DomainNet's ten classes at 64x64: a GPU's work
+    python experiments/fedaf/table2.py --preset paper   DomainNet's ten classes at 64x64; on a GPU
 
-The domains of preset quick are made up, see `fedaf.domains`: they show that the table works, but not
-how methods do on DomainNet.
+The domains of preset quick are made up, see `fedaf.domains`: they show that the table works, but
+not how methods do on DomainNet.
 
 FedBN is evaluated as in FedBN's paper: a domain's accuracy is its client's accuracy, with the
 averaged network and the client's own normalization layers. All other methods have one global model.
@@ -210,7 +210,7 @@ TABLE4 = EXPERIMENT(
     },
 )
 table4 = make_table_program(TABLE4)
-"""FedAF's Table 4: without its condensation across clients, without its soft labels, without both.
+"""FedAF's Table 4: without condensation across clients, without soft labels, without both.
 
     python experiments/fedaf/table4.py                  the embedded digits, minutes on 2 cores
     python experiments/fedaf/table4.py --preset cpu     Fashion-MNIST at .02, width 16: hours
@@ -235,10 +235,10 @@ TABLE5 = EXPERIMENT(
     },
 )
 table5 = make_table_program(TABLE5)
-"""FedAF's Table 5: how much of the global model the re-sampled model keeps (gamma), in 10 rounds.
+"""FedAF's Table 5: share of the global model in the re-sampled model (gamma), in 10 rounds.
 
     python experiments/fedaf/table5.py                  the embedded digits, minutes on 2 cores
-    python experiments/fedaf/table5.py --preset cpu     Fashion-MNIST at .02, width 16, 4 rounds: hours
+    python experiments/fedaf/table5.py --preset cpu     Fashion-MNIST at .02, width 16, 4 rounds
     python experiments/fedaf/table5.py --preset paper   CIFAR-10: a GPU's work
 """
 

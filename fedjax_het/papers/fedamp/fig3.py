@@ -76,8 +76,8 @@ def compute_contrasts(rows: list[dict[str, Any]]) -> pd.DataFrame:
       rows: runs, as `collect_collaborations` returns them.
 
     Returns:
-      A row per run: its identifiers, `compute_group_contrast` of its weights, `ratios` of its groups
-      (see `GroupWeights`) as text, and `shown`, the number of visible groups.
+      A row per run: its identifiers, `compute_group_contrast` of its weights, `ratios` of its
+      groups (see `GroupWeights`) as text, and `shown`, the number of visible groups.
     """
     records = []
     for row in rows:

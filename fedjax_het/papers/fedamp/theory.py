@@ -5,11 +5,11 @@ python experiments/fedamp/theory.py --preset short   Fashion-MNIST: half an hour
 
 The theorems hold after K rounds with alpha_k = lambda / sqrt(K). They bound min_k G(W^k) - G* for
 convex G, and min_k ||grad G(W^k)||^2 for smooth G, by constants over sqrt(K). The constants
-(B, L, G*) are not known; `theory.png` shows that rate through the first value beside the runs. There
-is a row for each K and network. The networks are a linear one, whose losses F are convex (the
-attention A is not), and the usual one. In the absolute scale, G does not change between rounds. Runs
-have one round more than K, before which W^K is measured. Clients approximate Eq. 6 by their epochs of
-SGD, while the theorems have a separate step for it.
+(B, L, G*) are not known; `theory.png` shows that rate through the first value beside the runs.
+There is a row for each K and network. The networks are a linear one, whose losses F are convex (the
+attention A is not), and the usual one. In the absolute scale, G does not change between rounds.
+Runs have one round more than K, before which W^K is measured. Clients approximate Eq. 6 by their
+epochs of SGD, while the theorems have a separate step for it.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""FSL's Figure 9: distance of the server's and a client's gradients from the gradient of all data.
+"""FSL's Figure 9: distance of the server's and clients' gradients from the gradient of all data.
 
 python experiments/fsl/fig9.py                  the embedded digits, a minute on 2 cores
 python experiments/fsl/fig9.py --preset cpu     Fashion-MNIST and CIFAR-10, fewer rounds: hours
@@ -9,9 +9,9 @@ round. xi_t^2 is the distance of the gradient over the server's data. G_t^2 is t
 of the distance of the gradient over a client's data. Runs have one round more, so that x_1000 is
 measured, too. The runs are FSL at gamma = 1; the paper does not state its runs.
 
-`fig9_terms.png`: the terms of Theorem 1 with these distances in place of their bounds, at the largest
-step that its condition (13) allows. The theorem guarantees that F~ decreases where descent is above
-the sum of the others.
+`fig9_terms.png`: the terms of Theorem 1 with these distances in place of their bounds, at the
+largest step that its condition (13) allows. The theorem guarantees that F~ decreases where descent
+is above the sum of the others.
 """
 
 from dataclasses import replace

@@ -92,7 +92,7 @@ FIG4_PRESETS = {
 fig4 = make_examples_program("fig4", FIG4_PRESETS)
 """FSL's Figure 4: training examples of CIFAR-10 beside the server's of STL-10.
 
-    python experiments/fsl/fig4.py                  the embedded digits, seconds: a few clients' data
+    python experiments/fsl/fig4.py                  embedded digits, seconds: a few clients' data
     python experiments/fsl/fig4.py --preset cpu     CIFAR-10 and a few clients' data
     python experiments/fsl/fig4.py --preset paper   CIFAR-10 and STL-10
 """

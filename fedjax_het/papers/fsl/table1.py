@@ -5,8 +5,8 @@ python experiments/fsl/table1.py --preset cpu     CIFAR-10, no STL-10: 30 runs o
                                                   minutes, data sharing two of two hours
 python experiments/fsl/table1.py --preset paper   CIFAR-10: a GPU's work
 
-As in the paper, a row shows the value of FedDyn's alpha or FSL's gamma with the highest mean accuracy
-(on the test images). `fsl(n0=250)` has 25 images from each of ten
+As in the paper, a row shows the value of FedDyn's alpha or FSL's gamma with the highest mean
+accuracy (on the test images). `fsl(n0=250)` has 25 images from each of ten
 clients, `fslsyn(n0=504)` has 56 of each of the nine classes that STL-10 shares.
 """
 

@@ -38,8 +38,8 @@ def make_table_program(
 
     Args:
       experiment: declaration of the table.
-      write_outputs: writes files from the finished table and returns their names; default: the table
-        and its learning curves.
+      write_outputs: writes files from the finished table and returns their names; default: the
+        table and its learning curves.
 
     Returns:
       `main(argv)`, which returns the exit status.

@@ -1,7 +1,7 @@
 """Declaration of a paper's table: its settings in layers, its presets and its command line.
 
-Settings of a run come from the paper's protocol, the data set, the preset and the row; a later layer
-takes precedence.
+Settings of a run come from the paper's protocol, the data set, the preset and the row; a later
+layer takes precedence.
 """
 
 from collections.abc import Callable, Iterable
@@ -58,7 +58,7 @@ class TableArguments:
     """Add each method with the best of five values of its main hyperparameter, chosen by one rule
     on a seed that is not averaged."""
     output_dir: Path | None = None
-    """Folder of the results, where a finished run is not repeated (default: results/TABLE-PRESET)."""
+    """Folder of the results, where no finished run is repeated (default: results/TABLE-PRESET)."""
     list: bool = False
     """Print the runs and whether they are done; run nothing."""
     show: bool = False
@@ -129,7 +129,7 @@ class Preset:
     note: str = ""
     """Note below the table: why a method's values differ from the paper's values."""
     note_methods: tuple[str, ...] = ()
-    """Methods that the note is about; the note is omitted without them. Empty: it is always shown."""
+    """Methods that the note is about; without them it is omitted. Empty: it is always shown."""
     make_dataset: "Callable[[], Dataset] | None" = None
     """Makes the data set `user`."""
 
@@ -188,8 +188,8 @@ class TableDeclaration:
     note: str = ""
     """Note below the table about the paper's values."""
     results_folder: str = ""
-    """Folder of results in place of `name`. Tables with one folder share their runs, and their files
-    have the table's name (`table1.md`, `table1_curves.png`)."""
+    """Folder of results in place of `name`. Tables with one folder share their runs, and their
+    files have the table's name (`table1.md`, `table1_curves.png`)."""
 
     @property
     def paper_methods(self) -> tuple[str, ...]:

@@ -1,9 +1,10 @@
 """Rows whose methods are tuned, all by one rule, beside rows with default values.
 
-The main hyper-parameter of a method (`TableDeclaration.tuned_hyperparameters`) has five values, from
-a tenth of its untuned value to ten times it. Each value is tried in one run for every column of the
-table, with a seed that no table averages. The tuned row has the value that is best by the table's
-metric. Control rows are not tuned; they are repeated with the best value of the row they belong to.
+The main hyper-parameter of a method (`TableDeclaration.tuned_hyperparameters`) has five values,
+from a tenth of its untuned value to ten times it. Each value is tried in one run for every column
+of the table, with a seed that no table averages. The tuned row has the value that is best by the
+table's metric. Control rows are not tuned; they are repeated with the best value of the row they
+belong to.
 """
 
 from collections.abc import Sequence

@@ -46,7 +46,7 @@ def personal(federation, state):
 
 
 def logits_of(vector, x):
-    """Of softmax regression (b, w) or of `make_curved_model` (first, second), by the vector's length."""
+    """Softmax regression (b, w) or `make_curved_model` (first, second), by the vector's length."""
     if len(vector) == 15:
         return x @ vector[3:].reshape(4, 3) + vector[:3]
     first, second = vector[: 4 * HIDDEN].reshape(4, HIDDEN), vector[4 * HIDDEN :]

@@ -106,7 +106,7 @@ def test_layer_matches_pytorch_formulas():
 
 
 class UserNetwork(nn.Module):
-    """A user's network with flax's batch norm, also in layers that flax compiles or computes again."""
+    """A user's network with flax's batch norm, also in compiled and rematerialized layers."""
 
     num_classes: int
 

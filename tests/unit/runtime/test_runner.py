@@ -12,7 +12,7 @@ from fedjax_het.runtime.input_prefetcher import InputPrefetcher
 
 
 def make_group_state(total_rounds=10, num_prefetch=2, fails_at=None):
-    """Return a state that records the calls of its inputs, the calls, and an event they wait for."""
+    """Return a state that records calls of its inputs, the calls, and an event they wait for."""
     calls, event = [], threading.Event()
 
     def build_chunk_inputs(first, count):
