@@ -57,12 +57,12 @@ def draw():
 
     width, gap = 14.6, 1.75
     say(1.4, 49, "On the host, NumPy", 10, PALE, "left", fontstyle="italic")
-    for place, (title, told, file) in enumerate(HOST):
+    for place, (title, entries, file) in enumerate(HOST):
         left = 1.5 + place * (width + gap)
         box(left, 35, width, 12, INK, "#ffffff")
         middle = left + width / 2
         say(middle, 44.8, title, 11, fontweight="bold")
-        say(middle, 41, told, 8)
+        say(middle, 41, entries, 8)
         say(middle, 37.4, file.replace("/", "/\n"), 7.5, ACCENT, family="monospace")
         if place:
             arrow((left - gap, 41), (left, 41))
@@ -74,14 +74,14 @@ def draw():
     say(advance + 2.8, 32.1, "state, curves", 8, PALE, "left")
     say(1.4, 31, "On the device, one compiled program", 10, PALE, "left", fontstyle="italic")
     shades = ("#f3f7fb", "#e3edf6", "#d0e2f1", "#bcd6ec")
-    for depth, ((title, told, file), shade) in enumerate(zip(DEVICE, shades, strict=True)):
+    for depth, ((title, entries, file), shade) in enumerate(zip(DEVICE, shades, strict=True)):
         inset = 2.2 * depth
         bottom, height = 1.5 + 0.9 * depth, 27.5 - 6.9 * depth
         box(1.5 + inset, bottom, 97 - 2 * inset, height, ACCENT, shade)
         y = bottom + height - 3.3
         for x, text, size, style in (
             (3.5 + inset, title, 11, {"fontweight": "bold"}),
-            (31, told, 9, {}),
+            (31, entries, 9, {}),
             (73, file, 8.5, {"family": "monospace"}),
         ):
             say(x, y, text, size, ACCENT if "family" in style else INK, "left", **style)

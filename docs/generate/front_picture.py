@@ -35,8 +35,10 @@ def draw_cost_picture() -> None:
     from fedjax_het.papers.across import ACROSS, GLOBAL_METRIC, collect_rows, plot_accuracy_vs_cost
 
     runs = ROOT / "experiments" / "results" / "across-cpu"
-    made = TableRun.from_directory(ACROSS, "cpu", make_cells(ACROSS, TableArguments("cpu")), runs)
-    plot_accuracy_vs_cost(collect_rows(made), GLOBAL_METRIC).savefig(IMAGES / "across.png", dpi=84)
+    result = TableRun.from_directory(ACROSS, "cpu", make_cells(ACROSS, TableArguments("cpu")), runs)
+    plot_accuracy_vs_cost(collect_rows(result), GLOBAL_METRIC).savefig(
+        IMAGES / "across.png", dpi=84
+    )
 
 
 if __name__ == "__main__":

@@ -98,8 +98,8 @@ def plan_tasks(scale: str, folder: Path) -> list[Task]:
     sizes = ("--scale", "full" if scale == "paper" else "quick")
 
     def prove(only: str, *words: str) -> Task:
-        given = (*sizes, "--only", only, *words, "--output-dir", str(folder))
-        return Task(f"prove {only}", PROVE, given)
+        arguments = (*sizes, "--only", only, *words, "--output-dir", str(folder))
+        return Task(f"prove {only}", PROVE, arguments)
 
     if scale == "quick":
         quick = ("--methods", "fedavg", "--rounds", "2", "--alphas")

@@ -164,29 +164,29 @@ def measure_case(case: Case) -> dict[str, Any]:
     settings = {"num_clients": scale.clients, "rounds": scale.rounds, "seed": 0, **case.settings}
     spec = RunSpec(dataset="user", **settings)
     placement = Placement(lanes=case.lanes, devices=1)
-    found: dict[str, Any] = {"device": jax.devices()[0].device_kind}
+    actual: dict[str, Any] = {"device": jax.devices()[0].device_kind}
     dataset = make_synthetic_dataset(scale)
     if case.kind == "speed":
         times = benchmark_rounds(spec, scale.rounds, dataset, placement=placement)
         # The first also loads kernels and captures graphs.
         rates = np.divide(times.samples[1:], times.seconds[1:])
-        found["client_samples_per_second"] = float(np.median(rates))
-        return found | {"compile_seconds": times.compile_seconds}
+        actual["client_samples_per_second"] = float(np.median(rates))
+        return actual | {"compile_seconds": times.compile_seconds}
     result = simulate(spec, dataset=dataset, placement=placement)
     curves = ("train_loss", "update_norm", "test_loss", "client_accuracy")
     named = {name: result.metrics[name] for name in curves if name in result.metrics}
-    return found | {name: np.asarray(curve).tolist() for name, curve in named.items()}
+    return actual | {name: np.asarray(curve).tolist() for name, curve in named.items()}
 
 
 def serve_cases() -> None:
     """Measure the cases on standard input and print a line of JSON for each."""
-    for given in json.load(sys.stdin):
-        case = Case(*given)
+    for arguments in json.load(sys.stdin):
+        case = Case(*arguments)
         try:
-            found = measure_case(case)
+            actual = measure_case(case)
         except Exception as error:  # whatever it is, the others are to be measured
-            found = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
-        print(json.dumps({"name": case.name, **found}), flush=True)
+            actual = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+        print(json.dumps({"name": case.name, **actual}), flush=True)
 
 
 def run_workers(workers: list[Worker], seconds: float) -> list[dict[str, dict[str, Any]]]:
@@ -228,8 +228,8 @@ def run_workers(workers: list[Worker], seconds: float) -> list[dict[str, dict[st
 
 def _read_records(output: IO[str]) -> dict[str, dict[str, Any]]:
     output.seek(0)
-    found = [json.loads(line) for line in output if line.startswith("{") and line.endswith("}\n")]
-    return {made.pop("name"): made for made in found}
+    actual = [json.loads(line) for line in output if line.startswith("{") and line.endswith("}\n")]
+    return {result.pop("name"): result for result in actual}
 
 
 def make_parity_workers(names: Sequence[str]) -> list[Worker]:
@@ -275,8 +275,8 @@ def make_speed_workers(
                 if count > MAX_UNROLLED_LANES and network.endswith(UNROLLED):
                     continue
                 name = f"{network}, {precision}, {count} lanes"
-                given = {"algorithm": "fedavg", "precision": precision, **settings}
-                cases.append(Case(name, "speed", scale, given, count))
+                arguments = {"algorithm": "fedavg", "precision": precision, **settings}
+                cases.append(Case(name, "speed", scale, arguments, count))
         workers.append(Worker({}, cases))
     return workers
 
@@ -293,7 +293,7 @@ def compare_curves(device: dict, cpu: dict, in_another_order: dict) -> dict[str,
       The largest relative differences of device and CPU and of the CPU's two orders, and whether
       the first is explained by rounding.
     """
-    errors = [made["error"] for made in (device, cpu, in_another_order) if "error" in made]
+    errors = [result["error"] for result in (device, cpu, in_another_order) if "error" in result]
     if errors:
         return {"error": errors[0]}
 
@@ -316,8 +316,8 @@ def compare_curves(device: dict, cpu: dict, in_another_order: dict) -> dict[str,
 def select_fastest(speeds: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return implementation and lanes of the fastest case of each network and precision."""
     best: dict[str, dict[str, Any]] = {}
-    for name, made in speeds.items():
-        rate = made.get("client_samples_per_second", 0.0)
+    for name, result in speeds.items():
+        rate = result.get("client_samples_per_second", 0.0)
         *network, precision, lanes = name.split(", ")
         key = f"{network[0]}, {precision}"
         if rate > best.get(key, {}).get("client_samples_per_second", 0.0):
@@ -358,12 +358,12 @@ def _make_table(
     title: str,
     names: tuple[str],
     values: tuple[str, ...],
-    found: dict[str, dict[str, Any]],
+    actual: dict[str, dict[str, Any]],
     *notes: str,
 ) -> TextTable:
     rows = tuple(
-        {names[0]: name, **{value: _format_value(made.get(value.lower())) for value in values}}
-        for name, made in found.items()
+        {names[0]: name, **{value: _format_value(result.get(value.lower())) for value in values}}
+        for name, result in actual.items()
     )
     return TextTable(title, names, (TableSection(rows),), notes)
 
@@ -408,14 +408,14 @@ def run_checks(arguments: Arguments) -> int:
     def due(kind: str, cases: Iterable[str]) -> list[str]:
         return [name for name in cases if "error" in kept[kind].get(name, {"error": ""})]
 
-    def keep(kind: str, made: dict[str, dict[str, Any]]) -> None:
-        kept[kind] |= made
+    def keep(kind: str, result: dict[str, dict[str, Any]]) -> None:
+        kept[kind] |= result
         kept["fastest"] = select_fastest(kept["speed"])
         write_text(path, json.dumps(kept, indent=1))
 
     if arguments.only != "speed" and (left := due("numbers", names)):
         device, *on_cpu = run_workers(make_parity_workers(left), ends - time.monotonic())
-        done = [name for name in left if all(name in found for found in (device, *on_cpu))]
+        done = [name for name in left if all(name in actual for actual in (device, *on_cpu))]
         apart = {name: compare_curves(device[name], *(f[name] for f in on_cpu)) for name in done}
         keep("numbers", apart)
     asked = (arguments.scale, platform, arguments.precisions, arguments.lanes)
@@ -424,13 +424,13 @@ def run_checks(arguments: Arguments) -> int:
         left = due("speed", [case.name for case in worker.cases])
         if left and time.monotonic() < ends:
             worker = worker._replace(cases=[case for case in worker.cases if case.name in left])
-            (found,) = run_workers([worker], ends - time.monotonic())
-            keep("speed", found)
-    made = make_tables(kept)
-    for table in made:
+            (actual,) = run_workers([worker], ends - time.monotonic())
+            keep("speed", actual)
+    result = make_tables(kept)
+    for table in result:
         print_table(table)
-    write_text(folder / "prove.md", "\n".join(map(to_markdown, made)))
-    wrong = [name for name, made in kept["numbers"].items() if not made.get("agrees")]
+    write_text(folder / "prove.md", "\n".join(map(to_markdown, result)))
+    wrong = [name for name, result in kept["numbers"].items() if not result.get("agrees")]
     if wrong:
         print(f"Not as on the CPU: {', '.join(wrong)}.", file=sys.stderr)
     undone = [name for name in names if name not in kept["numbers"] and arguments.only != "speed"]

@@ -98,11 +98,11 @@ def find_constant(candidates):
     """Return the first module that can be imported among `candidates`, and the constant's name."""
     for module, name in candidates:
         try:
-            found = importlib.import_module(module)
+            actual = importlib.import_module(module)
         except ModuleNotFoundError:
             continue
-        if hasattr(found, name):
-            return found, name
+        if hasattr(actual, name):
+            return actual, name
     raise SystemExit(f"none of {candidates} exists in fedjax_het {fedjax_het.__version__}")
 
 

@@ -194,8 +194,8 @@ def understood_by_the_command(arguments, monkeypatch):
 
 def rows_of(page, head):
     """Return the cells of each row of the table whose first column has this title."""
-    _, found, rest = read_page(page).partition(f"\n| {head} |")
-    assert found, f"{relative_page_path(page)} has no table of a {head}"
+    _, actual, rest = read_page(page).partition(f"\n| {head} |")
+    assert actual, f"{relative_page_path(page)} has no table of a {head}"
     table = rest.split("\n\n")[0]
     return [row.strip("| ").split(" | ") for row in table.splitlines()[2:]]
 
@@ -230,22 +230,22 @@ def test_registry_tables_have_every_entry():
 def test_variable_table_is_complete():
     from fedjax_het.utils.env import VARIABLES
 
-    told = names_in(DOCS / "start" / "install.md", "variable")
-    assert sorted(told) == sorted(variable.name for variable in VARIABLES)
+    names = names_in(DOCS / "start" / "install.md", "variable")
+    assert sorted(names) == sorted(variable.name for variable in VARIABLES)
 
 
 def test_extras_table_is_complete():
-    told = names_in(DOCS / "start" / "install.md", "extra")
-    assert sorted(told) == sorted(project()["optional-dependencies"])
+    names = names_in(DOCS / "start" / "install.md", "extra")
+    assert sorted(names) == sorted(project()["optional-dependencies"])
 
 
 def rows_of_methods():
     """Return (entries, text, paper, file) of each row of the table of methods."""
     from fedjax_het.algorithms import METHODS
 
-    for names, told, *paper, link in rows_of(METHODS_PAGE, "method"):
+    for names, lines, *paper, link in rows_of(METHODS_PAGE, "method"):
         entries = [METHODS[name] for name in re.findall(r"`(\w+)`", names)]
-        yield entries, told, "".join(paper).strip(" |"), re.search(r"\((.*?)\)", link)[1]
+        yield entries, lines, "".join(paper).strip(" |"), re.search(r"\((.*?)\)", link)[1]
 
 
 def test_method_table_has_papers_and_files():
@@ -259,8 +259,8 @@ def test_method_table_has_papers_and_files():
 
 
 def test_method_table_names_existing_options():
-    for entries, told, *_ in rows_of_methods():
-        words = re.findall(r"`(\w+)`", told)
+    for entries, lines, *_ in rows_of_methods():
+        words = re.findall(r"`(\w+)`", lines)
         numbers = words[words.index("hp") + 1 :] if "hp" in words else []
         for entry in entries:
             assert set(numbers) <= entry.collect_hyperparameters("sgd", {}, 10).keys(), entry.name
@@ -295,8 +295,8 @@ def test_method_page_is_complete(name):
     page, entry = make_method_page(name), METHODS[name]
     assert page.startswith(f"# {name}\n") and entry.paper in page and "<math" in page
     options = set(entry.option_names) - {"base"}
-    told = {word for word in re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)}
-    assert told >= options | set(entry.collect_method_hyperparameters({}, 10))
+    names = {word for word in re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)}
+    assert names >= options | set(entry.collect_method_hyperparameters({}, 10))
     for setting in ("--rounds", "--local-epochs", "--batch-size"):
         assert f"| `{setting}` |" in page
     paper = {"dynafed": "dynafed", "fedamp": "fedamp"}.get(name)
@@ -365,19 +365,19 @@ def test_repository_links():
 
 
 def test_api_page_has_every_public_name():
-    told = re.findall(r"^::: (\S+)$", read_page(DOCS / "api" / "index.md"), flags=re.MULTILINE)
-    objects = [pkgutil.resolve_name(name) for name in told]
+    names = re.findall(r"^::: (\S+)$", read_page(DOCS / "api" / "index.md"), flags=re.MULTILINE)
+    objects = [pkgutil.resolve_name(name) for name in names]
     public = {name: getattr(fedjax_het, name) for name in fedjax_het.__all__}
     missing = [n for n, o in public.items() if not any(o is each for each in objects)]
-    assert missing == ["__version__"] and len(told) == len(set(told))
+    assert missing == ["__version__"] and len(names) == len(set(names))
 
 
 def test_navigation_has_every_page():
     navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
-    told = re.findall(r"([\w/-]+\.md)$", navigation, flags=re.MULTILINE)
+    names = re.findall(r"([\w/-]+\.md)$", navigation, flags=re.MULTILINE)
     pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
     shown = {"index.md", "results.md", "speed.md", "changelog.md", "contributing.md"}
-    assert sorted(told) == sorted(pages | shown)
+    assert sorted(names) == sorted(pages | shown)
 
 
 @pytest.mark.slow
@@ -430,9 +430,9 @@ def test_version_matrix_matches_project():
     rows = workflow["jobs"]["rows"]["strategy"]["matrix"]["include"]
     assert [row["python"] for row in rows] == ["3.12", "3.11", "3.12", "3.13"]
     floors = dict(re.findall(r"(\w+)==([\d.]+)", rows[0]["versions"]))
-    told = " ".join(project()["dependencies"])
+    text = " ".join(project()["dependencies"])
     for name, version in floors.items():
-        least = re.search(rf"\b{name}>=([\d.]+)", told)[1]
+        least = re.search(rf"\b{name}>=([\d.]+)", text)[1]
         assert version == least or version == f"{least}.2", name
     contributing = re.sub(r"\s+", " ", read_page(ROOT / "CONTRIBUTING.md"))
     for row in rows[:2]:

@@ -210,8 +210,8 @@ def test_texts_open_with_plain_words(module):
             if not (is_own_line and token.start[0] == previous_line + 1):
                 texts.append((token.start[0], token.string.lstrip("# ")))
             previous_line = token.start[0] if is_own_line else -1
-    found = [f"line {line}: {text[:60]!r}" for line, text in texts if OPENING_PATTERN.match(text)]
-    assert not found, f"{module}: {'; '.join(found)}"
+    actual = [f"line {line}: {text[:60]!r}" for line, text in texts if OPENING_PATTERN.match(text)]
+    assert not actual, f"{module}: {'; '.join(actual)}"
 
 
 @pytest.mark.parametrize("module", MODULES)

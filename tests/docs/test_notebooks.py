@@ -86,10 +86,10 @@ def test_pictures_are_shrunk():
     png = io.BytesIO()
     Image.fromarray(wide).save(png, "PNG")
     small = base64.b64decode(small_picture(base64.b64encode(png.getvalue()).decode()))
-    found = np.asarray(Image.open(io.BytesIO(small)).convert("RGB"), float)
-    assert found.shape == (450, 900, 3) and len(small) < len(png.getvalue())
+    actual = np.asarray(Image.open(io.BytesIO(small)).convert("RGB"), float)
+    assert actual.shape == (450, 900, 3) and len(small) < len(png.getvalue())
     expected = np.linspace(0, 255, 900)
-    assert np.abs(found - expected[None, :, None]).max() < 4
+    assert np.abs(actual - expected[None, :, None]).max() < 4
 
 
 @pytest.mark.slow

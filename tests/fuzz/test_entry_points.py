@@ -246,24 +246,24 @@ def run_settings() -> Iterator[Target]:
             names = Literal[tuple(NAMES[name])]
             kind = names | None if field.default is None else names
             word = next(iter(NAMES[name]))
-        given = {**BASE, **CONTEXT.get(name, {})}
-        yield Target(name, kind, lambda v, n=name, g=given: digest(**{**g, n: v}), word)
+        arguments = {**BASE, **CONTEXT.get(name, {})}
+        yield Target(name, kind, lambda v, n=name, g=arguments: digest(**{**g, n: v}), word)
 
 
 def grids() -> Iterator[Target]:
     for target in run_settings():
         if target.named not in ("hp", "options"):
-            given = {**BASE, **CONTEXT.get(target.named, {})}
+            arguments = {**BASE, **CONTEXT.get(target.named, {})}
 
-            def make(value, name=target.named, given=given):
+            def make(value, name=target.named, arguments=arguments):
                 values = value if name == "metrics" else [value]  # a list of metrics is one value
-                return [spec.digest() for spec in grid(**{**given, name: values})]
+                return [spec.digest() for spec in grid(**{**arguments, name: values})]
 
             yield target._replace(make=make)
 
 
-def digest(**given: Any) -> str:
-    return RunSpec(**given).digest()
+def digest(**arguments: Any) -> str:
+    return RunSpec(**arguments).digest()
 
 
 def method_hyperparameters() -> Iterator[Target]:
@@ -301,21 +301,23 @@ def component_options() -> Iterator[Target]:
     """Yield options of networks, partitions and server data, from annotations of functions."""
     parts: list[tuple[str, str, Any, Any, dict[str, Any]]] = []
     for name, network in NETWORKS.items():
-        given = {**BASE, "model": name}
-        parts.append(("network_options", name, network.make, network.options, given))
+        arguments = {**BASE, "model": name}
+        parts.append(("network_options", name, network.make, network.options, arguments))
     for name, scheme in PARTITIONS.items():
-        given = {"model": "mlp", "partition": name}
-        parts.append(("partition_options", name, scheme.split, scheme.parameters, given))
+        arguments = {"model": "mlp", "partition": name}
+        parts.append(("partition_options", name, scheme.split, scheme.parameters, arguments))
     for name, source in SERVER_SOURCES.items():
-        given = {"algorithm": "fsl", "server_data": name}
-        parts.append(("server_options", name, source.draw or source.pool, source.options, given))
-    for field, _, function, names, given in parts:
+        arguments = {"algorithm": "fsl", "server_data": name}
+        parts.append(
+            ("server_options", name, source.draw or source.pool, source.options, arguments)
+        )
+    for field, _, function, names, arguments in parts:
         hints = get_type_hints(function, include_extras=True)
         for option in names:
             if option in RunSpec.__dataclass_fields__ or option == "classes_per_client":
                 continue  # a setting
             kind = hints.get(option, Any)
-            make = lambda v, g=given, f=field, n=option: digest(**g, **{f: {n: v}})  # noqa: E731
+            make = lambda v, g=arguments, f=field, n=option: digest(**g, **{f: {n: v}})  # noqa: E731
             yield Target(f"{field} {option}", kind, make)
 
 
@@ -340,14 +342,14 @@ def try_value(target: Target, value: Any) -> None:
     meaning = ", ".join(map(str, value)) or None if is_list_of_metrics else value
     meant = expected_value(meaning, target.kind)
     try:
-        made = target.make(value)
+        result = target.make(value)
     except ConfigError as error:
         alone = meant is INVALID  # otherwise the message may name a conflicting argument
         assert_one_line(str(error), target.named if alone else target.named.split()[-1])
         assert value is None or is_value_in_message(value, str(error)), (value, str(error))
     else:
         assert meant is not INVALID, (target.named, value)
-        assert made == target.make(meant), (target.named, value)
+        assert result == target.make(meant), (target.named, value)
 
 
 def fuzz_settings(examples: int):
@@ -402,10 +404,10 @@ def test_mappings_reject_unknown_names(field, data):
     name = data.draw(st.one_of(misspell(right), st.text()))
     if name in (right, "alpha", "base"):
         return
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as error_info:
         RunSpec(**{**BASE, **more, field: {name: 1}}).resolved()
-    assert_one_line(str(told.value), field)
-    assert repr(name)[:25] in str(told.value)
+    assert_one_line(str(error_info.value), field)
+    assert repr(name)[:25] in str(error_info.value)
 
 
 # --- the command line
@@ -491,8 +493,8 @@ def run_command_line(words: list[str]) -> tuple[int | None, str]:
     return status, error.getvalue()
 
 
-def assert_refused(found: tuple[int | None, str], named: str, shown: list[str]) -> None:
-    status, said = found
+def assert_refused(actual: tuple[int | None, str], named: str, shown: list[str]) -> None:
+    status, said = actual
     assert status == 2, (named, shown, said)
     if said.startswith("{"):
         said = json.loads(said)["message"] + "\n"
@@ -515,14 +517,14 @@ def try_words(flag: Flag, words: list[str]) -> None:
     meant = [expected_argument_value(word, item) for word in words if word]
     bad = (len(words) != right and not (several and words)) or "" in words or INVALID in meant
     bad |= flag.flag in PAIRS and any("=" not in word for word in words)
-    found = run_command_line(line)
+    actual = run_command_line(line)
     # The required argument of `export` takes a single word, which leaves the flag without a value.
     # Without any word, it is the argument that lacks a value.
     is_export = flag.command == ("export",)
-    is_taken = is_export and "a value after it" in found[1]
+    is_taken = is_export and "a value after it" in actual[1]
     named = "result" if is_export and not words else flag.flag
-    if bad or found[0] == 2:
-        assert_refused(found, named, [""] if is_taken else words or [""])
+    if bad or actual[0] == 2:
+        assert_refused(actual, named, [""] if is_taken else words or [""])
 
 
 LINE_MISTAKES = st.one_of(*argument_strategies("fedavg").values())
@@ -554,9 +556,9 @@ PLACES = {
 def test_positional_arguments_reject_bad_words(place, word):
     if not is_plain([word]):
         return
-    found = run_command_line([*place, word])
-    if found[0] is not None and word not in METHODS:
-        assert_refused(found, PLACES[place], [word])
+    actual = run_command_line([*place, word])
+    if actual[0] is not None and word not in METHODS:
+        assert_refused(actual, PLACES[place], [word])
 
 
 @fuzz_settings(20)
@@ -564,11 +566,11 @@ def test_positional_arguments_reject_bad_words(place, word):
 def test_name_value_flags_reject_bad_values(command, flag, text):
     name, more = DICTS[PAIRS[flag]]
     context = {**BASE, **more}
-    given = [word for key, value in context.items() for word in (f"--{key}", str(value))]
-    found = run_command_line([command, *given, flag, f"{name}={text}"])
+    arguments = [word for key, value in context.items() for word in (f"--{key}", str(value))]
+    actual = run_command_line([command, *arguments, flag, f"{name}={text}"])
     meant = expected_argument_value(text, Annotated[float, Bounds(0)]) if text else INVALID
-    if found[0] == 2 or not text or (flag == "--hp" and command == "run" and meant is INVALID):
-        assert_refused(found, flag, [text, text.split(",")[0], name])
+    if actual[0] == 2 or not text or (flag == "--hp" and command == "run" and meant is INVALID):
+        assert_refused(actual, flag, [text, text.split(",")[0], name])
 
 
 @fuzz_settings(40)

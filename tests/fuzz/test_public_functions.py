@@ -311,14 +311,14 @@ def folder(tmp_path, monkeypatch):
 
 def list_functions() -> dict[str, tuple]:
     """Return the validated functions by name, with the annotations of their arguments."""
-    found = {}
+    actual = {}
     for name, function in VALIDATED_FUNCTIONS.items():
         inner = inspect.unwrap(function)
         if inner.__module__.startswith("fedjax_het."):
             kinds = dict.fromkeys(named(inner), NotAnnotated) | parameter_types(inner)
             short = name.removeprefix(f"{inner.__module__}.")
-            found[short] = (function, {n: k for n, k in kinds.items() if n not in ("self", "cls")})
-    return found
+            actual[short] = (function, {n: k for n, k in kinds.items() if n not in ("self", "cls")})
+    return actual
 
 
 def named(function):

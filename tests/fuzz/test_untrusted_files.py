@@ -120,8 +120,8 @@ def test_report_on_read_only_folder(fault, folder, tmp_path, monkeypatch, capsys
         assert main(["report", str(folder)]) == 0
         printed = capsys.readouterr()
         assert "fedavg" in printed.out and "Written to" not in printed.out
-        (told,) = printed.err.splitlines()
-        assert "overview.md" in told and "--output-dir" in told and "\n" not in told
+        (line,) = printed.err.splitlines()
+        assert "overview.md" in line and "--output-dir" in line and "\n" not in line
         elsewhere = tmp_path / "elsewhere"
         assert main(["report", str(folder), "--output-dir", str(elsewhere)]) == 0
     assert (elsewhere / "overview.md").exists() and not (folder / "overview.md").exists()

@@ -73,24 +73,24 @@ def test_run_resumes_from_most_rounds(tmp_path):
     for count in (2, 5, 9):
         run(rounds(short, count), tmp_path)
     run(make_spec(rounds=6, seed=1), tmp_path)
-    made, reported = run_and_list_rounds(rounds(short, 8), tmp_path)
+    result, reported = run_and_list_rounds(rounds(short, 8), tmp_path)
     assert min(reported) == 6
-    assert_results_equal(made, run(rounds(short, 8)))
+    assert_results_equal(result, run(rounds(short, 8)))
 
 
 def test_finished_run_is_not_repeated(tmp_path):
-    made = run(make_spec(rounds=5), tmp_path)
+    result = run(make_spec(rounds=5), tmp_path)
     again, reported = run_and_list_rounds(make_spec(rounds=5), tmp_path)
     assert not reported
-    assert_results_equal(again, made)
+    assert_results_equal(again, result)
 
 
 def test_state_requires_the_data(tmp_path):
     run(make_spec(rounds=3), tmp_path)
     other = dataclasses.replace(DATA, train_images=DATA.train_images[::-1].copy())
-    made, reported = run_and_list_rounds(make_spec(rounds=5), tmp_path, dataset=other)
+    result, reported = run_and_list_rounds(make_spec(rounds=5), tmp_path, dataset=other)
     assert min(reported) == 1
-    assert_results_equal(made, run(make_spec(rounds=5), dataset=other))
+    assert_results_equal(result, run(make_spec(rounds=5), dataset=other))
 
 
 def test_keep_state_false_writes_no_state(tmp_path):
@@ -123,11 +123,11 @@ def test_sweep_resumes_to_more_rounds(tmp_path):
 )
 def test_loaded_result_has_models(name, where, tmp_path):
     settings = {"rounds": 2, "participation": 0.4, "client_tests": True, "test_per_client": 6}
-    made = run(make_spec(name, **settings), tmp_path, placement=Placement(client_state=where))
+    result = run(make_spec(name, **settings), tmp_path, placement=Placement(client_state=where))
     (path,) = tmp_path.glob("[0-9a-f]*.json")
     loaded = Result.load(path)
     inside = run(make_spec(name, **settings))  # with all clients' states at hand
-    assert made.digest() == loaded.digest()
+    assert result.digest() == loaded.digest()
     for client in (None,) if name in ("fedavg", "scaffold") else range(6):
         mine, theirs = loaded.model(client), inside.model(client)
         jax.tree.map(np.testing.assert_array_equal, mine.variables, theirs.variables)
@@ -154,13 +154,13 @@ def test_command_resumes_to_more_rounds(tmp_path, capsys):
 )
 def test_loaded_result_requires_the_user_optimizer(name, settings, tmp_path):
     own = optax.chain(optax.clip(1.0), optax.adam(1e-2))
-    made = run(make_spec(name, rounds=3, **settings), tmp_path, optimizer=own)
+    result = run(make_spec(name, rounds=3, **settings), tmp_path, optimizer=own)
     (path,) = tmp_path.glob("[0-9a-f]*.json")
     loaded, client = Result.load(path), 2 if name == "ditto" else None
     with pytest.raises(ConfigError, match="optimizer = None: expected the optimizer that the run"):
         loaded.model(client)
     model = loaded.model(client, optimizer=own)
-    jax.tree.map(np.testing.assert_array_equal, model.variables, made.model(client).variables)
+    jax.tree.map(np.testing.assert_array_equal, model.variables, result.model(client).variables)
     again = load_model(model.save(tmp_path / "model"))
     jax.tree.map(np.testing.assert_array_equal, model.variables, again.variables)
     longer = run(make_spec(name, rounds=5, **settings), tmp_path, optimizer=own, resume=True)
@@ -197,9 +197,9 @@ def test_what_is_begun_with_is_the_model_of_the_file(tmp_path):
 
 def test_a_sweep_begins_all_its_runs_so(drawn):
     specs = [make_spec(rounds=4, seed=seed, init_from=drawn) for seed in range(3)]
-    made = run_sweep(specs).results
-    assert_all_equal(made, [run(spec) for spec in specs])
-    assert not np.array_equal(made[0].metrics["test_loss"], made[1].metrics["test_loss"])
+    results = run_sweep(specs).results
+    assert_all_equal(results, [run(spec) for spec in specs])
+    assert not np.array_equal(results[0].metrics["test_loss"], results[1].metrics["test_loss"])
 
 
 def test_another_model_under_the_same_name_is_another_run(drawn, tmp_path):
@@ -207,8 +207,8 @@ def test_another_model_under_the_same_name_is_another_run(drawn, tmp_path):
     shutil.copy(drawn, path)
     once = make_spec(rounds=4, init_from=path)
     first = run(once, tmp_path / "out")
-    (made,) = run_sweep([once], tmp_path / "out").results
-    assert_results_equal(made, first)  # found, under the name that both give it
+    (sweep_result,) = run_sweep([once], tmp_path / "out").results
+    assert_results_equal(sweep_result, first)  # found, under the name that both give it
     assert len(list((tmp_path / "out").glob("[0-9a-f]*.json"))) == 1
     run(make_spec(rounds=2, seed=9)).save_model(path)
     assert run(once).digest() != first.digest()

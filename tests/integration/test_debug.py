@@ -35,12 +35,12 @@ def test_exception_names_round_client_and_step():
             raise TypeError("unsupported\noperand")
 
     register_step("failing", fail)
-    with pytest.raises(ClientError) as found:
+    with pytest.raises(ClientError) as error_info:
         run("failing", debug=True)
-    message = str(found.value)
+    message = str(error_info.value)
     assert message.startswith("method 'failing', round 0, client ")
     assert message.endswith(", step 1: TypeError: unsupported operand")
-    assert isinstance(found.value.__cause__, TypeError)
+    assert isinstance(error_info.value.__cause__, TypeError)
 
 
 def test_contract_error_names_step():
@@ -68,9 +68,9 @@ def test_exception_outside_step_names_client(function):
         return build_federated_algorithm(training, plan, base._replace(**{function: fail}))
 
     register_method("failing", build)
-    with pytest.raises(ClientError) as found:
+    with pytest.raises(ClientError) as error_info:
         run("failing", debug=True)
-    message = str(found.value)
+    message = str(error_info.value)
     assert message.startswith("method 'failing', round 0, client ")
     assert message.endswith(": LookupError: no such entry")
 
@@ -79,8 +79,8 @@ def test_exception_outside_step_names_client(function):
 def test_debug_run_reads_values_and_equals_compiled_run():
     losses = []
     register_step("reading", lambda context, batch, loss: losses.append(float(loss)))
-    found, expected = run("reading", debug=True), run("fedavg")
+    actual, expected = run("reading", debug=True), run("fedavg")
     assert len(losses) >= 6 and np.isfinite(losses).all()
     for name in ("train_loss", "test_loss", "update_norm"):
-        np.testing.assert_allclose(found.metrics[name], expected.metrics[name], rtol=1e-5)
-    assert found.summary["bytes_up"] == expected.summary["bytes_up"]
+        np.testing.assert_allclose(actual.metrics[name], expected.metrics[name], rtol=1e-5)
+    assert actual.summary["bytes_up"] == expected.summary["bytes_up"]

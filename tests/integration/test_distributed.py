@@ -29,10 +29,10 @@ def finish(processes):
     assert all(process.returncode == 0 for process in processes), "\n".join(texts)
 
 
-def assert_close(found, expected):
-    found, expected = np.load(found), np.load(expected)
+def assert_close(actual, expected):
+    actual, expected = np.load(actual), np.load(expected)
     for name in expected.files:
-        np.testing.assert_allclose(found[name], expected[name], rtol=2e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(actual[name], expected[name], rtol=2e-5, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.slow
@@ -42,8 +42,8 @@ def test_two_processes_are_as_one(tmp_path, method):
     finish([start(tmp_path / "two", 2, index, port, method, devices=1) for index in (0, 1)])
     finish([start(tmp_path / "one", 1, 0, port, method, devices=2)])
     for index in (0, 1):
-        found = tmp_path / "two" / f"metrics-2-{index}.npz"
-        assert_close(found, tmp_path / "one" / "metrics-1-0.npz")
+        actual = tmp_path / "two" / f"metrics-2-{index}.npz"
+        assert_close(actual, tmp_path / "one" / "metrics-1-0.npz")
     # Written once; and a sweep's runs are shared out.
     assert len(list((tmp_path / "two" / "run").glob("*.json"))) == 1
     counts = [int((tmp_path / "two" / f"made-2-{index}").read_text()) for index in (0, 1)]

@@ -72,11 +72,11 @@ def test_prediction_of_nan_logits_is_undefined():
 def test_accuracy_of_nonfinite_logits_is_nan(value, devices):
     plan, domains = make_execution_plan(1, devices), np.array([0, 0, 1, 1, 1])
 
-    def found(images):
+    def compute(images):
         data = place_evaluation_set(plan, images, LABELS, domains)
         return evaluate(TASK, plan, NOTHING, data, num_domains=2)
 
-    fine, lost = found(pictures()), found(pictures(p3=value))
+    fine, lost = compute(pictures()), compute(pictures(p3=value))
     assert float(fine.accuracy) == np.float32(4 / 5) and np.isfinite(float(fine.loss))
     np.testing.assert_allclose(fine.domain_accuracy, [1, 2 / 3], rtol=1e-6)
     assert np.isnan(float(lost.accuracy))
@@ -90,13 +90,17 @@ def test_client_with_nonfinite_logits_has_no_accuracy(devices):
     shape = evaluation.compute_client_tests_shape(plan, tests)
     placed = make_client_tests(plan, tests, shape)
 
-    def found(images):
+    def compute(images):
         examples = Examples(jnp.asarray(images), jnp.asarray(LABELS))
-        given = (placed, examples, 3, shape.num_groups)
+        arguments = (placed, examples, 3, shape.num_groups)
         models = evaluation.ClientModelSource(lambda arrays, k: arrays, NOTHING)
-        return evaluate_clients(TASK, plan, models, *given)
+        return evaluate_clients(TASK, plan, models, *arguments)
 
-    fine, other, lost = found(pictures()), found(pictures(p3=np.nan)), found(pictures(p2=np.inf))
+    fine, other, lost = (
+        compute(pictures()),
+        compute(pictures(p3=np.nan)),
+        compute(pictures(p2=np.inf)),
+    )
     for each in (fine, other):  # the fourth image is in nobody's test
         np.testing.assert_array_equal(each.accuracy, [0.5, np.nan, 1])
         assert bool(each.is_finite)
@@ -112,12 +116,12 @@ def test_client_mean_includes_all_clients_with_tests():
 
     tests = partition_from_clients([np.array([0]), np.array([], int), np.array([1])])
     data = SimpleNamespace(dataset=make_user_dataset(), partition=tests, client_tests=tests)
-    found = build_curves(Measured, data)
-    np.testing.assert_array_equal(found["mean_client_accuracy"], [0.75, np.nan])
+    actual = build_curves(Measured, data)
+    np.testing.assert_array_equal(actual["mean_client_accuracy"], [0.75, np.nan])
     # A client that never had finite logits is not one without a test.
     Measured.client_accuracy = np.array([[np.nan, np.nan, 1]] * 2, np.float32)
-    found = build_curves(Measured, data)
-    assert np.isnan(found["mean_client_accuracy"]).all()
+    actual = build_curves(Measured, data)
+    assert np.isnan(actual["mean_client_accuracy"]).all()
 
 
 # --- what is kept of a run that diverged ---------------------------------------------------------
@@ -195,8 +199,8 @@ def poisoned(monkeypatch, where, number, value=np.nan):
         return algorithm._replace(round=round_)
 
     def run_poisoned_block(client, *args):
-        def end(context, *given):
-            upload, state, output = client.end(context, *given)
+        def end(context, *arguments):
+            upload, state, output = client.end(context, *arguments)
             if "due" in context.hp and jax.tree.leaves(state):
                 state = spoilt(state, context.hp["due"], -1)
             return upload, state, output
@@ -214,8 +218,8 @@ def poisoned(monkeypatch, where, number, value=np.nan):
 def states_of(name):
     """The parts of a method's state that have numbers."""
     group = prepare_group([make_spec(name)], UserObjects(make_user_dataset()))
-    made = init_group(group, group.prepared_runs)
-    shapes = group_init.compute_state_shapes(made)
+    state_of_group = init_group(group, group.prepared_runs)
+    shapes = group_init.compute_state_shapes(state_of_group)
 
     def has(tree):
         leaves = jax.tree.leaves(tree)
@@ -230,23 +234,25 @@ def test_nonfinite_state_is_found_in_its_round(monkeypatch, name):
         # The server's in the second of three; clients' in the last, whose curves are whole.
         number = 1 if where == "server" else 2
         with poisoned(monkeypatch, where, number):
-            found = run_spec(make_spec(name, rounds=3))
-        assert found.summary["diverged"] and found.summary["rounds"] == number + 1, where
-        assert found.summary["final_accuracy"] is None
+            actual = run_spec(make_spec(name, rounds=3))
+        assert actual.summary["diverged"] and actual.summary["rounds"] == number + 1, where
+        assert actual.summary["final_accuracy"] is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_do_not_diverge(name):
-    found = run_spec(make_spec(name, rounds=5))
-    assert not found.summary["diverged"] and found.summary["rounds"] == 5
+    actual = run_spec(make_spec(name, rounds=5))
+    assert not actual.summary["diverged"] and actual.summary["rounds"] == 5
 
 
 def test_initial_state_may_have_nonfinite_numbers():
     group = prepare_group([make_spec("dynafed")], UserObjects(make_user_dataset()))
-    made = init_group(group, group.prepared_runs)
-    init_states(made)
-    first = count_nonfinite_per_run(made.state, has_run_axis=made.group.runs_parallel)
+    state_of_group = init_group(group, group.prepared_runs)
+    init_states(state_of_group)
+    first = count_nonfinite_per_run(
+        state_of_group.state, has_run_axis=state_of_group.group.runs_parallel
+    )
     assert (first > 0).sum() == 4  # no loss yet at any start, no best one, an empty log of two
     assert count_nonfinite({"a": jnp.array([jnp.inf, 1]), "n": jnp.arange(3)}).tolist() == [1]
     assert count_nonfinite({"k": jax.random.key(0), "b": jnp.array(True)}).tolist() == []
@@ -264,8 +270,8 @@ def test_initial_state_may_have_nonfinite_numbers():
 def test_diverged_round_is_independent_of_placement(monkeypatch, placement, chunk):
     monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", chunk)
     with poisoned(monkeypatch, "clients", 2, value=-np.inf):
-        found = run_spec(make_spec("scaffold", rounds=6), **placement)
-    assert (found.summary["diverged"], found.summary["rounds"]) == (True, 3)
+        actual = run_spec(make_spec("scaffold", rounds=6), **placement)
+    assert (actual.summary["diverged"], actual.summary["rounds"]) == (True, 3)
 
 
 @pytest.mark.parametrize(
@@ -279,28 +285,28 @@ def test_diverged_round_is_independent_of_placement(monkeypatch, placement, chun
     ],
 )
 def test_divergence_in_the_only_round_is_recorded(name, settings):
-    found = run_spec(make_spec(name, rounds=1, **settings))
-    assert found.summary["diverged"] and found.summary["rounds"] == 1
-    assert found.summary["final_accuracy"] is None
+    actual = run_spec(make_spec(name, rounds=1, **settings))
+    assert actual.summary["diverged"] and actual.summary["rounds"] == 1
+    assert actual.summary["final_accuracy"] is None
     measured = "mean_client_accuracy" if name == "apfl" else "test_accuracy"
-    assert np.isnan(found.metrics[measured]).all()
+    assert np.isnan(actual.metrics[measured]).all()
 
 
 def test_diverged_run_in_parallel_stops_alone():
     specs = [make_spec(rounds=3, hp={"server_lr": rate}) for rate in (3e38, 1.0)]
-    made = run_sweep(specs, spread="runs")
-    lost, fine = made.results
+    sweep_result = run_sweep(specs, spread="runs")
+    lost, fine = sweep_result.results
     assert (lost.summary["diverged"], lost.summary["rounds"]) == (True, 1)
-    assert not fine.summary["diverged"] and made.to_summary("x")["diverged"] == 1
+    assert not fine.summary["diverged"] and sweep_result.to_summary("x")["diverged"] == 1
     assert_results_equal(fine, run_sweep(specs[1:], spread="runs").results[0])
 
 
 @pytest.mark.parametrize(("name", "rounds_before"), [("fsl", 0), slow_case("dynafed", 4)])
 def test_diverged_server_stage_ends_the_run(monkeypatch, tmp_path, name, rounds_before):
     with poisoned(monkeypatch, "work", 0):
-        found = run_spec(make_spec(name), output_dir=tmp_path)
-    assert (found.summary["diverged"], found.summary["rounds"]) == (True, rounds_before)
-    known = np.isfinite(found.metrics["train_loss"])
+        actual = run_spec(make_spec(name), output_dir=tmp_path)
+    assert (actual.summary["diverged"], actual.summary["rounds"]) == (True, rounds_before)
+    known = np.isfinite(actual.metrics["train_loss"])
     assert known.sum() == rounds_before
     (saved,) = tmp_path.glob("*.json")
     assert json.loads(saved.read_text())["summary"]["diverged"] is True

@@ -368,13 +368,13 @@ def check_file_faults(folder, method, expected, rng, monkeypatch, counts):
     (folder / "checkpoint.npz").unlink()
     with simulate_full_disk(monkeypatch, folder, int(rng.integers(0, 2_000_000))):
         try:
-            found = run(folder, method)
+            actual = run(folder, method)
         except ResultNotWrittenError as error:
-            found = error.results
+            actual = error.results
             (rescued,) = load_rescued(error)
             assert_results_equal(rescued, expected)
-    assert_results_equal(found, expected)
-    path, suffix = found.save(folder), (".json", ".npz")[rng.integers(2)]
+    assert_results_equal(actual, expected)
+    path, suffix = actual.save(folder), (".json", ".npz")[rng.integers(2)]
     damage_file(path.with_suffix(suffix), kind, rng)
     with pytest.raises(DamagedFileError):
         Result.load(path)

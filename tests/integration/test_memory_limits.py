@@ -112,8 +112,8 @@ def test_estimates_are_below_compiled_memory(name, settings, monkeypatch):
         bound = lower_bound_bytes(program.trace(*inputs).jaxpr)
         assert 0 < bound <= compute_compiled_bytes(program, inputs)
     run = group.prepared_runs[0]
-    given = run.spec, run.dataset, group.program.signature, jax.local_devices(), 10**9
-    bound = sum(item.num_bytes for item in memory_limits.list_device_items(*given))
+    arguments = run.spec, run.dataset, group.program.signature, jax.local_devices(), 10**9
+    bound = sum(item.num_bytes for item in memory_limits.list_device_items(*arguments))
     assert 0 < bound <= max(compute_compiled_bytes(*program) for program in programs)
 
 
@@ -167,11 +167,11 @@ def test_settings_are_refused_before_partitioning(monkeypatch, settings, room, s
 def test_dataset_counts_on_every_device(monkeypatch):
     group = prepare(make_spec())
     run = group.prepared_runs[0]
-    given = run.spec, run.dataset, group.program.signature
+    arguments = run.spec, run.dataset, group.program.signature
     images = run.dataset.train_images.nbytes
 
     def placed(devices):
-        return memory_limits.list_device_items(*given, devices, None)[0].num_bytes
+        return memory_limits.list_device_items(*arguments, devices, None)[0].num_bytes
 
     one, two = jax.local_devices()[:1], jax.local_devices()[:2]
     assert placed(one) == 0  # the device reads the host's
@@ -222,9 +222,9 @@ def test_run_without_room_takes_fewer_lanes(monkeypatch):
 def test_sweep_executes_the_runs_that_fit():
     settings = ({}, {"batch_size": 10**8}, {"algorithm": "fedprox"})
     specs = [make_spec(**{"algorithm": "fedavg", "rounds": 1, **each}) for each in settings]
-    made = run_sweep(specs, memory=10**8)
-    assert [result is None for result in made.results] == [False, True, False]
-    (reason,) = made.not_run.values()
+    sweep_result = run_sweep(specs, memory=10**8)
+    assert [result is None for result in sweep_result.results] == [False, True, False]
+    (reason,) = sweep_result.not_run.values()
     assert reason.startswith("batch_size = 100000000: expected at most ")
 
 

@@ -37,12 +37,12 @@ print(json.dumps(found))
 
 def _interpreters():
     """This one and, where there is one, Colab's, by version."""
-    found = {f"{sys.version_info[0]}.{sys.version_info[1]}": sys.executable}
+    actual = {f"{sys.version_info[0]}.{sys.version_info[1]}": sys.executable}
     of_pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     for python in (shutil.which("python3.12"), *of_pyenv.glob("3.12*/bin/python3.12")):
         if python and subprocess.run([python, "--version"], capture_output=True).returncode == 0:
-            found.setdefault("3.12", str(python))
-    return found
+            actual.setdefault("3.12", str(python))
+    return actual
 
 
 INTERPRETERS = _interpreters()
@@ -73,10 +73,10 @@ def test_installing_moves_nothing_of_a_notebooks_image(version, wheel, tmp_path)
         [python, "-c", FIRST_CELL, wheel, there], capture_output=True, text=True, cwd=tmp_path
     )
     assert cell.returncode == 0, cell.stderr
-    *_, shown, found = cell.stdout.splitlines()
-    found = json.loads(found)
-    assert found["before"] == found["after"] == {**image, **PLUGIN}
-    assert found["accuracy"] > 0.2
+    *_, shown, actual = cell.stdout.splitlines()
+    actual = json.loads(actual)
+    assert actual["before"] == actual["after"] == {**image, **PLUGIN}
+    assert actual["accuracy"] > 0.2
     assert "fedjax_het" in shown and "Restart" not in cell.stdout
 
 

@@ -72,12 +72,12 @@ def width_of(result):
 def test_registered_and_passed_networks_are_equal():
     register_network("two_layers", TwoLayers)
     named = simulate(RunSpec("fedavg", model="two_layers", **SETTINGS))
-    given = simulate(RunSpec("fedavg", **SETTINGS), network=TwoLayers)
+    result = simulate(RunSpec("fedavg", **SETTINGS), network=TwoLayers)
     pair = simulate(RunSpec("fedavg", **SETTINGS), network=perceptron())
     assert np.isfinite(named.metrics["test_loss"]).all()
-    for other in (given, pair):
+    for other in (result, pair):
         np.testing.assert_array_equal(other.metrics["test_loss"], named.metrics["test_loss"])
-    assert (named.spec.model, given.spec.model) == ("two_layers", "user")
+    assert (named.spec.model, result.spec.model) == ("two_layers", "user")
 
 
 def test_network_options_reach_the_network():
@@ -113,15 +113,15 @@ def test_sweep_tells_networks_apart(tmp_path):
 
     def run_sweep(network):
         lines = []
-        found = sweep(specs, tmp_path, network=network, progress=lines.append)
-        assert all(result is not None for result in found.results)
-        return found, any("already" in line for line in lines)
+        actual = sweep(specs, tmp_path, network=network, progress=lines.append)
+        assert all(result is not None for result in actual.results)
+        return actual, any("already" in line for line in lines)
 
     first, is_found = run_sweep(TwoLayers)
     assert not is_found and run_sweep(TwoLayers)[1]
     other, is_found = run_sweep(TwoLayers(10, hidden=9))
     assert not is_found
-    digests = [{r.summary["network_digest"] for r in found.results} for found in (first, other)]
+    digests = [{r.summary["network_digest"] for r in actual.results} for actual in (first, other)]
     assert digests[0] != digests[1]
     assert len(load_results(tmp_path)) == 8
 
@@ -145,14 +145,16 @@ def make_layers(num_classes, *, hidden=(8,)):
 
 @pytest.mark.parametrize("network", [Layers, make_layers], ids=["class", "function"])
 def test_sweep_with_list_options_of_user_network(network, tmp_path):
-    given = [{"hidden": [3, 5]}, {"hidden": [4]}]
-    specs = grid(model="user", network_options=given, seed=0, **SETTINGS | {"rounds": 1})
+    options = [{"hidden": [3, 5]}, {"hidden": [4]}]
+    specs = grid(model="user", network_options=options, seed=0, **SETTINGS | {"rounds": 1})
     plan = plan_sweep(specs, tmp_path, network=network)
     assert len({digest for digest, _, _ in plan}) == 2
-    found = sweep(specs, tmp_path, network=network, progress=None)
+    actual = sweep(specs, tmp_path, network=network, progress=None)
     alone = simulate(specs[0], network=network)
     assert width_of(alone) == {3, 5}
-    np.testing.assert_array_equal(alone.metrics["test_loss"], found.results[0].metrics["test_loss"])
+    np.testing.assert_array_equal(
+        alone.metrics["test_loss"], actual.results[0].metrics["test_loss"]
+    )
     states = plan_sweep(specs, tmp_path, network=network)
     assert [state for _, _, state in states] == ["done", "done"]
 
@@ -186,8 +188,8 @@ def test_command_line_imports_a_file(tmp_path, capsys, monkeypatch):
     (tmp_path / "mine.py").write_text(FILE)
     monkeypatch.chdir(tmp_path)
     assert main(["list", "--import", "mine.py"]) == 0
-    told = capsys.readouterr().out
-    assert "a small one" in told and "FedAvg once more" in told
+    text = capsys.readouterr().out
+    assert "a small one" in text and "FedAvg once more" in text
     words = "--algorithm mine --model small --network-option hidden=3 --num-clients 4 --rounds 1"
     assert main(["--import", "mine.py", "run", "--quiet", *words.split()]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["algorithm"] == "mine"
@@ -308,8 +310,8 @@ def test_server_step_follows_from_hyperparameters():
     build = lambda training, plan: fedadam(training, plan)  # noqa: E731
     register_method("wrapped", build, hyperparameters={"server_lr": 0.03})
     register_method("mean", fedavg)
-    found = {name: RunSpec(name, protocol="fsl").resolved().hp for name in ("wrapped", "mean")}
-    assert (found["wrapped"]["server_lr"], found["mean"]["server_lr"]) == (0.03, 2.0)
+    actual = {name: RunSpec(name, protocol="fsl").resolved().hp for name in ("wrapped", "mean")}
+    assert (actual["wrapped"]["server_lr"], actual["mean"]["server_lr"]) == (0.03, 2.0)
 
 
 def test_wrappable_method_is_a_possible_base():

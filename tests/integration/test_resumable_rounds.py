@@ -228,18 +228,18 @@ def test_loop_is_cut_anywhere():
     def run(loops, n):
         return loops.run("sum", n, step, (jnp.int32(0), jnp.int32(1)))
 
-    def part(spans, given):
-        loops = ResumableLoopRunner(jnp.asarray(spans, jnp.int32), given)
+    def part(spans, arguments):
+        loops = ResumableLoopRunner(jnp.asarray(spans, jnp.int32), arguments)
         first, second = run(loops, 5), run(loops, 9)
         return (first, second), loops.trace, loops.has_finished_loops()
 
     plain = run(WHOLE_LOOPS, 5), run(WHOLE_LOOPS, 9)
     carried = [(jnp.int32(7), jnp.int32(7))] * 2  # of no use before the first call
     for spans in ([[0, 2], [0, 0]], [[2, 6], [0, 0]], [[5, 5], [0, 3]], [[5, 5], [3, 8]]):
-        _, found, done = part(spans, carried)
+        _, actual, done = part(spans, carried)
         assert not done
-        assert [int(total) for total in found.totals] == [5, 9]
-        carried = found.carries
+        assert [int(total) for total in actual.totals] == [5, 9]
+        carried = actual.carries
     ended, _, done = part([[5, 5], [8, 99]], carried)
     assert done and jax.tree.map(int, ended) == jax.tree.map(int, plain)
     assert int(ended[0][0]) == 15 and int(ended[1][0]) == 45

@@ -84,35 +84,35 @@ def test_resume_without_checkpoint(tmp_path):
 
 
 def test_result_save_and_load(tmp_path):
-    made = run_spec(make_spec("dynafed"), output_dir=tmp_path)
+    result = run_spec(make_spec("dynafed"), output_dir=tmp_path)
     (path,) = tmp_path.glob("*.json")
-    assert path.stem == made.digest()
+    assert path.stem == result.digest()
     loaded = Result.load(path)
-    assert loaded.spec == made.spec and loaded.summary == made.summary
-    assert_results_equal(loaded, made)
+    assert loaded.spec == result.spec and loaded.summary == result.summary
+    assert_results_equal(loaded, result)
 
 
 def test_run_summary():
-    made = run_spec(make_spec())
-    accuracy = made.metrics["test_accuracy"]
+    result = run_spec(make_spec())
+    accuracy = result.metrics["test_accuracy"]
     assert accuracy.shape == (9,) and np.isfinite(accuracy).all()
-    assert made.summary["final_accuracy"] == pytest.approx(accuracy[-5:].mean())
-    assert made.summary["best_accuracy"] == pytest.approx(accuracy.max())
-    assert made.summary["rounds"] == 9 and made.summary["diverged"] is False
+    assert result.summary["final_accuracy"] == pytest.approx(accuracy[-5:].mean())
+    assert result.summary["best_accuracy"] == pytest.approx(accuracy.max())
+    assert result.summary["rounds"] == 9 and result.summary["diverged"] is False
     for name in ("client_samples_per_second", "compile_seconds", "wall_seconds"):
-        assert made.summary[name] > 0
+        assert result.summary[name] > 0
     model = 4 * sum(a * b + b for a, b in ((4, 128), (128, 128), (128, 3)))
-    assert made.metrics["bytes_up"].tolist() == [3 * model] * 9
-    json.dumps(made.summary, allow_nan=False)
+    assert result.metrics["bytes_up"].tolist() == [3 * model] * 9
+    json.dumps(result.summary, allow_nan=False)
 
 
 def test_metrics_match_final_model():
-    made, data = run_spec(make_spec()), make_user_dataset()
-    x = final_model_logits(made, data)
+    result, data = run_spec(make_spec()), make_user_dataset()
+    x = final_model_logits(result, data)
     right = (x.argmax(1) == data.test_labels).mean()
     losses = np.log(np.exp(x).sum(1)) - x[np.arange(len(x)), data.test_labels]
-    assert made.metrics["test_accuracy"][-1] == pytest.approx(right)
-    assert made.metrics["test_loss"][-1] == pytest.approx(losses.mean(), rel=1e-5)
+    assert result.metrics["test_accuracy"][-1] == pytest.approx(right)
+    assert result.metrics["test_loss"][-1] == pytest.approx(losses.mean(), rel=1e-5)
 
 
 @pytest.mark.slow
@@ -120,27 +120,27 @@ def test_metrics_match_final_model():
 def test_domain_accuracies(devices, monkeypatch):
     monkeypatch.setattr(evaluation, "CPU_BATCH_SIZE", 7)  # several batches, the last of them short
     data = make_domains_dataset()
-    made = simulate(make_spec(), dataset=data, placement=Placement(devices=devices))
-    counted = assert_domain_accuracies(made, data)
+    result = simulate(make_spec(), dataset=data, placement=Placement(devices=devices))
+    counted = assert_domain_accuracies(result, data)
     assert len(set(counted)) > 1 and len(set(np.bincount(data.test_domains))) == 3
     plain = run_spec(make_spec(), devices=devices)
     assert not [name for name in plain.metrics if name.startswith("test_accuracy_")]
-    np.testing.assert_array_equal(made.metrics["test_accuracy"], plain.metrics["test_accuracy"])
+    np.testing.assert_array_equal(result.metrics["test_accuracy"], plain.metrics["test_accuracy"])
 
 
 def test_best_domain_round(tmp_path):
     data = make_domains_dataset()
-    made = simulate(make_spec(rounds=12, eval_every=4), dataset=data, output_dir=tmp_path)
-    mean = made.metrics["test_accuracy_domains"]
-    for curve in (mean, made.metrics["test_accuracy"]):
+    result = simulate(make_spec(rounds=12, eval_every=4), dataset=data, output_dir=tmp_path)
+    mean = result.metrics["test_accuracy_domains"]
+    for curve in (mean, result.metrics["test_accuracy"]):
         assert np.flatnonzero(np.isfinite(curve)).tolist() == [3, 7, 8, 9, 10, 11]
-    best = made.summary["best_domain_round"]
-    assert made.summary["best_domains_accuracy"] == mean[best - 1] == np.nanmax(mean)
+    best = result.summary["best_domain_round"]
+    assert result.summary["best_domains_accuracy"] == mean[best - 1] == np.nanmax(mean)
     assert not (mean[: best - 1] >= mean[best - 1]).any()
     row, curves = load_results(tmp_path).iloc[0], load_curves(tmp_path)
     for name in data.domain_names:
-        curve = made.metrics[f"test_accuracy_{name}"]
-        assert made.summary[f"accuracy_{name}"] == curve[best - 1] == row[f"accuracy_{name}"]
+        curve = result.metrics[f"test_accuracy_{name}"]
+        assert result.summary[f"accuracy_{name}"] == curve[best - 1] == row[f"accuracy_{name}"]
         np.testing.assert_array_equal(curves[f"test_accuracy_{name}"], curve)
     assert row["best_domains_accuracy"] == mean[best - 1] and row["best_domain_round"] == best
     np.testing.assert_array_equal(curves["test_accuracy_domains"], mean)
@@ -164,8 +164,8 @@ def test_killed_run_with_domains_resumes(tmp_path, eager):
 
 
 def test_run_learns():
-    made = run_spec(make_spec(rounds=40, local_optimizer="sgd", hp={"local_lr": 0.1}))
-    assert made.metrics["test_accuracy"][0] < made.summary["final_accuracy"] > 0.6
+    result = run_spec(make_spec(rounds=40, local_optimizer="sgd", hp={"local_lr": 0.1}))
+    assert result.metrics["test_accuracy"][0] < result.summary["final_accuracy"] > 0.6
 
 
 def test_methods_share_clients_and_batches():

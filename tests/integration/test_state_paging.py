@@ -47,9 +47,9 @@ def place(spec, **settings):
     return prepare(spec, **settings).client_state
 
 
-def all_clients(made):
+def all_clients(result):
     """Every client's state, wherever it is: `[K, ...]`."""
-    clients = made.state.clients
+    clients = result.state.clients
     if not isinstance(clients, HostClientStates):
         return jax.tree.map(np.asarray, clients)
     return jax.tree.map(lambda *rows: np.stack(rows), *map(clients.get_client, range(CLIENTS)))
@@ -189,8 +189,8 @@ def test_rows_never_written_equal_the_first_row():
 @pytest.mark.slow
 def test_checkpoints_take_a_bounded_share_of_time(tmp_path, monkeypatch):
     group = prepare(stateful())
-    made, files = init_group(group, group.prepared_runs), CheckpointWriter([tmp_path])
-    start_runs(made, files)
+    state_of_group, files = init_group(group, group.prepared_runs), CheckpointWriter([tmp_path])
+    start_runs(state_of_group, files)
     now, saved = [files._saved_at], []
 
     def slow_save(path, tree, meta):
@@ -203,7 +203,7 @@ def test_checkpoints_take_a_bounded_share_of_time(tmp_path, monkeypatch):
     begin = now[0]
     for _ in range(400):
         now[0] += 1.0
-        files.save(made)
+        files.save(state_of_group)
     assert [t - begin for t in saved] == [20.0, 350.0]  # 300 s after the first was written
 
 
@@ -292,17 +292,17 @@ def test_command_line_sets_the_place(command, tmp_path, capsys, monkeypatch):
 
 def test_each_device_holds_a_part_of_the_states():
     group = prepare(stateful(), client_state="split")
-    made, devices = init_group(group, group.prepared_runs), len(jax.devices())
-    start_runs(made, CheckpointWriter())
+    state_of_group, devices = init_group(group, group.prepared_runs), len(jax.devices())
+    start_runs(state_of_group, CheckpointWriter())
 
     def held():
-        leaves = jax.tree.leaves(made.state.clients)
+        leaves = jax.tree.leaves(state_of_group.state.clients)
         return {shard.data.shape[0] for leaf in leaves for shard in leaf.addressable_shards}
 
     assert held() == {CLIENTS // devices}
-    list(advance_runs(made, CheckpointWriter()))
+    list(advance_runs(state_of_group, CheckpointWriter()))
     assert held() == {CLIENTS // devices}
-    program, inputs = list_programs(made)["rounds"]
+    program, inputs = list_programs(state_of_group)["rounds"]
     text = program.lower(*inputs).compile().as_text()
     sent = re.findall(r"= \S+ (all-gather|all-reduce|reduce-scatter|all-to-all)(?:-start)?\(", text)
     # Which rows are wanted, the rows, what they have become with the sums, and the evaluation's:

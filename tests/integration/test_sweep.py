@@ -63,9 +63,9 @@ def test_result_is_independent_of_other_runs(name):
         make_spec(name, seed=2, hp={number: 0.7}),
     ]
     together = run_sweep(specs, spread="runs").results
-    for one, made in zip(specs, together, strict=True):
-        assert_results_equal(run_sweep([one], spread="runs").results[0], made)
-        assert_close(run_spec(one), made)
+    for one, result in zip(specs, together, strict=True):
+        assert_results_equal(run_sweep([one], spread="runs").results[0], result)
+        assert_close(run_spec(one), result)
     assert_results_equal(run_sweep(specs[::-1], spread="runs").results[0], together[-1])
 
 
@@ -86,21 +86,21 @@ def test_vmapped_runs_equal_sequential_runs(name, lanes):
 def test_parallel_runs_have_domain_accuracies(width):
     data = make_domains_dataset()
     specs = [make_spec(seed=s) for s in range(3)]
-    for one, made in zip(
+    for one, result in zip(
         specs, run_sweep(specs, dataset=data, spread="runs", width=width).results, strict=True
     ):
         alone = simulate(one, dataset=data)
         assert_domain_accuracies(alone, data)
-        assert alone.metrics.keys() == made.metrics.keys()
-        assert_close(alone, made)
+        assert alone.metrics.keys() == result.metrics.keys()
+        assert_close(alone, result)
 
 
 def test_runs_of_one_signature_share_a_program(no_program_eviction):
     specs = [
         RunSpec(**{**vars(one), "local_epochs": 4}) for one in SPECS
     ]  # no other test's program
-    made = run_sweep(specs, spread="runs", lanes=1).results  # auto may time another number
-    assert all(result is not None for result in made)
+    results = run_sweep(specs, spread="runs", lanes=1).results  # auto may time another number
+    assert all(result is not None for result in results)
     plan = UserObjects(make_user_dataset()), Placement(spread="runs", lanes=1)
     program = prepare_group(specs, *plan).program
     assert program is prepare_group(specs[:1], *plan).program
@@ -188,8 +188,8 @@ def test_large_group_is_split(monkeypatch, caplog):
     first = init_group(halved, group.prepared_runs[: halved.program.plan.max_parallel_runs])
     assert measure_required_memory(first) < 0.6 * needed
     assert sweep_module._fit_to_memory(group, 1).program.plan.mesh_axis == "lanes"
-    made = run_sweep(specs, spread="runs", width=4, memory=int(needed * 0.6)).results
-    assert_close(made[0], run_spec(specs[0]))
+    results = run_sweep(specs, spread="runs", width=4, memory=int(needed * 0.6)).results
+    assert_close(results[0], run_spec(specs[0]))
 
 
 @pytest.mark.slow
@@ -245,17 +245,17 @@ def test_killed_sweep_resumes_to_the_same_bits(tmp_path, monkeypatch, eager, spr
 
 @pytest.mark.slow
 def test_digest_depends_on_environment_and_data(tmp_path, monkeypatch):
-    made = run_sweep(SPECS[:1], tmp_path).results[0]
-    names = {made.digest()}
+    results = run_sweep(SPECS[:1], tmp_path).results[0]
+    names = {results.digest()}
     for name in ("fedjax_het", "device", "matmul_precision", "x64", "dataset_digest"):
-        made.summary[name] = "another"
-        names.add(made.digest())
+        results.summary[name] = "another"
+        names.add(results.digest())
     assert len(names) == 6
-    made.summary["jax"] = "another"
-    assert made.digest() in names
+    results.summary["jax"] = "another"
+    assert results.digest() in names
     other = make_user_dataset((9,) * 6)
     again = run_sweep(SPECS[:1], tmp_path, dataset=other).results[0]
-    assert again.summary["partition_digest"] != made.summary["partition_digest"]
+    assert again.summary["partition_digest"] != results.summary["partition_digest"]
     assert len(list(tmp_path.glob("*.json"))) == 2
 
 
@@ -268,10 +268,10 @@ def test_missing_data_rejects_only_its_runs(monkeypatch):
     absent = [RunSpec("fedavg", "cinic10", model="mlp", seed=seed) for seed in (0, 1)]
     impossible = make_spec(partition="classes_per_client", classes=4)  # the data have three
     lines = []
-    made = run_sweep([*absent, impossible, SPECS[0]], progress=lines.append)
-    assert [result is None for result in made.results] == [True, True, True, False]
-    assert set(made.not_run) == {one.digest() for one in (*absent, impossible)}
-    assert "classes" in made.not_run[impossible.digest()]
+    sweep_result = run_sweep([*absent, impossible, SPECS[0]], progress=lines.append)
+    assert [result is None for result in sweep_result.results] == [True, True, True, False]
+    assert set(sweep_result.not_run) == {one.digest() for one in (*absent, impossible)}
+    assert "classes" in sweep_result.not_run[impossible.digest()]
     (line,) = (line for line in lines if "CINIC10_DIR" in line)
     assert "and 1 more: not run: " in line
 
@@ -285,9 +285,9 @@ def test_missing_server_data_rejects_only_its_runs(tmp_path):
         make_spec("fsl", server_options={"size": 6}, **server),
     ]
     lines = []
-    made = run_sweep(specs, data_dir=tmp_path, progress=lines.append)
-    assert [result is None for result in made.results] == [True, True, False]
-    reasons = [made.not_run[one.digest()] for one in specs[:2]]
+    sweep_result = run_sweep(specs, data_dir=tmp_path, progress=lines.append)
+    assert [result is None for result in sweep_result.results] == [True, True, False]
+    reasons = [sweep_result.not_run[one.digest()] for one in specs[:2]]
     assert "format of the source's images" in reasons[0] and "at least 40 examples" in reasons[1]
     assert sum("not run" in line for line in lines) == 2
 

@@ -70,9 +70,9 @@ quiet = functools.partial(sweep, progress=None)
 
 def test_loaded_dataset_is_the_named_one():
     data = load_dataset("named")
-    by_name, given = simulate(SPEC), simulate(SPEC, dataset=data)
-    assert given.digest() == by_name.digest()
-    assert "own_dataset" not in given.summary and "own_partition" not in given.summary
+    by_name, result = simulate(SPEC), simulate(SPEC, dataset=data)
+    assert result.digest() == by_name.digest()
+    assert "own_dataset" not in result.summary and "own_partition" not in result.summary
 
 
 MADE_OF_IT = {
@@ -122,10 +122,10 @@ def test_sweep_tells_own_data_from_named_data(tmp_path):
 def test_sweep_uses_own_data_for_user_specs():
     both = [SPEC, dataclasses.replace(SPEC, dataset="user")]
     own = part_of(load_dataset("named"))
-    made = quiet(both, dataset=own).results
-    found = [result.summary["dataset_digest"] for result in made]
-    assert found == [load_dataset("named").digest(), own.digest()]
-    assert not any("own_dataset" in result.summary for result in made)
+    results = quiet(both, dataset=own).results
+    actual = [result.summary["dataset_digest"] for result in results]
+    assert actual == [load_dataset("named").digest(), own.digest()]
+    assert not any("own_dataset" in result.summary for result in results)
 
 
 def test_own_partition_is_part_of_the_digest(tmp_path):
@@ -152,9 +152,12 @@ def test_resume_rejects_other_data_and_partitions(tmp_path, monkeypatch):
         simulate(spec, output_dir=tmp_path, progress=make_killing_callback(1))
     data = load_dataset("named")
     other = make_partition("iid", data.train_labels, 3, num_clients=6, seed=1)
-    for given, what in (({"dataset": part_of(data)}, "dataset"), ({"partition": other}, "part")):
+    for arguments, what in (
+        ({"dataset": part_of(data)}, "dataset"),
+        ({"partition": other}, "part"),
+    ):
         with pytest.raises(ConfigError, match=f"expected a checkpoint of this {what}"):
-            simulate(spec, output_dir=tmp_path, resume=True, **given)
+            simulate(spec, output_dir=tmp_path, resume=True, **arguments)
 
 
 # --- what does not fit
@@ -290,9 +293,9 @@ def test_sweep_uses_a_registered_dataset(tmp_path):
     assert DATASETS["spots"].description == "five blobs"
     assert load_dataset("spots", data_dir="here").name == "spots" and seen == ["here"]
     specs = grid(dataset=["digits", "spots"], partition="iid", **SMALL)
-    made = sweep(specs, tmp_path, progress=lambda line: None)
-    assert [run.spec.dataset for run in made.results] == ["digits", "spots"]
-    assert all(np.isfinite(run.metrics["train_loss"]).all() for run in made.results)
+    sweep_result = sweep(specs, tmp_path, progress=lambda line: None)
+    assert [run.spec.dataset for run in sweep_result.results] == ["digits", "spots"]
+    assert all(np.isfinite(run.metrics["train_loss"]).all() for run in sweep_result.results)
 
 
 def test_normalization_of_registered_datasets():

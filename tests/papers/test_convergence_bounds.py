@@ -12,14 +12,14 @@ RNG = np.random.default_rng(0)
 def test_gradient_error_is_lowest_valid_bound():
     norms = RNG.uniform(0.1, 3, 40)
     gaps = 0.3 * norms + 0.2 + RNG.uniform(-0.2, 0, 40)
-    found = fit_gradient_error(np.append(gaps, np.nan), np.append(norms, 1.0))
-    assert (found.delta * norms + found.epsilon >= gaps - 1e-9).all()
-    assert found.relative == pytest.approx((gaps / norms).max())
+    actual = fit_gradient_error(np.append(gaps, np.nan), np.append(norms, 1.0))
+    assert (actual.delta * norms + actual.epsilon >= gaps - 1e-9).all()
+    assert actual.relative == pytest.approx((gaps / norms).max())
     # Over a grid of pairs that hold, none has a lower mean.
     deltas = np.linspace(0, 2, 401)
     epsilons = np.maximum((gaps[:, None] - deltas * norms[:, None]).max(0), 0)
     lowest = (deltas * norms.mean() + epsilons).min()
-    assert found.delta * norms.mean() + found.epsilon <= lowest + 1e-9
+    assert actual.delta * norms.mean() + actual.epsilon <= lowest + 1e-9
 
 
 @pytest.mark.parametrize(
@@ -32,8 +32,8 @@ def test_gradient_error_is_lowest_valid_bound():
     ],
 )
 def test_gradient_error_in_simple_cases(gaps, norms, delta, epsilon):
-    found = fit_gradient_error(gaps, norms)
-    assert (found.delta, found.epsilon) == pytest.approx((delta, epsilon), abs=1e-9)
+    actual = fit_gradient_error(gaps, norms)
+    assert (actual.delta, actual.epsilon) == pytest.approx((delta, epsilon), abs=1e-9)
 
 
 def test_gradient_error_requires_measured_round():
@@ -55,7 +55,7 @@ def test_progress_terms_match_theorem(gamma):
         "client_noise": noise,
         "server_noise": own_noise,
     }
-    found = compute_progress_terms(
+    actual = compute_progress_terms(
         {name: np.array([value]) for name, value in curves.items()},
         gamma=gamma,
         server_lr=server_lr,
@@ -64,7 +64,7 @@ def test_progress_terms_match_theorem(gamma):
         client_steps=K,
         server_steps=K0,
     )
-    moved = found.step / L  # K_0 eta_0
+    moved = actual.step / L  # K_0 eta_0
     kappa = max(4 * gamma**3, 2 * server_lr**-2 + 3 * gamma**2)
     assert moved <= min(server_lr, 1 / gamma, 8 / 9) / (4 * L) * (1 + 1e-12)
     limit = min(1, (gamma + 1) ** 2 / (2 * kappa)) / (8 * L * (gamma + 1))
@@ -87,4 +87,4 @@ def test_progress_terms_match_theorem(gamma):
             8 * moved**3 * L**2 * (gamma * kappa / (1 + gamma) * xi + phi),
         ]
     )
-    np.testing.assert_allclose(np.ravel(found[1:]), whole_terms / moved, rtol=1e-12)
+    np.testing.assert_allclose(np.ravel(actual[1:]), whole_terms / moved, rtol=1e-12)

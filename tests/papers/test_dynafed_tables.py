@@ -246,8 +246,8 @@ def test_batches_visit_every_example_once():
 
 
 def test_all_has_every_table_and_figure():
-    found = every.select_items()
-    names = [program.name for program in found]
+    actual = every.select_items()
+    names = [program.name for program in actual]
     assert len(names) == len(set(names))
     for paper in ("dynafed", "fedaf", "fedamp", "fsl"):
         items = {f"{paper}-{item}" for item in set(load_reported_values(paper)["item"])}
@@ -350,10 +350,10 @@ def test_figure6_measures_synthetic_data(tmp_path, monkeypatch):
     # What a kept run does not keep is made once more; Figure 3 is of any of them.
     (path,) = tmp_path.glob("*.json")
     kept = Result.load(path)
-    made = simulate(kept.spec)
-    assert made.state is not None and kept.state is None
+    result = simulate(kept.spec)
+    assert result.state is not None and kept.state is None
     again = fig6.load_trajectory(kept)
-    np.testing.assert_allclose(again, fig6.load_trajectory(made), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(again, fig6.load_trajectory(result), rtol=1e-5, atol=1e-6)
     assert not np.allclose(again[0], again[-1])
     own = ["--result", str(path), "--shown", "1", "--output-dir", str(tmp_path / "fig3")]
     assert fig3.main(own) == 0

@@ -95,10 +95,10 @@ def command(folder, number=3):
 
 
 def results(folder, partition):
-    found = [Result.load(path) for path in folder.glob("*.json")]
+    actual = [Result.load(path) for path in folder.glob("*.json")]
     return {
         (result.spec.algorithm, result.spec.seed): result
-        for result in found
+        for result in actual
         if result.spec.partition == partition
     }
 
@@ -187,8 +187,8 @@ def test_figure2_reported_tests():
     ]
     numbers = {"clients": 50, "ties": 0, "mean_difference": 1, "median_difference": 1, "p_value": 1}
     table = FIG2.make_text_table(pd.DataFrame(rows).assign(**numbers), "T", [])
-    told = [[row["Reported"] for row in section.rows] for section in table.sections]
-    assert told == [["—", "—", "—"], ["< 1e-4", "—", "—"]]
+    entries = [[row["Reported"] for row in section.rows] for section in table.sections]
+    assert entries == [["—", "—", "—"], ["< 1e-4", "—", "—"]]
 
 
 def test_figure3_weight_contrasts(folder, capsys, forbid_runs):

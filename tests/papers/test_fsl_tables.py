@@ -32,10 +32,10 @@ def cells(name, *preset, **filters):
 
 def specs(name, *preset, **filters):
     """By row, the first seed's runs."""
-    found = {}
+    actual = {}
     for cell in cells(name, *preset, **filters):
-        found.setdefault(cell.method, []).append(cell.runs[0].resolved())
-    return found
+        actual.setdefault(cell.method, []).append(cell.runs[0].resolved())
+    return actual
 
 
 def runs(name, *preset, **filters):
@@ -54,9 +54,9 @@ def test_scenario1_settings(dataset, clients, share, size, classes):
     smallest = clients * size / {"cifar10": 50_000, "emnist_45": 108_000}[dataset]
     gammas = (smallest, 0.5, 1.0, 1.5, 2.0)
     assert [*own] == ["fedavg", "data_sharing", *(f"fsl(gamma={gamma})" for gamma in gammas)]
-    for row, found in own.items():
-        assert tuple(spec.classes for spec in found) == classes
-        for spec in found:
+    for row, actual in own.items():
+        assert tuple(spec.classes for spec in actual) == classes
+        for spec in actual:
             assert (spec.num_clients, spec.participation) == (clients, share)
             assert (spec.rounds, spec.local_epochs, spec.batch_size) == (1000, 1, 50)
             assert (spec.partition, spec.model) == ("classes_per_client", "fsl_cnn")
@@ -71,7 +71,7 @@ def test_scenario1_settings(dataset, clients, share, size, classes):
 
 
 def test_figure6_is_figure1_without_pretraining():
-    assert not any(s.pretrain_epochs for found in specs("fig6").values() for s in found)
+    assert not any(s.pretrain_epochs for actual in specs("fig6").values() for s in actual)
     for preset in PRESETS:
         assert runs("fig1", preset, methods=("fedavg",)) <= runs("fig6", preset)
     assert runs("fig1", "cpu") == runs("fig6", "cpu")
@@ -85,8 +85,8 @@ def test_scenario2_settings():
     }.items():
         own = specs("fig5", datasets=(dataset,), methods=("fsl", "fslsyn", "feddyn", "scaffold"))
         assert len(own) == 16
-        for row, found in own.items():
-            for spec in found:
+        for row, actual in own.items():
+            for spec in actual:
                 assert (spec.num_clients, spec.batch_size, spec.rounds) == (clients, batch, 1000)
                 assert round(spec.num_clients * spec.participation) == sampled
                 assert not spec.pretrain_epochs
@@ -147,14 +147,14 @@ def test_figures_share_runs():
 
 
 def test_figures_7_to_9_match_paper():
-    for spec in (s for found in specs("fig7", datasets=("cifar10",)).values() for s in found):
+    for spec in (s for actual in specs("fig7", datasets=("cifar10",)).values() for s in actual):
         assert spec.server_options == {"size": 200}
         assert spec.hp.get("gamma", 1.0) == 1.0
     sampled = {round(s.num_clients * s.participation) for f in specs("fig7").values() for s in f}
     assert sampled == {2, 4, 5, 10}
-    own = [(s.dataset, s.classes) for found in specs("fig8").values() for s in found]
+    own = [(s.dataset, s.classes) for actual in specs("fig8").values() for s in actual]
     assert set(own) == {("emnist_45", 5), ("cifar10", 2)}
-    gaps = [s for found in specs("fig9").values() for s in found]
+    gaps = [s for actual in specs("fig9").values() for s in actual]
     assert {spec.gradient_gaps for spec in gaps} == {50}
     assert {spec.rounds for spec in gaps} == {1001}  # the last begins with x_1000
     assert {(s.dataset, s.server_options["size"]) for s in gaps} == {
@@ -379,12 +379,12 @@ def figure(name, folder, *command):
 
 @pytest.mark.slow
 def test_figure8_has_means_of_runs(tmp_path, capsys):
-    found = figure("fig8", tmp_path, "--methods", "data_sharing", "fsl(gamma=0.5)")
+    actual = figure("fig8", tmp_path, "--methods", "data_sharing", "fsl(gamma=0.5)")
     out = capsys.readouterr().out
     assert "runs that differ in" not in out and "nan" not in out
     table = pd.read_csv(tmp_path / "fig8.csv").set_index("algorithm")
-    assert sorted(table.index) == sorted(result.spec.algorithm for result in found)
-    for result in found:
+    assert sorted(table.index) == sorted(result.spec.algorithm for result in actual)
+    for result in actual:
         accuracy = result.metrics["test_accuracy"]
         row = table.loc[result.spec.algorithm]
         assert row["mean"] == pytest.approx(100 * accuracy.mean(), abs=1e-4)

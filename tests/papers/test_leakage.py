@@ -43,9 +43,9 @@ def test_nearest_distances(blocks, monkeypatch):
     images, candidates = RNG.normal(size=(30, 4, 4, 2)), RNG.normal(size=(40, 4, 4, 2))
     candidates[3] = images[5]
     squares = np.square(images[:, None] - candidates[None]).mean((2, 3, 4))
-    found = nearest_distances(images, candidates)
-    np.testing.assert_allclose(found, np.sqrt(squares.min(1)), rtol=1e-5)
-    assert found[5] == 0  # the same image, in spite of rounding
+    actual = nearest_distances(images, candidates)
+    np.testing.assert_allclose(actual, np.sqrt(squares.min(1)), rtol=1e-5)
+    assert actual[5] == 0  # the same image, in spite of rounding
 
 
 def test_neighbors_of_copies_and_strangers():

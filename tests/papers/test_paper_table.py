@@ -139,13 +139,13 @@ def test_table_program_end_to_end(tmp_path, capsys, request):
     assert capsys.readouterr().out.count("done") == 4
 
     # A third seed is planned, but --show runs nothing.
-    made = {path.name: path.read_bytes() for path in tmp_path.glob("*[0-9a-f].json")}
+    result = {path.name: path.read_bytes() for path in tmp_path.glob("*[0-9a-f].json")}
     (tmp_path / "table.md").unlink()
     more = [*command[:-4], "2", *command[-4:]]  # after "--seeds 0 1"
     assert main([*more, "--show"]) == 0
     assert capsys.readouterr().out.count("2 of 3") == 2
     assert "| 2 of 3 |" in (tmp_path / "table.md").read_text()
-    assert {path.name: path.read_bytes() for path in tmp_path.glob("*[0-9a-f].json")} == made
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*[0-9a-f].json")} == result
 
     # Of a row that is shown and was not run, no setting is said.
     assert main([*command, "--methods", "fedavg", "dynafed", "--show"]) == 0

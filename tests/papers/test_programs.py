@@ -57,9 +57,9 @@ def test_every_program_is_covered():
     is_tried = {*BAD, "fedaf.fig7", "fedaf.fig8", "fsl.fig4"}  # built like fig6 and fig3
     scripts = ROOT / "experiments"
     benchmarks = {
-        found[1]: path.stem
+        actual[1]: path.stem
         for path in scripts.glob("*.py")
-        if (found := re.search(r"from experiments\.benchmarks\.(\w+) import", path.read_text()))
+        if (actual := re.search(r"from experiments\.benchmarks\.(\w+) import", path.read_text()))
     }
     for folder in (scripts, ROOT / "fedjax_het" / "papers"):
         for path in folder.rglob("*.py"):

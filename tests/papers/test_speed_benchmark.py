@@ -87,14 +87,14 @@ def test_benchmark_tiny_regime(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(speed.tempfile, "TemporaryDirectory", lambda: Folder(tmp_path))
     arguments = speed.Arguments(("R1",), turns=1, peers=(), output=tmp_path / "out")
     assert speed.run_benchmark(arguments) == 0
-    (made,) = json.loads((tmp_path / "out.json").read_text())["regimes"]["R1"]["here"]
+    (result,) = json.loads((tmp_path / "out.json").read_text())["regimes"]["R1"]["here"]
     with np.load(tmp_path / "clients.npz") as file:
         clients = np.split(file["indices"], np.cumsum(file["sizes"])[:-1])
         samples = [sum(len(clients[client]) for client in cohort) for cohort in file["cohorts"]]
     assert sorted(np.concatenate(clients)) == list(range(90))
-    assert made["samples"] == samples and len(made["seconds"]) == 2
-    assert min(made["seconds"]) > 0 and 0 < made["useful_work_fraction"] <= 1
-    assert made["matmul_flops"] > 1e8 and made["peak_memory"] > 1e7
+    assert result["samples"] == samples and len(result["seconds"]) == 2
+    assert min(result["seconds"]) > 0 and 0 < result["useful_work_fraction"] <= 1
+    assert result["matmul_flops"] > 1e8 and result["peak_memory"] > 1e7
     assert "| R1 |" in capsys.readouterr().out == (tmp_path / "out.md").read_text()
 
 
@@ -107,9 +107,9 @@ def test_benchmark_server_training(teachers, monkeypatch, tmp_path):
     monkeypatch.setitem(speed.REGIMES, "R7", tiny)
     arguments = speed.Arguments(("R7",), turns=1, peers=(), output=tmp_path / "out")
     assert speed.run_benchmark(arguments) == 0
-    (made,) = json.loads((tmp_path / "out.json").read_text())["regimes"]["R7"]["here"]
-    assert made["samples"] == [240, 240] and min(made["seconds"]) > 0
-    assert "one device" in made["lanes"] or "shared" in made["lanes"]
+    (result,) = json.loads((tmp_path / "out.json").read_text())["regimes"]["R7"]["here"]
+    assert result["samples"] == [240, 240] and min(result["seconds"]) > 0
+    assert "one device" in result["lanes"] or "shared" in result["lanes"]
 
 
 class Folder:

@@ -37,8 +37,8 @@ RNG = np.random.default_rng(0)
 
 def cells(*methods, **filters):
     methods = methods or ("fedavg", "fedprox", "dynafed", *CONTROLS)
-    given = {"alphas": (0.01,), "seeds": (0, 1), **filters}
-    return make_cells(TABLE1, TableArguments(preset="quick", methods=methods, **given))
+    arguments = {"alphas": (0.01,), "seeds": (0, 1), **filters}
+    return make_cells(TABLE1, TableArguments(preset="quick", methods=methods, **arguments))
 
 
 def outcome_of(cells, results, curves=None, directory=None):
@@ -51,9 +51,9 @@ def outcome_of(cells, results, curves=None, directory=None):
 
 def test_tuning_trials():
     every = cells("all")
-    found = make_tuning_trials(TABLE1, every)
-    assert {parse_row(every[trial.cell_index].method)[0] for trial in found} == set(TUNING)
-    for place, name, tried in found:
+    actual = make_tuning_trials(TABLE1, every)
+    assert {parse_row(every[trial.cell_index].method)[0] for trial in actual} == set(TUNING)
+    for place, name, tried in actual:
         cell = every[place]
         assert cell.method not in CONTROLS
         usual = cell.runs[0].resolved().hp[name]
@@ -78,16 +78,16 @@ def test_tuned_row_has_best_value():
         return 0.8 if wanted else 0.5
 
     results = make_results(tried, accuracy)
-    found = add_tuned_cells(TABLE1, own, results, TABLE1.load_reported())
-    assert [cell.method for cell in found] == [
+    actual = add_tuned_cells(TABLE1, own, results, TABLE1.load_reported())
+    assert [cell.method for cell in actual] == [
         "fedavg",
         "fedavg(local_lr=0.003)",
         "fedprox",
         "fedprox(prox_mu=0.0002)",
     ]
-    assert [run.seed for run in found[1].runs] == [0, 1]
-    assert found[1].runs[0].resolved().hp["local_lr"] == 0.003
-    assert found[0] == own[0]
+    assert [run.seed for run in actual[1].runs] == [0, 1]
+    assert actual[1].runs[0].resolved().hp["local_lr"] == 0.003
+    assert actual[0] == own[0]
     note = describe_tuning(TABLE1, own, results)
     assert f"seed {TUNING_SEED}" in note and "10 of 10" in note and "5.0 hours" in note
     # A control is shown with what was best for its row.
@@ -99,10 +99,11 @@ def test_tuned_row_has_best_value():
     def best_of_dynafed(cell, run):
         return 0.9 if math.isclose(run.hp.get("fine_tune_lr", 0), 1e-3) else 0.5
 
-    made = make_results(tried_there, best_of_dynafed)
+    result = make_results(tried_there, best_of_dynafed)
     assert len(tried_there) == 5  # the controls themselves are not tried
     rows = [
-        cell.method for cell in add_tuned_cells(TABLE1, with_control, made, TABLE1.load_reported())
+        cell.method
+        for cell in add_tuned_cells(TABLE1, with_control, result, TABLE1.load_reported())
     ]
     assert rows == [
         "dynafed",
@@ -148,7 +149,7 @@ def test_p_value_over_blocks_of_rounds():
     levels = {"fedavg": 0.5, "fedprox": 0.79}
     curves = curves_of(own, lambda cell: levels.get(cell.method, 0.8))
     outcome = outcome_of(own, make_results(own, lambda cell, run: 0.5), curves)
-    found = dict(zip([cell.method for cell in own], compute_p_values(outcome), strict=True))
+    actual = dict(zip([cell.method for cell in own], compute_p_values(outcome), strict=True))
 
     def blocks(cell):
         means = []
@@ -161,11 +162,11 @@ def test_p_value_over_blocks_of_rounds():
     by_method = {cell.method: blocks(cell) for cell in own}
     for method, values in by_method.items():
         if method == "dynafed":
-            assert math.isnan(found[method])
+            assert math.isnan(actual[method])
         else:
             expected = stats.wilcoxon(values - by_method["dynafed"]).pvalue
-            assert found[method] == pytest.approx(expected)
-    assert found["fedavg"] < 1e-4
+            assert actual[method] == pytest.approx(expected)
+    assert actual["fedavg"] < 1e-4
     assert "from dynafed, paired by seed" in describe_p_values(outcome)
 
 
@@ -219,8 +220,8 @@ def test_matching_loss_column(tmp_path, capsys):
         0.87 if cell.method == "dynafed" else None
     )
     results = make_results(own, lambda cell, run: 0.5, **losses).astype({"matching_loss": float})
-    found = dict(zip([c.method for c in own], compute_matching_losses(own, results), strict=True))
-    assert found.pop("dynafed") == 0.9 and all(map(math.isnan, found.values()))
+    actual = dict(zip([c.method for c in own], compute_matching_losses(own, results), strict=True))
+    assert actual.pop("dynafed") == 0.9 and all(map(math.isnan, actual.values()))
     assert "3: 0.87" in describe_matching_losses(own, results)
     outcome = outcome_of(own, results, curves_of(own, lambda cell: 0.5), tmp_path)
     write_comparison_table(outcome)

@@ -36,7 +36,9 @@ if method == "scaffold":
 np.savez(folder / f"metrics-{count}-{index}.npz", **result.metrics)
 specs = [make_spec(method, seed=seed, rounds=3) for seed in range(5)]
 lines: list[str] = []
-made = sweep(specs, folder / "sweep", dataset=dataset, placement=LANES, progress=lines.append)
-assert all(made.results)
+sweep_result = sweep(
+    specs, folder / "sweep", dataset=dataset, placement=LANES, progress=lines.append
+)
+assert all(sweep_result.results)
 own = sum(line.startswith("[") for line in lines)
 (folder / f"made-{count}-{index}").write_text(str(own))

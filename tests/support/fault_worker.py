@@ -21,9 +21,9 @@ from support.fault_injection import PLACEMENT, make_seed_specs, make_short_spec 
 # A checkpoint after each round.
 group_state.MAX_ROUNDS_PER_CHUNK, long_phases.CHUNK_SECONDS = 1, 0.0
 what, folder, method = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
-given = {"dataset": make_user_dataset(), "placement": PLACEMENT}
+arguments = {"dataset": make_user_dataset(), "placement": PLACEMENT}
 if what == "run":
     slowly = {"progress": lambda _: time.sleep(0.05)}
-    simulate(make_short_spec(method), output_dir=folder, resume=True, **slowly, **given)
+    simulate(make_short_spec(method), output_dir=folder, resume=True, **slowly, **arguments)
 else:
-    sweep(make_seed_specs(method), folder, **given)
+    sweep(make_seed_specs(method), folder, **arguments)

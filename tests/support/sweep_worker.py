@@ -48,13 +48,16 @@ def work(folder, log, count, rounds, seconds):
 
             yield show
 
-        def told(line):
-            if found := re.match(r"\[.*seed (\d+): .* in ", line):
-                file.write(f"made {found[1]}\n")
+        def print_line(line):
+            if actual := re.match(r"\[.*seed (\d+): .* in ", line):
+                file.write(f"made {actual[1]}\n")
             print(line, flush=True)
 
         work_queue.show_progress = showing
-        settings = {"placement": Placement(lanes=1, blocks=1, spread="runs"), "progress": told}
+        settings = {
+            "placement": Placement(lanes=1, blocks=1, spread="runs"),
+            "progress": print_line,
+        }
         specs = specs_of(count, rounds)
         assert all(sweep(specs, folder, dataset=make_user_dataset(), **settings).results)
 

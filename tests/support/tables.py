@@ -29,9 +29,9 @@ def make_results(cells, accuracy, **columns):
     rows = []
     for cell in cells:
         for run in cell.runs:
-            found = accuracy(cell, run)
+            actual = accuracy(cell, run)
             row = {"digest": f"made-{run.digest()}", "settings": run.digest()}
-            row |= {"final_accuracy": found, "final_accuracy_std": 0.0, "diverged": found is None}
+            row |= {"final_accuracy": actual, "final_accuracy_std": 0.0, "diverged": actual is None}
             row |= {"wall_seconds": 1800.0, "dataset": run.dataset}
             rows.append(row | {name: value(cell, run) for name, value in columns.items()})
     return pd.DataFrame(rows)

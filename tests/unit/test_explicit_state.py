@@ -14,18 +14,18 @@ MODULES = sorted(path for name in TRACED_PACKAGES for path in (PACKAGE / name).r
 
 def find_ambient_state(source: str) -> list[str]:
     """Return the context variables, thread-local variables and `global` statements of a module."""
-    found = []
+    actual = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Global):
-            found.append(f"line {node.lineno}: global {', '.join(node.names)}")
+            actual.append(f"line {node.lineno}: global {', '.join(node.names)}")
         elif isinstance(node, ast.Import):
             names = {alias.name for alias in node.names} & {"contextvars"}
-            found += [f"line {node.lineno}: import {name}" for name in names]
+            actual += [f"line {node.lineno}: import {name}" for name in names]
         elif isinstance(node, ast.ImportFrom) and node.module == "contextvars":
-            found.append(f"line {node.lineno}: from contextvars import ...")
+            actual.append(f"line {node.lineno}: from contextvars import ...")
         elif isinstance(node, ast.Attribute) and ast.unparse(node) == "threading.local":
-            found.append(f"line {node.lineno}: threading.local")
-    return found
+            actual.append(f"line {node.lineno}: threading.local")
+    return actual
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

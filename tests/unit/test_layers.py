@@ -36,15 +36,15 @@ MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 def imported_modules(path: Path) -> set[str]:
     """Return the modules of the package that a file imports at any place."""
-    found = set()
+    actual = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            actual |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             for alias in node.names:
                 submodule = f"{node.module}.{alias.name}"
-                found.add(submodule if submodule in MODULES else node.module)
-    return {name for name in found if name.split(".")[0] == "fedjax_het"}
+                actual.add(submodule if submodule in MODULES else node.module)
+    return {name for name in actual if name.split(".")[0] == "fedjax_het"}
 
 
 @pytest.mark.parametrize("package", list(RANKS))

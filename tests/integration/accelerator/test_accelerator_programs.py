@@ -52,10 +52,10 @@ def test_workers_measure_same_cases():
     assert cpu.environment["JAX_PLATFORMS"] == other.environment["JAX_PLATFORMS"] == "cpu"
     assert device.cases == cpu.cases
     assert [case._replace(lanes=4) for case in other.cases] == cpu.cases
-    given = [case for place in prove.make_speed_workers("full", "gpu") for case in place.cases]
+    arguments = [case for place in prove.make_speed_workers("full", "gpu") for case in place.cases]
     few = sum(lanes <= MAX_UNROLLED_LANES for lanes in prove.SCALES["full"].lanes)
-    assert len(given) == len({case.name for case in given}) == 3 * (3 * 4 + few)
-    assert {case.settings["precision"] for case in given} == {"float32", "tf32", "bfloat16"}
+    assert len(arguments) == len({case.name for case in arguments}) == 3 * (3 * 4 + few)
+    assert {case.settings["precision"] for case in arguments} == {"float32", "tf32", "bfloat16"}
     (some,) = prove.make_speed_workers("full", "gpu", ("tf32",), (4, 32))
     assert {case.lanes for case in some.cases} == {4, 32}
     assert {case.settings["precision"] for case in some.cases} == {"tf32"}
@@ -65,8 +65,8 @@ def test_speed_skips_first_round(monkeypatch):
     times = SimpleNamespace(samples=[8] * 4, seconds=[9.0, 2.0, 4.0, 1.0], compile_seconds=3.0)
     monkeypatch.setattr("fedjax_het.runtime.benchmark.benchmark_rounds", lambda *a, **k: times)
     settings = {"algorithm": "fedavg", "model": "mlp", "precision": "float32"}
-    found = prove.measure_case(prove.Case("x", "speed", "quick", settings, 1))
-    assert (found["client_samples_per_second"], found["compile_seconds"]) == (4.0, 3.0)
+    actual = prove.measure_case(prove.Case("x", "speed", "quick", settings, 1))
+    assert (actual["client_samples_per_second"], actual["compile_seconds"]) == (4.0, 3.0)
 
 
 def test_prove_continues_after_timeout(tmp_path, monkeypatch, capsys):

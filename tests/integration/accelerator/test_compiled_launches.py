@@ -98,13 +98,13 @@ def test_command_counts_launches(tmp_path, capsys):
     output = tmp_path / "counts.json"
     words = ["--target", "cpu", "--small", "--programs", "mlp-1", "--output", str(output)]
     assert main(words) == 0
-    found = json.loads(output.read_text())["cpu"]["mlp-1"]
+    actual = json.loads(output.read_text())["cpu"]["mlp-1"]
     # Rounds, in them segments, in these the steps, which have products of matrices.
-    assert [body["launches"] for body in found["bodies"] if body["depth"] == 3] == (
-        found["step_launches"]
+    assert [body["launches"] for body in actual["bodies"] if body["depth"] == 3] == (
+        actual["step_launches"]
     )
-    assert len(found["step_launches"]) == 1 and found["step_launches"][0] > 8
-    assert found["temp_mb"] > 0 and found["argument_mb"] > 0
+    assert len(actual["step_launches"]) == 1 and actual["step_launches"][0] > 8
+    assert actual["temp_mb"] > 0 and actual["argument_mb"] > 0
     assert "mlp-1" in capsys.readouterr().out
 
 

@@ -234,8 +234,8 @@ def test_lanes_and_devices_do_not_change_results(name, devices, lanes):
 
 def collectives(federation, state):
     """Those of a round's program."""
-    given = federation.hp, state, jax.random.key(0), federation.cohort(0)
-    text = jax.jit(federation.algorithm.round).lower(*given).compile().as_text()
+    arguments = federation.hp, state, jax.random.key(0), federation.cohort(0)
+    text = jax.jit(federation.algorithm.round).lower(*arguments).compile().as_text()
     return re.findall(r" (all-reduce|all-gather|all-to-all|collective-permute)[.\w-]*\(", text)
 
 

@@ -170,9 +170,9 @@ def test_three_rounds_match_float64_loop(name, options, hp):
     state, _ = federation.run(3, start)
     for r in range(3):
         oracle.round(r)
-    found = federation.global_params(state)
-    np.testing.assert_allclose(found["w"], oracle.w, atol=5e-6)
-    np.testing.assert_allclose(found["b"], oracle.b, atol=5e-6)
+    actual = federation.global_params(state)
+    np.testing.assert_allclose(actual["w"], oracle.w, atol=5e-6)
+    np.testing.assert_allclose(actual["b"], oracle.b, atol=5e-6)
     pairs = {
         (int(k), int(c)) for k, c in zip(*np.nonzero(find_condensed_pairs(state)), strict=True)
     }
@@ -275,23 +275,23 @@ def test_image_initialization_follows_options():
     flat = images.reshape(len(images), -1)
     for init, options in (("mean", {"init_images": 3}), ("real", {}), ("noise", {})):
         federation, state = run("feddm", 1, {"init": init, **options}, still)
-        here, found = find_condensed_pairs(state), images_of(state)
+        here, actual = find_condensed_pairs(state), images_of(state)
         for k, c in zip(*np.nonzero(here), strict=True):
             held = federation.scheduler.partition.client_indices(k)
             real = flat[held[labels[held] == c]]
             if init == "real":
-                nearest = np.abs(real[:, None] - found[k, c][None]).max(-1).argmin(0)
+                nearest = np.abs(real[:, None] - actual[k, c][None]).max(-1).argmin(0)
                 assert len(set(nearest)) == 2  # different ones
-                np.testing.assert_allclose(real[nearest], found[k, c], atol=1e-6)
+                np.testing.assert_allclose(real[nearest], actual[k, c], atol=1e-6)
             elif init == "mean":
                 unit = k * NUM_CLASSES + c
                 seeds = federation.scheduler.work_items.draw_init_examples(
                     0, 0, np.array([unit])
                 ).reshape(2, 3)
-                np.testing.assert_allclose(flat[seeds].mean(1), found[k, c], atol=1e-6)
+                np.testing.assert_allclose(flat[seeds].mean(1), actual[k, c], atol=1e-6)
                 assert (labels[seeds] == c).all()
         if init == "noise":
-            drawn = found[here]
+            drawn = actual[here]
             assert abs(drawn.mean()) < 0.3 and 0.7 < drawn.std() < 1.3
 
 
@@ -508,14 +508,14 @@ def test_epsilon_matches_renyi_closed_form():
     renyi = queries * orders / (2 * (sigma / 2) ** 2)  # the sensitivity is twice the norm
     least = renyi + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
     common = {"dp_noise": sigma, "delta": delta, "num_queries": queries, "batch_size": 32}
-    found = compute_gaussian_epsilon(num_examples=32, **common)
-    assert found == pytest.approx(least.min(), rel=0.02)
-    assert compute_gaussian_epsilon(num_examples=3200, **common) < 0.5 * found  # sampling hides
+    actual = compute_gaussian_epsilon(num_examples=32, **common)
+    assert actual == pytest.approx(least.min(), rel=0.02)
+    assert compute_gaussian_epsilon(num_examples=3200, **common) < 0.5 * actual  # sampling hides
     # Without sampling, queries of all examples are more of the same.
     more = compute_gaussian_epsilon(
         num_examples=32, **{**common, "num_queries": 7}, num_full_queries=3
     )
-    assert more == pytest.approx(found)
+    assert more == pytest.approx(actual)
 
 
 def test_private_run_reports_epsilon():

@@ -102,9 +102,9 @@ def test_abavg_equals_base_with_accuracy_weights(base, model):
     assert len(set(right[present])) > 1 and right.sum() > 0
     share = dict(zip(np.asarray(cohort.schedule.participants), right / right.sum(), strict=True))
     ids = np.asarray(cohort.schedule.client_ids)
-    given = np.asarray(cohort.schedule.weights)
+    values = np.asarray(cohort.schedule.weights)
     weights = np.array([share.get(k, 0.0) for k in ids.ravel()], np.float32).reshape(ids.shape)
-    weights = np.where(given > 0, weights, 0)
+    weights = np.where(values > 0, weights, 0)
     np.testing.assert_allclose(weights.sum(), 1, rtol=1e-5)
     reweighted = cohort._replace(schedule=cohort.schedule._replace(weights=jnp.asarray(weights)))
     expected, _ = round_(alone.hp, state, key, reweighted)
@@ -119,10 +119,10 @@ def test_abavg_equals_base_with_accuracy_weights(base, model):
         expected = alone.algorithm.with_global_model(expected, {"params": moved, "state": {}})
     lifted = state._replace(server=ServerStepState(state.server, ()))
     result, _ = jax.jit(over.algorithm.round)(over.hp, lifted, key, over.cohort(1))
-    found, wanted = (
+    actual, wanted = (
         one.algorithm.global_model(state) for one, state in ((over, result), (alone, expected))
     )
-    assert_trees_all_close(found, wanted, atol=2e-6)
+    assert_trees_all_close(actual, wanted, atol=2e-6)
 
 
 # --- FedGen's models ---------------------------------------------------------------------------

@@ -23,8 +23,8 @@ from fedjax_het.runtime.results import Result
 
 
 def test_methods_docstring_runs():
-    found = doctest.testmod(methods)
-    assert found.attempted >= 8 and found.failed == 0
+    actual = doctest.testmod(methods)
+    assert actual.attempted >= 8 and actual.failed == 0
 
 
 # --- each way of breaking it -----------------------------------------------------------------
@@ -69,7 +69,7 @@ def adjusting(adjust):
 
 def ending(change):
     """`end` with what it returns put through `change(upload, state, output)`."""
-    return method(end=lambda end: lambda *given: change(*end(*given)))
+    return method(end=lambda end: lambda *arguments: change(*end(*arguments)))
 
 
 def with_round(change):
@@ -77,7 +77,7 @@ def with_round(change):
 
     def build(training, plan):
         algorithm = fedavg(training, plan)
-        return algorithm._replace(round=lambda *given: change(*algorithm.round(*given)))
+        return algorithm._replace(round=lambda *arguments: change(*algorithm.round(*arguments)))
 
     return build
 
@@ -98,15 +98,15 @@ def replacing(**fields):
     return lambda training, plan: fedavg(training, plan)._replace(**fields)
 
 
-def recording(shapes, **found):
+def recording(shapes, **actual):
     """FedAvg that announces records of `shapes`, and reports `found`."""
 
     def build(training, plan):
         algorithm = fedavg(training, plan)
 
-        def round_(*given):
-            state, info = algorithm.round(*given)
-            return state, info._replace(records=found)
+        def round_(*arguments):
+            state, info = algorithm.round(*arguments)
+            return state, info._replace(records=actual)
 
         return algorithm._replace(round=round_, record_shapes=lambda num_clients: shapes)
 
@@ -151,13 +151,13 @@ BREAKS = {
         begin=lambda begin: None
     ),
     "ClientAlgorithm.step returned a ClientTrainState: expected (local, loss)": method(
-        step=lambda step: lambda *given: step(*given)[0]
+        step=lambda step: lambda *arguments: step(*arguments)[0]
     ),
     "ClientAlgorithm.end returned 2 values: expected (update, state, output)": ending(
         lambda upload, state, output: (upload, state)
     ),
     "ClientAlgorithm.end returned None: expected (update, state, output)": method(
-        end=lambda end: lambda *given: None
+        end=lambda end: lambda *arguments: None
     ),
     f"ClientAlgorithm.end: update is a dict: {UPLOAD_INSTEAD}": ending(
         lambda upload, state, output: (upload.mean, state, output)
@@ -185,10 +185,10 @@ BREAKS = {
         lambda upload, state, output: (upload, state._replace(trace=jnp.ones(3)), output)
     ),
     "ClientAlgorithm.step: local.aux is one too many: expected the same structure, as `begin` returns": method(
-        step=lambda step: lambda *given: (step(*given)[0]._replace(aux=jnp.ones(1)), 0.0)
+        step=lambda step: lambda *arguments: (step(*arguments)[0]._replace(aux=jnp.ones(1)), 0.0)
     ),
     "ClientAlgorithm.step: loss is float32[3]: expected a float32 scalar": method(
-        step=lambda step: lambda *given: (step(*given)[0], jnp.zeros(3))
+        step=lambda step: lambda *arguments: (step(*arguments)[0], jnp.zeros(3))
     ),
     "Algorithm.round returned a State: expected (state, info)": with_round(
         lambda state, info: state
@@ -234,13 +234,13 @@ BREAKS = {
         training, plan
     )._replace(record_shapes=lambda num_clients: None),
     "ClientAlgorithm.begin returned None: expected the client in training, () if there is none": method(
-        begin=lambda begin: lambda *given: None
+        begin=lambda begin: lambda *arguments: None
     ),
     "ClientAlgorithm.begin: ['a'] is a str: expected an array": method(
-        begin=lambda begin: lambda *given: {"a": "x"}
+        begin=lambda begin: lambda *arguments: {"a": "x"}
     ),
     "ClientAlgorithm.init returned None: expected the client's state, () if there is none": method(
-        init=lambda init: lambda *given: None
+        init=lambda init: lambda *arguments: None
     ),
     "Algorithm.traffic: down = 'a': expected a number of bytes": replacing(
         traffic=lambda hp, state: Traffic("a", 1)
@@ -267,7 +267,7 @@ BREAKS = {
         server_stages=(lambda: None,)
     ),
     "ServerStage.num_iterations = -1: expected a whole number >= 0": replacing(
-        server_stages=(ServerStage("w", 0, -1, lambda state: 0, lambda *given: None),)
+        server_stages=(ServerStage("w", 0, -1, lambda state: 0, lambda *arguments: None),)
     ),
     "Algorithm.round_inputs = None: expected a list": replacing(round_inputs=None),
     "RoundInput.make_inputs = None: expected a function": replacing(
@@ -297,17 +297,17 @@ BREAKS = {
 }
 
 
-def train(name="mine", settings=(), **given):
+def train(name="mine", settings=(), **arguments):
     """The result of a run of a method that is registered."""
-    return run_spec(RunSpec(name, **OWN_METHOD_RUN | dict(settings)), **given)
+    return run_spec(RunSpec(name, **OWN_METHOD_RUN | dict(settings)), **arguments)
 
 
 def find_error(build, **facts):
     """The one line with which a method is rejected."""
-    with pytest.raises(ConfigError) as found:
+    with pytest.raises(ConfigError) as error_info:
         register_method("mine", build, **facts)
         train()
-    (line,) = str(found.value).splitlines()
+    (line,) = str(error_info.value).splitlines()
     return line
 
 
@@ -372,28 +372,34 @@ def test_personal_variables_are_those_of_network():
 
 
 def test_undeclared_hyperparameter_is_reported():
-    line = find_error(adjusting(lambda context, *given: context.hp["mu"]))
+    line = find_error(adjusting(lambda context, *arguments: context.hp["mu"]))
     assert line.startswith("method 'mine': adjust reads hp['mu']: expected a declared")
     assert "local_lr, " in line and "server_lr)" in line
 
 
 def test_other_missing_key_is_no_hyperparameter():
-    register_method("mine", adjusting(lambda context, gradient, *given: gradient["bais"]))
+    register_method("mine", adjusting(lambda context, gradient, *arguments: gradient["bais"]))
     with pytest.raises(KeyError, match="bais"):
         train()
 
 
 def test_other_exceptions_name_function_and_method():
-    register_method("mine", method(step=lambda step: lambda *given: jnp.zeros(3) @ jnp.zeros(4)))
-    with pytest.raises(TypeError, match="contracting dimensions") as found:
+    register_method(
+        "mine", method(step=lambda step: lambda *arguments: jnp.zeros(3) @ jnp.zeros(4))
+    )
+    with pytest.raises(TypeError, match="contracting dimensions") as error_info:
         train()
-    assert {"in ClientAlgorithm.step", "in method 'mine'"} <= set(found.value.__notes__)
+    assert {"in ClientAlgorithm.step", "in method 'mine'"} <= set(error_info.value.__notes__)
 
 
 TELLS = {
-    "nothing": (lambda *given: None, {}, "returned None: expected a dict"),
-    "an error": (lambda *given: 1 / 0, {}, "division by zero"),
-    "an object": (lambda *given: {"a": object(), "b": jnp.float32(2)}, {"b": 2.0}, "['a'] is left"),
+    "nothing": (lambda *arguments: None, {}, "returned None: expected a dict"),
+    "an error": (lambda *arguments: 1 / 0, {}, "division by zero"),
+    "an object": (
+        lambda *arguments: {"a": object(), "b": jnp.float32(2)},
+        {"b": 2.0},
+        "['a'] is left",
+    ),
 }
 
 
@@ -405,10 +411,10 @@ def test_failing_outputs_do_not_lose_run(case, tmp_path, caplog):
         return fedavg(training, plan)._replace(artifacts=tell, summary=tell)
 
     register_method("mine", build)
-    made = train(output_dir=tmp_path)
-    assert made.artifacts == kept and {n: made.summary[n] for n in kept} == kept
-    assert "a" not in made.summary and caplog.text.count(message) == 2
-    assert Result.load(tmp_path / f"{made.digest()}.json").summary == made.summary
+    result = train(output_dir=tmp_path)
+    assert result.artifacts == kept and {n: result.summary[n] for n in kept} == kept
+    assert "a" not in result.summary and caplog.text.count(message) == 2
+    assert Result.load(tmp_path / f"{result.digest()}.json").summary == result.summary
 
 
 # --- what the engine does with uploads -------------------------------------------------------
@@ -462,10 +468,10 @@ def test_mean_covers_trained_clients(averaging):
     register_method("counting", counting)
     settings = {"participation": 1.0, "averaging": averaging}
     # One of the clients has no data.
-    made = train("counting", settings, partition=consecutive_partition())
+    result = train("counting", settings, partition=consecutive_partition())
     sizes = np.array([size for size in CLIENT_SIZES if size])
     expected = sizes.mean() if averaging == "uniform" else (sizes**2).sum() / sizes.sum()
-    np.testing.assert_allclose(made.artifacts["samples"], expected, rtol=1e-6)
+    np.testing.assert_allclose(result.artifacts["samples"], expected, rtol=1e-6)
 
 
 LARGE = 2**24 + 1  # the first whole number that float32 does not have
@@ -531,6 +537,6 @@ def test_integer_and_bool_sums_are_exact(where):
     seeds = (0, 1) if where == "side by side" else (0,)
     settings = OWN_METHOD_RUN | {"participation": 1.0}
     specs = [RunSpec("summing", **settings, seed=seed) for seed in seeds]
-    for made in sweep_specs(specs, **PLACEMENTS[where]):
+    for sweep_result in sweep_specs(specs, **PLACEMENTS[where]):
         for name, want in expected._asdict().items():
-            np.testing.assert_array_equal(made.artifacts[name], want, err_msg=name)
+            np.testing.assert_array_equal(sweep_result.artifacts[name], want, err_msg=name)

@@ -151,10 +151,10 @@ def test_first_round_without_pull_extends_fedavg(build, hp, epochs):
     plain = make_small_federation(fedavg, hp={"local_lr": 0.1}, epochs=epochs)
     limit = make_small_federation(build, hp={"local_lr": 0.1, **hp}, epochs=epochs)
     origin = plain.global_params(plain.initial_state())
-    after, found = plain.train(1), limit.train(1)
+    after, actual = plain.train(1), limit.train(1)
     for name in origin:
         expected = origin[name] + 2 * (after[name] - origin[name])
-        np.testing.assert_allclose(found[name], expected, atol=1e-6)
+        np.testing.assert_allclose(actual[name], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("build", [feddyn, feddc])

@@ -92,10 +92,10 @@ def test_control_rounds_match_tuned_fedavg(synthetic):
 @pytest.mark.slow
 def test_control_run_has_no_synthesis():
     options = {**SYNTHESIS_OPTIONS, "synthetic": "untrained"}
-    made, plain = run_spec(make_spec("dynafed", options=options)), run_spec(make_spec("fedavg"))
-    same = made.metrics["test_loss"] == plain.metrics["test_loss"]
+    result, plain = run_spec(make_spec("dynafed", options=options)), run_spec(make_spec("fedavg"))
+    same = result.metrics["test_loss"] == plain.metrics["test_loss"]
     assert same[:4].all() and not same[4:].any()
-    assert "synthetic_images" not in made.artifacts
+    assert "synthetic_images" not in result.artifacts
 
 
 def test_warns_of_settings_without_effect(caplog):
@@ -113,8 +113,8 @@ def test_rejects_step_size_outside_bounds(step_size):
     with pytest.raises(ConfigError, match=f"hp step_size = {step_size}"):
         RunSpec("dynafed", hp={"step_size": step_size}).resolved()
     free = {"step_size_floor": 1e-6, "step_size_ceiling": 1e3}
-    made = RunSpec("dynafed", hp={"step_size": step_size}, options=free).resolved()
-    assert made.hp["step_size"] == step_size
+    result = RunSpec("dynafed", hp={"step_size": step_size}, options=free).resolved()
+    assert result.hp["step_size"] == step_size
 
 
 @pytest.mark.slow
@@ -123,9 +123,9 @@ def test_assumption_3_is_measured(synthetic):
     """The distance of the gradient on the synthetic data from that of all data, and the latter's
     length, in float64, at the model that the last measured round began with."""
     options = {**SYNTHESIS_OPTIONS, "synthetic": synthetic}
-    made = run_spec(make_spec("dynafed", options=options, gradient_gaps=2))
+    result = run_spec(make_spec("dynafed", options=options, gradient_gaps=2))
     before = run_spec(make_spec("dynafed", options=options, rounds=8))
-    gap, norm = made.metrics["server_gap"], made.metrics["gradient_norm"]
+    gap, norm = result.metrics["server_gap"], result.metrics["gradient_norm"]
     measured = np.isfinite(norm)
     assert measured.tolist() == [r % 2 == 0 for r in range(9)]
     assert np.isnan(gap[:4]).all() and np.isfinite(gap[[4, 6, 8]]).all()
@@ -144,10 +144,10 @@ def test_assumption_3_is_measured(synthetic):
         x = (flatten_images(data.train_images) - np.asarray(data.mean)[0]) / np.asarray(data.std)[0]
         whole = jax.grad(loss)(params["params"], x, np.eye(NUM_CLASSES)[data.train_labels])
         if synthetic == "matched":
-            images = flatten_images(made.artifacts["synthetic_images"])
-            labels = softmax(np.asarray(made.artifacts["synthetic_label_logits"], float))
+            images = flatten_images(result.artifacts["synthetic_images"])
+            labels = softmax(np.asarray(result.artifacts["synthetic_label_logits"], float))
         else:
-            number = made.spec.options["num_samples"]
+            number = result.spec.options["num_samples"]
             normalised = x.reshape(data.train_images.shape)
             images, labels = control(synthetic, normalised, data.train_labels, number)
         own = jax.grad(loss)(params["params"], images, labels)

@@ -90,8 +90,8 @@ def test_returned_models_are_in_client_order(plan):
         np.testing.assert_allclose(models.weights[: len(trained)], shares, rtol=1e-6)
         assert (models.weights[len(trained) :] == 0).all()
         for i, k in enumerate(trained):
-            found = {name: leaf[i] for name, leaf in models.variables["params"].items()}
-            loop.assert_model(found, model=loop.train_client(r, k), atol=2e-6)
+            actual = {name: leaf[i] for name, leaf in models.variables["params"].items()}
+            loop.assert_model(actual, model=loop.train_client(r, k), atol=2e-6)
     assert 0 < empty < 4
 
 
@@ -101,8 +101,8 @@ def test_logits_do_not_depend_on_batches():
     variables = task.model.init(jax.random.key(0))
     whole, _ = task.model.apply(variables, task.normalize(jnp.asarray(images)), train=False)
     for count in (1, 127, 128, 300):
-        found = compute_logits(task, variables, jnp.asarray(images[:count]))
-        np.testing.assert_allclose(found, whole[:count], rtol=1e-5, atol=1e-5)
+        actual = compute_logits(task, variables, jnp.asarray(images[:count]))
+        np.testing.assert_allclose(actual, whole[:count], rtol=1e-5, atol=1e-5)
 
 
 # --- oracles in float64 ------------------------------------------------------------------------
@@ -273,13 +273,13 @@ def test_long_distillation_reaches_linear_mean():
     uniform = make_federation("fedavg")
     uniform, weighted = uniform.train(1), make_federation("fedavg", settings=settings)
     weighted = weighted.train(1)
-    found = federation.train(1)
+    actual = federation.train(1)
 
     def centred(params):  # softmax does not see what all classes have in common
         w = np.concatenate([params["w"], params["b"][None]])
         return w - w.mean(1, keepdims=True)
 
-    np.testing.assert_allclose(centred(found), centred(uniform), atol=1e-3)
+    np.testing.assert_allclose(centred(actual), centred(uniform), atol=1e-3)
     assert np.abs(centred(weighted) - centred(uniform)).max() > 0.05
 
 
@@ -316,8 +316,8 @@ def test_zero_accuracies_give_uniform_average():
     )  # a class that none can name
     over = make_federation("abavg", settings={"server": (nothing, 1), "averaging": "weighted"})
     plain = make_federation("fedavg")
-    found = over.train(2)
-    assert_trees_all_close(found, plain.train(2), atol=2e-6)
+    actual = over.train(2)
+    assert_trees_all_close(actual, plain.train(2), atol=2e-6)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -357,10 +357,10 @@ def test_gaussian_posterior_moments():
     w, p = np.asarray(models.variables["params"]["w"], np.float64), np.array([0.5, 0.3, 0.2, 0])
     mean = np.einsum("s,sij->ij", p, w)
     variance = np.einsum("s,sij->ij", p, (w - mean) ** 2)
-    found = np.asarray(draws["params"]["w"], np.float64)
-    np.testing.assert_allclose(found.mean(0), mean, atol=5 * np.sqrt(variance.max() / 20_000))
-    np.testing.assert_allclose(found.var(0), variance, rtol=0.06)
-    correlation = np.corrcoef(found[:, 0, 0], found[:, 1, 2])[0, 1]
+    actual = np.asarray(draws["params"]["w"], np.float64)
+    np.testing.assert_allclose(actual.mean(0), mean, atol=5 * np.sqrt(variance.max() / 20_000))
+    np.testing.assert_allclose(actual.var(0), variance, rtol=0.06)
+    correlation = np.corrcoef(actual[:, 0, 0], actual[:, 1, 2])[0, 1]
     assert abs(correlation) < 0.03  # diagonal
     assert (np.asarray(draws["state"]["mean"]) == 9).all()
 
@@ -384,11 +384,11 @@ def test_dirichlet_posterior_moments():
         np.testing.assert_allclose(shares.var(0)[:3], 2 / 9 / (3 * alpha + 1), rtol=0.05)
     # A large alpha leaves the weighted average.
     models = posterior_models()
-    found = many(
+    actual = many(
         _make_dirichlet_sampler({"posterior_alpha": 1e6}, TeacherModels(models, {}, {})), 100
     )["params"]["w"]
     mean = np.einsum("s,sij->ij", models.weights, models.variables["params"]["w"])
-    np.testing.assert_allclose(found, np.broadcast_to(mean, found.shape), atol=0.02)
+    np.testing.assert_allclose(actual, np.broadcast_to(mean, actual.shape), atol=0.02)
 
 
 # --- whole runs --------------------------------------------------------------------------------

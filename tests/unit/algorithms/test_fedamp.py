@@ -78,8 +78,8 @@ def test_cosine_distances_of_parallel_models_are_precise():
 @pytest.mark.parametrize("alpha", [0.1, 1e3])
 def test_attention_matches_equation_5(alpha, guard):
     distances, sigma = float64_distances(VECTORS), 60.0
-    found = compute_attention(jnp.asarray(distances), alpha, sigma, ALL, guard=guard)
-    weights, expected = np.asarray(found.weights), alpha / sigma * np.exp(-distances / sigma)
+    actual = compute_attention(jnp.asarray(distances), alpha, sigma, ALL, guard=guard)
+    weights, expected = np.asarray(actual.weights), alpha / sigma * np.exp(-distances / sigma)
     slopes = expected / alpha
     np.fill_diagonal(expected, 0)
     total = expected.sum(1, keepdims=True)
@@ -92,7 +92,7 @@ def test_attention_matches_equation_5(alpha, guard):
     assert (weights >= 0).all()
     # The alpha that is told is the one of Eq. 5, to which the proximal term has to be coupled.
     implied = (weights / slopes)[[0, 1, 2, 3, 4], [1, 2, 3, 4, 0]]
-    np.testing.assert_allclose(found.alpha, implied, rtol=1e-4)
+    np.testing.assert_allclose(actual.alpha, implied, rtol=1e-4)
     symmetric = np.allclose(weights, weights.T, atol=1e-7)
     assert symmetric == (guard == "step" or alpha < 1)
 
@@ -328,16 +328,16 @@ def test_four_rounds_match_float64_oracle(hp, options, heuristic, participation)
     oracle = Messages(federation, start, options, heuristic=heuristic)
     for r in range(4):
         oracle.run_round(r)
-    found = federation.global_params(state)
+    actual = federation.global_params(state)
     for k in range(len(CLIENT_SIZES)):
         for name, expected in oracle.params(oracle.client_states[k]).items():
-            np.testing.assert_allclose(found[name][k], expected, rtol=2e-4, atol=2e-5)
+            np.testing.assert_allclose(actual[name][k], expected, rtol=2e-4, atol=2e-5)
         received = jax.tree.map(lambda a, k=k: a[k], state.server.received["params"])
         np.testing.assert_allclose(
             received["w"], oracle.params(oracle.u[k])["w"], rtol=2e-4, atol=2e-5
         )
         assert_trees_all_equal(
-            federation.personal_model(state, k), {n: found[n][k] for n in ("b", "w")}
+            federation.personal_model(state, k), {n: actual[n][k] for n in ("b", "w")}
         )
     np.testing.assert_allclose(state.server.weights, oracle.xi, rtol=1e-3, atol=2e-5)
     assert int((state.clients.num_rounds > 0).sum()) == oracle.trained.sum()
@@ -359,11 +359,11 @@ def test_fedamp_without_pull_is_separate(method, guard, initialisation):
     hp = {"prox_lambda": 0.0, "self_weight": 0.1, "local_lr": 0.3, "local_momentum": 0.9}
     common = {"optimizer": "momentum", "keep": True, "participation": 0.7}
     own = {"initialisation": initialisation}
-    found, _ = make_federation(method, {"start": "own", **own, **guard}, hp, **common).run(3)
+    actual, _ = make_federation(method, {"start": "own", **own, **guard}, hp, **common).run(3)
     alone = make_method_federation("separate", own, hp, client_test_model="client", **common)
     expected, _ = alone.run(3)
-    assert_trees_all_equal(found.clients, expected.clients)
-    assert not np.allclose(found.server.weights, np.eye(len(CLIENT_SIZES)), atol=1e-3)
+    assert_trees_all_equal(actual.clients, expected.clients)
+    assert not np.allclose(actual.server.weights, np.eye(len(CLIENT_SIZES)), atol=1e-3)
 
 
 @pytest.mark.parametrize(("method", "guard"), [("fedamp", {"guard": "rows"}), ("heurfedamp", {})])
@@ -438,10 +438,10 @@ def test_objective_matches_equation_1(scale, attention_):
 
     scheduler = make_full_pass_scheduler(make_execution_plan(1, 1, mesh_axis=None))
     cohort = Cohort(scheduler.make_round(0), federation.examples)
-    found = federation.algorithm.diagnostics.measure(federation.hp, state, cohort)
-    np.testing.assert_allclose(found["objective"], objective(start.ravel()), rtol=1e-5)
+    actual = federation.algorithm.diagnostics.measure(federation.hp, state, cohort)
+    np.testing.assert_allclose(actual["objective"], objective(start.ravel()), rtol=1e-5)
     slope = np.linalg.norm(finite_difference_gradient(objective, start.ravel()))
-    np.testing.assert_allclose(found["objective_gradient"], slope, rtol=1e-4)
+    np.testing.assert_allclose(actual["objective_gradient"], slope, rtol=1e-4)
 
 
 # --- whole runs ------------------------------------------------------------------------------
@@ -484,14 +484,14 @@ def test_zero_tuning_epochs_is_base(base):
 @pytest.mark.parametrize("base", ["fedavg", "fedprox"])
 def test_tuned_copies_are_evaluated_and_discarded(base):
     hp = {"local_lr": 0.3}
-    given = {
+    arguments = {
         "plain": (base, {}),
         "untuned": (f"{base}_ft", {"tuning_epochs": 0}),
         "tuned": (f"{base}_ft", {"tuning_epochs": 3}),
     }
     curves = {
         name: run_spec(spec(method, hp=hp, options=options)).metrics
-        for name, (method, options) in given.items()
+        for name, (method, options) in arguments.items()
     }
     for name in ("test_accuracy", "test_loss", "train_loss", "update_norm"):
         for other in ("untuned", "tuned"):
@@ -502,7 +502,7 @@ def test_tuned_copies_are_evaluated_and_discarded(base):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "given", "message"),
+    ("algorithm", "arguments", "message"),
     [
         ("fedamp", {"client_tests": False, "test_per_client": None}, "client_tests = False"),
         ("fedavg", {"client_tests": False}, "test_per_client = 12"),
@@ -521,6 +521,6 @@ def test_tuned_copies_are_evaluated_and_discarded(base):
         ),
     ],
 )
-def test_rejects_bad_settings(algorithm, given, message):
+def test_rejects_bad_settings(algorithm, arguments, message):
     with pytest.raises(ConfigError, match=message):
-        run_spec(spec(algorithm, **given))
+        run_spec(spec(algorithm, **arguments))

@@ -27,8 +27,8 @@ def gradients(p, x, y, mean):
     features = u * p["scale"] + p["shift"]
     slope = logit_gradient(features @ p["kernel"] + p["bias"], y) / len(y)
     back = slope @ p["kernel"].T
-    found = {"scale": (back * u).sum(0), "shift": back.sum(0)}
-    return found | {"kernel": features.T @ slope, "bias": slope.sum(0)}
+    actual = {"scale": (back * u).sum(0), "shift": back.sum(0)}
+    return actual | {"kernel": features.T @ slope, "bias": slope.sum(0)}
 
 
 NORMS = ("scale", "shift", "mean")
@@ -83,8 +83,8 @@ def test_rounds_match_float64_loop(averaging):
     state, _ = federation.run(4, start)
     loop.assert_model(named(federation.algorithm.global_model(state)), atol=1e-5)
     for k in range(len(CLIENT_SIZES)):
-        found = named(federation.algorithm.personal_variables(federation.hp, state, k))
-        loop.assert_model(found, model=flatten_params(loop.scored(k)), atol=1e-5)
+        actual = named(federation.algorithm.personal_variables(federation.hp, state, k))
+        loop.assert_model(actual, model=flatten_params(loop.scored(k)), atol=1e-5)
 
 
 # --- limits --------------------------------------------------------------------------------
@@ -142,9 +142,9 @@ def marked(model):
     [("batch", 2 * 2 * 6, 2 * 2 * 6), ("instance", 24, 0), ("group", 24, 0), ("none", 0, 0)],
 )
 def test_norm_variables_of_convnet(norm, params, state):
-    found = marked(make_model("convnet", (8, 8, 1), 3, width=6, depth=2, norm=norm))
+    actual = marked(make_model("convnet", (8, 8, 1), 3, width=6, depth=2, norm=norm))
     names = {f"['{a}']['{b}']" for a in ("conv1", "conv2", "head") for b in ("kernel", "bias")}
-    assert found == (params, state, names)
+    assert actual == (params, state, names)
 
 
 def test_norm_variables_of_resnet():
@@ -171,8 +171,8 @@ def test_layer_kind_decides_not_name():
             x = BatchNorm(name="linear1")(x, train)
             return InstanceNorm()(x, train)
 
-    found = make_flax_model(Misleading(), (4, 4, 2)).norm_layers()
-    assert found == {("linear1",), ("InstanceNorm_0",)}
+    actual = make_flax_model(Misleading(), (4, 4, 2)).norm_layers()
+    assert actual == {("linear1",), ("InstanceNorm_0",)}
 
 
 def test_norm_variables_round_trip():
@@ -212,8 +212,8 @@ def test_client_test_uses_own_norms(count):
         assert len(mine) == (len(data.test_labels) if count == "all" else count)
         x = jnp.float32((data.test_images[mine] - mean) / std)
         right = model.apply(variables, x, train=False)[0].argmax(1) == data.test_labels[mine]
-        found = result.metrics["client_accuracy"][-1, k]
-        np.testing.assert_allclose(found, right.mean(), atol=1e-6)
+        actual = result.metrics["client_accuracy"][-1, k]
+        np.testing.assert_allclose(actual, right.mean(), atol=1e-6)
     assert np.isfinite(result.metrics["test_accuracy"]).all()  # of the body with mean layers
 
 

@@ -109,14 +109,14 @@ class Guided(ReferenceFedAvg):
         noises = [np.asarray(jax.random.uniform(n, (size, 2))) for n in noise_keys]
         own = self.labels[batch.padded_indices]
         (z, _), (alike, _) = (
-            generated(self.made_by, self.state, *given, False)
-            for given in zip(noises, (labels, own), strict=True)
+            generated(self.made_by, self.state, *arguments, False)
+            for arguments in zip(noises, (labels, own), strict=True)
         )
         slopes = logit_gradient(z @ p["w"] + p["b"], labels)
         away = self.weight("generated_weight", batch.round) * slopes
         dw, db = z.T @ away / size, away.mean(0)
-        found, taught = (softmax(x @ p["w"] + p["b"])[: len(batch.y)] for x in (batch.x, alike))
-        away = self.weight("distilled_weight", batch.round) * (found - taught)
+        actual, taught = (softmax(x @ p["w"] + p["b"])[: len(batch.y)] for x in (batch.x, alike))
+        away = self.weight("distilled_weight", batch.round) * (actual - taught)
         return flatten_params({"w": dw + batch.x.T @ away / len(batch.y), "b": db + away.mean(0)})
 
     def loss(self, params, teachers, noise, labels):
@@ -147,8 +147,8 @@ class Guided(ReferenceFedAvg):
             noise = np.asarray(jax.random.uniform(noise_key, (self.batch, 2)), np.float64)
             flat, unravel = self.raveled()
 
-            def loss(point, unravel=unravel, given=(teachers, noise, labels)):
-                return self.loss(unravel(point), *given)
+            def loss(point, unravel=unravel, arguments=(teachers, noise, labels)):
+                return self.loss(unravel(point), *arguments)
 
             gradient = finite_difference_gradient(loss, flat, 1e-6)
             _, self.state = generated(self.made_by, self.state, noise, labels, True)
@@ -225,8 +225,10 @@ def trained(of, steps, **hp):
     options = FedGenOptions(generator_batch_size=16, generator_steps=400)
     training = GeneratorTraining(make_linear_model().head, generator, options)
     state = ServerTrainState(start, _make_adam(hp).init(start["params"]))
-    made = jax.jit(partial(training.train, SINGLE_DEVICE, hp))(state, of, jax.random.key(1), steps)
-    return generator, start, made.variables
+    result = jax.jit(partial(training.train, SINGLE_DEVICE, hp))(
+        state, of, jax.random.key(1), steps
+    )
+    return generator, start, result.variables
 
 
 @pytest.mark.slow
@@ -237,8 +239,8 @@ def test_generated_features_match_teachers():
     noise = jax.random.uniform(jax.random.key(5), (60, 3))
     batch = Batch(noise, labels, jnp.ones(60), jnp.int32(0))
     shares, losses = compute_label_shares(of), []
-    for made in both:
-        features, _ = generator.apply(made, noise, labels, train=False)
+    for result in both:
+        features, _ = generator.apply(result, noise, labels, train=False)
         hp = {**vars(FedGenHyperParameters()), "diversity_weight": 0.0}
         args = (make_linear_model().head, hp, of.head, shares, features, batch)
         losses.append(float(compute_generator_loss(*args)))
@@ -250,9 +252,9 @@ def test_generated_features_match_teachers():
 
 def test_diversity_weight_spreads_features():
     def spread(weight):
-        generator, _, made = trained(teachers(), 400, diversity_weight=weight)
+        generator, _, result = trained(teachers(), 400, diversity_weight=weight)
         noise = jax.random.uniform(jax.random.key(5), (40, 3))
-        features, _ = generator.apply(made, noise, jnp.zeros(40, jnp.int32), train=False)
+        features, _ = generator.apply(result, noise, jnp.zeros(40, jnp.int32), train=False)
         return float(features.std(0).mean())
 
     assert spread(20.0) > 2 * spread(0.0)
@@ -267,8 +269,8 @@ def test_label_shares_are_smoothed():
 def test_unused_slots_and_classes_have_no_effect():
     of = teachers()
     of = of._replace(counts=of.counts.at[:, 2].set(0))
-    _, start, made = trained(of, 20, generator_weight_decay=0.0)
-    kernels = [one["params"]["hidden"]["kernel"] for one in (start, made)]
+    _, start, result = trained(of, 20, generator_weight_decay=0.0)
+    kernels = [one["params"]["hidden"]["kernel"] for one in (start, result)]
     changed = np.abs(kernels[0] - kernels[1]).max(1) > 0  # rows: noise, then a class each
     assert changed.tolist() == [True] * 5 + [False]
     nobody = jax.tree.map(lambda a: jnp.concatenate([a, jnp.zeros_like(a[:2])]), of)
@@ -277,8 +279,8 @@ def test_unused_slots_and_classes_have_no_effect():
 
 
 def test_zero_steps_change_nothing():
-    _, start, made = trained(teachers(), 0)
-    assert_trees_all_equal(start, made)
+    _, start, result = trained(teachers(), 0)
+    assert_trees_all_equal(start, result)
 
 
 def test_mnist_generator_size():
@@ -288,13 +290,13 @@ def test_mnist_generator_size():
 
 
 def test_generator_evaluation_uses_running_statistics():
-    generator, _, made = trained(teachers(), 30)
+    generator, _, result = trained(teachers(), 30)
     noise, labels = jax.random.uniform(jax.random.key(2), (8, 3)), jnp.arange(8) % NUM_CLASSES
-    whole, state = generator.apply(made, noise, labels, train=False)
-    alone, _ = generator.apply(made, noise[:1], labels[:1], train=False)
+    whole, state = generator.apply(result, noise, labels, train=False)
+    alone, _ = generator.apply(result, noise[:1], labels[:1], train=False)
     np.testing.assert_allclose(whole[:1], alone, rtol=1e-5, atol=1e-6)
-    assert_trees_all_equal(state, made["state"])
-    mixed, new = generator.apply(made, noise, labels, train=True)
+    assert_trees_all_equal(state, result["state"])
+    mixed, new = generator.apply(result, noise, labels, train=True)
     assert np.abs(mixed - whole).max() > 1e-3
     assert np.abs(new["norm"]["mean"] - state["norm"]["mean"]).max() > 1e-4
 

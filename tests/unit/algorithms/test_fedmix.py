@@ -208,8 +208,8 @@ def test_convnet_term_matches_forward_mode(norm):
 
     def by_hand(params):
         def losses(images):
-            given = {**variables, "params": params}
-            log_p = jax.nn.log_softmax(native.apply(given, images, train=True)[0])
+            arguments = {**variables, "params": params}
+            log_p = jax.nn.log_softmax(native.apply(arguments, images, train=True)[0])
             return -log_p[jnp.arange(6), labels], -log_p @ mean_label
 
         shrunk = (1 - strength) * images
@@ -253,8 +253,8 @@ def test_averages_are_normalized(name):
         return method(name)(training._replace(task=task), plan)
 
     within = make_small_federation(normalising, hp=hp)
-    found, expected = (one.train(1) for one in (within, stored))
-    assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-5)
+    actual, expected = (one.train(1) for one in (within, stored))
+    assert_trees_all_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_single_average_pulls_to_its_label():
@@ -277,8 +277,8 @@ def test_fedmix_as_base():
     over = make_small_federation(bind_options(fsl, base=method("fedmix")), hp=hp, participation=0.7)
     assert set(over.inputs) - {"server_epochs"} == set(alone.inputs) == {"averages"}
     assert_trees_all_equal(over.inputs["averages"], alone.inputs["averages"])
-    found, expected = (one.train(2) for one in (over, alone))
-    assert_trees_all_close(found, expected, atol=1e-6)
+    actual, expected = (one.train(2) for one in (over, alone))
+    assert_trees_all_close(actual, expected, atol=1e-6)
 
 
 # --- whole runs ------------------------------------------------------------------------------
@@ -305,8 +305,8 @@ def test_seeds_with_unequal_averages_share_program():
 @pytest.mark.slow
 def test_averages_are_sent_once():
     mixed, plain = (
-        run_spec(make_spec(name, **given))
-        for name, given in (("fedmix", MIXED), ("fedavg", SETTINGS))
+        run_spec(make_spec(name, **arguments))
+        for name, arguments in (("fedmix", MIXED), ("fedavg", SETTINGS))
     )
     count = int(MeanBlocks(4).num_averages(mixed.partition.sizes).sum())
     sent = 4 * (4 + NUM_CLASSES) * count

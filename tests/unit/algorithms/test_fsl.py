@@ -152,8 +152,8 @@ def test_fsl_with_frozen_clients_is_sgd():
     for r in range(3):
         batches = server_batches(fold_in_purpose(round_key(r), Purpose.SERVER), 1, len(y))
         model = loop.run_sgd(model, x, y, batches, rate)
-    found = federation.train(3)
-    np.testing.assert_allclose(found["w"], loop.params(model)["w"], atol=3e-6)
+    actual = federation.train(3)
+    np.testing.assert_allclose(actual["w"], loop.params(model)["w"], atol=3e-6)
     assert np.abs(loop.params(model - start)["w"]).max() > 0.05
 
 
@@ -382,7 +382,7 @@ def test_gaps_match_full_gradients(lanes, spread):
     variables = federation.initial_state().server.inner.variables
     scheduler, noises = make_full_pass_scheduler(plan), []
     cohort = Cohort(scheduler.make_round(0), federation.examples, federation.server)
-    found = jax.jit(lambda v: measure_gradient_gaps(federation.task, plan, v, cohort))(variables)
+    actual = jax.jit(lambda v: measure_gradient_gaps(federation.task, plan, v, cohort))(variables)
     x, y = flatten_images(make_blobs()[0]), make_blobs()[1]
     clients = [
         (x[c], y[c])
@@ -393,11 +393,11 @@ def test_gaps_match_full_gradients(lanes, spread):
         variables["params"],
         [(x, y), (flatten_images(SERVER_EXAMPLES[0]), SERVER_EXAMPLES[1]), *clients],
     )
-    np.testing.assert_allclose(found["server_gap"], ((server - whole) ** 2).sum(), rtol=1e-4)
+    np.testing.assert_allclose(actual["server_gap"], ((server - whole) ** 2).sum(), rtol=1e-4)
     expected = np.mean([((g - whole) ** 2).sum() for g in own])
-    np.testing.assert_allclose(found["client_gap"], expected, rtol=1e-4)
-    np.testing.assert_allclose(found["gradient_norm"], np.linalg.norm(whole), rtol=1e-4)
-    np.testing.assert_allclose(found["server_norm"], np.linalg.norm(server), rtol=1e-4)
+    np.testing.assert_allclose(actual["client_gap"], expected, rtol=1e-4)
+    np.testing.assert_allclose(actual["gradient_norm"], np.linalg.norm(whole), rtol=1e-4)
+    np.testing.assert_allclose(actual["server_norm"], np.linalg.norm(server), rtol=1e-4)
 
     def noise(x, y, batches, around):
         """The mean square over examples of their minibatch's gradient, around all examples'."""
@@ -408,13 +408,13 @@ def test_gaps_match_full_gradients(lanes, spread):
     for c, mine in zip((c for c, size in enumerate(CLIENT_SIZES) if size), own, strict=True):
         drawn = zip(*scheduler.client_batches(0, c), strict=True)
         noises.append(noise(x, y, [whole[:size] for whole, size in drawn], mine))
-    np.testing.assert_allclose(found["client_noise"], np.mean(noises), rtol=1e-3)
+    np.testing.assert_allclose(actual["client_noise"], np.mean(noises), rtol=1e-3)
     sx, sy = flatten_images(SERVER_EXAMPLES[0]), SERVER_EXAMPLES[1]
     steps = -(-len(sy) // BATCH_SIZE)
     batches = make_shuffled_batches(jax.random.key(0), len(sy), BATCH_SIZE)
     positions = map(batches.take_step, range(steps))
     first = [np.asarray(index)[np.asarray(mask) > 0] for index, mask in positions]
-    np.testing.assert_allclose(found["server_noise"], noise(sx, sy, first, server), rtol=1e-3)
+    np.testing.assert_allclose(actual["server_noise"], noise(sx, sy, first, server), rtol=1e-3)
 
 
 @pytest.mark.slow

@@ -72,9 +72,9 @@ def test_limit_is_other_method(name, limit, beside, other, settings):
     settings = {"participation": 0.7, **settings}
     options = {key: limit[key] for key in STEPS if key in limit} if name == other else {}
     expected = make_with(other, options, **settings)
-    found = make_with(name, limit, **settings)
-    (state, info), (plain, plain_info) = found.run(3), expected.run(3)
-    assert_trees_all_close(found.global_params(state), expected.global_params(plain), atol=1e-6)
+    actual = make_with(name, limit, **settings)
+    (state, info), (plain, plain_info) = actual.run(3), expected.run(3)
+    assert_trees_all_close(actual.global_params(state), expected.global_params(plain), atol=1e-6)
     assert_trees_all_close(info, plain_info, rtol=1e-5, atol=1e-6)
     if beside is not None:
         moved = make_with(name, beside, **settings).train(3)
@@ -94,6 +94,6 @@ def test_limit_is_other_method(name, limit, beside, other, settings):
     ],
 )
 def test_first_round_is_fedavg(name, values, settings):
-    found, plain = make_with(name, values, **settings), make_with("fedavg", {}, **settings)
-    assert_trees_all_close(found.train(1), plain.train(1), rtol=1e-6, atol=1e-6)
-    assert max_gap(found.train(2), plain.train(2)) > 1e-3
+    actual, plain = make_with(name, values, **settings), make_with("fedavg", {}, **settings)
+    assert_trees_all_close(actual.train(1), plain.train(1), rtol=1e-6, atol=1e-6)
+    assert max_gap(actual.train(2), plain.train(2)) > 1e-3

@@ -78,8 +78,8 @@ def gradients(p, x, y, received, previous, mu, tau):
         share = np.exp(far / tau) / (np.exp(near / tau) + np.exp(far / tau))
         to_z = to_z + mu / tau * share * (d_far - d_near)
     inner = to_z * (1 - z**2)
-    found = {"w1": x.T @ inner, "b1": inner.sum(0), "w2": z.T @ slope, "b2": slope.sum(0)}
-    return {name: total / len(y) for name, total in found.items()}
+    actual = {"w1": x.T @ inner, "b1": inner.sum(0), "w2": z.T @ slope, "b2": slope.sum(0)}
+    return {name: total / len(y) for name, total in actual.items()}
 
 
 class Contrastive(ReferenceFedAvg):
@@ -124,8 +124,8 @@ def test_contrastive_loss_matches_paper():
     z, z_global, z_previous = np.random.default_rng(0).normal(size=(3, 5, 7))
     tau = 0.3
     near, far = (np.exp(cosine(z, other)[0][:, 0] / tau) for other in (z_global, z_previous))
-    found = compute_contrastive_losses(*map(jnp.float32, (z, z_global, z_previous)), tau)
-    np.testing.assert_allclose(found, -np.log(near / (near + far)), rtol=1e-5)
+    actual = compute_contrastive_losses(*map(jnp.float32, (z, z_global, z_previous)), tau)
+    np.testing.assert_allclose(actual, -np.log(near / (near + far)), rtol=1e-5)
     nothing = jnp.zeros((5, 7))
     one = jnp.float32(z)
     for three in ((nothing, one, one), (one, nothing, nothing), (nothing, nothing, nothing)):
@@ -170,10 +170,10 @@ def test_other_models_are_in_evaluation_mode():
     usual = slopes(model)
     state = jax.tree.map(lambda leaf: leaf + 0.5, model.init(jax.random.key(0))["state"])
     for other in ({"received_state": state}, {"previous_state": state}):
-        found = slopes(model, **other)
-        gap = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), found[1], usual[1])
+        actual = slopes(model, **other)
+        gap = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), actual[1], usual[1])
         assert max(jax.tree.leaves(gap)) > 1e-4
-        assert_trees_all_close(found[2], usual[2])
+        assert_trees_all_close(actual[2], usual[2])
 
 
 def test_projection_head():

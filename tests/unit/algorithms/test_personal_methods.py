@@ -160,9 +160,9 @@ def test_apfl_mixed_outputs_match_float64_loop(update):
     server = flatten_params(federation.algorithm.global_model(state)["params"])
     network = federation.algorithm.personal_model
     for variables, (v, alpha) in zip(personal(federation, state), loop.client_states, strict=True):
-        found, _ = network.apply(variables, jnp.asarray(IMAGES), train=False)
+        actual, _ = network.apply(variables, jnp.asarray(IMAGES), train=False)
         expected = alpha * logits_of(v, X) + (1 - alpha) * logits_of(server, X)
-        np.testing.assert_allclose(found, expected, atol=3e-5)
+        np.testing.assert_allclose(actual, expected, atol=3e-5)
     fresh = network.init(jax.random.key(0))
     assert jax.tree.structure(fresh) == jax.tree.structure(variables)
 

@@ -138,20 +138,20 @@ def changes_of(build, hp, **settings):
 def test_first_adaptive_step_has_no_bias_correction(name):
     beta1, beta2, tau, lr = 0.7, 0.9, 0.05, 0.3
     hp = {"server_beta1": beta1, "server_beta2": beta2, "server_tau": tau, "server_lr": lr}
-    found, change = changes_of(CASES[name][0], hp)
+    actual, change = changes_of(CASES[name][0], hp)
     assert (np.abs(change) > tau).any() and (np.abs(change) < tau).any()  # either sign of Yogi's
     square = beta2 * tau**2 + (1 - beta2) * change**2
     if name == "fedyogi":
         square = tau**2 + (1 - beta2) * change**2 * np.sign(change**2 - tau**2)
     expected = lr * (1 - beta1) * change / (np.sqrt(square) + tau)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
 
 
 def test_adaptive_step_with_large_tau_is_fedavg():
     """sqrt(v) + tau is 2 tau on entries far below tau: a step of FedAvg with server_lr / 2 tau."""
     hp = {"server_beta1": 0.0, "server_beta2": 0.0, "server_tau": 1e3, "server_lr": 1e3}
-    found, change = changes_of(fedadam, hp)
-    np.testing.assert_allclose(found, change, rtol=1e-3, atol=1e-6)
+    actual, change = changes_of(fedadam, hp)
+    np.testing.assert_allclose(actual, change, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])

@@ -21,17 +21,17 @@ def test_run_paired_tests():
     mixed = base + np.array([0.01, 0.02, 0.03, -0.04, 0.05, 0.06])
     accuracies = {"fedavg": base, "fedamp": better, "heurfedamp": mixed}
     pairs = analysis.run_paired_tests(accuracies, ["fedamp", "heurfedamp"])
-    found = pairs.set_index(["method", "against"])
-    assert list(found.index) == [
+    actual = pairs.set_index(["method", "against"])
+    assert list(actual.index) == [
         ("fedamp", "fedavg"),
         ("fedamp", "heurfedamp"),
         ("heurfedamp", "fedavg"),
         ("heurfedamp", "fedamp"),
     ]
-    assert found.loc[("fedamp", "fedavg"), "p_value"] == pytest.approx(2 / 64)
-    assert found.loc[("heurfedamp", "fedavg"), "p_value"] == pytest.approx(14 / 64)  # by all signs
-    assert found.loc[("fedamp", "fedavg"), "mean_difference"] == pytest.approx(3.5)
-    assert found.loc[("fedamp", "heurfedamp"), "ties"] == 5
+    assert actual.loc[("fedamp", "fedavg"), "p_value"] == pytest.approx(2 / 64)
+    assert actual.loc[("heurfedamp", "fedavg"), "p_value"] == pytest.approx(14 / 64)  # by all signs
+    assert actual.loc[("fedamp", "fedavg"), "mean_difference"] == pytest.approx(3.5)
+    assert actual.loc[("fedamp", "heurfedamp"), "ties"] == 5
     assert (pairs["clients"] == 6).all()
     with pytest.raises(ConfigError, match="methods = 'fedap' is unknown: did you mean 'fedamp'"):
         analysis.run_paired_tests(accuracies, ["fedap"])
@@ -109,8 +109,8 @@ def test_collaboration_orders_clients():
     figure = analysis.plot_collaboration(weights)
     ticks = [int(text.get_text()) for text in figure.axes[0].get_xticklabels()]
     assert sorted(ticks) == list(range(12))
-    found = clusters[ticks]
-    assert (found[1:] != found[:-1]).sum() == 2
+    actual = clusters[ticks]
+    assert (actual[1:] != actual[:-1]).sum() == 2
     expected = weights[np.ix_(ticks, ticks)] * (1 - np.eye(12))
     np.testing.assert_array_equal(image_of(figure), expected)
     saved(figure)
@@ -125,8 +125,8 @@ def test_collaboration_orders_groups():
     assert sorted(names) == [0, 1, 2, 3] and abs(names.index(0) - names.index(2)) == 1
     order = [k for name in names for k in np.flatnonzero(groups == name)]
     np.testing.assert_array_equal(image_of(figure), weights[np.ix_(order, order)] * (1 - np.eye(8)))
-    given = analysis.plot_collaboration(weights, groups, order="given")
-    np.testing.assert_array_equal(image_of(given), weights * (1 - np.eye(8)))
+    ordered_figure = analysis.plot_collaboration(weights, groups, order="given")
+    np.testing.assert_array_equal(image_of(ordered_figure), weights * (1 - np.eye(8)))
     chosen = analysis.plot_collaboration(weights, order=np.arange(8)[::-1], scale=9.0)
     np.testing.assert_array_equal(image_of(chosen), weights[::-1, ::-1] * (1 - np.eye(8)))
     assert chosen.axes[0].images[0].get_clim() == (0, 9)
@@ -157,14 +157,14 @@ SCORES = np.array([[0.9, 0.8, 0.8, 0.1], [0.9, 0.5, 0.6, 0.2], [0.7, 0.6, 0.5, 0
 
 
 def test_friedman_test_by_hand():
-    found = compute_mean_ranks(SCORES)
+    actual = compute_mean_ranks(SCORES)
     ranks = np.array([[1, 2.5, 2.5, 4], [1, 3, 2, 4], [1, 2, 3, 4]])
-    assert found.ranks.tolist() == ranks.mean(0).tolist() and found.num_blocks == 3
+    assert actual.ranks.tolist() == ranks.mean(0).tolist() and actual.num_blocks == 3
     # Friedman's with ties: the sum of squares of ranks' sums over that within blocks.
     sums = ranks.sum(0) - 3 * 2.5
-    assert found.statistic == pytest.approx(3 * (sums**2).sum() / ((ranks - 2.5) ** 2).sum())
+    assert actual.statistic == pytest.approx(3 * (sums**2).sum() / ((ranks - 2.5) ** 2).sum())
     # Nemenyi's q of four methods at 5 % is 2.569 (Demsar, Table 5a).
-    assert found.critical_difference == pytest.approx(2.569 * np.sqrt(4 * 5 / (6 * 3)), rel=1e-3)
+    assert actual.critical_difference == pytest.approx(2.569 * np.sqrt(4 * 5 / (6 * 3)), rel=1e-3)
 
 
 def test_blocks_with_gaps_are_left_out():
@@ -178,13 +178,13 @@ def test_critical_difference_intervals():
     names = ["fedavg", "fsl", "moon", "ditto"]
     figure = plot_critical_difference(names, SCORES, "Global")
     (panel,) = figure.axes
-    found = compute_mean_ranks(SCORES)
+    actual = compute_mean_ranks(SCORES)
     labels = [text.get_text() for text in panel.get_yticklabels()]
-    assert labels == [names[index] for index in np.argsort(found.ranks, kind="stable")]
+    assert labels == [names[index] for index in np.argsort(actual.ranks, kind="stable")]
     for row, name in enumerate(labels):
         (segment,) = panel.collections[row].get_segments()
-        rank = found.ranks[names.index(name)]
+        rank = actual.ranks[names.index(name)]
         assert segment[:, 1].tolist() == [row, row]
         assert segment[:, 0].mean() == pytest.approx(rank)
-        assert np.ptp(segment[:, 0]) == pytest.approx(found.critical_difference)
+        assert np.ptp(segment[:, 0]) == pytest.approx(actual.critical_difference)
     assert "3 blocks" in figure.get_suptitle()

@@ -337,9 +337,9 @@ def test_table_curves_display_names(results, curves, reported):
     for how in ({}, {"separate_panels": True}):
         how["display_names"] = named
         figure = analysis.plot_table_curves(CELLS, results, curves, reported, **how)
-        told = {text.get_text() for panel in figure.axes for text in panel.texts}
-        told |= {panel.get_title(loc="left") for panel in figure.axes}
-        assert "dynafed, as it is" in told and "dynafed" not in told and "fedavg" in told
+        entries = {text.get_text() for panel in figure.axes for text in panel.texts}
+        entries |= {panel.get_title(loc="left") for panel in figure.axes}
+        assert "dynafed, as it is" in entries and "dynafed" not in entries and "fedavg" in entries
 
 
 def test_panel_without_runs(results, curves, reported):
@@ -475,9 +475,9 @@ def test_domain_curves():
         for d in results["digest"]
     )
     figure = analysis.plot_table_curves(cells, results, curves, reported)
-    found = {panel.get_title(): panel.lines[0].get_ydata().tolist() for panel in figure.axes}
+    actual = {panel.get_title(): panel.lines[0].get_ydata().tolist() for panel in figure.axes}
     names = [f"fashion_mnist, {name}" for name in ("sketch", "real", "average")]
-    assert found == {name: pytest.approx([y]) for name, y in zip(names, (20, 40, 30), strict=True)}
+    assert actual == {name: pytest.approx([y]) for name, y in zip(names, (20, 40, 30), strict=True)}
 
 
 # Tables of clients' accuracies (BMTA), which have neither alphas nor domains
@@ -566,11 +566,11 @@ def test_ranks_of_methods_with_both_values():
     assert table["rank"].dropna().to_dict() == measured
     assert table["reported_rank"].dropna().to_dict() == reported
     assert table.loc["scaffold", "mean"] == pytest.approx(99)  # but it lost a seed
-    (found,) = analysis.compute_rank_correlations(table)
+    (actual,) = analysis.compute_rank_correlations(table)
     # Spearman's is Pearson's of the ranks, ties at their mean: 5, 3.5, 3.5, 1, 2.
     expected = np.corrcoef([5, 3.5, 3.5, 1, 2], [3, 5, 4, 2, 1])[0, 1]
-    assert found.rho == pytest.approx(expected) and 0 < expected < 1
-    assert (found.section, found.num_methods) == ("mnist, mlp", 5)
+    assert actual.rho == pytest.approx(expected) and 0 < expected < 1
+    assert (actual.section, actual.num_methods) == ("mnist, mlp", 5)
     few = compare_clients(clients_reported(values={"fedavg": 80.0, "fedamp": 90.0}))
     assert analysis.compute_rank_correlations(few) == []
 

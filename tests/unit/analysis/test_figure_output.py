@@ -19,12 +19,12 @@ from fedjax_het.utils.errors import ConfigError
 
 
 def figure(color="black"):
-    made = Figure(figsize=(3, 2))
-    panel = made.subplots()
+    result = Figure(figsize=(3, 2))
+    panel = result.subplots()
     panel.plot([0, 1], [0, 1], color=color, lw=6)
     panel.fill_between([0, 1], [0.5, 0.5], color=PALETTE[0])
     panel.set_title("t")
-    return made
+    return result
 
 
 def pixels(path):
@@ -52,19 +52,19 @@ def test_unknown_format_is_rejected_first(words, capsys):
 
 def frames(path):
     with Image.open(path) as picture:
-        found, times = [], []
+        actual, times = [], []
         for place in range(picture.n_frames):
             picture.seek(place)
-            found.append(np.asarray(picture.convert("RGB"), np.float64) / 255)
+            actual.append(np.asarray(picture.convert("RGB"), np.float64) / 255)
             times.append(picture.info["duration"])
-        return found, times
+        return actual, times
 
 
 def test_animation_rests_at_the_last_frame(tmp_path):
     path = write_animation(tmp_path / "a.gif", ["red", "blue", "green"], figure)
-    found, times = frames(path)
+    actual, times = frames(path)
     assert times == [600, 600, 2000]
-    for picture, color in zip(found, ["red", "blue", "green"], strict=True):
+    for picture, color in zip(actual, ["red", "blue", "green"], strict=True):
         near = np.abs(picture - np.array(mc.to_rgb(color))).max(-1) < 0.1
         assert near.sum() > 50
     with pytest.raises(ConfigError, match="frames"):
@@ -79,9 +79,9 @@ def test_animated_synthesis_has_one_scale(tmp_path):
         n: SyntheticData(np.full((3, 4, 4, 1), float(n)), np.log(probabilities), np.float32(0))
         for n in (0, 5, 10)
     }
-    found, _ = frames(animate_synthesis(rising, tmp_path / "a.gif"))
+    actual, _ = frames(animate_synthesis(rising, tmp_path / "a.gif"))
     # Black, gray and white images: the scale is that of all iterations.
-    levels = [np.median(picture[50:60, 105:115]) for picture in found]
+    levels = [np.median(picture[50:60, 105:115]) for picture in actual]
     assert levels[0] < 0.1 and 0.4 < levels[1] < 0.6 and levels[2] > 0.9
     with pytest.raises(ConfigError, match="snapshots"):
         animate_synthesis({}, tmp_path / "b.gif")
@@ -169,6 +169,6 @@ def test_condensed_pairs_are_limited(mosaics):
     ],
 )
 def test_condensed_bad_input_is_named(change, message):
-    given = {"images": np.zeros((*SHAPE, 1)), "clients": CLIENTS, "classes": CLASSES, **change}
+    arguments = {"images": np.zeros((*SHAPE, 1)), "clients": CLIENTS, "classes": CLASSES, **change}
     with pytest.raises(ConfigError, match=message):
-        plot_condensed(**given)
+        plot_condensed(**arguments)

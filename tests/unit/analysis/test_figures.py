@@ -85,8 +85,8 @@ def test_panel_titles(alphas, titles):
 
 
 def line(panel, label):
-    (found,) = [line for line in panel.lines if line.get_label() == label]
-    return found
+    (actual,) = [line for line in panel.lines if line.get_label() == label]
+    return actual
 
 
 def band(panel, number):
@@ -101,8 +101,8 @@ def band(panel, number):
 
 def names(panel):
     """At the lines' ends, in one line each, from the top."""
-    found = sorted(panel.texts, key=lambda text: -text.xyann[1])
-    return [text.get_text().replace("\n", " ") for text in found]
+    actual = sorted(panel.texts, key=lambda text: -text.xyann[1])
+    return [text.get_text().replace("\n", " ") for text in actual]
 
 
 def note(figure):
@@ -136,9 +136,9 @@ def test_learning_curve_means_and_bands():
         for number, method in enumerate(("fedavg", "fedprox")):
             seeds = [seed for seed in SEEDS if (method, alpha, seed) not in DIVERGED]
             expected = 100 * smoothed(curves, method, alpha, seeds)
-            found = line(panel, method)
-            np.testing.assert_array_equal(found.get_xdata(), np.arange(5, ROUNDS + 1))
-            np.testing.assert_allclose(found.get_ydata(), expected.mean(axis=1))
+            actual = line(panel, method)
+            np.testing.assert_array_equal(actual.get_xdata(), np.arange(5, ROUNDS + 1))
+            np.testing.assert_allclose(actual.get_ydata(), expected.mean(axis=1))
             limits = band(panel, number)
             for r, spread in enumerate(expected.std(axis=1, ddof=1)):
                 mean = expected[r].mean()
@@ -220,14 +220,14 @@ def test_variants_have_shades_of_one_hue():
     figure = analysis.plot_learning_curves(results, curves)
     labels = [f"fedprox, prox_mu {mu:g}" for mu in rates]
     assert sorted(names(figure.axes[0])) == labels
-    found = [line(figure.axes[0], label) for label in labels]
-    brightness = [sum(int(each.get_color()[k : k + 2], 16) for k in (1, 3, 5)) for each in found]
+    actual = [line(figure.axes[0], label) for label in labels]
+    brightness = [sum(int(each.get_color()[k : k + 2], 16) for k in (1, 3, 5)) for each in actual]
     assert brightness == sorted(set(brightness))
     three = results["hp.prox_mu"] < 10
     figure = analysis.plot_learning_curves(results[three], curves)
-    found = [line(figure.axes[0], label) for label in labels[:3]]
-    assert found[0].get_color() == analysis.assign_method_colors(["fedprox"])["fedprox"]
-    assert len({str(each._dash_pattern) for each in found}) == 3
+    actual = [line(figure.axes[0], label) for label in labels[:3]]
+    assert actual[0].get_color() == analysis.assign_method_colors(["fedprox"])["fedprox"]
+    assert len({str(each._dash_pattern) for each in actual}) == 3
 
 
 def test_panel_grid():
@@ -254,15 +254,15 @@ def test_metric_vs_alpha():
     assert panel.get_xscale() == "log"
     for number, method in enumerate(("fedavg", "fedprox")):
         runs = [100 * values(results, method, alpha) for alpha in ALPHAS]
-        found = line(panel, method)
-        np.testing.assert_array_equal(found.get_xdata(), ALPHAS)
-        np.testing.assert_allclose(found.get_ydata(), [own.mean() for own in runs])
+        actual = line(panel, method)
+        np.testing.assert_array_equal(actual.get_xdata(), ALPHAS)
+        np.testing.assert_allclose(actual.get_ydata(), [own.mean() for own in runs])
         limits = band(panel, number)
         for alpha, own in zip(ALPHAS, runs, strict=True):
             spread = np.std(own, ddof=1)
             assert limits[alpha] == pytest.approx((own.mean() - spread, own.mean() + spread))
         points = [p for p in panel.lines if p.get_label() == "_runs"][number]
-        assert points.get_color() == found.get_color()
+        assert points.get_color() == actual.get_color()
         assert points.get_alpha() < 0.5
         assert sorted(points.get_ydata()) == pytest.approx(sorted(np.concatenate(runs)))
     drawn(figure)
@@ -296,7 +296,7 @@ def test_single_run_figures():
     results, curves = sweep(["fedavg"], alphas=(0.1,), seeds=(0,))
     figure = analysis.plot_metric_vs_alpha(results)
     (panel,) = figure.axes
-    assert [found.get_label() for found in panel.lines] == ["fedavg", "_leader"]
+    assert [actual.get_label() for actual in panel.lines] == ["fedavg", "_leader"]
     low, high = panel.get_xlim()
     assert low < 0.1 < high
     drawn(figure)

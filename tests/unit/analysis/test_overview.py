@@ -130,8 +130,8 @@ def test_summary_of_converged_seeds(results):
         good = 100 * np.array([value for value in accuracies if value is not None])
         mean = good.mean() if len(good) else math.nan
         std = np.std(good, ddof=1) if len(good) > 1 else math.nan
-        found = [rows[key][name] for name in ("mean", "best_accuracy", "std")]
-        np.testing.assert_allclose(found, [mean, mean + 5, std])
+        actual = [rows[key][name] for name in ("mean", "best_accuracy", "std")]
+        np.testing.assert_allclose(actual, [mean, mean + 5, std])
         assert rows[key]["seeds"] == len(good)
         assert rows[key]["diverged"] == len(accuracies) - len(good)
         seeds = np.arange(len(accuracies))

@@ -36,16 +36,16 @@ def test_spec_to_yaml_round_trip(name, tmp_path):
 
 def test_result_files_repeat_the_run(tmp_path, capsys):
     spec = RunSpec("fedprox", alpha=0.1, seed=2, hp={"prox_mu": 1e-5}, precision="float32", **SMALL)
-    made = simulate(spec, output_dir=tmp_path / "first")
+    result = simulate(spec, output_dir=tmp_path / "first")
     (said,) = (tmp_path / "first").glob("*.yaml")
-    assert said.stem == made.digest()
+    assert said.stem == result.digest()
     for path in (said, said.with_suffix(".json")):
         folder = tmp_path / path.suffix[1:]
         words = ["run", "--config", str(path), "--quiet", "--output-dir", str(folder)]
         assert main(words) == 0
         (again,) = (Result.load(one) for one in folder.glob("*[0-9a-f].json"))
-        assert again.digest() == made.digest()
-        assert again.metrics["test_accuracy"].tolist() == made.metrics["test_accuracy"].tolist()
+        assert again.digest() == result.digest()
+        assert again.metrics["test_accuracy"].tolist() == result.metrics["test_accuracy"].tolist()
 
 
 def test_local_training_flags_and_files_agree(tmp_path, capsys):
@@ -68,14 +68,14 @@ def test_local_training_flags_and_files_agree(tmp_path, capsys):
         model="mlp",
     )
     assert main(["run", *flags, "--quiet", "--output-dir", str(tmp_path)]) == 0
-    (made,) = (Result.load(one) for one in tmp_path.glob("*[0-9a-f].json"))
-    assert made.spec.digest() == spec.digest()
+    (result,) = (Result.load(one) for one in tmp_path.glob("*[0-9a-f].json"))
+    assert result.spec.digest() == spec.digest()
     (said,) = tmp_path.glob("*.yaml")
     assert RunSpec(**load_config_file(said)).digest() == spec.digest()
     listed = written(tmp_path, {"lr_schedule": ["cosine", "linear", "step"], **SMALL}, "s.yaml")
-    found = ["sweep", "--config", listed, "--hp", "lr_every=1,2", "lr_final=0,0.1", "--list"]
+    actual = ["sweep", "--config", listed, "--hp", "lr_every=1,2", "lr_final=0,0.1", "--list"]
     capsys.readouterr()
-    assert main([*found, "--output-dir", str(tmp_path / "none")]) == 0
+    assert main([*actual, "--output-dir", str(tmp_path / "none")]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2 + 2 + 2
     assert main(["run", *flags, "--local-epochs", "3"]) == 2
     assert "--local-epochs = 3: expected no value" in capsys.readouterr().err
@@ -109,9 +109,9 @@ def test_file_lists_make_a_sweep(tmp_path, capsys):
     settings = {"algorithm": ["fedavg", "fedprox"], "alpha": [0.1, 1], "seed": [0, 1], **SMALL}
     settings |= {"hp": {"prox_mu": [0.01, 0.1]}, "output_dir": str(tmp_path / "made")}
     path = written(tmp_path, settings)
-    found = parsed(SweepCommand, path)
-    assert found.hp == {"prox_mu": (0.01, 0.1)} and found.seeds == (0, 1)
-    assert found.dataset == ("digits",) and found.output_dir == tmp_path / "made"
+    actual = parsed(SweepCommand, path)
+    assert actual.hp == {"prox_mu": (0.01, 0.1)} and actual.seeds == (0, 1)
+    assert actual.dataset == ("digits",) and actual.output_dir == tmp_path / "made"
     assert main(["sweep", "--config", path, "--list"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2 * 2 * (1 + 2)
 
@@ -141,10 +141,10 @@ def test_config_file_rejects_bad_content(text, expected, tmp_path, capsys):
 
 
 def test_missing_config_file(tmp_path, capsys):
-    for given in (str(tmp_path / "none.yaml"), str(tmp_path)):
-        assert main(["run", "--config", given]) == 2
+    for config_path in (str(tmp_path / "none.yaml"), str(tmp_path)):
+        assert main(["run", "--config", config_path]) == 2
         said = capsys.readouterr().err
-        assert given in said and said.count("\n") == 1
+        assert config_path in said and said.count("\n") == 1
     with pytest.raises(ConfigError, match="expected a file of YAML"):
         load_config_file(tmp_path)
 
@@ -154,8 +154,8 @@ def test_config_file_accepts_every_setting(tmp_path):
         record = COMMANDS[name].config_class
         spec = RunSpec("dynafed", alpha=0.5, options={"preset": "code"}, **SMALL).resolved()
         said = json.loads(json.dumps(spec.to_dict()))
-        found = parsed(record, written(tmp_path, said))
-        assert found.options["preset"] in ("code", ("code",))
+        actual = parsed(record, written(tmp_path, said))
+        assert actual.options["preset"] in ("code", ("code",))
 
 
 @pytest.mark.parametrize(

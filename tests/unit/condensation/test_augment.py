@@ -61,8 +61,8 @@ def test_color_closed_form(shape):
     expected = gray + saturation.reshape(row) * (expected - gray)
     mean = expected.mean((1, 2, 3), keepdims=True)
     expected = mean + contrast.reshape(row) * (expected - mean)
-    found = apply("color", images, *map(jnp.asarray, (shift, saturation, contrast)))
-    np.testing.assert_allclose(found, expected, atol=2e-6)
+    actual = apply("color", images, *map(jnp.asarray, (shift, saturation, contrast)))
+    np.testing.assert_allclose(actual, expected, atol=2e-6)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

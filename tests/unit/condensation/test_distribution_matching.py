@@ -61,9 +61,9 @@ def test_matching_gradient_finite_differences(norm):
 
         def loss(images):
             features, logits = mean_embedding(embed, real, mask, None)
-            found, mean_logits = (value.mean(0) for value in embed(images))
+            actual, mean_logits = (value.mean(0) for value in embed(images))
             return (
-                distribution_distance(features, found)
+                distribution_distance(features, actual)
                 + distribution_distance(logits, mean_logits)
                 + 0.5 * sliced_wasserstein(mean_logits, jnp.arange(3.0))
             )
@@ -140,18 +140,18 @@ def test_average_over_owners():
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(3, 4, 4)).astype(np.float32)
     owns = np.array([[1, 1, 0, 0], [1, 0, 0, 1], [1, 0, 0, 0]], bool)
-    found, owned = average_over_owners(logits, owns)
+    actual, owned = average_over_owners(logits, owns)
     expected = np.zeros((4, 4))
     for c in range(4):
         if owns[:, c].any():
             expected[c] = logits[owns[:, c], c].mean(0)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
     assert np.asarray(owned).tolist() == [True, True, False, True]
     stranger = np.full((1, 4, 4), np.nan, np.float32)
     more, _ = average_over_owners(
         np.concatenate([logits, stranger]), np.vstack([owns, np.zeros((1, 4))]) > 0
     )
-    np.testing.assert_array_equal(more, found)
+    np.testing.assert_array_equal(more, actual)
 
 
 def test_soft_labels_and_symmetric_kl():
@@ -270,9 +270,9 @@ def test_exact_matching_gradient():
         return 0.0, jax.tree.map(jnp.zeros_like, params), variables
 
     add = _add_exact_matching(PoolTask(model, knowledge), zero_loss, pool, 5)
-    _, found, _ = add({"params": params, "state": {}}, None, None)
+    _, actual, _ = add({"params": params, "state": {}}, None, None)
     for name in ("w", "b"):
-        np.testing.assert_allclose(found[name], expected[name], atol=1e-6)
+        np.testing.assert_allclose(actual[name], expected[name], atol=1e-6)
     assert float(jnp.abs(expected["w"]).max()) > 1e-2
 
 

@@ -42,11 +42,11 @@ def test_random_subset():
 
 def test_downstream_gain_of_real_images_is_zero():
     subset = random_subset(DATASET.train_labels, LABELS, seed=5)
-    found = compare_with_random_subset(
+    actual = compare_with_random_subset(
         MODEL, normalised(subset), LABELS, DATASET, seed=5, num_networks=1, **RECIPE
     )
-    assert found.gain.mean == 0
-    assert found.synthetic.mean == found.random.mean > 0.5
+    assert actual.gain.mean == 0
+    assert actual.synthetic.mean == actual.random.mean > 0.5
     # Another seed draws other real images.
     other = compare_with_random_subset(
         MODEL, normalised(subset), LABELS, DATASET, seed=6, num_networks=1, **RECIPE
@@ -57,10 +57,10 @@ def test_downstream_gain_of_real_images_is_zero():
 @pytest.mark.slow
 def test_downstream_gain_of_noise():
     noise = np.random.default_rng(0).normal(size=(len(LABELS), *IMAGE_SHAPE))
-    found = compare_with_random_subset(MODEL, noise, LABELS, DATASET, num_networks=4, **RECIPE)
-    assert found.gain.mean < -0.1
-    assert found.gain.mean == pytest.approx(found.synthetic.mean - found.random.mean)
-    assert found.random.std > 0  # real images differ between networks
+    actual = compare_with_random_subset(MODEL, noise, LABELS, DATASET, num_networks=4, **RECIPE)
+    assert actual.gain.mean < -0.1
+    assert actual.gain.mean == pytest.approx(actual.synthetic.mean - actual.random.mean)
+    assert actual.random.std > 0  # real images differ between networks
 
 
 def test_default_epochs_of_public_code():
@@ -75,7 +75,7 @@ def test_train_from_init_equals_float64_loop():
     epochs, lr, momentum, decay = 7, 0.3, 0.9, 5e-4
     images = normalised(random_subset(DATASET.train_labels, LABELS, seed=0))
     key = jax.random.key(1)
-    found = train_from_init(MODEL, images, jnp.asarray(LABELS), key, lr, epochs=epochs)["params"]
+    actual = train_from_init(MODEL, images, jnp.asarray(LABELS), key, lr, epochs=epochs)["params"]
 
     params = MODEL.init(jax.random.split(key)[0])["params"]
     w, b = np.asarray(params["w"], np.float64), np.asarray(params["b"], np.float64)
@@ -89,8 +89,8 @@ def test_train_from_init_equals_float64_loop():
         gradients = (x.T @ error + decay * w, error.sum(0) + decay * b)
         velocity = [momentum * v + g for v, g in zip(velocity, gradients, strict=True)]
         w, b = w - lr * velocity[0], b - lr * velocity[1]
-    np.testing.assert_allclose(found["w"], w, rtol=2e-5, atol=1e-6)
-    np.testing.assert_allclose(found["b"], b, rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(actual["w"], w, rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(actual["b"], b, rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def test_train_from_init_equals_float64_loop():
     ],
 )
 def test_downstream_rejects_invalid_arguments(change, message):
-    given = {"images": np.zeros((12, *IMAGE_SHAPE)), "labels": LABELS, **change}
+    arguments = {"images": np.zeros((12, *IMAGE_SHAPE)), "labels": LABELS, **change}
     with pytest.raises(ConfigError, match=message):
-        compare_with_random_subset(MODEL, dataset=DATASET, **given)
+        compare_with_random_subset(MODEL, dataset=DATASET, **arguments)
 
 
 def test_random_subset_rejects_too_many_images():

@@ -50,11 +50,11 @@ def assert_close(ours, theirs):
 def test_soft_cross_entropies_scaling(scaling):
     logits, label_logits = 3 * np.random.default_rng(0).normal(size=(2, 7, CLASSES))
     with enable_x64(True):
-        found = soft_cross_entropies(logits, label_logits, scaling=scaling)
+        actual = soft_cross_entropies(logits, label_logits, scaling=scaling)
         probabilities, labels = (np.asarray(jax.nn.softmax(x)) for x in (logits, label_logits))
     expected = -(labels * np.log(probabilities)).sum(1)
     divisor = CLASSES if scaling == "cross_entropy_over_classes" else 1
-    np.testing.assert_allclose(found, expected / divisor, rtol=1e-12)
+    np.testing.assert_allclose(actual, expected / divisor, rtol=1e-12)
 
 
 @pytest.mark.slow

@@ -25,8 +25,8 @@ def test_grid_combines_values():
 
 def test_grid_drops_unused_local_training_settings():
     specs = grid(algorithm=["fedavg", "fedaf"], local_epochs=[2, 3], options={"ipc": 5})
-    found = [(spec.algorithm, spec.local_epochs) for spec in specs]
-    assert found == [("fedavg", 2), ("fedavg", 3), ("fedaf", None)]
+    actual = [(spec.algorithm, spec.local_epochs) for spec in specs]
+    assert actual == [("fedavg", 2), ("fedavg", 3), ("fedaf", None)]
     with pytest.raises(ConfigError, match="local_epochs = 2: expected no value"):
         grid(algorithm="fedaf", local_epochs=2)
 

@@ -45,9 +45,9 @@ def test_resolve_reports_misspelled_name_first():
 )
 def test_resolve_rejects_invalid_settings(setting, value):
     kind, _, name = setting.partition(" ")
-    given = {"local_optimizer": "adamw"} | SETTINGS | {kind: {name: value} if name else value}
+    arguments = {"local_optimizer": "adamw"} | SETTINGS | {kind: {name: value} if name else value}
     with pytest.raises(ConfigError) as raised:
-        RunSpec(**given).resolved()
+        RunSpec(**arguments).resolved()
     message = str(raised.value)
     assert message.startswith(f"{setting} = ") and len(message.splitlines()) == 1
     assert len(message) < 600

@@ -35,10 +35,10 @@ def choose(monkeypatch, tmp_path):
         def time_one(workload, impl, devices, v, clients, free):
             way = v if v in seconds else (v, impl)
             timed.append(way)
-            found = seconds[way]
-            if isinstance(found, Exception):
-                raise found
-            return found
+            actual = seconds[way]
+            if isinstance(actual, Exception):
+                raise actual
+            return actual
 
         monkeypatch.setattr(autotune, "time_client_step", time_one)
         monkeypatch.setattr(

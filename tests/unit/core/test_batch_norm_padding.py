@@ -175,8 +175,8 @@ def make_batches(shape=SHAPE):
 def assert_padding_has_no_effect(compute, *, tolerance=1e-6):
     """Compare `compute(batch)` of both minibatches; some layers compute in float32."""
     padded, real = make_batches()
-    found, expected = jax.jit(compute)(padded), jax.jit(compute)(real)
-    assert_trees_all_close(found, expected, rtol=tolerance, atol=tolerance)
+    actual, expected = jax.jit(compute)(padded), jax.jit(compute)(real)
+    assert_trees_all_close(actual, expected, rtol=tolerance, atol=tolerance)
     unmasked = jax.jit(compute)(padded._replace(mask=jnp.ones(BATCH)))
     with pytest.raises(AssertionError):
         assert_trees_all_close(unmasked, expected, rtol=1e-2, atol=1e-2)

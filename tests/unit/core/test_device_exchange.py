@@ -18,9 +18,9 @@ def there_and_back(rows):
     """`rows` [D, ...] through words, as a collective carries them."""
     words = jax.jit(jax.vmap(bitcast_to_words))(rows)
     assert words.dtype == jnp.uint32 and words.ndim == 2
-    found = jax.jit(lambda words: bitcast_from_words(words, rows[0]))(words)
-    assert found.dtype == rows.dtype and found.shape == rows.shape
-    return found
+    actual = jax.jit(lambda words: bitcast_from_words(words, rows[0]))(words)
+    assert actual.dtype == rows.dtype and actual.shape == rows.shape
+    return actual
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (2, 3), (0,)], ids=str)
@@ -39,8 +39,8 @@ def test_bitcast_round_trip_of_bits(bits):
     all_bits = np.random.default_rng(1).integers(0, np.iinfo(bits).max, (2, 999), bits, True)
     kinds = {np.uint8: "float8_e5m2", np.uint16: "bfloat16", np.uint32: "float32"}
     rows = jnp.asarray(all_bits.view(jnp.dtype(kinds[bits])))
-    found = np.asarray(there_and_back(rows))
-    np.testing.assert_array_equal(found.view(bits), all_bits)
+    actual = np.asarray(there_and_back(rows))
+    np.testing.assert_array_equal(actual.view(bits), all_bits)
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])

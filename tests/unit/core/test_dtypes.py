@@ -95,15 +95,15 @@ def spec(**settings):
 
 
 def run(one=None, *, output_dir=None, resume=False, progress=None, **placement):
-    given = {"output_dir": output_dir, "resume": resume, "progress": progress}
+    arguments = {"output_dir": output_dir, "resume": resume, "progress": progress}
     return simulate(
-        one or spec(), dataset=make_user_dataset(), **given, **with_placement(placement)
+        one or spec(), dataset=make_user_dataset(), **arguments, **with_placement(placement)
     )
 
 
-def all_clients(made):
+def all_clients(result):
     """Every client's state, `[K, ...]`; keys by their data."""
-    clients = made.state.clients
+    clients = result.state.clients
     if isinstance(clients, HostClientStates):
         rows = map(clients.get_client, range(CLIENTS))
         clients = jax.tree.map(lambda *leaves: stack_on_host(leaves), *rows)
@@ -147,11 +147,11 @@ def test_killed_run_resumes_bitwise(before, after, tmp_path, monkeypatch):
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_sweep_equals_single_runs(where):
     specs = [spec(seed=seed) for seed in range(len(jax.devices()) + 2)]
-    given = {"spread": "runs", "width": 2, "client_state": where}
-    made = sweep(
-        specs, dataset=make_user_dataset(), progress=lambda line: None, **with_placement(given)
+    arguments = {"spread": "runs", "width": 2, "client_state": where}
+    sweep_result = sweep(
+        specs, dataset=make_user_dataset(), progress=lambda line: None, **with_placement(arguments)
     )
-    for one, result in zip(specs, made.results, strict=True):
+    for one, result in zip(specs, sweep_result.results, strict=True):
         alone = run(one, devices=1)
         for name in ("train_loss", "test_loss"):
             np.testing.assert_allclose(
@@ -168,12 +168,12 @@ def test_two_devices_equal_one_bitwise():
 
 
 def test_result_round_trip(tmp_path):
-    made = run(spec(rounds=2), output_dir=tmp_path)
+    result = run(spec(rounds=2), output_dir=tmp_path)
     (path,) = tmp_path.glob("*.json")
-    found = Result.load(path).artifacts
-    assert found["trace"].dtype == jnp.bfloat16 and found["key"].dtype == first_state().key.dtype
-    np.testing.assert_array_equal(found["trace"], made.artifacts["trace"])
-    assert bool(found["key"] == made.artifacts["key"])
+    actual = Result.load(path).artifacts
+    assert actual["trace"].dtype == jnp.bfloat16 and actual["key"].dtype == first_state().key.dtype
+    np.testing.assert_array_equal(actual["trace"], result.artifacts["trace"])
+    assert bool(actual["key"] == result.artifacts["key"])
 
 
 LEAVES = {
@@ -193,13 +193,13 @@ def test_encode_arrays_round_trip(tmp_path):
     path = tmp_path / "arrays.npz"
     np.savez(path, **encode_arrays(LEAVES | keys))
     with np.load(path, allow_pickle=False) as data:
-        found = decode_arrays(data)
-    assert found.keys() == (LEAVES | keys).keys()
+        actual = decode_arrays(data)
+    assert actual.keys() == (LEAVES | keys).keys()
     for name, leaf in LEAVES.items():
-        assert found[name].dtype == leaf.dtype and found[name].shape == leaf.shape, name
-        assert found[name].tobytes() == leaf.tobytes(), name
+        assert actual[name].dtype == leaf.dtype and actual[name].shape == leaf.shape, name
+        assert actual[name].tobytes() == leaf.tobytes(), name
     for name, key in keys.items():
-        assert found[name].dtype == key.dtype and bool((found[name] == key).all())
+        assert actual[name].dtype == key.dtype and bool((actual[name] == key).all())
 
 
 def test_checkpoint_of_other_dtype_is_refused(tmp_path):

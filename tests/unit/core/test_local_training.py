@@ -28,8 +28,8 @@ SMALL = LOCAL_RUN | {"local_optimizer": "sgd", "rounds": 4, "participation": 0.5
 DATA = make_user_dataset()
 
 
-def run(spec, **given):
-    return simulate(spec, dataset=DATA, **given)
+def run(spec, **settings):
+    return simulate(spec, dataset=DATA, **settings)
 
 
 # --- by steps ------------------------------------------------------------------------------------
@@ -170,12 +170,12 @@ def test_fsl_server_steps_follow_client_steps(options):
 @pytest.mark.parametrize("name", ["fedavg", "fsl"])
 def test_steps_of_one_epoch_equal_epoch_bitwise(name):
     """Also what FSL's server makes of them, whose epochs go by what clients see."""
-    given = {**SMALL, "algorithm": name, "hp": {"local_lr": 0.1}}
+    arguments = {**SMALL, "algorithm": name, "hp": {"local_lr": 0.1}}
     if name == "fsl":
-        given |= {"pretrain_epochs": 0, "server_options": {"size": 3}, "rounds": 2}
-    epoch = run(RunSpec(**given, local_epochs=1))
+        arguments |= {"pretrain_epochs": 0, "server_options": {"size": 3}, "rounds": 2}
+    epoch = run(RunSpec(**arguments, local_epochs=1))
     steps = -(-len(DATA.train_labels) // SMALL["num_clients"] // SMALL["batch_size"])
-    same = run(RunSpec(**given, local_steps=steps))
+    same = run(RunSpec(**arguments, local_steps=steps))
     for curve in ("test_loss", "update_norm", "train_loss"):
         np.testing.assert_array_equal(same.metrics[curve], epoch.metrics[curve])
     assert epoch.metrics["update_norm"].min() > 0
@@ -248,8 +248,8 @@ def test_fednova_counts_accumulated_steps():
         for _ in range(-(-minibatches // 2)):
             velocity = r * velocity + unit
             moved += unit + r * velocity
-        found = compute_effective_steps(training, {"local_momentum": r}, np.int32(minibatches))
-        np.testing.assert_allclose(found, moved, rtol=1e-6)
+        actual = compute_effective_steps(training, {"local_momentum": r}, np.int32(minibatches))
+        np.testing.assert_allclose(actual, moved, rtol=1e-6)
 
 
 def test_incomplete_accumulation_steps_at_round_end():

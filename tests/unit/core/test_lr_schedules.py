@@ -52,8 +52,8 @@ SMALL["algorithm"] = "fedavg"
 DATA = make_user_dataset()
 
 
-def run(spec, **given):
-    return simulate(spec, dataset=DATA, **given)
+def run(spec, **settings):
+    return simulate(spec, dataset=DATA, **settings)
 
 
 def named(prefix, numbers):
@@ -225,10 +225,10 @@ def test_sweep_over_schedules_compiles_one_program(no_program_eviction):
     assert len(specs) == 2 + 4 + 4 + 4
     assert len({signature.compute_static_key(spec.resolved()) for spec in specs}) == 1
     side_by_side = Placement(width=2)
-    made = sweep(specs, dataset=DATA, progress=lambda line: None, placement=side_by_side).results
-    losses = {result.metrics["test_loss"][-1] for result in made}
+    results = sweep(specs, dataset=DATA, progress=lambda line: None, placement=side_by_side).results
+    losses = {result.metrics["test_loss"][-1] for result in results}
     assert len(losses) == len(specs)
-    for spec, result in list(zip(specs, made, strict=True))[::5]:
+    for spec, result in list(zip(specs, results, strict=True))[::5]:
         alone = run(spec).metrics["test_loss"]
         np.testing.assert_allclose(alone, result.metrics["test_loss"], rtol=1e-5)
 
@@ -248,8 +248,8 @@ def test_schedule_values_share_one_program(
     traces, counts = [], []
     make = compiled_programs.make_round_chunk
 
-    def counted(*given):
-        chunk = make(*given)
+    def counted(*arguments):
+        chunk = make(*arguments)
         return lambda *args: traces.append(None) or chunk(*args)
 
     monkeypatch.setattr(compiled_programs, "make_round_chunk", counted)

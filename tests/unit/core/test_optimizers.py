@@ -43,8 +43,8 @@ GRADIENTS = [
 FACTORIES = {"momentum": optax.sgd, "nesterov": optax.sgd}
 
 
-def run(spec, **given):
-    return simulate(spec, dataset=DATA, **given)
+def run(spec, **settings):
+    return simulate(spec, dataset=DATA, **settings)
 
 
 def changed(name):
@@ -69,32 +69,32 @@ def test_optimizer_steps_equal_optax():
     names = list(OPTIMIZERS)
     assert len(names) >= 20
     optional = {name: tuple(OPTIMIZERS[name].optional_hyperparameters) for name in names}
-    given = {name: {k: jnp.float32(v) for k, v in changed(name).items()} for name in names}
+    arguments = {name: {k: jnp.float32(v) for k, v in changed(name).items()} for name in names}
 
     @jax.jit
-    def of_package(given):
+    def of_package(arguments):
         return {
             name: descended(name, LocalTrainingOptions(optional_hyperparameters=optional[name]), hp)
-            for name, hp in given.items()
+            for name, hp in arguments.items()
         }
 
     @jax.jit
-    def of_optax(given):
-        found = {}
-        for name in given:
+    def of_optax(arguments):
+        actual = {}
+        for name in arguments:
             make = FACTORIES.get(name) or getattr(optax, name)
             numbers = {n.removeprefix("local_"): float(v) for n, v in changed(name).items()}
             numbers["learning_rate"] = numbers.pop("lr")
             nesterov = {"nesterov": True} if name == "nesterov" else {}
-            made, params = make(**numbers, **nesterov), jax.tree.map(jnp.float32, PARAMS)
-            state = made.init(params)
+            result, params = make(**numbers, **nesterov), jax.tree.map(jnp.float32, PARAMS)
+            state = result.init(params)
             for gradient in GRADIENTS:
-                updates, state = made.update(gradient, state, params)
+                updates, state = result.update(gradient, state, params)
                 params = optax.apply_updates(params, updates)
-            found[name] = params
-        return found
+            actual[name] = params
+        return actual
 
-    ours, theirs = of_package(given), of_optax(given)
+    ours, theirs = of_package(arguments), of_optax(arguments)
     for name in names:
         moved = max(np.abs(np.asarray(ours[name][k]) - PARAMS[k]).max() for k in PARAMS)
         assert moved > 1e-6, name
@@ -176,8 +176,8 @@ def test_nesterov_with_weight_decay():
 def test_resolved_hp_has_only_given_optional_values():
     plain = RunSpec("fedavg", local_optimizer="sgd").resolved()
     assert set(plain.hp) == {"server_lr", "local_lr"}
-    given = RunSpec("fedavg", local_optimizer="sgd", hp={"local_clip_norm": 5}).resolved()
-    assert set(given.hp) == {*plain.hp, "local_clip_norm"}
+    spec = RunSpec("fedavg", local_optimizer="sgd", hp={"local_clip_norm": 5}).resolved()
+    assert set(spec.hp) == {*plain.hp, "local_clip_norm"}
     usual = RunSpec("fedavg", local_optimizer="nadam", optimizer_options={"nesterov": True})
     assert usual.digest() == RunSpec("fedavg", local_optimizer="nadam").digest()
     other = RunSpec("fedavg", local_optimizer="nadam", optimizer_options={"nesterov": False})
@@ -240,14 +240,14 @@ def test_user_optimizer_equals_named_one():
     numbers = {"local_lr": 0.1, "local_clip_value": 0.05}
     named = run(RunSpec("fedprox", local_optimizer="sgd", hp=numbers, **SMALL))
     own = RunSpec("fedprox", hp={"local_lr": 0.1, "local_bound": 0.05}, **SMALL)
-    given = run(own, optimizer=clipped_sgd)
-    np.testing.assert_allclose(given.metrics["test_loss"], named.metrics["test_loss"], rtol=1e-5)
-    assert given.spec.local_optimizer == "user" and given.spec.hp["local_bound"] == 0.05
+    result = run(own, optimizer=clipped_sgd)
+    np.testing.assert_allclose(result.metrics["test_loss"], named.metrics["test_loss"], rtol=1e-5)
+    assert result.spec.local_optimizer == "user" and result.spec.hp["local_bound"] == 0.05
     fixed = optax.chain(optax.clip(0.05), optax.sgd(0.1))
     closed = run(RunSpec("fedprox", **SMALL), optimizer=fixed)
     np.testing.assert_allclose(closed.metrics["test_loss"], named.metrics["test_loss"], rtol=1e-5)
     assert set(closed.spec.hp) == {"server_lr", "prox_mu"}
-    assert len({each.digest() for each in (named, given, closed)}) == 3
+    assert len({each.digest() for each in (named, result, closed)}) == 3
 
 
 def test_optimizer_digest_depends_on_computation():
@@ -269,9 +269,9 @@ def test_optimizer_digest_depends_on_computation():
 def test_sweep_with_user_optimizer_resumes(tmp_path):
     specs = grid(algorithm="fedavg", local_optimizer="user", hp={"local_lr": [0.1, 0.2]}, **SMALL)
     own = lambda hp: optax.sgd(hp["local_lr"], momentum=0.5)  # noqa: E731
-    made = sweep(specs, tmp_path, dataset=DATA, optimizer=own, progress=lambda line: None)
+    sweep_result = sweep(specs, tmp_path, dataset=DATA, optimizer=own, progress=lambda line: None)
     alone = [run(spec, optimizer=own) for spec in specs]
-    for one, other in zip(made.results, alone, strict=True):
+    for one, other in zip(sweep_result.results, alone, strict=True):
         assert one.digest() == other.digest()
         np.testing.assert_allclose(one.metrics["test_loss"], other.metrics["test_loss"], rtol=1e-5)
     said = []
@@ -290,8 +290,8 @@ def test_sweep_runs_keep_own_optional_hyperparameters():
     specs = [RunSpec("fedavg", hp={"local_lr": 0.5, **hp}, **settings) for hp in each]
     plain, loose, tight = (compute_static_key(spec.resolved()) for spec in specs)
     assert loose == tight != plain
-    made = sweep(specs, dataset=DATA, progress=lambda line: None).results
-    far, near, still = (result.metrics["update_norm"][0] for result in made)
+    results = sweep(specs, dataset=DATA, progress=lambda line: None).results
+    far, near, still = (result.metrics["update_norm"][0] for result in results)
     assert far > 10 * near > 0 and near > 1e4 * still
 
 

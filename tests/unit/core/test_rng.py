@@ -36,21 +36,21 @@ PACKAGE = "fedjax_het"
 @pytest.fixture
 def drawn(monkeypatch):
     """{key as bytes: places of the code} of all that is drawn or split while jit is off."""
-    found = {}
+    actual = {}
 
     def recording(primitive):
         usual = primitive.impl
 
         def impl(keys, **params):
             for row in np.asarray(jax.random.key_data(keys)).reshape(-1, 2):
-                found.setdefault(row.tobytes(), []).append(_places())
+                actual.setdefault(row.tobytes(), []).append(_places())
             return usual(keys, **params)
 
         monkeypatch.setattr(primitive, "impl", impl)
 
     for primitive in (primitives.random_bits_p, primitives.random_split_p):
         recording(primitive)
-    return found
+    return actual
 
 
 def federation_of(name, base=None):
@@ -161,9 +161,9 @@ def test_batches_equal_loop_over_clients(passes, steps, stream):
         expected_sizes += [len(batch) for batch in batches]
         # Filled up with the pass's own, from its first on.
         expected += [set(batch.tolist()) for batch in batches]
-    found, found_sizes = units.draw_batches(9, 2, chosen)
-    assert found_sizes.tolist() == expected_sizes and found.shape == (len(expected), 4)
-    for row, size, wanted in zip(found, found_sizes, expected, strict=True):
+    actual, found_sizes = units.draw_batches(9, 2, chosen)
+    assert found_sizes.tolist() == expected_sizes and actual.shape == (len(expected), 4)
+    for row, size, wanted in zip(actual, found_sizes, expected, strict=True):
         assert set(row[:size].tolist()) == wanted
     alone = [units.draw_batches(9, 2, np.array([k])) for k in chosen]
-    assert np.array_equal(found, np.concatenate([batches for batches, _ in alone]))
+    assert np.array_equal(actual, np.concatenate([batches for batches, _ in alone]))

@@ -55,13 +55,13 @@ def replay(schedule):
 @pytest.mark.parametrize("blocks", [1, 2, 3])
 @pytest.mark.parametrize("lanes", [1, 2, 5])
 def test_each_sample_is_used_once_per_pass(blocks, lanes):
-    made = scheduler(blocks=blocks, lanes=lanes)
+    round_scheduler = scheduler(blocks=blocks, lanes=lanes)
     for r in range(3):
-        ran = replay(made.make_round(r))
+        ran = replay(round_scheduler.make_round(r))
         assert sorted(ran) == [k for k, n in enumerate(CLIENT_SIZES) if n > 0]
         for client, steps in ran.items():
             used = np.concatenate([batch[:size] for batch, size in steps])
-            mine = made.partition.client_indices(client)
+            mine = round_scheduler.partition.client_indices(client)
             assert np.array_equal(np.sort(used), np.sort(np.tile(mine, 2)))
             per_pass = len(steps) // 2
             assert [size for _, size in steps[: per_pass - 1]] == [4] * (per_pass - 1)
@@ -87,10 +87,10 @@ def test_batches_depend_on_round_and_seed():
 
 
 def test_cohort_is_uniform_without_replacement():
-    made = scheduler(sizes=(5,) * 20, participation=0.4, num_rounds=400, passes=1)
+    round_scheduler = scheduler(sizes=(5,) * 20, participation=0.4, num_rounds=400, passes=1)
     counts = np.zeros(20)
     for r in range(400):
-        drawn = made.draw_cohort(r)
+        drawn = round_scheduler.draw_cohort(r)
         assert len(set(drawn.tolist())) == 8
         counts[drawn] += 1
     # Binomial(400, 0.4): standard deviation 9.8.
@@ -106,67 +106,67 @@ def test_cohort_size_rounds_down_to_at_least_one(clients, share, expected):
 
 def test_weights_sum_to_one():
     for averaging in ("uniform", "weighted"):
-        made = scheduler(averaging=averaging).make_round(0)
-        assert made.weights.sum() == pytest.approx(1, abs=1e-6)
-        used = made.client_ids < len(CLIENT_SIZES)
+        round_scheduler = scheduler(averaging=averaging).make_round(0)
+        assert round_scheduler.weights.sum() == pytest.approx(1, abs=1e-6)
+        used = round_scheduler.client_ids < len(CLIENT_SIZES)
         expected = used / sum(n > 0 for n in CLIENT_SIZES)
         if averaging == "weighted":
-            expected = made.num_samples / sum(CLIENT_SIZES)
-        assert np.allclose(made.weights, expected)
+            expected = round_scheduler.num_samples / sum(CLIENT_SIZES)
+        assert np.allclose(round_scheduler.weights, expected)
 
 
 def test_lanes_are_balanced():
     rng = np.random.default_rng(0)
     sizes = tuple(int(n) for n in rng.integers(200, 1200, 80))
     settings = {"participation": 0.4, "batch_size": 32, "passes": 1, "lanes": 1}
-    made = scheduler(sizes, num_rounds=10, **settings)
+    round_scheduler = scheduler(sizes, num_rounds=10, **settings)
     for r in range(10):
-        steps = [made.make_round(r).num_steps[d].sum() for d in range(2)]
+        steps = [round_scheduler.make_round(r).num_steps[d].sum() for d in range(2)]
         assert abs(steps[0] - steps[1]) <= 8  # of about 350
-    longest = made.work_counts.block_steps
-    waiting = compute_useful_fraction([made], is_concurrent=True)
-    num_samples = made.work_counts.samples.sum()
+    longest = round_scheduler.work_counts.block_steps
+    waiting = compute_useful_fraction([round_scheduler], is_concurrent=True)
+    num_samples = round_scheduler.work_counts.samples.sum()
     assert waiting == pytest.approx(num_samples / (longest.max(1).sum() * 2 * 32))
-    in_turn = compute_useful_fraction([made], is_concurrent=False)
+    in_turn = compute_useful_fraction([round_scheduler], is_concurrent=False)
     assert in_turn == pytest.approx(num_samples / (longest.sum() * 32))
     assert in_turn > waiting > 0.95
 
 
 def test_empty_cohort_has_no_segments():
-    made = scheduler(sizes=(0, 0, 5), participation=0.34, num_rounds=30)
-    empty = [r for r in range(30) if made.work_counts.participants[r] == 0]
+    round_scheduler = scheduler(sizes=(0, 0, 5), participation=0.34, num_rounds=30)
+    empty = [r for r in range(30) if round_scheduler.work_counts.participants[r] == 0]
     assert empty
-    one = made.make_round(empty[0])
+    one = round_scheduler.make_round(empty[0])
     assert one.num_segments.sum() == 0 and one.weights.sum() == 0
 
 
 def test_first_step_round_has_one_step_per_lane():
-    made = scheduler()
-    ran = replay(made.make_first_step_round(0))
-    full = replay(made.make_round(0))
+    round_scheduler = scheduler()
+    ran = replay(round_scheduler.make_first_step_round(0))
+    full = replay(round_scheduler.make_round(0))
     assert len(ran) == 4
     for client, steps in ran.items():
         assert len(steps) == 1 and np.array_equal(steps[0][0], full[client][0][0])
 
 
 def test_stack_rounds_pads_with_copies():
-    made = scheduler()
-    chunk = stack_rounds([made.make_round(r) for r in (2, 3, 4)], 5)
+    round_scheduler = scheduler()
+    chunk = stack_rounds([round_scheduler.make_round(r) for r in (2, 3, 4)], 5)
     assert chunk.round.tolist() == [2, 3, 4, 4, 4]
-    assert np.array_equal(chunk.batches[1], made.make_round(3).batches)
+    assert np.array_equal(chunk.batches[1], round_scheduler.make_round(3).batches)
 
 
 def test_eval_rounds_include_last_five():
-    made = scheduler(num_rounds=20, eval_every=6)
-    due = [r for r in range(20) if made.make_round(r).is_eval_round]
+    round_scheduler = scheduler(num_rounds=20, eval_every=6)
+    due = [r for r in range(20) if round_scheduler.make_round(r).is_eval_round]
     assert due == [5, 11, 15, 16, 17, 18, 19]
 
 
 def test_partition_of_one_client():
     partition = partition_from_clients([np.arange(9)])
     settings = RoundSettings(seed=0, averaging="weighted")
-    made = Scheduler(ClientWork(partition, 1, 4), settings, blocks=2, lanes=1)
-    one = made.make_round(0)
+    round_scheduler = Scheduler(ClientWork(partition, 1, 4), settings, blocks=2, lanes=1)
+    one = round_scheduler.make_round(0)
     assert one.num_steps.sum() == 3 and one.num_segments.tolist() == [1, 0]
 
 

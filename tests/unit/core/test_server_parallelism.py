@@ -113,8 +113,8 @@ def test_train_on_examples_with_uneven_batches(batch_size):
 
         def learn(sharing, variables, examples, key, model=model):
             batches = make_shuffled_batches(key, 11, batch_size)
-            given = Task(model, (0.0,), (1.0,)).loss_and_gradient
-            training = ServerTraining(given, optax.sgd(0.1), parallelism=sharing)
+            arguments = Task(model, (0.0,), (1.0,)).loss_and_gradient
+            training = ServerTraining(arguments, optax.sgd(0.1), parallelism=sharing)
             return train_on_examples(training, variables, examples, batches, EpochRange(1))
 
         start = model.init(jax.random.key(0))
@@ -189,8 +189,8 @@ def test_map_samples_keeps_order(count):
     def doubled(sharing, numbers):
         return sharing.map_samples(lambda own: 2 * own, numbers)
 
-    found = on(PLAN, doubled, np.arange(count))
-    np.testing.assert_array_equal(found, 2 * np.arange(count))
+    actual = on(PLAN, doubled, np.arange(count))
+    np.testing.assert_array_equal(actual, 2 * np.arange(count))
 
 
 def test_take_local_rows():
@@ -198,10 +198,10 @@ def test_take_local_rows():
         own = take_local_rows(a, sharing.batch_axis)
         return jax.lax.all_gather(own.sum(), "lanes")
 
-    found = on(PLAN, sums, np.arange(1, 8))
-    assert len(found) == DEVICES and sum(found.tolist()) == 28
+    actual = on(PLAN, sums, np.arange(1, 8))
+    assert len(actual) == DEVICES and sum(actual.tolist()) == 28
     if DEVICES == 2:
-        np.testing.assert_array_equal(found, [10, 18])
+        np.testing.assert_array_equal(actual, [10, 18])
 
 
 REFINING = ["fedgen", "feddf", "fedbe", "abavg", "dynafed", "feddm", "fedaf"]

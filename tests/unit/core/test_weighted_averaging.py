@@ -24,8 +24,8 @@ CORRECTED = {"scaffold": bind_options(scaffold), "feddyn": feddyn, "feddc": fedd
 @pytest.mark.parametrize("build", [fedavg, *CORRECTED.values()], ids=["fedavg", *CORRECTED])
 def test_optimum_depends_on_averaging_weights(build, averaging, optimum):
     settings = {"sizes": SIZES, "averaging": averaging, "hp": NUMBERS}
-    found = train_on_quadratics(build, SAME, 200, **settings)
-    np.testing.assert_allclose(found, np.full(DIMENSIONS, optimum), atol=1e-3)
+    actual = train_on_quadratics(build, SAME, 200, **settings)
+    np.testing.assert_allclose(actual, np.full(DIMENSIONS, optimum), atol=1e-3)
 
 
 @pytest.mark.slow
@@ -38,5 +38,5 @@ def test_optimum_with_partial_participation(build, sizes):
     different = Quadratics(bends[:, :, None] * np.eye(DIMENSIONS), rng.normal(size=(5, DIMENSIONS)))
     for averaging, weights in (("uniform", np.sign(sizes)), ("weighted", np.array(sizes))):
         settings = {"sizes": sizes, "averaging": averaging, "hp": NUMBERS, "participation": 0.4}
-        found = train_on_quadratics(build, different, 2000, **settings)
-        np.testing.assert_allclose(found, different.joint_optimum(weights), atol=2e-3)
+        actual = train_on_quadratics(build, different, 2000, **settings)
+        np.testing.assert_allclose(actual, different.joint_optimum(weights), atol=2e-3)

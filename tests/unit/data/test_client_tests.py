@@ -22,17 +22,17 @@ from fedjax_het.utils.errors import ConfigError
 TRAIN, TEST = shuffled_labels([500] * 10), shuffled_labels([400] * 10, seed=1)
 
 
-def split(scheme, num_clients=20, labels=TRAIN, num_classes=10, **given):
-    given = required_parameters(scheme, alpha=0.5, classes_per_client=3) | given
-    return make_partition(scheme, labels, num_classes, num_clients=num_clients, seed=0, **given)
+def split(scheme, num_clients=20, labels=TRAIN, num_classes=10, **settings):
+    settings = required_parameters(scheme, alpha=0.5, classes_per_client=3) | settings
+    return make_partition(scheme, labels, num_classes, num_clients=num_clients, seed=0, **settings)
 
 
 def by_hand(scheme):
     return partition_from_clients([[0], [1]], scheme=scheme)
 
 
-def make_tests(partition, seed=0, train=TRAIN, test=TEST, num_classes=10, **given):
-    return draw_local_tests(partition, train, test, num_classes, seed=seed, **given)
+def make_tests(partition, seed=0, train=TRAIN, test=TEST, num_classes=10, **settings):
+    return draw_local_tests(partition, train, test, num_classes, seed=seed, **settings)
 
 
 @pytest.mark.parametrize("scheme", [n for n, s in PARTITIONS.items() if not s.clients_are_domains])
@@ -188,7 +188,7 @@ def test_local_tests_follow_seed_and_load(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ({"per_client": 0}, "per_client = 0"),
         ({"per_client": 2.5}, "per_client = 2.5"),
@@ -203,8 +203,8 @@ def test_local_tests_follow_seed_and_load(tmp_path):
         ({"partition": by_hand("by_domain")}, "'by_domain': expected a scheme by class"),
     ],
 )
-def test_local_tests_reject_invalid_arguments(given, message):
-    partition = given.pop("partition", None) or split("iid")
+def test_local_tests_reject_invalid_arguments(arguments, message):
+    partition = arguments.pop("partition", None) or split("iid")
     with pytest.raises(ConfigError, match=message) as error:
-        make_tests(partition, **given)
+        make_tests(partition, **arguments)
     assert "\n" not in str(error.value)

@@ -228,10 +228,10 @@ def test_domainnet_classes_and_resizing(prepared_domains):
             stored, stored_labels = content[name][split]
             ours = [at for at, label in enumerate(stored_labels) if LABELS[label] in CLASSES]
             assert len(mine) == len(ours) > 0
-            found = images[mine].astype(np.float64)
+            actual = images[mine].astype(np.float64)
             at_last = []
             for at in ours:  # the library shuffles: find each image again
-                distances = np.abs(found - resized_in_float64(stored[at])).max((1, 2, 3))
+                distances = np.abs(actual - resized_in_float64(stored[at])).max((1, 2, 3))
                 at_last.append(mine[distances.argmin()])
                 assert distances.min() < 1.6  # rounded twice
                 assert dataset.class_names[labels[at_last[-1]]] == LABELS[stored_labels[at]]
@@ -399,8 +399,8 @@ def test_npz_of_version_0_6(tmp_path):
     arrays, meta = {"x": np.arange(5)}, {"kind": "test"}
     header = np.array(json.dumps({"meta": meta, "sha256": digest_arrays(arrays, meta)}))
     np.savez(tmp_path / "a.npz", **arrays, __header__=header)
-    found, found_meta = read_npz(tmp_path / "a.npz")
-    assert found["x"].tolist() == [0, 1, 2, 3, 4] and found_meta == meta
+    actual, found_meta = read_npz(tmp_path / "a.npz")
+    assert actual["x"].tolist() == [0, 1, 2, 3, 4] and found_meta == meta
     np.savez(tmp_path / "b.npz", x=np.arange(1, 6), __header__=header)
     with pytest.raises(DamagedFileError, match="checksum"):
         read_npz(tmp_path / "b.npz")

@@ -21,9 +21,9 @@ from fedjax_het.utils.errors import ConfigError
 BYCLASS = tuple(DATASETS["emnist_byclass"].source.class_names)
 
 
-def grouped(labels, num_classes=10, num_clients=20, seed=0, **given):
+def grouped(labels, num_classes=10, num_clients=20, seed=0, **settings):
     return make_partition(
-        "grouped", labels, num_classes, num_clients=num_clients, seed=seed, **given
+        "grouped", labels, num_classes, num_clients=num_clients, seed=seed, **settings
     )
 
 
@@ -214,7 +214,7 @@ def test_loaded_partition_has_groups(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ({"groups": [[0, 1], []]}, r"groups\[1\] = \[\]: expected at least one class"),
         ({"groups": []}, r"groups = \[\]"),
@@ -242,10 +242,10 @@ def test_loaded_partition_has_groups(tmp_path):
         ({"labels": np.arange(10), "num_clients": 10}, "num_clients = 10: even one percent"),
     ],
 )
-def test_grouped_rejects_invalid_parameters(given, message):
-    given = {"labels": LABELS} | given
+def test_grouped_rejects_invalid_parameters(arguments, message):
+    arguments = {"labels": LABELS} | arguments
     with pytest.raises(ConfigError, match=message) as error:
-        grouped(**given)
+        grouped(**arguments)
     assert "\n" not in str(error.value)
 
 

@@ -412,8 +412,8 @@ def test_largest_shard_size():
             and (needed < len(present) or shard <= min(present))
         ]
         if present:
-            found = schemes_module._find_largest_shard_size(sizes, num_clients, needed)
-            assert found == max(fitting, default=0)
+            actual = schemes_module._find_largest_shard_size(sizes, num_clients, needed)
+            assert actual == max(fitting, default=0)
 
 
 def test_allocate_equal_counts():
@@ -433,9 +433,9 @@ def test_allocate_equal_counts():
 DOMAINS = np.array([2, 0, 0, 1, 2, 0])
 
 
-def by_domain(num_clients=3, domains=DOMAINS, **given):
-    given = {"num_clients": num_clients, "seed": 0, "domains": domains} | given
-    return make_partition("by_domain", np.zeros(len(DOMAINS), int), 2, **given)
+def by_domain(num_clients=3, domains=DOMAINS, **settings):
+    settings = {"num_clients": num_clients, "seed": 0, "domains": domains} | settings
+    return make_partition("by_domain", np.zeros(len(DOMAINS), int), 2, **settings)
 
 
 def test_by_domain():
@@ -446,7 +446,7 @@ def test_by_domain():
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ({"num_clients": 2}, "num_clients = 2: expected 3, one for each domain"),
         ({"num_clients": 4}, "num_clients = 4: expected 3"),
@@ -461,9 +461,9 @@ def test_by_domain():
         ({"alpha": 0.1}, r"no parameter 'alpha' \(it takes none\)"),
     ],
 )
-def test_by_domain_rejects_invalid_domains(given, message):
+def test_by_domain_rejects_invalid_domains(arguments, message):
     with pytest.raises(ConfigError, match=message) as error:
-        by_domain(**given)
+        by_domain(**arguments)
     assert "\n" not in str(error.value)
 
 
@@ -500,11 +500,11 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_make_partition_rejects_invalid_arguments(case):
     changes, message = BAD[case]
-    given = {"scheme": "dirichlet", "labels": LABELS, "num_clients": 2, "seed": 0} | changes
-    if given["scheme"].startswith("dirichlet"):
-        given = {"alpha": 0.1} | given
+    arguments = {"scheme": "dirichlet", "labels": LABELS, "num_clients": 2, "seed": 0} | changes
+    if arguments["scheme"].startswith("dirichlet"):
+        arguments = {"alpha": 0.1} | arguments
     with pytest.raises(ConfigError, match=message) as error:
-        make_partition(given.pop("scheme"), given.pop("labels"), 10, **given)
+        make_partition(arguments.pop("scheme"), arguments.pop("labels"), 10, **arguments)
     assert "\n" not in str(error.value)
 
 
@@ -551,8 +551,8 @@ def test_partition_from_clients_rejects_invalid_clients(clients, message):
 
 
 def test_partition_from_generator():
-    made = partition_from_clients(np.arange(k) for k in range(3))
-    np.testing.assert_array_equal(made.sizes, [0, 1, 2])
+    result = partition_from_clients(np.arange(k) for k in range(3))
+    np.testing.assert_array_equal(result.sizes, [0, 1, 2])
 
 
 def test_partition_rejects_invalid_arguments():

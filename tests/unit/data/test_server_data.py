@@ -67,9 +67,9 @@ def partition():
 def test_iid_balances_classes(dataset, partition):
     remainders = set()
     for seed in range(20):
-        found = make_server_data("iid", dataset, partition, seed, {"size": 57})
-        assert found.indices.dtype == np.int32 and len(np.unique(found.indices)) == 57
-        counts = np.bincount(LABELS[found.indices], minlength=10)
+        actual = make_server_data("iid", dataset, partition, seed, {"size": 57})
+        assert actual.indices.dtype == np.int32 and len(np.unique(actual.indices)) == 57
+        counts = np.bincount(LABELS[actual.indices], minlength=10)
         assert sorted(counts) == [5] * 3 + [6] * 7
         remainders.add(tuple(np.flatnonzero(counts == 6)))
     assert len(remainders) > 5  # which classes have one more is drawn
@@ -96,9 +96,9 @@ def test_draws_are_uniform(source, dataset, partition):
 def test_iid_default_size_and_limits(dataset):
     held = np.flatnonzero((LABELS != 3) & (np.arange(2000) % 2 == 0))
     partition = partition_from_clients(np.array_split(held, 7))
-    found = make_server_data("iid", dataset, partition, 0)
-    assert set(found.indices) <= set(held) and len(found.indices) == max(len(held) // 100, 9)
-    assert set(LABELS[found.indices]) == set(range(10)) - {3}
+    actual = make_server_data("iid", dataset, partition, 0)
+    assert set(actual.indices) <= set(held) and len(actual.indices) == max(len(held) // 100, 9)
+    assert set(LABELS[actual.indices]) == set(range(10)) - {3}
     all_held = partition_from_clients(np.array_split(np.arange(2000), 7))
     assert len(make_server_data("iid", dataset, all_held, 0).indices) == 20
     whole = make_server_data("iid", dataset, partition, 0, {"size": len(held)})
@@ -134,8 +134,8 @@ def test_held_out_examples_have_no_owner(split, dataset):
     partition = build_partition(spec, dataset)
     out = draw_withheld_examples("held_out", dataset, 3, {"size": 90})
     assert len(np.unique(out)) == 90 and not set(out) & set(partition.indices)
-    found = make_server_data("held_out", dataset, partition, 3, {"size": 90})
-    np.testing.assert_array_equal(found.indices, out)
+    actual = make_server_data("held_out", dataset, partition, 3, {"size": 90})
+    np.testing.assert_array_equal(actual.indices, out)
     # The rest is split as if it were all there is.
     rest = np.setdiff1d(np.arange(len(LABELS)), out)
     rest_arrays = {"train_images": dataset.train_images[rest], "train_labels": LABELS[rest]}
@@ -146,10 +146,10 @@ def test_held_out_examples_have_no_owner(split, dataset):
     np.testing.assert_array_equal(alone.offsets, partition.offsets)
     assert alone.parameters == partition.parameters
     # Without it, the split is that of all examples.
-    given = {"alpha": spec.alpha, "classes_per_client": spec.classes}
-    given = {name: value for name, value in given.items() if value is not None}
-    given |= {"num_clients": spec.num_clients, "class_names": dataset.class_names}
-    plain = make_partition(spec.partition, LABELS, 10, seed=3, **given)
+    arguments = {"alpha": spec.alpha, "classes_per_client": spec.classes}
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    arguments |= {"num_clients": spec.num_clients, "class_names": dataset.class_names}
+    plain = make_partition(spec.partition, LABELS, 10, seed=3, **arguments)
     assert build_partition(whole, dataset).digest() == plain.digest()
 
 
@@ -193,23 +193,23 @@ def test_server_examples_of_all_partitions(scheme, source):
     assigned = assign_data(spec, dataset, make_server_pool(source, dataset))
     held = set(assigned.partition.indices)
     held_out = set() if assigned.held_out is None else set(assigned.held_out.partition.indices)
-    found = assigned.server_data.indices
-    assert len(np.unique(found)) == len(found) == (5 if source == "user" else 40)
+    actual = assigned.server_data.indices
+    assert len(np.unique(actual)) == len(actual) == (5 if source == "user" else 40)
     if source in ("iid", "clients"):
-        assert set(found) <= held and not set(found) & held_out
+        assert set(actual) <= held and not set(actual) & held_out
     else:
-        assert not set(found) & (held | held_out)
+        assert not set(actual) & (held | held_out)
         expected = draw_withheld_examples(source, dataset, 5, options)
-        np.testing.assert_array_equal(found[found < 2000], expected)
+        np.testing.assert_array_equal(actual[actual < 2000], expected)
         # Uniform draws: 40 examples of two of ten classes have a probability below 1e-20.
-        assert source == "user" or len(set(LABELS[found])) > 5
+        assert source == "user" or len(set(LABELS[actual])) > 5
 
 
 def test_withheld_examples_with_user_partition(dataset):
     """A partition of the user that holds withheld examples: the server gets unassigned ones."""
     partition = partition_from_clients(np.array_split(np.arange(1500), 7))
-    found = make_server_data("held_out", dataset, partition, 0, {"size": 90}).indices
-    assert len(np.unique(found)) == 90 and found.min() >= 1500
+    actual = make_server_data("held_out", dataset, partition, 0, {"size": 90}).indices
+    assert len(np.unique(actual)) == 90 and actual.min() >= 1500
     clients = partition_from_clients(np.array_split(np.arange(1500), 9))
     assigned = assign_data(named(450, held_out_clients=2), dataset, None, clients)
     assert assigned.server_data.indices.min() >= 1500  # no example of a held-out client
@@ -246,17 +246,17 @@ def test_clients_source_counts(dataset, partition):
     chosen = set()
     for seed in range(30):
         options = {"clients": 3, "per_client": 20}
-        found = make_server_data("clients", dataset, partition, seed, options)
-        assert len(np.unique(found.indices)) == 60
-        counts = np.bincount(owner[found.indices], minlength=40)
+        actual = make_server_data("clients", dataset, partition, seed, options)
+        assert len(np.unique(actual.indices)) == 60
+        counts = np.bincount(owner[actual.indices], minlength=40)
         assert sorted(counts[counts > 0]) == [20, 20, 20]
         chosen |= set(np.flatnonzero(counts))
     assert len(chosen) > 30  # of 40: 36 are expected
 
 
 def test_clients_source_takes_all_examples(dataset, partition):
-    found = make_server_data("clients", dataset, partition, 1, {"clients": 40, "per_client": 50})
-    np.testing.assert_array_equal(found.indices, np.sort(partition.indices))
+    actual = make_server_data("clients", dataset, partition, 1, {"clients": 40, "per_client": 50})
+    np.testing.assert_array_equal(actual.indices, np.sort(partition.indices))
 
 
 def test_clients_source_skips_small_clients(dataset):
@@ -264,8 +264,8 @@ def test_clients_source_skips_small_clients(dataset):
     partition = partition_from_clients(clients)
     for seed in range(10):
         options = {"clients": 2, "per_client": 6}
-        found = make_server_data("clients", dataset, partition, seed, options)
-        assert set(found.indices) <= {*clients[1], *clients[3]} and len(found.indices) == 12
+        actual = make_server_data("clients", dataset, partition, seed, options)
+        assert set(actual.indices) <= {*clients[1], *clients[3]} and len(actual.indices) == 12
     with pytest.raises(ConfigError, match="clients = 3: expected at most 2, the clients with"):
         make_server_data("clients", dataset, partition, 0, {"clients": 3, "per_client": 6})
 
@@ -357,13 +357,15 @@ def test_glyph_image_size(partition):
 
 def test_glyph_font_option(dataset, partition):
     font = f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSerif-Italic.ttf"
-    plain, script = (make_server_pool("glyphs", dataset, given) for given in ({"font": font}, {}))
+    plain, script = (
+        make_server_pool("glyphs", dataset, arguments) for arguments in ({"font": font}, {})
+    )
     assert not np.array_equal(plain[0], script[0])
-    found = make_server_data("glyphs", dataset, partition, 0, {"font": font}, plain)
-    summary = found.summarize(dataset, partition, plain)
+    actual = make_server_data("glyphs", dataset, partition, 0, {"font": font}, plain)
+    summary = actual.summarize(dataset, partition, plain)
     assert summary.font == "DejaVu Serif Italic" and summary.font_version == "2.35"
-    found = make_server_data("glyphs", dataset, partition, 0, {}, script)
-    summary = found.summarize(dataset, partition, script)
+    actual = make_server_data("glyphs", dataset, partition, 0, {}, script)
+    summary = actual.summarize(dataset, partition, script)
     assert "STIXGeneral Bold Italic" in summary.font
     assert summary.font_version == f"1.0.0, matplotlib {matplotlib.__version__}"
     assert "STIX" in str(summary) and "\n" not in str(summary)
@@ -450,12 +452,12 @@ def test_stl10_source(tmp_path, monkeypatch):
 
     partition = partition_from_clients([np.arange(2000)])
     pool = (images, labels)
-    found = make_server_data("stl10", cifar10, partition, 3, {"per_class": 5}, pool)
-    np.testing.assert_array_equal(found.indices, 2000 + np.arange(45))
-    summary = found.summarize(cifar10, partition, pool)
+    actual = make_server_data("stl10", cifar10, partition, 3, {"per_class": 5}, pool)
+    np.testing.assert_array_equal(actual.indices, 2000 + np.arange(45))
+    summary = actual.summarize(cifar10, partition, pool)
     assert (summary.num_present, summary.class_min, summary.class_max) == (9, 0, 5)
     assert summary.class_distance == pytest.approx(0.1)  # a tenth of the clients' are frogs
-    np.testing.assert_array_equal(found.get_examples(cifar10, pool)[0], images)
+    np.testing.assert_array_equal(actual.get_examples(cifar10, pool)[0], images)
 
     with pytest.raises(ConfigError, match=r"per_class = 8: expected at most 7"):
         make_server_pool("stl10", cifar10, {"per_class": 8}, data_dir=tmp_path)
@@ -471,20 +473,20 @@ def test_stl10_source(tmp_path, monkeypatch):
 
 def test_user_source(partition):
     images = np.full((3, 28, 28, 1), 9, np.uint8)
-    plain, given = (
+    plain, arguments = (
         make_dataset(LABELS),
         make_dataset(LABELS, server_images=images, server_labels=[4, 4, 1]),
     )
     other = make_dataset(LABELS, server_images=images, server_labels=[4, 4, 2])
-    assert len({plain.digest(), given.digest(), other.digest()}) == 3
-    pool = make_server_pool("user", given)
-    found = make_server_data("user", given, partition, 0, pool=pool)
-    assert found.indices.tolist() == [2000, 2001, 2002] and found.indices.dtype == np.int32
-    taken, labels = found.get_examples(given, pool)
+    assert len({plain.digest(), arguments.digest(), other.digest()}) == 3
+    pool = make_server_pool("user", arguments)
+    actual = make_server_data("user", arguments, partition, 0, pool=pool)
+    assert actual.indices.tolist() == [2000, 2001, 2002] and actual.indices.dtype == np.int32
+    taken, labels = actual.get_examples(arguments, pool)
     np.testing.assert_array_equal(taken, images)
     assert labels.tolist() == [4, 4, 1] and labels.dtype == np.int32
     with pytest.raises(ValueError, match="read-only"):
-        given.server_labels[0] = 0
+        arguments.server_labels[0] = 0
 
 
 BAD_SERVER_ARRAYS = {
@@ -502,10 +504,10 @@ BAD_SERVER_ARRAYS = {
 @pytest.mark.parametrize("kind", BAD_SERVER_ARRAYS)
 def test_user_source_rejects_invalid_arrays(kind, dataset):
     change, message = BAD_SERVER_ARRAYS[kind]
-    given = {"server_images": np.zeros((3, 28, 28, 1), np.uint8), "server_labels": [1, 0, 2]}
+    arguments = {"server_images": np.zeros((3, 28, 28, 1), np.uint8), "server_labels": [1, 0, 2]}
     with pytest.raises(ConfigError, match=message):
-        make_dataset(LABELS, **(given | change))
-    replaced = dataclasses.replace(dataset, **(given | change))  # past the first check
+        make_dataset(LABELS, **(arguments | change))
+    replaced = dataclasses.replace(dataset, **(arguments | change))  # past the first check
     with pytest.raises(ConfigError, match=message):
         make_server_pool("user", replaced)
 
@@ -560,8 +562,8 @@ def test_server_summary():
     labels = np.array([0] * 6 + [1] * 6 + [2] * 4)
     dataset = make_dataset(labels, num_classes=3)
     partition = partition_from_clients([np.arange(6), np.array([6, 7])])
-    found = make_server_data("clients", dataset, partition, 0, {"clients": 1, "per_client": 6})
-    summary = found.summarize(dataset, partition, None)
+    actual = make_server_data("clients", dataset, partition, 0, {"clients": 1, "per_client": 6})
+    summary = actual.summarize(dataset, partition, None)
     assert summary.num_examples == summary.class_max == 6
     assert (summary.num_present, summary.num_classes, summary.class_min) == (1, 3, 0)
     assert summary.class_distance == pytest.approx(0.25) and summary.font is None

@@ -182,24 +182,24 @@ def test_cinic10(tmp_path, monkeypatch):
 
 def arrays(**changes):
     rng = np.random.default_rng(0)
-    given = {
+    arguments = {
         "train_images": rng.integers(0, 256, (8, 5, 4, 3), np.uint8),
         "train_labels": np.arange(8) % 3,
         "test_images": rng.integers(0, 256, (4, 5, 4, 3), np.uint8),
         "test_labels": np.arange(4) % 3,
     }
-    return given | changes
+    return arguments | changes
 
 
 def test_arrays_are_stored():
-    given = arrays()
-    dataset = dataset_from_arrays(**given, num_classes=5)
-    np.testing.assert_array_equal(dataset.train_images, given["train_images"])
-    assert dataset.num_classes == 5 and dataset_from_arrays(**given).num_classes == 3
+    arguments = arrays()
+    dataset = dataset_from_arrays(**arguments, num_classes=5)
+    np.testing.assert_array_equal(dataset.train_images, arguments["train_images"])
+    assert dataset.num_classes == 5 and dataset_from_arrays(**arguments).num_classes == 3
     assert dataset.train_labels.dtype == np.int32
     with pytest.raises(ValueError, match="read-only"):
         dataset.train_images[0] = 0
-    given["train_images"][0] += 1  # the user's own array stays writable
+    arguments["train_images"][0] += 1  # the user's own array stays writable
     wide = dataset_from_arrays(**arrays(train_images=arrays()["train_images"].astype(np.int64)))
     np.testing.assert_array_equal(wide.train_images, arrays()["train_images"])
     assert wide.train_images.dtype == np.uint8
@@ -238,7 +238,7 @@ DOMAINS = {"train_domains": np.arange(8) % 2, "test_domains": np.arange(4)[::-1]
 
 
 def test_domains_enter_digest():
-    plain, dataset = (dataset_from_arrays(**arrays(**given)) for given in ({}, DOMAINS))
+    plain, dataset = (dataset_from_arrays(**arrays(**arguments)) for arguments in ({}, DOMAINS))
     assert plain.train_domains is None and plain.domain_names == ()
     assert dataset.domain_names == ("0", "1") and "2 domains" in repr(dataset)
     assert dataset.train_domains.dtype == dataset.test_domains.dtype == np.int32
@@ -408,7 +408,7 @@ def test_16_bit_folders_are_scaled(colour, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "arguments",
     [
         *({"size": size} for size in (True, 0, -1, 2.5, "32", (8,), (8, True), 10**9, [1, 2, 3])),
         *({name: value} for name in ("colour", "use_valid") for value in ("yes", 1, None)),
@@ -416,10 +416,10 @@ def test_16_bit_folders_are_scaled(colour, tmp_path):
     ],
     ids=str,
 )
-def test_image_folder_rejects_invalid_arguments(given, tmp_path):
-    (name, value) = next(iter(given.items()))
+def test_image_folder_rejects_invalid_arguments(arguments, tmp_path):
+    (name, value) = next(iter(arguments.items()))
     with pytest.raises(ConfigError, match=f"{name} = ") as error:
-        load_image_folder(**{"path": tmp_path, **given})
+        load_image_folder(**{"path": tmp_path, **arguments})
     assert repr(value) in str(error.value) and "\n" not in str(error.value)
 
 

@@ -15,8 +15,8 @@ NAN = math.nan
 
 
 def test_rolling_mean_skips_nan():
-    found = rolling_mean(np.array([NAN, 1.0, NAN, NAN, 3.0, 8.0]), 2)
-    np.testing.assert_array_equal(found, [NAN, 1.0, NAN, NAN, 2.0, 5.5])
+    actual = rolling_mean(np.array([NAN, 1.0, NAN, NAN, 3.0, 8.0]), 2)
+    np.testing.assert_array_equal(actual, [NAN, 1.0, NAN, NAN, 2.0, 5.5])
 
 
 def test_rolling_mean_matches_pandas():

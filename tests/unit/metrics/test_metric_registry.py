@@ -97,8 +97,8 @@ def test_metrics_match_numpy(count, blocks):
     plan = make_execution_plan(1, 1, mesh_axis=None, blocks=blocks)
     variables = model.init(jax.random.key(0))
     data = place_evaluation_set(plan, logits[:, None, :, None], labels)
-    found = jax.jit(lambda v, d: evaluate(task, plan, v, d, metrics=parse_metrics(OF_EXAMPLES)))
-    measured = found(variables, data).metrics
+    actual = jax.jit(lambda v, d: evaluate(task, plan, v, d, metrics=parse_metrics(OF_EXAMPLES)))
+    measured = actual(variables, data).metrics
     expected = measured_of(logits.astype(np.float64), labels)
     assert measured.keys() == expected.keys()
     for name, value in expected.items():
@@ -106,24 +106,24 @@ def test_metrics_match_numpy(count, blocks):
     bad = logits.copy()
     bad[count // 2, 1] = np.inf
     data = place_evaluation_set(plan, bad[:, None, :, None], labels)
-    lost = found(variables, data).metrics
+    lost = actual(variables, data).metrics
     assert np.isnan(lost["macro_f1"]) and np.isnan(lost["calibration_error"])
 
 
 def test_metrics_of_run_match_model():
-    made = run_spec(make_spec(rounds=6, eval_every=2, metrics=OF_EXAMPLES, hp={"local_lr": 0.2}))
-    expected = measured_of(final_model_logits(made, DATA), DATA.test_labels)
+    result = run_spec(make_spec(rounds=6, eval_every=2, metrics=OF_EXAMPLES, hp={"local_lr": 0.2}))
+    expected = measured_of(final_model_logits(result, DATA), DATA.test_labels)
     for name, value in expected.items():
-        curve = made.metrics[name]
+        curve = result.metrics[name]
         assert curve.shape == (6, *np.shape(value))
         np.testing.assert_allclose(curve[-1], value, rtol=1e-4, atol=1e-5, err_msg=name)
         assert np.isnan(curve[0]).all()  # before the first evaluation
     for name in ("macro_f1", "calibration_error"):
-        mean = np.mean(made.metrics[name][-5:])
-        assert made.summary[f"final_{name}"] == pytest.approx(mean)
-    found = made.model().evaluate(DATA.test_images, DATA.test_labels)
+        mean = np.mean(result.metrics[name][-5:])
+        assert result.summary[f"final_{name}"] == pytest.approx(mean)
+    actual = result.model().evaluate(DATA.test_images, DATA.test_labels)
     for name, value in expected.items():
-        np.testing.assert_allclose(getattr(found, name), value, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(getattr(actual, name), value, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["fedavg", *map(slow_case, ("dynafed", "scaffold", "fedaf"))])
@@ -164,7 +164,7 @@ def test_compute_fairness():
     table[0, :9] = np.nan
     table[1] = np.nan
     table[2] = 0.4
-    found = compute_fairness(table)
+    actual = compute_fairness(table)
     for r in (0, 2, 3):
         known = [a for a in table[r] if not np.isnan(a)]
         worst = sorted(known)[: max(1, len(known) // 10)]
@@ -175,20 +175,20 @@ def test_compute_fairness():
             "accuracy_gini": np.mean(pairs) / (2 * np.mean(known)),
         }
         for name, value in expected.items():
-            np.testing.assert_allclose(found[name][r], value, atol=1e-12, err_msg=name)
-        assert found["worst_decile"][r] == worst_decile(table[r])
-    assert all(np.isnan(values[1]) for values in found.values())
+            np.testing.assert_allclose(actual[name][r], value, atol=1e-12, err_msg=name)
+        assert actual["worst_decile"][r] == worst_decile(table[r])
+    assert all(np.isnan(values[1]) for values in actual.values())
     assert compute_fairness(np.zeros((1, 3)))["accuracy_gini"][0] == 0
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedamp"])
 def test_fairness_of_run(name):
     settings = {"rounds": 3, "client_tests": True, "test_per_client": 6}
-    made = run_spec(make_spec(name, **settings, metrics="fairness"))
-    expected = compute_fairness(made.metrics["client_accuracy"])
+    result = run_spec(make_spec(name, **settings, metrics="fairness"))
+    expected = compute_fairness(result.metrics["client_accuracy"])
     for curve, values in expected.items():
-        np.testing.assert_allclose(made.metrics[curve], values, rtol=1e-6)
-        assert made.summary[f"final_{curve}"] == pytest.approx(np.mean(values), rel=1e-5)
+        np.testing.assert_allclose(result.metrics[curve], values, rtol=1e-6)
+        assert result.summary[f"final_{curve}"] == pytest.approx(np.mean(values), rel=1e-5)
 
 
 # --- of what they send ---------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def test_drift_matches_client_updates(averaging, tmp_path):
     path = str(first.save_model(tmp_path / "first.msgpack"))
     settings |= {"local_epochs": 3, "init_from": path}
     spec = make_spec(**settings, num_clients=4, averaging=averaging, metrics="drift")
-    made = run_spec(spec, partition=partition_from_clients(owners))
+    result = run_spec(spec, partition=partition_from_clients(owners))
     begun = np.concatenate([np.ravel(a) for a in jax.tree.leaves(first.model().variables)])
     sent = []
     for own in owners[:3]:
@@ -217,16 +217,16 @@ def test_drift_matches_client_updates(averaging, tmp_path):
     norm = np.linalg.norm(mean)
     cosines = [d @ mean / np.linalg.norm(d) / norm for d in sent]
     distance = np.sqrt(weights @ [np.sum((d - mean) ** 2) for d in sent]) / norm
-    np.testing.assert_allclose(made.metrics["drift_cosine"], weights @ cosines, rtol=1e-4)
-    np.testing.assert_allclose(made.metrics["drift_distance"], distance, rtol=1e-3)
-    assert 0.1 < made.metrics["drift_cosine"][0] < 0.999
+    np.testing.assert_allclose(result.metrics["drift_cosine"], weights @ cosines, rtol=1e-4)
+    np.testing.assert_allclose(result.metrics["drift_distance"], distance, rtol=1e-3)
+    assert 0.1 < result.metrics["drift_cosine"][0] < 0.999
 
 
 def test_drift_of_one_client():
-    made = run_spec(make_spec(rounds=3, num_clients=6, participation=1 / 6, metrics="drift"))
-    np.testing.assert_allclose(made.metrics["drift_cosine"], 1, rtol=1e-4)
+    result = run_spec(make_spec(rounds=3, num_clients=6, participation=1 / 6, metrics="drift"))
+    np.testing.assert_allclose(result.metrics["drift_cosine"], 1, rtol=1e-4)
     # The root of a difference of two numbers that are equal to rounding.
-    np.testing.assert_allclose(made.metrics["drift_distance"], 0, atol=1e-2)
+    np.testing.assert_allclose(result.metrics["drift_distance"], 0, atol=1e-2)
 
 
 DRIFT_METHODS = (
@@ -238,11 +238,11 @@ DRIFT_METHODS = (
 @pytest.mark.parametrize("name", ["scaffold", *map(slow_case, DRIFT_METHODS)])
 def test_drift_of_methods(name):
     plain = run_spec(make_spec(name, rounds=5))
-    made = run_spec(make_spec(name, rounds=5, metrics="drift"))
-    cosine = made.metrics["drift_cosine"]
+    result = run_spec(make_spec(name, rounds=5, metrics="drift"))
+    cosine = result.metrics["drift_cosine"]
     assert np.isfinite(cosine).all() and (cosine <= 1 + 1e-5).all()
-    assert (made.metrics["drift_distance"] >= 0).all()
-    losses = made.metrics["test_loss"], plain.metrics["test_loss"]
+    assert (result.metrics["drift_distance"] >= 0).all()
+    losses = result.metrics["test_loss"], plain.metrics["test_loss"]
     np.testing.assert_allclose(*losses, rtol=1e-4, atol=1e-5)
 
 
@@ -255,12 +255,12 @@ def test_user_metric(tmp_path):
         return {"right": ((best == labels[:, None]).any(1) * known).sum(), "seen": known.sum()}
 
     register_metric("top_two", top_two, lambda sums: {"top2": sums["right"] / sums["seen"]})
-    made = run_spec(make_spec(rounds=5, metrics=["top_two", "macro_f1"]))
-    best = np.argsort(-final_model_logits(made, DATA), 1)[:, :2]
+    result = run_spec(make_spec(rounds=5, metrics=["top_two", "macro_f1"]))
+    best = np.argsort(-final_model_logits(result, DATA), 1)[:, :2]
     expected = np.mean([label in two for two, label in zip(best, DATA.test_labels, strict=True)])
-    assert made.metrics["top2"][-1] == pytest.approx(expected, abs=1e-6)
-    assert made.spec.metrics == "top_two, macro_f1"
-    assert made.digest() != run_spec(make_spec(rounds=5)).digest()
+    assert result.metrics["top2"][-1] == pytest.approx(expected, abs=1e-6)
+    assert result.spec.metrics == "top_two, macro_f1"
+    assert result.digest() != run_spec(make_spec(rounds=5)).digest()
 
 
 @pytest.mark.parametrize(
@@ -313,11 +313,11 @@ def test_metrics_in_digest():
 
 def test_metrics_with_domains():
     data = make_domains_dataset()
-    made = simulate(make_spec(rounds=5, metrics="confusion"), dataset=data)
-    table = made.metrics["confusion"][-1]
+    result = simulate(make_spec(rounds=5, metrics="confusion"), dataset=data)
+    table = result.metrics["confusion"][-1]
     assert table.sum() == len(data.test_labels)
     share = np.diagonal(table).sum() / table.sum()
-    assert share == pytest.approx(made.metrics["test_accuracy"][-1])
+    assert share == pytest.approx(result.metrics["test_accuracy"][-1])
 
 
 # --- declarations --------------------------------------------------------------------------------
@@ -362,10 +362,10 @@ def test_declared_values_are_returned():
 
 def test_every_metric_is_declared():
     metrics = ", ".join(METRICS)
-    made = run_spec(make_spec(rounds=2, metrics=metrics, client_tests=True, test_per_client=6))
-    for name in made.metrics:
+    result = run_spec(make_spec(rounds=2, metrics=metrics, client_tests=True, test_per_client=6))
+    for name in result.metrics:
         assert get_metric_info(name).label, name
-    numbers = {name for name, value in made.summary.items() if type(value) is float}
+    numbers = {name for name, value in result.summary.items() if type(value) is float}
     of_methods = {*GRADIENT_GAP_NAMES, "objective", "objective_gradient", "collaboration"}
     of_methods |= {"matching_loss", "synthesis_step_size", "condensed_images", "epsilon"}
     for name in numbers | of_methods:

@@ -57,12 +57,12 @@ def exact_p(difference):
 def test_wilcoxon_exact_p_value():
     a = np.array([0.80, 0.75, 0.90, 0.60, 0.85, 0.70])
     b = a - np.array([0.01, 0.02, 0.03, -0.04, 0.05, 0.06])
-    found = wilcoxon(a, b)
+    actual = wilcoxon(a, b)
     # Of 64 signs, those whose smaller rank sum is at most 4: 1 + 1 + 1 + 2 + 2 on either side.
-    assert found.p_value == pytest.approx(14 / 64) == exact_p(a - b)
-    assert (found.statistic, found.num_pairs, found.num_ties) == (4, 6, 0)
-    assert found.median_difference == pytest.approx(0.025)
-    assert wilcoxon(b, a).p_value == found.p_value
+    assert actual.p_value == pytest.approx(14 / 64) == exact_p(a - b)
+    assert (actual.statistic, actual.num_pairs, actual.num_ties) == (4, 6, 0)
+    assert actual.median_difference == pytest.approx(0.025)
+    assert wilcoxon(b, a).p_value == actual.p_value
     assert wilcoxon(a, b, alternative="greater").p_value == pytest.approx(7 / 64)
     assert wilcoxon(a, b, alternative="less").p_value == pytest.approx(1 - 5 / 64)
 
@@ -72,16 +72,16 @@ def test_wilcoxon_exact_p_value():
 @pytest.mark.parametrize("num_clients", [1, 8, 62])
 def test_wilcoxon_of_equal_methods(num_clients, alternative, zero_method):
     a = np.random.default_rng(0).random(num_clients)
-    found = wilcoxon(a, a.copy(), alternative=alternative, zero_method=zero_method)
-    assert (found.p_value, found.num_ties) == (1.0, num_clients)
+    actual = wilcoxon(a, a.copy(), alternative=alternative, zero_method=zero_method)
+    assert (actual.p_value, actual.num_ties) == (1.0, num_clients)
 
 
 def test_wilcoxon_zero_methods():
     a = np.linspace(0.5, 0.9, 8)
     b = a - np.array([0, 0.01, 0.02, 0.03, 0, 0.04, 0.05, 0.06])
-    found = wilcoxon(a, b)
-    assert (found.num_pairs, found.num_ties, found.statistic) == (8, 2, 0)
-    assert found.p_value == pytest.approx(2 / 2**6)
+    actual = wilcoxon(a, b)
+    assert (actual.num_pairs, actual.num_ties, actual.statistic) == (8, 2, 0)
+    assert actual.p_value == pytest.approx(2 / 2**6)
     # Ranked too, the two have 1.5 each, one on either side.
     assert wilcoxon(a, b, zero_method="zsplit").statistic == 1.5
 
@@ -108,13 +108,13 @@ def test_wilcoxon_skips_nan():
 
 def test_group_contrast():
     weights = np.array([[0.5, 0.3, 0.2], [0.4, 0.6, 0.0], [0.1, 0.1, 0.8]])
-    found = compute_group_contrast(weights, np.array([7, 7, 2]))  # any names, not only 0, 1, 2
-    assert found.inside == pytest.approx((0.3 + 0.4) / 2)
-    assert found.between == pytest.approx((0.2 + 0.0 + 0.1 + 0.1) / 4)
-    assert found.ratio == pytest.approx(0.35 / 0.1)
-    assert found.own == pytest.approx((0.5 + 0.6 + 0.8) / 3)
+    actual = compute_group_contrast(weights, np.array([7, 7, 2]))  # any names, not only 0, 1, 2
+    assert actual.inside == pytest.approx((0.3 + 0.4) / 2)
+    assert actual.between == pytest.approx((0.2 + 0.0 + 0.1 + 0.1) / 4)
+    assert actual.ratio == pytest.approx(0.35 / 0.1)
+    assert actual.own == pytest.approx((0.5 + 0.6 + 0.8) / 3)
     reversed_groups = compute_group_contrast(weights[::-1, ::-1], np.array(["b", "a", "a"]))
-    assert reversed_groups == pytest.approx(found)
+    assert reversed_groups == pytest.approx(actual)
 
 
 def test_group_contrast_without_pairs():
@@ -128,10 +128,10 @@ def test_group_contrast_without_pairs():
 
 def test_group_weights():
     weights = np.array([[0.5, 0.3, 0.2], [0.4, 0.6, 0.0], [0.1, 0.3, 0.6]])
-    found = compute_group_weights(weights, np.array([7, 7, 2]))
-    assert found.names.tolist() == [7, 2]
-    np.testing.assert_allclose(found.weights, [[0.35, 0.1], [0.2, np.nan]])
-    np.testing.assert_allclose(found.ratios, [3.5, np.nan])  # one client has no other
+    actual = compute_group_weights(weights, np.array([7, 7, 2]))
+    assert actual.names.tolist() == [7, 2]
+    np.testing.assert_allclose(actual.weights, [[0.35, 0.1], [0.2, np.nan]])
+    np.testing.assert_allclose(actual.ratios, [3.5, np.nan])  # one client has no other
 
 
 def test_group_weight_ratios():

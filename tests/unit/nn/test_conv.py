@@ -75,8 +75,8 @@ def convolution(shape, impl="auto"):
     return lambda x, kernel: conv2d(x, kernel, padding, impl, stride)
 
 
-def assert_close(found, expected, tolerance=1e-5):
-    for one, other in zip(found, expected, strict=True):
+def assert_close(actual, expected, tolerance=1e-5):
+    for one, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * np.abs(other).max())
 
 
@@ -94,8 +94,8 @@ def test_conv2d_is_bilinear(shape):
     f = convolution(shape)
     x, kernel, cotangent = drawn(shape)
     dx, dkernel, dcotangent = (array[::-1] for array in drawn(shape))
-    found = jax.jvp(f, (x, kernel), (dx, dkernel))[1]
-    assert_close([found], [f(dx, kernel) + f(x, dkernel)])
+    actual = jax.jvp(f, (x, kernel), (dx, dkernel))[1]
+    assert_close([actual], [f(dx, kernel) + f(x, dkernel)])
 
     def gradients(x, kernel, cotangent):
         return jax.vjp(f, x, kernel)[1](cotangent)
@@ -162,21 +162,21 @@ def test_conv2d_under_vmap(shape, axes):
     mapped = jax.jit(jax.vmap(outcome, in_axes=axes))(*operands)
     for n in range(number):
         alone = jax.jit(outcome)(*(one(a, axis, n) for a, axis in zip(operands, axes, strict=True)))
-        found = jax.tree.map(lambda leaf, n=n: leaf[n], mapped)
+        actual = jax.tree.map(lambda leaf, n=n: leaf[n], mapped)
         if axes[1] is None:
-            assert_close(*map(jax.tree.leaves, (found, alone)))
+            assert_close(*map(jax.tree.leaves, (actual, alone)))
         else:
-            jax.tree.map(np.testing.assert_array_equal, found, alone)
+            jax.tree.map(np.testing.assert_array_equal, actual, alone)
 
 
 def test_conv2d_under_two_vmaps():
     shape = SHAPES[2]
     x, kernel, _ = drawn(shape)
     kernels = np.stack([[kernel, 2 * kernel, 3 * kernel], [4 * kernel, 5 * kernel, 6 * kernel]])
-    found = jax.vmap(jax.vmap(convolution(shape), (None, 0)), (None, 0))(x, kernels)
+    actual = jax.vmap(jax.vmap(convolution(shape), (None, 0)), (None, 0))(x, kernels)
     f = convolution(shape)
     alone = jax.lax.map(lambda kernel: f(x, kernel), kernels.reshape(6, *kernel.shape))
-    np.testing.assert_array_equal(found.reshape(alone.shape), alone)
+    np.testing.assert_array_equal(actual.reshape(alone.shape), alone)
 
 
 def test_float64_and_bfloat16():
@@ -218,8 +218,8 @@ def test_conv2d_without_jit():
 
     expected = value_and_gradient()
     with jax.disable_jit():
-        found = value_and_gradient()
-    for one, other in zip(found, expected, strict=True):
+        actual = value_and_gradient()
+    for one, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-4)
 
 
@@ -245,10 +245,12 @@ def test_lanes_of_all_impls_and_platforms(shape, impl, platform):
     """A CPU can run what is made for others; barriers are for CPUs alone."""
     scales = np.float32([1, -0.5, 3])[:, None, None, None, None]
     x, kernel, cotangent = (scales * array for array in drawn(shape))
-    given = ((x, kernel), (cotangent, kernel), (x, cotangent))
-    made = [lowered(*each, shape, impl, platform) for each in zip(PRODUCTS, given, strict=True)]
-    for (found, text), exact in zip(made, products_in_float64(shape), strict=True):
-        for lane, scale in zip(found, scales.ravel(), strict=True):
+    arguments = ((x, kernel), (cotangent, kernel), (x, cotangent))
+    result = [
+        lowered(*each, shape, impl, platform) for each in zip(PRODUCTS, arguments, strict=True)
+    ]
+    for (actual, text), exact in zip(result, products_in_float64(shape), strict=True):
+        for lane, scale in zip(actual, scales.ravel(), strict=True):
             assert_close([lane], [exact * scale**2])
         if platform != "cpu":
             assert "optimization_barrier" not in text

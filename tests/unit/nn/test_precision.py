@@ -86,8 +86,8 @@ def test_matmul_precision():
         assert len(equations) >= 4
         for equation in equations:
             of = equation.params.get("of")
-            found = of.precision if of else str(equation.params["precision"][0])
-            assert found in (name, {"HIGHEST": "float32", "HIGH": "tensorfloat32"}[name])
+            actual = of.precision if of else str(equation.params["precision"][0])
+            assert actual in (name, {"HIGHEST": "float32", "HIGH": "tensorfloat32"}[name])
 
 
 def test_configure_compute_without_options():

@@ -87,11 +87,11 @@ def test_flax_model_matches_module(train):
     def by_model(params):
         return model.apply({**variables, "params": params}, IMAGES, train=train)
 
-    found, wanted = (
+    actual, wanted = (
         jax.jit(jax.value_and_grad(partial(loss, apply=apply), has_aux=True))(variables["params"])
         for apply in (by_model, by_flax)
     )
-    assert_trees_all_close(found, wanted, rtol=2e-5, atol=2e-5)
+    assert_trees_all_close(actual, wanted, rtol=2e-5, atol=2e-5)
 
 
 def test_flax_convolutions_use_conv2d():

@@ -22,8 +22,8 @@ class Listener:
         self.then(now)
 
     def curves(self, name):
-        told = [new for _, _, new, *_ in self.told[name]]
-        return {metric: np.concatenate([new[metric] for new in told]) for metric in told[0]}
+        records = [new for _, _, new, *_ in self.told[name]]
+        return {metric: np.concatenate([new[metric] for new in records]) for metric in records[0]}
 
 
 METHODS = ["fedavg", *map(slow_case, ("feddm", "dynafed", "fedgen", "fedmix"))]
@@ -39,24 +39,24 @@ def test_callbacks_receive_all_metrics_once(name, short_chunks, tmp_path):
             accuracies[now.done] = tested.accuracy
 
     listener = Listener(tests_the_model)
-    made = run_spec(make_spec(name), callbacks=[listener], output_dir=tmp_path)
-    assert_results_equal(made, run_spec(make_spec(name)))
+    result = run_spec(make_spec(name), callbacks=[listener], output_dir=tmp_path)
+    assert_results_equal(result, run_spec(make_spec(name)))
     (digest,) = listener.told
-    assert digest == made.digest() and (tmp_path / f"{digest}.json").exists()
-    told = listener.told[digest]
-    phases, rounds = [each[0] for each in told], [each[1] for each in told]
+    assert digest == result.digest() and (tmp_path / f"{digest}.json").exists()
+    records = listener.told[digest]
+    phases, rounds = [each[0] for each in records], [each[1] for each in records]
     assert phases[0] == "start" and phases[-1] == "end" and phases.count("start") == 1
     work = {phase for phase in phases if phase not in ("start", "rounds", "end")}
     assert bool(work) == (name == "dynafed")
     assert rounds[0] == 0 and rounds[-1] == 9 and rounds == sorted(rounds)
     for metric, values in listener.curves(digest).items():
-        np.testing.assert_array_equal(values, made.metrics[metric], err_msg=metric)
-    for _, done, _, up, down in told:
-        assert up == made.metrics["bytes_up"][:done].sum()
-        assert down == made.metrics["bytes_down"][:done].sum()
+        np.testing.assert_array_equal(values, result.metrics[metric], err_msg=metric)
+    for _, done, _, up, down in records:
+        assert up == result.metrics["bytes_up"][:done].sum()
+        assert down == result.metrics["bytes_down"][:done].sum()
     assert len(accuracies) >= 3
     for done, accuracy in accuracies.items():
-        measured = made.metrics["test_accuracy"][done - 1]
+        measured = result.metrics["test_accuracy"][done - 1]
         assert accuracy == pytest.approx(float(measured), abs=1e-6)
 
 
@@ -68,25 +68,25 @@ def test_callback_stops_a_resumable_run(short_chunks, tmp_path):
             now.stop("seen\nenough")
 
     later = Listener()
-    made = run_spec(make_spec("scaffold"), callbacks=[ends, later], output_dir=tmp_path)
-    end = made.summary["rounds"]
-    told = {"why": "callback", "round": end, "reason": made.summary["stopped_early"]["reason"]}
-    assert 4 <= end < 9 and made.summary["stopped_early"] == told
-    assert told["reason"].startswith("seen") and "\n" not in told["reason"]
-    assert [each[0] for each in later.told[made.digest()]][-1] == "end"
+    result = run_spec(make_spec("scaffold"), callbacks=[ends, later], output_dir=tmp_path)
+    end = result.summary["rounds"]
+    entries = {"why": "callback", "round": end, "reason": result.summary["stopped_early"]["reason"]}
+    assert 4 <= end < 9 and result.summary["stopped_early"] == entries
+    assert entries["reason"].startswith("seen") and "\n" not in entries["reason"]
+    assert [each[0] for each in later.told[result.digest()]][-1] == "end"
     for name, values in whole.metrics.items():
-        np.testing.assert_array_equal(made.metrics[name][:end], values[:end], err_msg=name)
-    assert np.isnan(made.metrics["test_accuracy"][end:]).all()
-    assert not made.summary["diverged"] and not made.metrics["bytes_up"][end:].any()
+        np.testing.assert_array_equal(result.metrics[name][:end], values[:end], err_msg=name)
+    assert np.isnan(result.metrics["test_accuracy"][end:]).all()
+    assert not result.summary["diverged"] and not result.metrics["bytes_up"][end:].any()
     assert_results_equal(run_spec(make_spec("scaffold"), output_dir=tmp_path, resume=True), whole)
     assert not (tmp_path / "checkpoint.npz").exists()
 
 
 def test_stop_before_the_first_round_has_a_result():
-    made = run_spec(make_spec(), callbacks=[lambda now: now.stop("not today")])
-    assert made.summary["rounds"] == 0 and made.summary["final_accuracy"] is None
-    assert made.summary["best_accuracy"] is None and not made.summary["diverged"]
-    assert made.model().evaluate(make_user_dataset().test_images, make_user_dataset().test_labels)
+    result = run_spec(make_spec(), callbacks=[lambda now: now.stop("not today")])
+    assert result.summary["rounds"] == 0 and result.summary["final_accuracy"] is None
+    assert result.summary["best_accuracy"] is None and not result.summary["diverged"]
+    assert result.model().evaluate(make_user_dataset().test_images, make_user_dataset().test_labels)
 
 
 def test_callback_error_is_noted_and_leaves_checkpoint(short_chunks, tmp_path):
@@ -106,8 +106,8 @@ def test_callback_error_is_noted_and_leaves_checkpoint(short_chunks, tmp_path):
         run_spec(make_spec(), callbacks=[again], output_dir=tmp_path, resume=True),
         run_spec(make_spec()),
     )
-    (told,) = again.told.values()
-    assert told[0][:2] == ("start", before) and len(told[0][2]["train_loss"]) == before >= 4
+    (entries,) = again.told.values()
+    assert entries[0][:2] == ("start", before) and len(entries[0][2]["train_loss"]) == before >= 4
 
 
 @pytest.mark.parametrize(
@@ -135,17 +135,17 @@ def test_sweep_callbacks_receive_every_run(width, short_chunks, tmp_path):
     specs = [make_spec(seed=seed, rounds=16) for seed in range(3)]
     specs += [make_spec(seed=seed, rounds=16, patience=1) for seed in range(3, 5)]
     placement = {"width": width, "spread": "runs", "lanes": 1}
-    made = run_sweep(specs, tmp_path, callbacks=[listener], **placement)
-    assert listener.told.keys() == {result.digest() for result in made.results}
-    for result in made.results:
-        rounds, told = result.summary["rounds"], listener.told[result.digest()]
-        assert told[-1][0] == "end" and [each[0] for each in told].count("end") == 1
-        starts = [at for at, each in enumerate(told) if each[0] == "start"]
+    sweep_result = run_sweep(specs, tmp_path, callbacks=[listener], **placement)
+    assert listener.told.keys() == {result.digest() for result in sweep_result.results}
+    for result in sweep_result.results:
+        rounds, records = result.summary["rounds"], listener.told[result.digest()]
+        assert records[-1][0] == "end" and [each[0] for each in records].count("end") == 1
+        starts = [at for at, each in enumerate(records) if each[0] == "start"]
         known = 0
-        for at, (_, done, new, *_) in enumerate(told):
+        for at, (_, done, new, *_) in enumerate(records):
             assert len(new["train_loss"]) == done - (0 if at in starts else known)
             known = done
-        last = told[starts[-1] :]
+        last = records[starts[-1] :]
         curve = np.concatenate([new["train_loss"] for _, _, new, *_ in last])
         np.testing.assert_array_equal(curve, result.metrics["train_loss"][:rounds])
         why = result.summary.get("stopped_early", {}).get("why")
@@ -167,8 +167,8 @@ def test_callback_error_ends_a_resumable_sweep(short_chunks, tmp_path):
     assert list((tmp_path / "unfinished").glob("*/checkpoint.npz"))
     rounds = Listener()
     run_sweep(specs, tmp_path, callbacks=[rounds])
-    assert min(told[0][1] for told in rounds.told.values()) >= 0
-    assert max(told[0][1] for told in rounds.told.values()) >= 4
+    assert min(records[0][1] for records in rounds.told.values()) >= 0
+    assert max(records[0][1] for records in rounds.told.values()) >= 4
 
 
 # --- as a loop --------------------------------------------------------------------------------
@@ -196,11 +196,11 @@ def test_left_loop_leaves_a_checkpoint(takes_result, short_chunks, tmp_path):
             break
     assert (tmp_path / "checkpoint.npz").exists() and not list(tmp_path.glob("*.json"))
     if takes_result:  # the run ends here
-        made, end = session.result(), now.done
-        assert made.summary["stopped_early"]["round"] == made.summary["rounds"] == end < 9
+        result, end = session.result(), now.done
+        assert result.summary["stopped_early"]["round"] == result.summary["rounds"] == end < 9
         for name, values in whole.metrics.items():
-            np.testing.assert_array_equal(made.metrics[name][:end], values[:end], err_msg=name)
-        assert not list(session.rounds()) and session.result() is made
+            np.testing.assert_array_equal(result.metrics[name][:end], values[:end], err_msg=name)
+        assert not list(session.rounds()) and session.result() is result
     assert_results_equal(run_spec(make_spec(), output_dir=tmp_path, resume=True), whole)
     if not takes_result:  # the loop may continue
         assert [now.done for now in session.rounds()][-1] == 9

@@ -56,7 +56,7 @@ def draw_case(rng):
     return np.where(due, accuracies, np.nan).astype(np.float32), due, rules
 
 
-def given(rules):
+def drop_unset(rules):
     return {name: value for name, value in rules.items() if value is not None}
 
 
@@ -64,9 +64,9 @@ def test_rules_match_reference_on_random_curves():
     rng, ends = np.random.default_rng(0), 0
     for _ in range(2000):
         accuracies, _, rules = draw_case(rng)
-        found = evaluate_rules(RunSpec(**rules), accuracies).early_stop
-        expected = find_end(accuracies, **given(rules))
-        assert (None if found is None else found.round) == expected
+        actual = evaluate_rules(RunSpec(**rules), accuracies).early_stop
+        expected = find_end(accuracies, **drop_unset(rules))
+        assert (None if actual is None else actual.round) == expected
         ends += expected is not None
     assert 500 < ends < 1900
 
@@ -78,7 +78,7 @@ def test_chunks_end_where_a_rule_could_end_the_run():
         accuracies, due, rules = draw_case(rng)
         settings = RunSpec(**rules, rounds=ROUNDS)
         scheduler = SimpleNamespace(is_eval_round=due.__getitem__)
-        last = find_end(accuracies, **given(rules)) or ROUNDS
+        last = find_end(accuracies, **drop_unset(rules)) or ROUNDS
         for done in range(last):
             count = count_rounds_until_rule(settings, scheduler, accuracies[:done])
             assert 1 <= count <= last - done
@@ -86,7 +86,9 @@ def test_chunks_end_where_a_rule_could_end_the_run():
             if begun and (rules["target_accuracy"] or rules["patience"]):
                 flat = np.where(due, np.where(np.arange(ROUNDS) < done, accuracies, 0), np.nan)
                 best = np.where(due, np.where(np.arange(ROUNDS) < done, accuracies, 1), np.nan)
-                soonest = [find_end(a.astype(np.float32), **given(rules)) for a in (flat, best)]
+                soonest = [
+                    find_end(a.astype(np.float32), **drop_unset(rules)) for a in (flat, best)
+                ]
                 assert done + count == min([end for end in soonest if end] or [ROUNDS])
                 checked += 1
     assert checked > 1000
@@ -108,29 +110,29 @@ def test_stopped_run_is_a_prefix_of_the_whole_run(case):
     name, rules = CASES[case]
     kept = {"eval_every": rules["eval_every"]} if "eval_every" in rules else {}
     whole = run_spec(make_spec(name, rounds=ROUNDS, **kept))
-    made = run_spec(make_spec(name, rounds=ROUNDS, **rules))
+    result = run_spec(make_spec(name, rounds=ROUNDS, **rules))
     curve = "mean_client_accuracy" if name == "fedamp" else "test_accuracy"
     end = find_end(whole.metrics[curve], **{k: v for k, v in rules.items() if k != "eval_every"})
     assert end is not None and 1 < end < ROUNDS
     for metric, values in whole.metrics.items():
-        np.testing.assert_array_equal(made.metrics[metric][:end], values[:end], err_msg=metric)
-        after = made.metrics[metric][end:]
+        np.testing.assert_array_equal(result.metrics[metric][:end], values[:end], err_msg=metric)
+        after = result.metrics[metric][end:]
         unsaid = after == 0 if metric in ("bytes_up", "bytes_down", "client_samples") else None
         assert (np.isnan(after) if unsaid is None else unsaid).all(), metric
-    told = made.summary["stopped_early"]
-    assert told["round"] == made.summary["rounds"] == end and told["reason"]
-    assert told["why"] == (
+    entries = result.summary["stopped_early"]
+    assert entries["round"] == result.summary["rounds"] == end and entries["reason"]
+    assert entries["why"] == (
         "target" if "target_accuracy" in rules and len(rules) == 1 else "plateau"
     )
-    assert not made.summary["diverged"] and "stopped_early" not in whole.summary
+    assert not result.summary["diverged"] and "stopped_early" not in whole.summary
     measured = whole.metrics[curve][:end]
     last = measured[np.isfinite(measured)][-5:]
-    final = made.summary["final_client_accuracy" if name == "fedamp" else "final_accuracy"]
+    final = result.summary["final_client_accuracy" if name == "fedamp" else "final_accuracy"]
     assert final == pytest.approx(last.astype(np.float64).mean(), rel=1e-6)
     if name != "fedamp":
-        assert made.summary["last_accuracy"] == last[-1]
+        assert result.summary["last_accuracy"] == last[-1]
         data = make_user_dataset()
-        tested = made.model().evaluate(data.test_images, data.test_labels)
+        tested = result.model().evaluate(data.test_images, data.test_labels)
         assert tested.accuracy == pytest.approx(float(last[-1]), abs=1e-6)
 
 
@@ -194,11 +196,11 @@ def test_parallel_runs_stop_as_single_runs(width, tmp_path, monkeypatch):
     base = make_spec(rounds=ROUNDS)
     specs = [dataclasses.replace(base, seed=s, **rule) for s in range(2) for rule in rules]
     specs = [*specs[2:], base]
-    made = run_sweep(specs, tmp_path, width=width, spread="runs", lanes=1)
+    sweep_result = run_sweep(specs, tmp_path, width=width, spread="runs", lanes=1)
     if width > 1:
         assert sum(starts) > len(specs)  # some went on from where they had waited
     alone = [run_spec(each, lanes=1, devices=1) for each in specs]
-    for one, other in zip(made.results, alone, strict=True):
+    for one, other in zip(sweep_result.results, alone, strict=True):
         assert one.summary["rounds"] == other.summary["rounds"]
         assert one.summary.get("stopped_early") == other.summary.get("stopped_early")
         for name, values in other.metrics.items():

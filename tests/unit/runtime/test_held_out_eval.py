@@ -21,8 +21,8 @@ def run(spec_, **settings):
     return simulate(spec_, dataset=DATA, **settings)
 
 
-def own_accuracy(model, made, h):
-    held = made.held_out.tests.client_indices(h)
+def own_accuracy(model, result, h):
+    held = result.held_out.tests.client_indices(h)
     return model.evaluate(DATA.test_images[held], DATA.test_labels[held]).accuracy
 
 
@@ -30,27 +30,27 @@ def own_accuracy(model, made, h):
     "name", ["fedavg", slow_case("dynafed"), slow_case("scaffold"), slow_case("per_fedavg")]
 )
 def test_accuracy_is_that_of_the_final_model(name):
-    made = run(make_spec(name, **SETTINGS))
-    expected = [own_accuracy(made.model(), made, h) for h in range(2)]
-    np.testing.assert_allclose(made.artifacts["held_out_accuracy"], expected, rtol=1e-6)
-    assert made.summary["held_out_accuracy"] == pytest.approx(np.mean(expected))
-    assert made.artifacts["held_out_tuned_accuracy"].shape == (2,)
+    result = run(make_spec(name, **SETTINGS))
+    expected = [own_accuracy(result.model(), result, h) for h in range(2)]
+    np.testing.assert_allclose(result.artifacts["held_out_accuracy"], expected, rtol=1e-6)
+    assert result.summary["held_out_accuracy"] == pytest.approx(np.mean(expected))
+    assert result.artifacts["held_out_tuned_accuracy"].shape == (2,)
 
 
 @pytest.mark.parametrize("name", ["fedavg", slow_case("fedprox"), slow_case("fedavg_ft")])
 def test_zero_epochs_keep_the_global_model(name):
-    made = run(make_spec(name, **SETTINGS, held_out_epochs=0))
-    received, tuned = (made.artifacts[f"held_out{what}_accuracy"] for what in ("", "_tuned"))
+    result = run(make_spec(name, **SETTINGS, held_out_epochs=0))
+    received, tuned = (result.artifacts[f"held_out{what}_accuracy"] for what in ("", "_tuned"))
     np.testing.assert_array_equal(received, tuned)
 
 
 def test_fine_tuning_is_local_training(tmp_path):
     """Whole batches, so that their order does not matter: a federation of that client alone."""
     settings = {**SETTINGS, "batch_size": 30, "hp": {"local_lr": 0.3}}
-    made = run(make_spec(**settings, held_out_epochs=4))
-    path = str(made.save_model(tmp_path / "model.msgpack"))
+    result = run(make_spec(**settings, held_out_epochs=4))
+    path = str(result.save_model(tmp_path / "model.msgpack"))
     for h in range(2):
-        alone = partition_from_clients([made.held_out.partition.client_indices(h)])
+        alone = partition_from_clients([result.held_out.partition.client_indices(h)])
         own = make_spec(
             rounds=1,
             num_clients=1,
@@ -61,31 +61,31 @@ def test_fine_tuning_is_local_training(tmp_path):
             hp={"local_lr": 0.3},
         )
         tuned = run(own, partition=alone).model()
-        expected = own_accuracy(tuned, made, h)
-        np.testing.assert_allclose(made.artifacts["held_out_tuned_accuracy"][h], expected)
-    tuned = made.artifacts["held_out_tuned_accuracy"]
-    assert not np.array_equal(tuned, made.artifacts["held_out_accuracy"])
+        expected = own_accuracy(tuned, result, h)
+        np.testing.assert_allclose(result.artifacts["held_out_tuned_accuracy"][h], expected)
+    tuned = result.artifacts["held_out_tuned_accuracy"]
+    assert not np.array_equal(tuned, result.artifacts["held_out_accuracy"])
 
 
 def test_held_out_clients_take_no_part():
     """The federation is that of the other clients' data, passed as a partition."""
     held = make_spec(**SETTINGS, partition_seed=7).resolved()
-    made = run(held)
+    result = run(held)
     everyone = build_partition(held, DATA)
-    apart = made.artifacts["held_out_clients"]
+    apart = result.artifacts["held_out_clients"]
     rest = [everyone.client_indices(k) for k in range(6) if k not in apart]
     assert len(rest) == 4 and apart[0] < 3  # not the last ones
     for h, k in enumerate(apart):
         np.testing.assert_array_equal(
-            made.held_out.partition.client_indices(h), everyone.client_indices(k)
+            result.held_out.partition.client_indices(h), everyone.client_indices(k)
         )
     plain = dataclasses.replace(held, held_out_clients=None)
     other = run(plain, partition=partition_from_clients(rest))
     for name, values in other.metrics.items():
-        np.testing.assert_array_equal(made.metrics[name], values, err_msg=name)
-    jax.tree.map(np.testing.assert_array_equal, made.model().variables, other.model().variables)
+        np.testing.assert_array_equal(result.metrics[name], values, err_msg=name)
+    jax.tree.map(np.testing.assert_array_equal, result.model().variables, other.model().variables)
     others = {int(i) for own in rest for i in own}
-    assert not others & set(made.held_out.partition.indices.tolist())
+    assert not others & set(result.held_out.partition.indices.tolist())
 
 
 def test_held_out_clients_of_sweeps_and_user_partitions(tmp_path):
@@ -104,9 +104,9 @@ def test_held_out_clients_of_sweeps_and_user_partitions(tmp_path):
 
 
 def test_client_tests_exclude_held_out_clients():
-    made = run(make_spec(**SETTINGS, client_tests=True))
-    assert made.tests.num_clients == 4 and made.held_out.tests.num_clients == 2
-    assert made.metrics["client_accuracy"].shape == (3, 4)
+    result = run(make_spec(**SETTINGS, client_tests=True))
+    assert result.tests.num_clients == 4 and result.held_out.tests.num_clients == 2
+    assert result.metrics["client_accuracy"].shape == (3, 4)
 
 
 @pytest.mark.parametrize(
@@ -136,5 +136,5 @@ def test_held_out_clients_have_examples():
     with pytest.raises(ConfigError, match="held_out_clients = 2: expected at most 1 of the 2"):
         run(asked, partition=partition_from_clients(clients))
     one = dataclasses.replace(asked, num_clients=5, held_out_clients=1)
-    made = run(one, partition=partition_from_clients(clients))
-    assert made.artifacts["held_out_clients"][0] in (0, 2)
+    result = run(one, partition=partition_from_clients(clients))
+    assert result.artifacts["held_out_clients"][0] in (0, 2)

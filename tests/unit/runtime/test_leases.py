@@ -198,13 +198,13 @@ def test_sigterm_exits_in_order():
 
 
 def test_exit_on_sigterm_keeps_other_handlers(monkeypatch):
-    found = []
-    before = signal.signal(signal.SIGTERM, lambda *_: found.append(True))
+    actual = []
+    before = signal.signal(signal.SIGTERM, lambda *_: actual.append(True))
     try:
         with module.exit_on_sigterm():
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.01)
-        assert found == [True]
+        assert actual == [True]
     finally:
         signal.signal(signal.SIGTERM, before)
 

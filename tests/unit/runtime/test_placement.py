@@ -133,7 +133,7 @@ def choose(num_runs, num_devices, max_parallel=8, utilization=0.97, seconds=None
 
 def test_parallel_runs_are_fewest_for_the_batches():
     examples = {(27, 1, 8): 7, (24, 1, 16): 12, (5, 1, 2): 2}
-    assert all(balance_parallel_runs(*given) == width for given, width in examples.items())
+    assert all(balance_parallel_runs(*arguments) == width for arguments, width in examples.items())
     for count in COUNTS:
         for devices in DEVICES:
             for width in range(1, 17):

@@ -71,11 +71,11 @@ def seeds(part):
 @pytest.mark.parametrize("apart", [False, True])
 def test_tasks_return_the_results_of_a_sweep(tmp_path, apart):
     lines, cluster = [], Tasks(apart=apart)
-    made = sweep_as_tasks(cluster, SPECS, tmp_path, progress=lines.append, **SAME)
+    sweep_result = sweep_as_tasks(cluster, SPECS, tmp_path, progress=lines.append, **SAME)
     assert sorted(map(seeds, cluster.submitted)) == [[0], [1], [2], [3]] and cluster.closed
     assert [line[:5] for line in lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
     assert lines[-1].endswith("; done")
-    assert_all_equal(made.results, sweep(SPECS, progress=None, **SAME).results)
+    assert_all_equal(sweep_result.results, sweep(SPECS, progress=None, **SAME).results)
     assert sorted(load_results(tmp_path)["seed"]) == [0, 1, 2, 3]
     assert not list(tmp_path.glob(".shared*")) and not (tmp_path / "claims").exists()
     again = sweep_as_tasks(Tasks(), SPECS, tmp_path, progress=lines.append, **SAME)
@@ -85,8 +85,8 @@ def test_tasks_return_the_results_of_a_sweep(tmp_path, apart):
 def test_lost_part_is_repeated(tmp_path):
     lines, lost = [], iter([True, False, True])
     cluster = Tasks(lose=lambda part: next(lost, False))
-    made = sweep_as_tasks(cluster, SPECS, tmp_path, progress=lines.append, **SAME)
-    assert all(made.results) and len(cluster.submitted) == 4 + 2
+    sweep_result = sweep_as_tasks(cluster, SPECS, tmp_path, progress=lines.append, **SAME)
+    assert all(sweep_result.results) and len(cluster.submitted) == 4 + 2
     assert sum("a task of 1 runs was lost (the node died): executed again" in s for s in lines) == 2
 
 
@@ -111,8 +111,10 @@ def test_missing_data_is_reported_once(tmp_path, monkeypatch):
     monkeypatch.delenv("CINIC10_DIR", raising=False)
     specs = [RunSpec("fedavg", "cinic10", model="mlp", seed=seed) for seed in (0, 1)]
     lines = []
-    made = sweep_as_tasks(Tasks(), specs, tmp_path, progress=lines.append)
-    assert made.results == [None, None] and set(made.not_run) == {s.digest() for s in specs}
+    sweep_result = sweep_as_tasks(Tasks(), specs, tmp_path, progress=lines.append)
+    assert sweep_result.results == [None, None] and set(sweep_result.not_run) == {
+        s.digest() for s in specs
+    }
     assert sum("not run" in line for line in lines) == 1
 
 
@@ -173,11 +175,11 @@ def test_ray_with_killed_processes(tmp_path):
         killer = threading.Thread(target=kill, daemon=True)
         killer.start()
         began = time.perf_counter()
-        made = sweep_on_ray(specs, tmp_path, progress=lines.append, **SAME)
+        sweep_result = sweep_on_ray(specs, tmp_path, progress=lines.append, **SAME)
         print(f"{time.perf_counter() - began:.1f} s, killed {len(killed)}")
     finally:
         ray.shutdown()
     assert sum("executed again" in line for line in lines) == len(killed) > 0
     assert sorted(load_results(tmp_path)["seed"]) == list(range(48))
     assert not (tmp_path / "claims").exists()
-    assert_all_equal(made.results, sweep(specs, progress=None, **SAME).results)
+    assert_all_equal(sweep_result.results, sweep(specs, progress=None, **SAME).results)

@@ -102,8 +102,8 @@ def test_flops_with_required_outputs():
     def work(x, n):
         return n + 1, jax.lax.fori_loop(0, n, lambda i, a: a @ x, x), (x @ x).sum()
 
-    found, flops = flops_of(work, X, 2, required=(True, False, True))
-    assert flops == 3 * ONE and [float(found[0]), found[1], float(found[2])] == [3, None, 27]
+    actual, flops = flops_of(work, X, 2, required=(True, False, True))
+    assert flops == 3 * ONE and [float(actual[0]), actual[1], float(actual[2])] == [3, None, 27]
 
 
 def test_flops_of_custom_derivatives():
@@ -180,9 +180,9 @@ SERVER = {"server_data": "iid", "server_options": {"size": 8}}
 )
 def test_flops_per_round(method, settings, expected):
     assert TRAINED == 2 * (2 * FIRST + 3 * LAST)
-    found = of(method, **settings)
-    assert found.rounds.tolist() == [expected] * 2
-    assert (found.server_stages == ()) == (method != "fsl")  # which trains before the first round
+    actual = of(method, **settings)
+    assert actual.rounds.tolist() == [expected] * 2
+    assert (actual.server_stages == ()) == (method != "fsl")  # which trains before the first round
 
 
 def test_flops_of_feddm():
@@ -190,17 +190,17 @@ def test_flops_of_feddm():
     settings = {"local_epochs": None, "batch_size": 4, "num_clients": 2}
     # A step: a batch of real images forward; the synthetic ones forward and back to their pixels.
     step = FORWARD * (4 + 2 * 3)
-    found = of("feddm", options=condense, **settings).rounds
-    assert found.tolist() == [2 * 2 * 7 * step] * 2
+    actual = of("feddm", options=condense, **settings).rounds
+    assert actual.tolist() == [2 * 2 * 7 * step] * 2
     # The server learns from 12 images, a batch an epoch.
     server = {"server_epochs": 5, "server_batch_size": 12}
-    more = of("feddm", options={**condense, **server}, **settings).rounds - found
+    more = of("feddm", options={**condense, **server}, **settings).rounds - actual
     assert more.tolist() == [5 * 12 * TRAINED] * 2
 
 
 def test_flops_of_pretraining():
-    found = of("fsl", **SERVER, pretrain_epochs=3)
-    assert found.server_stages == (ServerStageFlops("pretraining", 0, 3 * 8 * TRAINED),)
+    actual = of("fsl", **SERVER, pretrain_epochs=3)
+    assert actual.server_stages == (ServerStageFlops("pretraining", 0, 3 * 8 * TRAINED),)
 
 
 def test_flops_of_dynafed():
@@ -213,24 +213,24 @@ def test_flops_of_dynafed():
         "inner_steps": 4,
         "augment_strategy": "none",
     }
-    found = of("dynafed", options={**options, "fine_tune_epochs": 2}, rounds=3)
+    actual = of("dynafed", options={**options, "fine_tune_epochs": 2}, rounds=3)
     # Of the first layer: its output; the tangents of output, of weights and twice of the images.
     # Of the last: output and gradient of its input; two tangents of each of three products.
     back = 2 * (5 * FIRST + 8 * LAST)
     target = 2 * 3 * (FIRST + 5 + LAST + 2)  # a mean of the three models that are kept
-    assert found.server_stages == (
+    assert actual.server_stages == (
         ServerStageFlops("synthesis", 2, 3 * (4 * 6 * (TRAINED + back) + target)),
     )
-    assert found.rounds.tolist() == [*[SAMPLES * TRAINED] * 2, (SAMPLES + 2 * 6) * TRAINED]
+    assert actual.rounds.tolist() == [*[SAMPLES * TRAINED] * 2, (SAMPLES + 2 * 6) * TRAINED]
 
 
 def test_flops_of_tuning():
-    given = {"client_tests": True, "test_per_client": 4, "participation": 0.5}
-    found = of("fedavg_ft", options={"tuning_epochs": 3}, **given)
-    assert found.rounds.tolist() == of("fedavg", **given).rounds.tolist()
-    assert found.tuning == 3 * SAMPLES * TRAINED  # of all clients, not of the round's
-    assert of("fedavg", **given).tuning == 0
-    assert of("per_fedavg", **given).tuning == 4 * 8 * TRAINED  # a minibatch of each
+    arguments = {"client_tests": True, "test_per_client": 4, "participation": 0.5}
+    actual = of("fedavg_ft", options={"tuning_epochs": 3}, **arguments)
+    assert actual.rounds.tolist() == of("fedavg", **arguments).rounds.tolist()
+    assert actual.tuning == 3 * SAMPLES * TRAINED  # of all clients, not of the round's
+    assert of("fedavg", **arguments).tuning == 0
+    assert of("per_fedavg", **arguments).tuning == 4 * 8 * TRAINED  # a minibatch of each
 
 
 # Of the others, each way in which methods work is in the tests above.
@@ -241,13 +241,13 @@ def test_flops_of_every_method(method):
     few = {"ipc": 2, "steps": 2, "server_epochs": 1} if method in ("feddm", "fedaf") else {}
     settings = drop_unused_settings(method, {"local_epochs": 1})
     spec = dataclasses.replace(SPEC, algorithm=method, local_epochs=None, options=few, rounds=1)
-    found = count_flops(dataclasses.replace(spec, **settings), DATA)
-    assert np.isfinite(found.rounds).all() and (found.rounds > 0).all()
+    actual = count_flops(dataclasses.replace(spec, **settings), DATA)
+    assert np.isfinite(actual.rounds).all() and (actual.rounds > 0).all()
 
 
 def test_flops_sums():
-    found = RunFlops(
+    actual = RunFlops(
         np.array([5.0, 7.0, 9.0]), (ServerStageFlops("a", 0, 100), ServerStageFlops("b", 2, 1000))
     )
-    assert found.total == 1121
-    assert found.cumulative.tolist() == [105, 112, 1121]
+    assert actual.total == 1121
+    assert actual.cumulative.tolist() == [105, 112, 1121]

@@ -14,26 +14,28 @@ DATA = make_user_dataset()
 
 @pytest.mark.parametrize("name", [slow_case("dynafed"), "feddm", slow_case("fedaf")])
 def test_synthetic_dataset_file(name, tmp_path):
-    made = run_spec(make_spec(name, rounds=5))
-    with np.load(made.save_synthetic_dataset(tmp_path / "set.npz"), allow_pickle=False) as data:
+    result = run_spec(make_spec(name, rounds=5))
+    with np.load(result.save_synthetic_dataset(tmp_path / "set.npz"), allow_pickle=False) as data:
         read = dict(data)
     images, count = read["images"], len(read["images"])
     assert images.dtype == np.float32 and images.shape[1:] == DATA.input_shape and count > 0
     seen = (images - read["mean"]) / read["std"]
     if name == "dynafed":
-        kept = made.artifacts["synthetic_images"]
-        logits = made.artifacts["synthetic_label_logits"]
-        found = np.log(read["soft_labels"])
-        np.testing.assert_allclose(found - found[:, :1], logits - logits[:, :1], atol=1e-4)
+        kept = result.artifacts["synthetic_images"]
+        logits = result.artifacts["synthetic_label_logits"]
+        actual = np.log(read["soft_labels"])
+        np.testing.assert_allclose(actual - actual[:, :1], logits - logits[:, :1], atol=1e-4)
         assert (read["clients"] == -1).all() and read["step_size"] > 0
     else:
-        kept = made.artifacts["condensed_images"].astype(np.float32)
+        kept = result.artifacts["condensed_images"].astype(np.float32)
         each = kept.shape[1]
         kept = kept.reshape(-1, *DATA.input_shape)
-        np.testing.assert_array_equal(read["labels"][::each], made.artifacts["condensed_classes"])
-        np.testing.assert_array_equal(read["clients"][::each], made.artifacts["condensed_clients"])
+        np.testing.assert_array_equal(read["labels"][::each], result.artifacts["condensed_classes"])
+        np.testing.assert_array_equal(
+            read["clients"][::each], result.artifacts["condensed_clients"]
+        )
         for client, label in zip(read["clients"], read["labels"], strict=True):
-            held = made.partition.client_indices(client)
+            held = result.partition.client_indices(client)
             assert label in DATA.train_labels[held]  # who condenses a class has some of it
         assert np.isnan(read["step_size"])
     np.testing.assert_allclose(seen, kept, atol=1e-5)
@@ -43,21 +45,21 @@ def test_synthetic_dataset_file(name, tmp_path):
 
 
 def test_export_command(tmp_path, capsys):
-    made = simulate(make_spec("feddm", rounds=3), dataset=DATA, output_dir=tmp_path / "out")
-    result = str(tmp_path / "out" / f"{made.digest()}.json")
+    output = simulate(make_spec("feddm", rounds=3), dataset=DATA, output_dir=tmp_path / "out")
+    result = str(tmp_path / "out" / f"{output.digest()}.json")
     model, synthetic = tmp_path / "model.msgpack", tmp_path / "deep" / "set.npz"
     assert main(["export", result, "--model", str(model), "--synthetic", str(synthetic)]) == 0
     assert str(model) in capsys.readouterr().out
     assert model.exists()
     with np.load(synthetic) as data:
-        np.testing.assert_array_equal(data["images"], made.synthetic_dataset().images)
+        np.testing.assert_array_equal(data["images"], output.synthetic_dataset().images)
 
 
 def test_export_errors(tmp_path, capsys):
-    made = simulate(make_spec(rounds=2), dataset=DATA, output_dir=tmp_path)
+    output = simulate(make_spec(rounds=2), dataset=DATA, output_dir=tmp_path)
     with pytest.raises(ConfigError, match="algorithm = 'fedavg': expected a method that makes"):
-        made.synthetic_dataset()
-    result = str(tmp_path / f"{made.digest()}.json")
+        output.synthetic_dataset()
+    result = str(tmp_path / f"{output.digest()}.json")
     assert Result.load(result).model() is not None
     cases = {
         result: "--model = None: expected a path",

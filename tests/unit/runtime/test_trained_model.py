@@ -34,14 +34,14 @@ def with_tests(**settings):
     ],
 )
 def test_saved_model_has_the_last_accuracy(name, settings, tmp_path):
-    made = run_spec(make_spec(name, rounds=5, **settings))
-    path = made.save_model(tmp_path / "model.msgpack")
+    result = run_spec(make_spec(name, rounds=5, **settings))
+    path = result.save_model(tmp_path / "model.msgpack")
     model = load_model(path)
     measured = evaluate(model, DATA)
-    assert measured.accuracy == made.metrics["test_accuracy"][-1]
-    np.testing.assert_allclose(measured.loss, made.metrics["test_loss"][-1], rtol=1e-5)
+    assert measured.accuracy == result.metrics["test_accuracy"][-1]
+    np.testing.assert_allclose(measured.loss, result.metrics["test_loss"][-1], rtol=1e-5)
     assert measured.confusion.sum() == len(DATA.test_labels)
-    jax.tree.map(np.testing.assert_array_equal, model.variables, made.model().variables)
+    jax.tree.map(np.testing.assert_array_equal, model.variables, result.model().variables)
     assert count_parameters(model.variables) > 0
     assert (model.input_spec.mean, model.input_spec.class_names) == (DATA.mean, DATA.class_names)
 
@@ -51,21 +51,21 @@ def test_saved_model_has_the_last_accuracy(name, settings, tmp_path):
     [("fedamp", {}), slow_case("apfl", {"preset": "fedtorch"}), slow_case("ditto", {})],
 )
 def test_client_models_have_the_last_accuracy(name, options, tmp_path):
-    made = run_spec(make_spec(name, rounds=5, options=options, **with_tests()))
-    tests = made.tests
+    result = run_spec(make_spec(name, rounds=5, options=options, **with_tests()))
+    tests = result.tests
     for k in range(3):
-        model = load_model(made.save_model(tmp_path / f"{k}.msgpack", client=k))
+        model = load_model(result.save_model(tmp_path / f"{k}.msgpack", client=k))
         held = tests.client_indices(k)
-        found = model.evaluate(DATA.test_images[held], DATA.test_labels[held])
-        np.testing.assert_allclose(found.accuracy, made.metrics["client_accuracy"][-1, k])
+        actual = model.evaluate(DATA.test_images[held], DATA.test_labels[held])
+        np.testing.assert_allclose(actual.accuracy, result.metrics["client_accuracy"][-1, k])
         assert model.client == k and f"client {k}" in repr(model)
 
 
 def test_load_model_requires_the_user_network(tmp_path):
-    made = simulate(make_spec(model=None, rounds=5), dataset=DATA, network=TwoLayers)
-    path = made.save_model(tmp_path / "model.msgpack")
+    result = simulate(make_spec(model=None, rounds=5), dataset=DATA, network=TwoLayers)
+    path = result.save_model(tmp_path / "model.msgpack")
     model = load_model(path, network=TwoLayers)
-    assert evaluate(model, DATA).accuracy == made.metrics["test_accuracy"][-1]
+    assert evaluate(model, DATA).accuracy == result.metrics["test_accuracy"][-1]
     with pytest.raises(ConfigError, match="network = None: expected the network"):
         load_model(path)
     with pytest.raises(ConfigError, match="network = "):
@@ -96,14 +96,14 @@ def test_logits_of_integers_and_floats():
 
 def test_confusion_matrix():
     model = run_spec(make_spec(rounds=5)).model()
-    found = evaluate(model, DATA)
+    actual = evaluate(model, DATA)
     predicted = model.predict(DATA.test_images)
     for label in range(DATA.num_classes):
         of_class = predicted[DATA.test_labels == label]
         counts = np.bincount(of_class, minlength=DATA.num_classes)
-        np.testing.assert_array_equal(found.confusion[label], counts)
+        np.testing.assert_array_equal(actual.confusion[label], counts)
         expected = counts[label] / counts.sum() if counts.sum() else np.nan
-        np.testing.assert_allclose(found.class_accuracy[label], expected, rtol=1e-6)
+        np.testing.assert_allclose(actual.class_accuracy[label], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("cut", [0, 10, -1, "flip"])
@@ -123,10 +123,10 @@ def test_load_model_rejects_damaged_files(cut, tmp_path):
 @pytest.mark.parametrize(
     ("ask", "expected"),
     [
-        (lambda made: made.model(0), "clients of fedavg have no models of their own"),
-        (lambda made: made.model().logits(np.zeros((2, 3, 3, 1), np.uint8)), "images = "),
-        (lambda made: made.model().evaluate(DATA.test_images, [5] * 60), r"labels\[0\] = 5"),
-        (lambda made: Result(made.spec, {}, {}).model(), "whose state was kept"),
+        (lambda result: result.model(0), "clients of fedavg have no models of their own"),
+        (lambda result: result.model().logits(np.zeros((2, 3, 3, 1), np.uint8)), "images = "),
+        (lambda result: result.model().evaluate(DATA.test_images, [5] * 60), r"labels\[0\] = 5"),
+        (lambda result: Result(result.spec, {}, {}).model(), "whose state was kept"),
     ],
 )
 def test_invalid_calls(ask, expected):
@@ -135,11 +135,11 @@ def test_invalid_calls(ask, expected):
 
 
 def test_model_of_a_method_without_global_model():
-    made = run_spec(make_spec("fedamp", rounds=1))
+    result = run_spec(make_spec("fedamp", rounds=1))
     with pytest.raises(ConfigError, match="client = None: expected 0 to 5"):
-        made.model()
+        result.model()
     with pytest.raises(ConfigError, match="client = 6: expected 0 to 5"):
-        made.model(6)
+        result.model(6)
 
 
 def make_model_of(images, **settings):

@@ -92,15 +92,15 @@ REFUSED = [
 
 @pytest.mark.parametrize(("name", "value", "expected"), ALLOWED)
 def test_parse_config_converts_valid_values(name, value, expected):
-    found = getattr(parse_config(Mixed, {name: value}), name)
-    assert found == expected and type(found) is type(expected)
+    actual = getattr(parse_config(Mixed, {name: value}), name)
+    assert actual == expected and type(actual) is type(expected)
 
 
 @pytest.mark.parametrize(("name", "value", "message"), REFUSED)
 def test_parse_config_rejects_invalid_values(name, value, message):
-    with pytest.raises(ConfigError) as found:
+    with pytest.raises(ConfigError) as error_info:
         parse_config(Mixed, {name: value})
-    assert str(found.value).startswith(message)
+    assert str(error_info.value).startswith(message)
 
 
 def test_parse_config_uses_defaults():
@@ -134,8 +134,8 @@ class Sized(Config):
     epochs: PositiveInt | None = None
 
     @classmethod
-    def normalize_values(cls, given):
-        return {"preset": "code", **given} if "rate" in given else given
+    def normalize_values(cls, arguments):
+        return {"preset": "code", **arguments} if "rate" in arguments else arguments
 
     def with_derived_fields(self):
         return self if self.epochs else Sized(self.preset, self.steps, self.rate, 2 * self.steps)
@@ -178,9 +178,9 @@ def test_hyperparameters_of_config():
 
 
 def test_make_config_class():
-    made = make_config_class("mine_numbers", {"rate": 1})
-    assert issubclass(made, Config) and made() == made(rate=1.0)
-    assert hyperparameters_of(made()) == {"rate": HyperParameter(1.0, Bounds(0))}
+    result = make_config_class("mine_numbers", {"rate": 1})
+    assert issubclass(result, Config) and result() == result(rate=1.0)
+    assert hyperparameters_of(result()) == {"rate": HyperParameter(1.0, Bounds(0))}
     for value in (-1, "fast", None, True):
         with pytest.raises(ConfigError, match=r"rate = .*: expected a finite number >= 0"):
             make_config_class("mine_numbers", {"rate": value})
@@ -219,7 +219,7 @@ def test_document_fields():
 def test_method_options_round_trip(method):
     kind = METHODS[method].options
     for preset in kind.PRESETS or (None,):
-        given = {} if preset is None else {kind.PRESET_FIELD: preset}
-        filled = parse_config(kind, given)
+        arguments = {} if preset is None else {kind.PRESET_FIELD: preset}
+        filled = parse_config(kind, arguments)
         assert parse_config(kind, config_to_dict(filled)) == filled
         assert document_fields(kind).keys() == config_to_dict(filled).keys()

@@ -112,8 +112,8 @@ def test_npz_checksum_finds_every_damage(tmp_path):
     path, arrays = tmp_path / "file.npz", {"a": np.arange(5), "b": np.float32(0.5)}
     write_npz(path, arrays, {})
     whole = path.read_bytes()
-    found, _ = read_npz(path)
-    np.testing.assert_array_equal(found["a"], arrays["a"])
+    actual, _ = read_npz(path)
+    np.testing.assert_array_equal(actual["a"], arrays["a"])
     np.testing.assert_array_equal(np.load(path)["a"], arrays["a"])  # NumPy reads it, too
     for place in range(len(whole)):
         flipped = bytearray(whole)
