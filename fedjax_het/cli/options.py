@@ -209,6 +209,7 @@ def read_settings(path: Path, options: Mapping[str, Option]) -> dict[str, Any]:
         for name, value in content.items():
             field = "seeds" if name == "seed" and "seeds" in options else name
             require_name("setting", field, options)
+            require(field not in values, field, value, "seed or seeds, not both")
             if value is not None:
                 values[field] = convert_setting(name, value, options[field].annotation)
     except ConfigError as error:

@@ -398,7 +398,7 @@ def partition_from_clients(
         scheme=scheme,
         seed=seed,
         parameters=parameters,
-        indices=np.concatenate([np.sort(positions) for positions in arrays]),
+        indices=np.concatenate([np.sort(positions).astype(np.int64) for positions in arrays]),
         offsets=np.concatenate([[0], np.cumsum(sizes)]),
         client_names=tuple(client_names),
     )

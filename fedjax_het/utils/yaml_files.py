@@ -25,19 +25,40 @@ _PLAIN_TYPES = (
 )
 
 
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+def _get_key_name(key: Any) -> Any:
+    """Return the text of a key with underscores for dashes; a key of another kind is unique."""
+    return key.value.replace("-", "_") if isinstance(key, yaml.ScalarNode) else id(key)
+
+
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict = {}  # noqa: RUF012  PyYAML's name of the resolvers
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict:
-        """Build a mapping; raise ValueError for two equal keys; dashes equal underscores."""
-        seen: dict[str, Any] = {}
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                first = seen.setdefault(key.value.replace("-", "_"), key)
-                if first is not key:
-                    places = (f"{k.value} in line {k.start_mark.line + 1}" for k in (first, key))
-                    raise ValueError(f"each name once: {' and '.join(places)}")
-        return super().construct_mapping(node, deep)
+    def flatten_mapping(self, node: Any) -> None:
+        """Merge mappings (`<<`) into a mapping; raise ValueError for two equal keys of its own.
+
+        A dash equals an underscore. The mapping's own keys replace merged keys, and the keys of an
+        earlier merged mapping those of a later one. PyYAML 6.0.4 lets others win.
+        """
+        own, sources = {}, []
+        for key, value in node.value:
+            if key.tag == _MERGE:
+                sources += value.value if isinstance(value, yaml.SequenceNode) else [value]
+                continue
+            first, _ = own.setdefault(_get_key_name(key), (key, value))
+            if first is not key:
+                places = (f"{k.value} in line {k.start_mark.line + 1}" for k in (first, key))
+                raise ValueError(f"each name once: {' and '.join(places)}")
+        node.value = [*own.values()]  # ends the recursion of a mapping that merges itself
+        merged: dict[Any, Any] = {}
+        for source in sources:
+            if not isinstance(source, yaml.MappingNode):
+                raise ValueError(f"<< in line {source.start_mark.line + 1}: expected a mapping")
+            self.flatten_mapping(source)
+            merged = {_get_key_name(pair[0]): pair for pair in source.value} | merged
+        node.value = [pair for name, pair in merged.items() if name not in own] + node.value
 
     def construct_yaml_int(self, node: Any) -> int:
         """Build an integer: `010` is 10, `0o10` is 8, `0x10` is 16."""

@@ -242,3 +242,30 @@ def test_metrics_as_a_list(words, text, tmp_path):
         assert spec.digest() == digest
     (spec,) = grid(metrics=["macro_f1", "calibration"], algorithm="fedavg", seed=0, **SMALL)
     assert spec.digest() == digest
+
+
+@pytest.mark.parametrize("key", ["x", "rounds", "local-lr"])
+def test_yaml_merge_precedence(key):
+    def load(text):
+        return load_yaml(text.replace("KEY", key))
+
+    text = "a: &a {KEY: 1}\nlist:\n- inner: &b {<<: *a, KEY: 2}\nlast: {<<: *b, z: 3}"
+    content = load(text)
+    assert content["list"] == [{"inner": {key: 2}}] and content["last"] == {key: 2, "z": 3}
+    both = "a: &a {KEY: 1}\nb: &b {KEY: 2, z: 2}\n"
+    assert load(f"{both}c: {{<<: [*a, *b]}}")["c"] == {key: 1, "z": 2}
+    assert load(f"{both}c:\n  <<: *b\n  <<: *a")["c"] == {key: 2, "z": 2}
+    assert load(f"{both}c: {{KEY: 3, <<: [*a, *b]}}")["c"] == {key: 3, "z": 2}
+    with pytest.raises(ValueError, match=f"{key} in line 1 and {key} in line 2"):
+        load("a: &a {KEY: 1,\n KEY: 2}\nb: {<<: *a}")
+    with pytest.raises(ValueError, match="<< in line 1: expected a mapping"):
+        load_yaml("{<<: 3}")
+    assert load_yaml("<<: {local-lr: 1}\nlocal_lr: 2") == {"local_lr": 2}
+    assert load_yaml("&a {<<: *a, x: 1}") == {"x": 1}
+
+
+def test_file_with_seed_and_seeds(tmp_path, capsys):
+    path = written(tmp_path, {"seed": 3, "seeds": [0, 1]})
+    assert main(["sweep", "--config", path, "--list"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--seeds = [0, 1]: expected seed or seeds, not both" in line and path in line

@@ -555,6 +555,12 @@ def test_partition_from_generator():
     np.testing.assert_array_equal(result.sizes, [0, 1, 2])
 
 
+@pytest.mark.parametrize("dtypes", [("uint64", "int64"), ("uint8", "uint64"), (">i4", "<u8")])
+def test_partition_from_mixed_integer_types(dtypes):
+    made = partition_from_clients([np.array([7, 1], dtypes[0]), np.array([2], dtypes[1]), []])
+    assert made.indices.tolist() == [1, 7, 2] and made.indices.dtype == np.int64
+
+
 def test_partition_rejects_invalid_arguments():
     with pytest.raises(ConfigError, match="client_names = 'ab'"):
         partition_from_clients([[0], [1]], client_names="ab")
