@@ -42,7 +42,8 @@ class _Loader(yaml.SafeLoader):
         A dash equals an underscore. The mapping's own keys replace merged keys, and the keys of an
         earlier merged mapping those of a later one. PyYAML 6.0.4 lets others win.
         """
-        own, sources = {}, []
+        own: dict[Any, Any] = {}
+        sources: list[Any] = []
         for key, value in node.value:
             if key.tag == _MERGE:
                 sources += value.value if isinstance(value, yaml.SequenceNode) else [value]
