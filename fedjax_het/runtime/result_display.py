@@ -140,6 +140,12 @@ def format_run_label(spec: RunSpec, user_digests: Mapping[str, Any] = MappingPro
         parts += [f"{n} {v}" for n, v in options.items() if v != default_options.get(n)]
     default_spec = _resolve_defaults(spec, spec.options)
     parts += [f"{n} {v:g}" for n, v in spec.hp.items() if v != default_spec.hp.get(n)]
+    for field in ("partition_options", "network_options", "optimizer_options", "server_options"):
+        if field == "server_options" and spec.server_data is not None:
+            continue  # the text of the server's data has them
+        default_values = getattr(default_spec, field) or {}
+        values = getattr(spec, field) or {}
+        parts += [f"{n} {v}" for n, v in values.items() if v != default_values.get(n)]
     if spec.local_epochs not in (None, default_spec.local_epochs):
         parts.append(f"{spec.local_epochs} local epochs")
     if spec.lr_schedule is not None:

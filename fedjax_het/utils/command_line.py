@@ -257,7 +257,10 @@ def convert_setting(name: str, value: Any, annotation: Any) -> Any:
         value = validate(name, value, dict[str, Any])
         item_type = get_args(annotation)[1]
         if list_item_type(item_type) is not None:
-            value = {k: _split_values(v) if isinstance(v, str) else v for k, v in value.items()}
+            texts = {key: text for key, text in value.items() if isinstance(text, str)}
+            value = value | {key: _split_values(text) for key, text in texts.items()}
+            for key, text in texts.items():
+                require("" not in value[key], f"{name} {key}", text, "a value around each comma")
         return {key: convert_setting(f"{name} {key}", v, item_type) for key, v in value.items()}
     item_type = list_item_type(annotation)
     if item_type is not None:

@@ -6,6 +6,7 @@ import pytest
 from fedjax_het import ConfigError, RunSpec, grid, register_partition
 from fedjax_het.cli import main
 from fedjax_het.cli.sweep import SweepCommand, build_run_specs
+from fedjax_het.runtime.result_display import format_run_label
 from fedjax_het.utils.command_line import parse_flags
 
 
@@ -147,6 +148,17 @@ def test_sweep_command_sweeps_option_lists(words, name, expected):
     line = f"--model mlp --num-clients 10 {words}"
     specs = build_run_specs(SweepCommand(**parse_flags(SweepCommand, line.split())))
     assert [getattr(spec, name) for spec in specs] == expected
+    assert len({format_run_label(spec) for spec in specs}) == len(expected)
+
+
+@pytest.mark.parametrize("value", ["0.1,", ",0.1", "0.1,,0.5", ","])
+def test_sweep_command_rejects_empty_values(value):
+    register_partition("mine", split_mine)
+    words = ["--partition", "mine", "--partition-option", f"beta={value}"]
+    with pytest.raises(
+        ConfigError, match=r"partition-option beta = .*expected a value around each"
+    ):
+        parse_flags(SweepCommand, words)
 
 
 @pytest.mark.parametrize(
