@@ -137,7 +137,7 @@ class VerifiedJit:
         """
         self._is_debug = is_debug
         self._baseline, self._name = baseline, name
-        self._verified: set[str] = set()
+        self._verified: set[tuple] = set()
         self.program = jax.jit(function, **jit_options)
         self._unfused_program = jax.jit(
             function, compiler_options=UNFUSED_COMPILER_OPTIONS, **jit_options
@@ -152,6 +152,8 @@ class VerifiedJit:
     def verify(self, example_args: tuple, variant: str = "") -> None:
         """Compare the two forms once per variant, and use the unfused form if they differ.
 
+        A variant is verified again if a switch of JAX compiles another program of it.
+
         The user's cache folder stores which programs are right.
 
         Cost: the compilation, which a call would do otherwise, and for a program with such a fusion
@@ -162,10 +164,12 @@ class VerifiedJit:
             only. They are not donated.
           variant: name of the branches that these arguments execute.
         """
-        is_known = self._is_debug or variant in self._verified or self.is_unfused
+        config: Any = jax.config  # jax adds its settings at run time
+        key = variant, config.jax_enable_x64, config.jax_default_matmul_precision
+        is_known = self._is_debug or key in self._verified or self.is_unfused
         if not is_known and is_affected_platform():
             self._verify(example_args, variant)
-            self._verified.add(variant)  # at last: a signal may interrupt the verification
+            self._verified.add(key)  # at last: a signal may interrupt the verification
 
     def _verify(self, example_args: tuple, variant: str) -> None:
         lowered = self.program.lower(*example_args)

@@ -219,7 +219,8 @@ def make_flax_model(
                 # nn.jit reuses traces by `mutable`, and must not reuse a trace with another mask.
                 mutable.append(f"{_SAMPLE_MASK}{id(sample_mask)}")
             out, updates = configured.apply(by_collection, x, **kwargs, mutable=mutable)
-        return out, calls, _to_state({**by_collection, **updates}, info.collections)
+        state = _to_state({**by_collection, **updates}, info.collections)
+        return out, calls, _narrow_floats(state, variables["state"])
 
     def apply(variables, x, **call: Any):
         out, _, state = call_module(variables, x, **call)
@@ -249,6 +250,22 @@ def make_flax_model(
         takes_conv_impl=True,
         takes_sample_mask=info.has_batch_norm or reads_mask,
     )
+
+
+def _narrow_floats(state: Any, template: Any) -> Any:
+    """Return a state whose floats are 32 bits wide where the template's are.
+
+    The statistics of flax have 32 bits, also with `jax_enable_x64`, where images may have 64 bits.
+    """
+    structure: Any = jax.tree.structure(state)
+    if structure != jax.tree.structure(template):
+        return state  # the check of the network reports it
+
+    def narrow(leaf: Any, old_leaf: Any) -> Any:
+        is_wider = (leaf.dtype, old_leaf.dtype) == (jnp.float64, jnp.float32)
+        return leaf.astype(jnp.float32) if is_wider else leaf
+
+    return jax.tree.map(narrow, state, template)
 
 
 def _get_logits(out: Any) -> Any:

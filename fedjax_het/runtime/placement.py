@@ -358,7 +358,9 @@ class Planner:
     def _network_label(self) -> str:
         """The name of the network in the table of timings."""
         network = self.signature.network
-        precision = self.spec.precision or describe_environment()["matmul_precision"]
+        environment = describe_environment()
+        precision = self.spec.precision or environment["matmul_precision"]
+        precision += " x64" if environment["x64"] else ""
         options = to_items(self.spec.model_options)
         shape, num_classes = network.input_shape, network.num_classes
         return f"{self.spec.model} {options} {shape} {num_classes} {precision}"

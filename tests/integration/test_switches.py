@@ -1,11 +1,19 @@
 """Settings of JAX and NumPy that a user's process may have."""
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 from support.data import make_user_dataset
 from support.markers import slow_case
-from support.small_runs import make_spec, run_spec, run_sweep
+from support.small_runs import (
+    KilledError,
+    assert_results_equal,
+    make_killing_callback,
+    make_spec,
+    run_spec,
+    run_sweep,
+)
 from support.x64 import enable_x64
 
 from fedjax_het import ConfigError, make_model
@@ -35,6 +43,55 @@ def test_methods_run_with_x64(method):
         model = result.model(client=None if METHODS[method].has_global_model else 0)
         model.evaluate(make_user_dataset().test_images, make_user_dataset().test_labels)
     assert all(leaf.dtype == np.float64 for leaf in jax.tree.leaves(model.variables["params"]))
+
+
+def _run_with_x64(enabled, spec, **keywords):
+    with enable_x64(enabled):
+        return run_spec(spec, **keywords)
+
+
+def _assert_curves_agree(result, expected, tolerance):
+    assert result.metrics.keys() == expected.metrics.keys()
+    for name in result.metrics.keys() - {"bytes_up", "bytes_down"}:  # twice as many
+        np.testing.assert_allclose(
+            *(r.metrics[name] for r in (result, expected)), tolerance, tolerance, err_msg=name
+        )
+
+
+class BatchNormNetwork(nn.Module):
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.BatchNorm(use_running_average=not train)(x.reshape(len(x), -1))
+        return nn.Dense(self.num_classes)(nn.relu(nn.Dense(6)(x)))
+
+
+@pytest.mark.parametrize("method", ["fedavg", slow_case("fedaf")])
+def test_flax_batch_norm_with_x64(method):
+    """The parameters and statistics of flax's layers have 32 bits."""
+    expected, wide = (
+        _run_with_x64(enabled, make_spec(method, model=None, rounds=2), network=BatchNormNetwork)
+        for enabled in (False, True)
+    )
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(wide.model().variables)}
+    assert dtypes == {np.dtype(np.float32)}
+    if method == "fedavg":  # condensation draws in 64 bits
+        _assert_curves_agree(wide, expected, 1e-3)
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_resume_with_x64(enabled, eager, tmp_path):
+    spec = make_spec("scaffold", rounds=6)
+    with enable_x64(enabled), pytest.raises(KilledError):
+        run_spec(spec, output_dir=tmp_path, progress=make_killing_callback(2))
+    changed = rf"x64 {enabled} -> {not enabled}"
+    with enable_x64(not enabled), pytest.raises(ConfigError, match=changed) as raised:
+        run_spec(spec, output_dir=tmp_path, resume=True)
+    assert "\n" not in str(raised.value)
+    with enable_x64(enabled):
+        resumed = run_spec(spec, output_dir=tmp_path, resume=True)
+        assert_results_equal(resumed, run_spec(spec))
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)

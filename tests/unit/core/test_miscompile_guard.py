@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.x64 import enable_x64
 
 from fedjax_het.core import miscompile_guard
 from fedjax_het.core.miscompile_guard import VerifiedJit, compute_relative_error
@@ -126,6 +127,18 @@ def test_verify_stores_right_programs(monkeypatch, all_suspected):
     assert verify(lambda x: x**4, error=1.0) == 5  # a wrong program is compared again
     monkeypatch.setenv("XLA_FLAGS", "--another")
     assert verify(lambda x: x**2) == 6
+
+
+def test_verify_repeats_for_switches_of_jax(monkeypatch, all_suspected):
+    compared, program = [], VerifiedJit(lambda x: x @ x)
+    monkeypatch.setattr(
+        miscompile_guard, "compute_relative_error", lambda *args: compared.append(1) or 0.0
+    )
+    for _ in range(2):
+        for enabled, matmul_precision in ((False, "highest"), (True, "highest"), (False, None)):
+            with enable_x64(enabled), jax.default_matmul_precision(matmul_precision):
+                program.verify((jnp.asarray(np.eye(3)),))
+    assert len(compared) == 3
 
 
 def test_relative_error_ignores_idle_rows():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from support.data import make_user_dataset
 from support.small_runs import make_spec
+from support.x64 import enable_x64
 
 from fedjax_het import ConfigError, Placement, simulate, sweep
 from fedjax_het.core.autotune import LaneChoice
@@ -91,6 +92,15 @@ def test_pairs_are_timed_on_accelerators_only(choose_lanes_arguments, monkeypatc
     (run,) = prepare_group([spec], UserObjects(make_user_dataset())).prepared_runs
     assert choose_lanes_arguments["work"].images_per_pair == 2
     assert choose_lanes_arguments["cohort_size"] == run.scheduler.work_counts.pairs.max() > 4
+
+
+def test_timings_of_64_bits_have_other_labels(choose_lanes_arguments):
+    labels = set()
+    for enabled, matmul_precision in ((False, None), (True, None), (False, "float32")):
+        with enable_x64(enabled), jax.default_matmul_precision(matmul_precision):
+            prepare_group([make_spec()], UserObjects(make_user_dataset()))
+        labels.add(choose_lanes_arguments["work"].label)
+    assert len(labels) == 3
 
 
 @pytest.mark.slow
