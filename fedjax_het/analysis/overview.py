@@ -444,8 +444,9 @@ def summarize_runs(
       * `mean` and `std` of the metric (n − 1; NaN for one run);
       * `best_accuracy`, the mean of the runs' best rounds; for BMTA instead `bmta_worst_decile`,
         and for the mean of 20 rounds `rise_time`;
-      * `seeds`, the number of runs in the mean; `diverged` and `partial`, the numbers of runs left
-        out because they diverged, or because a callback or the caller ended them early;
+      * `seeds`, the number of runs in the mean; `diverged`, `partial` and `undefined`, the numbers
+        of runs left out because they diverged, because a callback or the caller ended them early,
+        or because they have no value of the metric, such as `rounds_to_half` of a run below 50 %;
       * `wall_seconds` and `client_samples_per_second` of a run, diverged or not.
 
     Raises:
@@ -482,6 +483,7 @@ def _summarize_groups(
             "std": values.std(),  # n - 1: NaN for one run
             companion_metric: get_metric_values(runs[~has_diverged], companion_metric).mean(),
             "seeds": int(values.count()),
+            "undefined": int(values.isna().sum()),
             "diverged": int((has_diverged & ~is_partial_run(runs)).sum()),
             "partial": int(is_partial_run(runs).sum()),
         }
@@ -625,12 +627,12 @@ def _choose_format(groups: Sequence[tuple[dict, dict]], metric: str) -> str:
 def _format_summary(row: dict[str, Any], format_spec: str) -> str:
     if row["partial"] and not (row["seeds"] or row["diverged"]):
         return f"ended early {DIVERGED}"
-    is_incomplete = bool(row["diverged"] or row["partial"])
+    is_incomplete = bool(row["diverged"] or row["partial"] or (row["undefined"] and row["seeds"]))
     return format_mean_std(row["mean"], row["std"], diverged=is_incomplete, format_spec=format_spec)
 
 
 def _get_rankable_mean(row: dict[str, Any]) -> float:
-    return math.nan if row["diverged"] or row["partial"] else row["mean"]
+    return math.nan if row["diverged"] or row["partial"] or row["undefined"] else row["mean"]
 
 
 def _make_table(
@@ -697,8 +699,18 @@ def _make_metric_notes(results: "pd.DataFrame", by: Sequence[str], metric: str) 
         f"{get_metric_label(metric)}{_METRIC_DESCRIPTIONS.get(metric, '')}: mean ± standard "
         f"deviation over {averaged_text if averaged_settings else 'seeds'}{direction}."
     ]
+    results = results.reset_index(drop=True)
     is_partial = is_partial_run(results)
-    excluded = {"Diverged": is_diverged(results) & ~is_partial, "Ended early": is_partial}
+    has_diverged, values = is_diverged(results), get_metric_values(results, metric)
+    is_in_mean = values.notna() & ~has_diverged
+    is_undefined = values.isna() & ~has_diverged
+    for _, runs in group_runs(results, by):  # a cell without any value is a dash
+        is_undefined[runs.index] &= is_in_mean[runs.index].any()
+    excluded = {
+        "Diverged": has_diverged & ~is_partial,
+        "Ended early": is_partial,
+        "Without a value": is_undefined,
+    }
     for reason, is_excluded in excluded.items():
         run_texts = [
             f"{describe_settings(settings) or 'runs'} (seed {', '.join(map(str, runs['seed']))})"

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any, NamedTuple
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.nn.adapters import make_flax_model, make_pair_model
+from fedjax_het.nn.flops import iter_equations
 from fedjax_het.nn.model import Model
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.config import Bounds, validate_arguments
@@ -325,10 +326,29 @@ def compute_network_digest(model: Model) -> str:
     for train in (False, True):
         call = partial(model.apply, train=train, **({"key": key} if train else {}))
         programs.append(jax.make_jaxpr(call)(variables, images))
+    if "custom_vjp_call" in str(programs[-1]):  # its backward function is not in the trace
+
+        def sum_logits(params, images):
+            return call({**variables, "params": params}, images)[0].sum()
+
+        programs.append(jax.make_jaxpr(jax.grad(sum_logits, (0, 1)))(variables["params"], images))
     digest = hash_jaxprs(programs)
     leaves, structure = jax.tree.flatten(variables)
     digest.update(f"{structure}{[(leaf.shape, str(leaf.dtype)) for leaf in leaves]}".encode())
     return digest.hexdigest()[:16]
+
+
+def _iter_constants(program: Any) -> Iterator[Any]:
+    """Yield the arrays that a program and the compiled functions inside it close over."""
+    yield from program.consts
+    for equation in iter_equations(program.jaxpr):
+        parts = jax.tree.leaves([*equation.params.values()], is_leaf=_is_closed_jaxpr)
+        for part in filter(_is_closed_jaxpr, parts):
+            yield from part.consts
+
+
+def _is_closed_jaxpr(value: Any) -> bool:
+    return hasattr(value, "jaxpr") and hasattr(value, "consts")
 
 
 def hash_jaxprs(programs: Iterable[Any]) -> Any:
@@ -343,7 +363,7 @@ def hash_jaxprs(programs: Iterable[Any]) -> Any:
     digest = hashlib.sha256()
     for program in programs:
         digest.update(_MEMORY_ADDRESS.sub("", str(program)).encode())
-        for constant in program.consts:
+        for constant in _iter_constants(program):
             constant = jnp.asarray(constant)
             if not jax.dtypes.issubdtype(constant.dtype, jax.dtypes.prng_key):
                 digest.update(np.asarray(constant).tobytes())

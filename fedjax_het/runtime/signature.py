@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +30,7 @@ from fedjax_het.nn.conv_products import AUTO
 from fedjax_het.nn.flops import count_training_flops
 from fedjax_het.nn.precision import configure_compute
 from fedjax_het.utils.arrays import make_key
+from fedjax_het.utils.errors import require
 
 log = logging.getLogger("fedjax_het")
 
@@ -270,5 +271,13 @@ def warn_batch_norm_padding(spec: ResolvedRunSpec, signature: Signature, sizes: 
 
 
 def to_items(options: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """Return options as a hashable tuple in alphabetical order."""
-    return tuple(sorted((k, tuple(v) if isinstance(v, list) else v) for k, v in options.items()))
+    """Return options as a hashable tuple in alphabetical order, with tuples in place of lists."""
+    return tuple(sorted((name, _to_hashable(name, v)) for name, v in options.items()))
+
+
+def _to_hashable(name: str, value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(_to_hashable(name, item) for item in value)
+    is_hashable = isinstance(value, Hashable)
+    require(is_hashable, f"option {name}", value, "a number, a text, or a list of such values")
+    return value

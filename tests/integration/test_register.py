@@ -1,5 +1,6 @@
 """A user's networks and methods: registered, passed to a run or a sweep, or from a file."""
 
+import dataclasses
 import json
 
 import flax.linen as nn
@@ -157,6 +158,17 @@ def test_sweep_with_list_options_of_user_network(network, tmp_path):
     )
     states = plan_sweep(specs, tmp_path, network=network)
     assert [state for _, _, state in states] == ["done", "done"]
+
+
+def test_nested_options_of_user_network():
+    def make_blocks(num_classes, *, blocks):
+        return Layers(num_classes, tuple(width for block in blocks for width in block))
+
+    spec = RunSpec("fedavg", network_options={"blocks": [[3, 5], [4]]}, **SETTINGS | {"rounds": 1})
+    assert width_of(simulate(spec, network=make_blocks)) == {3, 4, 5}
+    spec = dataclasses.replace(spec, network_options={"blocks": {"first": 3}})
+    with pytest.raises(ConfigError, match=r"option blocks = \{'first': 3\}: expected a number"):
+        simulate(spec, network=make_blocks)
 
 
 def test_resume_rejects_another_network(tmp_path, monkeypatch):

@@ -198,6 +198,20 @@ def test_overview_rejects_unknown_names(results, choice, message):
         analysis.summarize_runs(pd.DataFrame())
 
 
+def test_runs_without_a_value_are_not_best(results):
+    runs = results[results["diverged"] == 0].assign(rounds_to_half=10.0)
+    first, *others = runs.index[runs["algorithm"] == "fedavg"]
+    runs.loc[first, "rounds_to_half"] = 1.0
+    runs.loc[others, "rounds_to_half"] = math.nan  # these runs did not reach 50 %
+    table = analysis.make_overview_table(runs, by=["algorithm"], metric="rounds_to_half")
+    (section,) = table.sections
+    texts = [(row["Method"], row["Rounds to 50 %"]) for row in section.rows]
+    assert texts[0] == ("fedavg", "1 †") and texts[1][1].startswith("10")
+    assert section.best_cells == frozenset()
+    (note,) = (note for note in table.notes if "Without a value" in note)
+    assert note.startswith("† Without a value, and left out of the mean: fedavg (seed ")
+
+
 def test_overview_sections(results):
     table = analysis.make_overview_table(results, title="T")
     assert table.label_columns == ("Method", "prox_mu")

@@ -1,5 +1,7 @@
 """Users' networks: flax modules and pairs beside the package's own."""
 
+import math
+from collections.abc import Callable
 from functools import partial
 
 import flax.linen as nn
@@ -266,6 +268,37 @@ def test_network_digest():
     }
     assert len(digests) == 4
     assert compute_network_digest(to_model(Lenet, SHAPE, CLASSES, "other")) in digests
+
+
+def scale_compiled(constant):
+    return jax.jit(lambda x: constant * x)
+
+
+def scale_gradient(constant):
+    @jax.custom_vjp
+    def scale(x):
+        return x
+
+    scale.defvjp(lambda x: (x, None), lambda _, gradient: (constant * gradient,))
+    return scale
+
+
+@pytest.mark.parametrize("make_scale", [scale_compiled, scale_gradient])
+def test_digests_cover_inner_constants(make_scale):
+    class Net(nn.Module):
+        scale: Callable
+
+        @nn.compact
+        def __call__(self, x, train=False):
+            return nn.Dense(CLASSES)(self.scale(x.reshape(len(x), -1)))
+
+    size = math.prod(SHAPE)
+    constants = np.arange(size, dtype=np.float32), np.ones(size, np.float32)
+    digests = {
+        compute_network_digest(to_model(Net(make_scale(jnp.asarray(constant))), SHAPE, CLASSES))
+        for constant in (*constants, constants[0])
+    }
+    assert len(digests) == 2
 
 
 # --- what cannot be used
