@@ -209,7 +209,7 @@ def _describe(value: Any, seen: set[int]) -> Iterator[str]:
             is_value = isinstance(part, (*_PLAIN_TYPES, property)) and name not in _CLASS_TEXTS
             if is_written or is_value:
                 yield from (name, *_describe(part, seen))
-    elif hasattr(value, "__wrapped__"):  # a function of jax.jit
+    elif "__wrapped__" in getattr(value, "__dict__", ()):  # a function of jax.jit
         seen.add(id(value))
         is_installed = _is_installed(value)
         yield from _describe(value.__qualname__ if is_installed else value.__wrapped__, seen)

@@ -400,6 +400,16 @@ def test_changed_module_is_found(tmp_path, monkeypatch):
     assert len({*digests}) == 4
 
 
+def test_object_with_all_attributes(monkeypatch):
+    class Settings:
+        def __getattr__(self, name):
+            return Settings()
+
+    monkeypatch.setitem(globals(), "SETTING", Settings())
+    digests = {hash_functions(SimpleNamespace(make=read_setting)) for _ in range(2)}
+    assert len(digests) == 1
+
+
 def test_filled_cache_is_no_change(monkeypatch):
     digests = set()
     for cache in ({}, {64: make_network(64)}):
