@@ -283,7 +283,8 @@ def find_resumable_record(
       spec: settings of the run.
       saved_state: final state of the run with fewer rounds, to use without a checkpoint.
       resume_anyway: accept checkpoints of other versions, devices and precisions.
-      quarantine: rename a checkpoint that is damaged or of another run, and log that.
+      quarantine: rename a checkpoint that is damaged or of another run, do not use a final state
+        of another version or device, and log that.
       list_changes: names registered objects that have changed since a checkpoint was written.
 
     Returns:
@@ -312,6 +313,7 @@ def find_resumable_record(
         text = to_one_line(repr(str(damaged_path)))
         log.warning("%s: the run starts again; the old file is %s", error, text)
         return None
+    is_final_state = record is None and saved_state is not None
     if record is None and saved_state is not None:
         record = read_checkpoint_record(saved_state)
     if record is None:
@@ -320,11 +322,15 @@ def find_resumable_record(
     stored = {name: record.get(name, value) for name, value in current.items()}
     changes = [f"{n} {stored[n]} -> {current[n]}" for n in current if stored[n] != current[n]]
     if changes and not resume_anyway:
-        raise ConfigError(
+        refusal = ConfigError(
             f"checkpoint = {record['path']!r}: expected a checkpoint of this version and device, "
             f"but it has others ({', '.join(changes)}), so that bits may differ; pass resume_anyway "
             "(--resume-anyway) to resume from it, which the result records, or remove it"
         )
+        if is_final_state and quarantine:
+            log.warning("%s: the run starts again", refusal)
+            return None
+        raise refusal
     return {**record, "begun_under": record["begun_under"] or (stored if changes else None)}
 
 

@@ -1,4 +1,4 @@
-"""The README is short, cites this version, and names the command that tests it."""
+"""The README is short, cites the latest release, and names the command that tests it."""
 
 import re
 
@@ -20,19 +20,23 @@ def test_readme_pictures_are_small():
     assert all((ROOT / picture).stat().st_size < 150_000 for picture in (first, second))
 
 
-def test_citations_name_this_version():
+def read_versions():
+    return re.findall(r"^## (\S+)", read_page(ROOT / "CHANGELOG.md"), flags=re.MULTILINE)
+
+
+def test_citations_name_the_latest_release():
     ((_, entry),) = find_code_blocks("bibtex", [README])
-    assert f"version = {{{fedjax_het.__version__}}}" in entry
+    released = next(version for version in read_versions() if ".dev" not in version)
+    assert f"version = {{{released}}}" in entry
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert cited["version"] == fedjax_het.__version__
+    assert cited["version"] == released
     assert f"title = {{{cited['title']}}}" in entry
 
 
 def test_changelog_names_this_version_first():
-    versions = re.findall(r"^## (\S+)", read_page(ROOT / "CHANGELOG.md"), flags=re.MULTILINE)
-    released = [version for version in versions if version != "Unreleased"]
-    assert released[0] == fedjax_het.__version__
-    assert released == sorted(released, reverse=True) and len(set(released)) == len(released)
+    versions = read_versions()
+    assert versions[0] == fedjax_het.__version__
+    assert versions == sorted(versions, reverse=True) and len(set(versions)) == len(versions)
 
 
 def test_ci_runs_readme_test_command():
