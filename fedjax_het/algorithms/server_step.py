@@ -3,10 +3,14 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import optax
+
 from fedjax_het.algorithms.base import Algorithm, ServerStage, State
 from fedjax_het.core.client_loop import Cohort, Examples
 from fedjax_het.core.client_rows import ClientModels
-from fedjax_het.core.contract_checks import call_user_function, unpack_tuple
+from fedjax_het.core.contract_checks import call_user_function, require_like, unpack_tuple
 
 Tree = Any
 
@@ -70,8 +74,9 @@ def with_server_step(
 ) -> Algorithm:
     """Return `algorithm` with a step of the server on the global model after each round.
 
-    The step's result is evaluated and sent to the clients of the next round. Clients, their state
-    and the traffic are unchanged from `algorithm`.
+    The step's result is evaluated and sent to the clients of the next round, and `update_norm` is
+    the change of the global model by round and step. Clients, their state and the traffic are
+    unchanged from `algorithm`.
 
     Args:
       algorithm: a method with one global model.
@@ -123,9 +128,13 @@ def with_server_step(
         outputs = call_user_function("run_server_step", run_server_step, **arguments)
         names = ("variables", "step_state")
         variables, step_state = unpack_tuple("run_server_step", outputs, names)
+        origin = "`context.variables_after`"
+        require_like("run_server_step: variables", variables, context.variables_after, origin)
         new = set_model(new, variables)
+        old_params, new_params = (get_model(s)["params"] for s in (inner, new))
+        update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, new_params, old_params))
         server = ServerStepState(new.server, step_state)
-        return new._replace(server=server), info._replace(models=None)
+        return new._replace(server=server), info._replace(update_norm=update_norm, models=None)
 
     def lift_stage(stage: ServerStage) -> ServerStage:
         def advance(hp, state, *args):

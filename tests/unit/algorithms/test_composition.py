@@ -69,6 +69,16 @@ def test_dynafed_equals_base_before_synthesis(base):
     assert np.abs(gap).max() > 1e-3
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fsl", "fsl_p", "feddf", "fedbe"])
+def test_update_norm_contains_server_step(name):
+    federation = make_federation(name)
+    state = federation.initial_state()
+    new_state, info = federation.run(1, state)
+    old, new = map(federation.global_params, (state, new_state))
+    change = np.concatenate([np.ravel(new[key] - old[key]) for key in old])
+    np.testing.assert_allclose(info.update_norm, np.linalg.norm(change), rtol=1e-5)
+
+
 # --- ABAVG -------------------------------------------------------------------------------------
 
 
