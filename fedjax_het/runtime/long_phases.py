@@ -100,8 +100,9 @@ def run_server_stage(
 ) -> Iterator[str]:
     """Execute a server stage: on each run's device, shared by the devices, or on one device.
 
-    A run whose state has more numbers that are not finite than before has diverged. After a signal
-    another call continues.
+    A run whose state has more numbers that are not finite after a call than before it has diverged.
+    After a signal another call of this function continues, and several iterators of one run may
+    take turns.
 
     Args:
       group_state: the runs.
@@ -115,24 +116,27 @@ def run_server_stage(
     program, plan = group.program.server_stages[stage.name], group.program.plan
     place = (lambda tree: tree) if group_state.shards_server_stages else _copy_to_first_device
     cached_inputs, key = group_state.cached_inputs, group_state.build_keys(Stream.SERVER)
-    inputs = group_state.state, cached_inputs["hp"], key, cached_inputs.get("server_examples")
-    state, hp, key, server = place(inputs)
+    hp, key, server = place((cached_inputs["hp"], key, cached_inputs.get("server_examples")))
 
     with timing.record_compilation():
-        nonfinite_counts = count_nonfinite_per_run(state, has_run_axis=group.runs_parallel)
+        state = place(group_state.state)
         program.verify((hp, state, key, jnp.int32(1), server))
         with defer_signals(enabled=not plan.is_debug):  # the call takes the buffers of the state
             state = jax.block_until_ready(program(hp, state, key, jnp.int32(0), server))
             group_state.update(state=state)
 
     done = initial_done = group_state.count_stage_iterations(stage)
+    nonfinite_counts = count_nonfinite_per_run(state, has_run_axis=group.runs_parallel)
     start_time, count = time.perf_counter(), 1
     while done < total and group_state.active:
         count = plan.sync_across_processes(min(count, total - done))
         with defer_signals(enabled=not plan.is_debug):
-            state = jax.block_until_ready(program(hp, state, key, jnp.int32(count), server))
+            state = program(hp, place(group_state.state), key, jnp.int32(count), server)
+            state = jax.block_until_ready(state)
             done += count
-            diverged_rounds = _find_diverged(group_state, state, nonfinite_counts, stage.name)
+            counts = count_nonfinite_per_run(state, has_run_axis=group.runs_parallel)
+            is_greater = counts > nonfinite_counts
+            diverged_rounds = _find_diverged(group_state, is_greater, stage.name)
             if done == total and not group_state.shards_server_stages:
                 state = plan.map_state(state, plan.put)
             group_state.update(
@@ -143,6 +147,7 @@ def run_server_stage(
         group_state.progress(Progress(stage.name, done, total, rate, 0.0, (total - done) / rate))
         yield stage.name
         checkpoints.save(group_state)
+        done, nonfinite_counts = group_state.count_stage_iterations(stage), counts
     timing.server_seconds += time.perf_counter() - start_time
 
 
@@ -165,14 +170,12 @@ _count_each_run = jax.jit(jax.vmap(count_nonfinite))
 
 
 def _find_diverged(
-    group_state: GroupState, state: Any, previous_counts: np.ndarray, name: str
+    group_state: GroupState, is_greater: np.ndarray, name: str
 ) -> tuple[int | None, ...]:
-    """Return the rounds of divergence, with runs whose new states have new nonfinite numbers."""
-    has_run_axis, done = group_state.group.runs_parallel, group_state.rounds_done
-    current_counts = count_nonfinite_per_run(state, has_run_axis=has_run_axis)
-    diverged_rounds = [*group_state.diverged_rounds]
+    """Return the rounds of divergence, with the runs of which a leaf has new nonfinite numbers."""
+    done, diverged_rounds = group_state.rounds_done, [*group_state.diverged_rounds]
     for i in group_state.active:
-        if (current_counts[i] > previous_counts[i]).any():
+        if is_greater[i].any():
             seed, diverged_rounds[i] = group_state.prepared_runs[i].spec.seed, done
             log.warning("diverged in %s after round %d; stopped (seed %d)", name, done, seed)
     return tuple(diverged_rounds)

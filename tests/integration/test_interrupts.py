@@ -5,14 +5,18 @@ import signal
 from dataclasses import dataclass, field
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.data import make_user_dataset
 from support.interrupts import InstructionTracer, raise_error, send_signal
-from support.small_runs import assert_results_equal, make_spec, with_placement
+from support.small_runs import OWN_METHOD_RUN, assert_results_equal, make_spec, with_placement
 
-from fedjax_het import Result, federation
-from fedjax_het.runtime import checkpointing, resumable_rounds, runner
+from fedjax_het import Result, RunSpec, federation, register_method
+from fedjax_het.algorithms.base import ServerStage
+from fedjax_het.algorithms.fedavg import fedavg
+from fedjax_het.algorithms.server_step import with_server_step
+from fedjax_het.runtime import checkpointing, long_phases, resumable_rounds, runner
 from fedjax_het.utils.arrays import to_numpy_bits
 from fedjax_het.utils.errors import ConfigError
 
@@ -209,6 +213,69 @@ def test_error_between_call_and_record(monkeypatch):
     for continue_run in (lambda: next(loop.session.rounds()), loop.session.result):
         with pytest.raises(ConfigError, match=r"^rounds: the run cannot continue after round 1"):
             continue_run()
+
+
+@pytest.mark.parametrize(
+    ("case", "module", "name"),
+    [
+        (Case("scaffold", HOST), runner, "finish_rounds"),
+        (Case("scaffold", is_long=True), long_phases, "finish_rounds"),
+        (Case("dynafed"), long_phases, "_find_diverged"),
+    ],
+    ids=str,
+)
+def test_signal_between_call_and_record(case, module, name, monkeypatch):
+    monkeypatch.setattr(long_phases, "CHUNK_SECONDS", 0.0)
+    monkeypatch.setitem(resumable_rounds.LONG_FLOPS, "cpu", 0 if case.is_long else 2e12)
+    expected, loop, function = Loop(case, None).run(), Loop(case, None), getattr(module, name)
+
+    def send_signal_first(*args):
+        signal.raise_signal(signal.SIGINT)
+        return function(*args)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module, name, send_signal_first)
+        loop.run()
+    assert_bits_equal(loop.run(), expected, name)
+
+
+@pytest.mark.parametrize("case", [Case("dynafed"), Case("scaffold", HOST)], ids=str)
+def test_iterators_take_turns(case, monkeypatch):
+    monkeypatch.setattr("fedjax_het.runtime.long_phases.CHUNK_SECONDS", 0.0)
+    expected, loop = Loop(case, None).run(), Loop(case, None)
+    iterators = [loop.session.rounds(every=1) for _ in range(2)]
+    while iterators:
+        iterators = [iterator for iterator in iterators if next(iterator, None) is not None]
+    assert_bits_equal(loop.session.result(), expected, "each call")
+
+
+def build_flickering(training, plan):
+    """FedAvg with a server stage whose number is NaN before, and in the second iteration."""
+    algorithm = with_server_step(
+        fedavg(training, plan),
+        lambda hp, step_state, context: (context.variables_after, step_state),
+        init_step_state=lambda hp, key, variables: (jnp.int32(0), jnp.float32(jnp.nan)),
+    )
+
+    def advance(hp, state, key, num_iterations, server_examples):
+        done = state.server.step_state[0] + num_iterations
+        number = jnp.where(done % 2 == 0, jnp.nan, 1.0).astype(jnp.float32)
+        return state._replace(server=state.server._replace(step_state=(done, number)))
+
+    stage = ServerStage("flicker", 1, 3, lambda state: int(state.server.step_state[0]), advance)
+    return algorithm._replace(server_stages=(stage,))
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_divergence_in_an_interrupted_server_stage(is_interrupted, monkeypatch):
+    monkeypatch.setattr("fedjax_het.runtime.long_phases.CHUNK_SECONDS", 0.0)
+    register_method("flickering", build_flickering)
+    session = federation(RunSpec("flickering", **OWN_METHOD_RUN), dataset=make_user_dataset())
+    for status in session.rounds():
+        if is_interrupted and status.phase == "flicker":
+            break
+    result = [*session.rounds()] and session.result()
+    assert result.diverged and result.summary["rounds"] == 1
 
 
 @pytest.mark.parametrize("case", [Case("dynafed"), Case("scaffold", is_long=True)], ids=str)
