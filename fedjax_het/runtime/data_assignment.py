@@ -318,10 +318,8 @@ def assign_data(
     partition, client_tests, held_out = all_clients, tests, None
     if spec.held_out_clients is not None:
         assert tests is not None
-        ids = draw_held_out_clients(all_clients, spec.held_out_clients, spec.partition_seed)
+        partition, participating, ids = select_participants(spec, all_clients)
         held_out = HeldOutClients(select_clients(all_clients, ids), select_clients(tests, ids), ids)
-        participating = np.setdiff1d(np.arange(all_clients.num_clients), ids)
-        partition = select_clients(all_clients, participating)
         client_tests = select_clients(tests, participating)
     server_data = None
     if spec.server_data is not None:
@@ -342,6 +340,26 @@ def assign_data(
         held_out,
         collect_user_digests(spec, dataset, user_partition),
     )
+
+
+def select_participants(
+    spec: ResolvedRunSpec, all_clients: Partition
+) -> tuple[Partition, np.ndarray, np.ndarray]:
+    """Select the clients that take part in a run.
+
+    Args:
+      spec: the settings.
+      all_clients: the examples of all clients, including those held out.
+
+    Returns:
+      The examples of the participants, their ids, and the ids of the clients that are held out.
+    """
+    ids = np.arange(0)
+    if spec.held_out_clients is not None:
+        ids = draw_held_out_clients(all_clients, spec.held_out_clients, spec.partition_seed)
+    participating = np.setdiff1d(np.arange(all_clients.num_clients), ids)
+    partition = select_clients(all_clients, participating) if len(ids) else all_clients
+    return partition, participating, ids
 
 
 def build_partition(spec: ResolvedRunSpec, dataset: Dataset) -> Partition:

@@ -8,8 +8,8 @@ checkpoint, a final state or a result of the same name is used.
 | settings (`RunSpec`), package version, device, precision, 64-bit mode | yes | |
 | switches of JAX that change random draws | if not at their defaults | |
 | data set, partition, network, optimizer, initial model that are passed as objects | yes | |
-| names of classes of such a data set, if a partition or the server's data depend on them | yes | |
-| data of a registered data set, split of a registered partition | no | yes |
+| names of classes of such a data set, where a partition or the server's data depend on them | yes | |
+| data of a named data set, split of a registered partition | no | if the data can be loaded |
 | functions of registered networks, optimizers, metrics, methods and server sources | no | yes |
 | versions of JAX, NumPy, flax and optax, other switches of JAX, flags of XLA | no | when resuming |
 
@@ -46,7 +46,11 @@ from fedjax_het.core.optimizers import OPTIMIZERS
 from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES, Dataset
 from fedjax_het.metrics.registry import METRICS, parse_metrics
 from fedjax_het.nn import NETWORKS
-from fedjax_het.runtime.data_assignment import UserObjects, assign_data, load_server_pool
+from fedjax_het.runtime.data_assignment import (
+    UserObjects,
+    build_partition,
+    select_participants,
+)
 from fedjax_het.utils.arrays import PRNG_IMPL, to_numpy_bits
 from fedjax_het.utils.errors import ConfigError
 from fedjax_het.utils.registry import Registry, get_keyword_parameters
@@ -290,7 +294,7 @@ def _describe_code(code: CodeType, names: set[str], seen: set[int]) -> Iterator[
 
 
 class RegisteredIdentity:
-    """Computes recorded values of registered objects as they are now, each once and if needed."""
+    """Computes the recorded values of named objects as they are now, each once and if needed."""
 
     def __init__(self, user_objects: UserObjects):
         """Store the objects of the user.
@@ -301,9 +305,10 @@ class RegisteredIdentity:
         self._user_objects = user_objects
         self._values: dict[str, dict[str, Any]] = {}
         self._dataset: tuple[tuple, Dataset] | None = None
+        self._dataset_digests: dict[tuple, str] = {}
 
     def list_changes(self, spec: ResolvedRunSpec, record: Mapping[str, Any]) -> list[str]:
-        """Return the registered objects that differ from the record of a run, in words.
+        """Return the named objects that differ from the record of a run, in words.
 
         Args:
           spec: settings of the run.
@@ -331,25 +336,32 @@ class RegisteredIdentity:
         return changes
 
     def _compute_values(self, spec: ResolvedRunSpec) -> dict[str, Any]:
-        """Return the digests of registered objects; a data set that cannot be loaded has none."""
+        """Return the digests of named objects; a data set that cannot be loaded has none."""
         values: dict[str, Any] = {"functions": collect_function_digests(spec)}
         objects = self._user_objects
-        is_named = objects.get_dataset(spec) is None and spec.dataset != USER_PROVIDED
-        has_own_data = is_named and _is_registered(DATASETS, spec.dataset)
+        has_named_data = objects.get_dataset(spec) is None and spec.dataset != USER_PROVIDED
         has_own_split = objects.partition is None and _is_registered(PARTITIONS, spec.partition)
-        if not (has_own_data or has_own_split):
+        if not (has_named_data or has_own_split):
             return values
         try:
-            dataset = self._load_dataset(spec)
-            if has_own_data:
-                values["dataset_digest"] = dataset.digest()
+            if has_named_data:
+                values["dataset_digest"] = self._compute_dataset_digest(spec)
+            if has_named_data and _is_registered(DATASETS, spec.dataset):
+                dataset = self._load_dataset(spec)
                 values["class_names_digest"] = compute_class_names_digest(spec, dataset)
             if has_own_split:
-                pool = load_server_pool(spec, dataset, objects.data_dir)
-                values["partition_digest"] = assign_data(spec, dataset, pool).partition.digest()
+                all_clients = build_partition(spec, self._load_dataset(spec))
+                partition = select_participants(spec, all_clients)[0]
+                values["partition_digest"] = partition.digest()
         except (ConfigError, OSError, ImportError):  # the run itself reports it
             pass
         return values
+
+    def _compute_dataset_digest(self, spec: ResolvedRunSpec) -> str:
+        key = spec.dataset, spec.normalization
+        if key not in self._dataset_digests:
+            self._dataset_digests[key] = self._load_dataset(spec).digest()
+        return self._dataset_digests[key]
 
     def _load_dataset(self, spec: ResolvedRunSpec) -> Dataset:
         """Return the data set of a run; the last one is kept for the next call."""

@@ -26,6 +26,7 @@ from support.small_runs import (
     run_spec,
     run_sweep,
 )
+from support.tfds_data import write_tfds_dataset
 
 from fedjax_het import (
     ConfigError,
@@ -261,6 +262,48 @@ def test_changed_final_state_is_not_continued(grow, tmp_path, caplog):
     result = simulate(longer, output_dir=tmp_path, resume=True)
     assert_results_equal(result, simulate(longer))
     assert "data set named: changed since final states" in caplog.text
+
+
+def test_final_state_of_another_version_is_not_used(grow, tmp_path, monkeypatch, caplog):
+    longer = dataclasses.replace(SPEC, rounds=4)
+    expected = simulate(longer)
+    sweep([SPEC], tmp_path, progress=None, keep_state=True)
+    monkeypatch.setattr("fedjax_het.runtime.device_report.__version__", "99.0")
+    assert list_states([SPEC], tmp_path) == ["missing"]
+    (result,) = sweep([longer], tmp_path, progress=None).results
+    assert_results_equal(result, expected)
+    assert result.summary["fedjax_het"] == "99.0" and "begun_under" not in result.summary
+    assert "expected a checkpoint of this version" in caplog.text
+    with pytest.raises(ConfigError, match=r"-> 99\.0"):
+        simulate(dataclasses.replace(SPEC, rounds=3), output_dir=tmp_path, resume=True)
+
+
+def test_changed_files_of_a_builtin_dataset_are_found(tmp_path, caplog):
+    from tensorflow_datasets.core import registered
+
+    spec = RunSpec("fedavg", "mnist", partition="iid", **SMALL)
+    folders = [tmp_path / "first", tmp_path / "second"]
+    with registered.skip_registration():  # of the builder, which is written twice
+        for seed, folder in enumerate(folders):
+            write_tfds_dataset(folder, "mnist", (28, 28, 1), 10, seed=10 * seed)
+    (before,) = sweep([spec], tmp_path, progress=None, data_dir=folders[0]).results
+    for data_dir in (folders[0], tmp_path / "missing"):
+        (result,) = sweep([spec], tmp_path, progress=None, data_dir=data_dir).results
+        assert result.summary["finished"] == before.summary["finished"]
+    assert list_states([spec], tmp_path, data_dir=folders[1]) == ["outdated"]
+    (result,) = sweep([spec], tmp_path, progress=None, data_dir=folders[1]).results
+    assert "data set mnist: changed since results in" in caplog.text
+    assert_results_equal(result, simulate(spec, data_dir=folders[1]))
+
+
+def test_comparison_does_not_repeat_warnings(tmp_path, caplog):
+    register_partition("halves", lambda labels: [np.arange(20), np.arange(20, 51), []])
+    spec = make_spec(partition="halves", num_clients=3, rounds=2, participation=1.0)
+    run_sweep([spec], tmp_path)
+    assert "1 of 3 clients hold no examples" in caplog.text
+    caplog.clear()
+    run_sweep([spec], tmp_path)
+    assert "hold no examples" not in caplog.text
 
 
 def test_changed_partition_is_executed_again(tmp_path):
