@@ -26,7 +26,7 @@ from fedjax_het.analysis.render import (
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.config.settings import rename_former_settings
 from fedjax_het.metrics.registry import get_metric_info
-from fedjax_het.runtime.result_store import compute_settings_digest
+from fedjax_het.runtime.result_store import compute_settings_digest, is_partial_run
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, make_value_error, require, require_columns
 from fedjax_het.utils.text import MISSING
@@ -320,7 +320,8 @@ def compare_with_reported(
         the target), `reached` (number of runs that did), `reported_rounds`, `rounds_difference`.
       * `reported_mean`, `reported_std`, and `difference` of the means.
       * `seeds`, the number of runs in the mean; `diverged`, the number of runs left out of it;
-        `planned`; `seconds`, the wall-clock time per run.
+        `planned`; `seconds`, the wall-clock time per run. If runs ended early: `partial`, their
+        number, which `diverged` includes.
 
     Raises:
       ValueError: if `reported` has several values for one cell.
@@ -355,6 +356,8 @@ def compare_with_reported(
             row |= _summarize_rounds(cell_results, cell, reported, name)
         rows.append(row)
     table = pd.DataFrame(rows)
+    if not table["partial"].any():
+        table = table.drop(columns="partial")
     table["difference"] = table["mean"] - table["reported_mean"]
     if round_metrics:
         table["rounds_difference"] = table["rounds"] - table["reported_rounds"]
@@ -412,6 +415,7 @@ def _summarize_measured(
         "seconds": get_metric_values(cell_results, "wall_seconds").mean(),
         "seeds": len(accuracy),
         "diverged": int(has_diverged.sum()),
+        "partial": int(is_partial_run(cell_results).sum()),
     }
 
 
@@ -464,7 +468,8 @@ def list_diverged_runs(cells: Sequence[TableCell], results: "pd.DataFrame") -> l
       results: as `load_results` returns it.
 
     Returns:
-      One text per run that diverged or ended early: method, column and seed.
+      One text per run that diverged or ended early: method, column and seed, and whether it ended
+      early.
 
     Raises:
       ConfigError: if the results have not the columns of `load_results`.
@@ -482,12 +487,15 @@ def list_diverged_runs(cells: Sequence[TableCell], results: "pd.DataFrame") -> l
     if not len(results):
         return []
     require_columns("results", results, ("settings", "diverged", "final_accuracy"))
-    diverged_digests = set(results["settings"][is_diverged(results)])
+    reasons = {
+        **dict.fromkeys(results["settings"][is_diverged(results)], ""),
+        **dict.fromkeys(results["settings"][is_partial_run(results)], " (ended early)"),
+    }
     return [
-        f"{cell.method}, {cell.column_label}, seed {run.seed}"
+        f"{cell.method}, {cell.column_label}, seed {run.seed}{reasons[digest]}"
         for cell in cells
         for run in cell.runs
-        if compute_settings_digest(run) in diverged_digests
+        if (digest := compute_settings_digest(run)) in reasons
     ]
 
 
@@ -607,7 +615,9 @@ def _find_best(rows: Sequence[dict[str, Any]], metric: str) -> list[int]:
 
 
 def _format_measured(row: dict[str, Any]) -> str:
-    return format_mean_std(row["mean"], row["std"], diverged=bool(row["diverged"]))
+    num_partial = row.get("partial", 0)
+    reasons = {"diverged": row["diverged"] > num_partial, "ended_early": num_partial > 0}
+    return format_mean_std(row["mean"], row["std"], **reasons)
 
 
 def _format_reported(row: dict[str, Any]) -> str:

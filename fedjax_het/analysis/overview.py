@@ -625,10 +625,9 @@ def _choose_format(groups: Sequence[tuple[dict, dict]], metric: str) -> str:
 
 
 def _format_summary(row: dict[str, Any], format_spec: str) -> str:
-    if row["partial"] and not (row["seeds"] or row["diverged"]):
-        return f"ended early {DIVERGED}"
-    is_incomplete = bool(row["diverged"] or row["partial"] or (row["undefined"] and row["seeds"]))
-    return format_mean_std(row["mean"], row["std"], diverged=is_incomplete, format_spec=format_spec)
+    is_incomplete = bool(row["diverged"] or (row["undefined"] and row["seeds"]))
+    reasons = {"diverged": is_incomplete, "ended_early": bool(row["partial"])}
+    return format_mean_std(row["mean"], row["std"], **reasons, format_spec=format_spec)
 
 
 def _get_rankable_mean(row: dict[str, Any]) -> float:

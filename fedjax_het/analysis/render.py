@@ -102,7 +102,12 @@ def choose_number_format(values: Iterable[float]) -> str:
 
 
 def format_mean_std(
-    mean: float, std: float, *, diverged: bool = False, format_spec: str = ".2f"
+    mean: float,
+    std: float,
+    *,
+    diverged: bool = False,
+    ended_early: bool = False,
+    format_spec: str = ".2f",
 ) -> str:
     """Format a mean and a standard deviation.
 
@@ -110,16 +115,18 @@ def format_mean_std(
       mean: the mean; NaN if there is no run.
       std: the standard deviation; NaN if there is none.
       diverged: whether runs diverged and are not in the mean.
+      ended_early: whether runs ended early and are not in the mean.
       format_spec: Python's format specification of both numbers.
 
     Returns:
       For example `64.00 ± 2.83 †`.
     """
+    reason = "diverged" if diverged else "ended early" if ended_early else ""
     if math.isnan(mean):
-        return f"diverged {DIVERGED}" if diverged else MISSING
+        return f"{reason} {DIVERGED}" if reason else MISSING
     text = format_number(mean, format_spec)
     text += "" if math.isnan(std) else f" ± {format_number(std, format_spec)}"
-    return f"{text} {DIVERGED}" if diverged else text
+    return f"{text} {DIVERGED}" if reason else text
 
 
 def format_seed_count(num_completed: int, num_planned: int) -> str:

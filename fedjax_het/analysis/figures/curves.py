@@ -52,7 +52,7 @@ from fedjax_het.metrics.convergence import WINDOW
 from fedjax_het.metrics.declarations import NOT_TRAINED
 from fedjax_het.metrics.registry import get_metric_info
 from fedjax_het.runtime.result_display import mark_isolated_points
-from fedjax_het.runtime.result_store import select_newest
+from fedjax_het.runtime.result_store import is_partial_run, select_newest
 from fedjax_het.utils.config import PositiveInt, validate_arguments
 from fedjax_het.utils.errors import ConfigError, require_name
 from fedjax_het.utils.fonts import choose_fonts
@@ -82,9 +82,11 @@ class Curve(NamedTuple):
     runs: "pd.DataFrame"
     """Measured values with a row per round and a column per run, fractions in percent."""
     diverged: bool = False
-    """Whether a run is missing in `runs` because it diverged."""
+    """Whether a run is missing in `runs` because it diverged or ended early."""
     reported: float = math.nan
     """A final value to compare with."""
+    ended_early: bool = False
+    """Whether all runs that are missing in `runs` ended early."""
 
 
 class CurveMetric(NamedTuple):
@@ -340,7 +342,9 @@ def _make_curve(line: RunLine, curves: "pd.DataFrame", metric: str) -> Curve:
         table = info.scale * table.dropna(axis="columns", how="all")
         if info.missing != NOT_TRAINED or not table.size:
             table = table.dropna(how="all")
-    return Curve(line.panel, line.method, line.label, table, bool(has_diverged.any()))
+    ended_early = bool((~has_diverged | is_partial_run(runs)).all())
+    curve = Curve(line.panel, line.method, line.label, table, bool(has_diverged.any()))
+    return curve._replace(ended_early=ended_early)
 
 
 def plot_curve_panels(
@@ -568,7 +572,9 @@ def _finish_panel(panel: "Axes", metric: CurveMetric, curves: Sequence[Curve]) -
     style_axes(panel)
     if not panel.lines:
         has_diverged = any(curve.diverged for curve in curves)
-        mark_empty_panel(panel, "diverged" if has_diverged else "not run")
+        ended_early = all(curve.ended_early for curve in curves if curve.diverged)
+        reason = "ended early" if ended_early else "diverged"
+        mark_empty_panel(panel, reason if has_diverged else "not run")
         return
     set_integer_ticks(panel)
     first, last = panel.dataLim.intervalx

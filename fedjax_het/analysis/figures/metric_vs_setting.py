@@ -308,7 +308,7 @@ def plot_heat_map(
 ) -> "Figure":
     """Plot means over seeds against two settings, a panel per method and other varying setting.
 
-    Each cell shows its value, `†` if runs diverged and are left out, or a dash if there is no run.
+    Each cell shows its value, `†` if runs diverged or ended early and are left out, or a dash if there is no run.
     All panels share one color scale. A method without both settings has no panel.
 
     Args:
@@ -344,6 +344,7 @@ def plot_heat_map(
     if not len(results):
         raise ConfigError(f"x = {x!r}, y = {y!r}: expected runs that have both settings")
     summary = summarize_runs(results, by=[*panel_settings, x, y], metric=metric)
+    summary["diverged"] += summary["partial"]
     xs, ys = ([keys[name] for keys, _ in group_runs(summary, [name])] for name in (x, y))
     if not is_numeric(summary[y]):
         ys.reverse()  # texts from top to bottom, numbers from bottom to top

@@ -83,7 +83,8 @@ def add_tuned_cells(
     tuned_cells = {}
     for index, name, trial_cells in make_tuning_trials(experiment, cells):
         table = compare_with_reported(trial_cells, results, reported)
-        is_complete = table["seeds"] + table["diverged"] == table["planned"]
+        num_ended = table["seeds"] + table["diverged"] - table.get("partial", 0)
+        is_complete = num_ended == table["planned"]
         if is_complete.all() and table["mean"].notna().any():
             value = trial_cells[int(table["mean"].argmax())].runs[0].hp[name]
             for other_index, other in enumerate(cells):

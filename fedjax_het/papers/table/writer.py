@@ -67,6 +67,7 @@ def write_comparison_table(table_run: TableRun) -> list[str]:
         column_notes.append(describe_relative_gains(table, cells, experiment))
     methods = [parse_row(cell.method)[0] for cell in cells]
     diverged = "; ".join(list_diverged_runs(cells, results))
+    reason = "Diverged or ended early" if "partial" in table else "Diverged"
     notes = [
         make_comparison_caption(table),
         *column_notes,
@@ -74,7 +75,7 @@ def write_comparison_table(table_run: TableRun) -> list[str]:
         experiment.note,
         experiment.presets[table_run.preset].get_note(methods),
         *_make_table_notes(table_run, table),
-        f"† Diverged, and left out of the mean: {diverged}." if diverged else "",
+        f"† {reason}, and left out of the mean: {diverged}." if diverged else "",
     ]
     title, notes = f"{table_run.title}.", list(filter(None, notes))
     text_table = format_comparison_table(table, title=title, notes=notes)

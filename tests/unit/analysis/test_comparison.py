@@ -109,6 +109,18 @@ def test_diverged_and_missing_runs(table):
     assert texts["dynafed"].split()[:2] == ["dynafed", "75.00"]
 
 
+def test_runs_that_ended_early(results, reported):
+    results["is_partial"] = results["diverged"]
+    results.loc[results["diverged"], "final_accuracy"] = 0.2
+    results["diverged"] = False
+    table = analysis.compare_with_reported(CELLS, results, reported)
+    texts = printed(table.set_index("method", drop=False))
+    assert "64.00 ± 2.83 †" in texts["fedprox"] and "ended early †" in texts["scaffold"]
+    assert table.set_index("method").loc["scaffold", ["diverged", "partial"]].tolist() == [1, 1]
+    (prox, scaffold) = analysis.list_diverged_runs(CELLS, results)
+    assert prox.endswith("seed 1 (ended early)") and scaffold.endswith("seed 0 (ended early)")
+
+
 def test_run_without_accuracy_counts_as_diverged(results, reported):
     results["diverged"] = False
     table = analysis.compare_with_reported(CELLS, results, reported).set_index("method")

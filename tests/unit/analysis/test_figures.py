@@ -167,6 +167,10 @@ def test_diverged_method_has_no_line():
     assert [text.get_text() for text in figure.axes[0].texts] == ["diverged"]
     assert names(figure.axes[1]) == ["scaffold"]
     drawn(figure)
+    results, curves = sweep(["scaffold"], alphas=(0.1, 1.0))
+    results["is_partial"] = results["diverged"]
+    figure = analysis.plot_learning_curves(results.assign(diverged=False), curves)
+    assert [text.get_text() for text in figure.axes[0].texts] == ["ended early"]
 
 
 def test_learning_curves_of_loss():
