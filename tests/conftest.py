@@ -105,7 +105,7 @@ def restore_package_logger():
 @pytest.fixture(autouse=True)
 def evict_compiled_programs():
     """A worker compiles more of them than a process can hold."""
-    from fedjax_het.runtime.compiled_programs import evict_programs
+    from fedjax_het.runtime.build import evict_programs
 
     yield
     evict_programs()

@@ -61,8 +61,8 @@ def run_command(command: RunCommand) -> int:
     from fedjax_het.analysis.figures.run_figures import write_run_figures
     from fedjax_het.data import load_dataset
     from fedjax_het.runtime.progress import show_progress
+    from fedjax_het.runtime.result_display import to_json_value
     from fedjax_het.runtime.result_store import ResultNotWrittenError
-    from fedjax_het.runtime.results import to_json_value
     from fedjax_het.runtime.session import simulate
 
     is_main_process = jax.process_index() == 0

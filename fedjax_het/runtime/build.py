@@ -24,15 +24,16 @@ from fedjax_het.core.execution_plan import (
     ExecutionPlan,
 )
 from fedjax_het.core.lr_schedules import compute_round_lr_factors, is_round_schedule_hyperparameter
+from fedjax_het.core.memory import evict_programs_if_needed, release_freed_memory
 from fedjax_het.core.schedule import Scheduler, ScheduleShape, compute_useful_fraction, merge_shapes
 from fedjax_het.core.work_items import ClientWork
 from fedjax_het.data import PartitionSummary, ServerSummary
 from fedjax_het.nn.conv_products import AUTO
+from fedjax_het.runtime import held_out_eval
 from fedjax_het.runtime.compiled_programs import (
     CompiledPrograms,
     build_algorithm,
     build_programs,
-    evict_programs,
 )
 from fedjax_het.runtime.data_assignment import (
     DataAssignment,
@@ -51,6 +52,7 @@ from fedjax_het.runtime.placement import (
 from fedjax_het.runtime.schedules import bind_scheduler, make_further_schedulers
 from fedjax_het.runtime.signature import (
     build_signature,
+    clear_network_caches,
     compute_static_key,
     warn_missing_norm_layers,
 )
@@ -188,6 +190,14 @@ class RunGroup:
         schedulers = [run.scheduler for run in prepared_runs]
         is_concurrent = self.program.plan.mesh_axis == LANES_AXIS
         return compute_useful_fraction(schedulers, is_concurrent=is_concurrent)
+
+
+def evict_programs() -> None:
+    """Free the memory of dropped programs, and drop all near the limit of memory maps."""
+    release_freed_memory()
+    evict_programs_if_needed(
+        build_programs.cache_clear, held_out_eval.clear_programs, clear_network_caches
+    )
 
 
 def prepare_group(

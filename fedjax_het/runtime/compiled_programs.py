@@ -16,11 +16,7 @@ from fedjax_het.core.execution_plan import (
     ExecutionPlan,
     make_execution_plan,
 )
-from fedjax_het.core.memory import (
-    MAX_CACHED_PROGRAMS,
-    evict_programs_if_needed,
-    release_freed_memory,
-)
+from fedjax_het.core.memory import MAX_CACHED_PROGRAMS
 from fedjax_het.core.miscompile_guard import VerifiedJit
 from fedjax_het.core.partial_round import make_partial_round
 from fedjax_het.core.round_evaluation import make_missing_metrics
@@ -28,7 +24,7 @@ from fedjax_het.core.round_inputs import ChunkInputs, RoundComponents
 from fedjax_het.core.round_program import make_round_chunk
 from fedjax_het.core.run_mapping import SCHEDULE_PLACEMENTS, map_runs
 from fedjax_het.core.task import Task
-from fedjax_het.runtime.signature import Signature, clear_network_caches
+from fedjax_het.runtime.signature import Signature
 from fedjax_het.utils.arrays import is_prng_key
 
 
@@ -193,9 +189,3 @@ def _make_init(algorithm: Algorithm, task: Task, plan: ExecutionPlan) -> Callabl
     return lambda num_clients, hp, key, variables=None: init(
         num_clients, hp, key, draw(key) if variables is None else variables
     )
-
-
-def evict_programs() -> None:
-    """Free the memory of dropped programs, and drop all near the limit of memory maps."""
-    release_freed_memory()
-    evict_programs_if_needed(build_programs.cache_clear, clear_network_caches)

@@ -87,8 +87,14 @@ def describe_environment() -> dict[str, Any]:
         "prng": " ".join([PRNG_IMPL, *_list_changed(_DRAW_SWITCHES)]),
         "switches": " ".join(_list_changed(_ROUNDING_SWITCHES) + _list_compiler_flags())
         or "default",
-        **{name: _get_installed_version(name) or "none" for name in ("numpy", "flax", "optax")},
+        **_get_library_versions(),
     }
+
+
+@functools.cache
+def _get_library_versions() -> dict[str, str]:
+    """Return the versions at the first call: the libraries are imported, and stay the same."""
+    return {name: _get_installed_version(name) or "none" for name in ("numpy", "flax", "optax")}
 
 
 def _list_changed(defaults: Mapping[str, Any]) -> list[str]:

@@ -126,6 +126,11 @@ def _build_programs(signature: Signature, num_clients: int) -> _Programs:
     return _Programs(plan, tuning, jax.jit(evaluate_global_model), tune)
 
 
+def clear_programs() -> None:
+    """Drop the programs of all signatures."""
+    _build_programs.cache_clear()
+
+
 def _select_examples(
     images: np.ndarray, labels: np.ndarray, partition: Partition
 ) -> tuple[Examples, Partition]:

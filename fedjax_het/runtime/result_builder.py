@@ -17,13 +17,12 @@ from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.held_out_eval import evaluate_held_out_clients
 from fedjax_het.runtime.history import build_traffic_curves, list_metric_names
 from fedjax_het.runtime.identity import collect_function_digests, compute_class_names_digest
-from fedjax_het.runtime.result_display import get_accuracy_name
+from fedjax_het.runtime.result_display import get_accuracy_name, to_json_value
 from fedjax_het.runtime.results import (
     ACCURACIES,
     CLIENT_ACCURACIES,
     RISE_METRICS,
     Result,
-    to_json_value,
 )
 from fedjax_het.runtime.signature import flops_per_sample
 from fedjax_het.runtime.trained_model import InputSpec, TrainedModel, extract_model

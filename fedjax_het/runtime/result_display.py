@@ -1,6 +1,7 @@
 """Results as text, HTML and arrays with named dimensions."""
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -60,6 +61,29 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         is_nested = isinstance(value, dict)
         flat |= flatten(value, f"{prefix}{name}.") if is_nested else {prefix + name: value}
     return flat
+
+
+def to_json_value(value: Any) -> Any:
+    """Return a value that JSON can hold; the function accepts every value.
+
+    Arrays and scalars of NumPy and jax become lists and numbers of Python, infinite numbers and NaN
+    become None, and other objects become their `repr`.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.runtime.result_display import to_json_value
+      >>> to_json_value({"loss": np.float32(0.5), "values": (1, float("nan"))})
+      {'loss': 0.5, 'values': [1, None]}
+    """
+    if isinstance(value, Mapping):
+        return {str(key): to_json_value(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):
+        value = np.asarray(value).tolist()
+    if isinstance(value, list | tuple | set | frozenset):
+        return [to_json_value(item) for item in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return value if isinstance(value, bool | int | str) or value is None else repr(value)
 
 
 def name_data(spec: RunSpec, summary: Mapping[str, Any]) -> dict[str, str | None]:
@@ -267,8 +291,8 @@ def build_rounds_dataset(result: DisplayedResult) -> "xr.Dataset":
             values,
         )
     attributes = {
-        "settings": json.dumps(result.spec.to_dict(), default=str),
-        "summary": json.dumps(result.summary, default=str),
+        "settings": json.dumps(to_json_value(result.spec.to_dict()), allow_nan=False),
+        "summary": json.dumps(to_json_value(result.summary), allow_nan=False),
     }
     rounds = np.arange(1, len(result.metrics["train_loss"]) + 1)
     return _import_xarray().Dataset(arrays, {"round": rounds}, attributes)

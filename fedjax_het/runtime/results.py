@@ -5,11 +5,10 @@ import functools
 import hashlib
 import io
 import json
-import math
 import operator
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,6 +26,7 @@ from fedjax_het.metrics.registry import get_metric_info
 from fedjax_het.runtime import result_display
 from fedjax_het.runtime.history import CALLBACK
 from fedjax_het.runtime.identity import ENVIRONMENT_FIELDS, compute_digest
+from fedjax_het.runtime.result_display import to_json_value
 from fedjax_het.utils.arrays import decode_arrays, encode_arrays, save_arrays
 from fedjax_het.utils.config import UnitInterval, validate, validate_arguments, validate_fields
 from fedjax_het.utils.errors import ConfigError, require, require_name
@@ -508,26 +508,3 @@ def _parse_spec(values: dict[str, Any], version: Any) -> RunSpec:
     for name, value in values.get("hp", {}).items():
         validate(name, value, float)
     return RunSpec.from_dict(values)
-
-
-def to_json_value(value: Any) -> Any:
-    """Return a value that JSON can hold; the function accepts every value.
-
-    Arrays and scalars of NumPy and jax become lists and numbers of Python, infinite numbers and NaN
-    become None, and other objects become their `repr`.
-
-    Example:
-      >>> import numpy as np
-      >>> from fedjax_het.runtime.results import to_json_value
-      >>> to_json_value({"loss": np.float32(0.5), "values": (1, float("nan"))})
-      {'loss': 0.5, 'values': [1, None]}
-    """
-    if isinstance(value, Mapping):
-        return {str(key): to_json_value(item) for key, item in value.items()}
-    if hasattr(value, "tolist"):
-        value = np.asarray(value).tolist()
-    if isinstance(value, list | tuple | set | frozenset):
-        return [to_json_value(item) for item in value]
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    return value if isinstance(value, bool | int | str) or value is None else repr(value)

@@ -224,6 +224,7 @@ def clear_network_caches() -> None:
     """Drop the networks of signatures, which hold compiled programs."""
     _make_network.cache_clear()
     _adapt_network.cache_clear()
+    flops_per_sample.cache_clear()  # its keys hold networks
 
 
 @functools.lru_cache(maxsize=MAX_CACHED_PROGRAMS)

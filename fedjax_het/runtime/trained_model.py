@@ -256,10 +256,13 @@ class TrainedModel:
 
     def __repr__(self) -> str:
         owner = "the global model" if self.client is None else f"the model of client {self.client}"
+        dataset = self.input_spec.dataset
+        if self.spec.dataset not in (USER_PROVIDED, dataset):
+            dataset = f"{self.spec.dataset} (own {dataset!r})"
         return (
             f"TrainedModel({self.spec.model} for {self.input_spec.input_shape} images of "
             f"{self.input_spec.num_classes} classes, {owner} of {self.spec.algorithm} on "
-            f"{self.input_spec.dataset})"
+            f"{dataset})"
         )
 
 

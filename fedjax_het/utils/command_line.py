@@ -164,8 +164,15 @@ def parse_flags(config_class: type, argv: Sequence[str]) -> dict[str, Any]:
     expected = f"a flag before it: {', '.join(flags)}"
     require(not loose_words, "word", " ".join(loose_words), expected)
     values: dict[str, Any] = {}
-    # A flag without its value leaves that word to an argument without a flag: report the flag.
-    for name, option in sorted(options.items(), key=lambda item: item[1].is_positional):
+    # An argument without a flag takes its word first, which a flag before it then lacks.
+    required = [
+        (option.flag, occurrences[n]) for n, option in options.items() if option.is_required
+    ]
+    note = "".join(f"; {word!r} was read as {name}" for name, ((word,),) in required)
+    for name, option in options.items():
+        if option.annotation is not bool and () in occurrences[name]:
+            require(False, option.flag, "", f"a value after it{note}")
+    for name, option in options.items():
         if option.annotation is not bool:
             if occurrences[name]:
                 values[name] = _convert_words(option, occurrences[name])
@@ -218,7 +225,6 @@ def _convert_words(option: Option, occurrences: _Occurrences) -> Any:
     flag, annotation = option.flag, option.annotation
     words = list(itertools.chain(*occurrences))
     text = " ".join(words)
-    require(all(occurrences), flag, text, "a value after it")
     may_be_empty = option.is_positional and not option.is_required
     for word in words:  # a command checks optional arguments itself
         ok = may_be_empty or (word != "" and "\0" not in word)

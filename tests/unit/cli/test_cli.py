@@ -356,3 +356,9 @@ def test_version(capsys):
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     expected = f"fedjax-het {fedjax_het.__version__}\n"
     assert done.stdout == capsys.readouterr().out == expected
+
+
+def test_missing_argument_before_a_flag(capsys):
+    assert main(["export", "--model", "x"]) == 2
+    expected = "fedjax-het: --model = '': expected a value after it; 'x' was read as result\n"
+    assert capsys.readouterr().err == expected

@@ -10,27 +10,31 @@ from support.data import make_user_dataset
 
 from fedjax_het import RunSpec, simulate
 from fedjax_het.core import memory
-from fedjax_het.runtime.compiled_programs import build_programs, evict_programs
+from fedjax_het.runtime import held_out_eval
+from fedjax_het.runtime.build import evict_programs
+from fedjax_het.runtime.compiled_programs import build_programs
 
 needs_maps = pytest.mark.skipif(not memory.count_memory_maps(), reason="this system tells no maps")
 
 
-def run(rounds):
-    spec = RunSpec("fedavg", "user", model="mlp", partition="iid", num_clients=3, rounds=rounds)
+def run(rounds, **settings):
+    settings |= {"model": "mlp", "partition": "iid", "num_clients": 3}
+    spec = RunSpec("fedavg", "user", rounds=rounds, **settings)
     return simulate(spec, dataset=make_user_dataset())
 
 
 @pytest.mark.slow
 @needs_maps
 def test_programs_are_evicted_near_mmap_limit(monkeypatch):
-    run(1)
+    run(1, held_out_clients=1)
+    caches = build_programs, held_out_eval._build_programs
     gc.collect()
     held = memory.count_memory_maps()
     evict_programs()
-    assert build_programs.cache_info().currsize > 0  # there is room
+    assert all(cache.cache_info().currsize for cache in caches)  # there is room
     monkeypatch.setattr(memory, "read_max_memory_maps", lambda: held)
     evict_programs()
-    assert build_programs.cache_info().currsize == 0
+    assert not any(cache.cache_info().currsize for cache in caches)
     assert memory.count_memory_maps() < held
 
 

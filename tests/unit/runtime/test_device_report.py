@@ -34,10 +34,13 @@ def new_process(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDJAX_HET_CACHE", str(tmp_path / "cache"))
     for name in ("XLA_FLAGS", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
         monkeypatch.delenv(name, raising=False)
-    device_report.warn_unused_hardware.cache_clear()
+    caches = device_report.warn_unused_hardware, device_report._get_library_versions
+    for cache in caches:
+        cache.cache_clear()
     monkeypatch.setattr(device_report, "_get_installed_version", lambda name: None)
     yield
-    device_report.warn_unused_hardware.cache_clear()
+    for cache in caches:
+        cache.cache_clear()
 
 
 @pytest.fixture
@@ -189,3 +192,9 @@ def test_environment_shows_versions_devices_and_actions(monkeypatch, capsys):
     _, restart, note = capsys.readouterr().out.splitlines()
     assert restart.startswith("Restart the runtime") and "numpy 1" in restart
     assert note == "Note: there is a GPU."
+
+
+def test_library_versions_are_read_once(monkeypatch):
+    environment = device_report.describe_environment()
+    monkeypatch.setattr(device_report, "_get_installed_version", pytest.fail)
+    assert device_report.describe_environment() == environment

@@ -134,6 +134,13 @@ def test_to_xarray_has_dimensions(result):
     assert json.loads(named.attrs["summary"])["final_accuracy"] == result.final_accuracy
 
 
+def test_xarray_attributes_are_json(result):
+    summary = {**result.summary, "loss": np.nan, "norm": np.float32(np.inf)}
+    named = dataclasses.replace(result, summary=summary).to_xarray()
+    values = json.loads(named.attrs["summary"], parse_constant=pytest.fail)
+    assert values["loss"] is None and values["norm"] is None
+
+
 def test_missing_xarray_names_the_extra(result, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "xarray", None)
     with pytest.raises(ConfigError, match=r"pip install .*\[xarray\]"):

@@ -61,6 +61,13 @@ def test_client_models_have_the_last_accuracy(name, options, tmp_path):
         assert model.client == k and f"client {k}" in repr(model)
 
 
+def test_representation_names_the_dataset_of_the_settings():
+    model = run_spec(make_spec(rounds=1)).model()
+    assert repr(model).endswith(f"on {DATA.name})")
+    model = dataclasses.replace(model, spec=dataclasses.replace(model.spec, dataset="digits"))
+    assert repr(model).endswith(f"on digits (own {DATA.name!r}))")
+
+
 def test_load_model_requires_the_user_network(tmp_path):
     result = simulate(make_spec(model=None, rounds=5), dataset=DATA, network=TwoLayers)
     path = result.save_model(tmp_path / "model.msgpack")
