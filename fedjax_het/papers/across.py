@@ -39,6 +39,7 @@ from fedjax_het.analysis.render import (
 )
 from fedjax_het.metrics.convergence import rolling_mean, rounds_to_reach
 from fedjax_het.papers.table import Preset, TableDeclaration, TableRun, make_table_program
+from fedjax_het.runtime.result_store import is_partial_run
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.run_flops import count_flops
 from fedjax_het.utils.io import read_stored_file, write_atomically
@@ -174,19 +175,23 @@ def missing_methods_note(table_run: TableRun, rows: Sequence[MethodCosts]) -> li
     Returns:
       One note, or none.
     """
-    diverged, names = _list_diverged_methods(table_run), {row.method for row in rows}
-    reasons = [
-        f"{cell.method} ({'diverged' if cell.method in diverged else 'not run'})"
-        for cell in table_run.cells
-        if cell.method not in names
-    ]
+    names, results = {row.method for row in rows}, table_run.cell_results
+    states = dict.fromkeys((cell.method for cell in table_run.cells), "not run")
+    states |= dict.fromkeys(_list_methods(table_run, is_partial_run(results)), "ended early")
+    states |= dict.fromkeys(_list_diverged_methods(table_run), "diverged")
+    reasons = [f"{name} ({state})" for name, state in states.items() if name not in names]
     return [f"Without a row: {', '.join(reasons)}."] if reasons else []
 
 
 def _list_diverged_methods(table_run: TableRun) -> set[str]:
     results = table_run.cell_results
-    digests = set(results["settings"][results["diverged"]]) if len(results) else set()
-    cells = table_run.cells
+    return _list_methods(table_run, results["diverged"]) if len(results) else set()
+
+
+def _list_methods(table_run: TableRun, is_selected: pd.Series) -> set[str]:
+    """Return the methods of the selected runs among `cell_results`."""
+    results, cells = table_run.cell_results, table_run.cells
+    digests = set(results["settings"][is_selected]) if len(results) else set()
     return {cell.method for cell in cells if digests & {run.digest() for run in cell.runs}}
 
 

@@ -98,11 +98,13 @@ def test_cost_figure_labels_pareto_methods(score, expected, drawn):
 
 def test_note_names_methods_without_row(tmp_path, monkeypatch):
     monkeypatch.setattr("fedjax_het.papers.across.count_flops", lambda run: RunFlops(np.ones(2)))
-    kept = {"fedavg": [0, 0], "moon": [0], "ditto": [], "pfedme": [1, 0]}
+    kept = {"fedavg": [0, 0], "moon": [0], "ditto": [], "pfedme": [1, 0], "scaffold": ["early"]}
     cells = make_cells(ACROSS, TableArguments("quick", methods=tuple(kept), seeds=(0, 1)))
     for cell in cells:
         for run, lost in zip(cell.runs, kept[cell.method], strict=False):
-            summary = {"diverged": bool(lost)}
+            summary = {"diverged": lost == 1, "rounds": 2}
+            if lost == "early":
+                summary["stopped_early"] = {"why": "callback", "reason": "a test"}
             metrics = dict.fromkeys(
                 (GLOBAL_METRIC, CLIENT_METRIC, "bytes_up", "bytes_down"), np.ones(2)
             )
@@ -113,7 +115,7 @@ def test_note_names_methods_without_row(tmp_path, monkeypatch):
     rows = collect_rows(outcome)
     assert [row.method for row in rows] == ["fedavg", "moon"]
     assert missing_methods_note(outcome, rows) == [
-        "Without a row: ditto (not run), pfedme (diverged)."
+        "Without a row: ditto (not run), pfedme (diverged), scaffold (ended early)."
     ]
     first = outcome._replace(cells=cells[:1])
     assert missing_methods_note(first, collect_rows(first)) == []
