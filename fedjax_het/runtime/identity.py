@@ -8,7 +8,7 @@ checkpoint, a final state or a result of the same name is used.
 | settings (`RunSpec`), package version, device, precision, 64-bit mode | yes | |
 | switches of JAX that change random draws | if not at their defaults | |
 | data set, partition, network, optimizer, initial model that are passed as objects | yes | |
-| names of classes of such a data set, where a partition or the server's data depend on them | yes | |
+| names of classes of such a data set, if a partition or the server's data depend on them | yes | |
 | data of a named data set, split of a registered partition | no | if the data can be loaded |
 | functions of registered networks, optimizers, metrics, methods and server sources | no | yes |
 | versions of JAX, NumPy, flax and optax, other switches of JAX, flags of XLA | no | when resuming |
