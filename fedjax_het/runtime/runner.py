@@ -75,7 +75,7 @@ def advance_runs(group_state: GroupState, checkpoints: CheckpointWriter) -> Iter
                     if group_state.active:
                         with group_state.timing.record_compilation():
                             verify_round_program(group_state, stage.name)
-            if not group_state.active:
+            if not group_state.is_unfinished:  # another iterator may have gone on meanwhile
                 break
             if group_state.loop_layout is not None:
                 run_resumable_round(group_state, checkpoints)

@@ -308,8 +308,8 @@ def plot_heat_map(
 ) -> "Figure":
     """Plot means over seeds against two settings, a panel per method and other varying setting.
 
-    Each cell shows its value, `†` if runs diverged or ended early and are left out, or a dash if there is no run.
-    All panels share one color scale. A method without both settings has no panel.
+    Each cell shows its value, `†` if runs diverged or ended early and are left out, or a dash if
+    there is no run. All panels share one color scale. A method without both settings has no panel.
 
     Args:
       results: as `load_results` returns it.

@@ -221,7 +221,7 @@ BREAKS = {
     "run_server_step returned a dict: expected (variables, step_state)": stepping(
         lambda hp, step_state, context: context.variables_after
     ),
-    "run_server_step: variables['params'] is missing: expected the same structure": stepping(
+    "run_server_step: variables['params']['head']['bias'] is missing: expected the same structure": stepping(
         lambda hp, step_state, context: ({}, step_state)
     ),
     "client is a tuple of 2: expected a ClientAlgorithm": lambda training, plan: (
