@@ -1,4 +1,7 @@
-"""Every notebook runs from its first to its last cell, and shows outputs of this version."""
+"""Every notebook runs from its first to its last cell, and shows outputs of this version.
+
+Before a release, outputs may be of former versions.
+"""
 
 import base64
 import os
@@ -40,7 +43,8 @@ def test_notebook_outputs_are_current(path):
     notebook = read(path)
     record = notebook.metadata[RECORD]
     again = f"run python notebooks/execute.py {path.stem}"
-    assert record["version"] == fedjax_het.__version__, again
+    is_release = ".dev" not in fedjax_het.__version__
+    assert record["version"] == fedjax_het.__version__ or not is_release, again
     assert record["source"] == source_digest(notebook), again
     assert 0 < record["seconds"] <= MOST_SECONDS
     counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
