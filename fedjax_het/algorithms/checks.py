@@ -177,13 +177,15 @@ def _check_variables(
     personal_model = contract.algorithm.personal_model if is_personal else None
     model = personal_model or contract.model
     # Only the shapes are checked: evaluation converts types.
-    found, network = (
+    shapes, network_shapes = (
         jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(getattr(leaf, "shape", ()), np.float32), tree
         )
         for tree in (variables, jax.eval_shape(model.init, make_key(0)))
     )
-    require_like(f"{name}: variables", found, network, f"the network {model.name!r} has them")
+    require_like(
+        f"{name}: variables", shapes, network_shapes, f"the network {model.name!r} has them"
+    )
     return variables
 
 
@@ -208,9 +210,9 @@ def _check_dict(name: str, value: Any, arguments: Arguments, contract: _Contract
 def _check_inputs(name: str, inputs: Any, arguments: Arguments, contract: _Contract) -> list:
     count = len(arguments["federations"])
     if not isinstance(inputs, list | tuple) or len(inputs) != count:
-        found = f"{len(inputs)} of them" if isinstance(inputs, list) else describe_value(inputs)
+        actual = f"{len(inputs)} of them" if isinstance(inputs, list) else describe_value(inputs)
         expected = f"a list of {count}, one for each federation"
-        raise ContractError(f"{name} returned {found}: expected {expected}")
+        raise ContractError(f"{name} returned {actual}: expected {expected}")
     for path, leaf in jax.tree_util.tree_leaves_with_path(list(inputs)):
         is_array = hasattr(leaf, "dtype") or isinstance(leaf, int | float)
         _require(is_array, f"{name}: {jax.tree_util.keystr(path)} is", leaf, "an array")

@@ -292,9 +292,9 @@ class AlgorithmSpec:
     def _require_models(self, algorithm: Algorithm, evaluated_model: str) -> None:
         """Raise ContractError unless the algorithm has the models that the entry names."""
         if (algorithm.global_model is not None) != self.has_global_model:
-            found, expected = ("None", "a function") if self.has_global_model else ("set", "None")
+            actual, expected = ("None", "a function") if self.has_global_model else ("set", "None")
             raise ContractError(
-                f"method {self.name!r}: Algorithm.global_model is {found}: expected {expected}, "
+                f"method {self.name!r}: Algorithm.global_model is {actual}: expected {expected}, "
                 f"as has_global_model={self.has_global_model}"
             )
         fields = ("personal_variables", "fine_tuning")

@@ -71,7 +71,7 @@ _EXTRA_OPTIONS = (
 
 
 @dataclass(frozen=True)
-class ExecutionOptions:
+class CommonOptions:
     """Options of `run` and `sweep` that do not change results beyond rounding."""
 
     config: Path | None = None

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from fedjax_het.analysis.figures.style import FigureFormat
-from fedjax_het.cli.options import ExecutionOptions
+from fedjax_het.cli.options import CommonOptions
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.utils import console
 from fedjax_het.utils.errors import ConfigError, display_name, require
@@ -20,7 +20,7 @@ log = logging.getLogger("fedjax_het")
 
 
 @dataclass(frozen=True)
-class RunCommand(ExecutionOptions, RunSpec):
+class RunCommand(CommonOptions, RunSpec):
     """Train one federation. The last line of the output is one JSON object.
 
     A run that is in the output folder already prints its result; a stopped run continues.

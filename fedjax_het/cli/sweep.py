@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_origin
 import jax
 import tyro
 
-from fedjax_het.cli.options import ExecutionOptions
+from fedjax_het.cli.options import CommonOptions
 from fedjax_het.cli.plugins import import_plugins_once
 from fedjax_het.cli.results import ReportCommand, report_command
 from fedjax_het.config.run_spec import RunSpec
@@ -47,7 +47,7 @@ _ListSettings: Any = _make_list_config()
 
 
 @dataclass(frozen=True)
-class SweepCommand(ExecutionOptions, _ListSettings):
+class SweepCommand(CommonOptions, _ListSettings):
     """Run every combination of the given values, many federations at a time.
 
     Every setting accepts several values, e.g. --alpha 0.01 0.1; an omitted setting has the value of

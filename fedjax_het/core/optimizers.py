@@ -353,11 +353,11 @@ def _make_from_entry(
     if options.lr_schedule is not None:
         factor = make_step_lr_factor(options.lr_schedule, hp)
         learning_rate = lambda num_steps: hp[LR_NAME] * factor(num_steps)  # noqa: E731
-    given = [*entry.hyperparameters]
-    given += [
+    names = [*entry.hyperparameters]
+    names += [
         key for key in options.optional_hyperparameters if key in entry.optional_hyperparameters
     ]
-    numbers = {key.removeprefix(LOCAL_PREFIX): hp[key] for key in given if key != LR_NAME}
+    numbers = {key.removeprefix(LOCAL_PREFIX): hp[key] for key in names if key != LR_NAME}
     return entry.make(learning_rate, **numbers, **dict(options.optimizer_options))
 
 

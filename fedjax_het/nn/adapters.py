@@ -435,15 +435,15 @@ def make_pair_model(
         arguments = _list_init_arguments(init, key, image)
         return init(*arguments, **_make_flag_arguments(init, False))
 
-    found: list[tuple[str, ...] | None] = []  # collections of the state; None: parameters alone
+    records: list[tuple[str, ...] | None] = []  # collections of the state; None: parameters alone
 
     def record_collections(key: jax.Array) -> None:
         variables = draw_variables(key)
         is_by_collection = isinstance(variables, Mapping) and "params" in variables
-        found.append(_list_state_collections(variables) if is_by_collection else None)
+        records.append(_list_state_collections(variables) if is_by_collection else None)
 
     jax.eval_shape(record_collections, make_key(0))
-    has_collections, collections = found[0] is not None, found[0] or ()
+    has_collections, collections = records[0] is not None, records[0] or ()
     reads_mask = _SAMPLE_MASK in get_keyword_parameters(apply)
 
     def model_init(key: jax.Array):

@@ -128,8 +128,8 @@ def build_schedules(
     schedules = []
     for first in range(0, len(schedulers), plan.num_parallel):
         parallel = schedulers[first : first + plan.num_parallel]
-        made = _make_rounds(parallel, shape, rounds, first_step_only=first_step_only)
-        schedules += [stack_rounds(run_rounds, capacity) for run_rounds in made]
+        parallel_rounds = _make_rounds(parallel, shape, rounds, first_step_only=first_step_only)
+        schedules += [stack_rounds(run_rounds, capacity) for run_rounds in parallel_rounds]
     if num_rows is not None:
         for i, (schedule, scheduler) in enumerate(zip(schedules, schedulers, strict=True)):
             work_ids = scheduler.trained_work_ids(np.unique(schedule.round))

@@ -176,10 +176,10 @@ def parse_flags(config_class: type, argv: Sequence[str]) -> dict[str, Any]:
         if option.annotation is not bool:
             if occurrences[name]:
                 values[name] = _convert_words(option, occurrences[name])
-        elif given := (*occurrences[name], *occurrences[f"no_{name}"]):
-            text = " ".join(itertools.chain(*given))
-            require(not any(given), option.flag, text, "no value after it")
-            require(len(given) == 1, option.flag, text, "it once")
+        elif flag_words := (*occurrences[name], *occurrences[f"no_{name}"]):
+            text = " ".join(itertools.chain(*flag_words))
+            require(not any(flag_words), option.flag, text, "no value after it")
+            require(len(flag_words) == 1, option.flag, text, "it once")
             values[name] = bool(occurrences[name])
     return values
 

@@ -311,13 +311,13 @@ def read_stored_file(path: Path) -> bytes:
       FileNotFoundError: if there is neither such a file nor such a member.
       DamagedFileError: if the archive is damaged.
     """
-    found = find_stored_file(path)
-    if found == path:
+    stored_path = find_stored_file(path)
+    if stored_path == path:
         return path.read_bytes()
     try:
-        return _open_archive(found).read(path.name)
+        return _open_archive(stored_path).read(path.name)
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
-        raise DamagedFileError(f"archive {str(found)!r} is damaged ({error})") from error
+        raise DamagedFileError(f"archive {str(stored_path)!r} is damaged ({error})") from error
 
 
 def write_archive(directory: Path, names: Sequence[str]) -> None:

@@ -177,7 +177,7 @@ def test_note_requires_its_methods():
 # Rounds to a target
 
 
-def made_outcome(tmp_path, curves):
+def make_table_run(tmp_path, curves):
     """Table 4's CIFAR-10 cells of two methods at alpha .01, with these curves by method."""
     own = cells("table4", datasets=("cifar10",), alphas=(0.01,), methods=tuple(curves))
     rows = []
@@ -195,7 +195,7 @@ def test_rounds_to_target_over_seeds(tmp_path):
     # The first has the target in one round alone, and falls again.
     first = [[0.1, 0.45, 0.2, 0.5], [0.1, 0.2, 0.3, 0.5], [0.6, 0.2, 0.2, 0.2]]
     second = [[0.5, 0.5], [0.1, 0.44], [0.5, 0.5]]
-    outcome = made_outcome(tmp_path, {"fedavg": first, "dynafed": second})
+    outcome = make_table_run(tmp_path, {"fedavg": first, "dynafed": second})
     assert table4.TARGETS["cifar10", 0.01] == 0.45
     assert table4.TARGETS["cinic10", 0.01] == 0.33
     table = table4.make_rounds_table(outcome).set_index("method")
@@ -215,7 +215,7 @@ def test_rounds_to_target_over_seeds(tmp_path):
 
 
 def test_rounds_to_target_with_missing_runs(tmp_path):
-    outcome = made_outcome(tmp_path, {"fedavg": [[0.5], [0.1, 0.2, 0.5]], "fedprox": []})
+    outcome = make_table_run(tmp_path, {"fedavg": [[0.5], [0.1, 0.2, 0.5]], "fedprox": []})
     table = table4.make_rounds_table(outcome)
     first, second = table.itertuples(index=False)
     assert (first.rounds, first.reached, first.made, first.planned) == (2.0, 2, 2, 3)

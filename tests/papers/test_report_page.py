@@ -192,7 +192,7 @@ def entries(tmp_path):
     ]
 
 
-def made_page(entries):
+def render_page(entries):
     kept, record = entries[0].archives[0]
     study = ArchivedResults("fsl", kept.folder, "fsl/privacy.py")
     return render_html(
@@ -228,7 +228,7 @@ class Elements(HTMLParser):
 
 
 def test_page_is_self_contained(entries):
-    text = made_page(entries)
+    text = render_page(entries)
     elements = Elements(text)
     assert elements.open == []
     ids = [attrs["id"] for _, attrs, _ in elements.found if "id" in attrs]
@@ -246,7 +246,7 @@ def test_page_is_self_contained(entries):
 
 
 def test_page_embeds_pictures(entries):
-    elements = Elements(made_page(entries))
+    elements = Elements(render_page(entries))
     pictures = elements.all("img")
     assert len(pictures) == 3 * 2
     for picture in pictures:
@@ -284,7 +284,7 @@ def test_page_keeps_transparent_and_invalid_files(tmp_path):
 
 
 def test_page_tables(entries):
-    elements = Elements(made_page(entries))
+    elements = Elements(render_page(entries))
     tables = [within for name, _, within in elements.found if name == "table"]
     assert len(tables) == 3 and all(within[-1] == "div" for within in tables)
     assert all(head["aria-sort"] == "none" for head in elements.all("th"))
@@ -341,7 +341,7 @@ def test_provenance_of_runs(tmp_path):
 )
 def test_page_in_browser(entries, tmp_path):
     path = tmp_path / "report.html"
-    path.write_text(made_page(entries))
+    path.write_text(render_page(entries))
     with open_browser(tmp_path / "profile") as shown:
         backgrounds = {}
         for scheme in ("light", "dark"):

@@ -114,8 +114,8 @@ def plot_collaboration(
 def _to_matrices(weights: Any) -> list[np.ndarray]:
     """Return matrices `[K, K]` of one shape; raise ConfigError for anything else."""
     expected = "a matrix [K, K], or a list of them"
-    given = weights if isinstance(weights, list | tuple) else [weights]
-    arrays = [to_array("weights", array, expected) for array in given]
+    inputs = weights if isinstance(weights, list | tuple) else [weights]
+    arrays = [to_array("weights", array, expected) for array in inputs]
     if arrays and arrays[0].ndim == 1:  # rows of one matrix
         arrays = [to_array("weights", weights, expected)]
     matrices = [matrix for array in arrays for matrix in (array if array.ndim == 3 else [array])]
