@@ -1,4 +1,4 @@
-"""Draw the pictures of the README from committed runs.
+"""Draw pictures of the results from committed runs.
 
 The pictures show FSL's Figure 1 on Fashion-MNIST, and every method against its costs.
 

@@ -15,16 +15,16 @@ FORMULAS: dict[str, str] = tomllib.loads((Path(__file__).parent / "formulas.toml
 
 
 def make_method_page(name: str) -> str:
-    """Return the page of a method as Markdown; links are paths from docs/methods/."""
+    """Return the page of a method as Markdown; links are paths from docs/algorithms/."""
     from fedjax_het.algorithms import METHODS, get_possible_bases
 
     entry = METHODS[name]
     build = find_builder_function(entry.build)
     source = build.__module__.replace(".", "/") + ".py"
-    facts = [f"**Paper** {entry.paper}"] if entry.paper else []
+    facts = [f"**Paper** {link_arxiv(entry.paper)}"] if entry.paper else []
     facts += [
         f"**Source** [{Path(source).name}](../../{source})",
-        f"**Default protocol**: [`{entry.protocol}`](../concepts/protocols.md)",
+        f"**Default protocol**: [`{entry.protocol}`](../guide/protocols.md)",
     ]
     if entry.has_base:
         facts.append(
@@ -46,6 +46,11 @@ def make_method_page(name: str) -> str:
         *list_paper_values(name),
     ]
     return "\n\n".join(lines) + "\n"
+
+
+def link_arxiv(paper: str) -> str:
+    """Return a citation with a link to arXiv."""
+    return re.sub(r"arXiv:([\w.]+\d)", r"[arXiv:\1](https://arxiv.org/abs/\1)", paper)
 
 
 def find_builder_function(build: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,7 +153,7 @@ def describe_choices(entry: Any) -> Iterator[str]:
         yield "## Options"
         presets = ", ".join(f"`{name}`" for name in entry.options.PRESETS)
         yield "`options={...}` in Python, `--option NAME=VALUE` on the command line." + (
-            f" Presets of them and of the numbers: {presets}." if presets else ""
+            f" Presets of them and of the hyperparameters: {presets}." if presets else ""
         )
         yield make_table(
             ("option", "default", "meaning"),
@@ -160,13 +165,14 @@ def describe_choices(entry: Any) -> Iterator[str]:
     record = entry.make_hyperparameter_record({}, num_clients=10)
     if numbers := hyperparameters_of(record):
         fields = document_fields(type(record))
-        yield "## Numbers"
+        yield "## Hyperparameters"
         yield (
-            "`hp={...}` in Python, `--hp NAME=VALUE` on the command line, in addition to the numbers of"
-            " [local training](../howto/local-training.md). A sweep over them compiles once."
+            "`hp={...}` in Python, `--hp NAME=VALUE` on the command line, in addition to the learning rate"
+            " and the other hyperparameters of [local training](../guide/local-training.md). A sweep over"
+            " them compiles once."
         )
         yield make_table(
-            ("number", "default", "meaning"),
+            ("hyperparameter", "default", "meaning"),
             (
                 (
                     f"`{name}`",

@@ -24,8 +24,14 @@ SHOWN = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
-    "experiments/RESULTS.md": "results.md",
-    "experiments/SPEED.md": "speed.md",
+    "experiments/RESULTS.md": "benchmarks/index.md",
+    **{
+        f"experiments/{paper}/RESULTS.md": f"benchmarks/{paper}.md"
+        for paper in ("dynafed", "fedaf", "fedamp", "fsl")
+    },
+    "experiments/ACROSS.md": "benchmarks/across.md",
+    "experiments/LEAKAGE.md": "benchmarks/leakage.md",
+    "experiments/SPEED.md": "benchmarks/speed.md",
     **{f"notebooks/{path.name}": f"tutorials/{path.stem}.md" for path in NOTEBOOKS},
 }
 """Files of the repository that are pages, with the source of the page."""
@@ -52,10 +58,10 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     tutorials["Tutorials"] = [
         {get_title(path): SHOWN[f"notebooks/{path.name}"]} for path in NOTEBOOKS
     ]
-    (methods,) = (part for part in config.nav if "Methods" in part)
+    (algorithms,) = (part for part in config.nav if "Algorithms" in part)
     for group in GROUPS:
-        pages = [f"methods/{name}.md" for name in FORMULAS if find_group(name) == group]
-        methods["Methods"].append({group: pages})
+        pages = [f"algorithms/{name}.md" for name in FORMULAS if find_group(name) == group]
+        algorithms["Algorithms"].append({group: pages})
     return config
 
 
@@ -70,8 +76,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
       The extended files.
     """
     generated: dict[str, str | bytes] = {
-        f"methods/{name}.md": convert_page_links(
-            make_method_page(name), f"docs/methods/{name}.md", config
+        f"algorithms/{name}.md": convert_page_links(
+            make_method_page(name), f"docs/algorithms/{name}.md", config
         )
         for name in FORMULAS
     }
@@ -104,7 +110,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.file.generated_by is not None:
         return markdown
     markdown = insert_registry_tables(markdown)
-    if page.file.src_uri == "methods/index.md":
+    if page.file.src_uri == "algorithms/index.md":
         cells = re.compile(r"^\| (`.*?`) \|", re.MULTILINE)
         markdown = cells.sub(
             lambda row: "| " + re.sub(r"`(\w+)`", r"[`\1`](\1.md)", row[1]) + " |", markdown

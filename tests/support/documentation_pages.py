@@ -1,13 +1,15 @@
 """The pages that a reader sees, as they are in the repository: their blocks, commands and links."""
 
 import re
+import textwrap
 from functools import cache
 
 from support.paths import ROOT
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
-    *(ROOT / "experiments" / name for name in ("RESULTS.md", "SPEED.md")),
+    *sorted((ROOT / "experiments").glob("*.md")),
+    *sorted((ROOT / "experiments").glob("*/RESULTS.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 BLOCK_LANGUAGES = ("python", "bash", "bibtex", "text")
@@ -30,25 +32,31 @@ def find_fences(path):
 
 def find_code_blocks(language, pages=PAGES):
     """(page, code) of every block of a language."""
-    block = re.compile(rf"^```{language}\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-    return [(page, code) for page in pages for code in block.findall(read_page(page))]
+    block = re.compile(rf"^( *)```{language}\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+    return [
+        (page, textwrap.dedent(code))
+        for page in pages
+        for _, code in block.findall(read_page(page))
+    ]
 
 
 def find_commands(pages=PAGES):
     """Every command once, in order."""
-    lines = (line for _, block in find_code_blocks("bash", pages) for line in block.splitlines())
+    blocks = (block.replace("\\\n", " ") for _, block in find_code_blocks("bash", pages))
+    lines = (line for block in blocks for line in block.splitlines())
     return list(dict.fromkeys(command for line in lines for command in line.split(" && ")))
 
 
 def strip_code_blocks(path):
     """A page without its blocks of code."""
-    return re.sub(r"^```.*?^```$", "", read_page(path), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"^ *```.*?^ *```$", "", read_page(path), flags=re.DOTALL | re.MULTILINE)
 
 
 def find_links(path):
     """Targets of its links and pictures that are files of the repository, anchors and all."""
     targets = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]+`", "", strip_code_blocks(path)))
-    return [target for target in targets if "://" not in target]
+    modes = re.compile("#gh-(light|dark)-mode-only$")  # of pictures
+    return [modes.sub("", target) for target in targets if "://" not in target]
 
 
 def find_anchors(path):

@@ -10,7 +10,7 @@ from fedjax_het.methods import num_bytes
 
 def test_traffic_excludes_kept_layers():
     """FedPer of the page on methods: the head is neither sent nor received."""
-    page = ROOT / "docs/howto/own-method.md"
+    page = ROOT / "docs/guide/custom-method.md"
     (code,) = [code for _, code in find_code_blocks("python", [page]) if "def fedper(" in code]
     exec(code.split("settings = ")[0], {})
     settings = {"model": "mlp", "num_clients": 4, "participation": 1.0, "rounds": 2}
