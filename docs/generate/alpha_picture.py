@@ -1,4 +1,4 @@
-"""Draw the picture of the first page: accuracy against the Dirichlet alpha, for a light and a dark page.
+"""Draw the picture of the first page, accuracy against alpha, for a light and for a dark page.
 
     python docs/generate/alpha_picture.py   # draws docs/images again from kept runs, in seconds
     python docs/generate/alpha_picture.py --run   # makes missing runs first, in minutes
