@@ -7,6 +7,7 @@ remaining examples are divided among the clients.
 """
 
 import json
+import logging
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from fedjax_het.data.validation import Seed, require_positions
 from fedjax_het.utils.config import NonNegativeInt, validate, validate_arguments
 from fedjax_het.utils.errors import make_value_error, require
 from fedjax_het.utils.registry import call_with_supported
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -370,5 +373,10 @@ def _find_withheld_examples(
     unassigned = np.setdiff1d(np.arange(len(dataset.train_labels)), partition.indices)
     expected = f"at most {len(unassigned)}, the examples that no client holds"
     require(len(withheld) <= len(unassigned), "size", len(withheld), expected)
+    _log.warning(
+        "server_data %s: clients hold withheld examples; the server receives %d other examples "
+        "that no client holds, whose labels may differ from the clients'",
+        *(source, len(withheld)),
+    )
     rng = make_data_rng(seed, DataStream.SERVER_EXAMPLES)
     return np.sort(rng.choice(unassigned, len(withheld), replace=False))

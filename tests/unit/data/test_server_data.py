@@ -205,11 +205,12 @@ def test_server_examples_of_all_partitions(scheme, source):
         assert source == "user" or len(set(LABELS[actual])) > 5
 
 
-def test_withheld_examples_with_user_partition(dataset):
+def test_withheld_examples_with_user_partition(dataset, caplog):
     """A partition of the user that holds withheld examples: the server gets unassigned ones."""
     partition = partition_from_clients(np.array_split(np.arange(1500), 7))
     actual = make_server_data("held_out", dataset, partition, 0, {"size": 90}).indices
     assert len(np.unique(actual)) == 90 and actual.min() >= 1500
+    assert "clients hold withheld examples; the server receives 90 other examples" in caplog.text
     clients = partition_from_clients(np.array_split(np.arange(1500), 9))
     assigned = assign_data(named(450, held_out_clients=2), dataset, None, clients)
     assert assigned.server_data.indices.min() >= 1500  # no example of a held-out client
