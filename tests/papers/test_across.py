@@ -115,7 +115,7 @@ def test_note_names_methods_without_row(tmp_path, monkeypatch):
     rows = collect_rows(outcome)
     assert [row.method for row in rows] == ["fedavg", "moon"]
     assert missing_methods_note(outcome, rows) == [
-        "Without a row: ditto (not run), pfedme (diverged), scaffold (ended early)."
+        "Without a row: scaffold (ended early), ditto (not run), pfedme (diverged)."
     ]
     first = outcome._replace(cells=cells[:1])
     assert missing_methods_note(first, collect_rows(first)) == []
