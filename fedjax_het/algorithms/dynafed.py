@@ -308,13 +308,13 @@ class _Server(NamedTuple):
     def run_iteration(self, hp, step_state: DynaFedStepState, key) -> DynaFedStepState:
         """Run one iteration of the synthesis, and store a snapshot if one is due."""
         n, interval = step_state.num_iterations, self.snapshot_interval
-        images = step_state.synthesis.data.images[self.snapshot_samples]
+        images = step_state.synthesis.data.images[self.snapshot_indices]
         is_due = (n % interval == 0) & (n // interval < NUM_SNAPSHOTS - 1)
         slot = jnp.where(is_due, n // interval, NUM_SNAPSHOTS)  # beyond the end: dropped
         snapshots = step_state.snapshots.at[slot].set(images, mode="drop")
         args = (hp, step_state.synthesis, step_state.trajectory, jax.random.fold_in(key, n))
         synthesis, entry = self.synthesis.run_iteration(*args)
-        images = synthesis.data.images[self.snapshot_samples]
+        images = synthesis.data.images[self.snapshot_indices]
         return step_state._replace(
             synthesis=synthesis,
             num_iterations=n + 1,
@@ -323,6 +323,11 @@ class _Server(NamedTuple):
             ),
             snapshots=snapshots.at[-1].set(images),
         )
+
+    @property
+    def snapshot_indices(self) -> np.ndarray:
+        # JAX keeps its copy of a 64-bit array, whose type depends on jax_enable_x64.
+        return self.snapshot_samples.astype(np.int32)
 
     @property
     def snapshot_interval(self) -> int:

@@ -65,6 +65,8 @@ class Session:
         self._callback_runner = CallbackRunner(group_state, checkpoints, callbacks)
         self._state_folder = state_folder
         self._has_started = False
+        config: Any = jax.config  # jax adds its settings at run time
+        self._x64 = bool(config.jax_enable_x64)
         self._result: Result | None = None
 
     def rounds(self, every: PositiveInt | None = None) -> Iterator[RunStatus]:
@@ -103,6 +105,7 @@ class Session:
 
     def advance(self) -> Iterator[RunStatus | None]:
         """Execute the remaining rounds; yield the status if a callback or a loop reads it."""
+        self._require_same_width()
         group_state, checkpoints = self._group_state, self._checkpoints
         with translate_out_of_memory(group_state.prepared_runs[0].spec):
             if not self._has_started:
@@ -129,6 +132,7 @@ class Session:
         """
         expected = "a run whose rounds() were iterated"
         require(self._has_started, "result", "none yet", expected)
+        self._require_same_width()
         snapshot = self._group_state.snapshot
         if self._result is None and self._group_state.is_unfinished:
             reason = "the caller left the loop over rounds()"
@@ -139,6 +143,12 @@ class Session:
             if self._result is None:  # the run has not ended
                 self._group_state.snapshot = snapshot
             raise
+
+    def _require_same_width(self) -> None:
+        """Raise ConfigError if the run would end under another name than that of its numbers."""
+        config: Any = jax.config
+        value, expected = bool(config.jax_enable_x64), f"{self._x64}, as at the start of the run"
+        require(value == self._x64, "jax_enable_x64", value, expected)
 
     def _finalize(self) -> Result:
         """Build and write the result, once; after a signal or a full disk, a call tries again."""

@@ -16,7 +16,7 @@ from support.small_runs import (
 )
 from support.x64 import enable_x64
 
-from fedjax_het import ConfigError, make_model
+from fedjax_het import ConfigError, federation, make_model
 from fedjax_het.algorithms import METHODS
 from fedjax_het.data import make_partition
 
@@ -45,6 +45,34 @@ def test_methods_run_with_x64(method):
     assert all(leaf.dtype == np.float64 for leaf in jax.tree.leaves(model.variables["params"]))
 
 
+ALL_METRICS = ("class_accuracy", "macro_f1", "calibration", "confusion", "drift", "fairness")
+X64_CASES = {
+    "metrics": ("scaffold", {"metrics": ALL_METRICS, "client_tests": True}, {}),
+    "host": ("scaffold", {}, {"devices": 1, "client_state": "host"}),
+    "split": ("fedbn", {}, {"devices": 2, "client_state": "split"}),
+    "lanes": ("ditto", {}, {"devices": 2, "lanes": 2}),
+    "server": ("fsl", {}, {"devices": 2, "server_work": "shared"}),
+    "debug": ("fedavg", {}, {"debug": True}),
+    "accumulation": ("moon", {"gradient_accumulation": 3}, {}),
+    "bfloat16": ("fedavg", {"precision": "bfloat16"}, {}),
+    "optimizer": ("fedavg", {"local_optimizer": "adam", "optimizer_state": "keep"}, {}),
+}
+
+
+@pytest.mark.parametrize(
+    "case", [name if name in ("metrics", "lanes") else slow_case(name) for name in X64_CASES]
+)
+def test_x64_agrees_with_32_bits(case):
+    method, settings, keywords = X64_CASES[case]
+    expected, wide = (
+        _run_with_x64(enabled, make_spec(method, rounds=2, **settings), **keywords)
+        for enabled in (False, True)
+    )
+    assert (expected.summary["x64"], wide.summary["x64"]) == (False, True)
+    assert expected.digest() != wide.digest()
+    _assert_curves_agree(wide, expected, 0.02 if case == "bfloat16" else 1e-3)
+
+
 def _run_with_x64(enabled, spec, **keywords):
     with enable_x64(enabled):
         return run_spec(spec, **keywords)
@@ -67,7 +95,7 @@ class BatchNormNetwork(nn.Module):
         return nn.Dense(self.num_classes)(nn.relu(nn.Dense(6)(x)))
 
 
-@pytest.mark.parametrize("method", ["fedavg", slow_case("fedaf")])
+@pytest.mark.parametrize("method", ["fedavg", slow_case("fedaf"), slow_case("dynafed")])
 def test_flax_batch_norm_with_x64(method):
     """The parameters and statistics of flax's layers have 32 bits."""
     expected, wide = (
@@ -92,6 +120,21 @@ def test_resume_with_x64(enabled, eager, tmp_path):
     with enable_x64(enabled):
         resumed = run_spec(spec, output_dir=tmp_path, resume=True)
         assert_results_equal(resumed, run_spec(spec))
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_x64_is_constant_in_a_run(enabled):
+    expected = f"jax_enable_x64 = {not enabled}: expected {enabled}"
+    with enable_x64(enabled):
+        session = federation(make_spec(rounds=4), dataset=make_user_dataset())
+        next(iter(session.rounds(every=1)))
+    with enable_x64(not enabled):
+        with pytest.raises(ConfigError, match=expected):
+            next(iter(session.rounds()))
+        with pytest.raises(ConfigError, match=expected):
+            session.result()
+    with enable_x64(enabled):
+        assert session.result().summary["x64"] == enabled
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
