@@ -69,9 +69,9 @@ def grid(
     for name in settings:
         require_name("setting", name, _SETTING_NAMES)
     lists = {name: _list_values(name, value) for name, value in settings.items()}
-    names = lists.get("metrics", ())
-    if not isinstance(settings.get("metrics"), str | None) and all(type(n) is str for n in names):
-        lists["metrics"] = [tuple(names)]
+    metrics = lists.get("metrics", ())
+    if not isinstance(settings.get("metrics"), str | None) and all(type(n) is str for n in metrics):
+        lists["metrics"] = [tuple(metrics)]
     hps, all_options = _list_values_by_name("hp", hp), _list_values_by_name("options", options)
     all_lists = (*lists.values(), *hps.values(), *all_options.values())
     count = math.prod(map(len, all_lists))
