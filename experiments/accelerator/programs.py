@@ -35,6 +35,7 @@ class Case(NamedTuple):
 
 
 _HETEROGENEOUS_SETTINGS = {
+    "protocol": "dynafed",
     "partition": "dirichlet_balanced",
     "alpha": 0.01,
     "num_clients": 80,

@@ -48,6 +48,15 @@ OPTIONS = {
     "fedaf": {"ipc": 2, "steps": 3, "server_epochs": 2},
     "fedgen": {"generator_hidden": 8, "generator_noise": 4, "generator_steps": 3},
 }
+# Protocols of methods whose runs do not have DynaFed's local training.
+PROTOCOLS = {
+    "fedaf": ("feddm", "fedaf"),
+    "fedamp": (
+        *("fedamp", "heurfedamp", "separate", "fedavg_ft", "fedprox_ft", "apfl", "ditto"),
+        *("pfedme", "per_fedavg"),
+    ),
+    "fsl": ("data_sharing", "fsl", "fsl_p"),
+}
 WAYS = ("one_device", "two_devices", "parallel_runs", "host_state", "resumable_rounds")
 # Module and name of two constants in the versions that the program has met.
 LONG_FLOPS = (
@@ -78,8 +87,10 @@ def make_spec(name: str, seed: int = 0) -> RunSpec:
         settings["pretrain_epochs"] = 2
     if name == "fsl":
         settings["gradient_gaps"] = 2
+    protocols = {method: protocol for protocol, row in PROTOCOLS.items() for method in row}
     return RunSpec(
         algorithm=name,
+        protocol=protocols.get(name, "dynafed"),
         dataset="user",
         partition="dirichlet",
         alpha=0.5,

@@ -79,6 +79,7 @@ class Regime(NamedTuple):
 
 FEDAVG: dict[str, Any] = {
     "algorithm": "fedavg",
+    "protocol": "dynafed",  # without weight decay, as the peers
     "partition": "iid",
     "model": "mlp",
     "num_clients": 80,

@@ -126,6 +126,7 @@ def run_case(arguments: Arguments) -> int:
     spec = RunSpec(
         method,
         "user",
+        protocol="dynafed",
         model=arguments.model,
         partition="iid",
         num_clients=num_clients,

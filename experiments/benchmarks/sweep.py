@@ -42,6 +42,7 @@ def run_benchmark(arguments: Arguments) -> int:
     settings, cores = arguments, count_available_cores()
     common_arguments: list[Any] = ["--dataset", settings.dataset, "--model", settings.model]
     common_arguments += ["--rounds", settings.rounds, "--num-clients", settings.num_clients]
+    common_arguments += ["--protocol", "dynafed"]
     runs = list(itertools.product(settings.algorithms, settings.alphas, range(settings.seeds)))
     sweep_arguments: list[Any] = ["--algorithm", *settings.algorithms, "--alpha", *settings.alphas]
     sweep_arguments += ["--seeds", *range(settings.seeds)]

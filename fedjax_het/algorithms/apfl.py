@@ -173,7 +173,6 @@ SPEC = AlgorithmSpec(
     paper="Deng, Kamani and Mahdavi, 2020, arXiv:2003.13461",
     options=APFLOptions,
     hyperparameters=APFLHyperParameters,
-    protocol="fedamp",
     color="#7B3294",
     evaluated_models=("personal",),
 )

@@ -62,7 +62,6 @@ SPEC = AlgorithmSpec(
     "FedAvg, and a personal model of each client, pulled to the global model (Li et al., 2021)",
     paper="Li et al., ICML 2021, arXiv:2012.04221",
     hyperparameters=DittoHyperParameters,
-    protocol="fedamp",
     color="#5B8C1A",
     evaluated_models=("personal",),
 )

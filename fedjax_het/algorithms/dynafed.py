@@ -425,6 +425,7 @@ SPEC = AlgorithmSpec(
     paper="Pi et al., CVPR 2023, arXiv:2211.10878",
     options=DynaFedOptions,
     hyperparameters=_make_hyperparameters,
+    protocol="dynafed",
     color="#D55E00",
     wraps="model",
     settings_warnings=_settings_warnings,

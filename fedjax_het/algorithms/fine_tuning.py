@@ -65,7 +65,6 @@ def _make_spec(base: AlgorithmSpec, title: str, color: str) -> AlgorithmSpec:
         description=f"{title}, evaluated after fine-tuning at each client (Wang et al., 2019)",
         paper="K. Wang et al., 2019, arXiv:1910.10252",
         options=FineTuningOptions,
-        protocol="fedamp",
         rules=(),
         wrappable_as="nothing",
         evaluated_models=("tuned",),

@@ -151,7 +151,6 @@ SPEC = AlgorithmSpec(
     paper="Fallah, Mokhtari and Ozdaglar, NeurIPS 2020, arXiv:2002.07948",
     options=PerFedAvgOptions,
     hyperparameters=_make_hyperparameters,
-    protocol="fedamp",
     color="#17BECF",
     evaluated_models=("tuned",),
 )

@@ -111,7 +111,6 @@ SPEC = AlgorithmSpec(
     paper="Dinh, Tran and Nguyen, NeurIPS 2020, arXiv:2006.08848",
     options=PFedMeOptions,
     hyperparameters=PFedMeHyperParameters,
-    protocol="fedamp",
     color="#8C6D31",
     evaluated_models=("personal",),
 )

@@ -79,7 +79,6 @@ SPEC = AlgorithmSpec(
     separate,
     "every client trains alone",
     options=SeparateOptions,
-    protocol="fedamp",
     color="#777777",
     evaluated_models=("client",),
     has_global_model=False,

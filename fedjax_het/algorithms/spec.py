@@ -98,7 +98,7 @@ class AlgorithmSpec:
     hyperparameters: type[Config] | Callable[[Any, int], Config] = Config
     """Class of the method's numeric hyper-parameters without the local optimizer's and `server_lr`;
     or a function `(options, num_clients) -> record`."""
-    protocol: str = "dynafed"
+    protocol: str = "standard"
     "Protocol of runs that name none."
     rules: tuple[DefaultsRule, ...] = ()
     "Defaults of this method, applied after the protocol's own rules."

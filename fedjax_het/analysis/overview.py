@@ -20,6 +20,8 @@ from fedjax_het.analysis.render import (
     format_mean_std,
     format_number,
 )
+from fedjax_het.config.comparison import describe_unequal_settings, find_unequal_settings
+from fedjax_het.config.protocols import describe_protocol
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.metrics.registry import get_metric_info
 from fedjax_het.runtime.identity import IDENTITY_FIELDS
@@ -342,6 +344,31 @@ def _describe_setting(name: str, value: Any) -> str:
     return text if name in _SELF_DESCRIBING_SETTINGS else f"{format_setting_name(name)} {text}"
 
 
+def describe_comparison(results: "pd.DataFrame") -> list[str]:
+    """Describe what the runs of a table or figure have in common.
+
+    Args:
+      results: as `load_results` returns it.
+
+    Returns:
+      Phrases: the protocol, and the settings in which methods differ.
+    """
+    if not {"algorithm", "protocol"} <= {*results}:
+        return []
+    protocols = [describe_protocol(name) for name in results["protocol"].dropna().unique()]
+    unequal = describe_unequal_settings(find_unequal_settings(results.to_dict("records")))
+    return [
+        *([f"protocol: {', '.join(protocols)}"] if protocols else []),
+        *([f"methods differ in settings: {unequal}"] if unequal else []),
+    ]
+
+
+def _add_protocol(title: str, results: "pd.DataFrame") -> str:
+    """Return a title with the protocols of the runs."""
+    protocols = results["protocol"].dropna().unique() if "protocol" in results else []
+    return f"{title}, protocol {', '.join(protocols)}" if len(protocols) else title
+
+
 # Metrics
 
 # Metrics of a running mean over 20 rounds.
@@ -560,6 +587,7 @@ def make_overview_table(
         "training.",
         *_make_settings_notes(results),
     )
+    title = _add_protocol(title, results)
     return _make_table(f"{title}.", rows, by, (metric, format_spec), notes)
 
 
@@ -614,7 +642,7 @@ def make_pivot_table(
             texts[column] = _format_summary(row, format_spec)
             means[column] = _get_rankable_mean(row)
         rows.append(_OverviewRow(settings, texts, means))
-    title = f"{title}, by {format_setting_name(columns)}."
+    title = f"{_add_protocol(title, results)}, by {format_setting_name(columns)}."
     notes = _make_metric_notes(results, by, metric)
     return _make_table(title, rows, others, (metric, format_spec), notes)
 
@@ -717,7 +745,8 @@ def _make_metric_notes(results: "pd.DataFrame", by: Sequence[str], metric: str) 
         ]
         if run_texts:
             notes.append(f"{DIVERGED} {reason}, and left out of the mean: {'; '.join(run_texts)}.")
-    return notes
+    comparison = describe_comparison(results)
+    return [*notes, *(f"{text[0].upper()}{text[1:]}." for text in comparison)]
 
 
 def _make_settings_notes(results: "pd.DataFrame") -> list[str]:

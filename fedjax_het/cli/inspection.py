@@ -8,7 +8,7 @@ import tyro
 
 from fedjax_het.algorithms import METHODS, get_algorithm_spec, get_possible_bases
 from fedjax_het.analysis.overview import format_setting_value
-from fedjax_het.config.protocols import PROTOCOLS
+from fedjax_het.config.protocols import PROTOCOLS, describe_protocol
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.core import lr_schedules
 from fedjax_het.core.lr_schedules import LR_SCHEDULES
@@ -109,7 +109,7 @@ def _describe_schedule(schedule: Any) -> Iterator[str]:
 def _describe_method(method: Any) -> Iterator[str]:
     if method.paper:
         yield f"paper: {method.paper}"
-    yield f"default protocol: {method.protocol}"
+    yield f"default protocol: {describe_protocol(method.protocol)}"
     if method.has_base:
         yield f"base methods (option base): {', '.join(get_possible_bases(method))}"
     if presets := method.options.PRESETS:

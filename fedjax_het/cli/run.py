@@ -25,8 +25,10 @@ class RunCommand(CommonOptions, RunSpec):
 
     A run that is in the output folder already prints its result; a stopped run continues.
 
-    An omitted setting has the value of the method's paper. `fedjax-het list` names the methods,
-    data sets, partitions and networks; `fedjax-het show NAME` lists their options.
+    An omitted setting has the value of the protocol. The default protocol is standard (NIID-Bench);
+    dynafed, fedaf, feddm, fedamp, heurfedamp, fsl, fsl_p and data_sharing have their papers'
+    protocols. `fedjax-het list` names the methods, data sets, partitions and networks; `fedjax-het
+    show NAME` lists their options.
     """
 
     output_dir: Path | None = None
@@ -83,7 +85,9 @@ def run_command(command: RunCommand) -> int:
     data_options: Any = {"normalization": spec.normalization, "data_dir": command.data_dir}
     dataset = load_dataset(spec.dataset, **data_options)
     write_error: Exception | None = None
-    with show_progress(f"{spec.algorithm} on {spec.dataset}") as update_progress:
+    with show_progress(
+        f"{spec.algorithm} on {spec.dataset}, protocol {spec.protocol}"
+    ) as update_progress:
         try:
             result = simulate(
                 spec,

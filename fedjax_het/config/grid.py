@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from fedjax_het.algorithms import METHODS
+from fedjax_het.config.comparison import warn_common_protocol, warn_unequal_settings
 from fedjax_het.config.resolve import (
     get_option_depth,
     supported_hyperparameters,
     validate_settings,
 )
-from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.config.settings import drop_unused_settings, rename_former_settings
 from fedjax_het.utils.config import to_python_scalar, validate
 from fedjax_het.utils.errors import ConfigError, display_name, require, require_name
@@ -36,6 +37,11 @@ def grid(
     A hyperparameter or option applies to the methods that have it; other methods run once without
     it. Settings of local training do not apply to methods whose clients condense their data. The
     last name varies fastest. Runs are unique and validated.
+
+    All runs have one protocol: the given one, or the methods' default. Methods whose defaults differ
+    have the protocol `standard`, which a warning reports. The protocol "own" gives each method its
+    default. A warning also lists the settings in which methods still differ although the grid does
+    not set them.
 
     The settings `partition_options`, `server_options`, `network_options` and `optimizer_options`
     also have values, or lists of values, by name. If the value of an option is a list by its
@@ -79,7 +85,12 @@ def grid(
     unused = {*(("hp", name) for name in hps), *(("options", name) for name in all_options)}
     methods = [METHODS.require(to_python_scalar(name)) for name in lists.get("algorithm", ())]
     has_local_training = any(method.trains_locally for method in methods)
+    has_mixed_defaults = len({method.protocol for method in methods}) > 1
+    if has_mixed_defaults and lists.get("protocol", [None]) == [None]:
+        lists["protocol"] = ["standard"]
+        warn_common_protocol({method.name: method.protocol for method in methods}, "standard")
     specs: dict[str, RunSpec] = {}
+    resolved_specs: dict[str, ResolvedRunSpec] = {}
     for values in itertools.chain.from_iterable(map(_expand_options, _combinations(lists))):
         require(len(specs) < MAX_RUNS, "grid", "more runs", f"at most {MAX_RUNS}")
         spec = validate_settings(RunSpec(**values))
@@ -98,11 +109,15 @@ def grid(
             unused -= {("hp", name) for name in hp_names}
             for hp_values in _combinations({name: hps[name] for name in hp_names}):
                 run = dataclasses.replace(spec_with_options, hp=hp_values)
-                specs.setdefault(run.digest(), run)
+                resolved = run.resolved()
+                digest = resolved.digest()
+                specs.setdefault(digest, run)
+                resolved_specs.setdefault(digest, resolved)
     for argument, name in sorted(unused):
         methods_text = ", ".join(dict.fromkeys(spec.algorithm for spec in specs.values()))
         reason = f"none of the methods ({methods_text}) has it"
         raise ConfigError(f"{display_name(argument)} {name!r}: {reason}")
+    warn_unequal_settings(list(specs.values()), list(resolved_specs.values()))
     return list(specs.values())
 
 

@@ -1,8 +1,22 @@
-"""Protocols of papers: defaults of the settings of a run.
+"""Protocols: defaults of the settings of a run, each from one paper.
 
 A protocol is a list of rules, each with the data sets and networks to which it applies. A later
 rule replaces an earlier one, and the rules of a method come last. `RunSpec.resolved()` uses them
 for each setting that is None.
+
+`standard` is NIID-Bench's default experiment (Li et al., ICDE 2022, arXiv:2102.02079, section VI-A,
+and `scripts/image-data-without-noise.sh` of github.com/Xtra-Computing/NIID-Bench): 10 parties, all
+of them in each of 50 rounds, 10 local epochs in batches of 64, SGD with learning rate 0.01,
+momentum 0.9 and weight decay 1e-5 (`--reg`), a new optimizer in every round, averages weighted by
+numbers of examples. Labels follow Dir(0.5), and each party has at least 10 examples. Departures:
+
+* The package has no network of the benchmark's size. `cnn` has its structure (two 5x5 convolutions,
+  each with a 2x2 max pool, then hidden layers) with 32 and 64 filters instead of 6 and 16. It needs
+  images of 16x16 or more: the digits and a user's data set have `mlp`.
+* Images are normalized by the data set's usual mean and standard deviation, because methods that
+  condense or generate images expect that. The benchmark scales gray images to [0, 1].
+* Images are not augmented. The benchmark crops and flips color images at random.
+* Methods keep their own paper's hyper-parameters. The benchmark tunes FedProx's mu per data set.
 """
 
 import math
@@ -11,6 +25,8 @@ from typing import Any
 
 from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
 from fedjax_het.core.schedule import compute_cohort_size
+from fedjax_het.data import DATASETS
+from fedjax_het.utils.errors import require_name
 
 # Proxy data of a server are examples that no client holds. Papers take them from another data set,
 # or from the training split. DynaFed's paper does not state their number.
@@ -25,24 +41,38 @@ _PROXY_DATA_RULE = DefaultsRule(settings={"server_data": "held_out", "server_opt
 # FSL: section IV, scenario 1. The paper does not state the batch size. 50 is the value of scenario
 # 2 for EMNIST, and gives K = K_0 on CIFAR-10, as a remark of the paper requires. For eta_g of FL
 # and DS, the sentence on the implementation gives sqrt(S) for all methods with such a server step.
-_PAPERS = ("dynafed", "fedaf", "fedamp", "fsl")
+_PAPERS = ("standard", "dynafed", "fedaf", "fedamp", "fsl")
 _SETTINGS: dict[str, tuple[Any, ...]] = {
-    "partition": ("dirichlet_balanced", "dirichlet_capped", "grouped", "classes_per_client"),
-    "alpha": (0.01, 0.1, None, None),
-    "classes": (None, None, None, 2),
-    "model": ("convnet", "convnet", "cnn", "fsl_cnn"),
-    "normalization": (None, None, None, "fsl"),
-    "num_clients": (80, 10, 50, 10),
-    "participation": (0.4, 1.0, 1.0, 0.4),
-    "local_epochs": (1, 10, 5, 1),
-    "batch_size": (32, 64, 50, 50),
-    "rounds": (200, 20, 100, 1000),
-    "local_optimizer": ("adam", "momentum", "sgd", "sgd"),
-    "optimizer_state": ("keep", "reset", "reset", "reset"),
-    "averaging": ("uniform", "weighted", "weighted", "uniform"),
-    "client_tests": (None, None, True, None),
-    "server_data": (None, None, None, "iid"),
+    "partition": (
+        *("dirichlet_capped", "dirichlet_balanced", "dirichlet_capped", "grouped"),
+        "classes_per_client",
+    ),
+    "alpha": (0.5, 0.01, 0.1, None, None),
+    "classes": (None, None, None, None, 2),
+    "model": ("mlp", "convnet", "convnet", "cnn", "fsl_cnn"),
+    "normalization": (None, None, None, None, "fsl"),
+    "num_clients": (10, 80, 10, 50, 10),
+    "participation": (1.0, 0.4, 1.0, 1.0, 0.4),
+    "local_epochs": (10, 1, 10, 5, 1),
+    "batch_size": (64, 32, 64, 50, 50),
+    "rounds": (50, 200, 20, 100, 1000),
+    "local_optimizer": ("momentum", "adam", "momentum", "sgd", "sgd"),
+    "optimizer_state": ("reset", "keep", "reset", "reset", "reset"),
+    "averaging": ("weighted", "uniform", "weighted", "weighted", "uniform"),
+    "client_tests": (None, None, None, True, None),
+    "server_data": (None, None, None, None, "iid"),
 }
+# FedProx's mu in DynaFed's code. FedAF states another value for FedProx itself.
+_PAPERS_PROX_MU = 0.002
+
+
+def _make_sgd_value(value: float) -> Any:
+    """Return a rule's value for SGD with or without momentum; others have their own default."""
+
+    def get_value(settings: Mapping[str, Any], method: AlgorithmSpec) -> float | None:
+        return value if settings["local_optimizer"] in ("sgd", "momentum", "nesterov") else None
+
+    return get_value
 
 
 def _server_lr(settings: Mapping[str, Any], method: AlgorithmSpec) -> float | None:
@@ -60,7 +90,8 @@ def _make_rule(paper: str, hp: dict[str, Any] | None = None) -> DefaultsRule:
     """Return the rule of a paper's settings, and of hyper-parameters."""
     values = {name: row[_PAPERS.index(paper)] for name, row in _SETTINGS.items()}
     settings = {name: value for name, value in values.items() if value is not None}
-    return DefaultsRule(settings=settings, hp=hp or {})
+    hp = {**({} if paper == "standard" else {"prox_mu": _PAPERS_PROX_MU}), **(hp or {})}
+    return DefaultsRule(settings=settings, hp=hp)
 
 
 _FEDAF = (
@@ -75,7 +106,18 @@ _FEDAF = (
         datasets=("domainnet",), settings={"partition": "by_domain", "num_clients": 6, "rounds": 10}
     ),
 )
+_STANDARD_HYPERPARAMETERS = {
+    "local_lr": _make_sgd_value(0.01),
+    "local_weight_decay": _make_sgd_value(1e-5),
+}
 PROTOCOLS: dict[str, tuple[DefaultsRule, ...]] = {
+    "standard": (
+        _make_rule("standard", _STANDARD_HYPERPARAMETERS),
+        DefaultsRule(
+            datasets=tuple(name for name in DATASETS.built_in if name != "digits"),
+            settings={"model": "cnn"},
+        ),
+    ),
     "dynafed": (_make_rule("dynafed"),),
     "fedaf": _FEDAF,
     # FedDM's setting in its public re-implementations, since the authors' code is not public. They
@@ -101,6 +143,42 @@ PROTOCOLS: dict[str, tuple[DefaultsRule, ...]] = {
     ),
 }
 """Rules of each protocol, by name."""
+OWN_PROTOCOL = "own"
+"""Value of the setting `protocol` that stands for the default protocol of each method."""
+_SOURCES = {
+    "standard": "NIID-Bench, Li et al., ICDE 2022",
+    "dynafed": "Pi et al., CVPR 2023",
+    "fedaf": "Wang et al., CVPR 2024",
+    "feddm": "public re-implementations of Xiong et al., CVPR 2023",
+    "fedamp": "Huang et al., AAAI 2021",
+    "fsl": "Mai et al., 2022",
+}
+
+
+def describe_protocol(protocol: str) -> str:
+    """Return the name of a protocol with its source.
+
+    Example:
+      >>> from fedjax_het.config.protocols import describe_protocol
+      >>> describe_protocol("standard")
+      'standard (NIID-Bench, Li et al., ICDE 2022)'
+    """
+    return f"{protocol} ({_SOURCES[protocol]})" if protocol in _SOURCES else protocol
+
+
+def choose_protocol(protocol: str | None, method: AlgorithmSpec) -> str:
+    """Return the name of a run's protocol.
+
+    Args:
+      protocol: the setting; None and "own" stand for the default protocol of the method.
+      method: the method.
+
+    Raises:
+      ConfigError: if there is no protocol of this name.
+    """
+    protocol = method.protocol if protocol in (None, OWN_PROTOCOL) else protocol
+    require_name("protocol", protocol, PROTOCOLS)
+    return protocol
 
 
 def get_protocol_defaults(

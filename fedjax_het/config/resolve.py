@@ -12,7 +12,12 @@ from typing import Annotated, Any, get_origin
 
 from fedjax_het.algorithms import METHODS, AlgorithmSpec, get_algorithm_spec, get_possible_bases
 from fedjax_het.algorithms.pretraining import PRETRAINING_HYPERPARAMETERS
-from fedjax_het.config.protocols import PROTOCOLS, get_protocol_defaults
+from fedjax_het.config.protocols import (
+    OWN_PROTOCOL,
+    PROTOCOLS,
+    choose_protocol,
+    get_protocol_defaults,
+)
 from fedjax_het.config.settings import (
     LOCAL_TRAINING_SETTINGS,
     NETWORK_SETTINGS,
@@ -54,7 +59,7 @@ NAMES: dict[str, Collection[str]] = {
     "model": NETWORKS,
     "partition": PARTITIONS,
     "server_data": SERVER_SOURCES,
-    "protocol": PROTOCOLS,
+    "protocol": (*PROTOCOLS, OWN_PROTOCOL),
     "local_optimizer": OPTIMIZERS,
     "lr_schedule": LR_SCHEDULES,
     "lr_step_schedule": LR_SCHEDULES,
@@ -68,7 +73,7 @@ def resolve_settings(raw: SettingsT) -> SettingsT:
     """Return the settings of a run with every default written out, after validating every setting.
 
     Args:
-      raw: settings, in which None stands for a default of the method's paper or protocol.
+      raw: settings, in which None stands for a default of the protocol or of the method.
 
     Returns:
       The settings; resolving them again changes nothing.
@@ -121,7 +126,7 @@ def get_option_depth(raw: RunSettings, argument: str, name: str) -> int | None:
     """
     _check_names(raw)
     method = get_algorithm_spec(raw.algorithm, {})
-    protocol = method.protocol if raw.protocol is None else raw.protocol
+    protocol = choose_protocol(raw.protocol, method)
     defaults, _, _ = get_protocol_defaults(protocol, method, raw.dataset, raw.model)
     owner: Any = method.options
     if argument == "partition_options":
@@ -144,8 +149,7 @@ def _resolve_except_hyperparameters(
 ) -> tuple[SettingsT, AlgorithmSpec, dict[str, Any]]:
     """Resolve all settings except `hp`; return them, the method, and the `hp` of the protocol."""
     method = get_algorithm_spec(raw.algorithm, raw.options)
-    protocol = method.protocol if raw.protocol is None else raw.protocol
-    require_name("protocol", protocol, PROTOCOLS)
+    protocol = choose_protocol(raw.protocol, method)
     settings, options, hp = get_protocol_defaults(protocol, method, raw.dataset, raw.model)
     settings = drop_unused_settings(raw.algorithm, settings)
     protocol_defaults = {name: settings.pop(name, None) for name in SERVER_DATA_SETTINGS}
@@ -155,8 +159,7 @@ def _resolve_except_hyperparameters(
         _require_unset(raw, ("local_epochs",), expected)
         settings.pop("local_epochs", None)
     missing = {name: value for name, value in settings.items() if getattr(raw, name) is None}
-    # The method's own protocol is a default, and dropped.
-    missing["protocol"] = None if protocol == method.protocol else protocol
+    missing["protocol"] = protocol
     spec = dataclasses.replace(raw, **missing)
     spec = _resolve_partition(raw, spec)
     spec = _resolve_network(raw, spec)
@@ -411,7 +414,7 @@ def _resolve_hyperparameters(
         for name in lr_schedules.required_schedule_hyperparameters(schedule, prefix):
             require(name in raw.hp, f"hp {name}", None, expected)
     values = {name: hyperparameter.default for name, hyperparameter in defaults.items()}
-    values |= _evaluate_rule_values(protocol_hp, spec, method, defaults) | raw.hp
+    values |= _evaluate_rule_values(protocol_hp, spec, method, supported) | raw.hp
     for name, value in values.items():
         values[name] = validate(f"hp {name}", value, Annotated[float, supported[name].bounds])
     return dataclasses.replace(spec, hp=values)

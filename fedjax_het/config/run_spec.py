@@ -9,6 +9,7 @@ from fedjax_het.config.settings import (
     ADDED_OPTION_DEFAULTS,
     FORMER_SETTING_NAMES,
     RunSettings,
+    get_former_protocol,
     rename_former_settings,
 )
 from fedjax_het.utils.config import rename_former_arguments
@@ -18,16 +19,15 @@ from fedjax_het.utils.yaml_files import dump_yaml
 class RunSpec(RunSettings):
     """All settings on which the numbers of a run depend.
 
-    None stands for the value of the method's paper; `resolved` replaces every None. `hp` contains
-    numeric hyperparameters, whose change never recompiles. `options` contains static choices of the
+    None stands for the value of the protocol; `resolved` replaces every None. `hp` contains numeric hyperparameters, whose change never recompiles. `options` contains static choices of the
     method, e.g. a preset.
 
     Example:
       >>> from fedjax_het import RunSpec
       >>> spec = RunSpec("fedprox", dataset="digits", alpha=0.1, hp={"prox_mu": 0.01})
       >>> resolved = spec.resolved()
-      >>> resolved.num_clients, resolved.local_optimizer, len(spec.digest())
-      (80, 'adam', 16)
+      >>> resolved.protocol, resolved.num_clients, resolved.local_optimizer, len(spec.digest())
+      ('standard', 10, 'momentum', 16)
     """
 
     @classmethod
@@ -105,6 +105,8 @@ def hash_settings(spec: RunSpec) -> str:
     """
     digest_names = {name: former_name for former_name, name in FORMER_SETTING_NAMES.items()}
     settings = rename_former_arguments(spec.to_dict(), digest_names)
+    if settings["protocol"] in (None, get_former_protocol(spec.algorithm)):
+        del settings["protocol"]
     options = settings["options"].items()
     settings["options"] = {k: v for k, v in options if (k, v) not in ADDED_OPTION_DEFAULTS.items()}
     text = json.dumps(settings, sort_keys=True)

@@ -18,7 +18,7 @@ from fedjax_het.utils.config import (
 
 # Settings younger than the first kept results. Digests of older runs must not change.
 _OMITTED_WHEN_EMPTY = (
-    *("protocol", "stem", "client_tests", "test_per_client", "client_test_model"),
+    *("stem", "client_tests", "test_per_client", "client_test_model"),
     *("partition_options", "server_data", "server_options", "pretrain_epochs", "gradient_gaps"),
     *("network_options", "precision", "init_from", "held_out_clients", "held_out_epochs"),
     *("metrics", "optimizer_options", "lr_schedule", "lr_step_schedule", "local_steps"),
@@ -36,12 +36,34 @@ FORMER_SETTING_NAMES = {
 """Names of settings in version 0.6, which files, command lines and digests contain."""
 ADDED_OPTION_DEFAULTS = {"teacher_weights": "label"}
 """Options that methods of version 0.6 lack, with the values that digests leave out."""
+_FORMER_METHODS = {
+    "fedamp": (
+        *("fedamp", "heurfedamp", "separate", "fedavg_ft", "fedprox_ft", "apfl", "ditto"),
+        *("pfedme", "per_fedavg"),
+    ),
+    "fedaf": ("feddm", "fedaf"),
+    "fsl": ("data_sharing", "fsl", "fsl_p"),
+}
+_FORMER_PROTOCOLS = {name: protocol for protocol, row in _FORMER_METHODS.items() for name in row}
+# Settings that every resolved run has.
+_ALWAYS_RESOLVED = (
+    *("algorithm", "dataset", "partition", "model", "num_clients", "participation"),
+    *("batch_size", "rounds", "partition_seed"),
+)
+
+
+def get_former_protocol(algorithm: str) -> str:
+    """Return a method's default protocol of version 0.6, which its files and digests leave out."""
+    return _FORMER_PROTOCOLS.get(algorithm, "dynafed")
 
 
 def rename_former_settings(
     settings: Mapping[str, Any], caller: str | None = None
 ) -> dict[str, Any]:
     """Replace the names of settings in version 0.6 by their present names.
+
+    Settings of a resolved run without a protocol, as version 0.6 wrote them, receive the method's
+    default protocol of that version, unless `caller` is given.
 
     Args:
       settings: values by name.
@@ -53,7 +75,11 @@ def rename_former_settings(
     Raises:
       ConfigError: if a setting is given under both names.
     """
-    return rename_former_arguments(settings, FORMER_SETTING_NAMES, caller)
+    settings = rename_former_arguments(settings, FORMER_SETTING_NAMES, caller)
+    is_resolved = all(settings.get(name) is not None for name in _ALWAYS_RESOLVED)
+    if caller is None and is_resolved and isinstance(settings["algorithm"], str):
+        settings.setdefault("protocol", get_former_protocol(settings["algorithm"]))
+    return settings
 
 
 MAX_ROUNDS = 10**6
@@ -156,8 +182,10 @@ class RunSettings:
     """Seed of the partition and of the clients' test data (default: the seed of all random
     draws)."""
     protocol: str | None = None
-    """Paper that provides every setting that is not given: dynafed, fedaf, feddm, fedamp or fsl
-    (default: the method's own)."""
+    """Experiment that provides every setting that is not given: standard (NIID-Bench), dynafed,
+    fedaf, feddm, fedamp, fsl, or own, the method's default. The default is standard; dynafed,
+    fedaf, feddm, fedamp and fsl and their variants have their papers' protocols. A grid of methods
+    with different defaults uses standard."""
     client_tests: bool | None = None
     """Evaluate each client on test data distributed like its training data (default: only for
     personalized methods)."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import optax
 
+from fedjax_het.config.comparison import warn_unequal_settings
 from fedjax_het.config.resolve import USER_PROVIDED, display_partition_names
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.core.optimizers import check_transformation, make_user_transformation
@@ -97,12 +98,15 @@ class UserObjects:
         """Return the resolved runs of a sweep, and these objects with the data set checked.
 
         The data set is for the runs whose dataset is "user". If no run has this dataset, the data
-        set is for all runs.
+        set is for all runs. A warning lists the settings in which methods differ although their
+        specs do not give them.
 
         Raises:
           ConfigError: if a setting cannot be used, or if `dataset` is no data set.
         """
+        specs = list(specs)
         resolved_specs = [self.resolve(spec) for spec in specs]
+        warn_unequal_settings(specs, resolved_specs)
         return resolved_specs, dataclasses.replace(
             self,
             dataset=None if self.dataset is None else validate_dataset(self.dataset),

@@ -127,11 +127,13 @@ def format_settings(spec: RunSpec, summary: Mapping[str, Any]) -> str:
         parts[-1] += f" ({format_classes_per_client(spec.classes)})"
     parts.append(f"{spec.model}" + (f" of width {spec.width}" if spec.width else ""))
     parts += [f"{spec.num_clients} clients", f"{spec.rounds} rounds", f"seed {spec.seed}"]
+    if spec.protocol is not None:
+        parts.append(f"protocol {spec.protocol}")
     return to_one_line(", ".join(parts))
 
 
 def format_run_label(spec: RunSpec, user_digests: Mapping[str, Any] = MappingProxyType({})) -> str:
-    """Return a run in a few words: the settings that differ from the method's defaults.
+    """Return a run in a few words: its protocol and the settings that differ from its defaults.
 
     Args:
       spec: settings of the run.
@@ -181,7 +183,10 @@ def format_run_label(spec: RunSpec, user_digests: Mapping[str, Any] = MappingPro
         parts.append(f"{spec.held_out_clients} clients held out")
     if spec.client_test_model is not None:
         parts.append(f"{spec.client_test_model} models tested")
-    return to_one_line(", ".join([*parts, f"seed {spec.seed}"]))
+    parts.append(f"seed {spec.seed}")
+    if spec.protocol is not None:
+        parts.append(f"protocol {spec.protocol}")
+    return to_one_line(", ".join(parts))
 
 
 def _resolve_defaults(spec: RunSpec, options: dict[str, Any]) -> ResolvedRunSpec:

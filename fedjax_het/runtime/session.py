@@ -206,7 +206,7 @@ def simulate(
     process writes it.
 
     Args:
-      spec: the settings; `None`s are filled from the method's paper.
+      spec: the settings; the protocol sets those that are None.
       dataset: the user's data set (default: the data set of `spec`). If it differs from the data
         set of `spec`, its digest is part of the result's name and of its summary (`own_dataset`).
       partition: the user's partition (default: the partition of `spec`); its digest is recorded as

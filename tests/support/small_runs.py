@@ -6,6 +6,7 @@ import numpy as np
 
 from fedjax_het import Placement, RunSpec, simulate, sweep
 from fedjax_het.algorithms import METHODS
+from fedjax_het.config.settings import get_former_protocol
 from support.data import CLIENT_SIZES, make_user_dataset
 
 SYNTHESIS_OPTIONS = {
@@ -33,6 +34,7 @@ LOCAL_RUN = {
     "partition": "iid",
     "dataset": "user",
     "batch_size": 8,
+    "protocol": "dynafed",
 }
 
 
@@ -48,11 +50,13 @@ OWN_METHOD_RUN = {
     "rounds": 3,
     "local_optimizer": "sgd",
     "optimizer_state": "reset",
+    "protocol": "dynafed",
 }
 
 
 def make_spec(algorithm="fedavg", **settings):
     defaults = {
+        "protocol": get_former_protocol(algorithm),  # few epochs; Adam's state at the clients
         "dataset": "user",
         "partition": "iid",
         "model": "mlp",

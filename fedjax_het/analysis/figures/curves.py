@@ -43,6 +43,7 @@ from fedjax_het.analysis.figures.style import (
 )
 from fedjax_het.analysis.overview import (
     RunLine,
+    describe_comparison,
     get_metric_label,
     group_figure_lines,
     is_diverged,
@@ -99,6 +100,8 @@ class CurveMetric(NamedTuple):
     """Kind of the reported values, for the note."""
     is_log: bool = False
     """Whether the axis is logarithmic, and means over seeds are geometric."""
+    comparison: str = ""
+    """Protocol of the runs and settings in which their methods differ, for the note."""
 
 
 # The metrics of a table's curves, by its compared metric.
@@ -179,7 +182,7 @@ def plot_learning_curves(
     return plot_curve_panels(
         [_make_curve(line, curves, metric) for line in groups.lines],
         columns=groups.columns,
-        metric=CurveMetric(metric, window),
+        metric=CurveMetric(metric, window, comparison="; ".join(describe_comparison(results))),
         sharey="row" if groups.has_dataset_panels else "all",
         highlight=highlight,
     )
@@ -619,7 +622,7 @@ def _make_note(curves: Sequence[Curve], styles: dict[str, LineStyle], metric: Cu
         parts.append(
             f"{DIVERGED} runs that diverged or ended early are left out: {', '.join(diverged)}"
         )
-    return "; ".join(parts)
+    return "; ".join(filter(None, [*parts, metric.comparison]))
 
 
 def _make_line_labels(

@@ -24,6 +24,7 @@ from fedjax_het.analysis.figures.style import (
 )
 from fedjax_het.analysis.overview import (
     RunLine,
+    describe_comparison,
     describe_settings,
     find_varying_settings,
     format_setting_name,
@@ -162,7 +163,8 @@ def plot_metric_vs_setting(
         _set_x_axis(panel, values, x)
     label_outer_axes(panels_by_key.values(), x=x_label)
     label_line_ends(figure, labels)
-    add_note(figure, _make_note(lines, x, styles))
+    notes = [_make_note(lines, x, styles), *describe_comparison(results)]
+    add_note(figure, "; ".join(filter(None, notes)))
     return figure
 
 

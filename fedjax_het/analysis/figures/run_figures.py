@@ -144,7 +144,8 @@ def plot_run_curve(result: Result):
     end = f"; diverged in round {result.summary['rounds']}" if result.summary["diverged"] else ""
     names = name_data(spec, result.summary)
     title = (
-        f"{spec.algorithm} on {names['dataset']}, {spec.model}, {names['partition']}{alpha}{end}"
+        f"{spec.algorithm} on {names['dataset']}, {spec.model}, {names['partition']}{alpha}, "
+        f"protocol {spec.protocol}{end}"
     )
     accuracy_panel.set_title(wrap_title(title, 4.8), fontsize=10)
     label_line_ends(figure, {accuracy_panel: labels})

@@ -1,0 +1,218 @@
+"""Protocols: the default, the former default of stored results, one protocol per comparison."""
+
+import json
+
+import pandas as pd
+import pytest
+from support.stored_results import write_result
+
+from fedjax_het import ConfigError, RunSpec, grid, load_results, sweep
+from fedjax_het.algorithms import METHODS
+from fedjax_het.analysis import (
+    make_overview_table,
+    make_pivot_table,
+    plot_learning_curves,
+    plot_metric_vs_alpha,
+)
+from fedjax_het.cli import main
+from fedjax_het.cli.options import load_config_file
+from fedjax_het.config import comparison
+from fedjax_het.config.protocols import PROTOCOLS, describe_protocol
+from fedjax_het.config.resolve import NAMES
+from fedjax_het.config.run_spec import hash_settings
+from fedjax_het.config.settings import get_former_protocol
+from fedjax_het.runtime.result_display import format_run_label, format_settings
+
+PAPERS = {
+    "dynafed": "dynafed",
+    "fedaf": "fedaf",
+    "feddm": "fedaf",
+    "fedamp": "fedamp",
+    "heurfedamp": "fedamp",
+    "fsl": "fsl",
+    "fsl_p": "fsl",
+    "data_sharing": "fsl",
+}
+
+
+@pytest.fixture(autouse=True)
+def _forget_warnings():
+    comparison.warn_once.cache_clear()
+
+
+def test_standard_protocol_is_niid_bench():
+    run = RunSpec("fedavg", "cifar10").resolved()
+    assert (run.partition, run.alpha, run.model) == ("dirichlet_capped", 0.5, "cnn")
+    assert (run.num_clients, run.participation, run.rounds) == (10, 1.0, 50)
+    assert (run.local_epochs, run.batch_size, run.local_optimizer) == (10, 64, "momentum")
+    assert (run.optimizer_state, run.averaging) == ("reset", "weighted")
+    expected = {"local_lr": 0.01, "local_momentum": 0.9, "local_weight_decay": 1e-5}
+    assert run.hp == {"server_lr": 1.0} | expected
+    assert RunSpec("fedavg", "digits").resolved().model == "mlp"  # too small for cnn
+    # Other optimizers have their own numbers.
+    assert RunSpec("fedavg", local_optimizer="adam").resolved().hp["local_lr"] == 1e-3
+    assert "local_weight_decay" not in RunSpec("fedavg", local_optimizer="adam").resolved().hp
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_default_protocol_is_standard_or_own_paper(name):
+    expected = PAPERS.get(name, "standard")
+    assert RunSpec(name).resolved().protocol == expected == METHODS[name].protocol
+    assert RunSpec(name, protocol="own").resolved() == RunSpec(name).resolved()
+    assert RunSpec(name, protocol="standard").resolved().protocol == "standard"
+
+
+def test_unknown_protocol_is_one_line():
+    with pytest.raises(ConfigError, match="protocol = 'standart' is unknown"):
+        RunSpec(protocol="standart").resolved()
+    assert {*NAMES["protocol"]} == {*PROTOCOLS, "own"}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_digest_leaves_out_former_default_protocol(name):
+    former = RunSpec(name, protocol=get_former_protocol(name)).resolved()
+    values = former.to_dict()
+    assert values.pop("protocol") == former.protocol
+    # As version 0.6 stored the run.
+    stored = RunSpec.from_dict(values)
+    assert stored == former and stored.resolved() == former
+    assert stored.digest() == hash_settings(stored) == former.digest()
+    other = RunSpec(name, protocol="standard", num_clients=7).resolved()
+    assert other.protocol != former.protocol and other.digest() != former.digest()
+
+
+# Digests of version 0.6, whose runs of these methods named no protocol.
+FORMER_DIGESTS = {
+    "fedavg": "FEDAVG",
+    "ditto": "DITTO",
+    "fsl": "FSL",
+    "feddm": "FEDDM",
+}
+
+
+@pytest.mark.parametrize("name", FORMER_DIGESTS)
+def test_former_runs_keep_their_digest(name):
+    run = RunSpec(name, "digits", protocol=get_former_protocol(name), model="mlp")
+    assert run.digest() == FORMER_DIGESTS[name]
+
+
+def test_settings_of_a_user_are_no_former_run():
+    given = {"algorithm": "fedavg", "num_clients": 20, "rounds": 5}
+    assert RunSpec.from_dict(given).resolved().protocol == "standard"
+    complete = RunSpec(**RunSpec().resolved().to_dict() | {"protocol": None})
+    assert RunSpec.from_dict(complete.to_dict()) == complete
+
+
+def test_files_of_former_results_keep_their_protocol(tmp_path):
+    run = RunSpec("ditto", protocol="fedamp").resolved()
+    values = {name: value for name, value in run.to_dict().items() if name != "protocol"}
+    record = tmp_path / "result.json"
+    record.write_text(json.dumps({"spec": values, "summary": {}}))
+    yaml = tmp_path / "run.yaml"
+    given = {name: value for name, value in values.items() if value not in (None, {})}
+    yaml.write_text(json.dumps({name.replace("_", "-"): value for name, value in given.items()}))
+    for path in (record, yaml):
+        assert RunSpec(**load_config_file(path)).digest() == run.digest()
+
+
+def test_grid_has_one_protocol(caplog):
+    specs = grid(algorithm=["fedavg", "ditto", "fsl"], model="mlp", num_clients=20)
+    assert {spec.resolved().protocol for spec in specs} == {"standard"}
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first == (
+        "protocol = 'standard' for all methods, since they differ in their default protocols "
+        "(standard: fedavg, ditto; fsl: fsl); 'own' selects the defaults"
+    )
+    assert second == (
+        "methods differ in settings that are not given: client_tests (False: fedavg, fsl; True: "
+        "ditto)"
+    )
+    names = ("partition", "alpha", "local_optimizer", "batch_size", "local_epochs", "rounds")
+    assert len({tuple(getattr(spec.resolved(), name) for name in names) for spec in specs}) == 1
+
+
+def test_grid_of_one_default_keeps_it(caplog):
+    assert {spec.resolved().protocol for spec in grid(algorithm=["fsl", "fsl_p"])} == {"fsl"}
+    assert {spec.resolved().protocol for spec in grid(algorithm=["fedavg", "scaffold"])} == {
+        "standard"
+    }
+    assert not caplog.records
+
+
+def test_grid_with_own_protocols_lists_differences(caplog):
+    specs = grid(
+        algorithm=["fedavg", "ditto", "fedamp"], protocol="own", num_clients=20, client_tests=True
+    )
+    assert [spec.resolved().protocol for spec in specs] == ["standard", "standard", "fedamp"]
+    (text,) = (record.getMessage() for record in caplog.records)
+    assert "partition (dirichlet_capped: fedavg, ditto; grouped: fedamp)" in text
+    assert "rounds (50: fedavg, ditto; 100: fedamp)" in text
+    # Given settings, and settings that one method does not have, are no difference.
+    assert "num_clients" not in text and "client_tests" not in text and "alpha" not in text
+
+
+def test_swept_settings_are_no_difference(caplog):
+    grid(algorithm=["fedavg", "fedprox"], dataset=["digits", "mnist"], local_epochs=[1, 5])
+    grid(algorithm=["fedavg", "fedaf"], protocol="fedaf")  # its batches are real images of a class
+    assert not caplog.records
+
+
+def test_specs_made_by_hand_are_compared(caplog):
+    small = {"model": "mlp", "rounds": 1, "local_epochs": 1}
+    specs = [
+        RunSpec("fedavg", **small, num_clients=4, alpha=1.0),
+        RunSpec("fedprox", **small, num_clients=5, alpha=1.0, batch_size=32),
+    ]
+    sweep(specs, progress=None)
+    (text,) = (record.getMessage() for record in caplog.records if "differ" in record.getMessage())
+    # Both numbers of clients are given.
+    assert text.endswith("not given: batch_size (64: fedavg; 32: fedprox)")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Results of three methods with their own protocols."""
+    for name in ("fedavg", "fedprox", "dynafed"):
+        for alpha in (0.1, 1.0):
+            spec = RunSpec(name, protocol="own", alpha=alpha, model="mlp", num_clients=20)
+            write_result(tmp_path, spec, [0.5, 0.6])
+    return tmp_path
+
+
+DIFFERENCE = "local_optimizer (momentum: fedavg, fedprox; adam: dynafed)"
+
+
+@pytest.mark.parametrize("make_table", [make_overview_table, make_pivot_table])
+def test_tables_name_protocols_and_differences(folder, make_table):
+    results = load_results(folder)
+    table = make_table(results.sort_values("digest"))
+    assert table.title.startswith("Overview, protocol ")
+    text = " ".join(table.notes)
+    assert f"Protocol: {describe_protocol('standard')}" in text or "dynafed (Pi et al." in text
+    assert "Methods differ in settings: protocol (" in text and "local_optimizer (" in text
+    table = make_table(results[results["algorithm"] != "dynafed"])
+    assert table.title.startswith("Overview, protocol standard")
+    assert "Protocol: standard (NIID-Bench, Li et al., ICDE 2022)." in table.notes
+    assert "differ" not in " ".join(table.notes)
+
+
+def test_figures_name_protocols_and_differences(folder):
+    results = load_results(folder)
+    curves = pd.concat(
+        pd.DataFrame({"digest": digest, "round": [1, 2], "test_accuracy": [0.5, 0.6]})
+        for digest in results["digest"]
+    )
+    for figure in (plot_metric_vs_alpha(results), plot_learning_curves(results, curves)):
+        text = " ".join(" ".join(text.get_text() for text in figure.texts).split())
+        assert "protocol: " in text and "standard (NIID-Bench" in text
+        assert "methods differ in settings" in text
+
+
+def test_run_texts_name_the_protocol(capsys):
+    run = RunSpec("fedprox", "digits").resolved()
+    assert format_run_label(run).endswith("seed 0, protocol standard")
+    assert format_settings(run, {}).endswith("protocol standard")
+    assert main(["show", "fedprox", "fsl"]) == 0
+    text = capsys.readouterr().out
+    assert "default protocol: standard (NIID-Bench, Li et al., ICDE 2022)" in text
+    assert "default protocol: fsl (Mai et al., 2022)" in text
