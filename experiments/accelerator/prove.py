@@ -163,7 +163,9 @@ def measure_case(case: Case) -> dict[str, Any]:
 
     scale = SCALES[case.scale if case.kind == "speed" else "quick"]
     settings = {"num_clients": scale.clients, "rounds": scale.rounds, "seed": 0, **case.settings}
-    settings["protocol"] = get_former_protocol(settings["algorithm"])  # as the recorded measurements
+    settings["protocol"] = get_former_protocol(
+        settings["algorithm"]
+    )  # as the recorded measurements
     spec = RunSpec(dataset="user", **settings)
     placement = Placement(lanes=case.lanes, devices=1)
     actual: dict[str, Any] = {"device": jax.devices()[0].device_kind}

@@ -237,7 +237,7 @@ FEDMIX = AlgorithmSpec(
     options=FedMixOptions,
     hyperparameters=FedMixHyperParameters,
     # DynaFed's text has no settings of FedMix; these are of this method's own tables.
-    rules=(DefaultsRule(("dynafed",), ("cifar100",), hp={"mixup_lambda": 0.1}),),
+    rules=(DefaultsRule(("standard", "dynafed"), ("cifar100",), hp={"mixup_lambda": 0.1}),),
     color="#C51B7D",
     wrappable_as="average",
     required_data=("averages",),

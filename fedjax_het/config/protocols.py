@@ -176,9 +176,9 @@ def choose_protocol(protocol: str | None, method: AlgorithmSpec) -> str:
     Raises:
       ConfigError: if there is no protocol of this name.
     """
-    protocol = method.protocol if protocol in (None, OWN_PROTOCOL) else protocol
-    require_name("protocol", protocol, PROTOCOLS)
-    return protocol
+    name = method.protocol if protocol is None or protocol == OWN_PROTOCOL else protocol
+    require_name("protocol", name, PROTOCOLS)
+    return name
 
 
 def get_protocol_defaults(

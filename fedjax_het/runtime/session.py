@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from fedjax_het.config.protocols import describe_protocol
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.runtime.build import prepare_group
@@ -343,6 +344,7 @@ def federation(
         warn_unused_hardware()
     user_objects = UserObjects(dataset, partition, network, optimizer, data_dir)
     spec = user_objects.resolve(spec)
+    log.info("protocol: %s", describe_protocol(spec.protocol))
     folder = None if output_dir is None else make_output_directory(output_dir)
     for name, value in {"resume": resume, "resume_anyway": resume_anyway}.items():
         expected = f"an {display_name('output_dir')}, where checkpoints are kept"

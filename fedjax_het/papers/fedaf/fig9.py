@@ -57,6 +57,7 @@ def make_centralized_spec(dataset: str, epochs: int, **settings: Any) -> RunSpec
     return RunSpec(
         "fedavg",
         dataset,
+        protocol="dynafed",  # the optimizer keeps its state over epochs
         model="convnet",
         norm="batch",
         partition="iid",

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from support.stored_results import write_result
 
-from fedjax_het import ConfigError, RunSpec, grid, load_results, sweep
+from fedjax_het import ConfigError, RunSpec, federation, grid, load_results, sweep
 from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis import (
     make_overview_table,
@@ -179,9 +179,6 @@ def folder(tmp_path):
     return tmp_path
 
 
-DIFFERENCE = "local_optimizer (momentum: fedavg, fedprox; adam: dynafed)"
-
-
 @pytest.mark.parametrize("make_table", [make_overview_table, make_pivot_table])
 def test_tables_name_protocols_and_differences(folder, make_table):
     results = load_results(folder)
@@ -203,12 +200,15 @@ def test_figures_name_protocols_and_differences(folder):
         for digest in results["digest"]
     )
     for figure in (plot_metric_vs_alpha(results), plot_learning_curves(results, curves)):
-        text = " ".join(" ".join(text.get_text() for text in figure.texts).split())
+        text = " ".join(figure.get_supxlabel().split())
         assert "protocol: " in text and "standard (NIID-Bench" in text
         assert "methods differ in settings" in text
 
 
-def test_run_texts_name_the_protocol(capsys):
+def test_run_texts_name_the_protocol(capsys, caplog):
+    with caplog.at_level("INFO", logger="fedjax_het"):
+        federation(RunSpec("fedavg", num_clients=4, rounds=1))
+    assert caplog.messages[0] == "protocol: standard (NIID-Bench, Li et al., ICDE 2022)"
     run = RunSpec("fedprox", "digits").resolved()
     assert format_run_label(run).endswith("seed 0, protocol standard")
     assert format_settings(run, {}).endswith("protocol standard")
