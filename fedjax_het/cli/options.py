@@ -119,7 +119,7 @@ def list_help_options(config_class: type, *, include_rare: bool) -> list[Option]
     Returns:
       The options, sorted by group.
     """
-    options, hints = get_options(config_class), _describe_defaults()
+    options, hints = get_options(config_class), _describe_defaults(all_protocols=include_rare)
     return [
         *_EXTRA_OPTIONS,
         *(
@@ -136,8 +136,8 @@ def list_help_options(config_class: type, *, include_rare: bool) -> list[Option]
     ]
 
 
-def _describe_defaults() -> dict[str, str]:
-    """Return the default of each setting, by protocol for FedAvg on Fashion-MNIST."""
+def _describe_defaults(*, all_protocols: bool) -> dict[str, str]:
+    """Return the default of each setting for FedAvg on Fashion-MNIST, of `standard` or of all."""
     texts = {
         field.name: f"(default: {field.default})"
         for field in fields(RunSpec)
@@ -146,7 +146,11 @@ def _describe_defaults() -> dict[str, str]:
     for flag, values in collect_settings_by_protocol(METHODS["fedavg"]).items():
         words = format_by_protocol(values)
         term = "by protocol" if " " in words else "default"
-        texts[flag[2:].replace("-", "_")] = f"({term}: {words})"
+        if term == "by protocol" and not all_protocols:
+            standard = {"standard": values["standard"]} if "standard" in values else {}
+            term, words = "protocol", format_by_protocol(standard)
+        if words:
+            texts[flag[2:].replace("-", "_")] = f"({term}: {words})"
     return texts
 
 

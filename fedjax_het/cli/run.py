@@ -25,10 +25,9 @@ class RunCommand(CommonOptions, RunSpec):
 
     A run that is in the output folder already prints its result; a stopped run continues.
 
-    An omitted setting has the value of the protocol. The default protocol is standard (NIID-Bench);
-    dynafed, fedaf, feddm, fedamp, heurfedamp, fsl, fsl_p and data_sharing have their papers'
-    protocols. `fedjax-het list` names the methods, data sets, partitions and networks; `fedjax-het
-    show NAME` lists their options.
+    An omitted setting has the value of the protocol (default: standard, of NIID-Bench). `fedjax-het
+    list` names the methods, data sets, partitions and networks; `fedjax-het show NAME` lists their
+    options.
     """
 
     output_dir: Path | None = None

@@ -182,10 +182,9 @@ class RunSettings:
     """Seed of the partition and of the clients' test data (default: the seed of all random
     draws)."""
     protocol: str | None = None
-    """Experiment that provides every setting that is not given: standard (NIID-Bench), dynafed,
-    fedaf, feddm, fedamp, fsl, or own, the method's default. The default is standard; dynafed,
-    fedaf, feddm, fedamp and fsl and their variants have their papers' protocols. A grid of methods
-    with different defaults uses standard."""
+    """Experiment that provides omitted settings: standard (NIID-Bench), dynafed, fedaf, feddm,
+    fedamp, fsl, or own, the method's default (default: standard; the protocol of their paper for
+    methods of the other five, unless a sweep has several defaults)."""
     client_tests: bool | None = None
     """Evaluate each client on test data distributed like its training data (default: only for
     personalized methods)."""

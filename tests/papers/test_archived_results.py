@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support.paths import ROOT
 
+from fedjax_het.config.run_spec import hash_settings
 from fedjax_het.papers.archived_results import archive_runs, archive_runs_main
 from fedjax_het.runtime.device_report import describe_environment
 from fedjax_het.runtime.result_store import list_run_files, load_curves, load_result, load_results
@@ -35,6 +36,9 @@ def test_archived_results_load_under_digest():
         assert result.metrics and result.summary
         if OF_OTHER_OPTIONS not in path.as_posix():
             assert result.digest() == OTHER_DIGESTS.get(path.stem, path.stem)
+            assert result.spec.protocol is not None
+            is_renamed = path.stem in OTHER_DIGESTS
+            assert is_renamed or result.spec.digest() == hash_settings(result.spec)
 
 
 def test_no_run_files_beside_archive():

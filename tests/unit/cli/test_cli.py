@@ -259,7 +259,8 @@ def test_show_prints_options(capsys):
     assert "depth" in said and "alpha" in said
     assert "base methods (option base): fedavg, fedprox" in said
     assert "num_iterations = 1000: a whole number >= 1. N: outer iterations." in said
-    assert "--num-clients: dynafed 80, fedaf 10, feddm 10, fedamp 50, fsl 10" in said
+    assert "default protocol: standard (NIID-Bench, Li et al., ICDE 2022)" in said
+    assert "--num-clients: standard 10, dynafed 80, fedaf 10, feddm 10, fedamp 50, fsl 10" in said
     assert "--hp mixup_lambda: 0.05" in said
 
 
@@ -313,6 +314,7 @@ def test_help_fits_three_screens(command, capsys, monkeypatch):
     text = "\n".join(lines)
     groups = ("data", "partition", "network", "local training", "method", "evaluation", "run")
     assert all(f" {group} options " in text for group in (*groups, "output"))
+    assert "(protocol: standard 10)" in text and "standard, of NIID-Bench" in " ".join(text.split())
     assert "--help-all" in text and "--algorithm" in text and "--held-out-clients" not in text
 
 
