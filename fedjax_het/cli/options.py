@@ -17,6 +17,7 @@ from typing import Any, Literal
 import yaml
 
 from fedjax_het.algorithms import METHODS
+from fedjax_het.analysis.overview import format_setting_value
 from fedjax_het.cli.inspection import collect_settings_by_protocol, format_by_protocol
 from fedjax_het.config.resolve import NAMES
 from fedjax_het.config.run_spec import RunSpec
@@ -144,13 +145,13 @@ def _describe_defaults(*, all_protocols: bool) -> dict[str, str]:
         if field.default not in (None, MISSING)
     }
     for flag, values in collect_settings_by_protocol(METHODS["fedavg"]).items():
+        if not (all_protocols or "standard" in values):
+            continue
         words = format_by_protocol(values)
         term = "by protocol" if " " in words else "default"
         if term == "by protocol" and not all_protocols:
-            standard = {"standard": values["standard"]} if "standard" in values else {}
-            term, words = "protocol", format_by_protocol(standard)
-        if words:
-            texts[flag[2:].replace("-", "_")] = f"({term}: {words})"
+            term, words = "default", format_setting_value(values["standard"])
+        texts[flag[2:].replace("-", "_")] = f"({term}: {words})"
     return texts
 
 
