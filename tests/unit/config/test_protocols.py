@@ -217,3 +217,14 @@ def test_run_texts_name_the_protocol(capsys, caplog):
     text = capsys.readouterr().out
     assert "default protocol: standard (NIID-Bench, Li et al., ICDE 2022)" in text
     assert "default protocol: fsl (Mai et al., 2022)" in text
+
+
+def test_fedprox_default_is_in_the_tuned_range():
+    assert RunSpec("fedprox").resolved().hp["prox_mu"] == 0.1
+    # Papers' protocols keep their value, also for FedProx as the base of another method.
+    for name in ("dynafed", "fedamp", "fsl"):
+        assert RunSpec("fedprox", protocol=name).resolved().hp["prox_mu"] == 0.002
+    assert RunSpec("fedprox", protocol="fedaf").resolved().hp["prox_mu"] == 0.001
+    assert RunSpec("dynafed", options={"base": "fedprox"}).resolved().hp["prox_mu"] == 0.002
+    over = RunSpec("dynafed", protocol="standard", options={"base": "fedprox"})
+    assert over.resolved().hp["prox_mu"] == 0.1

@@ -175,7 +175,7 @@ def test_nesterov_with_weight_decay():
 
 def test_resolved_hp_has_only_given_optional_values():
     plain = RunSpec("fedavg", local_optimizer="sgd").resolved()
-    assert set(plain.hp) == {"server_lr", "local_lr"}
+    assert set(plain.hp) == {"server_lr", "local_lr", "local_weight_decay"}  # of the protocol
     spec = RunSpec("fedavg", local_optimizer="sgd", hp={"local_clip_norm": 5}).resolved()
     assert set(spec.hp) == {*plain.hp, "local_clip_norm"}
     usual = RunSpec("fedavg", local_optimizer="nadam", optimizer_options={"nesterov": True})
