@@ -38,10 +38,10 @@ def grid(
     it. Settings of local training do not apply to methods whose clients condense their data. The
     last name varies fastest. Runs are unique and validated.
 
-    All runs have one protocol: the given one, or the methods' default. Methods whose defaults differ
-    have the protocol `standard`, which a warning reports. The protocol "own" gives each method its
-    default. A warning also lists the settings in which methods still differ although the grid does
-    not set them.
+    All runs have one protocol: the given one, or the methods' default. Methods whose defaults
+    differ have the protocol `standard`, which a warning reports. The protocol "own" gives each
+    method its default. A warning also lists the settings in which methods still differ although the
+    grid does not set them.
 
     The settings `partition_options`, `server_options`, `network_options` and `optimizer_options`
     also have values, or lists of values, by name. If the value of an option is a list by its

@@ -19,8 +19,9 @@ from fedjax_het.utils.yaml_files import dump_yaml
 class RunSpec(RunSettings):
     """All settings on which the numbers of a run depend.
 
-    None stands for the value of the protocol; `resolved` replaces every None. `hp` contains numeric hyperparameters, whose change never recompiles. `options` contains static choices of the
-    method, e.g. a preset.
+    None stands for the value of the protocol; `resolved` replaces every None. `hp` contains numeric
+    hyperparameters, whose change never recompiles. `options` contains static choices of the method,
+    e.g. a preset.
 
     Example:
       >>> from fedjax_het import RunSpec
