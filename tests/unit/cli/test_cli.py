@@ -314,8 +314,8 @@ def test_help_fits_three_screens(command, capsys, monkeypatch):
     text = "\n".join(lines)
     groups = ("data", "partition", "network", "local training", "method", "evaluation", "run")
     assert all(f" {group} options " in text for group in (*groups, "output"))
-    plain = " ".join(text.replace("│", "").split())
-    assert "(default: dirichlet_capped)" in plain and "standard, of NIID-Bench" in plain
+    plain = "".join(text.replace("│", "").split())
+    assert "(default:dirichlet_capped)" in plain and "(default:standard,ofNIID-Bench)" in plain
     assert "--help-all" in text and "--algorithm" in text and "--held-out-clients" not in text
 
 
