@@ -114,9 +114,13 @@ def warn_unequal_settings(given: Sequence[RunSettings], resolved: Sequence[RunSe
         return
     unequal = find_unequal_settings(map(_to_row, resolved), map(_to_row, given))
     if unequal:
-        text = f"methods differ in settings that are not given: {describe_unequal_settings(unequal)}"
+        text = (
+            f"methods differ in settings that are not given: {describe_unequal_settings(unequal)}"
+        )
         if "client_tests" in unequal:
-            text += f"; {display_name('client_tests')} = True tests all methods on clients' own data"
+            text += (
+                f"; {display_name('client_tests')} = True tests all methods on clients' own data"
+            )
         warn_once(text)
 
 
