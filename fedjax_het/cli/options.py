@@ -10,7 +10,7 @@ In the file of a sweep, a list is a list of values. The JSON file of a result is
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -138,20 +138,23 @@ def list_help_options(config_class: type, *, include_rare: bool) -> list[Option]
 
 
 def _describe_defaults(*, all_protocols: bool) -> dict[str, str]:
-    """Return the default of each setting for FedAvg on Fashion-MNIST, of `standard` or of all."""
+    """Return the default of each setting, of a run without settings or of FedAvg by protocol.
+
+    Args:
+      all_protocols: list the defaults of every protocol on Fashion-MNIST.
+    """
+    run = RunSpec().resolved()
+    defaults = {field.name: getattr(run, field.name) for field in fields(RunSpec)}
     texts = {
-        field.name: f"(default: {field.default})"
-        for field in fields(RunSpec)
-        if field.default not in (None, MISSING)
+        name: f"(default: {format_setting_value(value)})"
+        for name, value in defaults.items()
+        if name != "partition_seed" and value is not None and not isinstance(value, dict)
     }
-    for flag, values in collect_settings_by_protocol(METHODS["fedavg"]).items():
-        if not (all_protocols or "standard" in values):
-            continue
-        words = format_by_protocol(values)
-        term = "by protocol" if " " in words else "default"
-        if term == "by protocol" and not all_protocols:
-            term, words = "default", format_setting_value(values["standard"])
-        texts[flag[2:].replace("-", "_")] = f"({term}: {words})"
+    if all_protocols:
+        for flag, values in collect_settings_by_protocol(METHODS["fedavg"]).items():
+            words = format_by_protocol(values)
+            term = "by protocol" if " " in words else "default"
+            texts[flag[2:].replace("-", "_")] = f"({term}: {words})"
     return texts
 
 

@@ -142,7 +142,8 @@ class RunSettings:
     classes: PositiveInt | None = None
     """Number of labels on each client, for partitions by label."""
     model: str | None = None
-    """Network that the clients train."""
+    """Network that the clients train. The protocol standard has cnn for the package's data sets
+    other than digits."""
     width: PositiveInt | None = None
     """Filters of each convolution (default: the network's own number)."""
     depth: PositiveInt | None = None
@@ -183,8 +184,8 @@ class RunSettings:
     draws)."""
     protocol: str | None = None
     """Experiment that provides omitted settings: standard (NIID-Bench), dynafed, fedaf, feddm,
-    fedamp, fsl, or own, the method's default (default: standard; the protocol of their paper for
-    methods of the other five, unless a sweep has several defaults)."""
+    fedamp, fsl, or own, the method's default. The default is the protocol of the method's paper for
+    methods of the last five, unless a sweep has several defaults; otherwise it is standard."""
     client_tests: bool | None = None
     """Evaluate each client on test data distributed like its training data (default: only for
     personalized methods)."""
