@@ -1,8 +1,8 @@
 """Cells of a paper's table; measured beside reported values, with ranks, as numbers and texts."""
 
+import ast
 import itertools
 import math
-from ast import literal_eval
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -112,7 +112,7 @@ def parse_row(row: str) -> tuple[str, dict[str, Any]]:
       The method's name, and the settings by their present names.
 
     Raises:
-      ConfigError: if the text is neither a name nor a name with settings.
+      ConfigError: if the text is neither a name nor a name with settings, each once.
 
     Example:
       >>> from fedjax_het.analysis import parse_row
@@ -120,11 +120,16 @@ def parse_row(row: str) -> tuple[str, dict[str, Any]]:
       ('fedaf', {'ipc': 10})
     """
     method, separator, arguments = row.partition("(")
-    pairs = arguments.removesuffix(")").split(",") if separator else []
+    if not separator:
+        return row, {}
     try:
-        texts = dict(pair.split("=") for pair in pairs)
-        settings = {name.strip(): literal_eval(text.strip()) for name, text in texts.items()}
-    except (ValueError, SyntaxError) as error:
+        call = ast.parse(f"_({arguments}", mode="eval").body
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)) or call.args:
+            raise ValueError
+        settings = {entry.arg or "": ast.literal_eval(entry.value) for entry in call.keywords}
+        if not settings or "" in settings or len(settings) < len(call.keywords):
+            raise ValueError
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
         expected = "a method, or one with settings: 'fedaf(ipc=10)'"
         raise make_value_error("methods", row, expected) from error
     return method, rename_former_settings(settings)

@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_het.utils.env import get_cache_dir, make_private_dir
 from fedjax_het.utils.io import DamagedFileError, read_npz, write_npz
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("fedjax_het")
 
 
 def dataset_cache_folder(cache_dir: str | os.PathLike | None = None) -> Path:

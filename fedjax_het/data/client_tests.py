@@ -19,7 +19,7 @@ from fedjax_het.data.validation import NumClasses, Seed, to_array
 from fedjax_het.utils.config import Bounds, PositiveInt, validate_arguments
 from fedjax_het.utils.errors import ConfigError, make_value_error, require
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("fedjax_het")
 
 _DEFAULT_TESTS_PER_CLIENT = 100  # as in FedAMP
 _MIN_DEFAULT_TESTS = 10  # the default size leaves out classes that allow only smaller tests

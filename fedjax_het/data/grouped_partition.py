@@ -9,7 +9,7 @@ from fedjax_het.data.sampling import shuffle_by_class, systematic_round, take_qu
 from fedjax_het.utils.config import NonNegativeInt, PositiveInt, UnitInterval
 from fedjax_het.utils.errors import ConfigError, display_name, require
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("fedjax_het")
 
 # Training examples of a client of the 1st, 2nd and 3rd group; further groups repeat them.
 _DEFAULT_GROUP_SIZES = (1000, 700, 400)

@@ -22,7 +22,7 @@ _NUM_THREADS = 8  # hides the latency of opening many small files
 _SYSTEM_FILES = {"thumbs.db", "desktop.ini"}  # of Windows; hidden files are ignored, too
 _ORIENTATION_TAG = 0x0112  # EXIF
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("fedjax_het")
 
 
 class _ImageFile(NamedTuple):
@@ -89,7 +89,7 @@ def load_image_folder(
     root = Path(path).expanduser()
     arrays, meta = read_image_folder(
         root,
-        key=f"folder-{hashlib.sha256(str(root.absolute()).encode()).hexdigest()[:16]}",
+        key=f"folder-{hashlib.sha256(os.fsencode(root.absolute())).hexdigest()[:16]}",
         size=size,
         color=colour,
         use_valid=use_valid,
@@ -97,7 +97,7 @@ def load_image_folder(
     )
     return dataset_from_arrays(
         **arrays,
-        name=name or root.name,
+        name=name or _to_text(root.name),
         num_classes=len(meta["class_names"]),
         class_names=meta["class_names"],
         mean=mean,
@@ -148,16 +148,24 @@ def read_image_folder(
         for split, split_files in files.items():
             arrays[f"{split}_images"] = _decode_files(split_files, size, color)
             arrays[f"{split}_labels"] = np.array([file.label for file in split_files], np.int32)
-        return arrays, {"class_names": class_names}
+        return arrays, {"class_names": [_to_text(name) for name in class_names]}
 
     listing = [
-        (split, os.path.relpath(file.path, root), file.size, file.modified_ns)
+        (split, _to_text(os.path.relpath(file.path, root)), file.size, file.modified_ns)
         for split, split_files in files.items()
         for file in split_files
     ]
     cache_inputs = (size, color, "16 bits scaled", "EXIF orientation", listing)
     fingerprint = hashlib.sha256(repr(cache_inputs).encode()).hexdigest()
     return load_or_build_arrays(key, fingerprint, build, cache_dir)
+
+
+def _to_text(name: str) -> str:
+    """Return the name of a file as UTF-8 reads it, also if the locale has another encoding.
+
+    Bytes that are not UTF-8 become escapes.
+    """
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def read_cinic10(data_dir=None, cache_dir=None) -> tuple[dict[str, np.ndarray], dict]:

@@ -29,7 +29,7 @@ from fedjax_het.utils.registry import (
     validate_keyword_arguments,
 )
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("fedjax_het")
 
 Alpha = Annotated[float, Bounds(1e-6, 1e6)]  # concentration of a Dirichlet distribution
 

@@ -20,7 +20,7 @@ MAX_CLASS_TO_LABEL_RATIO = 10
 MAX_UINT16 = 2**16 - 1
 _IMAGE_ARRAY = "one array [N, H, W, C], of images of one shape"
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("fedjax_het")
 
 
 def to_array(argument: str, values: Any, expected: str) -> np.ndarray:

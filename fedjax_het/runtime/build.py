@@ -19,6 +19,7 @@ from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.evaluation import compute_test_batches, place_evaluation_set
 from fedjax_het.core.execution_plan import (
     LANES_AXIS,
+    PER_BLOCK,
     PER_RUN,
     RUNS_AXIS,
     ExecutionPlan,
@@ -295,11 +296,15 @@ def prepare_group(
 
 
 def _place_shared_inputs(group: RunGroup) -> RunGroup:
-    """Return the group with the data of all its runs on the devices."""
-    program, run = group.program, group.prepared_runs[0]
+    """Return the group with the data of all its runs on the devices.
+
+    Data of a group that had another plan stay where they are, unless the plan spreads them.
+    """
+    program, run, placed = group.program, group.prepared_runs[0], group.shared_inputs
     dataset, plan, test_images = run.dataset, program.plan, run.dataset.test_images
     has_global_model = program.algorithm.global_model is not None
-    num_eval_batches = compute_test_batches(plan, test_images)[1] if has_global_model else 1
+    batch_size, num_batches = compute_test_batches(plan, test_images)
+    num_eval_batches = num_batches if has_global_model else 1
 
     def place_examples(images: np.ndarray, labels: np.ndarray) -> Examples:
         return plan.put(Examples(images, np.asarray(labels, np.int32)))
@@ -319,6 +324,11 @@ def _place_shared_inputs(group: RunGroup) -> RunGroup:
         ),
         "test_examples": lambda: place_examples(test_images, dataset.test_labels),
     }
+    for name in {"examples", "test_examples"} & placed.keys():
+        builders[name] = partial(plan.put, placed[name])
+    test_set, shape = placed.get("test_set"), (plan.blocks, num_batches, batch_size)
+    if test_set is not None and test_set.images.shape[:3] == shape:
+        builders["test_set"] = partial(plan.put, test_set, PER_BLOCK)
     return replace(group, shared_inputs=program.build_inputs(builders))
 
 

@@ -41,7 +41,7 @@ from fedjax_het.data.server_data import LabeledImages
 from fedjax_het.utils.config import validate
 from fedjax_het.utils.errors import ConfigError, display_names, display_names_within, require
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("fedjax_het")
 
 
 @dataclass(frozen=True)

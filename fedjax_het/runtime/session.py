@@ -352,19 +352,20 @@ def federation(
     callbacks = add_tracker_callback(callbacks, track, folder)
     resume = resume or resume_anyway
     record = existing_record = None
-    if folder is not None:
-        existing_record = find_checkpoint_record(folder, spec, allow_more_rounds=resume)
-        if resume:
-            list_changes = RegisteredIdentity(user_objects).list_changes
-            saved_state = SavedStateIndex(folder).find(spec, dataset, partition, list_changes)
-            record = find_resumable_record(
-                folder,
-                spec,
-                saved_state=saved_state,
-                resume_anyway=resume_anyway,
-                list_changes=list_changes,
-            )
-        elif existing_record is not None:
+    if folder is not None and resume:
+        list_changes = RegisteredIdentity(user_objects).list_changes
+        saved_state = SavedStateIndex(folder).find(spec, dataset, partition, list_changes)
+        record = existing_record = find_resumable_record(
+            folder,
+            spec,
+            saved_state=saved_state,
+            resume_anyway=resume_anyway,
+            list_changes=list_changes,
+        )
+    elif folder is not None:
+        existing_record = find_checkpoint_record(folder, spec)
+        if existing_record is not None:
+            del existing_record["arrays"]
             _warn_restart(existing_record, spec)
     if record is not None:  # the same lanes, so that sums are taken in the same order
         log.info("continuing after round %d of %d", record["round"], spec.rounds)

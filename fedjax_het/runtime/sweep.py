@@ -54,6 +54,7 @@ from fedjax_het.runtime.trackers import add_tracker_callback
 from fedjax_het.runtime.trained_model import compute_initial_digest
 from fedjax_het.runtime.work_queue import LEASES_FOLDER, Job, StoredRuns, WorkQueue
 from fedjax_het.utils.config import validate_arguments
+from fedjax_het.utils.console import count_repeated_warnings
 from fedjax_het.utils.env import require_variables
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.io import list_stored_names, make_output_directory
@@ -245,7 +246,7 @@ def execute_runs(
     num_runs = runs_per_signature or Counter(map(compute_static_key, specs_by_digest.values()))
     folder = result_writer.folder
     leases = Leases(None if folder is None else folder / LEASES_FOLDER)
-    with exit_on_sigterm(), leases:
+    with exit_on_sigterm(), leases, count_repeated_warnings():
         saved_states = SavedStateIndex(folder)
         list_changes = RegisteredIdentity(user_objects).list_changes
         stored_runs = StoredRuns(

@@ -39,6 +39,7 @@ HELP_ALL_FLAG = "--help-all"
 HELP_FLAGS = ("-h", "--help", HELP_ALL_FLAG)
 """Flags that print a help text."""
 _FLAG_PATTERN = re.compile(r"--?[A-Za-z]")
+_VALUE_SEPARATOR = re.compile(r',(?=(?:[^"]*"[^"]*")*[^"]*$)')  # an even number of quotes follows
 _CONSTANTS = {"None": None, "True": True, "False": False}
 _METAVARS = {int: "N", float: "X", str: "NAME", Path: "PATH", bool: "BOOL"}
 _Occurrences = tuple[tuple[str, ...], ...]  # the words after each occurrence of a flag
@@ -278,9 +279,12 @@ def convert_setting(name: str, value: Any, annotation: Any) -> Any:
 
 
 def _split_values(text: str) -> list[Any]:
-    """Return the values between the commas of a text, e.g. two lists for "[1,2],[3]"."""
+    """Return the values between the commas of a text, e.g. two lists for "[1,2],[3]".
+
+    Commas in double quotes belong to a value.
+    """
     values = parse_literal(f"[{text}]") if "[" in text else None
-    return values if isinstance(values, list) else text.split(",")
+    return values if isinstance(values, list) else _VALUE_SEPARATOR.split(text)
 
 
 def _parse_word(word: str, annotation: Any) -> Any:

@@ -11,7 +11,9 @@ import json
 import logging
 import math
 import sys
+import textwrap
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,6 +24,7 @@ TEXT, JSON, QUIET = "words", "json", "quiet"
 _SUBSTITUTES = {"±": "+-", "×": "x", "†": "+", "‡": "++", "−": "-", "—": "-", "–": "-", "─": "-"}
 _SUBSTITUTES |= {"…": "...", "◂": "<", "\ufffd": "?"}
 _ENCODING_ERRORS = "fedjax_het.substitute"
+_MAX_REPEATED_TEXT = 70  # characters of a warning that a line on its count contains
 # The mode belongs to the process: the messages of all its modules share stdout and stderr.
 _output_mode = TEXT
 
@@ -139,6 +142,31 @@ def log_to_stderr(level: int) -> None:
         # The import of absl's logging, e.g. by tensorflow-datasets, adds a handler to the root.
         logger.propagate = False
     logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def count_repeated_warnings() -> Iterator[None]:
+    """Return a context in which a warning of the package's log that occurs again is only counted.
+
+    At its end, the log has a line for each text that occurred more than once: the number of times
+    and the beginning of the text.
+    """
+    logger, counts = logging.getLogger("fedjax_het"), Counter[str]()
+
+    def is_first(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        counts[text] += record.levelno == logging.WARNING
+        return counts[text] <= 1
+
+    logger.addFilter(is_first)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_first)
+        for text, count in counts.items():
+            if count > 1:
+                start = textwrap.shorten(text, _MAX_REPEATED_TEXT, placeholder=" ...")
+                logger.warning("%d times: %s", count, start)
 
 
 class _StderrHandler(logging.Handler):

@@ -68,7 +68,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    yaml_implicit_resolvers: dict = {}  # noqa: RUF012
+    """Writes texts in quotes that are no texts in YAML 1.1 or 1.2."""
 
 
 for _tag, _pattern, _first in _PLAIN_TYPES:

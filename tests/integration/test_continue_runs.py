@@ -54,6 +54,21 @@ def test_continued_run_equals_a_long_run(name, tmp_path):
     assert len(list(tmp_path.glob("*.state.npz"))) == 2
 
 
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_resume_reads_file_once(has_checkpoint, tmp_path, monkeypatch):
+    if has_checkpoint:
+        monkeypatch.setenv("FEDJAX_HET_CHECKPOINT_SECONDS", "0")
+        monkeypatch.setattr("fedjax_het.runtime.group_state.MAX_ROUNDS_PER_CHUNK", 1)
+        with pytest.raises(KilledError):
+            run(make_spec(rounds=4), tmp_path, progress=make_killing_callback(2))
+    else:
+        run(make_spec(rounds=2), tmp_path)
+    paths, read = [], checkpointing.read_npz
+    monkeypatch.setattr(checkpointing, "read_npz", lambda path: (paths.append(path), read(path))[1])
+    assert run(make_spec(rounds=4), tmp_path, resume=True).rounds == 4
+    assert len(paths) == 1 and ("checkpoint" in paths[0].name) == has_checkpoint
+
+
 def test_checkpoint_resumes_to_more_rounds(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDJAX_HET_CHECKPOINT_SECONDS", "0")
     monkeypatch.setattr("fedjax_het.runtime.group_state.MAX_ROUNDS_PER_CHUNK", 1)

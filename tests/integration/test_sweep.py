@@ -172,6 +172,15 @@ def test_compilation_error_is_raised_in_order(monkeypatch):
         next(groups)
 
 
+def get_buffers(group):
+    """Addresses of the training and test images on each device, by input."""
+    return {
+        name: [s.data.unsafe_buffer_pointer() for s in placed.images.addressable_shards]
+        for name, placed in group.shared_inputs.items()
+        if name in ("examples", "test_set")
+    }
+
+
 @pytest.mark.slow
 def test_large_group_is_split(monkeypatch, caplog):
     specs = [make_spec(seed=s) for s in range(4 * len(jax.devices()))]
@@ -187,7 +196,10 @@ def test_large_group_is_split(monkeypatch, caplog):
     assert halved.program.plan.num_parallel in (1, 2) and halved.program.plan.mesh_axis == "runs"
     first = init_group(halved, group.prepared_runs[: halved.program.plan.max_parallel_runs])
     assert measure_required_memory(first) < 0.6 * needed
-    assert sweep_module._fit_to_memory(group, 1).program.plan.mesh_axis == "lanes"
+    assert get_buffers(halved) == get_buffers(group)
+    single = sweep_module._fit_to_memory(group, 1)
+    assert single.program.plan.mesh_axis == "lanes"
+    assert get_buffers(single)["examples"][0] == get_buffers(group)["examples"][0]
     results = run_sweep(specs, spread="runs", width=4, memory=int(needed * 0.6)).results
     assert_close(results[0], run_spec(specs[0]))
 
@@ -208,6 +220,15 @@ def test_memory_estimate_counts_client_states():
 
 
 # --- a folder of results ---------------------------------------------------------------------
+
+
+def test_sweep_logs_repeated_warnings_once(caplog):
+    """Partitions of one seed that leave clients empty, in two groups of two runs."""
+    settings = {"partition": "dirichlet", "alpha": 0.01, "num_clients": 40, "rounds": 1}
+    hps = ({"local_lr": 0.1}, {"local_lr": 0.2})
+    run_sweep([make_spec(hp=hp, batch_size=n, **settings) for hp in hps for n in (4, 5)])
+    lines = [line for line in caplog.messages if "hold no examples" in line]
+    assert len(lines) == 2 and lines[1].startswith("4 times: partition 'dirichlet'")
 
 
 def test_run_is_executed_once(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from fedjax_het import analysis
 from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis import TableCell, TextTable
-from fedjax_het.analysis.comparison import REPORTED_METRICS, format_row
+from fedjax_het.analysis.comparison import REPORTED_METRICS, add_row_settings, format_row
 from fedjax_het.analysis.render import TableSection, find_best_indices
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.metrics.registry import get_metric_info
@@ -319,7 +319,11 @@ def test_parse_and_format_row():
     assert analysis.parse_row("fedavg") == ("fedavg", {})
     row = "fedaf(gamma=0.2, lgkm='exact')"
     assert analysis.parse_row(row) == ("fedaf", {"gamma": 0.2, "lgkm": "exact"})
-    for row in ("fedaf()", "fedaf(ipc)", "fedaf(ipc=)", "fedaf(ipc=ten)"):
+    row = "fedaf(names=['a, b', \"c=(1)\"], at={'x': (1, 2)})"
+    assert analysis.parse_row(row)[1] == {"names": ["a, b", "c=(1)"], "at": {"x": (1, 2)}}
+    assert analysis.parse_row(add_row_settings(row)) == analysis.parse_row(row)
+    arguments = ("", "ipc", "ipc=", "ipc=ten", "ipc=1, ipc=2", "ipc=1)(ipc=2", "**{'ipc': 1}")
+    for row in (*(f"fedaf({words})" for words in arguments), "fedaf(ipc=1", "fedaf(ipc={[]: 1})"):
         with pytest.raises(ConfigError, match="expected a method, or one with settings"):
             analysis.parse_row(row)
     with (

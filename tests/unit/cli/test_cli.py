@@ -20,7 +20,7 @@ from fedjax_het.core.optimizers import OPTIMIZERS
 from fedjax_het.data import DATASETS, PARTITIONS
 from fedjax_het.nn import NETWORKS
 from fedjax_het.utils.command_line import get_options
-from fedjax_het.utils.console import log_to_stderr
+from fedjax_het.utils.console import count_repeated_warnings, log_to_stderr
 
 
 def run(line):
@@ -222,6 +222,26 @@ def test_log_message_is_printed_once(monkeypatch, capsys):
     log_to_stderr(logging.INFO)
     logging.getLogger("fedjax_het.data").info("one line")
     assert capsys.readouterr().err == "one line\n"
+
+
+def test_repeated_warnings_are_counted(capsys):
+    log_to_stderr(logging.WARNING)
+    log = logging.getLogger("fedjax_het")
+    text = "local tests have 12 examples of each client, and further words that follow"
+    with pytest.raises(KeyError), count_repeated_warnings():
+        for number in (1, 1, 2, 1):
+            log.warning("%d %s", number, text)
+            log.error("an error")
+        raise KeyError
+    log.warning("1 %s", text)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if line != "an error"] == [
+        f"1 {text}",
+        f"2 {text}",
+        "3 times: 1 local tests have 12 examples of each client, and further words ...",
+        f"1 {text}",
+    ]
+    assert lines.count("an error") == 4
 
 
 def test_run_rejects_unwritable_output_dir(tmp_path, capsys):

@@ -161,6 +161,12 @@ def test_sweep_command_rejects_empty_values(value):
         parse_flags(SweepCommand, words)
 
 
+def test_sweep_command_keeps_quoted_commas():
+    words = ["--option", 'a="x, y",z', 'b="x,y"', 'c=["x,y"],["z"]', "d=1,2", "--model=mlp"]
+    options = parse_flags(SweepCommand, words)["options"]
+    assert options == {"a": ("x, y", "z"), "b": ("x,y",), "c": (["x,y"], ["z"]), "d": (1, 2)}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -1,11 +1,15 @@
 """The user's own data: image folders and arrays, and what is refused of them."""
 
 import dataclasses
+import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from PIL import Image
+from support.paths import ROOT
 
 from fedjax_het.data import dataset_from_arrays, load_dataset, load_image_folder
 from fedjax_het.data.dataset import validate_dataset
@@ -131,6 +135,33 @@ def test_image_folder_cache_detects_changes(tmp_path, caplog):
     Image.fromarray(new).save(tmp_path / "set/train/cat/train-1.png")
     dataset = load_image_folder(tmp_path / "set")
     np.testing.assert_array_equal(dataset.train_images[4], new)
+
+
+ASCII_PROGRAM = """
+import sys
+from pathlib import Path
+from fedjax_het import analysis, load_image_folder, make_partition
+dataset = load_image_folder(sys.argv[1])
+labels, num_classes = dataset.train_labels, dataset.num_classes
+partition = make_partition("iid", labels, num_classes, num_clients=2, seed=0)
+path = Path(sys.argv[1], "plot.png")
+analysis.plot_partition(partition, labels, num_classes, path, class_names=dataset.class_names)
+print(sys.getfilesystemencoding(), ascii((dataset.name, *dataset.class_names)), dataset.digest())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no ASCII file names")
+def test_image_folder_under_ascii_file_names(tmp_path, caplog):
+    folder = tmp_path / "Bärtier"
+    write_folder(folder, ["bird", "Kätzchen", os.fsdecode(b"L\xf6we")])
+    dataset = load_image_folder(folder)
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", ASCII_PROGRAM, str(folder)]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True)
+    names = ("Bärtier", "Kätzchen", "L\\xf6we", "bird")
+    assert (dataset.name, *dataset.class_names) == names
+    assert process.stdout == f"ascii {names!a} {dataset.digest()}\n", process.stderr
+    assert not process.stderr and not caplog.records  # the cache is valid in both encodings
 
 
 def test_image_folder_size_and_gray(tmp_path):
