@@ -154,9 +154,10 @@ def count_repeated_warnings() -> Iterator[None]:
     logger, counts = logging.getLogger("fedjax_het"), Counter[str]()
 
     def is_first(record: logging.LogRecord) -> bool:
-        text = record.getMessage()
-        counts[text] += record.levelno == logging.WARNING
-        return counts[text] <= 1
+        if record.levelno != logging.WARNING:
+            return True
+        counts[record.getMessage()] += 1
+        return counts[record.getMessage()] == 1
 
     logger.addFilter(is_first)
     try:

@@ -6,19 +6,30 @@ import io
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 from support.small_runs import run_sweep
 
 import fedjax_het
-from fedjax_het import RunSpec, load_image_folder, load_model, simulate
+from fedjax_het import RunSpec, _startup, load_image_folder, load_model, simulate
 from fedjax_het.analysis import print_table
 from fedjax_het.analysis.figures.style import write_animation, write_figure
 from fedjax_het.analysis.render import TableSection, TextTable
 from fedjax_het.cli import COMMANDS, main
 from fedjax_het.data import Partition
+from fedjax_het.data.array_cache import dataset_cache_folder
+from fedjax_het.data.glyphs import open_font
+from fedjax_het.data.tfds import resolve_data_root
 from fedjax_het.runtime.result_store import load_result, load_results
 from fedjax_het.utils import console
-from fedjax_het.utils.env import CACHE_DIR, CINIC10_DIR, TFDS_DATA_DIR, XDG_CACHE_HOME, get_value
+from fedjax_het.utils.env import (
+    CACHE_DIR,
+    CINIC10_DIR,
+    TFDS_DATA_DIR,
+    XDG_CACHE_HOME,
+    get_cache_dir,
+    get_value,
+)
 
 SMALL = ["--dataset", "digits", "--model", "mlp", "--num-clients", "4", "--rounds", "1"]
 
@@ -170,6 +181,24 @@ def test_tilde_in_paths_of_commands(home, capsys):
     assert main(["sweep", "--config=~/sweep.yaml"]) == 0 and (home / "sweep").is_dir()
     assert main(["table", "fedaf.table1", "--preset=short", "--show", "--output-dir=~/run"]) == 0
     capsys.readouterr()
+
+
+def test_tilde_in_default_folders(home, monkeypatch):
+    for variable in (CACHE_DIR, TFDS_DATA_DIR, XDG_CACHE_HOME):
+        monkeypatch.delenv(variable.name, raising=False)
+    assert resolve_data_root() == home / "tensorflow_datasets"
+    assert resolve_data_root("~/data") == home / "data"
+    assert dataset_cache_folder("~/cache") == home / "cache"
+    assert get_cache_dir() == home / ".cache/fedjax_het"
+    with pytest.raises(fedjax_het.ConfigError, match=r"home/font\.ttf"):
+        open_font("~/font.ttf")
+    previous_folder = jax.config.jax_compilation_cache_dir
+    try:
+        jax.config.update("jax_compilation_cache_dir", "~/programs")
+        _startup.enable_compilation_cache()
+        assert jax.config.jax_compilation_cache_dir == str(home / "programs")
+    finally:
+        jax.config.update("jax_compilation_cache_dir", previous_folder)
 
 
 @pytest.mark.parametrize("variable", [CACHE_DIR, TFDS_DATA_DIR, CINIC10_DIR, XDG_CACHE_HOME])

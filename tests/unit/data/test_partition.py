@@ -268,6 +268,8 @@ def test_balanced_with_rare_classes_leaves_clients_empty():
     labels = np.repeat(np.arange(4), [500, 500, 5, 5])
     partition = make("dirichlet_balanced", labels, 4, num_clients=80, alpha=0.01)
     assert partition.summarize(labels, 4).num_empty == 29
+    docstring = " ".join(schemes_module.dirichlet_balanced.__doc__.split())
+    assert "80 clients and alpha 0.01, a third of the clients hold no example" in docstring
 
 
 # --- dirichlet_capped (MOON, NIID-Bench)
@@ -575,7 +577,7 @@ def test_partition_rejects_invalid_arguments():
 
 def test_partition_save_and_load(tmp_path):
     partition = make("dirichlet_capped", alpha=np.float32(0.5))
-    loaded = Partition.load(partition.save(tmp_path / "split.npz"))
+    loaded = Partition.load(partition.save(tmp_path / "new" / "folder" / "split.npz"))
     assert loaded.digest() == partition.digest()
     assert (loaded.scheme, loaded.seed) == ("dirichlet_capped", 0)
     assert loaded.parameters == partition.parameters
