@@ -18,6 +18,8 @@ Seed = Annotated[int, Bounds(0, 2**128 - 1)]  # range of NumPy's generators
 # Largest number of classes per different label, unless the user sets num_classes.
 MAX_CLASS_TO_LABEL_RATIO = 10
 MAX_UINT16 = 2**16 - 1
+UINT16_TYPES = ("<u2", ">u2")
+"""Types of 16-bit images in both byte orders; files of images often have the larger byte first."""
 _IMAGE_ARRAY = "one array [N, H, W, C], of images of one shape"
 
 _log = logging.getLogger("fedjax_het")
@@ -165,7 +167,7 @@ def validate_images(argument: str, images: Any, *, is_16_bit: bool = False) -> n
     if images.dtype == np.uint8:
         # A view, so that making it read-only leaves the user's array writable.
         return np.ascontiguousarray(images).view()
-    if is_16_bit and images.dtype == np.uint16:
+    if is_16_bit and images.dtype in UINT16_TYPES:
         return images.astype(np.float32) / np.float32(MAX_UINT16)
     if np.issubdtype(images.dtype, np.integer):
         low, high = int(images.min()), int(images.max())
@@ -190,7 +192,7 @@ def has_16_bit_pixels(splits: Iterable[Any]) -> bool:
     A dark split next to a bright one is therefore treated as 16-bit, too. Splits that are no arrays
     are ignored here, since another check reports them.
     """
-    arrays = [images for images in splits if getattr(images, "dtype", None) == np.uint16]
+    arrays = [images for images in splits if getattr(images, "dtype", None) in UINT16_TYPES]
     return any(np.asarray(images).max(initial=0) > 255 for images in arrays)
 
 

@@ -22,6 +22,7 @@ from fedjax_het.core.task import Task
 from fedjax_het.data import Dataset
 from fedjax_het.data.validation import (
     MAX_UINT16,
+    UINT16_TYPES,
     require_below,
     validate_images,
     validate_labels,
@@ -241,7 +242,7 @@ class TrainedModel:
                 not is_integer
                 or {
                     "uint8": images.dtype != np.uint16 or images.max() <= 255,
-                    "uint16": images.dtype in (np.uint8, np.uint16),
+                    "uint16": images.dtype in (np.uint8, *UINT16_TYPES),
                     "float32": False,
                 }[dtype]
             )

@@ -161,7 +161,7 @@ FLOATS = (PIXELS / 255).astype(np.float32)
 STANDARDIZED = 4 * FLOATS - 2
 EQUAL_INPUTS = {
     "uint8": (PIXELS, PIXELS.astype(np.int64), PIXELS.astype(np.uint16), FLOATS),
-    "uint16": (WIDE, PIXELS, FLOATS, FLOATS.astype(np.float64)),
+    "uint16": (WIDE, WIDE.astype(">u2"), PIXELS, FLOATS, FLOATS.astype(np.float64)),
     "float32": (FLOATS, FLOATS.astype(np.float64), FLOATS.astype(np.float16)),
 }
 REJECTED_INPUTS = {
