@@ -23,7 +23,7 @@ from fedjax_het.utils.config import NonNegativeInt, validate, validate_arguments
 from fedjax_het.utils.errors import make_value_error, require
 from fedjax_het.utils.registry import call_with_supported
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("fedjax_het")
 
 
 @dataclass(frozen=True)
