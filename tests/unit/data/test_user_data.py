@@ -421,6 +421,8 @@ def test_16_bit_arrays_are_scaled():
     dataset = dataset_from_arrays(**arrays(train_images=wide, test_images=dark))
     np.testing.assert_allclose(dataset.train_images, wide / 65535, rtol=1e-6)
     np.testing.assert_allclose(dataset.test_images, 51 / 65535, rtol=1e-6)
+    swapped = dataset_from_arrays(**arrays(train_images=wide.astype(">u2"), test_images=dark))
+    assert swapped.digest() == dataset.digest()
     narrow = dataset_from_arrays(**arrays(train_images=wide % 256))
     assert narrow.train_images.dtype == np.uint8, "8 bits in a wider type"
 
