@@ -173,6 +173,9 @@ def choose_protocol(protocol: str | None, method: AlgorithmSpec) -> str:
       protocol: the setting; None and "own" stand for the default protocol of the method.
       method: the method.
 
+    Returns:
+      The name, a key of `PROTOCOLS`.
+
     Raises:
       ConfigError: if there is no protocol of this name.
     """
