@@ -291,8 +291,8 @@ def _parse_word(word: str, annotation: Any) -> Any:
     """Return the number or constant that a word represents, if the annotation has that type."""
     if annotation is Any:
         return parse_literal(word)
-    if annotation is bool:
-        return {"true": True, "false": False}.get(word.lower(), word)
+    if bool in union_members(annotation) and word.lower() in ("true", "false"):
+        return word.lower() == "true"
     if word in _CONSTANTS and annotation is not str:
         return _CONSTANTS[word]
     for member in union_members(annotation):

@@ -314,7 +314,7 @@ def _require_path(value: Any) -> Any:
     Raises:
       ValueError: with the system's reason.
     """
-    is_text = isinstance(value, str | os.PathLike) and os.fspath(value) not in ("", b"")
+    is_text = isinstance(value, str | os.PathLike) and len(os.fspath(value)) > 0
     if not is_text or "\0" in str(value):
         raise ValueError
     try:

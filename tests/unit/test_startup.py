@@ -8,9 +8,9 @@ import sys
 import pytest
 
 
-def python(code, **environment):
+def python(code, *flags, **environment):
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, *flags, "-c", code],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -69,3 +69,11 @@ def test_public_names_resolve():
         assert getattr(fedjax_het, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = fedjax_het.nothing
+
+
+def test_bytes_are_not_compared_with_text():
+    """Python's flag -bb makes such a comparison an error."""
+    code = (
+        "import fedjax_het; print(fedjax_het.load_dataset('digits', data_dir='here').num_classes)"
+    )
+    assert python(code, "-bb") == "10"

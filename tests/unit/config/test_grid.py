@@ -203,3 +203,8 @@ def test_sweep_command_runs_and_lists(tmp_path, capsys):
     assert listed.count("done") == 2 and listed.count("missing") == 2
     assert main(words) == 0
     assert '"results": 4' in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.parametrize("word", ["true", "True", "TRUE"])
+def test_words_of_optional_booleans(word):
+    assert parse_flags(SweepCommand, ["--client-tests", word])["client_tests"] == (True,)
