@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from support.paths import ROOT
 
 import fedjax_het
 from fedjax_het import ConfigError, RunSpec, dataset_from_arrays, simulate
@@ -242,6 +243,12 @@ def test_repeated_warnings_are_counted(capsys):
         f"1 {text}",
     ]
     assert lines.count("an error") == 4
+
+
+def test_modules_log_to_one_logger():
+    """Filters of a logger, such as the count of warnings, do not apply to loggers of modules."""
+    sources = (ROOT / "fedjax_het").rglob("*.py")
+    assert not [path for path in sources if "getLogger(__name__)" in path.read_text("utf-8")]
 
 
 def test_run_rejects_unwritable_output_dir(tmp_path, capsys):
