@@ -241,7 +241,7 @@ class TrainedModel:
             is_accepted = (
                 not is_integer
                 or {
-                    "uint8": images.dtype != np.uint16 or images.max() <= 255,
+                    "uint8": images.dtype not in UINT16_TYPES or images.max() <= 255,
                     "uint16": images.dtype in (np.uint8, *UINT16_TYPES),
                     "float32": False,
                 }[dtype]

@@ -214,6 +214,12 @@ def test_values_of_yaml_1_1_are_refused(text, message, tmp_path, capsys):
     assert message in line
 
 
+@pytest.mark.parametrize("text", ["yes", "off", "1:30", "1_000", "2026-01-01", "0o10", "1e3"])
+def test_written_texts_are_texts_in_yaml_1_1(text):
+    content = dump_yaml({"name": text})
+    assert load_yaml(content) == yaml.safe_load(content) == {"name": text}
+
+
 def test_file_in_utf_8_under_any_locale(tmp_path, monkeypatch):
     path = tmp_path / "run.yaml"
     path.write_bytes("dataset: Kätzchen".encode())

@@ -188,6 +188,12 @@ def test_saved_model_knows_scale_of_images(dtype, tmp_path):
             model.logits(images)
 
 
+@pytest.mark.parametrize("type_name", ["<u2", ">u2"])
+def test_model_of_8_bits_rejects_16_bits_by_type(type_name):
+    with pytest.raises(ConfigError, match=r"^dtype of images = .*training images are uint8"):
+        make_model_of(PIXELS).logits(WIDE.astype(type_name))
+
+
 def test_dark_16_bit_images_keep_their_scale():
     model, dark = make_model_of(WIDE), WIDE // 257
     np.testing.assert_allclose(
