@@ -239,7 +239,9 @@ def test_file_in_utf_8_under_any_locale(tmp_path, monkeypatch):
     "text", ["metrics: [macro_f1, calibration]", "metrics: 'macro_f1,calibration'"]
 )
 def test_metrics_as_a_list(words, text, tmp_path):
-    digest = RunSpec(metrics=["macro_f1", "calibration"], **SMALL).digest()
+    spec = RunSpec(metrics=["macro_f1", "calibration"], **SMALL)
+    assert spec == RunSpec(metrics="macro_f1, calibration", **SMALL)
+    digest = spec.digest()
     path = written(tmp_path, f"{{dataset: digits, model: mlp, num_clients: 4, rounds: 2, {text}}}")
     small = ["--dataset=digits", "--model=mlp", "--num-clients=4", "--rounds=2"]
     for flags in ([*small, *words], ["--config", path]):
