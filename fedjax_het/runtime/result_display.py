@@ -183,10 +183,9 @@ def format_run_label(spec: RunSpec, user_digests: Mapping[str, Any] = MappingPro
         parts.append(f"{spec.held_out_clients} clients held out")
     if spec.client_test_model is not None:
         parts.append(f"{spec.client_test_model} models tested")
-    parts.append(f"seed {spec.seed}")
     if spec.protocol is not None:
         parts.append(f"protocol {spec.protocol}")
-    return to_one_line(", ".join(parts))
+    return to_one_line(", ".join([*parts, f"seed {spec.seed}"]))
 
 
 def _resolve_defaults(spec: RunSpec, options: dict[str, Any]) -> ResolvedRunSpec:

@@ -235,7 +235,9 @@ def test_run_is_executed_once(tmp_path):
     lines = []
     first = run_sweep([*SPECS, SPECS[0]], tmp_path, progress=lines.append)
     assert len(first.results) == 6 and first.results[0] is first.results[5]
-    assert len(lines) == 5 and lines[0].startswith("[1/5] fedavg, user, mlp, seed 0: ")
+    assert len(lines) == 5 and lines[0].startswith(
+        "[1/5] fedavg, user, mlp, protocol dynafed, seed 0: "
+    )
     assert lines[-1].endswith("; done")
     again = run_sweep(SPECS, tmp_path, progress=lines.append)
     assert lines[-1] == f"5 of 5 runs are in {tmp_path} already"
@@ -340,7 +342,10 @@ def test_remaining_time_is_that_of_similar_runs(monkeypatch):
 
     now[0] = 8.0
     account.report_finished(jobs[:2], make_results(4.0), jobs[2:])
-    assert lines[0] == "[1/6] fedavg, user, mlp, seed 0: 50.00 % in 4.0 s; about 16 s to go"
+    assert (
+        lines[0]
+        == "[1/6] fedavg, user, mlp, protocol dynafed, seed 0: 50.00 % in 4.0 s; about 16 s to go"
+    )
     now[0] = 12.0
     account.report_finished(jobs[2:], make_results(2.0))
     assert lines[-1].endswith("in 2.0 s; about 6.0 s to go")  # two of another kind: the mean so far

@@ -211,7 +211,7 @@ def test_run_texts_name_the_protocol(capsys, caplog):
         federation(RunSpec("fedavg", num_clients=4, rounds=1))
     assert caplog.messages[0] == "protocol: standard (NIID-Bench, Li et al., ICDE 2022)"
     run = RunSpec("fedprox", "digits").resolved()
-    assert format_run_label(run).endswith("seed 0, protocol standard")
+    assert format_run_label(run).endswith("protocol standard, seed 0")
     assert format_settings(run, {}).endswith("protocol standard")
     assert main(["show", "fedprox", "fsl"]) == 0
     text = capsys.readouterr().out
