@@ -156,7 +156,13 @@ _SOURCES = {
 
 
 def describe_protocol(protocol: str) -> str:
-    """Return the name of a protocol with its source.
+    """Describe a protocol by its name and source.
+
+    Args:
+      protocol: name of the protocol.
+
+    Returns:
+      The name; with the source in parentheses for a protocol of the package.
 
     Example:
       >>> from fedjax_het.config.protocols import describe_protocol
@@ -167,7 +173,7 @@ def describe_protocol(protocol: str) -> str:
 
 
 def choose_protocol(protocol: str | None, method: AlgorithmSpec) -> str:
-    """Return the name of a run's protocol.
+    """Choose the protocol of a run.
 
     Args:
       protocol: the setting; None and "own" stand for the default protocol of the method.

@@ -50,7 +50,7 @@ def make_table_program(
       >>> table = TableDeclaration(name="mine", paper="dynafed", item="mine", title="Mine.",
       ...     has_reported_values=False, presets={"quick": quick})
       >>> make_table_program(table)(["--list"])
-      9b0bb0404f6d4924  missing     fedavg, digits, mlp, alpha 0.01, seed 0, protocol dynafed
+      9b0bb0404f6d4924  missing     fedavg, digits, mlp, alpha 0.01, protocol dynafed, seed 0
       0
     """
 
