@@ -71,6 +71,7 @@ def test_commands_under_ascii(words, tmp_path):
         except SystemExit as error:
             status = error.code
     assert status == 0 and output.getvalue().isascii() and output.getvalue()
+    assert b"\\u25" not in output.getvalue()  # escapes of boxes
     if words[0] == "sweep" and words[-1] != "--help":
         with ascii_stdout() as output:
             assert main(["report", str(folder)]) == 0
