@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from fedjax_het.core.client_algorithm import ClientAlgorithm, HyperParameters
 from fedjax_het.core.client_loop import Cohort, Examples
@@ -128,6 +129,8 @@ class FederationData(NamedTuple):
     "Seed of the partition."
     samples_per_round: int | None = None
     "Samples that all clients process in a round, for runs that set `local_steps`."
+    validation_indices: np.ndarray | None = None
+    "Positions of the validation examples, on which nothing trains; None without them."
 
 
 class RoundInput(NamedTuple):

@@ -248,7 +248,10 @@ def _make_control_inputs(
         classes = np.arange(num_samples) * dataset.num_classes // num_samples
         labels = np.zeros((num_samples, dataset.num_classes), np.float32)
         if is_real:
-            positions = random_subset(dataset.train_labels, classes, seed=seed)
+            train_labels = np.array(dataset.train_labels)
+            if federation.validation_indices is not None:
+                train_labels[federation.validation_indices] = -1  # no class
+            positions = random_subset(train_labels, classes, seed=seed)
             labels[np.arange(num_samples), classes] = ONE_HOT_LOGIT
             images = dataset.train_images[positions]
         else:

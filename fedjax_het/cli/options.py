@@ -47,7 +47,7 @@ _GROUPS = {
     "evaluation": (
         *("eval_every", "client_tests", "metrics", "test_per_client", "client_test_model"),
         *("held_out_clients", "held_out_epochs", "gradient_gaps"),
-        *("target_accuracy", "patience", "min_delta"),
+        *("validation", "target_accuracy", "patience", "min_delta"),
     ),
     "run": (
         *("rounds", "seed", "seeds", "config", "list", "resume", "restart", "lanes", "launcher"),
@@ -61,7 +61,18 @@ _COMMON = (
     *("dataset", "data_dir", "partition", "alpha", "classes", "num_clients", "model"),
     *("local_epochs", "batch_size", "local_optimizer", "lr_schedule", "algorithm"),
     *("participation", "protocol", "hp", "options", "eval_every", "client_tests", "metrics"),
-    *("rounds", "seed", "seeds", "config", "list", "restart", "lanes", "launcher"),
+    *(
+        "validation",
+        "patience",
+        "rounds",
+        "seed",
+        "seeds",
+        "config",
+        "list",
+        "restart",
+        "lanes",
+        "launcher",
+    ),
     *("output_dir", "quiet", "json"),
 )
 _METAVARS = {"init_from": "PATH", "local_optimizer": "OPT", "metrics": "NAMES"}

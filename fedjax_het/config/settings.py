@@ -22,7 +22,7 @@ _OMITTED_WHEN_EMPTY = (
     *("partition_options", "server_data", "server_options", "pretrain_epochs", "gradient_gaps"),
     *("network_options", "precision", "init_from", "held_out_clients", "held_out_epochs"),
     *("metrics", "optimizer_options", "lr_schedule", "lr_step_schedule", "local_steps"),
-    *("gradient_accumulation", "target_accuracy", "patience", "min_delta"),
+    *("gradient_accumulation", "target_accuracy", "patience", "min_delta", "validation"),
 )
 FORMER_SETTING_NAMES = {
     "accumulation": "gradient_accumulation",
@@ -240,9 +240,14 @@ class RunSettings:
     gradient_accumulation: Annotated[int, Bounds(1, MAX_ROUNDS)] | None = None
     """Minibatches whose gradients are averaged for one optimizer step. The last step of a round may
     average fewer (default: 1)."""
+    validation: Annotated[float, Bounds(0, 1, open_low=True, open_high=True)] | None = None
+    """Fraction in (0, 1) of each client's training examples that is withheld from training for
+    validation. Early stopping, the best round and tuning then use the accuracy on these examples
+    instead of the test accuracy (default: no validation examples)."""
     target_accuracy: Annotated[float, Bounds(0, 1, open_low=True)] | None = None
     """Accuracy in (0, 1] at which the run ends (default: the run ends after its last round). It is
-    the global model's accuracy, or the mean over the clients' own tests without a global model."""
+    the global model's validation accuracy, or its test accuracy without validation examples; for a
+    method without a global model, the mean over clients."""
     patience: PositiveInt | None = None
     """Evaluations without a gain in accuracy after which the run ends (default: the run ends after
     its last round)."""

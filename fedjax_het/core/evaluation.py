@@ -1,6 +1,6 @@
 """Accuracy and loss of a model on labeled images, and of clients' models on their own tests."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ class EvaluationSet(NamedTuple):
     """Labeled images in batches, in the blocks of the plan."""
 
     images: AnyArray
-    "`[D, M, B, H, W, C]`."
+    "`[D, M, B, H, W, C]`, or `[D, M, B]` int32: positions in examples."
     labels: AnyArray
     "`[D, M, B]` int32; -1 is padding."
     domains: AnyArray | None
@@ -158,6 +158,35 @@ def place_evaluation_set(
     )
 
 
+def make_validation_sets(
+    plan: ExecutionPlan,
+    examples: Examples,
+    position_arrays: Sequence[np.ndarray],
+    max_positions: int,
+) -> list[EvaluationSet]:
+    """Make the validation sets of several runs, of equal shapes, which index training examples.
+
+    Args:
+      plan: the devices.
+      examples: the training examples on the host.
+      position_arrays: positions of the validation examples of each run.
+      max_positions: number of positions that determines the size of a batch. It must not depend on
+        the runs, so that the sums of losses of a run do not depend on other runs.
+
+    Returns:
+      The validation sets, arrays on the host.
+    """
+    batch_size, _ = compute_test_batches(plan, examples.images[:max_positions])
+    num_batches = -(-max(map(len, position_arrays)) // (plan.blocks * batch_size))
+    sets = []
+    for positions in position_arrays:
+        padded = np.full((plan.blocks, num_batches, batch_size), -1, np.int32)
+        padded.flat[: len(positions)] = positions
+        labels = np.where(padded < 0, -1, np.asarray(examples.labels)[padded])
+        sets.append(EvaluationSet(np.maximum(padded, 0), labels.astype(np.int32), None))
+    return sets
+
+
 def evaluate(
     task: Task,
     plan: ExecutionPlan,
@@ -165,6 +194,7 @@ def evaluate(
     data: EvaluationSet,
     num_batches: jax.Array | int | None = None,
     *,
+    examples: Examples | None = None,
     num_domains: int = 0,
     metrics: tuple[Metric, ...] = (),
 ) -> Evaluation:
@@ -176,6 +206,7 @@ def evaluate(
       variables: variables of the model.
       data: the test set.
       num_batches: batches of each block to evaluate, the first ones; may be traced; default: all.
+      examples: the examples of which `data` has positions in place of images.
       num_domains: number of domains of the data set, G; static.
       metrics: further metrics of examples.
 
@@ -187,13 +218,16 @@ def evaluate(
     # One array, which one collective adds up.
     num_sums, unravel_sums = _make_unraveler(metrics, task.model.num_classes, num_domains)
 
-    def evaluate_block(variables, num_batches, data):
+    def evaluate_block(variables, num_batches, examples, data):
         images, labels, domains = data
 
         def add_batch(i, sums):
             batch_labels = take_row(labels, i)
             is_real = batch_labels >= 0
-            inputs = task.normalize(take_row(images, i))
+            batch_images = take_row(images, i)
+            if examples is not None:
+                batch_images = examples.images[batch_images]
+            inputs = task.normalize(batch_images)
             logits, _ = task.model.apply(variables, inputs, train=False)
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, abs(batch_labels))
             is_correct = jnp.where(is_real, correct(logits, batch_labels), 0)
@@ -212,7 +246,8 @@ def evaluate(
         return jax.lax.fori_loop(0, num_batches, add_batch, jnp.zeros(num_sums, jnp.float32))
 
     num_batches = data.labels.shape[1] if num_batches is None else num_batches
-    sums = unravel_sums(plan.sum_over_blocks(evaluate_block, (variables, num_batches), data))
+    inputs = (variables, num_batches, examples)
+    sums = unravel_sums(plan.sum_over_blocks(evaluate_block, inputs, data))
     num_correct, loss, num_images = sums["total"]
     domain_accuracy = sums["domains"][0] / sums["domains"][1] if num_domains else None
     values: dict[str, jax.Array] = {}

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_het.core.client_loop import Cohort, RoundSchedule, train_cohort
+from fedjax_het.core.client_loop import Cohort, Examples, RoundSchedule, train_cohort
 from fedjax_het.core.client_rows import get_client_row, tile_over_clients
 from fedjax_het.core.evaluation import (
     ClientEvaluation,
     ClientModelSource,
+    ClientTests,
     Evaluation,
     evaluate,
     evaluate_clients,
@@ -50,6 +51,8 @@ class RoundMetrics(NamedTuple):
     "Values of the run's metrics, by name."
     is_finite: jax.Array
     "1 if the losses, the update and the state of the round are finite, else 0."
+    validation: dict[str, jax.Array]
+    "Accuracy and loss on validation examples, and accuracies of clients `[R, K]`, by name."
 
 
 def make_missing_metrics(
@@ -76,6 +79,7 @@ def make_missing_metrics(
         shapes = shapes | dict.fromkeys(names, ())
     has_domains = options.num_domains and algorithm.global_model
     metric_shapes = {**options.metric_shapes, **dict.fromkeys(options.update_metric_names, ())}
+    validation_shapes = _get_validation_shapes(algorithm, options)
     return RoundMetrics(
         test_accuracy=nan(),
         test_loss=nan(),
@@ -86,7 +90,20 @@ def make_missing_metrics(
         records={name: nan(*shape) for name, shape in shapes.items()},
         metrics={name: nan(*shape) for name, shape in metric_shapes.items()},
         is_finite=nan(),
+        validation={name: nan(*shape) for name, shape in validation_shapes.items()},
     )
+
+
+def _get_validation_shapes(
+    algorithm: Any, options: EvaluationOptions
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the measurements on validation examples, by name."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    if options.has_validation and algorithm.global_model is not None:
+        shapes |= {"validation_accuracy": (), "validation_loss": ()}
+    if options.has_validation and options.has_client_tests:
+        shapes["client_validation_accuracy"] = (options.num_clients,)
+    return shapes
 
 
 class RoundEvaluation(NamedTuple):
@@ -97,6 +114,8 @@ class RoundEvaluation(NamedTuple):
     "`[K]` float32; None if clients have no own tests."
     is_finite: jax.Array
     "`[]` bool: whether the loss and all outputs are finite."
+    validation: dict[str, jax.Array]
+    "Measurements on validation examples, see `RoundMetrics`."
 
 
 def evaluate_round(
@@ -114,13 +133,23 @@ def evaluate_round(
     Returns:
       The evaluation.
     """
-    algorithm = components.algorithm
+    algorithm, options = components.algorithm, components.evaluation
     evaluation = _evaluate_global_model(components, inputs, state, loops)
     is_finite = jnp.isfinite(evaluation.loss) if algorithm.global_model else jnp.array(True)
-    if not components.evaluation.has_client_tests:
-        return RoundEvaluation(evaluation, None, is_finite)
-    clients = _evaluate_clients(components, inputs, state, key, evaluation.loss, loops)
-    return RoundEvaluation(evaluation, clients.accuracy, is_finite & clients.is_finite)
+    signal, validation = evaluation.loss, {}
+    if options.has_validation and algorithm.global_model is not None:
+        global_validation = _validate_global_model(components, inputs, state, signal, loops)
+        signal = global_validation.loss
+        validation = {"validation_accuracy": global_validation.accuracy, "validation_loss": signal}
+        is_finite &= jnp.isfinite(signal)
+    if not options.has_client_tests:
+        return RoundEvaluation(evaluation, None, is_finite, validation)
+    clients, client_validation = _evaluate_clients(components, inputs, state, key, signal, loops)
+    is_finite &= clients.is_finite
+    if client_validation is not None:
+        validation["client_validation_accuracy"] = client_validation.accuracy
+        is_finite &= client_validation.is_finite
+    return RoundEvaluation(evaluation, clients.accuracy, is_finite, validation)
 
 
 def make_missing_evaluation(components: RoundComponents) -> RoundEvaluation:
@@ -131,7 +160,9 @@ def make_missing_evaluation(components: RoundComponents) -> RoundEvaluation:
     client_accuracy = None
     if options.has_client_tests:
         client_accuracy = jnp.full(options.num_clients, jnp.nan, jnp.float32)
-    return RoundEvaluation(evaluation, client_accuracy, jnp.array(True))
+    shapes = _get_validation_shapes(components.algorithm, options)
+    validation = {name: jnp.full(shape, jnp.nan, jnp.float32) for name, shape in shapes.items()}
+    return RoundEvaluation(evaluation, client_accuracy, jnp.array(True), validation)
 
 
 def _evaluate_global_model(
@@ -141,14 +172,11 @@ def _evaluate_global_model(
     if algorithm.global_model is None:
         return Evaluation.missing(0, {})
     assert inputs.test_set is not None
-    variables, num_batches = algorithm.global_model(state), inputs.num_eval_batches
-    if algorithm.fine_tuning is not None:  # in the call of the program that ends the tuning
-        assert inputs.tuning_schedule is not None
-        num_batches = num_batches * loops.can_finish_next_loop(inputs.tuning_schedule.max_steps)
+    num_batches = _defer_to_end_of_tuning(components, inputs, inputs.num_eval_batches, loops)
     return evaluate(
         components.task,
         components.plan,
-        variables,
+        algorithm.global_model(state),
         inputs.test_set,
         num_batches,
         num_domains=components.evaluation.num_domains,
@@ -156,10 +184,38 @@ def _evaluate_global_model(
     )
 
 
+def _validate_global_model(
+    components: RoundComponents, inputs: ChunkInputs, state, signal, loops: LoopRunner
+) -> Evaluation:
+    """Evaluate the global model on all validation examples, once `signal` is known."""
+    assert inputs.validation_set is not None
+    num_batches = jnp.int32(inputs.validation_set.labels.shape[1])
+    num_batches = jnp.where(inputs.schedule.is_verification, 1, num_batches)
+    num_batches = _defer_to_end_of_tuning(components, inputs, num_batches, loops)
+    return evaluate(
+        components.task,
+        components.plan,
+        components.algorithm.global_model(state),
+        inputs.validation_set,
+        components.plan.order_after(signal, num_batches),
+        examples=inputs.examples,
+    )
+
+
+def _defer_to_end_of_tuning(
+    components: RoundComponents, inputs: ChunkInputs, num_batches: jax.Array, loops: LoopRunner
+) -> jax.Array:
+    """Return 0 in calls of the program that do not end the tuning of clients' copies."""
+    if components.algorithm.fine_tuning is None:
+        return num_batches
+    assert inputs.tuning_schedule is not None
+    return num_batches * loops.can_finish_next_loop(inputs.tuning_schedule.max_steps)
+
+
 def _evaluate_clients(
     components: RoundComponents, inputs: ChunkInputs, state, key, signal, loops: LoopRunner
-) -> ClientEvaluation:
-    """Evaluate clients' models on their own tests, once `signal` is known."""
+) -> tuple[ClientEvaluation, ClientEvaluation | None]:
+    """Evaluate clients' models on their tests and validation examples, once `signal` is known."""
     algorithm, plan, task = components.algorithm, components.plan, components.task
 
     def get_model(hp_and_state, k):
@@ -171,19 +227,27 @@ def _evaluate_clients(
     if algorithm.fine_tuning is not None:
         tuned = _tune_clients(components, inputs, state, key, signal, loops)
         models, signal = ClientModelSource(get_client_row, tuned), jnp.float32(0)
+
+    def evaluate_on(tests: ClientTests, examples: Examples, signal) -> ClientEvaluation:
+        num_groups = tests.clients.shape[1]
+        num_groups = jnp.where(inputs.schedule.is_verification, 1, num_groups)
+        num_groups *= loops.has_finished_loops()
+        return evaluate_clients(
+            task._replace(model=algorithm.personal_model or task.model),
+            plan,
+            models,
+            tests,
+            examples,
+            components.evaluation.num_clients,
+            plan.order_after(signal, num_groups),
+        )
+
     assert inputs.client_tests is not None and inputs.test_examples is not None
-    num_groups = inputs.client_tests.clients.shape[1]
-    num_groups = jnp.where(inputs.schedule.is_verification, 1, num_groups)
-    num_groups *= loops.has_finished_loops()
-    return evaluate_clients(
-        task._replace(model=algorithm.personal_model or task.model),
-        plan,
-        models,
-        inputs.client_tests,
-        inputs.test_examples,
-        components.evaluation.num_clients,
-        plan.order_after(signal, num_groups),
-    )
+    result = evaluate_on(inputs.client_tests, inputs.test_examples, signal)
+    if inputs.client_validation is None:
+        return result, None
+    signal = result.is_finite.astype(jnp.float32)
+    return result, evaluate_on(inputs.client_validation, inputs.examples, signal)
 
 
 def _tune_clients(

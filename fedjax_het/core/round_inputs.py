@@ -39,6 +39,10 @@ class ChunkInputs(NamedTuple):
     "None if clients have no own tests."
     test_examples: Examples | None = None
     "The examples that `client_tests` indexes."
+    validation_set: EvaluationSet | None = None
+    "All validation examples: positions in `examples` in place of images; None without them."
+    client_validation: ClientTests | None = None
+    "Validation examples of each client, positions in `examples`; None if clients have no tests."
     server_examples: Examples | None = None
     "`[n_0, ...]`; None for a server without examples."
     diagnostics_schedule: RoundSchedule | None = None
@@ -58,6 +62,7 @@ class EvaluationOptions(NamedTuple):
     has_client_tests: bool = False
     diagnostics_every: int = 0
     "Rounds between diagnostics on all clients' data; 0: never."
+    has_validation: bool = False
     metrics: tuple[Metric, ...] = ()
     num_classes: int = 0
     "Classes of the data set, if there are metrics."

@@ -141,6 +141,7 @@ def run_round(
         info.records | diagnostics,
         result.global_model.metrics | update_metrics,
         is_finite.astype(jnp.float32),
+        result.validation,
     )
     return state, metrics, new_num_nonfinite
 

@@ -472,6 +472,56 @@ def draw_held_out_clients(partition: Partition, count: int, seed: int) -> np.nda
     return np.sort(rng.choice(eligible, count, replace=False))
 
 
+def withhold_validation_examples(
+    partition: Partition, fraction: float, seed: int
+) -> tuple[Partition, Partition]:
+    """Withhold a fraction of each client's training examples for validation.
+
+    Client k with n_k examples withholds `floor(fraction * n_k + 1/2)` examples, drawn uniformly
+    without replacement, and keeps at least one. Examples of several clients are never withheld, so
+    that no client trains on another client's validation examples.
+
+    Args:
+      partition: the training examples of each client.
+      fraction: fraction of each client's examples, in (0, 1).
+      seed: seed of the draw, >= 0.
+
+    Returns:
+      `(training, validation)`: the remaining and the withheld examples of each client. Both have
+      positions in the training set.
+
+    Raises:
+      ConfigError: if no client can withhold an example.
+
+    Example:
+      >>> from fedjax_het import data
+      >>> from fedjax_het.data.partition import withhold_validation_examples
+      >>> partition = data.partition_from_clients([range(10), range(10, 30), [30]])
+      >>> training, validation = withhold_validation_examples(partition, 0.2, seed=0)
+      >>> training.sizes, validation.sizes
+      (array([ 8, 16,  1]), array([2, 4, 0]))
+    """
+    rng = make_data_rng(seed, DataStream.VALIDATION_EXAMPLES)
+    num_holders = np.bincount(partition.indices)
+    is_withheld = np.zeros(len(partition.indices), bool)
+    for start, size in zip(partition.offsets[:-1], partition.sizes, strict=True):
+        count = min(int(fraction * size + 0.5), max(size - 1, 0))
+        own = start + np.flatnonzero(num_holders[partition.indices[start : start + size]] == 1)
+        is_withheld[rng.permutation(own)[:count]] = True
+    expected = "a larger fraction: no client has enough examples of its own to withhold one"
+    require(is_withheld.any(), "validation", fraction, expected)
+    num_withheld = np.concatenate([[0], np.cumsum(is_withheld)])[partition.offsets]
+    training = dataclasses.replace(
+        partition,
+        indices=partition.indices[~is_withheld],
+        offsets=partition.offsets - num_withheld,
+    )
+    validation = dataclasses.replace(
+        partition, indices=partition.indices[is_withheld], offsets=num_withheld
+    )
+    return training, validation
+
+
 def select_clients(partition: Partition, clients: np.ndarray) -> Partition:
     """Return the partition of some of the clients, renumbered in the order of `clients`.
 

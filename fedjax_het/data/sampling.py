@@ -14,6 +14,7 @@ class DataStream(enum.IntEnum):
     HELD_OUT_CLIENTS = 0x4E1D
     SERVER_EXAMPLES = 0x5E12
     WITHHELD_EXAMPLES = 0x5E13
+    VALIDATION_EXAMPLES = 0x7A11
 
 
 def make_data_rng(seed: int, stream: DataStream) -> np.random.Generator:

@@ -65,6 +65,10 @@ _CURVE_INFOS: Mapping[str, MetricInfo] = {
     "update_norm": MetricInfo("Norm of the update", missing=NOT_TRAINED),
     "client_accuracy": _accuracy("Test accuracy of a client"),
     "mean_client_accuracy": _accuracy("Mean accuracy of clients"),
+    "validation_accuracy": _accuracy("Validation accuracy"),
+    "validation_loss": _loss("Validation loss"),
+    "client_validation_accuracy": _accuracy("Validation accuracy of a client"),
+    "mean_client_validation_accuracy": _accuracy("Mean validation accuracy of clients"),
     "gradient_gap": _neutral("Squared distance of gradients"),
     "server_gap": _neutral("Server's gradient gap"),
     "client_gap": _neutral("Clients' gradient gap"),
@@ -86,6 +90,11 @@ _SUMMARY_INFOS: Mapping[str, MetricInfo] = {
     "final_accuracy_std": _neutral("Deviation of the last five rounds", is_fraction=True),
     "rise_time": _neutral("Rise time", "rounds"),
     "best_accuracy": _accuracy("Best test accuracy", missing=UNDEFINED),
+    "best_validation_accuracy": _accuracy("Best validation accuracy", missing=UNDEFINED),
+    "best_round": _neutral("Round of the best validation accuracy"),
+    "best_client_validation_accuracy": _accuracy(
+        "Best mean validation accuracy of clients", missing=UNDEFINED
+    ),
     "last_accuracy": _accuracy("Test accuracy of the last round", missing=UNDEFINED),
     "window_accuracy": _accuracy("Accuracy, mean of 20 rounds", missing=UNDEFINED),
     "rounds_to_half": _cost("Rounds to 50 %"),

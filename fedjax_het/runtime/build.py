@@ -115,11 +115,15 @@ class PreparedRun(DataAssignment):
             spec.local_epochs,
             spec.partition_seed,
             samples_per_round,
+            None if self.validation is None else self.validation.indices,
         )
 
     def summarize_partition(self) -> PartitionSummary:
-        """Return the partition in numbers."""
-        return self.partition.summarize(self.dataset.train_labels, self.dataset.num_classes)
+        """Return the partition in numbers; validation examples do not count as unused."""
+        labels, num_classes = self.dataset.train_labels, self.dataset.num_classes
+        summary = self.partition.summarize(labels, num_classes)
+        num_validation = 0 if self.validation is None else len(self.validation.indices)
+        return replace(summary, num_unused=summary.num_unused - num_validation)
 
     def summarize_server_data(self) -> ServerSummary | None:
         """Return the server's examples in numbers; None if the server has none."""

@@ -116,7 +116,7 @@ def _get_input_kinds(algorithm: Algorithm, signature: Signature) -> ChunkInputs:
     Inputs that the programs do not read are None or {}.
     """
     evaluation, schedule = signature.evaluation, SCHEDULE_PLACEMENTS
-    tests_clients = evaluation.has_client_tests
+    tests_clients, has_validation = evaluation.has_client_tests, evaluation.has_validation
     kinds: dict[str, Any] = dict(
         hp=PER_RUN,
         train_key=PER_RUN,
@@ -128,6 +128,8 @@ def _get_input_kinds(algorithm: Algorithm, signature: Signature) -> ChunkInputs:
         test_set=REPLICATED if algorithm.global_model else None,
         client_tests=PER_RUN if tests_clients else None,
         test_examples=REPLICATED if tests_clients else None,
+        validation_set=PER_RUN if has_validation and algorithm.global_model else None,
+        client_validation=PER_RUN if has_validation and tests_clients else None,
         server_examples=PER_RUN if signature.has_server_data else None,
         diagnostics_schedule=schedule if evaluation.diagnostics_every else None,
         method_inputs=PER_RUN if algorithm.round_inputs else {},

@@ -36,6 +36,7 @@ from fedjax_het.data.partition import (
     draw_held_out_clients,
     require_distinct_examples,
     select_clients,
+    withhold_validation_examples,
 )
 from fedjax_het.data.server_data import LabeledImages
 from fedjax_het.utils.config import validate
@@ -159,6 +160,8 @@ class DataAssignment:
       held_out: clients that take no part in training.
       user_digests: digests of data that are not as the settings name them, see
         `collect_user_digests`.
+      validation: the training examples that each client withholds for validation, if any.
+        `partition` lacks them.
     """
 
     spec: ResolvedRunSpec
@@ -169,6 +172,7 @@ class DataAssignment:
     server_data: ServerData | None = None
     held_out: "HeldOutClients | None" = None
     user_digests: dict[str, str] = field(default_factory=dict)
+    validation: Partition | None = None
 
 
 class HeldOutClients(NamedTuple):
@@ -325,6 +329,11 @@ def assign_data(
         partition, participating, ids = select_participants(spec, all_clients)
         held_out = HeldOutClients(select_clients(all_clients, ids), select_clients(tests, ids), ids)
         client_tests = select_clients(tests, participating)
+    validation = None
+    if spec.validation is not None:  # held-out clients have none; tests do not depend on it
+        partition, validation = withhold_validation_examples(
+            partition, spec.validation, spec.partition_seed
+        )
     server_data = None
     if spec.server_data is not None:
         # Withheld examples belong to no client, and held-out clients are clients, too.
@@ -334,6 +343,11 @@ def assign_data(
             server_data = make_server_data(
                 spec.server_data, dataset, holders, spec.partition_seed, spec.server_options, pool
             )
+        if validation is not None:
+            shared = np.intersect1d(server_data.indices, validation.indices)
+            description = f"return value of draw of server_data {spec.server_data!r}"
+            expected = "examples of the argument `partition`, which lacks them"
+            require(not len(shared), description, f"{len(shared)} validation examples", expected)
     return DataAssignment(
         spec,
         dataset,
@@ -343,6 +357,7 @@ def assign_data(
         server_data,
         held_out,
         collect_user_digests(spec, dataset, user_partition),
+        validation,
     )
 
 

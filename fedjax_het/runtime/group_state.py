@@ -8,6 +8,7 @@ method reads is an `algorithms.base.RoundInput` of the method.
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -17,18 +18,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.algorithms.base import ServerStage
-from fedjax_het.core.client_loop import RoundSchedule
+from fedjax_het.core.client_loop import Examples, RoundSchedule
 from fedjax_het.core.evaluation import (
     ClientTestsShape,
     compute_client_tests_shape,
     make_client_tests,
+    make_validation_sets,
 )
 from fedjax_het.core.execution_plan import PER_BLOCK, PER_DEVICE
 from fedjax_het.core.rng import Stream, make_stream_key
 from fedjax_het.core.round_inputs import ChunkInputs
 from fedjax_het.core.state_paging import StatePager
 from fedjax_het.runtime.build import PreparedRun, RunGroup
-from fedjax_het.runtime.history import Curves, EarlyStop, Timing
+from fedjax_het.runtime.history import VALIDATION_MEAN, Curves, EarlyStop, Timing
 from fedjax_het.runtime.placement import HOST_STATE
 from fedjax_het.runtime.progress import START, Progress
 from fedjax_het.runtime.resumable_rounds import LoopLayout, RoundProgress
@@ -232,9 +234,10 @@ class GroupState:
         return self.group.runs_parallel or plan.server_parallelism.axis is not None
 
     def get_accuracies(self, i: int, rounds_done: int | None = None) -> np.ndarray:
-        """Return a run's main accuracy in the rounds that are done, NaN where not measured.
+        """Return the accuracy that the stopping rules of a run read, in the rounds that are done.
 
-        The main accuracy is the global model's accuracy, otherwise the mean over clients.
+        It is the global model's accuracy, otherwise the mean over clients, on validation examples
+        if the run has any, otherwise on tests. NaN where not measured.
 
         Args:
           i: index of the run.
@@ -244,8 +247,16 @@ class GroupState:
           Shares, float `[rounds_done]`.
         """
         has_global_model = self.group.program.algorithm.global_model is not None
-        name = "test_accuracy" if has_global_model else "mean_client_accuracy"
+        if self.has_validation:
+            name = "validation_accuracy" if has_global_model else VALIDATION_MEAN
+        else:
+            name = "test_accuracy" if has_global_model else "mean_client_accuracy"
         return self.curves[i][name][: self.rounds_done if rounds_done is None else rounds_done]
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether the runs have validation examples."""
+        return self.group.program.signature.evaluation.has_validation
 
     def count_rounds_completed(self, i: int) -> int:
         """Return the number of rounds of a run that took place."""
@@ -321,18 +332,29 @@ def build_run_inputs(group_state: GroupState) -> dict[str, Any]:
     group, slots = group_state.group, group_state.slots
     plan, stack = group.program.plan, group.stack_slots
 
-    def build_client_tests() -> Any:
-        partitions = [run.client_tests for run in group.prepared_runs if run.client_tests]
+    def stack_by_block(trees: Sequence[Any]) -> Any:
+        return stack(trees) if group.runs_parallel else plan.put(trees[0], PER_BLOCK)
+
+    def build_client_tests(name: str) -> Any:
+        partitions = [getattr(run, name) for run in group.prepared_runs]
         shapes = [compute_client_tests_shape(plan, partition) for partition in partitions]
         shape = ClientTestsShape(*map(max, zip(*shapes, strict=True)))
-        tests = [make_client_tests(plan, r.client_tests, shape) for r in slots if r.client_tests]
-        return stack(tests) if group.runs_parallel else plan.put(tests[0], PER_BLOCK)
+        return stack_by_block([make_client_tests(plan, getattr(r, name), shape) for r in slots])
+
+    def build_validation_set() -> Any:
+        dataset, fraction = slots[0].dataset, slots[0].spec.validation or 0
+        examples = Examples(dataset.train_images, dataset.train_labels)
+        max_positions = math.ceil(fraction * len(dataset.train_labels))
+        positions = [run.validation.indices for run in slots if run.validation is not None]
+        return stack_by_block(make_validation_sets(plan, examples, positions, max_positions))
 
     return group.program.build_inputs(
         {
             "hp": lambda: stack([run.hp for run in slots]),
             "train_key": lambda: group_state.build_keys(Stream.TRAIN),
-            "client_tests": build_client_tests,
+            "client_tests": lambda: build_client_tests("client_tests"),
+            "client_validation": lambda: build_client_tests("validation"),
+            "validation_set": build_validation_set,
             "server_examples": lambda: stack([run.server_examples for run in slots]),
             "diagnostics_schedule": lambda: _build_schedules(
                 group_state, "diagnostics_scheduler", None

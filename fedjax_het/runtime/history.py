@@ -19,16 +19,19 @@ from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.core.round_evaluation import RoundMetrics
 from fedjax_het.core.round_inputs import EvaluationOptions
 from fedjax_het.core.schedule import Scheduler, WorkCounts
+from fedjax_het.data import Partition
 from fedjax_het.metrics.declarations import NOT_EVALUATED
 from fedjax_het.metrics.personal import mean_accuracies
 from fedjax_het.metrics.registry import Metric, get_metric_info
 from fedjax_het.runtime.data_assignment import DataAssignment
+from fedjax_het.runtime.result_display import TEST_SPLIT_ADVICE
 from fedjax_het.utils.arrays import AnyArray
 
 log = logging.getLogger("fedjax_het")
 
 Curves = dict[str, np.ndarray]
 TARGET, PLATEAU, CALLBACK = "target", "plateau", "callback"  # causes of an early stop
+VALIDATION_MEAN = "mean_client_validation_accuracy"
 
 
 @dataclass
@@ -86,6 +89,7 @@ def build_curves(
     Domains have a curve each and their unweighted mean. Clients have one array `[R, K]`, its mean,
     and a curve each where they have names. The mean is over the clients that have a test (without
     `client_tests`: that were measured in any round); it is NaN where one of them was not measured.
+    The mean of clients' validation accuracies follows the same rule.
 
     Args:
       metrics: the metrics of rounds, on the host.
@@ -104,17 +108,26 @@ def build_curves(
     if metrics.client_accuracy is not None:
         client_accuracy = metrics.client_accuracy
         curves["client_accuracy"] = client_accuracy
-        means = mean_accuracies(np.asarray(client_accuracy)).astype(np.float32)
-        if run.client_tests is not None:
-            means[np.isnan(client_accuracy[:, run.client_tests.sizes > 0]).any(1)] = np.nan
-        curves["mean_client_accuracy"] = means
+        curves["mean_client_accuracy"] = _average_clients(client_accuracy, run.client_tests)
         names = run.partition.client_names
         curves |= {f"client_accuracy_{n}": client_accuracy[:, k] for k, n in enumerate(names)}
         for metric in requested_metrics:
             if metric.from_client_accuracy is not None:
                 client_curves = metric.from_client_accuracy(np.asarray(client_accuracy))
                 curves |= {name: np.float32(values) for name, values in client_curves.items()}
+    curves |= metrics.validation
+    if (client_accuracy := metrics.validation.get("client_validation_accuracy")) is not None:
+        curves[VALIDATION_MEAN] = _average_clients(client_accuracy, run.validation)
     return curves | metrics.records | metrics.metrics
+
+
+def _average_clients(client_accuracy: AnyArray, examples: Partition | None) -> np.ndarray:
+    """Return the mean over clients of accuracies `[R, K]`, see `build_curves`."""
+    client_accuracy = np.asarray(client_accuracy)
+    means = mean_accuracies(client_accuracy).astype(np.float32)
+    if examples is not None:
+        means[np.isnan(client_accuracy[:, examples.sizes > 0]).any(1)] = np.nan
+    return means
 
 
 def record_rounds(
@@ -203,15 +216,19 @@ class EarlyStop(NamedTuple):
       round: number of the last round that took place, from 1; 0 if none did.
       cause: "target", "plateau" or "callback".
       reason: the reason in words.
+      split: "validation" or "test", the examples on which a rule measures the accuracy; empty if a
+        callback or the caller ended the run.
     """
 
     round: int
     cause: str
     reason: str
+    split: str = ""
 
     def to_summary(self) -> dict[str, str | int]:
         """Return the record for a result's summary."""
-        return {"why": self.cause, "round": self.round, "reason": self.reason}
+        split = {"split": self.split} if self.split else {}
+        return {"why": self.cause, "round": self.round, "reason": self.reason, **split}
 
 
 class StoppingState(NamedTuple):
@@ -231,7 +248,8 @@ def evaluate_rules(spec: RunSpec, accuracies: np.ndarray) -> StoppingState:
 
     Args:
       spec: the settings of the run.
-      accuracies: float32 fractions `[rounds]`, NaN where nothing was measured.
+      accuracies: float32 fractions `[rounds]`, NaN where nothing was measured; validation
+        accuracies if the run has validation examples, else test accuracies.
 
     Returns:
       The state of the rules; a target has precedence over a plateau in the same round.
@@ -244,18 +262,20 @@ def evaluate_rules(spec: RunSpec, accuracies: np.ndarray) -> StoppingState:
       2
     """
     best, without_gain, min_delta = np.float32(-np.inf), 0, np.float32(spec.min_delta or 0)
+    split = "test" if spec.validation is None else "validation"
+    advice = f"; {TEST_SPLIT_ADVICE}" if spec.validation is None else ""
     for r in np.flatnonzero(np.isfinite(accuracies)):
         accuracy, without_gain = np.float32(accuracies[r]), without_gain + 1
         if accuracy > best + min_delta:  # in single precision, as accuracies are
             best, without_gain = accuracy, 0
         if spec.target_accuracy is not None and accuracy >= np.float32(spec.target_accuracy):
-            reason = (
-                f"accuracy {accuracy:.4f} is at least target_accuracy = {spec.target_accuracy:g}"
-            )
-            return StoppingState(without_gain, EarlyStop(int(r) + 1, TARGET, reason))
+            target = f"target_accuracy = {spec.target_accuracy:g}"
+            reason = f"{split} accuracy {accuracy:.4f} is at least {target}{advice}"
+            return StoppingState(without_gain, EarlyStop(int(r) + 1, TARGET, reason, split))
         if spec.patience is not None and without_gain >= spec.patience:
-            reason = f"{without_gain} measured rounds without a gain over accuracy {best:.4f}"
-            return StoppingState(without_gain, EarlyStop(int(r) + 1, PLATEAU, reason))
+            rounds = f"{without_gain} measured rounds"
+            reason = f"{rounds} without a gain over {split} accuracy {best:.4f}{advice}"
+            return StoppingState(without_gain, EarlyStop(int(r) + 1, PLATEAU, reason, split))
     return StoppingState(without_gain, None)
 
 

@@ -146,7 +146,8 @@ def require_memory_for_settings(
     Raises:
       InsufficientMemoryError: if not even one run fits, in one lane.
     """
-    num_curves = 4 + (spec.num_clients if spec.has_client_tests else 0)
+    curves_per_client = int(spec.has_client_tests) * (1 + (spec.validation is not None))
+    num_curves = 4 + spec.num_clients * curves_per_client
     cohort_size = compute_cohort_size(spec.num_clients, spec.participation)
     curve_bytes = spec.rounds * (_FLOAT_BYTES * num_curves + 8 * cohort_size)
     batch_bytes = 2 * 4 * spec.batch_size  # a step's indices as they are drawn and as placed

@@ -46,6 +46,8 @@ class Progress(NamedTuple):
     """Expected seconds until the end of the phase."""
     accuracy: float = math.nan
     """Latest measured accuracy, averaged over the runs; NaN before the first."""
+    accuracy_name: str = "accuracy"
+    """"accuracy" on tests, or "validation accuracy" for runs with validation examples."""
 
 
 ProgressCallback = Callable[[Progress], None]
@@ -95,7 +97,7 @@ def format_progress(progress: Progress) -> str:
     """
     parts = [f"{progress.phase} {progress.done}/{progress.total}"]
     if math.isfinite(progress.accuracy):
-        parts.append(f"accuracy {100 * progress.accuracy:.1f} %")
+        parts.append(f"{progress.accuracy_name} {100 * progress.accuracy:.1f} %")
     unit = "rounds" if progress.phase == "rounds" else "iterations"
     parts.append(f"{format_duration(progress.seconds_to_go)} to go")
     parts.append(f"{progress.rate:.3g} {unit}/s")

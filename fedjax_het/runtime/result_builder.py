@@ -15,7 +15,7 @@ from fedjax_het.nn.precision import describe_precision
 from fedjax_het.runtime.device_report import describe_environment
 from fedjax_het.runtime.group_state import GroupState
 from fedjax_het.runtime.held_out_eval import evaluate_held_out_clients
-from fedjax_het.runtime.history import build_traffic_curves, list_metric_names
+from fedjax_het.runtime.history import VALIDATION_MEAN, build_traffic_curves, list_metric_names
 from fedjax_het.runtime.identity import collect_function_digests, compute_class_names_digest
 from fedjax_het.runtime.result_display import get_accuracy_name, to_json_value
 from fedjax_het.runtime.results import (
@@ -136,7 +136,9 @@ def _build_result(group_state: GroupState, i: int, state: Any) -> Result:
     partitions = (run.partition, run.client_tests)
     metrics = curves | traffic
     return Result(
-        run.spec, metrics, summary, artifacts, state, *partitions, models, held_out=run.held_out
+        *(run.spec, metrics, summary, artifacts, state, *partitions, models),
+        held_out=run.held_out,
+        validation=run.validation,
     )
 
 
@@ -183,18 +185,22 @@ def _summarize_costs(group_state: GroupState, i: int) -> dict[str, Any]:
 def _summarize_data(group_state: GroupState, i: int) -> dict[str, Any]:
     group, run = group_state.group, group_state.prepared_runs[i]
     server, initial = run.summarize_server_data(), group.initial_model
-    tests, test_split = run.client_tests, None
-    if tests is not None:
-        test_split = dataclasses.asdict(
-            tests.summarize(run.dataset.test_labels, run.dataset.num_classes)
-        )
+    dataset, splits = run.dataset, {"split": dataclasses.asdict(run.summarize_partition())}
+    if (tests := run.client_tests) is not None:
+        summary = tests.summarize(dataset.test_labels, dataset.num_classes)
+        splits["client_test_split"] = dataclasses.asdict(summary)
+    if (validation := run.validation) is not None:
+        withholds_none = (validation.sizes == 0) & (run.partition.sizes > 0)
+        splits["validation_split"] = {
+            "num_examples": len(validation.indices),
+            "num_clients_without": int(withholds_none.sum()),
+        }
     class_names_digest = compute_class_names_digest(run.spec, run.dataset)
     functions = collect_function_digests(run.spec)
     return {
         "dataset_digest": run.dataset.digest(),
         "partition_digest": run.partition.digest(),
-        "split": dataclasses.asdict(run.summarize_partition()),
-        **({} if test_split is None else {"client_test_split": test_split}),
+        **splits,
         "server": None if server is None else dataclasses.asdict(server),
         "dataset_note": run.dataset.note,
         **group.program.signature.compute_user_digests(run.spec),
@@ -220,6 +226,11 @@ def summarize_metrics(
 
     * `final_accuracy`, `final_accuracy_std`: mean and standard deviation over the last five rounds
       (DynaFed's metric); `best_accuracy`, `last_accuracy`.
+    * With validation examples, the best round is the first one with the highest validation accuracy
+      instead of the highest test accuracy. `best_accuracy` is the test accuracy in that round,
+      `best_validation_accuracy` its validation accuracy, and `best_round` its number. The values of
+      domains are of the same round, and values of clients are of the round with the highest mean of
+      clients' validation accuracies, `best_client_validation_accuracy`.
     * `window_accuracy`: last value of the running mean over 20 measured rounds; `rise_time`: first
       round at which that mean reaches 90 % of it; `rounds_to_half`: first round at which it reaches
       0.5, or None (FSL, section IV-A).
@@ -253,8 +264,13 @@ def summarize_metrics(
     diverged = has_diverged or (last_round is None and not np.isfinite(main_accuracy[-1]))
     last_values = _select_last_values(accuracy, last_round)
     summary: dict[str, Any] = dict.fromkeys((*ACCURACIES, *RISE_METRICS))
-    if np.isfinite(accuracy).any():
-        summary["best_accuracy"] = float(accuracy[np.isfinite(accuracy)].max())
+    best = _find_best_round(accuracy, metrics.get("validation_accuracy"))
+    if best is not None:
+        summary["best_accuracy"] = float(accuracy[best])
+    if "validation_accuracy" in metrics:
+        validation = None if best is None else float(metrics["validation_accuracy"][best])
+        summary["best_validation_accuracy"] = validation
+        summary["best_round"] = None if best is None else best + 1
     if len(last_values) and not diverged:
         means = rolling_mean(accuracy)
         summary |= {
@@ -271,6 +287,16 @@ def summarize_metrics(
         **_summarize_domains(metrics, domain_names),
         **_summarize_clients(metrics, client_names, diverged, last_round),
     }
+
+
+def _find_best_round(curve: np.ndarray, validation: np.ndarray | None) -> int | None:
+    """Return the first round, from 0, with the highest validation accuracy, or value of the curve.
+
+    None if nothing was measured.
+    """
+    scores = curve if validation is None else validation
+    scores = np.where(np.isfinite(curve) & np.isfinite(scores), scores, -np.inf)
+    return int(scores.argmax()) if np.isfinite(scores).any() else None
 
 
 def _select_last_values(curve: np.ndarray, last_round: int | None) -> np.ndarray:
@@ -291,11 +317,20 @@ def _summarize_clients(
     names = [f"client_accuracy_{name}" for name in client_names]
     summary: dict[str, Any] = dict.fromkeys((*CLIENT_ACCURACIES, *names))
     mean = metrics["mean_client_accuracy"]
-    if np.isfinite(mean).any():
+    validation = metrics.get(VALIDATION_MEAN)
+    if validation is not None:
+        summary["best_client_validation_accuracy"] = None
+    best = _find_best_round(mean, validation)
+    if best is not None:
         # Only rounds count in which all clients with a test were measured, see `build_curves`.
         accuracy = np.where(np.isfinite(mean)[:, None], metrics["client_accuracy"], np.nan)
-        summary["bmta"], best_round = best_mean_accuracy(accuracy)
-        summary["bmta_round"], best = best_round, best_round - 1
+        if validation is None:
+            summary["bmta"], best_round = best_mean_accuracy(accuracy)
+            best = best_round - 1
+        else:
+            summary["bmta"] = best_mean_accuracy(accuracy[[best]]).accuracy
+            summary["best_client_validation_accuracy"] = float(validation[best])
+        summary["bmta_round"] = best + 1
         summary["bmta_worst_decile"] = worst_decile(metrics["client_accuracy"][best])
         last_values = _select_last_values(mean, last_round)
         if len(last_values) and not diverged:
@@ -312,8 +347,8 @@ def _summarize_domains(
     mean = metrics["test_accuracy_domains"]
     curves = {f"accuracy_{name}": metrics[f"test_accuracy_{name}"] for name in domain_names}
     curves = {"best_domains_accuracy": mean, **curves}
-    if not np.isfinite(mean).any():
+    best = _find_best_round(mean, metrics.get("validation_accuracy"))
+    if best is None:
         return dict.fromkeys(("best_domain_round", *curves))
-    best = int(np.nanargmax(mean))
     values = {name: float(curve[best]) for name, curve in curves.items()}
     return {"best_domain_round": best + 1, **values}

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 DEFAULT_COLOR = "#0072B2"
 """Color of a curve of a method without a color."""
+TEST_SPLIT_ADVICE = "stopped on the test split, pass validation=0.1"
+"""Notice for a run that a stopping rule ended by its test accuracy."""
 _SPARKLINE_WIDTH, _SPARKLINE_HEIGHT = 160, 36  # pixels
 
 
@@ -201,16 +203,23 @@ def format_outcome(result: DisplayedResult) -> str:
     summary, parts = result.summary, []
     if summary.get("diverged"):
         return f"diverged in round {summary.get('rounds')}"
+    best, best_mean = "best", "best mean of clients' own tests"
+    if result.spec.validation is not None:
+        best = "in the round of the best validation accuracy"
+        best_mean = "mean of clients' own tests in the round of their best validation accuracy"
     for name, label in (
         ("final_accuracy", "final accuracy"),
-        ("best_accuracy", "best"),
-        ("bmta", "best mean of clients' own tests"),
+        ("best_accuracy", best),
+        ("bmta", best_mean),
     ):
         if summary.get(name) is not None:
             parts.append(f"{label} {100 * summary[name]:.2f} %")
     if stop := summary.get("stopped_early"):
-        whole = f" of {result.spec.rounds}, not the whole run" if stop["why"] == "callback" else ""
+        has_callback = stop["why"] == "callback"
+        whole = f" of {result.spec.rounds}, not the whole run" if has_callback else ""
         parts.append(f"stopped after round {summary.get('rounds')}{whole}")
+        if not has_callback and result.spec.validation is None:
+            parts.append(TEST_SPLIT_ADVICE)
     if summary.get("wall_seconds") is not None:
         parts.append(f"{summary['wall_seconds']:.1f} s")
     return ", ".join(parts) or "nothing measured"

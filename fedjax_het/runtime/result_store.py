@@ -259,7 +259,8 @@ def save_run_files(result: Result, folder: Path) -> None:
     """
     result.save(folder)
     held_out = None if result.held_out is None else result.held_out.partition
-    partitions = {"partition": result.partition, "client_tests": result.tests, "held_out": held_out}
+    partitions = {"partition": result.partition, "client_tests": result.tests}
+    partitions |= {"held_out": held_out, "validation": result.validation}
     for name, partition in partitions.items():
         if partition is not None:
             partition.save(folder / f"{result.file_stem}.{name}.npz")

@@ -55,9 +55,16 @@ ACCURACIES = ("final_accuracy", "final_accuracy_std", "best_accuracy", "last_acc
 RISE_METRICS = ("window_accuracy", "rise_time", "rounds_to_half")
 CLIENT_ACCURACIES = ("bmta", "bmta_round", "bmta_worst_decile", "final_client_accuracy")
 """Names of a summary's values, see `runtime.result_builder.summarize_metrics`."""
+VALIDATION_ACCURACIES = (
+    *("best_validation_accuracy", "best_round", "best_client_validation_accuracy"),
+)
+"""Names of a summary's values of a run with validation examples."""
 _HELD_OUT_ACCURACIES = ("held_out_accuracy", "held_out_tuned_accuracy")
 _COSTS = ("wall_seconds", "client_samples_per_second", "bytes_up", "bytes_down", "rounds")
-_NUMBERS = (*ACCURACIES, *RISE_METRICS, *CLIENT_ACCURACIES, *_HELD_OUT_ACCURACIES, *_COSTS)
+_NUMBERS = (
+    *(*ACCURACIES, *RISE_METRICS, *CLIENT_ACCURACIES, *VALIDATION_ACCURACIES),
+    *(*_HELD_OUT_ACCURACIES, *_COSTS),
+)
 _ENVIRONMENT = (
     "fedjax_het",
     *ENVIRONMENT_FIELDS,
@@ -102,7 +109,9 @@ class Result:
         client trained, and `update_norm` if the model stayed, too. Data sets with domains add
         `test_accuracy_<domain>` and the mean `test_accuracy_domains`. Clients with own tests add
         `client_accuracy` `[rounds, clients]`, `mean_client_accuracy`, and
-        `client_accuracy_<name>` if clients have names.
+        `client_accuracy_<name>` if clients have names. Validation examples add
+        `validation_accuracy` and `validation_loss` of the global model, and, for clients with own
+        tests, `client_validation_accuracy` and `mean_client_validation_accuracy`.
       summary: numbers and texts about the run, which JSON can hold.
       artifacts: further arrays of the method.
       state: final state of the federation. Clients' states on the host are `HostClientStates`,
@@ -112,6 +121,8 @@ class Result:
       tests: test examples of each client, if clients have own tests; not saved here.
       models: function that returns trained models, see `model`; None without a state.
       held_out: clients that took no part, if there are any; not saved here.
+      validation: validation examples of each client, positions in the training set, if the run has
+        any; not saved here.
 
     Example:
       >>> from fedjax_het import RunSpec, simulate
@@ -130,6 +141,7 @@ class Result:
     tests: Partition | None = None
     models: Callable[..., Any] | None = field(default=None, repr=False)
     held_out: "HeldOutClients | None" = field(default=None, repr=False)
+    validation: Partition | None = field(default=None, repr=False)
 
     @property
     def final_accuracy(self) -> float | None:
@@ -141,12 +153,20 @@ class Result:
 
     @property
     def best_accuracy(self) -> float | None:
-        """Highest accuracy of a round, a fraction; None for a method without a global model."""
+        """Test accuracy of the best round, a fraction; None for a method without a global model.
+
+        The best round has the highest validation accuracy. Without validation examples it has the
+        highest test accuracy.
+        """
         return self.summary.get("best_accuracy")
 
     @property
     def client_accuracy(self) -> float | None:
-        """Highest mean accuracy on clients' own tests, a fraction; None without such tests."""
+        """Mean accuracy on clients' own tests in the best round, a fraction; None without tests.
+
+        The best round has the highest mean on the clients' validation examples. Without them it has
+        the highest mean on their tests.
+        """
         return self.summary.get("bmta")
 
     @property

@@ -157,6 +157,7 @@ def build_signature(
         len(dataset.domain_names),
         spec.has_client_tests,
         spec.gradient_gaps or 0,
+        spec.validation is not None,
         *requested_metrics,
     )
     training = LocalTraining(
