@@ -1,6 +1,6 @@
 """Accuracy and loss of a model on labeled images, and of clients' models on their own tests."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -158,33 +158,31 @@ def place_evaluation_set(
     )
 
 
-def make_validation_sets(
+def make_validation_set(
     plan: ExecutionPlan,
-    examples: Examples,
-    position_arrays: Sequence[np.ndarray],
-    max_positions: int,
-) -> list[EvaluationSet]:
-    """Make the validation sets of several runs, of equal shapes, which index training examples.
+    labels: np.ndarray,
+    positions: np.ndarray,
+    *,
+    num_batches: int,
+    batch_size: int,
+) -> EvaluationSet:
+    """Make a set of training examples to evaluate, with their positions in place of images.
 
     Args:
       plan: the devices.
-      examples: the training examples on the host.
-      position_arrays: positions of the validation examples of each run.
-      max_positions: number of positions that determines the size of a batch. It must not depend on
-        the runs, so that the sums of losses of a run do not depend on other runs.
+      labels: labels of the training examples.
+      positions: positions of the examples in the training set.
+      num_batches: batches of each block.
+      batch_size: size of a batch. It must not depend on other runs, so that the sums of losses of a
+        run do not depend on them.
 
     Returns:
-      The validation sets, arrays on the host.
+      The set, arrays on the host.
     """
-    batch_size, _ = compute_test_batches(plan, examples.images[:max_positions])
-    num_batches = -(-max(map(len, position_arrays)) // (plan.blocks * batch_size))
-    sets = []
-    for positions in position_arrays:
-        padded = np.full((plan.blocks, num_batches, batch_size), -1, np.int32)
-        padded.flat[: len(positions)] = positions
-        labels = np.where(padded < 0, -1, np.asarray(examples.labels)[padded])
-        sets.append(EvaluationSet(np.maximum(padded, 0), labels.astype(np.int32), None))
-    return sets
+    padded = np.full((plan.blocks, num_batches, batch_size), -1, np.int32)
+    padded.flat[: len(positions)] = positions
+    set_labels = np.where(padded < 0, -1, labels[padded]).astype(np.int32)
+    return EvaluationSet(np.maximum(padded, 0), set_labels, None)
 
 
 def evaluate(

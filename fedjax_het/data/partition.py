@@ -509,7 +509,7 @@ def withhold_validation_examples(
         own = start + np.flatnonzero(num_holders[partition.indices[start : start + size]] == 1)
         is_withheld[rng.permutation(own)[:count]] = True
     expected = "a larger fraction: no client has enough examples of its own to withhold one"
-    require(is_withheld.any(), "validation", fraction, expected)
+    require(bool(is_withheld.any()), "validation", fraction, expected)
     num_withheld = np.concatenate([[0], np.cumsum(is_withheld)])[partition.offsets]
     training = dataclasses.replace(
         partition,

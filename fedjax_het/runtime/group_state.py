@@ -18,12 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.algorithms.base import ServerStage
-from fedjax_het.core.client_loop import Examples, RoundSchedule
+from fedjax_het.core.client_loop import RoundSchedule
 from fedjax_het.core.evaluation import (
     ClientTestsShape,
     compute_client_tests_shape,
+    compute_test_batches,
     make_client_tests,
-    make_validation_sets,
+    make_validation_set,
 )
 from fedjax_het.core.execution_plan import PER_BLOCK, PER_DEVICE
 from fedjax_het.core.rng import Stream, make_stream_key
@@ -343,10 +344,19 @@ def build_run_inputs(group_state: GroupState) -> dict[str, Any]:
 
     def build_validation_set() -> Any:
         dataset, fraction = slots[0].dataset, slots[0].spec.validation or 0
-        examples = Examples(dataset.train_images, dataset.train_labels)
-        max_positions = math.ceil(fraction * len(dataset.train_labels))
-        positions = [run.validation.indices for run in slots if run.validation is not None]
-        return stack_by_block(make_validation_sets(plan, examples, positions, max_positions))
+        expected_size = math.ceil(fraction * len(dataset.train_labels))
+        batch_size, _ = compute_test_batches(plan, dataset.train_images[:expected_size])
+        max_size = max(len(run.validation.indices) for run in group.prepared_runs if run.validation)
+        layout = {
+            "num_batches": -(-max_size // (plan.blocks * batch_size)),
+            "batch_size": batch_size,
+        }
+        validation_sets = [
+            make_validation_set(plan, dataset.train_labels, run.validation.indices, **layout)
+            for run in slots
+            if run.validation
+        ]
+        return stack_by_block(validation_sets)
 
     return group.program.build_inputs(
         {

@@ -116,7 +116,8 @@ def build_curves(
                 client_curves = metric.from_client_accuracy(np.asarray(client_accuracy))
                 curves |= {name: np.float32(values) for name, values in client_curves.items()}
     curves |= metrics.validation
-    if (client_accuracy := metrics.validation.get("client_validation_accuracy")) is not None:
+    if "client_validation_accuracy" in metrics.validation:
+        client_accuracy = metrics.validation["client_validation_accuracy"]
         curves[VALIDATION_MEAN] = _average_clients(client_accuracy, run.validation)
     return curves | metrics.records | metrics.metrics
 
