@@ -21,7 +21,6 @@ from fedjax_het.algorithms.base import FederationData
 from fedjax_het.algorithms.dynafed import _make_control_inputs
 from fedjax_het.data import partition_from_clients, register_server_source
 from fedjax_het.data.partition import withhold_validation_examples
-from fedjax_het.data.server_sources import SERVER_SOURCES
 from fedjax_het.runtime.data_assignment import assign_data
 from fedjax_het.runtime.history import evaluate_rules
 from fedjax_het.runtime.result_builder import summarize_metrics
@@ -118,16 +117,13 @@ def test_validation_examples_are_of_nobody_else(source, own_partition, held_out)
         assert not withheld & {*data.held_out.partition.indices.tolist()}
 
 
-def test_source_that_draws_validation_examples_is_refused(monkeypatch):
+def test_source_that_draws_validation_examples_is_refused():
     def draw_all(dataset):
         return np.arange(len(dataset.train_labels))
 
     register_server_source("draws_all", "All training examples.", draw=draw_all)
-    try:
-        with pytest.raises(ConfigError, match=r"server_data 'draws_all' = .* validation examples"):
-            run(server_data="draws_all", pretrain_epochs=1)
-    finally:
-        SERVER_SOURCES.pop("draws_all")
+    with pytest.raises(ConfigError, match=r"server_data 'draws_all' = .* validation examples"):
+        run(server_data="draws_all", pretrain_epochs=1)
 
 
 @pytest.mark.parametrize("name", method_cases())
