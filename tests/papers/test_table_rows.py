@@ -90,6 +90,18 @@ def test_tuned_row_has_best_value():
     assert actual[0] == own[0]
     note = describe_tuning(TABLE1, own, results)
     assert f"seed {TUNING_SEED}" in note and "10 of 10" in note and "5.0 hours" in note
+    assert "on the test split" in note
+    own_without, results_without = own, results
+    # Validation accuracies decide where runs have them.
+    own = cells("fedavg", validation=0.2)
+    tried = [each for trial in make_tuning_trials(TABLE1, own) for each in trial.cells]
+    assert {run.validation for cell in tried for run in cell.runs} == {0.2}
+    results = make_results(tried, accuracy)
+    values = [cell.runs[0].hp["local_lr"] for cell in tried]
+    results["best_validation_accuracy"] = [0.9 if v == max(values) else 0.1 for v in values]
+    actual = add_tuned_cells(TABLE1, own, results, TABLE1.load_reported())
+    assert actual[1].runs[0].hp["local_lr"] == max(values)
+    assert "by validation accuracy" in describe_tuning(TABLE1, own, results)
     # A control is shown with what was best for its row.
     with_control = cells("dynafed", *CONTROLS)
     tried_there = [
@@ -111,7 +123,9 @@ def test_tuned_row_has_best_value():
         *(r for c in CONTROLS for r in (c, add_row_settings(c, fine_tune_lr=1e-3))),
     ]
     # Not all trials made: the row has no tuned one yet.
-    fewer = results[results["settings"] != tried[0].runs[0].digest()]
+    own, results = own_without, results_without
+    first = make_tuning_trials(TABLE1, own)[0].cells[0]
+    fewer = results[results["settings"] != first.runs[0].digest()]
     assert [
         cell.method for cell in add_tuned_cells(TABLE1, own, fewer, TABLE1.load_reported())
     ] == [

@@ -73,6 +73,8 @@ def _make_runs(
     )
     if arguments.rounds is not None:
         settings["rounds"] = arguments.rounds
+    if arguments.validation is not None:
+        settings["validation"] = arguments.validation
     if arguments.width is not None and _has_width(cell.model):
         settings["width"] = arguments.width
     if cell.classes is not None:

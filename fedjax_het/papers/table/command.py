@@ -27,7 +27,12 @@ _FILTER_FLAGS = {
     "seed": "--seeds",
     "algorithm": "--methods",
 }
-_OVERRIDABLE_SETTINGS = ("rounds", "width")  # flags that replace settings of the preset
+# Flags that replace settings of the preset.
+_OVERRIDABLE_SETTINGS = ("rounds", "width", "validation")
+_VALIDATION_NOTE = (
+    "The best round of a run is the round with the best accuracy on its validation examples, which "
+    "no client trains on, instead of the round with the best test accuracy."
+)
 
 
 def make_table_program(
@@ -104,6 +109,8 @@ def _run_table(
         return {} if arguments.show else sweep(specs, directory, dataset=dataset).not_run
 
     skip_reasons = run_missing(specs)
+    if arguments.validation is not None:
+        experiment = replace(experiment, note=f"{experiment.note} {_VALIDATION_NOTE}".strip())
     if arguments.tuned:
         results = select_newest(load_results(directory))
         note = describe_tuning(experiment, cells, results)

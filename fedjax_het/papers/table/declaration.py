@@ -54,6 +54,9 @@ class TableArguments:
     """Communication rounds of every run (default: the preset's)."""
     width: int | None = None
     """Filters of each convolution of the ConvNet (default: the preset's)."""
+    validation: float | None = None
+    """Fraction in (0, 1) of each client's training examples that every run withholds for
+    validation, by which --tuned and the best round are chosen (default: the test split is used)."""
     tuned: bool = False
     """Add each method with the best of five values of its main hyperparameter, chosen by one rule
     on a seed that is not averaged."""

@@ -2,9 +2,10 @@
 
 The main hyper-parameter of a method (`TableDeclaration.tuned_hyperparameters`) has five values,
 from a tenth of its untuned value to ten times it. Each value is tried in one run for every column
-of the table, with a seed that no table averages. The tuned row has the value that is best by the
-table's metric. Control rows are not tuned; they are repeated with the best value of the row they
-belong to.
+of the table, with a seed that no table averages. The tuned row has the value with the best
+validation accuracy if runs have validation examples, else the value that is best by the table's
+metric on the test split. Control rows are not tuned; they are repeated with the best value of the
+row they belong to.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,9 @@ from fedjax_het.analysis.comparison import (
     TableCell,
     add_row_settings,
     compare_with_reported,
+    is_personal_evaluation,
     parse_row,
+    select_cell_runs,
 )
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.papers.table.declaration import TableDeclaration
@@ -75,7 +78,8 @@ def add_tuned_cells(
       experiment: declaration with `tuned_hyperparameters` and `control_rows`.
       cells: cells of the table.
       results: as `load_results` returns it.
-      reported: as `load_reported_values` returns it; its metric selects the best value.
+      reported: as `load_reported_values` returns it; its metric selects the best value where runs
+        have no validation examples.
 
     Returns:
       All cells in order.
@@ -85,8 +89,11 @@ def add_tuned_cells(
         table = compare_with_reported(trial_cells, results, reported)
         num_ended = table["seeds"] + table["diverged"] - table.get("partial", 0)
         is_complete = num_ended == table["planned"]
-        if is_complete.all() and table["mean"].notna().any():
-            value = trial_cells[int(table["mean"].argmax())].runs[0].hp[name]
+        scores = table["mean"]
+        if trial_cells[0].runs[0].validation is not None:
+            scores = scores.where(scores.isna(), _get_validation_accuracies(trial_cells, results))
+        if is_complete.all() and scores.notna().any():
+            value = trial_cells[int(scores.argmax())].runs[0].hp[name]
             for other_index, other in enumerate(cells):
                 is_control = experiment.control_rows.get(other.method) == cells[index].method
                 is_same_column = other.column_key == cells[index].column_key
@@ -120,12 +127,26 @@ def describe_tuning(
     hours = trial_results["wall_seconds"].sum() / 3600 if len(trial_results) else 0.0
     names = " or ".join(sorted({trial.hyperparameter for trial in trials}))
     values = ", ".join(f"{factor:g}" for factor in TUNING_FACTORS)
+    has_validation = any(cell.runs[0].validation is not None for cell in cells if cell.runs)
+    metric = "validation accuracy" if has_validation else "this table's metric on the test split"
     return (
         f"Rows with a value of {names} are tuned for each column: its value times {values}, the "
-        f"best of one run each by this table's metric. The runs have seed {TUNING_SEED}, which no "
+        f"best of one run each by {metric}. The runs have seed {TUNING_SEED}, which no "
         f"row averages. {len(trial_results)} of {len(digests)} tuning runs are made, {hours:.1f} "
         "hours."
     )
+
+
+def _get_validation_accuracies(cells: Sequence[TableCell], results: "pd.DataFrame") -> "pd.Series":
+    """Return the best validation accuracy of each cell's run, of the models that are tested."""
+    import pandas as pd
+
+    accuracies = []
+    for cell in cells:
+        kind = "client_validation" if is_personal_evaluation(cell) else "validation"
+        runs = select_cell_runs(cell, results)
+        accuracies.append(pd.to_numeric(runs[f"best_{kind}_accuracy"]).mean())
+    return pd.Series(accuracies)
 
 
 def _set_value(cell: TableCell, name: str, value: float, seeds: Sequence[int]) -> TableCell:
