@@ -99,11 +99,18 @@ def get_snapshots(result: Result) -> dict[int, SyntheticData]:
     return {int(n): SyntheticData(images, logits, jnp.float32(0)) for n, images in steps}
 
 
+_VALIDATION_LABELS = {
+    "validation_accuracy": "validation examples",
+    "mean_client_validation_accuracy": "mean of clients' validation examples",
+}
+
+
 def plot_run_curve(result: Result):
     """Plot test accuracy against the round, and below it the training loss.
 
     If clients have own tests, the accuracy is their mean, with a band from the 10th to the 90th
     percentile of the clients. The accuracy of the global model on all test images is beside it.
+    Accuracies on validation examples are dashed.
 
     Args:
       result: result of the run.
@@ -130,12 +137,20 @@ def plot_run_curve(result: Result):
         line.set_marker("o" if is_measured.sum() == 1 else "")
         if is_measured.any():
             labels.append(LineLabel(name, accuracy[is_measured][-1], color))
+    validation_curves = [name for name in _VALIDATION_LABELS if name in result.metrics]
+    for metric, color in zip(validation_curves, PALETTE[2:], strict=False):
+        accuracy, name = 100 * result.metrics[metric], _VALIDATION_LABELS[metric]
+        is_measured = np.isfinite(accuracy)
+        values = accuracy[is_measured]
+        accuracy_panel.plot(rounds[is_measured], values, "--", label=name, color=color, lw=1.2)
+        labels += [LineLabel(name, values[-1], color)] if len(values) else []
     train_loss = result.metrics["train_loss"]
     (line,) = loss_panel.plot(rounds, train_loss, color=PALETTE[1], lw=1.2, label="training loss")
     mark_isolated_points(line)
     for panel in (accuracy_panel, loss_panel):
         style_axes(panel)
-    accuracy_panel.set(ylabel="Test accuracy (%)", xlim=(1, max(2, spec.rounds)))
+    split = "" if validation_curves else "Test "
+    accuracy_panel.set(ylabel=f"{split}accuracy (%)".capitalize(), xlim=(1, max(2, spec.rounds)))
     set_integer_ticks(accuracy_panel)
     has_images = "condensed_images" in result.artifacts
     loss_label = "Loss of condensation" if has_images else "Training loss\nof clients (nats)"
