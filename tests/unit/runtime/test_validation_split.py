@@ -35,10 +35,12 @@ def make_dataset():
 
 
 def run(name="fedavg", **settings):
-    placement = {k: settings.pop(k) for k in [*settings] if k not in RunSpec.__dataclass_fields__}
+    arguments = {"partition": settings.pop("partition", PARTITION)}
+    for argument in [*settings]:
+        if argument not in RunSpec.__dataclass_fields__:
+            arguments[argument] = settings.pop(argument)
     spec = make_spec(name, **{"validation": FRACTION, **settings})
-    placement.setdefault("partition", PARTITION)
-    return run_on(make_dataset(), spec, **placement)
+    return run_on(make_dataset(), spec, **arguments)
 
 
 def run_on(dataset, spec, **arguments):
@@ -119,9 +121,10 @@ def test_validation_examples_are_of_nobody_else(source, own_partition, held_out)
 
 def test_source_that_draws_validation_examples_is_refused():
     def draw_all(dataset):
+        """All training examples."""
         return np.arange(len(dataset.train_labels))
 
-    register_server_source("draws_all", "All training examples.", draw=draw_all)
+    register_server_source("draws_all", draw=draw_all)
     with pytest.raises(ConfigError, match=r"server_data 'draws_all' = .* validation examples"):
         run(server_data="draws_all", pretrain_epochs=1)
 
@@ -130,7 +133,7 @@ def test_source_that_draws_validation_examples_is_refused():
 def test_training_equals_a_run_on_the_remaining_examples(name):
     """Curves on validation examples come in addition; the model and all other numbers stay."""
     settings = {"rounds": 4, "client_tests": True}
-    with_validation = run(name, **settings)
+    with_validation = run(name, partition=None, **settings)
     assert with_validation.summary["validation_split"]["num_examples"] > 10
     without = run(name, validation=None, partition=with_validation.partition, **settings)
     for metric in ("train_loss", "update_norm", "test_loss", "test_accuracy"):
