@@ -115,7 +115,19 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         markdown = cells.sub(
             lambda row: "| " + re.sub(r"`(\w+)`", r"[`\1`](\1.md)", row[1]) + " |", markdown
         )
+        markdown = link_papers(markdown)
     return convert_page_links(markdown, f"docs/{page.file.src_uri}", config)
+
+
+def link_papers(markdown: str) -> str:
+    """Link the papers in the table of methods to arXiv."""
+    from fedjax_het.algorithms import METHODS
+
+    for paper in {entry.paper for entry in METHODS.values()}:
+        if match := re.fullmatch(r"(.*?),? ?arXiv:(\S+)", paper):
+            link = f"| [{match[1]}](https://arxiv.org/abs/{match[2]}) |"
+            markdown = markdown.replace(f"| {match[1]} |", link)
+    return markdown
 
 
 def convert_page_links(

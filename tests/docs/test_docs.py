@@ -277,6 +277,17 @@ def choices_of(kind):
     return [choice for part in get_args(kind) for choice in choices_of(part)]
 
 
+def test_table_links_papers():
+    from site_hooks import link_papers
+
+    from fedjax_het.algorithms import METHODS
+
+    linked = link_papers(read_page(METHODS_PAGE))
+    for entry in METHODS.values():
+        if "arXiv:" in entry.paper:
+            assert f"](https://arxiv.org/abs/{entry.paper.partition('arXiv:')[2]}) |" in linked
+
+
 def test_every_method_has_formula():
     from method_pages import FORMULAS
 
