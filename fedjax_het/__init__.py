@@ -2,7 +2,7 @@
 
 import importlib
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedjax_het.utils.env import import_jax
 
@@ -14,9 +14,42 @@ from fedjax_het._version import __version__  # noqa: E402
 _startup.request_one_cpu_device_per_core()
 _startup.enable_compilation_cache()
 
+# The two lists are equal: the first is for type checkers and editors, the second for imports.
+if TYPE_CHECKING:
+    from fedjax_het.algorithms import register_method as register_method
+    from fedjax_het.analysis.inspection import describe as describe
+    from fedjax_het.analysis.inspection import list_methods as list_methods
+    from fedjax_het.config.grid import grid as grid
+    from fedjax_het.config.run_spec import RunSpec as RunSpec
+    from fedjax_het.core.optimizers import register_optimizer as register_optimizer
+    from fedjax_het.data import dataset_from_arrays as dataset_from_arrays
+    from fedjax_het.data import load_dataset as load_dataset
+    from fedjax_het.data import load_image_folder as load_image_folder
+    from fedjax_het.data import make_partition as make_partition
+    from fedjax_het.data import register_dataset as register_dataset
+    from fedjax_het.data import register_partition as register_partition
+    from fedjax_het.data import register_server_source as register_server_source
+    from fedjax_het.metrics.declarations import MetricInfo as MetricInfo
+    from fedjax_het.metrics.registry import register_metric as register_metric
+    from fedjax_het.nn import make_model as make_model
+    from fedjax_het.nn import register_network as register_network
+    from fedjax_het.runtime.device_report import show_environment as show_environment
+    from fedjax_het.runtime.placement import Placement as Placement
+    from fedjax_het.runtime.result_store import load_curves as load_curves
+    from fedjax_het.runtime.result_store import load_results as load_results
+    from fedjax_het.runtime.results import Result as Result
+    from fedjax_het.runtime.session import federation as federation
+    from fedjax_het.runtime.session import simulate as simulate
+    from fedjax_het.runtime.sweep import sweep as sweep
+    from fedjax_het.runtime.trackers import register_tracker as register_tracker
+    from fedjax_het.runtime.trained_model import evaluate as evaluate
+    from fedjax_het.runtime.trained_model import load_model as load_model
+    from fedjax_het.utils.errors import ConfigError as ConfigError
+
 # Imported when first used, so that `import fedjax_het` stays fast.
 _NAMES_BY_MODULE = {
     "algorithms": ("register_method",),
+    "analysis.inspection": ("describe", "list_methods"),
     "config.grid": ("grid",),
     "config.run_spec": ("RunSpec",),
     "core.optimizers": ("register_optimizer",),
@@ -52,3 +85,7 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f"fedjax_het.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -199,8 +199,8 @@ def format_description(text: str, words: str) -> str:
 
 def make_protocol_table(entry: Any) -> str:
     """Return a table of the settings of each protocol."""
+    from fedjax_het.analysis.inspection import collect_settings_by_protocol
     from fedjax_het.analysis.overview import format_setting_value
-    from fedjax_het.cli.inspection import collect_settings_by_protocol
     from fedjax_het.config.protocols import PROTOCOLS
 
     return make_table(

@@ -21,7 +21,7 @@ def insert_registry_tables(markdown: str) -> str:
 
 def make_registry_table(title: str) -> str:
     """Return the table of a registry: names, descriptions, and options with their defaults."""
-    from fedjax_het.cli.inspection import REGISTRIES
+    from fedjax_het.analysis.inspection import REGISTRIES
 
     registry, describe = REGISTRIES[title]
     rows = []

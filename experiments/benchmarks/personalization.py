@@ -20,19 +20,21 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from experiments.benchmarks.local_training import load_images, write_images
 from fedjax_het import RunSpec
 from fedjax_het._startup import count_available_cores
+from fedjax_het.config.run_spec import ResolvedRunSpec
 from fedjax_het.papers.programs import make_config_program
 from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.errors import ConfigError, require, require_name
 
 PEER = Path(__file__).parent / "peers" / "torch_fedamp.py"
-MODELS = {"mlp": {}, "convnet": {"width": 32}}
+MODELS: dict[str, dict[str, Any]] = {"mlp": {}, "convnet": {"width": 32}}
 CHECK_ROUNDS = 2
 CHECK_PROX_LAMBDA = 1.0  # strong enough to be missed
 # Relative to the distance of a client's model from its start; median over clients. In a ReLU
@@ -99,7 +101,7 @@ def run_benchmark(arguments: Arguments) -> int:
 
 
 def write_peer_inputs(
-    spec: RunSpec, dataset, partition, arguments: Arguments, folder: Path
+    spec: ResolvedRunSpec, dataset, partition, arguments: Arguments, folder: Path
 ) -> list[dict]:
     """Write the files of the peer and return its two arguments."""
     write_images(folder / "images.npz", dataset)
@@ -110,7 +112,7 @@ def write_peer_inputs(
         "network": spec.model,
         "width": spec.width,
         "batch_size": spec.batch_size,
-        "local_lr": spec.hp["local_lr"],
+        "local_lr": spec.learning_rate,
         "threads": count_available_cores(),
         "images": str(folder / "images.npz"),
         "clients": str(folder / "clients.npz"),
@@ -130,7 +132,9 @@ def run_peer(settings: list[dict]) -> str:
     return process.stdout
 
 
-def compare_speed(spec: RunSpec, dataset, arguments: Arguments, settings: list[dict]) -> int:
+def compare_speed(
+    spec: ResolvedRunSpec, dataset, arguments: Arguments, settings: list[dict]
+) -> int:
     """Time both programs in turns and print the results; return the exit status, 0."""
     from fedjax_het.runtime.benchmark import benchmark_rounds
 
@@ -178,7 +182,7 @@ def format_ratio(peer_seconds: list[float], package_seconds: list[float]) -> str
     return f"{medians:.2f} (of the fastest rounds {minima:.2f})"
 
 
-def time_messages(spec: RunSpec, dataset, repetitions: int = 10) -> float:
+def time_messages(spec: ResolvedRunSpec, dataset, repetitions: int = 10) -> float:
     """Time the messages of one round, with all models on every device as in a round's program.
 
     Args:
@@ -218,12 +222,12 @@ def time_messages(spec: RunSpec, dataset, repetitions: int = 10) -> float:
     seconds = []
     for _ in range(repetitions + 1):
         start = time.perf_counter()
-        jax.block_until_ready(messages(models, is_participating, spec.hp))
+        jax.block_until_ready(messages(models, is_participating, spec.hyperparameters))
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds[1:])
 
 
-def compare_models(spec: RunSpec, dataset, settings: list[dict], folder: Path) -> int:
+def compare_models(spec: ResolvedRunSpec, dataset, settings: list[dict], folder: Path) -> int:
     """Compare the models that both programs make from equal initial weights and batches.
 
     Args:
@@ -245,8 +249,8 @@ def compare_models(spec: RunSpec, dataset, settings: list[dict], folder: Path) -
 
     rounds = CHECK_ROUNDS + 5
     hp = {**spec.hp, "prox_lambda": CHECK_PROX_LAMBDA}
-    spec = dataclasses.replace(spec, rounds=rounds, eval_every=rounds, hp=hp)
-    group = prepare_group([spec], UserObjects(dataset))
+    changed_spec = dataclasses.replace(spec, rounds=rounds, eval_every=rounds, hp=hp)
+    group = prepare_group([changed_spec], UserObjects(dataset))
     runs = init_group(group, group.prepared_runs)
     start_runs(runs, CheckpointWriter())
     initial_models = to_torch_vectors(runs.state)

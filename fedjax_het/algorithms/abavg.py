@@ -85,6 +85,7 @@ SPEC = AlgorithmSpec(
     "abavg",
     abavg,
     "clients' models averaged by their accuracy on the server's examples (Xiao et al., 2021)",
+    title="ABAvg",
     paper="Xiao et al., ISPDC 2021",
     color="#332288",
     wraps="average",

@@ -170,6 +170,7 @@ SPEC = AlgorithmSpec(
     "apfl",
     apfl,
     "each client mixes a personal model with the global model (Deng et al., 2020)",
+    title="APFL",
     paper="Deng, Kamani and Mahdavi, 2020, arXiv:2003.13461",
     options=APFLOptions,
     hyperparameters=APFLHyperParameters,

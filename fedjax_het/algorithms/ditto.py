@@ -60,6 +60,7 @@ SPEC = AlgorithmSpec(
     "ditto",
     ditto,
     "FedAvg, and a personal model of each client, pulled to the global model (Li et al., 2021)",
+    title="Ditto",
     paper="Li et al., ICML 2021, arXiv:2012.04221",
     hyperparameters=DittoHyperParameters,
     color="#5B8C1A",

@@ -425,6 +425,7 @@ SPEC = AlgorithmSpec(
     "dynafed",
     dynafed,
     "FedAvg, fine-tuned on data synthesized from the global trajectory (Pi et al., 2023)",
+    title="DynaFed",
     paper="Pi et al., CVPR 2023, arXiv:2211.10878",
     options=DynaFedOptions,
     hyperparameters=_make_hyperparameters,

@@ -159,6 +159,7 @@ SPEC = AlgorithmSpec(
     "fedaf",
     fedaf,
     "FedDM with the help of peers' logits, and soft labels for the server (Wang et al., 2024)",
+    title="FedAF",
     paper="Wang et al., CVPR 2024",
     options=FedAFOptions,
     hyperparameters=partial(make_condensation_hyperparameters, FedAFHyperParameters),

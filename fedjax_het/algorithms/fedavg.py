@@ -32,6 +32,7 @@ SPEC = AlgorithmSpec(
     "fedavg",
     fedavg,
     "average of the clients' models (McMahan et al., 2017)",
+    title="FedAvg",
     paper="McMahan et al., AISTATS 2017, arXiv:1602.05629",
     color="#0072B2",
     wrappable_as="average",

@@ -241,6 +241,7 @@ SPEC = AlgorithmSpec(
     "fedbe",
     fedbe,
     "FedDF from a Bayesian ensemble of clients' models and drawn models (Chen & Chao, 2021)",
+    title="FedBE",
     paper="Chen and Chao, ICLR 2021, arXiv:2009.01974",
     options=FedBEOptions,
     hyperparameters=_make_hyperparameters,

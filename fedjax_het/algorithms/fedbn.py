@@ -98,6 +98,7 @@ SPEC = AlgorithmSpec(
     "fedbn",
     fedbn,
     "FedAvg of all layers except normalization, which clients keep (Li et al., 2021)",
+    title="FedBN",
     paper="Li et al., ICLR 2021, arXiv:2102.07623",
     rules=(
         # A client's own test evaluates the client's own layers.

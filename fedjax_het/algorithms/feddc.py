@@ -149,6 +149,7 @@ SPEC = AlgorithmSpec(
     "feddc",
     feddc,
     "clients learn their drift and correct it, with control variates (Gao et al., 2022)",
+    title="FedDC",
     paper="Gao et al., CVPR 2022, arXiv:2203.11751",
     hyperparameters=FedDCHyperParameters,
     color="#66C2A5",

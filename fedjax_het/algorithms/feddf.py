@@ -122,6 +122,7 @@ SPEC = AlgorithmSpec(
     "feddf",
     feddf,
     "the average learns the mean logits of the clients' models (Lin et al., 2020)",
+    title="FedDF",
     paper="Lin et al., NeurIPS 2020, arXiv:2006.07242",
     options=FedDFOptions,
     hyperparameters=_make_hyperparameters,

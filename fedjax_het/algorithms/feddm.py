@@ -77,6 +77,7 @@ SPEC = AlgorithmSpec(
     "feddm",
     feddm,
     "clients condense by distribution matching, the server trains on that (Xiong et al., 2023)",
+    title="FedDM",
     paper="Xiong et al., CVPR 2023, arXiv:2207.09653",
     options=FedDMOptions,
     hyperparameters=partial(make_condensation_hyperparameters, FedDMHyperParameters),

@@ -98,6 +98,7 @@ SPEC = AlgorithmSpec(
     "feddyn",
     feddyn,
     "linear terms in the clients' losses give all clients one optimum (Acar et al., 2021)",
+    title="FedDyn",
     paper="Acar et al., ICLR 2021, arXiv:2111.04263",
     hyperparameters=FedDynHyperParameters,
     color="#117733",

@@ -442,6 +442,7 @@ SPEC = AlgorithmSpec(
     "fedgen",
     fedgen,
     "clients also learn from features that a generator at the server makes (Zhu et al., 2021)",
+    title="FedGen",
     paper="Zhu, Hong and Zhou, ICML 2021, arXiv:2105.10056",
     options=FedGenOptions,
     hyperparameters=_make_hyperparameters,

@@ -233,6 +233,7 @@ FEDMIX = AlgorithmSpec(
     "fedmix",
     fedmix,
     "mixup with other clients' averaged data, to first order (Yoon et al., 2021)",
+    title="FedMix",
     paper="Yoon et al., ICLR 2021, arXiv:2107.00233",
     options=FedMixOptions,
     hyperparameters=FedMixHyperParameters,
@@ -246,6 +247,7 @@ FEDMIX = AlgorithmSpec(
 NAIVEMIX = replace(
     FEDMIX,
     name="naivemix",
+    title="NaiveMix",
     build=naivemix,
     description="mixup with other clients' averaged data (Yoon et al., 2021)",
     options=NaiveMixOptions,

@@ -118,6 +118,7 @@ SPEC = AlgorithmSpec(
     "fednova",
     fednova,
     "FedAvg of changes per unit of local work (Wang et al., 2020)",
+    title="FedNova",
     paper="Wang et al., NeurIPS 2020, arXiv:2007.07481",
     color="#A6761D",
     wrappable_as="model",

@@ -195,6 +195,7 @@ FEDAVGM = AlgorithmSpec(
     "fedavgm",
     fedavgm,
     "FedAvg with momentum at the server (Hsu et al., 2019)",
+    title="FedAvgM",
     paper="Hsu, Qi and Brown, 2019, arXiv:1909.06335",
     options=FedAvgMOptions,
     hyperparameters=FedAvgMHyperParameters,
@@ -206,6 +207,7 @@ FEDAVGM = AlgorithmSpec(
 FEDADAM = replace(
     FEDAVGM,
     name="fedadam",
+    title="FedAdam",
     build=fedadam,
     description="FedAvg with Adam at the server (Reddi et al., 2021)",
     paper="Reddi et al., ICLR 2021, arXiv:2003.00295",
@@ -216,6 +218,7 @@ FEDADAM = replace(
 FEDYOGI = replace(
     FEDADAM,
     name="fedyogi",
+    title="FedYogi",
     build=fedyogi,
     description="FedAvg with Yogi at the server (Reddi et al., 2021)",
     color="#FB9A99",

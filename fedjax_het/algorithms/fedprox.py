@@ -57,6 +57,7 @@ SPEC = AlgorithmSpec(
     "fedprox",
     fedprox,
     "FedAvg with a proximal pull to the global model (Li et al., 2020)",
+    title="FedProx",
     paper="Li et al., MLSys 2020, arXiv:1812.06127",
     hyperparameters=FedProxHyperParameters,
     # FedAF, section 5.1.

@@ -56,13 +56,14 @@ def build_fine_tuned(
     return build_base(training, plan)._replace(fine_tuning=fine_tuning)
 
 
-def _make_spec(base: AlgorithmSpec, title: str, color: str) -> AlgorithmSpec:
+def _make_spec(base: AlgorithmSpec, color: str) -> AlgorithmSpec:
     """Return the entry of a method whose global model is tuned."""
     return replace(
         base,
         name=f"{base.name}_ft",
         build=partial(build_fine_tuned, build_base=base.build),
-        description=f"{title}, evaluated after fine-tuning at each client (Wang et al., 2019)",
+        title=f"{base.title}-FT",
+        description=f"{base.title}, evaluated after fine-tuning at each client (Wang et al., 2019)",
         paper="K. Wang et al., 2019, arXiv:1910.10252",
         options=FineTuningOptions,
         rules=(),
@@ -72,5 +73,5 @@ def _make_spec(base: AlgorithmSpec, title: str, color: str) -> AlgorithmSpec:
     )
 
 
-FEDAVG_FT = _make_spec(fedavg.SPEC, "FedAvg", "#6BAED6")
-FEDPROX_FT = _make_spec(fedprox.SPEC, "FedProx", "#F5C26B")
+FEDAVG_FT = _make_spec(fedavg.SPEC, "#6BAED6")
+FEDPROX_FT = _make_spec(fedprox.SPEC, "#F5C26B")

@@ -232,6 +232,7 @@ FSL = AlgorithmSpec(
     "fsl",
     fsl,
     "after each round the server trains on its own examples (Mai et al., 2022)",
+    title="FSL",
     paper="Mai, La and Zhang, 2022, arXiv:2210.02614",
     options=FSLOptions,
     hyperparameters=FSLHyperParameters,
@@ -245,6 +246,7 @@ FSL = AlgorithmSpec(
 FSL_P = replace(
     FSL,
     name="fsl_p",
+    title="FSL-P",
     build=partial(fsl, incremental=False),
     description="FSL whose server learns in parallel to the clients, not after them "
     "(Mai et al., 2022)",
@@ -254,6 +256,7 @@ DATA_SHARING = AlgorithmSpec(
     "data_sharing",
     data_sharing,
     "clients train on their own examples and the server's (Zhao et al., 2018)",
+    title="Data sharing",
     paper="Zhao et al., 2018, arXiv:1806.00582",
     protocol="fsl",
     rules=(_PRETRAINING_RULE,),

@@ -185,6 +185,7 @@ SPEC = AlgorithmSpec(
     "moon",
     moon,
     "pulls features to the global model's, away from the client's previous ones (Li et al., 2021)",
+    title="MOON",
     paper="Li, He and Song, CVPR 2021, arXiv:2103.16257",
     options=MOONOptions,
     hyperparameters=MOONHyperParameters,

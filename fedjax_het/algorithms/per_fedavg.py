@@ -148,6 +148,7 @@ SPEC = AlgorithmSpec(
     "per_fedavg",
     per_fedavg,
     "FedAvg of the loss after one step at each client (Fallah et al., 2020)",
+    title="Per-FedAvg",
     paper="Fallah, Mokhtari and Ozdaglar, NeurIPS 2020, arXiv:2002.07948",
     options=PerFedAvgOptions,
     hyperparameters=_make_hyperparameters,

@@ -108,6 +108,7 @@ SPEC = AlgorithmSpec(
     "pfedme",
     pfedme,
     "clients' models are proximal points of the global model (Dinh et al., 2020)",
+    title="pFedMe",
     paper="Dinh, Tran and Nguyen, NeurIPS 2020, arXiv:2006.08848",
     options=PFedMeOptions,
     hyperparameters=PFedMeHyperParameters,

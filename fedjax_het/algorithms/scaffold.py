@@ -133,6 +133,7 @@ SPEC = AlgorithmSpec(
     "scaffold",
     scaffold,
     "control variates against client drift (Karimireddy et al., 2020)",
+    title="SCAFFOLD",
     paper="Karimireddy et al., ICML 2020, arXiv:1910.06378",
     options=SCAFFOLDOptions,
     # FedAMP's tables score the clients' models under two classes per client: 98.75 of EMNIST, where

@@ -78,6 +78,7 @@ SPEC = AlgorithmSpec(
     "separate",
     separate,
     "every client trains alone",
+    title="Separate",
     options=SeparateOptions,
     color="#777777",
     evaluated_models=("client",),

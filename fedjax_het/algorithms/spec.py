@@ -25,6 +25,7 @@ from fedjax_het.utils.config import (
     validate,
 )
 from fedjax_het.utils.errors import display_names_within, require, require_name
+from fedjax_het.utils.registry import format_entry
 
 SERVER_LR = {"server_lr": HyperParameter(1.0, Bounds(0))}
 
@@ -102,6 +103,9 @@ class AlgorithmSpec:
     "Protocol of runs that name none."
     rules: tuple[DefaultsRule, ...] = ()
     "Defaults of this method, applied after the protocol's own rules."
+    title: str = ""
+    """Name in figures and tables, such as "SCAFFOLD" (default: `name` with spaces for
+    underscores)."""
     color: str = ""
     'Color in every figure, such as "#D55E00"; "": a color from the palette of other methods.'
     dashes: DashPattern | None = None
@@ -144,6 +148,11 @@ class AlgorithmSpec:
     "`adapt_network(model[, options=]) -> model`: the network that the method trains."
     base: "AlgorithmSpec | None" = field(default=None, repr=False)
     "The wrapped method of a run; see `with_base`."
+
+    def __post_init__(self) -> None:
+        """Derive the title."""
+        if self.title == "":
+            object.__setattr__(self, "title", str(self.name).replace("_", " "))
 
     @property
     def requires_server_examples(self) -> bool:
@@ -335,6 +344,9 @@ class AlgorithmSpec:
         """Functions that distinguish the method from another method of its name."""
         base_key = self.base.identity_key if self.base else ()
         return (self.build, self.adapt_network, *base_key)
+
+    def __repr__(self) -> str:
+        return format_entry(self)
 
 
 def validate_algorithm_spec(algorithm_spec: AlgorithmSpec) -> AlgorithmSpec:

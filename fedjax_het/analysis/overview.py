@@ -23,6 +23,7 @@ from fedjax_het.analysis.render import (
 from fedjax_het.config.comparison import describe_unequal_settings, find_unequal_settings
 from fedjax_het.config.protocols import describe_protocol
 from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS
 from fedjax_het.metrics.registry import get_metric_info
 from fedjax_het.runtime.identity import IDENTITY_FIELDS
 from fedjax_het.runtime.result_store import is_partial_run, select_newest
@@ -34,7 +35,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-_SPEC_FIELDS = [f.name for f in dataclasses.fields(RunSpec) if f.name not in ("hp", "options")]
+_SPEC_FIELDS = [
+    field.name
+    for field in dataclasses.fields(RunSpec)
+    if field.name not in ("hp", "options", *HYPERPARAMETER_SETTINGS)  # columns have names of `hp`
+]
 _SEED_SETTINGS = ("seed", "partition_seed")
 # Settings that determine the defaults of hyper-parameters and options.
 _DEFAULTS_DETERMINED_BY = (
@@ -57,7 +62,11 @@ _METHOD_SETTINGS = (
 _SERVER_PREFIX, _PARTITION_PREFIX = "server_options.", "partition_options."
 _SHARED_PREFIXES = (_PARTITION_PREFIX, "network_options.", "optimizer_options.")
 # Names of settings whose own names do not describe them.
-_DISPLAY_NAMES = {"algorithm": "Method", f"{_SERVER_PREFIX}size": "n_0"}
+_DISPLAY_NAMES = {
+    "algorithm": "Method",
+    f"{_SERVER_PREFIX}size": "n_0",
+    **{f"hp.{name}": setting for setting, name in HYPERPARAMETER_SETTINGS.items()},
+}
 _SELF_DESCRIBING_SETTINGS = ("algorithm", "dataset", "partition", "model")
 _REQUIRED_VERSIONS = ("fedjax_het", "jax", "device")
 
@@ -201,9 +210,15 @@ def resolve_group_settings(results: "pd.DataFrame", by: Sequence[str] | None) ->
     require(len(results) > 0, "results", "no run", "at least one run")
     if not by:
         return find_varying_settings(results)
-    for name in by:
+    columns = list(map(get_setting_column, by))
+    for name in columns:
         require_name("by", name, list_setting_columns(results))
-    return list(dict.fromkeys(by))
+    return list(dict.fromkeys(columns))
+
+
+def get_setting_column(name: str) -> str:
+    """Return the column of a setting; `learning_rate` is in the column `hp.local_lr`."""
+    return f"hp.{HYPERPARAMETER_SETTINGS[name]}" if name in HYPERPARAMETER_SETTINGS else name
 
 
 def group_runs(

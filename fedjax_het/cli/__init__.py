@@ -11,11 +11,12 @@ import jax
 import tyro
 
 from fedjax_het._version import __version__
-from fedjax_het.cli import inspection, results
-from fedjax_het.cli.options import list_help_options, read_settings, rename_former_flags
+from fedjax_het.cli import results, show
+from fedjax_het.cli.options import list_help_options, read_settings, rename_flags
 from fedjax_het.cli.plugins import IMPORT_HELP, import_plugin, split_imports
 from fedjax_het.cli.run import RunCommand, run_command
 from fedjax_het.cli.sweep import SweepCommand, sweep_command
+from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS
 from fedjax_het.utils import command_line, console
 from fedjax_het.utils.command_line import HELP_FLAGS, display_flags
 from fedjax_het.utils.env import require_variables
@@ -42,9 +43,9 @@ COMMANDS = {
     "report": Command(results.ReportCommand, results.report_command),
     "export": Command(results.ExportCommand, results.export_command),
     "table": Command(results.TableCommand, results.table_command),
-    "list": Command(inspection.ListCommand, inspection.list_command),
-    "show": Command(inspection.ShowCommand, inspection.show_command),
-    "devices": Command(inspection.DevicesCommand, inspection.devices_command),
+    "list": Command(show.ListCommand, show.list_command),
+    "show": Command(show.ShowCommand, show.show_command),
+    "devices": Command(show.DevicesCommand, show.devices_command),
 }
 """Commands by name."""
 
@@ -92,7 +93,7 @@ def _run(words: Sequence[str]) -> int:
         options = _list_help_options(name, include_rare=command_line.HELP_ALL_FLAG in argv)
         command_line.print_help(config_class, options, prog=f"fedjax-het {name}")
     else:
-        command = _parse_command(config_class, rename_former_flags(argv))
+        command = _parse_command(config_class, argv)
     if getattr(command, "distributed", False):  # before anything asks for devices
         try:
             jax.distributed.initialize()
@@ -116,10 +117,15 @@ def _parse_command(config_class: type, argv: Sequence[str]) -> Any:
 
     A mapping, such as `hp`, keeps the names of the file that the command line omits.
     """
-    values = command_line.parse_flags(config_class, argv)
+    flags = [option.flag for option in command_line.get_options(config_class).values()]
+    values = command_line.parse_flags(config_class, rename_flags(argv, flags))
     if values.get("config") is not None:
         with display_flags(config_class):
             settings = read_settings(values["config"], command_line.get_options(config_class))
+        for setting, name in HYPERPARAMETER_SETTINGS.items():
+            if setting in values or name in values.get("hp", {}):  # the flag replaces the file's
+                settings.pop(setting, None)
+                settings.get("hp", {}).pop(name, None)
         for name, value in settings.items():
             if isinstance(value, dict):
                 values[name] = {**value, **values.get(name, {})}

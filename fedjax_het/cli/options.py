@@ -9,7 +9,7 @@ A YAML file contains fields of a command by name:
 In the file of a sweep, a list is a list of values. The JSON file of a result is valid, too.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -17,15 +17,21 @@ from typing import Any, Literal
 import yaml
 
 from fedjax_het.algorithms import METHODS
+from fedjax_het.analysis.inspection import collect_settings_by_protocol, format_by_protocol
 from fedjax_het.analysis.overview import format_setting_value
-from fedjax_het.cli.inspection import collect_settings_by_protocol, format_by_protocol
 from fedjax_het.config.resolve import NAMES
 from fedjax_het.config.run_spec import RunSpec
-from fedjax_het.config.settings import FORMER_SETTING_NAMES, rename_former_settings
+from fedjax_het.config.settings import (
+    FORMER_SETTING_NAMES,
+    SETTING_ALIASES,
+    SETTING_SYNONYMS,
+    rename_former_settings,
+    require_setting,
+)
 from fedjax_het.runtime.placement import Placement
 from fedjax_het.utils.command_line import Option, convert_setting, get_options
 from fedjax_het.utils.config import PositiveInt
-from fedjax_het.utils.errors import ConfigError, make_value_error, require, require_name
+from fedjax_het.utils.errors import ConfigError, make_value_error, require
 from fedjax_het.utils.yaml_files import load_yaml
 
 _GROUPS = {
@@ -37,12 +43,13 @@ _GROUPS = {
         *("model", "width", "depth", "norm", "stem", "network_options", "precision", "init_from"),
     ),
     "local training": (
-        *("local_epochs", "batch_size", "local_optimizer", "lr_schedule", "local_steps"),
-        *("gradient_accumulation", "optimizer_options", "optimizer_state", "lr_step_schedule"),
+        *("local_epochs", "batch_size", "local_optimizer", "learning_rate", "momentum"),
+        *("weight_decay", "lr_schedule", "local_steps", "gradient_accumulation"),
+        *("optimizer_options", "optimizer_state", "lr_step_schedule"),
     ),
     "method": (
-        *("algorithm", "participation", "protocol", "hp", "options", "averaging"),
-        "pretrain_epochs",
+        *("algorithm", "participation", "protocol", "server_learning_rate", "hp", "options"),
+        *("averaging", "pretrain_epochs"),
     ),
     "evaluation": (
         *("eval_every", "client_tests", "metrics", "test_per_client", "client_test_model"),
@@ -59,7 +66,7 @@ _GROUPS = {
 # Fields that --help lists; --help-all lists the others, too.
 _COMMON = (
     *("dataset", "data_dir", "partition", "alpha", "classes", "num_clients", "model"),
-    *("local_epochs", "batch_size", "local_optimizer", "lr_schedule", "algorithm"),
+    *("local_epochs", "batch_size", "local_optimizer", "learning_rate", "algorithm"),
     *("participation", "protocol", "hp", "options", "eval_every", "client_tests", "metrics"),
     *(
         "validation",
@@ -169,16 +176,28 @@ def _describe_defaults(*, all_protocols: bool) -> dict[str, str]:
     return texts
 
 
-def rename_former_flags(words: Sequence[str]) -> list[str]:
-    """Replace the flags that had another name in version 0.6."""
-    flags = {
-        f"--{former_name}": f"--{name}".replace("_", "-")
-        for former_name, name in {**FORMER_SETTING_NAMES, "measure": "metric"}.items()
-    }
+def rename_flags(words: Sequence[str], valid: Collection[str] = ()) -> list[str]:
+    """Replace short flags, and flags that had another name in version 0.6.
+
+    Args:
+      words: words of the command line.
+      valid: flags of the command.
+
+    Returns:
+      The words.
+
+    Raises:
+      ConfigError: for a hyperparameter as a flag that has a flag of another name.
+    """
+    names = {**FORMER_SETTING_NAMES, **SETTING_ALIASES, "measure": "metric"}
     renamed = []
     for word in words:
         flag, *value = word.split("=", 1)
-        flag = flags.get(flag.replace("-", "_").replace("__", "--", 1), flag)
+        name = flag.removeprefix("--").replace("-", "_")
+        if flag.startswith("--") and name in names:
+            flag = f"--{names[name]}".replace("_", "-")
+        elif flag.startswith("--") and name in SETTING_SYNONYMS:
+            require_setting("flag", flag, valid)
         renamed.append("=".join([flag, *value]))
     return renamed
 
@@ -227,7 +246,7 @@ def read_settings(path: Path, options: Mapping[str, Option]) -> dict[str, Any]:
     try:
         for name, value in content.items():
             field = "seeds" if name == "seed" and "seeds" in options else name
-            require_name("setting", field, options)
+            require_setting("setting", field, options)
             require(field not in values, field, value, "seed or seeds, not both")
             if value is not None:
                 values[field] = convert_setting(name, value, options[field].annotation)

@@ -13,6 +13,7 @@ import jax
 from fedjax_het.analysis.figures.style import FigureFormat
 from fedjax_het.cli.options import CommonOptions
 from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS, RunSettings
 from fedjax_het.utils import console
 from fedjax_het.utils.errors import ConfigError, display_name, require
 
@@ -20,7 +21,7 @@ log = logging.getLogger("fedjax_het")
 
 
 @dataclass(frozen=True)
-class RunCommand(CommonOptions, RunSpec):
+class RunCommand(CommonOptions, RunSettings):
     """Train one federation. The last line of the output is one JSON object.
 
     A run that is in the output folder already prints its result; a stopped run continues.
@@ -45,7 +46,15 @@ class RunCommand(CommonOptions, RunSpec):
 
 
 def build_run_spec(command: RunCommand) -> RunSpec:
-    """Return the settings of a command line."""
+    """Return the settings of a command line.
+
+    Raises:
+      ConfigError: if a setting cannot be used, or if a learning rate is given twice.
+    """
+    for setting, name in HYPERPARAMETER_SETTINGS.items():
+        value, other = getattr(command, setting), command.hp.get(name)
+        expected = f"no value, or {other!r} as in {display_name('hp')} {name}"
+        require(value is None or other in (None, value), setting, value, expected)
     names = [field.name for field in dataclasses.fields(RunSpec)]
     return RunSpec(**{name: getattr(command, name) for name in names})
 

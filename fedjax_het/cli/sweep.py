@@ -17,6 +17,7 @@ from fedjax_het.cli.options import CommonOptions
 from fedjax_het.cli.plugins import import_plugins_once
 from fedjax_het.cli.results import ReportCommand, report_command
 from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.config.settings import RunSettings
 from fedjax_het.utils import console
 from fedjax_het.utils.config import (
     Bounds,
@@ -27,20 +28,20 @@ from fedjax_het.utils.config import (
     union_members,
 )
 
-_TYPES = field_types(RunSpec)
+_TYPES = field_types(RunSettings)
 _MAPPING_SETTINGS = [name for name, kind in _TYPES.items() if get_origin(kind) is dict]
 # Settings whose flags accept lists in a sweep.
 _LIST_SETTINGS = [name for name in _TYPES if name not in (*_MAPPING_SETTINGS, "seed", "metrics")]
 
 
 def _make_list_config() -> type:
-    """Return a dataclass of the settings of `RunSpec`, each as a list of values."""
+    """Return a dataclass of the settings of a run, each as a list of values."""
     union: Any = Union
     fields: list[Any] = []
     for name in _LIST_SETTINGS:
         value_type = union[tuple(union_members(_TYPES[name]))]
         fields.append((name, GenericAlias(tuple, (value_type, ...)), ()))
-    return dataclasses.make_dataclass("Lists", fields, bases=(RunSpec,), frozen=True)
+    return dataclasses.make_dataclass("Lists", fields, bases=(RunSettings,), frozen=True)
 
 
 _ListSettings: Any = _make_list_config()

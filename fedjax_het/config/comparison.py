@@ -125,7 +125,7 @@ def warn_unequal_settings(given: Sequence[RunSettings], resolved: Sequence[RunSe
 
 
 def _to_row(run: RunSettings) -> dict[str, Any]:
-    numbers = {f"hp.{name}": run.hp.get(name) for name in _LOCAL_NUMBERS}
+    numbers = {f"hp.{name}": run.hyperparameters.get(name) for name in _LOCAL_NUMBERS}
     return vars(run) | numbers
 
 

@@ -10,13 +10,20 @@ from fedjax_het.algorithms import METHODS
 from fedjax_het.config.comparison import warn_common_protocol, warn_unequal_settings
 from fedjax_het.config.resolve import (
     get_option_depth,
+    resolve_settings,
     supported_hyperparameters,
     validate_settings,
 )
-from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
-from fedjax_het.config.settings import drop_unused_settings, rename_former_settings
+from fedjax_het.config.run_spec import RunSpec, hash_settings
+from fedjax_het.config.settings import (
+    HYPERPARAMETER_SETTINGS,
+    RunSettings,
+    drop_unused_settings,
+    rename_former_settings,
+    require_setting,
+)
 from fedjax_het.utils.config import to_python_scalar, validate
-from fedjax_het.utils.errors import ConfigError, display_name, require, require_name
+from fedjax_het.utils.errors import ConfigError, display_name, display_names, require
 from fedjax_het.utils.registry import count_list_depth
 
 NameT = TypeVar("NameT")
@@ -35,8 +42,10 @@ def grid(
     """Create the runs of every combination of values.
 
     A hyperparameter or option applies to the methods that have it; other methods run once without
-    it. Settings of local training do not apply to methods whose clients condense their data. The
-    last name varies fastest. Runs are unique and validated.
+    it, and None is the default. `learning_rate`, `momentum`, `weight_decay` and
+    `server_learning_rate` are hyperparameters, too. Settings of local training do not apply to
+    methods whose clients condense their data. The last name varies fastest. Runs are unique and
+    validated.
 
     All runs have one protocol: the given one, or the methods' default. Methods whose defaults
     differ have the protocol `standard`, which a warning reports. The protocol "own" gives each
@@ -73,12 +82,27 @@ def grid(
     """
     settings = rename_former_settings(settings, "grid")
     for name in settings:
-        require_name("setting", name, _SETTING_NAMES)
+        require_setting("setting", name, _SETTING_NAMES)
+    hps = _list_values_by_name("hp", hp)
+    names: dict[str, str] = {}  # of hyperparameters that are settings
+    for setting, name in HYPERPARAMETER_SETTINGS.items():
+        if (value := settings.pop(setting, None)) is not None:
+            expected = f"no value: {display_name('hp')} has {name}"
+            require(name not in hps, setting, value, expected)
+            hps[name], names[f"hp {name}"] = _list_values(setting, value), setting
     lists = {name: _list_values(name, value) for name, value in settings.items()}
     metrics = lists.get("metrics", ())
     if not isinstance(settings.get("metrics"), str | None) and all(type(n) is str for n in metrics):
         lists["metrics"] = [tuple(metrics)]
-    hps, all_options = _list_values_by_name("hp", hp), _list_values_by_name("options", options)
+    with display_names(names):
+        return _build_runs(lists, hps, options)
+
+
+def _build_runs(
+    lists: dict[str, list[Any]], hps: dict[str, list[Any]], options: Any
+) -> list[RunSpec]:
+    """Return the runs of every combination of settings, hyperparameters and options."""
+    all_options = _list_values_by_name("options", options)
     all_lists = (*lists.values(), *hps.values(), *all_options.values())
     count = math.prod(map(len, all_lists))
     require(count <= MAX_RUNS, "grid", f"{count} runs", f"at most {MAX_RUNS}")
@@ -90,34 +114,35 @@ def grid(
         lists["protocol"] = ["standard"]
         warn_common_protocol({method.name: method.protocol for method in methods}, "standard")
     specs: dict[str, RunSpec] = {}
-    resolved_specs: dict[str, ResolvedRunSpec] = {}
+    resolved_runs: dict[str, RunSettings] = {}
     for values in itertools.chain.from_iterable(map(_expand_options, _combinations(lists))):
         require(len(specs) < MAX_RUNS, "grid", "more runs", f"at most {MAX_RUNS}")
-        spec = validate_settings(RunSpec(**values))
+        settings = validate_settings(RunSettings(**values))
         if has_local_training:
-            spec = RunSpec(**drop_unused_settings(spec.algorithm, values))
-        names = METHODS[spec.algorithm].option_names & all_options.keys()
+            settings = RunSettings(**drop_unused_settings(settings.algorithm, vars(settings)))
+        names = METHODS[settings.algorithm].option_names & all_options.keys()
         unused -= {("options", name) for name in names}
         option_lists = {
-            name: [values] if _is_list_option(spec, "options", name, options[name]) else values
+            name: [values] if _is_list_option(settings, "options", name, options[name]) else values
             for name, values in all_options.items()
-            if options is not None and name in names
+            if name in names
         }
         for option_values in _combinations(option_lists):
-            spec_with_options = dataclasses.replace(spec, options=option_values)
-            hp_names = supported_hyperparameters(spec_with_options, hps)
+            with_options = dataclasses.replace(settings, options=option_values)
+            hp_names = supported_hyperparameters(with_options, hps)
             unused -= {("hp", name) for name in hp_names}
             for hp_values in _combinations({name: hps[name] for name in hp_names}):
-                run = dataclasses.replace(spec_with_options, hp=hp_values)
-                resolved = run.resolved()
-                digest = resolved.digest()
-                specs.setdefault(digest, run)
-                resolved_specs.setdefault(digest, resolved)
+                given = {name: value for name, value in hp_values.items() if value is not None}
+                run = validate_settings(dataclasses.replace(with_options, hp=given))
+                resolved = resolve_settings(run)
+                digest = hash_settings(resolved)
+                specs.setdefault(digest, RunSpec.from_settings(run))
+                resolved_runs.setdefault(digest, resolved)
     for argument, name in sorted(unused):
         methods_text = ", ".join(dict.fromkeys(spec.algorithm for spec in specs.values()))
         reason = f"none of the methods ({methods_text}) has it"
-        raise ConfigError(f"{display_name(argument)} {name!r}: {reason}")
-    warn_unequal_settings(list(specs.values()), list(resolved_specs.values()))
+        raise ConfigError(f"{display_name(f'{argument} {name}')}: {reason}")
+    warn_unequal_settings(list(specs.values()), list(resolved_runs.values()))
     return list(specs.values())
 
 
@@ -137,7 +162,7 @@ def _expand_options(values: dict[str, Any]) -> Iterable[dict[str, Any]]:
         if isinstance(values.get(argument), Mapping)
         for name, value in values[argument].items()
         if count_list_depth(to_python_scalar(value))
-        and not _is_list_option(RunSpec(**values), argument, name, value)
+        and not _is_list_option(RunSettings(**values), argument, name, value)
     }
     count = math.prod(map(len, lists.values()))
     require(count <= MAX_RUNS, "grid", f"{count} runs", f"at most {MAX_RUNS}")
@@ -148,7 +173,7 @@ def _expand_options(values: dict[str, Any]) -> Iterable[dict[str, Any]]:
         yield values | changed
 
 
-def _is_list_option(spec: RunSpec, argument: str, name: str, value: Any) -> bool:
+def _is_list_option(spec: RunSettings, argument: str, name: str, value: Any) -> bool:
     """Return whether a list is one value of an option, not a list of values."""
     depth = count_list_depth(to_python_scalar(value))
     option_depth = get_option_depth(spec, argument, name) if depth else -1

@@ -5,7 +5,6 @@ options and hyperparameters. Each layer drops settings that equal their defaults
 have equal settings and one digest.
 """
 
-import dataclasses
 from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager
 from typing import Annotated, Any, get_origin
@@ -19,17 +18,25 @@ from fedjax_het.config.protocols import (
     get_protocol_defaults,
 )
 from fedjax_het.config.settings import (
+    HYPERPARAMETER_SETTINGS,
     LOCAL_TRAINING_SETTINGS,
     NETWORK_SETTINGS,
     PARTITION_SETTINGS,
     SERVER_DATA_SETTINGS,
     RunSettings,
-    SettingsT,
     drop_unused_settings,
+    merge_hyperparameters,
+    separate_hyperparameters,
+    update_settings,
 )
 from fedjax_het.core import lr_schedules
 from fedjax_het.core.lr_schedules import LR_SCHEDULES, ROUND_PREFIX, STEP_PREFIX
-from fedjax_het.core.optimizers import LR_NAME, OPTIMIZERS, optional_optimizer_hyperparameters
+from fedjax_het.core.optimizers import (
+    LOCAL_PREFIX,
+    LR_NAME,
+    OPTIMIZERS,
+    optional_optimizer_hyperparameters,
+)
 from fedjax_het.data import (
     DATASETS,
     NORMALIZATIONS,
@@ -47,7 +54,13 @@ from fedjax_het.utils.config import (
     to_json_value,
     validate,
 )
-from fedjax_het.utils.errors import display_names, display_names_within, require, require_name
+from fedjax_het.utils.errors import (
+    display_names,
+    display_names_within,
+    make_value_error,
+    require,
+    require_name,
+)
 from fedjax_het.utils.registry import get_list_depth
 
 USER_PROVIDED = "user"
@@ -69,24 +82,58 @@ NAMES: dict[str, Collection[str]] = {
 """Names that a setting may have, by setting."""
 
 
-def resolve_settings(raw: SettingsT) -> SettingsT:
+def resolve_settings(raw: RunSettings) -> RunSettings:
     """Return the settings of a run with every default written out, after validating every setting.
 
     Args:
       raw: settings, in which None stands for a default of the protocol or of the method.
 
     Returns:
-      The settings; resolving them again changes nothing.
+      The settings, with all hyperparameters in `hp`; resolving them again changes nothing.
 
     Raises:
       ConfigError: if a setting cannot be used.
     """
-    raw = validate_settings(raw)
-    spec, method, hp = _resolve_except_hyperparameters(raw)
-    spec = _resolve_hyperparameters(raw, spec, method, hp)
+    with display_hyperparameter_settings(raw):
+        return _resolve(merge_hyperparameters(validate_settings(raw)))
+
+
+def validate_run(raw: RunSettings) -> RunSettings:
+    """Return the settings of a run as its user gave them, after validating their combination.
+
+    A network or an optimizer may be passed to the run later. If the settings do not name it, its
+    options and hyperparameters are not validated.
+
+    Args:
+      raw: settings, in which None stands for a default.
+
+    Returns:
+      The settings, with values as JSON stores them and learning rates as settings.
+
+    Raises:
+      ConfigError: if a setting cannot be used.
+    """
+    with display_hyperparameter_settings(raw):
+        raw = validate_settings(raw)
+        _resolve(merge_hyperparameters(raw), are_objects_known=False)
+    return separate_hyperparameters(raw)
+
+
+def _resolve(raw: RunSettings, *, are_objects_known: bool = True) -> RunSettings:
+    """Resolve validated settings; unless all objects are known, user objects may follow."""
+    spec, method, hp = _resolve_except_hyperparameters(raw, are_objects_known)
+    spec = _resolve_hyperparameters(raw, spec, method, hp, are_objects_known)
     with display_names_within("options", method.option_names):
         method.settings_warnings(spec, method)
-    return spec
+    return RunSettings(**vars(spec))  # converts numbers of rules
+
+
+def display_hyperparameter_settings(settings: RunSettings) -> AbstractContextManager[None]:
+    """Return a context in which messages name hyperparameters by the settings that contain them."""
+    names = HYPERPARAMETER_SETTINGS.items()
+    given = {name: setting for setting, name in names if getattr(settings, setting) is not None}
+    is_in_hp = settings.hp if isinstance(settings.hp, dict) else {}
+    return display_names({f"hp {n}": setting for n, setting in given.items() if n not in is_in_hp})
 
 
 def supported_hyperparameters(raw: RunSettings, names: Iterable[str]) -> list[str]:
@@ -103,7 +150,7 @@ def supported_hyperparameters(raw: RunSettings, names: Iterable[str]) -> list[st
       ConfigError: if a setting cannot be used.
     """
     names = list(names)
-    raw = validate_settings(dataclasses.replace(raw, hp=dict.fromkeys(names, 0.0)))
+    raw = validate_settings(update_settings(raw, hp=dict.fromkeys(names, 0.0)))
     spec, method, _ = _resolve_except_hyperparameters(raw)
     supported = {**_default_hyperparameters(spec, method), **optional_hyperparameters(spec)}
     return [name for name in names if name in supported]
@@ -145,8 +192,8 @@ def get_option_depth(raw: RunSettings, argument: str, name: str) -> int | None:
 
 
 def _resolve_except_hyperparameters(
-    raw: SettingsT,
-) -> tuple[SettingsT, AlgorithmSpec, dict[str, Any]]:
+    raw: RunSettings, are_objects_known: bool = True
+) -> tuple[RunSettings, AlgorithmSpec, dict[str, Any]]:
     """Resolve all settings except `hp`; return them, the method, and the `hp` of the protocol."""
     method = get_algorithm_spec(raw.algorithm, raw.options)
     protocol = choose_protocol(raw.protocol, method)
@@ -160,9 +207,9 @@ def _resolve_except_hyperparameters(
         settings.pop("local_epochs", None)
     missing = {name: value for name, value in settings.items() if getattr(raw, name) is None}
     missing["protocol"] = protocol
-    spec = dataclasses.replace(raw, **missing)
+    spec = update_settings(raw, **missing)
     spec = _resolve_partition(raw, spec)
-    spec = _resolve_network(raw, spec)
+    spec = _resolve_network(raw, spec, are_objects_known)
     spec = _resolve_server_data(raw, spec, method, protocol_defaults)
     spec = _resolve_client_tests(raw, spec, method.evaluated_models, settings)
     _check_training_settings(raw, spec, method)
@@ -170,11 +217,11 @@ def _resolve_except_hyperparameters(
     spec = _resolve_local_training(spec)
     expected = "no value, or patience >= 1"
     require(not spec.min_delta or spec.patience is not None, "min_delta", spec.min_delta, expected)
-    spec = dataclasses.replace(spec, min_delta=spec.min_delta or None)
+    spec = update_settings(spec, min_delta=spec.min_delta or None)
     return _resolve_options(raw, spec, method, options), method, hp
 
 
-def validate_settings(raw: SettingsT) -> SettingsT:
+def validate_settings(raw: RunSettings) -> RunSettings:
     """Validate every setting by its annotation and its valid names.
 
     Returns:
@@ -192,7 +239,7 @@ def validate_settings(raw: SettingsT) -> SettingsT:
             values[name] = {key: to_json_value(f"{name} {key}", item) for key, item in items}
         else:
             values[name] = validate(name, value, annotation)
-    return dataclasses.replace(raw, **values)
+    return update_settings(raw, **values)
 
 
 def _check_names(raw: RunSettings) -> None:
@@ -216,7 +263,7 @@ def _require_unset(raw: RunSettings, names: Iterable[str], expected: str) -> Non
         require(value in (None, {}), name, value, expected)
 
 
-def _resolve_partition(raw: RunSettings, spec: SettingsT) -> SettingsT:
+def _resolve_partition(raw: RunSettings, spec: RunSettings) -> RunSettings:
     """Resolve the partition, the settings that are its parameters, and its seed."""
     partition = spec.partition or ""  # every protocol sets it
     scheme = PARTITIONS.require(partition)
@@ -225,15 +272,16 @@ def _resolve_partition(raw: RunSettings, spec: SettingsT) -> SettingsT:
     options = dict(raw.partition_options)
     for setting, parameter in parameters.items():
         if parameter is None:
-            others = ", ".join(name for name in PARTITIONS if find_parameter_name(name, setting))
-            expected = f"no value: partition {partition} has no {setting} ({others} have it)"
-            _require_unset(raw, (setting,), expected)
+            if getattr(raw, setting) is not None:
+                others = ", ".join(n for n in PARTITIONS if find_parameter_name(n, setting))
+                expected = f"no value: partition {partition} has no {setting} ({others} have it)"
+                _require_unset(raw, (setting,), expected)
             settings[setting] = None
             continue
         for name in {setting, parameter} & options.keys():
             value = options.pop(name)
             settings[setting] = _require_consistent(raw, setting, value, "partition_options")
-    spec = dataclasses.replace(spec, partition_options=options, **settings)
+    spec = update_settings(spec, partition_options=options, **settings)
     arguments = {
         find_parameter_name(partition, name) or name: value
         for name, value in spec.partition_arguments.items()
@@ -245,7 +293,7 @@ def _resolve_partition(raw: RunSettings, spec: SettingsT) -> SettingsT:
             settings[setting] = arguments[parameter]
     options = {name: arguments[name] for name in options}
     seed = spec.seed if spec.partition_seed is None else spec.partition_seed
-    return dataclasses.replace(spec, partition_seed=seed, partition_options=options, **settings)
+    return update_settings(spec, partition_seed=seed, partition_options=options, **settings)
 
 
 def display_partition_names(spec: RunSettings) -> AbstractContextManager[None]:
@@ -268,7 +316,7 @@ def _require_consistent(raw: RunSettings, setting: str, value: Any, options_name
     return value
 
 
-def _resolve_network(raw: RunSettings, spec: SettingsT) -> SettingsT:
+def _resolve_network(raw: RunSettings, spec: RunSettings, are_objects_known: bool) -> RunSettings:
     """Resolve the network's options; options that are settings move to their settings."""
     settings = dict(raw.network_options)
     network_settings = {
@@ -276,18 +324,18 @@ def _resolve_network(raw: RunSettings, spec: SettingsT) -> SettingsT:
         for name in NETWORK_SETTINGS
         if name in settings
     }
-    spec = dataclasses.replace(spec, network_options=settings, **network_settings)
-    if spec.model == USER_PROVIDED:
+    spec = update_settings(spec, network_options=settings, **network_settings)
+    if spec.model == USER_PROVIDED or (raw.model is None and not are_objects_known):
         return spec
     with display_names_within("network_options", settings):
         network_arguments = NETWORKS.require(spec.model or "").validate_options(spec.model_options)
     options = {name: network_arguments.pop(name) for name in settings}
-    return dataclasses.replace(spec, network_options=options, **network_arguments)
+    return update_settings(spec, network_options=options, **network_arguments)
 
 
 def _resolve_server_data(
-    raw: RunSettings, spec: SettingsT, method: AlgorithmSpec, protocol_defaults: dict[str, Any]
-) -> SettingsT:
+    raw: RunSettings, spec: RunSettings, method: AlgorithmSpec, protocol_defaults: dict[str, Any]
+) -> RunSettings:
     """Resolve the source of the server's examples, where the run uses any."""
     epochs, gaps = spec.pretrain_epochs, spec.gradient_gaps or None
     if epochs:
@@ -311,14 +359,14 @@ def _resolve_server_data(
     else:
         expected = f"no value: the server of {spec.algorithm} uses examples only to pretrain"
         _require_unset(raw, SERVER_DATA_SETTINGS, expected)
-    return dataclasses.replace(
+    return update_settings(
         spec, server_data=source, server_options=options, pretrain_epochs=epochs, gradient_gaps=gaps
     )
 
 
 def _resolve_client_tests(
-    raw: RunSettings, spec: SettingsT, models: tuple[str, ...], protocol_settings: dict[str, Any]
-) -> SettingsT:
+    raw: RunSettings, spec: RunSettings, models: tuple[str, ...], protocol_settings: dict[str, Any]
+) -> RunSettings:
     """Check the settings of clients' tests, and drop settings that equal their defaults."""
     is_personalized = models[0] != "global"
     has_client_tests = is_personalized if spec.client_tests is None else spec.client_tests
@@ -334,7 +382,7 @@ def _resolve_client_tests(
     is_protocol_test = protocol_settings.get("client_tests")
     is_default_test = is_personalized or not (has_client_tests or is_protocol_test)
     is_default_model = test_model == models[0] and "client_test_model" not in protocol_settings
-    return dataclasses.replace(
+    return update_settings(
         spec,
         client_tests=None if is_default_test else has_client_tests,
         client_test_model=None if is_default_model else test_model,
@@ -342,7 +390,7 @@ def _resolve_client_tests(
     )
 
 
-def _resolve_metrics(spec: SettingsT, method: AlgorithmSpec) -> SettingsT:
+def _resolve_metrics(spec: RunSettings, method: AlgorithmSpec) -> RunSettings:
     """Check that the run can compute its additional metrics; sort their names."""
     metrics = parse_metrics(spec.metrics)
     for metric in metrics:
@@ -355,10 +403,10 @@ def _resolve_metrics(spec: SettingsT, method: AlgorithmSpec) -> SettingsT:
         expected = f"no metric of updates: clients of {spec.algorithm} send no updates"
         require(ok, "metrics", metric.name, expected)
     names = ", ".join(metric.name for metric in metrics)
-    return dataclasses.replace(spec, metrics=names or None)
+    return update_settings(spec, metrics=names or None)
 
 
-def _resolve_local_training(spec: SettingsT) -> SettingsT:
+def _resolve_local_training(spec: RunSettings) -> RunSettings:
     """Check the settings of local training, and drop settings that equal their defaults.
 
     Defaults are an optimizer's option at its default, a constant rate, and steps of one minibatch.
@@ -381,12 +429,12 @@ def _resolve_local_training(spec: SettingsT) -> SettingsT:
             require(setting == "lr_schedule", setting, schedule, expected)
             expected = f"hp {LR_NAME}, which a user's optimizer reads as a function of hp"
             require(LR_NAME in spec.hp, setting, schedule, expected)
-    return dataclasses.replace(spec, **changes)
+    return update_settings(spec, **changes)
 
 
 def _resolve_options(
-    raw: RunSettings, spec: SettingsT, method: AlgorithmSpec, protocol_options: dict[str, Any]
-) -> SettingsT:
+    raw: RunSettings, spec: RunSettings, method: AlgorithmSpec, protocol_options: dict[str, Any]
+) -> RunSettings:
     """Write out all options of the method; the default base is dropped."""
     for name in raw.options:
         require_name("options", name, method.option_names)
@@ -397,16 +445,26 @@ def _resolve_options(
         options = method.complete_options(values)
     if base not in (None, *get_possible_bases(method)[:1]):
         options["base"] = base
-    return dataclasses.replace(spec, options=options)
+    return update_settings(spec, options=options)
 
 
 def _resolve_hyperparameters(
-    raw: RunSettings, spec: SettingsT, method: AlgorithmSpec, protocol_hp: dict[str, Any]
-) -> SettingsT:
+    raw: RunSettings,
+    spec: RunSettings,
+    method: AlgorithmSpec,
+    protocol_hp: dict[str, Any],
+    are_objects_known: bool,
+) -> RunSettings:
     """Write out all hyper-parameters: set by the user, by the protocol, or by the method."""
     defaults = _default_hyperparameters(spec, method)
     supported = {**optional_hyperparameters(spec), **defaults}
-    for name in raw.hp:
+    if raw.local_optimizer is None and method.trains_locally and not are_objects_known:
+        supported = optional_optimizer_hyperparameters(USER_PROVIDED, raw.hp) | supported
+    settings = {name: setting for setting, name in HYPERPARAMETER_SETTINGS.items()}
+    for name, value in raw.hp.items():
+        if name in settings and name not in supported:
+            expected = f"no value: {_explain_missing(spec, method, settings[name])}"
+            raise make_value_error(f"hp {name}", value, expected)
         require_name("hp", name, supported)
     for setting, schedule, prefix in _list_schedules(spec):
         unit = "rounds" if prefix == ROUND_PREFIX else "steps"
@@ -417,7 +475,22 @@ def _resolve_hyperparameters(
     values |= _evaluate_rule_values(protocol_hp, spec, method, supported) | raw.hp
     for name, value in values.items():
         values[name] = validate(f"hp {name}", value, Annotated[float, supported[name].bounds])
-    return dataclasses.replace(spec, hp=values)
+    return update_settings(spec, hp=values)
+
+
+def _explain_missing(spec: RunSettings, method: AlgorithmSpec, setting: str) -> str:
+    """Return the reason for which a run lacks a hyperparameter that is a setting."""
+    noun, name = setting.replace("_", " "), HYPERPARAMETER_SETTINGS[setting]
+    if not name.startswith(LOCAL_PREFIX):
+        return f"{spec.algorithm} has no {noun}"
+    if not method.trains_locally:
+        return f"clients of {spec.algorithm} condense their data instead of training"
+    owners = [
+        optimizer.name
+        for optimizer in OPTIMIZERS.values()
+        if name in (optimizer.hyperparameters | optimizer.optional_hyperparameters)
+    ]
+    return f"local optimizer {spec.local_optimizer} has no {noun} ({', '.join(owners)} have it)"
 
 
 def _default_hyperparameters(spec: RunSettings, method: AlgorithmSpec) -> dict[str, HyperParameter]:
@@ -435,7 +508,8 @@ def optional_hyperparameters(spec: RunSettings) -> dict[str, HyperParameter]:
     """Return the hyperparameters of local training that are used only if they are set."""
     if spec.local_optimizer is None:
         return {}
-    hyperparameters = dict(optional_optimizer_hyperparameters(spec.local_optimizer, spec.hp))
+    given = spec.hyperparameters
+    hyperparameters = dict(optional_optimizer_hyperparameters(spec.local_optimizer, given))
     for _, schedule, prefix in _list_schedules(spec):
         hyperparameters |= lr_schedules.optional_schedule_hyperparameters(schedule, prefix)
     return hyperparameters

@@ -1,20 +1,14 @@
 """Settings of a run as a frozen record, without their resolution."""
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Literal
 
 from fedjax_het.algorithms import METHODS
-from fedjax_het.utils.config import (
-    Bounds,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    accept_former_arguments,
-    rename_former_arguments,
-    to_python_scalar,
-)
+from fedjax_het.utils.config import Bounds, rename_former_arguments, to_python_scalar
+from fedjax_het.utils.errors import ConfigError, require, require_name
 
 # Settings younger than the first kept results. Digests of older runs must not change.
 _OMITTED_WHEN_EMPTY = (
@@ -36,6 +30,19 @@ FORMER_SETTING_NAMES = {
 """Names of settings in version 0.6, which files, command lines and digests contain."""
 ADDED_OPTION_DEFAULTS = {"teacher_weights": "label"}
 """Options that methods of version 0.6 lack, with the values that digests leave out."""
+HYPERPARAMETER_SETTINGS = {
+    "learning_rate": "local_lr",
+    "momentum": "local_momentum",
+    "weight_decay": "local_weight_decay",
+    "server_learning_rate": "server_lr",
+}
+"""Settings that are hyperparameters, with their names in `hp`, which stored results contain."""
+SETTING_ALIASES = {"lr": "learning_rate", "server_lr": "server_learning_rate"}
+"""Short names of settings on the command line."""
+SETTING_SYNONYMS = SETTING_ALIASES | {
+    name: setting for setting, name in HYPERPARAMETER_SETTINGS.items()
+}
+"""Settings that messages suggest, by other names."""
 _FORMER_METHODS = {
     "fedamp": (
         *("fedamp", "heurfedamp", "separate", "fedavg_ft", "fedprox_ft", "apfl", "ditto"),
@@ -84,10 +91,21 @@ def rename_former_settings(
 
 MAX_ROUNDS = 10**6
 """Largest number of rounds, and of epochs in a round."""
-_RoundCount = Annotated[int, Bounds(1, MAX_ROUNDS)]
-_ParticipationRate = Annotated[float, Bounds(0, 1, open_low=True)]
-# Real-valued settings that accept integers.
-_FLOAT_SETTINGS = ("alpha", "participation", "target_accuracy", "min_delta")
+# Metadata of fields, which leave annotations and signatures short; `field_types` reads them.
+_NON_NEGATIVE = {"bounds": Bounds(0)}
+_POSITIVE = {"bounds": Bounds(0, open_low=True)}
+_COUNT = {"bounds": Bounds(1)}
+_ROUND_COUNT = {"bounds": Bounds(1, MAX_ROUNDS)}
+_ROUND_COUNT_OR_ZERO = {"bounds": Bounds(0, MAX_ROUNDS)}
+_SHARE = {"bounds": Bounds(0, 1)}
+_POSITIVE_SHARE = {"bounds": Bounds(0, 1, open_low=True)}
+_OPEN_SHARE = {"bounds": Bounds(0, 1, open_low=True, open_high=True)}
+_DECAY = {"bounds": Bounds(0, 1, open_high=True)}
+# Real-valued settings that accept integers > 0; messages show other integers as they are.
+_FLOAT_SETTINGS = (
+    *("alpha", "participation", "target_accuracy", "min_delta"),
+    *HYPERPARAMETER_SETTINGS,
+)
 LOCAL_TRAINING_SETTINGS = (
     *("local_epochs", "local_optimizer", "optimizer_state", "averaging", "optimizer_options"),
     *("lr_schedule", "lr_step_schedule", "local_steps", "gradient_accumulation"),
@@ -99,9 +117,6 @@ NETWORK_SETTINGS = ("width", "depth", "norm", "stem")
 """Settings that are parameters of networks."""
 PARTITION_SETTINGS = ("alpha", "classes")
 """Settings that are parameters of partitions."""
-
-
-SettingsT = TypeVar("SettingsT", bound="RunSettings")
 
 
 def drop_unused_settings(algorithm: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -123,6 +138,33 @@ def drop_unused_settings(algorithm: str, settings: dict[str, Any]) -> dict[str, 
     return {name: value for name, value in settings.items() if name not in unused}
 
 
+def require_setting(argument: str, name: str, valid: Iterable[str]) -> None:
+    """Raise an error for an unknown setting; the message suggests the setting that is meant.
+
+    Args:
+      argument: kind of the name in the message, "setting" or "flag".
+      name: the name, as a flag with dashes or without.
+      valid: valid names.
+
+    Raises:
+      ConfigError: if the name is unknown.
+
+    Example:
+      >>> from fedjax_het.config.settings import require_setting
+      >>> from fedjax_het.utils.errors import ConfigError
+      >>> try:
+      ...     require_setting("setting", "lr", ["learning_rate", "rounds"])
+      ... except ConfigError as error:
+      ...     print(error)
+      setting = 'lr' is unknown: did you mean 'learning_rate'?
+    """
+    synonym = SETTING_SYNONYMS.get(name.removeprefix("--").replace("-", "_"), "")
+    suggestion = f"--{synonym}".replace("_", "-") if name.startswith("--") else synonym
+    if name not in valid and suggestion in valid:
+        raise ConfigError(f"{argument} = {name!r} is unknown: did you mean {suggestion!r}?")
+    require_name(argument, name, valid)
+
+
 @dataclass(frozen=True)
 class RunSettings:
     """Fields of `RunSpec`; None stands for a default."""
@@ -131,22 +173,23 @@ class RunSettings:
     """Federated learning method; `fedjax-het list` names all methods."""
     dataset: str = "digits"
     """Data set; `fedjax-het list` names all data sets."""
+    _: KW_ONLY
     normalization: str | None = None
     """Source of the mean and standard deviation that normalize the images: dynafed, fedaf, fedamp,
     fsl, unit or dataset (default: the protocol's, otherwise the data set's usual values)."""
     partition: str | None = None
     """Scheme that splits the training data among the clients."""
-    alpha: PositiveFloat | None = None
+    alpha: float | None = field(default=None, metadata=_POSITIVE)
     """Concentration of the Dirichlet partition, > 0. A small value gives clients very different
     labels."""
-    classes: PositiveInt | None = None
+    classes: int | None = field(default=None, metadata=_COUNT)
     """Number of labels on each client, for partitions by label."""
     model: str | None = None
     """Network that the clients train. The protocol standard has cnn for the package's data sets
     other than digits."""
-    width: PositiveInt | None = None
+    width: int | None = field(default=None, metadata=_COUNT)
     """Filters of each convolution (default: the network's own number)."""
-    depth: PositiveInt | None = None
+    depth: int | None = field(default=None, metadata=_COUNT)
     """Number of blocks, for networks of variable depth (default: the network's own number)."""
     norm: str | None = None
     """Normalization layers of the network: group, instance, batch or none (default: the protocol's,
@@ -156,16 +199,16 @@ class RunSettings:
     network_options: dict[str, Any] = field(default_factory=dict)
     """Further options of the network, e.g. hidden=[64,64]; `fedjax-het show NETWORK` lists them
     (default: the network's own)."""
-    num_clients: PositiveInt | None = None
+    num_clients: int | None = field(default=None, metadata=_COUNT)
     """Number of clients in the federation."""
-    participation: _ParticipationRate | None = None
+    participation: float | None = field(default=None, metadata=_POSITIVE_SHARE)
     """Fraction of the clients that is sampled in each round, in (0, 1]."""
-    local_epochs: _RoundCount | None = None
+    local_epochs: int | None = field(default=None, metadata=_ROUND_COUNT)
     """Epochs of local training per client and round."""
-    batch_size: PositiveInt | None = None
+    batch_size: int | None = field(default=None, metadata=_COUNT)
     """Examples per minibatch of local training. Methods whose clients condense their data use this
     number of real images per class and step."""
-    rounds: _RoundCount | None = None
+    rounds: int | None = field(default=None, metadata=_ROUND_COUNT)
     """Number of communication rounds."""
     local_optimizer: str | None = None
     """Optimizer of local training; `fedjax-het list` names all optimizers."""
@@ -175,11 +218,11 @@ class RunSettings:
     averaging: str | None = None
     """Weights of the clients in the server's average: uniform, or weighted by their numbers of
     samples."""
-    eval_every: PositiveInt = 1
+    eval_every: int = field(default=1, metadata=_COUNT)
     """Rounds between two evaluations. The last five rounds are always evaluated."""
-    seed: NonNegativeInt = 0
+    seed: int = field(default=0, metadata=_NON_NEGATIVE)
     """Seed of all random draws: partition, client sampling, initialization, batches."""
-    partition_seed: NonNegativeInt | None = None
+    partition_seed: int | None = field(default=None, metadata=_NON_NEGATIVE)
     """Seed of the partition and of the clients' test data (default: the seed of all random
     draws)."""
     protocol: str | None = None
@@ -189,7 +232,7 @@ class RunSettings:
     client_tests: bool | None = None
     """Evaluate each client on test data distributed like its training data (default: only for
     personalized methods)."""
-    test_per_client: PositiveInt | Literal["all"] | None = None
+    test_per_client: int | Literal["all"] | None = field(default=None, metadata=_COUNT)
     """Test images per client; "all" uses the whole test split for every client (default: 100, or
     fewer if the test split is too small; classes with too few test images are left out)."""
     client_test_model: str | None = None
@@ -204,10 +247,10 @@ class RunSettings:
     server_options: dict[str, Any] = field(default_factory=dict)
     """Options of the source of the server's examples, e.g. size=500; `fedjax-het show SOURCE` lists
     them (default: the protocol's, otherwise the source's own)."""
-    pretrain_epochs: Annotated[int, Bounds(0, MAX_ROUNDS)] | None = None
+    pretrain_epochs: int | None = field(default=None, metadata=_ROUND_COUNT_OR_ZERO)
     """Epochs of training on the server's examples before the first round (default: the method's
     own, usually 0)."""
-    gradient_gaps: NonNegativeInt | None = None
+    gradient_gaps: int | None = field(default=None, metadata=_NON_NEGATIVE)
     """Rounds between two measurements of the distance between the gradients of the server's and the
     clients' losses and the gradient over all data (default: never)."""
     precision: Literal["float32", "tf32", "bfloat16"] | None = None
@@ -216,10 +259,10 @@ class RunSettings:
     bfloat16 products on a TPU)."""
     init_from: str | None = None
     """File of the initial model, written by `save_model` (default: random weights)."""
-    held_out_clients: PositiveInt | None = None
+    held_out_clients: int | None = field(default=None, metadata=_COUNT)
     """Number of additional clients that never train. The final global model is evaluated on test
     data like theirs, before and after fine-tuning (default: none)."""
-    held_out_epochs: Annotated[int, Bounds(0, MAX_ROUNDS)] | None = None
+    held_out_epochs: int | None = field(default=None, metadata=_ROUND_COUNT_OR_ZERO)
     """Epochs of fine-tuning on each held-out client's own data, at the learning rate without a
     schedule over rounds (default: the method's own fine-tuning, otherwise 1)."""
     metrics: str | tuple[str, ...] | None = None
@@ -234,29 +277,40 @@ class RunSettings:
     lr_step_schedule: str | None = None
     """Schedule of the local learning rate over the optimizer steps of a client, e.g. cosine;
     `fedjax-het list` names all schedules (default: constant)."""
-    local_steps: Annotated[int, Bounds(1, MAX_ROUNDS)] | None = None
+    local_steps: int | None = field(default=None, metadata=_ROUND_COUNT)
     """Minibatches of local training per client and round, for clients of any size. The setting
     cannot be combined with local epochs (default: local epochs are counted)."""
-    gradient_accumulation: Annotated[int, Bounds(1, MAX_ROUNDS)] | None = None
+    gradient_accumulation: int | None = field(default=None, metadata=_ROUND_COUNT)
     """Minibatches whose gradients are averaged for one optimizer step. The last step of a round may
     average fewer (default: 1)."""
-    validation: Annotated[float, Bounds(0, 1, open_low=True, open_high=True)] | None = None
+    validation: float | None = field(default=None, metadata=_OPEN_SHARE)
     """Fraction in (0, 1) of each client's training examples that is withheld from training for
     validation. Early stopping, the best round and tuning then use the accuracy on these examples
     instead of the test accuracy (default: no validation examples)."""
-    target_accuracy: Annotated[float, Bounds(0, 1, open_low=True)] | None = None
+    target_accuracy: float | None = field(default=None, metadata=_POSITIVE_SHARE)
     """Accuracy in (0, 1] at which the run ends (default: the run ends after its last round). It is
     the global model's validation accuracy, or its test accuracy without validation examples; for a
     method without a global model, the mean over clients."""
-    patience: PositiveInt | None = None
+    patience: int | None = field(default=None, metadata=_COUNT)
     """Evaluations without a gain in accuracy after which the run ends (default: the run ends after
     its last round)."""
-    min_delta: Annotated[float, Bounds(0, 1)] | None = None
+    min_delta: float | None = field(default=None, metadata=_SHARE)
     """Amount by which the accuracy must exceed the best so far to count as a gain for early
     stopping (default: 0)."""
+    learning_rate: float | None = field(default=None, metadata=_NON_NEGATIVE)
+    """Learning rate of the clients' optimizer (default: the protocol's or the optimizer's)."""
+    momentum: float | None = field(default=None, metadata=_DECAY)
+    """Momentum of the clients' optimizer, in [0, 1), for optimizers that have it (default: the
+    protocol's, otherwise the optimizer's own)."""
+    weight_decay: float | None = field(default=None, metadata=_NON_NEGATIVE)
+    """Weight decay of the clients' optimizer, >= 0: L2 regularization, or decoupled in an optimizer
+    with a decay of its own, such as adamw (default: the protocol's, usually none)."""
+    server_learning_rate: float | None = field(default=None, metadata=_NON_NEGATIVE)
+    """Learning rate of the server, >= 0, which scales the clients' mean change or the step of the
+    server's optimizer (default: the protocol's, otherwise the method's own, usually 1)."""
     hp: dict[str, float] = field(default_factory=dict)
-    """Numeric hyperparameters of the method, e.g. prox_mu=0.01 local_lr=0.05; `fedjax-het show
-    METHOD` lists them (default: the protocol's, otherwise the method's own)."""
+    """Numeric hyperparameters of the method, e.g. prox_mu=0.01; `fedjax-het show METHOD` lists
+    them (default: the protocol's, otherwise the method's own)."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the method, e.g. preset=code; `fedjax-het show METHOD` lists them (default: the
     method's own)."""
@@ -264,19 +318,29 @@ class RunSettings:
     def __post_init__(self) -> None:
         """Make equal settings compare equal: convert NumPy scalars, and integers to floats.
 
-        Settings are validated when a run is resolved.
+        `RunSpec` also validates them.
         """
         for setting in dataclasses.fields(RunSettings):
             value = to_python_scalar(getattr(self, setting.name))
             if setting.name == "metrics" and isinstance(value, list | tuple):
                 value = ", ".join(map(str, value)) or None
-            if setting.name in _FLOAT_SETTINGS and type(value) is int and abs(value) < 2**53:
+            if setting.name in _FLOAT_SETTINGS and type(value) is int and 0 < value < 2**53:
                 value = float(value)
             object.__setattr__(self, setting.name, value)
 
     def __eq__(self, other: object) -> bool:
         """Return whether the settings are equal, whether or not they have been resolved."""
         return isinstance(other, RunSettings) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        """Return the hash of the settings, which equal settings share."""
+        return hash(_to_hashable(vars(self)))
+
+    @property
+    def hyperparameters(self) -> dict[str, float]:
+        """All given hyperparameters by their names in `hp`, including the learning rates."""
+        given = self._get_given(tuple(HYPERPARAMETER_SETTINGS))
+        return {HYPERPARAMETER_SETTINGS[name]: value for name, value in given.items()} | self.hp
 
     @property
     def has_client_tests(self) -> bool:
@@ -308,12 +372,56 @@ class RunSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings by name; unset settings that old digests lack are omitted."""
-        values = dataclasses.asdict(self)
+        values = dataclasses.asdict(self) | {"hp": self.hyperparameters}
+        for name in HYPERPARAMETER_SETTINGS:
+            del values[name]
         omitted = [name for name in _OMITTED_WHEN_EMPTY if values[name] in (None, {})]
         return {name: value for name, value in values.items() if name not in omitted}
 
 
-# The generated constructor accepts the names of version 0.6, with a warning.
-RunSettings.__init__ = accept_former_arguments(  # type: ignore[method-assign]
-    "RunSpec", FORMER_SETTING_NAMES
-)(RunSettings.__init__)
+def update_settings(settings: RunSettings, **changes: Any) -> RunSettings:
+    """Return settings with changes that need no conversion; a fast `dataclasses.replace`."""
+    changed = object.__new__(RunSettings)
+    vars(changed).update(vars(settings), **changes)
+    return changed
+
+
+def merge_hyperparameters(settings: RunSettings) -> RunSettings:
+    """Return settings whose `hp` contains the learning rates, as resolution needs them."""
+    unset = dict.fromkeys(HYPERPARAMETER_SETTINGS)
+    return update_settings(settings, hp=settings.hyperparameters, **unset)
+
+
+def separate_hyperparameters(settings: RunSettings) -> RunSettings:
+    """Return settings whose learning rates are fields and not in `hp`; those in `hp` prevail."""
+    hp = dict(settings.hp)
+    names = HYPERPARAMETER_SETTINGS.items()
+    changes = {setting: hp.pop(name) for setting, name in names if name in hp}
+    return update_settings(settings, hp=hp, **changes)
+
+
+def _to_hashable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return frozenset((name, _to_hashable(item)) for name, item in value.items())
+    return tuple(map(_to_hashable, value)) if isinstance(value, list | tuple) else value
+
+
+def _check_arguments(init: Callable[..., None]) -> Callable[..., None]:
+    """Decorate the generated constructor: check names, and accept names of version 0.6."""
+
+    @functools.wraps(init)
+    def wrapper(self: RunSettings, *args: Any, **settings: Any) -> None:
+        if len(args) > 2:
+            expected = "a setting by name, e.g. model='mlp'; only algorithm and dataset have places"
+            require(False, "argument 3", args[2], expected)
+        fields = RunSettings.__dataclass_fields__
+        if not settings.keys() <= fields.keys():
+            settings = rename_former_settings(settings, "RunSpec")
+            for name in settings:
+                require_setting("setting", name, fields)
+        init(self, *args, **settings)
+
+    return wrapper
+
+
+RunSettings.__init__ = _check_arguments(RunSettings.__init__)  # type: ignore[method-assign]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.utils.config import Bounds, HyperParameter
-from fedjax_het.utils.registry import Registry
+from fedjax_het.utils.registry import Registry, format_entry
 
 ROUND_PREFIX, STEP_PREFIX = "lr_", "lr_step_"
 Values = Mapping[str, Any]
@@ -33,6 +33,9 @@ class LRSchedule(NamedTuple):
     has_length: bool = False
     """Whether it reads `length`: over rounds by default the number of rounds of the run, over steps
     always given."""
+
+    def __repr__(self) -> str:
+        return format_entry(self)
 
 
 _DECAY_BOUNDS, _FINAL = Bounds(0, 1, open_low=True), HyperParameter(0.0, Bounds(0))

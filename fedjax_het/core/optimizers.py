@@ -20,7 +20,13 @@ from fedjax_het.nn.network import hash_jaxprs
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.config import Bounds, HyperParameter, validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
-from fedjax_het.utils.registry import REQUIRED, Registry, get_keyword_parameters, get_summary_line
+from fedjax_het.utils.registry import (
+    REQUIRED,
+    Registry,
+    format_entry,
+    get_keyword_parameters,
+    get_summary_line,
+)
 
 Tree = Any
 HyperParameterRecords = dict[str, HyperParameter]
@@ -78,6 +84,9 @@ class LocalOptimizer(NamedTuple):
     "Static truth values and their defaults."
     is_elementwise: bool
     "Whether it treats every weight alike, so that all weights may be one row."
+
+    def __repr__(self) -> str:
+        return format_entry(self)
 
 
 class LocalTrainingOptions(NamedTuple):
@@ -211,7 +220,7 @@ def register_optimizer(name: str, make: Any, description: str = "") -> None:
       ...     return optax.rmsprop(learning_rate, decay, centered=True)
       >>> register_optimizer("centered", centered)
       >>> spec = RunSpec("fedavg", "digits", local_optimizer="centered", hp={"local_decay": 0.9})
-      >>> spec.resolved().hp["local_lr"]
+      >>> spec.resolved().learning_rate
       0.01
     """
     expected = "a function of learning_rate that returns an optax.GradientTransformation"

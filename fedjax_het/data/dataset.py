@@ -22,6 +22,7 @@ from fedjax_het.data.validation import (
 from fedjax_het.utils.config import Bounds, validate, validate_arguments
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.io import digest_arrays
+from fedjax_het.utils.text import make_html_table
 
 # The ranges in which float32 can normalize pixels.
 _Mean = Annotated[float, Bounds(-1e6, 1e6)]
@@ -124,6 +125,18 @@ class Dataset:
             f"Dataset({self.name!r}: {len(self.train_labels):,} train and {len(self.test_labels):,}"
             f" test images {self.input_shape}, {self.num_classes} classes{domains})"
         )
+
+    def _repr_html_(self) -> str:
+        rows: list[tuple[str, object]] = [
+            ("data set", self.name),
+            ("training images", f"{len(self.train_labels):,}"),
+            ("test images", f"{len(self.test_labels):,}"),
+            ("shape of an image", self.input_shape),
+            ("classes", self.num_classes),
+        ]
+        if self.domain_names:
+            rows.append(("domains", ", ".join(self.domain_names)))
+        return make_html_table([*rows, ("note", self.note)] if self.note else rows)
 
 
 @validate_arguments

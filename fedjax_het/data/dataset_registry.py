@@ -20,6 +20,7 @@ from fedjax_het.utils.registry import (
     REQUIRED,
     Registry,
     call_with_supported,
+    format_entry,
     get_keyword_parameters,
     get_summary_line,
 )
@@ -49,6 +50,9 @@ class DatasetSpec(NamedTuple):
     load: Callable[..., Dataset]
     description: str = ""
     source: TfdsSource | None = None
+
+    def __repr__(self) -> str:
+        return format_entry(self)
 
 
 def _make_dataset_spec(

@@ -27,6 +27,7 @@ from fedjax_het.utils.config import PositiveInt, validate, validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.io import DamagedFileError, read_npz, write_npz
 from fedjax_het.utils.registry import call_with_supported
+from fedjax_het.utils.text import make_html_table
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,23 @@ class Partition:
     def sizes(self) -> np.ndarray:
         """Number of examples of each client, int64 `[K]`."""
         return np.diff(self.offsets)
+
+    def __repr__(self) -> str:
+        return f"Partition({', '.join(f'{name} {value}' for name, value in self._describe())})"
+
+    def _repr_html_(self) -> str:
+        return make_html_table(self._describe())
+
+    def _describe(self) -> list[tuple[str, object]]:
+        """Return the scheme, its parameters and the sizes in words."""
+        smallest, median, largest = np.quantile(self.sizes, (0, 0.5, 1))
+        return [
+            ("scheme", self.scheme),
+            *self.parameters.items(),
+            ("seed", self.seed),
+            ("clients", self.num_clients),
+            ("examples per client", f"{smallest:g} to {largest:g}, median {median:g}"),
+        ]
 
     @validate_arguments
     def client_indices(self, k: int) -> np.ndarray:

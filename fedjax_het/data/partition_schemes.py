@@ -24,6 +24,7 @@ from fedjax_het.utils.config import Bounds, NonNegativeInt, PositiveInt, validat
 from fedjax_het.utils.errors import ConfigError, display_name, require
 from fedjax_het.utils.registry import (
     Registry,
+    format_entry,
     get_keyword_parameters,
     get_summary_line,
     validate_keyword_arguments,
@@ -96,6 +97,9 @@ class PartitionScheme(NamedTuple):
         """
         owner, accepted = f"partition {self.name!r}", self.parameters
         return validate_keyword_arguments(owner, parameters, self.split, accepted, "parameter")
+
+    def __repr__(self) -> str:
+        return format_entry(self)
 
 
 def iid(rng, labels, num_classes, num_clients):

@@ -13,6 +13,7 @@ from fedjax_het.utils.config import Bounds, PositiveInt, validate_arguments
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.registry import (
     Registry,
+    format_entry,
     get_keyword_parameters,
     get_summary_line,
     validate_keyword_arguments,
@@ -88,6 +89,9 @@ class ServerSource(NamedTuple):
         """
         owner, function = f"server_data {self.name!r}", self.draw or self.pool
         return validate_keyword_arguments(owner, options, function, self.options, "option")
+
+    def __repr__(self) -> str:
+        return format_entry(self)
 
 
 # --- training examples of clients

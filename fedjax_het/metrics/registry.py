@@ -22,7 +22,7 @@ from fedjax_het.metrics.declarations import (
 from fedjax_het.metrics.personal import worst_decile
 from fedjax_het.utils.config import validate_arguments, validate_fields
 from fedjax_het.utils.errors import ConfigError, require
-from fedjax_het.utils.registry import Registry
+from fedjax_het.utils.registry import Registry, format_entry
 
 Tree = Any
 BatchSumsFunction = Callable[[jax.Array, jax.Array, jax.Array], Tree]
@@ -61,6 +61,9 @@ class Metric(NamedTuple):
     from_client_accuracy: Callable[[np.ndarray], dict[str, np.ndarray]] | None = None
     update_metric_names: tuple[str, ...] = ()
     infos: tuple[tuple[str, MetricInfo], ...] = ()
+
+    def __repr__(self) -> str:
+        return format_entry(self)
 
 
 def confusion_matrix(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:

@@ -21,6 +21,7 @@ from fedjax_het.utils.env import require_devices
 from fedjax_het.utils.errors import ConfigError, format_value, require
 from fedjax_het.utils.registry import (
     call_with_supported,
+    format_entry,
     get_keyword_parameters,
     get_qualified_name,
     validate_keyword_arguments,
@@ -80,6 +81,9 @@ class NetworkSpec(NamedTuple):
         """
         owner = f"network {self.name!r}"
         return validate_keyword_arguments(owner, options, self.make, self.options, "option")
+
+    def __repr__(self) -> str:
+        return format_entry(self)
 
 
 @validate_arguments

@@ -375,7 +375,7 @@ def load_state_model(
     require((optimizer is not None) == is_user_optimizer, "optimizer", optimizer, expected)
     digest = record.get("network_digest")
     signature = build_signature_from_file(spec, inputs, network, digest, optimizer)
-    hp: dict[str, Any] = {name: np.float32(value) for name, value in spec.hp.items()}
+    hp: dict[str, Any] = {name: np.float32(value) for name, value in spec.hyperparameters.items()}
     key = make_stream_key(spec.seed, Stream.INIT)
 
     def init_state() -> Any:

@@ -92,7 +92,7 @@ class UserObjects:
             return spec.resolved()
         resolved_spec = dataclasses.replace(spec, local_optimizer=USER_PROVIDED).resolved()
         transformation = functools.partial(make_user_transformation, optimizer)
-        check_transformation(USER_PROVIDED, transformation, resolved_spec.hp)
+        check_transformation(USER_PROVIDED, transformation, resolved_spec.hyperparameters)
         return resolved_spec
 
     def resolve_all(self, specs: Iterable[RunSpec]) -> tuple[list[ResolvedRunSpec], "UserObjects"]:

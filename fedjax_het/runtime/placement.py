@@ -376,7 +376,7 @@ def compute_client_state_bytes(program: CompiledPrograms, spec: ResolvedRunSpec)
     Returns:
       The bytes; 0 if clients have no state.
     """
-    hp = {name: jax.ShapeDtypeStruct((), np.float32) for name in spec.hp}
+    hp = {name: jax.ShapeDtypeStruct((), np.float32) for name in spec.hyperparameters}
     key = jax.eval_shape(lambda: make_key(0))
     model, init = program.signature.training.task.model, program.algorithm.init
     state = jax.eval_shape(lambda hp, key: init(hp, key, model.init(key), 1), hp, key)

@@ -217,8 +217,8 @@ def simulate(
         `spec.network_options` are its options.
       optimizer: the clients' optimizer, which replaces `spec.local_optimizer`. It is an
         `optax.GradientTransformation`, or a function that returns one and takes the dictionary
-        `spec.hp`. `spec.hp` may have `local_...` entries of the user. New values of `hp` do not
-        compile again. The optimizer's digest is part of the result's name.
+        `spec.hyperparameters`. `spec.hp` may have `local_...` entries of the user. New values do
+        not compile again. The optimizer's digest is part of the result's name.
       output_dir: the folder of the result, and of checkpoints during the run.
       resume: whether to continue from the checkpoint in `output_dir`; without a checkpoint, from
         the end of the same run with fewer rounds, or from the beginning. On a CPU the metrics are

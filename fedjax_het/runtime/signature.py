@@ -62,7 +62,7 @@ def compute_static_key(spec: RunSpec) -> str:
 
 def _traced_optional_hyperparameters(spec: RunSpec) -> list[str]:
     """Return the optional hyper-parameters of local training that the run sets and reads."""
-    names = set(optional_hyperparameters(spec)) & set(spec.hp)
+    names = set(optional_hyperparameters(spec)) & spec.hyperparameters.keys()
     return sorted(name for name in names if not is_round_schedule_hyperparameter(name))
 
 
@@ -111,7 +111,7 @@ class Signature(NamedTuple):
             digests["network_digest"] = compute_network_digest(self.network)
         if spec.local_optimizer == USER_PROVIDED:
             optimizer = self.training.options.user_optimizer
-            digests["optimizer_digest"] = compute_optimizer_digest(optimizer, spec.hp)
+            digests["optimizer_digest"] = compute_optimizer_digest(optimizer, spec.hyperparameters)
         return digests
 
 

@@ -58,6 +58,7 @@ from fedjax_het.utils.console import count_repeated_warnings
 from fedjax_het.utils.env import require_variables
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.io import list_stored_names, make_output_directory
+from fedjax_het.utils.text import MISSING, escape_html, make_html_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,8 +125,18 @@ class SweepResult(NamedTuple):
 
     def _repr_html_(self) -> str:
         table = self.to_pandas()
-        columns = [name for name in _TABLE_COLUMNS if name in table]
-        return table[columns].to_html(max_rows=_MAX_SHOWN_RUNS)
+        columns = [name for name in _TABLE_COLUMNS if name in table and table[name].notna().any()]
+        rows = table[columns].head(_MAX_SHOWN_RUNS).map(_format_cell).to_numpy().tolist()
+        notes = [f"{len(self._finished)} of {len(self.results)} runs"]
+        notes += [f"not run: {reason}" for reason in dict.fromkeys(self.not_run.values())]
+        text = "".join(f"<p>{escape_html(note)}</p>" for note in notes)
+        return text + make_html_table(rows, header=columns)
+
+
+def _format_cell(value: Any) -> str:
+    if value is None or value != value:
+        return MISSING
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @validate_arguments
@@ -377,7 +388,7 @@ def compute_run_digests(
         if spec.init_from is not None:
             summary["initial_digest"] = get_initial_digest(spec.init_from)
         if user_objects.optimizer is not None:
-            digest = compute_optimizer_digest(user_objects.optimizer, spec.hp)
+            digest = compute_optimizer_digest(user_objects.optimizer, spec.hyperparameters)
             summary["optimizer_digest"] = digest
         digests.append(Result(spec, {}, summary).digest())
     return digests, dict(zip(digests, specs, strict=True))

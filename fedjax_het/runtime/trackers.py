@@ -32,7 +32,7 @@ from fedjax_het.runtime.result_display import flatten
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, display_name, require
 from fedjax_het.utils.io import write_atomically
-from fedjax_het.utils.registry import Registry
+from fedjax_het.utils.registry import Registry, format_entry
 from fedjax_het.utils.signals import defer_signals
 from fedjax_het.utils.text import to_one_line
 
@@ -103,6 +103,9 @@ class Tracker(NamedTuple):
     """Function that opens a new record, or one that the run left."""
     packages: tuple[str, ...] = ()
     """Packages that it imports."""
+
+    def __repr__(self) -> str:
+        return format_entry(self)
 
 
 def make_valid_names(names: Iterable[str], invalid: str) -> dict[str, str]:

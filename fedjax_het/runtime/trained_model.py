@@ -266,6 +266,14 @@ class TrainedModel:
             f"{dataset})"
         )
 
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+        """Return what treescope shows: the origin of the model, and its parameters as a tree."""
+        from treescope import repr_lib
+
+        names = {"algorithm": self.spec.algorithm, "model": self.spec.model, "client": self.client}
+        attributes = {**names, "variables": self.variables}
+        return repr_lib.render_object_constructor(type(self), attributes, path, subtree_renderer)
+
 
 def extract_model(
     signature: Signature,

@@ -58,6 +58,7 @@ MIN_NORMAL_FLOAT32 = float(np.finfo(np.float32).tiny)
 """Smallest normal number of float32; most devices flush smaller numbers to 0."""
 _UNION: Any = typing.Union
 _cache: Any = functools.cache  # mypy finds classes of dataclasses unhashable
+_get_type_hints = functools.partial(typing.get_type_hints, include_extras=True)
 _UNIONS = (_UNION, types.UnionType)
 _ARRAYS = (np.ndarray, jax.Array)
 _LISTS = (list, Sequence, Iterable)
@@ -374,9 +375,11 @@ def validate_fields(values: Mapping[str, Any], fields: Any, *, prefix: str = "")
     Raises:
       ConfigError: for a value that does not fit.
     """
+    is_dataclass = dataclasses.is_dataclass(fields)
+    types_by_name = field_types(fields) if is_dataclass else _get_type_hints(fields)
     return {
         name: validate(prefix + name, values[name], annotation)
-        for name, annotation in typing.get_type_hints(fields, include_extras=True).items()
+        for name, annotation in types_by_name.items()
         if name in values
     }
 
@@ -620,9 +623,23 @@ def config_to_dict(config: Config) -> dict[str, Any]:
 
 @_cache
 def field_types(dataclass_type: Any) -> dict[str, Any]:
-    """Return the annotations of a dataclass's fields by name."""
-    hints = typing.get_type_hints(dataclass_type, include_extras=True)
-    return {f.name: hints[f.name] for f in dataclasses.fields(dataclass_type)}
+    """Return the annotations of a dataclass's fields by name.
+
+    Bounds in the metadata of a field are part of its annotation.
+    """
+    hints = _get_type_hints(dataclass_type)
+    return {
+        f.name: _add_bounds(hints[f.name], f.metadata["bounds"])
+        if "bounds" in f.metadata
+        else hints[f.name]
+        for f in dataclasses.fields(dataclass_type)
+    }
+
+
+def _add_bounds(annotation: Any, bounds: Bounds) -> Any:
+    if get_origin(annotation) in _UNIONS:
+        return _UNION[tuple(_add_bounds(member, bounds) for member in get_args(annotation))]
+    return Annotated[annotation, bounds] if annotation in (int, float) else annotation
 
 
 def to_json_value(argument: str, value: Any) -> Any:

@@ -33,10 +33,10 @@ class ConfigError(ValueError):
     Example:
       >>> from fedjax_het import ConfigError, RunSpec
       >>> try:
-      ...     RunSpec(alpha=-1).resolved()
+      ...     RunSpec(alpha=-1)
       ... except ConfigError as error:
       ...     print(error)
-      alpha = -1.0: expected a finite number > 0
+      alpha = -1: expected a finite number > 0
     """
 
     def __init__(self, message: object = ""):

@@ -28,6 +28,11 @@ class RegistryEntry(Protocol):
         ...
 
 
+def format_entry(entry: Any) -> str:
+    """Return a short representation of an entry, without functions and their addresses."""
+    return f"{type(entry).__name__}({entry.name!r}: {entry.description})"
+
+
 EntryT = TypeVar("EntryT", bound=RegistryEntry)
 MAX_NAME_LENGTH = 100
 """Largest number of characters of a name, which names of files contain."""

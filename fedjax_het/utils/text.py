@@ -6,6 +6,7 @@ shows the text unchanged and interprets nothing in it.
 
 import html
 import re
+from collections.abc import Iterable, Sequence
 
 from fedjax_het.utils.fonts import replace_missing_characters
 
@@ -86,6 +87,34 @@ def escape_mathtext(text: str) -> str:
 def escape_html(text: str) -> str:
     """Return a text that a browser shows unchanged."""
     return html.escape(to_one_line(text))
+
+
+def make_html_table(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> str:
+    """Return an HTML table, left-aligned and without colors, for light and dark notebooks.
+
+    Args:
+      rows: values of the cells, which are escaped.
+      header: headings of the columns. Without them the first cell of a row is its heading.
+
+    Returns:
+      The table.
+
+    Example:
+      >>> from fedjax_het.utils.text import make_html_table
+      >>> make_html_table([("alpha", 0.1)])
+      '<table><tr><th style="text-align:left">alpha</th><td style="text-align:left">0.1</td>...'
+    """
+
+    def make_row(cells: Sequence[object], num_headings: int) -> str:
+        tags = ["th"] * num_headings + ["td"] * (len(cells) - num_headings)
+        return "".join(
+            f'<{tag} style="text-align:left">{escape_html(str(cell))}</{tag}>'
+            for tag, cell in zip(tags, cells, strict=True)
+        )
+
+    lines = [make_row(header, len(header))] if header else []
+    lines += [make_row(row, 0 if header else 1) for row in rows]
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 def format_classes_per_client(num_classes: float) -> str:

@@ -219,7 +219,7 @@ def test_tables_name_every_entry():
 def test_registry_tables_have_every_entry():
     from registry_tables import MARKER, make_registry_table
 
-    from fedjax_het.cli.inspection import REGISTRIES
+    from fedjax_het.analysis.inspection import REGISTRIES
 
     for title in MARKER.findall("".join(map(read_page, PAGES))):
         rows = make_registry_table(title).splitlines()[2:]

@@ -36,7 +36,7 @@ from fedjax_het.data import DATASETS, NORMALIZATIONS, PARTITIONS, SERVER_SOURCES
 from fedjax_het.nn import NETWORKS
 from fedjax_het.papers.table.declaration import TableArguments
 from fedjax_het.utils.command_line import get_options
-from fedjax_het.utils.config import Bounds
+from fedjax_het.utils.config import Bounds, field_types
 
 # --- values that a user may write by mistake
 
@@ -173,6 +173,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "partition": {"alpha": None},
     **{name: {"model": "convnet"} for name in ("width", "depth", "norm")},
     "stem": {"model": "resnet18"},
+    "momentum": {"local_optimizer": "momentum"},
     **{name: {"client_tests": True} for name in ("test_per_client", "client_test_model")},
     **{name: {"algorithm": "fsl"} for name in ("server_data", "server_options", "pretrain_epochs")},
 }
@@ -238,7 +239,7 @@ def nothing_is_computed(tmp_path_factory):
 
 
 def run_settings() -> Iterator[Target]:
-    hints = get_type_hints(RunSpec, include_extras=True)
+    hints = field_types(RunSpec)
     for field in dataclasses.fields(RunSpec):
         name, kind = field.name, hints[field.name]
         word = "fedavg"

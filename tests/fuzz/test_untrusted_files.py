@@ -128,7 +128,7 @@ def test_report_on_read_only_folder(fault, folder, tmp_path, monkeypatch, capsys
 
 
 def test_status_and_log_are_one_line(capfd):
-    spec = RunSpec("fedavg", EVIL, model="mlp", alpha=0.1)
+    spec = RunSpec.from_dict({"dataset": EVIL, "model": "mlp", "alpha": 0.1})
     label = format_run_label(spec)
     assert label == to_one_line(label) and "\x1b" not in label
     assert escape_control_characters(f"a\x1b[2J\n{EVIL}").count("\n") == 2

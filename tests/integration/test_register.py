@@ -307,7 +307,7 @@ def test_copied_server_optimizer_has_its_step():
     register_method("copied", fedadam, hyperparameters=hyperparameters, server_step="own")
     for protocol in ("dynafed", "fsl"):
         theirs, own = (RunSpec(n, protocol=protocol).resolved() for n in ("fedadam", "copied"))
-        assert own.hp == theirs.hp
+        assert own.hyperparameters == theirs.hyperparameters
 
 
 @pytest.mark.parametrize("name", ["fedadam", "fedyogi", "fedavgm", "scaffold", "feddyn"])
@@ -315,14 +315,17 @@ def test_copied_method_has_its_defaults(name):
     register_method("copied", METHODS[name].build)
     for protocol in ("dynafed", "fsl"):
         theirs, own = (RunSpec(each, protocol=protocol).resolved() for each in (name, "copied"))
-        assert (own.hp, own.options) == (theirs.hp, theirs.options)
+        assert (own.hyperparameters, own.options) == (theirs.hyperparameters, theirs.options)
 
 
 def test_server_step_follows_from_hyperparameters():
     build = lambda training, plan: fedadam(training, plan)  # noqa: E731
     register_method("wrapped", build, hyperparameters={"server_lr": 0.03})
     register_method("mean", fedavg)
-    actual = {name: RunSpec(name, protocol="fsl").resolved().hp for name in ("wrapped", "mean")}
+    actual = {
+        name: RunSpec(name, protocol="fsl").resolved().hyperparameters
+        for name in ("wrapped", "mean")
+    }
     assert (actual["wrapped"]["server_lr"], actual["mean"]["server_lr"]) == (0.03, 2.0)
 
 

@@ -258,7 +258,7 @@ def test_invalid_places_are_rejected(spec, place, message):
 def test_initial_client_state_is_independent_of_the_model(name):
     group = prepare(stateful(name, **KEEP_ADAM), lanes=1)
     model, algorithm = group.program.signature.training.task.model, group.program.algorithm
-    hp, key = group.prepared_runs[0].spec.hp, jax.random.key(0)
+    hp, key = group.prepared_runs[0].spec.hyperparameters, jax.random.key(0)
     one, other = (
         algorithm.init(hp, key, model.init(jax.random.key(seed)), 2).clients for seed in (0, 1)
     )

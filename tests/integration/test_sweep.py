@@ -316,7 +316,7 @@ def test_missing_server_data_rejects_only_its_runs(tmp_path):
 
 
 def test_invalid_setting_stops_before_the_first_run(tmp_path):
-    bad = RunSpec("fedavg", "digits", model="mlp", alpha=-1.0)
+    bad = RunSpec.from_dict({"model": "mlp", "alpha": -1.0})
     with pytest.raises(ConfigError, match="alpha"):
         run_sweep([SPECS[0], bad], tmp_path / "new")
     assert not (tmp_path / "new").exists()

@@ -133,7 +133,7 @@ def test_cifar100_synthetic_samples():
         counts = (spec.options["samples_per_class"], spec.options["num_samples"])
         assert counts == ((15, None) if many else (None, 150))
         assert spec.options["fine_tune_epochs"] == (8 if many else 20)
-    (mixed,) = {s.hp["mixup_lambda"] for s in specs("table2", methods=("fedmix",))}
+    (mixed,) = {s.hyperparameters["mixup_lambda"] for s in specs("table2", methods=("fedmix",))}
     assert mixed == 0.1
 
 

@@ -72,11 +72,15 @@ def test_paper_preset_settings():
         assert (spec.partition, spec.model, spec.norm) == ("dirichlet_capped", "convnet", "batch")
         assert spec.alpha in (0.02, 0.05, 0.1)
     fedprox, fedaf = by_method["fedprox"], by_method["fedaf"]
-    assert (fedprox.local_epochs, fedprox.batch_size, fedprox.hp["local_lr"]) == (10, 64, 0.01)
-    assert fedprox.hp["prox_mu"] == 0.001
+    assert (fedprox.local_epochs, fedprox.batch_size, fedprox.hyperparameters["local_lr"]) == (
+        10,
+        64,
+        0.01,
+    )
+    assert fedprox.hyperparameters["prox_mu"] == 0.001
     assert [fedaf.options[name] for name in ("ipc", "steps", "threshold")] == [50, 1000, 50]
     names = ("image_lr", "lambda_loc", "lambda_glob", "gamma")
-    assert [fedaf.hp[name] for name in names] == [0.1, 1e-4, 0.01, 0.9]
+    assert [fedaf.hyperparameters[name] for name in names] == [0.1, 1e-4, 0.01, 0.9]
     assert {spec.rounds for spec in list_specs(TABLES[5])} == {10}
     assert {spec.stem for spec in list_specs(TABLES[6])} == {"imagenet"}
 
@@ -88,14 +92,17 @@ def test_baseline_settings():
         for name in (*BASELINES, OWN_NORMS):
             spec = by_method[name]
             assert (spec.local_optimizer, spec.optimizer_state) == ("momentum", "reset")
-            assert [spec.hp[name] for name in ("local_lr", "local_momentum")] == [0.01, 0.9]
+            assert [spec.hyperparameters[name] for name in ("local_lr", "local_momentum")] == [
+                0.01,
+                0.9,
+            ]
             assert spec.batch_size == 64
             assert (spec.norm, spec.averaging) == ("batch", "weighted")
-        assert by_method["fedprox"].hp["prox_mu"] == 0.001
+        assert by_method["fedprox"].hyperparameters["prox_mu"] == 0.001
         moon, feddyn, fedgen = (by_method[name] for name in ("moon", "feddyn", "fedgen"))
-        assert (moon.hp["moon_mu"], moon.hp["moon_tau"]) == (1.0, 0.5)
+        assert (moon.hyperparameters["moon_mu"], moon.hyperparameters["moon_tau"]) == (1.0, 0.5)
         assert moon.options["projection"] == 0
-        assert feddyn.hp["feddyn_alpha"] == 0.01
+        assert feddyn.hyperparameters["feddyn_alpha"] == 0.01
         sizes = [fedgen.options[f"generator_{name}"] for name in ("hidden", "noise")]
         assert sizes == [512, 64]  # its authors' for CIFAR
         assert not by_method["fedbn"].has_client_tests
@@ -257,7 +264,7 @@ def test_upload_bytes_match_run():
     )
     group = prepare_group([spec])
     algorithm, (federation,) = group.program.algorithm, group.prepared_runs
-    key, hp = jax.random.key(0), federation.spec.hp
+    key, hp = jax.random.key(0), federation.spec.hyperparameters
     model = group.program.signature.training.task.model
     state = jax.eval_shape(lambda: algorithm.init(hp, key, model.init(key), 4))
     traffic, work = algorithm.traffic(hp, state), federation.scheduler.work_counts

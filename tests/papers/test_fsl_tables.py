@@ -60,8 +60,10 @@ def test_scenario1_settings(dataset, clients, share, size, classes):
             assert (spec.num_clients, spec.participation) == (clients, share)
             assert (spec.rounds, spec.local_epochs, spec.batch_size) == (1000, 1, 50)
             assert (spec.partition, spec.model) == ("classes_per_client", "fsl_cnn")
-            assert spec.hp["local_lr"] == 0.01 and spec.averaging == "uniform"
-            assert spec.hp["server_lr"] == pytest.approx(math.sqrt(round(clients * share)))
+            assert spec.hyperparameters["local_lr"] == 0.01 and spec.averaging == "uniform"
+            assert spec.hyperparameters["server_lr"] == pytest.approx(
+                math.sqrt(round(clients * share))
+            )
             learns = row != "fedavg"
             assert spec.pretrain_epochs == (500 if learns else None)
             assert spec.server_data == ("iid" if learns else None)
@@ -91,16 +93,16 @@ def test_scenario2_settings():
                 assert round(spec.num_clients * spec.participation) == sampled
                 assert not spec.pretrain_epochs
                 if spec.algorithm != "feddyn":
-                    assert spec.hp["server_lr"] == pytest.approx(math.sqrt(sampled))
+                    assert spec.hyperparameters["server_lr"] == pytest.approx(math.sqrt(sampled))
                 if row.startswith("fslsyn"):
                     assert (spec.algorithm, spec.server_data) == ("fsl", elsewhere)
                 elif row.startswith("fsl"):
                     assert spec.server_options == {"clients": givers, "per_client": 50}
-                    assert (spec.server_data, spec.hp["gamma"]) == ("clients", 1.0)
+                    assert (spec.server_data, spec.hyperparameters["gamma"]) == ("clients", 1.0)
                 else:
                     assert spec.server_data is None
                 if row.startswith("feddyn"):
-                    assert spec.hp["feddyn_alpha"] == 0.01
+                    assert spec.hyperparameters["feddyn_alpha"] == 0.01
 
 
 def test_table1_variants():
@@ -121,13 +123,19 @@ def test_table1_variants():
         "fsl(n0=500": {"clients": 10, "per_client": 50},
     }
     for row, (spec,) in own.items():
-        assert (spec.dataset, spec.classes, spec.hp["local_lr"]) == ("cifar10", 2, 0.05)
+        assert (spec.dataset, spec.classes, spec.hyperparameters["local_lr"]) == (
+            "cifar10",
+            2,
+            0.05,
+        )
         if row.startswith("feddyn"):
             continue
         (start,) = [start for start in expected if row.startswith(start)]
         assert spec.server_options == expected[start]
-        assert spec.hp["gamma"] in (0.6, 0.8, 1.0, 1.2)
-    alphas = [spec.hp["feddyn_alpha"] for row, (spec,) in own.items() if row[:6] == "feddyn"]
+        assert spec.hyperparameters["gamma"] in (0.6, 0.8, 1.0, 1.2)
+    alphas = [
+        spec.hyperparameters["feddyn_alpha"] for row, (spec,) in own.items() if row[:6] == "feddyn"
+    ]
     assert alphas == [0.01, 0.05, 0.1, 0.5]
 
 
@@ -140,7 +148,9 @@ def test_figures_share_runs():
     sizes = {("cifar10", 500), ("emnist_45", 225)}
     for cell in cells("fig2"):
         spec = cell.runs[0].resolved()
-        if spec.hp["local_lr"] == 0.01 and ((cell.dataset, spec.server_options["size"]) in sizes):
+        if spec.hyperparameters["local_lr"] == 0.01 and (
+            (cell.dataset, spec.server_options["size"]) in sizes
+        ):
             assert {run.digest() for run in cell.runs} <= runs("fig1")
     both = runs("fig8", datasets=("cifar10",)) & runs("fig1", datasets=("cifar10",))
     assert len(both) == 3 * (1 + 5)  # data sharing and FSL, at C = 2
@@ -149,7 +159,7 @@ def test_figures_share_runs():
 def test_figures_7_to_9_match_paper():
     for spec in (s for actual in specs("fig7", datasets=("cifar10",)).values() for s in actual):
         assert spec.server_options == {"size": 200}
-        assert spec.hp.get("gamma", 1.0) == 1.0
+        assert spec.hyperparameters.get("gamma", 1.0) == 1.0
     sampled = {round(s.num_clients * s.participation) for f in specs("fig7").values() for s in f}
     assert sampled == {2, 4, 5, 10}
     own = [(s.dataset, s.classes) for actual in specs("fig8").values() for s in actual]
@@ -237,8 +247,8 @@ def test_table1_row_is_best_variant():
     outcome = TableRun(ALL["table1"], "paper", planned, results, None, reported, None, {})
     best, note = table1.select_best_cells(outcome)
     assert [cell.method for cell in best] == ["feddyn", "fsl(n0=250)", "fsl(n0=500)", *CONTROLS]
-    assert best[2].runs[0].hp["gamma"] == 0.8
-    assert best[0].runs[0].hp["feddyn_alpha"] == 0.05  # of equal ones the first
+    assert best[2].runs[0].hyperparameters["gamma"] == 0.8
+    assert best[0].runs[0].hyperparameters["feddyn_alpha"] == 0.05  # of equal ones the first
     assert "fsl(n0=500, gamma=0.8)" in note and "1 of all runs diverged" in note
     table = compare_with_reported(best, results, reported)
     assert table["reported_mean"].dropna().tolist() == [57.79, 58.45, 61.44]
@@ -252,7 +262,7 @@ def test_table1_row_of_unfinished_table():
     outcome = TableRun(ALL["table1"], "paper", planned, results, None, reported, None)
     best, note = table1.select_best_cells(outcome)
     (row,) = (row for row in best if row.method == "fsl(n0=500)")
-    assert row.runs[0].hp["gamma"] == 1.0 and cell.method in note
+    assert row.runs[0].hyperparameters["gamma"] == 1.0 and cell.method in note
 
 
 # Figures

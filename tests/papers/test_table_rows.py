@@ -56,8 +56,8 @@ def test_tuning_trials():
     for place, name, tried in actual:
         cell = every[place]
         assert cell.method not in CONTROLS
-        usual = cell.runs[0].resolved().hp[name]
-        values = [each.runs[0].resolved().hp[name] for each in tried]
+        usual = cell.runs[0].resolved().hyperparameters[name]
+        values = [each.runs[0].resolved().hyperparameters[name] for each in tried]
         wanted = [factor * usual for factor in TUNING_FACTORS]
         if name == "mixup_lambda":  # a share: ten times the usual one is none
             wanted = [value for value in wanted if value <= 1]
@@ -72,8 +72,10 @@ def test_tuned_row_has_best_value():
     best = {"local_lr": 0.003, "prox_mu": 0.0002}
 
     def accuracy(cell, run):
-        wanted = any(math.isclose(run.hp.get(name, 0), value) for name, value in best.items())
-        if run.hp.get("local_lr") == 0.01:
+        wanted = any(
+            math.isclose(run.hyperparameters.get(name, 0), value) for name, value in best.items()
+        )
+        if run.hyperparameters.get("local_lr") == 0.01:
             return None  # a trial that diverges is none of the best
         return 0.8 if wanted else 0.5
 
@@ -86,7 +88,7 @@ def test_tuned_row_has_best_value():
         "fedprox(prox_mu=0.0002)",
     ]
     assert [run.seed for run in actual[1].runs] == [0, 1]
-    assert actual[1].runs[0].resolved().hp["local_lr"] == 0.003
+    assert actual[1].runs[0].resolved().hyperparameters["local_lr"] == 0.003
     assert actual[0] == own[0]
     note = describe_tuning(TABLE1, own, results)
     assert f"seed {TUNING_SEED}" in note and "10 of 10" in note and "5.0 hours" in note
@@ -109,7 +111,7 @@ def test_tuned_row_has_best_value():
     ]
 
     def best_of_dynafed(cell, run):
-        return 0.9 if math.isclose(run.hp.get("fine_tune_lr", 0), 1e-3) else 0.5
+        return 0.9 if math.isclose(run.hyperparameters.get("fine_tune_lr", 0), 1e-3) else 0.5
 
     result = make_results(tried_there, best_of_dynafed)
     assert len(tried_there) == 5  # the controls themselves are not tried

@@ -75,7 +75,7 @@ def read_dataset(settings: dict[str, Any]):
 def build_network(spec: RunSpec, dataset) -> Model:
     """Build the network of a run."""
     options = {} if spec.width is None else {"width": spec.width}
-    return make_model(spec.model, dataset.input_shape, 10, **options)
+    return make_model(spec.resolved().model, dataset.input_shape, 10, **options)
 
 
 def flops_per_sample(spec: RunSpec, dataset) -> int:
@@ -86,9 +86,10 @@ def flops_per_sample(spec: RunSpec, dataset) -> int:
 def time_rounds(spec: RunSpec, dataset, settings: dict[str, Any]) -> dict[str, Any]:
     """Time the rounds of one run, and write clients and cohorts for the peers."""
     times = benchmark_rounds(spec, settings["rounds"], dataset)
-    alpha = {} if spec.alpha is None else {"alpha": spec.alpha}
+    parameters: dict[str, Any] = {} if spec.alpha is None else {"alpha": spec.alpha}
+    scheme, num_clients = spec.resolved().partition, spec.resolved().num_clients
     partition = make_partition(
-        spec.partition, dataset.train_labels, 10, num_clients=spec.num_clients, seed=0, **alpha
+        scheme, dataset.train_labels, 10, num_clients=num_clients, seed=0, **parameters
     )
     sizes = partition.sizes
     assert times.samples == [int(sizes[cohort].sum()) for cohort in times.cohorts]
@@ -118,7 +119,8 @@ def sweep_seeds(spec: RunSpec, dataset, rounds: int, seeds: int) -> dict[str, An
 
     spec = dataclasses.replace(spec, rounds=rounds, eval_every=rounds)
     specs = [dataclasses.replace(spec, seed=seed) for seed in range(seeds)]
-    results = sweep(specs, dataset=dataset, progress=lambda line: None).results
+    made = sweep(specs, dataset=dataset, progress=lambda line: None).results
+    results = [result for result in made if result is not None]
     seconds = sum(result.summary["round_seconds"] for result in results)
     samples = int(sum(result.metrics["client_samples"].sum() for result in results))
     first = results[0].summary

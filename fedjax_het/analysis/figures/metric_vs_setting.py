@@ -31,6 +31,7 @@ from fedjax_het.analysis.overview import (
     format_setting_value,
     get_metric_label,
     get_metric_values,
+    get_setting_column,
     group_figure_lines,
     group_runs,
     is_diverged,
@@ -109,7 +110,7 @@ def plot_metric_vs_setting(
 
     Args:
       results: as `load_results` returns it.
-      x: a numeric setting, for example "hp.gamma".
+      x: a numeric setting, for example "hp.gamma" or "learning_rate".
       by: settings that distinguish lines and panels; default: all that vary, except seeds.
       panels: settings with panels, the last one with a column per value (default: settings of `by`
         that runs of every method have).
@@ -132,7 +133,7 @@ def plot_metric_vs_setting(
       >>> plot_metric_vs_setting(results, x="hp.gamma").axes[0].get_xlabel()
       'gamma'
     """
-    results = select_newest(results)
+    results, x = select_newest(results), get_setting_column(x)
     require(len(metrics) > 0, "metrics", metrics, "at least one")
     by = [name for name in resolve_group_settings(results, by) if name != x]
     for metric in metrics:
@@ -336,7 +337,7 @@ def plot_heat_map(
       >>> [text.get_text() for text in panel.texts]
       ['50.0', '60.0']
     """
-    results = select_newest(results)
+    results, x, y = select_newest(results), get_setting_column(x), get_setting_column(y)
     for argument, name in (("x", x), ("y", y)):
         require_name(argument, name, list_setting_columns(results))
     require(x != y, "y", y, "another setting than x")

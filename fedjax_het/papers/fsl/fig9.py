@@ -94,8 +94,8 @@ def compute_terms(result: Result) -> tuple[np.ndarray, ProgressTerms]:
     epochs = spec.options["server_epochs"] or -(-sizes.sum() * local_epochs // (num_clients * size))
     terms = compute_progress_terms(
         result.metrics,
-        gamma=spec.hp["gamma"],
-        server_lr=spec.hp["server_lr"],
+        gamma=spec.hyperparameters["gamma"],
+        server_lr=spec.hyperparameters["server_lr"],
         num_clients=num_clients,
         cohort_size=max(1, round(participation * num_clients)),
         client_steps=local_epochs * float(np.ceil(sizes[sizes > 0] / batch_size).mean()),

@@ -13,7 +13,7 @@ from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis.comparison import parse_row
 from fedjax_het.analysis.figures.style import FigureFormat
 from fedjax_het.config.run_spec import RunSpec
-from fedjax_het.config.settings import drop_unused_settings
+from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS, drop_unused_settings
 from fedjax_het.papers.reported import load_reported_values
 
 if TYPE_CHECKING:
@@ -243,6 +243,7 @@ class TableDeclaration:
         method, variant = self.row_parser(row, dataset)
         own_settings: dict[str, Any] = {}
         for name, value in variant.items():
+            name = HYPERPARAMETER_SETTINGS.get(name, name)
             if name in _SPEC_FIELDS:
                 own_settings[name] = value
             else:

@@ -8,6 +8,7 @@ metric on the test split. Control rows are not tuned; they are repeated with the
 row they belong to.
 """
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,7 +21,6 @@ from fedjax_het.analysis.comparison import (
     parse_row,
     select_cell_runs,
 )
-from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.papers.table.declaration import TableDeclaration
 from fedjax_het.utils.errors import ConfigError
 
@@ -56,13 +56,13 @@ def make_tuning_trials(
     for index, cell in enumerate(cells):
         name = experiment.tuned_hyperparameters.get(parse_row(cell.method)[0])
         if name is not None and cell.method not in experiment.control_rows:
-            untuned_value = cell.runs[0].resolved().hp[name]
-            trial_cells = [
-                _set_value(cell, name, factor * untuned_value, (TUNING_SEED,))
-                for factor in TUNING_FACTORS
-            ]
-            valid_cells = [trial for trial in trial_cells if _is_valid(trial.runs[0])]
-            trials.append(TuningTrials(index, name, valid_cells))
+            untuned_value = cell.runs[0].resolved().hyperparameters[name]
+            trial_cells = []
+            for factor in TUNING_FACTORS:
+                with contextlib.suppress(ConfigError):  # a value outside of its range
+                    trial = _set_value(cell, name, factor * untuned_value, (TUNING_SEED,))
+                    trial_cells.append(trial)
+            trials.append(TuningTrials(index, name, trial_cells))
     return trials
 
 
@@ -93,7 +93,7 @@ def add_tuned_cells(
         if trial_cells[0].runs[0].validation is not None:
             scores = scores.where(scores.isna(), _get_validation_accuracies(trial_cells, results))
         if is_complete.all() and scores.notna().any():
-            value = trial_cells[int(scores.argmax())].runs[0].hp[name]
+            value = trial_cells[int(scores.argmax())].runs[0].hyperparameters[name]
             for other_index, other in enumerate(cells):
                 is_control = experiment.control_rows.get(other.method) == cells[index].method
                 is_same_column = other.column_key == cells[index].column_key
@@ -153,11 +153,3 @@ def _set_value(cell: TableCell, name: str, value: float, seeds: Sequence[int]) -
     value, run = float(f"{value:.3g}"), cell.runs[0]
     runs = tuple(replace(run, seed=seed, hp={**run.hp, name: value}) for seed in seeds)
     return replace(cell, method=add_row_settings(cell.method, **{name: value}), runs=runs)
-
-
-def _is_valid(run: RunSpec) -> bool:
-    try:
-        run.resolved()
-    except ConfigError:
-        return False
-    return True

@@ -199,7 +199,7 @@ DEFAULTS = [
 @pytest.mark.parametrize(("method", "settings", "expected"), DEFAULTS)
 def test_defaults_match_papers_and_public_code(method, settings, expected):
     spec = RunSpec(method, **settings).resolved()
-    values = {**spec.to_dict(), **spec.options, **spec.hp}
+    values = {**spec.to_dict(), **spec.options, **spec.hyperparameters}
     assert {name: values.get(name) for name in expected} == expected
     assert spec.resolved() == spec
     assert RunSpec.from_dict(spec.to_dict()).digest() == spec.digest()

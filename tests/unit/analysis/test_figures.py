@@ -364,7 +364,7 @@ def heat_map_sweep():
 
 def test_heat_map_means():
     results, rates = heat_map_sweep()
-    figure = analysis.plot_heat_map(results, x="alpha", y="hp.local_lr")
+    figure = analysis.plot_heat_map(results, x="alpha", y="learning_rate")
     *panels, bar = figure.axes
     assert [panel.get_title() for panel in panels] == ["fedavg", "fedprox", "scaffold"]
     assert bar.get_ylabel() == "Test accuracy (%)"

@@ -96,7 +96,7 @@ def test_derived_setting_is_noted(results):
     assert "hp.local_lr" not in analysis.find_varying_settings(results)
     assert find_derived_settings(results) == {"hp.local_lr": [("fedavg", 0.1), ("fedprox", 0.001)]}
     notes = " ".join(analysis.make_overview_table(results).notes)
-    assert "local_lr follows from the method: 0.1 (fedavg), 0.001 (fedprox)." in notes
+    assert "learning_rate follows from the method: 0.1 (fedavg), 0.001 (fedprox)." in notes
     results.loc[results["alpha"] == 1.0, "hp.local_lr"] = 0.2  # tuned per alpha: it varies
     assert "hp.local_lr" in analysis.find_varying_settings(results)
     assert find_derived_settings(results) == {}

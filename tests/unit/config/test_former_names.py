@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_het
 from fedjax_het import ConfigError, RunSpec, grid, load_dataset
-from fedjax_het.cli.options import load_config_file, rename_former_flags
+from fedjax_het.cli.options import load_config_file, rename_flags
 from fedjax_het.config.settings import FORMER_SETTING_NAMES
 
 VALUES = {
@@ -19,6 +19,8 @@ VALUES = {
     "scored": "client",
     "stop_at": 0.9,
 }
+# Settings without which a setting is an error.
+REQUIRED = {"min_gain": {"patience": 3}, "scored": {"client_tests": True}}
 
 
 def test_every_former_name_is_tried():
@@ -29,9 +31,10 @@ def test_every_former_name_is_tried():
 def test_former_name_is_deprecated(former_name):
     name, value = FORMER_SETTING_NAMES[former_name], VALUES[former_name]
     with pytest.warns(DeprecationWarning, match=f"{former_name} is deprecated, use {name}"):
-        spec = RunSpec("scaffold", **{former_name: value})
-    assert spec == RunSpec("scaffold", **{name: value})
-    assert RunSpec.from_dict({"algorithm": "scaffold", former_name: value}) == spec  # no warning
+        spec = RunSpec("scaffold", **{former_name: value}, **REQUIRED.get(former_name, {}))
+    assert spec == RunSpec("scaffold", **{name: value}, **REQUIRED.get(former_name, {}))
+    settings = {"algorithm": "scaffold", former_name: value, **REQUIRED.get(former_name, {})}
+    assert RunSpec.from_dict(settings) == spec  # no warning
     with pytest.raises(ConfigError, match=f"expected only {name}"):
         RunSpec.from_dict({former_name: value, name: value})
 
@@ -72,8 +75,8 @@ def test_file_and_flags_accept_former_names(tmp_path):
     assert load_config_file(path) == {"target_accuracy": 0.9, "client_tests": True}
     words = ["--stop-at=0.9", "--min_gain", "0.1", "--alpha", "1", "--local-tests", "True"]
     expected = ["--target-accuracy=0.9", "--min-delta", "0.1", "--alpha", "1", "--client-tests"]
-    assert rename_former_flags(words) == [*expected, "True"]
-    assert rename_former_flags(["--measure", "bmta"]) == ["--metric", "bmta"]
+    assert rename_flags(words) == [*expected, "True"]
+    assert rename_flags(["--measure", "bmta"]) == ["--metric", "bmta"]
 
 
 def test_former_function_is_deprecated():

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 
 from fedjax_het import ConfigError, RunSpec, grid, register_partition
-from fedjax_het.cli import main
+from fedjax_het.cli import _parse_command, main
 from fedjax_het.cli.sweep import SweepCommand, build_run_specs
 from fedjax_het.runtime.result_display import format_run_label
 from fedjax_het.utils.command_line import parse_flags
+from fedjax_het.utils.config import to_json_value
+from fedjax_het.utils.yaml_files import dump_yaml
 
 
 def test_grid_combines_values():
@@ -116,6 +118,16 @@ def test_grid_sweeps_option_lists(case):
     )
 
 
+@pytest.mark.parametrize("case", sorted(OPTION_LISTS.keys() - {"mappings"}))
+def test_file_sweeps_option_lists(case, tmp_path):
+    register_partition("mine", split_mine)
+    settings = {"model": "mlp", "num_clients": 10, "seed": [0, 1], **OPTION_LISTS[case][0]}
+    path = tmp_path / "sweep.yaml"
+    path.write_text(dump_yaml(to_json_value("settings", settings)))
+    specs = build_run_specs(_parse_command(SweepCommand, ["--config", str(path)]))
+    assert specs == grid(**settings)
+
+
 @pytest.mark.parametrize(
     ("words", "name", "expected"),
     [
@@ -172,8 +184,8 @@ def test_sweep_command_keeps_quoted_commas():
     [
         ({"algoritm": "fedavg"}, "did you mean 'algorithm'"),
         ({"algorithm": "fedagv"}, "did you mean 'fedavg'"),
-        ({"hp": {"prox_mu": 0.1}}, "hp 'prox_mu': none of the methods .fedavg. has it"),
-        ({"options": {"preset": "code"}}, "options 'preset': none"),
+        ({"hp": {"prox_mu": 0.1}}, "hp prox_mu: none of the methods .fedavg. has it"),
+        ({"options": {"preset": "code"}}, "options preset: none"),
         ({"alpha": []}, "alpha = .*expected 1 to 1000000 values"),
         ({"alpha": [0.1, -1.0]}, "alpha = -1.0"),
     ],

@@ -95,7 +95,9 @@ def test_schedule_length_defaults_to_rounds():
         spec = RunSpec(lr_schedule=name, hp=hp)
         ends = name in ("cosine", "linear", "polynomial")
         assert is_horizon_dependent(spec.resolved()) == is_horizon_dependent(spec) == ends
-        longer = compute_round_lr_factors(name, spec.hp | named("lr_", NUMBERS[name]), 30)
+        longer = compute_round_lr_factors(
+            name, spec.hyperparameters | named("lr_", NUMBERS[name]), 30
+        )
         shorter = compute_round_lr_factors(name, named("lr_", NUMBERS[name]), 15)
         assert np.array_equal(longer[:15], shorter)  # with a length of its own it does not matter
         if ends:

@@ -175,15 +175,22 @@ def test_nesterov_with_weight_decay():
 
 def test_resolved_hp_has_only_given_optional_values():
     plain = RunSpec("fedavg", local_optimizer="sgd").resolved()
-    assert set(plain.hp) == {"server_lr", "local_lr", "local_weight_decay"}  # of the protocol
+    assert set(plain.hyperparameters) == {
+        "server_lr",
+        "local_lr",
+        "local_weight_decay",
+    }  # of the protocol
     spec = RunSpec("fedavg", local_optimizer="sgd", hp={"local_clip_norm": 5}).resolved()
-    assert set(spec.hp) == {*plain.hp, "local_clip_norm"}
+    assert set(spec.hyperparameters) == {*plain.hyperparameters, "local_clip_norm"}
     usual = RunSpec("fedavg", local_optimizer="nadam", optimizer_options={"nesterov": True})
     assert usual.digest() == RunSpec("fedavg", local_optimizer="nadam").digest()
     other = RunSpec("fedavg", local_optimizer="nadam", optimizer_options={"nesterov": False})
     assert other.digest() != usual.digest()
     for name, entry in OPTIMIZERS.items():
-        assert set(entry.hyperparameters) <= RunSpec(local_optimizer=name).resolved().hp.keys()
+        assert (
+            set(entry.hyperparameters)
+            <= RunSpec(local_optimizer=name).resolved().hyperparameters.keys()
+        )
 
 
 # --- users' own ----------------------------------------------------------------------------------
@@ -203,7 +210,7 @@ def test_registered_optimizer_equals_built_in_one():
     theirs = run(RunSpec("fedavg", local_optimizer="nesterov", **numbers, **SMALL))
     # One keeps a row of all weights, the other a tree: the same to rounding.
     np.testing.assert_allclose(mine.metrics["test_loss"], theirs.metrics["test_loss"], rtol=1e-5)
-    assert RunSpec(local_optimizer="heavy").resolved().hp["local_momentum"] == 0.5
+    assert RunSpec(local_optimizer="heavy").resolved().hyperparameters["local_momentum"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -242,11 +249,13 @@ def test_user_optimizer_equals_named_one():
     own = RunSpec("fedprox", hp={"local_lr": 0.1, "local_bound": 0.05}, **SMALL)
     result = run(own, optimizer=clipped_sgd)
     np.testing.assert_allclose(result.metrics["test_loss"], named.metrics["test_loss"], rtol=1e-5)
-    assert result.spec.local_optimizer == "user" and result.spec.hp["local_bound"] == 0.05
+    assert (
+        result.spec.local_optimizer == "user" and result.spec.hyperparameters["local_bound"] == 0.05
+    )
     fixed = optax.chain(optax.clip(0.05), optax.sgd(0.1))
     closed = run(RunSpec("fedprox", **SMALL), optimizer=fixed)
     np.testing.assert_allclose(closed.metrics["test_loss"], named.metrics["test_loss"], rtol=1e-5)
-    assert set(closed.spec.hp) == {"server_lr", "prox_mu"}
+    assert set(closed.spec.hyperparameters) == {"server_lr", "prox_mu"}
     assert len({each.digest() for each in (named, result, closed)}) == 3
 
 
@@ -319,4 +328,7 @@ def test_user_optimizer_conflicts_are_refused(settings, optimizer, message, monk
 def test_common_hyperparameters_apply_to_all():
     for name in OPTIMIZERS:
         numbers = {each: 0.5 for each in COMMON_HYPERPARAMETERS}
-        assert numbers.items() <= RunSpec(local_optimizer=name, hp=numbers).resolved().hp.items()
+        assert (
+            numbers.items()
+            <= RunSpec(local_optimizer=name, hp=numbers).resolved().hyperparameters.items()
+        )

@@ -125,7 +125,7 @@ def check(tracker, folder, result):
         np.testing.assert_allclose(pairs, expected[metric], rtol=1e-6, err_msg=metric)
     if settings is not None:
         assert settings["algorithm"] == result.spec.algorithm
-        assert float(settings["hp.local_lr"]) == result.spec.hp["local_lr"]
+        assert float(settings["hp.local_lr"]) == result.spec.hyperparameters["local_lr"]
         assert int(settings["rounds"]) == result.spec.rounds
 
 

@@ -1,73 +1,131 @@
-"""Commands `fedjax-het list`, `show` and `devices`, which describe entries and this machine."""
+"""Descriptions of methods, data sets, partitions, networks and other entries, and their lists."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
-
-import tyro
 
 from fedjax_het.algorithms import METHODS, get_algorithm_spec, get_possible_bases
 from fedjax_het.analysis.overview import format_setting_value
 from fedjax_het.config.protocols import PROTOCOLS, describe_protocol
 from fedjax_het.config.run_spec import RunSpec
+from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS
 from fedjax_het.core import lr_schedules
 from fedjax_het.core.lr_schedules import LR_SCHEDULES
 from fedjax_het.core.optimizers import OPTIMIZERS, optional_optimizer_hyperparameters
 from fedjax_het.data import DATASETS, PARTITIONS, SERVER_SOURCES
 from fedjax_het.metrics.registry import METRICS
 from fedjax_het.nn import NETWORKS
-from fedjax_het.utils.config import HyperParameter, document_fields, hyperparameters_of
-from fedjax_het.utils.errors import ConfigError, require, require_name
+from fedjax_het.utils.config import (
+    HyperParameter,
+    document_fields,
+    hyperparameters_of,
+    validate_arguments,
+)
+from fedjax_het.utils.errors import ConfigError, require_name
 from fedjax_het.utils.registry import REQUIRED, Registry
-from fedjax_het.utils.text import to_one_line
+from fedjax_het.utils.text import make_html_table
 
 
-@dataclass(frozen=True)
-class ListCommand:
-    """Print the names of all methods, data sets, partitions, networks and other entries.
+class EntryList(list[str]):
+    """Names of entries; its representation also has their titles and descriptions.
 
-    The other entries are sources of the server's examples, metrics, local optimizers and learning
-    rate schedules.
+    Example:
+      >>> from fedjax_het import list_methods
+      >>> methods = list_methods()
+      >>> methods[:2], methods.descriptions["fedavg"]
+      (['fedavg', 'fedprox'], 'average of the clients...')
     """
 
+    def __init__(self, titles: Mapping[str, str], descriptions: Mapping[str, str]):
+        """Make the list.
 
-@dataclass(frozen=True)
-class ShowCommand:
-    """Print the options of methods, data sets, partitions, networks and other entries.
+        Args:
+          titles: name for display, by name.
+          descriptions: one line, by name.
+        """
+        super().__init__(titles)
+        self.titles, self.descriptions = dict(titles), dict(descriptions)
 
-    The other entries are sources of the server's examples, local optimizers and learning rate
-    schedules. The description of a method contains its paper, options, presets, hyperparameters
-    with range and default, base methods, and settings by protocol. Example: fedjax-het show fedamp
-    convnet
+    def __repr__(self) -> str:
+        widths = [max(map(len, ["", *column])) for column in (self, self.titles.values())]
+        return "\n".join(
+            f"{name:{widths[0]}}  {self.titles[name]:{widths[1]}}  {self.descriptions[name]}"
+            for name in self
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [(name, self.titles[name], self.descriptions[name]) for name in self]
+        return make_html_table(rows, header=("name", "title", "description"))
+
+
+class Description(str):
+    """Text whose representation is the text itself, for notebooks and the interpreter."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+@validate_arguments
+def list_methods(*, personalized: bool | None = None) -> EntryList:
+    """List the federated learning methods, also those that this process has registered.
+
+    Args:
+      personalized: True for methods that give each client its own model, False for methods with one
+        model for all clients (default: all methods).
+
+    Returns:
+      The names, e.g. for `grid(algorithm=list_methods())`. The list prints as a table of names,
+      titles and descriptions.
+
+    Example:
+      >>> from fedjax_het import list_methods
+      >>> "fedprox" in list_methods(), "ditto" in list_methods(personalized=True)
+      (True, True)
+      >>> print(list_methods(personalized=True))
+      separate ...
     """
-
-    names: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Names of the entries; `fedjax-het list` prints all names."""
-
-
-def list_command(command: ListCommand) -> int:
-    """Print every name with its description; return the exit status."""
-    width = max(len(name) for registry, _ in REGISTRIES.values() for name in registry)
-    for title, (registry, _) in REGISTRIES.items():
-        lines = (f"  {name:{width}}  {entry.description}" for name, entry in registry.items())
-        print(title, *lines, sep="\n", end="\n\n")
-    print("fedjax-het show NAME prints the options of an entry.")
-    return 0
+    methods = [
+        method
+        for method in METHODS.values()
+        if personalized in (None, method.evaluated_models[0] != "global")
+    ]
+    return EntryList(
+        {method.name: method.title for method in methods},
+        {method.name: method.description for method in methods},
+    )
 
 
-def show_command(command: ShowCommand) -> int:
-    """Print the options of the named entries; return the exit status."""
+@validate_arguments
+def describe(name: str) -> Description:
+    """Describe a method, data set, partition, network, optimizer, metric or other entry.
+
+    The text of a method has its paper, options, presets, hyperparameters with range and default,
+    base methods, and settings by protocol. `fedjax-het show NAME` prints the same text.
+
+    Args:
+      name: name of the entry; `fedjax-het list` prints all names.
+
+    Returns:
+      The text, which a notebook shows as it is.
+
+    Raises:
+      ConfigError: if no entry has the name.
+
+    Example:
+      >>> from fedjax_het import describe
+      >>> describe("fedprox").splitlines()[1]
+      'paper: Li et al., MLSys 2020, arXiv:1812.06127'
+    """
     entries = {
-        name: (entry, describe)
-        for registry, describe in REGISTRIES.values()
-        for name, entry in registry.items()
+        entry_name: (entry, describe_entry)
+        for registry, describe_entry in REGISTRIES.values()
+        for entry_name, entry in registry.items()
     }
-    require(len(command.names) > 0, "name", "", "one that `fedjax-het list` names")
-    for name in command.names:
-        require_name("name", name, entries)
-    for entry, describe in map(entries.__getitem__, command.names):
-        print(f"{entry.name}: {entry.description}", *describe(entry), sep="\n", end="\n\n")
-    return 0
+    require_name("name", name, entries)
+    entry, describe_entry = entries[name]
+    lines = [f"{entry.name}: {entry.description}", *describe_entry(entry)]
+    return Description("\n".join(lines))
 
 
 def _describe_parameters(parameters: Mapping[str, Any]) -> Iterator[str]:
@@ -80,12 +138,14 @@ def _describe_number(name: str, hyperparameter: HyperParameter, default: str = "
 
 
 def _describe_optimizer(optimizer: Any) -> Iterator[str]:
-    yield "hyperparameters (--hp NAME=VALUE):"
+    settings = {name: f"--{s}".replace("_", "-") for s, name in HYPERPARAMETER_SETTINGS.items()}
+    yield "hyperparameters (--hp NAME=VALUE, or the flag):"
     for name, hyperparameter in optimizer.hyperparameters.items():
-        yield _describe_number(name, hyperparameter, f" = {hyperparameter.default:g}")
-    yield "optional hyperparameters (--hp NAME=VALUE):"
+        default = f" = {hyperparameter.default:g}"
+        yield _describe_number(settings.get(name, name), hyperparameter, default)
+    yield "optional hyperparameters (--hp NAME=VALUE, or the flag):"
     for name, hyperparameter in optional_optimizer_hyperparameters(optimizer.name, {}).items():
-        yield _describe_number(name, hyperparameter)
+        yield _describe_number(settings.get(name, name), hyperparameter)
     if optimizer.options:
         yield "options (--optimizer-option NAME=VALUE):"
         yield from (f"  {name} = {default}" for name, default in optimizer.options.items())
@@ -139,7 +199,8 @@ def collect_settings_by_protocol(method: Any) -> dict[str, dict[str, Any]]:
             run = RunSpec(method.name, dataset="fashion_mnist", protocol=protocol).resolved()
         except ConfigError:  # the protocol lacks settings of the method
             continue
-        settings = {f"--{name.replace('_', '-')}": getattr(run, name) for name in _LISTED_SETTINGS}
+        names = (*_LISTED_SETTINGS, *HYPERPARAMETER_SETTINGS)
+        settings = {f"--{name.replace('_', '-')}": getattr(run, name) for name in names}
         for name, value in {**settings, **{f"--hp {n}": v for n, v in run.hp.items()}}.items():
             if value is not None:
                 values_by_setting.setdefault(name, {})[protocol] = value
@@ -173,22 +234,3 @@ REGISTRIES: dict[str, tuple[Registry[Any], Callable[[Any], Iterable[str]]]] = {
     "learning rate schedules": (LR_SCHEDULES, _describe_schedule),
 }
 """Registry and function that describes the options of an entry, by title."""
-
-
-@dataclass(frozen=True)
-class DevicesCommand:
-    """Print the devices of this machine and the software that uses them.
-
-    The output contains memory and precision of the devices, versions of libraries, environment
-    variables and recommended flags. It also has the numbers of lanes that short timings found
-    fastest.
-    """
-
-
-def devices_command(command: DevicesCommand) -> int:
-    """Print the description of the devices; return the exit status."""
-    from fedjax_het.runtime.device_report import describe_devices
-
-    for line in describe_devices():
-        print(to_one_line(line))
-    return 0
