@@ -48,7 +48,7 @@ def test_standard_protocol_is_niid_bench():
     assert (run.local_epochs, run.batch_size, run.local_optimizer) == (10, 64, "momentum")
     assert (run.optimizer_state, run.averaging) == ("reset", "weighted")
     expected = {"local_lr": 0.01, "local_momentum": 0.9, "local_weight_decay": 1e-5}
-    assert run.hp == {"server_lr": 1.0} | expected
+    assert run.hyperparameters == {"server_lr": 1.0} | expected
     assert RunSpec("fedavg", "digits").resolved().model == "mlp"  # too small for cnn
     # Other optimizers have their own numbers.
     assert RunSpec("fedavg", local_optimizer="adam").resolved().hp["local_lr"] == 1e-3
