@@ -51,8 +51,11 @@ def test_standard_protocol_is_niid_bench():
     assert run.hyperparameters == {"server_lr": 1.0} | expected
     assert RunSpec("fedavg", "digits").resolved().model == "mlp"  # too small for cnn
     # Other optimizers have their own numbers.
-    assert RunSpec("fedavg", local_optimizer="adam").resolved().hp["local_lr"] == 1e-3
-    assert "local_weight_decay" not in RunSpec("fedavg", local_optimizer="adam").resolved().hp
+    assert RunSpec("fedavg", local_optimizer="adam").resolved().hyperparameters["local_lr"] == 1e-3
+    assert (
+        "local_weight_decay"
+        not in RunSpec("fedavg", local_optimizer="adam").resolved().hyperparameters
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)
