@@ -13,7 +13,16 @@ log = logging.getLogger("fedjax_het")
 
 _LOCAL_NUMBERS = ("local_lr", "local_momentum", "local_weight_decay")
 _COMPARED_SETTINGS = (
-    *("protocol", "dataset", "partition", "alpha", "classes", "num_clients", "participation"),
+    *(
+        "protocol",
+        "dataset",
+        "normalization",
+        "partition",
+        "alpha",
+        "classes",
+        "num_clients",
+        "participation",
+    ),
     *("model", "local_optimizer", "optimizer_state", "averaging"),
     *(f"hp.{name}" for name in _LOCAL_NUMBERS),
     *("batch_size", "local_epochs", "rounds", "client_tests"),
@@ -64,6 +73,8 @@ def _get_value(settings: Mapping[str, Any], name: str) -> str | None:
     """Return a setting as text; None if the run does not have it or gives it another meaning."""
     value, method = settings.get(name), METHODS.get(settings["algorithm"])
     value = None if value != value else value  # NaN in a frame
+    if name == "normalization" and value is None:
+        return "usual"
     if method is not None and name == "client_tests":
         value = bool(value) or method.evaluated_models[0] != "global"
     if method is not None and name == "batch_size" and not method.trains_locally:

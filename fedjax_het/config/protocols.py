@@ -117,6 +117,8 @@ PROTOCOLS: dict[str, tuple[DefaultsRule, ...]] = {
             datasets=tuple(name for name in DATASETS.built_in if name != "digits"),
             settings={"model": "cnn"},
         ),
+        # Clients of the digits make about 30 steps in a round, in which a mu of 0.01 does nothing.
+        DefaultsRule(datasets=("digits",), hp={"prox_mu": 0.1}),
     ),
     "dynafed": (_make_rule("dynafed"),),
     "fedaf": _FEDAF,

@@ -151,6 +151,10 @@ def test_grid_with_own_protocols_lists_differences(caplog):
     (text,) = (record.getMessage() for record in caplog.records)
     assert "partition (dirichlet_capped: fedavg, ditto; grouped: fedamp)" in text
     assert "rounds (50: fedavg, ditto; 100: fedamp)" in text
+    assert "normalization" not in text
+    fsl = [RunSpec(name, protocol="own").resolved() for name in ("fedavg", "fsl")]
+    unequal = comparison.find_unequal_settings(vars(run) for run in fsl)
+    assert unequal["normalization"] == {"usual": ["fedavg"], "fsl": ["fsl"]}
     # Given settings, and settings that one method does not have, are no difference.
     assert "num_clients" not in text and "client_tests" not in text and "alpha" not in text
 
@@ -223,7 +227,8 @@ def test_run_texts_name_the_protocol(capsys, caplog):
 
 
 def test_fedprox_default_is_in_the_tuned_range():
-    assert RunSpec("fedprox").resolved().hp["prox_mu"] == 0.1
+    assert RunSpec("fedprox", "fashion_mnist").resolved().hp["prox_mu"] == 0.01
+    assert RunSpec("fedprox", "digits").resolved().hp["prox_mu"] == 0.1
     # Papers' protocols keep their value, also for FedProx as the base of another method.
     for name in ("dynafed", "fedamp", "fsl"):
         assert RunSpec("fedprox", protocol=name).resolved().hp["prox_mu"] == 0.002
