@@ -100,7 +100,7 @@ def get_snapshots(result: Result) -> dict[int, SyntheticData]:
 
 
 _VALIDATION_LABELS = {
-    "validation_accuracy": "validation examples",
+    "validation_accuracy": "all validation examples",
     "mean_client_validation_accuracy": "mean of clients' validation examples",
 }
 
