@@ -111,7 +111,7 @@ def test_client_with_nonfinite_logits_has_no_accuracy(devices):
 def test_client_mean_includes_all_clients_with_tests():
     class Measured:
         test_accuracy = test_loss = train_loss = update_norm = np.ones(2, np.float32)
-        domain_accuracy, records, metrics = None, {}, {}
+        domain_accuracy, records, metrics, validation = None, {}, {}, {}
         client_accuracy = np.array([[0.5, np.nan, 1], [np.nan, np.nan, 1]], np.float32)
 
     tests = partition_from_clients([np.array([0]), np.array([], int), np.array([1])])
