@@ -21,7 +21,7 @@ from fedjax_het.utils.config import (
     validate_arguments,
 )
 from fedjax_het.utils.errors import ConfigError, require_name
-from fedjax_het.utils.registry import REQUIRED, Registry
+from fedjax_het.utils.registry import LIST_COMMAND, REQUIRED, Registry
 from fedjax_het.utils.text import make_html_table
 
 
@@ -122,7 +122,7 @@ def describe(name: str) -> Description:
         for registry, describe_entry in REGISTRIES.values()
         for entry_name, entry in registry.items()
     }
-    require_name("name", name, entries)
+    require_name("name", name, entries, listed_by=LIST_COMMAND)
     entry, describe_entry = entries[name]
     lines = [f"{entry.name}: {entry.description}", *describe_entry(entry)]
     return Description("\n".join(lines))

@@ -93,7 +93,7 @@ def _run(words: Sequence[str]) -> int:
         options = _list_help_options(name, include_rare=command_line.HELP_ALL_FLAG in argv)
         command_line.print_help(config_class, options, prog=f"fedjax-het {name}")
     else:
-        command = _parse_command(config_class, argv)
+        command = _parse_command(config_class, argv, f"fedjax-het {name}")
     if getattr(command, "distributed", False):  # before anything asks for devices
         try:
             jax.distributed.initialize()
@@ -112,13 +112,13 @@ def _run(words: Sequence[str]) -> int:
         return run(command)
 
 
-def _parse_command(config_class: type, argv: Sequence[str]) -> Any:
+def _parse_command(config_class: type, argv: Sequence[str], prog: str = "") -> Any:
     """Return the dataclass of a command: values of its flags, then of the file `--config`.
 
     A mapping, such as `hp`, keeps the names of the file that the command line omits.
     """
     flags = [option.flag for option in command_line.get_options(config_class).values()]
-    values = command_line.parse_flags(config_class, rename_flags(argv, flags))
+    values = command_line.parse_flags(config_class, rename_flags(argv, flags), prog=prog)
     if values.get("config") is not None:
         with display_flags(config_class):
             settings = read_settings(values["config"], command_line.get_options(config_class))

@@ -61,7 +61,7 @@ from fedjax_het.utils.errors import (
     require,
     require_name,
 )
-from fedjax_het.utils.registry import get_list_depth
+from fedjax_het.utils.registry import LIST_COMMAND, get_list_depth
 
 USER_PROVIDED = "user"
 """Name of a data set, network or optimizer that is passed to the run itself."""
@@ -253,7 +253,7 @@ def _check_names(raw: RunSettings) -> None:
         may_be_user_object = name in ("dataset", "model", "local_optimizer")
         is_user_object = may_be_user_object and isinstance(value, str) and value == USER_PROVIDED
         if not is_user_object and (value is not None or name in ("algorithm", "dataset")):
-            require_name(name, value, valid)
+            require_name(name, value, valid, listed_by=LIST_COMMAND)
 
 
 def _require_unset(raw: RunSettings, names: Iterable[str], expected: str) -> None:

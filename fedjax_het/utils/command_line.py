@@ -32,13 +32,19 @@ from fedjax_het.utils.config import (
     validate,
 )
 from fedjax_het.utils.env import get_environ
-from fedjax_het.utils.errors import display_names, require, require_name
+from fedjax_het.utils.errors import (
+    ConfigError,
+    display_names,
+    format_value,
+    require,
+    require_name,
+)
 
 HELP_ALL_FLAG = "--help-all"
 """Flag that prints the help of all options."""
 HELP_FLAGS = ("-h", "--help", HELP_ALL_FLAG)
 """Flags that print a help text."""
-_FLAG_PATTERN = re.compile(r"--?[A-Za-z]")
+_FLAG_PATTERN = re.compile(r"--?(?!inf$)[A-Za-z]")  # -inf is a number
 _VALUE_SEPARATOR = re.compile(r',(?=(?:[^"]*"[^"]*")*[^"]*$)')  # an even number of quotes follows
 _CONSTANTS = {"None": None, "True": True, "False": False}
 _METAVARS = {int: "N", float: "X", str: "NAME", Path: "PATH", bool: "BOOL"}
@@ -130,12 +136,13 @@ def display_flags(
 # --- parsing
 
 
-def parse_flags(config_class: type, argv: Sequence[str]) -> dict[str, Any]:
+def parse_flags(config_class: type, argv: Sequence[str], *, prog: str = "") -> dict[str, Any]:
     """Parse a command line.
 
     Args:
       config_class: dataclass whose fields are the flags.
       argv: words of the command line. A list may be given in several parts.
+      prog: name of the command, whose help messages refer to.
 
     Returns:
       The given values by field.
@@ -160,10 +167,12 @@ def parse_flags(config_class: type, argv: Sequence[str]) -> dict[str, Any]:
     for word in argv:
         flag = word.partition("=")[0]
         if _FLAG_PATTERN.match(flag) and flag.replace("_", "-") not in (*flags, *negations):
-            require_name("flag", flag, flags)
+            require_name("flag", flag, flags, listed_by=f"{prog} --help" if prog else "")
     occurrences, loose_words = _split_words(options, argv)
-    expected = f"a flag before it: {', '.join(flags)}"
-    require(not loose_words, "word", " ".join(loose_words), expected)
+    if loose_words:
+        expected = "a value needs a flag before it" if flags else "no word may follow the command"
+        hint = f"; see `{prog} --help`" if prog else ""
+        raise ConfigError(f"{format_value(' '.join(loose_words))} is unexpected: {expected}{hint}")
     values: dict[str, Any] = {}
     # An argument without a flag takes its word first, which a flag before it then lacks.
     required = [
@@ -476,4 +485,4 @@ def parse_arguments(
         for name, value in defaults.items():
             options[name] = options[name]._replace(hint=f"(default: {value})")
         print_help(config_class, options.values(), prog=sys.argv[0], description=description)
-    return config_class(**{**defaults, **parse_flags(config_class, argv)})
+    return config_class(**{**defaults, **parse_flags(config_class, argv, prog=sys.argv[0])})

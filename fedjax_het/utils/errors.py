@@ -17,6 +17,8 @@ from fedjax_het.utils.text import to_one_line
 
 MAX_VALUE_LENGTH = 100
 """Largest number of characters of a value in a message."""
+_MIN_SIMILARITY = 0.65  # of a suggested name, as difflib measures it between 0 and 1
+_MAX_LISTED_NAMES = 12
 _PLAIN_TYPES = (str, bytes, numbers.Number, list, tuple, dict, set)
 # Names of arguments in messages, by their names in Python. A context variable keeps threads apart;
 # the alternative, a parameter of every check, would pass through all functions that validate.
@@ -175,27 +177,58 @@ def is_integer_at_least(value: object, minimum: float) -> bool:
     return int(value) >= minimum
 
 
-def require_name(argument: str, value: object, valid: Iterable[object]) -> None:
-    """Raise an error unless a value is one of the valid names. The message suggests similar names.
+def require_name(
+    argument: str, value: object, valid: Iterable[object], *, listed_by: str = ""
+) -> None:
+    """Raise an error unless a value is one of the valid names.
+
+    The message suggests the most similar name. If no name is similar, it lists the valid names.
 
     Args:
       argument: name of the argument.
       value: the value.
       valid: valid names, in the order of the message.
+      listed_by: command that lists the valid names, which replaces a long list in the message.
 
     Raises:
       ConfigError: if the value is unknown.
+
+    Example:
+      >>> from fedjax_het.utils.errors import ConfigError, require_name
+      >>> try:
+      ...     require_name("partition", "idd", ["iid", "dirichlet"])
+      ... except ConfigError as error:
+      ...     print(error)
+      partition = 'idd' is unknown: did you mean 'iid'?
     """
     names = list(valid)
     if any(type(value) is type(name) and value == name for name in names):
         return
     valid_names = [str(name) for name in names]
-    text = value[:MAX_VALUE_LENGTH] if isinstance(value, str) else ""
-    suggestions = difflib.get_close_matches(text, valid_names, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(map(repr, suggestions))}? " if suggestions else ""
-    valid_text = f"(valid: {', '.join(valid_names)})" if valid_names else "none is taken here"
-    setting_text = f"{display_name(argument)} = {format_value(value)}"
-    raise ConfigError(f"{setting_text} is unknown: {hint}{valid_text}")
+    suggestion = suggest_name(value, valid_names) if isinstance(value, str) else None
+    if suggestion is not None:
+        hint = f"did you mean {suggestion!r}?"
+    elif listed_by and len(valid_names) > _MAX_LISTED_NAMES:
+        hint = f"see `{listed_by}`"
+    else:
+        hint = f"(valid: {', '.join(valid_names)})" if valid_names else "none is taken here"
+    raise ConfigError(f"{display_name(argument)} = {format_value(value)} is unknown: {hint}")
+
+
+def suggest_name(text: str, names: Iterable[str]) -> str | None:
+    """Return the name that is most similar to a text; None if no name is near enough.
+
+    Leading dashes of flags do not count.
+
+    Example:
+      >>> from fedjax_het.utils.errors import suggest_name
+      >>> suggest_name("--alpah", ["--alpha", "--lanes"]), suggest_name("--rate", ["--lanes"])
+      ('--alpha', None)
+    """
+    bare_names = {name.lstrip("-").lower(): name for name in reversed(list(names))}
+    bare_text = text[:MAX_VALUE_LENGTH].lstrip("-").lower()
+    matches = difflib.get_close_matches(bare_text, bare_names, n=1, cutoff=_MIN_SIMILARITY)
+    return bare_names[matches[0]] if matches else None
 
 
 def require_columns(argument: str, frame: Any, names: Iterable[str]) -> None:

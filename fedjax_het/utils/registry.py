@@ -1,6 +1,5 @@
 """Registries of named entries, and the signatures of the functions that users register."""
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar, get_args, get_origin, get_type_hints
@@ -11,7 +10,14 @@ from fedjax_het.utils.config import (
     union_members,
     validate,
 )
-from fedjax_het.utils.errors import ConfigError, display_name, format_value, require, require_name
+from fedjax_het.utils.errors import (
+    ConfigError,
+    display_name,
+    format_value,
+    require,
+    require_name,
+    suggest_name,
+)
 
 
 class RegistryEntry(Protocol):
@@ -34,6 +40,8 @@ def format_entry(entry: Any) -> str:
 
 
 EntryT = TypeVar("EntryT", bound=RegistryEntry)
+LIST_COMMAND = "fedjax-het list"
+"""Command that prints the names of all entries."""
 MAX_NAME_LENGTH = 100
 """Largest number of characters of a name, which names of files contain."""
 
@@ -80,7 +88,7 @@ class Registry(dict[str, EntryT]):
         Raises:
           ConfigError: if the name is unknown; the message suggests similar names.
         """
-        require_name(self.argument, name, self)
+        require_name(self.argument, name, self, listed_by=LIST_COMMAND)
         return self[name]
 
     def add(self, entry: EntryT) -> None:
@@ -196,8 +204,8 @@ def validate_keyword_arguments(
     accepted_text = f"(it takes {', '.join(parameters) or 'none'})"
     for name, value in arguments.items():
         if name not in parameters:
-            suggestions = difflib.get_close_matches(name, parameters, n=1, cutoff=0.5)
-            hint = f"; did you mean {suggestions[0]!r}?" if suggestions else ""
+            suggestion = suggest_name(name, parameters)
+            hint = f"; did you mean {suggestion!r}?" if suggestion else ""
             problem = f"{owner} has no {noun} {format_value(name)} {accepted_text}{hint}"
             raise ConfigError(f"{display_name(name)} = {format_value(value)}: {problem}")
     for name, default in parameters.items():

@@ -187,6 +187,11 @@ WRONG_COUNTS = {"1.7": "'1.7'", "nan": "'nan'", "inf": "'inf'", "0": "0", "1e3":
         (["sweep", "--hp", "local_lr=0.1,x"], ("hp local_lr = 'x': expected a finite number",)),
         (["sweep", "--hp", "prox_mu"], ("expected NAME=VALUE",)),
         (["table", "table1", "--alphas", "x"], ("--alphas", "x")),
+        (["run", "--alpah", "1"], ("flag = '--alpah' is unknown: did you mean '--alpha'?\n",)),
+        (["run", "--quux", "1"], ("flag = '--quux' is unknown: see `fedjax-het run --help`\n",)),
+        (["show", "quux"], ("name = 'quux' is unknown: see `fedjax-het list`\n",)),
+        (["run", "fedavg"], ("'fedavg' is unexpected: a value needs a flag before it; see `",)),
+        (["devices", "x"], ("'x' is unexpected: no word may follow the command; see `fedjax-",)),
         (["show"], ("name = ''",)),
         (["show", "fedmxi"], ("name = 'fedmxi' is unknown: did you mean 'fedmix'",)),
         # Paths that are longer than any system allows.
