@@ -295,8 +295,8 @@ def _load_or_time(
             seconds[candidate] = timing.seconds
     if new_timings:
         save_timings(device_kind, key, new_timings)
-        rounded = {str(candidate): float(f"{taken:.3g}") for candidate, taken in seconds.items()}
-        log.info("timings of lanes on each device (seconds per step): %s", rounded)
+        times = [f"{candidate} lanes {1000 * s:.3g} ms" for candidate, s in seconds.items()]
+        log.info("measured time per step and device: %s", ", ".join(times))
     return seconds
 
 

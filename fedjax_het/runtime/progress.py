@@ -1,23 +1,27 @@
 """Progress of long work on standard error.
 
-A terminal shows a panel below all other output. A pipe gets a line now and then. The output mode of
-the process, see `utils.console`, may ask for JSON objects or for nothing.
+A terminal shows a panel below all other output, and a notebook shows a bar below the cell. A pipe
+gets a line now and then. The output mode of the process, see `utils.console`, may ask for JSON
+objects or for nothing.
 """
 
 import contextlib
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import jax
 import rich.progress
 from rich.console import Console, RenderableType
 from rich.table import Column
 from rich.text import Text
 
 from fedjax_het.utils import console
-from fedjax_het.utils.text import to_one_line
+from fedjax_het.utils.env import is_terminal
+from fedjax_het.utils.text import escape_html, to_one_line
 
 START, END = "start", "end"
 """Phases before the first round and after the last."""
@@ -25,6 +29,8 @@ MIN_LINE_SECONDS, MAX_LINE_SECONDS = 30.0, 600.0
 """Limits of the seconds between lines in a pipe, which are a twentieth of the elapsed time."""
 JSON_SECONDS = 1.0
 """Seconds between JSON objects of one phase."""
+NOTEBOOK_SECONDS = 0.2
+"""Seconds between updates of the bar in a notebook."""
 BAR_WIDTH, MIN_WIDTH_WITH_BAR = 24, 80
 """Width of a bar, and of the narrowest terminal that shows bars, in columns of text."""
 
@@ -51,6 +57,44 @@ class Progress(NamedTuple):
 
 
 ProgressCallback = Callable[[Progress], None]
+ProgressOption = ProgressCallback | Literal["auto"] | bool | None
+"""Progress of a run: a callable, "auto" or True for `show_progress`, None or False for nothing."""
+# Panels of several threads would overwrite each other: the first panel of the process is shown.
+_panel_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def show_selected_progress(
+    progress: ProgressOption,
+    title: str,
+    *,
+    transient: bool = False,
+    initial_phase: str = "compiling",
+) -> Iterator[ProgressCallback | None]:
+    """Yield the callable that the `progress` argument of a function selects.
+
+    Args:
+      progress: the argument. With "auto", stderr has the progress if it is a terminal or a
+        notebook; otherwise a run of more than 30 seconds writes a line now and then.
+      title: name of the work.
+      transient: leave nothing on a terminal at the end.
+      initial_phase: name of the phase before the first call.
+
+    Yields:
+      The callable, or None.
+    """
+    is_callable = progress is not None and not isinstance(progress, str | bool)
+    is_hidden = is_callable or not progress or jax.process_index() != 0
+    if is_hidden or not _panel_lock.acquire(blocking=False):
+        yield progress if callable(progress) else None
+        return
+    try:
+        is_lasting = is_terminal(sys.stderr) or find_notebook_display() is not None
+        is_transient = transient or not is_lasting
+        with show_progress(title, transient=is_transient, initial_phase=initial_phase) as show:
+            yield show
+    finally:
+        _panel_lock.release()
 
 
 @contextlib.contextmanager
@@ -62,8 +106,8 @@ def show_progress(
     Args:
       title: name of the work.
       quiet: show nothing.
-      transient: leave nothing on a terminal at the end, and write a line to a pipe only if the work
-        takes long. It is meant for one of many pieces of work.
+      transient: leave nothing on a terminal or in a notebook at the end, and write a line to a
+        pipe only if the work takes long. It is meant for one of many pieces of work.
       initial_phase: name of the phase before the first call.
 
     Yields:
@@ -80,7 +124,10 @@ def show_progress(
         yield None
     elif mode == console.JSON:
         yield _build_json_logger(title)
-    elif sys.stderr.isatty():
+    elif find_notebook_display() is not None:
+        with _show_in_notebook(title, transient, initial_phase) as show:
+            yield show
+    elif is_terminal(sys.stderr):
         with show_panel(title, transient, initial_phase=initial_phase) as show:
             yield show
     else:
@@ -104,6 +151,49 @@ def format_progress(progress: Progress) -> str:
     if progress.samples_per_second:
         parts.append(f"{progress.samples_per_second:,.0f} client samples/s")
     return ", ".join(parts)
+
+
+def find_notebook_display() -> Callable[..., Any] | None:
+    """Return the function `display` of a notebook's kernel; None in terminals and scripts."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if getattr(shell, "kernel", None) is None:
+        return None
+    from IPython.display import display
+
+    return display
+
+
+@contextlib.contextmanager
+def _show_in_notebook(
+    title: str, transient: bool, initial_phase: str
+) -> Iterator[ProgressCallback]:
+    """Show one bar below the cell of a notebook, which every call updates."""
+    display, start_time, last_time = find_notebook_display(), time.monotonic(), -math.inf
+    assert display is not None
+
+    def make_output(bar: str, text: str) -> dict[str, str]:
+        text = f"{title}: {text}"
+        html = f"{bar}<span style='font-family:monospace'> {escape_html(text)}</span>"
+        return {"text/html": html, "text/plain": text}
+
+    text = initial_phase
+    handle = display(make_output("<progress></progress>", text), raw=True, display_id=True)
+
+    def show(progress: Progress) -> None:
+        nonlocal text, last_time
+        text, now = format_progress(progress), time.monotonic()
+        if now - last_time >= NOTEBOOK_SECONDS:
+            last_time = now
+            bar = f"<progress value='{progress.done}' max='{progress.total}'></progress>"
+            handle.update(make_output(bar, text), raw=True)
+
+    try:
+        yield show
+    finally:
+        text = f"{text.split(', ')[0]}, {format_duration(time.monotonic() - start_time)}"
+        output = {"text/html": "", "text/plain": ""} if transient else make_output("", text)
+        handle.update(output, raw=True)
 
 
 def _build_line_printer(title: str, transient: bool) -> ProgressCallback:

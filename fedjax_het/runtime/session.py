@@ -1,15 +1,18 @@
 """One run, from its settings to its result, as one call or as a loop over its rounds."""
 
+import contextlib
 import dataclasses
 import logging
 import os
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from fedjax_het.algorithms import METHODS
 from fedjax_het.config.protocols import describe_protocol
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.data import Dataset, Partition
@@ -30,14 +33,14 @@ from fedjax_het.runtime.identity import RegisteredIdentity
 from fedjax_het.runtime.memory_limits import translate_out_of_memory
 from fedjax_het.runtime.placement import DEVICE_STATE, Placement
 from fedjax_het.runtime.program_memory import init_within_memory
-from fedjax_het.runtime.progress import END, START, Progress
+from fedjax_het.runtime.progress import END, START, ProgressOption, show_selected_progress
 from fedjax_het.runtime.result_builder import build_results
 from fedjax_het.runtime.result_store import ResultWriter, SavedStateIndex, save_run_files
 from fedjax_het.runtime.results import Result, build_state_path
 from fedjax_het.runtime.runner import advance_runs, start_runs
 from fedjax_het.runtime.trackers import add_tracker_callback
 from fedjax_het.utils.config import PositiveInt, validate, validate_arguments
-from fedjax_het.utils.env import require_variables
+from fedjax_het.utils.env import is_terminal, require_variables
 from fedjax_het.utils.errors import display_name, require
 from fedjax_het.utils.io import make_output_directory
 
@@ -53,6 +56,8 @@ class Session:
         checkpoints: CheckpointWriter,
         callbacks: Sequence[Callback],
         state_folder: Path | None,
+        *,
+        progress: ProgressOption = None,
     ):
         """Prepare the callbacks.
 
@@ -61,10 +66,11 @@ class Session:
           checkpoints: its checkpoints, in the folder of its result.
           callbacks: called at the start, between chunks of rounds and at the end.
           state_folder: the folder of the final state; None if the state is not written.
+          progress: progress of the loop over rounds.
         """
         self._group_state, self._checkpoints = group_state, checkpoints
         self._callback_runner = CallbackRunner(group_state, checkpoints, callbacks)
-        self._state_folder = state_folder
+        self._state_folder, self._progress = state_folder, progress
         self._has_started = False
         config: Any = jax.config  # jax adds its settings at run time
         self._x64 = bool(config.jax_enable_x64)
@@ -96,13 +102,26 @@ class Session:
 
     def _rounds(self, every: int | None) -> Iterator[RunStatus]:
         self._callback_runner.always_report, self._group_state.pause_every = True, every
-        try:
-            for status in self.advance():
-                assert status is not None
-                yield status
-        except GeneratorExit:
-            self._checkpoints.save(self._group_state, force=True)
-            raise
+        steps, title = self.advance(), _make_title(self._group_state.prepared_runs[0].spec)
+        # A terminal shows a panel only while rounds are executed: the caller may print or read.
+        has_panel = self._progress in ("auto", True) and is_terminal(sys.stderr)
+        with show_selected_progress(None if has_panel else self._progress, title) as shown:
+            progress, phase = self._progress if has_panel else shown, "compiling"
+            try:
+                while True:
+                    with show_selected_progress(
+                        progress, title, transient=True, initial_phase=phase
+                    ) as show:
+                        if show is not None:
+                            self._group_state.progress = show
+                        status = next(steps, None)
+                    if status is None:
+                        return
+                    phase = "rounds"
+                    yield status
+            except GeneratorExit:
+                self._checkpoints.save(self._group_state, force=True)
+                raise
 
     def advance(self) -> Iterator[RunStatus | None]:
         """Execute the remaining rounds; yield the status if a callback or a loop reads it."""
@@ -193,7 +212,7 @@ def simulate(
     resume: bool = False,
     resume_anyway: bool = False,
     keep_state: bool = True,
-    progress: Callable[[Progress], None] | None = None,
+    progress: ProgressOption = "auto",
     callbacks: Sequence[Callback] = (),
     track: Sequence[str] = (),
     placement: Placement = Placement(),
@@ -229,7 +248,9 @@ def simulate(
       keep_state: whether to write the final state to `output_dir` as `<digest>.state.npz`. With it
         the run can continue to more rounds, and the loaded result has its models. The file is as
         large as a checkpoint.
-      progress: called between chunks of rounds.
+      progress: "auto" or True for a bar on a terminal or in a notebook (elsewhere a line now and
+        then, if the run takes longer than 30 seconds); None or False for no output; or a function
+        that is called between chunks of rounds.
       callbacks: called at the start, between chunks of rounds and at the end with all metrics so
         far; they can stop the run. See `runtime.callbacks.RunStatus`.
       track: names of trackers in `TRACKERS`, which record the run in `output_dir`.
@@ -258,26 +279,54 @@ def simulate(
       >>> result.metrics["test_accuracy"].shape
       (2,)
     """
-    session = federation(
-        spec,
-        dataset=dataset,
-        partition=partition,
-        network=network,
-        optimizer=optimizer,
-        output_dir=output_dir,
-        resume=resume,
-        resume_anyway=resume_anyway,
-        keep_state=keep_state,
-        progress=progress,
-        callbacks=callbacks,
-        track=track,
-        placement=placement,
-        data_dir=data_dir,
-        debug=debug,
-    )
-    for _ in session.advance():
-        pass
-    return session.result()
+    with (
+        _explain_interrupt(output_dir),
+        show_selected_progress(progress, _make_title(spec, dataset)) as progress_callback,
+    ):
+        session = federation(
+            spec,
+            dataset=dataset,
+            partition=partition,
+            network=network,
+            optimizer=optimizer,
+            output_dir=output_dir,
+            resume=resume,
+            resume_anyway=resume_anyway,
+            keep_state=keep_state,
+            progress=progress_callback,
+            callbacks=callbacks,
+            track=track,
+            placement=placement,
+            data_dir=data_dir,
+            debug=debug,
+        )
+        for _ in session.advance():
+            pass
+        return session.result()
+
+
+def _make_title(spec: RunSpec, dataset: Dataset | None = None) -> str:
+    """Return the title of a run's progress: method, data set and protocol."""
+    method = METHODS.get(spec.algorithm)
+    protocol = method.protocol if spec.protocol is None and method is not None else spec.protocol
+    data = spec.dataset if dataset is None else "own data"
+    return f"{spec.algorithm} on {data}, protocol {protocol}"
+
+
+@contextlib.contextmanager
+def _explain_interrupt(output_dir: str | Path | None) -> Iterator[None]:
+    """Add to a KeyboardInterrupt of Ctrl-C how the run continues."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if output_dir is None:
+            error.add_note("Without output_dir, the run has no checkpoint.")
+        else:
+            error.add_note(
+                f"The folder {str(output_dir)!r} has the latest checkpoint of the run, if one was "
+                "written. Call again with resume=True to continue."
+            )
+        raise
 
 
 @validate_arguments
@@ -292,7 +341,7 @@ def federation(
     resume: bool = False,
     resume_anyway: bool = False,
     keep_state: bool = True,
-    progress: Callable[[Progress], None] | None = None,
+    progress: ProgressOption = "auto",
     callbacks: Sequence[Callback] = (),
     track: Sequence[str] = (),
     placement: Placement = Placement(),
@@ -313,7 +362,7 @@ def federation(
       resume: whether to continue from the checkpoint in `output_dir`.
       resume_anyway: whether to resume from a checkpoint of another version, device or precision.
       keep_state: whether to write the final state to `output_dir`.
-      progress: called between chunks of rounds.
+      progress: "auto", True, None, False or a function, see `simulate`.
       callbacks: called at the start, between chunks of rounds and at the end.
       track: names of trackers in `TRACKERS`.
       placement: devices, lanes and the place of client states.
@@ -381,7 +430,7 @@ def federation(
         group_state = init_group(
             group,
             group.prepared_runs,
-            progress=progress,
+            progress=progress if callable(progress) else None,
             start_time=start_time,
             records=[] if record is None else [record],
         )
@@ -392,7 +441,7 @@ def federation(
     with translate_out_of_memory(spec):
         group_state = init(placement) if debug else init_within_memory(init, placement)
     state_folder = folder if keep_state else None
-    return Session(group_state, checkpoints, callbacks, state_folder)
+    return Session(group_state, checkpoints, callbacks, state_folder, progress=progress)
 
 
 def _warn_restart(record: dict[str, Any], spec: ResolvedRunSpec) -> None:

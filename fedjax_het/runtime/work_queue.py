@@ -66,6 +66,10 @@ class StoredRuns(NamedTuple):
     """Returns the digests of a user's data that replace the named data, for labels."""
 
 
+MIN_RUNS_OF_ESTIMATE = 3
+"""Number of finished runs from which the remaining time is estimated; the first ones compile."""
+
+
 class SweepProgress:
     """Reports of a sweep, a line each.
 
@@ -157,11 +161,14 @@ class SweepProgress:
             label = self._format_jobs([job])
             self.num_processed += 1
             outcome = f"{_format_outcome(result.summary)} in {format_duration(seconds_per_run)}"
-            is_last = self.num_processed == self.total
-            status = "done" if is_last else f"about {format_duration(seconds_to_go)} to go"
+            parts = [f"{label}: {outcome}"]
+            if self.num_processed == self.total:
+                parts.append("done")
+            elif num_ended >= max(MIN_RUNS_OF_ESTIMATE, self.total / 10):
+                parts.append(f"about {format_duration(seconds_to_go)} to go")
             if self.num_elsewhere:
-                status += f"; {self.num_elsewhere} made by others"
-            self.print_line(f"{label}: {outcome}; {status}")
+                parts.append(f"{self.num_elsewhere} made by others")
+            self.print_line("; ".join(parts))
 
     def report_elsewhere(self, count: int) -> None:
         """Count runs that other workers have executed."""

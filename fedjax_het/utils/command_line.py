@@ -31,7 +31,7 @@ from fedjax_het.utils.config import (
     union_members,
     validate,
 )
-from fedjax_het.utils.env import get_environ
+from fedjax_het.utils.env import has_color
 from fedjax_het.utils.errors import (
     ConfigError,
     display_names,
@@ -359,13 +359,13 @@ def print_help(
 
 
 def configure_help_output() -> None:
-    """Print help without colors if NO_COLOR is set, and without boxes if stdout cannot encode them.
+    """Print help with colors if stdout has colors, and without boxes if it cannot encode them.
 
     tyro has no other switch for either than these options.
     """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     tyro._experimental_options["utf8_boxes"] = encoding.lower().startswith("utf")
-    tyro._experimental_options["ansi_codes"] = not get_environ().get("NO_COLOR")
+    tyro._experimental_options["ansi_codes"] = has_color(sys.stdout)
 
 
 def wrap_description(text: str) -> str:

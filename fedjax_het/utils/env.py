@@ -171,6 +171,32 @@ def get_environ() -> Mapping[str, str]:
     return os.environ
 
 
+def is_terminal(stream: Any) -> bool:
+    """Return whether a stream is a terminal that can move its cursor; TERM=dumb names one without.
+
+    Args:
+      stream: stdout or stderr.
+    """
+    return stream.isatty() and get_environ().get("TERM") not in ("dumb", "unknown")
+
+
+def has_color(stream: Any) -> bool:
+    """Return whether output to a stream is colored.
+
+    NO_COLOR switches colors off, and FORCE_COLOR or CLICOLOR_FORCE on, also in a pipe. Otherwise a
+    terminal has colors, unless CLICOLOR is 0.
+
+    Args:
+      stream: stdout or stderr.
+    """
+    environ = get_environ()
+    if environ.get("NO_COLOR"):
+        return False
+    if any(environ.get(name) not in (None, "", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
+        return True
+    return is_terminal(stream) and environ.get("CLICOLOR") != "0"
+
+
 @functools.lru_cache
 def _parse_variable(variable: Variable, text: str) -> Any:
     try:

@@ -17,12 +17,13 @@ from rich.console import Console
 from support.data import make_user_dataset
 from support.small_runs import make_spec, run_spec
 
-from fedjax_het import sweep
+from fedjax_het import federation, sweep
 from fedjax_het.cli import main
 from fedjax_het.papers.programs import load_program, make_config_program
 from fedjax_het.runtime import progress as told
 from fedjax_het.runtime.progress import Progress, show_panel, show_progress
 from fedjax_het.utils import console
+from fedjax_het.utils.env import has_color
 from fedjax_het.utils.errors import ConfigError, run_with_exit_status
 
 LONG = "[15/15] dynafed, fashion_mnist, mlp, alpha 0.04, fine_tune_lr 0.001, seed 1000"
@@ -143,6 +144,89 @@ def test_errors_appear_in_every_output_mode(capsys):
 
         assert run_with_exit_status(fail, name="x", interrupt_message="") == 2
         assert capsys.readouterr().err == f"{expected}\n"
+
+
+def test_simulate_shows_progress_on_a_terminal(monkeypatch, capsys):
+    _, file = terminal(80)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", file)
+    for progress in (None, False):
+        run_spec(make_spec(rounds=3), progress=progress)
+    assert file.getvalue() == ""
+    run_spec(make_spec(rounds=3), progress="auto")
+    text = " ".join(read_lines(file))
+    assert "fedavg on own data, protocol" in text and "rounds 3/3" in text and "compiling" in text
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys, "stderr", dumb := Terminal())
+    run_spec(make_spec(rounds=3), progress="auto")
+    assert dumb.getvalue() == "" and capsys.readouterr().out == ""
+
+
+def test_loop_over_rounds_shows_no_panel_while_the_caller_works(monkeypatch):
+    _, file = terminal(80)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", file)
+    run = federation(make_spec(rounds=4), dataset=make_user_dataset())
+    for status in run.rounds(every=2):
+        assert sys.stderr is file and not told._panel_lock.locked()
+        assert f"rounds {status.done}/4" in " ".join(read_lines(file))
+
+
+def test_notebook_shows_one_bar(monkeypatch):
+    outputs = []
+
+    class Handle:
+        def update(self, output, raw):
+            outputs.append(output)
+
+    def display(output, raw, display_id):
+        outputs.append(output)
+        return Handle()
+
+    monkeypatch.setattr(told, "find_notebook_display", lambda: display)
+    with show_progress("<b>") as show:
+        show(AT)
+        show(AT)  # too soon for an update
+    begin, update, end = [output["text/html"] for output in outputs]
+    assert "<b>" not in begin and "compiling" in begin
+    assert "value='33' max='300'" in update and "accuracy 81.2 %" in update
+    assert "<progress" not in end and "rounds 33/300" in end
+    with show_progress("<b>", transient=True):
+        pass
+    assert outputs[-1] == {"text/html": "", "text/plain": ""}
+
+
+@pytest.mark.parametrize("folder", [None, "results"])
+def test_interrupt_says_how_to_continue(folder, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as error:
+        run_spec(make_spec(rounds=3), progress=interrupt, output_dir=folder)
+    (note,) = error.value.__notes__
+    assert ("'results'" in note and "resume=True" in note) if folder else "no checkpoint" in note
+
+
+@pytest.mark.parametrize(
+    ("environment", "on_terminal", "in_pipe"),
+    [
+        ({}, True, False),
+        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, False, False),
+        ({"FORCE_COLOR": "1"}, True, True),
+        ({"CLICOLOR_FORCE": "1"}, True, True),
+        ({"CLICOLOR": "0"}, False, False),
+        ({"TERM": "dumb"}, False, False),
+    ],
+)
+def test_environment_switches_colors(environment, on_terminal, in_pipe, monkeypatch):
+    for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert (has_color(Terminal()), has_color(io.StringIO())) == (on_terminal, in_pipe)
 
 
 SETTINGS = {"dataset": make_user_dataset()}
