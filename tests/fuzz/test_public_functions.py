@@ -188,6 +188,8 @@ def make_good_calls(folder) -> dict[str, dict]:
     stored = write_result(folder / "stored", RunSpec(rounds=2, model="mlp"), np.ones(2))
     compared = {"cells": [], "results": ROWS, "reported": pd.DataFrame()}
     return {
+        "describe": {"name": "fedprox"},
+        "list_methods": {},
         "register_partition": {"name": "mine", "split": lambda rng, labels: []},
         "Partition.client_indices": {"self": SPLIT, "k": 0},
         "Result.save": {"self": Result.load(stored), "directory": folder / "saved"},

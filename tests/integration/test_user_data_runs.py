@@ -49,7 +49,7 @@ from fedjax_het.utils.registry import REQUIRED
 
 SMALL = {"model": "mlp", "num_clients": 3, "rounds": 2, "participation": 1.0}
 SETTINGS = {**SMALL, "partition": "iid", "num_clients": 6}
-SPEC = RunSpec("fedavg", "named", **SETTINGS)
+SPEC = RunSpec.from_dict({"dataset": "named", **SETTINGS})  # registered below
 
 
 @pytest.fixture(autouse=True)
