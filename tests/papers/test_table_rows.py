@@ -99,10 +99,10 @@ def test_tuned_row_has_best_value():
     tried = [each for trial in make_tuning_trials(TABLE1, own) for each in trial.cells]
     assert {run.validation for cell in tried for run in cell.runs} == {0.2}
     results = make_results(tried, accuracy)
-    values = [cell.runs[0].hp["local_lr"] for cell in tried]
+    values = [cell.runs[0].hyperparameters["local_lr"] for cell in tried]
     results["best_validation_accuracy"] = [0.9 if v == values[2] else 0.1 for v in values]
     actual = add_tuned_cells(TABLE1, own, results, TABLE1.load_reported())
-    assert actual[1].runs[0].hp["local_lr"] == values[2] == 0.001
+    assert actual[1].runs[0].hyperparameters["local_lr"] == values[2] == 0.001
     assert "by validation accuracy" in describe_tuning(TABLE1, own, results)
     # A control is shown with what was best for its row.
     with_control = cells("dynafed", *CONTROLS)
