@@ -6,24 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedjax_het.algorithms import METHODS
-from fedjax_het.config.settings import RunSettings
+from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS, RunSettings
 from fedjax_het.utils.errors import display_name
 
 log = logging.getLogger("fedjax_het")
 
+_SETTING_NAMES = {f"hp.{number}": setting for setting, number in HYPERPARAMETER_SETTINGS.items()}
 _LOCAL_NUMBERS = ("local_lr", "local_momentum", "local_weight_decay")
 _COMPARED_SETTINGS = (
-    *(
-        "protocol",
-        "dataset",
-        "normalization",
-        "partition",
-        "alpha",
-        "classes",
-        "num_clients",
-        "participation",
-    ),
-    *("model", "local_optimizer", "optimizer_state", "averaging"),
+    *("protocol", "dataset", "normalization", "partition", "alpha", "classes", "num_clients"),
+    *("participation", "model", "local_optimizer", "optimizer_state", "averaging"),
     *(f"hp.{name}" for name in _LOCAL_NUMBERS),
     *("batch_size", "local_epochs", "rounds", "client_tests"),
 )
@@ -107,7 +99,7 @@ def describe_unequal_settings(unequal: Mapping[str, Methods]) -> str:
       'rounds (50: fedavg, fedprox; 200: dynafed)'
     """
     return ", ".join(
-        f"{name.split('.')[-1]} ("
+        f"{_SETTING_NAMES.get(name, name)} ("
         + "; ".join(f"{value}: {', '.join(methods)}" for value, methods in groups.items())
         + ")"
         for name, groups in unequal.items()

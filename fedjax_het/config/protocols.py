@@ -16,7 +16,7 @@ numbers of examples. Labels follow Dir(0.5), and each party has at least 10 exam
 * Images are normalized by the data set's usual mean and standard deviation, because methods that
   condense or generate images expect that. The benchmark scales gray images to [0, 1].
 * Images are not augmented. The benchmark crops and flips color images at random.
-* Methods keep their own paper's hyper-parameters. The benchmark tunes FedProx's mu per data set.
+* Methods have their default hyper-parameters. The benchmark tunes FedProx's mu per data set.
 """
 
 import math

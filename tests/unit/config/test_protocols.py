@@ -151,6 +151,7 @@ def test_grid_with_own_protocols_lists_differences(caplog):
     (text,) = (record.getMessage() for record in caplog.records)
     assert "partition (dirichlet_capped: fedavg, ditto; grouped: fedamp)" in text
     assert "rounds (50: fedavg, ditto; 100: fedamp)" in text
+    assert "learning_rate (0.01: fedavg, ditto; 0.05: fedamp)" in text
     assert "normalization" not in text
     fsl = [RunSpec(name, protocol="own").resolved() for name in ("fedavg", "fsl")]
     unequal = comparison.find_unequal_settings(vars(run) for run in fsl)
