@@ -83,6 +83,9 @@ def docstring_to_markdown(text: str) -> str:
 
 def _block(block: str) -> Iterator[str]:
     lines = block.split("\n")
+    if all(line.lstrip().startswith("|") for line in lines):  # a table
+        yield textwrap.dedent(block)
+        return
     indents = [len(line) - len(line.lstrip()) for line in lines]
     if min(indents) >= 4:
         yield "```text\n" + textwrap.dedent(block) + "\n```"

@@ -349,12 +349,12 @@ def test_docstring_to_markdown():
 
     text = (
         "w <- w + a * b_k, a * `c_k`.\n\n    x = <l, y>\n\nPresets:\n"
-        "  one: of *this*,\n    and that.\n  two: other\nLast."
+        "  one: of *this*,\n    and that.\n  two: other\nLast.\n\n| a | b |\n|---|---|\n| 1 | 2 |"
     )
     assert docstring_to_markdown(text) == (
         "<p>w &lt;- w + a * b_k, a * <code>c_k</code>.</p>\n\n```text\nx = <l, y>\n```\n\n"
         '<p>Presets:</p>\n\n<p class="hangs">one: of *this*, and that.</p>\n\n'
-        '<p class="hangs">two: other</p>\n\n<p>Last.</p>'
+        '<p class="hangs">two: other</p>\n\n<p>Last.</p>\n\n| a | b |\n|---|---|\n| 1 | 2 |'
     )
 
 
