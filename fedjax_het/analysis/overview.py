@@ -25,7 +25,9 @@ from fedjax_het.config.protocols import describe_protocol
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS
 from fedjax_het.metrics.registry import get_metric_info
+from fedjax_het.runtime.history import PLATEAU, TARGET
 from fedjax_het.runtime.identity import IDENTITY_FIELDS
+from fedjax_het.runtime.result_display import TEST_SPLIT_ADVICE
 from fedjax_het.runtime.result_store import is_partial_run, select_newest
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require, require_name
@@ -760,6 +762,12 @@ def _make_metric_notes(results: "pd.DataFrame", by: Sequence[str], metric: str) 
         ]
         if run_texts:
             notes.append(f"{DIVERGED} {reason}, and left out of the mean: {'; '.join(run_texts)}.")
+    if "stopped_early.why" in results:
+        has_stopped = results["stopped_early.why"].isin((TARGET, PLATEAU))
+        if "validation" in results:
+            has_stopped &= results["validation"].isna()
+        if has_stopped.any():
+            notes.append(f"{has_stopped.sum()} of {len(results)} runs {TEST_SPLIT_ADVICE}.")
     comparison = describe_comparison(results)
     return [*notes, *(f"{text[0].upper()}{text[1:]}." for text in comparison)]
 

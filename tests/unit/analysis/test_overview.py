@@ -260,6 +260,16 @@ def test_notes_on_machines_and_datasets(results):
     assert "digits:" not in " ".join(analysis.make_overview_table(results).notes)
 
 
+def test_note_on_stops_by_test_accuracy(results):
+    results["stopped_early.why"] = None
+    assert "test split" not in " ".join(analysis.make_overview_table(results).notes)
+    results.loc[[0, 1, 2], "stopped_early.why"] = ["target", "plateau", "callback"]
+    note = f"of {len(results)} runs stopped on the test split, pass validation=0.1."
+    assert f"2 {note}" in analysis.make_overview_table(results).notes
+    results["validation"] = np.where(results.index == 0, 0.1, np.nan)
+    assert f"1 {note}" in analysis.make_overview_table(results).notes
+
+
 def test_pivot_table(results):
     table = analysis.make_pivot_table(results)
     assert table.label_columns == ("Method", "prox_mu")
