@@ -64,7 +64,7 @@ from fedjax_het.runtime.result_store import select_newest
 from fedjax_het.runtime.sweep import plan_sweep
 
 SMALL = {"model": "mlp", "num_clients": 3, "rounds": 2, "participation": 1.0}
-SPEC = RunSpec("fedavg", "named", partition="iid", **SMALL)
+SPEC = RunSpec.from_dict({"dataset": "named", "partition": "iid", **SMALL})  # registered below
 
 
 def list_states(specs, folder, **objects):
