@@ -31,8 +31,8 @@ class EntryList(list[str]):
     Example:
       >>> from fedjax_het import list_methods
       >>> methods = list_methods()
-      >>> methods[:2], methods.descriptions["fedavg"]
-      (['fedavg', 'fedprox'], 'average of the clients...')
+      >>> methods[:2], methods.titles["fedavg"]
+      (['fedavg', 'fedprox'], 'FedAvg')
     """
 
     def __init__(self, titles: Mapping[str, str], descriptions: Mapping[str, str]):

@@ -380,7 +380,15 @@ class RunSettings:
 
 
 def update_settings(settings: RunSettings, **changes: Any) -> RunSettings:
-    """Return settings with changes that need no conversion; a fast `dataclasses.replace`."""
+    """Return settings with changes that need no conversion; a fast `dataclasses.replace`.
+
+    Args:
+      settings: the settings.
+      **changes: new values of fields.
+
+    Returns:
+      Changed settings.
+    """
     changed = object.__new__(RunSettings)
     vars(changed).update(vars(settings), **changes)
     return changed

@@ -101,8 +101,8 @@ def make_html_table(rows: Iterable[Sequence[object]], header: Sequence[str] = ()
 
     Example:
       >>> from fedjax_het.utils.text import make_html_table
-      >>> make_html_table([("alpha", 0.1)])
-      '<table><tr><th style="text-align:left">alpha</th><td style="text-align:left">0.1</td>...'
+      >>> make_html_table([("alpha", 0.1)]).count("text-align:left")
+      2
     """
 
     def make_row(cells: Sequence[object], num_headings: int) -> str:
