@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_het.analysis.overview import (
+    BASELINE,
     describe_settings,
     format_setting_value,
     get_metric_values,
@@ -17,6 +18,8 @@ from fedjax_het.analysis.overview import (
 from fedjax_het.analysis.render import (
     TableSection,
     TextTable,
+    add_equal_note,
+    equals_baseline,
     find_best_indices,
     format_mean_std,
     format_number,
@@ -29,7 +32,7 @@ from fedjax_het.metrics.registry import get_metric_info
 from fedjax_het.runtime.result_store import compute_settings_digest, is_partial_run
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, make_value_error, require, require_columns
-from fedjax_het.utils.text import MISSING
+from fedjax_het.utils.text import EQUAL, MISSING
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -397,16 +400,28 @@ def is_personal_evaluation(cell: TableCell) -> bool:
     return resolved.has_client_tests and resolved.evaluated_model != "global"
 
 
+def get_cell_metric(cell: TableCell, metric: str) -> str:
+    """Return the metric of a cell's runs: of clients' own models where a run evaluates them.
+
+    Args:
+      cell: the cell.
+      metric: compared metric of the table.
+    """
+    is_personal = is_personal_evaluation(cell)
+    if cell.domain == AVERAGE:
+        return "bmta" if is_personal else "best_domains_accuracy"
+    if cell.domain is not None:
+        return f"{'client_accuracy' if is_personal else 'accuracy'}_{cell.domain}"
+    return "bmta" if is_personal and metric == "best_accuracy" else metric
+
+
 def _summarize_measured(
     cell_results: "pd.DataFrame", cell: TableCell, metric: str
 ) -> dict[str, float]:
-    companions, is_personal = _COMPANION_METRICS[metric], is_personal_evaluation(cell)
-    if is_personal and metric == "best_accuracy":
-        metric, companions = "bmta", {"final_mean": "final_client_accuracy"}
-    if cell.domain is not None:
-        average = "bmta" if is_personal else "best_domains_accuracy"
-        own = f"{'client_accuracy' if is_personal else 'accuracy'}_{cell.domain}"
-        metric, companions = average if cell.domain == AVERAGE else own, {}
+    companions = {} if cell.domain is not None else _COMPANION_METRICS[metric]
+    if cell.domain is None and metric == "best_accuracy" and is_personal_evaluation(cell):
+        companions = {"final_mean": "final_client_accuracy"}
+    metric = get_cell_metric(cell, metric)
     has_diverged = is_diverged(cell_results)
     accuracy = get_metric_values(cell_results[~has_diverged], metric)
     means = {
@@ -601,12 +616,26 @@ def format_comparison_table(
     metric = _infer_compared_metric(table)
     sections = []
     for settings, group in itertools.groupby(rows, _get_section_settings):
-        section = list(group)
+        section = _mark_equal_rows(list(group))
         labels = {_COLUMN_SETTINGS[n]: format_setting_value(v) for n, v in settings.items()}
         best_cells = frozenset((index, "Measured") for index in _find_best(section, metric))
         texts = [_format_row(row) for row in section]
         sections.append(TableSection(texts, describe_settings(settings), labels, best_cells))
-    return TextTable(title, ["Method"], sections, notes)
+    return TextTable(title, ["Method"], sections, add_equal_note(notes, sections), _MINOR_COLUMNS)
+
+
+def _mark_equal_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add `equals_baseline` to the rows of one column: whether the mean is FedAvg's."""
+    baseline = next((row for row in rows if row["method"] == BASELINE and not row["diverged"]), {})
+    return [
+        {
+            **row,
+            "equals_baseline": row["method"] != BASELINE
+            and not row["diverged"]
+            and equals_baseline(row["mean"], baseline.get("mean", math.nan)),
+        }
+        for row in rows
+    ]
 
 
 def _get_section_settings(row: dict[str, Any]) -> dict[str, Any]:
@@ -622,7 +651,8 @@ def _find_best(rows: Sequence[dict[str, Any]], metric: str) -> list[int]:
 def _format_measured(row: dict[str, Any]) -> str:
     num_partial = row.get("partial", 0)
     reasons = {"diverged": row["diverged"] > num_partial, "ended_early": num_partial > 0}
-    return format_mean_std(row["mean"], row["std"], **reasons)
+    text = format_mean_std(row["mean"], row["std"], **reasons)
+    return f"{text} {EQUAL}" if row.get("equals_baseline") else text
 
 
 def _format_reported(row: dict[str, Any]) -> str:
@@ -669,6 +699,13 @@ _COLUMNS: dict[str, tuple[str, str | Callable[[dict[str, Any]], str]]] = {
 }
 
 
+# Columns that a narrow terminal leaves out, the least important column first.
+_MINOR_COLUMNS = (
+    *("Time", "Round", "Within run", "Last five", "Rise time", "J", "Worst decile"),
+    *("Difference in rounds", "Reported rounds", "Seeds", "Over real", "p"),
+)
+
+
 def _format_row(row: dict[str, Any], names: Iterable[str] = _COLUMNS) -> dict[str, str]:
     texts = {}
     for name in names:
@@ -688,6 +725,9 @@ def _format_domain_table(
         cells_by_method: dict[str, list[dict[str, Any]]] = {}
         for row in group:
             cells_by_method.setdefault(row["method"], []).append(row)
+        columns = map(_mark_equal_rows, zip(*cells_by_method.values(), strict=True))
+        rows_of_cells = map(list, zip(*columns, strict=True))
+        cells_by_method = dict(zip(cells_by_method, rows_of_cells, strict=True))
         columns_of_cells = zip(*cells_by_method.values(), strict=True)
         best = [_find_best(column, "best_domains_accuracy") for column in columns_of_cells]
         lines: list[dict[str, str]] = []
@@ -698,7 +738,8 @@ def _format_domain_table(
             lines += _format_domain_lines(method, cells)
         labels = dict(zip(("Data", "Network"), place, strict=True))
         sections.append(TableSection(lines, ", ".join(place), labels, frozenset(best_cells)))
-    return TextTable(title, ["Method", "Value"], sections, notes)
+    notes = add_equal_note(notes, sections)
+    return TextTable(title, ["Method", "Value"], sections, notes, _MINOR_COLUMNS)
 
 
 def _format_domain_lines(method: str, cells: Sequence[dict[str, Any]]) -> list[dict[str, str]]:

@@ -15,7 +15,9 @@ from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis.render import (
     TableSection,
     TextTable,
+    add_equal_note,
     choose_number_format,
+    equals_baseline,
     find_best_indices,
     format_mean_std,
     format_number,
@@ -31,7 +33,7 @@ from fedjax_het.runtime.result_display import TEST_SPLIT_ADVICE
 from fedjax_het.runtime.result_store import is_partial_run, select_newest
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require, require_name
-from fedjax_het.utils.text import DIVERGED, MISSING, format_classes_per_client, to_one_line
+from fedjax_het.utils.text import DIVERGED, EQUAL, MISSING, format_classes_per_client, to_one_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,6 +72,10 @@ _DISPLAY_NAMES = {
     **{f"hp.{name}": setting for setting, name in HYPERPARAMETER_SETTINGS.items()},
 }
 _SELF_DESCRIBING_SETTINGS = ("algorithm", "dataset", "partition", "model")
+BASELINE = "fedavg"
+"""Method whose rows other rows are compared with."""
+# Columns that a narrow terminal leaves out, the least important column first.
+_MINOR_COLUMNS = ("Samples/s", "Time (s)", "Diverged", "Seeds", "Worst decile (%)", "Rise time")
 _REQUIRED_VERSIONS = ("fedjax_het", "jax", "device")
 
 
@@ -347,6 +353,15 @@ def format_setting_name(name: str) -> str:
     return _DISPLAY_NAMES.get(name) or to_one_line(name.split(".", 1)[-1])
 
 
+def get_method_title(name: str) -> str:
+    """Return the name of a method for display, such as `FedAvg`; unknown methods keep their name.
+
+    Args:
+      name: name of the method.
+    """
+    return getattr(METHODS[name], "title", name) if name in METHODS else to_one_line(name)
+
+
 def describe_settings(settings: dict[str, Any]) -> str:
     """Describe settings in a few words: `fedprox, alpha 0.1, prox_mu 0.01`; None is left out."""
     return ", ".join(
@@ -590,7 +605,7 @@ def make_overview_table(
                 value_column: _format_summary(row, format_spec),
                 companion_heading: format_number(row[companion_metric]),
                 "Seeds": str(row["seeds"]),
-                "Diverged": str(row["diverged"]),
+                "Diverged": str(row["diverged"] or MISSING),
                 "Time (s)": format_number(row["wall_seconds"], seconds_format),
                 "Samples/s": format_number(row["client_samples_per_second"], ",.0f"),
             },
@@ -703,6 +718,8 @@ def _make_table(
     own = [name for name in by if name not in shared]
     sections = []
     for group in groups.values():
+        if direction is not None and get_metric_info(metric).is_fraction:
+            _mark_equal_means(group)
         section_settings = {name: group[0].settings[name] for name in shared}
         best_cells = {
             (index, column)
@@ -722,7 +739,19 @@ def _make_table(
             )
         )
     names = [format_setting_name(name) for name in own]
-    return TextTable(title, tuple(names), sections, notes)
+    return TextTable(title, names, sections, add_equal_note(notes, sections), _MINOR_COLUMNS)
+
+
+def _mark_equal_means(rows: Sequence[_OverviewRow]) -> None:
+    """Mark means that are FedAvg's, if one row of a section is FedAvg."""
+    is_baseline = [row.settings.get("algorithm") == BASELINE for row in rows]
+    if sum(is_baseline) != 1:
+        return
+    baseline = rows[is_baseline.index(True)]
+    for row in rows:
+        for column, mean in row.means.items():
+            if row is not baseline and equals_baseline(mean, baseline.means.get(column, math.nan)):
+                row.texts[column] += f" {EQUAL}"
 
 
 def _format_settings(settings: dict[str, Any], names: Sequence[str]) -> dict[str, str]:

@@ -2,15 +2,17 @@
 
 import itertools
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.console import accept_all_characters
-from fedjax_het.utils.errors import require
+from fedjax_het.utils.errors import display_name, require
 from fedjax_het.utils.text import (
     DIVERGED,
+    EQUAL,
     MINUS,
     MISSING,
     escape_latex,
@@ -20,6 +22,12 @@ from fedjax_het.utils.text import (
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_GAP = 3  # spaces between columns
+_INDENT = "  "  # of rows under a section's title, and of the further lines of a cell
+_PIPE_WIDTH = 100  # characters of a note's line in a pipe
+_MIN_LABEL_WIDTH = 20  # characters of a label before it is wrapped
+_MAX_NOTE_LINES, _MAX_LINES_PER_NOTE = 8, 2
 
 
 @dataclass(frozen=True)
@@ -54,17 +62,25 @@ class TextTable:
     """Columns that name a row, aligned to the left."""
     sections: Sequence[TableSection]
     notes: Sequence[str] = ()
+    minor_columns: Sequence[str] = ()
+    """Columns that a narrow terminal leaves out, the least important column first."""
 
     @property
     def value_columns(self) -> tuple[str, ...]:
-        """The other columns of the first row, aligned to the right."""
+        """The other columns of the first row with content, aligned to the right."""
         first_row = next((row for section in self.sections for row in section.rows), {})
-        return tuple(name for name in first_row if name not in self.label_columns)
+        return self._select_filled([name for name in first_row if name not in self.label_columns])
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All columns of a row."""
-        return (*self.label_columns, *self.value_columns)
+        """All columns with content."""
+        return (*self._select_filled(self.label_columns), *self.value_columns)
+
+    def _select_filled(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return the columns that have content in a row; all of them if none has."""
+        rows = [row for section in self.sections for row in section.rows]
+        filled = [name for name in names if any(row[name] not in ("", MISSING) for row in rows)]
+        return tuple(filled or names)
 
     @property
     def has_section_titles(self) -> bool:
@@ -169,16 +185,49 @@ def find_best_indices(
     return [k for k, value in printed.items() if value == best]
 
 
+_MAX_EQUAL_DIFFERENCE = 0.01  # points
+_EQUAL_NOTE = (
+    f"{EQUAL} The mean is FedAvg's within {_MAX_EQUAL_DIFFERENCE} points: with these settings the "
+    "method does not differ from FedAvg."
+)
+
+
+def equals_baseline(value: float, baseline: float) -> bool:
+    """Return whether two accuracies in percent are equal to two decimals.
+
+    Args:
+      value: mean of a method; NaN for a missing one.
+      baseline: mean of FedAvg.
+    """
+    return round(abs(value - baseline), 2) <= _MAX_EQUAL_DIFFERENCE
+
+
+def add_equal_note(notes: Sequence[str], sections: Sequence[TableSection]) -> list[str]:
+    """Return notes, with one about the mark of equal means if a row has it.
+
+    Args:
+      notes: notes below the table.
+      sections: sections of the table.
+    """
+    texts = (text for section in sections for row in section.rows for text in row.values())
+    return [*notes, *([_EQUAL_NOTE] if any(text.endswith(f" {EQUAL}") for text in texts) else [])]
+
+
 @validate_arguments
-def print_table(table: TextTable, *, console: Any = None) -> None:
+def print_table(
+    table: TextTable, *, console: Any = None, wide: bool = False, notes_file: str = ""
+) -> None:
     """Print a table with rich: sections under their titles, then the notes.
 
-    In a pipe the output is plain text without control codes, and notes have 100 columns. Lines of
-    the table are never cut.
+    On a terminal the table fits the terminal's width: headings and labels are wrapped, then minor
+    columns are left out, and the remaining columns are printed in blocks. A value is never wrapped.
+    In a pipe the output is the whole table as plain text without control codes.
 
     Args:
       table: the table.
       console: a `rich.console.Console`; default: standard output.
+      wide: whether all columns and notes are printed, whatever the terminal's width.
+      notes_file: file that has all notes. With it, at most eight lines of notes are printed.
 
     Raises:
       ConfigError: if `console` cannot print.
@@ -191,7 +240,6 @@ def print_table(table: TextTable, *, console: Any = None) -> None:
       Digits.
       ...
     """
-    from rich.cells import cell_len
     from rich.console import Console
     from rich.text import Text
 
@@ -200,39 +248,141 @@ def print_table(table: TextTable, *, console: Any = None) -> None:
     if console is None:
         console = Console(highlight=False)
         if not console.is_terminal:
-            console = Console(width=100, color_system=None, highlight=False)
-    indent = "  " if table.has_section_titles else ""
-    headings = [to_one_line(name) for name in table.columns]
-    grids = []
-    for section in table.sections:
-        rows = [[to_one_line(row[name]) for name in table.columns] for row in section.rows]
-        grids.append([[indent + first, *others] for first, *others in rows])
-    lines = [headings, *itertools.chain(*grids)]
-    widths = [max(map(cell_len, texts)) for texts in zip(*lines, strict=True)]
+            console = Console(width=_PIPE_WIDTH, color_system=None, highlight=False)
+    is_limited = bool(getattr(console, "is_terminal", False)) and not wide
+    blocks = _arrange_columns(table, console.width if is_limited else math.inf)
 
     def print_line(text: str, **options: Any) -> None:
         console.print(Text(to_one_line(text)), **options)  # not markup: a text may hold brackets
 
-    def print_cells(texts: Sequence[str], **style: str) -> None:
-        cells = []
-        for index, (text, width) in enumerate(zip(texts, widths, strict=True)):
-            padding = " " * (width - cell_len(text))
-            cells.append(text + padding if index < len(table.label_columns) else padding + text)
-        print_line("   ".join(cells), soft_wrap=True, **style)  # no cell is cut
+    def print_cells(block: dict[str, int], texts: Sequence[str], **style: str) -> None:
+        cells = [_wrap_cell(text, width) for text, width in zip(texts, block.values(), strict=True)]
+        for lines in itertools.zip_longest(*cells, fillvalue=""):
+            aligned = [
+                _pad(text, width, is_label=name in table.label_columns)
+                for text, (name, width) in zip(lines, block.items(), strict=True)
+            ]
+            # No cell is cut: lines may be longer than the terminal.
+            print_line("   ".join(aligned), soft_wrap=True, **style)
 
     with accept_all_characters():
         print_line(table.title, style="bold")
-        if any(grids):
-            print_cells(headings, style="bold")
-            print_line("─" * (sum(widths) + 3 * len(widths) - 3), soft_wrap=True)
-        for section, grid in zip(table.sections, grids, strict=True):
-            if section.title:
-                print_line(section.title, style="bold")
-            for texts in grid:
-                print_cells(texts)
-        console.print()
-        for note in table.notes:
+        for block in blocks:
+            print_cells(block, [to_one_line(name) for name in block], style="bold")
+            num_characters = sum(block.values()) + _GAP * (len(block) - 1)
+            print_line("─" * num_characters, soft_wrap=True)
+            for section in table.sections:
+                if section.title:
+                    print_line(section.title, style="bold")
+                for row in section.rows:
+                    print_cells(block, _list_row_texts(table, block, row))
+            console.print()
+        if not blocks:
+            console.print()
+        printed = {name for block in blocks for name in block}
+        if left_out := [name for name in table.columns if blocks and name not in printed]:
+            names = ", ".join(map(to_one_line, left_out))
+            print_line(f"Columns without room: {names}. {display_name('wide')} prints all columns.")
+        for note in _shorten_notes(table.notes, console.width, "" if wide else notes_file):
             print_line(note)
+
+
+def _list_row_texts(table: TextTable, names: Iterable[str], row: dict[str, str]) -> list[str]:
+    """Return the texts of a row; the first is indented if sections have titles."""
+    first, *others = (to_one_line(row[name]) for name in names)
+    return [f"{_INDENT if table.has_section_titles else ''}{first}", *others]
+
+
+def _arrange_columns(table: TextTable, max_width: float) -> list[dict[str, int]]:
+    """Choose the columns of a printed table and their widths.
+
+    Args:
+      table: the table.
+      max_width: number of characters of a line.
+
+    Returns:
+      By block, the widths of its columns; each block has the columns of labels. None without rows.
+    """
+    from rich.cells import cell_len
+
+    rows = [row for section in table.sections for row in section.rows]
+    columns = table.columns
+    lines = [[to_one_line(n) for n in columns], *(_list_row_texts(table, columns, r) for r in rows)]
+    texts = dict(zip(columns, zip(*lines, strict=True), strict=True))
+    widths = {name: max(map(cell_len, column)) for name, column in texts.items()}
+
+    def count_characters(names: Iterable[str]) -> int:
+        return sum(widths[name] + _GAP for name in names) - _GAP
+
+    if not rows or count_characters(columns) <= max_width:
+        return [widths] if rows else []
+    full_widths = dict(widths)
+    labels = [name for name in columns if name in table.label_columns]
+    for name, (heading, *cells) in texts.items():
+        words = heading.split()
+        if name in labels:
+            words += [word for cell in cells for word in cell.split()]
+            longest = max([_MIN_LABEL_WIDTH, *map(cell_len, words)])
+        else:
+            longest = max([*map(cell_len, words), *map(cell_len, cells)])
+        widths[name] = min(widths[name], longest)
+    remaining = list(columns)
+    for name in table.minor_columns:
+        if count_characters(remaining) > max_width and name in remaining:
+            remaining.remove(name)
+    blocks, block = [], list(labels)
+    for name in remaining[len(labels) :]:
+        if len(block) > len(labels) and count_characters([*block, name]) > max_width:
+            blocks.append(block)
+            block = list(labels)
+        block.append(name)
+    blocks.append(block)
+    room = int(max_width) - max(map(count_characters, blocks))
+    for name in labels:
+        gain = max(0, min(full_widths[name] - widths[name], room))
+        widths[name], room = widths[name] + gain, room - gain
+    return [{name: widths[name] for name in names} for names in blocks]
+
+
+def _wrap_cell(text: str, width: int) -> list[str]:
+    from rich.cells import cell_len
+
+    if cell_len(text) <= width:
+        return [text]
+    indent = " " * (len(text) - len(text.lstrip()) + len(_INDENT))
+    options: Any = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.wrap(text, width, subsequent_indent=indent, **options)
+
+
+def _pad(text: str, width: int, *, is_label: bool) -> str:
+    from rich.cells import cell_len
+
+    padding = " " * (width - cell_len(text))
+    return text + padding if is_label else padding + text
+
+
+def _shorten_notes(notes: Sequence[str], width: int, notes_file: str) -> list[str]:
+    """Return notes in at most `_MAX_NOTE_LINES` lines, and a line that names the file of the rest.
+
+    Args:
+      notes: the notes.
+      width: number of characters of a line.
+      notes_file: file with all notes; empty: nothing is shortened.
+    """
+    notes = [to_one_line(note) for note in notes]
+    counts = [len(textwrap.wrap(note, width)) for note in notes]
+    if not notes_file or sum(counts) <= _MAX_NOTE_LINES:
+        return notes
+    shown: list[str] = []
+    room = _MAX_NOTE_LINES - 1
+    for note, count in zip(notes, counts, strict=True):
+        num_lines = min(count, _MAX_LINES_PER_NOTE, room)
+        if num_lines:
+            # Lines that end at words may be a little shorter than the width.
+            limit = len(note) if num_lines == count else num_lines * (width - 6)
+            shown.append(textwrap.shorten(note, limit, placeholder=" …"))
+            room -= num_lines
+    return [*shown, f"All notes are in {notes_file}."]
 
 
 @validate_arguments
@@ -257,8 +407,8 @@ def to_markdown(table: TextTable) -> str:
       | fedavg | 81.20 |
     """
     labels = list(dict.fromkeys(n for section in table.sections for n in section.labels or ()))
-    names = [*labels, *table.label_columns]
-    columns = [*names, *table.value_columns]
+    columns = [*labels, *table.columns]
+    num_labels = len(columns) - len(table.value_columns)
 
     def format_line(texts: Iterable[str]) -> str:
         return f"| {' | '.join(map(escape_markdown, texts))} |"
@@ -267,7 +417,7 @@ def to_markdown(table: TextTable) -> str:
         f"# {escape_markdown(table.title)}",
         "",
         format_line(columns),
-        f"|{' --- |' * len(names)}{' ---: |' * len(table.value_columns)}",
+        f"|{' --- |' * num_labels}{' ---: |' * len(table.value_columns)}",
     ]
     for section in table.sections:
         for row in section.rows:
@@ -295,7 +445,8 @@ def to_latex(table: TextTable) -> str:
       True
     """
     columns, indent = table.columns, r"\quad " if table.has_section_titles else ""
-    alignment = "l" * len(table.label_columns) + "r" * len(table.value_columns)
+    num_values = len(table.value_columns)
+    alignment = "l" * (len(columns) - num_values) + "r" * num_values
 
     def format_line(texts: Iterable[str]) -> str:
         return " & ".join(texts) + r" \\"

@@ -18,6 +18,9 @@ from fedjax_het.analysis.overview import (
     BMTA_METRICS,
     ROLLING_MEAN_METRICS,
     choose_default_metric,
+    format_setting_value,
+    get_method_title,
+    get_metric_label,
     make_overview_table,
     make_pivot_table,
     resolve_group_settings,
@@ -32,6 +35,7 @@ from fedjax_het.utils.io import make_output_directory, write_atomically
 from fedjax_het.utils.text import to_one_line
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 
@@ -93,7 +97,7 @@ def write_report(
     by = resolve_group_settings(results, by)
     metric = choose_default_metric(results) if metric is None else metric
     grouping: dict[str, Any] = {"by": by, "metric": metric}
-    title = f"{directory.resolve().name}: {len(results)} runs"
+    title = _make_title(results, metric)
     has_alphas = "alpha" in by and results["alpha"].nunique() > 1
 
     tables = [make_overview_table(results, title=title, **grouping)]
@@ -117,6 +121,16 @@ def write_report(
         contents["heat_map.png"] = lambda: plot_heat_map(results, x=pair[0], y=pair[1], **grouping)
     folder = directory if output_dir is None else make_output_directory(output_dir)
     return ReportFiles(tables, write_files(folder, contents, formats))
+
+
+def _make_title(results: "pd.DataFrame", metric: str) -> str:
+    """Return the title of the tables: metric, data sets, methods and number of runs."""
+    datasets = ", ".join(map(format_setting_value, results["dataset"].unique()))
+    methods = results["algorithm"].unique()
+    subject = f"{len(methods)} methods" if len(methods) > 1 else get_method_title(methods[0])
+    runs = "1 run" if len(results) == 1 else f"{len(results)} runs"
+    label = get_metric_label(metric).removesuffix(" (%)")
+    return f"{label} of {subject} on {datasets}, {runs}"
 
 
 def write_files(

@@ -36,6 +36,8 @@ class ReportCommand:
     """Folder for the tables and figures (default: the folder of the results)."""
     pictures: tuple[FigureFormat, ...] = ()
     """Additional files of each figure: pdf, svg (default: PNG only)."""
+    wide: bool = False
+    """Print all columns and notes of the tables on a narrow terminal, too."""
 
 
 def report_command(command: ReportCommand) -> int:
@@ -51,7 +53,7 @@ def report_command(command: ReportCommand) -> int:
         formats=command.pictures,
     )
     for table in report.tables:
-        print_table(table)
+        print_table(table, wide=command.wide, notes_file="overview.md")
         print()
     if report.paths:
         names = ", ".join(path.name for path in report.paths)

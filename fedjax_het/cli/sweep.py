@@ -88,6 +88,8 @@ class SweepCommand(CommonOptions, _ListSettings):
     keep_state: bool = False
     """Keep the final state of every run in the output folder, which is needed to train more rounds
     and to load the models."""
+    wide: bool = False
+    """Print all columns and notes of the tables on a narrow terminal, too."""
     list: bool = False
     """Print the runs and whether they are done, without running them."""
     plugins: tyro.conf.Suppress[tuple[str, ...]] = ()
@@ -151,7 +153,7 @@ def sweep_command(command: SweepCommand) -> int:
         sweep_result, write_error = error.results, error
     if jax.process_index() == 0 and any(sweep_result.results) and write_error is None:
         with console.suppress_results_if_quiet():
-            report_command(ReportCommand(command.output_dir))
+            report_command(ReportCommand(command.output_dir, wide=command.wide))
     print(json.dumps(sweep_result.to_summary(command.output_dir), allow_nan=False), flush=True)
     if write_error is not None:
         raise write_error

@@ -22,7 +22,7 @@ from fedjax_het.utils.text import to_one_line
 TEXT, JSON, QUIET = "words", "json", "quiet"
 # Texts for signs of the package's tables that the encoding of an output lacks, as ASCII does.
 _SUBSTITUTES = {"±": "+-", "×": "x", "†": "+", "‡": "++", "−": "-", "—": "-", "–": "-", "─": "-"}
-_SUBSTITUTES |= {"…": "...", "◂": "<", "\ufffd": "?"}
+_SUBSTITUTES |= {"≈": "~", "…": "...", "◂": "<", "\ufffd": "?"}
 _ENCODING_ERRORS = "fedjax_het.substitute"
 _MAX_REPEATED_TEXT = 70  # characters of a warning that a line on its count contains
 # The mode belongs to the process: the messages of all its modules share stdout and stderr.

@@ -12,6 +12,7 @@ from fedjax_het.utils.fonts import replace_missing_characters
 
 MINUS = "−"
 DIVERGED = "†"
+EQUAL = "≈"
 MISSING = "—"
 UNPRINTABLE = "\ufffd"
 
@@ -39,6 +40,7 @@ _LATEX_ESCAPES = str.maketrans(
         "×": r"$\times$",
         MINUS: "$-$",
         DIVERGED: r"$^\dagger$",
+        EQUAL: r"$\approx$",
         MISSING: "---",
         UNPRINTABLE: "?",
     }

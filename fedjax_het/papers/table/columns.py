@@ -8,60 +8,85 @@ import numpy as np
 
 from fedjax_het.analysis.comparison import (
     TableCell,
+    get_cell_metric,
     get_compared_metric,
-    is_personal_evaluation,
     parse_row,
     select_cell_runs,
 )
-from fedjax_het.analysis.overview import is_diverged
+from fedjax_het.analysis.overview import get_metric_values, is_diverged
 from fedjax_het.analysis.render import format_number
-from fedjax_het.metrics.personal import wilcoxon
 from fedjax_het.papers.table.declaration import TableDeclaration
 from fedjax_het.papers.table.table_run import TableRun
 
 if TYPE_CHECKING:
     import pandas as pd
 
-NUM_BLOCKS = 10
-_BLOCK_PAIRING = (
-    f"paired by seed and by tenth of the second half of the rounds ({NUM_BLOCKS} a run). The "
-    "tenths of one run are not independent, so that p is rather too small"
-)
-_CLIENT_PAIRING = "paired by client, in the round of each run's best mean"
+MIN_PAIRS = 5  # seeds; the spread of fewer seeds says too little for a test
 _LOSS_BY_START_PREFIX = "matching_loss_by_start."
 
 
 def compute_p_values(table_run: TableRun) -> "pd.Series":
-    """Compute Wilcoxon's two-sided p-value of each cell's difference from the main method's cell.
+    """Compute the p-value of each cell's difference from the main method's cell.
 
-    Tables of clients' best mean accuracy pair clients; other tables pair blocks of rounds of the
-    runs' curves. Only seeds count that both cells have without divergence.
+    The test is a two-sided paired t-test over seeds that both cells have without divergence. Holm's
+    correction is over the cells of a column.
 
     Args:
       table_run: the table with its runs.
 
     Returns:
-      One value per cell; NaN for the main method itself, and if there is nothing to compare.
+      One value per cell; NaN for the main method itself, and with fewer than `MIN_PAIRS` seeds.
     """
     import pandas as pd
 
-    values = [_collect_paired_values(table_run, cell) for cell in table_run.cells]
-    main_values: dict[tuple, dict[int, np.ndarray]] = {}
-    for cell, cell_values in zip(table_run.cells, values, strict=True):
+    metric = get_compared_metric(table_run.reported)
+    cells = table_run.cells
+    p_values = pd.Series(math.nan, index=range(len(cells)))
+    main_cells: dict[tuple, TableCell] = {}
+    for cell in cells:
         if _is_main_method(table_run, cell):
-            main_values.setdefault(cell.column_key, cell_values)
-    pairs = [
-        (cell_values, main_values.get(cell.column_key, cell_values))
-        for cell, cell_values in zip(table_run.cells, values, strict=True)
-    ]
-    return pd.Series([_compute_p_value(*pair) for pair in pairs], dtype=float)
+            main_cells.setdefault(cell.column_key, cell)
+    for column_key, main in main_cells.items():
+        column = [k for k, cell in enumerate(cells) if cell.column_key == column_key]
+        main_values = _get_values_by_seed(table_run, main, metric)
+        for index in column:
+            if cells[index] is not main:
+                values = _get_values_by_seed(table_run, cells[index], metric)
+                p_values[index] = _run_paired_test(values, main_values)
+        p_values[column] = correct_p_values(p_values[column].to_numpy())
+    return p_values
 
 
 def describe_p_values(table_run: TableRun) -> str:
-    """Describe the column of p-values: the test, the main method's row and the pairing."""
-    pairing = _CLIENT_PAIRING if _is_client_metric(table_run) else _BLOCK_PAIRING
+    """Describe the column of p-values: the test, and the main method's row."""
     row = next(cell.method for cell in table_run.cells if _is_main_method(table_run, cell))
-    return f"p: Wilcoxon's signed-rank test, two-sided, of the difference from {row}, {pairing}."
+    return (
+        f"p: paired t-test over seeds of the difference from {row}, two-sided, with Holm's "
+        f"correction over the rows of a section; from {MIN_PAIRS} seeds."
+    )
+
+
+def correct_p_values(p_values: np.ndarray) -> np.ndarray:
+    """Correct p-values of several tests by Holm's method, which bounds the family-wise error.
+
+    Args:
+      p_values: float `[n]`; NaN for a missing test.
+
+    Returns:
+      Corrected values, float `[n]`.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.papers.table.columns import correct_p_values
+      >>> correct_p_values(np.array([0.04, 0.01, np.nan])).tolist()
+      [0.04, 0.02, nan]
+    """
+    order = np.argsort(p_values)  # NaN is last
+    num_tests = np.isfinite(p_values).sum()
+    factors = np.maximum(num_tests - np.arange(len(p_values)), 1)
+    corrected = np.empty(len(p_values))
+    corrected[order] = np.minimum(np.maximum.accumulate(factors * p_values[order]), 1.0)
+    return corrected
 
 
 def _is_main_method(table_run: TableRun, cell: TableCell) -> bool:
@@ -69,46 +94,24 @@ def _is_main_method(table_run: TableRun, cell: TableCell) -> bool:
     return bool(main_method) and parse_row(cell.method)[0] == main_method
 
 
-def _is_client_metric(table_run: TableRun) -> bool:
-    return get_compared_metric(table_run.reported) == "bmta"
+def _get_values_by_seed(table_run: TableRun, cell: TableCell, metric: str) -> "pd.Series":
+    """Return the cell's metric in percent of the runs that did not diverge, by seed."""
+    runs = select_cell_runs(cell, table_run.results)
+    runs = runs[~is_diverged(runs)] if len(runs) else runs
+    values = get_metric_values(runs, get_cell_metric(cell, metric))
+    return values.set_axis(runs["seed"]).dropna() if len(runs) else values
 
 
-def _compute_p_value(values: dict[int, np.ndarray], main_values: dict[int, np.ndarray]) -> float:
-    seeds = [
-        seed for seed in values if len(values[seed]) == len(main_values.get(seed, np.zeros(0)))
-    ]
-    if not seeds or values is main_values:
+def _run_paired_test(values: "pd.Series", main_values: "pd.Series") -> float:
+    from scipy import stats
+
+    seeds = values.index.intersection(main_values.index)
+    differences = (values[seeds] - main_values[seeds]).to_numpy(float)
+    if len(differences) < MIN_PAIRS:
         return math.nan
-    own, main = (np.concatenate([v[seed] for seed in seeds]) for v in (values, main_values))
-    return wilcoxon(own, main).p_value
-
-
-def _collect_paired_values(table_run: TableRun, cell: TableCell) -> dict[int, np.ndarray]:
-    """Return the paired values of a cell's runs by seed."""
-    if not len(table_run.results):
-        return {}
-    converged_runs = table_run.results[~is_diverged(table_run.results)]
-    digests = converged_runs.drop_duplicates("settings").set_index("settings")["digest"]
-    values_by_seed = {}
-    for run in cell.runs:
-        if run.digest() in digests.index:
-            if _is_client_metric(table_run):
-                values = table_run.load_client_accuracies(run)
-            else:
-                values = _compute_block_means(table_run, cell, digests[run.digest()])
-            if values is not None and np.isfinite(values).all():
-                values_by_seed[run.seed] = values
-    return values_by_seed
-
-
-def _compute_block_means(table_run: TableRun, cell: TableCell, digest: str) -> np.ndarray | None:
-    """Return the means of `NUM_BLOCKS` blocks in the second half of a run's measured rounds."""
-    metric = "mean_client_accuracy" if is_personal_evaluation(cell) else "test_accuracy"
-    run_curve = table_run.curves[table_run.curves["digest"] == digest].sort_values("round")
-    curve = run_curve[metric].dropna().to_numpy(float) if metric in run_curve else np.zeros(0)
-    second_half = curve[len(curve) // 2 :]
-    blocks = np.array_split(second_half, min(NUM_BLOCKS, len(second_half)) or 1)
-    return np.array([block.mean() for block in blocks]) if len(second_half) else None
+    if np.ptp(differences) == 0:  # the statistic is undefined
+        return float(differences[0] == 0)
+    return float(stats.ttest_1samp(differences, 0.0).pvalue)
 
 
 def compute_matching_losses(cells: Sequence[TableCell], results: "pd.DataFrame") -> "pd.Series":

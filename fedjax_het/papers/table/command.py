@@ -9,7 +9,7 @@ from pathlib import Path
 from fedjax_het.papers.programs import ProgramMain
 from fedjax_het.papers.table.cells import list_unique_runs, make_cells
 from fedjax_het.papers.table.declaration import TableArguments, TableDeclaration
-from fedjax_het.papers.table.table_run import TableRun
+from fedjax_het.papers.table.table_run import QUICK, TableRun
 from fedjax_het.papers.table.tuning import add_tuned_cells, describe_tuning, make_tuning_trials
 from fedjax_het.papers.table.writer import write_comparison_table
 from fedjax_het.runtime.result_display import format_run_label
@@ -120,7 +120,10 @@ def _run_table(
     overrides = {name: getattr(arguments, name) for name in _OVERRIDABLE_SETTINGS}
     flags = tuple(f"--{name} {value}" for name, value in overrides.items() if value is not None)
     table_run = TableRun.from_directory(experiment, arguments.preset, cells, directory)._replace(
-        skip_reasons=skip_reasons, command_line_overrides=flags, formats=arguments.pictures
+        skip_reasons=skip_reasons,
+        command_line_overrides=flags,
+        formats=arguments.pictures,
+        wide=arguments.wide,
     )
     with console.suppress_results_if_quiet():
         names = write_outputs(table_run)
@@ -129,4 +132,6 @@ def _run_table(
         print(json.dumps({"output_dir": str(directory), "files": list(names), **counts}))
     elif written := [*names, *([] if arguments.show else ["two files per run"])]:
         print(f"Written to {directory}: {', '.join(written)}.")
+        if arguments.preset == QUICK and not skip_reasons and not arguments.show:
+            print(f"The installation works: all {len(specs)} runs ended. {table_run.scale_warning}.")
     return 2 if specs and len(skip_reasons) == len(specs) else 0

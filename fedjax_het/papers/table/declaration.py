@@ -68,6 +68,8 @@ class TableArguments:
     """Print and draw the table from the results in the folder; run nothing."""
     pictures: tuple[FigureFormat, ...] = ()
     """Additional files of each figure: pdf, svg (default: PNG only)."""
+    wide: bool = False
+    """Print all columns and notes of the table on a narrow terminal, too."""
     quiet: bool = False
     """Print only errors on stderr, and only a last line, a JSON object, on stdout. Without --quiet,
     stdout has a line per run, and stderr shows the current runs. If stderr is no terminal, it has a

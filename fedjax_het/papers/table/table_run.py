@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,10 @@ from fedjax_het.runtime.results import Result
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+
+QUICK = "quick"
+"""Preset that shows that a program works, in seconds to minutes."""
 
 
 class TableRun(NamedTuple):
@@ -48,6 +52,8 @@ class TableRun(NamedTuple):
     """Options of the command line that replace the preset's settings."""
     formats: tuple[FigureFormat, ...] = ()
     """Formats of further files of each figure."""
+    wide: bool = False
+    """Whether all columns and notes are printed, whatever the terminal's width."""
 
     @classmethod
     def from_directory(
@@ -73,8 +79,19 @@ class TableRun(NamedTuple):
         """Title of the table with its preset and the settings that replace the preset's."""
         description = self.experiment.presets[self.preset].description
         title = f"{self.experiment.title} Preset {self.preset}{description and ': ' + description}"
+        if scale := self.scale_warning:
+            title += f". {scale}"
         overrides = " ".join(self.command_line_overrides)
         return f"{title}, but {overrides}" if overrides else title
+
+    @property
+    def scale_warning(self) -> str:
+        """Statement that the preset `quick` is no reproduction; empty for the other presets."""
+        if self.preset != QUICK:
+            return ""
+        larger = next((name for name in self.experiment.presets if name != QUICK), "")
+        hint = f"; --preset {larger} is larger" if larger else ""
+        return f"Toy scale: accuracies and ranks are not the paper's{hint}"
 
     @property
     def cell_results(self) -> "pd.DataFrame":
@@ -132,7 +149,8 @@ class TableRun(NamedTuple):
         Returns:
           Names of the files.
         """
-        return write_table_files(self.directory, stem, table, frame, figures, self.formats)
+        options: Any = {"formats": self.formats, "wide": self.wide}
+        return write_table_files(self.directory, stem, table, frame, figures, **options)
 
     def write_figures(self, figures: "Mapping[str, Figure]") -> list[str]:
         """Write figures to the folder.
@@ -154,7 +172,9 @@ def write_table_files(
     table: TextTable,
     frame: "pd.DataFrame",
     figures: "Mapping[str, Figure] | None" = None,
+    *,
     formats: Sequence[FigureFormat] = (),
+    wide: bool = False,
 ) -> list[str]:
     """Print a table and write it as `<stem>.md`, `<stem>.tex` and `<stem>.csv`, with figures.
 
@@ -165,11 +185,12 @@ def write_table_files(
       frame: its numbers, for the CSV.
       figures: figures by file name.
       formats: formats of further files of each figure.
+      wide: whether all columns and notes are printed, whatever the terminal's width.
 
     Returns:
       Names of the files. If they cannot be written, the log has a line.
     """
-    print_table(table)
+    print_table(table, wide=wide, notes_file=f"{stem}.md")
     texts = {"md": to_markdown(table), "tex": to_latex(table), "csv": to_csv(frame)}
     contents = {f"{stem}.{suffix}": text for suffix, text in texts.items()}
     draw_functions = {
