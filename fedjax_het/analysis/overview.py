@@ -738,7 +738,7 @@ def _make_table(
                 best_cells=frozenset(best_cells),
             )
         )
-    names = [format_setting_name(name) for name in own]
+    names = tuple(format_setting_name(name) for name in own)
     return TextTable(title, names, sections, add_equal_note(notes, sections), _MINOR_COLUMNS)
 
 

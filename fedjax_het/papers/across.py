@@ -37,8 +37,8 @@ from fedjax_het.analysis.render import (
     format_seed_count,
 )
 from fedjax_het.metrics.convergence import rolling_mean, rounds_to_reach
-from fedjax_het.papers.table.columns import MIN_PAIRS
 from fedjax_het.papers.table import Preset, TableDeclaration, TableRun, make_table_program
+from fedjax_het.papers.table.columns import MIN_PAIRS
 from fedjax_het.runtime.result_store import is_partial_run
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.run_flops import count_flops

@@ -1,6 +1,5 @@
 """What stands beside a table's accuracies: rows that are tuned, p-values, the matching loss."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -14,10 +13,11 @@ from fedjax_het.papers.dynafed.settings import CONTROLS, TUNING
 from fedjax_het.papers.dynafed.tables import TABLE1
 from fedjax_het.papers.table import TableArguments, TableRun, make_cells
 from fedjax_het.papers.table.columns import (
-    NUM_BLOCKS,
+    MIN_PAIRS,
     compute_gains_over_real,
     compute_matching_losses,
     compute_p_values,
+    correct_p_values,
     describe_gains_column,
     describe_matching_losses,
     describe_p_values,
@@ -146,84 +146,53 @@ def test_add_row_settings():
 
 # --- p-values ------------------------------------------------------------------------------
 
-ROUNDS = 40
+LEVELS = {"fedavg": 0.5, "fedprox": 0.79}
 
 
-def curves_of(cells, level):
-    """Each run's accuracies: `level(cell)` and noise of its own."""
-    frames = []
-    for cell in cells:
-        for run in cell.runs:
-            values = level(cell) + 0.02 * RNG.normal(size=ROUNDS)
-            columns = {"round": range(1, ROUNDS + 1), "test_accuracy": values}
-            frames.append(pd.DataFrame({"digest": f"made-{run.digest()}", **columns}))
-    return pd.concat(frames, ignore_index=True)
+def make_seed_results(own, seeds):
+    """Return runs whose accuracies have noise of their own, and the accuracies by method."""
+    values = {
+        (cell.method, seed): LEVELS.get(cell.method, 0.8) + 0.01 * RNG.normal()
+        for cell in own
+        for seed in seeds
+    }
+    results = make_results(own, lambda cell, run: values[cell.method, run.seed])
+    return results, {c.method: np.array([values[c.method, s] for s in seeds]) for c in own}
 
 
-def test_p_value_over_blocks_of_rounds():
-    own = cells()
-    levels = {"fedavg": 0.5, "fedprox": 0.79}
-    curves = curves_of(own, lambda cell: levels.get(cell.method, 0.8))
-    outcome = outcome_of(own, make_results(own, lambda cell, run: 0.5), curves)
-    actual = dict(zip([cell.method for cell in own], compute_p_values(outcome), strict=True))
-
-    def blocks(cell):
-        means = []
-        for run in cell.runs:
-            curve = curves[curves["digest"] == f"made-{run.digest()}"]["test_accuracy"]
-            half = curve.to_numpy()[ROUNDS // 2 :]
-            means += list(half.reshape(NUM_BLOCKS, -1).mean(1))
-        return np.array(means)
-
-    by_method = {cell.method: blocks(cell) for cell in own}
-    for method, values in by_method.items():
-        if method == "dynafed":
-            assert math.isnan(actual[method])
-        else:
-            expected = stats.wilcoxon(values - by_method["dynafed"]).pvalue
-            assert actual[method] == pytest.approx(expected)
+def test_p_values_are_of_paired_seeds():
+    seeds = tuple(range(MIN_PAIRS))
+    own = cells("fedavg", "fedprox", "dynafed", seeds=seeds)
+    results, values = make_seed_results(own, seeds)
+    actual = dict(
+        zip([c.method for c in own], compute_p_values(outcome_of(own, results)), strict=True)
+    )
+    assert math.isnan(actual["dynafed"])
+    raw = {n: stats.ttest_rel(values[n], values["dynafed"]).pvalue for n in LEVELS}
+    assert actual["fedavg"] == pytest.approx(2 * raw["fedavg"])  # Holm: the least of two
+    assert actual["fedprox"] == pytest.approx(max(raw["fedprox"], actual["fedavg"]))
     assert actual["fedavg"] < 1e-4
-    assert "from dynafed, paired by seed" in describe_p_values(outcome)
+    assert "over seeds of the difference from dynafed" in describe_p_values(outcome_of(own, []))
 
 
-def test_p_value_uses_common_seeds():
-    own = cells("fedavg", "dynafed")
-    curves = curves_of(own, lambda cell: 0.5)
+def test_no_p_value_of_fewer_than_five_seeds():
+    seeds = tuple(range(MIN_PAIRS))
+    own = cells("fedavg", "dynafed", seeds=seeds)
 
     def accuracy(cell, run):
-        return None if cell.method == "fedavg" and run.seed == 0 else 0.5
+        return None if cell.method == "fedavg" and run.seed == 0 else 0.5 + 0.01 * run.seed
 
-    (fedavg, _) = compute_p_values(outcome_of(own, make_results(own, accuracy), curves))
-    single = [dataclasses.replace(cell, runs=cell.runs[1:]) for cell in own]
-    (alone, _) = compute_p_values(outcome_of(single, make_results(single, accuracy), curves))
-    assert fedavg == alone and not math.isnan(alone)
-    nothing = compute_p_values(outcome_of(own, make_results(own, accuracy).head(0), curves))
+    assert compute_p_values(outcome_of(own, make_results(own, accuracy))).isna().all()
+    (equal, _) = compute_p_values(outcome_of(own, make_results(own, lambda cell, run: 0.5)))
+    assert equal == 1.0
+    nothing = compute_p_values(outcome_of(own, make_results(own, accuracy).head(0)))
     assert nothing.isna().all()
 
 
-def test_p_value_over_clients(tmp_path):
-    from fedjax_het.papers.fedamp.tables import TABLE1 as FEDAMP
-    from fedjax_het.runtime.results import Result
-
-    arguments = TableArguments(preset="quick", methods=("separate", "fedamp"), seeds=(0,))
-    own = make_cells(FEDAMP, arguments)
-    accuracies = {cell.method: RNG.random((3, 15)) for cell in own}
-    rows = []
-    for cell in own:
-        (run,) = cell.runs
-        summary = {"bmta": 0.5, "bmta_round": 2, "diverged": False, "wall_seconds": 1.0}
-        summary["final_accuracy"] = 0.5
-        result = Result(run.resolved(), {"client_accuracy": accuracies[cell.method]}, summary)
-        name = result.save(tmp_path).stem
-        rows.append({"digest": name, "settings": run.digest(), **summary})
-    results = pd.DataFrame(rows)
-    outcome = TableRun(
-        FEDAMP, "quick", own, results, pd.DataFrame(), FEDAMP.load_reported(), tmp_path, {}
-    )
-    separate, fedamp = compute_p_values(outcome)
-    expected = stats.wilcoxon(accuracies["separate"][1] - accuracies["fedamp"][1]).pvalue
-    assert separate == pytest.approx(expected) and math.isnan(fedamp)
-    assert "paired by client" in describe_p_values(outcome)
+def test_holm_correction():
+    p_values = np.array([0.01, 0.04, np.nan, 0.03, 0.9])
+    expected = [0.04, 0.09, np.nan, 0.09, 0.9]  # 4 * 0.01, 3 * 0.03, at least 2 * 0.04, 0.9
+    np.testing.assert_allclose(correct_p_values(p_values), expected)
 
 
 # --- the quality of synthetic data ---------------------------------------------------------
@@ -239,7 +208,7 @@ def test_matching_loss_column(tmp_path, capsys):
     actual = dict(zip([c.method for c in own], compute_matching_losses(own, results), strict=True))
     assert actual.pop("dynafed") == 0.9 and all(map(math.isnan, actual.values()))
     assert "3: 0.87" in describe_matching_losses(own, results)
-    outcome = outcome_of(own, results, curves_of(own, lambda cell: 0.5), tmp_path)
+    outcome = outcome_of(own, results, directory=tmp_path)
     write_comparison_table(outcome)
     said = capsys.readouterr().out
     assert " J " in said and "0.900" in said and " p " in said and "Wilcoxon" in said

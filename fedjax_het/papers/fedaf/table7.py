@@ -195,7 +195,9 @@ def make_text_table(rows: list[dict], arguments: Arguments) -> analysis.TextTabl
                     "Reported": f"{row['reported']:.2f}",
                     "Counted": f"{row['counted']:.3f}",
                     "Difference": format_number(row["difference_percent"], "+.1f") + " %",
-                    f"Mean of {count}": f"{row['many']:.3f} ± {row['deviation']:.3f}" if is_fedaf else "",
+                    f"Mean of {count}": f"{row['many']:.3f} ± {row['deviation']:.3f}"
+                    if is_fedaf
+                    else "",
                     "z": format_number(row["deviations"], "+.1f") if is_fedaf else "",
                     "As float32": f"{row['true']:.3f}",
                 }

@@ -17,6 +17,7 @@ from fedjax_het.analysis.overview import get_metric_values, is_diverged
 from fedjax_het.analysis.render import format_number
 from fedjax_het.papers.table.declaration import TableDeclaration
 from fedjax_het.papers.table.table_run import TableRun
+from fedjax_het.runtime.result_store import compute_settings_digest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,7 +100,8 @@ def _get_values_by_seed(table_run: TableRun, cell: TableCell, metric: str) -> "p
     runs = select_cell_runs(cell, table_run.results)
     runs = runs[~is_diverged(runs)] if len(runs) else runs
     values = get_metric_values(runs, get_cell_metric(cell, metric))
-    return values.set_axis(runs["seed"]).dropna() if len(runs) else values
+    seeds = {compute_settings_digest(run): run.seed for run in cell.runs}
+    return values.set_axis(runs["settings"].map(seeds)).dropna() if len(runs) else values
 
 
 def _run_paired_test(values: "pd.Series", main_values: "pd.Series") -> float:

@@ -133,5 +133,7 @@ def _run_table(
     elif written := [*names, *([] if arguments.show else ["two files per run"])]:
         print(f"Written to {directory}: {', '.join(written)}.")
         if arguments.preset == QUICK and not skip_reasons and not arguments.show:
-            print(f"The installation works: all {len(specs)} runs ended. {table_run.scale_warning}.")
+            print(
+                f"The installation works: all {len(specs)} runs ended. {table_run.scale_warning}."
+            )
     return 2 if specs and len(skip_reasons) == len(specs) else 0

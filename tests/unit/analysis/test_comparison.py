@@ -213,6 +213,82 @@ def test_print_table(capsys):
     ]
 
 
+WIDE = TextTable(
+    title="T",
+    label_columns=("Method",),
+    sections=(
+        TableSection(
+            title="alpha 0.1",
+            rows=[
+                {
+                    "Method": f"a method with a long name {number}",
+                    "Test accuracy (%)": "74.29 ± 0.50",
+                    **{f"Value {k}": f"{k}0.25 ± 1.75" for k in range(5)},
+                    "Empty": "—",
+                    "Time": "11,508.0 s",
+                }
+                for number in range(2)
+            ],
+        ),
+    ),
+    notes=("a note " * 40, *(f"note {number}" for number in range(12))),
+    minor_columns=("Time", "Value 4"),
+)
+
+
+def print_on_terminal(table, width, **options):
+    from rich.console import Console
+
+    file = io.StringIO()
+    console = Console(file=file, width=width, force_terminal=True, color_system=None)
+    analysis.print_table(table, console=console, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 140])
+def test_table_fits_terminal(width):
+    text = print_on_terminal(WIDE, width)
+    assert max(map(len, text.splitlines())) <= width and "Empty" not in text
+    kept = [f"{k}0.25 ± 1.75" for k in range(4)] + ["74.29 ± 0.50"]
+    assert all(text.count(value) == 2 for value in kept)  # none is wrapped
+    has_all = width == 140
+    assert ("11,508.0 s" in text) == has_all
+    assert ("Columns without room: " in text) == (not has_all)
+    assert text.count("Method") == (1 if width >= 100 else 2 if width >= 60 else 5)  # blocks
+
+
+def test_wide_table_has_all_columns():
+    text = print_on_terminal(WIDE, 80, wide=True)
+    assert "11,508.0 s" in text and "without room" not in text and "note 11" in text
+
+
+def test_notes_are_short_beside_a_file():
+    text = print_on_terminal(WIDE, 140, notes_file="table.md")
+    notes = text.split("\n\n")[-1].rstrip().splitlines()
+    assert len(notes) == 8 and notes[-1] == "All notes are in table.md."
+    assert notes[1].endswith("…") and "note 11" not in text
+    assert "note 11" in print_on_terminal(WIDE, 140)
+
+
+def test_columns_without_content_are_omitted():
+    for text in (analysis.to_markdown(WIDE), analysis.to_latex(WIDE)):
+        assert "Empty" not in text and "Time" in text
+
+
+def test_methods_equal_to_fedavg_are_marked(results, reported):
+    results = results.assign(final_accuracy=0.5, diverged=False)
+    of_fedavg = results["settings"].isin([run.digest() for run in runs("fedavg")])
+    results.loc[of_fedavg, "final_accuracy"] = 0.50009
+    of_scaffold = results["settings"].isin([run.digest() for run in runs("scaffold")])
+    results.loc[of_scaffold, "final_accuracy"] = 0.5003
+    table = analysis.compare_with_reported(CELLS, results, reported)
+    text_table = analysis.format_comparison_table(table, title="T", notes=["a note"])
+    marked = [row["Method"] for row in text_table.sections[0].rows if "≈" in row["Measured"]]
+    assert marked == ["fedprox", "dynafed"]
+    assert text_table.notes[1].startswith("≈ The mean is FedAvg's within 0.01 points")
+    assert r"$\approx$" in analysis.to_latex(text_table)
+
+
 def test_print_table_does_not_cut(capsys):
     names = tuple(f"column {number}" for number in range(20))
     row = {name: f"{name} is {'long' * 5} 漢字" for name in names}
@@ -480,7 +556,7 @@ def test_domain_table():
     table = analysis.compare_with_reported(cells, pd.DataFrame(), reported)
     assert table["mean"].isna().all() and len(table) == 6
     text = analysis.to_markdown(analysis.format_comparison_table(table, title="T"))
-    assert "| fedprox | measured | — | — | — | 0 of 2 | — |" in text
+    assert "| fedprox | measured | — | — | — | 0 of 2 |" in text and "Time" not in text
 
 
 def test_domain_curves():
