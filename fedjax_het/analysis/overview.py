@@ -405,29 +405,105 @@ def _add_protocol(title: str, results: "pd.DataFrame") -> str:
 
 # Metrics of a running mean over 20 rounds.
 ROLLING_MEAN_METRICS = ("window_accuracy", "rise_time", "rounds_to_half")
+EVALUATED_ACCURACY = "evaluated_accuracy"
+"""Accuracy of the model that a method evaluates, see `add_evaluated_accuracy`."""
 # Metrics of the round with the best mean over clients.
 BMTA_METRICS = ("bmta", "bmta_worst_decile", "bmta_round")
 _METRIC_DESCRIPTIONS = {
     "final_accuracy": ", mean of the last five rounds",
+    "evaluated_accuracy": ", mean of the last five rounds",
     "rounds_to_half": ", of the runs that reach it (Seeds: their number)",
     "bmta": " on tests like their own data, in the round where it is highest",
 }
 
 
 def choose_default_metric(results: "pd.DataFrame") -> str:
-    """Choose the metric of a folder of runs: `final_accuracy` or `bmta`.
+    """Choose the metric of a folder of runs: `final_accuracy`, `bmta` or `evaluated_accuracy`.
 
-    `bmta` is chosen if at least the same number of runs have it, since personalized methods may
-    have no global model.
+    `bmta` is chosen if all runs have it that have an accuracy, since personalized methods may have
+    no global model. If personalized methods have it and other methods do not, each run has the
+    accuracy of the model that its method evaluates (`add_evaluated_accuracy`).
 
     Args:
       results: as `load_results` returns it.
     """
     if "bmta" not in results:
         return "final_accuracy"
-    counts = results.loc[~is_diverged(results), ["bmta", "final_accuracy"]].notna().sum()
-    has_bmta = counts["bmta"] and counts["bmta"] >= counts["final_accuracy"]
-    return "bmta" if has_bmta else "final_accuracy"
+    converged = results[~is_diverged(results)]
+    has_bmta = converged["bmta"].notna()
+    if has_bmta.any() and has_bmta.all():
+        return "bmta"
+    return EVALUATED_ACCURACY if evaluates_clients(converged).any() else "final_accuracy"
+
+
+def evaluates_clients(results: "pd.DataFrame") -> "pd.Series":
+    """Return whether each run's method aims at models of clients, which the run has tested.
+
+    Args:
+      results: as `load_results` returns it.
+    """
+    import pandas as pd
+
+    if "final_client_accuracy" not in results:
+        return pd.Series(False, index=results.index)
+    is_personal = pd.Series(
+        [
+            (name in METHODS and METHODS[name].evaluated_models[0] != "global")
+            if is_missing(model)
+            else model != "global"
+            for name, model in zip(
+                results["algorithm"],
+                results.get("client_test_model", [None] * len(results)),
+                strict=True,
+            )
+        ],
+        index=results.index,
+        dtype=bool,
+    )
+    return is_personal & results["final_client_accuracy"].notna()
+
+
+def add_evaluated_accuracy(
+    results: "pd.DataFrame", curves: "pd.DataFrame"
+) -> tuple["pd.DataFrame", "pd.DataFrame"]:
+    """Add the accuracy of the model that each run's method evaluates.
+
+    It is the mean of clients' own tests for personalized methods, and the test accuracy of the
+    global model for other methods.
+
+    Args:
+      results: as `load_results` returns it.
+      curves: as `load_curves` returns it.
+
+    Returns:
+      Results with `evaluated_accuracy` and `evaluated_best`, and curves with `evaluated_accuracy`.
+    """
+    is_personal = evaluates_clients(results)
+    columns = {EVALUATED_ACCURACY: ("final_client_accuracy", "final_accuracy")}
+    columns["evaluated_best"] = ("bmta", "best_accuracy")
+    for name, (own, shared) in columns.items():
+        if own in results and shared in results:
+            results = results.assign(**{name: results[own].where(is_personal, results[shared])})
+    if "mean_client_accuracy" in curves:
+        is_own = curves["digest"].isin(results["digest"][is_personal])
+        own_curve = curves["mean_client_accuracy"].where(is_own, curves["test_accuracy"])
+        curves = curves.assign(**{EVALUATED_ACCURACY: own_curve})
+    return results, curves
+
+
+def _describe_evaluated_models(results: "pd.DataFrame") -> str:
+    """Name the methods with each kind of evaluated model."""
+    is_personal = evaluates_clients(results)
+    kinds = {
+        "the clients' own models on the clients' own tests": results[is_personal],
+        "the global model on all test images": results[~is_personal],
+    }
+    parts = [
+        f"{', '.join(map(to_one_line, runs['algorithm'].unique()))}: {kind}"
+        for kind, runs in kinds.items()
+        if len(runs)
+    ]
+    return f"Rows measure different things. {'; '.join(parts)}."
 
 
 def get_companion_metric(metric: str) -> tuple[str, str, str]:
@@ -439,6 +515,8 @@ def get_companion_metric(metric: str) -> tuple[str, str, str]:
     if metric in BMTA_METRICS:
         description = "mean over the worst tenth of clients in the round of the best mean"
         return "bmta_worst_decile", "Worst decile (%)", f"Worst decile: {description}"
+    if metric == EVALUATED_ACCURACY:
+        return "evaluated_best", "Best (%)", "Best: mean over seeds of a run's best round"
     if metric == "window_accuracy":
         description = (
             "the first round at which the running mean over 20 reaches 90 % of its last value"
@@ -772,6 +850,8 @@ def _make_metric_notes(results: "pd.DataFrame", by: Sequence[str], metric: str) 
         f"{get_metric_label(metric)}{_METRIC_DESCRIPTIONS.get(metric, '')}: mean ± standard "
         f"deviation over {averaged_text if averaged_settings else 'seeds'}{direction}."
     ]
+    if metric == EVALUATED_ACCURACY:
+        notes.append(_describe_evaluated_models(results))
     results = results.reset_index(drop=True)
     is_partial = is_partial_run(results)
     has_diverged, values = is_diverged(results), get_metric_values(results, metric)

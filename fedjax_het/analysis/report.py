@@ -16,7 +16,9 @@ from fedjax_het.analysis.figures.metric_vs_setting import (
 from fedjax_het.analysis.figures.style import FigureFormat, write_figure
 from fedjax_het.analysis.overview import (
     BMTA_METRICS,
+    EVALUATED_ACCURACY,
     ROLLING_MEAN_METRICS,
+    add_evaluated_accuracy,
     choose_default_metric,
     format_setting_value,
     get_method_title,
@@ -69,8 +71,8 @@ def write_report(
     Args:
       directory: folder of results.
       by: settings that distinguish rows and lines; default: all that vary, except seeds.
-      metric: a numeric column of `load_results`; default: `final_accuracy`, or `bmta` if at least
-        the same number of runs have it. Curves are running means over 5 rounds, or over 20 if the
+      metric: a numeric column of `load_results`; default: `final_accuracy`, `bmta` if all runs have
+        it, or `evaluated_accuracy` if only some methods are personalized. Curves are running means over 5 rounds, or over 20 if the
         metric is one of 20 rounds.
       output_dir: folder of the files; default: `directory`.
       formats: formats of further files of each figure.
@@ -94,6 +96,8 @@ def write_report(
     directory = Path(directory)
     results = select_newest(load_results(directory))
     require(len(results) > 0, "directory", str(directory), "a folder with results of runs")
+    curves = load_curves(directory, results=results)
+    results, curves = add_evaluated_accuracy(results, curves)
     by = resolve_group_settings(results, by)
     metric = choose_default_metric(results) if metric is None else metric
     grouping: dict[str, Any] = {"by": by, "metric": metric}
@@ -109,8 +113,8 @@ def write_report(
         "overview.csv": to_csv(summarize_runs(results, **grouping)),
     }
     curve_metric = "mean_client_accuracy" if metric in BMTA_METRICS else "test_accuracy"
+    curve_metric = metric if metric == EVALUATED_ACCURACY else curve_metric
     window = WINDOW if metric in ROLLING_MEAN_METRICS else SMOOTHING_WINDOW
-    curves = load_curves(directory, results=results)
     contents["learning_curves.png"] = lambda: plot_learning_curves(
         results, curves, by=by, metric=curve_metric, window=window
     )

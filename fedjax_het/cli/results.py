@@ -31,7 +31,7 @@ class ReportCommand:
     settings that vary, except seeds)."""
     metric: str | None = None
     """Number of each run that is averaged over seeds, e.g. best_accuracy or bytes_up (default:
-    final_accuracy, or bmta if no fewer runs have it)."""
+    final_accuracy; for personalized methods the accuracy of the clients' own models)."""
     output_dir: Path | None = None
     """Folder for the tables and figures (default: the folder of the results)."""
     pictures: tuple[FigureFormat, ...] = ()

@@ -165,7 +165,8 @@ class CallbackRunner:
             self._digests[i] = compute_result_digest(group_state, i)
             self._traffic[i] = self._compute_traffic(i)
         done, before = group_state.count_rounds_completed(i), self._rounds_reported.get(i, 0)
-        metrics = {name: curve[:done].view() for name, curve in group_state.curves[i].items()}
+        curves = {**group_state.curves[i], **self._traffic[i]}
+        metrics = {name: curve[:done].view() for name, curve in curves.items()}
         for curve in metrics.values():
             curve.flags.writeable = False
         return RunStatus(

@@ -337,13 +337,15 @@ def find_resumable_record(
 def delete_checkpoint(folder: Path) -> None:
     """Remove the checkpoint of a run whose result is written.
 
-    The folder of a run of a sweep is removed if it is empty then; it may have renamed files.
+    The folder of a run of a sweep is removed if it is empty then; it may have renamed files. So is
+    the folder of all runs.
     """
     with contextlib.suppress(OSError):
         (folder / CHECKPOINT_FILE).unlink(missing_ok=True)
         remove_stale_files(folder)
         if folder.parent.name == UNFINISHED_FOLDER:
             folder.rmdir()
+            folder.parent.rmdir()
 
 
 def load_state_model(

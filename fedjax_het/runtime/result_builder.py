@@ -108,7 +108,7 @@ def _build_result(group_state: GroupState, i: int, state: Any) -> Result:
         **_summarize_requested_metrics(group_state, i),
         **to_json_value(algorithm.summary(run.hp, state)),
         "rounds": rounds,
-        **({} if early_stop is None else {"stopped_early": early_stop.to_summary()}),
+        "stopped_early": None if early_stop is None else early_stop.to_summary(),
         **_summarize_costs(group_state, i),
         "bytes_up": float(traffic["bytes_up"].sum()),
         "bytes_down": float(traffic["bytes_down"].sum()),

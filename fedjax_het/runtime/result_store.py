@@ -124,6 +124,8 @@ def _build_row(digest: str, result: Result) -> dict[str, Any]:
         "is_partial": result.is_partial,
     }
     row = {**names, **flatten(result.summary), **flatten(result.spec.to_dict()), **names}
+    if row.get("stopped_early", "") is None:  # other runs have columns of its entries
+        del row["stopped_early"]
     row |= name_data(result.spec, result.summary)
     for part in ("dataset", "partition"):  # of the user, in place of the named object
         if user_digest := result.summary.get(f"own_{part}"):

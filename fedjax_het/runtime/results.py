@@ -454,7 +454,8 @@ class Result:
                 group, _, name = key.partition("/")
                 require(group in arrays, "array", key, "metrics/NAME or artifacts/NAME")
                 arrays[group][name] = array
-        metrics, summary = arrays["metrics"], record["summary"]
+        # Version 0.6 stored the reason of an early stop only.
+        metrics, summary = arrays["metrics"], {"stopped_early": None, **record["summary"]}
         for name, array in metrics.items():
             is_numeric = array.ndim > 0 and array.dtype.kind in "biuf"
             actual = f"{array.dtype} {array.shape}"

@@ -47,6 +47,8 @@ MAX_NAME_LENGTH = 240
 """Largest number of characters of a name; MLflow allows 250, with a number or prefix."""
 MAX_TAG_LENGTH = 5000
 """Limit of MLflow: characters of a tag's value."""
+# Curves whose last values TensorBoard lists beside the settings.
+_HPARAM_METRICS = ("test_accuracy", "mean_client_accuracy")
 # Texts that a tag of TensorBoard and a name in MLflow cannot contain. MLflow's names are paths.
 _INVALID_IN_TENSORBOARD = r"[^-/\w.]|^/+"
 _INVALID_IN_MLFLOW = r"[^-/\w. :]|^/+|/+$|(?<=/)/+|^\.+|(?<=/)\.+(?=/|$)"
@@ -182,10 +184,14 @@ class TensorboardTracker(RunTracker):
             old_file.unlink()
         # The thread of a FileWriter would keep events that a full disk refuses, and never end.
         self._writer = event_file_writer.EventsWriter(str(folder / "events"))
-        for part in summary.hparams(run.settings, {"final_accuracy": 0.0}):
+        accuracies = {name: 0.0 for name in _HPARAM_METRICS if name in run.metrics}
+        for part in summary.hparams(run.settings, accuracies):
             self._write_summary(part, 0)
-        lines = (f"    {name}: {value}" for name, value in run.settings.items())
-        self._write_summary(summary.text("settings", "\n".join(lines)), 0)
+        self._write_text("settings", run.settings, 0)
+
+    def _write_text(self, tag: str, values: Mapping[str, Scalar], round: int) -> None:
+        lines = (f"    {name}: {value}" for name, value in values.items())
+        self._write_summary(self._summaries.text(tag, "\n".join(lines)), round)
 
     def _write_summary(self, summary: Any, round: int) -> None:
         from tensorboardX.proto.event_pb2 import Event
@@ -208,14 +214,8 @@ class TensorboardTracker(RunTracker):
         self._writer.flush()
 
     def close(self, summary: Mapping[str, Scalar]) -> None:
-        """Write the numbers of the summary, and close the file."""
-        rounds = int(summary.get("rounds", self.done))
-        numbers = {
-            name if name == "final_accuracy" else f"summary/{name}": float(value)
-            for name, value in summary.items()
-            if isinstance(value, int | float) and not isinstance(value, bool)
-        }
-        self.log(rounds, numbers)
+        """Write the summary as one text, and close the file."""
+        self._write_text("summary", summary, int(summary.get("rounds", self.done)))
         self._writer.close()
 
 

@@ -510,7 +510,7 @@ def test_report_of_personalized_methods(personal):
 
 
 @pytest.mark.parametrize(
-    ("global_models", "metric"), [(0, "bmta"), (2, "bmta"), (3, "final_accuracy")]
+    ("global_models", "metric"), [(0, "bmta"), (2, "evaluated_accuracy"), (3, "evaluated_accuracy")]
 )
 def test_default_metric(tmp_path, global_models, metric):
     for seed in range(2):
@@ -518,6 +518,20 @@ def test_default_metric(tmp_path, global_models, metric):
     for seed in range(global_models):
         save_run(tmp_path, "fedavg", 0.1, seed, 0.5)
     assert choose_default_metric(load_results(tmp_path)) == metric
+
+
+def test_personalized_method_shows_its_own_accuracy(tmp_path):
+    """A row has the accuracy of the model that its method evaluates, and a note names it."""
+    for seed in range(2):
+        save_personal(tmp_path, "ditto", seed, [0.5, 0.77], test=0.33)
+        save_run(tmp_path, "fedavg", 0.1, seed, 0.5)
+    (table,) = write_report(tmp_path, by=["algorithm"]).tables
+    rows = {row["Method"]: row for row in table.sections[0].rows}
+    heading = "Accuracy of the evaluated model (%)"
+    assert rows["fedavg"][heading] == "40.00 ± 0.00"
+    assert rows["ditto"][heading] == "50.17 ± 0.00"
+    assert "Rows measure different things. ditto: the clients' own models" in table.notes[1]
+    assert "fedavg: the global model on all test images." in table.notes[1]
 
 
 def test_evaluation_and_partition_settings_vary(tmp_path):

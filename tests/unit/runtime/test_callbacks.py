@@ -148,7 +148,7 @@ def test_sweep_callbacks_receive_every_run(width, short_chunks, tmp_path):
         last = records[starts[-1] :]
         curve = np.concatenate([new["train_loss"] for _, _, new, *_ in last])
         np.testing.assert_array_equal(curve, result.metrics["train_loss"][:rounds])
-        why = result.summary.get("stopped_early", {}).get("why")
+        why = (result.summary["stopped_early"] or {}).get("why")
         seed = result.spec.seed
         assert why == "callback" if seed == 1 else why == "plateau" if seed > 2 else why is None
         if seed == 1:
