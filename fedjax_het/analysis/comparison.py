@@ -11,6 +11,7 @@ from fedjax_het.analysis.overview import (
     BASELINE,
     describe_settings,
     format_setting_value,
+    get_method_title,
     get_metric_values,
     is_diverged,
     is_missing,
@@ -150,8 +151,8 @@ def format_row(row: str, *, omit: Mapping[str, Any] | None = None) -> str:
 
     Example:
       >>> from fedjax_het.analysis.comparison import format_row
-      >>> format_row("dynafed(synthetic='real')")
-      'dynafed, real'
+      >>> format_row("my_method(synthetic='real')")
+      'my_method (real)'
     """
     method, settings = parse_row(row)
     parts = [
@@ -159,7 +160,7 @@ def format_row(row: str, *, omit: Mapping[str, Any] | None = None) -> str:
         for name, value in settings.items()
         if (omit or {}).get(name) != value
     ]
-    return ", ".join([method, *parts])
+    return get_method_title(method) + (f" ({', '.join(parts)})" if parts else "")
 
 
 # Ranks

@@ -316,8 +316,13 @@ def group_figure_lines(
     for settings, runs in groups:
         title = describe_settings({n: settings[n] for n in differing_settings or panel_settings})
         line_values = {name: settings[name] for name in line_settings}
-        label = describe_settings(line_values) or "all runs"
-        lines.append(RunLine(title, str(line_values.get("algorithm", label)), label, runs))
+        method = str(line_values.get("algorithm", ""))
+        display_values = {
+            **line_values,
+            **({"algorithm": get_method_title(method)} if method else {}),
+        }
+        label = describe_settings(display_values) or "all runs"
+        lines.append(RunLine(title, method or label, label, runs))
     by_dataset = group_runs(results, [name for name in panel_settings if name == "dataset"])
     columns = max(len(group_runs(runs, panel_settings[-1:])) for _, runs in by_dataset)
     return LineGroups(lines, columns, "dataset" in panel_settings)

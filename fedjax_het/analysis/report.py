@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedjax_het.analysis.figures.curves import SMOOTHING_WINDOW, plot_learning_curves
+from fedjax_het.analysis.figures.curves import plot_learning_curves
 from fedjax_het.analysis.figures.metric_vs_setting import (
     find_numeric_pair,
     plot_heat_map,
@@ -72,8 +72,8 @@ def write_report(
       directory: folder of results.
       by: settings that distinguish rows and lines; default: all that vary, except seeds.
       metric: a numeric column of `load_results`; default: `final_accuracy`, `bmta` if all runs have
-        it, or `evaluated_accuracy` if only some methods are personalized. Curves are running means over 5 rounds, or over 20 if the
-        metric is one of 20 rounds.
+        it, or `evaluated_accuracy` if only some methods are personalized. Curves are measured
+        values, or running means over 20 rounds if the metric is one of 20 rounds.
       output_dir: folder of the files; default: `directory`.
       formats: formats of further files of each figure.
 
@@ -114,7 +114,7 @@ def write_report(
     }
     curve_metric = "mean_client_accuracy" if metric in BMTA_METRICS else "test_accuracy"
     curve_metric = metric if metric == EVALUATED_ACCURACY else curve_metric
-    window = WINDOW if metric in ROLLING_MEAN_METRICS else SMOOTHING_WINDOW
+    window = WINDOW if metric in ROLLING_MEAN_METRICS else 1
     contents["learning_curves.png"] = lambda: plot_learning_curves(
         results, curves, by=by, metric=curve_metric, window=window
     )

@@ -27,7 +27,8 @@ from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis.comparison import TableCell
 from fedjax_het.analysis.figures.client_accuracies import plot_critical_difference
 from fedjax_het.analysis.figures.direct_labels import LineLabel, label_line_ends
-from fedjax_het.analysis.figures.style import assign_method_colors, style_axes
+from fedjax_het.analysis.figures.style import add_note, assign_method_colors, style_axes
+from fedjax_het.analysis.overview import get_method_title
 from fedjax_het.analysis.render import (
     MISSING,
     TableSection,
@@ -315,7 +316,7 @@ def make_text_table(table: pd.DataFrame, title: str, notes: tuple[str, ...]) -> 
 def plot_accuracy_vs_cost(rows: Sequence[MethodCosts], metric: str):
     """Plot accuracy against rounds, bytes and operations.
 
-    Methods with the best accuracy at some cost are in color and labeled.
+    A panel has the methods with the best accuracy at some cost, and the baseline, which is dashed.
 
     Args:
       rows: the methods.
@@ -330,28 +331,43 @@ def plot_accuracy_vs_cost(rows: Sequence[MethodCosts], metric: str):
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
     axis_labels = ("Rounds", "Megabytes, both ways", "TFLOP, clients and server")
-    colors = assign_method_colors([row.method for row in rows])
     curves = {
         row.method: (row.cost_axes, rolling_mean(row.mean_curve(metric), WINDOW))
         for row in rows
         if metric in (GLOBAL_METRIC, row.primary_metric) and not np.isnan(row.curves[metric]).all()
     }
+    lines_by_cost = [
+        {method: (costs[index], accuracy) for method, (costs, accuracy) in curves.items()}
+        for index in range(len(axis_labels))
+    ]
+    baseline = BASELINES[metric]
+    best_by_cost = [[*pareto_methods(lines), baseline] for lines in lines_by_cost]
+    shown = [name for name in curves if any(name in names for names in best_by_cost)]
+    colors = assign_method_colors(shown)
     labels = {}
-    for index, (panel, axis_label) in enumerate(zip(panels, axis_labels, strict=True)):
-        lines = {method: (costs[index], accuracy) for method, (costs, accuracy) in curves.items()}
-        best = pareto_methods(lines)
-        for method, (cost, accuracy) in lines.items():
-            is_best = method in best
-            color, width = (colors[method], 1.8) if is_best else ("#C8C8C8", 0.9)
-            panel.plot(cost, accuracy, color=color, lw=width, zorder=2 + is_best, label=method)
-        labels[panel] = [LineLabel(name, lines[name][1][-1], colors[name]) for name in best]
+    for index, (panel, lines) in enumerate(zip(panels, lines_by_cost, strict=True)):
+        names = [name for name in shown if name in best_by_cost[index]]
+        for name in names:
+            cost, accuracy = lines[name]
+            dashes = "--" if name == baseline else "-"
+            panel.plot(cost, accuracy, color=colors[name], linestyle=dashes, lw=1.8, label=name)
+        labels[panel] = [
+            LineLabel(get_method_title(name), lines[name][1][-1], colors[name]) for name in names
+        ]
         style_axes(panel)
-        panel.set_xlabel(axis_label)
+        panel.set_xlabel(axis_labels[index])
         if index:
             panel.set_xscale("log")
-    title = "All test images" if metric == GLOBAL_METRIC else "Clients' own tests and models"
-    panels[0].set_ylabel(f"{title}, %")
+    title = (
+        "Test accuracy (%)" if metric == GLOBAL_METRIC else "Accuracy of clients' own models (%)"
+    )
+    panels[0].set_ylabel(title)
     label_line_ends(figure, labels)
+    add_note(
+        figure,
+        f"methods with the best accuracy at some cost, of {len(curves)}; dashed: "
+        f"{get_method_title(baseline)}; lines: running means over {WINDOW} rounds, mean over seeds",
+    )
     return figure
 
 
@@ -387,7 +403,7 @@ def _write_outputs(table_run: TableRun) -> list[str]:
         figures["across_own.png"] = plot_accuracy_vs_cost(rows, CLIENT_METRIC)
     scores = stack_seed_accuracies(rows)
     if len(rows) > 2 and len(scores) >= MIN_PAIRS:
-        names = [row.method for row in rows]
+        names = [get_method_title(row.method) for row in rows]
         title = "Mean over clients of their own tests, blocks: seeds"
         figures["critical_difference.png"] = plot_critical_difference(names, scores, title)
     return table_run.write_table("across", text, table, figures)

@@ -348,7 +348,7 @@ def _format_fenced(text: str) -> str:
 class PictureView(NamedTuple):
     """A figure on the page."""
 
-    name: str
+    caption: str
     alt: str
     source: str
     """Data URI."""
@@ -368,9 +368,7 @@ def _list_picture_links(record: ProgramRecord, folder: Path) -> list[tuple[str, 
 
 
 def _make_picture_views(record: ProgramRecord, title: str) -> list[PictureView]:
-    return [
-        make_picture_view(path, f"{title} Picture {path.stem}.") for path in _list_pictures(record)
-    ]
+    return [make_picture_view(path, title) for path in _list_pictures(record)]
 
 
 def make_picture_view(path: Path, alt: str) -> PictureView:
@@ -383,21 +381,22 @@ def make_picture_view(path: Path, alt: str) -> PictureView:
     Returns:
       The figure on the page.
     """
-    source, is_wide = _encode_picture(path, path.stat().st_mtime_ns)
-    return PictureView(path.name, alt, source, is_wide)
+    source, is_wide, caption = _encode_picture(path, path.stat().st_mtime_ns)
+    return PictureView(caption or alt, f"{alt} {caption}".strip(), source, is_wide)
 
 
 @cache  # the report is written again after every program
-def _encode_picture(path: Path, mtime_ns: int) -> tuple[str, bool]:
-    """Return the data URI of a file, and whether the figure is wide.
+def _encode_picture(path: Path, mtime_ns: int) -> tuple[str, bool, str]:
+    """Return the data URI of a file, whether the figure is wide, and its description.
 
     A palette reduces a PNG to a third of its size. A transparent or invalid file stays as it is.
     """
     from PIL import Image, UnidentifiedImageError
 
-    content, is_wide = path.read_bytes(), False
+    content, is_wide, caption = path.read_bytes(), False, ""
     try:
         with Image.open(io.BytesIO(content)) as image:
+            caption = to_one_line(str(image.info.get("Description", "")))
             is_wide = image.width > WIDE_ASPECT_RATIO * image.height
             if image.convert("RGBA").getchannel("A").getextrema() == (255, 255):
                 buffer = io.BytesIO()
@@ -406,4 +405,5 @@ def _encode_picture(path: Path, mtime_ns: int) -> tuple[str, bool]:
                 content = min(content, buffer.getvalue(), key=len)
     except (OSError, UnidentifiedImageError):
         pass
-    return f"data:image/png;base64,{base64.b64encode(content).decode()}", is_wide
+    source = f"data:image/png;base64,{base64.b64encode(content).decode()}"
+    return source, is_wide, caption

@@ -15,6 +15,7 @@ from fedjax_het.analysis.figures.style import (
     style_axes,
     wrap_title,
 )
+from fedjax_het.analysis.overview import get_method_title
 from fedjax_het.metrics.personal import wilcoxon
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require, require_name
@@ -101,7 +102,7 @@ def _draw_boxes(panel: "Axes", methods: Mapping[str, np.ndarray], colors: dict[s
         )
         x = position + np.linspace(-_POINT_SPREAD, _POINT_SPREAD, len(values))
         panel.scatter(x, values, s=9, **color, alpha=0.45, linewidth=0)
-    labels = [escape_mathtext(name) for name in methods]
+    labels = [escape_mathtext(get_method_title(name)) for name in methods]
     panel.set_xticks(range(len(methods)), labels, rotation=45, ha="right", fontsize=9)
     panel.set_xlim(-0.6, len(methods) - 0.4)
 

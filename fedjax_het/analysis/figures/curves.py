@@ -42,8 +42,10 @@ from fedjax_het.analysis.figures.style import (
     wrap_title,
 )
 from fedjax_het.analysis.overview import (
+    BASELINE,
     RunLine,
     describe_comparison,
+    get_method_title,
     get_metric_label,
     group_figure_lines,
     is_diverged,
@@ -65,13 +67,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-SMOOTHING_WINDOW = 5
 MAX_COLORED_LINES = len(PALETTE)
 _MAX_LABELED_GRAYS = 5  # with more gray lines, only the best one is labeled
 _MAX_LABEL_INCHES = 5.0  # height of the names beside a panel
 _SMALL_PANEL_SIZE = (1.75, 1.2)  # inches
 _MAX_SMALL_COLUMNS = 6
 _BACKGROUND_COLOR = "#D0D0D0"
+# FedAvg is named and marked in every figure that compares methods.
+_BASELINE_COLOR, _BASELINE_DASHES = "#000000", (0, (4, 1.5))
 
 
 class Curve(NamedTuple):
@@ -106,7 +109,7 @@ class CurveMetric(NamedTuple):
 
 # The metrics of a table's curves, by its compared metric.
 _CURVE_METRICS = {
-    "final_accuracy": CurveMetric("test_accuracy", SMOOTHING_WINDOW, "final"),
+    "final_accuracy": CurveMetric("test_accuracy", 1, "final"),
     "best_accuracy": CurveMetric("test_accuracy", 1, "best"),
     "window_accuracy": CurveMetric("test_accuracy", WINDOW, "final"),
     "bmta": CurveMetric("mean_client_accuracy", 1, "best"),
@@ -133,15 +136,16 @@ def plot_learning_curves(
     by: Sequence[str] | None = None,
     panels: Sequence[str] | None = None,
     metric: str = "test_accuracy",
-    window: PositiveInt = SMOOTHING_WINDOW,
+    window: PositiveInt = 1,
     highlight: Sequence[str] = (),
 ) -> "Figure":
     """Plot a metric against the round: a line per method and hyper-parameters, panels for the rest.
 
-    A line is the mean over seeds of a running mean over `window` measured rounds, from the first
-    round with that many. It shows the measured values if a run has fewer than twice that number.
-    The band is one standard deviation over seeds. Diverged runs are left out and named below the
-    panel. More than eight methods have a small panel each, with the other lines in gray.
+    A line is the mean over seeds. With a `window` it is of running means over as many measured
+    rounds, from the first round with that many; the note below the panels states it. A run with
+    fewer than twice that number is not smoothed. The band is one standard deviation over seeds.
+    Diverged runs are left out and named below the panel. More than eight methods have a small panel
+    each, with the other lines in gray.
 
     Args:
       results: as `load_results` returns it.
@@ -150,8 +154,9 @@ def plot_learning_curves(
       panels: settings with panels, the last one with a column per value (default: settings of `by`
         that runs of every method have).
       metric: a column of `curves`.
-      window: rounds of the running mean. With 5, an accuracy's line ends at the value in overviews.
-      highlight: methods in color, the others being gray; default: all.
+      window: rounds of the running mean; 1: measured values. With 5, an accuracy's line ends at the
+        value in overviews.
+      highlight: methods in color, the others being gray and FedAvg dashed; default: all in color.
 
     Returns:
       The figure.
@@ -255,10 +260,9 @@ def plot_table_curves(
     """Plot the metric of a paper's table against the round.
 
     There is a row of panels per data set and network, and a column per alpha, number of labels or
-    domain. Lines are means over seeds. If the table has means of the last rounds, lines are running
-    means over the same number of rounds. A line therefore ends at the table's value. Runs with
-    fewer than twice that number are not smoothed. A triangle at the right edge is the reported
-    value. Diverged runs are left out.
+    domain. Lines are means over seeds. If the table has means of the last 20 rounds, lines are
+    running means over 20 rounds, and a line ends at the table's value. A triangle at the right edge
+    is the reported value. Diverged runs are left out.
 
     Args:
       cells: cells of the table.
@@ -361,10 +365,10 @@ def plot_curve_panels(
     """Plot lines with their names at their ends. A panel without any run says so.
 
     Lines of the methods in `highlight` are in color and have bands of one standard deviation over
-    seeds. The other lines are gray; if there are more than five gray lines, only the best is
-    labeled. Without such lines all are in color. More methods than colors, and names that take more
-    than 5 inches beside a panel, have a small panel each (`plot_small_multiples`). A triangle at
-    the right edge is the reported value.
+    seeds. FedAvg is dashed and named. The other lines are gray; if there are more than five gray
+    lines, only the best is labeled. Without such lines all are in color. More methods than colors,
+    and names that take more than 5 inches beside a panel, have a small panel each
+    (`plot_small_multiples`). A triangle at the right edge is the reported value.
 
     Args:
       curves: the lines.
@@ -397,7 +401,7 @@ def plot_curve_panels(
         ends[curve.panel].append((curve, _get_last_mean(average)))
     for title, panel in panels.items():
         _finish_panel(panel, metric, [curve for curve in curves if curve.panel == title])
-    label_outer_axes(panels.values(), x="Round", y=_make_y_label(available, metric), size=9)
+    label_outer_axes(panels.values(), x="Round", y=get_metric_label(metric.name), size=9)
     direction = get_metric_info(metric.name).higher_is_better
     labels = {
         panels[title]: _make_line_labels(own, styles, lowest=direction is False)
@@ -454,9 +458,14 @@ def plot_small_multiples(curves: Sequence[Curve], metric: CurveMetric) -> "Figur
             _finish_panel(panel, metric, own)
     for unused_panel in grid[len(labels) :].flat:
         unused_panel.set_visible(False)
-    figure.supylabel(escape_mathtext(_make_y_label(available, metric, ", ")), fontsize=9)
+    figure.supylabel(escape_mathtext(get_metric_label(metric.name)), fontsize=9)
     choose_fonts(figure)
-    notes = ["gray: all the other lines", _make_note(curves, dict.fromkeys(labels, style), metric)]
+    has_baseline = any(curve.method == BASELINE for curve in available)
+    notes = [
+        f"dashed: {get_method_title(BASELINE)}" if has_baseline else "",
+        "gray: all the other lines",
+        _make_note(curves, dict.fromkeys(labels, style), metric),
+    ]
     add_note(figure, "; ".join(filter(None, notes)), x_label="Round")
     return figure
 
@@ -469,17 +478,18 @@ def _draw_small_panel(
     style: LineStyle,
 ) -> None:
     """Draw the line of a title and a label over the other lines of the title."""
-    for (title, label), (_, average) in averages.items():
+    for (title, label), (other, average) in averages.items():
         if title == key[0] and label != key[1]:
-            panel.plot(
-                average.index, average["mean"], color=_BACKGROUND_COLOR, lw=0.6, label="_behind"
-            )
+            options: Any = {"color": _BACKGROUND_COLOR, "lw": 0.6, "label": "_behind"}
+            if other.method == BASELINE:
+                options |= {"color": _BASELINE_COLOR, "linestyle": _BASELINE_DASHES, "lw": 0.9}
+            panel.plot(average.index, average["mean"], **options)
     if key in averages:
         curve, average = averages[key]
         _draw_line(panel, curve, average, style)
         end = _get_last_mean(average)
         text = f"{end:.1f}" if get_metric_info(metric.name).is_fraction else f"{end:.3g}"
-        options: Any = {"xycoords": "axes fraction", "ha": "right", "fontsize": 8}
+        options = {"xycoords": "axes fraction", "ha": "right", "fontsize": 8}
         panel.annotate(text, (0.97, 0.05), color=style.color, **options)
     elif panel.lines:
         panel.annotate("not run", (0.5, 0.45), xycoords="axes fraction", ha="center", fontsize=8)
@@ -535,6 +545,10 @@ def choose_line_styles(curves: Sequence[Curve], highlight: Collection[str]) -> d
             styles[label] = LineStyle(style["color"], style["linestyle"], width=1.6)
     else:
         return {}
+    for method, label in lines:
+        if method == BASELINE and label not in styles:
+            is_dashed = {"linestyle": _BASELINE_DASHES, "is_highlighted": False}
+            styles[label] = LineStyle(_BASELINE_COLOR, width=1.3, **is_dashed)
     gray_labels = [label for _, label in lines if label not in styles]
     has_few = len(gray_labels) <= _MAX_LABELED_GRAYS
     for index, label in enumerate(gray_labels):
@@ -588,26 +602,25 @@ def _finish_panel(panel: "Axes", metric: CurveMetric, curves: Sequence[Curve]) -
         clip_percent_limits(panel)
 
 
-def _make_y_label(curves: Sequence[Curve], metric: CurveMetric, separator: str = "\n") -> str:
-    """Return the metric's label and the numbers of rounds and seeds that lines are means of."""
+def _describe_means(curves: Sequence[Curve], metric: CurveMetric) -> str:
+    """Return the numbers of rounds and seeds that lines are means of; empty if of none."""
     seeds = sorted({curve.runs.shape[1] for curve in curves})
     counts = []
     if metric.window > 1:
         steps = {step for curve in curves for step in curve.runs.index.to_series().diff()[1:]}
-        counts.append(
-            f"{metric.window} rounds" if steps == {1.0} else f"{metric.window} tested rounds"
-        )
+        rounds = "rounds" if steps == {1.0} else "tested rounds"
+        counts.append(f"{metric.window} {rounds} (running)")
     if seeds and seeds[-1] > 1:
         counts.append(f"{' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seeds")
     mean = "geometric mean" if metric.is_log else "mean"
-    label = get_metric_label(metric.name)
-    return f"{label}{separator}{mean} of {' and '.join(counts)}" if counts else label
+    return f"line: {mean} of {' and '.join(counts)}" if counts else ""
 
 
 def _make_note(curves: Sequence[Curve], styles: dict[str, LineStyle], metric: CurveMetric) -> str:
     """Describe bands, marks, gray lines and diverged runs."""
     available = [(curve, styles[curve.label]) for curve in curves if len(curve.runs)]
-    parts = []
+    means = _describe_means([curve for curve, _ in available], metric)
+    parts = [means] if means else []
     if any(curve.runs.shape[1] > 1 and style.is_highlighted for curve, style in available):
         parts.append("band: one standard deviation over seeds")
     if any(style.is_labeled and not math.isnan(curve.reported) for curve, style in available):

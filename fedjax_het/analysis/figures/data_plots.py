@@ -7,14 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_het.analysis.figures.style import FigureFormat, wrap_title, write_figure
+from fedjax_het.analysis.figures.style import (
+    PALETTE,
+    FigureFormat,
+    style_axes,
+    wrap_title,
+    write_figure,
+)
 from fedjax_het.data.partition import Partition
 from fedjax_het.data.validation import NumClasses
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.text import escape_mathtext
 
-_BUBBLE_STYLE: dict[str, Any] = {"facecolor": "#5b8ac6", "edgecolor": "white", "zorder": 3}
+_BUBBLE_STYLE: dict[str, Any] = {"facecolor": PALETTE[0], "edgecolor": "white", "zorder": 3}
 
 
 @validate_arguments
@@ -76,7 +82,7 @@ def plot_partition(
     has_class_labels = bool(class_names) and num_classes <= 30
     left, right = 0.65, 1.05
     if has_class_labels:
-        left = max(1.1, 0.3 + 0.065 * max(map(len, class_names)))
+        left = max(1.1, 0.55 + 0.065 * max(map(len, class_names)))
     title_text = wrap_title(title, width + right) if title else ""
     bottom, top = 0.55, 0.45 + 0.17 * title_text.count("\n") if title else 0.15
     figure = Figure(figsize=(left + width + right, bottom + height + top))
@@ -106,7 +112,7 @@ def plot_partition(
     axes.legend(
         [draw_bubbles([], [], np.array([n])) for n in legend_counts],
         [f"{n:,}" for n in legend_counts],
-        title="examples",
+        title="Examples",
         loc="upper left",
         bbox_to_anchor=(1.0, 1.0),
         frameon=False,
@@ -121,16 +127,15 @@ def plot_partition(
 def _label_axes(axes: Any, class_names: Sequence[str]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axes.set_xlabel("client", fontsize=9)
+    axes.set_xlabel("Client", fontsize=9)
+    axes.set_ylabel("Class", fontsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
     if class_names:
         axes.set_yticks(range(len(class_names)), map(escape_mathtext, class_names))
     else:
-        axes.set_ylabel("class", fontsize=9)
         axes.yaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
-    axes.grid(color="#e4e7ec", linewidth=0.6, zorder=0)
-    axes.tick_params(length=0, labelsize=8, colors="#333f50")
-    axes.spines[:].set_visible(False)
+    style_axes(axes)
+    axes.tick_params(labelsize=9)
 
 
 def _choose_legend_counts(max_count: int) -> list[int]:

@@ -24,6 +24,7 @@ from fedjax_het.analysis.figures.synthetic_images import (
     plot_condensed,
     plot_synthesis,
 )
+from fedjax_het.analysis.overview import get_method_title
 from fedjax_het.condensation import SyntheticData
 from fedjax_het.data import Dataset, Partition, get_client_groups
 from fedjax_het.metrics.personal import mean_accuracies
@@ -79,7 +80,7 @@ def write_run_figures(
         has_groups = "clients_per_group" in partition.parameters
         groups = get_client_groups(partition) if has_groups else None
         title, rounds = (
-            f"{result.spec.algorithm} on {name_data(result.spec, result.summary)['dataset']}",
+            f"{get_method_title(result.spec.algorithm)} on {name_data(result.spec, result.summary)['dataset']}",
             result.summary["rounds"],
         )
         titles = [f"{title}, round {rounds}"]
@@ -129,7 +130,7 @@ def plot_run_curve(result: Result):
     accuracy = 100 * result.metrics["test_accuracy"]
     is_measured = np.isfinite(accuracy)
     if is_measured.any() or not labels:
-        name = "global model on all tests" if labels else "all test images"
+        name = "global model, all test images"
         color = GRAYS[0] if labels else PALETTE[0]
         (line,) = accuracy_panel.plot(
             rounds[is_measured], accuracy[is_measured], label=name, color=color, lw=1.6
@@ -153,13 +154,13 @@ def plot_run_curve(result: Result):
     accuracy_panel.set(ylabel=f"{split}accuracy (%)".capitalize(), xlim=(1, max(2, spec.rounds)))
     set_integer_ticks(accuracy_panel)
     has_images = "condensed_images" in result.artifacts
-    loss_label = "Loss of condensation" if has_images else "Training loss\nof clients (nats)"
+    loss_label = "Loss of condensation" if has_images else "Training loss (nats)"
     loss_panel.set(xlabel="Round", ylabel=loss_label, ylim=(0, None))
     alpha = f", alpha {spec.alpha:g}" if spec.alpha is not None else ""
     end = f"; diverged in round {result.summary['rounds']}" if result.summary["diverged"] else ""
     names = name_data(spec, result.summary)
     title = (
-        f"{spec.algorithm} on {names['dataset']}, {spec.model}, {names['partition']}{alpha}, "
+        f"{get_method_title(spec.algorithm)} on {names['dataset']}, {spec.model}, {names['partition']}{alpha}, "
         f"protocol {spec.protocol}{end}"
     )
     accuracy_panel.set_title(wrap_title(title, 4.8), fontsize=10)

@@ -89,8 +89,8 @@ def write_comparison_table(table_run: TableRun) -> list[str]:
 def make_curves_writer(name: str) -> Callable[[TableRun], list[str]]:
     """Make a writer of the learning curves as `<name>.png`, for `make_table_program`.
 
-    The paper's methods are in color, the others in gray. If there are more than six rows,
-    `<name>_apart.png` has a small panel for each.
+    The paper's methods are in color, FedAvg is dashed, the others are gray. More than six rows have
+    a small panel each.
 
     Args:
       name: name of the file without suffix.
@@ -103,13 +103,12 @@ def make_curves_writer(name: str) -> Callable[[TableRun], list[str]]:
         data = (table_run.cells, table_run.results, table_run.curves, table_run.reported)
         highlight = table_run.experiment.paper_methods
         names = table_run.experiment.row_display_names
-        curves = plot_table_curves(*data, highlight=highlight, display_names=names)
-        figures = {f"{name}.png": curves}
         rows = {cell.method for cell, _ in table_run.iterate_results()}
-        if len(rows) > _MAX_LINES_PER_PANEL:
-            curves = plot_table_curves(*data, separate_panels=True, display_names=names)
-            figures[f"{name}_apart.png"] = curves
-        return table_run.write_figures(figures)
+        is_separate = len(rows) > _MAX_LINES_PER_PANEL
+        curves = plot_table_curves(
+            *data, highlight=highlight, separate_panels=is_separate, display_names=names
+        )
+        return table_run.write_figures({f"{name}.png": curves})
 
     return write_curves
 
