@@ -28,7 +28,7 @@ from fedjax_het.analysis.comparison import TableCell
 from fedjax_het.analysis.figures.client_accuracies import plot_critical_difference
 from fedjax_het.analysis.figures.direct_labels import LineLabel, label_line_ends
 from fedjax_het.analysis.figures.style import add_note, assign_method_colors, style_axes
-from fedjax_het.analysis.overview import get_method_title
+from fedjax_het.analysis.overview import BASELINE, get_method_title
 from fedjax_het.analysis.render import (
     MISSING,
     TableSection,
@@ -316,7 +316,7 @@ def make_text_table(table: pd.DataFrame, title: str, notes: tuple[str, ...]) -> 
 def plot_accuracy_vs_cost(rows: Sequence[MethodCosts], metric: str):
     """Plot accuracy against rounds, bytes and operations.
 
-    A panel has the methods with the best accuracy at some cost, and the baseline, which is dashed.
+    A panel has the methods with the best accuracy at some cost, and FedAvg, which is dashed.
 
     Args:
       rows: the methods.
@@ -334,14 +334,14 @@ def plot_accuracy_vs_cost(rows: Sequence[MethodCosts], metric: str):
     curves = {
         row.method: (row.cost_axes, rolling_mean(row.mean_curve(metric), WINDOW))
         for row in rows
-        if metric in (GLOBAL_METRIC, row.primary_metric) and not np.isnan(row.curves[metric]).all()
+        if (metric in (GLOBAL_METRIC, row.primary_metric) or row.method == BASELINE)
+        and not np.isnan(row.curves[metric]).all()
     }
     lines_by_cost = [
         {method: (costs[index], accuracy) for method, (costs, accuracy) in curves.items()}
         for index in range(len(axis_labels))
     ]
-    baseline = BASELINES[metric]
-    best_by_cost = [[*pareto_methods(lines), baseline] for lines in lines_by_cost]
+    best_by_cost = [[*pareto_methods(lines), BASELINE] for lines in lines_by_cost]
     shown = [name for name in curves if any(name in names for names in best_by_cost)]
     colors = assign_method_colors(shown)
     labels = {}
@@ -349,7 +349,7 @@ def plot_accuracy_vs_cost(rows: Sequence[MethodCosts], metric: str):
         names = [name for name in shown if name in best_by_cost[index]]
         for name in names:
             cost, accuracy = lines[name]
-            dashes = "--" if name == baseline else "-"
+            dashes = "--" if name == BASELINE else "-"
             panel.plot(cost, accuracy, color=colors[name], linestyle=dashes, lw=1.8, label=name)
         labels[panel] = [
             LineLabel(get_method_title(name), lines[name][1][-1], colors[name]) for name in names
@@ -366,7 +366,7 @@ def plot_accuracy_vs_cost(rows: Sequence[MethodCosts], metric: str):
     add_note(
         figure,
         f"methods with the best accuracy at some cost, of {len(curves)}; dashed: "
-        f"{get_method_title(baseline)}; lines: running means over {WINDOW} rounds, mean over seeds",
+        f"{get_method_title(BASELINE)}; lines: running means over {WINDOW} rounds, mean over seeds",
     )
     return figure
 

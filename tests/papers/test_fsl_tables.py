@@ -346,7 +346,7 @@ def test_learning_curve_ends_at_window_mean():
     lines = {line.get_label(): line for line in figure.axes[0].lines}
     ends = [100 * accuracy[digest][-20:].mean() for digest in ("d2", "d3")]
     assert lines["fsl"].get_ydata()[-1] == pytest.approx(np.mean(ends))
-    assert figure.axes[0].get_ylabel().endswith("mean of 20 rounds and 2 seeds")
+    assert "line: mean of 20 rounds (running) and 2 seeds" in figure.get_supxlabel()
 
 
 def test_server_options_follow_from_source():

@@ -109,7 +109,7 @@ class CurveMetric(NamedTuple):
 
 # The metrics of a table's curves, by its compared metric.
 _CURVE_METRICS = {
-    "final_accuracy": CurveMetric("test_accuracy", 1, "final"),
+    "final_accuracy": CurveMetric("test_accuracy", 5, "final"),
     "best_accuracy": CurveMetric("test_accuracy", 1, "best"),
     "window_accuracy": CurveMetric("test_accuracy", WINDOW, "final"),
     "bmta": CurveMetric("mean_client_accuracy", 1, "best"),
@@ -260,8 +260,8 @@ def plot_table_curves(
     """Plot the metric of a paper's table against the round.
 
     There is a row of panels per data set and network, and a column per alpha, number of labels or
-    domain. Lines are means over seeds. If the table has means of the last 20 rounds, lines are
-    running means over 20 rounds, and a line ends at the table's value. A triangle at the right edge
+    domain. Lines are means over seeds. If the table has means of the last rounds, lines are
+    running means over the same number of rounds. A line therefore ends at the table's value. A triangle at the right edge
     is the reported value. Diverged runs are left out.
 
     Args:

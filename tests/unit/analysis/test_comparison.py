@@ -408,11 +408,11 @@ def test_parse_and_format_row():
     ):
         analysis.parse_row("fedaf()")
     assert format_row("fedavg") == "fedavg"
-    assert format_row("dynafed(synthetic='real')") == "dynafed, real"
-    assert format_row("feddm(private=True, image_lr=0)") == "feddm, private, image_lr 0"
+    assert format_row("dynafed(synthetic='real')") == "dynafed (real)"
+    assert format_row("feddm(private=True, image_lr=0)") == "feddm (private, image_lr 0)"
     row = "fsl(gamma=0.5, rounds=30)"
-    assert format_row(row, omit={"rounds": 30}) == "fsl, gamma 0.5"
-    assert format_row(row, omit={"rounds": 20}) == "fsl, gamma 0.5, rounds 30"
+    assert format_row(row, omit={"rounds": 30}) == "fsl (gamma 0.5)"
+    assert format_row(row, omit={"rounds": 20}) == "fsl (gamma 0.5, rounds 30)"
 
 
 def test_table_curves_omit_shared_settings(results, curves, reported):
@@ -689,7 +689,7 @@ def test_client_curves_have_panel_per_dataset():
     first, second = figure.axes
     assert first.get_subplotspec().rowspan == second.get_subplotspec().rowspan
     assert first.lines[0].get_ydata().tolist() == pytest.approx([30, 80, 60])
-    assert first.get_ylabel().startswith("Mean accuracy of clients (%)\n")
+    assert first.get_ylabel() == "Mean accuracy of clients (%)"
     marks = {line.get_label(): line.get_ydata() for line in first.lines}
     for method in ("separate", "scaffold"):
         assert marks[f"reported {method}"] == [REPORTED[method]]

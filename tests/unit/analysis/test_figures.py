@@ -130,7 +130,7 @@ def smoothed(curves, method, alpha, seeds, metric="test_accuracy"):
 
 def test_learning_curve_means_and_bands():
     results, curves = sweep()
-    figure = analysis.plot_learning_curves(results, curves)
+    figure = analysis.plot_learning_curves(results, curves, window=5)
     assert [panel.get_title() for panel in figure.axes] == ["alpha 0.01", "alpha 0.1", "alpha 1"]
     for panel, alpha in zip(figure.axes, ALPHAS, strict=True):
         for number, method in enumerate(("fedavg", "fedprox")):
@@ -146,8 +146,8 @@ def test_learning_curve_means_and_bands():
         final = 100 * values(results, "fedavg", alpha).mean()
         assert line(panel, "fedavg").get_ydata()[-1] == pytest.approx(final)
         assert panel.get_xlim() == (0, ROUNDS)
-    label = "Test accuracy (%)\nmean of 5 rounds and 2 to 3 seeds"
-    assert figure.axes[0].get_ylabel() == label
+    assert figure.axes[0].get_ylabel() == "Test accuracy (%)"
+    assert note(figure).startswith("line: mean of 5 rounds (running) and 2 to 3 seeds; band: ")
     drawn(figure)
 
 
@@ -175,10 +175,10 @@ def test_diverged_method_has_no_line():
 
 def test_learning_curves_of_loss():
     results, curves = sweep(["fedavg"])
-    figure = analysis.plot_learning_curves(results, curves, metric="train_loss")
+    figure = analysis.plot_learning_curves(results, curves, metric="train_loss", window=5)
     expected = smoothed(curves, "fedavg", 0.1, SEEDS, "train_loss").mean(axis=1)
     np.testing.assert_allclose(line(figure.axes[1], "fedavg").get_ydata(), expected)
-    assert figure.axes[0].get_ylabel() == "Training loss (nats)\nmean of 5 rounds and 3 seeds"
+    assert figure.axes[0].get_ylabel() == "Training loss (nats)"
     with pytest.raises(ConfigError, match=r"metric = 'train_los' .* did you mean 'train_loss'"):
         analysis.plot_learning_curves(results, curves, metric="train_los")
 
@@ -199,21 +199,24 @@ def test_learning_curve_of_shorter_run():
     results, curves = sweep(["fedavg"], alphas=(0.1,))
     short = (curves["digest"] == "fedavg-0.1-0") & (curves["round"] > 10)
     curves = curves[~short]
-    figure = analysis.plot_learning_curves(results, curves)
+    figure = analysis.plot_learning_curves(results, curves, window=5)
     expected = 100 * smoothed(curves, "fedavg", 0.1, SEEDS[1:])[6:].mean(axis=1)
     np.testing.assert_allclose(line(figure.axes[0], "fedavg").get_ydata()[6:], expected)
 
 
-def test_short_runs_are_not_smoothed():
+@pytest.mark.parametrize("window", [1, 5])
+def test_short_runs_are_not_smoothed(window):
     results, curves = sweep(["fedavg"], alphas=(0.1,), seeds=(0,))
     curves = curves[curves["round"] <= 9]
-    (panel,) = analysis.plot_learning_curves(results, curves).axes
+    figure = analysis.plot_learning_curves(results, curves, **({"window": 5} if window > 1 else {}))
+    (panel,) = figure.axes
     x, y = line(panel, "fedavg").get_data()
     np.testing.assert_array_equal(x, np.arange(1, 10))
     np.testing.assert_allclose(y, 100 * curves["test_accuracy"])
-    assert panel.get_ylabel() == "Test accuracy (%)"
-    (panel,) = analysis.plot_learning_curves(results, curves, window=4).axes
-    assert panel.get_ylabel() == "Test accuracy (%)\nmean of 4 rounds"
+    assert "mean of" not in note(figure)
+    figure = analysis.plot_learning_curves(results, curves, window=4)
+    (panel,) = figure.axes
+    assert note(figure) == "line: mean of 4 rounds (running)"
     assert line(panel, "fedavg").get_xdata()[0] == 4
 
 

@@ -141,10 +141,12 @@ def test_highlighted_methods_have_color():
     assert all(len({c[1:3], c[3:5], c[5:]}) == 1 for c in grays)
     assert all(lines[m].get_linewidth() < lines["dynafed"].get_linewidth() for m in baselines)
     assert len(panel.collections) == 1  # one band, of the line in color
-    assert list(named(panel)) == [baselines[-1], "dynafed"]  # the best of the others
+    assert baselines[0] == "fedavg" and lines["fedavg"].get_linestyle() == "--"
+    names = ["fedavg", baselines[-1], "dynafed"]  # FedAvg, and the best of the others
+    assert list(named(panel)) == names
     assert figure.get_supxlabel().replace("\n", " ") == (
-        "band: one standard deviation over seeds; ◂: reported final value; "
-        f"gray: {', '.join(baselines)}, the best of them named"
+        "line: mean of 2 seeds; band: one standard deviation over seeds; ◂: reported final value; "
+        f"gray: {', '.join(baselines[1:])}, the best of them named"
     )
     assert panel.get_ylim()[1] > 60  # there is room for what was reported
     drawn(figure)
@@ -155,7 +157,7 @@ def test_highlighted_methods_have_color():
     [("test_accuracy", -1, "best"), ("train_loss", 0, "best"), ("drift_cosine", -1, "highest")],
 )
 def test_labeled_gray_line_follows_direction(metric, best, word):
-    baselines = [name for name in METHODS if name != "dynafed"][:8]
+    baselines = [name for name in METHODS if name not in ("dynafed", "fedavg")][:8]
     curves = [curve(m, [[10, 20 + k]]) for k, m in enumerate(baselines)]
     curves.append(curve("dynafed", [[10, 40]]))
     style = CurveMetric(metric)
@@ -204,6 +206,8 @@ def test_many_methods_have_small_panels():
         assert list(own) == [method]
         np.testing.assert_allclose(own[method].get_ydata(), [11, 22 + k])
         assert len(others) == 12  # and eleven behind it
+        dashed = [line.get_color() for line in others if line.get_linestyle() == "--"]
+        assert dashed == ([] if method == "fedavg" else ["#000000"])
         assert f"{22 + k:.1f}" in named(titled[method])
     beside = figure.axes[figure.axes.index(titled[methods[3]]) + 1]
     assert "not run" in named(beside) and not own_lines(beside)
