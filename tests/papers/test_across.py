@@ -89,10 +89,11 @@ def test_presets_have_every_method():
 
 @pytest.mark.parametrize(
     "score, expected, drawn",
-    [(GLOBAL_METRIC, "moon", {"fedavg", "moon"}), (CLIENT_METRIC, "ditto", {"fedavg", "ditto"})],
+    [(GLOBAL_METRIC, "moon", {"fedavg", "moon"}), (CLIENT_METRIC, "apfl", {"fedavg", "apfl"})],
 )
 def test_cost_figure_labels_pareto_methods(score, expected, drawn):
-    for panel in plot_accuracy_vs_cost(ROWS, score).axes:
+    rows = [*ROWS, row("apfl", [0.9] * 20, 1, personal=True)]
+    for panel in plot_accuracy_vs_cost(rows, score).axes:
         names = {get_method_title(name) for name in drawn}
         assert get_method_title(expected) in {text.get_text() for text in panel.texts} <= names
         assert {line.get_label() for line in panel.lines} - {"_leader"} == drawn

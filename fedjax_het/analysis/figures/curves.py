@@ -260,9 +260,9 @@ def plot_table_curves(
     """Plot the metric of a paper's table against the round.
 
     There is a row of panels per data set and network, and a column per alpha, number of labels or
-    domain. Lines are means over seeds. If the table has means of the last rounds, lines are
-    running means over the same number of rounds. A line therefore ends at the table's value. A triangle at the right edge
-    is the reported value. Diverged runs are left out.
+    domain. Lines are means over seeds. If the table has means of the last rounds, lines are running
+    means over the same number of rounds. A line therefore ends at the table's value. A triangle at
+    the right edge is the reported value. Diverged runs are left out.
 
     Args:
       cells: cells of the table.
