@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 QUICK = "quick"
 """Preset that shows that a program works, in seconds to minutes."""
+TOY_SCALE = "Toy scale: accuracies and ranks are not the paper's"
 
 
 class TableRun(NamedTuple):
@@ -79,10 +80,9 @@ class TableRun(NamedTuple):
         """Title of the table with its preset and the settings that replace the preset's."""
         description = self.experiment.presets[self.preset].description
         title = f"{self.experiment.title} Preset {self.preset}{description and ': ' + description}"
-        if scale := self.scale_warning:
-            title += f". {scale}"
         overrides = " ".join(self.command_line_overrides)
-        return f"{title}, but {overrides}" if overrides else title
+        title = f"{title}, but {overrides}" if overrides else title
+        return ". ".join(filter(None, (title, self.scale_warning)))
 
     @property
     def scale_warning(self) -> str:
@@ -91,7 +91,7 @@ class TableRun(NamedTuple):
             return ""
         larger = next((name for name in self.experiment.presets if name != QUICK), "")
         hint = f"; --preset {larger} is larger" if larger else ""
-        return f"Toy scale: accuracies and ranks are not the paper's{hint}"
+        return f"{TOY_SCALE}{hint}"
 
     @property
     def cell_results(self) -> "pd.DataFrame":
