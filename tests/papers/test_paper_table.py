@@ -119,7 +119,10 @@ def test_table_program_end_to_end(tmp_path, capsys, request):
 
     assert main(command) == 0
     text = capsys.readouterr().out
-    assert "rounds 2 instead of 200" in text
+    assert "rounds 2 instead of 200" in (tmp_path / "table.md").read_text()
+    assert "All notes are in table.md." in text
+    assert "Toy scale: accuracies and ranks are not the paper's" in text.splitlines()[4]
+    assert text.splitlines()[-1].startswith("The installation works: all 4 runs ended.")
     assert "no values for digits" in text
     assert "Preset quick, but --rounds 2." in text
     accuracy = 100 * load_results(tmp_path).groupby("alpha")["final_accuracy"].mean()
@@ -151,7 +154,10 @@ def test_table_program_end_to_end(tmp_path, capsys, request):
     assert main([*command, "--methods", "fedavg", "dynafed", "--show"]) == 0
     text = capsys.readouterr().out
     assert re.search(r"^  dynafed +—", text, flags=re.MULTILINE)
-    assert "rounds 2 instead of 200" in text
+    assert "rounds 2 instead of 200" in (tmp_path / "table.md").read_text()
+    assert "All notes are in table.md." in text
+    assert "Toy scale: accuracies and ranks are not the paper's" in text.splitlines()[4]
+    assert text.splitlines()[-1].startswith("The installation works: all 4 runs ended.")
     assert "(dynafed)" not in text
 
 
