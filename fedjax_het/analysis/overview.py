@@ -316,13 +316,8 @@ def group_figure_lines(
     for settings, runs in groups:
         title = describe_settings({n: settings[n] for n in differing_settings or panel_settings})
         line_values = {name: settings[name] for name in line_settings}
-        method = str(line_values.get("algorithm", ""))
-        display_values = {
-            **line_values,
-            **({"algorithm": get_method_title(method)} if method else {}),
-        }
-        label = describe_settings(display_values) or "all runs"
-        lines.append(RunLine(title, method or label, label, runs))
+        label = describe_settings(name_method(line_values)) or "all runs"
+        lines.append(RunLine(title, str(line_values.get("algorithm", label)), label, runs))
     by_dataset = group_runs(results, [name for name in panel_settings if name == "dataset"])
     columns = max(len(group_runs(runs, panel_settings[-1:])) for _, runs in by_dataset)
     return LineGroups(lines, columns, "dataset" in panel_settings)
@@ -365,6 +360,17 @@ def get_method_title(name: str) -> str:
       name: name of the method.
     """
     return getattr(METHODS[name], "title", name) if name in METHODS else to_one_line(name)
+
+
+def name_method(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings whose method has its name for display.
+
+    Args:
+      settings: values by name.
+    """
+    has_method = not is_missing(settings.get("algorithm"))
+    title = {"algorithm": get_method_title(str(settings["algorithm"]))} if has_method else {}
+    return {**settings, **title}
 
 
 def describe_settings(settings: dict[str, Any]) -> str:

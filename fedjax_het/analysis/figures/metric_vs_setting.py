@@ -29,6 +29,7 @@ from fedjax_het.analysis.overview import (
     find_varying_settings,
     format_setting_name,
     format_setting_value,
+    get_method_title,
     get_metric_label,
     get_metric_values,
     get_setting_column,
@@ -37,6 +38,7 @@ from fedjax_het.analysis.overview import (
     is_diverged,
     is_numeric,
     list_setting_columns,
+    name_method,
     require_result_metric,
     resolve_group_settings,
     summarize_runs,
@@ -178,7 +180,9 @@ def _select_plottable_runs(
     require_name("x", x, [n for n in list_setting_columns(results) if is_numeric(results[n])])
     label = _AXIS_LABELS.get(x, format_setting_name(x))
     if missing_value is not None:
-        methods = ", ".join(results["algorithm"][results[x].isna()].unique())
+        methods = ", ".join(
+            get_method_title(name) for name in results["algorithm"][results[x].isna()].unique()
+        )
         label += f" (at {missing_value:g}: {methods})" if methods else ""
         results = results.fillna({x: missing_value})
     return results[results[x].notna()], label
@@ -351,7 +355,10 @@ def plot_heat_map(
     xs, ys = ([keys[name] for keys, _ in group_runs(summary, [name])] for name in (x, y))
     if not is_numeric(summary[y]):
         ys.reverse()  # texts from top to bottom, numbers from bottom to top
-    groups = {describe_settings(keys): rows for keys, rows in group_runs(summary, panel_settings)}
+    groups = {
+        describe_settings(name_method(keys)): rows
+        for keys, rows in group_runs(summary, panel_settings)
+    }
     values = summary["mean"].dropna()
     format_spec = ".1f" if get_metric_info(metric).is_fraction else choose_number_format(values)
     limits = (values.min(), values.max()) if len(values) else (0.0, 1.0)
