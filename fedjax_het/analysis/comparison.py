@@ -726,8 +726,8 @@ def _format_domain_table(
         cells_by_method: dict[str, list[dict[str, Any]]] = {}
         for row in group:
             cells_by_method.setdefault(row["method"], []).append(row)
-        columns = map(_mark_equal_rows, zip(*cells_by_method.values(), strict=True))
-        rows_of_cells = map(list, zip(*columns, strict=True))
+        marked = map(_mark_equal_rows, map(list, zip(*cells_by_method.values(), strict=True)))
+        rows_of_cells = map(list, zip(*marked, strict=True))
         cells_by_method = dict(zip(cells_by_method, rows_of_cells, strict=True))
         columns_of_cells = zip(*cells_by_method.values(), strict=True)
         best = [_find_best(column, "best_domains_accuracy") for column in columns_of_cells]

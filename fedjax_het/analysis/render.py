@@ -330,7 +330,8 @@ def _arrange_columns(table: TextTable, max_width: float) -> list[dict[str, int]]
     for name in table.minor_columns:
         if count_characters(remaining) > max_width and name in remaining:
             remaining.remove(name)
-    blocks, block = [], list(labels)
+    blocks: list[list[str]] = []
+    block = list(labels)
     for name in remaining[len(labels) :]:
         if len(block) > len(labels) and count_characters([*block, name]) > max_width:
             blocks.append(block)

@@ -547,8 +547,8 @@ def choose_line_styles(curves: Sequence[Curve], highlight: Collection[str]) -> d
         return {}
     for method, label in lines:
         if method == BASELINE and label not in styles:
-            is_dashed = {"linestyle": _BASELINE_DASHES, "is_highlighted": False}
-            styles[label] = LineStyle(_BASELINE_COLOR, width=1.3, **is_dashed)
+            dashed = LineStyle(_BASELINE_COLOR, _BASELINE_DASHES, 1.3, is_highlighted=False)
+            styles[label] = dashed
     gray_labels = [label for _, label in lines if label not in styles]
     has_few = len(gray_labels) <= _MAX_LABELED_GRAYS
     for index, label in enumerate(gray_labels):
