@@ -407,6 +407,9 @@ def get_cell_metric(cell: TableCell, metric: str) -> str:
     Args:
       cell: the cell.
       metric: compared metric of the table.
+
+    Returns:
+      A key of a run's summary.
     """
     is_personal = is_personal_evaluation(cell)
     if cell.domain == AVERAGE:

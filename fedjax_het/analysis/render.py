@@ -198,16 +198,22 @@ def equals_baseline(value: float, baseline: float) -> bool:
     Args:
       value: mean of a method; NaN for a missing one.
       baseline: mean of FedAvg.
+
+    Returns:
+      Whether they differ by at most 0.01 points; False for NaN.
     """
     return round(abs(value - baseline), 2) <= _MAX_EQUAL_DIFFERENCE
 
 
 def add_equal_note(notes: Sequence[str], sections: Sequence[TableSection]) -> list[str]:
-    """Return notes, with one about the mark of equal means if a row has it.
+    """Add a note about the mark of equal means if a row has it.
 
     Args:
       notes: notes below the table.
       sections: sections of the table.
+
+    Returns:
+      All notes.
     """
     texts = (text for section in sections for row in section.rows for text in row.values())
     return [*notes, *([_EQUAL_NOTE] if any(text.endswith(f" {EQUAL}") for text in texts) else [])]
@@ -363,12 +369,15 @@ def _pad(text: str, width: int, *, is_label: bool) -> str:
 
 
 def _shorten_notes(notes: Sequence[str], width: int, notes_file: str) -> list[str]:
-    """Return notes in at most `_MAX_NOTE_LINES` lines, and a line that names the file of the rest.
+    """Shorten notes to `_MAX_NOTE_LINES` lines, of which the last names the file with all notes.
 
     Args:
       notes: the notes.
       width: number of characters of a line.
       notes_file: file with all notes; empty: nothing is shortened.
+
+    Returns:
+      The notes.
     """
     notes = [to_one_line(note) for note in notes]
     counts = [len(textwrap.wrap(note, width)) for note in notes]
