@@ -10,6 +10,7 @@ from support.tables import list_cells, list_digests, make_results
 
 from fedjax_het import RunSpec, analysis
 from fedjax_het.analysis import TableCell, compare_with_reported, format_comparison_table
+from fedjax_het.analysis.overview import get_method_title
 from fedjax_het.papers.fedamp.tables import TABLE1 as WITHOUT_CLASSES
 from fedjax_het.papers.fsl import fig9, figures, server_examples, table1
 from fedjax_het.papers.programs import load_program
@@ -292,16 +293,18 @@ def test_metrics_vs_gamma_with_data_sharing_at_zero():
     top, bottom = figure.axes
     assert top.get_xscale() == "linear" and tuple(top.get_xticks()) == (0.0, 0.5, 2.0)
     assert top.get_ylabel().endswith("(%)") and bottom.get_ylabel() == "Rise time (rounds)"
-    assert bottom.get_xlabel() == "gamma (at 0: data_sharing)"
+    assert bottom.get_xlabel() == f"gamma (at 0: {get_method_title('data_sharing')})"
     lines = {line.get_label(): line for line in top.lines}
-    assert lines["fsl"].get_xdata().tolist() == [0.5, 2.0]
-    assert lines["fsl"].get_ydata() == pytest.approx([52.5, 54.5])
-    assert lines["data_sharing"].get_xdata().tolist() == [0.0]
+    assert lines[get_method_title("fsl")].get_xdata().tolist() == [0.5, 2.0]
+    assert lines[get_method_title("fsl")].get_ydata() == pytest.approx([52.5, 54.5])
+    assert lines[get_method_title("data_sharing")].get_xdata().tolist() == [0.0]
     rise = {line.get_label(): line.get_ydata() for line in bottom.lines}
-    assert rise["fsl_p"] == pytest.approx([16.5, 18.5])
-    assert max(rise["fsl_p"]) < bottom.get_ylim()[1]
+    rise_time = rise[get_method_title("fsl_p")]
+    assert rise_time == pytest.approx([16.5, 18.5])
+    assert max(rise_time) < bottom.get_ylim()[1]
     without = analysis.plot_metric_vs_setting(results, x="hp.gamma", by=["algorithm"])
-    assert "data_sharing" not in {line.get_label() for line in without.axes[0].lines}
+    labels = {line.get_label() for line in without.axes[0].lines}
+    assert get_method_title("data_sharing") not in labels
     with pytest.raises(ConfigError, match=r"x = 'dataset'"):
         analysis.plot_metric_vs_setting(results, x="dataset")
 
@@ -345,7 +348,7 @@ def test_learning_curve_ends_at_window_mean():
     assert [panel.get_title() for panel in figure.axes] == ["gamma 0.5", "gamma 2"]
     lines = {line.get_label(): line for line in figure.axes[0].lines}
     ends = [100 * accuracy[digest][-20:].mean() for digest in ("d2", "d3")]
-    assert lines["fsl"].get_ydata()[-1] == pytest.approx(np.mean(ends))
+    assert lines[get_method_title("fsl")].get_ydata()[-1] == pytest.approx(np.mean(ends))
     assert "line: mean of 20 rounds (running) and 2 seeds" in figure.get_supxlabel()
 
 

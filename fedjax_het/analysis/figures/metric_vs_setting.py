@@ -380,8 +380,9 @@ def plot_heat_map(
             for name in ("mean", "diverged")
         )
         image = _draw_cells(panel, means, num_diverged > 0, limits, format_spec)
-        for axis, ticks in ((panel.xaxis, xs), (panel.yaxis, ys)):
-            labels = [escape_mathtext(format_setting_value(value)) for value in ticks]
+        for axis, name, ticks in ((panel.xaxis, x, xs), (panel.yaxis, y, ys)):
+            format_tick = get_method_title if name == "algorithm" else format_setting_value
+            labels = [escape_mathtext(format_tick(value)) for value in ticks]
             axis.set_ticks(range(len(ticks)), labels)
     label_outer_axes(panels.values(), x=format_setting_name(x), y=format_setting_name(y))
     color_bar = figure.colorbar(image, ax=list(panels.values()), label=label)

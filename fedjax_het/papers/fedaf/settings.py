@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from fedjax_het.analysis.overview import get_method_title
 from fedjax_het.papers.reported import load_reported_values
 from fedjax_het.papers.table import Preset, TableDeclaration
 
@@ -111,7 +112,7 @@ EXPERIMENT = partial(
     tuned_hyperparameters=TUNING,
     control_rows={row: method for method, rows in CONTROLS.items() for row in rows},
     row_display_names={
-        row: f"{method}, {images}"
+        row: f"{get_method_title(method)} ({images})"
         for method, rows in CONTROLS.items()
         for row, images in zip(rows, ("uncondensed", "real images"), strict=True)
     },

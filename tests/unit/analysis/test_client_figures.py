@@ -13,6 +13,7 @@ from fedjax_het.analysis.figures.client_accuracies import (
     plot_critical_difference,
 )
 from fedjax_het.analysis.figures.style import GRAYS
+from fedjax_het.analysis.overview import get_method_title
 
 
 def test_run_paired_tests():
@@ -43,7 +44,9 @@ def test_client_accuracies_figure():
     digits, mnist = figure.axes
     drawn = [points.get_offsets()[:, 1].tolist() for points in digits.collections]
     assert drawn == [pytest.approx([50, 70]), pytest.approx([60, 80, 90])]
-    assert [text.get_text() for text in digits.get_xticklabels()] == ["fedavg", "fedamp"]
+    assert [text.get_text() for text in digits.get_xticklabels()] == [
+        *map(get_method_title, accuracies)
+    ]
     medians = [line.get_ydata()[0] for line in digits.lines if line.get_linewidth() == 1.6]
     assert medians == pytest.approx([60, 80])
     assert [text.get_text() for text in mnist.texts] == ["not run"]

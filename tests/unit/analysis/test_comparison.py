@@ -12,6 +12,7 @@ from fedjax_het import analysis
 from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis import TableCell, TextTable
 from fedjax_het.analysis.comparison import REPORTED_METRICS, add_row_settings, format_row
+from fedjax_het.analysis.overview import get_method_title
 from fedjax_het.analysis.render import TableSection, find_best_indices
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.metrics.registry import get_metric_info
@@ -376,15 +377,16 @@ def test_table_curves_end_at_table_values(results, curves, reported, table):
     figure = analysis.plot_table_curves(CELLS, results, curves, reported)
     (panel,) = figure.axes
     lines = {line.get_label(): line for line in panel.lines}
+    fedavg, fedprox, dynafed = map(get_method_title, ("fedavg", "fedprox", "dynafed"))
     for method in ("fedavg", "fedprox", "dynafed"):
-        x, y = lines[method].get_data()
+        x, y = lines[get_method_title(method)].get_data()
         assert x[-1] == 20
         assert y[-1] == pytest.approx(table.loc[method, "mean"])
-    assert "scaffold" not in lines  # its one run diverged
-    assert [text.get_text() for text in panel.texts] == ["fedavg", "fedprox †", "dynafed"]
-    assert figure.get_supxlabel().endswith("left out: fedprox, scaffold")
-    assert max(lines["fedprox"].get_ydata()) < 70  # nor does a diverged seed enter a mean
-    for method, value in {"fedavg": 65.64, "fedprox": 68.09, "dynafed": 73.89}.items():
+    assert get_method_title("scaffold") not in lines  # its one run diverged
+    assert [text.get_text() for text in panel.texts] == [fedavg, f"{fedprox} †", dynafed]
+    assert figure.get_supxlabel().endswith(f"left out: {fedprox}, {get_method_title('scaffold')}")
+    assert max(lines[fedprox].get_ydata()) < 70  # nor does a diverged seed enter a mean
+    for method, value in {fedavg: 65.64, fedprox: 68.09, dynafed: 73.89}.items():
         mark = lines[f"reported {method}"]
         assert mark.get_ydata() == [value]
         assert mark.get_color() == lines[method].get_color()
@@ -407,12 +409,17 @@ def test_parse_and_format_row():
         pytest.raises(ConfigError, match=r"^--methods = "),
     ):
         analysis.parse_row("fedaf()")
-    assert format_row("fedavg") == "fedavg"
-    assert format_row("dynafed(synthetic='real')") == "dynafed (real)"
-    assert format_row("feddm(private=True, image_lr=0)") == "feddm (private, image_lr 0)"
+    assert format_row("my_method") == "my_method"
+    assert format_row("dynafed(synthetic='real')") == f"{get_method_title('dynafed')} (real)"
+    assert (
+        format_row("feddm(private=True, image_lr=0)")
+        == f"{get_method_title('feddm')} (private, image_lr 0)"
+    )
     row = "fsl(gamma=0.5, rounds=30)"
-    assert format_row(row, omit={"rounds": 30}) == "fsl (gamma 0.5)"
-    assert format_row(row, omit={"rounds": 20}) == "fsl (gamma 0.5, rounds 30)"
+    assert format_row(row, omit={"rounds": 30}) == f"{get_method_title('fsl')} (gamma 0.5)"
+    assert (
+        format_row(row, omit={"rounds": 20}) == f"{get_method_title('fsl')} (gamma 0.5, rounds 30)"
+    )
 
 
 def test_table_curves_omit_shared_settings(results, curves, reported):
@@ -420,7 +427,7 @@ def test_table_curves_omit_shared_settings(results, curves, reported):
     cells = [replace(cell, method=row) for cell, row in zip(CELLS, rows, strict=False)]
     figure = analysis.plot_table_curves(cells, results, curves, reported)
     labels = {line.get_label() for panel in figure.axes for line in panel.lines}
-    assert {"fedavg", "fedprox"} <= labels
+    assert {get_method_title("fedavg"), get_method_title("fedprox")} <= labels
     assert not any("rounds 30" in label for label in labels)
 
 
@@ -431,7 +438,8 @@ def test_table_curves_display_names(results, curves, reported):
         figure = analysis.plot_table_curves(CELLS, results, curves, reported, **how)
         entries = {text.get_text() for panel in figure.axes for text in panel.texts}
         entries |= {panel.get_title(loc="left") for panel in figure.axes}
-        assert "dynafed, as it is" in entries and "dynafed" not in entries and "fedavg" in entries
+        assert "dynafed, as it is" in entries and get_method_title("dynafed") not in entries
+        assert get_method_title("fedavg") in entries
 
 
 def test_panel_without_runs(results, curves, reported):
@@ -692,8 +700,9 @@ def test_client_curves_have_panel_per_dataset():
     assert first.get_ylabel() == "Mean accuracy of clients (%)"
     marks = {line.get_label(): line.get_ydata() for line in first.lines}
     for method in ("separate", "scaffold"):
-        assert marks[f"reported {method}"] == [REPORTED[method]]
-    assert [text.get_text() for text in first.texts] == ["separate", "scaffold †"]
+        assert marks[f"reported {get_method_title(method)}"] == [REPORTED[method]]
+    names = [get_method_title("separate"), f"{get_method_title('scaffold')} †"]
+    assert [text.get_text() for text in first.texts] == names
 
 
 def test_compared_metrics_are_accuracies():

@@ -10,6 +10,7 @@ import pytest
 from fedjax_het import analysis
 from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis.figures.metric_vs_setting import find_numeric_pair
+from fedjax_het.analysis.overview import get_method_title
 from fedjax_het.papers.fedaf.privacy import plot_privacy
 from fedjax_het.utils.errors import ConfigError
 
@@ -84,8 +85,14 @@ def test_panel_titles(alphas, titles):
         assert [panel.get_title() for panel in figure.axes] == [words]
 
 
+def display(label):
+    """Return a label with its method's name for display."""
+    method, *settings = label.split(", ")
+    return ", ".join([get_method_title(method), *settings])
+
+
 def line(panel, label):
-    (actual,) = [line for line in panel.lines if line.get_label() == label]
+    (actual,) = [line for line in panel.lines if line.get_label() == display(label)]
     return actual
 
 
@@ -157,15 +164,16 @@ def test_diverged_method_has_no_line():
         {line.get_label() for line in panel.lines if line.get_label()[0] != "_"}
         for panel in figure.axes
     ]
-    assert labels == [{"fedavg", "fedprox", "scaffold"}, {"fedavg", "fedprox"}, labels[0]]
-    expected = [{"fedavg", "fedprox †", "scaffold"}, {"fedavg", "fedprox"}]
+    fedavg, fedprox, scaffold = map(display, ("fedavg", "fedprox", "scaffold"))
+    assert labels == [{fedavg, fedprox, scaffold}, {fedavg, fedprox}, labels[0]]
+    expected = [{fedavg, f"{fedprox} †", scaffold}, {fedavg, fedprox}]
     assert [set(names(panel)) for panel in figure.axes[:2]] == expected
     assert note(figure).endswith(
-        "† runs that diverged or ended early are left out: fedprox, scaffold"
+        f"† runs that diverged or ended early are left out: {fedprox}, {scaffold}"
     )
     figure = analysis.plot_learning_curves(*sweep(["scaffold"], alphas=(0.1, 1.0)))
     assert [text.get_text() for text in figure.axes[0].texts] == ["diverged"]
-    assert names(figure.axes[1]) == ["scaffold"]
+    assert names(figure.axes[1]) == [scaffold]
     drawn(figure)
     results, curves = sweep(["scaffold"], alphas=(0.1, 1.0))
     results["is_partial"] = results["diverged"]
@@ -226,7 +234,7 @@ def test_variants_have_shades_of_one_hue():
     results, curves = joined(*sweeps)
     figure = analysis.plot_learning_curves(results, curves)
     labels = [f"fedprox, prox_mu {mu:g}" for mu in rates]
-    assert sorted(names(figure.axes[0])) == labels
+    assert sorted(names(figure.axes[0])) == [*map(display, labels)]
     actual = [line(figure.axes[0], label) for label in labels]
     brightness = [sum(int(each.get_color()[k : k + 2], 16) for k in (1, 3, 5)) for each in actual]
     assert brightness == sorted(set(brightness))
@@ -303,7 +311,7 @@ def test_single_run_figures():
     results, curves = sweep(["fedavg"], alphas=(0.1,), seeds=(0,))
     figure = analysis.plot_metric_vs_alpha(results)
     (panel,) = figure.axes
-    assert [actual.get_label() for actual in panel.lines] == ["fedavg", "_leader"]
+    assert [actual.get_label() for actual in panel.lines] == [display("fedavg"), "_leader"]
     low, high = panel.get_xlim()
     assert low < 0.1 < high
     drawn(figure)
@@ -369,7 +377,9 @@ def test_heat_map_means():
     results, rates = heat_map_sweep()
     figure = analysis.plot_heat_map(results, x="alpha", y="learning_rate")
     *panels, bar = figure.axes
-    assert [panel.get_title() for panel in panels] == ["fedavg", "fedprox", "scaffold"]
+    assert [panel.get_title() for panel in panels] == [
+        *map(display, ("fedavg", "fedprox", "scaffold"))
+    ]
     assert bar.get_ylabel() == "Test accuracy (%)"
     scales = set()
     for panel in panels:
@@ -415,7 +425,7 @@ def test_heat_map_of_other_settings():
     panels = figure.axes[:-1]
     assert [panel.get_title() for panel in panels] == ["alpha 0.01", "alpha 0.1", "alpha 1"]
     rows = [text.get_text() for text in panels[0].get_yticklabels()]
-    assert rows == ["scaffold", "fedprox", "fedavg"]  # from the bottom
+    assert rows == [*map(display, ("scaffold", "fedprox", "fedavg"))]  # from the bottom
     array = panels[2].images[0].get_array().filled(np.nan)
     own = values(results, "fedprox", 1.0, **{"hp.local_lr": 0.001})
     assert array[1, 0] == pytest.approx(100 * own.mean())
@@ -427,7 +437,7 @@ def test_heat_map_omits_method_without_setting():
     proximal, _ = joined(*(sweep(["fedprox"], **{"hp.prox_mu": mu}) for mu in (0.01, 0.1)))
     results = pd.concat([plain, proximal])
     figure = analysis.plot_heat_map(results, x="alpha", y="hp.prox_mu")
-    assert [panel.get_title() for panel in figure.axes[:-1]] == ["fedprox"]
+    assert [panel.get_title() for panel in figure.axes[:-1]] == [display("fedprox")]
     with pytest.raises(ConfigError, match=r"y = 'prox_mu' is unknown: did you mean 'hp.prox_mu'"):
         analysis.plot_heat_map(results, x="alpha", y="prox_mu")
     with pytest.raises(ConfigError, match="y = 'alpha': expected another"):
