@@ -127,6 +127,22 @@ def print_status(line: str) -> None:
             print(line, flush=True)
 
 
+def print_wrapped(text: str) -> None:
+    """Print lines; on a terminal, lines that are too long are wrapped at words.
+
+    The further lines of `  name  description` start below the description, others are indented.
+    """
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    for line in text.splitlines():
+        if not width or len(line) <= width:
+            print(line)
+            continue
+        columns = re.match(r" *\S+ {2,}", line)
+        indent = len(columns[0]) if columns else len(line) - len(line.lstrip()) + 4
+        indent = indent if indent < width // 2 else 4
+        print(textwrap.fill(line, width, subsequent_indent=" " * indent, break_on_hyphens=False))
+
+
 def suppress_results_if_quiet() -> contextlib.AbstractContextManager[object]:
     """Return a context in which quiet mode discards stdout, for output that people read."""
     if _output_mode == QUIET:

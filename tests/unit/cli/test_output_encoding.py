@@ -206,3 +206,16 @@ def test_tilde_in_default_folders(home, monkeypatch):
 def test_tilde_in_variables(variable, home, monkeypatch):
     monkeypatch.setenv(variable.name, "~/folder")
     assert get_value(variable) == home / "folder"
+
+
+def test_long_lines_are_wrapped_on_a_terminal(capsys, monkeypatch):
+    text = "methods\n  fedavg      average of the clients' models, weighted by examples"
+    console.print_wrapped(text)
+    assert capsys.readouterr().out == f"{text}\n"  # in a pipe
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    console.print_wrapped(text)
+    indent = " " * 14
+    lines = [f"{indent}models, weighted by", f"{indent}examples"]
+    expected = ["methods", "  fedavg      average of the clients'", *lines]
+    assert capsys.readouterr().out.splitlines() == expected
