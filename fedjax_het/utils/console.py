@@ -10,6 +10,8 @@ import io
 import json
 import logging
 import math
+import re
+import shutil
 import sys
 import textwrap
 import warnings
