@@ -359,7 +359,7 @@ def get_method_title(name: str) -> str:
     Args:
       name: name of the method.
     """
-    return getattr(METHODS[name], "title", name) if name in METHODS else to_one_line(name)
+    return METHODS[name].title if name in METHODS else to_one_line(name)
 
 
 def name_method(settings: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import tyro
 
 from fedjax_het.analysis.inspection import REGISTRIES, describe
+from fedjax_het.utils.console import print_wrapped
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.text import to_one_line
 
@@ -37,7 +38,7 @@ def list_command(command: ListCommand) -> int:
     width = max(len(name) for registry, _ in REGISTRIES.values() for name in registry)
     for title, (registry, _) in REGISTRIES.items():
         lines = (f"  {name:{width}}  {entry.description}" for name, entry in registry.items())
-        print(title, *lines, sep="\n", end="\n\n")
+        print_wrapped("\n".join([title, *lines, ""]))
     print("fedjax-het show NAME prints the options of an entry.")
     return 0
 
@@ -46,7 +47,7 @@ def show_command(command: ShowCommand) -> int:
     """Print the options of the named entries; return the exit status."""
     require(len(command.names) > 0, "name", "", "one that `fedjax-het list` names")
     for text in [describe(name) for name in command.names]:
-        print(text, end="\n\n")
+        print_wrapped(f"{text}\n")
     return 0
 
 

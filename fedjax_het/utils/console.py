@@ -135,7 +135,7 @@ def print_wrapped(text: str) -> None:
     The further lines of `  name  description` start below the description, others are indented.
     """
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    for line in text.splitlines():
+    for line in text.split("\n"):
         if not width or len(line) <= width:
             print(line)
             continue
