@@ -368,21 +368,25 @@ def _list_picture_links(record: ProgramRecord, folder: Path) -> list[tuple[str, 
 
 
 def _make_picture_views(record: ProgramRecord, title: str) -> list[PictureView]:
-    return [make_picture_view(path, title) for path in _list_pictures(record)]
+    return [
+        make_picture_view(path, f"{title} Picture {path.stem}.", caption=title)
+        for path in _list_pictures(record)
+    ]
 
 
-def make_picture_view(path: Path, alt: str) -> PictureView:
+def make_picture_view(path: Path, alt: str, *, caption: str = "") -> PictureView:
     """Read a PNG file.
 
     Args:
       path: the file.
       alt: alternative text of the figure.
+      caption: caption if the file has no description.
 
     Returns:
       The figure on the page.
     """
-    source, is_wide, caption = _encode_picture(path, path.stat().st_mtime_ns)
-    return PictureView(caption or alt, f"{alt} {caption}".strip(), source, is_wide)
+    source, is_wide, description = _encode_picture(path, path.stat().st_mtime_ns)
+    return PictureView(description or caption or alt, alt, source, is_wide)
 
 
 @cache  # the report is written again after every program

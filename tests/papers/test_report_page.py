@@ -255,6 +255,7 @@ def test_page_embeds_pictures(entries):
         Image.open(io.BytesIO(base64.b64decode(data))).verify()
     drawn, plain = pictures[:2]
     assert "Picture curves." in drawn["alt"] and "Picture plain." in plain["alt"]
+    assert "accuracy against round." in render_page(entries)  # its caption
     assert drawn["class"] == "wide"  # of which a phone shows a part, so that it can be read
 
 

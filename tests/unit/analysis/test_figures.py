@@ -334,7 +334,7 @@ def test_best_eight_methods_have_color():
     (panel,) = analysis.plot_metric_vs_alpha(results).axes
     means = results[~results["diverged"]].groupby("algorithm")["final_accuracy"].mean()
     best = set(means.sort_values().index[-8:])
-    assert {name.removesuffix(" †") for name in names(panel)} == best
+    assert {name.removesuffix(" †") for name in names(panel)} == {*map(display, best)}
     colors = {name: line(panel, name).get_color() for name in methods if name in means}
     assert len({colors[name] for name in best}) == 8
     (gray,) = {colors[name] for name in colors if name not in best}
@@ -350,7 +350,7 @@ def test_colored_methods_follow_direction(metric):
     (panel,) = analysis.plot_metric_vs_alpha(results, metric=metric).axes
     means = results.groupby("algorithm")[metric].mean().sort_values()
     expected = set(means.index[:8]) if metric == "bytes_up" else set(methods[:8])
-    assert set(names(panel)) == expected
+    assert set(names(panel)) == {*map(display, expected)}
 
 
 def test_runs_without_alpha_are_left_out():
@@ -377,9 +377,8 @@ def test_heat_map_means():
     results, rates = heat_map_sweep()
     figure = analysis.plot_heat_map(results, x="alpha", y="learning_rate")
     *panels, bar = figure.axes
-    assert [panel.get_title() for panel in panels] == [
-        *map(display, ("fedavg", "fedprox", "scaffold"))
-    ]
+    methods = {display(name): name for name in ("fedavg", "fedprox", "scaffold")}
+    assert [panel.get_title() for panel in panels] == [*methods]
     assert bar.get_ylabel() == "Test accuracy (%)"
     scales = set()
     for panel in panels:
@@ -392,7 +391,7 @@ def test_heat_map_means():
         }
         for (row, column), value in np.ndenumerate(array):
             setting = {"hp.local_lr": rates[row]}
-            method, alpha = panel.get_title(), ALPHAS[column]
+            method, alpha = methods[panel.get_title()], ALPHAS[column]
             own = values(results, method, alpha, **setting)
             lost = any((method, alpha, seed) in DIVERGED for seed in SEEDS)
             if len(own):

@@ -223,4 +223,4 @@ def test_highlight_requires_known_method():
     with pytest.raises(ConfigError, match=r"highlight = 'fedavgg' .* did you mean 'fedavg'"):
         plot_learning_curves(results, curves, highlight=["fedavgg"])
     (panel,) = plot_learning_curves(results, curves, highlight=["fedavg"]).axes
-    assert own_lines(panel)["fedavg"].get_color() == METHODS["fedavg"].color
+    assert own_lines(panel)["FedAvg"].get_color() == METHODS["fedavg"].color
