@@ -345,7 +345,7 @@ def _arrange_columns(table: TextTable, max_width: float) -> list[dict[str, int]]
         block.append(name)
     blocks.append(block)
     room = int(max_width) - max(map(count_characters, blocks))
-    for name in labels:
+    for name in remaining:
         gain = max(0, min(full_widths[name] - widths[name], room))
         widths[name], room = widths[name] + gain, room - gain
     return [{name: widths[name] for name in names} for names in blocks]
@@ -383,9 +383,13 @@ def _shorten_notes(notes: Sequence[str], width: int, notes_file: str) -> list[st
     counts = [len(textwrap.wrap(note, width)) for note in notes]
     if not notes_file or sum(counts) <= _MAX_NOTE_LINES:
         return notes
+    # Notes of marks are needed to read the table.
+    pairs = sorted(
+        zip(notes, counts, strict=True), key=lambda pair: pair[0][:1] not in (DIVERGED, EQUAL)
+    )
     shown: list[str] = []
     room = _MAX_NOTE_LINES - 1
-    for note, count in zip(notes, counts, strict=True):
+    for note, count in pairs:
         num_lines = min(count, _MAX_LINES_PER_NOTE, room)
         if num_lines:
             # Lines that end at words may be a little shorter than the width.

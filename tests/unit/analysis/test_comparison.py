@@ -232,7 +232,7 @@ WIDE = TextTable(
             ],
         ),
     ),
-    notes=("a note " * 60, *(f"note {number}" for number in range(12))),
+    notes=("a note " * 60, *(f"note {number}" for number in range(12)), "† a mark"),
     minor_columns=("Time", "Value 4"),
 )
 
@@ -267,7 +267,7 @@ def test_notes_are_short_beside_a_file():
     text = print_on_terminal(WIDE, 140, notes_file="table.md")
     notes = text.split("\n\n")[-1].rstrip().splitlines()
     assert len(notes) == 8 and notes[-1] == "All notes are in table.md."
-    assert notes[1].endswith("…") and "note 11" not in text
+    assert notes[0] == "† a mark" and notes[2].endswith("…") and "note 11" not in text
     assert "note 11" in print_on_terminal(WIDE, 140)
 
 
