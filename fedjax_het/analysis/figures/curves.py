@@ -482,7 +482,12 @@ def _draw_small_panel(
         if title == key[0] and label != key[1]:
             options: Any = {"color": _BACKGROUND_COLOR, "lw": 0.6, "label": "_behind"}
             if other.method == BASELINE:
-                options |= {"color": _BASELINE_COLOR, "linestyle": _BASELINE_DASHES, "lw": 0.9}
+                options |= {
+                    "color": _BASELINE_COLOR,
+                    "linestyle": _BASELINE_DASHES,
+                    "lw": 1.0,
+                    "zorder": 2.5,
+                }
             panel.plot(average.index, average["mean"], **options)
     if key in averages:
         curve, average = averages[key]
