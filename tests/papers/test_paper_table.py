@@ -120,7 +120,6 @@ def test_table_program_end_to_end(tmp_path, capsys, request):
     assert main(command) == 0
     text = capsys.readouterr().out
     assert "rounds 2 instead of 200" in (tmp_path / "table.md").read_text()
-    assert "All notes are in table.md." in text
     assert "Toy scale: accuracies and ranks are not the paper's" in " ".join(text.split())
     assert text.splitlines()[-1].startswith("The installation works: all 4 runs ended.")
     assert "no values for digits" in text

@@ -53,8 +53,9 @@ def read_tensorboard(folder, digest):
     for name in ("settings", "summary"):
         (text,) = events.Tensors(f"{name}/text_summary")
         lines = text.tensor_proto.string_val[0].decode().splitlines()
-        texts[name] = dict(line.strip().split(": ", 1) for line in lines)
-    assert int(texts["summary"]["rounds"]) and 0 <= float(texts["summary"]["final_accuracy"]) <= 1
+        parts = (line.strip().partition(":") for line in lines)
+        texts[name] = {key: value.strip() for key, _, value in parts}
+    assert int(texts["summary"]["rounds"])
     return curves, texts["settings"]
 
 
