@@ -310,8 +310,8 @@ def test_changed_partition_is_executed_again(tmp_path):
     def register(step):
         register_partition("strides", lambda labels: [np.arange(k, 51, step) for k in range(3)])
 
-    spec = make_spec(partition="strides", num_clients=3, rounds=2)
     register(3)
+    spec = make_spec(partition="strides", num_clients=3, rounds=2)
     run_sweep([spec], tmp_path)
     register(6)
     (result,) = run_sweep([spec], tmp_path).results
@@ -462,8 +462,8 @@ def test_filled_cache_is_no_change(monkeypatch):
 
 
 def test_changed_network_is_executed_again(tmp_path, caplog):
-    spec = make_spec(model="own", rounds=2)
     register_network("own", make_network(4))
+    spec = make_spec(model="own", rounds=2)
     run_sweep([spec], tmp_path)
     register_network("own", make_network(5))
     (result,) = run_sweep([spec], tmp_path).results
@@ -530,8 +530,8 @@ def test_class_names_without_effect_are_not_in_the_name():
 
 
 def test_class_names_of_registered_datasets_are_compared(tmp_path):
-    spec = RunSpec("fedavg", "named", model="mlp", partition="grouped", num_clients=6, rounds=1)
     register_dataset("named", lambda: name_classes("01234ABCDE"))
+    spec = RunSpec("fedavg", "named", model="mlp", partition="grouped", num_clients=6, rounds=1)
     (before,) = sweep([spec], tmp_path, progress=None).results
     register_dataset("named", lambda: name_classes("0123456789"))
     changes = RegisteredIdentity(UserObjects()).list_changes(spec.resolved(), before.summary)
