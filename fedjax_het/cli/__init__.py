@@ -1,8 +1,10 @@
-"""Command line `fedjax-het`: run, sweep, report, export, table, list, show, devices."""
+"""Command line `fedjax-het`: demo, run, sweep, report, export, table, list, show, devices."""
 
+import contextlib
 import dataclasses
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -12,6 +14,7 @@ import tyro
 
 from fedjax_het._version import __version__
 from fedjax_het.cli import results, show
+from fedjax_het.cli.demo import DemoCommand, demo_command
 from fedjax_het.cli.options import list_help_options, read_settings, rename_flags
 from fedjax_het.cli.plugins import IMPORT_HELP, import_plugin, split_imports
 from fedjax_het.cli.run import RunCommand, run_command
@@ -33,19 +36,31 @@ class Command(NamedTuple):
     """Dataclass of the arguments; its docstring is the help of the command."""
     run: Callable[[Any], int]
     """Function of the dataclass that returns the exit status."""
+    example: str
+    """Words after `fedjax-het` of an example."""
     flag_aliases: Mapping[str, str] = {}
     """Flags of arguments that have other names in the dataclass."""
 
 
 COMMANDS = {
-    "run": Command(RunCommand, run_command),
-    "sweep": Command(SweepCommand, sweep_command, {"seed": "--seeds", "address": "--ray-address"}),
-    "report": Command(results.ReportCommand, results.report_command),
-    "export": Command(results.ExportCommand, results.export_command),
-    "table": Command(results.TableCommand, results.table_command),
-    "list": Command(show.ListCommand, show.list_command),
-    "show": Command(show.ShowCommand, show.show_command),
-    "devices": Command(show.DevicesCommand, show.devices_command),
+    "demo": Command(DemoCommand, demo_command, "demo"),
+    "run": Command(RunCommand, run_command, "run --algorithm scaffold --alpha 0.1 --rounds 30"),
+    "sweep": Command(
+        SweepCommand,
+        sweep_command,
+        "sweep --algorithm fedavg scaffold --alpha 0.1 1 --seeds 0 1 2",
+        {"seed": "--seeds", "address": "--ray-address"},
+    ),
+    "report": Command(results.ReportCommand, results.report_command, "report results/sweep"),
+    "export": Command(
+        results.ExportCommand,
+        results.export_command,
+        "export results/RESULT.json --model model.msgpack",
+    ),
+    "table": Command(results.TableCommand, results.table_command, "table table1 --preset quick"),
+    "list": Command(show.ListCommand, show.list_command, "list methods partitions"),
+    "show": Command(show.ShowCommand, show.show_command, "show fedprox dirichlet"),
+    "devices": Command(show.DevicesCommand, show.devices_command, "devices"),
 }
 """Commands by name."""
 
@@ -78,15 +93,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str]) -> int:
     arguments, imports = split_imports(words)
     console.parse_output_flags(arguments)
-    if arguments == ["--version"]:
+    if arguments in (["--version"], ["version"]):
         print(f"fedjax-het {__version__}")
         return 0
+    if arguments[:1] == ["help"]:  # `help run` is `run --help`
+        arguments = [*arguments[1:], "--help"]
+    if not words:
+        _print_help_or_completion(["--help"], status=2)
     name, argv = "".join(arguments[:1]), arguments[1:]
     if name in HELP_FLAGS or name.startswith("--tyro-"):
         _print_help_or_completion(arguments)
     require_name("command", name, COMMANDS)
     has_program = name == "table" and argv and not argv[0].startswith("-")
-    config_class, run, flag_aliases = COMMANDS[name]
+    config_class, run, _, flag_aliases = COMMANDS[name]
     if has_program:
         command = results.TableCommand(argv[0], program_args=tuple(argv[1:]))
     elif any(word in HELP_FLAGS for word in argv):
@@ -101,7 +120,7 @@ def _run(words: Sequence[str]) -> int:
             reason = " ".join(str(error).split())[:200]
             expected = "processes that SLURM, a TPU pod or Open MPI have started"
             raise ConfigError(f"--distributed: expected {expected} ({reason})") from error
-    if name in ("run", "sweep"):
+    if name in ("demo", "run", "sweep"):
         require_variables()
     for plugin in imports:
         import_plugin(plugin)
@@ -118,6 +137,9 @@ def _parse_command(config_class: type, argv: Sequence[str], prog: str = "") -> A
     A mapping, such as `hp`, keeps the names of the file that the command line omits.
     """
     flags = [option.flag for option in command_line.get_options(config_class).values()]
+    if not {"--seed", "--seeds"}.isdisjoint(flags):  # run and sweep accept both names
+        flag = "--seeds" if "--seeds" in flags else "--seed"
+        argv = [re.sub(r"^--seeds?(?==|$)", flag, word) for word in argv]
     values = command_line.parse_flags(config_class, rename_flags(argv, flags), prog=prog)
     if values.get("config") is not None:
         with display_flags(config_class):
@@ -140,8 +162,11 @@ def _list_help_options(name: str, *, include_rare: bool = True) -> Iterable[comm
     return command_line.get_options(config_class).values()
 
 
-def _print_help_or_completion(argv: Sequence[str]) -> NoReturn:
-    """Print the help of `fedjax-het` itself, or the script that completes words in a shell."""
+def _print_help_or_completion(argv: Sequence[str], status: int = 0) -> NoReturn:
+    """Print the help of `fedjax-het` itself, or the script that completes words in a shell.
+
+    The process ends with the status: 0, or 2 for a command line without a command.
+    """
     if argv[0] not in HELP_FLAGS:
         require_name("flag", argv[0], ("--tyro-print-completion", "--tyro-write-completion"))
         require_name(argv[0], "".join(argv[1:2]), SHELLS)
@@ -150,12 +175,14 @@ def _print_help_or_completion(argv: Sequence[str]) -> NoReturn:
         for name, command in COMMANDS.items()
     }
     text = f"Federated learning on heterogeneous clients, simulated. {IMPORT_HELP}"
+    examples = [f"   fedjax-het {command.example}" for command in COMMANDS.values()]
     command_line.configure_help_output()
-    tyro.extras.subcommand_cli_from_dict(
-        help_classes,
-        prog="fedjax-het",
-        description=command_line.wrap_description(text),
-        args=["--help"] if argv[0] in HELP_FLAGS else argv,
-        config=(tyro.conf.OmitArgPrefixes,),
-    )
-    raise SystemExit(0)
+    with contextlib.suppress(SystemExit):
+        tyro.extras.subcommand_cli_from_dict(
+            help_classes,
+            prog="fedjax-het",
+            description="\n".join([command_line.wrap_description(text), " Examples:", *examples]),
+            args=["--help"] if argv[0] in HELP_FLAGS else argv,
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff),
+        )
+    raise SystemExit(status)

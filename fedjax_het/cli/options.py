@@ -82,6 +82,7 @@ _COMMON = (
     ),
     *("output_dir", "quiet", "json"),
 )
+_MAX_HELP_NAMES = 10
 _METAVARS = {"init_from": "PATH", "local_optimizer": "OPT", "metrics": "NAMES"}
 _EXTRA_OPTIONS = (
     Option("help_all", "--help-all", bool, False, "Print the help of every option."),
@@ -147,12 +148,20 @@ def list_help_options(config_class: type, *, include_rare: bool) -> list[Option]
                 hint=hints.get(name),
                 metavar=_METAVARS.get(name, ""),
                 choices=tuple(NAMES.get(name, ())),
+                help=_add_names(options[name].help, NAMES.get(name, ())),
             )
             for group, names in _GROUPS.items()
             for name in names
             if name in options and (include_rare or name in _COMMON)
         ),
     ]
+
+
+def _add_names(text: str, names: Collection[str]) -> str:
+    """Return a help text with the valid names that it lacks, unless they are many."""
+    if not names or len(names) > _MAX_HELP_NAMES or any(name in text for name in names):
+        return text
+    return f"{text} Names: {', '.join(names)}."
 
 
 def _describe_defaults(*, all_protocols: bool) -> dict[str, str]:

@@ -15,7 +15,7 @@ from fedjax_het.analysis.render import print_table
 from fedjax_het.analysis.report import write_report
 from fedjax_het.papers.programs import find_programs, load_program
 from fedjax_het.utils.config import NonNegativeInt
-from fedjax_het.utils.console import log_to_stderr
+from fedjax_het.utils.console import log_to_stderr, print_json
 from fedjax_het.utils.errors import display_name, make_value_error, require
 from fedjax_het.utils.text import to_one_line
 
@@ -38,6 +38,10 @@ class ReportCommand:
     """Additional files of each figure: pdf, svg (default: PNG only)."""
     wide: bool = False
     """Print all columns and notes of the tables on a narrow terminal, too."""
+    quiet: bool = False
+    """Print only the names of the written files."""
+    json: bool = False
+    """Print one JSON object with the names of the written files."""
 
 
 def report_command(command: ReportCommand) -> int:
@@ -52,10 +56,15 @@ def report_command(command: ReportCommand) -> int:
         output_dir=command.output_dir,
         formats=command.pictures,
     )
-    for table in report.tables:
-        print_table(table, wide=command.wide, notes_file="overview.md")
-        print()
-    if report.paths:
+    if not (command.quiet or command.json):
+        for table in report.tables:
+            print_table(table, wide=command.wide, notes_file="overview.md")
+            print()
+    if command.json:
+        files = [path.name for path in report.paths]
+        folder = report.paths[0].parent if files else command.output_dir or command.directory
+        print_json({"output_dir": str(folder), "files": files})
+    elif report.paths:
         names = ", ".join(path.name for path in report.paths)
         print(to_one_line(f"Written to {report.paths[0].parent}: {names}."))
     return 0

@@ -1,15 +1,16 @@
 """Command `fedjax-het run`: one federation."""
 
 import dataclasses
-import json
 import logging
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
+from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis.figures.style import FigureFormat
 from fedjax_het.cli.options import CommonOptions
 from fedjax_het.config.run_spec import RunSpec
@@ -17,12 +18,18 @@ from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS, RunSettings
 from fedjax_het.utils import console
 from fedjax_het.utils.errors import ConfigError, display_name, require
 
+if TYPE_CHECKING:
+    from fedjax_het.runtime.results import Result
+
 log = logging.getLogger("fedjax_het")
 
 
 @dataclass(frozen=True)
 class RunCommand(CommonOptions, RunSettings):
-    """Train one federation. The last line of the output is one JSON object.
+    """Train one federation and print a summary.
+
+    A terminal shows the summary as text. In a pipe, or with --json or --quiet, the last line of the
+    output is one JSON object.
 
     A run that is in the output folder already prints its result; a stopped run continues.
 
@@ -86,9 +93,9 @@ def run_command(command: RunCommand) -> int:
     folder = None if command.restart else command.output_dir
     # Processes that share a run need not share the folder.
     if folder is not None and folder.is_dir() and jax.process_count() == 1:
-        summary = _find_finished(spec, folder, command.data_dir)
-        if summary is not None:
-            print(json.dumps(to_json_value(summary), allow_nan=False), flush=True)
+        finished = _find_finished(spec, folder, command.data_dir)
+        if finished is not None:
+            console.print_summary(to_json_value(finished.summary), _describe(finished, folder))
             return 0
     data_options: Any = {"normalization": spec.normalization, "data_dir": command.data_dir}
     dataset = load_dataset(spec.dataset, **data_options)
@@ -123,14 +130,15 @@ def run_command(command: RunCommand) -> int:
             message = "the result is written, its figures are not"
             setting_text = f"{display_name('output_dir')} = {str(command.output_dir)!r}"
             write_error = ConfigError(f"{setting_text}: {message} ({error.strerror or error})")
-    print(json.dumps(to_json_value(result.summary), allow_nan=False), flush=True)
+    lines = _describe(result, None if write_error else command.output_dir)
+    console.print_summary(to_json_value(result.summary), lines)
     if write_error is not None:
         raise write_error
     return 0
 
 
-def _find_finished(spec: RunSpec, output_dir: Path, data_dir: Path | None) -> dict[str, Any] | None:
-    """Return the summary of a run that is finished in a folder, and report it; None otherwise."""
+def _find_finished(spec: RunSpec, output_dir: Path, data_dir: Path | None) -> "Result | None":
+    """Return the result of a run that is finished in a folder, and report it; None otherwise."""
     from fedjax_het.runtime.result_store import load_result
     from fedjax_het.runtime.sweep import plan_sweep
 
@@ -138,7 +146,28 @@ def _find_finished(spec: RunSpec, output_dir: Path, data_dir: Path | None) -> di
     result = load_result(output_dir, digest) if state == "done" else None
     if state == "outdated":
         log.warning("%s has a result of this run, but of objects that have changed", output_dir)
-    if result is None:
-        return None
-    log.warning("%s has the result of this run; --restart repeats the run", output_dir)
-    return result.summary
+    if result is not None:
+        log.warning("%s has the result of this run; --restart repeats the run", output_dir)
+    return result
+
+
+def _describe(result: "Result", output_dir: Path | None) -> Iterator[str]:
+    """Yield the summary of a run for people, about five lines."""
+    from fedjax_het.runtime.progress import format_duration
+    from fedjax_het.runtime.result_display import format_outcome, name_data
+
+    summary, spec, names = result.summary, result.spec, name_data(result.spec, result.summary)
+    method = METHODS[spec.algorithm].title if spec.algorithm in METHODS else spec.algorithm
+    alpha = "" if spec.alpha is None else f" (alpha {spec.alpha:g})"
+    compile_time = format_duration(summary.get("compile_seconds") or 0.0)
+    time = f"{format_duration(result.seconds)}, of which compilation {compile_time}"
+    yield f"Method:   {method}, protocol {spec.protocol}, network {spec.model}"
+    yield f"Data:     {names['dataset']}, {names['partition']}{alpha}, {spec.num_clients} clients"
+    yield f"Outcome:  {format_outcome(result)}"
+    yield f"Rounds:   {summary['rounds']} of {spec.rounds} in {time}"
+    if output_dir is None:
+        yield "Files:    none; --output-dir FOLDER writes the result, figures and checkpoints"
+        return
+    num_files = len(list(output_dir.glob(f"{result.file_stem}.*")))
+    yield f"Files:    {num_files} in {output_dir}, named {result.file_stem}.*"
+    yield f"Next:     fedjax-het report {output_dir}"

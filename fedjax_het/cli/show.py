@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import tyro
 
 from fedjax_het.analysis.inspection import REGISTRIES, describe
-from fedjax_het.utils.console import print_wrapped
-from fedjax_het.utils.errors import require
+from fedjax_het.utils.console import print_json, print_wrapped
+from fedjax_het.utils.errors import require, require_name
 from fedjax_het.utils.text import to_one_line
 
 
@@ -15,8 +15,13 @@ class ListCommand:
     """Print the names of all methods, data sets, partitions, networks and other entries.
 
     The other entries are sources of the server's examples, metrics, local optimizers and learning
-    rate schedules.
+    rate schedules. Example: fedjax-het list methods partitions
     """
+
+    kinds: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Kinds of entries, e.g. methods, partitions or networks (default: all kinds)."""
+    json: bool = False
+    """Print one JSON object: for each kind, the descriptions by name."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +36,26 @@ class ShowCommand:
 
     names: tyro.conf.Positional[tuple[str, ...]] = ()
     """Names of the entries; `fedjax-het list` prints all names."""
+    json: bool = False
+    """Print one JSON object: the text of each entry by its name."""
 
 
 def list_command(command: ListCommand) -> int:
     """Print every name with its description; return the exit status."""
-    width = max(len(name) for registry, _ in REGISTRIES.values() for name in registry)
-    for title, (registry, _) in REGISTRIES.items():
+    kinds = {title.replace("data ", "data").split()[-1]: title for title in REGISTRIES}
+    for kind in command.kinds:
+        require_name("kind", kind, kinds)
+    titles = [title for kind, title in kinds.items() if kind in (command.kinds or kinds)]
+    registries = {title: REGISTRIES[title][0] for title in titles}
+    if command.json:
+        descriptions = {
+            title: {name: entry.description for name, entry in registry.items()}
+            for title, registry in registries.items()
+        }
+        print_json(descriptions)
+        return 0
+    width = max(len(name) for registry in registries.values() for name in registry)
+    for title, registry in registries.items():
         lines = (f"  {name:{width}}  {entry.description}" for name, entry in registry.items())
         print_wrapped("\n".join([title, *lines, ""]))
     print("fedjax-het show NAME prints the options of an entry.")
@@ -46,7 +65,11 @@ def list_command(command: ListCommand) -> int:
 def show_command(command: ShowCommand) -> int:
     """Print the options of the named entries; return the exit status."""
     require(len(command.names) > 0, "name", "", "one that `fedjax-het list` names")
-    for text in [describe(name) for name in command.names]:
+    texts = [str(describe(name)) for name in command.names]
+    if command.json:
+        print_json(dict(zip(command.names, texts, strict=True)))
+        return 0
+    for text in texts:
         print_wrapped(f"{text}\n")
     return 0
 
@@ -60,11 +83,17 @@ class DevicesCommand:
     fastest.
     """
 
+    json: bool = False
+    """Print one JSON object with the lines of the description."""
+
 
 def devices_command(command: DevicesCommand) -> int:
     """Print the description of the devices; return the exit status."""
     from fedjax_het.runtime.device_report import describe_devices
 
-    for line in describe_devices():
-        print(to_one_line(line))
+    lines = [to_one_line(line) for line in describe_devices()]
+    if command.json:
+        print_json({"devices": lines})
+    else:
+        print(*lines, sep="\n")
     return 0

@@ -2,9 +2,8 @@
 
 import dataclasses
 import functools
-import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import GenericAlias
@@ -154,7 +153,18 @@ def sweep_command(command: SweepCommand) -> int:
     if jax.process_index() == 0 and any(sweep_result.results) and write_error is None:
         with console.suppress_results_if_quiet():
             report_command(ReportCommand(command.output_dir, wide=command.wide))
-    print(json.dumps(sweep_result.to_summary(command.output_dir), allow_nan=False), flush=True)
+    summary = sweep_result.to_summary(command.output_dir)
+    console.print_summary(summary, _describe(summary))
     if write_error is not None:
         raise write_error
     return 2 if sweep_result.not_run and not any(sweep_result.results) else 0
+
+
+def _describe(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the summary of a sweep for people."""
+    folder = summary["output_dir"]
+    yield f"Runs:   {summary['results']} of {summary['runs']} have a result in {folder}"
+    for name, text in (("diverged", "diverged"), ("not_run", "cannot be executed")):
+        if summary[name]:
+            yield f"        {summary[name]} {text}"
+    yield f"Again:  fedjax-het report {folder} prints the tables"

@@ -251,7 +251,8 @@ def _convert_words(option: Option, occurrences: _Occurrences) -> Any:
     if list_item_type(annotation) is not None:
         return convert_setting(flag, words, annotation)
     require(len(occurrences) == 1, flag, text, "it once")
-    require(len(words) == 1, flag, text, "one value")
+    expected = "one value; only `fedjax-het sweep` accepts several"
+    require(len(words) == 1, flag, text, expected)
     return convert_setting(flag, words[0], annotation)
 
 
@@ -353,7 +354,7 @@ def print_help(
         args=["--help"],
         prog=prog,
         description=wrap_description(description or config_class.__doc__ or ""),
-        config=(tyro.conf.OmitArgPrefixes,),
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff),
     )
     raise SystemExit(0)
 

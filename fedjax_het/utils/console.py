@@ -16,7 +16,7 @@ import sys
 import textwrap
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fedjax_het.utils.text import to_one_line
@@ -143,6 +143,25 @@ def print_wrapped(text: str) -> None:
         indent = len(columns[0]) if columns else len(line) - len(line.lstrip()) + 4
         indent = indent if indent < width // 2 else 4
         print(textwrap.fill(line, width, subsequent_indent=" " * indent, break_on_hyphens=False))
+
+
+def print_json(values: Mapping[str, Any]) -> None:
+    """Print a JSON object in one line on stdout."""
+    print(json.dumps(values, allow_nan=False), flush=True)
+
+
+def print_summary(values: Mapping[str, Any], lines: Iterable[str]) -> None:
+    """Print the end of a command.
+
+    Args:
+      values: numbers and texts that JSON can hold, printed as one line of JSON to a pipe or a file,
+        and to a terminal with `--json` or `--quiet`.
+      lines: the same for people, printed to a terminal.
+    """
+    if sys.stdout.isatty() and _output_mode == TEXT:
+        print(*map(to_one_line, lines), sep="\n", flush=True)
+    else:
+        print_json(values)
 
 
 def suppress_results_if_quiet() -> contextlib.AbstractContextManager[object]:

@@ -13,7 +13,7 @@ from support.paths import ROOT
 import fedjax_het
 from fedjax_het import ConfigError, RunSpec, dataset_from_arrays, simulate
 from fedjax_het.algorithms import METHODS
-from fedjax_het.cli import COMMANDS, main
+from fedjax_het.cli import COMMANDS, _parse_command, main
 from fedjax_het.cli.options import list_help_options
 from fedjax_het.config.protocols import PROTOCOLS
 from fedjax_het.core.lr_schedules import LR_SCHEDULES
@@ -172,7 +172,6 @@ WRONG_COUNTS = {"1.7": "'1.7'", "nan": "'nan'", "inf": "'inf'", "0": "0", "1e3":
     ("words", "parts"),
     [
         (["rnu"], ("rnu", "run")),
-        ([], ("run",)),
         (["run", "--rounds", "abc"], ("--rounds", "abc")),
         (["run", "--ruonds", "3"], ("--ruonds", "--rounds")),
         (["run", "--alpha"], ("--alpha",)),
@@ -191,7 +190,7 @@ WRONG_COUNTS = {"1.7": "'1.7'", "nan": "'nan'", "inf": "'inf'", "0": "0", "1e3":
         (["run", "--quux", "1"], ("flag = '--quux' is unknown: see `fedjax-het run --help`\n",)),
         (["show", "quux"], ("name = 'quux' is unknown: see `fedjax-het list`\n",)),
         (["run", "fedavg"], ("'fedavg' is unexpected: a value needs a flag before it; see `",)),
-        (["devices", "x"], ("'x' is unexpected: no word may follow the command; see `fedjax-",)),
+        (["devices", "x"], ("'x' is unexpected: a value needs a flag before it; see `fedjax-",)),
         (["show"], ("name = ''",)),
         (["show", "fedmxi"], ("name = 'fedmxi' is unknown: did you mean 'fedmix'",)),
         # Paths that are longer than any system allows.
@@ -347,6 +346,7 @@ def test_help_fits_three_screens(command, capsys, monkeypatch):
     groups = ("data", "partition", "network", "local training", "method", "evaluation", "run")
     assert all(f" {group} options " in text for group in (*groups, "output"))
     plain = "".join(text.replace("│", "").split())
+    assert "Names:iid,dirichlet,dirichlet_balanced," in plain
     assert "(default:dirichlet_capped)" in plain and "(default:standard,ofNIID-Bench)" in plain
     assert "--help-all" in text and "--algorithm" in text and "--held-out-clients" not in text
 
@@ -358,6 +358,73 @@ def test_every_option_has_group_and_help(command):
     assert sorted(grouped) == sorted(get_options(config_class))
     for option in get_options(config_class).values():
         assert option.help[0].isupper() and option.help[-1] == "." and len(option.help) > 15
+
+
+def test_help_of_the_program(capsys, monkeypatch):
+    """Without a command, the status is 2, since a script that calls it has a fault."""
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    out = capsys.readouterr().out
+    assert ended.value.code == 2 and max(map(len, out.splitlines())) <= 80
+    for name, command in COMMANDS.items():
+        assert f"   fedjax-het {command.example}\n" in out
+        assert command.example.split()[0] == name
+    assert print_and_exit(capsys, "help") == print_and_exit(capsys, "-h") == out
+    assert print_and_exit(capsys, "help", "run") == print_and_exit(capsys, "run", "--help")
+
+
+def test_examples_of_commands_are_valid():
+    for name in ("run", "sweep", "list", "show"):
+        words = COMMANDS[name].example.split()[1:]
+        _parse_command(COMMANDS[name].config_class, words)
+
+
+def test_list_and_show_print_json(capsys):
+    assert main(["list", "methods", "partitions", "--json"]) == 0
+    names = json.loads(capsys.readouterr().out)
+    assert set(names) == {"methods", "partitions"} and set(names["methods"]) == set(METHODS)
+    assert main(["list", "partitions"]) == 0
+    out = capsys.readouterr().out
+    assert "dirichlet" in out and "fedprox" not in out
+    assert main(["show", "fedprox", "--json"]) == 0
+    assert "prox_mu" in json.loads(capsys.readouterr().out)["fedprox"]
+    assert main(["list", "methds"]) == 2
+    assert "did you mean 'methods'?" in capsys.readouterr().err
+
+
+def test_run_and_sweep_accept_both_names_of_seeds(capsys):
+    for flag in ("--seed", "--seeds"):
+        assert _parse_command(COMMANDS["run"].config_class, [flag, "3"]).seed == 3
+        assert _parse_command(COMMANDS["sweep"].config_class, [flag, "3", "4"]).seeds == (3, 4)
+        assert _parse_command(COMMANDS["run"].config_class, [f"{flag}=3"]).seed == 3
+    assert main(["run", "--seeds", "3", "4"]) == 2
+    expected = "--seed = '3 4': expected one value; only `fedjax-het sweep` accepts several\n"
+    assert capsys.readouterr().err == f"fedjax-het: {expected}"
+
+
+def test_terminal_shows_summaries_as_text(capsys, monkeypatch, tmp_path):
+    line = ["--model", "mlp", "--num-clients", "3", "--rounds", "2", "--local-epochs", "1"]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    folder = str(tmp_path)
+    for _ in range(2):  # the second command finds the result
+        assert main(["run", *line, "--output-dir", folder]) == 0
+        out = capsys.readouterr().out.splitlines()
+        assert len(out) <= 7 and max(map(len, out[:4])) <= 80
+        assert out[0] == "Method:   FedAvg, protocol standard, network mlp"
+        assert "3 clients" in out[1] and "final accuracy" in out[2] and "2 of 2" in out[3]
+    assert main(["run", *line, "--output-dir", folder, "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["rounds"] == 2
+    monkeypatch.setattr("fedjax_het.cli.demo._METHODS", ("fedavg",))
+    monkeypatch.setattr("fedjax_het.cli.demo._ROUNDS", 2)
+    assert main(["demo", "--output-dir", folder]) == 0
+    out = capsys.readouterr().out
+    assert "Runs:   2 of 2 have a result" in out and f"Plot:   {folder}" in out
+    assert (tmp_path / "learning_curves.png").is_file() and "{" not in out
+    assert main(["report", folder, "--json"]) == 0
+    files = json.loads(capsys.readouterr().out)["files"]
+    assert "overview.md" in files and main(["report", folder, "--quiet"]) == 0
+    assert capsys.readouterr().out.count("\n") == 1
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -386,7 +453,7 @@ def test_bash_completes_flags_and_names(tmp_path, capsys):
 
 
 def test_version(capsys):
-    assert main(["--version"]) == 0
+    assert main(["version"]) == 0
     words = [sys.executable, "-m", "fedjax_het", "--version"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     expected = f"fedjax-het {fedjax_het.__version__}\n"
