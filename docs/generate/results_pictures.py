@@ -2,7 +2,7 @@
 
 The pictures show FSL's Figure 1 on Fashion-MNIST, and every method against its costs.
 
-    python docs/generate/front_picture.py   # writes docs/images again, in seconds
+    python docs/generate/results_pictures.py   # writes docs/images again, in seconds
 """
 
 import sys
@@ -19,7 +19,7 @@ IMAGES = ROOT / "docs" / "images"
 sys.path.insert(0, str(ROOT))
 
 
-def draw_front_picture() -> None:
+def draw_fsl_picture() -> None:
     """Draw accuracy against classes per client: FedAvg, data sharing, and FSL with weight 1."""
     results, curves = load_results(RUNS), load_curves(RUNS)
     shown = (results["dataset"] == "fashion_mnist") & (results["hp.gamma"].fillna(1) == 1)
@@ -27,7 +27,7 @@ def draw_front_picture() -> None:
     figure = plot_learning_curves(
         results[shown], curves, by=["classes", "algorithm"], panels=["classes"]
     )
-    figure.savefig(IMAGES / "front.png", dpi=110)
+    figure.savefig(IMAGES / "fsl.png", dpi=110)
 
 
 def draw_cost_picture() -> None:
@@ -42,5 +42,5 @@ def draw_cost_picture() -> None:
 
 
 if __name__ == "__main__":
-    draw_front_picture()
+    draw_fsl_picture()
     draw_cost_picture()
