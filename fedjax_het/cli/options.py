@@ -61,7 +61,7 @@ _GROUPS = {
         *("resume_anyway", "spread", "vmapped", "memory", "server_work", "client_state"),
         *("ray_address", "cpus_per_task", "gpus_per_task", "distributed"),
     ),
-    "output": ("output_dir", "quiet", "json", "keep_state", "track", "pictures"),
+    "output": ("output_dir", "quiet", "json", "keep_state", "track", "pictures", "wide"),
 }
 # Fields that --help lists; --help-all lists the others, too.
 _COMMON = (
