@@ -160,7 +160,7 @@ def register_method(
       build: function `build(training, plan) -> Algorithm`, with an argument `options` if the method
         has options; see `fedjax_het.methods`.
       description: one line for `fedjax-het list`.
-      **spec_fields: fields of `AlgorithmSpec`, such as `evaluated_models`, `color`, `wrappable_as`,
+      **spec_fields: fields of `AlgorithmSpec`, such as `local_parameters`, `evaluated_models`, `color`
         and `options` and `hyperparameters` (classes of the method's choices and numbers). A
         dictionary of defaults >= 0 also serves as `hyperparameters`. A function of the package
         keeps its options, hyper-parameters and required data under a new name.
@@ -179,11 +179,19 @@ def register_method(
       ...     return build_federated_algorithm(training, plan, make_local_sgd(training))
       >>> register_method("plain", plain, "FedAvg under another name").name
       'plain'
+
+      FedPer, whose clients keep the last layer:
+
+      >>> head = lambda model, variables: model.head.get_parameters(variables)
+      >>> register_method("per_head", plain, local_parameters=head).evaluated_models
+      ('personal',)
     """
     spec_fields = rename_former_arguments(spec_fields, _DEPRECATED_FIELDS, "register_method")
     valid_names = [field.name for field in fields(AlgorithmSpec) if field.name != "base"]
     for field_name in spec_fields:
         require_name("argument", field_name, valid_names)
+    if spec_fields.get("local_parameters") is not None:
+        spec_fields = {"evaluated_models": ("personal",), "has_global_model": False} | spec_fields
     for built_in in (METHODS[built_in_name] for built_in_name in METHODS.built_in):
         if built_in.build is build and not built_in.has_base:
             inherited = {field: getattr(built_in, field) for field in _FUNCTION_FIELDS}

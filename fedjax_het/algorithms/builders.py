@@ -12,6 +12,11 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_het.algorithms.base import Algorithm, RoundInfo, State, Traffic
+from fedjax_het.algorithms.local_parameters import (
+    get_personal_variables,
+    split_parameters,
+    with_local_parameters,
+)
 from fedjax_het.core.client_algorithm import (
     ClientAlgorithm,
     ClientContext,
@@ -84,6 +89,11 @@ def build_federated_algorithm(
     `training.returns_client_models` a round returns the models of its S clients after local
     training, on every device: memory of up to 2 S models.
 
+    With `training.local_parameters` (see `AlgorithmSpec.local_parameters`) the server's state, the
+    messages and the uploads contain no local parameters. `init_server` receives the initial
+    variables with None in their place. The functions of `client_algorithm` see messages with the
+    client's own parameters, and return changes of all variables.
+
     Args:
       training: the choices of local training.
       plan: where the clients run.
@@ -120,10 +130,16 @@ def build_federated_algorithm(
         client = _store_trained_model(client)
     if training.returns_client_models:
         client = _output_trained_model(client)
+    select, split = training.local_parameters, None
+    if select is not None:
+        split = split_parameters(training.task.model, select)
+        client = with_local_parameters(client, split)
     measured_client = with_drift_sums(client) if training.measures_drift else client
 
     def init_state(hp, key, variables, num_clients):
         client_state = client.init(hp, variables)
+        if split is not None:
+            variables = split.drop_local(variables)
         server = call_user_function("init_server", init_server, hp=hp, variables=variables)
         _require_message("init_server", server)
         return State(server, tile_over_clients(client_state, num_clients), jnp.int32(0))
@@ -155,18 +171,45 @@ def build_federated_algorithm(
         upload = plan.eval_shape(make_update, hp, state.server, client_state)
         return Traffic(num_bytes(state.server), num_bytes(upload))
 
+    def get_trained_variables(hp, state, k):
+        clients = state.clients if split is None else state.clients.inner
+        return get_client_row(clients.variables, k)
+
+    personal_variables = get_trained_variables if evaluates_client_model else None
+    if split is not None and not evaluates_client_model:
+        personal_variables = get_personal_variables(split)
     return Algorithm(
         init=init_state,
         round=round_,
-        global_model=get_server_variables,
-        with_global_model=with_server_variables,
+        global_model=get_server_variables if split is None else None,
+        with_global_model=with_server_variables if split is None else None,
         traffic=traffic,
-        personal_variables=(lambda hp, state, k: get_client_row(state.clients.variables, k))
-        if evaluates_client_model
-        else None,
+        personal_variables=personal_variables,
         extra_passes=client.extra_passes,
-        can_page_state=not evaluates_client_model,
+        can_page_state=not _depends_on_weights(client, training),
     )
+
+
+class _AnyHyperParameter(dict):
+    """Hyper-parameters of any name, for functions whose values are not read."""
+
+    def __missing__(self, name: str) -> jax.Array:
+        return jnp.float32(1)
+
+
+def _depends_on_weights(client: ClientAlgorithm, training: LocalTraining) -> bool:
+    """Return whether a client's first state depends on the values of the initial weights."""
+
+    def init(variables):
+        return client.init(_AnyHyperParameter(), variables)
+
+    try:
+        variables = jax.eval_shape(jax.vmap(training.task.model.init), jnp.stack([make_key(0)] * 2))
+        # A result that varies along the mapped axis is an error for `out_axes=None`.
+        jax.eval_shape(jax.vmap(init, out_axes=None), variables)
+    except Exception:  # the round reports errors of `init`, with their location
+        return True
+    return False
 
 
 def _require_message(name: str, message: Any) -> None:

@@ -144,7 +144,6 @@ def build_dual_model_algorithm(
     client = with_client_memory(base._replace(step=step), init=init, begin=begin, end=end)
     return build_federated_algorithm(training, plan, client)._replace(
         personal_variables=lambda hp, state, k: get_client_row(state.clients.memory.variables, k),
-        can_page_state=False,
     )
 
 

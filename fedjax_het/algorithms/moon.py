@@ -17,6 +17,7 @@ from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import ClientTrainState, LocalTraining, make_local_sgd
 from fedjax_het.core.task import Task
 from fedjax_het.nn import Model, add_projection_head, micro_batched_value_and_grad
+from fedjax_het.nn.model import NETWORKS_WITH_FEATURES
 from fedjax_het.utils.config import Config, NonNegativeFloat, NonNegativeInt, PositiveFloat
 from fedjax_het.utils.errors import require
 
@@ -97,7 +98,8 @@ def moon(training: LocalTraining, plan: ExecutionPlan, *, options: MOONOptions) 
       ConfigError: if the network has no `embed`.
     """
     model = training.task.model
-    require(model.embed is not None, "model", model.name, "a network with `embed`: its features")
+    expected = f"a network with `embed`, its features: {NETWORKS_WITH_FEATURES}"
+    require(model.embed is not None, "model", model.name, expected)
 
     def init(hp, variables):
         return PreviousModel(jax.tree.map(jnp.zeros_like, variables), jnp.int32(0))

@@ -100,7 +100,6 @@ def pfedme(training: LocalTraining, plan: ExecutionPlan, *, options: PFedMeOptio
     )
     return build_federated_algorithm(training, plan, client)._replace(
         personal_variables=lambda hp, state, k: get_client_row(state.clients.memory, k),
-        can_page_state=False,
     )
 
 

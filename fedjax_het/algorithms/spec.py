@@ -131,10 +131,17 @@ class AlgorithmSpec:
     model of the method. A run chooses one name by its setting `client_test_model`. `build` reads
     the choice as `training.evaluated_model`, and `Algorithm.personal_variables` computes that
     model, or `Algorithm.fine_tuning` trains it. `build_federated_algorithm` supplies "client"."""
+    local_parameters: Callable[[Model, Any], Any] | None = None
+    """`local_parameters(model, variables) -> parts of the variables` that stay at the client, such
+    as `model.head.get_parameters(variables)`. This is the one declaration of such a method:
+    `build_federated_algorithm` stores the parts in the client's state, leaves them out of messages
+    and uploads, and evaluates each client's own model on its own test. `evaluated_models` is then
+    ("personal",) and `has_global_model` False."""
     has_global_model: bool = True
     """Whether the server has one model for all clients. False: `Algorithm.global_model` is None,
-    and runs have no hyper-parameter `server_lr`. FedAvg's server update reads `server_lr`, so such
-    a method passes its own `update` to `build_federated_algorithm`."""
+    and runs have no hyper-parameter `server_lr`, unless the method has `local_parameters`. FedAvg's
+    server update reads `server_lr`, so such a method passes its own `update` to
+    `build_federated_algorithm`."""
     has_diagnostics: bool = False
     "Whether the method has method-specific diagnostics, see `Algorithm.diagnostics`."
     min_clients: PositiveInt = 1
@@ -217,7 +224,8 @@ class AlgorithmSpec:
         Raises:
           ConfigError: if an option does not fit.
         """
-        hyperparameters = dict(SERVER_LR) if self.has_global_model else {}
+        has_server_lr = self.has_global_model or self.local_parameters is not None
+        hyperparameters = dict(SERVER_LR) if has_server_lr else {}
         if self.trains_locally and local_optimizer is not None:
             hyperparameters |= optimizer_hyperparameters(local_optimizer)
         return hyperparameters | self.collect_method_hyperparameters(options, num_clients)
@@ -296,6 +304,10 @@ class AlgorithmSpec:
             raise ContractError(f"{prefix}{error}") from error
         algorithm = validate_algorithm(self.name, algorithm, training.task.model)
         self._require_models(algorithm, training.evaluated_model)
+        if (
+            algorithm.personal_variables is not None
+        ):  # an evaluation reads the states of all clients
+            algorithm = algorithm._replace(can_page_state=False)
         return algorithm
 
     def _require_models(self, algorithm: Algorithm, evaluated_model: str) -> None:
@@ -368,6 +380,9 @@ def validate_algorithm_spec(algorithm_spec: AlgorithmSpec) -> AlgorithmSpec:
     require(is_valid, "color", spec.color, "hexadecimal digits: '#D55E00'")
     has_models = len(spec.evaluated_models) > 0
     require(has_models, "evaluated_models", spec.evaluated_models, "at least one model")
+    is_valid = spec.local_parameters is None or not spec.has_global_model
+    expected = "False, as local_parameters leave the server without a whole model"
+    require(is_valid, "has_global_model", spec.has_global_model, expected)
     is_valid = spec.has_global_model or "global" not in spec.evaluated_models
     expected = "models of clients, such as 'personal', as has_global_model=False"
     require(is_valid, "evaluated_models", spec.evaluated_models, expected)

@@ -21,6 +21,7 @@ from fedjax_het.core.optimizers import (
     make_local_optimizer,
 )
 from fedjax_het.core.task import Task
+from fedjax_het.nn.model import Model
 
 Tree = Any
 
@@ -54,6 +55,8 @@ class LocalTraining(NamedTuple):
     "Whether a round measures client drift, see `core.drift`."
     options: LocalTrainingOptions = LocalTrainingOptions()
     "Options of the optimizer, schedule of its rate, accumulation."
+    local_parameters: Callable[[Model, Tree], Tree] | None = None
+    "See `AlgorithmSpec.local_parameters`."
 
     @property
     def epochs(self) -> int:

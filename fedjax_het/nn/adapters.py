@@ -28,7 +28,7 @@ TRAINING_FLAGS = ("train", "training", "deterministic")  # accepted names of the
 _SAMPLE_MASK = "sample_mask"  # argument of networks, see `Model.takes_sample_mask`
 
 
-def _make_flag_arguments(function: Callable, train: bool) -> dict[str, bool]:
+def make_flag_arguments(function: Callable, train: bool) -> dict[str, bool]:
     """Return the training flag of a function as keyword arguments; {} if it has no flag."""
     parameters = get_keyword_parameters(function)
     flag = next((name for name in TRAINING_FLAGS if name in parameters), None)
@@ -192,7 +192,7 @@ def make_flax_model(
         cached_samples = count_cached_samples(*info.activation_shape)
 
     def init(key: jax.Array):
-        image, kwargs = jnp.zeros((1, *input_shape)), _make_flag_arguments(signature, False)
+        image, kwargs = jnp.zeros((1, *input_shape)), make_flag_arguments(signature, False)
         variables: Any = module.init(key, image, **kwargs)  # type: ignore[arg-type]
         return _to_variables(nn.meta.unbox(variables), info.collections)
 
@@ -204,7 +204,7 @@ def make_flax_model(
         if conv_impl != AUTO and getattr(module, "conv_impl", None) == AUTO:
             configured = module.clone(conv_impl=conv_impl)
         by_collection = _to_collections(variables, info.collections)
-        kwargs: dict[str, Any] = _make_flag_arguments(signature, train)
+        kwargs: dict[str, Any] = make_flag_arguments(signature, train)
         if "batch_axis" in get_keyword_parameters(signature):
             kwargs |= make_axis_argument(batch_axis)
         if reads_mask:
@@ -331,7 +331,7 @@ def _inspect_module(module: nn.Module, input_shape: Sequence[int]) -> _ModuleInf
     activation_shapes: list[tuple[int, int, int]] = []
     heads: list[Head | None] = []
     norm_kinds: set[type] = set()
-    flag_arguments: dict[str, Any] = _make_flag_arguments(type(module).__call__, False)
+    flag_arguments: dict[str, Any] = make_flag_arguments(type(module).__call__, False)
 
     def record_layer(call: Callable, args: Sequence, kwargs: dict, context: Any) -> Any:
         layer, is_call = context.module, context.method_name == "__call__"
@@ -433,7 +433,7 @@ def make_pair_model(
 
     def draw_variables(key: jax.Array) -> Any:
         arguments = _list_init_arguments(init, key, image)
-        return init(*arguments, **_make_flag_arguments(init, False))
+        return init(*arguments, **make_flag_arguments(init, False))
 
     records: list[tuple[str, ...] | None] = []  # collections of the state; None: parameters alone
 
@@ -456,7 +456,7 @@ def make_pair_model(
         if reads_mask:
             key_arguments[_SAMPLE_MASK] = sample_mask
         apply_variables = by_collection if has_collections else by_collection["params"]
-        out = apply(apply_variables, x, **_make_flag_arguments(apply, train), **key_arguments)
+        out = apply(apply_variables, x, **make_flag_arguments(apply, train), **key_arguments)
         if not (isinstance(out, tuple) and len(out) == 2):
             return out, variables["state"]
         logits, updates = out

@@ -19,6 +19,9 @@ Variables = dict[str, Any]
 CACHED_ACTIVATIONS = 2**17
 
 
+NETWORKS_WITH_FEATURES = "a flax.linen module that ends with nn.Dense, or a `Model` with `embed`"
+
+
 class Head(NamedTuple):
     """The last fully connected layer of a network, as a pure function.
 

@@ -1,6 +1,7 @@
 """Named networks, and the conversion of a user's network to a `Model`, with its checks."""
 
 import hashlib
+import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_het.nn.adapters import make_flax_model, make_pair_model
+from fedjax_het.nn.factories import make_nnx_model, make_single_example_model
 from fedjax_het.nn.flops import iter_equations
 from fedjax_het.nn.model import Model
 from fedjax_het.utils.arrays import make_key
@@ -29,13 +31,16 @@ from fedjax_het.utils.registry import (
 
 Size = Annotated[int, Bounds(1, 2**16)]  # height and width in pixels, channels, or classes
 ImageShape = tuple[Size, Size, Size]
-# Arguments that are no options: the package passes the first two, flax adds the others to modules.
-_INFERRED_ARGUMENTS = ("input_shape", "num_classes", "parent", "name")
+# Arguments that are no options: the package passes all except those that flax adds to modules.
+_INFERRED_ARGUMENTS = ("input_shape", "num_classes", "parent", "name", "rngs", "key")
+# Arguments of functions that draw the weights themselves, and the conversions of their modules.
+_KEY_ARGUMENTS = {"rngs": make_nnx_model, "key": make_single_example_model}
 _BATCH_SIZE = 2  # of the checks
 _MEMORY_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 ACCEPTED_NETWORKS = (
-    "a flax.linen module or its class, an (init, apply) pair, a Model, or a function that returns "
-    "one of them"
+    "a flax.linen module or its class, an (init, apply) pair, a Model, a function that returns one "
+    "of them, a function of `rngs` that returns an nnx module, or a function of `key` that returns "
+    "a module of one example"
 )
 
 
@@ -46,8 +51,11 @@ class NetworkSpec(NamedTuple):
       name: name of the network in settings.
       make: a function `make(input_shape, num_classes, **options)` that returns a `Model`, a
         flax.linen module or an (init, apply) pair; `input_shape` and `num_classes` are passed only
-        if the signature has them. Or the class of a flax.linen module, whose fields are the
-        options. Or a module, a pair or a `Model` itself, without options.
+        if the signature has them. With an argument `rngs` it returns a flax.nnx module, see
+        `make_nnx_model`; with an argument `key` a module of one example, such as equinox's, see
+        `make_single_example_model`. Or the class of a flax.linen module, whose fields are the
+        options; or the class of a module of the two other kinds. Or a flax.linen module, a pair or
+        a `Model` itself, without options.
       description: one line for `fedjax-het list`.
 
     Example:
@@ -156,12 +164,23 @@ def build_model(
     """
     require_devices()  # jax initializes devices even for abstract evaluation
     owner = f"network {network.name!r}"
+    _require_no_weights(owner, network.make)
     options = network.validate_options(options)
     with _reraise_as_config_error(owner, get_qualified_name(network.make)):
         definition = network.make
         if _is_factory(definition):
-            available_arguments = {"input_shape": input_shape, "num_classes": num_classes}
-            definition = call_with_supported(definition, available_arguments, **options)
+            arguments: dict[str, Any] = {"input_shape": input_shape, "num_classes": num_classes}
+            for name, convert in _KEY_ARGUMENTS.items():
+                if name in get_keyword_parameters(definition):
+
+                    def make(keys: Any, name: str = name) -> Any:
+                        return call_with_supported(
+                            network.make, {**arguments, name: keys}, **options
+                        )
+
+                    model = convert(make, input_shape, num_classes)
+                    return model._replace(name=network.name)
+            definition = call_with_supported(definition, arguments, **options)
         model = _wrap_model(definition, owner, input_shape, num_classes)
         return model._replace(name=network.name)
 
@@ -176,7 +195,20 @@ def check_network_definition(name: str, make: Any) -> None:
     Raises:
       ConfigError: if `make` is neither a network nor a function.
     """
+    _require_no_weights(f"network {name!r}", make)
     require(_is_factory(make) or _is_network(make), f"network {name!r}", make, ACCEPTED_NETWORKS)
+
+
+def _require_no_weights(owner: str, network: Any) -> None:
+    """Raise ConfigError for a module that already has weights, which no seed could draw anew."""
+    is_plain = isinstance(network, type | Model | nn.Module | tuple) or inspect.isroutine(network)
+    if not is_plain and any(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(network)):
+        kind = type(network).__name__
+        raise ConfigError(
+            f"{owner} is a {kind} with weights: expected a function that draws them, for example "
+            f"lambda rngs: {kind}(rngs=rngs) for flax.nnx, or lambda key: {kind}(key=key) for a "
+            "module of one example, such as equinox's"
+        )
 
 
 def _wrap_model(
@@ -193,6 +225,7 @@ def _wrap_model(
             return make_flax_model(module, shape)
         init, apply = definition
         return make_pair_model(init, apply, shape, num_classes)
+    _require_no_weights(owner, definition)
     raise ConfigError(f"{owner} = {format_value(definition)}: expected {ACCEPTED_NETWORKS}")
 
 

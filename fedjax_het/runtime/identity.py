@@ -66,6 +66,7 @@ _PLAIN_TYPES = (
     *(enum.Enum, range, slice, PurePath, np.generic, np.dtype),
 )
 _INSTALLED_ROOTS = {"fedjax_het", "builtins", *sys.stdlib_module_names} - {"__main__"}
+_ADDED_FIELDS = ("local_parameters",)  # of entries, since 0.7: None does not change a digest
 _CLASS_TEXTS = ("__module__", "__doc__", "__qualname__")
 _MEMORY_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -172,6 +173,9 @@ def hash_functions(entry: Any) -> str:
     """
     fields = entry._asdict() if hasattr(entry, "_asdict") else vars(entry)
     parts = {name: f for name, f in fields.items() if not isinstance(f, str)}  # no descriptions
+    for name in _ADDED_FIELDS:
+        if parts.get(name, ()) is None:
+            del parts[name]
     texts = [f"{name}:{text}" for name, f in sorted(parts.items()) for text in _describe(f, set())]
     digest = _hash_text("\n".join(texts))
     return f"{sys.version_info[0]}.{sys.version_info[1]}-{digest}"

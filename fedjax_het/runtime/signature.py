@@ -176,6 +176,7 @@ def build_signature(
             spec.local_steps,
             _wrap_optimizer(ById(optimizer)) if name == USER_PROVIDED else None,
         ),
+        local_parameters=algorithm_spec.local_parameters,
     )
     return Signature(
         spec.algorithm,

@@ -147,6 +147,10 @@ def get_keyword_parameters(
       >>> get_keyword_parameters(lambda rng, alpha, size=3: None, exclude=("rng",))
       {'alpha': REQUIRED, 'size': 3}
     """
+    exclude = set(exclude)
+    if isinstance(function, type) and type(function).__call__ is not type.__call__:
+        # A metaclass, such as that of flax.nnx, hides the signature of `__init__`.
+        function, exclude = function.__init__, exclude | {"self"}
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a function written in C
@@ -154,7 +158,7 @@ def get_keyword_parameters(
     return {
         parameter.name: REQUIRED if parameter.default is parameter.empty else parameter.default
         for parameter in parameters
-        if parameter.kind in _KEYWORD_KINDS and parameter.name not in set(exclude)
+        if parameter.kind in _KEYWORD_KINDS and parameter.name not in exclude
     }
 
 

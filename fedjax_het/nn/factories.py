@@ -1,0 +1,167 @@
+"""Networks that a function makes from random keys: flax.nnx modules, and modules of one example.
+
+Each is converted to an (init, apply) pair for `make_pair_model`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_het.nn.adapters import make_flag_arguments, make_pair_model
+from fedjax_het.nn.model import Model
+from fedjax_het.utils.arrays import is_prng_key, make_key
+from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.registry import get_keyword_parameters
+
+_STATS = "stats"  # collection of the variables that are not trained
+
+
+def make_nnx_model(
+    make: Callable[[Any], Any], input_shape: tuple[int, int, int], num_classes: int
+) -> Model:
+    """Convert a function that makes a flax.nnx module to a `Model`.
+
+    The module is called `module(x)`, or with a training flag, by its signature. In training without
+    a key nothing is dropped. `nnx.Param` are the parameters, random states follow the key, and all
+    other variables are the model's state. The model has no head and no `embed`.
+
+    Args:
+      make: `make(rngs) -> module`.
+      input_shape: height, width and channels.
+      num_classes: number of logits.
+
+    Returns:
+      The model.
+
+    Raises:
+      ConfigError: if `make` returns no nnx module. Its exceptions are raised unchanged.
+    """
+    from flax import nnx
+
+    kinds = (nnx.Param, nnx.RngState, ...)
+
+    def make_module(rngs: Any) -> Any:
+        module = make(rngs)
+        if not isinstance(module, nnx.Module):
+            returned = type(module).__name__
+            raise ConfigError(f"a function of rngs returned a {returned}: expected an nnx module")
+        return module
+
+    abstract = nnx.eval_shape(lambda: make_module(nnx.Rngs(make_key(0))))
+    graph, abstract_params, abstract_rngs, abstract_stats = nnx.split(abstract, *kinds)
+    flag_owner, has_stats = type(abstract).__call__, bool(jax.tree.leaves(abstract_stats))
+
+    def join(params: Any, stats: Any) -> dict[str, Any]:
+        variables = {"params": _to_names(nnx.to_pure_dict(params))}
+        return variables | ({_STATS: _to_names(nnx.to_pure_dict(stats))} if has_stats else {})
+
+    def fill(abstract_state: Any, values: Any) -> Any:
+        state = jax.tree.map(lambda leaf: leaf, abstract_state)  # a copy
+        nnx.replace_by_pure_dict(state, values)
+        return state
+
+    def init(key: jax.Array) -> dict[str, Any]:
+        _, params, _, stats = nnx.split(make_module(nnx.Rngs(key)), *kinds)
+        return join(params, stats)
+
+    def apply(variables: Any, x: jax.Array, train: bool, key: jax.Array | None = None) -> Any:
+        leaves, structure = jax.tree.flatten(abstract_rngs)
+        base_key = make_key(0) if key is None else key
+        rngs = structure.unflatten(
+            jax.random.fold_in(base_key, i)
+            if is_prng_key(leaf)
+            else jnp.zeros(leaf.shape, leaf.dtype)
+            for i, leaf in enumerate(leaves)
+        )
+        params = fill(abstract_params, variables["params"])
+        module = nnx.merge(graph, params, rngs, fill(abstract_stats, variables.get(_STATS, {})))
+        draws = train and key is not None
+        module.set_attributes(
+            deterministic=not draws, use_running_average=not train, raise_if_not_found=False
+        )
+        logits = module(x, **make_flag_arguments(flag_owner, train))
+        if not has_stats:
+            return logits
+        _, params, _, stats = nnx.split(module, *kinds)
+        return logits, {_STATS: join(params, stats)[_STATS]}
+
+    norms = (nnx.BatchNorm, nnx.LayerNorm, nnx.GroupNorm, nnx.InstanceNorm, nnx.RMSNorm)
+    paths = frozenset(
+        tuple(map(str, path))
+        for path, part in nnx.iter_modules(abstract)
+        if isinstance(part, norms)
+    )
+    model = make_pair_model(init, apply, input_shape, num_classes)
+    return model._replace(norm_layers=lambda: paths)
+
+
+def make_single_example_model(
+    make: Callable[[jax.Array], Any], input_shape: tuple[int, int, int], num_classes: int
+) -> Model:
+    """Convert a function that makes a module of one example, such as equinox's, to a `Model`.
+
+    The module is a pytree that is called `module(image)` or `module(image, key=key)` on an image
+    `[H, W, C]` and returns the logits `[num_classes]`. Its arrays are the parameters, named by
+    their paths, such as `layers[0].weight`. Leaves of the name `inference` are true except in
+    training with a key. The model has no head, no `embed` and no state.
+
+    Args:
+      make: `make(key) -> module`.
+      input_shape: height, width and channels.
+      num_classes: number of logits.
+
+    Returns:
+      The model.
+
+    Raises:
+      ConfigError: if `make` returns no such module. Its exceptions are raised unchanged.
+    """
+
+    def init(key: jax.Array) -> dict[str, jax.Array]:
+        return {name: leaf for name, leaf in list_leaves(make(key)) if _is_array(leaf)}
+
+    def list_leaves(module: Any) -> list[tuple[str, Any]]:
+        leaves = jax.tree_util.tree_leaves_with_path(module)
+        return [(jax.tree_util.keystr(path).lstrip("."), leaf) for path, leaf in leaves]
+
+    records: list[Any] = []
+
+    def record_module(key: jax.Array) -> None:
+        module = make(key)
+        constants = [
+            (name, None if _is_array(leaf) else leaf) for name, leaf in list_leaves(module)
+        ]
+        records.append((type(module), constants, jax.tree.structure(module)))
+
+    jax.eval_shape(record_module, make_key(0))
+    kind, constants, structure = records[0]
+    if not callable(getattr(kind, "__call__", None)) or structure.num_leaves < 2:
+        returned = f"a function of key returned a {kind.__name__}"
+        raise ConfigError(f"{returned}: expected a module, a pytree that maps an image to logits")
+    takes_key = "key" in get_keyword_parameters(kind.__call__)
+
+    def apply(params: Any, x: jax.Array, train: bool, key: jax.Array | None = None) -> jax.Array:
+        is_inference = not train or key is None
+        flags = {name: is_inference for name, _ in constants if name.endswith("inference")}
+        values = {**dict(constants), **flags, **params}
+        module = structure.unflatten(values[name] for name, _ in constants)
+        if not takes_key:
+            return jax.vmap(module)(x)
+        keys = None if is_inference else jax.random.split(key, len(x))
+        in_axes = (0, None if keys is None else 0)
+        return jax.vmap(lambda image, key: module(image, key=key), in_axes)(x, keys)
+
+    return make_pair_model(init, apply, input_shape, num_classes)
+
+
+def _to_names(tree: Any) -> Any:
+    """Return nested dictionaries with texts as keys; nnx numbers the parts of a list."""
+    if not isinstance(tree, dict):
+        return tree
+    return {str(name): _to_names(part) for name, part in tree.items()}
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and hasattr(leaf, "shape")
