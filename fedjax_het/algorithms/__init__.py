@@ -160,9 +160,9 @@ def register_method(
       build: function `build(training, plan) -> Algorithm`, with an argument `options` if the method
         has options; see `fedjax_het.methods`.
       description: one line for `fedjax-het list`.
-      **spec_fields: fields of `AlgorithmSpec`, such as `local_parameters`, `evaluated_models`, `color`
-        and `options` and `hyperparameters` (classes of the method's choices and numbers). A
-        dictionary of defaults >= 0 also serves as `hyperparameters`. A function of the package
+      **spec_fields: fields of `AlgorithmSpec`, such as `local_parameters`, `evaluated_models`,
+        `color`, and `options` and `hyperparameters` (classes of the method's choices and numbers).
+        A dictionary of defaults >= 0 also serves as `hyperparameters`. A function of the package
         keeps its options, hyper-parameters and required data under a new name.
 
     Returns:

@@ -261,7 +261,8 @@ class Algorithm(NamedTuple):
     can_page_state: bool = False
     """Whether `State.clients` may hold a table of rows instead of all K clients. Required: a round
     reads the rows of its own clients only; `init` makes the same row for every client, which does
-    not depend on the weights of the initial model, since these may be pretrained."""
+    not depend on the weights of the initial model, since these may be pretrained.
+    `build_federated_algorithm` finds out, and methods with `personal_variables` never do."""
     condensation_work: CondensationWork | None = None
     "How clients condense their data instead of training; None: they train."
     round_inputs: tuple[RoundInput, ...] = ()

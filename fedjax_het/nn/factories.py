@@ -137,7 +137,7 @@ def make_single_example_model(
 
     jax.eval_shape(record_module, make_key(0))
     kind, constants, structure = records[0]
-    if not callable(getattr(kind, "__call__", None)) or structure.num_leaves < 2:
+    if not issubclass(kind, Callable) or structure.num_leaves < 2:
         returned = f"a function of key returned a {kind.__name__}"
         raise ConfigError(f"{returned}: expected a module, a pytree that maps an image to logits")
     takes_key = "key" in get_keyword_parameters(kind.__call__)

@@ -1,0 +1,126 @@
+"""Networks made by functions of `rngs` (flax.nnx) or of `key` (modules of one example)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from fedjax_het import ConfigError, RunSpec, register_network, simulate
+from fedjax_het.nn import to_model
+
+SHAPE, CLASSES = (8, 8, 1), 10
+IMAGES = jax.random.normal(jax.random.key(1), (4, *SHAPE))
+KEY = jax.random.key(0)
+
+
+class Net(nnx.Module):
+    """Convolution, batch norm, dropout and a list of layers."""
+
+    def __init__(self, num_classes: int = 10, hidden: int = 16, *, rngs: nnx.Rngs):
+        self.conv = nnx.Conv(1, 4, (3, 3), rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.first = nnx.Linear(256, hidden, rngs=rngs)
+        self.last = nnx.Linear(hidden, num_classes, rngs=rngs)
+
+    def __call__(self, x):
+        x = nnx.relu(self.norm(self.conv(x))).reshape(len(x), -1)
+        return self.last(self.dropout(nnx.relu(self.first(x))))
+
+
+def test_nnx_equals_module():
+    """Evaluation, training without dropout, and running statistics, against the module itself."""
+    model = to_model(Net, SHAPE, CLASSES, hidden=12)
+    variables = model.init(KEY)
+    assert variables["params"]["last"]["kernel"].shape == (12, CLASSES)
+    assert variables["state"]["norm"].keys() == {"mean", "var"}
+    module = Net(CLASSES, 12, rngs=nnx.Rngs(KEY))
+    module.eval()
+    np.testing.assert_allclose(model.apply(variables, IMAGES, train=False)[0], module(IMAGES))
+    module.train()
+    module.dropout.deterministic = True
+    logits, state = model.apply(variables, IMAGES, train=True)
+    np.testing.assert_allclose(logits, module(IMAGES), rtol=1e-6)
+    np.testing.assert_allclose(state["norm"]["mean"], module.norm.mean[...], rtol=1e-6)
+    assert model.norm_layers() == {("norm",)}
+    assert model.apply(variables, IMAGES, train=False)[1] is variables["state"]
+
+
+def test_nnx_dropout_follows_key():
+    model = to_model(lambda rngs: Net(rngs=rngs), SHAPE, CLASSES)
+    variables = model.init(KEY)
+    keys = [jax.random.key(seed) for seed in (1, 1, 2)]
+    first, again, other = (model.apply(variables, IMAGES, train=True, key=k)[0] for k in keys)
+    np.testing.assert_array_equal(first, again)
+    assert abs(first - other).max() > 1e-3
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Linear:
+    """A module of one example, as in equinox; `inference` switches dropout off."""
+
+    weight: Any
+    bias: Any
+    inference: bool = False
+
+    def __call__(self, x, key=None):
+        x = x.reshape(-1)
+        if not self.inference:
+            x = jnp.where(jax.random.bernoulli(key, 0.5, x.shape), 2 * x, 0)
+        return x @ self.weight + self.bias
+
+
+def make_linear(key, num_classes, scale: float = 0.1):
+    return Linear(scale * jax.random.normal(key, (64, num_classes)), jnp.zeros(num_classes))
+
+
+def test_single_example_module_is_mapped():
+    model = to_model(make_linear, SHAPE, CLASSES, scale=0.2)
+    variables = model.init(KEY)
+    assert sorted(variables["params"]) == ["bias", "weight"]
+    module = make_linear(KEY, CLASSES, 0.2)
+    expected = IMAGES.reshape(4, -1) @ module.weight + module.bias
+    for train in (False, True):
+        logits = model.apply(variables, IMAGES, train=train)[0]
+        np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
+    same = jnp.repeat(IMAGES[:1], 4, 0)
+    dropped = model.apply(variables, same, train=True, key=KEY)[0]
+    assert len(np.unique(np.asarray(dropped), axis=0)) == 4  # each example has its own key
+
+
+def test_runs_by_name_and_by_object():
+    register_network("nnx_net", Net)
+    spec = RunSpec(
+        "fedavg", model="nnx_net", num_clients=3, rounds=1, network_options={"hidden": 8}
+    )
+    assert np.isfinite(simulate(spec).metrics["train_loss"]).all()
+    spec = RunSpec("fedavg", num_clients=3, rounds=1)
+    assert np.isfinite(simulate(spec, network=make_linear).metrics["train_loss"]).all()
+
+
+WITH_WEIGHTS = "with weights: expected a function that draws them, for example lambda rngs: "
+FAULTS = {
+    f"network 'user' is a Net {WITH_WEIGHTS}Net(rngs=rngs)": lambda: Net(rngs=nnx.Rngs(0)),
+    f"network 'user' is a Linear {WITH_WEIGHTS}": lambda: make_linear(KEY, 3),
+    f"network 'user' is a Net {WITH_WEIGHTS}": lambda: lambda: Net(rngs=nnx.Rngs(0)),
+    "a function of rngs returned a int: expected an nnx module": lambda: lambda rngs: 3,
+    "a function of key returned a int: expected a module": lambda: lambda key: 3,
+    "gives float32 (2, 5): expected logits, floats (2, 10)": lambda: lambda rngs: Net(5, rngs=rngs),
+}
+
+
+@pytest.mark.parametrize("message", FAULTS)
+def test_faults_are_one_line(message):
+    with pytest.raises(ConfigError) as raised:
+        to_model(FAULTS[message](), SHAPE, CLASSES)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_methods_with_features_name_the_networks_that_have_them():
+    with pytest.raises(ConfigError, match="a flax.linen module that ends"):
+        simulate(RunSpec("moon", num_clients=3, rounds=1), network=make_linear)
