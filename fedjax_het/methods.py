@@ -145,6 +145,7 @@ from fedjax_het.nn.model import Head as Head
 from fedjax_het.utils.config import Bounds as Bounds
 from fedjax_het.utils.config import Config as Config
 from fedjax_het.utils.config import DecayFactor as DecayFactor
+from fedjax_het.utils.config import HyperParameter as HyperParameter
 from fedjax_het.utils.config import MomentumCoefficient as MomentumCoefficient
 from fedjax_het.utils.config import NonNegativeFloat as NonNegativeFloat
 from fedjax_het.utils.config import NonNegativeInt as NonNegativeInt

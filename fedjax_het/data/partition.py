@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -322,7 +322,7 @@ def make_partition(
 
     Raises:
       ConfigError: if an argument is invalid, if no split exists for it, or if a user's scheme
-        returns an invalid split.
+        fails or returns an invalid split.
 
     Example:
       >>> import numpy as np
@@ -346,8 +346,15 @@ def make_partition(
     rng = make_data_rng(seed, DataStream.PARTITION)
     data = dict(rng=rng, labels=labels, num_classes=num_classes, num_clients=num_clients)
     data |= dict(domains=domains, domain_names=domain_names, class_names=class_names)
-    with np.errstate(under="ignore"):  # proportions may underflow to 0
-        clients = call_with_supported(partition_scheme.split, data, **parameters)
+    try:
+        with np.errstate(under="ignore"):  # proportions may underflow to 0
+            clients = call_with_supported(partition_scheme.split, data, **parameters)
+            clients = list(clients) if isinstance(clients, Iterator) else clients
+    except ConfigError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ConfigError(f"partition {scheme!r} fails ({reason})") from error
     description = f"return value of partition {scheme!r}"
     expected = f"{num_clients} arrays of positions, one for each client"
     require(isinstance(clients, Iterable), description, clients, expected)

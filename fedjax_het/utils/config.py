@@ -669,7 +669,13 @@ def to_json_value(argument: str, value: Any) -> Any:
 
 
 class HyperParameter(NamedTuple):
-    """Default and bounds of a numeric hyperparameter."""
+    """Default and bounds of a numeric hyperparameter.
+
+    Example:
+      >>> from fedjax_het.methods import METHODS
+      >>> METHODS["fedavg"].collect_hyperparameters(None, {}, num_clients=10)["server_lr"].default
+      1.0
+    """
 
     default: float
     bounds: Bounds

@@ -12,6 +12,7 @@ import pytest
 from scipy import stats
 from support.partitions import required_parameters, shuffled_labels
 
+from fedjax_het import register_partition
 from fedjax_het.analysis import plot_partition
 from fedjax_het.data import (
     PARTITIONS,
@@ -661,3 +662,21 @@ def test_schemes_split_digits(scheme):
     summary = make(scheme, labels, 10, 10).summarize(labels, 10)
     assert summary.num_clients == 10
     assert summary.num_examples > (0.7 if scheme == "grouped" else 0.9) * len(labels)
+
+
+def test_failure_inside_a_users_scheme_names_it():
+    """Both in a function and in a generator."""
+
+    def fail(rng, labels, *, num_clients):
+        return np.split(labels, [1, 2], axis=5)
+
+    def fail_late(rng, labels, *, num_clients):
+        yield from (labels[:1], labels.missing)
+
+    for scheme in (fail, fail_late):
+        register_partition("failing", scheme)
+        with pytest.raises(
+            ConfigError, match=r"^partition 'failing' fails \((\w+)Error: "
+        ) as error:
+            make_partition("failing", LABELS, 10, num_clients=2, seed=0)
+        assert "\n" not in str(error.value) and error.value.__cause__ is not None
