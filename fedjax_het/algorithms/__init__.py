@@ -191,7 +191,8 @@ def register_method(
     for field_name in spec_fields:
         require_name("argument", field_name, valid_names)
     if spec_fields.get("local_parameters") is not None:
-        spec_fields = {"evaluated_models": ("personal",), "has_global_model": False} | spec_fields
+        derived: dict[str, Any] = {"evaluated_models": ("personal",), "has_global_model": False}
+        spec_fields = derived | spec_fields
     for built_in in (METHODS[built_in_name] for built_in_name in METHODS.built_in):
         if built_in.build is build and not built_in.has_base:
             inherited = {field: getattr(built_in, field) for field in _FUNCTION_FIELDS}

@@ -88,7 +88,8 @@ def split_parameters(model: Model, select: Callable[[Model, Tree], Tree]) -> Par
         no parameters or all of them.
     """
     variables = jax.eval_shape(model.init, make_key(0))
-    leaves, structure = jax.tree.flatten(variables)
+    leaves = jax.tree.leaves(variables)
+    structure: Any = jax.tree.structure(variables)
     # The positions stand for the arrays, so that the parts show where they come from.
     positions = structure.unflatten(range(len(leaves)))
     try:

@@ -40,6 +40,7 @@ def make_nnx_model(
     """
     from flax import nnx
 
+    split: Any = nnx.split
     kinds = (nnx.Param, nnx.RngState, ...)
 
     def make_module(rngs: Any) -> Any:
@@ -50,7 +51,7 @@ def make_nnx_model(
         return module
 
     abstract = nnx.eval_shape(lambda: make_module(nnx.Rngs(make_key(0))))
-    graph, abstract_params, abstract_rngs, abstract_stats = nnx.split(abstract, *kinds)
+    graph, abstract_params, abstract_rngs, abstract_stats = split(abstract, *kinds)
     flag_owner, has_stats = type(abstract).__call__, bool(jax.tree.leaves(abstract_stats))
 
     def join(params: Any, stats: Any) -> dict[str, Any]:
@@ -63,11 +64,12 @@ def make_nnx_model(
         return state
 
     def init(key: jax.Array) -> dict[str, Any]:
-        _, params, _, stats = nnx.split(make_module(nnx.Rngs(key)), *kinds)
+        _, params, _, stats = split(make_module(nnx.Rngs(key)), *kinds)
         return join(params, stats)
 
     def apply(variables: Any, x: jax.Array, train: bool, key: jax.Array | None = None) -> Any:
-        leaves, structure = jax.tree.flatten(abstract_rngs)
+        leaves = jax.tree.leaves(abstract_rngs)
+        structure: Any = jax.tree.structure(abstract_rngs)
         base_key = make_key(0) if key is None else key
         rngs = structure.unflatten(
             jax.random.fold_in(base_key, i)
@@ -84,7 +86,7 @@ def make_nnx_model(
         logits = module(x, **make_flag_arguments(flag_owner, train))
         if not has_stats:
             return logits
-        _, params, _, stats = nnx.split(module, *kinds)
+        _, params, _, stats = split(module, *kinds)
         return logits, {_STATS: join(params, stats)[_STATS]}
 
     norms = (nnx.BatchNorm, nnx.LayerNorm, nnx.GroupNorm, nnx.InstanceNorm, nnx.RMSNorm)
@@ -137,19 +139,20 @@ def make_single_example_model(
 
     jax.eval_shape(record_module, make_key(0))
     kind, constants, structure = records[0]
-    if not issubclass(kind, Callable) or structure.num_leaves < 2:
+    if "__call__" not in dir(kind) or structure.num_leaves < 2:
         returned = f"a function of key returned a {kind.__name__}"
         raise ConfigError(f"{returned}: expected a module, a pytree that maps an image to logits")
     takes_key = "key" in get_keyword_parameters(kind.__call__)
 
     def apply(params: Any, x: jax.Array, train: bool, key: jax.Array | None = None) -> jax.Array:
-        is_inference = not train or key is None
+        key = key if train else None
+        is_inference = key is None
         flags = {name: is_inference for name, _ in constants if name.endswith("inference")}
         values = {**dict(constants), **flags, **params}
         module = structure.unflatten(values[name] for name, _ in constants)
         if not takes_key:
             return jax.vmap(module)(x)
-        keys = None if is_inference else jax.random.split(key, len(x))
+        keys = None if key is None else jax.random.split(key, len(x))
         in_axes = (0, None if keys is None else 0)
         return jax.vmap(lambda image, key: module(image, key=key), in_axes)(x, keys)
 

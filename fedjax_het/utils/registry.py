@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from fedjax_het.utils.config import (
     is_supported_annotation,
@@ -150,7 +150,7 @@ def get_keyword_parameters(
     exclude = set(exclude)
     if isinstance(function, type) and type(function).__call__ is not type.__call__:
         # A metaclass, such as that of flax.nnx, hides the signature of `__init__`.
-        function, exclude = function.__init__, exclude | {"self"}
+        function, exclude = cast(Any, function).__init__, exclude | {"self"}
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a function written in C
