@@ -90,7 +90,7 @@ def fedbn(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     client = ClientAlgorithm(init, begin, base.step, end)
     algorithm = build_federated_algorithm(training, plan, client)._replace(traffic=traffic)
     if training.evaluated_model == "personal":
-        return algorithm._replace(personal_variables=personal_variables)
+        return algorithm._replace(personal_variables=personal_variables, can_page_state=False)
     return algorithm
 
 

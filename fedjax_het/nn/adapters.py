@@ -29,7 +29,15 @@ _SAMPLE_MASK = "sample_mask"  # argument of networks, see `Model.takes_sample_ma
 
 
 def make_flag_arguments(function: Callable, train: bool) -> dict[str, bool]:
-    """Return the training flag of a function as keyword arguments; {} if it has no flag."""
+    """Return the training flag of a function as keyword arguments.
+
+    Args:
+      function: a function with an argument of `TRAINING_FLAGS`, or without.
+      train: whether the call is in training.
+
+    Returns:
+      The flag by its name; {} if the function has no flag.
+    """
     parameters = get_keyword_parameters(function)
     flag = next((name for name in TRAINING_FLAGS if name in parameters), None)
     return {} if flag is None else {flag: not train if flag == "deterministic" else train}
