@@ -174,6 +174,7 @@ def understood_by_the_command(arguments, monkeypatch):
     from fedjax_het.cli.sweep import build_run_specs
 
     checks = {
+        "demo": lambda command: 0,
         "run": lambda command: build_run_spec(command).resolved() and 0,
         "sweep": lambda command: build_run_specs(command) and 0,
         "report": lambda command: 0,
