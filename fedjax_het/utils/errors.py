@@ -218,7 +218,12 @@ def require_name(
 def suggest_name(text: str, names: Iterable[str]) -> str | None:
     """Return the name that is most similar to a text; None if no name is near enough.
 
-    Leading dashes of flags do not count.
+    Args:
+      text: the text. Leading dashes of flags do not count.
+      names: names that can be suggested.
+
+    Returns:
+      One of the names, or None.
 
     Example:
       >>> from fedjax_het.utils.errors import suggest_name
