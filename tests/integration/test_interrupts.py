@@ -292,7 +292,7 @@ def test_error_of_progress_function(case, monkeypatch):
             phases.add(progress.phase)
             raise KeyError(progress.phase)
 
-    loop.session._group_state.progress = fail_once_per_phase
+    loop.session._progress = fail_once_per_phase
     result, num_errors = None, 0
     while result is None:
         try:
