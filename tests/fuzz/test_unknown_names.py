@@ -67,7 +67,7 @@ def test_unknown_methods_have_colors(folder):
     results, curves = load_results(folder), load_curves(folder)
     figure = analysis.plot_learning_curves(results, curves, by=["algorithm"])
     labels = {line.get_label(): line.get_color() for line in figure.axes[0].lines}
-    assert {"fedavg", "mymethod"} <= set(labels) and labels["fedavg"] != labels["mymethod"]
+    assert {"FedAvg", "mymethod"} <= set(labels) and labels["FedAvg"] != labels["mymethod"]
 
 
 def test_comparison_with_unknown_names(tmp_path):
@@ -88,4 +88,4 @@ def test_comparison_with_unknown_names(tmp_path):
     assert [row["Method"] for row in text.sections[0].rows] == ["fedavg", "mymethod"]
     assert analysis.list_diverged_runs(cells, results) == []
     figure = analysis.plot_table_curves(cells, results, load_curves(tmp_path), reported)
-    assert {"fedavg", "mymethod"} <= {line.get_label() for line in figure.axes[0].lines}
+    assert {"FedAvg", "mymethod"} <= {line.get_label() for line in figure.axes[0].lines}

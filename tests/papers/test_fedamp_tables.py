@@ -138,7 +138,9 @@ def test_missing_values_are_not_printed(folder, capsys):
     )
     assert out.count("rounds 2 instead of 100;") == 3
     assert out.count("group_sizes [90, 63, 36, 90, 63];") == 1
-    assert out.count("self_weight 0.0666667 instead of 0.1 (heurfedamp).") == 1
+    assert "self_weight 0.0666667 instead of 0.1 (heurfedamp)." in " ".join(
+        (folder / "table3.md").read_text().split()
+    )
     for number in TABLES:
         assert (folder / f"table{number}_curves.png").read_bytes().startswith(b"\x89PNG")
 

@@ -199,7 +199,7 @@ def test_tables_name_protocols_and_differences(folder, make_table):
     table = make_table(results[results["algorithm"] != "dynafed"])
     assert table.title.startswith("Overview, protocol standard")
     assert "Protocol: standard (NIID-Bench, Li et al., ICDE 2022)." in table.notes
-    assert "differ" not in " ".join(table.notes)
+    assert "Methods differ" not in " ".join(table.notes)
 
 
 def test_figures_name_protocols_and_differences(folder):

@@ -276,7 +276,7 @@ def test_domainnet_names():
 @pytest.mark.parametrize(
     ("name", "variable", "message"),
     [
-        ("cifar", "TFDS_DATA_DIR", "'cifar10' or 'cifar100'"),
+        ("cifar", "TFDS_DATA_DIR", "did you mean 'cifar10'"),
         ("cifar100", "TFDS_DATA_DIR", "nowhere.*TFDS_DATA_DIR.*fedjax_het.data.prepare cifar100"),
         ("emnist_45", "TFDS_DATA_DIR", "prepare emnist_balanced"),
         ("cinic10", "HOME", "CINIC10_DIR"),
