@@ -243,7 +243,9 @@ def kept_back(training, plan, *, base):
 
 
 def accuracies(algorithm, **settings):
-    settings = {"local_optimizer": "sgd", "hp": {"local_lr": 0.1}, **SMALL, **settings}
+    # Scaled gradients equal a scaled learning rate without weight decay.
+    defaults = {"local_optimizer": "sgd", "hp": {"local_lr": 0.1}, "weight_decay": 0.0}
+    settings = {**defaults, **SMALL, **settings}
     return simulate(RunSpec(algorithm, **settings)).metrics["train_loss"]
 
 
@@ -254,6 +256,7 @@ def test_sweep_executes_a_registered_method(tmp_path):
         algorithm=["fedavg", "scaled"],
         hp={"gradient_scale": [1.0, 2.0], "local_lr": 0.1},
         local_optimizer="sgd",
+        weight_decay=0.0,
         **SMALL,
     )
     outcome = sweep(specs, tmp_path, progress=lambda line: None)
