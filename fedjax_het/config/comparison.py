@@ -111,7 +111,7 @@ def warn_unequal_settings(given: Sequence[RunSettings], resolved: Sequence[RunSe
 
     Args:
       given: the runs as the user gave them.
-      resolved: the same runs with every default written out.
+      resolved: the runs of `given` with every default written out.
     """
     if len({run.algorithm for run in resolved}) < 2:
         return
@@ -134,7 +134,7 @@ def _to_row(run: RunSettings) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=128)
 def warn_once(text: str) -> None:
-    """Log a warning once per process, since a grid and the sweep of its runs find the same."""
+    """Log a warning once per process, since a grid and its sweep find equal differences."""
     log.warning("%s", text)
 
 

@@ -288,7 +288,7 @@ def find_resumable_record(
       list_changes: names registered objects that have changed since a checkpoint was written.
 
     Returns:
-      The record with `path` and `arrays` of the file; None if there is none.
+      The record with `path` and `arrays` of the file; None without a usable checkpoint.
 
     Raises:
       ConfigError: if the run cannot resume from the checkpoint.

@@ -165,7 +165,7 @@ class Session:
             raise
 
     def _require_same_width(self) -> None:
-        """Raise ConfigError if the run would end under another name than that of its numbers."""
+        """Raise ConfigError if `jax_enable_x64` has changed since the run began."""
         config: Any = jax.config
         value, expected = bool(config.jax_enable_x64), f"{self._x64}, as at the start of the run"
         require(value == self._x64, "jax_enable_x64", value, expected)

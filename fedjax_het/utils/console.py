@@ -156,7 +156,7 @@ def print_summary(values: Mapping[str, Any], lines: Iterable[str]) -> None:
     Args:
       values: numbers and texts that JSON can hold, printed as one line of JSON to a pipe or a file,
         and to a terminal with `--json` or `--quiet`.
-      lines: the same for people, printed to a terminal.
+      lines: the summary as text, printed to a terminal.
     """
     if sys.stdout.isatty() and _output_mode == TEXT:
         print(*map(to_one_line, lines), sep="\n", flush=True)

@@ -149,7 +149,7 @@ def get_keyword_parameters(
     """
     exclude = set(exclude)
     if isinstance(function, type) and type(function).__call__ is not type.__call__:
-        # A metaclass, such as that of flax.nnx, hides the signature of `__init__`.
+        # A metaclass, such as flax.nnx's, hides the signature of `__init__`.
         function, exclude = cast(Any, function).__init__, exclude | {"self"}
     try:
         parameters = inspect.signature(function).parameters.values()

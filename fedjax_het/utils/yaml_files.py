@@ -39,8 +39,8 @@ class _Loader(yaml.SafeLoader):
     def flatten_mapping(self, node: Any) -> None:
         """Merge mappings (`<<`) into a mapping; raise ValueError for two equal keys of its own.
 
-        A dash equals an underscore. The mapping's own keys replace merged keys, and the keys of an
-        earlier merged mapping those of a later one. PyYAML 6.0.4 lets others win.
+        A dash equals an underscore. The mapping's own keys replace merged keys. Keys of an earlier
+        merged mapping replace keys of a later one. PyYAML 6.0.4 has another precedence.
         """
         own: dict[Any, Any] = {}
         sources: list[Any] = []

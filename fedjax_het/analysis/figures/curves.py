@@ -141,9 +141,9 @@ def plot_learning_curves(
 ) -> "Figure":
     """Plot a metric against the round: a line per method and hyper-parameters, panels for the rest.
 
-    A line is the mean over seeds. With a `window` it is of running means over as many measured
-    rounds, from the first round with that many; the note below the panels states it. A run with
-    fewer than twice that number is not smoothed. The band is one standard deviation over seeds.
+    A line is the mean over seeds, and its band is one standard deviation over seeds. A `window`
+    smooths each run by running means over `window` measured rounds; a note below the panels states
+    the number. Runs with fewer than 2 `window` measured rounds are not smoothed.
     Diverged runs are left out and named below the panel. More than eight methods have a small panel
     each, with the other lines in gray.
 

@@ -21,7 +21,7 @@ def run(spec_, **settings):
     return simulate(spec_, dataset=DATA, **settings)
 
 
-def own_accuracy(model, result, h):
+def compute_held_out_accuracy(model, result, h):
     held = result.held_out.tests.client_indices(h)
     return model.evaluate(DATA.test_images[held], DATA.test_labels[held]).accuracy
 
@@ -31,7 +31,7 @@ def own_accuracy(model, result, h):
 )
 def test_accuracy_is_that_of_the_final_model(name):
     result = run(make_spec(name, **SETTINGS))
-    expected = [own_accuracy(result.model(), result, h) for h in range(2)]
+    expected = [compute_held_out_accuracy(result.model(), result, h) for h in range(2)]
     np.testing.assert_allclose(result.artifacts["held_out_accuracy"], expected, rtol=1e-6)
     assert result.summary["held_out_accuracy"] == pytest.approx(np.mean(expected))
     assert result.artifacts["held_out_tuned_accuracy"].shape == (2,)
@@ -61,7 +61,7 @@ def test_fine_tuning_is_local_training(tmp_path):
             hp={"local_lr": 0.3},
         )
         tuned = run(own, partition=alone).model()
-        expected = own_accuracy(tuned, result, h)
+        expected = compute_held_out_accuracy(tuned, result, h)
         np.testing.assert_allclose(result.artifacts["held_out_tuned_accuracy"][h], expected)
     tuned = result.artifacts["held_out_tuned_accuracy"]
     assert not np.array_equal(tuned, result.artifacts["held_out_accuracy"])
