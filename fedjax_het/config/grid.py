@@ -10,7 +10,7 @@ from fedjax_het.algorithms import METHODS
 from fedjax_het.config.comparison import warn_common_protocol, warn_unequal_settings
 from fedjax_het.config.resolve import (
     get_option_depth,
-    resolve_settings,
+    resolve_valid_settings,
     supported_hyperparameters,
     validate_settings,
 )
@@ -134,7 +134,7 @@ def _build_runs(
             for hp_values in _combinations({name: hps[name] for name in hp_names}):
                 given = {name: value for name, value in hp_values.items() if value is not None}
                 run = validate_settings(dataclasses.replace(with_options, hp=given))
-                resolved = resolve_settings(run)
+                resolved = resolve_valid_settings(run)
                 digest = hash_settings(resolved)
                 specs.setdefault(digest, RunSpec.from_settings(run))
                 resolved_runs.setdefault(digest, resolved)

@@ -95,7 +95,22 @@ def resolve_settings(raw: RunSettings) -> RunSettings:
       ConfigError: if a setting cannot be used.
     """
     with display_hyperparameter_settings(raw):
-        return _resolve(merge_hyperparameters(validate_settings(raw)))
+        return resolve_valid_settings(validate_settings(raw))
+
+
+def resolve_valid_settings(settings: RunSettings) -> RunSettings:
+    """Return settings that `validate_settings` returned, with every default written out.
+
+    Args:
+      settings: validated settings.
+
+    Returns:
+      The settings, with all hyperparameters in `hp`.
+
+    Raises:
+      ConfigError: if the settings cannot be combined.
+    """
+    return _resolve(merge_hyperparameters(settings))
 
 
 def validate_run(raw: RunSettings) -> RunSettings:
