@@ -19,9 +19,11 @@ from fedjax_het.cli.options import list_help_options, read_settings, rename_flag
 from fedjax_het.cli.plugins import IMPORT_HELP, import_plugin, split_imports
 from fedjax_het.cli.run import RunCommand, run_command
 from fedjax_het.cli.sweep import SweepCommand, sweep_command
+from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS
 from fedjax_het.utils import command_line, console
 from fedjax_het.utils.command_line import HELP_FLAGS, display_flags
+from fedjax_het.utils.config import field_types
 from fedjax_het.utils.env import require_variables
 from fedjax_het.utils.errors import ConfigError, require_name, run_with_exit_status
 
@@ -140,7 +142,11 @@ def _parse_command(config_class: type, argv: Sequence[str], prog: str = "") -> A
     if not {"--seed", "--seeds"}.isdisjoint(flags):  # run and sweep accept both names
         flag = "--seeds" if "--seeds" in flags else "--seed"
         argv = [re.sub(r"^--seeds?(?==|$)", flag, word) for word in argv]
-    values = command_line.parse_flags(config_class, rename_flags(argv, flags), prog=prog)
+    hints: dict[str, str] = {}
+    if config_class is RunCommand:
+        hints = dict.fromkeys(field_types(RunSpec), "; only `fedjax-het sweep` accepts several")
+    argv = rename_flags(argv, flags)
+    values = command_line.parse_flags(config_class, argv, prog=prog, count_hints=hints)
     if values.get("config") is not None:
         with display_flags(config_class):
             settings = read_settings(values["config"], command_line.get_options(config_class))

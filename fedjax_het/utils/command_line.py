@@ -136,13 +136,20 @@ def display_flags(
 # --- parsing
 
 
-def parse_flags(config_class: type, argv: Sequence[str], *, prog: str = "") -> dict[str, Any]:
+def parse_flags(
+    config_class: type,
+    argv: Sequence[str],
+    *,
+    prog: str = "",
+    count_hints: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
     """Parse a command line.
 
     Args:
       config_class: dataclass whose fields are the flags.
       argv: words of the command line. A list may be given in several parts.
       prog: name of the command, whose help messages refer to.
+      count_hints: by field, the end of the message on several values of a flag that takes one.
 
     Returns:
       The given values by field.
@@ -185,7 +192,7 @@ def parse_flags(config_class: type, argv: Sequence[str], *, prog: str = "") -> d
     for name, option in options.items():
         if option.annotation is not bool:
             if occurrences[name]:
-                values[name] = _convert_words(option, occurrences[name])
+                values[name] = _convert_words(option, occurrences[name], count_hints.get(name, ""))
         elif flag_words := (*occurrences[name], *occurrences[f"no_{name}"]):
             text = " ".join(itertools.chain(*flag_words))
             require(not any(flag_words), option.flag, text, "no value after it")
@@ -230,7 +237,7 @@ def _split_words(
     return occurrences, loose_words
 
 
-def _convert_words(option: Option, occurrences: _Occurrences) -> Any:
+def _convert_words(option: Option, occurrences: _Occurrences, count_hint: str) -> Any:
     """Return the value of a flag from the words after each of its occurrences."""
     flag, annotation = option.flag, option.annotation
     words = list(itertools.chain(*occurrences))
@@ -251,8 +258,7 @@ def _convert_words(option: Option, occurrences: _Occurrences) -> Any:
     if list_item_type(annotation) is not None:
         return convert_setting(flag, words, annotation)
     require(len(occurrences) == 1, flag, text, "it once")
-    expected = "one value; only `fedjax-het sweep` accepts several"
-    require(len(words) == 1, flag, text, expected)
+    require(len(words) == 1, flag, text, f"one value{count_hint}")
     return convert_setting(flag, words[0], annotation)
 
 

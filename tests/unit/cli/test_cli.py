@@ -403,6 +403,12 @@ def test_run_and_sweep_accept_both_names_of_seeds(capsys):
     assert capsys.readouterr().err == f"fedjax-het: {expected}"
 
 
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_flag_of_one_value_everywhere(command, capsys):
+    assert main([command, "--output-dir", "a", "b"]) == 2
+    assert capsys.readouterr().err.endswith("'a b': expected one value\n")
+
+
 def test_terminal_shows_summaries_as_text(capsys, monkeypatch, tmp_path):
     line = ["--model", "mlp", "--num-clients", "3", "--rounds", "2", "--local-epochs", "1"]
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
