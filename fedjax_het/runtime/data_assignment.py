@@ -323,17 +323,14 @@ def assign_data(
         seed, test_per_client = spec.partition_seed, spec.test_per_client
         with display_names({"per_client": "test_per_client"}):
             tests = make_client_tests(all_clients, dataset, seed, test_per_client)
-    partition, client_tests, held_out = all_clients, tests, None
+    participants = select_participants(spec, all_clients)
+    partition, validation = participants.partition, participants.validation
+    client_tests, held_out = tests, None
     if spec.held_out_clients is not None:
         assert tests is not None
-        partition, participating, ids = select_participants(spec, all_clients)
+        ids = participants.held_out_ids
         held_out = HeldOutClients(select_clients(all_clients, ids), select_clients(tests, ids), ids)
-        client_tests = select_clients(tests, participating)
-    validation = None
-    if spec.validation is not None:  # held-out clients have none; tests do not depend on it
-        partition, validation = withhold_validation_examples(
-            partition, spec.validation, spec.partition_seed
-        )
+        client_tests = select_clients(tests, participants.ids)
     server_data = None
     if spec.server_data is not None:
         # Withheld examples belong to no client, and held-out clients are clients, too.
@@ -361,24 +358,48 @@ def assign_data(
     )
 
 
-def select_participants(
-    spec: ResolvedRunSpec, all_clients: Partition
-) -> tuple[Partition, np.ndarray, np.ndarray]:
-    """Select the clients that take part in a run.
+class Participants(NamedTuple):
+    """Clients that take part in training.
+
+    Attributes:
+      partition: the training examples of each, without validation examples.
+      validation: the training examples that each withholds for validation, if any.
+      ids: their ids among all clients of the partition.
+      held_out_ids: ids of the clients that take no part.
+    """
+
+    partition: Partition
+    validation: Partition | None
+    ids: np.ndarray
+    held_out_ids: np.ndarray
+
+
+def select_participants(spec: ResolvedRunSpec, all_clients: Partition) -> Participants:
+    """Select the clients that take part in a run, and their training and validation examples.
 
     Args:
       spec: the settings.
       all_clients: the examples of all clients, including those held out.
 
     Returns:
-      The examples of the participants, their ids, and the ids of the clients that are held out.
+      The participants.
+
+    Raises:
+      ConfigError: if the partition has too few clients or examples.
     """
-    ids = np.arange(0)
+    held_out_ids = np.arange(0)
     if spec.held_out_clients is not None:
-        ids = draw_held_out_clients(all_clients, spec.held_out_clients, spec.partition_seed)
-    participating = np.setdiff1d(np.arange(all_clients.num_clients), ids)
-    partition = select_clients(all_clients, participating) if len(ids) else all_clients
-    return partition, participating, ids
+        held_out_ids = draw_held_out_clients(
+            all_clients, spec.held_out_clients, spec.partition_seed
+        )
+    ids = np.setdiff1d(np.arange(all_clients.num_clients), held_out_ids)
+    partition = select_clients(all_clients, ids) if len(held_out_ids) else all_clients
+    validation = None
+    if spec.validation is not None:  # held-out clients have none; tests do not depend on it
+        partition, validation = withhold_validation_examples(
+            partition, spec.validation, spec.partition_seed
+        )
+    return Participants(partition, validation, ids, held_out_ids)
 
 
 def build_partition(spec: ResolvedRunSpec, dataset: Dataset) -> Partition:

@@ -355,7 +355,7 @@ class RegisteredIdentity:
                 values["class_names_digest"] = compute_class_names_digest(spec, dataset)
             if has_own_split:
                 all_clients = build_partition(spec, self._load_dataset(spec))
-                partition = select_participants(spec, all_clients)[0]
+                partition = select_participants(spec, all_clients).partition
                 values["partition_digest"] = partition.digest()
         except (ConfigError, OSError, ImportError):  # the run itself reports it
             pass

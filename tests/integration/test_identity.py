@@ -319,6 +319,15 @@ def test_changed_partition_is_executed_again(tmp_path):
     assert result.summary["split"]["num_examples"] < 51
 
 
+@pytest.mark.parametrize("settings", [{"validation": 0.2}, {"held_out_clients": 1}], ids=str)
+def test_unchanged_partition_is_not_executed_again(settings, tmp_path):
+    register_partition("strides", lambda labels: [np.arange(k, 51, 4) for k in range(4)])
+    num_clients = 4 - settings.get("held_out_clients", 0)
+    spec = make_spec(partition="strides", num_clients=num_clients, rounds=2, **settings)
+    run_sweep([spec], tmp_path)
+    assert list_states([spec], tmp_path, dataset=make_user_dataset()) == ["done"]
+
+
 def test_different_data_under_one_name_are_noted(grow, tmp_path):
     sweep([SPEC], tmp_path, progress=None)
     grow(40)
