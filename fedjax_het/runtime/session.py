@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from fedjax_het.algorithms import METHODS
-from fedjax_het.config.protocols import describe_protocol
+from fedjax_het.config.protocols import choose_protocol, describe_protocol
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.runtime.build import prepare_group
@@ -41,7 +41,7 @@ from fedjax_het.runtime.runner import advance_runs, start_runs
 from fedjax_het.runtime.trackers import add_tracker_callback
 from fedjax_het.utils.config import PositiveInt, validate, validate_arguments
 from fedjax_het.utils.env import is_terminal, require_variables
-from fedjax_het.utils.errors import display_name, require
+from fedjax_het.utils.errors import ConfigError, display_name, require
 from fedjax_het.utils.io import make_output_directory
 
 log = logging.getLogger("fedjax_het")
@@ -307,10 +307,10 @@ def simulate(
 
 def _make_title(spec: RunSpec, dataset: Dataset | None = None) -> str:
     """Return the title of a run's progress: method, data set and protocol."""
-    method = METHODS.get(spec.algorithm)
-    protocol = method.protocol if spec.protocol is None and method is not None else spec.protocol
-    data = spec.dataset if dataset is None else "own data"
-    return f"{spec.algorithm} on {data}, protocol {protocol}"
+    title = f"{spec.algorithm} on {spec.dataset if dataset is None else 'own data'}"
+    with contextlib.suppress(ConfigError):  # the run itself reports an unknown name
+        title += f", protocol {choose_protocol(spec.protocol, METHODS.require(spec.algorithm))}"
+    return title
 
 
 @contextlib.contextmanager

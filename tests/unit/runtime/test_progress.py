@@ -162,6 +162,14 @@ def test_simulate_shows_progress_on_a_terminal(monkeypatch, capsys):
     assert dumb.getvalue() == "" and capsys.readouterr().out == ""
 
 
+def test_title_names_the_own_protocol_of_the_method(monkeypatch):
+    _, file = terminal(80)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", file)
+    run_spec(make_spec(rounds=1, protocol="own"), progress="auto")
+    assert "fedavg on own data, protocol standard" in " ".join(read_lines(file))
+
+
 def test_loop_over_rounds_shows_no_panel_while_the_caller_works(monkeypatch):
     _, file = terminal(80)
     monkeypatch.setenv("TERM", "xterm")
