@@ -72,8 +72,7 @@ class Session:
         self._callback_runner = CallbackRunner(group_state, checkpoints, callbacks)
         self._state_folder, self._progress = state_folder, progress
         self._has_started = False
-        config: Any = jax.config  # jax adds its settings at run time
-        self._x64 = bool(config.jax_enable_x64)
+        self._x64 = _is_x64_enabled()
         self._result: Result | None = None
 
     def rounds(self, every: PositiveInt | None = None) -> Iterator[RunStatus]:
@@ -166,8 +165,7 @@ class Session:
 
     def _require_same_width(self) -> None:
         """Raise ConfigError if `jax_enable_x64` has changed since the run began."""
-        config: Any = jax.config
-        value, expected = bool(config.jax_enable_x64), f"{self._x64}, as at the start of the run"
+        value, expected = _is_x64_enabled(), f"{self._x64}, as at the start of the run"
         require(value == self._x64, "jax_enable_x64", value, expected)
 
     def _finalize(self) -> Result:
@@ -303,6 +301,11 @@ def simulate(
         for _ in session.advance():
             pass
         return session.result()
+
+
+def _is_x64_enabled() -> bool:
+    config: Any = jax.config  # jax adds its settings at run time
+    return bool(config.jax_enable_x64)
 
 
 def _make_title(spec: RunSpec, dataset: Dataset | None = None) -> str:
