@@ -83,8 +83,7 @@ def show_selected_progress(
     Yields:
       The callable, or None.
     """
-    is_callable = progress is not None and not isinstance(progress, str | bool)
-    is_hidden = is_callable or not progress or jax.process_index() != 0
+    is_hidden = callable(progress) or not progress or jax.process_index() != 0
     if is_hidden or not _panel_lock.acquire(blocking=False):
         yield progress if callable(progress) else None
         return
@@ -124,8 +123,8 @@ def show_progress(
         yield None
     elif mode == console.JSON:
         yield _build_json_logger(title)
-    elif find_notebook_display() is not None:
-        with _show_in_notebook(title, transient, initial_phase) as show:
+    elif (display := find_notebook_display()) is not None:
+        with _show_in_notebook(display, title, transient, initial_phase) as show:
             yield show
     elif is_terminal(sys.stderr):
         with show_panel(title, transient, initial_phase=initial_phase) as show:
@@ -166,11 +165,10 @@ def find_notebook_display() -> Callable[..., Any] | None:
 
 @contextlib.contextmanager
 def _show_in_notebook(
-    title: str, transient: bool, initial_phase: str
+    display: Callable[..., Any], title: str, transient: bool, initial_phase: str
 ) -> Iterator[ProgressCallback]:
     """Show one bar below the cell of a notebook, which every call updates."""
-    display, start_time, last_time = find_notebook_display(), time.monotonic(), -math.inf
-    assert display is not None
+    start_time, last_time = time.monotonic(), -math.inf
 
     def make_output(bar: str, text: str) -> dict[str, str]:
         text = f"{title}: {text}"
