@@ -236,7 +236,7 @@ def find_checkpoint_record(
         schedule of learning rates does not depend on that number.
 
     Returns:
-      The record with `path` and `arrays` of the file; None if there is no checkpoint.
+      The record with `path` and `arrays` of the file; None without a checkpoint.
 
     Raises:
       ConfigError: if the checkpoint is of another run.
@@ -337,8 +337,8 @@ def find_resumable_record(
 def delete_checkpoint(folder: Path) -> None:
     """Remove the checkpoint of a run whose result is written.
 
-    The folder of a run of a sweep is removed if it is empty then; it may have renamed files. So is
-    the folder of all runs.
+    The folder of a run of a sweep is removed if it is empty then; it may have renamed files. The
+    folder of all runs is removed with its last folder.
     """
     with contextlib.suppress(OSError):
         (folder / CHECKPOINT_FILE).unlink(missing_ok=True)

@@ -93,7 +93,7 @@ def describe_environment() -> dict[str, Any]:
 
 @functools.cache
 def _get_library_versions() -> dict[str, str]:
-    """Return the versions at the first call: the libraries are imported, and stay the same."""
+    """Return versions, read once: an imported library does not change."""
     return {name: _get_installed_version(name) or "none" for name in ("numpy", "flax", "optax")}
 
 

@@ -238,7 +238,7 @@ class GroupState:
         """Return the accuracy that the stopping rules of a run read, in the rounds that are done.
 
         It is the global model's accuracy, otherwise the mean over clients, on validation examples
-        if the run has any, otherwise on tests. NaN where not measured.
+        if the run has any, otherwise on tests. Rounds without an evaluation have NaN.
 
         Args:
           i: index of the run.

@@ -89,7 +89,8 @@ def build_curves(
     Domains have a curve each and their unweighted mean. Clients have one array `[R, K]`, its mean,
     and a curve each where they have names. The mean is over the clients that have a test (without
     `client_tests`: that were measured in any round); it is NaN where one of them was not measured.
-    The mean of clients' validation accuracies follows the same rule.
+    The mean of clients' validation accuracies is over the clients that have validation examples,
+    and NaN where one of these clients was not measured.
 
     Args:
       metrics: the metrics of rounds, on the host.

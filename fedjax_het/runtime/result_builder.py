@@ -229,7 +229,7 @@ def summarize_metrics(
     * With validation examples, the best round is the first one with the highest validation accuracy
       instead of the highest test accuracy. `best_accuracy` is the test accuracy in that round,
       `best_validation_accuracy` its validation accuracy, and `best_round` its number. The values of
-      domains are of the same round, and values of clients are of the round with the highest mean of
+      domains are of `best_round`, and values of clients are of the round with the highest mean of
       clients' validation accuracies, `best_client_validation_accuracy`.
     * `window_accuracy`: last value of the running mean over 20 measured rounds; `rise_time`: first
       round at which that mean reaches 90 % of it; `rounds_to_half`: first round at which it reaches
@@ -292,7 +292,7 @@ def summarize_metrics(
 def _find_best_round(curve: np.ndarray, validation: np.ndarray | None) -> int | None:
     """Return the first round, from 0, with the highest validation accuracy, or value of the curve.
 
-    None if nothing was measured.
+    Return None if nothing was measured.
     """
     scores = curve if validation is None else validation
     scores = np.where(np.isfinite(curve) & np.isfinite(scores), scores, -np.inf)

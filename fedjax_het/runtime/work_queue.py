@@ -425,8 +425,8 @@ class WorkQueue:
     def _find_record(self, digest: str, *, is_leased: bool) -> dict | None:
         """Return the record of the checkpoint from which a run resumes, or None.
 
-        A worker that has the lease may set a damaged checkpoint aside. The record has no arrays:
-        those of all runs may not fit into memory.
+        A worker that has the lease may set a damaged checkpoint aside. The record has no arrays,
+        since arrays of all runs may not fit into memory.
         """
         if self.directory is None:
             return None
