@@ -1,6 +1,5 @@
 """Command `fedjax-het demo`: a small comparison of methods with a table and a plot."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,7 @@ def demo_command(command: DemoCommand) -> int:
             json=command.json,
         )
     )
-    if sys.stdout.isatty() and console.output_mode() == console.TEXT:
+    if console.is_text_terminal():
         print(f"Plot:   {command.output_dir / 'learning_curves.png'}")
         print("Next:  ", "\n        ".join(_NEXT_COMMANDS))
     return status

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis.figures.style import FigureFormat
+from fedjax_het.analysis.overview import get_method_title
 from fedjax_het.cli.options import CommonOptions
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS, RunSettings
@@ -157,10 +157,10 @@ def _describe(result: "Result", output_dir: Path | None) -> Iterator[str]:
     from fedjax_het.runtime.result_display import format_outcome, name_data
 
     summary, spec, names = result.summary, result.spec, name_data(result.spec, result.summary)
-    method = METHODS[spec.algorithm].title if spec.algorithm in METHODS else spec.algorithm
     alpha = "" if spec.alpha is None else f" (alpha {spec.alpha:g})"
     compile_time = format_duration(summary.get("compile_seconds") or 0.0)
     time = f"{format_duration(result.seconds)}, of which compilation {compile_time}"
+    method = get_method_title(spec.algorithm)
     yield f"Method:   {method}, protocol {spec.protocol}, network {spec.model}"
     yield f"Data:     {names['dataset']}, {names['partition']}{alpha}, {spec.num_clients} clients"
     yield f"Outcome:  {format_outcome(result)}"

@@ -145,6 +145,11 @@ def print_wrapped(text: str) -> None:
         print(textwrap.fill(line, width, subsequent_indent=" " * indent, break_on_hyphens=False))
 
 
+def is_text_terminal() -> bool:
+    """Return whether stdout is a terminal that shows text, without `--json` and `--quiet`."""
+    return sys.stdout.isatty() and _output_mode == TEXT
+
+
 def print_json(values: Mapping[str, Any]) -> None:
     """Print a JSON object in one line on stdout."""
     print(json.dumps(values, allow_nan=False), flush=True)
@@ -158,7 +163,7 @@ def print_summary(values: Mapping[str, Any], lines: Iterable[str]) -> None:
         and to a terminal with `--json` or `--quiet`.
       lines: the summary as text, printed to a terminal.
     """
-    if sys.stdout.isatty() and _output_mode == TEXT:
+    if is_text_terminal():
         print(*map(to_one_line, lines), sep="\n", flush=True)
     else:
         print_json(values)

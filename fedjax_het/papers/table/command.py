@@ -1,6 +1,5 @@
 """The program of every table: it makes the missing runs, then prints and writes the table."""
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -129,7 +128,7 @@ def _run_table(
         names = write_outputs(table_run)
     if arguments.quiet or arguments.json:
         counts = {"runs": len(specs), "not_run": len(skip_reasons)}
-        print(json.dumps({"output_dir": str(directory), "files": list(names), **counts}))
+        console.print_json({"output_dir": str(directory), "files": list(names), **counts})
     elif written := [*names, *([] if arguments.show else ["two files per run"])]:
         print(f"Written to {directory}: {', '.join(written)}.")
         if arguments.preset == QUICK and not skip_reasons and not arguments.show:
