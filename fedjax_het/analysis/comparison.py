@@ -422,12 +422,15 @@ def get_cell_metric(cell: TableCell, metric: str) -> str:
 def _summarize_measured(
     cell_results: "pd.DataFrame", cell: TableCell, metric: str
 ) -> dict[str, float]:
-    companions = {} if cell.domain is not None else _COMPANION_METRICS[metric]
-    if cell.domain is None and metric == "best_accuracy" and is_personal_evaluation(cell):
+    cell_metric = get_cell_metric(cell, metric)
+    if cell.domain is not None:
+        companions = {}
+    elif cell_metric != metric:  # clients' own models
         companions = {"final_mean": "final_client_accuracy"}
-    metric = get_cell_metric(cell, metric)
+    else:
+        companions = _COMPANION_METRICS[metric]
     has_diverged = is_diverged(cell_results)
-    accuracy = get_metric_values(cell_results[~has_diverged], metric)
+    accuracy = get_metric_values(cell_results[~has_diverged], cell_metric)
     means = {
         name: get_metric_values(cell_results[~has_diverged], key).mean()
         for name, key in companions.items()
@@ -729,14 +732,13 @@ def _format_domain_table(
         cells_by_method: dict[str, list[dict[str, Any]]] = {}
         for row in group:
             cells_by_method.setdefault(row["method"], []).append(row)
-        marked = map(_mark_equal_rows, map(list, zip(*cells_by_method.values(), strict=True)))
-        rows_of_cells = map(list, zip(*marked, strict=True))
-        cells_by_method = dict(zip(cells_by_method, rows_of_cells, strict=True))
         columns_of_cells = zip(*cells_by_method.values(), strict=True)
-        best = [_find_best(column, "best_domains_accuracy") for column in columns_of_cells]
+        marked_columns = [_mark_equal_rows(column) for column in columns_of_cells]
+        best = [_find_best(column, "best_domains_accuracy") for column in marked_columns]
         lines: list[dict[str, str]] = []
         best_cells = set()
-        for index, (method, cells) in enumerate(cells_by_method.items()):
+        rows_of_cells = zip(*marked_columns, strict=True)
+        for index, (method, cells) in enumerate(zip(cells_by_method, rows_of_cells, strict=True)):
             columns = zip(domains, best, strict=True)
             best_cells |= {(len(lines), domain) for domain, indices in columns if index in indices}
             lines += _format_domain_lines(method, cells)
