@@ -350,8 +350,8 @@ def _make_curve(line: RunLine, curves: "pd.DataFrame", metric: str) -> Curve:
         if info.missing != NOT_TRAINED or not table.size:
             table = table.dropna(how="all")
     ended_early = bool((~has_diverged | is_partial_run(runs)).all())
-    curve = Curve(line.panel, line.method, line.label, table, bool(has_diverged.any()))
-    return curve._replace(ended_early=ended_early)
+    names, diverged = (line.panel, line.method, line.label), bool(has_diverged.any())
+    return Curve(*names, table, diverged, ended_early=ended_early)
 
 
 def plot_curve_panels(

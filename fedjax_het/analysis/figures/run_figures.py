@@ -79,10 +79,7 @@ def write_run_figures(
     if "collaboration" in artifacts:
         has_groups = "clients_per_group" in partition.parameters
         groups = get_client_groups(partition) if has_groups else None
-        title, rounds = (
-            f"{get_method_title(result.spec.algorithm)} on {name_data(result.spec, result.summary)['dataset']}",
-            result.summary["rounds"],
-        )
+        title, rounds = _name_method_and_data(result), result.summary["rounds"]
         titles = [f"{title}, round {rounds}"]
         figures["collaboration"] = plot_collaboration(artifacts["collaboration"], groups, titles)
         if "collaboration" in result.metrics:
@@ -90,6 +87,11 @@ def write_run_figures(
             animate_collaboration(weights, Path(f"{stem}.collaboration.gif"), groups, title=title)
     for name, figure in figures.items():
         write_figure(Path(f"{stem}.{name}.png"), figure, formats=formats)
+
+
+def _name_method_and_data(result: Result) -> str:
+    dataset = name_data(result.spec, result.summary)["dataset"]
+    return f"{get_method_title(result.spec.algorithm)} on {dataset}"
 
 
 def get_snapshots(result: Result) -> dict[int, SyntheticData]:
@@ -150,17 +152,17 @@ def plot_run_curve(result: Result):
     mark_isolated_points(line)
     for panel in (accuracy_panel, loss_panel):
         style_axes(panel)
-    split = "" if validation_curves else "Test "
-    accuracy_panel.set(ylabel=f"{split}accuracy (%)".capitalize(), xlim=(1, max(2, spec.rounds)))
+    accuracy_label = "Accuracy (%)" if validation_curves else "Test accuracy (%)"
+    accuracy_panel.set(ylabel=accuracy_label, xlim=(1, max(2, spec.rounds)))
     set_integer_ticks(accuracy_panel)
     has_images = "condensed_images" in result.artifacts
     loss_label = "Loss of condensation" if has_images else "Training loss (nats)"
     loss_panel.set(xlabel="Round", ylabel=loss_label, ylim=(0, None))
     alpha = f", alpha {spec.alpha:g}" if spec.alpha is not None else ""
     end = f"; diverged in round {result.summary['rounds']}" if result.summary["diverged"] else ""
-    names = name_data(spec, result.summary)
+    partition = name_data(spec, result.summary)["partition"]
     title = (
-        f"{get_method_title(spec.algorithm)} on {names['dataset']}, {spec.model}, {names['partition']}{alpha}, "
+        f"{_name_method_and_data(result)}, {spec.model}, {partition}{alpha}, "
         f"protocol {spec.protocol}{end}"
     )
     accuracy_panel.set_title(wrap_title(title, 4.8), fontsize=10)

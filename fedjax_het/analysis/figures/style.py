@@ -92,8 +92,7 @@ def write_figure(
     for file_path in dict.fromkeys([path, *(path.with_suffix(f".{name}") for name in formats)]):
         suffix = file_path.suffix[1:].lower()
         metadata = {"Description": describe_figure(figure)} if suffix == "png" else None
-        options: Any = {"dpi": dpi, "bbox_inches": box, "metadata": metadata}
-        save = partial(figure.savefig, format=suffix, **options)
+        save = partial(figure.savefig, format=suffix, dpi=dpi, bbox_inches=box, metadata=metadata)
         with ignore_missing_glyphs():
             write_atomically(file_path, save)
     return path
@@ -109,15 +108,14 @@ def describe_figure(figure: "Figure") -> str:
       For example `Test accuracy (%) against Round; band: one standard deviation over seeds.`
     """
     note = figure.get_supxlabel()
-    x_labels = [*(panel.get_xlabel() for panel in figure.axes), *note.split("\n")[:1]]
-    x_label = next(filter(None, x_labels), "")
-    y_label = figure.get_supylabel() or next(
-        filter(None, (panel.get_ylabel() for panel in figure.axes)), ""
-    )
+    first_line, _, other_lines = note.partition("\n")
+    x_labels = [*(panel.get_xlabel() for panel in figure.axes), first_line]
+    y_labels = [figure.get_supylabel(), *(panel.get_ylabel() for panel in figure.axes)]
+    x_label, y_label = (next(filter(None, labels), "") for labels in (x_labels, y_labels))
     if not y_label or not x_label:
         return ""
-    if note.split("\n")[0] == x_label:
-        note = "\n".join(note.split("\n")[1:])
+    if first_line == x_label:
+        note = other_lines
     text = f"{y_label} against {x_label[0].lower()}{x_label[1:]}" + (f"; {note}" if note else "")
     return f"{to_one_line(text)}."
 
