@@ -397,10 +397,10 @@ def _encode_picture(path: Path, mtime_ns: int) -> tuple[str, bool, str]:
     """
     from PIL import Image, UnidentifiedImageError
 
-    content, is_wide, caption = path.read_bytes(), False, ""
+    content, is_wide, description = path.read_bytes(), False, ""
     try:
         with Image.open(io.BytesIO(content)) as image:
-            caption = to_one_line(str(image.info.get("Description", "")))
+            description = to_one_line(str(image.info.get("Description", "")))
             is_wide = image.width > WIDE_ASPECT_RATIO * image.height
             if image.convert("RGBA").getchannel("A").getextrema() == (255, 255):
                 buffer = io.BytesIO()
@@ -410,4 +410,4 @@ def _encode_picture(path: Path, mtime_ns: int) -> tuple[str, bool, str]:
     except (OSError, UnidentifiedImageError):
         pass
     source = f"data:image/png;base64,{base64.b64encode(content).decode()}"
-    return source, is_wide, caption
+    return source, is_wide, description

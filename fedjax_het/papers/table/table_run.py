@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -149,8 +149,9 @@ class TableRun(NamedTuple):
         Returns:
           Names of the files.
         """
-        options: Any = {"formats": self.formats, "wide": self.wide}
-        return write_table_files(self.directory, stem, table, frame, figures, **options)
+        return write_table_files(
+            self.directory, stem, table, frame, figures, formats=self.formats, wide=self.wide
+        )
 
     def write_figures(self, figures: "Mapping[str, Figure]") -> list[str]:
         """Write figures to the folder.
