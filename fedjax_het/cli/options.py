@@ -68,19 +68,8 @@ _COMMON = (
     *("dataset", "data_dir", "partition", "alpha", "classes", "num_clients", "model"),
     *("local_epochs", "batch_size", "local_optimizer", "learning_rate", "algorithm"),
     *("participation", "protocol", "hp", "options", "eval_every", "client_tests", "metrics"),
-    *(
-        "validation",
-        "patience",
-        "rounds",
-        "seed",
-        "seeds",
-        "config",
-        "list",
-        "restart",
-        "lanes",
-        "launcher",
-    ),
-    *("output_dir", "quiet", "json"),
+    *("validation", "patience", "rounds", "seed", "seeds", "config", "list", "restart"),
+    *("lanes", "launcher", "output_dir", "quiet", "json"),
 )
 _MAX_HELP_NAMES = 10
 _METAVARS = {"init_from": "PATH", "local_optimizer": "OPT", "metrics": "NAMES"}

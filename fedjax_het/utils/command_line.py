@@ -187,8 +187,8 @@ def parse_flags(
     ]
     note = "".join(f"; {word!r} was read as {name}" for name, ((word,),) in required)
     for name, option in options.items():
-        if option.annotation is not bool and () in occurrences[name]:
-            require(False, option.flag, "", f"a value after it{note}")
+        is_complete = option.annotation is bool or () not in occurrences[name]
+        require(is_complete, option.flag, "", f"a value after it{note}")
     for name, option in options.items():
         if option.annotation is not bool:
             if occurrences[name]:
