@@ -68,7 +68,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts in quotes that are no texts in YAML 1.1 or 1.2."""
+    """Writes texts in quotes that YAML 1.1 or 1.2 would read as values of another type."""
 
 
 for _tag, _pattern, _first in _PLAIN_TYPES:

@@ -42,7 +42,7 @@ class Arguments:
     preset: str = "paper"
     """Size of the table: quick or paper, which are equal here (seconds, without data)."""
     ipc: PositiveInt = 50
-    """Condensed images per class; a client condenses the classes of which it has so many images."""
+    """Condensed images per class; a client condenses each class of which it has `ipc` images."""
     seeds: tuple[NonNegativeInt, ...] = (0, 1, 2)
     """Seeds of the partitions whose mean is in a cell."""
     partitions: Annotated[int, Bounds(2)] = 100
