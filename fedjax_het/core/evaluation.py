@@ -142,20 +142,8 @@ def place_evaluation_set(
       The test set.
     """
     batch_size, num_batches = compute_test_batches(plan, images)
-    shape = (plan.blocks, num_batches, batch_size)
-
-    def split(array: np.ndarray, padding: int) -> np.ndarray:
-        rest = np.full((np.prod(shape) - len(labels), *array.shape[1:]), padding, array.dtype)
-        return np.concatenate([array, rest]).reshape(*shape, *array.shape[1:])
-
-    return plan.put(
-        EvaluationSet(
-            split(images, 0),
-            split(labels, -1).astype(np.int32),
-            None if domains is None else split(domains, 0).astype(np.int32),
-        ),
-        PER_BLOCK,
-    )
+    evaluation_set = _make_set((plan.blocks, num_batches, batch_size), images, labels, domains)
+    return plan.put(evaluation_set, PER_BLOCK)
 
 
 def make_validation_set(
@@ -179,10 +167,27 @@ def make_validation_set(
     Returns:
       The set, arrays on the host.
     """
-    padded = np.full((plan.blocks, num_batches, batch_size), -1, np.int32)
-    padded.flat[: len(positions)] = positions
-    set_labels = np.where(padded < 0, -1, labels[padded]).astype(np.int32)
-    return EvaluationSet(np.maximum(padded, 0), set_labels, None)
+    shape = (plan.blocks, num_batches, batch_size)
+    return _make_set(shape, positions.astype(np.int32), labels[positions])
+
+
+def _make_set(
+    shape: tuple[int, ...],
+    images: np.ndarray,
+    labels: np.ndarray,
+    domains: np.ndarray | None = None,
+) -> EvaluationSet:
+    """Return arrays on the host in batches of a shape `(D, M, B)`, filled up with padding."""
+
+    def split(array: np.ndarray, padding: int) -> np.ndarray:
+        rest = np.full((np.prod(shape) - len(labels), *array.shape[1:]), padding, array.dtype)
+        return np.concatenate([array, rest]).reshape(*shape, *array.shape[1:])
+
+    return EvaluationSet(
+        split(images, 0),
+        split(labels, -1).astype(np.int32),
+        None if domains is None else split(domains, 0).astype(np.int32),
+    )
 
 
 def evaluate(
