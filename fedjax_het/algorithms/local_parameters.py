@@ -10,6 +10,7 @@ from fedjax_het.core.client_rows import get_client_row
 from fedjax_het.core.contract_checks import ContractError, describe_value
 from fedjax_het.nn import Model
 from fedjax_het.utils.arrays import make_key
+from fedjax_het.utils.errors import describe_error
 
 Tree = Any
 
@@ -98,9 +99,9 @@ def split_parameters(model: Model, select: Callable[[Model, Tree], Tree]) -> Par
         params = variables["params"]
         names = f", with the parameters {', '.join(params)}" if isinstance(params, dict) else ""
         head = "" if model.head else " and no head"
-        reason = f"{type(error).__name__}: {error}"
+        network = f"the network {model.name!r}{names}{head}"
         raise ContractError(
-            f"local_parameters fails on the network {model.name!r}{names}{head} ({reason})"
+            f"local_parameters fails on {network} ({describe_error(error)})"
         ) from error
     indices = {i for i in selected if type(i) is int and 0 <= i < len(leaves)}
     if len(indices) != len(selected) or not 0 < len(indices) < len(leaves):

@@ -17,7 +17,7 @@ from fedjax_het.core.client_algorithm import (
     ClientUpdate,
 )
 from fedjax_het.utils.arrays import AnyArray, is_prng_key
-from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.errors import ConfigError, describe_error
 
 Tree = Any
 
@@ -146,8 +146,7 @@ def with_error_locations(algorithm: ClientAlgorithm, round_index: AnyArray) -> C
                 location = f"round {round_index}, client {context.client.id}"
                 if isinstance(args[-1], Batch):
                     location += f", step {args[-1].step_index}"
-                reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
-                raise ClientError(f"{location}: {reason}") from error
+                raise ClientError(f"{location}: {describe_error(error)}") from error
 
         return call
 

@@ -24,7 +24,7 @@ from fedjax_het.data.validation import (
     to_integers,
 )
 from fedjax_het.utils.config import PositiveInt, validate, validate_arguments
-from fedjax_het.utils.errors import ConfigError, require
+from fedjax_het.utils.errors import ConfigError, describe_error, require
 from fedjax_het.utils.io import DamagedFileError, read_npz, write_npz
 from fedjax_het.utils.registry import call_with_supported
 from fedjax_het.utils.text import make_html_table
@@ -353,7 +353,7 @@ def make_partition(
     except ConfigError:
         raise
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        reason = describe_error(error)[:300]
         raise ConfigError(f"partition {scheme!r} fails ({reason})") from error
     description = f"return value of partition {scheme!r}"
     expected = f"{num_clients} arrays of positions, one for each client"

@@ -20,7 +20,7 @@ from fedjax_het.nn.model import Model
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.config import Bounds, validate_arguments
 from fedjax_het.utils.env import require_devices
-from fedjax_het.utils.errors import ConfigError, format_value, require
+from fedjax_het.utils.errors import ConfigError, describe_error, format_value, require
 from fedjax_het.utils.registry import (
     call_with_supported,
     format_entry,
@@ -267,8 +267,8 @@ def _reraise_as_config_error(owner: str, step: str):
         text = str(error)
         raise ConfigError(text if text.startswith(owner) else f"{owner}: {text}") from error
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ConfigError(f"{owner}: {step} fails ({type(error).__name__}: {reason})") from error
+        reason = describe_error(error)[:300]
+        raise ConfigError(f"{owner}: {step} fails ({reason})") from error
 
 
 def _check_model(model: Model, owner: str, function: str, num_classes: int) -> None:

@@ -119,6 +119,17 @@ def format_value(value: object) -> str:
     return text if len(text) <= MAX_VALUE_LENGTH else f"{text[: MAX_VALUE_LENGTH - 4]} ..."
 
 
+def describe_error(error: Exception) -> str:
+    """Return type and message of an exception in one line.
+
+    Example:
+      >>> from fedjax_het.utils.errors import describe_error
+      >>> describe_error(ValueError("too" + chr(10) + "long"))
+      'ValueError: too long'
+    """
+    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
+
+
 def make_value_error(argument: str, value: object, expected: str) -> ConfigError:
     """Return the error of a value that cannot be used.
 
