@@ -170,15 +170,13 @@ def build_model(
         definition = network.make
         if _is_factory(definition):
             arguments: dict[str, Any] = {"input_shape": input_shape, "num_classes": num_classes}
+
+            def make(name: str, keys: Any) -> Any:
+                return call_with_supported(network.make, {**arguments, name: keys}, **options)
+
             for name, convert in _KEY_ARGUMENTS.items():
                 if name in get_keyword_parameters(definition):
-
-                    def make(keys: Any, name: str = name) -> Any:
-                        return call_with_supported(
-                            network.make, {**arguments, name: keys}, **options
-                        )
-
-                    model = convert(make, input_shape, num_classes)
+                    model = convert(partial(make, name), input_shape, num_classes)
                     return model._replace(name=network.name)
             definition = call_with_supported(definition, arguments, **options)
         model = _wrap_model(definition, owner, input_shape, num_classes)
