@@ -311,13 +311,13 @@ class _Server(NamedTuple):
     def run_iteration(self, hp, step_state: DynaFedStepState, key) -> DynaFedStepState:
         """Run one iteration of the synthesis, and store a snapshot if one is due."""
         n, interval = step_state.num_iterations, self.snapshot_interval
-        images = step_state.synthesis.data.images[self.snapshot_indices]
+        images = step_state.synthesis.data.images[self.snapshot_samples]
         is_due = (n % interval == 0) & (n // interval < NUM_SNAPSHOTS - 1)
         slot = jnp.where(is_due, n // interval, NUM_SNAPSHOTS)  # beyond the end: dropped
         snapshots = step_state.snapshots.at[slot].set(images, mode="drop")
         args = (hp, step_state.synthesis, step_state.trajectory, jax.random.fold_in(key, n))
         synthesis, entry = self.synthesis.run_iteration(*args)
-        images = synthesis.data.images[self.snapshot_indices]
+        images = synthesis.data.images[self.snapshot_samples]
         return step_state._replace(
             synthesis=synthesis,
             num_iterations=n + 1,
@@ -326,11 +326,6 @@ class _Server(NamedTuple):
             ),
             snapshots=snapshots.at[-1].set(images),
         )
-
-    @property
-    def snapshot_indices(self) -> np.ndarray:
-        # JAX keeps its copy of a 64-bit array, whose type depends on jax_enable_x64.
-        return self.snapshot_samples.astype(np.int32)
 
     @property
     def snapshot_interval(self) -> int:
@@ -345,7 +340,7 @@ class _Server(NamedTuple):
             "synthetic_label_logits": data.label_logits,
             "synthetic_step_size": data.step_size,
             "snapshots": step_state.snapshots,
-            "snapshot_samples": self.snapshot_samples,
+            "snapshot_samples": self.snapshot_samples.astype(int),
             "snapshot_iterations": np.append(iterations, self.options.num_iterations),
             **step_state.log._asdict(),
         }
@@ -363,7 +358,8 @@ def _make_server(model: Model, plan: ExecutionPlan, options: DynaFedOptions) -> 
     unravel = ravel_pytree(zeros["params"])[1]
     synthesis = TrajectoryMatching(options, task, unravel, model.input_shape, model.num_classes)
     num_images = min(NUM_SNAPSHOT_IMAGES, num_samples)
-    snapshot_samples = np.linspace(0, num_samples - 1, num_images).astype(int)
+    # Not 64 bits: JAX keeps its copy of such an array, whose type depends on jax_enable_x64.
+    snapshot_samples = np.linspace(0, num_samples - 1, num_images).astype(np.int32)
     return _Server(options, plan, model, synthesis, inner_batch_size, snapshot_samples)
 
 
