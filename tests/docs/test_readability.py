@@ -4,7 +4,13 @@ import re
 from statistics import mean
 
 import pytest
-from support.documentation_pages import PAGES, ROOT, read_page, relative_page_path
+from support.documentation_pages import (
+    PAGES,
+    ROOT,
+    read_page,
+    relative_page_path,
+    strip_code_blocks,
+)
 
 MAX_WORDS, MAX_MEAN_WORDS = 40, 20
 READ_PAGES = [page for page in PAGES if page.name != "CHANGELOG.md"]
@@ -39,8 +45,7 @@ TERMS = {
 
 def find_prose(text):
     """Yield the paragraphs and list items of a page, without code, tables and targets of links."""
-    text = re.sub(r"^ *```.*?^ *```$", "\n", text, flags=re.DOTALL | re.MULTILINE)
-    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r"<!--.*?-->", "", strip_code_blocks(text), flags=re.DOTALL)
     text = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", text)
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"`[^`]*`", "code", text)

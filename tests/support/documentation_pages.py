@@ -47,20 +47,22 @@ def find_commands(pages=PAGES):
     return list(dict.fromkeys(command for line in lines for command in line.split(" && ")))
 
 
-def strip_code_blocks(path):
+def strip_code_blocks(text):
     """A page without its blocks of code."""
-    return re.sub(r"^ *```.*?^ *```$", "", read_page(path), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"^ *```.*?^ *```$", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def find_links(path):
     """Targets of its links and pictures that are files of the repository, anchors and all."""
-    targets = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]+`", "", strip_code_blocks(path)))
+    targets = re.findall(
+        r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]+`", "", strip_code_blocks(read_page(path)))
+    )
     modes = re.compile("#gh-(light|dark)-mode-only$")  # of pictures
     return [modes.sub("", target) for target in targets if "://" not in target]
 
 
 def find_anchors(path):
     """What its headings may be linked by, as the site makes them."""
-    headings = re.findall(r"^#+ (.+)$", strip_code_blocks(path), flags=re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", strip_code_blocks(read_page(path)), flags=re.MULTILINE)
     words = (re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings)
     return {re.sub(r"[-\s]+", "-", anchor) for anchor in words}
