@@ -163,9 +163,8 @@ def measure_case(case: Case) -> dict[str, Any]:
 
     scale = SCALES[case.scale if case.kind == "speed" else "quick"]
     settings = {"num_clients": scale.clients, "rounds": scale.rounds, "seed": 0, **case.settings}
-    settings["protocol"] = get_former_protocol(
-        settings["algorithm"]
-    )  # as the recorded measurements
+    # The recorded measurements have this protocol.
+    settings["protocol"] = get_former_protocol(settings["algorithm"])
     spec = RunSpec(dataset="user", **settings)
     placement = Placement(lanes=case.lanes, devices=1)
     actual: dict[str, Any] = {"device": jax.devices()[0].device_kind}
@@ -430,10 +429,10 @@ def run_checks(arguments: Arguments) -> int:
             worker = worker._replace(cases=[case for case in worker.cases if case.name in left])
             (actual,) = run_workers([worker], ends - time.monotonic())
             keep("speed", actual)
-    result = make_tables(kept)
-    for table in result:
+    tables = make_tables(kept)
+    for table in tables:
         print_table(table)
-    write_text(folder / "prove.md", "\n".join(map(to_markdown, result)))
+    write_text(folder / "prove.md", "\n".join(map(to_markdown, tables)))
     wrong = [name for name, result in kept["numbers"].items() if not result.get("agrees")]
     if wrong:
         print(f"Not as on the CPU: {', '.join(wrong)}.", file=sys.stderr)

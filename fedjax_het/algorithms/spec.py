@@ -304,9 +304,8 @@ class AlgorithmSpec:
             raise ContractError(f"{prefix}{error}") from error
         algorithm = validate_algorithm(self.name, algorithm, training.task.model)
         self._require_models(algorithm, training.evaluated_model)
-        if (
-            algorithm.personal_variables is not None
-        ):  # an evaluation reads the states of all clients
+        # An evaluation of personal models reads the states of all clients.
+        if algorithm.personal_variables is not None:
             algorithm = algorithm._replace(can_page_state=False)
         return algorithm
 
