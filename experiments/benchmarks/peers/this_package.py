@@ -119,8 +119,8 @@ def sweep_seeds(spec: RunSpec, dataset, rounds: int, seeds: int) -> dict[str, An
 
     spec = dataclasses.replace(spec, rounds=rounds, eval_every=rounds)
     specs = [dataclasses.replace(spec, seed=seed) for seed in range(seeds)]
-    made = sweep(specs, dataset=dataset, progress=lambda line: None).results
-    results = [result for result in made if result is not None]
+    sweep_result = sweep(specs, dataset=dataset, progress=lambda line: None)
+    results = [result for result in sweep_result.results if result is not None]
     seconds = sum(result.summary["round_seconds"] for result in results)
     samples = int(sum(result.metrics["client_samples"].sum() for result in results))
     first = results[0].summary
