@@ -205,7 +205,7 @@ def _validate_global_model(
 def _defer_to_end_of_tuning(
     components: RoundComponents, inputs: ChunkInputs, num_batches: jax.Array, loops: LoopRunner
 ) -> jax.Array:
-    """Return 0 in calls of the program that do not end the tuning of clients' copies."""
+    """Return `num_batches`, or 0 in calls that do not end the tuning of clients' copies."""
     if components.algorithm.fine_tuning is None:
         return num_batches
     assert inputs.tuning_schedule is not None

@@ -200,8 +200,7 @@ def test_compiler_flags_are_recorded(monkeypatch, tmp_path):
     assert {"numpy", "flax", "optax", "jax", "jaxlib"} <= result.summary.keys()
 
 
-# --- registered data sets and partitions
-# ------------------------------------------------------------
+# --- registered data sets and partitions ---------------------------------------------------------
 
 
 @pytest.fixture
@@ -336,8 +335,7 @@ def test_different_data_under_one_name_are_noted(grow, tmp_path):
     assert "named: the runs have different data under this name." in table.notes
 
 
-# --- registered functions
-# -----------------------------------------------------------------------------
+# --- registered functions ------------------------------------------------------------------------
 
 
 def make_network(width):
@@ -507,8 +505,7 @@ def test_function_digests_are_equal_in_all_processes():
     assert len(outputs) == 1
 
 
-# --- names of classes
-# -----------------------------------------------------------------------------------
+# --- names of classes ----------------------------------------------------------------------------
 
 
 def name_classes(names):
@@ -547,8 +544,7 @@ def test_class_names_of_registered_datasets_are_compared(tmp_path):
     assert changes == ["class names of named"]
 
 
-# --- the command `run`
-# ------------------------------------------------------------------------------------
+# --- the command `run` ---------------------------------------------------------------------------
 
 RUN = ["run", "--model", "mlp", "--num-clients", "4", "--rounds", "4", "--dataset", "digits"]
 
@@ -595,8 +591,7 @@ def test_figures_of_runs_share_a_folder(tmp_path):
         assert len(list(tmp_path.glob(f"*.{name}"))) == 2
 
 
-# --- own data in texts
-# --------------------------------------------------------------------------------------
+# --- own data in texts ---------------------------------------------------------------------------
 
 
 def test_own_data_are_marked_in_texts(tmp_path, capsys):
