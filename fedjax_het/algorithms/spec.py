@@ -179,6 +179,11 @@ class AlgorithmSpec:
         """Return this method over a base, with the options and hyper-parameters of both."""
         return replace(self, base=base, evaluated_models=base.evaluated_models)
 
+    @property
+    def is_personalized(self) -> bool:
+        """Whether clients' own tests evaluate another model than the global one by default."""
+        return self.evaluated_models[0] != "global"
+
     # --- options and hyper-parameters of a run
 
     @property

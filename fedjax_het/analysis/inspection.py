@@ -86,9 +86,7 @@ def list_methods(*, personalized: bool | None = None) -> EntryList:
       separate ...
     """
     methods = [
-        method
-        for method in METHODS.values()
-        if personalized in (None, method.evaluated_models[0] != "global")
+        method for method in METHODS.values() if personalized in (None, method.is_personalized)
     ]
     return EntryList(
         {method.name: method.title for method in methods},

@@ -459,7 +459,7 @@ def evaluates_clients(results: "pd.DataFrame") -> "pd.Series":
         return pd.Series(False, index=results.index)
     is_personal = pd.Series(
         [
-            (name in METHODS and METHODS[name].evaluated_models[0] != "global")
+            (name in METHODS and METHODS[name].is_personalized)
             if is_missing(model)
             else model != "global"
             for name, model in zip(

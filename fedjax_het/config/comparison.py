@@ -68,7 +68,7 @@ def _get_value(settings: Mapping[str, Any], name: str) -> str | None:
     if name == "normalization" and value is None:
         return "usual"
     if method is not None and name == "client_tests":
-        value = bool(value) or method.evaluated_models[0] != "global"
+        value = bool(value) or method.is_personalized
     if method is not None and name == "batch_size" and not method.trains_locally:
         return None  # the number of real images of a class
     return f"{value:g}" if isinstance(value, float) else None if value is None else str(value)

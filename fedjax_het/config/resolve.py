@@ -23,6 +23,7 @@ from fedjax_het.config.settings import (
     NETWORK_SETTINGS,
     PARTITION_SETTINGS,
     SERVER_DATA_SETTINGS,
+    SETTINGS_BY_HYPERPARAMETER,
     RunSettings,
     drop_unused_settings,
     merge_hyperparameters,
@@ -475,10 +476,10 @@ def _resolve_hyperparameters(
     supported = {**optional_hyperparameters(spec), **defaults}
     if raw.local_optimizer is None and method.trains_locally and not are_objects_known:
         supported = optional_optimizer_hyperparameters(USER_PROVIDED, raw.hp) | supported
-    settings = {name: setting for setting, name in HYPERPARAMETER_SETTINGS.items()}
     for name, value in raw.hp.items():
-        if name in settings and name not in supported:
-            expected = f"no value: {_explain_missing(spec, method, settings[name])}"
+        if name in SETTINGS_BY_HYPERPARAMETER and name not in supported:
+            setting = SETTINGS_BY_HYPERPARAMETER[name]
+            expected = f"no value: {_explain_missing(spec, method, setting)}"
             raise make_value_error(f"hp {name}", value, expected)
         require_name("hp", name, supported)
     for setting, schedule, prefix in _list_schedules(spec):

@@ -39,9 +39,9 @@ HYPERPARAMETER_SETTINGS = {
 """Settings that are hyperparameters, with their names in `hp`, which stored results contain."""
 SETTING_ALIASES = {"lr": "learning_rate", "server_lr": "server_learning_rate"}
 """Short names of settings on the command line."""
-SETTING_SYNONYMS = SETTING_ALIASES | {
-    name: setting for setting, name in HYPERPARAMETER_SETTINGS.items()
-}
+SETTINGS_BY_HYPERPARAMETER = {name: setting for setting, name in HYPERPARAMETER_SETTINGS.items()}
+"""Settings that are hyperparameters, by their names in `hp`."""
+SETTING_SYNONYMS = SETTING_ALIASES | SETTINGS_BY_HYPERPARAMETER
 """Settings that messages suggest, by other names."""
 _FORMER_METHODS = {
     "fedamp": (
@@ -345,7 +345,7 @@ class RunSettings:
     @property
     def has_client_tests(self) -> bool:
         """Whether a resolved run tests each client on data distributed like its training data."""
-        return bool(self.client_tests) or METHODS[self.algorithm].evaluated_models[0] != "global"
+        return bool(self.client_tests) or METHODS[self.algorithm].is_personalized
 
     @property
     def evaluated_model(self) -> str:

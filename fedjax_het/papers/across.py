@@ -135,8 +135,7 @@ class MethodCosts(NamedTuple):
     @property
     def primary_metric(self) -> str:
         """Metric of the section that the method is in."""
-        is_global = METHODS[self.method].evaluated_models[0] == "global"
-        return GLOBAL_METRIC if is_global else CLIENT_METRIC
+        return CLIENT_METRIC if METHODS[self.method].is_personalized else GLOBAL_METRIC
 
     @property
     def cost_axes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -274,8 +273,8 @@ def describe_requirements(method: str) -> str:
     spec = METHODS[method]
     requirements = [text for need, text in _REQUIREMENT_NAMES.items() if need in spec.required_data]
     requirements += [] if spec.trains_locally else ["uploads of made images"]
-    is_personal = spec.evaluated_models[0] != "global"
-    return "; ".join([*requirements, *(["a model of each client's own"] if is_personal else [])])
+    requirements += ["a model of each client's own"] if spec.is_personalized else []
+    return "; ".join(requirements)
 
 
 def make_text_table(table: pd.DataFrame, title: str, notes: tuple[str, ...]) -> TextTable:

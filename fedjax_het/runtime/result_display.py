@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_het.algorithms import METHODS
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
-from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS
+from fedjax_het.config.settings import SETTINGS_BY_HYPERPARAMETER
 from fedjax_het.data import DATASETS
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.text import (
@@ -168,10 +168,9 @@ def format_run_label(spec: RunSpec, user_digests: Mapping[str, Any] = MappingPro
         default_options = _resolve_defaults(spec, defaults).options
         parts += [f"{n} {v}" for n, v in options.items() if v != default_options.get(n)]
     default_spec = _resolve_defaults(spec, spec.options)
-    settings = {name: setting for setting, name in HYPERPARAMETER_SETTINGS.items()}
     for name, value in spec.hyperparameters.items():
         if value != default_spec.hyperparameters.get(name):
-            parts.append(f"{settings.get(name, name)} {value:g}")
+            parts.append(f"{SETTINGS_BY_HYPERPARAMETER.get(name, name)} {value:g}")
     for field in ("partition_options", "network_options", "optimizer_options", "server_options"):
         if field == "server_options" and spec.server_data is not None:
             continue  # the text of the server's data has them

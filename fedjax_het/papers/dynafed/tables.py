@@ -37,9 +37,7 @@ from fedjax_het.papers.table import (
 
 # Methods with one global model that is tested on all test images.
 GLOBAL_METHODS = tuple(
-    name
-    for name, entry in METHODS.items()
-    if entry.has_global_model and entry.evaluated_models[0] == "global"
+    name for name, entry in METHODS.items() if entry.has_global_model and not entry.is_personalized
 )
 EXTRA_METHODS = tuple(name for name in GLOBAL_METHODS if name not in ROWS)
 TABLE1 = EXPERIMENT(
