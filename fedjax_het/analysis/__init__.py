@@ -30,7 +30,7 @@ from fedjax_het.analysis.figures.metric_vs_setting import (
     plot_metric_vs_setting,
 )
 from fedjax_het.analysis.figures.style import assign_method_colors
-from fedjax_het.analysis.figures.synthetic_images import plot_server_examples
+from fedjax_het.analysis.figures.synthetic_images import plot_condensed, plot_server_examples
 from fedjax_het.analysis.overview import (
     find_varying_settings,
     make_overview_table,
@@ -58,6 +58,7 @@ __all__ = [
     "parse_row",
     "plot_client_accuracies",
     "plot_collaboration",
+    "plot_condensed",
     "plot_gradient_gaps",
     "plot_heat_map",
     "plot_learning_curves",

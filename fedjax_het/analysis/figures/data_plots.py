@@ -1,24 +1,20 @@
 """Plot of a partition: clients are columns, classes are rows, areas are numbers of examples."""
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedjax_het.analysis.figures.style import (
-    PALETTE,
-    FigureFormat,
-    style_axes,
-    wrap_title,
-    write_figure,
-)
+from fedjax_het.analysis.figures.style import PALETTE, style_axes, wrap_title
 from fedjax_het.data.partition import Partition
 from fedjax_het.data.validation import NumClasses
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require
+from fedjax_het.utils.fonts import choose_fonts
 from fedjax_het.utils.text import escape_mathtext
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _BUBBLE_STYLE: dict[str, Any] = {"facecolor": PALETTE[0], "edgecolor": "white", "zorder": 3}
 
@@ -28,13 +24,11 @@ def plot_partition(
     partition: Partition,
     labels: np.ndarray,
     num_classes: NumClasses,
-    path: str | os.PathLike,
     *,
     class_names: Sequence[str] = (),
     title: str | None = None,
-    formats: Sequence[FigureFormat] = (),
-) -> Path:
-    """Draw a partition as in FedAF's Figures 6 to 8, and write the figure to a file.
+) -> "Figure":
+    """Plot a partition as in FedAF's Figures 6 to 8.
 
     The area of a bubble is proportional to the number of examples of class c at client k; a key
     gives the scale. Areas compare within one figure only, since bubbles are as large as their
@@ -44,27 +38,24 @@ def plot_partition(
       partition: the partition.
       labels: labels of all training examples, int `[N]`.
       num_classes: number of classes, C.
-      path: file to write (.png, .pdf or .svg).
       class_names: names of the classes on the axis; default, and for more than 30 classes: their
         numbers.
       title: title of the figure.
-      formats: formats of further files.
 
     Returns:
-      The path.
+      The figure.
 
     Raises:
       ConfigError: if the number of class names does not fit.
 
     Example:
-      >>> import tempfile
       >>> import numpy as np
       >>> from fedjax_het import make_partition
       >>> from fedjax_het.analysis import plot_partition
       >>> labels = np.arange(60) % 3
       >>> partition = make_partition("iid", labels, 3, num_clients=2, seed=0)
-      >>> plot_partition(partition, labels, 3, f"{tempfile.mkdtemp()}/partition.png").name
-      'partition.png'
+      >>> plot_partition(partition, labels, 3).axes[0].get_xlabel()
+      'Client'
     """
     from matplotlib.figure import Figure
 
@@ -121,7 +112,7 @@ def plot_partition(
         labelspacing=max(0.6, 0.75 * handle_size - 0.6),
         handlelength=max(1.5, handle_size),
     )
-    return write_figure(path, figure, dpi=200, formats=formats)
+    return choose_fonts(figure)
 
 
 def _label_axes(axes: Any, class_names: Sequence[str]) -> None:

@@ -56,15 +56,13 @@ def write_run_figures(
     """
     stem = f"{Path(directory).expanduser() / result.file_stem}"
     artifacts, class_names = result.artifacts, dataset.class_names or None
-    figures = {"curve": plot_run_curve(result)}
-    plot_partition(
-        partition,
-        dataset.train_labels,
-        dataset.num_classes,
-        Path(f"{stem}.partition.png"),
-        class_names=dataset.class_names,
-        formats=formats,
-    )
+    labels, num_classes = dataset.train_labels, dataset.num_classes
+    figures = {
+        "curve": plot_run_curve(result),
+        "partition": plot_partition(
+            partition, labels, num_classes, class_names=dataset.class_names
+        ),
+    }
     if "snapshots" in artifacts:
         snapshots = get_snapshots(result)
         figures["synthesis"] = plot_synthesis(snapshots, class_names=class_names)

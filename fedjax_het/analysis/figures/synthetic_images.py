@@ -134,6 +134,7 @@ def select_samples_by_class(probabilities: np.ndarray, max_samples: int) -> dict
     }
 
 
+@validate_arguments
 def plot_condensed(
     images: np.ndarray,
     clients: Sequence[int] | np.ndarray,
@@ -161,14 +162,32 @@ def plot_condensed(
 
     Raises:
       ConfigError: if there is no pair, or arguments do not fit together.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.analysis import plot_condensed
+      >>> figure = plot_condensed(np.ones((2, 3, 8, 8, 1)), clients=[0, 1], classes=[4, 4])
+      >>> [text.get_text() for text in figure.texts]
+      ['client 0', 'client 1', 'condensed images by client and class']
     """
-    images, clients, classes = np.asarray(images), np.asarray(clients), np.asarray(classes)
+    images = to_array("images", images, "[P, ipc, H, W, C]")
+    clients = to_array("clients", clients, "integers [P]")
+    classes = to_array("classes", classes, "integers [P]")
     is_valid = images.ndim == 5 and images.size > 0
     expected = "[P, ipc, H, W, C] with at least one pair"
     require(is_valid, "shape of images", images.shape, expected)
+    require(images.dtype.kind in "iuf", "dtype of images", str(images.dtype), "numbers")
     for name, values in (("clients", clients), ("classes", classes)):
         require(values.shape == images.shape[:1], f"shape of {name}", values.shape, "[P]")
+        is_index = values.dtype.kind in "iu" and values.min() >= 0
+        require(is_index, name, values.tolist(), "integers from 0")
+    if class_names is not None:
+        expected = f"the names of {classes.max() + 1} classes or more"
+        require(len(class_names) > classes.max(), "class_names", class_names, expected)
     require((mean is None) == (std is None), "std", std, "a value with `mean`, and None without it")
+    for name, numbers in (("mean", mean), ("std", std)):
+        is_valid = numbers is None or len(numbers) in (1, images.shape[-1])
+        require(is_valid, name, numbers, f"a number per channel ({images.shape[-1]})")
 
     order = np.lexsort((classes, clients))[:_MAX_PAIRS]
     shown = images[order, :_MAX_IMAGES].astype(np.float64)

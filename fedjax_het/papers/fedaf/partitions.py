@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_het.analysis import plot_partition
-from fedjax_het.analysis.figures.style import FigureFormat
+from fedjax_het.analysis.figures.style import FigureFormat, write_figure
 from fedjax_het.data import Partition, make_partition
 from fedjax_het.papers.programs import ProgramMain, make_config_program
 from fedjax_het.utils.config import NonNegativeInt
@@ -110,14 +110,13 @@ def make_partition_program(figure: str, dataset: str) -> ProgramMain:
         for alpha in ALPHAS:
             path = directory / f"{figure}_alpha{alpha:g}.png"
             if not arguments.list:
-                plot_partition(
+                picture = plot_partition(
                     make_paper_partition(dataset, alpha, arguments.seed),
                     make_balanced_labels(dataset),
                     get_dataset_shape(dataset).num_classes,
-                    path,
                     title=f"{dataset}, alpha = {alpha:g}, seed {arguments.seed}",
-                    formats=arguments.pictures,
                 )
+                write_figure(path, picture, formats=arguments.pictures)
             print(path)
         return 0
 

@@ -166,6 +166,9 @@ def test_condensed_pairs_are_limited(mosaics):
         ({"images": np.zeros((0, *SHAPE[1:], 1)), "clients": [], "classes": []}, "shape of images"),
         ({"clients": [0]}, "shape of clients"),
         ({"mean": (0.5,)}, "std = None"),
+        ({"mean": (0.5, 0.5), "std": (1.0,)}, r"mean = .*a number per channel \(1\)"),
+        ({"class_names": ["a", "b"]}, "class_names = .*: expected the names of 3 classes"),
+        ({"classes": [0.5] * len(CLASSES)}, "classes = .*: expected integers"),
     ],
 )
 def test_condensed_bad_input_is_named(change, message):

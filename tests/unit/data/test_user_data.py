@@ -145,7 +145,8 @@ dataset = load_image_folder(sys.argv[1])
 labels, num_classes = dataset.train_labels, dataset.num_classes
 partition = make_partition("iid", labels, num_classes, num_clients=2, seed=0)
 path = Path(sys.argv[1], "plot.png")
-analysis.plot_partition(partition, labels, num_classes, path, class_names=dataset.class_names)
+figure = analysis.plot_partition(partition, labels, num_classes, class_names=dataset.class_names)
+figure.savefig(path)
 print(sys.getfilesystemencoding(), ascii((dataset.name, *dataset.class_names)), dataset.digest())
 """
 
