@@ -387,11 +387,13 @@ def _describe_setting(name: str, value: Any) -> str:
     return text if name in _SELF_DESCRIBING_SETTINGS else f"{format_setting_name(name)} {text}"
 
 
-def describe_comparison(results: "pd.DataFrame") -> list[str]:
+def describe_comparison(results: "pd.DataFrame", by: Sequence[str] | None = None) -> list[str]:
     """Describe what the runs of a table or figure have in common.
 
     Args:
       results: as `load_results` returns it.
+      by: settings that distinguish rows or lines; runs that differ in other settings are averaged
+        (default: all settings that vary).
 
     Returns:
       Phrases: the protocol, and the settings in which methods differ.
@@ -399,7 +401,10 @@ def describe_comparison(results: "pd.DataFrame") -> list[str]:
     if not {"algorithm", "protocol"} <= {*results}:
         return []
     protocols = [describe_protocol(name) for name in results["protocol"].dropna().unique()]
-    unequal = describe_unequal_settings(find_unequal_settings(results.to_dict("records")))
+    averaged = set() if by is None else {*find_varying_settings(results)} - {*by}
+    unequal = describe_unequal_settings(
+        find_unequal_settings(results.to_dict("records"), averaged=averaged)
+    )
     return [
         *([f"protocol: {', '.join(protocols)}"] if protocols else []),
         *([f"methods differ in settings: {unequal}"] if unequal else []),
@@ -888,7 +893,7 @@ def _make_metric_notes(results: "pd.DataFrame", by: Sequence[str], metric: str) 
             has_stopped &= results["validation"].isna()
         if has_stopped.any():
             notes.append(f"{has_stopped.sum()} of {len(results)} runs {TEST_SPLIT_ADVICE}.")
-    comparison = describe_comparison(results)
+    comparison = describe_comparison(results, by)
     return [*notes, *(f"{text[0].upper()}{text[1:]}." for text in comparison)]
 
 
@@ -915,6 +920,12 @@ def _make_settings_notes(results: "pd.DataFrame") -> list[str]:
             f"{settings['dataset']}: the runs have different data under this name."
             for settings, runs in group_runs(results, names)
             if runs["dataset_digest"].nunique() > 1
+        ]
+    if "optimizer_digest" in results:  # depends on the hyperparameters of a method
+        notes += [
+            f"{settings['algorithm']}: the runs have different optimizers of the user."
+            for settings, runs in group_runs(results, ["algorithm"])
+            if runs["optimizer_digest"].nunique() > 1
         ]
     versions = [
         f"{name} {', '.join(map(str, results[name].dropna().unique()))}"

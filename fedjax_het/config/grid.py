@@ -110,8 +110,8 @@ def _build_runs(
     methods = [METHODS.require(to_python_scalar(name)) for name in lists.get("algorithm", ())]
     has_local_training = any(method.trains_locally for method in methods)
     has_mixed_defaults = len({method.protocol for method in methods}) > 1
-    if has_mixed_defaults and lists.get("protocol", [None]) == [None]:
-        lists["protocol"] = ["standard"]
+    if has_mixed_defaults and None in (protocols := lists.get("protocol", [None])):
+        lists["protocol"] = ["standard" if name is None else name for name in protocols]
         warn_common_protocol({method.name: method.protocol for method in methods}, "standard")
     specs: dict[str, RunSpec] = {}
     resolved_runs: dict[str, RunSettings] = {}

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedjax_het.config.resolve import is_horizon_dependent
+from fedjax_het.config.resolve import USER_PROVIDED, is_horizon_dependent
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec, hash_settings
 from fedjax_het.config.settings import rename_former_settings
 from fedjax_het.data import Dataset, Partition
@@ -127,8 +127,10 @@ def _build_row(digest: str, result: Result) -> dict[str, Any]:
     if row.get("stopped_early", "") is None:  # other runs have columns of its entries
         del row["stopped_early"]
     row |= name_data(result.spec, result.summary)
-    for part in ("dataset", "partition"):  # of the user, in place of the named object
-        if user_digest := result.summary.get(f"own_{part}"):
+    if row.get("model") == USER_PROVIDED and result.summary.get("network_digest"):
+        row["model"] += f" (own {result.summary['network_digest'][:8]})"
+    for name in ("own_dataset", "own_partition", "network_digest", "optimizer_digest"):
+        if user_digest := result.summary.get(name):  # of the user, in place of the named object
             row["settings"] += f"-{str(user_digest)[:8]}"
     return row
 

@@ -67,7 +67,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedjax_het")
 
 _MAX_SHOWN_RUNS = 10  # runs of a sweep that is printed
-_TABLE_COLUMNS = ("algorithm", "dataset", "alpha", "seed", "final_accuracy", "bmta", "wall_seconds")
+_TABLE_COLUMNS = (
+    *("algorithm", "dataset", "protocol", "alpha", "seed", "final_accuracy", "bmta"),
+    "wall_seconds",
+)
 _UNUSABLE_ERRORS = (ConfigError, FileNotFoundError, ImportError)
 
 

@@ -187,7 +187,7 @@ def plot_learning_curves(
     return plot_curve_panels(
         [_make_curve(line, curves, metric) for line in groups.lines],
         columns=groups.columns,
-        metric=CurveMetric(metric, window, comparison="; ".join(describe_comparison(results))),
+        metric=CurveMetric(metric, window, comparison="; ".join(describe_comparison(results, by))),
         sharey="row" if groups.has_dataset_panels else "all",
         highlight=highlight,
     )
@@ -241,7 +241,9 @@ def plot_gradient_gaps(
     return plot_curve_panels(
         lines,
         columns=groups.columns,
-        metric=CurveMetric("gradient_gap", is_log=True),
+        metric=CurveMetric(
+            "gradient_gap", is_log=True, comparison="; ".join(describe_comparison(results, names))
+        ),
         sharey="row" if groups.has_dataset_panels else "all",
     )
 
@@ -289,6 +291,8 @@ def plot_table_curves(
       >>> figure.axes[0].get_title(), figure.axes[0].texts[0].get_text()
       ('digits, alpha = 0.1', 'not run')
     """
+    import pandas as pd
+
     metric = _CURVE_METRICS[get_compared_metric(reported)]
     models, levels = ({getattr(c, name) for c in cells} for name in ("model", "level"))
     settings = [parse_row(cell.method)[1] for cell in cells]
@@ -298,14 +302,18 @@ def plot_table_curves(
         for name, value in first_settings.items()
         if all(row_settings.get(name) == value for row_settings in settings)
     }
-    lines = []
+    lines, cell_runs = [], []
     for cell in cells:
         title = [cell.dataset, *[cell.model] * (len(models) > 1), *_format_level(cell)]
         label = display_names.get(cell.method) or format_row(cell.method, omit=shared_settings)
         runs = select_cell_runs(cell, results)
+        cell_runs += [runs] if len(runs) else []
         line = RunLine(", ".join(title), parse_row(cell.method)[0], label, runs)
         curve = _make_curve(line, curves, _get_curve_metric(cell, metric.name))
         lines.append(curve._replace(reported=get_reported_value(cell, reported)["reported_mean"]))
+    if cell_runs:
+        comparison = describe_comparison(pd.concat(cell_runs))
+        metric = metric._replace(comparison="; ".join(comparison))
     if separate_panels:
         return plot_small_multiples(lines, metric)
     has_levels = levels != {None}

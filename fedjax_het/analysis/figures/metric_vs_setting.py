@@ -166,7 +166,7 @@ def plot_metric_vs_setting(
         _set_x_axis(panel, values, x)
     label_outer_axes(panels_by_key.values(), x=x_label)
     label_line_ends(figure, labels)
-    notes = [_make_note(lines, x, styles), *describe_comparison(results)]
+    notes = [_make_note(lines, x, styles), *describe_comparison(results, [x, *by])]
     add_note(figure, "; ".join(filter(None, notes)))
     return figure
 
@@ -387,6 +387,7 @@ def plot_heat_map(
     label_outer_axes(panels.values(), x=format_setting_name(x), y=format_setting_name(y))
     color_bar = figure.colorbar(image, ax=list(panels.values()), label=label)
     color_bar.outline.set_visible(False)
+    add_note(figure, "; ".join(describe_comparison(results, [*panel_settings, x, y])))
     return choose_fonts(figure)
 
 

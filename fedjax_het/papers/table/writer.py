@@ -18,6 +18,7 @@ from fedjax_het.analysis.comparison import (
 from fedjax_het.analysis.figures.curves import plot_table_curves
 from fedjax_het.analysis.overview import make_overview_table, summarize_runs
 from fedjax_het.analysis.render import format_number
+from fedjax_het.config.protocols import describe_protocol
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.papers.table.columns import (
     compute_gains_over_real,
@@ -158,6 +159,8 @@ def _make_table_notes(table_run: TableRun, table: "pd.DataFrame") -> list[str]:
     if deviations := list_protocol_deviations(experiment, cells_with_runs or cells):
         heading = f"Settings that differ from protocol {experiment.paper}"
         notes.append(f"{heading}: {'; '.join(deviations)}.")
+    else:
+        notes.append(f"Protocol: {describe_protocol(experiment.paper)}.")
     reported_datasets = {*table_run.reported["dataset"]}
     if names := [name for name in dict.fromkeys(table["dataset"]) if name not in reported_datasets]:
         notes.append(f"The paper's table has no values for {', '.join(names)}.")

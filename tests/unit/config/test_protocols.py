@@ -10,10 +10,13 @@ from support.stored_results import write_result
 from fedjax_het import ConfigError, RunSpec, federation, grid, load_results, sweep
 from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis import (
+    TableCell,
     make_overview_table,
     make_pivot_table,
+    plot_heat_map,
     plot_learning_curves,
     plot_metric_vs_alpha,
+    plot_table_curves,
 )
 from fedjax_het.cli import main
 from fedjax_het.cli.options import load_config_file
@@ -22,6 +25,8 @@ from fedjax_het.config.protocols import PROTOCOLS, describe_protocol
 from fedjax_het.config.resolve import NAMES
 from fedjax_het.config.run_spec import hash_settings
 from fedjax_het.config.settings import get_former_protocol
+from fedjax_het.papers.reported import load_reported_values
+from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.runtime.result_display import format_run_label, format_settings
 
 PAPERS = {
@@ -155,7 +160,7 @@ def test_grid_with_own_protocols_lists_differences(caplog):
     assert "normalization" not in text
     fsl = [RunSpec(name, protocol="own").resolved() for name in ("fedavg", "fsl")]
     unequal = comparison.find_unequal_settings(vars(run) for run in fsl)
-    assert unequal["normalization"] == {"usual": ["fedavg"], "fsl": ["fsl"]}
+    assert unequal["normalization"] == {"default": ["fedavg"], "fsl": ["fsl"]}
     # Given settings, and settings that one method does not have, are no difference.
     assert "num_clients" not in text and "client_tests" not in text and "alpha" not in text
 
@@ -176,6 +181,64 @@ def test_specs_made_by_hand_are_compared(caplog):
     (text,) = (record.getMessage() for record in caplog.records if "differ" in record.getMessage())
     # Both numbers of clients are given.
     assert text.endswith("not given: batch_size (64: fedavg; 32: fedprox)")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("local_steps", 3), ("lr_schedule", "cosine"), ("validation", 0.1), ("patience", 3)),
+        *(("seed", 3), ("partition_seed", 3), ("held_out_clients", 2), ("precision", "bfloat16")),
+        *(("network_options", {"hidden": [8]}), ("partition_options", {"min_size": 1})),
+    ],
+)
+def test_a_setting_that_only_one_method_has_from_the_user_is_a_difference(name, value, caplog):
+    shared = {"model": "mlp", "partition": "dirichlet_capped"}
+    UserObjects().resolve_all(
+        [RunSpec("fedavg", **shared, **{name: value}), RunSpec("fedprox", **shared)]
+    )
+    (text,) = caplog.messages
+    assert text.startswith(f"methods differ in settings that are not given: {name}")
+
+
+def test_settings_of_resolved_runs_count_as_not_given(caplog):
+    UserObjects().resolve_all([RunSpec(name).resolved() for name in ("fedavg", "fsl")])
+    (text,) = caplog.messages
+    assert "protocol (standard: fedavg; fsl: fsl)" in text
+
+
+def test_grid_of_several_protocols_has_equal_protocols_for_all_methods(caplog):
+    specs = grid(algorithm=["fedavg", "fsl"], protocol=[None, "dynafed"])
+    assert [(spec.algorithm, spec.resolved().protocol) for spec in specs] == [
+        (name, protocol) for name in ("fedavg", "fsl") for protocol in ("standard", "dynafed")
+    ]
+    assert caplog.messages[0].startswith("protocol = 'standard' for all methods")
+
+
+def test_methods_of_the_most_frequent_value_are_others(caplog):
+    methods = ["fedavg", "fedprox", "scaffold", "feddyn", "fednova"]
+    grid(algorithm=[*methods, "ditto"])
+    assert "client_tests (False: others; True: ditto)" in caplog.text
+
+
+def test_tables_note_averages_over_unequal_settings(tmp_path):
+    for name, alphas in (("fedavg", (0.1, 1.0)), ("fedprox", (0.1,))):
+        for alpha in alphas:
+            write_result(tmp_path, RunSpec(name, alpha=alpha), np.asarray([0.5]))
+    results = load_results(tmp_path)
+    notes = make_overview_table(results, by=["algorithm"]).notes
+    assert "Methods differ in settings: alpha (0.1, 1: fedavg; 0.1: fedprox)." in notes
+    assert "Methods differ" not in " ".join(make_overview_table(results).notes)
+
+
+def test_tables_distinguish_networks_and_optimizers_of_the_user(tmp_path):
+    spec = RunSpec("fedavg", model="user", local_optimizer="user")
+    for network, optimizer in (("a" * 16, "0"), ("b" * 16, "0"), ("b" * 16, "1")):
+        digests = {"network_digest": network, "optimizer_digest": optimizer}
+        write_result(tmp_path, spec, np.asarray([0.5]), **digests)
+    table = make_overview_table(load_results(tmp_path))
+    rows = {row["model"]: row["Seeds"] for section in table.sections for row in section.rows}
+    assert rows == {"user (own aaaaaaaa)": "1", "user (own bbbbbbbb)": "2"}
+    assert "fedavg: the runs have different optimizers of the user." in table.notes
 
 
 @pytest.fixture
@@ -208,7 +271,17 @@ def test_figures_name_protocols_and_differences(folder):
         pd.DataFrame({"digest": digest, "round": [1, 2], "test_accuracy": [0.5, 0.6]})
         for digest in results["digest"]
     )
-    for figure in (plot_metric_vs_alpha(results), plot_learning_curves(results, curves)):
+    specs = [
+        RunSpec(name, protocol="own", alpha=0.1, model="mlp", num_clients=20)
+        for name in ("fedavg", "dynafed")
+    ]
+    cells = [TableCell("digits", "mlp", 0.1, spec.algorithm, runs=(spec,)) for spec in specs]
+    for figure in (
+        plot_table_curves(cells, results, curves, load_reported_values("dynafed", "table1")),
+        plot_metric_vs_alpha(results),
+        plot_heat_map(results, x="alpha", y="num_clients"),
+        plot_learning_curves(results, curves),
+    ):
         text = " ".join(figure.get_supxlabel().split())
         assert "protocol: " in text and "standard (NIID-Bench" in text
         assert "methods differ in settings" in text
