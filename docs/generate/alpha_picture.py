@@ -8,15 +8,13 @@ The runs have Fashion-MNIST, 100 clients of which 10 train in a round, and three
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
+from dark_pictures import make_dark_variant
 
 from fedjax_het import grid, load_results, sweep
 from fedjax_het.analysis import plot_metric_vs_alpha
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fedjax_het.analysis.figures.style import write_figure
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "results" / "alpha"
@@ -26,7 +24,6 @@ COLUMNS = (
     *("settings", "finished", "diverged", "final_accuracy"),
 )
 IMAGES = ROOT / "docs" / "images"
-DARK_INK, DARK_PAPER = "#d0d3dc", "#1e2129"  # text and page of the site's dark scheme
 METHODS = ("fedavg", "fedadam", "feddyn", "scaffold")
 SETTINGS = {
     "protocol": "standard",
@@ -51,29 +48,12 @@ def make_runs() -> None:
     )
 
 
-def to_dark(figure: "Figure") -> None:
-    """Replace the colors of a figure for a dark page: light texts and axes, and no black lines."""
-    from matplotlib.colors import to_rgb
-
-    figure.set_facecolor(DARK_PAPER)
-    for panel in figure.axes:
-        panel.set_facecolor(DARK_PAPER)
-        panel.tick_params(colors=DARK_INK)
-        panel.spines[:].set_color(DARK_INK)
-    for artist in figure.findobj(lambda artist: hasattr(artist, "get_color")):
-        red, green, blue = to_rgb(artist.get_color())
-        if max(red, green, blue) - min(red, green, blue) < 0.1 and red < 0.6:
-            artist.set_color(DARK_INK)
-
-
 def draw_pictures() -> None:
     """Draw the picture for a light and for a dark page."""
-    results = pd.read_csv(TABLE)
-    for name in ("light", "dark"):
-        figure = plot_metric_vs_alpha(results, by=["algorithm"])
-        if name == "dark":
-            to_dark(figure)
-        figure.savefig(IMAGES / f"alpha-{name}.png", dpi=110, facecolor=figure.get_facecolor())
+    figure = plot_metric_vs_alpha(pd.read_csv(TABLE), by=["algorithm"])
+    figure.set_size_inches(5, 4.2)  # readable on a phone
+    light = write_figure(IMAGES / "alpha-light.png", figure, dpi=130)
+    (IMAGES / "alpha-dark.png").write_bytes(make_dark_variant(light.read_bytes()))
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ PICTURE = ROOT / "docs" / "images" / "architecture.png"
 # (title, description in a few words, file)
 HOST = (
     ("Settings", "defaults from\nmethod and protocol", "config/resolve.py"),
-    ("Splits", "examples of each client,\nsampled clients, order", "runtime/data_assignment.py"),
+    ("Splits", "clients' examples,\nsampled clients, order", "runtime/data_assignment.py"),
     ("Placement", "devices, lanes,\nmemory check", "runtime/placement.py"),
     ("Program", "shared by runs that\ndiffer only in numbers", "runtime/compiled_programs.py"),
-    ("Advance", "call by call; checkpoint,\nstop, resume, watch", "runtime/runner.py"),
+    ("Advance", "call by call; checkpoint,\nstop, resume", "runtime/runner.py"),
     ("Result", "curves, costs, models;\nwritten under a digest", "runtime/result_store.py"),
 )
 DEVICE = (
@@ -63,7 +63,7 @@ def draw():
         middle = left + width / 2
         say(middle, 44.8, title, 11, fontweight="bold")
         say(middle, 41, entries, 8)
-        say(middle, 37.4, file.replace("/", "/\n"), 7.5, ACCENT, family="monospace")
+        say(middle, 37.4, file.replace("/", "/\n"), 7, ACCENT, family="monospace")
         if place:
             arrow((left - gap, 41), (left, 41))
     # Calls of `advance`, and their results.

@@ -1,6 +1,7 @@
-"""Extension of griffe that renders the section "Example:" of docstrings as code of Python.
+"""Extension of griffe for docstrings and defaults of the API pages.
 
-griffe knows this section by the name "Examples:" only.
+It renders the section "Example:" of docstrings as code of Python, because griffe knows this section
+by the name "Examples:" only. Fields of dataclasses have their defaults without their metadata.
 """
 
 import re
@@ -17,3 +18,8 @@ class DocstringExamples(griffe.Extension):
         if obj.docstring is not None:
             text = obj.docstring.value
             obj.docstring.value = re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)
+
+    def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
+        """Replace `field(default=None, metadata=...)` by `None`."""
+        if match := re.fullmatch(r"field\(default=(.*?), metadata=.*\)", str(attr.value)):
+            attr.value = match[1]

@@ -14,6 +14,17 @@ ROOT = Path(__file__).parents[2]
 FORMULAS: dict[str, str] = tomllib.loads((Path(__file__).parent / "formulas.toml").read_text())
 
 
+# Symbols that formulas share, and their meanings.
+SYMBOLS = {
+    r"\\in S": "S: clients of the round",
+    r"\bp_[ki]": "p: their weights (`averaging`)",
+    r"F_[ki]": "F: a client's loss",
+    r"SGD": "SGD: local training",
+    r"\\eta(?![_a-z])": "η: `local_lr`",
+    r"\\eta_g": "η<sub>g</sub>: `server_lr`",
+}
+
+
 def make_method_page(name: str) -> str:
     """Return the page of a method as Markdown; links are paths from docs/algorithms/."""
     from fedjax_het.algorithms import METHODS, get_possible_bases
@@ -34,6 +45,7 @@ def make_method_page(name: str) -> str:
         f"# {name}",
         f"{to_sentence(entry.description)}",
         render_formula(FORMULAS[name]),
+        describe_symbols(FORMULAS[name]),
         "\n".join(f"* {fact}" for fact in facts),
         f"```bash\nfedjax-het run --algorithm {name} --dataset digits --model mlp --rounds 3\n```",
         "## Description and departures from the paper",
@@ -72,6 +84,12 @@ def render_formula(latex: str) -> str:
     parts = (part.strip().removesuffix(",") for part in latex.split(r"\qquad"))
     lines = "".join(convert(part, display="block") for part in parts)
     return f'<div class="formula">{lines}</div>'
+
+
+def describe_symbols(latex: str) -> str:
+    """Return a line with the meanings of the shared symbols of a formula."""
+    meanings = [text for symbol, text in SYMBOLS.items() if re.search(symbol, latex)]
+    return f"*{'; '.join(meanings)}.*" if meanings else ""
 
 
 def docstring_to_markdown(text: str) -> str:

@@ -25,8 +25,10 @@ def make_notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
 
 
 def adapt_to_site(text: str) -> str:
-    """Return a text without badges that are fetched and without styles of data frames."""
-    text = re.sub(r"\[!\[Open in Colab\]\(.*?\)\]\((.*?)\)", r"[Open in Colab](\1)", text)
+    """Return a text with buttons for badges that are fetched and without styles of data frames."""
+    text = re.sub(
+        r"\[!\[Open in Colab\]\(.*?\)\]\((.*?)\)", r"[Open in Colab](\1){ .md-button }", text
+    )
     text = re.sub(r"<style scoped>.*?</style>", "", text, flags=re.DOTALL)
     text = text.replace('<table border="1" class="dataframe">', "<table>")
-    return text.replace("![png](", "![What the cell above draws](")
+    return text.replace("![png](", "![Figure drawn by the cell above](")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fedjax_het import load_curves, load_results
 from fedjax_het.analysis import plot_learning_curves
+from fedjax_het.analysis.figures.style import write_figure
 from fedjax_het.papers.table import TableArguments, TableRun, make_cells
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +28,7 @@ def draw_fsl_picture() -> None:
     figure = plot_learning_curves(
         results[shown], curves, by=["classes", "algorithm"], panels=["classes"]
     )
-    figure.savefig(IMAGES / "fsl.png", dpi=110)
+    write_figure(IMAGES / "fsl.png", figure, dpi=110)
 
 
 def draw_cost_picture() -> None:
@@ -36,9 +37,8 @@ def draw_cost_picture() -> None:
 
     runs = ROOT / "experiments" / "results" / "across-cpu"
     result = TableRun.from_directory(ACROSS, "cpu", make_cells(ACROSS, TableArguments("cpu")), runs)
-    plot_accuracy_vs_cost(collect_rows(result), GLOBAL_METRIC).savefig(
-        IMAGES / "across.png", dpi=84
-    )
+    figure = plot_accuracy_vs_cost(collect_rows(result), GLOBAL_METRIC)
+    write_figure(IMAGES / "across.png", figure, dpi=100)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from dark_pictures import get_dark_path, insert_dark_variants, make_dark_variant
 from method_pages import FORMULAS, make_method_page
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from notebook_pages import get_title, make_notebook_page
 from registry_tables import insert_registry_tables
-from repository_links import convert_links
+from repository_links import change_outside_code, convert_links
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted(
@@ -90,6 +91,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         else:
             text, shown = path.read_text(), {}
         generated[page] = convert_page_links(text, source, config, shown)
+    pictures = {file.src_uri: file.content_bytes for file in files if file.src_uri.endswith(".png")}
+    pictures |= {uri: content for uri, content in generated.items() if isinstance(content, bytes)}
+    for uri, content in pictures.items():
+        generated[get_dark_path(uri)] = make_dark_variant(content)
     for uri, content in generated.items():
         files.append(File.generated(config, uri, content=content))
     return files
@@ -136,7 +141,7 @@ def convert_page_links(
     config: MkDocsConfig,
     shown: Mapping[str, str] = NOTHING,
 ) -> str:
-    """Return a file's text with links of the site.
+    """Return a file's text with links of the site and dark variants of its pictures.
 
     Args:
       markdown: text of the file.
@@ -149,4 +154,5 @@ def convert_page_links(
     """
     uri = SHOWN.get(source, source.removeprefix("docs/"))
     pages = {**SHOWN, **shown}
-    return convert_links(markdown, source, uri, pages, f"{config.repo_url}/blob/main")
+    markdown = convert_links(markdown, source, uri, pages, f"{config.repo_url}/blob/main")
+    return change_outside_code(insert_dark_variants, markdown)

@@ -26,8 +26,13 @@ import pandas as pd
 from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis.comparison import TableCell
 from fedjax_het.analysis.figures.client_accuracies import plot_critical_difference
-from fedjax_het.analysis.figures.direct_labels import LineLabel, label_line_ends
-from fedjax_het.analysis.figures.style import add_note, assign_method_colors, style_axes
+from fedjax_het.analysis.figures.style import (
+    BACKGROUND_COLOR,
+    add_note,
+    assign_method_colors,
+    darken_for_text,
+    style_axes,
+)
 from fedjax_het.analysis.overview import BASELINE, get_method_title
 from fedjax_het.analysis.render import (
     MISSING,
@@ -315,7 +320,8 @@ def make_text_table(table: pd.DataFrame, title: str, notes: tuple[str, ...]) -> 
 def plot_accuracy_vs_cost(rows: Sequence[MethodCosts], metric: str):
     """Plot accuracy against rounds, bytes and operations.
 
-    A panel has the methods with the best accuracy at some cost, and FedAvg, which is dashed.
+    There is a column of panels for each method with the best accuracy at some cost. FedAvg is
+    dashed in all panels, and the other methods with a column are gray.
 
     Args:
       rows: the methods.
@@ -323,49 +329,51 @@ def plot_accuracy_vs_cost(rows: Sequence[MethodCosts], metric: str):
         per client on the clients' own tests.
 
     Returns:
-      A figure with a panel per cost.
+      A figure with a row of panels per cost.
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
-    panels = figure.subplots(1, 3, sharey=True)
-    axis_labels = ("Rounds", "Megabytes, both ways", "TFLOP, clients and server")
     curves = {
         row.method: (row.cost_axes, rolling_mean(row.mean_curve(metric), WINDOW))
         for row in rows
         if (metric in (GLOBAL_METRIC, row.primary_metric) or row.method == BASELINE)
         and not np.isnan(row.curves[metric]).all()
     }
+    axis_labels = ("Rounds", "Megabytes", "TFLOP")
     lines_by_cost = [
         {method: (costs[index], accuracy) for method, (costs, accuracy) in curves.items()}
         for index in range(len(axis_labels))
     ]
-    best_by_cost = [[*pareto_methods(lines), BASELINE] for lines in lines_by_cost]
-    shown = [name for name in curves if any(name in names for names in best_by_cost)]
-    colors = assign_method_colors(shown)
-    labels = {}
-    for index, (panel, lines) in enumerate(zip(panels, lines_by_cost, strict=True)):
-        names = [name for name in shown if name in best_by_cost[index]]
-        for name in names:
-            cost, accuracy = lines[name]
-            dashes = "--" if name == BASELINE else "-"
-            panel.plot(cost, accuracy, color=colors[name], linestyle=dashes, lw=1.8, label=name)
-        labels[panel] = [
-            LineLabel(get_method_title(name), lines[name][1][-1], colors[name]) for name in names
-        ]
-        style_axes(panel)
-        panel.set_xlabel(axis_labels[index])
-        if index:
-            panel.set_xscale("log")
-    title = (
-        "Test accuracy (%)" if metric == GLOBAL_METRIC else "Accuracy of clients' own models (%)"
-    )
-    panels[0].set_ylabel(title)
-    label_line_ends(figure, labels)
+    best = [name for lines in lines_by_cost for name in pareto_methods(lines)]
+    shown = [name for name in dict.fromkeys(best) if name != BASELINE] or [BASELINE]
+    colors = assign_method_colors([*shown, BASELINE])
+    figure = Figure(figsize=(1.45 * len(shown) + 0.9, 4.6), layout="constrained")
+    grid = figure.subplots(len(axis_labels), len(shown), squeeze=False, sharex="row", sharey=True)
+    for lines, axis_label, panels in zip(lines_by_cost, axis_labels, grid, strict=True):
+        for method, panel in zip(shown, panels, strict=True):
+            for name in (name for name in shown if name != method):
+                panel.plot(*lines[name], color=BACKGROUND_COLOR, lw=0.7, label="_behind")
+            if BASELINE in lines:
+                panel.plot(*lines[BASELINE], "--", color=colors[BASELINE], lw=1.2, label=BASELINE)
+                style: Any = {"color": darken_for_text(colors[BASELINE]), "fontsize": 7}
+                name, corner = get_method_title(BASELINE), (0.97, 0.04)
+                panel.annotate(name, corner, xycoords="axes fraction", ha="right", **style)
+            panel.plot(*lines[method], color=colors[method], lw=1.8, label=method)
+            style_axes(panel)
+            panel.set_xlabel(axis_label, fontsize=8)
+            panel.tick_params(labelsize=7)
+            panel.set_xscale("linear" if axis_label == "Rounds" else "log")
+    for method, panel in zip(shown, grid[0], strict=True):
+        color = darken_for_text(colors[method])
+        panel.set_title(get_method_title(method), fontsize=9, fontweight="bold", color=color)
+    is_global = metric == GLOBAL_METRIC
+    title = "Test accuracy (%)" if is_global else "Accuracy of clients' own models (%)"
+    figure.supylabel(title, fontsize=9)
     add_note(
         figure,
-        f"methods with the best accuracy at some cost, of {len(curves)}; dashed: "
-        f"{get_method_title(BASELINE)}; lines: running means over {WINDOW} rounds, mean over seeds",
+        f"methods with the best accuracy at some cost, of {len(curves)}; gray: the other columns; "
+        f"lines: running means over {WINDOW} rounds, mean over seeds; megabytes: both ways; TFLOP: "
+        "clients and server",
     )
     return figure
 

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedjax_het.papers.programs import make_config_program
+from fedjax_het.papers.programs import PAPERS_FOLDER, ProgramModule, make_config_program
 from fedjax_het.runtime.result_store import list_run_files
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.io import ARCHIVE_NAME, write_archive
@@ -45,8 +45,11 @@ class ArchivedResults:
 
     @property
     def title(self) -> str:
-        """Title of a section of a report."""
-        return f"Kept results: {self.source.name}"
+        """Title of a section of a report; a study beside the tables has its program's."""
+        title = f"Kept results: {self.source.name}"
+        if "-" in self.owner:
+            return title
+        return f"{ProgramModule('', PAPERS_FOLDER / self.program).description} {title}"
 
     @property
     def show_command(self) -> str:
@@ -56,7 +59,11 @@ class ArchivedResults:
 
 
 # Command lines for folders that are not named after the preset of their runs.
-ARGUMENTS_BY_FOLDER = {"table5-mlp": ("--models", "mlp")}
+_WIDTH16 = "--preset cpu --rounds 100 --width 16 --datasets fashion_mnist --alphas 0.01 --seeds 0"
+ARGUMENTS_BY_FOLDER = {
+    "table5-mlp": ("--models", "mlp"),
+    "table1-width16": tuple(_WIDTH16.split()),
+}
 PRESETS = ("short", "cpu", "paper")
 
 

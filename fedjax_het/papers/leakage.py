@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import combine_pvalues
 
+from fedjax_het.analysis.comparison import format_row
 from fedjax_het.analysis.figures.synthetic_images import rescale_to_unit_range
 from fedjax_het.analysis.render import TableSection, TextTable, format_number, format_p_value
 from fedjax_het.condensation import SyntheticData, SyntheticTask, train_from_scratch
@@ -261,7 +262,7 @@ def plot_nearest_images(image_pairs: dict[str, tuple[np.ndarray, np.ndarray]]):
     figure = Figure(figsize=size, layout="constrained")
     grid = iter(figure.subplots(2 * len(image_pairs), NUM_SHOWN_IMAGES, squeeze=False))
     for method, pair in image_pairs.items():
-        for label, images in zip((method, "nearest training image"), pair, strict=True):
+        for label, images in zip((format_row(method), "nearest training image"), pair, strict=True):
             axes = next(grid)
             for axis, image in zip(axes, images, strict=True):
                 axis.imshow(rescale_to_unit_range(image).squeeze(), cmap="gray")

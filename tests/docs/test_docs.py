@@ -1,6 +1,7 @@
 """Documentation pages: Python blocks run, commands are valid, links exist, tables are complete."""
 
 import importlib
+import io
 import itertools
 import pkgutil
 import re
@@ -9,10 +10,13 @@ import shlex
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal, get_args, get_origin
 
+import numpy as np
 import pytest
 import yaml
+from PIL import Image
 from support.documentation_pages import (
     BLOCK_LANGUAGES,
     PAGES,
@@ -376,6 +380,49 @@ def test_repository_links():
     )
 
 
+def test_dark_variant_of_a_plot_keeps_hues_and_contrast():
+    from dark_pictures import INK, PAPER, make_dark_variant
+
+    pixels = np.full((40, 40, 3), 255, np.uint8)
+    pixels[0], pixels[1] = 0, (0, 114, 178)  # text, and FedAvg's blue
+    dark = read_pixels(make_dark_variant(encode_png(pixels)))
+    assert tuple(dark[0, 0]) == INK and tuple(dark[2, 0]) == PAPER
+    red, green, blue = dark[1, 0]
+    assert red < green < blue and blue > 178
+    images = encode_png(np.arange(4800, dtype=np.uint8).reshape(40, 40, 3))
+    assert make_dark_variant(images) == images
+
+
+def test_pages_have_dark_variants_of_pictures():
+    from site_hooks import convert_page_links
+
+    config = SimpleNamespace(repo_url="https://r")
+    text = "![a plot](docs/images/a.png)\n![b](b.png#gh-dark-mode-only)\n```text\n![c](c.png)\n```"
+    assert convert_page_links(text, "README.md", config) == (
+        "![a plot](images/a.png#only-light)![a plot](images/a-dark.png#only-dark)\n"
+        "![b](https://r/blob/main/b.png#gh-dark-mode-only)\n```text\n![c](c.png)\n```"
+    )
+
+
+def test_readme_pictures_show_one_plot():
+    from dark_pictures import make_dark_variant
+
+    images = DOCS / "images"
+    expected = read_pixels(make_dark_variant((images / "alpha-light.png").read_bytes()))
+    dark = read_pixels((images / "alpha-dark.png").read_bytes())
+    assert np.abs(expected.astype(int) - dark).mean() < 1
+
+
+def encode_png(pixels):
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def read_pixels(content):
+    return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+
+
 def test_api_page_has_every_public_name():
     names = re.findall(r"^::: (\S+)$", read_page(DOCS / "api" / "index.md"), flags=re.MULTILINE)
     objects = [pkgutil.resolve_name(name) for name in names]
@@ -410,6 +457,7 @@ def test_site_builds_without_warning(tmp_path):
         for source in re.findall(r'<img[^>]* src="([^"]+)"', page.read_text()):
             path = page.parent / source.partition("#")[0]
             assert path.is_file(), (page, source)  # no picture is fetched
+            assert re.search("#(gh-light-mode|gh-dark-mode)-only$|#only-(light|dark)$", source)
             pictures += 1
     assert pictures > 10
 

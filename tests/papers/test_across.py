@@ -91,12 +91,29 @@ def test_presets_have_every_method():
     "score, expected, drawn",
     [(GLOBAL_METRIC, "moon", {"fedavg", "moon"}), (CLIENT_METRIC, "apfl", {"fedavg", "apfl"})],
 )
-def test_cost_figure_labels_pareto_methods(score, expected, drawn):
+def test_cost_figure_has_a_column_for_each_pareto_method(score, expected, drawn):
     rows = [*ROWS, row("apfl", [0.9] * 20, 1, personal=True)]
-    for panel in plot_accuracy_vs_cost(rows, score).axes:
-        names = {get_method_title(name) for name in drawn}
-        assert get_method_title(expected) in {text.get_text() for text in panel.texts} <= names
-        assert {line.get_label() for line in panel.lines} - {"_leader"} == drawn
+    panels = plot_accuracy_vs_cost(rows, score).axes
+    assert [panel.get_xlabel() for panel in panels] == ["Rounds", "Megabytes", "TFLOP"]
+    assert panels[0].get_title() == get_method_title(expected)
+    for panel in panels:
+        assert [text.get_text() for text in panel.texts] == ["FedAvg"]
+        assert {line.get_label() for line in panel.lines} == drawn
+
+
+def test_cost_figure_has_one_color_for_each_method():
+    rows = [*ROWS, row("fsl", [0.9] * 20, 9)]
+    rows[1] = row("moon", [0.85] * 20, 0.1)
+    figure = plot_accuracy_vs_cost(rows, GLOBAL_METRIC)
+    lines = [line for panel in figure.axes for line in panel.lines]
+    colors = {}
+    for line in lines:
+        colors.setdefault(line.get_label(), set()).add(line.get_color())
+    assert set(colors) == {"fedavg", "moon", "fsl", "_behind"}
+    assert all(len(own) == 1 for own in colors.values())
+    assert len(set.union(*colors.values())) == 4
+    dashed = {line.get_label() for line in lines if line.get_linestyle() == "--"}
+    assert dashed == {"fedavg"}
 
 
 def test_note_names_methods_without_row(tmp_path, monkeypatch):

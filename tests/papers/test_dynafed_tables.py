@@ -50,6 +50,15 @@ def runs(name, *preset, **filters):
 # The settings
 
 
+def test_figures_name_controls():
+    names = ALL["table1"].row_display_names
+    assert [names[row] for row in CONTROLS] == [
+        "DynaFed control: untrained",
+        "DynaFed control: real images",
+    ]
+    assert set(names) == set(ALL["table1"].control_rows)
+
+
 @pytest.mark.parametrize("name", ["table2", "table4", "table5", "table6"])
 def test_cells_match_paper_and_controls(name):
     reported = load_reported_values("dynafed", name)

@@ -25,6 +25,7 @@ from fedjax_het.papers.archived_results import (
     find_archives,
     prepare_show_command,
 )
+from fedjax_het.papers.dynafed.tables import TABLE1
 from fedjax_het.papers.programs import ProgramModule, find_programs
 from fedjax_het.papers.report import (
     PaperItem,
@@ -35,7 +36,9 @@ from fedjax_het.papers.report import (
     markdown_to_html,
     render_html,
 )
+from fedjax_het.papers.table import TableArguments, TableRun, make_cells
 from fedjax_het.runtime.result_store import list_run_files
+from fedjax_het.utils.command_line import parse_arguments
 
 # --- Chromium without a window, by its protocol
 
@@ -194,7 +197,7 @@ def entries(tmp_path):
 
 def render_page(entries):
     kept, record = entries[0].archives[0]
-    study = ArchivedResults("fsl", kept.folder, "fsl/privacy.py")
+    study = ArchivedResults("fsl", kept.folder, "fedaf/privacy.py")
     return render_html(
         "Tables & figures",
         entries,
@@ -312,6 +315,9 @@ def test_archives_belong_to_programs(tmp_path):
         paper, _, stem = each.owner.partition("-")
         assert not stem or stem in programs or f"{paper}.{stem}" in programs
         assert each in archives_of(each.owner)
+    titles = {each.folder.rpartition("/")[2]: each.title for each in kept}
+    assert titles["table5-mlp"] == "Kept results: table5-mlp"  # below the table's title
+    assert titles["across-cpu"].startswith("Comparison across papers: ")
     (table5,) = archives_of("dynafed-table5")
     assert table5.show_command == (
         "python experiments/dynafed/table5.py --models mlp --show "
@@ -325,6 +331,13 @@ def test_archives_belong_to_programs(tmp_path):
     assert [path.name for path in (tmp_path / "drawn").iterdir()] == ["table.md"]
     there = {path.parent for path in kept_results.EXPERIMENTS_FOLDER.glob("**/results/*/*.md")}
     assert there == {each.source for each in kept}
+
+
+def test_archive_of_another_width_has_its_runs():
+    (archive,) = (each for each in find_archives() if each.folder.endswith("table1-width16"))
+    cells = make_cells(TABLE1, parse_arguments(TableArguments, archive.arguments))
+    table = TableRun.from_directory(TABLE1, "cpu", cells, archive.source)
+    assert len([*table.iterate_results()]) == 4 and len(cells) < 10
 
 
 def test_provenance_of_runs(tmp_path):

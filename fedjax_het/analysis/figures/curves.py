@@ -27,6 +27,7 @@ from fedjax_het.analysis.figures.direct_labels import (
     label_line_ends,
 )
 from fedjax_het.analysis.figures.style import (
+    BACKGROUND_COLOR,
     GRAYS,
     PALETTE,
     AxisSharing,
@@ -72,7 +73,6 @@ _MAX_LABELED_GRAYS = 5  # with more gray lines, only the best one is labeled
 _MAX_LABEL_INCHES = 5.0  # height of the names beside a panel
 _SMALL_PANEL_SIZE = (1.75, 1.2)  # inches
 _MAX_SMALL_COLUMNS = 6
-_BACKGROUND_COLOR = "#D0D0D0"
 # FedAvg is named and marked in every figure that compares methods.
 _BASELINE_COLOR, _BASELINE_DASHES = "#000000", (0, (4, 1.5))
 
@@ -488,7 +488,7 @@ def _draw_small_panel(
     """Draw the line of a title and a label over the other lines of the title."""
     for (title, label), (other, average) in averages.items():
         if title == key[0] and label != key[1]:
-            options: Any = {"color": _BACKGROUND_COLOR, "lw": 0.6, "label": "_behind"}
+            options: Any = {"color": BACKGROUND_COLOR, "lw": 0.6, "label": "_behind"}
             if other.method == BASELINE:
                 options |= {
                     "color": _BASELINE_COLOR,

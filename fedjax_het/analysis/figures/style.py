@@ -31,6 +31,7 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#882255", "#5
 # For more lines than the palette has colors, if their names stand beside them.
 _EXTRA_COLORS = ("#E08214", "#DDCC77", "#661100", "#6699CC", "#888888")
 GRAYS = ("#5F5F5F", "#8C8C8C", "#B4B4B4")
+BACKGROUND_COLOR = "#D0D0D0"  # of the other lines in a small panel
 _VARIANT_DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))  # line styles of matplotlib
 _MARKERS = "os^Dv<>pPX*h"
 _MAX_DARKENING, _MAX_LIGHTENING = 0.35, 0.55  # share of black and white in a method's variants
@@ -109,7 +110,7 @@ def describe_figure(figure: "Figure") -> str:
     """
     note = figure.get_supxlabel()
     first_line, _, other_lines = note.partition("\n")
-    x_labels = [*(panel.get_xlabel() for panel in figure.axes), first_line]
+    x_labels = [*(panel.get_xlabel().partition("\n")[0] for panel in figure.axes), first_line]
     y_labels = [figure.get_supylabel(), *(panel.get_ylabel() for panel in figure.axes)]
     x_label, y_label = (next(filter(None, labels), "") for labels in (x_labels, y_labels))
     if not y_label or not x_label:

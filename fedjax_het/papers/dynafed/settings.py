@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from fedjax_het.analysis.comparison import format_row
 from fedjax_het.papers.reported import load_reported_values
 from fedjax_het.papers.table import Preset, TableDeclaration
 
@@ -44,6 +45,12 @@ EXPERIMENT = partial(
     main_method="dynafed",
     tuned_hyperparameters=TUNING,
     control_rows=CONTROL_OF,
+    row_display_names={
+        row: f"{format_row(method)} control: {images}"
+        for (row, method), images in zip(
+            CONTROL_OF.items(), 2 * ("untrained", "real images"), strict=True
+        )
+    },
     real_data_rows={"dynafed": CONTROLS[1]},
     baseline_row="fedavg",
 )

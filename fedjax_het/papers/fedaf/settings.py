@@ -112,7 +112,7 @@ EXPERIMENT = partial(
     tuned_hyperparameters=TUNING,
     control_rows={row: method for method, rows in CONTROLS.items() for row in rows},
     row_display_names={
-        row: f"{get_method_title(method)} ({images})"
+        row: f"{get_method_title(method)} control: {images}"
         for method, rows in CONTROLS.items()
         for row, images in zip(rows, ("uncondensed", "real images"), strict=True)
     },

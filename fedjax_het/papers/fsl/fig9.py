@@ -19,6 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedjax_het.analysis import plot_gradient_gaps
+from fedjax_het.analysis.comparison import format_row
 from fedjax_het.analysis.figures.style import (
     add_legend,
     label_outer_axes,
@@ -112,7 +113,8 @@ def plot_terms(table_run: TableRun):
 
     groups: dict[str, list[tuple[np.ndarray, ProgressTerms]]] = {}
     for cell, result in table_run.iterate_results():
-        groups.setdefault(f"{cell.column_label}, {cell.method}", []).append(compute_terms(result))
+        title = f"{cell.column_label}, {format_row(cell.method)}"
+        groups.setdefault(title, []).append(compute_terms(result))
     figure, panels = make_panels(list(groups), columns=2, size=(3.8, 2.8), sharey="none")
     label_outer_axes(panels.values(), x="Round t", y="Term of Theorem 1")
     for (title, runs), panel in zip(groups.items(), panels.values(), strict=True):

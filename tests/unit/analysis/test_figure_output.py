@@ -7,7 +7,12 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from fedjax_het.analysis.figures.collaboration import animate_collaboration
-from fedjax_het.analysis.figures.style import PALETTE, write_animation, write_figure
+from fedjax_het.analysis.figures.style import (
+    PALETTE,
+    describe_figure,
+    write_animation,
+    write_figure,
+)
 from fedjax_het.analysis.figures.synthetic_images import (
     animate_synthesis,
     plot_condensed,
@@ -42,6 +47,12 @@ def test_figure_is_written_in_further_formats(tmp_path):
     np.testing.assert_array_equal(pixels(tmp_path / "a.png"), pixels(tmp_path / "b.png"))
     with pytest.raises(ConfigError, match=r"a suffix of these formats: .*png"):
         write_figure(tmp_path / "c.unknown", figure())
+
+
+def test_description_has_the_first_line_of_a_label():
+    figure = Figure()
+    figure.subplots().set(xlabel="Client\ngray: own model", ylabel="Weight")
+    assert describe_figure(figure) == "Weight against client."
 
 
 @pytest.mark.parametrize("words", [["run"], ["report", "x"], ["table", "table1"]])
