@@ -34,7 +34,7 @@ PAPERS = {
     "fedamp": "FedAMP (Huang et al., AAAI 2021)",
     "fsl": "FSL (Mai et al., 2022)",
 }
-WIDE_ASPECT_RATIO = 1.7  # width / height of a figure with several panels side by side
+MIN_WIDE_PIXELS = 900  # width of a figure whose texts are unreadable at the width of a phone
 PALETTE_SIZE = 256  # colors of a figure on the page
 MIN_CONSTANT_ROWS = 3  # rows from which a column with one value is stated once, above the table
 
@@ -401,7 +401,7 @@ def _encode_picture(path: Path, mtime_ns: int) -> tuple[str, bool, str]:
     try:
         with Image.open(io.BytesIO(content)) as image:
             description = to_one_line(str(image.info.get("Description", "")))
-            is_wide = image.width > WIDE_ASPECT_RATIO * image.height
+            is_wide = image.width > MIN_WIDE_PIXELS
             if image.convert("RGBA").getchannel("A").getextrema() == (255, 255):
                 buffer = io.BytesIO()
                 colors = image.convert("RGB").quantize(PALETTE_SIZE, dither=Image.Dither.NONE)

@@ -363,6 +363,35 @@ def test_docstring_to_markdown():
     )
 
 
+def test_formulas_explain_their_symbols():
+    from method_pages import FORMULAS, describe_symbols
+
+    assert describe_symbols(FORMULAS["fedavg"]) == (
+        "*S: clients of the round; p: their weights (`averaging`); F: a client's loss; "
+        "SGD: local training; η<sub>g</sub>: `server_lr`.*"
+    )
+    assert "η: `local_lr`" in describe_symbols(FORMULAS["scaffold"])
+    assert describe_symbols("x") == ""
+
+
+def test_api_page_shows_plain_defaults():
+    griffe = pytest.importorskip("griffe", reason="the extra docs")
+    from docstring_examples import DocstringExamples
+
+    alpha = griffe.Attribute("alpha", value="field(default=None, metadata=_POSITIVE)")
+    DocstringExamples().on_attribute_instance(attr=alpha)
+    assert alpha.value == "None"
+
+
+def test_notebook_page_has_a_button_for_its_badge():
+    from notebook_pages import adapt_to_site
+
+    text = "[![Open in Colab](https://c/badge.svg)](https://c/n.ipynb)\n![png](a.png)"
+    assert adapt_to_site(text) == (
+        "[Open in Colab](https://c/n.ipynb){ .md-button }\n![Figure drawn by the cell above](a.png)"
+    )
+
+
 def test_repository_links():
     from repository_links import convert_links
 
