@@ -62,9 +62,9 @@ def fednova(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
         is kept across rounds. The formulas for a_i hold for neither.
     """
     schedule = training.options.lr_schedule
-    require(schedule is None, "lr_step_schedule", schedule, "none: fednova's a_i are of one rate")
+    require(schedule is None, "lr_step_schedule", schedule, "none: fednova's a_i assume one rate")
     keeps_momentum = training.optimizer in ("momentum", "nesterov") and training.keep_state
-    reason = "'reset': fednova's weights are of momentum that starts at zero each round"
+    reason = "'reset': fednova's weights assume that momentum starts at zero in each round"
     require(not keeps_momentum, "optimizer_state", "keep", reason)
     base = make_local_sgd(training)
 

@@ -64,7 +64,7 @@ def list_command(command: ListCommand) -> int:
 
 def show_command(command: ShowCommand) -> int:
     """Print the options of the named entries; return the exit status."""
-    require(len(command.names) > 0, "name", "", "one that `fedjax-het list` names")
+    require(len(command.names) > 0, "name", "", "a name that `fedjax-het list` prints")
     texts = [str(describe(name)) for name in command.names]
     if command.json:
         print_json(dict(zip(command.names, texts, strict=True)))

@@ -229,11 +229,11 @@ def register_optimizer(name: str, make: Any, description: str = "") -> None:
     require(
         is_factory and not isinstance(make, optax.GradientTransformation), "make", make, expected
     )
-    require(name != USER_OBJECT, "name", name, "another one: a run's own object has this one")
+    require(name != USER_OBJECT, "name", name, "another name, as an optimizer passed to a run has this name")
     signature_lr = parameters.pop("learning_rate")
     for argument, default in parameters.items():
         label = f"make's argument {argument}"
-        require(default is not REQUIRED, label, "without a default", "one with a default")
+        require(default is not REQUIRED, label, "without a default", "a default")
     default_lr = float(signature_lr) if isinstance(signature_lr, int | float) else 0.01
     entry = _make_entry(name, make, default_lr, description or None, is_elementwise=False)
     hp = {hp_name: record.default for hp_name, record in entry.hyperparameters.items()}
@@ -461,7 +461,7 @@ def check_transformation(
     except ConfigError:
         raise
     except KeyError as error:
-        text = f"expected it among the hyper-parameters ({', '.join(hp) or 'none is given'})"
+        text = f"expected one of the hyper-parameters ({', '.join(hp) or 'none is given'})"
         raise ConfigError(f"{label} reads hp[{error}]: {text}") from error
     except Exception as error:  # of a user's function
         raise ConfigError(f"{label} fails: {type(error).__name__}: {error}") from error
@@ -470,7 +470,7 @@ def check_transformation(
     )
     expected = "updates of the shapes of the gradients"
     require(updates == params, label, "updates of other shapes", expected)
-    require(state == new_state, label, "a state that changes its shapes", "one that keeps them")
+    require(state == new_state, label, "a state that changes its shapes", "constant shapes")
 
 
 def compute_optimizer_digest(user_optimizer: Any, hp: Mapping[str, float]) -> str:

@@ -178,9 +178,8 @@ class ClientClassWork:
         counts = partition.label_counts(labels, num_classes)  # [K, C]
         ipc, steps, threshold, init_examples, *_ = condensation
         max_count = int(counts.max())
-        expected = f"at most {max_count}, the most that a client holds"
-        require(ipc <= max_count, "ipc", ipc, expected)
         expected = f"at most {max_count}, the most examples of one class that a client holds"
+        require(ipc <= max_count, "ipc", ipc, expected)
         require(threshold <= max_count, "threshold", threshold, expected)
         self.partition, self._labels = partition, np.asarray(labels)
         self._condensation, self._num_classes = condensation, num_classes

@@ -58,7 +58,7 @@ def load_or_build_arrays(
         make_private_dir(path.parent)
         write_npz(path, arrays, meta, private=True)
     except OSError as error:
-        _log.warning("cache %s cannot be written (%s): working without it", path, error)
+        _log.warning("cache %s cannot be written (%s): continuing without it", path, error)
     return arrays, meta
 
 
@@ -85,5 +85,5 @@ def load_cached_arrays(
     except DamagedFileError as error:
         _log.warning("cache: %s: rebuilding it", error)
     except OSError as error:
-        _log.warning("cache %s cannot be read (%s): working without it", path, error)
+        _log.warning("cache %s cannot be read (%s): continuing without it", path, error)
     return None

@@ -168,7 +168,7 @@ def draw_local_tests(
     if (num_requested > class_counts).any():
         scarcest_class = int(np.argmax(num_requested / np.maximum(class_counts, 1)))
         _log.warning(
-            "local tests share examples: %d are requested of %d test examples; an example of class "
+            "clients' tests share images: %d images are drawn from %d test images; an image of class "
             "%d is in the tests of up to %d clients",
             num_requested.sum(),
             len(test_labels),
@@ -363,8 +363,8 @@ def _choose_default_tests(
     if is_changed.any() or num_small:
         omitted = np.flatnonzero(((mixtures > 0) & (reduced == 0))[has_examples].any(0))
         _log.warning(
-            "local tests have %d examples; the tests of %d clients leave out classes with too few "
-            "test examples (classes: number of examples %s); %d clients have smaller tests (%s)",
+            "clients' tests have %d images; the tests of %d clients leave out classes with too few "
+            "test images (number of images by class: %s); %d clients have smaller tests (%s)",
             size,
             is_changed.sum(),
             {int(label): int(class_counts[label]) for label in omitted},
@@ -372,7 +372,7 @@ def _choose_default_tests(
             reason,
         )
     elif size < _FEW_TESTS:
-        _log.warning("local tests have %d examples of each client: %s", size, reason)
+        _log.warning("clients' tests have %d images each: %s", size, reason)
     return reduced, sizes
 
 

@@ -165,7 +165,7 @@ class CheckpointWriter:
         except Exception as error:
             if not self.has_failed:
                 reason = getattr(error, "strerror", None) or error
-                text = f"{str(path)!r} cannot be written ({reason}): the run goes on without"
+                text = f"{str(path)!r} cannot be written ({reason}): the run continues without"
                 log.warning("checkpoint = %s", to_one_line(text))
             self.has_failed = True
 
@@ -184,7 +184,7 @@ class CheckpointWriter:
                     label = _DIGEST_LABELS.get(name, name)
                     raise ConfigError(
                         f"checkpoint = {record['path']!r}: expected a checkpoint of this "
-                        f"{label}, but it is of another; pass the same {label} or another output_dir"
+                        f"{label}, but it has another; pass this {label} or another output_dir"
                     )
 
     def restore(self, group_state: GroupState) -> None:
@@ -256,13 +256,13 @@ def find_checkpoint_record(
         is_accepted = allow_more_rounds and record["round"] <= current["rounds"]
         if is_accepted and not is_horizon_dependent(spec):
             return record
-        text += f"; {record['round']} are done"
+        text += f"; {record['round']} rounds are done"
         if is_horizon_dependent(spec):
             text += (
                 f", and the rates of {spec.lr_schedule} depend on that number without hp lr_length"
             )
     raise ConfigError(
-        f"checkpoint = {str(path)!r}: expected a checkpoint of this configuration, but it is of "
+        f"checkpoint = {str(path)!r}: expected a checkpoint of this configuration, but it has "
         f"another ({text}); use its settings or another output_dir, or remove it"
     )
 
@@ -324,7 +324,7 @@ def find_resumable_record(
     if changes and not resume_anyway:
         refusal = ConfigError(
             f"checkpoint = {record['path']!r}: expected a checkpoint of this version and device, "
-            f"but it has others ({', '.join(changes)}), so that bits may differ; pass resume_anyway "
+            f"but these differ ({', '.join(changes)}), so that bits may differ; pass resume_anyway "
             "(--resume-anyway) to resume from it, which the result records, or remove it"
         )
         if is_final_state and quarantine:
@@ -371,9 +371,9 @@ def load_state_model(
     spec = RunSpec.from_dict(record["spec"]).resolved()
     inputs = InputSpec.from_record(record["inputs"])
     is_user_optimizer = spec.local_optimizer == USER_PROVIDED
-    expected = "none, as the run names its own"
+    expected = "None, as the settings name the optimizer"
     if is_user_optimizer:
-        expected = "the optimizer that the run had"
+        expected = "the optimizer of the run"
     require((optimizer is not None) == is_user_optimizer, "optimizer", optimizer, expected)
     digest = record.get("network_digest")
     signature = build_signature_from_file(spec, inputs, network, digest, optimizer)
@@ -448,7 +448,7 @@ def load_checkpoint(path: Path, template: Tree, arrays: dict[str, Any] | None = 
         if array is None or array.shape != leaf.shape or array.dtype != leaf.dtype:
             raise ConfigError(
                 f"checkpoint = {str(path)!r}: expected {name} of shape {leaf.shape} and type "
-                f"{leaf.dtype}, as in this configuration; the checkpoint is of another"
+                f"{leaf.dtype}, as in this configuration; the checkpoint has another"
             )
         leaves.append(array)
     return jax.tree.unflatten(jax.tree.structure(template), leaves)

@@ -269,10 +269,10 @@ def validate_partition(partition: Any, spec: ResolvedRunSpec, dataset: Dataset) 
     is_complete = partition.num_clients == spec.num_clients + held_out
     require(is_complete, "num_clients", spec.num_clients, expected)
     num_examples = len(dataset.train_labels)
-    require(len(indices) > 0, "partition", "no examples", "an example for a client at least")
+    require(len(indices) > 0, "partition", "no examples", "at least one example")
     if indices.max() >= num_examples:
         raise ConfigError(
-            f"partition: position {int(indices.max())} is none of the {num_examples} training "
+            f"partition: position {int(indices.max())} is outside the {num_examples} training "
             f"examples of {dataset.name}: expected positions in [0, {num_examples})"
         )
     return require_distinct_examples(partition)

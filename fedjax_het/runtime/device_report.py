@@ -180,7 +180,7 @@ def describe_devices(devices: Sequence[jax.Device] | None = None) -> Iterator[st
     yield from _describe_memory(devices)
     requested = environment["matmul_precision"]
     requested = None if requested == "default" else requested
-    origin = f"asked for by jax: {requested}" if requested else "the backend's own"
+    origin = f"set in jax: {requested}" if requested else "the backend's own"
     yield f"precision: {describe_precision(None, requested, first.platform)} ({origin})"
     yield from _describe_settings(backend, cuda_version)
     yield from _describe_timings(load_timings(first.device_kind))
@@ -197,7 +197,7 @@ def _describe_memory(devices: Sequence[jax.Device]) -> Iterator[str]:
     if devices[0].platform == "cpu":
         free = free_host_bytes()
         text = "unknown" if free is None else f"{free / 1e9:.1f} GB free"
-        yield f"memory: {text}, of the machine that they share"
+        yield f"memory: {text}, shared by the devices"
         return
     for device in devices:
         stats = device.memory_stats() or {}
@@ -221,9 +221,9 @@ def _describe_settings(backend: str, cuda_version: int | None) -> Iterator[str]:
         yield "set by fedjax_het: a device for each core"
     settings_to_make = recommend_settings(backend, cuda_version)
     if not settings_to_make:
-        yield "would help: no further setting"
+        yield "recommended: no further setting"
     for setting, effect in settings_to_make.items():
-        yield f"would help: {setting}"
+        yield f"recommended: {setting}"
         yield f"    {effect}"
 
 

@@ -85,7 +85,7 @@ def require_memory(items: Sequence[MemoryItem], available_bytes: int | None, loc
     if max_value >= 1:
         expected = f"at most {max_value}"
     elif fraction > 0:
-        expected = f"one that takes at most {format_bytes(int(fraction * largest.num_bytes))}"
+        expected = f"a value that takes at most {format_bytes(int(fraction * largest.num_bytes))}"
     else:
         expected = "more memory"
     expected += f", or {largest.alternative}" if largest.alternative else ""

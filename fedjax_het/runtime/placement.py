@@ -100,7 +100,7 @@ class Placement:
         states = (AUTO, DEVICE_STATE, SPLIT_STATE, HOST_STATE)
         require_name("client_state", self.client_state, states)
         is_empty = isinstance(self.devices, Sequence) and not self.devices
-        require(not is_empty, "devices", self.devices, "a device at least, or None for all")
+        require(not is_empty, "devices", self.devices, "at least one device, or None for all")
 
     @property
     def has_explicit_cpus(self) -> bool:
@@ -411,11 +411,11 @@ def choose_client_state(
     )
     if requested != AUTO:
         expected = f"'device' or 'auto': {spec.algorithm} needs the states of all clients at once"
-        expected += ", to score their own models" if spec.has_client_tests else ""
+        expected += ", to evaluate their own models" if spec.has_client_tests else ""
         require(is_pageable, "client_state", requested, expected)
     if requested == SPLIT_STATE:
-        expected = f"'auto', or of one process a num_clients that {num_devices} devices divide"
-        expected += f" (there are {num_clients})"
+        expected = f"'auto', or one process and a multiple of {num_devices} devices as num_clients"
+        expected += f" (now {num_clients})"
         require(can_split or num_devices == 1, "client_state", requested, expected)
         return SPLIT_STATE if can_split else DEVICE_STATE  # one device has all of a run's
     if requested == HOST_STATE:

@@ -51,7 +51,7 @@ def require_memory_for_programs(group_state: GroupState, memory: int | None) -> 
         raise InsufficientMemoryError(
             f"batch_size = {spec.batch_size!r}: the {name} of {spec.algorithm} need {qualifier}"
             f"{format_bytes(required)} on each device, and {format_bytes(available_bytes)} are "
-            f"there: expected {', '.join([*suggestions, 'a smaller network'])} or more memory"
+            f"available: expected {', '.join([*suggestions, 'a smaller network'])} or more memory"
         )
 
     for name, (jitted, inputs) in programs:

@@ -76,7 +76,7 @@ def build_model_getter(group_state: GroupState, i: int, state: Any) -> Callable[
 
     def get_model(client: int | None = None, **user_objects: Any) -> TrainedModel:
         for name, value in user_objects.items():
-            require(value is None, name, value, "none: the run has its own")
+            require(value is None, name, value, "None: the result contains it")
         return extract_model(*arguments, client)
 
     return get_model

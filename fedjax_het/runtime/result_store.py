@@ -320,7 +320,7 @@ class ResultWriter:
                 if self.fallback_folder is None:
                     self.fallback_folder = folder
                     text = (
-                        f"results cannot be written ({self._reason}); going on in {str(folder)!r}"
+                        f"results cannot be written ({self._reason}); they are written to {str(folder)!r}"
                     )
                     log.warning("%s", to_one_line(f"output_dir = {str(self.folder)!r}: {text}"))
                 return True
@@ -335,9 +335,9 @@ class ResultWriter:
         count = "the result" if self._num_failed == 1 else f"{self._num_failed} results"
         text = f"output_dir = {str(self.folder)!r}: {count} could not be written ({self._reason})"
         if self.fallback_folder is not None:
-            text += f"; kept in {str(self.fallback_folder)!r} instead"
+            text += f"; written to {str(self.fallback_folder)!r} instead"
         if self._num_unsaved:
-            text += f"; {self._num_unsaved} of them in no file, but in `results` of this error"
+            text += f"; {self._num_unsaved} are in no file, but in `results` of this error"
         raise ResultNotWrittenError(text, results, self.fallback_folder)
 
 

@@ -509,7 +509,7 @@ def decode_record(text: str) -> dict[str, Any]:
 
 
 def _reject_constant(name: str) -> float:
-    raise ConfigError(f"number = {name}: expected a finite one")
+    raise ConfigError(f"number = {name}: expected a finite number")
 
 
 def _parse_spec(values: dict[str, Any], version: Any) -> RunSpec:

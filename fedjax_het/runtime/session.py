@@ -399,7 +399,7 @@ def federation(
     log.info("protocol: %s", describe_protocol(spec.protocol))
     folder = None if output_dir is None else make_output_directory(output_dir)
     for name, value in {"resume": resume, "resume_anyway": resume_anyway}.items():
-        expected = f"an {display_name('output_dir')}, where checkpoints are kept"
+        expected = f"an {display_name('output_dir')} with checkpoints"
         require(not value or folder is not None, name, value, expected)
     callbacks = add_tracker_callback(callbacks, track, folder)
     resume = resume or resume_anyway

@@ -100,11 +100,11 @@ class Tracker(NamedTuple):
     name: str
     """Name in `track`."""
     description: str
-    """One line for lists."""
+    """One line for the list of trackers."""
     open: Callable[[TrackedRun], RunTracker]
-    """Function that opens a new record, or one that the run left."""
+    """Function that opens a new record, or continues the record of a stopped run."""
     packages: tuple[str, ...] = ()
-    """Packages that it imports."""
+    """Packages that the tracker imports."""
 
     def __repr__(self) -> str:
         return format_entry(self)
@@ -474,7 +474,7 @@ class TrackerCallback:
             except Exception as error:  # of libraries, networks and disks
                 del self._openers[name]
                 reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-                text = f"track = {name!r}: cannot be written ({reason}): runs go on without"
+                text = f"track = {name!r}: cannot be written ({reason}): runs continue without"
                 log.warning("%s", to_one_line(text))
 
     def _update_record(self, name: str, status: RunStatus) -> None:

@@ -340,7 +340,7 @@ def build_signature_from_file(
     Raises:
       ConfigError: if the network is missing, or is another one.
     """
-    is_user_network, expected = spec.model == USER_PROVIDED, "none, as the model names its own"
+    is_user_network, expected = spec.model == USER_PROVIDED, "None, as the file names the network"
     if is_user_network:
         expected = "the network that it was trained with"
     require((network is not None) == is_user_network, "network", network, expected)
@@ -374,7 +374,7 @@ def read_model_file(path: Path) -> ModelFile:
     try:
         content = serialization.msgpack_restore(data)
         if content["sha256"] != hashlib.sha256(content["variables"]).hexdigest():
-            raise DamagedFileError("its checksum is another")
+            raise DamagedFileError("its checksum does not match")
         record = json.loads(content["record"])
         return ModelFile(
             RunSpec.from_dict(record["spec"]),

@@ -167,7 +167,7 @@ class SweepProgress:
             elif num_ended >= max(MIN_RUNS_OF_ESTIMATE, self.total / 10):
                 parts.append(f"about {format_duration(seconds_to_go)} to go")
             if self.num_elsewhere:
-                parts.append(f"{self.num_elsewhere} made by others")
+                parts.append(f"{self.num_elsewhere} by other workers")
             self.print_line("; ".join(parts))
 
     def report_elsewhere(self, count: int) -> None:

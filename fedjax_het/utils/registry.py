@@ -108,7 +108,7 @@ class Registry(dict[str, EntryT]):
         is_identifier = isinstance(name, str) and name.isidentifier()
         expected = f"letters, digits and underscores, at most {MAX_NAME_LENGTH}"
         require(is_identifier and len(name) <= MAX_NAME_LENGTH, "name", name, expected)
-        expected = f"one that no {self.kind} of the package has"
+        expected = f"a name that no {self.kind} of the package has"
         require(name not in self.built_in, "name", name, expected)
         self[name] = entry
 

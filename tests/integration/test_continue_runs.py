@@ -76,9 +76,9 @@ def test_checkpoint_resumes_to_more_rounds(tmp_path, monkeypatch):
     with pytest.raises(KilledError):
         run(short, tmp_path, progress=make_killing_callback(2))
     assert (tmp_path / checkpointing.CHECKPOINT_FILE).exists()
-    with pytest.raises(ConfigError, match=r"rounds 7 -> 12; 2 are done"):
+    with pytest.raises(ConfigError, match=r"rounds 7 -> 12; 2 rounds are done"):
         run(rounds(short, 12), tmp_path)
-    with pytest.raises(ConfigError, match=r"rounds 7 -> 1; 2 are done"):
+    with pytest.raises(ConfigError, match=r"rounds 7 -> 1; 2 rounds are done"):
         run(rounds(short, 1), tmp_path, resume=True)
     assert_results_equal(run(rounds(short, 12), tmp_path, resume=True), run(rounds(short, 12)))
 

@@ -192,7 +192,7 @@ def test_checkpoint_of_another_run_is_kept(half, whole):
     path = half / "checkpoint.npz"
     before = path.read_bytes()
     for settings in ({"resume": True}, {}):
-        expected = r"of another \(seed 0 -> 1.*output_dir"
+        expected = r"has another \(seed 0 -> 1.*output_dir"
         with pytest.raises(ConfigError, match=expected) as caught:
             run(half, spec=make_short_spec(METHOD, seed=1), **settings)
         get_line(caught)
@@ -232,7 +232,7 @@ def test_run_writes_to_the_fallback_folder(fault, tmp_path, whole, home, monkeyp
     partition = Partition.load(next(caught.value.folder.glob("*.partition.npz")))
     assert partition.digest() == whole.partition.digest()
     (line,) = [r.getMessage() for r in caplog.records if "checkpoint" in r.getMessage()]
-    assert "the run goes on" in line
+    assert "the run continues" in line
 
 
 def test_error_has_the_result_without_any_folder(tmp_path, whole, home, monkeypatch):

@@ -152,7 +152,7 @@ def test_refusal_names_needed_available_and_fitting():
         (
             {"network_options": {"hidden": [10**6, 10**6]}},
             None,
-            r"network_options = \{'hidden': \(1000000, 1000000\)\}: expected one that takes",
+            r"network_options = \{'hidden': \(1000000, 1000000\)\}: expected a value that takes",
         ),
         ({}, 10**3, r"model = 'mlp': expected more memory|network_options = "),
     ],

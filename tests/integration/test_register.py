@@ -283,7 +283,7 @@ def test_name_registered_again_is_the_new_method():
 @pytest.mark.parametrize(
     ("name", "facts", "message"),
     [
-        ("fedavg", {}, "name = 'fedavg': expected one that no method"),
+        ("fedavg", {}, "name = 'fedavg': expected a name that no method"),
         ("my method", {}, "name = 'my method': expected letters, digits"),
         ("mine", {"colur": "#000000"}, "argument = 'colur' is unknown: did you mean 'color'"),
         ("mine", {"wraps": "models"}, "wraps = 'models' is unknown: did you mean 'model'"),

@@ -242,9 +242,9 @@ def test_auto_counts_the_runs_of_a_device():
         (
             stateful(client_tests=True, client_test_model="client"),
             "host",
-            "to score their own models",
+            "to evaluate their own models",
         ),
-        (stateful(num_clients=CLIENTS - 1), "split", r"devices divide \(there are 11\)"),
+        (stateful(num_clients=CLIENTS - 1), "split", r"devices as num_clients \(now 11\)"),
         (stateful("fedamp"), "split", "fedamp needs the states of all clients at once"),
         *((stateful(), name, "") for name in ("gpu", "", None)),
     ],

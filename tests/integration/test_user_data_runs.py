@@ -170,7 +170,7 @@ BAD_PARTITIONS = {
     "too few clients": (lambda: partition_from_clients([[0], [1]]), "num_clients = 6: .*=2"),
     "positions of more": (
         lambda: partition_from_clients([[0, 51]] + [[1]] * 5),
-        r"position 51 is none of the 51 training examples of named: .*\[0, 51\)",
+        r"position 51 is outside the 51 training examples of named: .*\[0, 51\)",
     ),
     "an example twice": (
         lambda: partition_from_clients([[0], [3, 3], [4], [], [], []]),
@@ -315,7 +315,7 @@ def test_normalization_of_registered_datasets():
 
 
 def test_invalid_registered_datasets_are_rejected():
-    with pytest.raises(ConfigError, match="name = 'mnist': expected one that no data set of"):
+    with pytest.raises(ConfigError, match="name = 'mnist': expected a name that no data set of"):
         register_dataset("mnist", blobs)
     with pytest.raises(ConfigError, match="load = 3: expected a function"):
         register_dataset("three", 3)

@@ -97,7 +97,7 @@ def test_second_worker_executes_the_other_runs(tmp_path, while_running, whole):
     assert [line[:5] for line in second[:3]] == ["[1/4]", "[2/4]", "[3/4]"]
     assert re.fullmatch(r"waiting for 1 run of other workers: \S+ \(process \d+\)", second[3])
     assert first[0].startswith("[1/4]") or (
-        len(first) == 1 and first[0].endswith("; about 0.0 s to go; 3 made by others")
+        len(first) == 1 and first[0].endswith("; about 0.0 s to go; 3 by other workers")
     )
     assert_all_equal(results, whole)
     assert len(load_results(tmp_path)) == 4 and not (tmp_path / "claims").exists()

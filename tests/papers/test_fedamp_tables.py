@@ -173,7 +173,7 @@ def test_figure2_tests_clients_of_best_round(folder, capsys, forbid_runs):
 def test_figure2_omits_methods_with_missing_seed(folder, capsys):
     more = [*command(folder), "--seeds", "0", "1", "7", "--show"]
     assert FIG2.main(more) == 0
-    assert "Left out, as not all their runs are there: separate, fedavg," in (
+    assert "Left out, as runs are missing: separate, fedavg," in (
         capsys.readouterr().out.replace("\n", " ")
     )
 

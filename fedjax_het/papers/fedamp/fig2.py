@@ -107,7 +107,7 @@ def _write_outputs(table_run: TableRun) -> list[str]:
     )
     notes = [CAPTION, FIG2.note]
     if missing:
-        notes.append(f"Left out, as not all their runs are there: {', '.join(missing)}.")
+        notes.append(f"Left out, as runs are missing: {', '.join(missing)}.")
     table = make_text_table(pairs, f"{table_run.title}.", notes)
     figures = {"fig2.png": analysis.plot_client_accuracies(accuracies, highlight=PAPER_METHODS)}
     return table_run.write_table("fig2", table, pairs, figures)

@@ -208,12 +208,12 @@ def test_checkpoint_of_other_dtype_is_refused(tmp_path):
     save_checkpoint(path, tree, {})
     assert load_checkpoint(path, tree)["a"].dtype == jnp.bfloat16
     for like in (np.ones(2, np.uint16), np.ones(2, np.float16), np.ones(2, np.float32)):
-        with pytest.raises(ConfigError, match="the checkpoint is of another"):
+        with pytest.raises(ConfigError, match="the checkpoint has another"):
             load_checkpoint(path, {"a": like})
     keys = {"a": jax.random.split(jax.random.key(0))}
     save_checkpoint(path, keys, {})
     other = {"a": jax.random.split(jax.random.key(0, impl="rbg"))}
-    with pytest.raises(ConfigError, match="the checkpoint is of another"):
+    with pytest.raises(ConfigError, match="the checkpoint has another"):
         load_checkpoint(path, other)
 
 

@@ -274,7 +274,7 @@ def test_incomplete_accumulation_steps_at_round_end():
         ({"hp": {"local_b1": 1}, "local_optimizer": "lion"}, "hp local_b1 = 1: expected a num"),
         (
             {"local_optimizer": "lion", "optimizer_options": {"nesterov": True}},
-            "optimizer_options = 'nesterov' is unknown: none is taken here",
+            "optimizer_options = 'nesterov' is unknown: no name is valid here",
         ),
         (
             {"optimizer_options": {"nesterov": 1}, **NADAM},

@@ -216,8 +216,8 @@ def test_registered_optimizer_equals_built_in_one():
 @pytest.mark.parametrize(
     "name, make, message",
     [
-        ("adam", heavy, "name = 'adam': expected one that no local optimizer of the package has"),
-        ("user", heavy, "name = 'user': expected another one"),
+        ("adam", heavy, "name = 'adam': expected a name that no local optimizer of the package has"),
+        ("user", heavy, "name = 'user': expected another name"),
         ("mine", optax.sgd(0.1), "expected a function of learning_rate that returns"),
         ("mine", lambda rate: optax.sgd(rate), "expected a function of learning_rate"),
         ("mine", lambda learning_rate, b1: None, "make's argument b1 = 'without a default'"),

@@ -76,7 +76,7 @@ def test_devices_command_reports_devices_and_timings(capsys, unused_gpu):
     assert main(["devices"]) == 0
     out = capsys.readouterr().out
     assert f"jax {jax.__version__}" in out and f"{len(jax.devices())} x {kind}" in out
-    assert "precision: float32 (asked for by jax: highest)" in out
+    assert "precision: float32 (set in jax: highest)" in out
     assert "convnet () (8, 8, 1) 3, sgd, batch 32" in out
     assert "1 native: 12.3, 4 im2col: too large, or failed" in out
     assert "note: there is a GPU" in out
@@ -90,7 +90,7 @@ def test_report_of_an_accelerator_has_memory_and_flags(monkeypatch):
     text = "\n".join(lines)
     assert "1 x NVIDIA H200, CUDA 12.9" in text
     assert "memory of device 3: 130.0 of 140.0 GB free" in text
-    assert "products of tf32" in text and f"would help: {GRAPHS}" in text
+    assert "products of tf32" in text and f"recommended: {GRAPHS}" in text
     assert "unknown" in "\n".join(describe_devices([make_gpu()]))
 
 

@@ -259,7 +259,7 @@ def test_unusable_trackers_are_refused(tmp_path, monkeypatch):
             call(make_spec(), track=["csv"], **data)
     with pytest.raises(ConfigError, match=r"^track = \['csv'\]: expected an? directory"):
         sweep([make_spec()], track=["csv"], **data)
-    with pytest.raises(ConfigError, match="expected one that no tracker"):
+    with pytest.raises(ConfigError, match="expected a name that no tracker"):
         register_tracker("csv", lambda run: None)
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     for name in ("tensorboard", "wandb", "mlflow"):

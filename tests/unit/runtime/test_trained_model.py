@@ -78,7 +78,7 @@ def test_load_model_requires_the_user_network(tmp_path):
     with pytest.raises(ConfigError, match="network = "):
         load_model(path, network=lambda num_classes: TwoLayers(num_classes, hidden=7))
     named = run_spec(make_spec(rounds=5)).save_model(tmp_path / "named.msgpack")
-    with pytest.raises(ConfigError, match="none, as the model names its own"):
+    with pytest.raises(ConfigError, match="None, as the file names the network"):
         load_model(named, network=TwoLayers)
 
 

@@ -51,7 +51,7 @@ def test_registry_replaces_and_resets_user_entries(tools):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("saw", "name = 'saw': expected one that no tool of the package has"),
+        ("saw", "name = 'saw': expected a name that no tool of the package has"),
         ("my tool", "name = 'my tool': expected letters, digits and underscores"),
         ("", "name = '': expected letters"),
         (3, "name = 3: expected letters"),
