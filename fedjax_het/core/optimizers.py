@@ -229,7 +229,12 @@ def register_optimizer(name: str, make: Any, description: str = "") -> None:
     require(
         is_factory and not isinstance(make, optax.GradientTransformation), "make", make, expected
     )
-    require(name != USER_OBJECT, "name", name, "another name, as an optimizer passed to a run has this name")
+    require(
+        name != USER_OBJECT,
+        "name",
+        name,
+        "another name, as an optimizer passed to a run has this name",
+    )
     signature_lr = parameters.pop("learning_rate")
     for argument, default in parameters.items():
         label = f"make's argument {argument}"

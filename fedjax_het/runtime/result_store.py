@@ -319,9 +319,7 @@ class ResultWriter:
                 self._save(result, folder)
                 if self.fallback_folder is None:
                     self.fallback_folder = folder
-                    text = (
-                        f"results cannot be written ({self._reason}); they are written to {str(folder)!r}"
-                    )
+                    text = f"results cannot be written ({self._reason}); they are written to {str(folder)!r}"
                     log.warning("%s", to_one_line(f"output_dir = {str(self.folder)!r}: {text}"))
                 return True
             if folder is not None and folder != self.fallback_folder:

@@ -15,6 +15,7 @@ from typing import Literal, get_args, get_origin
 
 import numpy as np
 import pytest
+import tyro
 import yaml
 from PIL import Image
 from support.documentation_pages import (
@@ -111,6 +112,8 @@ def test_command_is_valid(command, monkeypatch, tmp_path):
             assert not extras or set(extras.split(",")) <= set(known)
         case ["python", script, *arguments] if script in MEASUREMENTS:
             understood_by_tyro(script, arguments)
+        case ["python", script, *arguments] if script.startswith("experiments/accelerator/"):
+            tyro.cli(runpy.run_path(str(ROOT / script))["Arguments"], args=arguments)
         case ["python", script] if script.startswith(("docs/", "notebooks/")):
             assert (ROOT / script).is_file()
         case ["python", script, *arguments] if script.startswith("experiments/"):
@@ -165,8 +168,6 @@ def project():
 
 
 def understood_by_tyro(script, arguments):
-    import tyro
-
     target = re.search(r"from (experiments\.benchmarks\.\w+) import", (ROOT / script).read_text())
     tyro.cli(importlib.import_module(target[1]).Arguments, args=arguments)
 

@@ -9,7 +9,7 @@ from support.paths import ROOT
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "experiments").glob("*.md")),
-    *sorted((ROOT / "experiments").glob("*/RESULTS.md")),
+    *sorted((ROOT / "experiments").glob("*/R*.md")),  # RESULTS.md, README.md
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 BLOCK_LANGUAGES = ("python", "bash", "bibtex", "text")

@@ -212,7 +212,9 @@ def test_horizon_dependent_run_is_not_extended(tmp_path, monkeypatch):
         assert_results_equal(longer, run(cosine(6, **more)))
     with pytest.raises(KilledError):
         run(cosine(3), output_dir=tmp_path, progress=make_killing_callback(2))
-    with pytest.raises(ConfigError, match=r"rounds 3 -> 6; \d rounds are done, and the rates of cosine"):
+    with pytest.raises(
+        ConfigError, match=r"rounds 3 -> 6; \d rounds are done, and the rates of cosine"
+    ):
         run(cosine(6), output_dir=tmp_path, resume=True)
 
 

@@ -216,7 +216,11 @@ def test_registered_optimizer_equals_built_in_one():
 @pytest.mark.parametrize(
     "name, make, message",
     [
-        ("adam", heavy, "name = 'adam': expected a name that no local optimizer of the package has"),
+        (
+            "adam",
+            heavy,
+            "name = 'adam': expected a name that no local optimizer of the package has",
+        ),
         ("user", heavy, "name = 'user': expected another name"),
         ("mine", optax.sgd(0.1), "expected a function of learning_rate that returns"),
         ("mine", lambda rate: optax.sgd(rate), "expected a function of learning_rate"),

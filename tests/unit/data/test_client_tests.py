@@ -138,7 +138,7 @@ def test_local_tests_with_rare_class(count, caplog):
     else:
         assert counts.tolist() == [[50, 0, 0], [0, 0, count], [50, 0, 0]]
         assert "the tests of 1 clients leave out classes" in caplog.text or count == 0
-        assert f"examples {{2: {count}}}" in caplog.text
+        assert f"by class: {{2: {count}}}" in caplog.text
         assert "1 clients have smaller tests" in caplog.text
         assert f"class 2, which has {count} test examples" in caplog.text
 

@@ -356,7 +356,9 @@ def test_to_model_rejects_invalid_networks(case, monkeypatch):
 
 
 def test_register_network_rejects_invalid_names():
-    with pytest.raises(ConfigError, match="name = 'mlp': expected a name that no network of the pack"):
+    with pytest.raises(
+        ConfigError, match="name = 'mlp': expected a name that no network of the pack"
+    ):
         register_network("mlp", Lenet)
     with pytest.raises(ConfigError, match="network 'seven' = 7: expected"):
         register_network("seven", 7)
