@@ -86,7 +86,7 @@ def compute_squared_distances(models: Tree, plan: ExecutionPlan | None = None) -
 def compute_cosine_distances(models: Tree, plan: ExecutionPlan | None = None) -> jax.Array:
     """Compute 1 - cos(w_i, w_j) over all arrays: half the squared distances of the unit vectors.
 
-    That keeps the digits of cosines near 1. The distance of a model of zeros is 1/2.
+    This form keeps the digits of cosines near 1. The distance of a model of zeros is 1/2.
 
     Args:
       models: models of all clients, `[K, ...]`.

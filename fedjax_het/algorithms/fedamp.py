@@ -151,9 +151,9 @@ def fedamp(training: LocalTraining, plan: ExecutionPlan, *, options: FedAMPOptio
       "rows": sigma 0.2 and alpha 25 (relative), which the guard "rows" always bounds: own weights
         are then 0, and rows are softmaxes of -d / sigma. The rows are not symmetric, so neither
         theorem applies. The pull is decoupled, 0.1. It separates clients more sharply.
-      "flgo": the values of that public code (sigma 25, alpha 1e4, a tenth every 30 rounds). They
-        apply to Algorithm 1 (absolute, coupled, independent) with the guard "step". That code tuned
-        its alpha with clients that never reset their gradients, which add up over a round.
+      "flgo": the values of FLGo's public code (sigma 25, alpha 1e4, a tenth every 30 rounds). They
+        apply to Algorithm 1 (absolute, coupled, independent) with the guard "step". The code's
+        alpha was tuned with clients that never reset their gradients, which add up over a round.
 
     With `RunSpec.gradient_gaps` two numbers are measured over all clients' training data before a
     round. `objective` is G(W) of Eq. 1, sum_i F_i(w_i) + lambda sum_(i<j) A(||w_i - w_j||^2).

@@ -29,7 +29,7 @@ def fedprox(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     the gradient, as in DynaFed's code. That code writes lambda ||v - w||^2: prox_mu = 2 lambda.
     prox_mu = 0 is FedAvg.
 
-    The default 0.01 is in the range that the paper and NIID-Bench tune, {0.001, 0.01, 0.1, 1}, and
+    The default 0.01 is in the range that the paper and NIID-Bench tune, {0.001, 0.01, 0.1, 1}. It
     is the best value in six of nine entries of NIID-Bench's leaderboard. The protocol `standard`
     has 0.1 for the digits, whose clients make only about 30 steps in a round. The protocols of
     other papers have 0.002 or their own value. Change of the final accuracy against FedAvg in

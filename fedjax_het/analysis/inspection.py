@@ -68,7 +68,7 @@ class Description(str):
 
 @validate_arguments
 def list_methods(*, personalized: bool | None = None) -> EntryList:
-    """List the federated learning methods, also those that this process has registered.
+    """List the federated learning methods, including the methods registered in this process.
 
     Args:
       personalized: True for methods that give each client its own model, False for methods with one

@@ -1,7 +1,7 @@
 """Overview of the runs of a folder: the settings that vary, groups of runs, means over seeds.
 
-Settings are columns of `load_results` such as `alpha`, `hp.prox_mu` or `options.preset`. A shared
-setting is one that runs of every method have. Fractions such as accuracies are in percent.
+Settings are columns of `load_results` such as `alpha`, `hp.prox_mu` or `options.preset`. Runs of
+every method have the shared settings. Fractions such as accuracies are in percent.
 """
 
 import dataclasses
@@ -597,9 +597,10 @@ def summarize_runs(
       * `mean` and `std` of the metric (n − 1; NaN for one run);
       * `best_accuracy`, the mean of the runs' best rounds; for BMTA instead `bmta_worst_decile`,
         and for the mean of 20 rounds `rise_time`;
-      * `seeds`, the number of runs in the mean; `diverged`, `partial` and `undefined`, the numbers
-        of runs left out because they diverged, because a callback or the caller ended them early,
-        or because they have no value of the metric, such as `rounds_to_half` of a run below 50 %;
+      * `seeds`, the number of runs in the mean;
+      * `diverged`, `partial` and `undefined`, the numbers of runs that the mean excludes. A
+        callback or the caller ended `partial` runs early. `undefined` runs have no value of the metric, for
+        example no `rounds_to_half` below an accuracy of 50 %;
       * `wall_seconds` and `client_samples_per_second` of a run, diverged or not.
 
     Raises:

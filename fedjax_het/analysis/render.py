@@ -225,8 +225,8 @@ def print_table(
 ) -> None:
     """Print a table with rich: sections under their titles, then the notes.
 
-    On a terminal the table fits the terminal's width: headings and labels are wrapped, then minor
-    columns are left out, and the remaining columns are printed in blocks. A value is never wrapped.
+    On a terminal the table fits the terminal's width. Headings and labels are wrapped, then minor
+    columns are left out, and the other columns are printed in blocks. A value is never wrapped.
     In a pipe the output is the whole table as plain text without control codes.
 
     Args:

@@ -250,8 +250,8 @@ class TrajectorySynthesisState(NamedTuple):
       best_score: `[]`, the lowest score. One loss alone is not a good score of an iterate, since it
         depends on the start that was drawn (late segments are harder). The score is therefore the
         mean of `latest_loss` over all starts. Each start counts once, however often it was drawn,
-        and the score exists once all starts have been drawn. It averages over about as many past
-        iterations as there are starts.
+        and the score exists once all starts have been drawn. It covers about one past
+        iteration for each start.
       num_skipped: `[]` int, iterations whose loss or gradient was not finite.
     """
 

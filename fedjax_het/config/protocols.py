@@ -5,9 +5,9 @@ rule replaces an earlier one, and the rules of a method come last. `RunSpec.reso
 for each setting that is None.
 
 `standard` is NIID-Bench's default experiment (Li et al., ICDE 2022, arXiv:2102.02079, section VI-A,
-and `scripts/image-data-without-noise.sh` of github.com/Xtra-Computing/NIID-Bench): 10 parties, all
-of them in each of 50 rounds, 10 local epochs in batches of 64, SGD with learning rate 0.01,
-momentum 0.9 and weight decay 1e-5 (`--reg`), a new optimizer in every round, averages weighted by
+and `scripts/image-data-without-noise.sh` of github.com/Xtra-Computing/NIID-Bench). All 10 parties
+train in each of 50 rounds, for 10 local epochs in batches of 64. A new optimizer in every round is
+SGD with learning rate 0.01, momentum 0.9 and weight decay 1e-5 (`--reg`). Averages are weighted by
 numbers of examples. Labels follow Dir(0.5), and each party has at least 10 examples. Departures:
 
 * The package has no network of the benchmark's size. `cnn` has its structure (two 5x5 convolutions,

@@ -69,7 +69,7 @@ class RoundSchedule(NamedTuple):
     weight_fraction: np.ndarray
     "`[]` float32: share of the round's clients in the weight of all clients."
     max_steps: np.ndarray
-    "`[]` int32: steps of the longest lane of all blocks, and of all runs in step."
+    "`[]` int32: steps of the longest lane of all blocks, and of all runs in lockstep."
     client_ids: np.ndarray
     "`[D, V, J]` int32: client of each slot; K where the slot is unused."
     state_rows: np.ndarray

@@ -69,7 +69,7 @@ _SMALL_TREE = {
 
 
 class LocalOptimizer(NamedTuple):
-    """An optimizer that clients may have."""
+    """An optimizer of local training."""
 
     name: str
     make: Callable[..., optax.GradientTransformation]
@@ -81,9 +81,9 @@ class LocalOptimizer(NamedTuple):
     optional_hyperparameters: HyperParameterRecords
     "Hyper-parameters that are used only where they are given; else the default of `make` holds."
     options: dict[str, bool]
-    "Static truth values and their defaults."
+    "Static switches and their defaults."
     is_elementwise: bool
-    "Whether it treats every weight alike, so that all weights may be one row."
+    "Whether a weight's update depends on this weight alone, so that all weights may be one row."
 
     def __repr__(self) -> str:
         return format_entry(self)

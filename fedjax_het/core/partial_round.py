@@ -51,11 +51,11 @@ def trace_loops(
     Args:
       components: the static parts of the rounds.
       placements: placements of the inputs, see `map_runs`.
-      state: the states of all runs in step, arrays or shapes.
-      inputs: the inputs of all runs in step, arrays or shapes.
+      state: the states of all runs in lockstep, arrays or shapes.
+      inputs: the inputs of all runs in lockstep, arrays or shapes.
 
     Returns:
-      The loops; `carries` are shapes, of all runs in step, and `totals` is empty.
+      The loops; `carries` are shapes, of all runs in lockstep, and `totals` is empty.
     """
     traces: list[LoopTrace] = []
 

@@ -3,8 +3,8 @@
 A long round runs in several calls of its program. Its progress is visible, and it can be stopped
 and resumed within the round.
 
-The program of a round passes a `LoopRunner` to all code that has long loops: to the clients in
-`Cohort.loops`, to work at the server in `ServerParallelism.loops`. A plain `LoopRunner` runs every
+The program of a round passes a `LoopRunner` to all code with long loops: `Cohort.loops` for the
+clients, and `ServerParallelism.loops` for work at the server. A plain `LoopRunner` runs every
 loop whole, as a `fori_loop`. A `ResumableLoopRunner` runs a part of it.
 
 Every trace of a round reaches its long loops in the same order. Each call receives the first and

@@ -211,7 +211,7 @@ class Scheduler:
         Args:
           round_index: the round.
           shape: sizes to which the schedule is padded; default: the sizes of the run.
-          segment_ends: ends of the segments of every block, for runs in step (default:
+          segment_ends: ends of the segments of every block, for runs in lockstep (default:
             `Scheduler.segment_ends`). They must include `Scheduler.segment_ends`.
 
         Returns:
@@ -364,7 +364,7 @@ def merge_shapes(schedulers: Sequence[Scheduler], num_parallel: int = 1) -> Sche
 
     Args:
       schedulers: the schedulers of the runs.
-      num_parallel: number of runs in step. Any of the runs can be in step, depending on runs that
+      num_parallel: number of runs in lockstep. Any of the runs can be in lockstep, depending on runs that
         end early and on the progress of other workers.
 
     Returns:
@@ -379,7 +379,7 @@ def merge_shapes(schedulers: Sequence[Scheduler], num_parallel: int = 1) -> Sche
 
 
 def merge_segment_ends(schedulers: Sequence[Scheduler], round_index: int) -> list[np.ndarray]:
-    """Return the segments of runs in step.
+    """Return the segments of runs in lockstep.
 
     Args:
       schedulers: the schedulers of the runs.
@@ -396,7 +396,7 @@ def compute_useful_fraction(schedulers: Sequence[Scheduler], *, is_concurrent: b
     """Compute the fraction of processed samples that are real rather than padding.
 
     Args:
-      schedulers: schedulers of runs in step; each waits for the longest.
+      schedulers: schedulers of runs in lockstep; each waits for the longest.
       is_concurrent: whether a run's blocks wait for each other; else one follows the other.
 
     Returns:

@@ -127,9 +127,9 @@ def draw_local_tests(
       A `Partition` of K clients with positions in the *test* split.
 
     Raises:
-      ConfigError: if a class has too few test examples for `per_client`, if the test split has none
-        of the clients' classes, or if clients are domains, which differ in more than their classes
-        (see `make_domain_tests`).
+      ConfigError: if a class has too few test examples for `per_client`, or if the test split has
+        none of the clients' classes. Also if clients are domains, which differ in more than their
+        classes; use `make_domain_tests` for them.
 
     Example:
       >>> import numpy as np

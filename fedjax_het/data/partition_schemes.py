@@ -249,8 +249,8 @@ def classes_per_client(rng, labels, num_classes, num_clients, *, classes_per_cli
     shards left, with ties broken at random; shards never run out. The examples of each label are
     shuffled.
 
-    Examples that do not fill a shard stay unused. None are unused if all classes have one size that
-    K * C / num_classes divides, as in FSL's settings. Every label is used if K * C >= num_classes;
+    Examples that do not fill a shard stay unused. All examples are used if the classes have one size
+    that K * C / num_classes divides, as in FSL's settings. Every label is used if K * C >= num_classes;
     otherwise a random choice of labels is used.
 
     Args:
@@ -391,7 +391,7 @@ def _split_counts(log_proportions: np.ndarray, count: int) -> np.ndarray:
     """Split `count` examples into `[K]` parts: differences of floor(cumulative proportion * count).
 
     As in the public code, the floor is one short if the proportions of the clients up to an end sum
-    to 1 minus a rounding error. That example goes to the last client. The classes affected depend
+    to 1 minus a rounding error. The example goes to the last client. The classes affected depend
     on the last bit, and exponentials differ there between machines. Proportions are therefore
     rounded to single precision, and only exactly defined operations follow.
     """

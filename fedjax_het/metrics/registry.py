@@ -312,8 +312,8 @@ def get_metric_info(name: str) -> MetricInfo:
         five values of a metric of the setting `metrics`.
 
     Returns:
-      The declaration; one without label, unit and direction for a metric that nobody declared, for
-      example a metric of a user that is not registered in this process.
+      The declaration. A metric without a declaration, for example a user's metric that is not
+      registered in this process, has no label, unit and direction.
 
     Example:
       >>> from fedjax_het.metrics.registry import get_metric_info

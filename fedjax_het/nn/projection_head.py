@@ -14,7 +14,7 @@ HEAD_LAYERS = ("projection1", "projection2", "head")
 def add_projection_head(model: Model, size: int = 256) -> Model:
     """Replace a network's classifier by MOON's projection head and a new classifier.
 
-    As in MOON's public code, with F features, `size` projections and C classes:
+    MOON's public code has this head for F features, `size` projections and C classes:
 
         z = linear(relu(linear(features))),  widths F and `size`;  logits = linear(z)
 

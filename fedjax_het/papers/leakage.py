@@ -334,7 +334,7 @@ def evaluate_membership_attack(members: np.ndarray, others: np.ndarray) -> Attac
       The success of the attack.
 
     Raises:
-      ConfigError: if there is no score, or one that is not finite.
+      ConfigError: if there is no score, or a score that is not finite.
     """
     from scipy import stats
 

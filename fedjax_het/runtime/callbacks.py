@@ -46,7 +46,7 @@ class RunStatus:
         NaN where nothing was measured: `test_accuracy` in rounds without an evaluation,
         `train_loss` in rounds in which no client trained. A comparison with NaN is false.
       new_metrics: curves of the rounds since the last call.
-      wall_seconds: wall-clock time so far; runs that go in step share it.
+      wall_seconds: wall-clock time so far; runs in lockstep share it.
       bytes_up: bytes from clients to the server so far.
       bytes_down: bytes from the server to clients so far.
       result: the result, at the end of the run; None before.
@@ -104,7 +104,7 @@ Callback = Callable[[RunStatus], Any]
 
 
 class CallbackRunner:
-    """Calls the callbacks of runs that go in step.
+    """Calls the callbacks of runs in lockstep.
 
     Attributes:
       always_report: whether a `RunStatus` is built where there are no callbacks, too.

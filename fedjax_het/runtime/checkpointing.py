@@ -97,7 +97,7 @@ class _CheckpointRecord(TypedDict):
 
 
 class CheckpointWriter:
-    """Writer of the checkpoints of runs that go in step.
+    """Writer of the checkpoints of runs in lockstep.
 
     Attributes:
       folders: folder of each run; None to write nothing.

@@ -35,7 +35,7 @@ class CompiledPrograms(NamedTuple):
       signature: the static choices of the runs.
       plan: the devices, and the lanes on them.
       algorithm: the method.
-      input_kinds: how each input relates to the runs in step, see `core.run_mapping.map_runs`; None
+      input_kinds: how each input relates to the runs in lockstep, see `core.run_mapping.map_runs`; None
         or {} for an input that the programs do not read.
       init: `init(number of client states, hp, key, first model) -> State`; the first model is
         drawn where none is passed.
@@ -111,7 +111,7 @@ def build_programs(signature: Signature, plan: ExecutionPlan) -> CompiledProgram
 
 
 def _get_input_kinds(algorithm: Algorithm, signature: Signature) -> ChunkInputs:
-    """Return how each input relates to the runs that go in step, see `core.run_mapping.map_runs`.
+    """Return how each input relates to the runs in lockstep, see `core.run_mapping.map_runs`.
 
     Inputs that the programs do not read are None or {}.
     """
@@ -162,7 +162,7 @@ def build_algorithm(signature: Signature, plan: ExecutionPlan | None = None) -> 
 def workload_key(inputs: ChunkInputs) -> tuple:
     """Return a key of the sizes that decide the work of a round.
 
-    The key of one run equals the key of runs in step.
+    The key of one run equals the key of runs in lockstep.
     """
     schedules = (inputs.schedule, inputs.tuning_schedule, inputs.diagnostics_schedule)
     sizes = [None if schedule is None else schedule.batches.shape[-4:] for schedule in schedules]

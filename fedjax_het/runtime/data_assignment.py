@@ -222,7 +222,7 @@ def collect_user_digests(
     Args:
       spec: the settings.
       dataset: the data set of the run.
-      partition: the user's partition; one that equals the partition of the settings does not count.
+      partition: the user's partition; a copy of the settings' partition does not count.
 
     Returns:
       `own_dataset` and `own_partition`, where there are such data.

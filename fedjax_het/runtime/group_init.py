@@ -35,7 +35,7 @@ def init_group(
     records: Sequence[dict] = (),
     traces_programs: bool = True,
 ) -> GroupState:
-    """Return the record of runs that are to go in step; their states are not allocated yet.
+    """Return the record of runs that will run in lockstep; their states are not allocated yet.
 
     Args:
       group: the runs that share the programs.

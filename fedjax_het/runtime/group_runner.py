@@ -27,9 +27,9 @@ MIN_FREE_FRACTION = 0.25  # fraction of the slots that must be free for it
 class GroupRunner:
     """Executes a set of runs of a group, limited to the number of slots.
 
-    The result of a run that diverges or ends early is written at once. When a quarter of the slots
+    The result of a run that diverges or ends early is written at once. If a quarter of the slots
     are free and further runs of the group wait, the active runs are suspended at the next of eight
-    points of their rounds. They resume from their checkpoints in full sets. Without a folder there
+    points. They resume from their checkpoints in full sets. Without a folder there
     are no checkpoints, and no run is suspended.
     """
 

@@ -1,10 +1,13 @@
-"""The state of runs that go in step, and the inputs of their programs.
+"""The state of runs that advance together, and the inputs of their programs.
 
-To add an input, give it a field in `core.round_inputs.ChunkInputs`, where rounds read it, a line in
-`compiled_programs._get_input_kinds`, which names the programs that read it, and a function in one
-of three tables: `build._place_shared_inputs` for inputs of all runs of a group, `build_run_inputs`
-for inputs that stay the same, `_build_call_inputs` for inputs of a call. An input that only one
-method reads is an `algorithms.base.RoundInput` of the method.
+A new input needs three additions:
+
+* a field in `core.round_inputs.ChunkInputs`, where rounds read it,
+* a line in `compiled_programs._get_input_kinds`, which names the programs that read it,
+* a function: in `build._place_shared_inputs` for inputs of all runs of a group, in
+  `build_run_inputs` for constant inputs of a run, in `_build_call_inputs` for inputs of a call.
+
+An input that only one method reads is an `algorithms.base.RoundInput` of the method.
 """
 
 import functools
@@ -65,7 +68,7 @@ def compute_chunk_limits(group: RunGroup, prepared_runs: Sequence[PreparedRun]) 
 
     Args:
       group: the runs that share the programs.
-      prepared_runs: the runs that go in step.
+      prepared_runs: the runs that advance together.
 
     Returns:
       The capacity of a call.
@@ -86,7 +89,7 @@ def compute_chunk_limits(group: RunGroup, prepared_runs: Sequence[PreparedRun]) 
 
 
 class Snapshot(NamedTuple):
-    """The state of runs that go in step, and their progress, which one assignment replaces.
+    """The state of runs that advance together, and their progress, which one assignment replaces.
 
     Attributes:
       state: the states of all runs, on the devices; None while they are replaced.
@@ -108,19 +111,19 @@ class Snapshot(NamedTuple):
 
 @dataclass(eq=False)
 class GroupState:
-    """The runs of one group that go in step, with their state.
+    """The runs of one group in lockstep, with their state.
 
     The programs take the buffers of the state. A signal between such a call and the next snapshot
     waits, see `utils.signals.defer_signals`. After an error there the runs cannot continue.
 
     Attributes:
       group: the runs that share the programs, with their data.
-      prepared_runs: the runs that go in step, at most one for each slot of the plan.
+      prepared_runs: the runs that advance together, at most one for each slot of the plan.
       limits: the rounds and client states that a call of the program has room for.
       curves: the metrics of each run.
       timing: seconds, and the rounds that were timed.
       progress: called between calls of the programs.
-      cached_inputs: the inputs of the programs that stay the same, by name.
+      cached_inputs: the constant inputs of the programs, by name.
       snapshot: the state, the progress and the ends of the runs.
       pager: client states on the host, if they are there.
       loop_layout: the loops at which a round is split into parts; None if rounds are whole.
@@ -329,7 +332,7 @@ class GroupState:
 
 
 def build_run_inputs(group_state: GroupState) -> dict[str, Any]:
-    """Return the inputs that do not change while the runs go in step, by name."""
+    """Return the inputs that do not change while the runs advance in lockstep, by name."""
     group, slots = group_state.group, group_state.slots
     plan, stack = group.program.plan, group.stack_slots
 

@@ -36,7 +36,7 @@ VALIDATION_MEAN = "mean_client_validation_accuracy"
 
 @dataclass
 class Timing:
-    """Seconds of all runs that go in step, and the rounds that were timed.
+    """Seconds of all runs in lockstep, and the rounds that were timed.
 
     Attributes:
       start_time: start of the runs in this process, of `time.perf_counter`.
@@ -77,7 +77,7 @@ class Timing:
             self.compile_seconds += time.perf_counter() - start_time
 
     def compute_wall_seconds(self, num_runs: int) -> float:
-        """Return the wall-clock time of one run: runs that go in step share it equally."""
+        """Return the wall-clock time of one run: runs in lockstep share it equally."""
         return self.resumed_seconds + (time.perf_counter() - self.start_time) / num_runs
 
 
@@ -135,7 +135,7 @@ def _average_clients(client_accuracy: AnyArray, examples: Partition | None) -> n
 def record_rounds(
     curves: Curves, new_curves: Curves, is_finite: AnyArray, rounds_done: int, count: int
 ) -> int | None:
-    """Write the next `count` rounds to the curves, up to the one in which the run diverged.
+    """Write the next `count` rounds to the curves, up to the round in which the run diverged.
 
     Args:
       curves: the curves of all rounds of the run.

@@ -1,7 +1,7 @@
 """The identity of a result: everything that decides the numbers of a run.
 
-Each part is in the name of the result's files (its digest), or is recorded and compared before a
-checkpoint, a final state or a result of the same name is used.
+Each part is in the digest that names the files, or is recorded. Recorded parts are compared before
+a checkpoint, a final state or a result with this digest is used.
 
 | decides the numbers | in the name | compared |
 |---|---|---|
@@ -16,10 +16,11 @@ checkpoint, a final state or a result of the same name is used.
 The generator of random numbers is always `PRNG_IMPL`. A result of other versions or flags is used,
 because its numbers differ by rounding; a sweep reports the difference.
 
-The comparison of functions covers their code, their defaults, their closures, and the functions,
-classes, arrays and constants of the user's modules that they read: numbers, texts, tuples, lists,
-dictionaries and objects of these. It does not cover code of installed packages, and empty or mixed
-lists and dictionaries, which may be caches. It is skipped between versions of Python.
+The comparison of functions covers their code, their defaults and their closures. It also covers the
+functions, classes, arrays and constants of the user's modules that they read. Constants are
+numbers, texts, tuples, lists, dictionaries and objects of these. The comparison does not cover code
+of installed packages, and empty or mixed lists and dictionaries, which may be caches. It is skipped
+if the version of Python differs.
 """
 
 import contextlib

@@ -63,13 +63,12 @@ class Placement:
         has separate runs), or "auto" for the faster layout.
       width: largest number of runs in parallel on each device with `spread="runs"`; "auto" for the
         number that short timings found fastest.
-      server_work: whether devices that share a run also share the server's work (training, passes
-        over its examples, synthesis): "shared" gives each device a part of every batch, "alone"
-        gives each device all of it, "auto" takes the faster one.
-      client_state: the place of the states of all clients: "device", "split" (each device that
-        shares the run holds a part), "host" (devices hold the states of the next rounds' clients),
-        or "auto". "split" and "host" need a method whose server does not read client states; the
-        results are bit-equal. "auto" splits states over accelerators if all states take more than
+      server_work: distribution of the server's work (training, passes over its examples, synthesis)
+        over the devices of a run. "shared" gives each device a part of every batch, "alone" gives
+        each device the whole batch, and "auto" chooses the faster distribution.
+      client_state: the place of the states of all clients. With "device" each device holds all
+        states, with "split" a part, and with "host" the states of the next rounds' clients. "split"
+        and "host" need a method whose server does not read client states; results are bit-equal. "auto" splits states over accelerators if all states take more than
         1/8 of a device's memory. It puts them on the host on CPUs or if the parts are too large.
       memory: bytes on each device that runs may use; None for all free bytes.
 

@@ -155,7 +155,7 @@ def _summarize_requested_metrics(group_state: GroupState, i: int) -> dict[str, f
 
 
 def _summarize_costs(group_state: GroupState, i: int) -> dict[str, Any]:
-    """Return devices and time of a run: an equal share of the time of all runs in step."""
+    """Return devices and time of a run: an equal share of the time of all runs in lockstep."""
     timing, group, num_runs = group_state.timing, group_state.group, len(group_state.prepared_runs)
     plan, precision = group.program.plan, describe_environment()["matmul_precision"]
     first_on_device = i // plan.num_parallel * plan.num_parallel

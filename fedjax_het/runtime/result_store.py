@@ -46,8 +46,8 @@ def load_result(directory: str | os.PathLike, digest: str) -> Result | None:
       digest: digest of the result.
 
     Returns:
-      The result; None if there are no such files, if the run ended early without a stopping rule of
-      its settings, and if the files are damaged, which is logged.
+      The result; None for missing files, for a run that a callback or the caller ended early, and
+      for damaged files, which are logged.
     """
     try:
         result = Result.load(Path(directory) / f"{digest}.json")

@@ -83,8 +83,8 @@ class Session:
         `result()`. The programs are compiled at the first round.
 
         The caller can also continue after an exception that a signal raised, such as
-        KeyboardInterrupt of Ctrl-C: the run goes on to the bits of an uninterrupted run. Signals
-        wait until a call of a program has ended and its rounds are recorded.
+        KeyboardInterrupt of Ctrl-C. The run then has the bits of an uninterrupted run. Signals wait
+        until a call of a program has ended and its rounds are recorded.
 
         Args:
           every: chunks end at multiples of this number of rounds (default: a chunk takes about two
@@ -224,7 +224,7 @@ def simulate(
     process writes it.
 
     Args:
-      spec: the settings; the protocol sets those that are None.
+      spec: the settings; the protocol sets the fields that are None.
       dataset: the user's data set (default: the data set of `spec`). If it differs from the data
         set of `spec`, its digest is part of the result's name and of its summary (`own_dataset`).
       partition: the user's partition (default: the partition of `spec`); its digest is recorded as

@@ -53,7 +53,7 @@ PER_RUN_SETTINGS = (
 
 
 def compute_static_key(spec: RunSpec) -> str:
-    """Return a key that is equal for runs that the same programs can execute, in step."""
+    """Return a key that is equal for runs that the same programs can execute, in lockstep."""
     key = repr(sorted((k, v) for k, v in spec.to_dict().items() if k not in PER_RUN_SETTINGS))
     names = [] if spec.lr_schedule is None else ["lr_schedule"]
     names += _traced_optional_hyperparameters(spec)

@@ -312,10 +312,10 @@ def plan_sweep(
       data_dir: folder of the prepared data (default: TFDS_DATA_DIR).
 
     Returns:
-      Digest of the files, spec and state of every run. States are "done", "claimed" (a worker has
-      the lease and was not seen dead), "unfinished" (begun, without a worker), "partial" (ended
-      early by a callback or the caller, and finished by the next sweep), "outdated" (a registered
-      object has changed since) and "missing".
+      Digest of the files, spec and state of every run. States are "done", "claimed" (a live worker
+      has the lease), "unfinished" (begun, without a worker), "partial", "outdated" (a registered
+      object has changed since) and "missing". A callback or the caller ended a "partial" run; the
+      next sweep finishes it.
 
     Raises:
       ConfigError: for settings that cannot be used, and if `directory` is a file.

@@ -152,7 +152,7 @@ class SweepProgress:
         self.num_finished += len(jobs)
         num_ended = self.num_finished + self.num_elsewhere
         mean_seconds = (time.perf_counter() - self._start_time) / num_ended
-        seconds_per_run = results[0].seconds  # runs in step have equal shares of the time
+        seconds_per_run = results[0].seconds  # runs in lockstep have equal shares of the time
         num_others = self.total - self.num_processed - len(jobs)
         seconds_to_go = mean_seconds * num_others
         if not self.num_elsewhere:  # then the rest of the group is expected to take as long
@@ -251,7 +251,7 @@ class WorkQueue:
         self._checked_at = time.monotonic()
 
     def iterate_groups(self) -> Iterator[list[Job]]:
-        """Yield runs that can go in step: of one signature, and at the same point if they resume.
+        """Yield runs that can run in lockstep: of one signature, and at the same point if they resume.
 
         Groups without another worker come first, because compilation is expensive. One run of the
         first group is leased at once, so that workers that start together begin with different

@@ -273,8 +273,8 @@ def run_with_exit_status(main: Callable[[], int], *, name: str, interrupt_messag
       interrupt_message: text of the line after Ctrl-C.
 
     Returns:
-      The status of `main`; 2 after a ConfigError and 130 after Ctrl-C, each with one line on
-      stderr. 141 without a line if the reader of stdout has stopped, as in `... | head`.
+      The status of `main`, or the status of an exception: 2 for a ConfigError and 130 for Ctrl-C,
+      each with one line on stderr, and 141 without a line for a closed stdout (`... | head`).
     """
     with console.preserve_output_mode():
         try:

@@ -1,4 +1,4 @@
-"""A paper's table as data, and the one program that fills, prints and draws it.
+"""A paper's table as data, and the program that fills, prints and draws it.
 
 A module of a paper declares a `TableDeclaration` and passes it to `make_table_program`. Everything
 that tables share is in this package, so that they differ only in their declarations.

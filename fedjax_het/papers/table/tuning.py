@@ -1,11 +1,10 @@
-"""Rows whose methods are tuned, all by one rule, beside rows with default values.
+"""Rows with tuned methods, all by one rule, in addition to the rows with default values.
 
 The main hyper-parameter of a method (`TableDeclaration.tuned_hyperparameters`) has five values,
 from a tenth of its untuned value to ten times it. Each value is tried in one run for every column
 of the table, with a seed that no table averages. The tuned row has the value with the best
-validation accuracy if runs have validation examples, else the value that is best by the table's
-metric on the test split. Control rows are not tuned; they are repeated with the best value of the
-row they belong to.
+validation accuracy. Without validation examples, the table's metric on the test split decides.
+Control rows are not tuned; they are repeated with the best value of their main row.
 """
 
 import contextlib
