@@ -206,7 +206,7 @@ class ServerStage(NamedTuple):
 
 
 class Algorithm(NamedTuple):
-    """A federated method: pure functions and facts about them.
+    """A federated method: pure functions and their properties.
 
     `build_federated_algorithm` fills the fields for methods whose clients train locally. A method
     changes single fields with `algorithm._replace(...)`.

@@ -599,8 +599,8 @@ def summarize_runs(
         and for the mean of 20 rounds `rise_time`;
       * `seeds`, the number of runs in the mean;
       * `diverged`, `partial` and `undefined`, the numbers of runs that the mean excludes. A
-        callback or the caller ended `partial` runs early. `undefined` runs have no value of the metric, for
-        example no `rounds_to_half` below an accuracy of 50 %;
+        callback or the caller ended `partial` runs early. `undefined` runs have no value of the
+        metric, for example no `rounds_to_half` below an accuracy of 50 %;
       * `wall_seconds` and `client_samples_per_second` of a run, diverged or not.
 
     Raises:

@@ -173,7 +173,7 @@ def choose_lanes(
     idle_factor: Callable[[int], float] = lambda lanes: 1.0,
     memory_bytes: int | None = None,
 ) -> LaneChoice:
-    """Choose lanes by timings of made-up work, stored ones where there are some.
+    """Choose lanes by timings of generated work, stored ones where there are some.
 
     The clients of one run fill a device's lanes first, then further runs do. To the device, all
     lanes are alike. Candidates that do not fit or fail are left out. If all fail, the
@@ -319,7 +319,7 @@ def choose_server_sharding(
 ) -> bool:
     """Choose whether devices that share a run also share the steps of its server.
 
-    Cost: two compilations of a training step and some steps of SGD on made-up data, once.
+    Cost: two compilations of a training step and some steps of SGD on generated data, once.
 
     Args:
       task: network and normalization.

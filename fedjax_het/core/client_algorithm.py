@@ -3,8 +3,8 @@
 The functions `begin`, `step` and `end` of a `ClientAlgorithm` are called at the start of a round,
 for each minibatch, and at the end of the round. `fedjax_het.methods` shows an example.
 
-`context` is a `ClientContext`: hyper-parameters, message of the server, facts of the client, PRNG
-key. The engine computes the weighted average of `ClientUpdate.mean` over the round's clients, with
+`context` is a `ClientContext`: hyper-parameters, message of the server, properties of the client,
+PRNG key. The engine computes the weighted average of `ClientUpdate.mean` over the round's clients, with
 the weights of the run's `averaging`, and the sum of `ClientUpdate.sum`. A method never sees a
 weight.
 
@@ -24,7 +24,7 @@ HyperParameters = dict[str, jax.Array]  # float32 scalars by name
 
 
 class ClientInfo(NamedTuple):
-    """Facts of one client in a round.
+    """Properties of one client in a round.
 
     Example:
       >>> import jax.numpy as jnp
@@ -62,7 +62,7 @@ class ClientContext(NamedTuple):
     message: Tree
     "Message of the server to all clients of the round, usually a `ServerMessage`."
     client: ClientInfo
-    "Facts of the client."
+    "Properties of the client."
     key: jax.Array
     """PRNG key: in `begin` and `end` the client's own key of the round, in `step` the key of that
     step, `fold_in(client's key, step_index)`."""

@@ -119,7 +119,7 @@ def select_client_models(
 ) -> ClientModels:
     """Return the models of the slots in the order of the clients.
 
-    The facts of the slots are gathered with the models: in the schedule they could be on other
+    The properties of the slots are gathered with the models: in the schedule they could be on other
     devices.
 
     Args:

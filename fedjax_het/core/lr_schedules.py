@@ -1,8 +1,8 @@
 """Schedules of the local rate, over rounds and over a client's steps: factors of `local_lr`.
 
-Their numbers are hyper-parameters, `lr_<number>` over rounds and `lr_step_<number>` over steps.
-Over rounds the host computes one factor for each round; over steps the numbers are traced. A sweep
-over them compiles nothing in either case.
+Their hyperparameters are `lr_<name>` over rounds and `lr_step_<name>` over steps. Over rounds the
+host computes one factor for each round. Over steps the hyperparameters are traced. A sweep over
+them compiles nothing in either case.
 """
 
 import math
@@ -27,12 +27,12 @@ class LRSchedule(NamedTuple):
     factor: Callable[[Any, Any, Any, Values], Any]
     "`factor(xp, t, length, values)` after t rounds or steps; `xp` is NumPy or jax.numpy."
     hyperparameters: dict[str, HyperParameter] = {}  # noqa: RUF012
-    "Numbers of every run with the schedule."
+    "Hyperparameters of every run with the schedule."
     required: tuple[str, ...] = ()
-    "Numbers without a default."
+    "Names of the hyperparameters without a default."
     has_length: bool = False
-    """Whether it reads `length`: over rounds by default the number of rounds of the run, over steps
-    always given."""
+    """Whether the schedule reads `length`. The default over rounds is the run's number of rounds; a
+    schedule over steps requires the length."""
 
     def __repr__(self) -> str:
         return format_entry(self)

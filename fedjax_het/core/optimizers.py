@@ -73,8 +73,8 @@ class LocalOptimizer(NamedTuple):
 
     name: str
     make: Callable[..., optax.GradientTransformation]
-    """`make(learning_rate, **numbers_and_options)`: the rate and the numbers are traced, and the
-    rate may be a function of the number of steps."""
+    """`make(learning_rate, **hyperparameters_and_options)`: the rate and the hyperparameters are
+    traced, and the rate may be a function of the number of steps."""
     description: str
     hyperparameters: HyperParameterRecords
     "Hyper-parameters of every run with the optimizer, by their names in `hp`."
@@ -204,8 +204,8 @@ def register_optimizer(name: str, make: Any, description: str = "") -> None:
     Args:
       name: name of the optimizer in settings.
       make: a function `make(learning_rate, ...)` that returns an `optax.GradientTransformation`;
-        its other arguments have defaults. Numbers are hyper-parameters `local_<argument>`, traced;
-        truth values are `optimizer_options`. The rate is 0.01 by default, or as the signature says.
+        its other arguments have defaults. Numbers are hyperparameters `local_<argument>`, traced;
+        truth values are `optimizer_options`. The default rate is the signature's, otherwise 0.01.
       description: one line for `fedjax-het list`; default: the first line of the docstring.
 
     Raises:

@@ -31,8 +31,8 @@ def map_runs(plan: ExecutionPlan, function: Callable, placements: tuple) -> Call
     """Map a function of one federation over all federations that run at once.
 
     If federations are vmapped, arguments per device have no axis of federations: loops that depend
-    on them run in lockstep. With lanes spread over the devices there is one federation, and nothing to
-    map.
+    on them run in lockstep. With lanes spread over the devices there is one federation, and nothing
+    to map.
 
     Args:
       plan: the devices.

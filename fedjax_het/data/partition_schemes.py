@@ -249,9 +249,9 @@ def classes_per_client(rng, labels, num_classes, num_clients, *, classes_per_cli
     shards left, with ties broken at random; shards never run out. The examples of each label are
     shuffled.
 
-    Examples that do not fill a shard stay unused. All examples are used if the classes have one size
-    that K * C / num_classes divides, as in FSL's settings. Every label is used if K * C >= num_classes;
-    otherwise a random choice of labels is used.
+    Examples that do not fill a shard stay unused. All examples are used if the classes have one
+    size that K * C / num_classes divides, as in FSL's settings. Every label is used if K * C >=
+    num_classes; otherwise a random choice of labels is used.
 
     Args:
       rng: NumPy Generator.

@@ -135,7 +135,7 @@ _PROBE_BATCH = 2
 
 
 class _ModuleInfo(NamedTuple):
-    """Facts about a module from one abstract forward pass.
+    """Properties of a module from one abstract forward pass.
 
     Attributes:
       num_classes: the last axis of the logits; 0 if they are not `[B, num_classes]`.
@@ -333,7 +333,7 @@ def _expand_mask(sample_mask: jax.Array, x: jax.Array) -> jax.Array | None:
 
 
 def _inspect_module(module: nn.Module, input_shape: Sequence[int]) -> _ModuleInfo:
-    """Return the facts about a module, from `init` on a batch of shapes."""
+    """Return the properties of a module, from `init` on a batch of shapes."""
     calls = _CallRecorder(AUTO, skips_dropout=False)
     norm_paths: set[tuple[str, ...]] = set()
     activation_shapes: list[tuple[int, int, int]] = []

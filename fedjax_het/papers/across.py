@@ -118,7 +118,7 @@ CAPTION = (
     f"target, where a mean of {WINDOW} rounds reaches {100 * TARGET_FRACTION:.0f} % of "
     f"{BASELINES[GLOBAL_METRIC]}'s accuracy on all test images, or of {BASELINES[CLIENT_METRIC]}'s "
     "on clients' own for methods that make models of their own. TFLOP counts batches filled up, "
-    "and one tuning of all copies where tuned copies are scored; no tests."
+    "and one tuning of all copies where tuned copies are evaluated; no tests."
 )
 
 
@@ -226,9 +226,9 @@ def stack_seed_accuracies(rows: Sequence[MethodCosts]) -> np.ndarray:
 
 
 def _load_teraflops(table_run: TableRun, cell: TableCell) -> np.ndarray:
-    """Return the cumulative TFLOP of the first seed, `[rounds]`, with one tuning of scored copies.
+    """Return the cumulative TFLOP of the first seed, `[rounds]`.
 
-    They are counted once and stored in the folder of the runs.
+    One tuning of evaluated copies is included. The values are counted once and stored in the folder of the runs.
     """
     run = cell.runs[0]
     path = table_run.directory / "arithmetic" / f"{run.digest()}.npy"
@@ -277,7 +277,7 @@ def describe_requirements(method: str) -> str:
     """Describe the differences of a method from FedAvg."""
     spec = METHODS[method]
     requirements = [text for need, text in _REQUIREMENT_NAMES.items() if need in spec.required_data]
-    requirements += [] if spec.trains_locally else ["uploads of made images"]
+    requirements += [] if spec.trains_locally else ["uploads of synthetic images"]
     requirements += ["a model of each client's own"] if spec.is_personalized else []
     return "; ".join(requirements)
 
@@ -371,7 +371,7 @@ def plot_accuracy_vs_cost(rows: Sequence[MethodCosts], metric: str):
     figure.supylabel(title, fontsize=9)
     add_note(
         figure,
-        f"methods with the best accuracy at some cost, of {len(curves)}; gray: the other columns; "
+        f"Pareto-optimal methods, out of {len(curves)}; gray: the other columns; "
         f"lines: running means over {WINDOW} rounds, mean over seeds; megabytes: both ways; TFLOP: "
         "clients and server",
     )

@@ -35,8 +35,8 @@ class CompiledPrograms(NamedTuple):
       signature: the static choices of the runs.
       plan: the devices, and the lanes on them.
       algorithm: the method.
-      input_kinds: how each input relates to the runs in lockstep, see `core.run_mapping.map_runs`; None
-        or {} for an input that the programs do not read.
+      input_kinds: how each input relates to the runs in lockstep, see `core.run_mapping.map_runs`;
+        None or {} for an input that the programs do not read.
       init: `init(number of client states, hp, key, first model) -> State`; the first model is
         drawn where none is passed.
       chunk: the program of a chunk of rounds.

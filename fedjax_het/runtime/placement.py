@@ -68,8 +68,9 @@ class Placement:
         each device the whole batch, and "auto" chooses the faster distribution.
       client_state: the place of the states of all clients. With "device" each device holds all
         states, with "split" a part, and with "host" the states of the next rounds' clients. "split"
-        and "host" need a method whose server does not read client states; results are bit-equal. "auto" splits states over accelerators if all states take more than
-        1/8 of a device's memory. It puts them on the host on CPUs or if the parts are too large.
+        and "host" need a method whose server does not read client states; results are bit-equal.
+        "auto" splits states over accelerators if all states take more than 1/8 of a device's
+        memory. It puts them on the host on CPUs or if the parts are too large.
       memory: bytes on each device that runs may use; None for all free bytes.
 
     Raises:

@@ -251,7 +251,7 @@ class WorkQueue:
         self._checked_at = time.monotonic()
 
     def iterate_groups(self) -> Iterator[list[Job]]:
-        """Yield runs that can run in lockstep: of one signature, and at the same point if they resume.
+        """Yield runs for lockstep: runs of one signature, and at one point if they resume.
 
         Groups without another worker come first, because compilation is expensive. One run of the
         first group is leased at once, so that workers that start together begin with different

@@ -78,7 +78,7 @@ def test_pareto_methods():
 
 def test_method_requirements():
     assert describe_requirements("fedavg") == "" and "server" in describe_requirements("fsl")
-    assert "made images" in describe_requirements("feddm") and "own" in describe_requirements(
+    assert "synthetic images" in describe_requirements("feddm") and "own" in describe_requirements(
         "ditto"
     )
 

@@ -1,4 +1,4 @@
-"""Six made-up domains of the embedded digits, for the quick presets of Table 2, Figures 4 and 9.
+"""Six artificial domains of the embedded digits, for the quick presets of Table 2, Figures 4 and 9.
 
 Each image belongs to one domain, which is drawn once and for all and determines how the image is
 changed:
@@ -20,7 +20,7 @@ from fedjax_het.data import Dataset, dataset_from_arrays, load_dataset
 DOMAINS = ("plain", "inverted", "rotated", "blurred", "noisy", "coarse")
 _SEED = 0  # another value would be another benchmark
 _NOTE = (
-    "the embedded digits in six made-up domains (plain, inverted, rotated by 90 degrees, blurred, "
+    "the embedded digits in six artificial domains (plain, inverted, rotated by 90 degrees, blurred, "
     "noisy, coarse), each image in one; no images of DomainNet"
 )
 

@@ -75,7 +75,7 @@ DOMAIN_MARKERS = "o^sDvP"
 PRESETS = {
     "quick": EmbeddingPreset(
         make_digit_domains,
-        "the digits in six made-up domains",
+        "the digits in six artificial domains",
         make_centralized_spec("user", 20, width=32, depth=2),
     ),
     "paper": EmbeddingPreset(

@@ -130,7 +130,7 @@ TABLE2 = EXPERIMENT(
                 models=("convnet",),
                 domains=DOMAINS,
                 seeds=(0,),
-                description="the embedded digits in six made-up domains, no images of DomainNet",
+                description="the embedded digits in six artificial domains, no images of DomainNet",
                 make_dataset=make_digit_domains,
                 settings={"local_epochs": 5, "rounds": 5},
                 model_settings=QUICK["model_settings"],
@@ -225,7 +225,7 @@ TABLE5 = EXPERIMENT(
     item="table5",
     title="FedAF, Table 5: best test accuracy by the re-sampling coefficient gamma.",
     settings={"rounds": 10},
-    note="The paper gives no deviations here and does not say how many seeds its values are of.",
+    note="The paper gives no deviations here and does not state its number of seeds.",
     presets={
         "quick": add_control_rows(replace(PRESETS["quick"], alphas=(0.1,)), "table5"),
         "cpu": add_control_rows(
