@@ -4,8 +4,8 @@ The functions `begin`, `step` and `end` of a `ClientAlgorithm` are called at the
 for each minibatch, and at the end of the round. `fedjax_het.methods` shows an example.
 
 `context` is a `ClientContext`: hyper-parameters, message of the server, properties of the client,
-PRNG key. The engine computes the weighted average of `ClientUpdate.mean` over the round's clients, with
-the weights of the run's `averaging`, and the sum of `ClientUpdate.sum`. A method never sees a
+PRNG key. The engine computes the weighted average of `ClientUpdate.mean` over the round's clients,
+with the weights of the run's `averaging`, and the sum of `ClientUpdate.sum`. A method never sees a
 weight.
 
 `core.contract_checks` checks the functions of a method while the program is traced.

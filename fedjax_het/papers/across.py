@@ -228,7 +228,8 @@ def stack_seed_accuracies(rows: Sequence[MethodCosts]) -> np.ndarray:
 def _load_teraflops(table_run: TableRun, cell: TableCell) -> np.ndarray:
     """Return the cumulative TFLOP of the first seed, `[rounds]`.
 
-    One tuning of evaluated copies is included. The values are counted once and stored in the folder of the runs.
+    One tuning of evaluated copies is included. The values are counted once and stored in the folder
+    of the runs.
     """
     run = cell.runs[0]
     path = table_run.directory / "arithmetic" / f"{run.digest()}.npy"
