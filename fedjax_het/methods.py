@@ -8,7 +8,7 @@ A method is a function `build(training, plan) -> Algorithm`. `build_federated_al
     step(context, local, batch) -> (local, loss)       for each minibatch
     end(context, local, state) -> (update, state, output)
 
-`context` is a `ClientContext`: `hp` (values of the hyper-parameters), `message` (from the server),
+`context` is a `ClientContext`: `hp` (values of the hyperparameters), `message` (from the server),
 `client` (id, number of samples and of steps) and `key` (PRNG key).
 
 `make_local_sgd` returns FedAvg's client. Its arguments `adjust` and `loss_and_gradient` change the

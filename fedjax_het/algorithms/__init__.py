@@ -163,7 +163,7 @@ def register_method(
       **spec_fields: fields of `AlgorithmSpec`, such as `local_parameters`, `evaluated_models`,
         `color`, and `options` and `hyperparameters` (classes of the method's choices and numbers).
         A dictionary of defaults >= 0 also serves as `hyperparameters`. A function of the package
-        keeps its options, hyper-parameters and required data under a new name.
+        keeps its options, hyperparameters and required data under a new name.
 
     Returns:
       The method's entry in the registry.

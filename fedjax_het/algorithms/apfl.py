@@ -39,7 +39,7 @@ class APFLOptions(Config):
 
 @dataclass(frozen=True)
 class APFLHyperParameters(Config):
-    """Numbers of APFL."""
+    """Hyperparameters of APFL."""
 
     apfl_alpha: UnitInterval = 0.5
     "Share of its own model in a client's mixture; the initial share if it is learned."

@@ -1,7 +1,7 @@
 """`Algorithm`, the record of pure functions that makes a federated method, and the records it uses.
 
 A method never prints, touches a disk, calls `jit` or loops over clients. Static choices are closed
-over; numeric hyper-parameters come in the traced dict `hp`. Most methods are made by
+over; numeric hyperparameters come in the traced dict `hp`. Most methods are made by
 `build_federated_algorithm` from a `ClientAlgorithm`: `fedjax_het.methods` shows one.
 
 `algorithms.checks` checks the results of a method by structures, shapes and types while its program

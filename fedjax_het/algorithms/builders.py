@@ -191,7 +191,7 @@ def build_federated_algorithm(
 
 
 class _AnyHyperParameter(dict):
-    """Hyper-parameters of any name, for functions whose values are not read."""
+    """Hyperparameters of any name, for functions whose values are not read."""
 
     def __missing__(self, name: str) -> jax.Array:
         return jnp.float32(1)
@@ -279,7 +279,7 @@ def add_mean_change(hp: HyperParameters, server: Any, change: Tree) -> Any:
     Batch-norm statistics change with rate 1.
 
     Args:
-      hp: values of the hyper-parameters, with `server_lr`.
+      hp: values of the hyperparameters, with `server_lr`.
       server: the server's state, a record with `variables`.
       change: the mean change, like `server.variables`.
 
@@ -331,7 +331,7 @@ def model_traffic(hp: HyperParameters, state: State) -> Traffic:
     """Return the traffic of a method whose clients receive one model and send one.
 
     Args:
-      hp: values of the hyper-parameters; not read.
+      hp: values of the hyperparameters; not read.
       state: a state whose server's state has `variables`.
 
     Returns:

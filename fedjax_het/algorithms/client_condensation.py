@@ -61,7 +61,7 @@ Tree = Any
 
 @dataclass(frozen=True)
 class CondensationHyperParameters(Config):
-    """Numbers of condensation and of the server's training."""
+    """Hyperparameters of condensation and of the server's training."""
 
     image_lr: NonNegativeFloat = 1.0
     "Learning rate of the images' SGD."

@@ -78,7 +78,7 @@ def zeros_like_params(hp: HyperParameters, variables: Tree) -> Tree:
     """Return zeros like the parameters of a model.
 
     Args:
-      hp: values of the hyper-parameters; not read.
+      hp: values of the hyperparameters; not read.
       variables: variables of the model, `{"params": ..., "state": ...}`.
 
     Returns:
@@ -203,7 +203,7 @@ def init_personal_models(
     Args:
       training: the choices of local training.
       client: a client of `make_personal_client`.
-      hp: values of the hyper-parameters by name.
+      hp: values of the hyperparameters by name.
       key: PRNG key of the weights of "independent" models.
       variables: variables of a "shared" model.
       num_clients: number of clients, K.
@@ -222,7 +222,7 @@ def get_client_model(hp: HyperParameters, state: State, k: jax.Array) -> Tree:
     """Return the personal model of a client, as `Algorithm.personal_variables`.
 
     Args:
-      hp: values of the hyper-parameters; not read.
+      hp: values of the hyperparameters; not read.
       state: a state whose `clients` are a `PersonalModelState`, `[K, ...]`.
       k: index of the client.
 

@@ -13,7 +13,7 @@ from fedjax_het.utils.config import Config, NonNegativeFloat
 
 @dataclass(frozen=True)
 class DittoHyperParameters(Config):
-    """Numbers of Ditto."""
+    """Hyperparameters of Ditto."""
 
     ditto_lambda: NonNegativeFloat = 1.0
     "Weight of the pull to the global model."

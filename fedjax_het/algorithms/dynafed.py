@@ -81,7 +81,7 @@ class DynaFedOptions(SynthesisOptions):
 
 @dataclass(frozen=True)
 class DynaFedHyperParameters(SynthesisHyperParameters):
-    """Numbers of DynaFed."""
+    """Hyperparameters of DynaFed."""
 
     fine_tune_lr: NonNegativeFloat = 1e-4
     "Learning rate of fine-tuning."

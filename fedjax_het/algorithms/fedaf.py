@@ -45,7 +45,7 @@ class FedAFOptions(CondensationOptions):
 
 @dataclass(frozen=True)
 class FedAFHyperParameters(CondensationHyperParameters):
-    """Numbers of FedAF."""
+    """Hyperparameters of FedAF."""
 
     gamma: UnitInterval = 0.9
     "Share of the received model in a step's model; the rest is drawn anew."

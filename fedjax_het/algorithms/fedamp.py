@@ -92,7 +92,7 @@ class FedAMPOptions(HeurFedAMPOptions):
 
 @dataclass(frozen=True)
 class FedAMPHyperParameters(Config):
-    """Numbers of FedAMP and HeurFedAMP."""
+    """Hyperparameters of FedAMP and HeurFedAMP."""
 
     alpha: PositiveFloat = 1.0
     "Step along the pair terms in round 0."

@@ -57,7 +57,7 @@ class FedBEOptions(DistillationOptions):
 
 @dataclass(frozen=True)
 class FedBEHyperParameters(Config):
-    """Numbers of FedBE."""
+    """Hyperparameters of FedBE."""
 
     distill_lr: NonNegativeFloat = 1e-3
     "Learning rate of the student's SGD."

@@ -22,7 +22,7 @@ Tree = Any
 
 @dataclass(frozen=True)
 class FedDCHyperParameters(Config):
-    """Numbers of FedDC."""
+    """Hyperparameters of FedDC."""
 
     feddc_alpha: NonNegativeFloat = 0.01
     "Weight of the quadratic pull to the received model less the client's drift."

@@ -38,7 +38,7 @@ class FedDFOptions(DistillationOptions):
 
 @dataclass(frozen=True)
 class FedDFHyperParameters(Config):
-    """Numbers of FedDF."""
+    """Hyperparameters of FedDF."""
 
     distill_lr: NonNegativeFloat = 1e-3
     "Learning rate of the student's Adam; the initial rate if it is annealed."

@@ -28,7 +28,7 @@ class FedDMOptions(CondensationOptions):
 
 @dataclass(frozen=True)
 class FedDMHyperParameters(CondensationHyperParameters):
-    """Numbers of FedDM."""
+    """Hyperparameters of FedDM."""
 
     rho: NonNegativeFloat = 5.0
     "Radius of the ball around the received model."

@@ -16,7 +16,7 @@ from fedjax_het.utils.config import Config, PositiveFloat
 
 @dataclass(frozen=True)
 class FedDynHyperParameters(Config):
-    """Numbers of FedDyn."""
+    """Hyperparameters of FedDyn."""
 
     feddyn_alpha: PositiveFloat = 0.01
     "Weight of the quadratic pull to the received model."

@@ -71,7 +71,7 @@ class FedGenOptions(Config):
 
 @dataclass(frozen=True)
 class FedGenHyperParameters(Config):
-    """Numbers of FedGen."""
+    """Hyperparameters of FedGen."""
 
     generated_weight: NonNegativeFloat = 10.0
     "Weight a of the clients' loss on generated features in round 0."
@@ -332,7 +332,7 @@ class GeneratorTraining(NamedTuple):
 
         Args:
           parallelism: devices that share each step.
-          hp: values of the hyper-parameters, with the round's `generator_lr`.
+          hp: values of the hyperparameters, with the round's `generator_lr`.
           train_state: variables of the generator and state of its optimizer.
           teachers: last layers and label counts of the round's clients.
           key: PRNG key; the draws of a step depend on it and on the step's number.
@@ -399,7 +399,7 @@ def compute_generator_loss(
 
     Args:
       head: the last layer, which reads features.
-      hp: values of the hyper-parameters.
+      hp: values of the hyperparameters.
       head_parameters: the teachers' last layers, with a leading axis of clients.
       label_shares: rho `[S, C]`, see `compute_label_shares`.
       features: `[B, F]` of the generator.

@@ -47,7 +47,7 @@ MixupLambda = Annotated[float, Bounds(0, 1, open_high=True)]
 
 @dataclass(frozen=True)
 class NaiveMixHyperParameters(Config):
-    """Numbers of NaiveMix."""
+    """Hyperparameters of NaiveMix."""
 
     mixup_lambda: MixupLambda = 0.1
     "Weight of the other clients' averages; 0 is FedAvg."
@@ -55,7 +55,7 @@ class NaiveMixHyperParameters(Config):
 
 @dataclass(frozen=True)
 class FedMixHyperParameters(NaiveMixHyperParameters):
-    """Numbers of FedMix."""
+    """Hyperparameters of FedMix."""
 
     mixup_lambda: MixupLambda = 0.05
     "Weight of the other clients' averages; 0 is FedAvg."

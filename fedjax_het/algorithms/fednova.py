@@ -92,7 +92,7 @@ def compute_effective_steps(
 
     Args:
       training: the choices of local training, with the optimizer.
-      hp: values of the hyper-parameters, with `local_momentum` if the optimizer has momentum.
+      hp: values of the hyperparameters, with `local_momentum` if the optimizer has momentum.
       num_steps: `[]` int32, minibatches of the client in the round.
 
     Returns:

@@ -34,7 +34,7 @@ class FedAvgMOptions(Config):
 
 @dataclass(frozen=True)
 class FedAvgMHyperParameters(Config):
-    """Numbers of FedAvgM."""
+    """Hyperparameters of FedAvgM."""
 
     server_momentum: MomentumCoefficient = 0.9
     "Momentum of the mean change; 0 is FedAvg."
@@ -42,7 +42,7 @@ class FedAvgMHyperParameters(Config):
 
 @dataclass(frozen=True)
 class AdaptiveServerHyperParameters(Config):
-    """Numbers of FedAdam and FedYogi."""
+    """Hyperparameters of FedAdam and FedYogi."""
 
     server_lr: NonNegativeFloat = 0.01
     "Learning rate of the server."

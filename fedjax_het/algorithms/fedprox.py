@@ -13,20 +13,20 @@ from fedjax_het.utils.config import Config, NonNegativeFloat
 
 @dataclass(frozen=True)
 class FedProxHyperParameters(Config):
-    """Numbers of FedProx."""
+    """Hyperparameters of FedProx."""
 
     prox_mu: NonNegativeFloat = 0.01
-    "Weight of the pull to the received model."
+    "Weight of the proximal term, half the squared distance from the received model."
 
 
 def fedprox(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
-    """FedProx: clients minimize their loss plus a pull to the received model (Algorithm 2).
+    """FedProx: clients minimize their loss plus a proximal term (Algorithm 2).
 
         w_k ~ argmin_v F_k(v) + (prox_mu / 2) ||v - w||^2,
         w <- w + server_lr sum_k p_k (w_k - w).
 
     The pull prox_mu * (v - w) is added to the gradient, so an adaptive optimizer rescales it with
-    the gradient, as in DynaFed's code. That code writes lambda ||v - w||^2: prox_mu = 2 lambda.
+    the gradient, as in DynaFed's code. The code writes lambda ||v - w||^2: prox_mu = 2 lambda.
     prox_mu = 0 is FedAvg.
 
     The default 0.01 is in the range that the paper and NIID-Bench tune, {0.001, 0.01, 0.1, 1}. It
@@ -63,7 +63,7 @@ def fedprox(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
 SPEC = AlgorithmSpec(
     "fedprox",
     fedprox,
-    "FedAvg with a proximal pull to the global model (Li et al., 2020)",
+    "FedAvg with a proximal term toward the global model (Li et al., 2020)",
     title="FedProx",
     paper="Li et al., MLSys 2020, arXiv:1812.06127",
     hyperparameters=FedProxHyperParameters,

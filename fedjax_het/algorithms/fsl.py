@@ -46,7 +46,7 @@ class FSLOptions(Config):
 
 @dataclass(frozen=True)
 class FSLHyperParameters(Config):
-    """Numbers of FSL."""
+    """Hyperparameters of FSL."""
 
     gamma: NonNegativeFloat = 1.0
     "Weight of the server's loss."

@@ -34,7 +34,7 @@ class MOONOptions(Config):
 
 @dataclass(frozen=True)
 class MOONHyperParameters(Config):
-    """Numbers of MOON."""
+    """Hyperparameters of MOON."""
 
     moon_mu: NonNegativeFloat = 1.0
     "Weight of the contrastive loss."

@@ -31,7 +31,7 @@ class PerFedAvgOptions(Config):
 
 @dataclass(frozen=True)
 class PerFedAvgHyperParameters(Config):
-    """Numbers of Per-FedAvg."""
+    """Hyperparameters of Per-FedAvg."""
 
     inner_lr: NonNegativeFloat = 0.01
     "Learning rate of the step on its own data that each client's model is optimized for."

@@ -31,7 +31,7 @@ class PFedMeOptions(Config):
 
 @dataclass(frozen=True)
 class PFedMeHyperParameters(Config):
-    """Numbers of pFedMe."""
+    """Hyperparameters of pFedMe."""
 
     pfedme_lambda: PositiveFloat = 15.0
     "Weight of the pull between personal and local models."

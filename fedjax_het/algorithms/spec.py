@@ -1,4 +1,4 @@
-"""The entry of a method in the registry: its options, hyper-parameters and required data."""
+"""The entry of a method in the registry: its options, hyperparameters and required data."""
 
 import inspect
 import re
@@ -52,7 +52,7 @@ class DefaultsRule(NamedTuple):
     """Values of the method's options; names that the method does not have are ignored. A value may
     be a function of the run's settings and the method's entry; None leaves the method's default."""
     hp: dict[str, Any] = {}  # noqa: RUF012
-    "Values of the method's hyper-parameters, by the rules of `options`."
+    "Values of the method's hyperparameters, by the rules of `options`."
 
     def matches(self, protocol: str, dataset: str, model: str | None) -> bool:
         """Return whether the rule applies to a run.
@@ -97,7 +97,7 @@ class AlgorithmSpec:
     options: type[Config] = Config
     "Class of the method's static choices."
     hyperparameters: type[Config] | Callable[[Any, int], Config] = Config
-    """Class of the method's numeric hyper-parameters without the local optimizer's and `server_lr`;
+    """Class of the method's numeric hyperparameters without the local optimizer's and `server_lr`;
     or a function `(options, num_clients) -> record`."""
     protocol: str = "standard"
     "Protocol of runs that name none."
@@ -139,7 +139,7 @@ class AlgorithmSpec:
     ("personal",) and `has_global_model` False."""
     has_global_model: bool = True
     """Whether the server has one model for all clients. False: `Algorithm.global_model` is None,
-    and runs have no hyper-parameter `server_lr`, unless the method has `local_parameters`. FedAvg's
+    and runs have no hyperparameter `server_lr`, unless the method has `local_parameters`. FedAvg's
     server update reads `server_lr`, so such a method passes its own `update` to
     `build_federated_algorithm`."""
     has_diagnostics: bool = False
@@ -176,7 +176,7 @@ class AlgorithmSpec:
         return other.wrappable_as in _ACCEPTED_KINDS[self.wraps]
 
     def with_base(self, base: "AlgorithmSpec") -> "AlgorithmSpec":
-        """Return this method over a base, with the options and hyper-parameters of both."""
+        """Return this method over a base, with the options and hyperparameters of both."""
         return replace(self, base=base, evaluated_models=base.evaluated_models)
 
     @property
@@ -184,7 +184,7 @@ class AlgorithmSpec:
         """Whether clients' own tests evaluate another model than the global one by default."""
         return self.evaluated_models[0] != "global"
 
-    # --- options and hyper-parameters of a run
+    # --- options and hyperparameters of a run
 
     @property
     def option_names(self) -> tuple[str, ...]:
@@ -216,7 +216,7 @@ class AlgorithmSpec:
     def collect_hyperparameters(
         self, local_optimizer: str | None, options: Mapping[str, Any], num_clients: int
     ) -> dict[str, HyperParameter]:
-        """Return every numeric hyper-parameter of a run.
+        """Return every numeric hyperparameter of a run.
 
         Args:
           local_optimizer: name of the clients' optimizer; None for clients that condense.
@@ -238,7 +238,7 @@ class AlgorithmSpec:
     def collect_method_hyperparameters(
         self, options: Mapping[str, Any], num_clients: int
     ) -> dict[str, HyperParameter]:
-        """Return the hyper-parameters of the method and its base, without the optimizer's.
+        """Return the hyperparameters of the method and its base, without the optimizer's.
 
         Args:
           options: options of the method and its base.
@@ -253,14 +253,14 @@ class AlgorithmSpec:
         return self.base.collect_method_hyperparameters(options, num_clients) | own
 
     def make_hyperparameter_record(self, options: Mapping[str, Any], num_clients: int) -> Config:
-        """Return the method's own hyper-parameters with their default values.
+        """Return the method's own hyperparameters with their default values.
 
         Args:
           options: options, on which defaults may depend.
           num_clients: number of clients, K.
 
         Returns:
-          An instance of the class of hyper-parameters.
+          An instance of the class of hyperparameters.
         """
         if isinstance(self.hyperparameters, type):
             return self.hyperparameters()

@@ -45,7 +45,7 @@ _SPEC_FIELDS = [
     if field.name not in ("hp", "options", *HYPERPARAMETER_SETTINGS)  # columns have names of `hp`
 ]
 _SEED_SETTINGS = ("seed", "partition_seed")
-# Settings that determine the defaults of hyper-parameters and options.
+# Settings that determine the defaults of hyperparameters and options.
 _DEFAULTS_DETERMINED_BY = (
     "algorithm",
     "local_optimizer",
@@ -133,7 +133,7 @@ def list_setting_columns(results: "pd.DataFrame") -> list[str]:
 def find_varying_settings(results: "pd.DataFrame") -> list[str]:
     """List `algorithm` and the settings in which the runs differ, except seeds.
 
-    A hyper-parameter or option counts if it differs between runs of the same method, local
+    A hyperparameter or option counts if it differs between runs of the same method, local
     optimizer and preset. An option of a partition or of the server's data counts if it differs
     between runs of the same partition or source. Otherwise it follows from those settings.
 
@@ -164,7 +164,7 @@ def find_varying_settings(results: "pd.DataFrame") -> list[str]:
 def find_derived_settings(results: "pd.DataFrame") -> dict[str, list[tuple[str, Any]]]:
     """Find settings that differ, but follow from the method, its optimizer or its preset.
 
-    These are hyper-parameters, and `client_test_model` if some methods have it.
+    These are hyperparameters, and `client_test_model` if some methods have it.
 
     Args:
       results: as `load_results` returns it.
@@ -261,7 +261,7 @@ def _get_hashable_values(column: "pd.Series") -> list[Any]:
 
 
 class RunLine(NamedTuple):
-    """One line of a figure: the runs of a method and its hyper-parameters."""
+    """One line of a figure: the runs of a method and its hyperparameters."""
 
     panel: str
     """Title of the line's panel: the shared settings of its runs, in words."""

@@ -59,7 +59,7 @@ def add_noise_to_means(
     The noise of every number has the standard deviation dp_noise * dp_clip / count.
 
     Args:
-      hp: values of the hyper-parameters, with `dp_noise`, the noise multiplier, and `dp_clip`, the
+      hp: values of the hyperparameters, with `dp_noise`, the noise multiplier, and `dp_clip`, the
         largest L2 norm of an example's vector.
       means: means over `count` examples, each clipped to the norm `dp_clip`.
       count: number of examples.

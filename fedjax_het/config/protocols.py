@@ -16,7 +16,7 @@ numbers of examples. Labels follow Dir(0.5), and each party has at least 10 exam
 * Images are normalized by the data set's usual mean and standard deviation, because methods that
   condense or generate images expect that. The benchmark scales gray images to [0, 1].
 * Images are not augmented. The benchmark crops and flips color images at random.
-* Methods have their default hyper-parameters. The benchmark tunes FedProx's mu per data set.
+* Methods have their default hyperparameters. The benchmark tunes FedProx's mu per data set.
 """
 
 import math
@@ -87,7 +87,7 @@ def _server_lr(settings: Mapping[str, Any], method: AlgorithmSpec) -> float | No
 
 
 def _make_rule(paper: str, hp: dict[str, Any] | None = None) -> DefaultsRule:
-    """Return the rule of a paper's settings, and of hyper-parameters."""
+    """Return the rule of a paper's settings, and of hyperparameters."""
     values = {name: row[_PAPERS.index(paper)] for name, row in _SETTINGS.items()}
     settings = {name: value for name, value in values.items() if value is not None}
     hp = {**({} if paper == "standard" else {"prox_mu": _PAPERS_PROX_MU}), **(hp or {})}

@@ -471,7 +471,7 @@ def _resolve_hyperparameters(
     protocol_hp: dict[str, Any],
     are_objects_known: bool,
 ) -> RunSettings:
-    """Write out all hyper-parameters: set by the user, by the protocol, or by the method."""
+    """Write out all hyperparameters: set by the user, by the protocol, or by the method."""
     defaults = _default_hyperparameters(spec, method)
     supported = {**optional_hyperparameters(spec), **defaults}
     if raw.local_optimizer is None and method.trains_locally and not are_objects_known:
@@ -510,7 +510,7 @@ def _explain_missing(spec: RunSettings, method: AlgorithmSpec, setting: str) -> 
 
 
 def _default_hyperparameters(spec: RunSettings, method: AlgorithmSpec) -> dict[str, HyperParameter]:
-    """Return the hyper-parameters that such a run always has."""
+    """Return the hyperparameters that such a run always has."""
     num_clients = spec.num_clients or 1
     hyperparameters = dict(
         method.collect_hyperparameters(spec.local_optimizer, spec.options, num_clients)

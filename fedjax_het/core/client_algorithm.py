@@ -3,7 +3,7 @@
 The functions `begin`, `step` and `end` of a `ClientAlgorithm` are called at the start of a round,
 for each minibatch, and at the end of the round. `fedjax_het.methods` shows an example.
 
-`context` is a `ClientContext`: hyper-parameters, message of the server, properties of the client,
+`context` is a `ClientContext`: hyperparameters, message of the server, properties of the client,
 PRNG key. The engine computes the weighted average of `ClientUpdate.mean` over the round's clients,
 with the weights of the run's `averaging`, and the sum of `ClientUpdate.sum`. A method never sees a
 weight.
@@ -58,7 +58,7 @@ class ClientContext(NamedTuple):
     """
 
     hp: HyperParameters
-    "Values of the hyper-parameters by name, `[]` float32, traced: a new value compiles nothing."
+    "Values of the hyperparameters by name, `[]` float32, traced: a new value compiles nothing."
     message: Tree
     "Message of the server to all clients of the round, usually a `ServerMessage`."
     client: ClientInfo

@@ -173,7 +173,7 @@ def train_cohort(
     Args:
       client_algorithm: the functions of one client; `with_contract_checks` adds checks to them.
       plan: devices, blocks and lanes.
-      hp: values of the hyper-parameters by name.
+      hp: values of the hyperparameters by name.
       message: the server's message, the same for all clients.
       states: client states with a leading axis of rows; the schedule gives each client's row. The
         rows belong to all K clients and may be sharded over devices, or form a table that contains

@@ -40,11 +40,11 @@ class ClientError(ContractError):
 
 
 class _UndeclaredNameError(KeyError):
-    """A function reads a hyper-parameter that its method does not declare."""
+    """A function reads a hyperparameter that its method does not declare."""
 
 
 class DeclaredHyperParameters(dict[str, Any]):
-    """Values of the hyper-parameters by name; reading another name raises KeyError.
+    """Values of the hyperparameters by name; reading another name raises KeyError.
 
     `call_user_function` reports that error as a ContractError.
 
@@ -60,7 +60,7 @@ class DeclaredHyperParameters(dict[str, Any]):
     def __missing__(self, name: str) -> NoReturn:
         """Raise KeyError for a name that is not declared."""
         declared = ", ".join(sorted(self)) or "none"
-        expected = f"a declared hyper-parameter ({declared}); see `hyperparameters=`"
+        expected = f"a declared hyperparameter ({declared}); see `hyperparameters=`"
         raise _UndeclaredNameError(f"reads hp[{name!r}]: expected {expected}")
 
 
@@ -169,7 +169,7 @@ def call_user_function(name: str, function: Callable, /, **arguments: Any) -> An
 
     Raises:
       ContractError: if `function` is not callable or does not accept this number of arguments. Also
-        if it reads a hyper-parameter that the method does not declare. Any other exception of the
+        if it reads a hyperparameter that the method does not declare. Any other exception of the
         function receives a note with `name`.
 
     Example:

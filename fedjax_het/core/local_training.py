@@ -248,7 +248,7 @@ def begin_local_training(
 
     Args:
       training: the choices of local training.
-      hp: values of the hyper-parameters by name.
+      hp: values of the hyperparameters by name.
       variables: variables of the model from which it starts.
       kept_optimizer_state: the client's stored optimizer state, if `training.keep_state`.
       aux: the method's own arrays.
@@ -295,7 +295,7 @@ def init_local_optimizer(training: LocalTraining, hp, variables: Tree) -> Tree:
 
     Args:
       training: the choices of local training.
-      hp: values of the hyper-parameters by name.
+      hp: values of the hyperparameters by name.
       variables: variables of the model, `{"params": ..., "state": ...}`.
 
     Returns:

@@ -124,14 +124,14 @@ Example:
 
 
 def schedule_hyperparameters(name: str, prefix: str) -> dict[str, HyperParameter]:
-    """Return the hyper-parameters of every run with a schedule.
+    """Return the hyperparameters of every run with a schedule.
 
     Args:
       name: name of the schedule.
       prefix: `ROUND_PREFIX` or `STEP_PREFIX`.
 
     Returns:
-      Hyper-parameters by name.
+      Hyperparameters by name.
 
     Example:
       >>> from fedjax_het.core.lr_schedules import STEP_PREFIX, schedule_hyperparameters
@@ -142,21 +142,21 @@ def schedule_hyperparameters(name: str, prefix: str) -> dict[str, HyperParameter
 
 
 def optional_schedule_hyperparameters(name: str, prefix: str) -> dict[str, HyperParameter]:
-    """Return the hyper-parameters of a schedule that are used only where they are given.
+    """Return the hyperparameters of a schedule that are used only where they are given.
 
     Args:
       name: name of the schedule.
       prefix: `ROUND_PREFIX` or `STEP_PREFIX`.
 
     Returns:
-      Hyper-parameters by name.
+      Hyperparameters by name.
     """
     optional = _OPTIONAL | ({"length": _COUNT} if LR_SCHEDULES[name].has_length else {})
     return {prefix + key: record for key, record in optional.items()}
 
 
 def required_schedule_hyperparameters(name: str, prefix: str) -> tuple[str, ...]:
-    """Return the hyper-parameters of a schedule without a default.
+    """Return the hyperparameters of a schedule without a default.
 
     Args:
       name: name of the schedule.
@@ -171,7 +171,7 @@ def required_schedule_hyperparameters(name: str, prefix: str) -> tuple[str, ...]
 
 
 def is_round_schedule_hyperparameter(name: str) -> bool:
-    """Return whether a hyper-parameter belongs to a schedule over rounds; no program reads it."""
+    """Return whether a hyperparameter belongs to a schedule over rounds; no program reads it."""
     return name.startswith(ROUND_PREFIX) and not name.startswith(STEP_PREFIX)
 
 
@@ -180,7 +180,7 @@ def compute_round_lr_factors(name: str, hp: Mapping[str, float], rounds: int) ->
 
     Args:
       name: name of the schedule.
-      hp: values of the hyper-parameters by name.
+      hp: values of the hyperparameters by name.
       rounds: number of rounds, R.
 
     Returns:
@@ -201,7 +201,7 @@ def make_step_lr_factor(name: str, hp: Mapping[str, Any]) -> Callable[[Any], Any
 
     Args:
       name: name of the schedule.
-      hp: values of the hyper-parameters by name; may be traced.
+      hp: values of the hyperparameters by name; may be traced.
 
     Returns:
       `factor(num_steps)` after a number of steps; may be traced.

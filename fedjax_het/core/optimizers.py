@@ -1,7 +1,7 @@
 """Local optimizers by name: SGD with its momentums, optimizers of optax, and users' own.
 
 The signature of an optimizer's function defines its settings: arguments with numbers as defaults
-are numeric hyper-parameters `local_<argument>`, truth values are the setting `optimizer_options`.
+are numeric hyperparameters `local_<argument>`, truth values are the setting `optimizer_options`.
 """
 
 import functools
@@ -34,7 +34,7 @@ USER_OBJECT = "user"  # the name of an optimizer that is passed to the run itsel
 LOCAL_PREFIX = "local_"
 LR_NAME = f"{LOCAL_PREFIX}lr"
 
-# Transformations that precede any optimizer, if their hyper-parameter is given.
+# Transformations that precede any optimizer, if their hyperparameter is given.
 _POSITIVE = Bounds(0, open_low=True)
 _GRADIENT_TRANSFORMATIONS: dict[str, tuple[Callable[[Any], Any], HyperParameter]] = {
     f"{LOCAL_PREFIX}clip_value": (optax.clip, HyperParameter(1.0, _POSITIVE)),
@@ -44,7 +44,7 @@ _GRADIENT_TRANSFORMATIONS: dict[str, tuple[Callable[[Any], Any], HyperParameter]
 COMMON_HYPERPARAMETERS: HyperParameterRecords = {
     name: record for name, (_, record) in _GRADIENT_TRANSFORMATIONS.items()
 }
-"""Hyper-parameters of every optimizer that are used only where they are given."""
+"""Hyperparameters of every optimizer that are used only where they are given."""
 
 _DECAY_BOUNDS = Bounds(0, 1, open_high=True)  # with 1 a moment would never change
 _DECAY_NAMES = ("b1", "b2", "b3", "decay", "momentum", "rho")
@@ -77,9 +77,9 @@ class LocalOptimizer(NamedTuple):
     traced, and the rate may be a function of the number of steps."""
     description: str
     hyperparameters: HyperParameterRecords
-    "Hyper-parameters of every run with the optimizer, by their names in `hp`."
+    "Hyperparameters of every run with the optimizer, by their names in `hp`."
     optional_hyperparameters: HyperParameterRecords
-    "Hyper-parameters that are used only where they are given; else the default of `make` holds."
+    "Hyperparameters that are used only where they are given; else the default of `make` holds."
     options: dict[str, bool]
     "Static switches and their defaults."
     is_elementwise: bool
@@ -95,7 +95,7 @@ class LocalTrainingOptions(NamedTuple):
     optimizer_options: tuple[tuple[str, bool], ...] = ()
     "Options of the optimizer that differ from their defaults."
     optional_hyperparameters: tuple[str, ...] = ()
-    "Names of the optional hyper-parameters of local training that are given."
+    "Names of the optional hyperparameters of local training that are given."
     lr_schedule: str | None = None
     "Schedule of the rate over a client's steps, one of `LR_SCHEDULES`; None: a constant rate."
     accumulation_steps: int = 1
@@ -249,20 +249,20 @@ def register_optimizer(name: str, make: Any, description: str = "") -> None:
 
 
 def optimizer_hyperparameters(name: str) -> HyperParameterRecords:
-    """Return the numeric hyper-parameters of every run with the optimizer `name`."""
+    """Return the numeric hyperparameters of every run with the optimizer `name`."""
     return {} if name == USER_OBJECT else OPTIMIZERS[name].hyperparameters
 
 
 def optional_optimizer_hyperparameters(name: str, hp: Mapping[str, Any]) -> HyperParameterRecords:
-    """Return the hyper-parameters of an optimizer that are used only where they are given.
+    """Return the hyperparameters of an optimizer that are used only where they are given.
 
     Args:
       name: name of the optimizer.
-      hp: the hyper-parameters that are given. A user's object reads any of them, so that every
+      hp: the hyperparameters that are given. A user's object reads any of them, so that every
         `local_...` may be one.
 
     Returns:
-      Hyper-parameters by name.
+      Hyperparameters by name.
     """
     if name == USER_OBJECT:
         any_number = HyperParameter(0.0, Bounds())
@@ -279,7 +279,7 @@ def make_local_optimizer(
 ) -> optax.GradientTransformation:
     """Return the local optimizer.
 
-    If these hyper-parameters are set, the gradient is first clipped entry by entry
+    If these hyperparameters are set, the gradient is first clipped entry by entry
     (`local_clip_value`), then as a whole (`local_clip_norm`, of all layers together). Then
     `local_weight_decay` times the weights is added: L2, as in papers on SGD. An optimizer with an
     argument `weight_decay` (adamw, nadamw, adamaxw, lion, lamb, lars, novograd, adan) applies it
@@ -288,7 +288,7 @@ def make_local_optimizer(
     Args:
       name: name of the optimizer.
       options: the choices of local training.
-      hp: values of the hyper-parameters by name; may be traced.
+      hp: values of the hyperparameters by name; may be traced.
       model: the network.
 
     Returns:
@@ -337,7 +337,7 @@ def transform_gradient(
     Args:
       name: name of the optimizer.
       options: the choices of local training.
-      hp: values of the hyper-parameters by name; may be traced.
+      hp: values of the hyperparameters by name; may be traced.
       gradient: a gradient, like `params`.
       params: the weights.
 
@@ -428,7 +428,7 @@ def make_user_transformation(user_optimizer: Any, hp: Any) -> optax.GradientTran
 
     Args:
       user_optimizer: a `GradientTransformation`, or a function of `hp` that returns one.
-      hp: values of the hyper-parameters by name.
+      hp: values of the hyperparameters by name.
 
     Returns:
       The transformation.
@@ -445,7 +445,7 @@ def check_transformation(
     Args:
       name: name of the optimizer, for messages.
       make: `make(hp)` returns the transformation.
-      hp: values of the hyper-parameters by name.
+      hp: values of the hyperparameters by name.
 
     Raises:
       ConfigError: unless `make(hp)` is a transformation whose updates have the shapes of the
@@ -466,7 +466,7 @@ def check_transformation(
     except ConfigError:
         raise
     except KeyError as error:
-        text = f"expected one of the hyper-parameters ({', '.join(hp) or 'none is given'})"
+        text = f"expected one of the hyperparameters ({', '.join(hp) or 'none is given'})"
         raise ConfigError(f"{label} reads hp[{error}]: {text}") from error
     except Exception as error:  # of a user's function
         raise ConfigError(f"{label} fails: {type(error).__name__}: {error}") from error
@@ -487,7 +487,7 @@ def compute_optimizer_digest(user_optimizer: Any, hp: Mapping[str, float]) -> st
 
     Args:
       user_optimizer: a `GradientTransformation`, or a function of `hp` that returns one.
-      hp: values of the hyper-parameters by name, which are traced.
+      hp: values of the hyperparameters by name, which are traced.
 
     Returns:
       16 hexadecimal digits.

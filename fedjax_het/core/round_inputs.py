@@ -20,7 +20,7 @@ class ChunkInputs(NamedTuple):
     """
 
     hp: Any
-    "Values of the hyper-parameters by name, `[]` float32."
+    "Values of the hyperparameters by name, `[]` float32."
     train_key: jax.Array
     "PRNG key of the run's stream `TRAIN`."
     schedule: RoundSchedule

@@ -85,7 +85,7 @@ def measure_applied_gradient(
 
     Args:
       training: the choices of local training.
-      hp: values of the hyper-parameters by name.
+      hp: values of the hyperparameters by name.
       params: the weights before the step.
       gradient: gradient of the client's own loss.
       corrected: `gradient` plus the method's correction, which the optimizer receives.

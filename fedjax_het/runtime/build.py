@@ -84,7 +84,7 @@ class PreparedRun(DataAssignment):
 
     @property
     def hp(self) -> dict[str, Any]:
-        """The numeric hyper-parameters as programs read them."""
+        """The numeric hyperparameters as programs read them."""
         items = self.spec.hyperparameters.items()
         return {k: np.float32(v) for k, v in items if not is_round_schedule_hyperparameter(k)}
 

@@ -55,7 +55,7 @@ def evaluate_held_out_clients(
       dataset: data set of the run.
       held_out: the clients and their tests.
       variables: the global model.
-      hp: numeric hyper-parameters, as programs read them.
+      hp: numeric hyperparameters, as programs read them.
 
     Returns:
       Accuracies of the clients by name, fractions `[clients]`, NaN for a client without a test:

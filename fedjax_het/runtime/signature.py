@@ -61,7 +61,7 @@ def compute_static_key(spec: RunSpec) -> str:
 
 
 def _traced_optional_hyperparameters(spec: RunSpec) -> list[str]:
-    """Return the optional hyper-parameters of local training that the run sets and reads."""
+    """Return the optional hyperparameters of local training that the run sets and reads."""
     names = set(optional_hyperparameters(spec)) & spec.hyperparameters.keys()
     return sorted(name for name in names if not is_round_schedule_hyperparameter(name))
 

@@ -1,6 +1,6 @@
 """Sweeps: many runs, executed in groups, with their results in one folder.
 
-Runs that differ in seed, partition, alpha, averaging or numeric hyper-parameters share their
+Runs that differ in seed, partition, alpha, averaging or numeric hyperparameters share their
 compiled programs. They run in parallel: one on each core or device, or vmapped on an accelerator.
 """
 
@@ -160,7 +160,7 @@ def sweep(
 ) -> SweepResult:
     """Execute every run whose result is not in a folder yet.
 
-    Runs that differ only in seed, partition, alpha, averaging and numeric hyper-parameters are a
+    Runs that differ only in seed, partition, alpha, averaging and numeric hyperparameters are a
     group. A group is compiled once, and its runs are executed in parallel, limited by memory. The
     numbers of a run do not depend on the other runs beyond rounding. Each result is written as its
     run ends, and a sweep that was stopped resumes from the checkpoints in `directory/unfinished`.

@@ -290,7 +290,7 @@ def extract_model(
       spec: settings of the run.
       input_spec: the properties of the data.
       state: the final state of the federation.
-      hp: numeric hyper-parameters, as programs read them.
+      hp: numeric hyperparameters, as programs read them.
       client: id of the client (default: the global model).
 
     Returns:

@@ -67,7 +67,7 @@ def bind_options(build, *, base=None, build_base=None, **values):
 def default_hyper_parameters(
     algorithm_spec, options, optimizer="sgd", num_clients=len(CLIENT_SIZES)
 ) -> dict[str, float]:
-    """A method's hyper-parameters as they are where nothing is said."""
+    """A method's hyperparameters as they are where nothing is said."""
     hyperparameters = algorithm_spec.collect_hyperparameters(
         optimizer, algorithm_spec.complete_options(options), num_clients
     )

@@ -139,7 +139,7 @@ def plot_learning_curves(
     window: PositiveInt = 1,
     highlight: Sequence[str] = (),
 ) -> "Figure":
-    """Plot a metric against the round: a line per method and hyper-parameters, panels for the rest.
+    """Plot a metric against the round: a line per method and hyperparameters, panels for the rest.
 
     A line is the mean over seeds, and its band is one standard deviation over seeds. A `window`
     smooths each run by running means over `window` measured rounds; a note below the panels states

@@ -26,7 +26,7 @@ METHOD_SETTINGS = {
     "feddf": {"options": {"preset": "fedaux"}},
     "fedbe": {"options": {"preset": "code"}},
 }
-# Hyper-parameters that `--tuned` tunes.
+# Hyperparameters that `--tuned` tunes.
 TUNING = {
     "fedavg": "local_lr",
     "fedprox": "prox_mu",

@@ -94,7 +94,7 @@ def add_control_rows(preset: Preset, item: str) -> Preset:
     return replace(preset, rows=(*rows, *CONTROLS["fedaf"]))
 
 
-# Hyper-parameters that `--tuned` tunes; the server's rate if clients condense.
+# Hyperparameters that `--tuned` tunes; the server's rate if clients condense.
 TUNING = {
     "fedavg": "local_lr",
     "fedprox": "prox_mu",

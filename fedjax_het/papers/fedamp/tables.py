@@ -17,7 +17,7 @@ ROWS = (
     "pfedme",
     "per_fedavg",
 )
-# Hyper-parameters that `--tuned` tunes.
+# Hyperparameters that `--tuned` tunes.
 TUNING = {
     "separate": "local_lr",
     "fedavg": "local_lr",

@@ -84,7 +84,7 @@ def _run_table(
     cells, specs = make_cells(experiment, arguments), []
     if arguments.tuned:
         has_tuning = bool(experiment.tuned_hyperparameters)
-        require(has_tuning, "tuned", True, "a table that declares tuned hyper-parameters")
+        require(has_tuning, "tuned", True, "a table that declares tuned hyperparameters")
         trials = make_tuning_trials(experiment, cells)
         specs = list_unique_runs([*cells, *(cell for trial in trials for cell in trial.cells)])
     specs = specs or list_unique_runs(cells)

@@ -176,11 +176,11 @@ class TableDeclaration:
     """Whether the paper has numbers for the table; if not, every preset must have rows."""
     row_parser: Callable[[str, str], tuple[str, dict[str, Any]]] = lambda row, _: parse_row(row)
     """Function of a row and a data set that returns the method, and settings by name: fields of
-    `RunSpec`, options and hyper-parameters."""
+    `RunSpec`, options and hyperparameters."""
     main_method: str = ""
     """The paper's method; the differences of all rows from it are tested."""
     tuned_hyperparameters: dict[str, str] = field(default_factory=dict)
-    """By method, the hyper-parameter that `--tuned` tunes."""
+    """By method, the hyperparameter that `--tuned` tunes."""
     control_rows: dict[str, str] = field(default_factory=dict)
     """By control row, the row whose mechanism it lacks."""
     row_display_names: dict[str, str] = field(default_factory=dict)
@@ -257,7 +257,7 @@ class TableDeclaration:
 
 
 def merge_settings(*layers: dict[str, Any]) -> dict[str, Any]:
-    """Merge settings; a later layer takes precedence, hyper-parameters and options one by one.
+    """Merge settings; a later layer takes precedence, hyperparameters and options one by one.
 
     Args:
       *layers: fields of `RunSpec` by name.

@@ -1,6 +1,6 @@
 """Rows with tuned methods, all by one rule, in addition to the rows with default values.
 
-The main hyper-parameter of a method (`TableDeclaration.tuned_hyperparameters`) has five values,
+The main hyperparameter of a method (`TableDeclaration.tuned_hyperparameters`) has five values,
 from a tenth of its untuned value to ten times it. Each value is tried in one run for every column
 of the table, with a seed that no table averages. The tuned row has the value with the best
 validation accuracy. Without validation examples, the table's metric on the test split decides.
@@ -49,7 +49,7 @@ def make_tuning_trials(
       cells: cells of the table.
 
     Returns:
-      One entry per tuned cell. Values outside the range of the hyper-parameter are left out.
+      One entry per tuned cell. Values outside the range of the hyperparameter are left out.
     """
     trials = []
     for index, cell in enumerate(cells):

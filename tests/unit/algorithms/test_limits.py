@@ -16,7 +16,7 @@ MLP = make_model("mlp", (2, 2, 1), 3, hidden=(6,))
 KEPT = {"optimizer": "adam", "keep": True}
 STEPS = {"distill_epochs": 2, "distill_batch_size": 4}
 UNGUIDED = {"generated_weight": 0.0, "distilled_weight": 0.0}
-# Methods with options and hyper-parameters: at the limit, and beside it (None: there is none).
+# Methods with options and hyperparameters: at the limit, and beside it (None: there is none).
 LIMITS = [
     pytest.param("fedprox", {"prox_mu": 0.0}, {"prox_mu": 2.0}, "fedavg", {}),
     pytest.param("fedbn", {}, None, "fedavg", KEPT, id="fedbn without norms"),
@@ -56,7 +56,7 @@ LIMITS = [
 
 
 def make_with(name, values, **settings):
-    """A federation of a method, with values of its options and of its hyper-parameters."""
+    """A federation of a method, with values of its options and of its hyperparameters."""
     options = {key: value for key, value in values.items() if key in METHODS[name].option_names}
     hp = {key: value for key, value in values.items() if key not in options}
     return make_method_federation(name, options, HP | hp, **settings)

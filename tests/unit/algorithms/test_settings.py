@@ -115,7 +115,7 @@ BAD_SETTINGS = [
 ]
 
 
-# Settings of a method, and the options, hyper-parameters and fields that they resolve to.
+# Settings of a method, and the options, hyperparameters and fields that they resolve to.
 DEFAULTS = [
     ("apfl", {}, {"preset": "paper"}),
     (
