@@ -227,8 +227,8 @@ class RunSettings:
     draws)."""
     protocol: str | None = None
     """Experiment that provides omitted settings: standard (NIID-Bench), dynafed, fedaf, feddm,
-    fedamp, fsl, or own, the method's default. The default is the protocol of the method's paper for
-    methods of the last five, unless a sweep has several defaults; otherwise it is standard."""
+    fedamp, fsl, or own, the method's default. Methods of these five papers have their paper's
+    protocol by default. All other methods, and sweeps with several defaults, have standard."""
     client_tests: bool | None = None
     """Evaluate each client on test data distributed like its training data (default: only for
     personalized methods)."""
