@@ -172,7 +172,7 @@ def test_loaded_result_requires_the_user_optimizer(name, settings, tmp_path):
     result = run(make_spec(name, rounds=3, **settings), tmp_path, optimizer=own)
     (path,) = tmp_path.glob("[0-9a-f]*.json")
     loaded, client = Result.load(path), 2 if name == "ditto" else None
-    with pytest.raises(ConfigError, match="optimizer = None: expected the optimizer that the run"):
+    with pytest.raises(ConfigError, match="optimizer = None: expected the optimizer of the run"):
         loaded.model(client)
     model = loaded.model(client, optimizer=own)
     jax.tree.map(np.testing.assert_array_equal, model.variables, result.model(client).variables)
