@@ -194,9 +194,7 @@ def test_compiled_program_is_refused_before_a_round():
     group = prepare(make_spec())
     programs = list_programs(init_group(group, group.prepared_runs))
     needed = compute_compiled_bytes(*programs["rounds"])
-    message = (
-        r"^batch_size = 4: the rounds of fedavg need \d.*available: expected batch_size = 3, a smaller"
-    )
+    message = r"^batch_size = 4: the rounds of fedavg need \d.*available: expected batch_size = 3, a smaller"
     with pytest.raises(InsufficientMemoryError, match=message):
         run_spec(make_spec(), memory=needed - 1, progress=lambda progress: pytest.fail("it began"))
     assert not run_spec(make_spec(rounds=1), memory=2 * needed).summary["diverged"]
