@@ -129,8 +129,8 @@ class FederationData(NamedTuple):
     "Seed of the partition."
     samples_per_round: int | None = None
     "Samples that all clients process in a round, for runs that set `local_steps`."
-    validation_indices: np.ndarray | None = None
-    "Positions of the validation examples, on which nothing trains; None without them."
+    withheld_indices: np.ndarray | None = None
+    "Positions of the examples for validation and of held-out clients, on which nothing trains."
 
 
 class RoundInput(NamedTuple):

@@ -128,7 +128,8 @@ def dynafed(
     `synthetic` "untrained" and "real" are controls that measure the gain by matching. They
     fine-tune from the same round on, with the same steps. "untrained" uses the initial data of the
     synthesis: noise from N(0, 1), uniform labels. "real" uses the same number of random training
-    images of each class with their labels, which no server has in the paper.
+    images of each class with their labels, which no server has in the paper. Examples for
+    validation and of held-out clients are not drawn.
 
     Options are the fields of `SynthesisOptions`; `preset` "paper" or "code" fills in the others. On
     CIFAR-100 both presets have the code's 15 samples a class; the paper's 150 would be 1.5. The
@@ -249,8 +250,8 @@ def _make_control_inputs(
         labels = np.zeros((num_samples, dataset.num_classes), np.float32)
         if is_real:
             train_labels = np.array(dataset.train_labels)
-            if federation.validation_indices is not None:
-                train_labels[federation.validation_indices] = -1  # no class
+            if federation.withheld_indices is not None:
+                train_labels[federation.withheld_indices] = -1  # no class
             positions = random_subset(train_labels, classes, seed=seed)
             labels[np.arange(num_samples), classes] = ONE_HOT_LOGIT
             images = dataset.train_images[positions]

@@ -108,6 +108,8 @@ class PreparedRun(DataAssignment):
         if spec.local_steps is not None:
             work = ClientWork(self.partition, 0, spec.batch_size, extra_batches=spec.local_steps)
             samples_per_round = int(work.num_samples.sum())
+        held_out = None if self.held_out is None else self.held_out.partition
+        withheld = [part for part in (self.validation, held_out) if part is not None]
         return FederationData(
             self.dataset,
             self.partition,
@@ -115,7 +117,7 @@ class PreparedRun(DataAssignment):
             spec.local_epochs,
             spec.partition_seed,
             samples_per_round,
-            None if self.validation is None else self.validation.indices,
+            np.concatenate([part.indices for part in withheld]) if withheld else None,
         )
 
     def summarize_partition(self) -> PartitionSummary:

@@ -21,6 +21,7 @@ from fedjax_het.algorithms.base import FederationData
 from fedjax_het.algorithms.dynafed import _make_control_inputs
 from fedjax_het.data import Partition, partition_from_clients, register_server_source
 from fedjax_het.data.partition import withhold_validation_examples
+from fedjax_het.runtime.build import PreparedRun
 from fedjax_het.runtime.data_assignment import assign_data
 from fedjax_het.runtime.history import evaluate_rules
 from fedjax_het.runtime.result_builder import summarize_metrics
@@ -267,6 +268,23 @@ def test_method_without_a_global_model_stops_on_its_clients():
     )
 
 
+@pytest.mark.parametrize("name", ["fedavg", pytest.param("fedamp", marks=pytest.mark.slow)])
+def test_no_decision_reads_the_test_split(name):
+    spec = make_spec(name, validation=FRACTION, rounds=ROUNDS, patience=3)
+    first, second = (
+        run_on(dataset, spec, partition=PARTITION)
+        for dataset in (make_dataset(), make_dataset_with_other_tests())
+    )
+    assert first.rounds == second.rounds < ROUNDS
+    for metric, values in first.metrics.items():
+        if "test" not in metric and metric not in ("client_accuracy", "mean_client_accuracy"):
+            np.testing.assert_array_equal(second.metrics[metric], values, err_msg=metric)
+    for metric in ("bmta_round", "best_round", "best_validation_accuracy"):
+        assert first.summary.get(metric) == second.summary.get(metric)
+    accuracy = "bmta" if name == "fedamp" else "best_accuracy"
+    assert first.summary[accuracy] != second.summary[accuracy]
+
+
 def test_best_round_is_chosen_by_validation():
     nan = np.nan
     metrics = {
@@ -326,3 +344,16 @@ def test_real_control_of_dynafed_excludes_validation_examples():
     ((images, _),) = _make_control_inputs(True, 6, [data])
     withheld = {image.tobytes() for image in dataset.train_images[validation]}
     assert not withheld & {image.tobytes() for image in images}
+
+
+def test_method_inputs_know_examples_of_validation_and_held_out_clients():
+    spec = make_spec(num_clients=5, held_out_clients=1, validation=FRACTION)
+    data = assign_data(spec.resolved(), make_dataset(), None, PARTITION)
+    run = PreparedRun(**vars(data), scheduler=None)
+    withheld = {*run.federation_data.withheld_indices.tolist()}
+    assert withheld == {
+        *data.validation.indices.tolist(),
+        *data.held_out.partition.indices.tolist(),
+    }
+    run = dataclasses.replace(run, validation=None, held_out=None)
+    assert run.federation_data.withheld_indices is None
