@@ -838,15 +838,25 @@ def _make_table(
 
 
 def _mark_equal_means(rows: Sequence[_OverviewRow]) -> None:
-    """Mark means that are FedAvg's, if one row of a section is FedAvg."""
-    is_baseline = [row.settings.get("algorithm") == BASELINE for row in rows]
-    if sum(is_baseline) != 1:
-        return
-    baseline = rows[is_baseline.index(True)]
-    for row in rows:
-        for column, mean in row.means.items():
-            if row is not baseline and equals_baseline(mean, baseline.means.get(column, math.nan)):
+    """Mark means that are FedAvg's.
+
+    If a section has several rows of FedAvg, a row is compared with the one of equal settings.
+    """
+    baselines = [row for row in rows if row.settings.get("algorithm") == BASELINE]
+    for row in [row for row in rows if row.settings.get("algorithm") != BASELINE]:
+        equal_rows = [each for each in baselines if _has_settings_of(row, each)]
+        candidates = baselines if len(baselines) == 1 else equal_rows
+        for column, mean in row.means.items() if len(candidates) == 1 else ():
+            if equals_baseline(mean, candidates[0].means.get(column, math.nan)):
                 row.texts[column] += f" {EQUAL}"
+
+
+def _has_settings_of(row: _OverviewRow, baseline: _OverviewRow) -> bool:
+    """Return whether a row has all settings of a row of FedAvg, apart from the method."""
+    return all(
+        name == "algorithm" or is_missing(value) or row.settings.get(name) == value
+        for name, value in baseline.settings.items()
+    )
 
 
 def _format_settings(settings: dict[str, Any], names: Sequence[str]) -> dict[str, str]:

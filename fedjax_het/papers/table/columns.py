@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MIN_PAIRS = 5  # seeds; the spread of fewer seeds says too little for a test
+_MIN_SPREAD = 1e-6  # percentage points, more than the rounding of differences
 _LOSS_BY_START_PREFIX = "matching_loss_by_start."
 
 
@@ -111,8 +112,8 @@ def _run_paired_test(values: "pd.Series", main_values: "pd.Series") -> float:
     differences = (values[seeds] - main_values[seeds]).to_numpy(float)
     if len(differences) < MIN_PAIRS:
         return math.nan
-    if np.ptp(differences) == 0:  # the statistic is undefined
-        return float(differences[0] == 0)
+    if np.ptp(differences) < _MIN_SPREAD:  # the statistic is undefined
+        return 1.0 if abs(differences[0]) < _MIN_SPREAD else math.nan
     return float(stats.ttest_1samp(differences, 0.0).pvalue)
 
 

@@ -248,6 +248,20 @@ def test_methods_equal_to_fedavg_are_marked(results):
         assert table.notes[-1].startswith("≈ The mean is FedAvg's within 0.01 points")
 
 
+def test_methods_are_compared_with_fedavg_of_equal_settings():
+    accuracies = {"fedavg": (0.5, 0.3), "fedprox": (0.5, 0.4)}
+    runs = [
+        {"algorithm": name, "hp.local_lr": lr, "final_accuracy": accuracy}
+        for name, values in accuracies.items()
+        for lr, accuracy in zip((0.1, 0.01), values, strict=True)
+    ]
+    shared = {"dataset": "digits", "seed": 0, "finished": "2026", "diverged": False}
+    results = pd.DataFrame([run | shared | {"settings": str(run)} for run in runs])
+    (section,) = analysis.make_overview_table(results).sections
+    texts = [row["Test accuracy (%)"] for row in section.rows]
+    assert texts == ["30.00", "50.00", "40.00", "50.00 ≈"]
+
+
 def test_overview_of_one_method_or_alpha(results):
     table = analysis.make_overview_table(results[results["algorithm"] == "fedavg"])
     (section,) = table.sections
