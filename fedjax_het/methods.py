@@ -12,60 +12,60 @@ A method is a function `build(training, plan) -> Algorithm`. `build_federated_al
 `client` (id, number of samples and of steps) and `key` (PRNG key).
 
 `make_local_sgd` returns FedAvg's client. Its arguments `adjust` and `loss_and_gradient` change the
-gradient or the loss of every step; a method may also replace single functions. An example is FedAvg
-with a pull of each client to the global model, that reports how far clients move:
-
->>> from dataclasses import dataclass
->>> import jax
->>> import optax
->>> from fedjax_het import RunSpec, simulate
->>> from fedjax_het.methods import (
-...     ClientUpdate, Config, NonNegativeFloat, ServerMessage, add_mean_change,
-...     build_federated_algorithm, make_local_sgd, register_method,
-... )
-
->>> @dataclass(frozen=True)
-... class TetherHyperParameters(Config):
-...     tether: NonNegativeFloat = 0.1
-...     "Strength of the pull to the global model."
-
->>> def build_tethered(training, plan):
-...     def adjust(context, gradient, local, batch):
-...         params, anchor = local.variables["params"], context.message.variables["params"]
-...         strength = context.hp["tether"]
-...         pull = lambda g, w, a: g + strength * (w - a)
-...         return jax.tree.map(pull, gradient, params, anchor), local.aux
-...
-...     base = make_local_sgd(training, adjust=adjust)
-...
-...     def end(context, local, state):
-...         update, state, output = base.end(context, local, state)
-...         distance = optax.tree.norm(update.mean["params"])
-...         return ClientUpdate(mean=(update.mean, distance)), state, output
-...
-...     def init_server(hp, variables):
-...         return ServerMessage(variables, extra=jax.numpy.zeros(()))
-...
-...     def update_server(hp, server, client_update, counts):
-...         change, distance = client_update.mean
-...         return add_mean_change(hp, server, change)._replace(extra=distance)
-...
-...     client_algorithm = base._replace(end=end)
-...     return build_federated_algorithm(
-...         training, plan, client_algorithm, init_server=init_server, update=update_server
-...     )._replace(summary=lambda hp, state: {"distance": state.server.extra})
-
->>> spec = register_method(
-...     "tethered", build_tethered, "FedAvg with a pull", hyperparameters=TetherHyperParameters
-... )
->>> run = RunSpec("tethered", num_clients=4, rounds=2, model="mlp", hp={"tether": 0.5})
->>> result = simulate(run)
->>> result.metrics["test_accuracy"].shape
-(2,)
->>> result.summary["distance"] > 0
-True
-
+gradient or the loss of every step; a method may also replace single functions. The example is
+FedAvg with a pull of each client to the global model, that reports how far clients move.
 The files in `fedjax_het/algorithms/` are further examples; `fedprox.py` is the shortest.
+
+Example:
+  >>> from dataclasses import dataclass
+  >>> import jax
+  >>> import optax
+  >>> from fedjax_het import RunSpec, simulate
+  >>> from fedjax_het.methods import (
+  ...     ClientUpdate, Config, NonNegativeFloat, ServerMessage, add_mean_change,
+  ...     build_federated_algorithm, make_local_sgd, register_method,
+  ... )
+
+  >>> @dataclass(frozen=True)
+  ... class TetherHyperParameters(Config):
+  ...     tether: NonNegativeFloat = 0.1
+  ...     "Strength of the pull to the global model."
+
+  >>> def build_tethered(training, plan):
+  ...     def adjust(context, gradient, local, batch):
+  ...         params, anchor = local.variables["params"], context.message.variables["params"]
+  ...         strength = context.hp["tether"]
+  ...         pull = lambda g, w, a: g + strength * (w - a)
+  ...         return jax.tree.map(pull, gradient, params, anchor), local.aux
+  ...
+  ...     base = make_local_sgd(training, adjust=adjust)
+  ...
+  ...     def end(context, local, state):
+  ...         update, state, output = base.end(context, local, state)
+  ...         distance = optax.tree.norm(update.mean["params"])
+  ...         return ClientUpdate(mean=(update.mean, distance)), state, output
+  ...
+  ...     def init_server(hp, variables):
+  ...         return ServerMessage(variables, extra=jax.numpy.zeros(()))
+  ...
+  ...     def update_server(hp, server, client_update, counts):
+  ...         change, distance = client_update.mean
+  ...         return add_mean_change(hp, server, change)._replace(extra=distance)
+  ...
+  ...     client_algorithm = base._replace(end=end)
+  ...     return build_federated_algorithm(
+  ...         training, plan, client_algorithm, init_server=init_server, update=update_server
+  ...     )._replace(summary=lambda hp, state: {"distance": state.server.extra})
+
+  >>> spec = register_method(
+  ...     "tethered", build_tethered, "FedAvg with a pull", hyperparameters=TetherHyperParameters
+  ... )
+  >>> run = RunSpec("tethered", num_clients=4, rounds=2, model="mlp", hp={"tether": 0.5})
+  >>> result = simulate(run)
+  >>> result.metrics["test_accuracy"].shape
+  (2,)
+  >>> result.summary["distance"] > 0
+  True
 """
 
 from fedjax_het.algorithms import METHODS as METHODS

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from api_pages import insert_groups
 from dark_pictures import get_dark_path, insert_dark_variants, make_dark_variant
 from method_pages import FORMULAS, make_method_page
 from mkdocs.config.defaults import MkDocsConfig
@@ -101,7 +102,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Insert tables of registries, convert links, and link the names in the table of methods.
+    """Insert generated tables, convert links, and link the names in the table of methods.
 
     Args:
       markdown: text of the page.
@@ -114,7 +115,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """
     if page.file.generated_by is not None:
         return markdown
-    markdown = insert_registry_tables(markdown)
+    markdown = insert_groups(insert_registry_tables(markdown))
     if page.file.src_uri == "algorithms/index.md":
         cells = re.compile(r"^\| (`.*?`) \|", re.MULTILINE)
         markdown = cells.sub(

@@ -75,6 +75,7 @@ METHODS: Registry[AlgorithmSpec] = Registry(
     ),
     argument="algorithm",
 )
+"""Registered methods, the values of the setting `algorithm`."""
 
 
 def get_possible_bases(algorithm_spec: AlgorithmSpec) -> tuple[str, ...]:

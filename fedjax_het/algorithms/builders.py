@@ -246,6 +246,12 @@ def _output_trained_model(client: ClientAlgorithm) -> ClientAlgorithm:
 def get_server_variables(state: State) -> Tree:
     """Return the global model of a method whose server's state has `variables`.
 
+    Args:
+      state: state of the federation.
+
+    Returns:
+      Variables of the model.
+
     Example:
       >>> from fedjax_het.methods import ServerMessage, State, get_server_variables
       >>> get_server_variables(State(ServerMessage({"params": 1.0}), clients=(), round=0))
@@ -350,6 +356,12 @@ def model_traffic(hp: HyperParameters, state: State) -> Traffic:
 
 def num_bytes(tree: Tree) -> int:
     """Return the bytes of all arrays of a tree.
+
+    Args:
+      tree: pytree of arrays.
+
+    Returns:
+      Number of bytes.
 
     Example:
       >>> import jax.numpy as jnp

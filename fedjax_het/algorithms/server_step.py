@@ -50,6 +50,12 @@ class ServerStepContext(NamedTuple):
 def get_server_examples(context: ServerStepContext) -> Examples:
     """Return the server's examples, for methods whose `AlgorithmSpec` requires them.
 
+    Args:
+      context: argument of the server's step.
+
+    Returns:
+      Images and labels.
+
     Example:
       >>> from fedjax_het.methods import Cohort, Examples, ServerStepContext, get_server_examples
       >>> cohort = Cohort(None, None, server_examples=Examples(images=[0], labels=[3]))

@@ -54,8 +54,11 @@ class TableCell:
     """
 
     dataset: str
+    """Name of the data set."""
     model: str
+    """Name of the network."""
     alpha: float | None
+    """Concentration of the Dirichlet partition; None for other partitions."""
     method: str
     """The row: a method, or a variant as `parse_row` reads it."""
     runs: tuple[RunSpec, ...] = ()
@@ -179,9 +182,11 @@ class RankCorrelation(NamedTuple):
     """
 
     section: str
+    """Title of the section."""
     rho: float
     """Spearman's coefficient."""
     num_methods: int
+    """Number of methods with a measured and a reported value."""
 
 
 @validate_arguments

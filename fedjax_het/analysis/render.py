@@ -58,10 +58,13 @@ class TextTable:
     """
 
     title: str
+    """Title above the table."""
     label_columns: Sequence[str]
     """Columns that name a row, aligned to the left."""
     sections: Sequence[TableSection]
+    """Groups of rows, each with a title or without."""
     notes: Sequence[str] = ()
+    """Notes below the table."""
     minor_columns: Sequence[str] = ()
     """Columns that a narrow terminal leaves out, the least important column first."""
 

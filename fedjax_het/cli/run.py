@@ -93,7 +93,7 @@ def run_command(command: RunCommand) -> int:
     folder = None if command.restart else command.output_dir
     # Processes that share a run need not share the folder.
     if folder is not None and folder.is_dir() and jax.process_count() == 1:
-        finished = _find_finished(spec, folder, command.data_dir)
+        finished = _find_finished(spec, folder, command)
         if finished is not None:
             console.print_summary(to_json_value(finished.summary), _describe(finished, folder))
             return 0
@@ -137,17 +137,22 @@ def run_command(command: RunCommand) -> int:
     return 0
 
 
-def _find_finished(spec: RunSpec, output_dir: Path, data_dir: Path | None) -> "Result | None":
+def _find_finished(spec: RunSpec, output_dir: Path, command: RunCommand) -> "Result | None":
     """Return the result of a run that is finished in a folder, and report it; None otherwise."""
     from fedjax_het.runtime.result_store import load_result
+    from fedjax_het.runtime.results import build_state_path
     from fedjax_het.runtime.sweep import plan_sweep
 
-    ((digest, _, state),) = plan_sweep([spec], output_dir, data_dir=data_dir)
+    ((digest, _, state),) = plan_sweep([spec], output_dir, data_dir=command.data_dir)
     result = load_result(output_dir, digest) if state == "done" else None
     if state == "outdated":
         log.warning("%s has a result of this run, but of objects that have changed", output_dir)
     if result is not None:
-        log.warning("%s has the result of this run; --restart repeats the run", output_dir)
+        omitted = [f"the record of {name}" for name in command.track]
+        if command.keep_state and not build_state_path(output_dir, digest).exists():
+            omitted.insert(0, "the final state")
+        text = f" and writes {', '.join(omitted)}" if omitted else ""
+        log.warning("%s has the result of this run; --restart repeats the run%s", output_dir, text)
     return result
 
 

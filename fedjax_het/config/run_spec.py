@@ -81,6 +81,12 @@ class RunSpec(RunSettings):
         """Return the run whose settings `to_dict` returned; `resolved` validates them.
 
         Stored settings may name entries that only another process has registered.
+
+        Args:
+          values: settings by name.
+
+        Returns:
+          The run.
         """
         return cls.from_settings(RunSettings(**rename_former_settings(values)))
 
@@ -107,6 +113,12 @@ class ResolvedRunSpec(RunSpec):
     `RunSpec.resolved` creates them. The class itself and `dataclasses.replace` return a `RunSpec`,
     because changed settings must be resolved again. Settings of local training are None for methods
     whose clients condense their data.
+
+    Example:
+      >>> from fedjax_het import RunSpec
+      >>> resolved = RunSpec("fedavg", "digits").resolved()
+      >>> type(resolved).__name__, resolved.partition, resolved.num_clients
+      ('ResolvedRunSpec', 'dirichlet', 10)
     """
 
     partition: str
@@ -183,8 +195,13 @@ class _DocumentedFields:
     def __get__(self, instance: object, owner: type) -> str:
         summary, _, example = self.text.partition("    Example:\n")
         lines = ["Attributes:"]
-        for name, text in get_field_docs(RunSettings).items():
-            lines.append(textwrap.fill(f"  {name}: {text}", 96, subsequent_indent="    "))
+        texts = get_field_docs(RunSettings)
+        for field in dataclasses.fields(RunSettings):
+            text, bounds = texts[field.name], str(field.metadata.get("bounds", ""))
+            text += f" Allowed: {bounds}." if bounds not in text else ""
+            if field.default not in (None, dataclasses.MISSING):
+                text += f" Default: {field.default!r}."
+            lines.append(textwrap.fill(f"  {field.name}: {text}", 96, subsequent_indent="    "))
         attributes = textwrap.indent("\n".join(lines), "    ")
         return f"{summary}{attributes}\n\n    Example:\n{example}"
 

@@ -178,15 +178,16 @@ class RunSettings:
     """Source of the mean and standard deviation that normalize the images: dynafed, fedaf, fedamp,
     fsl, unit or dataset (default: the protocol's, otherwise the data set's usual values)."""
     partition: str | None = None
-    """Scheme that splits the training data among the clients."""
+    """Scheme that splits the training data among the clients; `fedjax-het list` names all
+    partitions."""
     alpha: float | None = field(default=None, metadata=_POSITIVE)
     """Concentration of the Dirichlet partition, > 0. A small value gives clients very different
     labels."""
     classes: int | None = field(default=None, metadata=_COUNT)
     """Number of labels on each client, for partitions by label."""
     model: str | None = None
-    """Network that the clients train. The protocol standard has cnn for the package's data sets
-    other than digits."""
+    """Network that the clients train; `fedjax-het list` names all networks. The protocol standard
+    has cnn for the package's data sets other than digits."""
     width: int | None = field(default=None, metadata=_COUNT)
     """Filters of each convolution (default: the network's own number)."""
     depth: int | None = field(default=None, metadata=_COUNT)

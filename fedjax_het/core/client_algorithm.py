@@ -20,7 +20,8 @@ from fedjax_het.core.resumable_loops import CLIENTS
 from fedjax_het.nn.batch_axis import BatchAxis
 
 Tree = Any
-HyperParameters = dict[str, jax.Array]  # float32 scalars by name
+HyperParameters = dict[str, jax.Array]
+"""Values of hyperparameters by name, float32 scalars."""
 
 
 class ClientInfo(NamedTuple):

@@ -129,6 +129,12 @@ def count_optimizer_steps(training: LocalTraining, num_minibatches: Any) -> Any:
 def with_plain_sgd(training: LocalTraining) -> LocalTraining:
     """Return the local training with steps of plain SGD.
 
+    Args:
+      training: the choices of local training.
+
+    Returns:
+      The choices with the optimizer "sgd", without options and kept state.
+
     Example:
       >>> from fedjax_het.methods import LocalTraining, with_plain_sgd
       >>> with_plain_sgd(LocalTraining(task=None, optimizer="adam")).optimizer

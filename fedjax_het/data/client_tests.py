@@ -58,11 +58,12 @@ def make_client_tests(
 
     Example:
       >>> import numpy as np
-      >>> from fedjax_het import data
+      >>> from fedjax_het import dataset_from_arrays, make_partition
+      >>> from fedjax_het.data import make_client_tests
       >>> images, labels = np.zeros((60, 4, 4, 1), np.uint8), np.arange(60) % 3
-      >>> dataset = data.dataset_from_arrays(images, labels, images, labels)
-      >>> partition = data.make_partition("iid", labels, 3, num_clients=4, seed=0)
-      >>> data.make_client_tests(partition, dataset, seed=0, per_client=6).sizes
+      >>> dataset = dataset_from_arrays(images, labels, images, labels)
+      >>> partition = make_partition("iid", labels, 3, num_clients=4, seed=0)
+      >>> make_client_tests(partition, dataset, seed=0, per_client=6).sizes
       array([6, 6, 6, 6])
     """
     if has_domain_clients(partition):
@@ -133,12 +134,13 @@ def draw_local_tests(
 
     Example:
       >>> import numpy as np
-      >>> from fedjax_het import data
+      >>> from fedjax_het import make_partition
+      >>> from fedjax_het.data import draw_local_tests
       >>> labels = np.arange(60) % 3
-      >>> partition = data.make_partition(
+      >>> partition = make_partition(
       ...     "classes_per_client", labels, 3, num_clients=3, seed=0, classes=1
       ... )
-      >>> tests = data.draw_local_tests(partition, labels, labels, 3, seed=0, per_client=5)
+      >>> tests = draw_local_tests(partition, labels, labels, 3, seed=0, per_client=5)
       >>> tests.label_counts(labels, 3).max(axis=1)
       array([5, 5, 5])
     """
@@ -202,12 +204,13 @@ def make_domain_tests(partition: Partition, test_domains: np.ndarray) -> Partiti
 
     Example:
       >>> import numpy as np
-      >>> from fedjax_het import data
+      >>> from fedjax_het import make_partition
+      >>> from fedjax_het.data import make_domain_tests
       >>> labels, domains = np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1])
-      >>> partition = data.make_partition(
+      >>> partition = make_partition(
       ...     "by_domain", labels, 2, num_clients=2, seed=0, domains=domains
       ... )
-      >>> data.make_domain_tests(partition, np.array([1, 0, 1])).client_indices(1)
+      >>> make_domain_tests(partition, np.array([1, 0, 1])).client_indices(1)
       array([0, 2])
     """
     test_domains = to_array("test_domains", test_domains, "integers [N], a domain for each image")
@@ -237,9 +240,9 @@ def make_full_tests(
       examples has no test.
 
     Example:
-      >>> from fedjax_het import data
-      >>> partition = data.partition_from_clients([[0, 1], [2], []])
-      >>> data.make_full_tests(partition, 10).sizes
+      >>> from fedjax_het.data import make_full_tests, partition_from_clients
+      >>> partition = partition_from_clients([[0, 1], [2], []])
+      >>> make_full_tests(partition, 10).sizes
       array([10, 10,  0])
     """
     all_examples, no_examples = np.arange(num_examples), np.arange(0)
@@ -275,9 +278,9 @@ def compute_client_mixtures(
 
     Example:
       >>> import numpy as np
-      >>> from fedjax_het import data
-      >>> partition = data.partition_from_clients([[0, 1, 2, 3], [4]])
-      >>> data.compute_client_mixtures(partition, np.array([0, 0, 0, 1, 1]), 2)
+      >>> from fedjax_het.data import compute_client_mixtures, partition_from_clients
+      >>> partition = partition_from_clients([[0, 1, 2, 3], [4]])
+      >>> compute_client_mixtures(partition, np.array([0, 0, 0, 1, 1]), 2)
       array([[0.75, 0.25],
              [0.  , 1.  ]])
     """
@@ -313,12 +316,13 @@ def get_client_groups(partition: Partition) -> np.ndarray:
 
     Example:
       >>> import numpy as np
-      >>> from fedjax_het import data
+      >>> from fedjax_het import make_partition
+      >>> from fedjax_het.data import get_client_groups
       >>> labels = np.arange(3000) % 3
-      >>> partition = data.make_partition(
+      >>> partition = make_partition(
       ...     "grouped", labels, 3, num_clients=4, seed=0, groups=[[0], [1, 2]]
       ... )
-      >>> data.get_client_groups(partition)
+      >>> get_client_groups(partition)
       array([0, 1, 1, 1])
     """
     parameters = partition.parameters

@@ -66,9 +66,9 @@ class Dataset:
 
     Example:
       >>> import numpy as np
-      >>> from fedjax_het import data
+      >>> from fedjax_het import dataset_from_arrays
       >>> images, labels = np.zeros((6, 8, 8, 3), np.uint8), np.arange(6) % 2
-      >>> data.dataset_from_arrays(images, labels, images[:2], labels[:2], name="blank")
+      >>> dataset_from_arrays(images, labels, images[:2], labels[:2], name="blank")
       Dataset('blank': 6 train and 2 test images (8, 8, 3), 2 classes)
     """
 
@@ -197,9 +197,9 @@ def dataset_from_arrays(
 
     Example:
       >>> import numpy as np
-      >>> from fedjax_het import data
+      >>> from fedjax_het import dataset_from_arrays
       >>> images, labels = np.full((4, 2, 2, 1), 51, np.uint8), np.array([0, 1, 0, 1])
-      >>> dataset = data.dataset_from_arrays(images, labels, images, labels)
+      >>> dataset = dataset_from_arrays(images, labels, images, labels)
       >>> dataset.num_classes, dataset.mean, dataset.std
       (2, (0.2,), (1.0,))
     """

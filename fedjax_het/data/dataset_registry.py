@@ -41,8 +41,8 @@ class DatasetSpec(NamedTuple):
         there is nothing to prepare.
 
     Example:
-      >>> from fedjax_het import data
-      >>> data.DATASETS["cifar10"].description
+      >>> from fedjax_het.data import DATASETS
+      >>> DATASETS["cifar10"].description
       'CIFAR-10: 50,000 + 10,000 color 32x32 images, 10 classes'
     """
 
@@ -211,8 +211,8 @@ DATASETS: Registry[DatasetSpec] = Registry(
 """Data sets by name, including entries that users registered.
 
 Example:
-  >>> from fedjax_het import data
-  >>> "cifar10" in data.DATASETS
+  >>> from fedjax_het.data import DATASETS
+  >>> "cifar10" in DATASETS
   True
 """
 
@@ -259,8 +259,8 @@ def load_dataset(
         the variable to set or the command to run.
 
     Example:
-      >>> from fedjax_het import data
-      >>> data.load_dataset("digits")
+      >>> from fedjax_het import load_dataset
+      >>> load_dataset("digits")
       Dataset('digits': 1,438 train and 359 test images (8, 8, 1), 10 classes)
     """
     load = DATASETS.require(name).load
@@ -304,12 +304,12 @@ def register_dataset(name: str, load: Callable[..., Dataset], description: str =
 
     Example:
       >>> import numpy as np
-      >>> from fedjax_het import data
+      >>> from fedjax_het import dataset_from_arrays, load_dataset, register_dataset
       >>> def load_blank():
       ...     images, labels = np.zeros((6, 8, 8, 1), np.uint8), np.arange(6) % 2
-      ...     return data.dataset_from_arrays(images, labels, images, labels)
-      >>> data.register_dataset("blank", load_blank)
-      >>> data.load_dataset("blank")
+      ...     return dataset_from_arrays(images, labels, images, labels)
+      >>> register_dataset("blank", load_blank)
+      >>> load_dataset("blank")
       Dataset('blank': 6 train and 6 test images (8, 8, 1), 2 classes)
     """
     require(callable(load), "load", load, "a function that returns a Dataset")

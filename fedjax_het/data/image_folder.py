@@ -76,13 +76,13 @@ def load_image_folder(
     Example:
       >>> import pathlib, tempfile
       >>> from PIL import Image
-      >>> from fedjax_het import data
+      >>> from fedjax_het import load_image_folder
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     for file in ("train/cat/1", "train/dog/1", "test/cat/1", "test/dog/1"):
       ...         path = pathlib.Path(folder, f"{file}.png")
       ...         path.parent.mkdir(parents=True)
       ...         Image.new("RGB", (8, 6)).save(path)
-      ...     data.load_image_folder(folder, name="pets", cache_dir=folder)
+      ...     load_image_folder(folder, name="pets", cache_dir=folder)
       Dataset('pets': 2 train and 2 test images (6, 8, 3), 2 classes)
     """
     require(os.fspath(path) != "", "path", path, "a folder of train/<class>/ and test/<class>/")

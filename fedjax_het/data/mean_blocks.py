@@ -24,8 +24,8 @@ class MeanBlocks(NamedTuple):
 
     Example:
       >>> import numpy as np
-      >>> from fedjax_het import data
-      >>> data.MeanBlocks(4).num_averages(np.array([0, 4, 9]))
+      >>> from fedjax_het.data import MeanBlocks
+      >>> MeanBlocks(4).num_averages(np.array([0, 4, 9]))
       array([0, 1, 3])
     """
 
@@ -77,11 +77,11 @@ def average_examples(
 
     Example:
       >>> import numpy as np
-      >>> from fedjax_het import data
+      >>> from fedjax_het.data import MeanBlocks, average_examples, partition_from_clients
       >>> images = np.full((6, 2, 2, 1), 255, np.uint8)
-      >>> partition = data.partition_from_clients([[0, 1, 2, 3], [4, 5]])
-      >>> means, proportions = data.average_examples(
-      ...     images, np.array([0, 0, 0, 0, 1, 0]), 2, partition, data.MeanBlocks(2), seed=0
+      >>> partition = partition_from_clients([[0, 1, 2, 3], [4, 5]])
+      >>> means, proportions = average_examples(
+      ...     images, np.array([0, 0, 0, 0, 1, 0]), 2, partition, MeanBlocks(2), seed=0
       ... )
       >>> means.shape, float(means.max())
       ((3, 2, 2, 1), 1.0)

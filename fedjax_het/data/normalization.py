@@ -55,8 +55,8 @@ NORMALIZATIONS = {
 """Normalization presets by name, with their descriptions.
 
 Example:
-  >>> from fedjax_het import data
-  >>> list(data.NORMALIZATIONS)
+  >>> from fedjax_het.data import NORMALIZATIONS
+  >>> list(NORMALIZATIONS)
   ['dynafed', 'fedaf', 'fedamp', 'fsl', 'unit', 'dataset']
 """
 

@@ -50,8 +50,8 @@ class PartitionSummary:
 
     Example:
       >>> import numpy as np
-      >>> from fedjax_het import data
-      >>> partition = data.partition_from_clients([[0, 1], [2, 3]])
+      >>> from fedjax_het.data import partition_from_clients
+      >>> partition = partition_from_clients([[0, 1], [2, 3]])
       >>> print(partition.summarize(np.array([0, 1, 1, 1]), num_classes=2))
       2 clients hold 4 examples: 2 to 2 each (median 2, mean 2.0), 1.5 classes, majority share 75%
     """
@@ -100,8 +100,8 @@ class Partition:
       ConfigError: if the arrays do not fit together.
 
     Example:
-      >>> from fedjax_het import data
-      >>> partition = data.partition_from_clients([[4, 0], [], [2]])
+      >>> from fedjax_het.data import partition_from_clients
+      >>> partition = partition_from_clients([[4, 0], [], [2]])
       >>> partition.num_clients, partition.client_indices(0)
       (3, array([0, 4]))
       >>> partition.sizes
@@ -326,9 +326,9 @@ def make_partition(
 
     Example:
       >>> import numpy as np
-      >>> from fedjax_het import data
+      >>> from fedjax_het import make_partition
       >>> labels = np.arange(60) % 3
-      >>> partition = data.make_partition("dirichlet", labels, 3, num_clients=4, seed=0, alpha=0.5)
+      >>> partition = make_partition("dirichlet", labels, 3, num_clients=4, seed=0, alpha=0.5)
       >>> partition.num_clients, int(partition.sizes.sum())
       (4, 60)
     """
@@ -399,8 +399,8 @@ def partition_from_clients(
       ConfigError: if the positions of a client are invalid; the message names the client.
 
     Example:
-      >>> from fedjax_het import data
-      >>> data.partition_from_clients([[3, 1], [2]]).indices
+      >>> from fedjax_het.data import partition_from_clients
+      >>> partition_from_clients([[3, 1], [2]]).indices
       array([1, 3, 2])
     """
     is_iterable = isinstance(clients, Iterable) and not isinstance(clients, str | bytes | Mapping)
@@ -519,9 +519,9 @@ def withhold_validation_examples(
       ConfigError: if no client can withhold an example.
 
     Example:
-      >>> from fedjax_het import data
-      >>> from fedjax_het.data.partition import withhold_validation_examples
-      >>> partition = data.partition_from_clients([range(10), range(10, 30), [30]])
+      >>> from fedjax_het.data import partition, partition_from_clients
+      >>> from fedjax_het.partition import withhold_validation_examples
+      >>> partition = partition_from_clients([range(10), range(10, 30), [30]])
       >>> training, validation = withhold_validation_examples(partition, 0.2, seed=0)
       >>> training.sizes, validation.sizes
       (array([ 8, 16,  1]), array([2, 4, 0]))

@@ -66,8 +66,8 @@ class PartitionScheme(NamedTuple):
         has the domain's name and is tested on the domain's test images.
 
     Example:
-      >>> from fedjax_het import data
-      >>> data.PARTITIONS["dirichlet_capped"].parameters
+      >>> from fedjax_het.data import PARTITIONS
+      >>> PARTITIONS["dirichlet_capped"].parameters
       {'alpha': REQUIRED, 'min_size': 10, 'max_draws': 1000}
     """
 
@@ -451,8 +451,8 @@ PARTITIONS: Registry[PartitionScheme] = Registry(
 """Partition schemes by name, including entries that users registered.
 
 Example:
-  >>> from fedjax_het import data
-  >>> data.PARTITIONS["iid"].description
+  >>> from fedjax_het.data import PARTITIONS
+  >>> PARTITIONS["iid"].description
   'Cut a random permutation of the examples into equal parts; sizes differ by at most one'
 """
 
@@ -471,8 +471,8 @@ def find_parameter_name(name: str, setting: str) -> str | None:
       ConfigError: if the scheme is unknown.
 
     Example:
-      >>> from fedjax_het import data
-      >>> data.find_parameter_name("classes_per_client", "classes")
+      >>> from fedjax_het.data import find_parameter_name
+      >>> find_parameter_name("classes_per_client", "classes")
       'classes_per_client'
     """
     names = (setting, _SYNONYMS.get(setting, setting))
@@ -509,12 +509,12 @@ def register_partition(
 
     Example:
       >>> import numpy as np
-      >>> from fedjax_het import data
+      >>> from fedjax_het import make_partition, register_partition
       >>> def stripes(rng, labels, num_classes, num_clients, *, first=0):
       ...     return [np.arange(first + k, len(labels), num_clients) for k in range(num_clients)]
-      >>> data.register_partition("stripes", stripes)
+      >>> register_partition("stripes", stripes)
       >>> labels = np.zeros(6, int)
-      >>> data.make_partition("stripes", labels, 2, num_clients=2, seed=0, first=1).indices
+      >>> make_partition("stripes", labels, 2, num_clients=2, seed=0, first=1).indices
       array([1, 3, 5, 2, 4])
     """
     text = description or get_summary_line(split)

@@ -45,11 +45,12 @@ class ServerSummary:
 
     Example:
       >>> import numpy as np
-      >>> from fedjax_het import data
+      >>> from fedjax_het import dataset_from_arrays, make_partition
+      >>> from fedjax_het.data import make_server_data
       >>> images, labels = np.zeros((60, 4, 4, 1), np.uint8), np.arange(60) % 3
-      >>> dataset = data.dataset_from_arrays(images, labels, images, labels)
-      >>> partition = data.make_partition("iid", labels, 3, num_clients=4, seed=0)
-      >>> server = data.make_server_data("iid", dataset, partition, 0, {"size": 6})
+      >>> dataset = dataset_from_arrays(images, labels, images, labels)
+      >>> partition = make_partition("iid", labels, 3, num_clients=4, seed=0)
+      >>> server = make_server_data("iid", dataset, partition, 0, {"size": 6})
       >>> print(server.summarize(dataset, partition, None))
       the server holds 6 examples (iid) of 3 of 3 classes, 2 to 2 each; ... 0.000
     """
@@ -89,11 +90,12 @@ class ServerData:
 
     Example:
       >>> import numpy as np
-      >>> from fedjax_het import data
+      >>> from fedjax_het import dataset_from_arrays, make_partition
+      >>> from fedjax_het.data import make_server_data
       >>> images, labels = np.zeros((60, 4, 4, 1), np.uint8), np.arange(60) % 3
-      >>> dataset = data.dataset_from_arrays(images, labels, images, labels)
-      >>> partition = data.make_partition("iid", labels, 3, num_clients=4, seed=0)
-      >>> server = data.make_server_data("iid", dataset, partition, 0, {"size": 6})
+      >>> dataset = dataset_from_arrays(images, labels, images, labels)
+      >>> partition = make_partition("iid", labels, 3, num_clients=4, seed=0)
+      >>> server = make_server_data("iid", dataset, partition, 0, {"size": 6})
       >>> server_images, server_labels = server.get_examples(dataset, None)
       >>> server_images.shape, np.bincount(server_labels)
       ((6, 4, 4, 1), array([2, 2, 2]))
@@ -182,8 +184,8 @@ def resolve_server_options(source: str, options: dict[str, Any] | None = None) -
         a font is missing.
 
     Example:
-      >>> from fedjax_het import data
-      >>> data.resolve_server_options("clients", {"clients": 3})
+      >>> from fedjax_het.data import resolve_server_options
+      >>> resolve_server_options("clients", {"clients": 3})
       {'clients': 3, 'per_client': 50}
     """
     server_source = SERVER_SOURCES.require(source)
@@ -227,10 +229,11 @@ def make_server_pool(
 
     Example:
       >>> import numpy as np
-      >>> from fedjax_het import data
+      >>> from fedjax_het import dataset_from_arrays
+      >>> from fedjax_het.data import make_server_pool
       >>> images, labels = np.zeros((4, 28, 28, 1), np.uint8), np.arange(4) % 2
-      >>> dataset = data.dataset_from_arrays(images, labels, images, labels, class_names="AB")
-      >>> glyphs, glyph_labels = data.make_server_pool("glyphs", dataset, {"rotations": [0]})
+      >>> dataset = dataset_from_arrays(images, labels, images, labels, class_names="AB")
+      >>> glyphs, glyph_labels = make_server_pool("glyphs", dataset, {"rotations": [0]})
       >>> glyphs.shape, glyph_labels
       ((6, 28, 28, 1), array([0, 0, 0, 1, 1, 1], dtype=int32))
     """
@@ -272,10 +275,11 @@ def draw_withheld_examples(
 
     Example:
       >>> import numpy as np
-      >>> from fedjax_het import data
+      >>> from fedjax_het import dataset_from_arrays
+      >>> from fedjax_het.data import draw_withheld_examples
       >>> images, labels = np.zeros((60, 4, 4, 1), np.uint8), np.arange(60) % 3
-      >>> dataset = data.dataset_from_arrays(images, labels, images, labels)
-      >>> len(data.draw_withheld_examples("held_out", dataset, 0, {"size": 5}))
+      >>> dataset = dataset_from_arrays(images, labels, images, labels)
+      >>> len(draw_withheld_examples("held_out", dataset, 0, {"size": 5}))
       5
     """
     count_withheld = None if source is None else SERVER_SOURCES.require(source).withheld
@@ -327,12 +331,13 @@ def make_server_data(
 
     Example:
       >>> import numpy as np
-      >>> from fedjax_het import data
+      >>> from fedjax_het import dataset_from_arrays, make_partition
+      >>> from fedjax_het.data import make_server_data
       >>> images, labels = np.zeros((60, 4, 4, 1), np.uint8), np.arange(60) % 3
-      >>> dataset = data.dataset_from_arrays(images, labels, images, labels)
-      >>> partition = data.make_partition("iid", labels, 3, num_clients=4, seed=0)
+      >>> dataset = dataset_from_arrays(images, labels, images, labels)
+      >>> partition = make_partition("iid", labels, 3, num_clients=4, seed=0)
       >>> options = {"clients": 2, "per_client": 5}
-      >>> data.make_server_data("clients", dataset, partition, 0, options).indices.shape
+      >>> make_server_data("clients", dataset, partition, 0, options).indices.shape
       (10,)
     """
     options = resolve_server_options(source, options)

@@ -56,8 +56,8 @@ class ServerSource(NamedTuple):
       font: function `(**options) -> Font` of drawn glyphs, for the summary.
 
     Example:
-      >>> from fedjax_het import data
-      >>> data.SERVER_SOURCES["clients"].options
+      >>> from fedjax_het.data import SERVER_SOURCES
+      >>> SERVER_SOURCES["clients"].options
       {'clients': 10, 'per_client': 50}
     """
 
@@ -285,8 +285,8 @@ SERVER_SOURCES: Registry[ServerSource] = Registry(
 """Sources of server examples by name, including entries that users registered.
 
 Example:
-  >>> from fedjax_het import data
-  >>> "held_out" in data.SERVER_SOURCES
+  >>> from fedjax_het.data import SERVER_SOURCES
+  >>> "held_out" in SERVER_SOURCES
   True
 """
 
@@ -322,14 +322,15 @@ def register_server_source(
 
     Example:
       >>> import numpy as np
-      >>> from fedjax_het import data
+      >>> from fedjax_het import dataset_from_arrays, register_server_source
+      >>> from fedjax_het.data import make_server_data, partition_from_clients
       >>> def first(dataset, partition, *, size=4):
       ...     return partition.indices[:size]
-      >>> data.register_server_source("first", draw=first)
+      >>> register_server_source("first", draw=first)
       >>> images, labels = np.zeros((8, 4, 4, 1), np.uint8), np.arange(8) % 2
-      >>> dataset = data.dataset_from_arrays(images, labels, images, labels)
-      >>> partition = data.partition_from_clients([[5, 6, 7], [0, 1]])
-      >>> data.make_server_data("first", dataset, partition, 0, {"size": 2}).indices
+      >>> dataset = dataset_from_arrays(images, labels, images, labels)
+      >>> partition = partition_from_clients([[5, 6, 7], [0, 1]])
+      >>> make_server_data("first", dataset, partition, 0, {"size": 2}).indices
       array([5, 6], dtype=int32)
     """
     if (draw is None) == (pool is None):

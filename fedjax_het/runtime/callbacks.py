@@ -81,9 +81,13 @@ class RunStatus:
         return {**self.spec.to_dict(), **self._data_names}
 
     def model(self, client: int | None = None) -> TrainedModel:
-        """Return the current global model, or a client's; see `Result.model`.
+        """Return the current model, which the call copies from the devices; see `Result.model`.
 
-        The call copies the model from the devices.
+        Args:
+          client: id of a client whose clients have own models (default: the global model).
+
+        Returns:
+          The trained model.
         """
         return self._get_model(client)
 
@@ -91,6 +95,9 @@ class RunStatus:
         """End the run after the rounds that are done; the summary's `stopped_early` has the reason.
 
         After the last round the call has no effect.
+
+        Args:
+          reason: text for the summary.
         """
         self._request_stop(to_one_line(validate("reason", reason, str)))
 

@@ -194,6 +194,11 @@ def sweep_on_ray(
       ConfigError: for settings that cannot be used, and if no machine has the CPUs or GPUs of a
         task.
       ResultNotWrittenError: after all runs, if results could not be written to the folder.
+
+    Example:
+      >>> from fedjax_het import grid
+      >>> from fedjax_het.runtime.ray_launcher import sweep_on_ray
+      >>> sweep_on_ray(grid(seed=[0, 1]), "results", address="auto")  # doctest: +SKIP
     """
     require_variables(devices=False)
     user_objects = UserObjects(dataset, None, network, optimizer, data_dir)

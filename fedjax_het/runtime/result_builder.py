@@ -323,14 +323,13 @@ def _summarize_clients(
     best = _find_best_round(mean, validation)
     if best is not None:
         # Only rounds count in which all clients with a test were measured, see `build_curves`.
-        accuracy = np.where(np.isfinite(mean)[:, None], metrics["client_accuracy"], np.nan)
-        if validation is None:
-            summary["bmta"], best_round = best_mean_accuracy(accuracy)
-            best = best_round - 1
-        else:
-            summary["bmta"] = best_mean_accuracy(accuracy[[best]]).accuracy
+        is_candidate = np.isfinite(mean)
+        if validation is not None:
+            is_candidate = np.arange(len(mean)) == best
             summary["best_client_validation_accuracy"] = float(validation[best])
-        summary["bmta_round"] = best + 1
+        accuracy = np.where(is_candidate[:, None], metrics["client_accuracy"], np.nan)
+        summary["bmta"], summary["bmta_round"] = best_mean_accuracy(accuracy)
+        best = summary["bmta_round"] - 1
         summary["bmta_worst_decile"] = worst_decile(metrics["client_accuracy"][best])
         last_values = _select_last_values(mean, last_round)
         if len(last_values) and not diverged:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from markupsafe import Markup
 
 from fedjax_het.algorithms import METHODS
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
@@ -15,8 +16,8 @@ from fedjax_het.data import DATASETS
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.text import (
     MISSING,
-    escape_html,
     format_classes_per_client,
+    make_html_table,
     to_one_line,
 )
 
@@ -234,18 +235,15 @@ def format_result_html(result: DisplayedResult) -> str:
     Names from the result are escaped.
     """
     traffic = [_format_bytes(result.summary.get(name)) for name in ("bytes_up", "bytes_down")]
+    sparkline = _draw_sparkline(result.metrics[get_accuracy_name(result.metrics)])
     rows = {
-        "setting": escape_html(format_settings(result.spec, result.summary)),
-        "outcome": escape_html(format_outcome(result)),
-        "accuracy by round": _draw_sparkline(result.metrics[get_accuracy_name(result.metrics)]),
+        "setting": format_settings(result.spec, result.summary),
+        "outcome": format_outcome(result),
+        "accuracy by round": Markup(sparkline),
         "sent up, down": ", ".join(traffic),
-        "artifacts": escape_html(", ".join(result.artifacts) or MISSING),
+        "artifacts": ", ".join(result.artifacts) or MISSING,
     }
-    left = 'style="text-align:left"'
-    cells = (
-        f"<tr><th {left}>{name}</th><td {left}>{value}</td></tr>" for name, value in rows.items()
-    )
-    return f"<table>{''.join(cells)}</table>"
+    return make_html_table(rows.items())
 
 
 def _format_bytes(count: float | None) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_het.config.resolve import USER_PROVIDED, is_horizon_dependent
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec, hash_settings
-from fedjax_het.config.settings import rename_former_settings
+from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS, rename_former_settings
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.runtime.identity import ListChanges, compute_class_names_digest, list_no_changes
 from fedjax_het.runtime.result_display import flatten, name_data
@@ -71,10 +71,12 @@ def load_results(directory: str | os.PathLike) -> "pd.DataFrame":
 
     Returns:
       A row per run with the columns `digest`, `settings`, each setting (nested ones as
-      `hp.prox_mu`) and each value of the summary. `digest` names the files. `settings` is
-      `RunSpec.digest()`, which results of one spec share on all versions and devices, see
-      `select_newest`. `is_partial` marks runs that a callback or the caller ended early. A setting
-      takes precedence over a value of the summary with the same name. A user's data set or
+      `hp.prox_mu`) and each value of the summary. `learning_rate`, `momentum`, `weight_decay` and
+      `server_learning_rate` are also in `hp.local_lr`, `hp.local_momentum`,
+      `hp.local_weight_decay` and `hp.server_lr`, their names in files. `digest` names the files.
+      `settings` is `RunSpec.digest()`, which results of one spec share on all versions and devices,
+      see `select_newest`. `is_partial` marks runs that a callback or the caller ended early. A
+      setting takes precedence over a value of the summary with the same name. A user's data set or
       partition may replace the data set or partition of the settings. Then the first digits of its
       digest are added to `dataset` or `partition`, and to `settings`.
 
@@ -127,6 +129,8 @@ def _build_row(digest: str, result: Result) -> dict[str, Any]:
     if row.get("stopped_early", "") is None:  # other runs have columns of its entries
         del row["stopped_early"]
     row |= name_data(result.spec, result.summary)
+    hp = result.spec.hyperparameters
+    row |= {setting: hp[name] for setting, name in HYPERPARAMETER_SETTINGS.items() if name in hp}
     if row.get("model") == USER_PROVIDED and result.summary.get("network_digest"):
         row["model"] += f" (own {result.summary['network_digest'][:8]})"
     for name in ("own_dataset", "own_partition", "network_digest", "optimizer_digest"):
@@ -244,6 +248,11 @@ class ResultNotWrittenError(ConfigError):
     Attributes:
       results: the return value of the call, a `Result` or a `SweepResult`.
       folder: the folder of the results that could not be written; None if there is no such folder.
+
+    Example:
+      >>> from fedjax_het.runtime.result_store import ResultNotWrittenError
+      >>> ResultNotWrittenError("no space left", results=None, folder=None).results is None
+      True
     """
 
     def __init__(self, message: str, results: Any, folder: Path | None):

@@ -209,6 +209,12 @@ class Result:
 
         The accuracy is the global model's, or the mean on clients' own tests without a global
         model.
+
+        Args:
+          accuracy: a fraction in [0, 1].
+
+        Returns:
+          The cost of the rounds up to the first round with this accuracy.
         """
         accuracy = validate("accuracy", accuracy, UnitInterval)
         curve = result_display.get_accuracy_name(self.metrics)
@@ -338,6 +344,9 @@ class Result:
 
         Args:
           network: network of the user that the run had; only for a loaded result.
+
+        Returns:
+          The images with their labels.
 
         Raises:
           ConfigError: for a method without synthetic images, and for a result without a state.

@@ -48,7 +48,17 @@ log = logging.getLogger("fedjax_het")
 
 
 class Session:
-    """A run that is ready, or at some round; `federation` returns it."""
+    """A run that is ready, or at some round; `federation` returns it.
+
+    Example:
+      >>> from fedjax_het import RunSpec, federation
+      >>> spec = RunSpec("fedavg", "digits", model="mlp", num_clients=2, rounds=4)
+      >>> session = federation(spec, progress=None)
+      >>> [status.done for status in session.rounds(every=2)]
+      [2, 4]
+      >>> session.result().rounds
+      4
+    """
 
     def __init__(
         self,
@@ -417,7 +427,6 @@ def federation(
     elif folder is not None:
         existing_record = find_checkpoint_record(folder, spec)
         if existing_record is not None:
-            del existing_record["arrays"]
             _warn_restart(existing_record, spec)
     if record is not None:  # the same lanes, so that sums are taken in the same order
         log.info("continuing after round %d of %d", record["round"], spec.rounds)

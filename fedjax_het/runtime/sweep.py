@@ -58,7 +58,7 @@ from fedjax_het.utils.console import count_repeated_warnings
 from fedjax_het.utils.env import require_variables
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.io import list_stored_names, make_output_directory
-from fedjax_het.utils.text import MISSING, escape_html, make_html_table
+from fedjax_het.utils.text import escape_html, make_html_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,15 +67,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedjax_het")
 
 _MAX_SHOWN_RUNS = 10  # runs of a sweep that is printed
-_TABLE_COLUMNS = (
-    *("algorithm", "dataset", "protocol", "alpha", "seed", "final_accuracy", "bmta"),
-    "wall_seconds",
-)
 _UNUSABLE_ERRORS = (ConfigError, FileNotFoundError, ImportError)
 
 
 class SweepResult(NamedTuple):
-    """Results of the runs of a sweep."""
+    """Results of the runs of a sweep.
+
+    Example:
+      >>> from fedjax_het import grid, sweep
+      >>> settings = {"model": "mlp", "num_clients": 2, "rounds": 1}
+      >>> results = sweep(grid(learning_rate=[0.01, 0.1], **settings), progress=None)
+      >>> results.to_pandas()["learning_rate"].tolist(), results.not_run
+      ([0.01, 0.1], {})
+    """
 
     results: list[Result | None]
     """Results in the order of the specs, of all workers; None for a run that cannot be executed."""
@@ -115,31 +119,27 @@ class SweepResult(NamedTuple):
         return build_runs_dataset(self._finished)
 
     def __repr__(self) -> str:
-        results = self._finished
-        lines = [f"SweepResult({len(results)} of {len(self.results)} runs"]
-        lines += [
-            f"  {format_settings(result.spec, result.summary)}: {format_outcome(result)}"
-            for result in results[:_MAX_SHOWN_RUNS]
-        ]
-        if len(results) > _MAX_SHOWN_RUNS:
-            lines.append(f"  and {len(results) - _MAX_SHOWN_RUNS} more")
-        lines += [f"  not run: {reason}" for reason in dict.fromkeys(self.not_run.values())]
-        return "\n".join(lines) + ")"
+        lines = [f"{settings}: {outcome}" for settings, outcome in self._list_shown()]
+        return "\n  ".join([f"SweepResult({self._count_runs()}", *lines, *self._list_notes()]) + ")"
 
     def _repr_html_(self) -> str:
-        table = self.to_pandas()
-        columns = [name for name in _TABLE_COLUMNS if name in table and table[name].notna().any()]
-        rows = table[columns].head(_MAX_SHOWN_RUNS).map(_format_cell).to_numpy().tolist()
-        notes = [f"{len(self._finished)} of {len(self.results)} runs"]
-        notes += [f"not run: {reason}" for reason in dict.fromkeys(self.not_run.values())]
-        text = "".join(f"<p>{escape_html(note)}</p>" for note in notes)
-        return text + make_html_table(rows, header=columns)
+        table = make_html_table(self._list_shown(), header=("run", "outcome"))
+        notes = "".join(f"<p>{escape_html(note)}</p>" for note in self._list_notes())
+        return f"<p>{self._count_runs()}</p>{table}{notes}"
 
+    def _count_runs(self) -> str:
+        return f"{len(self._finished)} of {len(self.results)} runs"
 
-def _format_cell(value: Any) -> str:
-    if value is None or value != value:
-        return MISSING
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    def _list_shown(self) -> list[tuple[str, str]]:
+        """Return settings and outcomes of the first runs."""
+        shown = self._finished[:_MAX_SHOWN_RUNS]
+        return [(format_settings(run.spec, run.summary), format_outcome(run)) for run in shown]
+
+    def _list_notes(self) -> list[str]:
+        """Return the number of runs that are not shown, and why runs were not executed."""
+        num_hidden = len(self._finished) - _MAX_SHOWN_RUNS
+        notes = [f"and {num_hidden} more"] if num_hidden > 0 else []
+        return notes + [f"not run: {reason}" for reason in dict.fromkeys(self.not_run.values())]
 
 
 @validate_arguments

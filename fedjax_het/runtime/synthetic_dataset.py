@@ -15,7 +15,17 @@ from fedjax_het.utils.io import write_atomically
 
 
 class SyntheticDataset(NamedTuple):
-    """Synthetic images with their labels; M images, C channels."""
+    """Synthetic images with their labels; M images, C channels.
+
+    `Result.synthetic_dataset` returns it.
+
+    Example:
+      >>> from fedjax_het import RunSpec, simulate
+      >>> spec = RunSpec("feddm", "digits", model="mlp", num_clients=2, rounds=1, hp={"steps": 1})
+      >>> data = simulate(spec).synthetic_dataset()
+      >>> len(data.images) == len(data.labels), data.images.shape[1:]
+      (True, (8, 8, 1))
+    """
 
     images: np.ndarray
     """Images in the scale of the data, [0, 1] without clipping, float32 `[M, H, W, C]`.
@@ -39,7 +49,13 @@ class SyntheticDataset(NamedTuple):
 
     @validate_arguments
     def save(self, path: str | os.PathLike) -> Path:
-        """Write the arrays to a plain .npz file, and return its path.
+        """Write the arrays to a plain .npz file.
+
+        Args:
+          path: file to write.
+
+        Returns:
+          The path.
 
         Raises:
           OSError: if the file cannot be written; no partial file is left behind.

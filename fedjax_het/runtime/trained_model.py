@@ -58,7 +58,14 @@ _MAX_ROUNDING = 1e-3  # excess over [0, 1] of images of floats
 
 
 class InputSpec(NamedTuple):
-    """The properties of a data set that a network depends on."""
+    """The properties of a data set that a network depends on.
+
+    Example:
+      >>> from fedjax_het import load_dataset
+      >>> from fedjax_het.runtime.trained_model import InputSpec
+      >>> InputSpec.from_dataset(load_dataset("digits")).input_shape
+      (8, 8, 1)
+    """
 
     dataset: str
     """Name of the data set."""
@@ -105,7 +112,15 @@ class InputSpec(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Quality of a model on labeled images."""
+    """Quality of a model on labeled images.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.runtime.trained_model import Evaluation
+      >>> confusion = np.array([[3, 1], [0, 4]])
+      >>> Evaluation(0.875, 0.4, confusion, calibration_error=0.1).class_accuracy.tolist()
+      [0.75, 1.0]
+    """
 
     accuracy: float
     """Fraction of images whose label has the largest logit; NaN if a logit is not finite."""
@@ -142,6 +157,13 @@ class TrainedModel:
       client: id of the client whose model it is; None for the global model.
       task: the network and the normalization.
       network_digest: digest of a network of the user, otherwise None.
+
+    Example:
+      >>> from fedjax_het import RunSpec, load_dataset, simulate
+      >>> spec = RunSpec("fedavg", "digits", model="mlp", num_clients=2, rounds=1)
+      >>> model = simulate(spec).model()
+      >>> model.predict(load_dataset("digits").test_images).shape
+      (359,)
     """
 
     spec: ResolvedRunSpec
@@ -152,7 +174,17 @@ class TrainedModel:
     network_digest: str | None = None
 
     def logits(self, images: np.ndarray) -> np.ndarray:
-        """Return logits of images, float32 `[N, classes]`; the first call compiles a program."""
+        """Return the logits of images; the first call compiles a program.
+
+        Args:
+          images: `[N, H, W, C]`.
+
+        Returns:
+          Logits `[N, classes]`: float32, or the type that a network of the user returns.
+
+        Raises:
+          ConfigError: for images of another shape, type or scale.
+        """
         require_devices()
         images = self._validate_images(images)
         batches = []
@@ -164,7 +196,17 @@ class TrainedModel:
         return np.concatenate(batches)
 
     def predict(self, images: np.ndarray) -> np.ndarray:
-        """Return the class of the largest logit of each image, int64 `[N]`."""
+        """Return the class of the largest logit of each image.
+
+        Args:
+          images: `[N, H, W, C]`.
+
+        Returns:
+          Classes, int64 `[N]`.
+
+        Raises:
+          ConfigError: for images of another shape, type or scale.
+        """
         return self.logits(images).argmax(1)
 
     def evaluate(self, images: np.ndarray, labels: np.ndarray) -> Evaluation:
@@ -196,6 +238,9 @@ class TrainedModel:
     @validate_arguments
     def save(self, path: str | os.PathLike) -> Path:
         """Write the model to a file for `load_model`, in msgpack with a checksum.
+
+        Args:
+          path: file to write.
 
         Returns:
           The path.

@@ -82,7 +82,7 @@ class Bounds(NamedTuple):
       open_high: whether the upper limit itself is invalid.
 
     Example:
-      >>> from fedjax_het.utils.config import Bounds
+      >>> from fedjax_het.methods import Bounds
       >>> Bounds(0, 1, open_low=True).contains(0), str(Bounds(0, 1, open_low=True))
       (False, 'in (0, 1]')
     """
@@ -120,12 +120,19 @@ def _to_float32(value: float) -> float:
 
 
 NonNegativeInt = Annotated[int, Bounds(0)]
+"""Annotation of a whole number >= 0."""
 PositiveInt = Annotated[int, Bounds(1)]
+"""Annotation of a whole number >= 1."""
 NonNegativeFloat = Annotated[float, Bounds(0)]
+"""Annotation of a number >= 0."""
 PositiveFloat = Annotated[float, Bounds(0, open_low=True)]
+"""Annotation of a number > 0."""
 UnitInterval = Annotated[float, Bounds(0, 1)]
+"""Annotation of a number in [0, 1]."""
 MomentumCoefficient = Annotated[float, Bounds(0, 1, open_high=True)]  # 1 would never decay
+"""Annotation of a momentum, a number in [0, 1)."""
 DecayFactor = Annotated[float, Bounds(0, 1, open_low=True)]
+"""Annotation of the factor of a decay, a number in (0, 1]."""
 
 
 # --- annotations
@@ -678,7 +685,9 @@ class HyperParameter(NamedTuple):
     """
 
     default: float
+    """Value of runs that do not set the hyperparameter."""
     bounds: Bounds
+    """Valid values."""
 
 
 def hyperparameters_of(config: Config) -> dict[str, HyperParameter]:

@@ -95,7 +95,7 @@ def make_html_table(rows: Iterable[Sequence[object]], header: Sequence[str] = ()
     """Return an HTML table, left-aligned and without colors, for light and dark notebooks.
 
     Args:
-      rows: values of the cells, which are escaped.
+      rows: values of the cells. They are escaped, except `markupsafe.Markup`.
       header: headings of the columns. Without them the first cell of a row is its heading.
 
     Returns:
@@ -107,10 +107,13 @@ def make_html_table(rows: Iterable[Sequence[object]], header: Sequence[str] = ()
       2
     """
 
+    def escape_cell(cell: object) -> str:
+        return str(cell) if hasattr(cell, "__html__") else escape_html(str(cell))
+
     def make_row(cells: Sequence[object], num_headings: int) -> str:
         tags = ["th"] * num_headings + ["td"] * (len(cells) - num_headings)
         return "".join(
-            f'<{tag} style="text-align:left">{escape_html(str(cell))}</{tag}>'
+            f'<{tag} style="text-align:left">{escape_cell(cell)}</{tag}>'
             for tag, cell in zip(tags, cells, strict=True)
         )
 

@@ -1,6 +1,8 @@
 """Documentation pages: Python blocks run, commands are valid, links exist, tables are complete."""
 
+import dataclasses
 import importlib
+import inspect
 import io
 import itertools
 import pkgutil
@@ -32,7 +34,8 @@ from support.documentation_pages import (
 )
 
 import fedjax_het
-from fedjax_het.utils.config import field_types
+import fedjax_het.methods
+from fedjax_het.utils.config import field_types, get_field_docs
 
 DOCS = ROOT / "docs"
 METHODS_PAGE = DOCS / "algorithms" / "index.md"
@@ -453,12 +456,60 @@ def read_pixels(content):
     return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
 
 
-def test_api_page_has_every_public_name():
-    names = re.findall(r"^::: (\S+)$", read_page(DOCS / "api" / "index.md"), flags=re.MULTILINE)
-    objects = [pkgutil.resolve_name(name) for name in names]
+# --- API ----------------------------------------------------------------------------------------
+
+
+def list_api_entries():
+    """Return the objects that the pages of the API document, by import path."""
+    from api_pages import list_entries, list_pages
+
+    paths = [path for page in list_pages() for path in list_entries(page)]
+    assert len(paths) == len(set(paths))
+    return {path: pkgutil.resolve_name(path) for path in paths}
+
+
+def test_api_documents_every_public_name_once():
+    entries = list_api_entries()
+    names = [path.rpartition(".")[2] for path in entries]
+    assert len(names) == len(set(names))
     public = {name: getattr(fedjax_het, name) for name in fedjax_het.__all__}
-    missing = [n for n, o in public.items() if not any(o is each for each in objects)]
-    assert missing == ["__version__"] and len(names) == len(set(names))
+    public |= {n: value for n, value in vars(fedjax_het.methods).items() if not n.startswith("_")}
+    del public["__version__"]  # which the page of the environment names
+    for name, value in public.items():
+        package = "fedjax_het" if name in fedjax_het.__all__ else "fedjax_het.methods"
+        assert entries.get(f"{package}.{name}") is value, name
+
+
+def test_api_entries_are_complete():
+    problems = []
+    for path, value in list_api_entries().items():
+        text = inspect.getdoc(value) or ""
+        items = set(re.findall(r"^ +\*{0,2}(\w+): ", text, flags=re.MULTILINE))
+        sections = set(re.findall(r"^(\w+):$", text, flags=re.MULTILINE))
+        if inspect.isclass(value) or inspect.isroutine(value):
+            problems += [f"{path}: no example"] * (">>>" not in text)
+        if inspect.isroutine(value):
+            signature = inspect.signature(value)
+            problems += [f"{path}: {name}" for name in signature.parameters if name not in items]
+            if signature.return_annotation not in (None, "None") and "Returns" not in sections:
+                problems.append(f"{path}: no section Returns")
+        elif inspect.isclass(value):
+            is_record = dataclasses.is_dataclass(value)
+            fields = [field.name for field in dataclasses.fields(value)] if is_record else []
+            documented = items | get_field_docs(value).keys()
+            for name in (*fields, *getattr(value, "_fields", ())):
+                problems += [f"{path}: {name}"] * (name[0] != "_" and name not in documented)
+    assert not problems, problems
+
+
+def test_api_groups_have_a_line_per_name():
+    from api_pages import MARKER, insert_groups, list_pages
+
+    text = insert_groups(read_page(DOCS / "api" / "index.md"))
+    assert MARKER not in text and text.count("\n## ") == len(list_pages())
+    for path in list_api_entries():
+        row = rf"^\| \[`{path.rpartition('.')[2]}`\]\([\w-]+\.md#{path}\) \| [A-Z].+ \|$"
+        assert re.search(row, text, re.MULTILINE), path
 
 
 def test_navigation_has_every_page():

@@ -23,6 +23,7 @@ NETWORKS: Registry[NetworkSpec] = Registry(
     ],
     argument="model",
 )
+"""Registered networks, the values of the setting `model`."""
 
 
 @validate_arguments

@@ -90,10 +90,15 @@ class DatasetOverride:
     """
 
     rows: tuple[str, ...] = ()
+    """Rows of the table."""
     models: tuple[str, ...] = ()
+    """Names of networks."""
     classes: tuple[int, ...] = ()
+    """Numbers of labels per client."""
     seeds: tuple[int, ...] = ()
+    """Seeds of the runs of each cell."""
     settings: dict[str, Any] = field(default_factory=dict)
+    """Settings of the runs on the data set."""
 
 
 _NO_OVERRIDE = DatasetOverride()
@@ -114,9 +119,13 @@ class Preset:
     """
 
     datasets: tuple[str, ...]
+    """Names of data sets."""
     models: tuple[str, ...]
+    """Names of networks."""
     seeds: tuple[int, ...]
+    """Seeds of the runs of each cell."""
     alphas: tuple[float, ...] = ()
+    """Values of alpha of Dirichlet partitions."""
     domains: tuple[str, ...] = ()
     """Domains of the data set: one column for each, and one for their mean."""
     classes: tuple[int, ...] = ()
@@ -126,9 +135,13 @@ class Preset:
     optional_rows: tuple[str, ...] = ()
     """Further rows that must be requested by name or by `--methods all`."""
     settings: dict[str, Any] = field(default_factory=dict)
+    """Settings of all runs."""
     dataset_overrides: dict[str, DatasetOverride] = field(default_factory=dict)
+    """Values by data set."""
     model_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Settings by network."""
     method_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Settings by method."""
     description: str = ""
     """Part of the table's title, after the preset's name."""
     note: str = ""
@@ -166,8 +179,11 @@ class TableDeclaration:
     paper: str
     """Name of the reported values (`load_reported_values`) and of the protocol (`RunSpec`)."""
     item: str
+    """Name of the table in the reported values, e.g. "table1"."""
     title: str
+    """Title of the table."""
     presets: dict[str, Preset]
+    """Presets by name."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of this table that differ from the paper's protocol."""
     dataset_settings: dict[str, dict[str, Any]] = field(default_factory=dict)

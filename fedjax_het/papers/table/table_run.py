@@ -41,12 +41,19 @@ class TableRun(NamedTuple):
     """
 
     experiment: TableDeclaration
+    """Declaration of the table."""
     preset: str
+    """Name of the preset."""
     cells: Sequence[TableCell]
+    """Cells of the table, with their runs."""
     results: "pd.DataFrame"
+    """Results of the runs, as `load_results` returns them."""
     curves: "pd.DataFrame"
+    """Curves of the runs, as `load_curves` returns them."""
     reported: "pd.DataFrame"
+    """Values that the paper reports."""
     directory: Path
+    """Folder of results."""
     skip_reasons: Mapping[str, str] = MappingProxyType({})
     """By `RunSpec.digest()`, the reason why a run was not made."""
     command_line_overrides: tuple[str, ...] = ()
