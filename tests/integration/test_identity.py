@@ -559,7 +559,13 @@ def test_command_prints_a_finished_run(tmp_path, capsys, monkeypatch):
             assert main([*command, *flags]) == 0
             again = capsys.readouterr()
             assert json.loads(again.out) == json.loads(first.out.splitlines()[-1])
-            assert "--restart repeats the run" in again.err
+            assert "--restart repeats the run\n" in again.err
+        (state,) = tmp_path.glob("*.state.npz")
+        state.rename(tmp_path / "moved")
+        assert main([*command, "--track", "tensorboard"]) == 0
+        text = "repeats the run and writes the final state, the record of tensorboard\n"
+        assert text in capsys.readouterr().err
+        (tmp_path / "moved").rename(state)
     assert files == {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert main([*command, "--restart"]) == 0
     assert all(path.stat().st_mtime_ns > files[path] for path in tmp_path.glob("*.json"))

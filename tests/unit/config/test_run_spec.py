@@ -177,7 +177,10 @@ def test_help_documents_every_field():
     attributes = doc[doc.index("Attributes:") : doc.index("Example:")]
     for field in dataclasses.fields(RunSpec):
         assert f"\n      {field.name}: " in attributes, field.name
-    assert "Concentration of the Dirichlet partition" in pydoc.render_doc(RunSpec)
+    text = " ".join(pydoc.render_doc(RunSpec).replace("|", " ").split())
+    assert "Concentration of the Dirichlet partition, > 0. A small" in text  # its limits once
+    assert "Number of clients in the federation. Allowed: >= 1." in text
+    assert "names all data sets. Default: 'digits'." in text
 
 
 def test_representation_is_the_call():

@@ -147,7 +147,7 @@ def test_missing_xarray_names_the_extra(result, monkeypatch):
         result.to_xarray()
 
 
-def test_sweep_to_xarray():
+def test_sweep_to_xarray(monkeypatch):
     specs = [make_spec(rounds=r, seed=seed) for r, seed in ((4, 0), (4, 1), (6, 0))]
     swept = run_sweep(specs)
     named = swept.to_xarray()
@@ -162,6 +162,9 @@ def test_sweep_to_xarray():
     text = repr(swept)
     assert text.startswith("SweepResult(3 of 3 runs") and text.count("\n") == 3
     assert "fedavg" in Cells(swept._repr_html_()).text
+    monkeypatch.setattr("fedjax_het.runtime.sweep._MAX_SHOWN_RUNS", 1)
+    assert repr(swept).splitlines()[-1] == "  and 2 more)"
+    assert swept._repr_html_().endswith("<p>and 2 more</p>")
     with pytest.raises(ConfigError, match="results = 'none'"):
         result_display.build_runs_dataset([])
 

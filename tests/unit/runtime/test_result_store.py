@@ -38,6 +38,7 @@ def test_load_results_and_curves(tmp_path):
     results = load_results(tmp_path).set_index("digest").loc[digests]
     assert list(results["settings"]) == [spec.digest() for spec in specs]
     assert results["hp.prox_mu"].iloc[1] == 0.5 and np.isnan(results["hp.prox_mu"].iloc[0])
+    assert list(results["learning_rate"]) == list(results["hp.local_lr"]) == [0.01] * 3
     assert list(results["seed"]) == [0, 0, 7]
     assert list(results["algorithm"]) == ["fedavg", "fedprox", "fedavg"]
     assert set(results["nested.value"]) == {3}
