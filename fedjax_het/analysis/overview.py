@@ -753,7 +753,9 @@ def make_pivot_table(
     """
     results = select_newest(results)
     by = resolve_group_settings(results, by)
-    require_name("columns", columns, by)
+    if get_setting_column(columns) not in by:
+        require_name("columns", columns, by)
+    columns = get_setting_column(columns)
     others = [name for name in by if name != columns]
     groups = _summarize_groups(results, [*others, columns], metric)
     format_spec = _choose_format(groups, metric)

@@ -519,8 +519,8 @@ def withhold_validation_examples(
       ConfigError: if no client can withhold an example.
 
     Example:
-      >>> from fedjax_het.data import partition, partition_from_clients
-      >>> from fedjax_het.partition import withhold_validation_examples
+      >>> from fedjax_het.data import partition_from_clients
+      >>> from fedjax_het.data.partition import withhold_validation_examples
       >>> partition = partition_from_clients([range(10), range(10, 30), [30]])
       >>> training, validation = withhold_validation_examples(partition, 0.2, seed=0)
       >>> training.sizes, validation.sizes

@@ -52,12 +52,11 @@ class Session:
 
     Example:
       >>> from fedjax_het import RunSpec, federation
-      >>> spec = RunSpec("fedavg", "digits", model="mlp", num_clients=2, rounds=4)
-      >>> session = federation(spec, progress=None)
-      >>> [status.done for status in session.rounds(every=2)]
-      [2, 4]
+      >>> session = federation(RunSpec("fedavg", "digits", model="mlp", num_clients=2, rounds=2))
+      >>> [status.done for status in session.rounds(every=1)]
+      [1, 2]
       >>> session.result().rounds
-      4
+      2
     """
 
     def __init__(

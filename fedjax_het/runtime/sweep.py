@@ -71,14 +71,14 @@ _UNUSABLE_ERRORS = (ConfigError, FileNotFoundError, ImportError)
 
 
 class SweepResult(NamedTuple):
-    """Results of the runs of a sweep.
+    """Results of the runs of a sweep, which `sweep` returns.
 
     Example:
-      >>> from fedjax_het import grid, sweep
-      >>> settings = {"model": "mlp", "num_clients": 2, "rounds": 1}
-      >>> results = sweep(grid(learning_rate=[0.01, 0.1], **settings), progress=None)
-      >>> results.to_pandas()["learning_rate"].tolist(), results.not_run
-      ([0.01, 0.1], {})
+      >>> from fedjax_het import RunSpec, sweep
+      >>> run = RunSpec("fedavg", "digits", model="mlp", num_clients=2, rounds=1)
+      >>> results = sweep([run], progress=None)
+      >>> results.to_pandas()["num_clients"].tolist(), results.not_run
+      ([2], {})
     """
 
     results: list[Result | None]

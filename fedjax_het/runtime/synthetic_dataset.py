@@ -21,7 +21,8 @@ class SyntheticDataset(NamedTuple):
 
     Example:
       >>> from fedjax_het import RunSpec, simulate
-      >>> spec = RunSpec("feddm", "digits", model="mlp", num_clients=2, rounds=1, hp={"steps": 1})
+      >>> settings = {"num_clients": 2, "rounds": 1, "options": {"steps": 1, "ipc": 1}}
+      >>> spec = RunSpec("feddm", "digits", model="mlp", **settings)
       >>> data = simulate(spec).synthetic_dataset()
       >>> len(data.images) == len(data.labels), data.images.shape[1:]
       (True, (8, 8, 1))

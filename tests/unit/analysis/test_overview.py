@@ -311,8 +311,12 @@ def test_pivot_table_of_other_setting(results):
     assert table.value_columns == ("prox_mu 0.01", "prox_mu 0.5", "—")
     titles = ["digits, alpha 0.1", "digits, alpha 1", "mnist, alpha 0.1", "mnist, alpha 1"]
     assert [section.title for section in table.sections] == titles
-    with pytest.raises(ConfigError, match="columns = 'model'"):
-        analysis.make_pivot_table(results, columns="model")
+    for name in ("model", "learning_rate"):  # which do not vary
+        with pytest.raises(ConfigError, match=f"columns = '{name}'"):
+            analysis.make_pivot_table(results, columns=name)
+    rates = results.assign(**{"hp.local_lr": np.where(results["alpha"] == 1.0, 0.1, 0.01)})
+    table = analysis.make_pivot_table(rates, columns="learning_rate")
+    assert table.value_columns == ("learning_rate 0.01", "learning_rate 0.1")
 
 
 def test_summary_csv_round_trip(results):
