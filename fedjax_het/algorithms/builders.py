@@ -104,7 +104,9 @@ def build_federated_algorithm(
         round, with unchanged structure, shapes and types. Default: FedAvg's, which adds `server_lr`
         times `client_update.mean`.
       make_message: `make_message(server, cohort) -> message`: message to the clients, a record with
-        `variables`. Default: the server's state.
+        `variables`. Default: the server's state. Its bytes are the traffic down, without the
+        entries of `cohort.inputs`. A message that depends on the cohort's schedule requires
+        `algorithm._replace(traffic=...)`; else the server's state is counted.
 
     Returns:
       The method. A method changes single fields with `algorithm._replace(...)`.
@@ -169,7 +171,12 @@ def build_federated_algorithm(
 
         client_state = get_client_row(state.clients, 0)
         upload = plan.eval_shape(make_update, hp, state.server, client_state)
-        return Traffic(num_bytes(state.server), num_bytes(upload))
+        cohort = Cohort(None, None, inputs=_NoInputs())  # `initial_traffic` counts the inputs
+        try:
+            message = jax.eval_shape(lambda server: make_message(server, cohort), state.server)
+        except Exception:  # it reads the schedule, which is not known here
+            message = state.server
+        return Traffic(num_bytes(message), num_bytes(upload))
 
     def get_trained_variables(hp, state, k):
         clients = state.clients if split is None else state.clients.inner
@@ -188,6 +195,13 @@ def build_federated_algorithm(
         extra_passes=client.extra_passes,
         can_page_state=not _depends_on_weights(client, training),
     )
+
+
+class _NoInputs(dict):
+    """Inputs of any name, without content."""
+
+    def __missing__(self, name: str) -> tuple[()]:
+        return ()
 
 
 class _AnyHyperParameter(dict):

@@ -402,10 +402,18 @@ def merge_hyperparameters(settings: RunSettings) -> RunSettings:
 
 
 def separate_hyperparameters(settings: RunSettings) -> RunSettings:
-    """Return settings whose learning rates are fields and not in `hp`; those in `hp` prevail."""
+    """Return settings whose learning rates are fields and not in `hp`.
+
+    Raises:
+      ConfigError: if a field and `hp` have different values.
+    """
     hp = dict(settings.hp)
     names = HYPERPARAMETER_SETTINGS.items()
     changes = {setting: hp.pop(name) for setting, name in names if name in hp}
+    for setting, value in changes.items():
+        given, name = getattr(settings, setting), HYPERPARAMETER_SETTINGS[setting]
+        is_valid = given is None or given == value
+        require(is_valid, f"{setting}, hp {name}", (given, value), "one of the two names")
     return update_settings(settings, hp=hp, **changes)
 
 

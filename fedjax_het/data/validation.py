@@ -104,8 +104,8 @@ def move_channels_last(argument: str, images: Any, channels: str | None) -> Any:
       Images `[N, H, W, C]`. `validate_images` reports another rank.
 
     Raises:
-      ConfigError: if `channels` is None and the shape looks like `[N, C, H, W]`: 1 to 4 rows and
-        more than 4 channels.
+      ConfigError: if the shape looks like `[N, C, H, W]` (1 to 4 rows and more than 4 channels)
+        and `channels` is None, or if it looks like `[N, H, W, C]` and `channels` is "first".
     """
     if images is None:
         return None
@@ -113,6 +113,9 @@ def move_channels_last(argument: str, images: Any, channels: str | None) -> Any:
     if images.ndim != 4:
         return images
     if channels == "first":
+        looks_channels_last = 1 <= images.shape[3] <= 4 < images.shape[1]
+        expected = "[N, C, H, W] with channels='first'; images look like [N, H, W, C]"
+        require(not looks_channels_last, f"shape of {argument}", images.shape, expected)
         return np.moveaxis(images, 1, -1)
     looks_channels_first = 1 <= images.shape[1] <= 4 < images.shape[3]
     expected = (

@@ -77,7 +77,7 @@ class RunStatus:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings by name; own data and partitions are marked, e.g. "digits (own 2c919055)"."""
+        """Settings by name; own data and partitions are named by digest: "own 2c919055"."""
         return {**self.spec.to_dict(), **self._data_names}
 
     def model(self, client: int | None = None) -> TrainedModel:

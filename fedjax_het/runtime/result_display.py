@@ -91,7 +91,10 @@ def to_json_value(value: Any) -> Any:
 
 
 def name_data(spec: RunSpec, summary: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the names of a run's data set and partition, marked where the user's replace them.
+    """Return the names of a run's data set and partition; objects of the user have a digest.
+
+    Settings name other data and another partition than the user's objects, so an object's name
+    contains its digest only.
 
     Args:
       spec: settings of the run.
@@ -104,12 +107,12 @@ def name_data(spec: RunSpec, summary: Mapping[str, Any]) -> dict[str, str | None
       >>> from fedjax_het import RunSpec
       >>> from fedjax_het.runtime.result_display import name_data
       >>> name_data(RunSpec("fedavg", "digits", partition="iid"), {"own_dataset": "0123456789"})
-      {'dataset': 'digits (own 01234567)', 'partition': 'iid'}
+      {'dataset': 'own 01234567', 'partition': 'iid'}
     """
     names: dict[str, str | None] = {"dataset": spec.dataset, "partition": spec.partition}
-    for part, name in names.items():
+    for part in names:
         if digest := summary.get(f"own_{part}"):
-            names[part] = f"{name} (own {str(digest)[:8]})"
+            names[part] = f"own {str(digest)[:8]}"
     return names
 
 
@@ -125,9 +128,10 @@ def format_settings(spec: RunSpec, summary: Mapping[str, Any]) -> str:
     """
     names = name_data(spec, summary)
     parts = [f"{spec.algorithm} on {names['dataset']}", f"partition {names['partition']}"]
-    if spec.alpha is not None:
+    is_named = "own_partition" not in summary
+    if is_named and spec.alpha is not None:
         parts[-1] += f" (alpha {spec.alpha:g})"
-    if spec.classes is not None:
+    if is_named and spec.classes is not None:
         parts[-1] += f" ({format_classes_per_client(spec.classes)})"
     parts.append(f"{spec.model}" + (f" of width {spec.width}" if spec.width else ""))
     parts += [f"{spec.num_clients} clients", f"{spec.rounds} rounds", f"seed {spec.seed}"]
@@ -154,13 +158,14 @@ def format_run_label(spec: RunSpec, user_digests: Mapping[str, Any] = MappingPro
     """
     names = name_data(spec, user_digests)
     parts = [spec.algorithm, str(names["dataset"])]
-    if "own_partition" in user_digests:
+    is_named = "own_partition" not in user_digests
+    if not is_named:
         parts.append(f"partition {names['partition']}")
     if spec.model:
         parts.append(spec.model + (f" width {spec.width}" if spec.width else ""))
-    if spec.alpha is not None:
+    if is_named and spec.alpha is not None:
         parts.append(f"alpha {spec.alpha:g}")
-    if spec.classes is not None:
+    if is_named and spec.classes is not None:
         parts.append(format_classes_per_client(spec.classes))
     # Options are compared with the preset's options, and the preset with the default preset.
     field = METHODS[spec.algorithm].options.PRESET_FIELD

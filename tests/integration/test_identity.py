@@ -612,7 +612,7 @@ def test_own_data_are_marked_in_texts(tmp_path, capsys):
         settings.append(status.settings)
 
     result = simulate(spec, dataset=own, partition=split, callbacks=[look])
-    marks = f"digits (own {own.digest()[:8]})", f"iid (own {split.digest()[:8]})"
+    marks = f"own {own.digest()[:8]}", f"own {split.digest()[:8]}"
     assert all(mark in repr(result) and mark in result._repr_html_() for mark in marks)
     assert marks[0] in texts[0]
     assert (settings[0]["dataset"], settings[0]["partition"]) == marks

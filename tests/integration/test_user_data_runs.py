@@ -115,7 +115,7 @@ def test_sweep_tells_own_data_from_named_data(tmp_path):
 
     results = load_results(tmp_path)
     short = own.digest()[:8]
-    assert sorted(results["dataset"]) == ["named", f"named (own {short})"]
+    assert sorted(results["dataset"]) == ["named", f"own {short}"]
     assert len(select_newest(results)) == 2 and sum(results["settings"] == SPEC.digest()) == 1
 
 
@@ -139,7 +139,7 @@ def test_own_partition_is_part_of_the_digest(tmp_path):
     assert own.summary["own_partition"] == other.digest() and own.digest() != plain.digest()
     plain.save(tmp_path)
     results = load_results(tmp_path)
-    assert sorted(results["partition"]) == ["iid", f"iid (own {other.digest()[:8]})"]
+    assert sorted(results["partition"]) == ["iid", f"own {other.digest()[:8]}"]
     assert len(select_newest(results)) == 2
     by_hand = partition_from_clients([same.client_indices(k) for k in range(6)])  # tests go by how
     assert collect_user_digests(SPEC.resolved(), data, by_hand) == {"own_partition": same.digest()}

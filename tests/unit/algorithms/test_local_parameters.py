@@ -83,6 +83,24 @@ def test_declaration_equals_method_by_hand():
     assert np.isnan(declared.metrics["test_accuracy"]).all()
 
 
+def test_traffic_down_is_the_message():
+    """The momentum of the server is not sent."""
+
+    def build(training, plan):
+        return build_federated_algorithm(
+            training,
+            plan,
+            make_local_sgd(training),
+            init_server=lambda hp, variables: ServerMessage(variables, extra=variables["params"]),
+            update=lambda hp, server, client_update, counts: server,
+            make_message=lambda server, cohort: ServerMessage(server.variables),
+        )
+
+    federation = make_small_federation(build, hp={"local_lr": 0.1})
+    traffic = federation.algorithm.traffic(federation.hp, federation.initial_state())
+    assert traffic.down == traffic.up > 0
+
+
 def test_traffic_excludes_local_parameters():
     """FedPer of the page on methods: the head is neither sent nor received."""
     page = ROOT / "docs/guide/custom-method.md"

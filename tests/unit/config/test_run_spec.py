@@ -23,6 +23,10 @@ INVALID = {
         dict(learning_rate=-1),
         "learning_rate = -1: expected a finite number >= 0",
     ),
+    "two rates": (
+        dict(learning_rate=0.1, hp={"local_lr": 0.2}),
+        "learning_rate, hp local_lr = (0.1, 0.2): expected one of the two names",
+    ),
     "in hp": (dict(hp={"local_lr": -1}), "hp local_lr = -1: expected a finite number >= 0"),
     "text": (dict(momentum="x"), "momentum = 'x': expected a number in [0, 1)"),
     "no momentum": (
@@ -119,7 +123,8 @@ def test_digest_is_that_of_version_0_6():
 def test_replace_changes_learning_rate():
     spec = RunSpec(learning_rate=0.1)
     assert dataclasses.replace(spec, learning_rate=0.2).learning_rate == 0.2
-    assert dataclasses.replace(spec, hp={"local_lr": 0.3}).learning_rate == 0.3
+    assert dataclasses.replace(spec, learning_rate=0.3).hyperparameters["local_lr"] == 0.3
+    assert dataclasses.replace(spec, hp={"local_lr": spec.learning_rate}) == spec
     assert dataclasses.replace(spec.resolved(), learning_rate=0.2).resolved().learning_rate == 0.2
 
 

@@ -394,6 +394,11 @@ def test_channels_first_images(channels):
             images, labels, images, labels, server_images=images, server_labels=labels
         ).digest()
     )
+    message = (
+        rf"train_images = \(6, 8, 5, {channels}\): expected \[N, C, H, W\] with channels='first'"
+    )
+    with pytest.raises(ConfigError, match=message):
+        dataset_from_arrays(images, labels, images, labels, channels="first")
     rows = dataset_from_arrays(first, labels, first, labels, channels="last")
     np.testing.assert_array_equal(rows.train_images, first)
     with pytest.raises(ConfigError, match="channels = 'NCHW'"):
