@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.documentation_pages import ROOT, find_code_blocks
+from support.small_federation import make_small_federation
 
 from fedjax_het import ConfigError, RunSpec, register_method, simulate
 from fedjax_het.algorithms import METHODS
