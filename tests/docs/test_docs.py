@@ -535,7 +535,9 @@ def test_site_builds_without_warning(tmp_path):
         assert "<math" in (tmp_path / "algorithms" / name / "index.html").read_text()
     pictures = 0
     for page in tmp_path.rglob("index.html"):
-        for source in re.findall(r'<img[^>]* src="([^"]+)"', page.read_text()):
+        for image in re.findall(r"<img[^>]*>", page.read_text()):
+            (source,), (alt,) = (re.findall(rf'{n}="([^"]+)"', image) for n in ("src", "alt"))
+            assert len(alt.split()) > 3, (page, source)
             path = page.parent / source.partition("#")[0]
             assert path.is_file(), (page, source)  # no picture is fetched
             assert re.search("#(gh-light-mode|gh-dark-mode)-only$|#only-(light|dark)$", source)
