@@ -1,11 +1,11 @@
-"""Run notebooks and keep what they show: tables, text and small pictures.
+"""Execute notebooks and write them with their outputs: tables, text and small pictures.
 
 python notebooks/execute.py                 every notebook, each about a minute on 2 cores
-python notebooks/execute.py quickstart      these alone
+python notebooks/execute.py quickstart      named notebooks
 
-Each runs in an empty folder, with the package of this checkout. Its metadata then say which version
-made the outputs, in how many seconds, and from which source, so that a test can tell when they are
-stale. Run it after a change of version and after an edit of a notebook.
+Each notebook runs in an empty folder, with the package of this checkout. Its metadata contain the
+version, the seconds and the hash of its source, so that a test finds stale outputs. Run the program
+after a change of version and after an edit of a notebook.
 """
 
 import base64
@@ -23,14 +23,14 @@ from nbclient import NotebookClient
 from PIL import Image
 
 HERE = Path(__file__).resolve().parent
-COLOURS = 128  # of a picture: lines and text need no more
+COLORS = 128  # of a picture: lines and text need no more
 WIDTH = 900  # pixels at most
 RECORD = "fedjax_het"
-"""Names the metadata."""
+"""Key of the metadata."""
 
 
 def source_digest(notebook: Any) -> str:
-    """Of all cells as they were written, without their outputs."""
+    """Return a hash of the sources of all cells, without their outputs."""
     digest = hashlib.sha256()
     for cell in notebook.cells:
         digest.update(f"{cell.cell_type}\n{cell.source}\n".encode())
@@ -38,7 +38,7 @@ def source_digest(notebook: Any) -> str:
 
 
 def execute(notebook: Any, folder: str, timeout: float = 600) -> Any:
-    """A copy with the outputs of its cells, run in a folder with this checkout's package."""
+    """Return a copy with outputs, executed in a folder with this checkout's package."""
     executed = nbformat.from_dict(notebook)
     for cell in executed.cells:
         if cell.cell_type == "code":
@@ -59,17 +59,17 @@ def execute(notebook: Any, folder: str, timeout: float = 600) -> Any:
 
 
 def small_picture(png: str) -> str:
-    """A PNG, in base64, in few colours and at most so wide."""
+    """Return a PNG, in base64, in 128 colors and at most 900 pixels wide."""
     picture = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
     if picture.width > WIDTH:
         picture = picture.resize((WIDTH, round(picture.height * WIDTH / picture.width)))
     kept = io.BytesIO()
-    picture.quantize(COLOURS).save(kept, "PNG", optimize=True)
+    picture.quantize(COLORS).save(kept, "PNG", optimize=True)
     return base64.b64encode(kept.getvalue()).decode()
 
 
 def lighten(notebook: Any) -> None:
-    """Pictures made small; what differs between equal runs (times of cells) removed."""
+    """Shrink pictures, and remove the times of cells, which differ between equal runs."""
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         for output in cell.get("outputs", ()):
@@ -79,7 +79,7 @@ def lighten(notebook: Any) -> None:
 
 
 def refresh(path: Path) -> float:
-    """Run a notebook and write it with its outputs; -> seconds."""
+    """Execute a notebook, write it with its outputs, and return the seconds."""
     import fedjax_het
 
     notebook = nbformat.read(path, as_version=4)

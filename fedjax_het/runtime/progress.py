@@ -124,8 +124,12 @@ def show_progress(
     elif mode == console.JSON:
         yield _build_json_logger(title)
     elif (display := find_notebook_display()) is not None:
-        with _show_in_notebook(display, title, transient, initial_phase) as show:
-            yield show
+        bar = NotebookBar(display)
+        bar.start(title, initial_phase)
+        try:
+            yield bar
+        finally:
+            bar.clear() if transient else bar.end()
     elif is_terminal(sys.stderr):
         with show_panel(title, transient, initial_phase=initial_phase) as show:
             yield show
@@ -163,35 +167,50 @@ def find_notebook_display() -> Callable[..., Any] | None:
     return display
 
 
-@contextlib.contextmanager
-def _show_in_notebook(
-    display: Callable[..., Any], title: str, transient: bool, initial_phase: str
-) -> Iterator[ProgressCallback]:
-    """Show one bar below the cell of a notebook, which every call updates."""
-    start_time, last_time = time.monotonic(), -math.inf
+class NotebookBar:
+    """A bar below the cell of a notebook, which every call updates."""
 
-    def make_output(bar: str, text: str) -> dict[str, str]:
-        text = f"{title}: {text}"
-        html = f"{bar}<span style='font-family:monospace'> {escape_html(text)}</span>"
-        return {"text/html": html, "text/plain": text}
+    def __init__(self, display: Callable[..., Any]):
+        """Show an empty output.
 
-    text = initial_phase
-    handle = display(make_output("<progress></progress>", text), raw=True, display_id=True)
+        Args:
+          display: function of the notebook's kernel, see `find_notebook_display`.
+        """
+        self._handle = display({"text/plain": ""}, raw=True, display_id=True)
 
-    def show(progress: Progress) -> None:
-        nonlocal text, last_time
+    def start(self, title: str, phase: str = "compiling") -> None:
+        """Show a bar without a length.
+
+        Args:
+          title: name of the work.
+          phase: name of the phase before the first call.
+        """
+        self._title, self._phase = title, phase
+        self._start_time, self._last_time = time.monotonic(), -math.inf
+        self.write(f"{title}: {phase}", "<progress></progress>")
+
+    def __call__(self, progress: Progress) -> None:
+        """Show the bar of a phase, unless the last update was less than 0.2 s before."""
         text, now = format_progress(progress), time.monotonic()
-        if now - last_time >= NOTEBOOK_SECONDS:
-            last_time = now
+        self._phase = text.split(", ")[0]
+        if now - self._last_time >= NOTEBOOK_SECONDS:
+            self._last_time = now
             bar = f"<progress value='{progress.done}' max='{progress.total}'></progress>"
-            handle.update(make_output(bar, text), raw=True)
+            self.write(f"{self._title}: {text}", bar)
 
-    try:
-        yield show
-    finally:
-        text = f"{text.split(', ')[0]}, {format_duration(time.monotonic() - start_time)}"
-        output = {"text/html": "", "text/plain": ""} if transient else make_output("", text)
-        handle.update(output, raw=True)
+    def write(self, text: str, bar: str = "") -> None:
+        """Replace the output by a text, after HTML of a bar."""
+        html = f"{bar}<span style='font-family:monospace'> {escape_html(text)}</span>"
+        self._handle.update({"text/html": html, "text/plain": text}, raw=True)
+
+    def end(self) -> None:
+        """Replace the bar by a line with the last phase and the elapsed time."""
+        elapsed = format_duration(time.monotonic() - self._start_time)
+        self.write(f"{self._title}: {self._phase}, {elapsed}")
+
+    def clear(self) -> None:
+        """Leave nothing in the output."""
+        self._handle.update({"text/html": "", "text/plain": ""}, raw=True)
 
 
 def _build_line_printer(title: str, transient: bool) -> ProgressCallback:

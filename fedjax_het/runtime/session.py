@@ -66,6 +66,7 @@ class Session:
         callbacks: Sequence[Callback],
         state_folder: Path | None,
         *,
+        title: str,
         progress: ProgressOption = None,
     ):
         """Prepare the callbacks.
@@ -75,11 +76,12 @@ class Session:
           checkpoints: its checkpoints, in the folder of its result.
           callbacks: called at the start, between chunks of rounds and at the end.
           state_folder: the folder of the final state; None if the state is not written.
+          title: title of the progress.
           progress: progress of the loop over rounds.
         """
         self._group_state, self._checkpoints = group_state, checkpoints
         self._callback_runner = CallbackRunner(group_state, checkpoints, callbacks)
-        self._state_folder, self._progress = state_folder, progress
+        self._state_folder, self._progress, self._title = state_folder, progress, title
         self._has_started = False
         self._x64 = _is_x64_enabled()
         self._result: Result | None = None
@@ -110,7 +112,7 @@ class Session:
 
     def _rounds(self, every: int | None) -> Iterator[RunStatus]:
         self._callback_runner.always_report, self._group_state.pause_every = True, every
-        steps, title = self.advance(), _make_title(self._group_state.prepared_runs[0].spec)
+        steps, title = self.advance(), self._title
         # A terminal shows a panel only while rounds are executed: the caller may print or read.
         has_panel = self._progress in ("auto", True) and is_terminal(sys.stderr)
         with show_selected_progress(None if has_panel else self._progress, title) as shown:
@@ -317,7 +319,7 @@ def _is_x64_enabled() -> bool:
     return bool(config.jax_enable_x64)
 
 
-def _make_title(spec: RunSpec, dataset: Dataset | None = None) -> str:
+def _make_title(spec: RunSpec, dataset: Dataset | None) -> str:
     """Return the title of a run's progress: method, data set and protocol."""
     title = f"{spec.algorithm} on {spec.dataset if dataset is None else 'own data'}"
     with contextlib.suppress(ConfigError):  # the run itself reports an unknown name
@@ -452,7 +454,10 @@ def federation(
     with translate_out_of_memory(spec):
         group_state = init(placement) if debug else init_within_memory(init, placement)
     state_folder = folder if keep_state else None
-    return Session(group_state, checkpoints, callbacks, state_folder, progress=progress)
+    title = _make_title(spec, dataset)
+    return Session(
+        group_state, checkpoints, callbacks, state_folder, title=title, progress=progress
+    )
 
 
 def _warn_restart(record: dict[str, Any], spec: ResolvedRunSpec) -> None:

@@ -180,7 +180,7 @@ def sweep(
       callbacks: functions that are called for every run in turn, see `runtime.callbacks.RunStatus`.
       track: names of trackers of `TRACKERS`, which keep a record of every run in `directory`.
       progress: function that receives a line per run. With `print`, a panel on standard error also
-        shows the progress of the current runs.
+        shows the progress of the current runs. A notebook shows one bar instead.
       placement: devices, lanes and memory of the runs (default: the devices of this process, and
         the most parallel runs that memory allows).
 

@@ -7,7 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,7 +16,12 @@ from fedjax_het.config.run_spec import ResolvedRunSpec
 from fedjax_het.runtime.checkpointing import UNFINISHED_FOLDER, find_resumable_record
 from fedjax_het.runtime.identity import ListChanges, list_environment_changes, list_no_changes
 from fedjax_het.runtime.leases import Leases
-from fedjax_het.runtime.progress import format_duration, show_progress
+from fedjax_het.runtime.progress import (
+    NotebookBar,
+    find_notebook_display,
+    format_duration,
+    show_progress,
+)
 from fedjax_het.runtime.result_display import format_run_label
 from fedjax_het.runtime.result_store import load_result
 from fedjax_het.runtime.results import Result
@@ -74,7 +79,8 @@ class SweepProgress:
     """Reports of a sweep, a line each.
 
     The lines go to `progress`, except that `print` respects the output mode of the process, see
-    `utils.console`, and None prints nothing.
+    `utils.console`, and None prints nothing. In a notebook, `print` shows one bar instead, and at
+    the end the number of runs and the time.
 
     Attributes:
       total: number of runs without a result at the start.
@@ -104,8 +110,12 @@ class SweepProgress:
         self._format_label = format_label
         self.total, self._shows_progress = num_runs - num_existing, progress is print
         self.print_line = progress or (lambda line: None)
+        self._notebook_bar: NotebookBar | None = None
         if self._shows_progress:
             self.print_line = console.print_status
+            display = find_notebook_display()
+            if self.total and display and console.output_mode() == console.TEXT:
+                self._notebook_bar = NotebookBar(display)
         self.num_processed = self.num_finished = self.num_elsewhere = 0
         self._reported_reasons: set[str] = set()
         self._start_time = time.perf_counter()
@@ -134,6 +144,9 @@ class SweepProgress:
         numbers = f"{last}" if len(jobs) == 1 else f"{self.num_processed + 1} to {last}"
         label = f"[{numbers}/{self.total}] {self._format_label(jobs[0].spec)}"
         label += " and more" if len(jobs) > 1 else ""
+        if bar := self._notebook_bar:
+            bar.start(label)
+            return nullcontext(bar)
         return show_progress(label, quiet=not self._shows_progress, transient=True)
 
     def report_finished(
@@ -151,7 +164,8 @@ class SweepProgress:
         """
         self.num_finished += len(jobs)
         num_ended = self.num_finished + self.num_elsewhere
-        mean_seconds = (time.perf_counter() - self._start_time) / num_ended
+        elapsed = time.perf_counter() - self._start_time
+        mean_seconds = elapsed / num_ended
         seconds_per_run = results[0].seconds  # runs in lockstep have equal shares of the time
         num_others = self.total - self.num_processed - len(jobs)
         seconds_to_go = mean_seconds * num_others
@@ -168,7 +182,12 @@ class SweepProgress:
                 parts.append(f"about {format_duration(seconds_to_go)} to go")
             if self.num_elsewhere:
                 parts.append(f"{self.num_elsewhere} by other workers")
-            self.print_line("; ".join(parts))
+            if self._notebook_bar is None:
+                self.print_line("; ".join(parts))
+        if self._notebook_bar is not None:
+            self._notebook_bar.write(
+                f"{self.num_processed} of {self.total} runs in {format_duration(elapsed)}"
+            )
 
     def report_elsewhere(self, count: int) -> None:
         """Count runs that other workers have executed."""

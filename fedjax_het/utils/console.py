@@ -15,7 +15,7 @@ import shutil
 import sys
 import textwrap
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -190,26 +190,30 @@ def log_to_stderr(level: int) -> None:
 def count_repeated_warnings() -> Iterator[None]:
     """Return a context in which a warning of the package's log that occurs again is only counted.
 
-    At its end, the log has a line for each text that occurred more than once: the number of times
-    and the beginning of the text.
+    Warnings that differ in numbers only count as one warning. At the end of the context, the log
+    has a line for each warning that occurred more than once: the number of times and the beginning
+    of the text.
     """
-    logger, counts = logging.getLogger("fedjax_het"), Counter[str]()
+    logger, counts = logging.getLogger("fedjax_het"), defaultdict[str, Counter[str]](Counter)
 
     def is_first(record: logging.LogRecord) -> bool:
         if record.levelno != logging.WARNING:
             return True
-        counts[record.getMessage()] += 1
-        return counts[record.getMessage()] == 1
+        text = record.getMessage()
+        texts = counts[re.sub(r"\d+", "0", text)]
+        texts[text] += 1
+        return texts.total() == 1
 
     logger.addFilter(is_first)
     try:
         yield
     finally:
         logger.removeFilter(is_first)
-        for text, count in counts.items():
-            if count > 1:
-                start = textwrap.shorten(text, _MAX_REPEATED_TEXT, placeholder=" ...")
-                logger.warning("%d times: %s", count, start)
+        for texts in counts.values():
+            if texts.total() > 1:
+                numbers = " with other numbers" if len(texts) > 1 else ""
+                start = textwrap.shorten(next(iter(texts)), _MAX_REPEATED_TEXT, placeholder=" ...")
+                logger.warning("%d times%s: %s", texts.total(), numbers, start)
 
 
 class _StderrHandler(logging.Handler):

@@ -9,6 +9,7 @@ import re
 
 import nbformat
 import pytest
+from notebook_pages import make_notebook_page
 from support.paths import ROOT
 
 import fedjax_het
@@ -17,6 +18,7 @@ from notebooks.execute import RECORD, execute, lighten, small_picture, source_di
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 MOST_BYTES, MOST_SECONDS = 400_000, 120
+MOST_LINES = 12  # of text below a cell
 
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -70,6 +72,24 @@ def test_notebook_starts_for_colab(path):
     assert any(re.search(r"\bsweep\(", source) for source in code[1:])
 
 
+@every_notebook
+def test_notebook_page_starts_with_link_to_colab(path):
+    text, pictures = make_notebook_page(path)
+    url = f"https://colab.research.google.com/github/fedjax-het/fedjax_het/blob/main/notebooks/{path.name}"
+    assert text.lstrip().startswith(f"[Open in Colab]({url}){{ .md-button }}\n\n# ")
+    assert all(f"({name})" in text for name in pictures)
+
+
+@every_notebook
+def test_notebook_uses_default_progress(path):
+    notebook = read(path)
+    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    assert "progress=lambda" not in code and "plt.savefig" not in code
+    for cell in notebook.cells:
+        lines = sum(o.get("text", "").count("\n") for o in cell.get("outputs", ()))
+        assert lines <= MOST_LINES, cell.source
+
+
 def test_edited_cell_makes_outputs_stale():
     notebook = read(NOTEBOOKS[0])
     before = source_digest(notebook)
@@ -103,6 +123,14 @@ def test_notebook_runs(path, tmp_path, monkeypatch):
     # Notebooks train for minutes, beyond the compilation time of their programs.
     flags = os.environ["XLA_FLAGS"].replace("--xla_backend_optimization_level=0", "")
     monkeypatch.setenv("XLA_FLAGS", flags)
-    executed = execute(read(path), str(tmp_path), timeout=300)
+    # Colab's image for TPUs has no TensorFlow, and no notebook image has prepared data.
+    blocked = tmp_path / "blocked" / "tensorflow.py"
+    blocked.parent.mkdir()
+    blocked.write_text("raise ImportError('no TensorFlow')")
+    monkeypatch.setenv("PYTHONPATH", str(blocked.parent), prepend=os.pathsep)
+    monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    executed = execute(read(path), str(folder), timeout=300)
     lighten(executed)
     assert len(pictures(executed)) == len(pictures(read(path)))

@@ -91,11 +91,11 @@ def plot_collaboration(
     figure.set_layout_engine("compressed")  # panels are square
 
     def add_color_bar(image, panels) -> None:
-        bar = figure.colorbar(image, ax=panels, label="weight", fraction=0.05, pad=0.03)
+        bar = figure.colorbar(image, ax=panels, label="Weight", fraction=0.05, pad=0.03)
         bar.outline.set_visible(False)
         bar.ax.tick_params(labelsize=9)
 
-    subject = "client" if groups is None else "group of the client"
+    subject = "Client" if groups is None else "Group of the client"
     label_outer_axes(panels.values(), x=f"{subject} that is heard", y=f"{subject} that receives")
     for index, (panel, matrix) in enumerate(zip(panels.values(), matrices, strict=True)):
         panel.set_title("" if titles is None else wrap_title(titles[index], size[0]), fontsize=10)

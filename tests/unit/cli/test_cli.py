@@ -234,16 +234,19 @@ def test_repeated_warnings_are_counted(capsys):
     log = logging.getLogger("fedjax_het")
     text = "local tests have 12 examples of each client, and further words that follow"
     with pytest.raises(KeyError), count_repeated_warnings():
-        for number in (1, 1, 2, 1):
+        for number in (1, 1, 23, 1):
             log.warning("%d %s", number, text)
             log.error("an error")
+            log.warning("the same numbers")
         raise KeyError
     log.warning("1 %s", text)
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if line != "an error"] == [
         f"1 {text}",
-        f"2 {text}",
-        "3 times: 1 local tests have 12 examples of each client, and further words ...",
+        "the same numbers",
+        "4 times with other numbers: 1 local tests have 12 examples of each client, and further "
+        "words ...",
+        "4 times: the same numbers",
         f"1 {text}",
     ]
     assert lines.count("an error") == 4

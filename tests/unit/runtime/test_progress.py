@@ -21,6 +21,7 @@ from fedjax_het import federation, sweep
 from fedjax_het.cli import main
 from fedjax_het.papers.programs import load_program, make_config_program
 from fedjax_het.runtime import progress as told
+from fedjax_het.runtime import work_queue
 from fedjax_het.runtime.progress import Progress, show_panel, show_progress
 from fedjax_het.utils import console
 from fedjax_het.utils.env import has_color
@@ -177,21 +178,31 @@ def test_loop_over_rounds_shows_no_panel_while_the_caller_works(monkeypatch):
     run = federation(make_spec(rounds=4), dataset=make_user_dataset())
     for status in run.rounds(every=2):
         assert sys.stderr is file and not told._panel_lock.locked()
-        assert f"rounds {status.done}/4" in " ".join(read_lines(file))
+        text = " ".join(read_lines(file))
+        assert f"rounds {status.done}/4" in text and "fedavg on own data, protocol" in text
 
 
-def test_notebook_shows_one_bar(monkeypatch):
-    outputs = []
+@pytest.fixture
+def outputs(monkeypatch):
+    """The contents of all outputs of a notebook's cell, one after the other."""
+    outputs, num_displays = [], []
 
     class Handle:
         def update(self, output, raw):
             outputs.append(output)
 
     def display(output, raw, display_id):
-        outputs.append(output)
+        num_displays.append(1)
+        assert len(num_displays) == 1, "a second output"
         return Handle()
 
-    monkeypatch.setattr(told, "find_notebook_display", lambda: display)
+    for module in (told, work_queue):
+        monkeypatch.setattr(module, "find_notebook_display", lambda: display)
+    yield outputs
+    assert num_displays == [1]
+
+
+def test_notebook_shows_one_bar(outputs):
     with show_progress("<b>") as show:
         show(AT)
         show(AT)  # too soon for an update
@@ -199,9 +210,21 @@ def test_notebook_shows_one_bar(monkeypatch):
     assert "<b>" not in begin and "compiling" in begin
     assert "value='33' max='300'" in update and "accuracy 81.2 %" in update
     assert "<progress" not in end and "rounds 33/300" in end
+
+
+def test_transient_bar_leaves_nothing_in_a_notebook(outputs):
     with show_progress("<b>", transient=True):
         pass
     assert outputs[-1] == {"text/html": "", "text/plain": ""}
+
+
+def test_sweep_shows_one_bar_in_a_notebook(outputs, capsys):
+    sweep([make_spec(rounds=2, algorithm=name) for name in ("fedavg", "fedprox")], **SETTINGS)
+    texts = [output["text/plain"] for output in outputs]
+    assert texts[0].startswith("[1/2] fedavg") and "rounds 1/2" in " ".join(texts)
+    assert "1 of 2 runs in " in " ".join(texts) and texts[-1].startswith("2 of 2 runs in ")
+    assert "<progress" in outputs[0]["text/html"] and "<progress" not in outputs[-1]["text/html"]
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("folder", [None, "results"])
