@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -14,6 +15,7 @@ import tyro
 
 from fedjax_het._version import __version__
 from fedjax_het.cli import results, show
+from fedjax_het.cli.completion import SHELLS, make_completion_script
 from fedjax_het.cli.demo import DemoCommand, demo_command
 from fedjax_het.cli.options import list_help_options, read_settings, rename_flags
 from fedjax_het.cli.plugins import IMPORT_HELP, import_plugin, split_imports
@@ -21,14 +23,21 @@ from fedjax_het.cli.run import RunCommand, run_command
 from fedjax_het.cli.sweep import SweepCommand, sweep_command
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS
+from fedjax_het.papers.table.declaration import TableArguments
 from fedjax_het.utils import command_line, console
 from fedjax_het.utils.command_line import HELP_FLAGS, display_flags
 from fedjax_het.utils.config import field_types
 from fedjax_het.utils.env import require_variables
-from fedjax_het.utils.errors import ConfigError, require_name, run_with_exit_status
+from fedjax_het.utils.errors import (
+    ConfigError,
+    make_value_error,
+    require_name,
+    run_with_exit_status,
+)
 
-SHELLS = ("bash", "zsh", "fish")
-"""Shells whose words can be completed."""
+_COMMAND_ALIASES = {"describe": "show"}
+# The first flag prints the script of a shell, the second writes it to a file.
+_COMPLETION_FLAGS = ("--tyro-print-completion", "--tyro-write-completion")
 
 
 class Command(NamedTuple):
@@ -101,10 +110,13 @@ def _run(words: Sequence[str]) -> int:
     if arguments[:1] == ["help"]:  # `help run` is `run --help`
         arguments = [*arguments[1:], "--help"]
     if not words:
-        _print_help_or_completion(["--help"], status=2)
+        _print_help(status=2)  # a script that calls the program without a command has a fault
     name, argv = "".join(arguments[:1]), arguments[1:]
-    if name in HELP_FLAGS or name.startswith("--tyro-"):
-        _print_help_or_completion(arguments)
+    if name in HELP_FLAGS:
+        _print_help()
+    if name.startswith("--tyro-"):
+        return _print_completion(arguments)
+    name = _COMMAND_ALIASES.get(name, name)
     require_name("command", name, COMMANDS)
     has_program = name == "table" and argv and not argv[0].startswith("-")
     config_class, run, _, flag_aliases = COMMANDS[name]
@@ -168,16 +180,30 @@ def _list_help_options(name: str, *, include_rare: bool = True) -> Iterable[comm
     return command_line.get_options(config_class).values()
 
 
-def _print_help_or_completion(argv: Sequence[str], status: int = 0) -> NoReturn:
-    """Print the help of `fedjax-het` itself, or the script that completes words in a shell.
+def _print_completion(argv: Sequence[str]) -> int:
+    """Print or write the script that completes words in a shell; return the exit status."""
+    require_name("flag", argv[0], _COMPLETION_FLAGS)
+    require_name(argv[0], "".join(argv[1:2]), SHELLS)
+    commands = {name: [*_list_help_options(name)] for name in COMMANDS}
+    commands["table"] += command_line.get_options(TableArguments).values()
+    commands |= {alias: commands[name] for alias, name in _COMMAND_ALIASES.items()}
+    script = make_completion_script(argv[1], commands)
+    if argv[0] == _COMPLETION_FLAGS[0]:
+        print(script, end="")
+        return 0
+    path = "".join(argv[2:3])
+    try:
+        Path(path).write_text(script, encoding="utf-8")
+    except OSError as error:
+        expected = f"a file that can be written ({error.strerror or error})"
+        raise make_value_error(argv[0], path, expected) from error
+    return 0
 
-    The process ends with the status: 0, or 2 for a command line without a command.
-    """
-    if argv[0] not in HELP_FLAGS:
-        require_name("flag", argv[0], ("--tyro-print-completion", "--tyro-write-completion"))
-        require_name(argv[0], "".join(argv[1:2]), SHELLS)
+
+def _print_help(status: int = 0) -> NoReturn:
+    """Print the help of `fedjax-het` itself, and end the process with the status."""
     help_classes = {
-        name: command_line.make_help_class(command.config_class, _list_help_options(name))
+        name: command_line.make_help_class(command.config_class, ())
         for name, command in COMMANDS.items()
     }
     text = f"Federated learning on heterogeneous clients, simulated. {IMPORT_HELP}"
@@ -188,7 +214,7 @@ def _print_help_or_completion(argv: Sequence[str], status: int = 0) -> NoReturn:
             help_classes,
             prog="fedjax-het",
             description="\n".join([command_line.wrap_description(text), " Examples:", *examples]),
-            args=["--help"] if argv[0] in HELP_FLAGS else argv,
+            args=["--help"],
             config=(tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff),
         )
     raise SystemExit(status)

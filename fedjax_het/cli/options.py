@@ -28,7 +28,10 @@ from fedjax_het.config.settings import (
     rename_former_settings,
     require_setting,
 )
+from fedjax_het.data import NORMALIZATIONS
+from fedjax_het.metrics.registry import METRICS
 from fedjax_het.runtime.placement import Placement
+from fedjax_het.runtime.trackers import TRACKERS
 from fedjax_het.utils.command_line import Option, convert_setting, get_options
 from fedjax_het.utils.config import PositiveInt
 from fedjax_het.utils.errors import ConfigError, make_value_error, require
@@ -73,6 +76,19 @@ _COMMON = (
 )
 _MAX_HELP_NAMES = 10
 _METAVARS = {"init_from": "PATH", "local_optimizer": "OPT", "metrics": "NAMES"}
+SETTING_CHOICES: Mapping[str, Collection[str]] = {
+    **NAMES,
+    "normalization": NORMALIZATIONS,
+    "norm": ("group", "instance", "batch", "none"),
+    "stem": ("imagenet", "cifar"),
+    "metrics": METRICS,
+    "client_test_model": ("global", "client", "received"),
+    "track": TRACKERS,
+    "server_work": ("auto", "shared", "alone"),
+    "client_state": ("auto", "device", "split", "host"),
+    "spread": ("auto", "lanes", "runs"),
+}
+"""Names that the value of an option may be, by option."""
 _EXTRA_OPTIONS = (
     Option("help_all", "--help-all", bool, False, "Print the help of every option."),
     Option("plugin", "--import", str, None, "Python file or module to run first (default: none)."),
@@ -119,7 +135,7 @@ class CommonOptions:
 
 
 def list_help_options(config_class: type, *, include_rare: bool) -> list[Option]:
-    """List the options of `run` or `sweep` with their groups, defaults and names to complete.
+    """List the options of `run` or `sweep` with their groups and defaults.
 
     Args:
       config_class: dataclass of the command.
@@ -136,7 +152,6 @@ def list_help_options(config_class: type, *, include_rare: bool) -> list[Option]
                 group=group,
                 hint=hints.get(name),
                 metavar=_METAVARS.get(name, ""),
-                choices=tuple(NAMES.get(name, ())),
                 help=_add_names(options[name].help, NAMES.get(name, ())),
             )
             for group, names in _GROUPS.items()

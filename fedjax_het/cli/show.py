@@ -9,6 +9,9 @@ from fedjax_het.utils.console import print_json, print_wrapped
 from fedjax_het.utils.errors import require, require_name
 from fedjax_het.utils.text import to_one_line
 
+KINDS = {title.replace("data ", "data").split()[-1]: title for title in REGISTRIES}
+"""Titles of the kinds of entries, by the words that `fedjax-het list` accepts."""
+
 
 @dataclass(frozen=True)
 class ListCommand:
@@ -42,10 +45,9 @@ class ShowCommand:
 
 def list_command(command: ListCommand) -> int:
     """Print every name with its description; return the exit status."""
-    kinds = {title.replace("data ", "data").split()[-1]: title for title in REGISTRIES}
     for kind in command.kinds:
-        require_name("kind", kind, kinds)
-    titles = [title for kind, title in kinds.items() if kind in (command.kinds or kinds)]
+        require_name("kind", kind, KINDS)
+    titles = [title for kind, title in KINDS.items() if kind in (command.kinds or KINDS)]
     registries = {title: REGISTRIES[title][0] for title in titles}
     if command.json:
         descriptions = {

@@ -1,7 +1,7 @@
 """Command lines of dataclasses.
 
 Each field of a dataclass is a flag. tyro splits the words, and the annotations of the fields
-validate them. tyro also prints the help and the scripts for shell completion. An invalid value, an
+validate them. tyro also prints the help. An invalid value, an
 unknown flag, and a repeated flag are errors of one line. The line has the flag as the user wrote
 it, its value and the valid values.
 """
@@ -70,8 +70,6 @@ class Option(NamedTuple):
     """Text on the default in the help; None for the text of `default`."""
     metavar: str = ""
     """Placeholder of the value in the help; "" for the placeholder of the type."""
-    choices: Sequence[str] = ()
-    """Values that a shell completes."""
 
     @property
     def is_positional(self) -> bool:
@@ -383,7 +381,7 @@ def wrap_description(text: str) -> str:
 
 
 def make_help_class(config_class: type, options: Iterable[Option]) -> Any:
-    """Create a dataclass from which tyro prints a command's help or completes its flags.
+    """Create a dataclass from which tyro prints the help of a command.
 
     Args:
       config_class: dataclass of the command, whose first paragraph becomes the docstring.
@@ -409,17 +407,11 @@ def make_help_class(config_class: type, options: Iterable[Option]) -> Any:
 def _make_help_field(option: Option) -> tuple[Any, ...]:
     """Return the name, type and default of an option in a class for tyro."""
     item_type = list_item_type(option.annotation)
-    members = union_members(item_type or option.annotation)
-    choices = option.choices
-    if len(members) == 1 and get_origin(members[0]) is Literal:
-        choices = get_args(members[0])
-    help_type: Any = Literal[tuple(choices)] if choices else Path if Path in members else str
+    help_type: Any = str | None
     if option.annotation is bool:
         help_type = bool if option.default else tyro.conf.FlagCreatePairsOff[bool]
     elif item_type is not None or get_origin(option.annotation) is dict:
-        help_type = tuple[help_type, ...] | None
-    else:
-        help_type = help_type | None
+        help_type = tuple[str, ...] | None
     mark = tyro.conf.arg(
         name=None if option.is_positional else option.flag[2:],
         help=option.help,
