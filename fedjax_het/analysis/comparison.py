@@ -143,7 +143,7 @@ def parse_row(row: str) -> tuple[str, dict[str, Any]]:
 
 
 def format_row(row: str, *, omit: Mapping[str, Any] | None = None) -> str:
-    """Format a row in a few words, for figures.
+    """Format a row in a few words, for tables and figures.
 
     Args:
       row: a row as `parse_row` reads it.
@@ -514,7 +514,7 @@ def list_diverged_runs(cells: Sequence[TableCell], results: "pd.DataFrame") -> l
       >>> results = pd.DataFrame({"settings": [run.digest()], "diverged": [True],
       ...     "final_accuracy": [0.1]})
       >>> list_diverged_runs([TableCell("digits", "mlp", 0.1, "fedavg", (run,))], results)
-      ['fedavg, digits, mlp, alpha 0.1, seed 0']
+      ['FedAvg, digits, mlp, alpha 0.1, seed 0']
     """
     if not len(results):
         return []
@@ -524,7 +524,7 @@ def list_diverged_runs(cells: Sequence[TableCell], results: "pd.DataFrame") -> l
         **dict.fromkeys(results["settings"][is_partial_run(results)], " (ended early)"),
     }
     return [
-        f"{cell.method}, {cell.column_label}, seed {run.seed}{reasons[digest]}"
+        f"{format_row(cell.method)}, {cell.column_label}, seed {run.seed}{reasons[digest]}"
         for cell in cells
         for run in cell.runs
         if (digest := compute_settings_digest(run)) in reasons
@@ -690,7 +690,7 @@ def _format_time(row: dict[str, Any]) -> str:
 # Columns of a table in their order: by column of the comparison, the heading, and the format of its
 # number or a function of the row.
 _COLUMNS: dict[str, tuple[str, str | Callable[[dict[str, Any]], str]]] = {
-    "method": ("Method", lambda row: row["method"]),
+    "method": ("Method", lambda row: format_row(row["method"])),
     "mean": ("Measured", _format_measured),
     "within_std": ("Within run", ".2f"),
     "final_mean": ("Last five", ".2f"),
@@ -757,7 +757,7 @@ def _format_domain_lines(method: str, cells: Sequence[dict[str, Any]]) -> list[d
     """Format the lines of a method, from its cells of all domains."""
     runs = _format_row(cells[0], ("seeds", "seconds"))
     measured = {cell["domain"]: _format_measured(cell) for cell in cells}
-    lines = [{"Method": method, "Value": "measured", **measured, **runs}]
+    lines = [{"Method": format_row(method), "Value": "measured", **measured, **runs}]
     if all(math.isnan(cell["reported_mean"]) for cell in cells):
         return lines
     reported = {cell["domain"]: _format_reported(cell) for cell in cells}

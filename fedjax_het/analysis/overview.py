@@ -316,7 +316,7 @@ def group_figure_lines(
     for settings, runs in groups:
         title = describe_settings({n: settings[n] for n in differing_settings or panel_settings})
         line_values = {name: settings[name] for name in line_settings}
-        label = describe_settings(name_method(line_values)) or "all runs"
+        label = describe_settings(line_values) or "all runs"
         lines.append(RunLine(title, str(line_values.get("algorithm", label)), label, runs))
     by_dataset = group_runs(results, [name for name in panel_settings if name == "dataset"])
     columns = max(len(group_runs(runs, panel_settings[-1:])) for _, runs in by_dataset)
@@ -341,10 +341,17 @@ def _make_sort_key(name: str, value: Any) -> tuple:
     return (0, value) if isinstance(value, numbers.Real) else (1, str(value))
 
 
-def format_setting_value(value: Any) -> str:
-    """Format a value in one line: numbers with six digits, a dash for a missing value."""
+def format_setting_value(value: Any, name: str = "") -> str:
+    """Format a value in one line: numbers with six digits, a dash for a missing value.
+
+    Args:
+      value: the value.
+      name: name of the setting; methods have their names for display.
+    """
     if is_missing(value):
         return MISSING
+    if name == "algorithm":
+        return get_method_title(str(value))
     return f"{value:g}" if isinstance(value, float) else to_one_line(str(value))
 
 
@@ -362,19 +369,8 @@ def get_method_title(name: str) -> str:
     return METHODS[name].title if name in METHODS else to_one_line(name)
 
 
-def name_method(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings whose method has its name for display.
-
-    Args:
-      settings: values by name.
-    """
-    has_method = not is_missing(settings.get("algorithm"))
-    title = {"algorithm": get_method_title(str(settings["algorithm"]))} if has_method else {}
-    return {**settings, **title}
-
-
 def describe_settings(settings: dict[str, Any]) -> str:
-    """Describe settings in a few words: `fedprox, alpha 0.1, prox_mu 0.01`; None is left out."""
+    """Describe settings in a few words: `FedProx, alpha 0.1, prox_mu 0.01`; None is left out."""
     return ", ".join(
         _describe_setting(name, value) for name, value in settings.items() if not is_missing(value)
     )
@@ -383,7 +379,7 @@ def describe_settings(settings: dict[str, Any]) -> str:
 def _describe_setting(name: str, value: Any) -> str:
     if name == "classes":
         return format_classes_per_client(value)
-    text = format_setting_value(value)
+    text = format_setting_value(value, name)
     return text if name in _SELF_DESCRIBING_SETTINGS else f"{format_setting_name(name)} {text}"
 
 
@@ -515,7 +511,7 @@ def _describe_evaluated_models(results: "pd.DataFrame") -> str:
         "the global model on all test images": results[~is_personal],
     }
     parts = [
-        f"{', '.join(map(to_one_line, runs['algorithm'].unique()))}: {kind}"
+        f"{', '.join(map(get_method_title, runs['algorithm'].unique()))}: {kind}"
         for kind, runs in kinds.items()
         if len(runs)
     ]
@@ -749,7 +745,7 @@ def make_pivot_table(
       ...     "seed": 0, "settings": ["a", "b"], "finished": "2026", "diverged": False,
       ...     "final_accuracy": [0.5, 0.6]})
       >>> make_pivot_table(results).sections[0].rows[0]
-      {'Method': 'fedavg', 'alpha 0.1': '50.00', 'alpha 1': '60.00'}
+      {'Method': 'FedAvg', 'alpha 0.1': '50.00', 'alpha 1': '60.00'}
     """
     results = select_newest(results)
     by = resolve_group_settings(results, by)
@@ -862,12 +858,13 @@ def _has_settings_of(row: _OverviewRow, baseline: _OverviewRow) -> bool:
 
 
 def _format_settings(settings: dict[str, Any], names: Sequence[str]) -> dict[str, str]:
-    return {format_setting_name(name): format_setting_value(settings[name]) for name in names}
+    return {format_setting_name(name): format_setting_value(settings[name], name) for name in names}
 
 
 def _make_metric_notes(results: "pd.DataFrame", by: Sequence[str], metric: str) -> list[str]:
     averaged_settings = [
-        f"{format_setting_name(name)} ({', '.join(format_setting_value(s[name]) for s, _ in groups)})"
+        f"{format_setting_name(name)} "
+        f"({', '.join(format_setting_value(settings[name], name) for settings, _ in groups)})"
         for name in find_varying_settings(results)
         if name not in by
         for groups in [group_runs(results, [name])]

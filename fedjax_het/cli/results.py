@@ -15,7 +15,7 @@ from fedjax_het.analysis.render import print_table
 from fedjax_het.analysis.report import write_report
 from fedjax_het.papers.programs import find_programs, load_program
 from fedjax_het.utils.config import NonNegativeInt
-from fedjax_het.utils.console import log_to_stderr, print_json
+from fedjax_het.utils.console import log_to_stderr, print_json, print_wrapped
 from fedjax_het.utils.errors import display_name, make_value_error, require
 from fedjax_het.utils.text import to_one_line
 
@@ -141,7 +141,7 @@ def table_command(command: TableCommand) -> int:
         programs = find_programs()
         width = max(map(len, programs))
         for name, module in programs.items():
-            print(f"{name:{width}}  {module.description}")
+            print_wrapped(f"{name:{width}}  {module.description}")
         return 0
     expected = "the name of a table or figure; `fedjax-het table --list` prints all"
     require(bool(command.name), "table", command.name, expected)

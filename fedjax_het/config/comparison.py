@@ -138,7 +138,7 @@ def describe_unequal_settings(unequal: Mapping[str, Methods]) -> str:
     Example:
       >>> from fedjax_het.config.comparison import describe_unequal_settings
       >>> describe_unequal_settings({"rounds": {"50": ["fedavg", "fedprox"], "200": ["dynafed"]}})
-      'rounds (50: fedavg, fedprox; 200: dynafed)'
+      'rounds (50: FedAvg, FedProx; 200: DynaFed)'
     """
     return ", ".join(
         f"{_SETTING_NAMES.get(name, name)} ("

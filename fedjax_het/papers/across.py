@@ -186,7 +186,9 @@ def missing_methods_note(table_run: TableRun, rows: Sequence[MethodCosts]) -> li
     states = dict.fromkeys((cell.method for cell in table_run.cells), "not run")
     states |= dict.fromkeys(_list_methods(table_run, is_partial_run(results)), "ended early")
     states |= dict.fromkeys(_list_diverged_methods(table_run), "diverged")
-    reasons = [f"{name} ({state})" for name, state in states.items() if name not in names]
+    reasons = [
+        f"{get_method_title(name)} ({state})" for name, state in states.items() if name not in names
+    ]
     return [f"Without a row: {', '.join(reasons)}."] if reasons else []
 
 
@@ -298,7 +300,7 @@ def make_text_table(table: pd.DataFrame, title: str, notes: tuple[str, ...]) -> 
     for is_personal, name in ((False, "one model for all"), (True, "models of clients' own")):
         texts = [
             {
-                "Method": row.method,
+                "Method": get_method_title(row.method),
                 "Addition": row.besides or MISSING,
                 "All": format_mean_std(row.all, row.all_std, format_spec=".1f"),
                 "Rank": format_number(row.all_rank, ".0f"),

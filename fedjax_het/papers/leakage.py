@@ -236,7 +236,7 @@ def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
             mean = method_rows.mean(numeric_only=True)
             texts.append(
                 {
-                    "Method": method,
+                    "Method": format_row(method),
                     "Images": kind,
                     "Number": f"{mean['number']:.0f}",
                     "AUC by distance": format_number(mean["distance_auc"], ".3f"),

@@ -192,6 +192,6 @@ def load_program(name: str) -> ProgramMain:
       results/fedaf-partitions/fig6_alpha0.1.png
       0
     """
-    require_name("table", name, PROGRAM_MODULES)
+    require_name("table", name, PROGRAM_MODULES, listed_by="fedjax-het table --list")
     module = importlib.import_module(f"fedjax_het.papers.{PROGRAM_MODULES[name]}")
     return vars(module).get(name.rpartition(".")[2]) or module.main

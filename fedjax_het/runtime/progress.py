@@ -31,8 +31,11 @@ JSON_SECONDS = 1.0
 """Seconds between JSON objects of one phase."""
 NOTEBOOK_SECONDS = 0.2
 """Seconds between updates of the bar in a notebook."""
-BAR_WIDTH, MIN_WIDTH_WITH_BAR = 24, 80
-"""Width of a bar, and of the narrowest terminal that shows bars, in columns of text."""
+BAR_WIDTH, NARROW_BAR_WIDTH = 24, 10
+"""Width of a bar, and of a bar on a terminal of less than `MIN_WIDTH`, in columns of text."""
+MIN_WIDTH, MIN_WIDTH_WITH_BAR = 120, 80
+"""Widths of the narrowest terminals with a whole line and with bars, in columns of text."""
+_ELAPSED_WIDTH = 9  # of the elapsed time between two spaces
 
 
 class Progress(NamedTuple):
@@ -277,7 +280,8 @@ def show_panel(
       A `progress` callable for `simulate`.
     """
     console = console or Console(stderr=True, highlight=False)
-    bar = [rich.progress.BarColumn(BAR_WIDTH)] * (console.width >= MIN_WIDTH_WITH_BAR)
+    bar_width = BAR_WIDTH if console.width >= MIN_WIDTH else NARROW_BAR_WIDTH
+    bar = [rich.progress.BarColumn(bar_width)] * (console.width >= MIN_WIDTH_WITH_BAR)
     # A text that is too long for its column continues on further lines.
     text = rich.progress.TextColumn("{task.description}", markup=False, table_column=Column())
     panel = _Panel(
@@ -289,6 +293,7 @@ def show_panel(
         redirect_stdout=sys.stdout.isatty(),  # a pipe in place of it keeps its own text
     )
     panel.title = Text(title)
+    panel.text_width = console.width - _ELAPSED_WIDTH - bar_width * len(bar)
     panel.phase_tasks = {"": panel.add_task(initial_phase, total=None)}
     with panel:
         yield panel.show
@@ -296,6 +301,7 @@ def show_panel(
 
 class _Panel(rich.progress.Progress):
     title = Text()
+    text_width = 0
     phase_tasks: dict[str, rich.progress.TaskID]
 
     def get_renderables(self) -> Iterable[RenderableType]:
@@ -306,9 +312,12 @@ class _Panel(rich.progress.Progress):
             self.remove_task(self.phase_tasks.pop(phase))
         if progress.phase not in self.phase_tasks:
             self.phase_tasks[progress.phase] = self.add_task("")
+        text = format_progress(progress)
+        if len(text) > self.text_width:
+            text = format_progress(progress._replace(samples_per_second=0))
         self.update(
             self.phase_tasks[progress.phase],
             completed=progress.done,
             total=progress.total,
-            description=format_progress(progress),
+            description=text,
         )

@@ -222,7 +222,7 @@ def require_name(
     elif listed_by and len(valid_names) > _MAX_LISTED_NAMES:
         hint = f"see `{listed_by}`"
     else:
-        hint = f"(valid: {', '.join(valid_names)})" if valid_names else "no name is valid here"
+        hint = f"expected {', '.join(valid_names)}" if valid_names else "no name is valid here"
     raise ConfigError(f"{display_name(argument)} = {format_value(value)} is unknown: {hint}")
 
 

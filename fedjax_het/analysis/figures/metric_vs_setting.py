@@ -38,7 +38,6 @@ from fedjax_het.analysis.overview import (
     is_diverged,
     is_numeric,
     list_setting_columns,
-    name_method,
     require_result_metric,
     resolve_group_settings,
     summarize_runs,
@@ -355,10 +354,7 @@ def plot_heat_map(
     xs, ys = ([keys[name] for keys, _ in group_runs(summary, [name])] for name in (x, y))
     if not is_numeric(summary[y]):
         ys.reverse()  # texts from top to bottom, numbers from bottom to top
-    groups = {
-        describe_settings(name_method(keys)): rows
-        for keys, rows in group_runs(summary, panel_settings)
-    }
+    groups = {describe_settings(keys): rows for keys, rows in group_runs(summary, panel_settings)}
     values = summary["mean"].dropna()
     format_spec = ".1f" if get_metric_info(metric).is_fraction else choose_number_format(values)
     limits = (values.min(), values.max()) if len(values) else (0.0, 1.0)
@@ -381,8 +377,7 @@ def plot_heat_map(
         )
         image = _draw_cells(panel, means, num_diverged > 0, limits, format_spec)
         for axis, name, ticks in ((panel.xaxis, x, xs), (panel.yaxis, y, ys)):
-            format_tick = get_method_title if name == "algorithm" else format_setting_value
-            labels = [escape_mathtext(format_tick(value)) for value in ticks]
+            labels = [escape_mathtext(format_setting_value(value, name)) for value in ticks]
             axis.set_ticks(range(len(ticks)), labels)
     label_outer_axes(panels.values(), x=format_setting_name(x), y=format_setting_name(y))
     color_bar = figure.colorbar(image, ax=list(panels.values()), label=label)

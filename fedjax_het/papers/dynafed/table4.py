@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from fedjax_het.analysis.comparison import get_reported_value
+from fedjax_het.analysis.comparison import format_row, get_reported_value
 from fedjax_het.analysis.render import (
     MISSING,
     TableSection,
@@ -122,7 +122,7 @@ def make_text_table(table: pd.DataFrame, title: str, notes: tuple[str, ...]) -> 
     for (dataset, model, alpha, target), rows in table.groupby(columns, sort=False, dropna=False):
         texts = [
             {
-                "Method": row.method,
+                "Method": format_row(row.method),
                 "Measured": format_mean_std(row.rounds, row.std, format_spec=".1f"),
                 "Reached": f"{row.reached} of {row.made}" if row.made else MISSING,
                 "Reported": format_mean_std(row.reported, row.reported_std, format_spec=".1f"),

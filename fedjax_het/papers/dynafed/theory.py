@@ -107,7 +107,7 @@ def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
             numbers = {
                 name: format_number(mean[key], spec) for name, (key, spec) in _COLUMNS.items()
             }
-            texts.append({"Method": method, **numbers, "Seeds": str(len(method_rows))})
+            texts.append({"Method": format_row(method), **numbers, "Seeds": str(len(method_rows))})
         labels = {"Data": dataset, "alpha": f"{alpha:g}"}
         sections.append(TableSection(texts, f"{dataset}, alpha {alpha:g}", labels))
     return TextTable(title, ["Method"], sections, [CAPTION])

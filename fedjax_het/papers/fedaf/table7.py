@@ -190,7 +190,7 @@ def make_text_table(rows: list[dict], arguments: Arguments) -> analysis.TextTabl
                 continue  # the size of a model does not depend on alpha
             texts.append(
                 {
-                    "Method": "fedaf" if is_fedaf else f"fedavg, {row['model']}",
+                    "Method": "FedAF" if is_fedaf else f"FedAvg, {row['model']}",
                     "alpha": f"{row['alpha']:g}" if is_fedaf else "all",
                     "Reported": f"{row['reported']:.2f}",
                     "Counted": f"{row['counted']:.3f}",

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from fedjax_het import analysis
+from fedjax_het.analysis.comparison import format_row
 from fedjax_het.analysis.render import MISSING, TableSection, TextTable, format_number
 from fedjax_het.papers.fedamp.tables import TABLE3
 from fedjax_het.papers.reported import load_reported_values
@@ -82,8 +83,8 @@ def make_text_table(pairs: pd.DataFrame, title: str, notes: list[str]) -> TextTa
         is_reported = group.split(",")[0] in REPORTED_DATASETS
         texts = [
             {
-                "Method": row.method,
-                "Against": row.against,
+                "Method": format_row(row.method),
+                "Against": format_row(row.against),
                 "Clients": str(row.clients),
                 "Ties": str(row.ties),
                 "Mean difference": format_number(row.mean_difference, "+.2f"),
@@ -107,7 +108,7 @@ def _write_outputs(table_run: TableRun) -> list[str]:
     )
     notes = [CAPTION, FIG2.note]
     if missing:
-        notes.append(f"Left out, as runs are missing: {', '.join(missing)}.")
+        notes.append(f"Left out, as runs are missing: {', '.join(map(format_row, missing))}.")
     table = make_text_table(pairs, f"{table_run.title}.", notes)
     figures = {"fig2.png": analysis.plot_client_accuracies(accuracies, highlight=PAPER_METHODS)}
     return table_run.write_table("fig2", table, pairs, figures)

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from fedjax_het import analysis
+from fedjax_het.analysis.comparison import format_row
 from fedjax_het.analysis.render import TableSection, TextTable, format_number
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.data import get_client_groups, load_dataset
@@ -110,7 +111,7 @@ def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
     for (dataset, model), rows in table.groupby(["dataset", "model"], sort=False):
         texts = [
             {
-                "Method": row.method,
+                "Method": format_row(row.method),
                 "Seed": str(row.seed),
                 "Clients": str(row.clients),
                 "Groups": str(row.groups),

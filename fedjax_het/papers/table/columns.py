@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_het.analysis.comparison import (
     TableCell,
+    format_row,
     get_cell_metric,
     get_compared_metric,
     parse_row,
@@ -154,7 +155,7 @@ def describe_matching_losses(cells: Sequence[TableCell], results: "pd.DataFrame"
         if known:
             shown = dict.fromkeys((known[0], known[len(known) // 2], known[-1]))
             text = ", ".join(f"{start}: {format_number(losses[start])}" for start in shown)
-            texts.append(f"{cell.method}, {cell.column_label}: {text}")
+            texts.append(f"{format_row(cell.method)}, {cell.column_label}: {text}")
     return (
         "J: DynaFed's matching loss in the last fifth of the iterations, 1 where training on the "
         "synthetic data does not move the network. By the round that a segment starts from: "
@@ -230,8 +231,8 @@ def describe_relative_gains(
                 gain_texts.append(f"{format_number(gain, '+.1f')} % {name}")
         if gain_texts:
             texts.append(f"{cell.column_label}: {', '.join(gain_texts)}")
-    heading = f"Relative gain of {experiment.main_method} over {experiment.baseline_row}"
-    return f"{heading}: {'; '.join(texts)}." if texts else ""
+    names = format_row(experiment.main_method), format_row(experiment.baseline_row)
+    return f"Relative gain of {names[0]} over {names[1]}: {'; '.join(texts)}." if texts else ""
 
 
 def _index_rows_by_column(

@@ -10,6 +10,7 @@ from fedjax_het.analysis.comparison import (
     compare_with_reported,
     compute_rank_correlations,
     format_comparison_table,
+    format_row,
     list_diverged_runs,
     make_comparison_caption,
     parse_row,
@@ -220,7 +221,7 @@ def list_protocol_deviations(experiment: TableDeclaration, cells: Sequence[Table
                 rows.append(cell.method)
     all_rows = {cell.method for cell in cells}
     return [
-        text if set(rows) == all_rows else f"{text} ({', '.join(rows)})"
+        text if set(rows) == all_rows else f"{text} ({', '.join(map(format_row, rows))})"
         for text, rows in rows_by_deviation.items()
     ]
 

@@ -102,12 +102,12 @@ def test_diverged_and_missing_runs(table):
     row, texts = table.loc["fedprox"], printed(table)
     assert row["mean"] == pytest.approx(64.0)  # 62 and 66
     assert (row["seeds"], row["diverged"], row["planned"]) == (2, 1, 3)
-    assert "64.00 ± 2.83 †" in texts["fedprox"] and "2 of 3" in texts["fedprox"]
-    assert "diverged †" in texts["scaffold"] and "0 of 3" in texts["scaffold"]
+    assert "64.00 ± 2.83 †" in texts["FedProx"] and "2 of 3" in texts["FedProx"]
+    assert "diverged †" in texts["SCAFFOLD"] and "0 of 3" in texts["SCAFFOLD"]
     assert table.loc["feddf", ["mean", "difference"]].isna().all()
-    assert texts["feddf"].split() == ["feddf", "—", "—", "64.59", "±", "1.70", "—", "—", "—"]
+    assert texts["FedDF"].split() == ["FedDF", "—", "—", "64.59", "±", "1.70", "—", "—", "—"]
     assert math.isnan(table.loc["dynafed", "std"])  # one seed has no deviation
-    assert texts["dynafed"].split()[:2] == ["dynafed", "75.00"]
+    assert texts["DynaFed"].split()[:2] == ["DynaFed", "75.00"]
 
 
 def test_runs_that_ended_early(results, reported):
@@ -116,7 +116,7 @@ def test_runs_that_ended_early(results, reported):
     results["diverged"] = False
     table = analysis.compare_with_reported(CELLS, results, reported)
     texts = printed(table.set_index("method", drop=False))
-    assert "64.00 ± 2.83 †" in texts["fedprox"] and "ended early †" in texts["scaffold"]
+    assert "64.00 ± 2.83 †" in texts["FedProx"] and "ended early †" in texts["SCAFFOLD"]
     assert table.set_index("method").loc["scaffold", ["diverged", "partial"]].tolist() == [1, 1]
     (prox, scaffold) = analysis.list_diverged_runs(CELLS, results)
     assert prox.endswith("seed 1 (ended early)") and scaffold.endswith("seed 0 (ended early)")
@@ -164,16 +164,16 @@ def test_comparison_in_files(table):
     text = analysis.to_markdown(text_table)
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + len(CELLS) and len({row.count("|") for row in rows}) == 1
-    assert "| fashion_mnist | mlp | 0.01 | fedprox | 64.00 ± 2.83 † |" in text
+    assert "| fashion_mnist | mlp | 0.01 | FedProx | 64.00 ± 2.83 † |" in text
     assert "- 5 % of a_b" in text
     text = analysis.to_latex(text_table)
     lines = text.splitlines()
     assert r"\multicolumn{7}{@{}l}{fashion\_mnist, mlp, alpha 0.01} \\" in lines
-    fedprox = next(line for line in lines if "fedprox" in line)
-    assert fedprox.startswith(r"\quad fedprox & 64.00 $\pm$ 2.83 $^\dagger$ & ")
+    fedprox = next(line for line in lines if "FedProx" in line)
+    assert fedprox.startswith(r"\quad FedProx & 64.00 $\pm$ 2.83 $^\dagger$ & ")
     assert fedprox.endswith(r" & 68.09 $\pm$ 1.47 & $-$4.09 & 2 of 3 & 11.0 s \\")
     (bold,) = [line for line in lines if "textbf" in line]
-    assert bold.startswith(r"\quad dynafed & \textbf{75.00} & ")
+    assert bold.startswith(r"\quad DynaFed & \textbf{75.00} & ")
     assert r"5 \% of a\_b}" in text
     assert text.count(r"\toprule") == text.count(r"\midrule") == text.count(r"\bottomrule") == 1
     again = pd.read_csv(io.StringIO(analysis.to_csv(table))).set_index("method")
@@ -285,7 +285,7 @@ def test_methods_equal_to_fedavg_are_marked(results, reported):
     table = analysis.compare_with_reported(CELLS, results, reported)
     text_table = analysis.format_comparison_table(table, title="T", notes=["a note"])
     marked = [row["Method"] for row in text_table.sections[0].rows if "≈" in row["Measured"]]
-    assert marked == ["fedprox", "dynafed"]
+    assert marked == ["FedProx", "DynaFed"]
     assert text_table.notes[1].startswith("≈ The mean is FedAvg's within 0.01 points")
     assert r"$\approx$" in analysis.to_latex(text_table)
 
@@ -354,8 +354,8 @@ def test_find_best_indices_by_direction():
 
 def test_list_diverged_runs(results):
     assert analysis.list_diverged_runs(CELLS, results) == [
-        "fedprox, fashion_mnist, mlp, alpha 0.01, seed 1",
-        "scaffold, fashion_mnist, mlp, alpha 0.01, seed 0",
+        "FedProx, fashion_mnist, mlp, alpha 0.01, seed 1",
+        "SCAFFOLD, fashion_mnist, mlp, alpha 0.01, seed 0",
     ]
 
 
@@ -513,7 +513,7 @@ def test_reported_metric_determines_compared_metric():
     assert "round where it is highest" in analysis.make_comparison_caption(table)
     lines = printed(table)
     assert lines["Method"].split()[1:4] == ["Measured", "Last", "five"]
-    assert lines["fedavg"].split()[1:6] == ["63.00", "±", "4.24", "53.00", "61.00"]
+    assert lines["FedAvg"].split()[1:6] == ["63.00", "±", "4.24", "53.00", "61.00"]
     other = theirs(ALPHA, fedavg=61.0).assign(metric="bytes")
     with pytest.raises(ValueError, match=r"metric of reported = .'bytes'.: expected one of"):
         analysis.compare_with_reported(cells, best_results(), other)
@@ -549,22 +549,22 @@ def test_domain_table():
     rows = analysis.to_markdown(text_table).splitlines()[4:]
     place = "| fashion_mnist | mlp |"
     assert rows == [
-        f"{place} fedavg | measured | 43.00 ± 4.24 | 73.00 ± 4.24 | 58.00 ± 4.24 | 2 | 3.0 s |",
+        f"{place} FedAvg | measured | 43.00 ± 4.24 | 73.00 ± 4.24 | 58.00 ± 4.24 | 2 | 3.0 s |",
         f"{place}  | reported | 40.00 | — | 50.00 |  |  |",
         f"{place}  | difference | +3.00 | — | +8.00 |  |  |",
-        f"{place} fedprox | measured | 55.00 ± 7.07 | 85.00 ± 7.07 | 70.00 ± 7.07 | 2 | 3.0 s |",
+        f"{place} FedProx | measured | 55.00 ± 7.07 | 85.00 ± 7.07 | 70.00 ± 7.07 | 2 | 3.0 s |",
         "",
     ]
     bold = [line for line in analysis.to_latex(text_table).splitlines() if "textbf" in line]
     (line,) = bold
-    assert line.count("textbf") == 3 and line.startswith(r"\quad fedprox & measured & \textbf{55")
+    assert line.count("textbf") == 3 and line.startswith(r"\quad FedProx & measured & \textbf{55")
     assert "unweighted mean" in analysis.make_comparison_caption(table)
     assert [*table][:6] == ["dataset", "model", "alpha", "domain", "method", "mean"]
     cells, _, reported = by_domain()
     table = analysis.compare_with_reported(cells, pd.DataFrame(), reported)
     assert table["mean"].isna().all() and len(table) == 6
     text = analysis.to_markdown(analysis.format_comparison_table(table, title="T"))
-    assert "| fedprox | measured | — | — | 0 of 2 |" in text and "Time" not in text
+    assert "| FedProx | measured | — | — | 0 of 2 |" in text and "Time" not in text
 
 
 def test_domain_curves():
@@ -651,7 +651,7 @@ def test_bmta_columns():
     names = "Measured, Worst decile, Round, Reported, Difference, Rank, Seeds, Time"
     assert text_table.value_columns == tuple(names.split(", "))
     assert [*section.rows[5].values()] == [
-        "fedamp", "94.00 ± 1.41", "64.00", "12.5", "97.00", "−3.00", "2 / 1", "2", "4.0 s"
+        "FedAMP", "94.00 ± 1.41", "64.00", "12.5", "97.00", "−3.00", "2 / 1", "2", "4.0 s"
     ]  # fmt: skip
     everything = analysis.to_markdown(text_table) + analysis.to_latex(text_table)
     assert "nan" not in everything.lower() and "alpha" not in everything

@@ -94,9 +94,9 @@ def test_network_and_optimizer_options_vary(results):
 def test_derived_setting_is_noted(results):
     results.loc[results["algorithm"] == "fedavg", "hp.local_lr"] = 0.1
     assert "hp.local_lr" not in analysis.find_varying_settings(results)
-    assert find_derived_settings(results) == {"hp.local_lr": [("fedavg", 0.1), ("fedprox", 0.001)]}
+    assert find_derived_settings(results) == {"hp.local_lr": [("FedAvg", 0.1), ("FedProx", 0.001)]}
     notes = " ".join(analysis.make_overview_table(results).notes)
-    assert "learning_rate follows from the method: 0.1 (fedavg), 0.001 (fedprox)." in notes
+    assert "learning_rate follows from the method: 0.1 (FedAvg), 0.001 (FedProx)." in notes
     results.loc[results["alpha"] == 1.0, "hp.local_lr"] = 0.2  # tuned per alpha: it varies
     assert "hp.local_lr" in analysis.find_varying_settings(results)
     assert find_derived_settings(results) == {}
@@ -173,7 +173,7 @@ def test_overview_by_chosen_settings(results):
     mean = summary.set_index("algorithm").loc["fedprox", "mean"]
     assert mean == pytest.approx(100 * np.mean(good))
     (section,) = analysis.make_overview_table(results, by=["algorithm"]).sections
-    assert [row["Method"] for row in section.rows] == ["fedavg", "fedprox"]
+    assert [row["Method"] for row in section.rows] == ["FedAvg", "FedProx"]
     notes = analysis.make_overview_table(results, by=["algorithm"]).notes
     assert "over runs that differ in alpha (0.1, 1), prox_mu (0.01, 0.5, —), and seeds" in notes[0]
     assert "differ" not in analysis.make_overview_table(results).notes[0]
@@ -206,10 +206,10 @@ def test_runs_without_a_value_are_not_best(results):
     table = analysis.make_overview_table(runs, by=["algorithm"], metric="rounds_to_half")
     (section,) = table.sections
     texts = [(row["Method"], row["Rounds to 50 %"]) for row in section.rows]
-    assert texts[0] == ("fedavg", "1 †") and texts[1][1].startswith("10")
+    assert texts[0] == ("FedAvg", "1 †") and texts[1][1].startswith("10")
     assert section.best_cells == frozenset()
     (note,) = (note for note in table.notes if "Without a value" in note)
-    assert note.startswith("† Without a value, and left out of the mean: fedavg (seed ")
+    assert note.startswith("† Without a value, and left out of the mean: FedAvg (seed ")
 
 
 def test_overview_sections(results):
@@ -222,16 +222,16 @@ def test_overview_sections(results):
         for section in table.sections
     )
     assert low == [
-        ("fedavg", "—", "53.00 ± 3.00"),
-        ("fedprox", "0.01", "62.00 ± 2.83 †"),
-        ("fedprox", "0.5", "61.00"),
+        ("FedAvg", "—", "53.00 ± 3.00"),
+        ("FedProx", "0.01", "62.00 ± 2.83 †"),
+        ("FedProx", "0.5", "61.00"),
     ]
-    assert high == [("fedavg", "—", "84.00 ± 5.29"), ("fedprox", "0.01", "diverged †")]
+    assert high == [("FedAvg", "—", "84.00 ± 5.29"), ("FedProx", "0.01", "diverged †")]
     # The highest of those without a lost run; alone, nothing is the best.
     assert table.sections[0].best_cells == {(2, "Test accuracy (%)")}
     assert table.sections[1].best_cells == frozenset()
     notes = " ".join(table.notes)
-    assert "left out of the mean: alpha 0.1, fedprox, prox_mu 0.01 (seed 1); " in notes
+    assert "left out of the mean: alpha 0.1, FedProx, prox_mu 0.01 (seed 1); " in notes
     assert "All runs: digits, mlp, rounds 20." in notes
     assert "Made with fedjax_het 0.1.0; jax 0.10.2; device cpu." in notes
 
@@ -298,9 +298,9 @@ def test_pivot_table(results):
     assert table.value_columns == ("alpha 0.1", "alpha 1")
     (section,) = table.sections
     assert [tuple(row.values()) for row in section.rows] == [
-        ("fedavg", "—", "53.00 ± 3.00", "84.00 ± 5.29"),
-        ("fedprox", "0.01", "62.00 ± 2.83 †", "diverged †"),
-        ("fedprox", "0.5", "61.00", "—"),  # not run
+        ("FedAvg", "—", "53.00 ± 3.00", "84.00 ± 5.29"),
+        ("FedProx", "0.01", "62.00 ± 2.83 †", "diverged †"),
+        ("FedProx", "0.5", "61.00", "—"),  # not run
     ]
     assert section.best_cells == {(2, "alpha 0.1")}
 
@@ -371,7 +371,7 @@ def test_write_report(folder, capsys):
         assert path.read_bytes().startswith(b"\x89PNG")
     accuracy = 100 * np.mean(compute_last_means([0.55, 0.56]))
     text = (folder / "overview.md").read_text()
-    assert f"| fedavg | — | {100 * np.mean(compute_last_means([0.51, 0.52])):.2f} ± " in text
+    assert f"| FedAvg | — | {100 * np.mean(compute_last_means([0.51, 0.52])):.2f} ± " in text
     rows = pd.read_csv(folder / "overview.csv").to_dict("records")
     (mean,) = [r["mean"] for r in rows if (r["algorithm"], r["alpha"]) == ("fedavg", 0.5)]
     assert mean == pytest.approx(accuracy)
@@ -389,16 +389,16 @@ def compute_last_means(ends):
 @pytest.mark.parametrize(
     ("metric", "values", "best", "texts"),
     [
-        ("final_accuracy_variance", (0.01, 0.02), "fedavg", ["0.01", "0.02"]),
-        ("final_accuracy_gini", (0.3, 0.2), "fedprox", ["0.3", "0.2"]),
-        ("final_worst_decile", (0.3, 0.2), "fedavg", ["30.00", "20.00"]),
-        ("final_calibration_error", (0.05, 0.04), "fedprox", ["0.05", "0.04"]),
-        ("final_macro_f1", (0.5, 0.6), "fedprox", ["0.5", "0.6"]),
-        ("bytes_up", (1e6, 2e6), "fedavg", ["1,000,000", "2,000,000"]),
-        ("client_samples_per_second", (10.0, 20.0), "fedprox", ["10", "20"]),
+        ("final_accuracy_variance", (0.01, 0.02), "FedAvg", ["0.01", "0.02"]),
+        ("final_accuracy_gini", (0.3, 0.2), "FedProx", ["0.3", "0.2"]),
+        ("final_worst_decile", (0.3, 0.2), "FedAvg", ["30.00", "20.00"]),
+        ("final_calibration_error", (0.05, 0.04), "FedProx", ["0.05", "0.04"]),
+        ("final_macro_f1", (0.5, 0.6), "FedProx", ["0.5", "0.6"]),
+        ("bytes_up", (1e6, 2e6), "FedAvg", ["1,000,000", "2,000,000"]),
+        ("client_samples_per_second", (10.0, 20.0), "FedProx", ["10", "20"]),
         ("final_drift_cosine", (0.5, 0.6), None, ["0.5", "0.6"]),
         ("gain_of_user", (0.5, 0.6), None, ["0.5", "0.6"]),
-        ("gain", (0.5, 0.4), "fedprox", ["50.00", "40.00"]),
+        ("gain", (0.5, 0.4), "FedProx", ["50.00", "40.00"]),
     ],
 )
 def test_best_values_follow_declaration(metric, values, best, texts, results):
@@ -460,7 +460,7 @@ def test_report_of_merged_folder_with_damaged_file(folder, tmp_path_factory):
     assert caught and all(str(broken) in str(warning.message) for warning in caught)
     assert tables[-1].title.startswith("Test accuracy of 3 methods on digits, 12 runs")
     text = (folder / "overview.md").read_text()
-    assert "TPU v4" in text and "scaffold" in text
+    assert "TPU v4" in text and "SCAFFOLD" in text
     seeds = pd.read_csv(folder / "overview.csv")["seeds"]
     assert seeds.sum() == 12  # 12 and 2, of which one is made again and one is broken
 
@@ -468,7 +468,7 @@ def test_report_of_merged_folder_with_damaged_file(folder, tmp_path_factory):
 def test_report_command(folder, capsys):
     assert main(["report", str(folder), "--by", "algorithm", "alpha"]) == 0
     out = capsys.readouterr().out
-    assert "by alpha." in out and "fedprox" in out and "overview.tex" in out
+    assert "by alpha." in out and "FedProx" in out and "overview.tex" in out
     assert "heat_map.png" not in out  # prox_mu is not chosen
     assert main(["report", str(folder), "--metric", "byts_up"]) == 2
     error = capsys.readouterr().err.strip()
@@ -517,22 +517,22 @@ def test_report_of_personalized_methods(personal):
     rows = {row["Method"]: row for row in section.rows}
     texts = {name: (row[heading], row["Worst decile (%)"]) for name, row in rows.items()}
     assert texts == {
-        "fedavg": ("61.00 ± 1.41", "51.00"),
-        "scaffold": ("81.00 ± 1.41", "71.00"),
-        "separate": ("71.00 ± 1.41", "61.00"),
-        "fedamp": ("diverged †", "—"),
+        "FedAvg": ("61.00 ± 1.41", "51.00"),
+        "SCAFFOLD": ("81.00 ± 1.41", "71.00"),
+        "Separate": ("71.00 ± 1.41", "61.00"),
+        "FedAMP": ("diverged †", "—"),
     }
     assert [rows[name]["Diverged"] for name in texts] == ["—", "—", "—", "1"]
     notes = " ".join(table.notes)
-    assert "Diverged, and left out of the mean: fedamp (seed 0)." in notes
+    assert "Diverged, and left out of the mean: FedAMP (seed 0)." in notes
     assert "in the round where it is highest: mean ±" in notes
     assert "Worst decile: mean over the worst tenth of clients" in notes
-    assert "client_test_model follows from the method: client (scaffold)." in notes
+    assert "client_test_model follows from the method: client (SCAFFOLD)." in notes
     assert (personal / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
     (table,) = write_report(personal, metric="final_accuracy").tables
     texts = {row["Method"]: row["Test accuracy (%)"] for row in table.sections[0].rows}
-    assert texts["fedavg"] == "65.00 ± 0.00"
-    assert texts["separate"] == "—"  # it has none, and did not diverge
+    assert texts["FedAvg"] == "65.00 ± 0.00"
+    assert texts["Separate"] == "—"  # it has none, and did not diverge
 
 
 @pytest.mark.parametrize(
@@ -554,10 +554,10 @@ def test_personalized_method_shows_its_own_accuracy(tmp_path):
     (table,) = write_report(tmp_path, by=["algorithm"]).tables
     rows = {row["Method"]: row for row in table.sections[0].rows}
     heading = "Accuracy of the evaluated model (%)"
-    assert rows["fedavg"][heading] == "40.00 ± 0.00"
-    assert rows["ditto"][heading] == "50.17 ± 0.00"
-    assert "Rows measure different things. ditto: the clients' own models" in table.notes[1]
-    assert "fedavg: the global model on all test images." in table.notes[1]
+    assert rows["FedAvg"][heading] == "40.00 ± 0.00"
+    assert rows["Ditto"][heading] == "50.17 ± 0.00"
+    assert "Rows measure different things. Ditto: the clients' own models" in table.notes[1]
+    assert "FedAvg: the global model on all test images." in table.notes[1]
 
 
 def test_evaluation_and_partition_settings_vary(tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import shutil
 import subprocess
 import sys
 
@@ -434,31 +433,6 @@ def test_terminal_shows_summaries_as_text(capsys, monkeypatch, tmp_path):
     files = json.loads(capsys.readouterr().out)["files"]
     assert "overview.md" in files and main(["report", folder, "--quiet"]) == 0
     assert capsys.readouterr().out.count("\n") == 1
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_scripts(shell, capsys):
-    script = print_and_exit(capsys, "--tyro-print-completion", shell)
-    assert "fedjax-het" in script and len(script) > 1000
-    assert "held-out-clients" in script and "fedprox" in script  # a flag, and a method
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_bash_completes_flags_and_names(tmp_path, capsys):
-    script = tmp_path / "complete.sh"
-    script.write_text(print_and_exit(capsys, "--tyro-print-completion", "bash"))
-    cases = {"run --held": "--held-out-clients", "run --algorithm fedp": "fedprox"}
-    for words, expected in cases.items():
-        typed = ["fedjax-het", *words.split()]
-        lines = [
-            f"source {script}",
-            f"COMP_WORDS=({' '.join(typed)}); COMP_CWORD={len(typed) - 1}",
-            f"COMP_LINE='{' '.join(typed)}'; COMP_POINT=${{#COMP_LINE}}",
-            "$(complete -p fedjax-het | sed -E 's/.*-F ([^ ]+).*/\\1/')",
-            'echo "${COMPREPLY[@]}"',
-        ]
-        done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True)
-        assert expected in done.stdout.split(), done
 
 
 def test_version(capsys):

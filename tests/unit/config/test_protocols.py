@@ -130,11 +130,11 @@ def test_grid_has_one_protocol(caplog):
     first, second = (record.getMessage() for record in caplog.records)
     assert first == (
         "protocol = 'standard' for all methods, since they differ in their default protocols "
-        "(standard: fedavg, ditto; fsl: fsl); 'own' selects the defaults"
+        "(standard: FedAvg, Ditto; fsl: FSL); 'own' selects the defaults"
     )
     assert second == (
-        "methods differ in settings that are not given: client_tests (False: fedavg, fsl; True: "
-        "ditto); client_tests = True tests all methods on clients' own data"
+        "methods differ in settings that are not given: client_tests (False: FedAvg, FSL; True: "
+        "Ditto); client_tests = True tests all methods on clients' own data"
     )
     names = ("partition", "alpha", "local_optimizer", "batch_size", "local_epochs", "rounds")
     assert len({tuple(getattr(spec.resolved(), name) for name in names) for spec in specs}) == 1
@@ -154,9 +154,9 @@ def test_grid_with_own_protocols_lists_differences(caplog):
     )
     assert [spec.resolved().protocol for spec in specs] == ["standard", "standard", "fedamp"]
     (text,) = (record.getMessage() for record in caplog.records)
-    assert "partition (dirichlet_capped: fedavg, ditto; grouped: fedamp)" in text
-    assert "rounds (50: fedavg, ditto; 100: fedamp)" in text
-    assert "learning_rate (0.01: fedavg, ditto; 0.05: fedamp)" in text
+    assert "partition (dirichlet_capped: FedAvg, Ditto; grouped: FedAMP)" in text
+    assert "rounds (50: FedAvg, Ditto; 100: FedAMP)" in text
+    assert "learning_rate (0.01: FedAvg, Ditto; 0.05: FedAMP)" in text
     assert "normalization" not in text
     fsl = [RunSpec(name, protocol="own").resolved() for name in ("fedavg", "fsl")]
     unequal = comparison.find_unequal_settings(vars(run) for run in fsl)
@@ -180,7 +180,7 @@ def test_specs_made_by_hand_are_compared(caplog):
     sweep(specs, progress=None)
     (text,) = (record.getMessage() for record in caplog.records if "differ" in record.getMessage())
     # Both numbers of clients are given.
-    assert text.endswith("not given: batch_size (64: fedavg; 32: fedprox)")
+    assert text.endswith("not given: batch_size (64: FedAvg; 32: FedProx)")
 
 
 @pytest.mark.parametrize(
