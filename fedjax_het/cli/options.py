@@ -9,6 +9,7 @@ A YAML file contains fields of a command by name:
 In the file of a sweep, a list is a list of values. The JSON file of a result is valid, too.
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -38,11 +39,11 @@ from fedjax_het.utils.errors import ConfigError, make_value_error, require
 from fedjax_het.utils.yaml_files import load_yaml
 
 _GROUPS = {
-    "data": ("dataset", "data_dir", "normalization", "server_data", "server_options"),
+    "data": ("dataset", "data_dir", "normalization"),
     "partition": (
         *("partition", "alpha", "classes", "num_clients", "partition_options", "partition_seed"),
     ),
-    "network": (
+    "model": (
         *("model", "width", "depth", "norm", "stem", "network_options", "precision", "init_from"),
     ),
     "local training": (
@@ -50,18 +51,19 @@ _GROUPS = {
         *("weight_decay", "lr_schedule", "local_steps", "gradient_accumulation"),
         *("optimizer_options", "optimizer_state", "lr_step_schedule"),
     ),
-    "method": (
-        *("algorithm", "participation", "protocol", "server_learning_rate", "hp", "options"),
-        *("averaging", "pretrain_epochs"),
+    "method": ("algorithm", "protocol", "hp", "options"),
+    "server": (
+        *("participation", "averaging", "server_learning_rate", "server_data", "server_options"),
+        "pretrain_epochs",
     ),
     "evaluation": (
         *("eval_every", "client_tests", "metrics", "test_per_client", "client_test_model"),
         *("held_out_clients", "held_out_epochs", "gradient_gaps"),
         *("validation", "target_accuracy", "patience", "min_delta"),
     ),
-    "run": (
-        *("rounds", "seed", "seeds", "config", "list", "resume", "restart", "lanes", "launcher"),
-        *("resume_anyway", "spread", "vmapped", "memory", "server_work", "client_state"),
+    "run": ("rounds", "seed", "seeds", "config", "list", "resume", "restart", "resume_anyway"),
+    "speed and memory": (
+        *("lanes", "launcher", "spread", "vmapped", "memory", "server_work", "client_state"),
         *("ray_address", "cpus_per_task", "gpus_per_task", "distributed"),
     ),
     "output": ("output_dir", "quiet", "json", "keep_state", "track", "pictures", "wide"),
@@ -152,7 +154,7 @@ def list_help_options(config_class: type, *, include_rare: bool) -> list[Option]
                 group=group,
                 hint=hints.get(name),
                 metavar=_METAVARS.get(name, ""),
-                help=_add_names(options[name].help, NAMES.get(name, ())),
+                help=_format_help(options[name].help, NAMES.get(name, ()), hints.get(name, "")),
             )
             for group, names in _GROUPS.items()
             for name in names
@@ -161,8 +163,12 @@ def list_help_options(config_class: type, *, include_rare: bool) -> list[Option]
     ]
 
 
-def _add_names(text: str, names: Collection[str]) -> str:
-    """Return a help text with the valid names that it lacks, unless they are many."""
+def _format_help(text: str, names: Collection[str], hint: str) -> str:
+    """Return a help text with the valid names that it lacks, unless they are many.
+
+    A default in the hint replaces the default in the text.
+    """
+    text = re.sub(r" \(default: [^()]*\)", "", text) if hint.startswith("(default:") else text
     if not names or len(names) > _MAX_HELP_NAMES or any(name in text for name in names):
         return text
     return f"{text} Names: {', '.join(names)}."

@@ -30,8 +30,9 @@ class ReportCommand:
     """Settings that select the rows of the tables, e.g. algorithm alpha hp.prox_mu (default: the
     settings that vary, except seeds)."""
     metric: str | None = None
-    """Number of each run that is averaged over seeds, e.g. best_accuracy or bytes_up (default:
-    final_accuracy; for personalized methods the accuracy of the clients' own models)."""
+    """Number of each run that is averaged over seeds, e.g. best_accuracy or bytes_up: a numeric
+    column of `load_results` (default: final_accuracy; for personalized methods the accuracy of the
+    clients' own models)."""
     output_dir: Path | None = None
     """Folder for the tables and figures (default: the folder of the results)."""
     pictures: tuple[FigureFormat, ...] = ()
@@ -87,6 +88,8 @@ class ExportCommand:
     """Number of the client whose own model is written (default: the global model)."""
     synthetic: Path | None = None
     """File for the synthetic images of DynaFed, FedDM or FedAF, as .npz (default: not written)."""
+    json: bool = False
+    """Print one JSON object with the names of the written files."""
 
 
 def export_command(command: ExportCommand) -> int:
@@ -108,7 +111,10 @@ def export_command(command: ExportCommand) -> int:
                     written.append(result.save_model(path, command.client))
                 else:
                     written.append(result.save_synthetic_dataset(path))
-    print(to_one_line(f"Written: {', '.join(map(str, written))}."))
+    if command.json:
+        print_json({"files": [str(path) for path in written]})
+    else:
+        print(to_one_line(f"Written: {', '.join(map(str, written))}."))
     return 0
 
 

@@ -100,9 +100,8 @@ def run_command(command: RunCommand) -> int:
     data_options: Any = {"normalization": spec.normalization, "data_dir": command.data_dir}
     dataset = load_dataset(spec.dataset, **data_options)
     write_error: Exception | None = None
-    with show_progress(
-        f"{spec.algorithm} on {spec.dataset}, protocol {spec.protocol}"
-    ) as update_progress:
+    title = f"{get_method_title(spec.algorithm)} on {spec.dataset}, protocol {spec.protocol}"
+    with show_progress(title) as update_progress:
         try:
             result = simulate(
                 spec,

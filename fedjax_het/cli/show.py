@@ -22,7 +22,8 @@ class ListCommand:
     """
 
     kinds: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Kinds of entries, e.g. methods, partitions or networks (default: all kinds)."""
+    """Kinds of entries: methods, datasets, partitions, networks, examples, metrics, optimizers,
+    schedules (default: all kinds)."""
     json: bool = False
     """Print one JSON object: for each kind, the descriptions by name."""
 

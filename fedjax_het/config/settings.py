@@ -240,8 +240,8 @@ class RunSettings:
     """Model that is evaluated on the clients' own test data: global, client or received (default:
     the method's own)."""
     partition_options: dict[str, Any] = field(default_factory=dict)
-    """Further options of the partition, e.g. dominating_share=0.9 groups=[[0,1],[2,3]]; `fedjax-het
-    show PARTITION` lists them (default: the partition's own)."""
+    """Further options of the partition, e.g. dominating_share=0.9; `fedjax-het show PARTITION`
+    lists them (default: the partition's own)."""
     server_data: str | None = None
     """Source of the server's own examples; `fedjax-het list` names all sources (default: held_out
     where they are proxy data, iid for other methods that need them)."""

@@ -62,6 +62,9 @@ class Progress(NamedTuple):
 ProgressCallback = Callable[[Progress], None]
 ProgressOption = ProgressCallback | Literal["auto"] | bool | None
 """Progress of a run: a callable, "auto" or True for `show_progress`, None or False for nothing."""
+SweepProgressOption = Callable[[str], None] | Literal["auto"] | bool | None
+"""Progress of a sweep: a function that receives a line per run; "auto" or True prints the lines and
+shows the progress of the current runs on standard error; None or False for nothing."""
 # Panels of several threads would overwrite each other: the first panel of the process is shown.
 _panel_lock = threading.Lock()
 
@@ -117,7 +120,7 @@ def show_progress(
 
     Example:
       >>> from fedjax_het.runtime.progress import Progress, show_progress
-      >>> with show_progress("fedavg on digits", quiet=True) as show:
+      >>> with show_progress("FedAvg on digits", quiet=True) as show:
       ...     print(show)
       None
     """

@@ -22,6 +22,7 @@ from fedjax_het.runtime.device_report import describe_environment
 from fedjax_het.runtime.identity import RegisteredIdentity
 from fedjax_het.runtime.leases import Leases
 from fedjax_het.runtime.placement import Placement
+from fedjax_het.runtime.progress import SweepProgressOption
 from fedjax_het.runtime.result_store import ResultWriter, load_result
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.signature import compute_static_key
@@ -164,7 +165,7 @@ def sweep_on_ray(
     keep_state: bool = False,
     track: Sequence[str] = (),
     setup: Callable[[], object] | None = None,
-    progress: Callable[[str], None] | None = print,
+    progress: SweepProgressOption = "auto",
     placement: Placement = Placement(),
 ) -> SweepResult:
     """Execute a sweep as tasks of Ray. All machines need this package and the data.
@@ -184,7 +185,7 @@ def sweep_on_ray(
       keep_state: write the final state of every run on machines that share the folder.
       track: names of trackers, for machines that share the folder.
       setup: function that every task calls first, to register the user's objects; Ray pickles it.
-      progress: function that receives a line per run.
+      progress: "auto" or True prints a line per run. A function receives the lines instead.
       placement: lanes and memory of each task; its devices must be None.
 
     Returns:

@@ -112,6 +112,7 @@ class Session:
 
     def _rounds(self, every: int | None) -> Iterator[RunStatus]:
         self._callback_runner.always_report, self._group_state.pause_every = True, every
+        (folder,) = self._checkpoints.folders or [None]
         steps, title = self.advance(), self._title
         # A terminal shows a panel only while rounds are executed: the caller may print or read.
         has_panel = self._progress in ("auto", True) and is_terminal(sys.stderr)
@@ -124,7 +125,8 @@ class Session:
                     ) as show:
                         if show is not None:
                             self._group_state.progress = show
-                        status = next(steps, None)
+                        with _explain_interrupt(folder):
+                            status = next(steps, None)
                     if status is None:
                         return
                     phase = "rounds"
@@ -321,10 +323,12 @@ def _is_x64_enabled() -> bool:
 
 def _make_title(spec: RunSpec, dataset: Dataset | None) -> str:
     """Return the title of a run's progress: method, data set and protocol."""
-    title = f"{spec.algorithm} on {spec.dataset if dataset is None else 'own data'}"
-    with contextlib.suppress(ConfigError):  # the run itself reports an unknown name
-        title += f", protocol {choose_protocol(spec.protocol, METHODS.require(spec.algorithm))}"
-    return title
+    data = spec.dataset if dataset is None else "own data"
+    try:
+        method = METHODS.require(spec.algorithm)
+        return f"{method.title} on {data}, protocol {choose_protocol(spec.protocol, method)}"
+    except ConfigError:  # the run itself reports an unknown name
+        return f"{spec.algorithm} on {data}"
 
 
 @contextlib.contextmanager
@@ -334,11 +338,11 @@ def _explain_interrupt(output_dir: str | Path | None) -> Iterator[None]:
         yield
     except KeyboardInterrupt as error:
         if output_dir is None:
-            error.add_note("Without output_dir, the run has no checkpoint.")
+            error.add_note("Without output_dir, no file has the rounds that are done.")
         else:
             error.add_note(
-                f"The folder {str(output_dir)!r} has the latest checkpoint of the run, if one was "
-                "written. Call again with resume=True to continue."
+                f"Call again with output_dir={str(output_dir)!r} and resume=True to continue from "
+                "the latest checkpoint."
             )
         raise
 

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -41,6 +41,7 @@ from fedjax_het.runtime.leases import Leases, exit_on_sigterm
 from fedjax_het.runtime.memory_limits import InsufficientMemoryError
 from fedjax_het.runtime.placement import Placement, balance_parallel_runs
 from fedjax_het.runtime.program_memory import measure_required_memory, require_memory_for_programs
+from fedjax_het.runtime.progress import SweepProgressOption
 from fedjax_het.runtime.result_display import build_runs_dataset, format_outcome, format_settings
 from fedjax_het.runtime.result_store import (
     ResultWriter,
@@ -155,7 +156,7 @@ def sweep(
     keep_state: bool = False,
     callbacks: Sequence[Callback] = (),
     track: Sequence[str] = (),
-    progress: Callable[[str], None] | None = print,
+    progress: SweepProgressOption = "auto",
     placement: Placement = Placement(),
 ) -> SweepResult:
     """Execute every run whose result is not in a folder yet.
@@ -179,8 +180,9 @@ def sweep(
         loaded results have their models.
       callbacks: functions that are called for every run in turn, see `runtime.callbacks.RunStatus`.
       track: names of trackers of `TRACKERS`, which keep a record of every run in `directory`.
-      progress: function that receives a line per run. With `print`, a panel on standard error also
-        shows the progress of the current runs. A notebook shows one bar instead.
+      progress: "auto" or True prints a line per run, and shows the progress of the current runs on
+        standard error; a notebook shows one bar instead. A function receives the lines instead.
+        None or False shows nothing.
       placement: devices, lanes and memory of the runs (default: the devices of this process, and
         the most parallel runs that memory allows).
 
@@ -234,7 +236,7 @@ def execute_runs(
     specs_by_digest: dict[str, ResolvedRunSpec],
     result_writer: ResultWriter,
     options: ExecutionOptions,
-    progress: Callable[[str], None] | None,
+    progress: SweepProgressOption,
     *,
     callbacks: Sequence[Callback] = (),
     runs_per_signature: Counter[str] | None = None,
@@ -245,7 +247,7 @@ def execute_runs(
       specs_by_digest: the runs by the digests of their files.
       result_writer: writes each result as its run ends.
       options: objects of the user, placement, and options of checkpoints and states.
-      progress: function that receives a line per run.
+      progress: as in `sweep`.
       callbacks: functions that are called for every run in turn.
       runs_per_signature: the number of all runs of the sweep by `compute_static_key`, of which
         these may be some (default: these are all).

@@ -18,6 +18,7 @@ from fedjax_het.runtime.identity import ListChanges, list_environment_changes, l
 from fedjax_het.runtime.leases import Leases
 from fedjax_het.runtime.progress import (
     NotebookBar,
+    SweepProgressOption,
     find_notebook_display,
     format_duration,
     show_progress,
@@ -95,7 +96,7 @@ class SweepProgress:
         num_runs: int,
         num_existing: int,
         directory: Path | None,
-        progress: Callable[[str], None] | None,
+        progress: SweepProgressOption,
         format_label: Callable[[ResolvedRunSpec], str] = format_run_label,
     ):
         """Report results that exist before the sweep.
@@ -104,18 +105,22 @@ class SweepProgress:
           num_runs: number of runs of the sweep.
           num_existing: number of runs with a result.
           directory: folder of results.
-          progress: function that receives a line per event.
+          progress: "auto" or True for `print`, a function that receives a line per event, or None
+            or False.
           format_label: function that describes a run in a few words.
         """
         self._format_label = format_label
-        self.total, self._shows_progress = num_runs - num_existing, progress is print
-        self.print_line = progress or (lambda line: None)
+        self.total = num_runs - num_existing
+        self._shows_progress = progress in ("auto", True, print)
+        self.print_line: Callable[[str], None] = lambda line: None
         self._notebook_bar: NotebookBar | None = None
         if self._shows_progress:
             self.print_line = console.print_status
             display = find_notebook_display()
             if self.total and display and console.output_mode() == console.TEXT:
                 self._notebook_bar = NotebookBar(display)
+        elif callable(progress):
+            self.print_line = progress
         self.num_processed = self.num_finished = self.num_elsewhere = 0
         self._reported_reasons: set[str] = set()
         self._start_time = time.perf_counter()
@@ -239,7 +244,7 @@ class WorkQueue:
         specs_by_digest: dict[str, ResolvedRunSpec],
         directory: Path | None,
         leases: Leases,
-        progress: Callable[[str], None] | None,
+        progress: SweepProgressOption,
         stored_runs: StoredRuns = StoredRuns(),
     ):
         """Load the results that exist.
@@ -248,7 +253,8 @@ class WorkQueue:
           specs_by_digest: the runs by the digests of their files.
           directory: folder of results; None where results are only returned.
           leases: the leases of this worker.
-          progress: function that receives a line per event.
+          progress: "auto" or True for `print`, a function that receives a line per event, or None
+            or False.
           stored_runs: rules for the files that the folder has already.
         """
         self.directory, self.leases, self._stored_runs = directory, leases, stored_runs

@@ -119,7 +119,7 @@ def test_report_on_read_only_folder(fault, folder, tmp_path, monkeypatch, capsys
     with fault(monkeypatch, folder):
         assert main(["report", str(folder)]) == 0
         printed = capsys.readouterr()
-        assert "fedavg" in printed.out and "Written to" not in printed.out
+        assert "FedAvg" in printed.out and "Written to" not in printed.out
         (line,) = printed.err.splitlines()
         assert "overview.md" in line and "--output-dir" in line and "\n" not in line
         elsewhere = tmp_path / "elsewhere"

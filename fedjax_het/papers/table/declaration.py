@@ -38,9 +38,9 @@ class TableArguments:
     preset: str
     """Size of the table's runs; other flags replace parts of it."""
     datasets: tuple[str, ...] | None = None
-    """Data sets of the runs (default: the preset's)."""
+    """Data sets of the runs, see `fedjax-het list datasets` (default: the preset's)."""
     models: tuple[str, ...] | None = None
-    """Networks of the runs (default: the preset's)."""
+    """Networks of the runs, see `fedjax-het list networks` (default: the preset's)."""
     alphas: tuple[float, ...] | None = None
     """Dirichlet concentrations of the runs (default: the preset's)."""
     classes: tuple[int, ...] | None = None

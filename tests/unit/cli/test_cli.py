@@ -191,6 +191,7 @@ WRONG_COUNTS = {"1.7": "'1.7'", "nan": "'nan'", "inf": "'inf'", "0": "0", "1e3":
         (["run", "fedavg"], ("'fedavg' is unexpected: a value needs a flag before it; see `",)),
         (["devices", "x"], ("'x' is unexpected: a value needs a flag before it; see `fedjax-",)),
         (["show"], ("name = ''",)),
+        (["table", "quux"], ("table = 'quux' is unknown: see `fedjax-het table --list`\n",)),
         (["show", "fedmxi"], ("name = 'fedmxi' is unknown: did you mean 'fedmix'",)),
         # Paths that are longer than any system allows.
         (["run", "--data-dir", "1" * 300], ("--data-dir = '111",)),
@@ -345,11 +346,21 @@ def test_help_fits_three_screens(command, capsys, monkeypatch):
     lines = print_and_exit(capsys, command, "--help").splitlines()
     assert len(lines) <= 3 * 40 and max(map(len, lines)) <= 80
     text = "\n".join(lines)
-    groups = ("data", "partition", "network", "local training", "method", "evaluation", "run")
+    groups = (
+        "data",
+        "partition",
+        "model",
+        "local training",
+        "method",
+        "server",
+        "evaluation",
+        "run",
+    )
     assert all(f" {group} options " in text for group in (*groups, "output"))
     plain = "".join(text.replace("│", "").split())
     assert "Names:iid,dirichlet,dirichlet_balanced," in plain
     assert "(default:dirichlet_capped)" in plain and "(default:standard,ofNIID-Bench)" in plain
+    assert "theprotocol'sortheoptimizer's" not in plain  # the value is printed
     assert "--help-all" in text and "--algorithm" in text and "--held-out-clients" not in text
 
 
@@ -389,8 +400,9 @@ def test_list_and_show_print_json(capsys):
     assert main(["list", "partitions"]) == 0
     out = capsys.readouterr().out
     assert "dirichlet" in out and "fedprox" not in out
-    assert main(["show", "fedprox", "--json"]) == 0
-    assert "prox_mu" in json.loads(capsys.readouterr().out)["fedprox"]
+    for command in ("show", "describe"):
+        assert main([command, "fedprox", "--json"]) == 0
+        assert "prox_mu" in json.loads(capsys.readouterr().out)["fedprox"]
     assert main(["list", "methds"]) == 2
     assert "did you mean 'methods'?" in capsys.readouterr().err
 

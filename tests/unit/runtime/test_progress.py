@@ -63,7 +63,9 @@ def test_panel_fits_the_terminal_and_shows_all(width):
     assert "[15/15] dynafed" in text and "seed 1000" in text
     for part in ("33/300", "81.2 %", "1:06:40", "3.21 rounds/s", "660/1000", "iterations/s"):
         assert part in text
-    assert ("━" in text) == (width >= 80)
+    assert ("━" in text) == (width >= 80) and ("samples/s" in text) == (width >= 120)
+    if width >= 80:  # each phase has one line
+        assert [line.count("/s") for line in lines[-2:]] == [2 if width >= 120 else 1, 1]
 
 
 def test_other_output_appears_above_the_panel(monkeypatch):
@@ -156,7 +158,7 @@ def test_simulate_shows_progress_on_a_terminal(monkeypatch, capsys):
     assert file.getvalue() == ""
     run_spec(make_spec(rounds=3), progress="auto")
     text = " ".join(read_lines(file))
-    assert "fedavg on own data, protocol" in text and "rounds 3/3" in text and "compiling" in text
+    assert "FedAvg on own data, protocol" in text and "rounds 3/3" in text and "compiling" in text
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr(sys, "stderr", dumb := Terminal())
     run_spec(make_spec(rounds=3), progress="auto")
@@ -168,7 +170,7 @@ def test_title_names_the_own_protocol_of_the_method(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", file)
     run_spec(make_spec(rounds=1, protocol="own"), progress="auto")
-    assert "fedavg on own data, protocol standard" in " ".join(read_lines(file))
+    assert "FedAvg on own data, protocol standard" in " ".join(read_lines(file))
 
 
 def test_loop_over_rounds_shows_no_panel_while_the_caller_works(monkeypatch):
@@ -237,7 +239,12 @@ def test_interrupt_says_how_to_continue(folder, monkeypatch, tmp_path):
     with pytest.raises(KeyboardInterrupt) as error:
         run_spec(make_spec(rounds=3), progress=interrupt, output_dir=folder)
     (note,) = error.value.__notes__
-    assert ("'results'" in note and "resume=True" in note) if folder else "no checkpoint" in note
+    assert ("'results'" in note and "resume=True" in note) if folder else "no file" in note
+    run = federation(make_spec(rounds=3), progress=interrupt, output_dir=folder, **SETTINGS)
+    with pytest.raises(KeyboardInterrupt) as error:
+        next(run.rounds())
+    (note,) = error.value.__notes__
+    assert ("'results'" in note and "resume=True" in note) if folder else "no file" in note
 
 
 @pytest.mark.parametrize(
@@ -268,11 +275,13 @@ def test_sweep_prints_only_its_status_lines(capsys, monkeypatch):
     lines = []
     sweep([make_spec(rounds=2)], progress=lines.append, **SETTINGS)
     assert len(lines) == 1 and capsys.readouterr() == ("", "")
-    sweep([make_spec(rounds=2)], progress=None, **SETTINGS)
-    assert capsys.readouterr() == ("", "")
-    sweep([make_spec(rounds=2)], **SETTINGS)
-    out, err = capsys.readouterr()
-    assert out.startswith("[1/1] fedavg") and "rounds" in err
+    for progress in (None, False):
+        sweep([make_spec(rounds=2)], progress=progress, **SETTINGS)
+        assert capsys.readouterr() == ("", "")
+    for options in ({}, {"progress": "auto"}, {"progress": True}, {"progress": print}):
+        sweep([make_spec(rounds=2)], **options, **SETTINGS)
+        out, err = capsys.readouterr()
+        assert out.startswith("[1/1] fedavg") and "rounds" in err
     with console.preserve_output_mode():
         console.set_output_mode(quiet=True)
         sweep([make_spec(rounds=2)], **SETTINGS)

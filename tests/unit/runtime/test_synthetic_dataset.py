@@ -1,5 +1,7 @@
 """Synthetic images as files that other code can train on."""
 
+import json
+
 import numpy as np
 import pytest
 from support.data import make_user_dataset
@@ -50,6 +52,8 @@ def test_export_command(tmp_path, capsys):
     model, synthetic = tmp_path / "model.msgpack", tmp_path / "deep" / "set.npz"
     assert main(["export", result, "--model", str(model), "--synthetic", str(synthetic)]) == 0
     assert str(model) in capsys.readouterr().out
+    assert main(["export", result, "--model", str(model), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"files": [str(model)]}
     assert model.exists()
     with np.load(synthetic) as data:
         np.testing.assert_array_equal(data["images"], output.synthetic_dataset().images)
