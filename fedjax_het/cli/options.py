@@ -51,9 +51,9 @@ _GROUPS = {
         *("weight_decay", "lr_schedule", "local_steps", "gradient_accumulation"),
         *("optimizer_options", "optimizer_state", "lr_step_schedule"),
     ),
-    "method": ("algorithm", "protocol", "hp", "options"),
+    "method": ("algorithm", "participation", "protocol", "hp", "options"),
     "server": (
-        *("participation", "averaging", "server_learning_rate", "server_data", "server_options"),
+        *("averaging", "server_learning_rate", "server_data", "server_options"),
         "pretrain_epochs",
     ),
     "evaluation": (
@@ -102,8 +102,8 @@ class CommonOptions:
     """Options of `run` and `sweep` that do not change results beyond rounding."""
 
     config: Path | None = None
-    """YAML file of settings, or JSON file of a result; flags replace its values. In the file of a
-    sweep, a list contains several values (default: none)."""
+    """YAML file of settings, with lists for a sweep, or JSON file of a result; flags replace its
+    values (default: none)."""
     data_dir: Path | None = None
     """Folder of the prepared data sets (default: the environment variable TFDS_DATA_DIR)."""
     track: tuple[str, ...] = ()

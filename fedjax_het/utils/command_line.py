@@ -449,10 +449,10 @@ def _format_default(option: Option) -> str:
     default = option.default
     if default is dataclasses.MISSING:
         return "(required)"
-    if isinstance(default, bool):
-        return f"(default: {'on' if default else 'off'})"
-    if default in (None, (), {}, ""):
+    if default is False or default in (None, (), {}, ""):
         return ""
+    if default is True:
+        return "(default: on)"
     return f"(default: {' '.join(map(str, default)) if isinstance(default, tuple) else default})"
 
 

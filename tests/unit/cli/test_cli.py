@@ -346,16 +346,7 @@ def test_help_fits_three_screens(command, capsys, monkeypatch):
     lines = print_and_exit(capsys, command, "--help").splitlines()
     assert len(lines) <= 3 * 40 and max(map(len, lines)) <= 80
     text = "\n".join(lines)
-    groups = (
-        "data",
-        "partition",
-        "model",
-        "local training",
-        "method",
-        "server",
-        "evaluation",
-        "run",
-    )
+    groups = ("data", "partition", "model", "local training", "method", "evaluation", "run")
     assert all(f" {group} options " in text for group in (*groups, "output"))
     plain = "".join(text.replace("│", "").split())
     assert "Names:iid,dirichlet,dirichlet_balanced," in plain

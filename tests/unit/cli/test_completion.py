@@ -33,7 +33,7 @@ done
     "fish": """
 source {script}
 while read -l line
-  complete -C (string replace EMPTY "" $line) | string split -f1 \\t | string join " "
+  echo (complete -C (string replace EMPTY "" $line) | string split -f1 \\t)
 end
 """,
 }
