@@ -124,8 +124,7 @@ class CommonOptions:
     distributed: bool = False
     """Join the processes that SLURM, a TPU pod or MPI has started (jax.distributed.initialize)."""
     quiet: bool = False
-    """Print only errors on stderr, and only the last line on stdout. Without --quiet, stderr shows
-    progress, every 30 s to 10 min if it is no terminal, and a sweep prints a line per run."""
+    """Print only errors on stderr, and only the last line on stdout, a JSON object."""
     json: bool = False
     """Print progress, log messages, errors and the runs of a sweep on stderr as one JSON object per
     line."""

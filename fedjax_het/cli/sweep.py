@@ -76,7 +76,7 @@ class SweepCommand(CommonOptions, _ListSettings):
     memory: Annotated[float, Bounds(1e-9, 1e9)] | None = None
     """Memory in GB that federations may use on each device (default: the free memory)."""
     launcher: Literal["here", "ray"] = "here"
-    """Place of the runs: "here" in this process, or "ray" in tasks of Ray."""
+    """Place of the runs: this process (here) or tasks of Ray (ray)."""
     ray_address: str | None = None
     """Address of a Ray cluster: auto or HOST:PORT (default: the environment variable RAY_ADDRESS,
     otherwise this machine alone)."""
