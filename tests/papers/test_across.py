@@ -135,7 +135,7 @@ def test_note_names_methods_without_row(tmp_path, monkeypatch):
     rows = collect_rows(outcome)
     assert [row.method for row in rows] == ["fedavg", "moon"]
     assert missing_methods_note(outcome, rows) == [
-        "Without a row: scaffold (ended early), ditto (not run), pfedme (diverged)."
+        "Without a row: SCAFFOLD (ended early), Ditto (not run), pFedMe (diverged)."
     ]
     first = outcome._replace(cells=cells[:1])
     assert missing_methods_note(first, collect_rows(first)) == []

@@ -131,7 +131,7 @@ def test_table3_local_epochs_and_rounds():
     assert reported.set_index(["level", "method"]).loc[
         (0.01, "dynafed(local_epochs=10, rounds=50)"), "mean"
     ] == pytest.approx(59.04)
-    own_settings = ("(feddf(", "(fedbe(")  # theirs, which the paper leaves open
+    own_settings = ("(FedDF (", "(FedBE (")  # theirs, which the paper leaves open
     changed = list_protocol_deviations(ALL["table3"], cells("table3"))
     assert changed and all(any(row in text for row in own_settings) for text in changed)
 
@@ -339,7 +339,10 @@ def test_table3_round(tmp_path, capsys):
     (result,) = map(Result.load, tmp_path.glob("*.json"))
     assert (result.spec.local_epochs, result.spec.rounds) == (10, 1)
     accuracy = 100 * result.metrics["test_accuracy"].mean()
-    assert f"{row} | {accuracy:.2f} " in (tmp_path / "table.md").read_text()
+    assert (
+        f"FedAvg (local_epochs 10, rounds 30) | {accuracy:.2f} "
+        in (tmp_path / "table.md").read_text()
+    )
     assert "rounds 1 instead of 30" in capsys.readouterr().out
 
 

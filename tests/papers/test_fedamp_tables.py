@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 from support.tables import list_cells, list_digests
 
+from fedjax_het.analysis.comparison import format_row
 from fedjax_het.data import get_client_groups, load_dataset
 from fedjax_het.metrics.personal import compute_group_contrast, compute_group_weights
 from fedjax_het.papers.fedamp import fig2 as FIG2
@@ -138,7 +139,7 @@ def test_missing_values_are_not_printed(folder, capsys):
     )
     assert out.count("rounds 2 instead of 100;") == 3
     assert out.count("group_sizes [90, 63, 36, 90, 63];") == 1
-    assert "self_weight 0.0666667 instead of 0.1 (heurfedamp)." in " ".join(
+    assert "self_weight 0.0666667 instead of 0.1 (HeurFedAMP)." in " ".join(
         (folder / "table3.md").read_text().split()
     )
     for number in TABLES:
@@ -165,7 +166,7 @@ def test_figure2_tests_clients_of_best_round(folder, capsys, forbid_runs):
         assert row.p_value == pytest.approx(p_value)
         assert row.mean_difference == pytest.approx(100 * difference.mean(), abs=1e-3)
         assert (
-            f"| {row.method} | {row.against} | 30 | {row.ties} |"
+            f"| {format_row(row.method)} | {format_row(row.against)} | 30 | {row.ties} |"
             in (folder / "fig2.md").read_text()
         )
 
@@ -173,7 +174,7 @@ def test_figure2_tests_clients_of_best_round(folder, capsys, forbid_runs):
 def test_figure2_omits_methods_with_missing_seed(folder, capsys):
     more = [*command(folder), "--seeds", "0", "1", "7", "--show"]
     assert FIG2.main(more) == 0
-    assert "Left out, as runs are missing: separate, fedavg," in (
+    assert "Left out, as runs are missing: Separate, FedAvg," in (
         capsys.readouterr().out.replace("\n", " ")
     )
 

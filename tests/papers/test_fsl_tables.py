@@ -376,7 +376,7 @@ def test_pretrain_lr_follows_from_pretraining():
 def test_rounds_to_half_overview():
     results = gamma_runs().assign(rounds_to_half=[10, None, *[20] * 8])
     table = analysis.make_overview_table(results, by=["algorithm"], metric="rounds_to_half")
-    first = next(row for row in table.sections[0].rows if row["Method"] == "data_sharing")
+    first = next(row for row in table.sections[0].rows if row["Method"] == "Data sharing")
     assert (first["Rounds to 50 %"], first["Seeds"]) == ("10 †", "1")  # one run has no value
     assert "of the runs that reach it" in table.notes[0]
 

@@ -126,8 +126,8 @@ def test_table_program_end_to_end(tmp_path, capsys, request):
     assert "Preset quick, but --rounds 2." in text
     accuracy = 100 * load_results(tmp_path).groupby("alpha")["final_accuracy"].mean()
     for alpha in (0.1, 0.5):
-        assert re.search(rf"^  fedavg +{accuracy[alpha]:.2f} ± ", text, flags=re.MULTILINE)
-        line = f"| {alpha} | fedavg | {accuracy[alpha]:.2f} ± "
+        assert re.search(rf"^  FedAvg +{accuracy[alpha]:.2f} ± ", text, flags=re.MULTILINE)
+        line = f"| {alpha} | FedAvg | {accuracy[alpha]:.2f} ± "
         assert line in (tmp_path / "table.md").read_text()
         assert (
             rf"\quad fedavg & {accuracy[alpha]:.2f} $\pm$ " in (tmp_path / "table.tex").read_text()
@@ -164,7 +164,7 @@ def test_note_on_datasets_without_reported_values(tmp_path, capsys):
     command = ["--datasets", "fashion_mnist", "--methods", "fedavg", "--alphas", "0.5", "--show"]
     assert main([*command, "--output-dir", str(tmp_path)]) == 0
     text = capsys.readouterr().out
-    assert re.search(r"^  fedavg +0 of 2$", text, flags=re.MULTILINE)
+    assert re.search(r"^  FedAvg +0 of 2$", text, flags=re.MULTILINE)
     assert "no values" not in text
 
 
