@@ -29,7 +29,7 @@ _CHOICES: Mapping[str, Collection[str]] = {
     "models": SETTING_CHOICES["model"],
     "methods": SETTING_CHOICES["algorithm"],
     "by": [setting.name for setting in dataclasses.fields(RunSettings)],
-    "metric": ("final_accuracy", "best_accuracy", "bmta", "bytes_up", "bytes_down", "seconds"),
+    "metric": ("final_accuracy", "best_accuracy", "bmta", "bytes_up", "bytes_down", "wall_seconds"),
 }
 # The words that may follow a command's last flag and the values after it, in bash and zsh.
 _CANDIDATES = """\

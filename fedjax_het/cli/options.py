@@ -126,8 +126,7 @@ class CommonOptions:
     quiet: bool = False
     """Print only errors on stderr, and only the last line on stdout, a JSON object."""
     json: bool = False
-    """Print progress, log messages, errors and the runs of a sweep on stderr as one JSON object per
-    line."""
+    """Print progress, messages and errors on stderr as one JSON object per line."""
 
     def make_placement(self, **options: Any) -> Placement:
         """Return the placement of these options and of further options."""
