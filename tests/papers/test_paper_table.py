@@ -130,7 +130,7 @@ def test_table_program_end_to_end(tmp_path, capsys, request):
         line = f"| {alpha} | FedAvg | {accuracy[alpha]:.2f} ± "
         assert line in (tmp_path / "table.md").read_text()
         assert (
-            rf"\quad fedavg & {accuracy[alpha]:.2f} $\pm$ " in (tmp_path / "table.tex").read_text()
+            rf"\quad FedAvg & {accuracy[alpha]:.2f} $\pm$ " in (tmp_path / "table.tex").read_text()
         )
     assert (tmp_path / "table.csv").read_text().count("\n") == 3
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
