@@ -153,7 +153,7 @@ def _list_methods(groups: Methods) -> dict[str, str]:
     return {
         value: "others"
         if value == most_frequent and len(methods) > _MAX_LISTED_METHODS and len(groups) > 1
-        else ", ".join(methods)
+        else ", ".join(METHODS[m].title if m in METHODS else m for m in methods)
         for value, methods in groups.items()
     }
 
