@@ -112,7 +112,8 @@ class Session:
 
     def _rounds(self, every: int | None) -> Iterator[RunStatus]:
         self._callback_runner.always_report, self._group_state.pause_every = True, every
-        (folder,) = self._checkpoints.folders or [None]
+        folders = self._checkpoints.folders
+        folder = folders[0] if folders else None
         steps, title = self.advance(), self._title
         # A terminal shows a panel only while rounds are executed: the caller may print or read.
         has_panel = self._progress in ("auto", True) and is_terminal(sys.stderr)
