@@ -391,7 +391,7 @@ def load_state_model(
             lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype), expected_state.clients
         )
         expected_state = expected_state._replace(clients=clients)
-    (state,) = load_checkpoint(path, (expected_state,))
+    (state,) = load_checkpoint(path, (expected_state,), record["arrays"])
     return extract_model(signature, spec, inputs, state, hp, client)
 
 
@@ -426,12 +426,13 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise _make_damaged_error(path, reason) from error
 
 
-def load_checkpoint(path: Path, template: Tree) -> Tree:
+def load_checkpoint(path: Path, template: Tree, arrays: dict[str, Any] | None = None) -> Tree:
     """Return the arrays of a checkpoint in the structure of a tree.
 
     Args:
       path: file of the checkpoint.
       template: pytree of arrays or shapes.
+      arrays: arrays by path in the tree (default: they are read from the file).
 
     Returns:
       The pytree of arrays.
@@ -439,7 +440,8 @@ def load_checkpoint(path: Path, template: Tree) -> Tree:
     Raises:
       ConfigError: if names, shapes or types differ.
     """
-    _, arrays = read_checkpoint(path)
+    if arrays is None:
+        _, arrays = read_checkpoint(path)
     leaves = []
     for name, leaf in flatten_by_path(template).items():
         array = arrays.get(name)
@@ -453,9 +455,7 @@ def load_checkpoint(path: Path, template: Tree) -> Tree:
 
 
 def read_checkpoint_record(path: Path) -> dict[str, Any]:
-    """Return the valid record of a checkpoint with the `path` of the file.
-
-    The record has no arrays, since arrays of all runs may not fit into memory.
+    """Return the valid record of a checkpoint with `path` and `arrays` of the file.
 
     Raises:
       DamagedFileError: if the record is invalid, or the file is damaged.
@@ -465,7 +465,7 @@ def read_checkpoint_record(path: Path) -> dict[str, Any]:
         _validate_record(record, arrays)
     except ConfigError as error:
         raise _make_damaged_error(path, str(error)) from None
-    return {**record, "path": str(path)}
+    return {**record, "path": str(path), "arrays": arrays}
 
 
 def flatten_by_path(tree: Tree) -> dict[str, Any]:
@@ -591,7 +591,8 @@ def _load_run(group_state: GroupState, i: int, record: dict) -> tuple[Any, Curve
         rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((num_rows, *a.shape), a.dtype), one)
         template = state._replace(clients=rows)
     expected = (template, curve_shapes, ids, carry)
-    loaded, curves, ids, carry = load_checkpoint(Path(record["path"]), expected)
+    arrays = record.pop("arrays", None)  # they are needed once
+    loaded, curves, ids, carry = load_checkpoint(Path(record["path"]), expected, arrays)
     if has_rows:
         ids = all_ids if count is None else ids
         if pager is not None:

@@ -433,6 +433,7 @@ def federation(
     elif folder is not None:
         existing_record = find_checkpoint_record(folder, spec)
         if existing_record is not None:
+            del existing_record["arrays"]
             _warn_restart(existing_record, spec)
     if record is not None:  # the same lanes, so that sums are taken in the same order
         log.info("continuing after round %d of %d", record["round"], spec.rounds)

@@ -450,11 +450,12 @@ class WorkQueue:
     def _find_record(self, digest: str, *, is_leased: bool) -> dict | None:
         """Return the record of the checkpoint from which a run resumes, or None.
 
-        A worker that has the lease may set a damaged checkpoint aside.
+        A worker that has the lease may set a damaged checkpoint aside. The record has no arrays,
+        since arrays of all runs may not fit into memory.
         """
         if self.directory is None:
             return None
-        return find_resumable_record(
+        record = find_resumable_record(
             self.directory / UNFINISHED_FOLDER / digest,
             self.remaining[digest],
             saved_state=self._find_saved_state(digest),
@@ -462,6 +463,7 @@ class WorkQueue:
             quarantine=is_leased,
             list_changes=self._stored_runs.list_changes,
         )
+        return record and {name: value for name, value in record.items() if name != "arrays"}
 
     def _group_by_signature(self, digests: Sequence[str]) -> list[list[Job]]:
         groups: dict[tuple, list[Job]] = {}
