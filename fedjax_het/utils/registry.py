@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any, Final, Protocol, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from fedjax_het.utils.config import (
@@ -189,7 +190,8 @@ def validate_keyword_arguments(
 ) -> dict[str, Any]:
     """Validate arguments by the annotations of their parameters.
 
-    Annotations that a field of a `Config` cannot have are ignored. None is valid for a parameter
+    Annotations that a field of a `Config` cannot have are ignored. A parameter without annotation
+    requires a truth value, a number or a text if its default is one. None is valid for a parameter
     whose default is None.
 
     Args:
@@ -205,7 +207,7 @@ def validate_keyword_arguments(
     Raises:
       ConfigError: for an unknown or missing argument, and for a value that does not fit.
     """
-    accepted_text = f"(it takes {', '.join(parameters) or 'none'})"
+    accepted_text = f"(it takes {', '.join(map(display_name, parameters)) or 'none'})"
     for name, value in arguments.items():
         if name not in parameters:
             suggestion = suggest_name(name, parameters)
@@ -224,7 +226,22 @@ def validate_keyword_arguments(
         is_default = value is None and parameters[name] is None
         if is_supported_annotation(annotations.get(name)) and not is_default:
             values[name] = to_json_value(name, validate(name, value, annotations[name]))
+        elif name not in annotations:
+            _require_kind_of_default(name, value, parameters[name])
     return values
+
+
+def _require_kind_of_default(name: str, value: Any, default: Any) -> None:
+    """Raise ConfigError unless a value is a truth value, number or text like its default."""
+    kinds = ((bool, bool, "True or False"), (int | float, Real, "a number"), (str, str, "a text"))
+    for kind, accepted, text in kinds:
+        if isinstance(default, kind):
+            is_valid = isinstance(value, accepted) and isinstance(value, bool) == (kind is bool)
+            expected = (
+                f"{text}, like the default {default!r}; `grid` and `sweep` take several values"
+            )
+            require(is_valid, name, value, expected)
+            return
 
 
 def get_list_depth(function: Any, name: str) -> int:

@@ -677,3 +677,24 @@ def test_failure_inside_a_users_scheme_names_it():
         ) as error:
             make_partition("failing", LABELS, 10, num_clients=2, seed=0)
         assert "\n" not in str(error.value) and error.value.__cause__ is not None
+
+
+@pytest.mark.parametrize(
+    ("default", "valid", "invalid"),
+    [
+        (0.5, 1, ([0.1, 0.3], "0.3", True, None)),
+        (2, 0.3, ((1, 2), "2", False)),
+        ("even", "odd", (1, ["odd"])),
+        (False, True, (1, "True")),
+    ],
+)
+def test_options_are_of_the_kind_of_their_default(default, valid, invalid):
+    def split(rng, labels, num_classes, num_clients, *, option=default):
+        return np.array_split(np.arange(len(labels)), num_clients)
+
+    register_partition("optional", split)
+    scheme = PARTITIONS["optional"]
+    assert scheme.validate_parameters({"option": valid}) == {"option": valid}
+    for value in invalid:
+        with pytest.raises(ConfigError, match=r"option = .*: expected .*, like the default"):
+            scheme.validate_parameters({"option": value})
