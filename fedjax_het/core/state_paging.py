@@ -56,6 +56,12 @@ class HostClientStates:
             jax.tree.map(lambda rows: rows[: len(self.written_client_ids)], self._rows)
         )
 
+    def copy(self) -> "HostClientStates":
+        """Return a copy of the states, which later writes do not change."""
+        states = HostClientStates(self.initial_state, len(self._row_of))
+        states.scatter_states(self.written_client_ids, self.rows)
+        return states
+
     def get_client(self, k: int) -> Tree:
         """Return the state of client k."""
         row = self._row_of[k]

@@ -27,7 +27,7 @@ from fedjax_het.runtime.checkpointing import (
 from fedjax_het.runtime.data_assignment import UserObjects
 from fedjax_het.runtime.device_report import warn_unused_hardware
 from fedjax_het.runtime.group_init import init_group, log_run_header
-from fedjax_het.runtime.group_state import GroupState
+from fedjax_het.runtime.group_state import GroupState, Snapshot
 from fedjax_het.runtime.history import CALLBACK, EarlyStop
 from fedjax_het.runtime.identity import RegisteredIdentity
 from fedjax_het.runtime.memory_limits import translate_out_of_memory
@@ -43,6 +43,7 @@ from fedjax_het.utils.config import PositiveInt, validate, validate_arguments
 from fedjax_het.utils.env import is_terminal, require_variables
 from fedjax_het.utils.errors import ConfigError, display_name, require
 from fedjax_het.utils.io import make_output_directory
+from fedjax_het.utils.signals import defer_signals
 
 log = logging.getLogger("fedjax_het")
 
@@ -85,13 +86,14 @@ class Session:
         self._has_started = False
         self._x64 = _is_x64_enabled()
         self._result: Result | None = None
+        self._unfinished: Snapshot | None = None  # before `result` ended the run
 
     def rounds(self, every: PositiveInt | None = None) -> Iterator[RunStatus]:
         """Execute the remaining rounds and yield the status of the run after every chunk of rounds.
 
         The result is written after the last round. A caller that leaves the loop earlier leaves a
-        checkpoint if there is an `output_dir`; the caller can continue with another loop, or take
-        `result()`. The programs are compiled at the first round.
+        checkpoint if there is an `output_dir`. The caller can continue with another loop, before
+        and after `result()`. The programs are compiled at the first round.
 
         The caller can also continue after an exception that a signal raised, such as
         KeyboardInterrupt of Ctrl-C. The run then has the bits of an uninterrupted run. Signals wait
@@ -145,19 +147,40 @@ class Session:
                 log_run_header(group_state)
                 start_runs(group_state, checkpoints)
                 self._has_started = True
-            if self._result is None:
+            if self._result is None or self._unfinished is not None:
                 group_state.require_state()
+                self._reopen()
                 unreported_phase = group_state.snapshot.unreported_phase
                 if unreported_phase == START:
                     self._callback_runner.call(0, START)
                 elif unreported_phase not in (None, END):  # a signal came before the callbacks
                     yield self._callback_runner.call(0, unreported_phase)
+                    self._reopen()
                 for phase in advance_runs(group_state, checkpoints):
                     yield self._callback_runner.call(0, phase)
+                    self._reopen()  # the caller may have called `result`
             self._finalize()
 
+    def _reopen(self) -> None:
+        """Continue a run that `result` has ended; its result keeps its curves and client states."""
+        group_state, snapshot = self._group_state, self._unfinished
+        if snapshot is None:
+            return
+        group_state.curves[0] = {name: c.copy() for name, c in group_state.curves[0].items()}
+        if (pager := group_state.pager) is not None:
+            pager.states = [pager.states[0].copy()] * len(pager.states)
+        group_state.snapshot = snapshot
+        self._callback_runner.call(0, START)  # the end has closed the records of trackers
+        with defer_signals():
+            group_state.update(unreported_phase=snapshot.unreported_phase)
+            group_state.reported.discard(0)
+            self._result = self._unfinished = None
+
     def result(self) -> Result:
-        """Return the result; a run that has rounds left ends here.
+        """Return the result of the rounds so far.
+
+        A run that has rounds left ends here: callbacks are called with the phase "end", and the
+        result is partial. Another loop over `rounds()` continues the run.
 
         Raises:
           ConfigError: before the first round, and if an error interrupted the replacement of the
@@ -168,13 +191,15 @@ class Session:
         self._require_same_width()
         snapshot = self._group_state.snapshot
         if self._result is None and self._group_state.is_unfinished:
+            self._unfinished = snapshot
             reason = "the caller left the loop over rounds()"
             self._group_state.end_run(0, EarlyStop(snapshot.rounds_done, CALLBACK, reason))
         try:
             return self._finalize()
         except BaseException:
             if self._result is None:  # the run has not ended
-                self._group_state.snapshot = snapshot
+                self._group_state.snapshot, self._unfinished = snapshot, None
+                self._group_state.reported.discard(0)
             raise
 
     def _require_same_width(self) -> None:

@@ -127,16 +127,20 @@ def interrupt_loop(case, folder, position, interrupt, calls, expected):
     ways = ["rounds", "result"]
     if case.has_folder and not case.stops:  # a resumed run continues after the stop of a callback
         ways.append("resume")
-    way = ways[position % len(ways)]
+    way, early = ways[position % len(ways)], None
     try:
         if way == "result" and loop.calls:
-            assert_starts_equal(loop.session.result(), expected, tracer.place)
-            return outcome
+            early = loop.session.result()
+            early_leaves = [leaf.copy() for leaf in list_state_leaves(early)]
         if way == "resume":
             loop = Loop(case, folder, resume=True)
         result = loop.run()
         assert way == "resume" or set(calls) <= set(loop.calls), f"callbacks after {tracer.place}"
         assert_bits_equal(result, expected, tracer.place)
+        if early is not None:  # the loop that continues does not change this result
+            assert_starts_equal(early, expected, tracer.place)
+            for a, b in zip(list_state_leaves(early), early_leaves, strict=True):
+                np.testing.assert_array_equal(a, b)
         if case.has_folder:
             (path,) = folder.glob("*.json")
             assert_results_equal(Result.load(path), expected)
@@ -247,6 +251,21 @@ def test_iterators_take_turns(case, monkeypatch):
     while iterators:
         iterators = [iterator for iterator in iterators if next(iterator, None) is not None]
     assert_bits_equal(loop.session.result(), expected, "each call")
+
+
+@pytest.mark.parametrize("case", QUICK_CASES, ids=str)
+def test_result_within_loop(case, monkeypatch, tmp_path):
+    monkeypatch.setattr("fedjax_het.runtime.long_phases.CHUNK_SECONDS", 0.0)
+    expected, loop = Loop(case, tmp_path / "whole").run(), Loop(case, tmp_path / "loop")
+    results = [(s.done, loop.session.result()) for s in loop.session.rounds(every=1)]
+    for done, result in results:
+        assert result.summary["rounds"] == done
+        assert result.is_partial == (done < expected.spec.rounds)
+        assert_starts_equal(result, expected, done)
+    assert_bits_equal(loop.session.result(), expected, "each call")
+    if case.has_folder:
+        assert not list((tmp_path / "loop").glob("*.partial.*"))
+        assert read_tracked_rounds(tmp_path / "loop") == [1, 2, 3, 4]
 
 
 def build_flickering(training, plan):
