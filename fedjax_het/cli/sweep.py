@@ -113,7 +113,7 @@ def sweep_command(command: SweepCommand) -> int:
     Raises:
       ConfigError: for settings that cannot be used, and for a result that cannot be written.
     """
-    from fedjax_het.runtime.result_display import format_run_label
+    from fedjax_het.runtime.result_display import format_run_label, list_varying_settings
     from fedjax_het.runtime.result_store import ResultNotWrittenError
     from fedjax_het.runtime.sweep import SweepResult, plan_sweep, sweep
 
@@ -121,8 +121,10 @@ def sweep_command(command: SweepCommand) -> int:
     console.log_to_stderr(logging.WARNING)
     specs = build_run_specs(command)
     if command.list:
-        for digest, spec, state in plan_sweep(specs, command.output_dir):
-            print(f"{digest}  {state:10}  {format_run_label(spec)}")
+        plan = plan_sweep(specs, command.output_dir)
+        varying = list_varying_settings(spec for _, spec, _ in plan)
+        for digest, spec, state in plan:
+            print(f"{digest}  {state:10}  {format_run_label(spec, varying=varying)}")
         return 0
     memory = None if command.memory is None else int(command.memory * 1e9)
     placement = command.make_placement(spread=command.spread, width=command.vmapped, memory=memory)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from fedjax_het.algorithms import METHODS
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
-from fedjax_het.config.settings import SETTINGS_BY_HYPERPARAMETER
+from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS, SETTINGS_BY_HYPERPARAMETER
 from fedjax_het.data import DATASETS
 from fedjax_het.utils.errors import ConfigError, require
 from fedjax_het.utils.text import (
@@ -29,6 +29,13 @@ DEFAULT_COLOR = "#0072B2"
 """Color of a curve of a method without a color."""
 TEST_SPLIT_ADVICE = "stopped on the test split, pass validation=0.1"
 """Notice for a run that a stopping rule ended by its test accuracy."""
+# Settings that the label of a run names where they are not the defaults.
+_LABEL_SETTINGS = (
+    *("algorithm", "dataset", "model", "width", "alpha", "classes", "options", "hp"),
+    *HYPERPARAMETER_SETTINGS,
+    *("partition_options", "network_options", "optimizer_options", "server_data", "server_options"),
+    *("local_epochs", "lr_schedule", "held_out_clients", "client_test_model", "protocol", "seed"),
+)
 _SPARKLINE_WIDTH, _SPARKLINE_HEIGHT = 160, 36  # pixels
 
 
@@ -116,12 +123,50 @@ def name_data(spec: RunSpec, summary: Mapping[str, Any]) -> dict[str, str | None
     return names
 
 
-def format_settings(spec: RunSpec, summary: Mapping[str, Any]) -> str:
+def list_varying_settings(specs: Iterable[RunSpec]) -> list[str]:
+    """List the settings in which runs differ, in the order of `RunSpec`.
+
+    Args:
+      specs: settings of the runs.
+
+    Returns:
+      Names of fields of `RunSpec`, and of its dictionaries with dots, such as `hp.prox_mu`.
+
+    Example:
+      >>> from fedjax_het import grid
+      >>> from fedjax_het.runtime.result_display import list_varying_settings
+      >>> list_varying_settings(grid(algorithm="fedavg", batch_size=[32, 64], model="mlp"))
+      ['batch_size']
+    """
+    values: dict[str, set[str]] = {}
+    for spec in specs:
+        for name, value in flatten(vars(spec)).items():
+            follows_seed = name == "partition_seed" and value == spec.seed
+            values.setdefault(name, set()).add("" if follows_seed else str(value))
+    return [name for name, texts in values.items() if len(texts) > 1]
+
+
+def _describe_varying(spec: RunSpec, varying: Sequence[str], named: Collection[str]) -> list[str]:
+    """Describe the varying settings that a text does not name already."""
+    values = {name: value for name, value in flatten(vars(spec)).items() if value is not None}
+    return [
+        f"{name.split('.', 1)[-1]} {_format_value(values[name])}"
+        for name in varying
+        if name in values and name not in named and name.split(".")[0] not in named
+    ]
+
+
+def _format_value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def format_settings(spec: RunSpec, summary: Mapping[str, Any], varying: Sequence[str] = ()) -> str:
     """Return the main settings of a run in one line.
 
     Args:
       spec: settings of the run.
       summary: summary of its result, which marks the user's data.
+      varying: further settings to name, see `list_varying_settings`.
 
     Returns:
       One line.
@@ -135,17 +180,24 @@ def format_settings(spec: RunSpec, summary: Mapping[str, Any]) -> str:
         parts[-1] += f" ({format_classes_per_client(spec.classes)})"
     parts.append(f"{spec.model}" + (f" of width {spec.width}" if spec.width else ""))
     parts += [f"{spec.num_clients} clients", f"{spec.rounds} rounds", f"seed {spec.seed}"]
+    named = ("algorithm", "dataset", "partition", "alpha", "classes", "model", "width")
+    parts += _describe_varying(spec, varying, (*named, "num_clients", "rounds", "seed", "protocol"))
     if spec.protocol is not None:
         parts.append(f"protocol {spec.protocol}")
     return to_one_line(", ".join(parts))
 
 
-def format_run_label(spec: RunSpec, user_digests: Mapping[str, Any] = MappingProxyType({})) -> str:
-    """Return a run in a few words: its protocol and the settings that differ from its defaults.
+def format_run_label(
+    spec: RunSpec,
+    user_digests: Mapping[str, Any] = MappingProxyType({}),
+    varying: Sequence[str] = (),
+) -> str:
+    """Return a run in a few words: its protocol and its main settings that are not the defaults.
 
     Args:
       spec: settings of the run.
       user_digests: digests of the user's data that replace the named data.
+      varying: further settings to name, see `list_varying_settings`.
 
     Returns:
       One line.
@@ -194,6 +246,7 @@ def format_run_label(spec: RunSpec, user_digests: Mapping[str, Any] = MappingPro
         parts.append(f"{spec.held_out_clients} clients held out")
     if spec.client_test_model is not None:
         parts.append(f"{spec.client_test_model} models tested")
+    parts += _describe_varying(spec, varying, _LABEL_SETTINGS)
     if spec.protocol is not None:
         parts.append(f"protocol {spec.protocol}")
     return to_one_line(", ".join([*parts, f"seed {spec.seed}"]))

@@ -42,7 +42,12 @@ from fedjax_het.runtime.memory_limits import InsufficientMemoryError
 from fedjax_het.runtime.placement import Placement, balance_parallel_runs
 from fedjax_het.runtime.program_memory import measure_required_memory, require_memory_for_programs
 from fedjax_het.runtime.progress import SweepProgressOption
-from fedjax_het.runtime.result_display import build_runs_dataset, format_outcome, format_settings
+from fedjax_het.runtime.result_display import (
+    build_runs_dataset,
+    format_outcome,
+    format_settings,
+    list_varying_settings,
+)
 from fedjax_het.runtime.result_store import (
     ResultWriter,
     SavedStateIndex,
@@ -133,8 +138,11 @@ class SweepResult(NamedTuple):
 
     def _list_shown(self) -> list[tuple[str, str]]:
         """Return settings and outcomes of the first runs."""
-        shown = self._finished[:_MAX_SHOWN_RUNS]
-        return [(format_settings(run.spec, run.summary), format_outcome(run)) for run in shown]
+        varying = list_varying_settings(run.spec for run in self._finished)
+        return [
+            (format_settings(run.spec, run.summary, varying), format_outcome(run))
+            for run in self._finished[:_MAX_SHOWN_RUNS]
+        ]
 
     def _list_notes(self) -> list[str]:
         """Return the number of runs that are not shown, and why runs were not executed."""

@@ -23,7 +23,7 @@ from fedjax_het.runtime.progress import (
     format_duration,
     show_progress,
 )
-from fedjax_het.runtime.result_display import format_run_label
+from fedjax_het.runtime.result_display import format_run_label, list_varying_settings
 from fedjax_het.runtime.result_store import load_result
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.signature import compute_static_key
@@ -265,12 +265,13 @@ class WorkQueue:
         self.results: dict[str, Result] = {}
         self.remaining, self.not_run = dict(specs_by_digest), dict[str, str]()
         num_existing, num_runs = self._load_new_results(), len(specs_by_digest)
+        varying = list_varying_settings(specs_by_digest.values())
         self.sweep_progress = SweepProgress(
             num_runs,
             num_existing,
             directory,
             progress,
-            lambda spec: format_run_label(spec, stored_runs.user_digests(spec)),
+            lambda spec: format_run_label(spec, stored_runs.user_digests(spec), varying),
         )
         self._report_environments()
         self._checked_at = time.monotonic()

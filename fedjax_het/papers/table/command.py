@@ -11,7 +11,7 @@ from fedjax_het.papers.table.declaration import TableArguments, TableDeclaration
 from fedjax_het.papers.table.table_run import QUICK, TableRun
 from fedjax_het.papers.table.tuning import add_tuned_cells, describe_tuning, make_tuning_trials
 from fedjax_het.papers.table.writer import write_comparison_table
-from fedjax_het.runtime.result_display import format_run_label
+from fedjax_het.runtime.result_display import format_run_label, list_varying_settings
 from fedjax_het.runtime.result_store import load_results, select_newest
 from fedjax_het.runtime.sweep import plan_sweep, sweep
 from fedjax_het.utils import console
@@ -93,8 +93,10 @@ def _run_table(
     folder_name = experiment.results_folder or experiment.name
     directory = Path(arguments.output_dir or f"results/{folder_name}-{arguments.preset}")
     if arguments.list:
-        for digest, spec, state in plan_sweep(specs, directory, dataset=dataset):
-            print(f"{digest}  {state:10}  {format_run_label(spec)}")
+        plan = plan_sweep(specs, directory, dataset=dataset)
+        varying = list_varying_settings(spec for _, spec, _ in plan)
+        for digest, spec, state in plan:
+            print(f"{digest}  {state:10}  {format_run_label(spec, varying=varying)}")
         return 0
     if arguments.show:
         require(

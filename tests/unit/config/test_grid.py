@@ -6,7 +6,11 @@ import pytest
 from fedjax_het import ConfigError, RunSpec, grid, register_partition
 from fedjax_het.cli import _parse_command, main
 from fedjax_het.cli.sweep import SweepCommand, build_run_specs
-from fedjax_het.runtime.result_display import format_run_label
+from fedjax_het.runtime.result_display import (
+    format_run_label,
+    format_settings,
+    list_varying_settings,
+)
 from fedjax_het.utils.command_line import parse_flags
 from fedjax_het.utils.config import to_json_value
 from fedjax_het.utils.yaml_files import dump_yaml
@@ -220,3 +224,27 @@ def test_sweep_command_runs_and_lists(tmp_path, capsys):
 @pytest.mark.parametrize("word", ["true", "True", "TRUE"])
 def test_words_of_optional_booleans(word):
     assert parse_flags(SweepCommand, ["--client-tests", word])["client_tests"] == (True,)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("num_clients", [4, 5]),
+        ("batch_size", [32, 64]),
+        ("participation", [0.5, 1.0]),
+        ("rounds", [1, 50]),
+        ("partition", ["iid", "dirichlet_capped"]),
+        ("optimizer_state", ["keep", "reset"]),
+        ("averaging", ["uniform", "weighted"]),
+        ("partition_seed", [1, 2]),
+        ("validation", [None, 0.1]),
+        ("learning_rate", [0.01, 0.1]),
+    ],
+)
+def test_labels_distinguish_runs_of_a_sweep(name, values):
+    specs = [spec.resolved() for spec in grid(algorithm="fedavg", seed=[0, 1], **{name: values})]
+    varying = list_varying_settings(specs)
+    assert {"seed", name} <= {*varying}
+    assert len({format_run_label(spec, varying=varying) for spec in specs}) == 4
+    assert len({format_settings(spec, {}, varying) for spec in specs}) == 4
+    assert format_run_label(specs[0], varying=["seed"]) == format_run_label(specs[0])
