@@ -236,7 +236,7 @@ def print_table(
       table: the table.
       console: a `rich.console.Console`; default: standard output.
       wide: whether all columns and notes are printed, whatever the terminal's width.
-      notes_file: file that has all notes. With it, at most eight lines of notes are printed.
+      notes_file: file that has all notes. With it, a terminal shows at most eight lines of notes.
 
     Raises:
       ConfigError: if `console` cannot print.
@@ -292,7 +292,7 @@ def print_table(
         if left_out := [name for name in table.columns if blocks and name not in printed]:
             names = ", ".join(map(to_one_line, left_out))
             print_line(f"Columns without room: {names}. {display_name('wide')} prints all columns.")
-        for note in _shorten_notes(table.notes, console.width, "" if wide else notes_file):
+        for note in _shorten_notes(table.notes, console.width, notes_file if is_limited else ""):
             print_line(note)
 
 

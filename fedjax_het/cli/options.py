@@ -76,7 +76,6 @@ _COMMON = (
     *("validation", "patience", "rounds", "seed", "seeds", "config", "list", "restart"),
     *("lanes", "launcher", "output_dir", "quiet", "json"),
 )
-_MAX_HELP_NAMES = 10
 _METAVARS = {"init_from": "PATH", "local_optimizer": "OPT", "metrics": "NAMES"}
 SETTING_CHOICES: Mapping[str, Collection[str]] = {
     **NAMES,
@@ -152,7 +151,7 @@ def list_help_options(config_class: type, *, include_rare: bool) -> list[Option]
                 group=group,
                 hint=hints.get(name),
                 metavar=_METAVARS.get(name, ""),
-                help=_format_help(options[name].help, NAMES.get(name, ()), hints.get(name, "")),
+                help=_remove_default(options[name].help, hints.get(name, "")),
             )
             for group, names in _GROUPS.items()
             for name in names
@@ -161,15 +160,9 @@ def list_help_options(config_class: type, *, include_rare: bool) -> list[Option]
     ]
 
 
-def _format_help(text: str, names: Collection[str], hint: str) -> str:
-    """Return a help text with the valid names that it lacks, unless they are many.
-
-    A default in the hint replaces the default in the text.
-    """
-    text = re.sub(r" \(default: [^()]*\)", "", text) if hint.startswith("(default:") else text
-    if not names or len(names) > _MAX_HELP_NAMES or any(name in text for name in names):
-        return text
-    return f"{text} Names: {', '.join(names)}."
+def _remove_default(text: str, hint: str) -> str:
+    """Return a help text without its default if a hint states the default."""
+    return re.sub(r" \(default: [^()]*\)", "", text) if hint.startswith("(default:") else text
 
 
 def _describe_defaults(*, all_protocols: bool) -> dict[str, str]:

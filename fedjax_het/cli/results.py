@@ -67,7 +67,7 @@ def report_command(command: ReportCommand) -> int:
         print_json({"output_dir": str(folder), "files": files})
     elif report.paths:
         names = ", ".join(path.name for path in report.paths)
-        print(to_one_line(f"Written to {report.paths[0].parent}: {names}."))
+        print_wrapped(to_one_line(f"Written to {report.paths[0].parent}: {names}."))
     return 0
 
 
@@ -89,7 +89,7 @@ class ExportCommand:
     synthetic: Path | None = None
     """File for the synthetic images of DynaFed, FedDM or FedAF, as .npz (default: not written)."""
     json: bool = False
-    """Print one JSON object with the names of the written files."""
+    """Print a JSON object with the names of the written files."""
 
 
 def export_command(command: ExportCommand) -> int:

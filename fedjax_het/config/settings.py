@@ -299,7 +299,8 @@ class RunSettings:
     """Amount by which the accuracy must exceed the best so far to count as a gain for early
     stopping (default: 0)."""
     learning_rate: float | None = field(default=None, metadata=_NON_NEGATIVE)
-    """Learning rate of the clients' optimizer (default: the protocol's or the optimizer's)."""
+    """Learning rate of the clients' optimizer, also --lr (default: the protocol's or the
+    optimizer's)."""
     momentum: float | None = field(default=None, metadata=_DECAY)
     """Momentum of the clients' optimizer, in [0, 1), for optimizers that have it (default: the
     protocol's, otherwise the optimizer's own)."""

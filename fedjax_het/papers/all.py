@@ -65,6 +65,8 @@ class Arguments:
     """Papers (dynafed), or single tables and figures (fsl-fig3) (default: all)."""
     again: bool = False
     """Start finished programs again; their runs are not repeated."""
+    output_dir: Path | None = None
+    """Folder of the report; tables and figures are below results/ (default: results/all-PRESET)."""
     list: bool = False
     """Print the tables and figures, and whether they are done; run nothing."""
 
@@ -232,7 +234,7 @@ def archive_records(name: str, folder: Path, *, again: bool) -> ArchiveRecords:
 def run_all(arguments: Arguments) -> int:
     """Run all selected items and write the report after each; return the exit status."""
     results, again = Path("results"), arguments.again
-    folder = results / f"all-{arguments.preset}"
+    folder = arguments.output_dir or results / f"all-{arguments.preset}"
     items = select_items(arguments.only)
     if arguments.list:
         for item in items:

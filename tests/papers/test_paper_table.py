@@ -152,9 +152,9 @@ def test_table_program_end_to_end(tmp_path, capsys, request):
     # Of a row that is shown and was not run, no setting is said.
     assert main([*command, "--methods", "fedavg", "dynafed", "--show"]) == 0
     text = capsys.readouterr().out
-    assert re.search(r"^  dynafed +—", text, flags=re.MULTILINE)
+    assert re.search(r"^  DynaFed +—", text, flags=re.MULTILINE)
     assert "rounds 2 instead of 200" in (tmp_path / "table.md").read_text()
-    assert "(dynafed)" not in (tmp_path / "table.md").read_text()
+    assert "(DynaFed)" not in (tmp_path / "table.md").read_text()
     assert "installation works" not in text  # --show runs nothing
 
 

@@ -349,7 +349,7 @@ def test_help_fits_three_screens(command, capsys, monkeypatch):
     groups = ("data", "partition", "model", "local training", "method", "evaluation", "run")
     assert all(f" {group} options " in text for group in (*groups, "output"))
     plain = "".join(text.replace("│", "").split())
-    assert "Names:iid,dirichlet,dirichlet_balanced," in plain
+    assert "namesallpartitions." in plain and "also--lr." in plain
     assert "(default:dirichlet_capped)" in plain and "(default:standard,ofNIID-Bench)" in plain
     assert "theprotocol'sortheoptimizer's" not in plain  # the value is printed
     assert "--help-all" in text and "--algorithm" in text and "--held-out-clients" not in text

@@ -59,6 +59,13 @@ def test_export_command(tmp_path, capsys):
         np.testing.assert_array_equal(data["images"], output.synthetic_dataset().images)
 
 
+def test_usage_of_export_fits_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main(["export", "--help"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
 def test_export_errors(tmp_path, capsys):
     output = simulate(make_spec(rounds=2), dataset=DATA, output_dir=tmp_path)
     with pytest.raises(ConfigError, match="algorithm = 'fedavg': expected a method that makes"):
