@@ -320,6 +320,8 @@ def test_all_continues_after_failure(papers, capsys):
     # Done: not started again, unless its file is gone or its program another.
     assert every.main([*command, "--list"]) == 0
     assert capsys.readouterr().out.count("done") == 2
+    assert every.main([*command, "--list", "--output-dir", "elsewhere"]) == 0
+    assert capsys.readouterr().out.count("missing") == 3
     assert every.main(command) == 1
     assert (papers / "count").read_text() == "1"
     (papers / "results/x/fig1.png").unlink()

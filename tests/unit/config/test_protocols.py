@@ -203,7 +203,7 @@ def test_a_setting_that_only_one_method_has_from_the_user_is_a_difference(name, 
 def test_settings_of_resolved_runs_count_as_not_given(caplog):
     UserObjects().resolve_all([RunSpec(name).resolved() for name in ("fedavg", "fsl")])
     (text,) = caplog.messages
-    assert "protocol (standard: fedavg; fsl: fsl)" in text
+    assert "protocol (standard: FedAvg; fsl: FSL)" in text
 
 
 def test_grid_of_several_protocols_has_equal_protocols_for_all_methods(caplog):
@@ -217,7 +217,7 @@ def test_grid_of_several_protocols_has_equal_protocols_for_all_methods(caplog):
 def test_methods_of_the_most_frequent_value_are_others(caplog):
     methods = ["fedavg", "fedprox", "scaffold", "feddyn", "fednova"]
     grid(algorithm=[*methods, "ditto"])
-    assert "client_tests (False: others; True: ditto)" in caplog.text
+    assert "client_tests (False: others; True: Ditto)" in caplog.text
 
 
 def test_tables_note_averages_over_unequal_settings(tmp_path):
@@ -226,7 +226,7 @@ def test_tables_note_averages_over_unequal_settings(tmp_path):
             write_result(tmp_path, RunSpec(name, alpha=alpha), np.asarray([0.5]))
     results = load_results(tmp_path)
     notes = make_overview_table(results, by=["algorithm"]).notes
-    assert "Methods differ in settings: alpha (0.1, 1: fedavg; 0.1: fedprox)." in notes
+    assert "Methods differ in settings: alpha (0.1, 1: FedAvg; 0.1: FedProx)." in notes
     assert "Methods differ" not in " ".join(make_overview_table(results).notes)
 
 

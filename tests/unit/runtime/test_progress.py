@@ -181,7 +181,7 @@ def test_loop_over_rounds_shows_no_panel_while_the_caller_works(monkeypatch):
     for status in run.rounds(every=2):
         assert sys.stderr is file and not told._panel_lock.locked()
         text = " ".join(read_lines(file))
-        assert f"rounds {status.done}/4" in text and "fedavg on own data, protocol" in text
+        assert f"rounds {status.done}/4" in text and "FedAvg on own data, protocol" in text
 
 
 @pytest.fixture
