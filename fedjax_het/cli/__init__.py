@@ -35,6 +35,8 @@ from fedjax_het.utils.errors import (
     run_with_exit_status,
 )
 
+# With these names of files, the usage of `export` is short: tyro prints [OPTIONS] in it.
+_METAVARS = {"result": "RESULT.json", "model": "MODEL.msgpack", "synthetic": "IMAGES.npz"}
 _COMMAND_ALIASES = {"describe": "show"}
 # The first flag prints the script of a shell, the second writes it to a file.
 _COMPLETION_FLAGS = ("--tyro-print-completion", "--tyro-write-completion")
@@ -177,7 +179,8 @@ def _list_help_options(name: str, *, include_rare: bool = True) -> Iterable[comm
     config_class = COMMANDS[name].config_class
     if name in ("run", "sweep"):
         return list_help_options(config_class, include_rare=include_rare)
-    return command_line.get_options(config_class).values()
+    options = command_line.get_options(config_class).values()
+    return [option._replace(metavar=_METAVARS.get(option.name, "")) for option in options]
 
 
 def _print_completion(argv: Sequence[str]) -> int:

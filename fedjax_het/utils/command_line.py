@@ -353,18 +353,13 @@ def print_help(
       SystemExit: with status 0, always.
     """
     configure_help_output()
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
-        tyro.cli(
-            make_help_class(config_class, options),
-            args=["--help"],
-            prog=prog,
-            description=wrap_description(description or config_class.__doc__ or ""),
-            config=(tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff),
-        )
-    usage, _, text = output.getvalue().partition("\n")  # tyro does not wrap the usage
-    wrapper = textwrap.TextWrapper(80, subsequent_indent="  ", break_on_hyphens=False)
-    print(wrapper.fill(usage), text, sep="\n", end="")
+    tyro.cli(
+        make_help_class(config_class, options),
+        args=["--help"],
+        prog=prog,
+        description=wrap_description(description or config_class.__doc__ or ""),
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff),
+    )
     raise SystemExit(0)
 
 
