@@ -118,7 +118,7 @@ class ResolvedRunSpec(RunSpec):
       >>> from fedjax_het import RunSpec
       >>> resolved = RunSpec("fedavg", "digits").resolved()
       >>> type(resolved).__name__, resolved.partition, resolved.num_clients
-      ('ResolvedRunSpec', 'dirichlet', 10)
+      ('ResolvedRunSpec', 'dirichlet_capped', 10)
     """
 
     partition: str
