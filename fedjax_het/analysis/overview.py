@@ -347,6 +347,9 @@ def format_setting_value(value: Any, name: str = "") -> str:
     Args:
       value: the value.
       name: name of the setting; methods have their names for display.
+
+    Returns:
+      The text.
     """
     if is_missing(value):
         return MISSING

@@ -205,7 +205,12 @@ class NotebookBar:
             self.write(f"{self._title}: {text}", bar)
 
     def write(self, text: str, bar: str = "") -> None:
-        """Replace the output by a text, after HTML of a bar."""
+        """Replace the output by a text, after HTML of a bar.
+
+        Args:
+          text: one line.
+          bar: HTML of the bar (default: no bar).
+        """
         html = f"{bar}<span style='font-family:monospace'> {escape_html(text)}</span>"
         self._handle.update({"text/html": html, "text/plain": text}, raw=True)
 
