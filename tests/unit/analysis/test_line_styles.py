@@ -9,11 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 
 from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis import assign_method_colors, plot_learning_curves
 from fedjax_het.analysis.figures.curves import Curve, CurveMetric, plot_curve_panels
-from fedjax_het.analysis.figures.direct_labels import spread_positions, wrap_label
+from fedjax_het.analysis.figures.direct_labels import (
+    LineLabel,
+    label_line_ends,
+    spread_positions,
+    wrap_label,
+)
 from fedjax_het.analysis.figures.style import PALETTE, assign_distinct_colors, darken_for_text
 from fedjax_het.utils.errors import ConfigError
 
@@ -224,3 +230,19 @@ def test_highlight_requires_known_method():
         plot_learning_curves(results, curves, highlight=["fedavgg"])
     (panel,) = plot_learning_curves(results, curves, highlight=["fedavg"]).axes
     assert own_lines(panel)["FedAvg"].get_color() == METHODS["fedavg"].color
+
+
+def test_figure_grows_by_long_and_by_many_names():
+    def measure(names):
+        figure = Figure(figsize=(4, 3), layout="constrained")
+        panel = figure.subplots()
+        for index in range(len(names)):
+            panel.plot([0, 1], [0, index])
+        label_line_ends(
+            figure, {panel: [LineLabel(name, index, "k") for index, name in enumerate(names)]}
+        )
+        return figure.get_size_inches()
+
+    width, height = measure(["a", "b"])
+    assert measure(["one-word-of-a-name-" * 4, "b"])[0] > width
+    assert measure(list(map(str, range(40))))[1] > height

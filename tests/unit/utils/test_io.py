@@ -178,3 +178,9 @@ def test_escape_latex_and_html():
     )
     assert "<" not in escape_html(FOREIGN) and "\x1b" not in escape_html(FOREIGN)
     assert escape_html('"a" & b') == "&quot;a&quot; &amp; b"
+
+
+def test_files_are_written_below_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_atomically("~/new/notes.txt", lambda file: file.write(b"done"))
+    assert (tmp_path / "new" / "notes.txt").read_bytes() == b"done"
