@@ -30,7 +30,13 @@ from fedjax_het.analysis.overview import (
 )
 from fedjax_het.analysis.render import TextTable, to_csv, to_latex, to_markdown
 from fedjax_het.metrics.convergence import WINDOW
-from fedjax_het.runtime.result_store import load_curves, load_results, select_newest
+from fedjax_het.runtime.result_store import (
+    list_renamed_files,
+    list_run_files,
+    load_curves,
+    load_results,
+    select_newest,
+)
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.io import make_output_directory, write_atomically
@@ -95,7 +101,14 @@ def write_report(
     """
     directory = Path(directory)
     results = select_newest(load_results(directory))
-    require(len(results) > 0, "directory", str(directory), "a folder with results of runs")
+    renamed = list_renamed_files(directory)
+    for name in renamed:
+        text = f"left out: {name} is not named by its digest, as Result.digest() returns it"
+        warnings.warn(to_one_line(text), stacklevel=2)
+    expected = "a folder with results of runs"
+    if num_damaged := len(list_run_files(directory)):
+        expected += f" ({num_damaged} result{'s' * (num_damaged > 1)}, damaged)"
+    require(len(results) > 0, "directory", str(directory), expected)
     curves = load_curves(directory, results=results)
     results, curves = add_evaluated_accuracy(results, curves)
     by = resolve_group_settings(results, by)

@@ -69,6 +69,7 @@ COMMANDS = {
         results.ExportCommand,
         results.export_command,
         "export results/RESULT.json --model model.msgpack",
+        {"keep_state": "--keep-state"},
     ),
     "table": Command(results.TableCommand, results.table_command, "table table1 --preset quick"),
     "list": Command(show.ListCommand, show.list_command, "list methods partitions"),

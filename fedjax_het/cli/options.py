@@ -29,12 +29,20 @@ from fedjax_het.config.settings import (
     rename_former_settings,
     require_setting,
 )
+from fedjax_het.core.lr_schedules import (
+    LR_SCHEDULES,
+    ROUND_PREFIX,
+    STEP_PREFIX,
+    optional_schedule_hyperparameters,
+    schedule_hyperparameters,
+)
+from fedjax_het.core.optimizers import OPTIMIZERS
 from fedjax_het.data import NORMALIZATIONS
 from fedjax_het.metrics.registry import METRICS
 from fedjax_het.runtime.placement import Placement
 from fedjax_het.runtime.trackers import TRACKERS
 from fedjax_het.utils.command_line import Option, convert_setting, get_options
-from fedjax_het.utils.config import PositiveInt
+from fedjax_het.utils.config import PositiveInt, hyperparameters_of
 from fedjax_het.utils.errors import ConfigError, make_value_error, require
 from fedjax_het.utils.yaml_files import load_yaml
 
@@ -197,7 +205,7 @@ def rename_flags(words: Sequence[str], valid: Collection[str] = ()) -> list[str]
       The words.
 
     Raises:
-      ConfigError: for a hyperparameter as a flag that has a flag of another name.
+      ConfigError: for a hyperparameter as a flag: it has a flag of another name, or `--hp`.
     """
     names = {**FORMER_SETTING_NAMES, **SETTING_ALIASES, "measure": "metric"}
     renamed = []
@@ -208,8 +216,30 @@ def rename_flags(words: Sequence[str], valid: Collection[str] = ()) -> list[str]
             flag = f"--{names[name]}".replace("_", "-")
         elif flag.startswith("--") and name in SETTING_SYNONYMS:
             require_setting("flag", flag, valid)
+        elif flag.startswith("--") and "--hp" in valid and flag.replace("_", "-") not in valid:
+            hyperparameters = _list_hyperparameters()
+            for hyperparameter in (name, f"lr_{name}"):
+                if hyperparameter in hyperparameters:
+                    text = f"did you mean '--hp {hyperparameter}=VALUE'?"
+                    raise ConfigError(f"flag = {flag!r} is unknown: {text}")
         renamed.append("=".join([flag, *value]))
     return renamed
+
+
+def _list_hyperparameters() -> set[str]:
+    """Return the hyperparameters of all methods, optimizers and schedules."""
+    names = {
+        name
+        for method in METHODS.values()
+        for name in hyperparameters_of(method.make_hyperparameter_record({}, num_clients=10))
+    }
+    for optimizer in OPTIMIZERS.values():
+        names |= {*optimizer.hyperparameters, *optimizer.optional_hyperparameters}
+    for schedule in LR_SCHEDULES:
+        for prefix in (ROUND_PREFIX, STEP_PREFIX):
+            names |= {*schedule_hyperparameters(schedule, prefix)}
+            names |= {*optional_schedule_hyperparameters(schedule, prefix)}
+    return names
 
 
 def load_config_file(path: str | Path) -> dict[str, Any]:

@@ -5,10 +5,11 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedjax_het.utils.errors import require
+from fedjax_het.utils.errors import ConfigError, describe_error, require
 
 IMPORT_HELP = (
     "Every command takes --import FILE.py or --import MODULE. The code runs first and may register "
@@ -48,8 +49,33 @@ def import_plugin(name: str) -> None:
     """Run a Python file, or import a module of the current folder or an installed module.
 
     Raises:
-      ConfigError: if there is no such file or module. Errors of the code are not caught.
+      ConfigError: if there is no such file or module, and for an error of the code.
     """
+    try:
+        _import_file_or_module(name)
+    except ConfigError:
+        raise
+    except Exception as error:  # of a user's code
+        raise ConfigError(f"--import = {name!r}: {_describe_with_line(error)}") from error
+
+
+def _describe_with_line(error: Exception) -> str:
+    """Return file, line, type and message of an error of a user's code."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename not in (__file__, importlib.__file__)
+        and not frame.filename.startswith("<frozen")
+    ]
+    if not frames:  # such as a file that is no text
+        return describe_error(error)
+    frame = [f for f in frames if f.filename == frames[0].filename][-1]  # not in a library
+    return f"{frame.filename}, line {frame.lineno}: {describe_error(error)}"
+
+
+def _import_file_or_module(name: str) -> None:
     if name.endswith(".py"):
         path = Path(name)
         require(path.is_file(), "--import", name, "a file; there is none")

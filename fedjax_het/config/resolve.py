@@ -56,6 +56,7 @@ from fedjax_het.utils.config import (
     validate,
 )
 from fedjax_het.utils.errors import (
+    display_name,
     display_names,
     display_names_within,
     make_value_error,
@@ -223,6 +224,9 @@ def _resolve_except_hyperparameters(
         settings.pop("local_epochs", None)
     missing = {name: value for name, value in settings.items() if getattr(raw, name) is None}
     missing["protocol"] = protocol
+    for name, prefix in (("lr_schedule", ROUND_PREFIX), ("lr_step_schedule", STEP_PREFIX)):
+        if method.trains_locally and getattr(raw, name) is None and f"{prefix}warmup" in raw.hp:
+            missing[name] = "constant"
     spec = update_settings(raw, **missing)
     spec = _resolve_partition(raw, spec)
     spec = _resolve_network(raw, spec, are_objects_known)
@@ -481,6 +485,8 @@ def _resolve_hyperparameters(
             setting = SETTINGS_BY_HYPERPARAMETER[name]
             expected = f"no value: {_explain_missing(spec, method, setting)}"
             raise make_value_error(f"hp {name}", value, expected)
+        if name not in supported and (expected := _explain_schedule(name)):
+            raise make_value_error(f"hp {name}", value, expected)
         require_name("hp", name, supported)
     for setting, schedule, prefix in _list_schedules(spec):
         unit = "rounds" if prefix == ROUND_PREFIX else "steps"
@@ -507,6 +513,20 @@ def _explain_missing(spec: RunSettings, method: AlgorithmSpec, setting: str) -> 
         if name in (optimizer.hyperparameters | optimizer.optional_hyperparameters)
     ]
     return f"local optimizer {spec.local_optimizer} has no {noun} ({', '.join(owners)} have it)"
+
+
+def _explain_schedule(name: str) -> str:
+    """Return the schedules that a hyperparameter requires; "" if no schedule has it."""
+    for setting, prefix in (("lr_schedule", ROUND_PREFIX), ("lr_step_schedule", STEP_PREFIX)):
+        owners = [
+            schedule
+            for schedule in LR_SCHEDULES
+            if name in lr_schedules.schedule_hyperparameters(schedule, prefix)
+            or name in lr_schedules.optional_schedule_hyperparameters(schedule, prefix)
+        ]
+        if owners:
+            return f"no value, or {display_name(setting)} {' or '.join(owners)}"
+    return ""
 
 
 def _default_hyperparameters(spec: RunSettings, method: AlgorithmSpec) -> dict[str, HyperParameter]:

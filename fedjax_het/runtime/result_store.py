@@ -227,6 +227,25 @@ def list_run_files(directory: str | os.PathLike) -> list[Path]:
     return [Path(directory) / name for name in names if _RUN_FILE.fullmatch(name)]
 
 
+def list_renamed_files(directory: str | os.PathLike) -> list[str]:
+    """List the pairs of a JSON and an npz file in a folder whose name is no digest.
+
+    Args:
+      directory: a folder that exists.
+
+    Returns:
+      Names of the JSON files.
+    """
+    names = list_stored_names(directory)
+    return [
+        name
+        for name in names
+        if name.endswith(".json")
+        and f"{name.removesuffix('json')}npz" in names
+        and not _RUN_FILE.fullmatch(name)
+    ]
+
+
 def _iterate_results(
     directory: str | os.PathLike, digests: set[str] | None = None
 ) -> Iterator[tuple[str, Result]]:
@@ -236,8 +255,7 @@ def _iterate_results(
         try:
             result = Result.load(path)
         except Exception as error:  # of arbitrary files
-            text = f"{str(path)!r} is left out: it cannot be read ({error})"
-            warnings.warn(to_one_line(text), stacklevel=4)
+            warnings.warn(to_one_line(f"left out: {error}"), stacklevel=4)
         else:
             yield path.stem, result
 

@@ -29,7 +29,7 @@ from fedjax_het.runtime.identity import ENVIRONMENT_FIELDS, compute_digest
 from fedjax_het.runtime.result_display import to_json_value
 from fedjax_het.utils.arrays import decode_arrays, encode_arrays, save_arrays
 from fedjax_het.utils.config import UnitInterval, validate, validate_arguments, validate_fields
-from fedjax_het.utils.errors import ConfigError, require, require_name
+from fedjax_het.utils.errors import ConfigError, display_name, require, require_name
 from fedjax_het.utils.io import (
     DamagedFileError,
     find_stored_file,
@@ -309,9 +309,10 @@ class Result:
           ConfigError: if the method has no such model, and for a result without a state. A loaded
             result reads its state from a file, which `keep_state` writes.
         """
-        expected = "a result whose state was kept: keep_state = True"
-        require(self.models is not None, "state", self.state, expected)
-        assert self.models is not None
+        if self.models is None:
+            flag = display_name("keep_state")
+            flag = flag if flag.startswith("--") else f"{flag}=True"
+            raise ConfigError(f"the result has no final state: expected a run with {flag}")
         return self.models(client, network=network, optimizer=optimizer)
 
     def save_model(
@@ -349,10 +350,18 @@ class Result:
           The images with their labels.
 
         Raises:
-          ConfigError: for a method without synthetic images, and for a result without a state.
+          ConfigError: for a method without synthetic images, for a run that ended before the
+            method synthesized any, and for a result without a state.
         """
         from fedjax_het.runtime.synthetic_dataset import build_synthetic_dataset
 
+        if self.summary.get("synthesis_iterations") == 0:
+            first = self.spec.options.get("trajectory_rounds")
+            name = f"{display_name('options')} trajectory_rounds"
+            raise ConfigError(
+                f"the result has no synthetic images: {self.spec.algorithm} synthesizes after round "
+                f"{first} ({name}), and the run has {self.rounds} rounds"
+            )
         inputs = self.model(network=network).input_spec
         return build_synthetic_dataset(self.artifacts, inputs, self.spec.algorithm)
 

@@ -39,7 +39,13 @@ from fedjax_het.runtime.signature import Signature, build_signature
 from fedjax_het.utils.arrays import fetch_to_host, make_key
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.env import require_devices
-from fedjax_het.utils.errors import ConfigError, display_name, make_value_error, require
+from fedjax_het.utils.errors import (
+    ConfigError,
+    display_name,
+    display_names,
+    make_value_error,
+    require,
+)
 from fedjax_het.utils.io import DamagedFileError, write_atomically
 from fedjax_het.utils.text import to_one_line
 
@@ -356,8 +362,8 @@ def extract_model(
         if client is None:
             expected += f": {spec.algorithm} has no global model"
         elif get_personal is None:
-            expected = f"None: clients of {spec.algorithm} have no models of their own"
-        raise ConfigError(f"{display_name('client')} = {client}: expected {expected}")
+            expected = f"no value: clients of {spec.algorithm} have no models of their own"
+        raise make_value_error("client", client, expected)
     digest = compute_network_digest(signature.network) if spec.model == USER_PROVIDED else None
     variables = jax.tree.map(fetch_to_host, variables)
     return TrainedModel(spec, input_spec, variables, client, task, digest)
@@ -431,8 +437,12 @@ def read_model_file(path: Path) -> ModelFile:
         )
     except Exception as error:  # of arbitrary bytes
         reason = str(error) if isinstance(error, ConfigError) else type(error).__name__
-        expected = f"expected a model of this program, but it is damaged ({reason})"
-        raise DamagedFileError(to_one_line(f"model = {str(path)!r}: {expected}")) from error
+        text = f"expected a model of this program, but it is damaged ({reason})"
+        if path.suffix in (".json", ".npz", ".yaml"):
+            command = "`fedjax-het export RESULT.json --model model.msgpack`"
+            text = f"expected a model, not a file of a result; {command} exports the model"
+        message = f"{display_name('model')} = {str(path)!r}: {text}"
+        raise DamagedFileError(to_one_line(message)) from error
 
 
 @validate_arguments
@@ -540,7 +550,8 @@ def compute_initial_digest(path: str) -> str:
 
 def _read_initial_model(path: str) -> ModelFile:
     try:
-        return read_model_file(Path(path).expanduser())
+        with display_names({"model": "init_from"}):
+            return read_model_file(Path(path).expanduser())
     except OSError as error:
         expected = f"a model's file, as save_model writes it ({error.strerror})"
         raise make_value_error("init_from", path, expected) from error

@@ -46,7 +46,6 @@ def set_output_mode(*, quiet: bool = False, as_json: bool = False) -> None:
     global _output_mode
     _output_mode = QUIET if quiet else JSON if as_json else _output_mode
     if _output_mode != TEXT:
-        warnings.showwarning = _show_warning
         log_to_stderr(logging.WARNING)
 
 
@@ -88,9 +87,13 @@ def accept_all_characters() -> Iterator[None]:
 
 @contextlib.contextmanager
 def preserve_output_mode() -> Iterator[None]:
-    """Restore the mode at the end of the context, in which outputs accept all characters."""
+    """Restore the mode at the end of the context.
+
+    In the context, outputs accept all characters, and a warning is one line without its source.
+    """
     global _output_mode
     previous_mode, previous_showwarning = _output_mode, warnings.showwarning
+    warnings.showwarning = _show_warning
     try:
         with accept_all_characters():
             yield
@@ -234,3 +237,6 @@ class _StderrHandler(logging.Handler):
 def _show_warning(message: Any, category: type[Warning], *_: Any, **__: Any) -> None:
     if _output_mode == JSON:
         log_event("log", level="warning", message=to_one_line(f"{category.__name__}: {message}"))
+    elif _output_mode == TEXT:
+        kind = "" if category is UserWarning else f"{category.__name__}: "
+        print(to_one_line(f"{kind}{message}"), file=sys.stderr, flush=True)

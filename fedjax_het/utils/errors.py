@@ -146,7 +146,10 @@ def make_value_error(argument: str, value: object, expected: str) -> ConfigError
       >>> print(make_value_error("alpha", 0, "a number > 0"))
       alpha = 0: expected a number > 0
     """
-    return ConfigError(f"{display_name(argument)} = {format_value(value)}: expected {expected}")
+    name = display_name(argument)
+    is_missing_flag = value is None and name.startswith("--")
+    subject = f"{name} is missing" if is_missing_flag else f"{name} = {format_value(value)}"
+    return ConfigError(f"{subject}: expected {expected}")
 
 
 def require(condition: bool, argument: str, value: object, expected: str) -> None:
@@ -229,6 +232,8 @@ def require_name(
 def suggest_name(text: str, names: Iterable[str]) -> str | None:
     """Return the name that is most similar to a text; None if no name is near enough.
 
+    A text such as `fmnist` stands for `fashion_mnist`: initials and the last word.
+
     Args:
       text: the text. Leading dashes of flags do not count.
       names: names that can be suggested.
@@ -243,6 +248,10 @@ def suggest_name(text: str, names: Iterable[str]) -> str | None:
     """
     bare_names = {name.lstrip("-").lower(): name for name in reversed(list(names))}
     bare_text = text[:MAX_VALUE_LENGTH].lstrip("-").lower()
+    for bare_name, name in bare_names.items():
+        *first_words, last_word = re.split("[_-]", bare_name)
+        if first_words and bare_text == "".join(word[:1] for word in first_words) + last_word:
+            return name
     matches = difflib.get_close_matches(bare_text, bare_names, n=1, cutoff=_MIN_SIMILARITY)
     return bare_names[matches[0]] if matches else None
 

@@ -94,6 +94,21 @@ def test_unreadable_result_is_one_warning(folder):
     assert len(warned) == 1 and "\n" not in str(warned[0].message)
 
 
+def test_report_names_damaged_and_renamed_results(tmp_path, capsys):
+    path = write_result(tmp_path, RunSpec("fedavg", model="mlp", alpha=0.1), np.array([0.5]))
+    for suffix in (".json", ".npz"):
+        (tmp_path / f"mine{suffix}").write_bytes(path.with_suffix(suffix).read_bytes())
+    renamed = "left out: mine.json is not named by its digest"
+    assert main(["report", str(tmp_path), "--quiet"]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(renamed)
+    path.write_text("{}")
+    assert main(["report", str(tmp_path)]) == 2
+    first, second, last = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"left out: result '{path}' is damaged") and second.startswith(renamed)
+    assert last.endswith("expected a folder with results of runs (1 result, damaged)")
+
+
 def test_report_survives_failed_figure(folder, monkeypatch):
     def fail(*args, **settings):
         raise KeyError("what a stranger's runs lack")

@@ -112,7 +112,7 @@ def test_keep_state_false_writes_no_state(tmp_path):
     run(make_spec(rounds=3), tmp_path, keep_state=False)
     assert not list(tmp_path.glob("*.state.npz"))
     (path,) = tmp_path.glob("[0-9a-f]*.json")
-    with pytest.raises(ConfigError, match="keep_state = True"):
+    with pytest.raises(ConfigError, match="expected a run with keep_state=True"):
         Result.load(path).model()
 
 

@@ -213,6 +213,25 @@ def test_missing_import_is_one_line(name, capsys):
     assert f"import = '{name}': expected a" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("import jax\nx = = 1", "line 2: SyntaxError: invalid syntax"),
+        ("\nimport nowhere", "line 2: ModuleNotFoundError: No module named 'nowhere'"),
+        ("import numpy\n\nnumpy.zeros('x').sum()", "line 3: TypeError: 'str' object"),
+    ],
+)
+def test_error_of_an_import_is_one_line(text, message, tmp_path, capsys, monkeypatch):
+    (tmp_path / "faulty.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("faulty.py", "faulty"):
+        assert main(["list", "--import", name]) == 2
+        error = capsys.readouterr().err
+        assert f"--import = '{name}': {tmp_path / 'faulty.py'}, {message}" in error
+        assert error.count("\n") == 1
+
+
 # --- methods
 
 SMALL = {**SETTINGS, "model": "mlp", "num_clients": 3}

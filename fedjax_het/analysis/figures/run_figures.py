@@ -63,7 +63,7 @@ def write_run_figures(
             partition, labels, num_classes, class_names=dataset.class_names
         ),
     }
-    if "snapshots" in artifacts:
+    if "snapshots" in artifacts and result.summary.get("synthesis_iterations") != 0:
         snapshots = get_snapshots(result)
         figures["synthesis"] = plot_synthesis(snapshots, class_names=class_names)
         animate_synthesis(snapshots, Path(f"{stem}.synthesis.gif"), class_names=class_names)

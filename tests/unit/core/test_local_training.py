@@ -288,8 +288,15 @@ def test_incomplete_accumulation_steps_at_round_end():
         ({"lr_schedule": "cosin"}, "lr_schedule = 'cosin' is unknown: did you mean 'cosine'"),
         ({"lr_schedule": "step"}, "hp lr_every = None: expected a number of rounds >= 1"),
         ({"lr_step_schedule": "linear"}, "hp lr_step_length = None: expected a number of steps"),
-        ({"hp": {"lr_decay": 0.5}}, "hp = 'lr_decay' is unknown"),
-        ({"lr_schedule": "cosine", "hp": {"lr_decay": 0.5}}, "hp = 'lr_decay' is unknown"),
+        (
+            {"hp": {"lr_decay": 0.5}},
+            "hp lr_decay = 0.5: expected no value, or lr_schedule step or exponential",
+        ),
+        (
+            {"lr_schedule": "cosine", "hp": {"lr_decay": 0.5}},
+            "hp lr_decay = 0.5: expected no value, or lr_schedule step or exponential",
+        ),
+        ({"hp": {"lr_step_length": 5}}, "expected no value, or lr_step_schedule cosine or linear"),
         ({"lr_schedule": "cosine", "hp": {"lr_length": 0}}, "hp lr_length = 0: expected a finite"),
         ({"lr_schedule": "exponential", "hp": {"lr_decay": 0}}, "hp lr_decay = 0: expected a num"),
         ({"algorithm": "feddm", "lr_schedule": "linear"}, "lr_schedule = 'linear': expected no v"),

@@ -191,6 +191,17 @@ def test_constant_schedule_keeps_digest():
     assert RunSpec(**SMALL, lr_schedule="cosine").digest() != plain.digest()
 
 
+@pytest.mark.parametrize(
+    "setting, name", [("lr_schedule", "lr_"), ("lr_step_schedule", "lr_step_")]
+)
+def test_warmup_implies_constant_schedule(setting, name):
+    hp = {f"{name}warmup": 3}
+    spec = RunSpec(**SMALL, hp=hp).resolved()
+    assert getattr(spec, setting) == "constant" and spec.hp[f"{name}warmup"] == 3
+    explicit = RunSpec(**SMALL, hp=hp, **{setting: "constant"})
+    assert spec.digest() == explicit.digest() and spec.resolved() == spec
+
+
 def test_horizon_dependent_run_is_not_extended(tmp_path, monkeypatch):
     monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 1)
     monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)

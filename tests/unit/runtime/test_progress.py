@@ -136,6 +136,14 @@ def test_json_progress(capsys):
     assert console.output_mode() == console.TEXT
 
 
+def test_warning_is_a_plain_line(capsys):
+    with console.preserve_output_mode():
+        warnings.showwarning("odd", UserWarning, "file", 1)
+        console.set_output_mode(quiet=True)
+        warnings.showwarning("odd", UserWarning, "file", 1)
+    assert capsys.readouterr().err == "odd\n"
+
+
 def test_errors_appear_in_every_output_mode(capsys):
     message = "x: alpha = 0: expected more"
     error = json.dumps({"event": "error", "message": message})

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.data import make_user_dataset
 from support.markers import slow_case
-from support.small_runs import make_spec, run_spec
+from support.small_runs import SYNTHESIS_OPTIONS, make_spec, run_spec
 
 from fedjax_het import ConfigError, Result, simulate
 from fedjax_het.cli import main
@@ -73,14 +73,33 @@ def test_export_errors(tmp_path, capsys):
     result = str(tmp_path / f"{output.digest()}.json")
     assert Result.load(result).model() is not None
     cases = {
-        result: "--model = None: expected a path",
+        result: "--model is missing: expected a path, or --synthetic PATH",
         f"{result} --client 2 --synthetic s": "--client = 2: expected no value, or --model PATH",
-        f"{result} --model m --client 2": "--client = 2: expected None",
+        f"{result} --model m --client 2": "--client = 2: expected no value: clients of fedavg",
         f"{result} --synthetic s.npz": "a method that makes images",
         f"{tmp_path}/none.json --model m": "the JSON file of a result",
         f"{result} --model {tmp_path}": "expected a file that can be written",
     }
+    copy = Result.load(result).save(tmp_path / "without_state")
+    cases[f"{copy} --model m"] = "has no final state: expected a run with --keep-state\n"
     for words, expected in cases.items():
         assert main(["export", *words.split()]) == 2, words
         error = capsys.readouterr().err
         assert expected in error and error.count("\n") == 1, error
+
+
+def test_run_without_synthesis_has_no_synthetic_dataset(tmp_path, capsys):
+    options = {**SYNTHESIS_OPTIONS, "trajectory_rounds": 4}
+    spec = make_spec("dynafed", options=options, rounds=2)
+    output = simulate(spec, dataset=DATA, output_dir=tmp_path)
+    message = r"dynafed synthesizes after round 4 \(options trajectory_rounds\), .* has 2 rounds"
+    with pytest.raises(ConfigError, match=message):
+        output.save_synthetic_dataset(tmp_path / "set.npz")
+    words = [
+        "export",
+        str(tmp_path / f"{output.digest()}.json"),
+        "--synthetic",
+        str(tmp_path / "s"),
+    ]
+    assert main(words) == 2 and capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "set.npz").exists() and not (tmp_path / "s").exists()

@@ -141,6 +141,17 @@ def test_invalid_calls(ask, expected):
         ask(run_spec(make_spec(rounds=1)))
 
 
+@pytest.mark.parametrize("name", ["run.json", "run.state.npz"])
+def test_file_of_a_result_is_no_model(name, tmp_path):
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(
+        ConfigError, match="expected a model, not a file of a result; `fedjax-het exp"
+    ):
+        load_model(tmp_path / name)
+    with pytest.raises(ConfigError, match=r"init_from = .*: expected a model, not a file"):
+        run_spec(make_spec(init_from=str(tmp_path / name)))
+
+
 def test_model_of_a_method_without_global_model():
     result = run_spec(make_spec("fedamp", rounds=1))
     with pytest.raises(ConfigError, match="client = None: expected 0 to 5"):
