@@ -583,6 +583,9 @@ def make_comparison_caption(table: "pd.DataFrame") -> str:
     if "domain" in table:
         return _DOMAINS_CAPTION
     caption = _CAPTIONS[_infer_compared_metric(table)]
+    if "seeds" in table and table["seeds"].max() == 1:
+        caption = caption.replace(_SEEDS_CAPTION, "Measured: one seed.")
+        caption = caption.replace(", averaged over seeds", "")
     return f"{caption} {_ROUNDS_CAPTION}" if "rounds" in table else caption
 
 

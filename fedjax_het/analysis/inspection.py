@@ -184,17 +184,20 @@ def _describe_method(method: Any) -> Iterator[str]:
         for name, hyperparameter in hyperparameters.items():
             words, text = fields[name]
             yield f"  {name} = {hyperparameter.default:g}: {words}" + (f". {text}" if text else "")
-    yield "settings by protocol (--protocol NAME):"
+    default = collect_settings_by_protocol(method, RunSpec.dataset)
+    yield f"settings by protocol (--protocol NAME) on Fashion-MNIST, and if others on {RunSpec.dataset}:"
     for name, values in collect_settings_by_protocol(method).items():
-        yield f"  {name}: {format_by_protocol(values)}"
+        yield f"  {name}: {format_by_protocol(values, default.get(name, {}))}"
 
 
-def collect_settings_by_protocol(method: Any) -> dict[str, dict[str, Any]]:
-    """Return a method's default settings on Fashion-MNIST: by flag, the value of each protocol."""
+def collect_settings_by_protocol(
+    method: Any, dataset: str = "fashion_mnist"
+) -> dict[str, dict[str, Any]]:
+    """Return a method's default settings on a data set: by flag, the value of each protocol."""
     values_by_setting: dict[str, dict[str, Any]] = {}
     for protocol in PROTOCOLS:
         try:
-            run = RunSpec(method.name, dataset="fashion_mnist", protocol=protocol).resolved()
+            run = RunSpec(method.name, dataset=dataset, protocol=protocol).resolved()
         except ConfigError:  # the protocol lacks settings of the method
             continue
         names = (*_LISTED_SETTINGS, *HYPERPARAMETER_SETTINGS)
@@ -213,9 +216,21 @@ _LISTED_SETTINGS = (
 )
 
 
-def format_by_protocol(values: Mapping[str, Any]) -> str:
-    """Return the value of each protocol as text, or the value that all protocols share."""
+def format_by_protocol(values: Mapping[str, Any], default: Mapping[str, Any] = {}) -> str:
+    """Return the value of each protocol as text, or the value that all protocols share.
+
+    Args:
+      values: values by protocol.
+      default: values on the default data set, which are added in parentheses if they differ.
+
+    Returns:
+      The text.
+    """
     texts = {protocol: format_setting_value(value) for protocol, value in values.items()}
+    for protocol in texts.keys() & default.keys():
+        if values[protocol] != default[protocol]:
+            text = format_setting_value(default[protocol])
+            texts[protocol] += f" ({RunSpec.dataset} {text})"
     if len(texts) == len(PROTOCOLS) and len(set(texts.values())) == 1:
         return texts.popitem()[1]
     return ", ".join(f"{protocol} {text}" for protocol, text in texts.items())

@@ -600,7 +600,8 @@ def summarize_runs(
       * `diverged`, `partial` and `undefined`, the numbers of runs that the mean excludes. A
         callback or the caller ended `partial` runs early. `undefined` runs have no value of the
         metric, for example no `rounds_to_half` below an accuracy of 50 %;
-      * `wall_seconds` and `client_samples_per_second` of a run, diverged or not.
+      * `wall_seconds`, `client_samples_per_second` and `seconds_without_compilation` of a run,
+        diverged or not.
 
     Raises:
       ConfigError: if the runs do not have a setting or the metric, or if there is no run.
@@ -642,6 +643,10 @@ def _summarize_groups(
         }
         for name in ("wall_seconds", "client_samples_per_second"):
             summary[name] = get_metric_values(runs, name).mean()
+        # The first runs of a group of runs carry the compilation of all of them.
+        compile_seconds = get_metric_values(runs, "compile_seconds").fillna(0.0)
+        run_seconds = get_metric_values(runs, "wall_seconds") - compile_seconds
+        summary["seconds_without_compilation"] = run_seconds.mean()
         rows.append((settings, summary))
     return rows
 
@@ -689,7 +694,7 @@ def make_overview_table(
     by = resolve_group_settings(results, by)
     groups = _summarize_groups(results, by, metric)
     format_spec = _choose_format(groups, metric)
-    seconds_format = choose_number_format(row["wall_seconds"] for _, row in groups)
+    seconds_format = choose_number_format(row["seconds_without_compilation"] for _, row in groups)
     value_column = get_metric_label(metric)
     companion_metric, companion_heading, companion_note = get_companion_metric(metric)
     rows = [
@@ -700,7 +705,7 @@ def make_overview_table(
                 companion_heading: format_number(row[companion_metric]),
                 "Seeds": str(row["seeds"]),
                 "Diverged": str(row["diverged"] or MISSING),
-                "Time (s)": format_number(row["wall_seconds"], seconds_format),
+                "Time (s)": format_number(row["seconds_without_compilation"], seconds_format),
                 "Samples/s": format_number(row["client_samples_per_second"], ",.0f"),
             },
             {value_column: _get_rankable_mean(row)},
@@ -709,8 +714,8 @@ def make_overview_table(
     ]
     notes = (
         *_make_metric_notes(results, by, metric),
-        f"{companion_note}. Time: wall-clock per run. Samples/s: client samples per second of "
-        "training.",
+        f"{companion_note}. Time: wall-clock per run, without compilation and measurements of lanes. "
+        "Samples/s: client samples per second of training.",
         *_make_settings_notes(results),
     )
     title = _add_protocol(title, results)
@@ -875,10 +880,11 @@ def _make_metric_notes(results: "pd.DataFrame", by: Sequence[str], metric: str) 
     ]
     averaged_text = f"runs that differ in {', '.join(averaged_settings)}, and seeds"
     direction = "; lower is better" if get_metric_info(metric).higher_is_better is False else ""
-    notes = [
-        f"{get_metric_label(metric)}{_METRIC_DESCRIPTIONS.get(metric, '')}: mean ± standard "
-        f"deviation over {averaged_text if averaged_settings else 'seeds'}{direction}."
-    ]
+    spread = f"mean ± standard deviation over {averaged_text if averaged_settings else 'seeds'}"
+    if all(len(runs) == 1 for _, runs in group_runs(results, by)):
+        spread = "one run, hence no deviation"
+    description = _METRIC_DESCRIPTIONS.get(metric, "")
+    notes = [f"{get_metric_label(metric)}{description}: {spread}{direction}."]
     if metric == EVALUATED_ACCURACY:
         notes.append(_describe_evaluated_models(results))
     results = results.reset_index(drop=True)

@@ -214,7 +214,9 @@ def make_text_table(rows: list[dict], arguments: Arguments) -> analysis.TextTabl
         "Difference: counted − reported, in percent of the reported value. Reported values have "
         "two digits: rounding alone is up to 8 % of 0.06 and 6 % of 0.09.",
         f"Mean of {count}: over {count} partitions ± the standard deviation of means over {seeds} of "
-        "them. z: reported − that mean, in these standard deviations.",
+        "them.",
+        f"z: (reported − mean of {count}) / standard deviation. Chance in the partitions explains a "
+        "value within ±2.",
         "As float32: images in float32, the type of their training. fedavg: this package's networks with "
         "batch norm, whose parameters depend on the data set, and their running statistics.",
     )

@@ -273,6 +273,19 @@ def test_notes_are_short_beside_a_file(capsys):
     assert "note 11" in capsys.readouterr().out
 
 
+def test_notes_are_whole_in_a_pipe(capsys):
+    analysis.print_table(WIDE, notes_file="table.md")
+    text = capsys.readouterr().out
+    assert "note 11" in text and "All notes are in" not in text
+
+
+def test_caption_of_one_seed_mentions_no_deviation_over_seeds():
+    table = pd.DataFrame({"final_mean": [71.2], "seeds": [2]})
+    assert "deviation over seeds" in analysis.make_comparison_caption(table)
+    caption = analysis.make_comparison_caption(table.assign(seeds=1))
+    assert "Measured: one seed." in caption and "over seeds" not in caption
+
+
 def test_columns_without_content_are_omitted():
     for text in (analysis.to_markdown(WIDE), analysis.to_latex(WIDE)):
         assert "Empty" not in text and "Time" in text

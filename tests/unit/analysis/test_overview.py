@@ -240,6 +240,24 @@ def test_overview_sections(results):
     assert [row[name] for name in others] == ["67.00", "2", "1", "11", "2,000"]
 
 
+def test_time_excludes_compilation(results):
+    """The first runs of a group carry the compilation of all of them."""
+    compile_seconds = 100.0 * (results["algorithm"] == "fedavg")
+    wall_seconds = results["wall_seconds"] + compile_seconds
+    slow = results.assign(wall_seconds=wall_seconds, compile_seconds=compile_seconds)
+    tables = [analysis.make_overview_table(runs) for runs in (results, slow)]
+    first, second = ([row["Time (s)"] for row in t.sections[0].rows] for t in tables)
+    assert first == second
+    assert "Time: wall-clock per run, without compilation" in " ".join(tables[0].notes)
+
+
+def test_tables_of_one_seed_mention_no_deviation(results):
+    runs = results[results["seed"] == 0]
+    for make_table in (analysis.make_overview_table, analysis.make_pivot_table):
+        assert "deviation over" in make_table(results).notes[0]
+        assert make_table(runs).notes[0].endswith(": one run, hence no deviation.")
+
+
 def test_methods_equal_to_fedavg_are_marked(results):
     results.loc[results["hp.prox_mu"] == 0.5, "final_accuracy"] = 0.53005
     for table in (analysis.make_overview_table(results), analysis.make_pivot_table(results)):

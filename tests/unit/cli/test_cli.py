@@ -304,6 +304,14 @@ def test_show_prints_options(capsys):
     assert "--hp mixup_lambda: 0.05" in said
 
 
+def test_show_prints_settings_of_the_default_dataset(capsys):
+    assert main(["show", "fedprox"]) == 0
+    said = capsys.readouterr().out
+    assert "on Fashion-MNIST, and if others on digits:" in said
+    assert "--model: standard cnn (digits mlp), dynafed convnet," in said
+    assert "--hp prox_mu: standard 0.01 (digits 0.1), dynafed 0.002," in said
+
+
 def test_show_prints_optimizers_and_schedules(capsys):
     assert main(["show", "lion", "rmsprop", "cosine", *OPTIMIZERS, *LR_SCHEDULES]) == 0
     said = capsys.readouterr().out
