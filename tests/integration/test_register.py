@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 
 import flax.linen as nn
 import jax
@@ -226,6 +227,7 @@ def test_error_of_an_import_is_one_line(text, message, tmp_path, capsys, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("faulty.py", "faulty"):
+        monkeypatch.delitem(sys.modules, "faulty", raising=False)
         assert main(["list", "--import", name]) == 2
         error = capsys.readouterr().err
         assert f"--import = '{name}': {tmp_path / 'faulty.py'}, {message}" in error

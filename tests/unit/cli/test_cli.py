@@ -189,7 +189,10 @@ WRONG_COUNTS = {"1.7": "'1.7'", "nan": "'nan'", "inf": "'inf'", "0": "0", "1e3":
         (["run", "--warmup", "2"], ("--warmup' is unknown: did you mean '--hp lr_warmup=VALUE'?",)),
         (["sweep", "--prox-mu", "2"], ("did you mean '--hp prox_mu=VALUE'?",)),
         (["run", "--dataset", "fmnist"], ("is unknown: did you mean 'fashion_mnist'?\n",)),
-        (["run", "--norm", "quux"], ("--norm = 'quux' is unknown (valid: group, ",)),
+        (
+            ["run", "--model", "convnet", "--norm", "quux"],
+            ("--norm = 'quux' is unknown (valid: gro",),
+        ),
         (["run", "--hp", "lr_decay=0.5"], ("= 0.5: expected no value, or --lr-schedule step or",)),
         (["run", "--lr-schedule", "step"], ("--hp lr_every is missing: expected a number of",)),
         (["run", "--quux", "1"], ("flag = '--quux' is unknown: see `fedjax-het run --help`\n",)),
@@ -300,7 +303,9 @@ def test_show_prints_options(capsys):
     assert "base methods (option base): fedavg, fedprox" in said
     assert "num_iterations = 1000: a whole number >= 1. N: outer iterations." in said
     assert "default protocol: standard (NIID-Bench, Li et al., ICDE 2022)" in said
-    assert "--num-clients: standard 10, dynafed 80, fedaf 10, feddm 10, fedamp 50, fsl 10" in said
+    assert (
+        "--num-clients: standard 10, dynafed 80, fedaf 10, feddm 10, fedamp 50 (digits 10)" in said
+    )
     assert "--hp mixup_lambda: 0.05" in said
 
 
