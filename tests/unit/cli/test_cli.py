@@ -191,7 +191,7 @@ WRONG_COUNTS = {"1.7": "'1.7'", "nan": "'nan'", "inf": "'inf'", "0": "0", "1e3":
         (["run", "--dataset", "fmnist"], ("is unknown: did you mean 'fashion_mnist'?\n",)),
         (
             ["run", "--model", "convnet", "--norm", "quux"],
-            ("--norm = 'quux' is unknown (valid: gro",),
+            ("--norm = 'quux' is unknown: expected gro",),
         ),
         (["run", "--hp", "lr_decay=0.5"], ("= 0.5: expected no value, or --lr-schedule step or",)),
         (["run", "--lr-schedule", "step"], ("--hp lr_every is missing: expected a number of",)),
