@@ -814,6 +814,8 @@ def _make_table(
         groups.setdefault(tuple(row.settings[name] for name in shared), []).append(row)
     metric, format_spec = metric_and_format
     direction = get_metric_info(metric).higher_is_better
+    if metric == EVALUATED_ACCURACY:  # rows measure different things
+        direction = None
     if shared and all(len(group) == 1 for group in groups.values()):
         shared, groups, direction = [], {(): list(rows)}, None
     own = [name for name in by if name not in shared]
@@ -921,11 +923,17 @@ def _make_settings_notes(results: "pd.DataFrame") -> list[str]:
     shared_values = {
         name: set(_get_hashable_values(results[name]))
         for name in list_setting_columns(results)
-        if is_shared_setting(name) and name not in _SEED_SETTINGS
+        if (is_shared_setting(name) and name not in _SEED_SETTINGS) or name.startswith("hp.")
     }
     constants = {name: values.pop() for name, values in shared_values.items() if len(values) == 1}
     constant_text = describe_settings(constants)
     notes = [f"All runs: {constant_text}."] if constant_text else []
+    varying = find_varying_settings(results)
+    for name, values in shared_values.items():  # hyperparameters that some methods lack
+        if name.startswith("hp.") and name not in varying and len(values - {None}) == 1:
+            runs = results[results[name].notna()]
+            methods = ", ".join(map(get_method_title, runs["algorithm"].unique()))
+            notes.append(f"{methods}: {_describe_setting(name, runs[name].iloc[0])}.")
     for name, pairs in find_derived_settings(results).items():
         texts = [f"{format_setting_value(value)} ({cause})" for cause, value in pairs]
         notes.append(f"{format_setting_name(name)} follows from the method: {', '.join(texts)}.")

@@ -488,8 +488,11 @@ def to_latex(table: TextTable) -> str:
             texts |= {name: rf"\textbf{{{texts[name]}}}" for name in best}
             lines.append(indent + format_line(texts.values()))
     lines += [r"\bottomrule", r"\end{tabular}"]
-    if table.notes:
-        notes = r"\\".join(f"\n{escape_latex(note)}" for note in table.notes)
+    table_notes = [*table.notes]
+    if any(section.best_cells for section in table.sections):
+        table_notes.append("Bold: the best value of a column among rows that are compared.")
+    if table_notes:
+        notes = r"\\".join(f"\n{escape_latex(note)}" for note in table_notes)
         lines += ["", r"\medskip", rf"\parbox{{\linewidth}}{{\footnotesize{notes}}}"]
     return "\n".join([*lines, r"\end{table}", ""])
 

@@ -174,7 +174,7 @@ def test_comparison_in_files(table):
     assert fedprox.endswith(r" & 68.09 $\pm$ 1.47 & $-$4.09 & 2 of 3 & 11.0 s \\")
     (bold,) = [line for line in lines if "textbf" in line]
     assert bold.startswith(r"\quad DynaFed & \textbf{75.00} & ")
-    assert r"5 \% of a\_b}" in text
+    assert r"5 \% of a\_b\\" in text
     assert text.count(r"\toprule") == text.count(r"\midrule") == text.count(r"\bottomrule") == 1
     again = pd.read_csv(io.StringIO(analysis.to_csv(table))).set_index("method")
     for name in ("mean", "std", "within_std", "reported_mean", "difference", "seconds"):
@@ -341,7 +341,8 @@ def test_to_markdown_and_latex():
         "",
         r"\medskip",
         r"\parbox{\linewidth}{\footnotesize",
-        r"one {[}red]note{[}/red]}",
+        r"one {[}red]note{[}/red]\\",
+        r"Bold: the best value of a column among rows that are compared.}",
         r"\end{table}",
     ]
 

@@ -232,7 +232,7 @@ def test_overview_sections(results):
     assert table.sections[1].best_cells == frozenset()
     notes = " ".join(table.notes)
     assert "left out of the mean: alpha 0.1, FedProx, prox_mu 0.01 (seed 1); " in notes
-    assert "All runs: digits, mlp, rounds 20." in notes
+    assert "All runs: digits, mlp, rounds 20, learning_rate 0.001." in notes
     assert "Made with fedjax_het 0.1.0; jax 0.10.2; device cpu." in notes
 
     row = table.sections[0].rows[1]  # seeds 0 and 2, seed 1 diverged
@@ -256,6 +256,15 @@ def test_tables_of_one_seed_mention_no_deviation(results):
     for make_table in (analysis.make_overview_table, analysis.make_pivot_table):
         assert "deviation over" in make_table(results).notes[0]
         assert make_table(runs).notes[0].endswith(": one run, hence no deviation.")
+
+
+def test_notes_name_hyperparameters_that_all_runs_of_a_method_share(results):
+    runs = results[results["hp.prox_mu"] != 0.5].assign(**{"hp.local_momentum": 0.9})
+    runs.loc[runs["alpha"] == 1.0, "hp.local_lr"] = 0.1
+    table = analysis.make_overview_table(runs)
+    assert "All runs: digits, mlp, rounds 20, momentum 0.9." in table.notes
+    assert "FedProx: prox_mu 0.01." in table.notes
+    assert "learning_rate" in [*table.label_columns, *(table.sections[0].labels or ())]
 
 
 def test_methods_equal_to_fedavg_are_marked(results):
@@ -576,6 +585,7 @@ def test_personalized_method_shows_its_own_accuracy(tmp_path):
     assert rows["Ditto"][heading] == "50.17 ± 0.00"
     assert "Rows measure different things. Ditto: the clients' own models" in table.notes[1]
     assert "FedAvg: the global model on all test images." in table.notes[1]
+    assert "textbf" not in analysis.to_latex(table)  # rows measure different things
 
 
 def test_evaluation_and_partition_settings_vary(tmp_path):
