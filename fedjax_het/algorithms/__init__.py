@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, Concatenate
 
 from fedjax_het.algorithms import (
     abavg,
@@ -33,6 +33,8 @@ from fedjax_het.algorithms import (
 )
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule, validate_algorithm_spec
+from fedjax_het.core.execution_plan import ExecutionPlan
+from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.utils.config import make_config_class, rename_former_arguments, validate_arguments
 from fedjax_het.utils.errors import require_name
 from fedjax_het.utils.registry import Registry
@@ -148,7 +150,10 @@ _DEPRECATED_FIELDS = {
 
 @validate_arguments
 def register_method(
-    name: str, build: Callable[..., Algorithm], description: str = "", **spec_fields: Any
+    name: str,
+    build: Callable[Concatenate[LocalTraining, ExecutionPlan, ...], Algorithm],
+    description: str = "",
+    **spec_fields: Any,
 ) -> AlgorithmSpec:
     """Register a method under a name, for runs, sweeps, tables and reports of this process.
 

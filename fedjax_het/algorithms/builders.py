@@ -30,6 +30,7 @@ from fedjax_het.core.contract_checks import (
     ContractError,
     call_user_function,
     describe_value,
+    require_arrays,
     require_like,
     with_contract_checks,
 )
@@ -144,6 +145,9 @@ def build_federated_algorithm(
             variables = split.drop_local(variables)
         server = call_user_function("init_server", init_server, hp=hp, variables=variables)
         _require_message("init_server", server)
+        require_arrays("init_server", server, "a ServerMessage")
+        to_array = lambda leaf: leaf if hasattr(leaf, "dtype") else jnp.array(leaf)  # noqa: E731
+        server = jax.tree.map(to_array, server)
         return State(server, tile_over_clients(client_state, num_clients), jnp.int32(0))
 
     def round_(hp, state, key, cohort: Cohort):

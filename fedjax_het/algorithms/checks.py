@@ -115,7 +115,7 @@ class _Contract(NamedTuple):
                     raise
                 if isinstance(error, ClientError):
                     raise ClientError(f"method {self.method!r}, {error}") from error.__cause__
-                raise ContractError(f"method {self.method!r}: {error}") from error
+                raise ContractError(f"method {self.method!r}: {error}") from None
             except Exception as error:
                 if "in method" not in getattr(error, "__notes__", [""])[-1]:
                     error.add_note(f"in method {self.method!r}")

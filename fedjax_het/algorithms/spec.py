@@ -12,7 +12,7 @@ from fedjax_het.algorithms.checks import validate_algorithm
 from fedjax_het.core.contract_checks import ContractError
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
-from fedjax_het.core.optimizers import optimizer_hyperparameters
+from fedjax_het.core.optimizers import LOCAL_PREFIX, optimizer_hyperparameters
 from fedjax_het.nn import Model
 from fedjax_het.utils.config import (
     Bounds,
@@ -20,6 +20,7 @@ from fedjax_het.utils.config import (
     HyperParameter,
     PositiveInt,
     config_to_dict,
+    field_types,
     hyperparameters_of,
     parse_config,
     validate,
@@ -27,6 +28,13 @@ from fedjax_het.utils.config import (
 from fedjax_het.utils.errors import display_names_within, require, require_name
 from fedjax_het.utils.registry import format_entry
 
+HYPERPARAMETER_SETTINGS = {
+    "learning_rate": "local_lr",
+    "momentum": "local_momentum",
+    "weight_decay": "local_weight_decay",
+    "server_learning_rate": "server_lr",
+}
+"""Settings that are hyperparameters, with their names in `hp`, which stored results contain."""
 SERVER_LR = {"server_lr": HyperParameter(1.0, Bounds(0))}
 
 
@@ -306,7 +314,7 @@ class AlgorithmSpec:
                 algorithm = self.build(training, plan, **arguments)
         except ContractError as error:
             prefix = "" if str(error).startswith("method ") else f"method {self.name!r}: "
-            raise ContractError(f"{prefix}{error}") from error
+            raise ContractError(f"{prefix}{error}") from error.__cause__
         algorithm = validate_algorithm(self.name, algorithm, training.task.model)
         self._require_models(algorithm, training.evaluated_model)
         # An evaluation of personal models reads the states of all clients.
@@ -375,8 +383,14 @@ def validate_algorithm_spec(algorithm_spec: AlgorithmSpec) -> AlgorithmSpec:
         value = getattr(spec, argument)
         is_class = isinstance(value, type) and issubclass(value, Config)
         is_function = argument == "hyperparameters" and not isinstance(value, type)
-        expected = "a class that is a Config" + " or a function" * (argument == "hyperparameters")
+        others = ", a dictionary of defaults >= 0, or a function"
+        expected = "a class that is a Config" + others * (argument == "hyperparameters")
         require(is_class or is_function, argument, value, expected)
+    names = field_types(spec.hyperparameters) if isinstance(spec.hyperparameters, type) else ()
+    for name in names:
+        is_free = name not in HYPERPARAMETER_SETTINGS and not name.startswith(LOCAL_PREFIX)
+        expected = f"a name that is no setting and does not start with {LOCAL_PREFIX}"
+        require(is_free, "hyperparameters", name, expected)
     is_valid = spec.wrappable_as == "nothing" or (spec.has_global_model and not spec.has_base)
     expected = "'nothing', or one global model and no base"
     require(is_valid, "wrappable_as", spec.wrappable_as, expected)

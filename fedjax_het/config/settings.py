@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
 from fedjax_het.algorithms import METHODS
+from fedjax_het.algorithms.spec import HYPERPARAMETER_SETTINGS as HYPERPARAMETER_SETTINGS
 from fedjax_het.utils.config import Bounds, rename_former_arguments, to_python_scalar
 from fedjax_het.utils.errors import ConfigError, require, require_name
 
@@ -30,13 +31,6 @@ FORMER_SETTING_NAMES = {
 """Names of settings in version 0.6, which files, command lines and digests contain."""
 ADDED_OPTION_DEFAULTS = {"teacher_weights": "label"}
 """Options that methods of version 0.6 lack, with the values that digests leave out."""
-HYPERPARAMETER_SETTINGS = {
-    "learning_rate": "local_lr",
-    "momentum": "local_momentum",
-    "weight_decay": "local_weight_decay",
-    "server_learning_rate": "server_lr",
-}
-"""Settings that are hyperparameters, with their names in `hp`, which stored results contain."""
 SETTING_ALIASES = {"lr": "learning_rate", "server_lr": "server_learning_rate"}
 """Short names of settings on the command line."""
 SETTINGS_BY_HYPERPARAMETER = {name: setting for setting, name in HYPERPARAMETER_SETTINGS.items()}
@@ -213,10 +207,10 @@ class RunSettings:
     """Number of communication rounds."""
     local_optimizer: str | None = None
     """Optimizer of local training; `fedjax-het list` names all optimizers."""
-    optimizer_state: str | None = None
+    optimizer_state: Literal["reset", "keep"] | None = None
     """State of the local optimizer: reset at the start of each round, or keep across a client's
     rounds."""
-    averaging: str | None = None
+    averaging: Literal["uniform", "weighted"] | None = None
     """Weights of the clients in the server's average: uniform, or weighted by their numbers of
     samples."""
     eval_every: int = field(default=1, metadata=_COUNT)

@@ -27,6 +27,14 @@ HyperParameters = dict[str, jax.Array]
 class ClientInfo(NamedTuple):
     """Properties of one client in a round.
 
+    Attributes:
+      id: `[]` int32, index of the client, 0 to K - 1. For methods that condense data, index of the
+        pair of client and class.
+      num_samples: `[]` int32, number of training examples of the client.
+      num_steps: `[]` int32, number of minibatches in the round, over all passes.
+      init_images: `[I, H, W, C]`, stored images from which a client that condenses data starts.
+        I = 0 in local training.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from fedjax_het.methods import ClientInfo
@@ -36,15 +44,9 @@ class ClientInfo(NamedTuple):
     """
 
     id: jax.Array
-    """`[]` int32: index of the client, 0 to K - 1. For methods that condense data: index of the
-    pair of client and class."""
     num_samples: jax.Array
-    "`[]` int32: number of training examples of the client."
     num_steps: jax.Array
-    "`[]` int32: number of minibatches in the round, over all passes."
     init_images: jax.Array
-    """`[I, H, W, C]`: stored images from which a client that condenses data starts. I = 0 in local
-    training."""
 
 
 class ClientContext(NamedTuple):
@@ -70,7 +72,15 @@ class ClientContext(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One minibatch as stored.
+    """One minibatch as stored; `Task.normalize` computes the network's inputs.
+
+    Attributes:
+      images: `[B, H, W, C]`, uint8 or float32, as stored and not normalized.
+      labels: `[B]` int32.
+      mask: `[B]` float32, 1 for examples, 0 for padding.
+      step_index: `[]` int32, number of minibatches that the client has processed in this round.
+      axis: devices that share the batch, of which this is one part. None for a whole batch, as
+        clients always have.
 
     Example:
       >>> import jax.numpy as jnp
@@ -81,16 +91,10 @@ class Batch(NamedTuple):
     """
 
     images: jax.Array
-    "`[B, H, W, C]` uint8 or float32."
     labels: jax.Array
-    "`[B]` int32."
     mask: jax.Array
-    "`[B]` float32: 1 for examples, 0 for padding."
     step_index: jax.Array
-    "`[]` int32: number of minibatches that the client has processed in this round."
     axis: BatchAxis | None = None
-    """Devices that share the batch, of which this is one part; None for a whole batch, as clients
-    always have."""
 
 
 class ClientUpdate(NamedTuple):

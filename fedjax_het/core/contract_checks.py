@@ -3,8 +3,9 @@
 The checks concern structures, shapes and types only; the compiled program contains none of them.
 """
 
+import contextlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -100,11 +101,11 @@ def with_contract_checks(algorithm: ClientAlgorithm) -> ClientAlgorithm:
 
     def init(hp, variables):
         state = call("init", hp=hp, variables=variables)
-        return _require_arrays("ClientAlgorithm.init", state, "the client's state")
+        return require_arrays("ClientAlgorithm.init", state, "the client's state")
 
     def begin(context, state):
         local = call("begin", context=context, state=state)
-        return _require_arrays("ClientAlgorithm.begin", local, "the client in training")
+        return require_arrays("ClientAlgorithm.begin", local, "the client in training")
 
     def step(context, local, batch):
         name = "ClientAlgorithm.step"
@@ -194,10 +195,29 @@ def call_user_function(name: str, function: Callable, /, **arguments: Any) -> An
     except ContractError:
         raise
     except _UndeclaredNameError as error:
-        raise ContractError(f"{name} {error.args[0]}") from error
+        raise ContractError(f"{name} {error.args[0]}") from None
     except Exception as error:
         error.add_note(f"in {name}")
         raise
+
+
+@contextlib.contextmanager
+def without_trace_frames() -> Iterator[None]:
+    """Raise a ContractError again, without the frames and the note of jax's traces.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_het.core.contract_checks import require_scalar, without_trace_frames
+      >>> with without_trace_frames():
+      ...     jax.eval_shape(lambda: require_scalar("loss", None))
+      Traceback (most recent call last):
+      ...
+      fedjax_het.core.contract_checks.ContractError: loss is None: expected a float32 scalar
+    """
+    try:
+        yield
+    except ContractError as error:
+        raise type(error)(*error.args) from error.__cause__
 
 
 def unpack_tuple(name: str, value: Any, names: Sequence[str]) -> tuple:
@@ -301,10 +321,24 @@ def describe_value(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _require_arrays(name: str, tree: Any, expected: str) -> Any:
-    """Return `tree`; raise ContractError for None and for leaves that are not arrays.
+def require_arrays(name: str, tree: Any, expected: str) -> Any:
+    """Require a tree of arrays and numbers.
 
-    None is the result of a function without `return`.
+    Args:
+      name: name of the function that returned `tree`, for messages.
+      tree: any value; None is the result of a function without `return`.
+      expected: what `tree` is, for messages.
+
+    Returns:
+      `tree`.
+
+    Raises:
+      ContractError: for None and for leaves that are neither arrays nor numbers.
+
+    Example:
+      >>> from fedjax_het.core.contract_checks import require_arrays
+      >>> require_arrays("init", {"count": 0}, "the client's state")
+      {'count': 0}
     """
     if tree is None:
         raise ContractError(f"{name} returned None: expected {expected}, () if there is none")

@@ -13,7 +13,7 @@ from fedjax_het.core.client_algorithm import (
     ClientContext,
     ClientUpdate,
 )
-from fedjax_het.core.contract_checks import call_user_function, unpack_tuple
+from fedjax_het.core.contract_checks import call_user_function, require_like, unpack_tuple
 from fedjax_het.core.optimizers import (
     AccumulatedGradient,
     LocalTrainingOptions,
@@ -84,6 +84,11 @@ class ServerMessage(NamedTuple):
 class ClientTrainState(NamedTuple):
     """A client in training.
 
+    Attributes:
+      variables: variables of the client's model, `{"params": ..., "state": ...}`.
+      optimizer_state: state of the local optimizer.
+      aux: arrays that the method itself carries from step to step; `()` for nothing.
+
     Example:
       >>> from fedjax_het.methods import ClientTrainState
       >>> state = ClientTrainState({"params": 1.0, "state": {}}, optimizer_state=(), aux=())
@@ -92,11 +97,8 @@ class ClientTrainState(NamedTuple):
     """
 
     variables: Tree
-    "Variables of the client's model."
     optimizer_state: Tree
-    "State of the local optimizer."
     aux: Tree
-    "Arrays that the method itself carries from step to step; `()` for nothing."
 
 
 def _keep_gradient(context, gradient: Tree, local: ClientTrainState, batch) -> tuple[Tree, Tree]:
@@ -177,17 +179,31 @@ def make_training_step(
     compute_gradient = loss_and_gradient or cross_entropy_and_gradient
 
     def step(context, local, batch):
-        loss, gradient, variables = compute_gradient(context, local, batch)
+        outputs = call_user_function(
+            "loss_and_gradient", compute_gradient, context=context, local=local, batch=batch
+        )
+        parts = ("loss", "gradient", "variables")
+        loss, gradient, variables = unpack_tuple("loss_and_gradient", outputs, parts)
+        _require_gradient("loss_and_gradient", gradient, variables)
         outputs = call_user_function(
             "adjust", adjust, context=context, gradient=gradient, local=local, batch=batch
         )
         gradient, aux = unpack_tuple("adjust", outputs, ("gradient", "aux"))
+        _require_gradient("adjust", gradient, variables)
         variables, optimizer_state = apply_gradient(
             training, context, variables, gradient, local.optimizer_state, batch
         )
         return ClientTrainState(variables, optimizer_state, aux), loss
 
     return step
+
+
+def _require_gradient(name: str, gradient: Tree, variables: Tree) -> None:
+    """Raise ContractError unless a gradient has the structure of the parameters."""
+    params = variables["params"]
+    # jax's stub does not declare that structures can be compared.
+    if jax.tree.structure(gradient) != jax.tree.structure(params):  # type: ignore[operator]
+        require_like(f"{name}: gradient", gradient, params, "the model's parameters have")
 
 
 def apply_gradient(

@@ -356,6 +356,9 @@ def _inspect_module(module: nn.Module, input_shape: Sequence[int]) -> _ModuleInf
     def run_init(key, x):
         with nn.intercept_methods(record_layer):
             out, variables = module.init_with_output(key, x, **flag_arguments)
+        if isinstance(out, tuple) and len(out) == 2 and out[0] is out[1]:
+            name, expected = type(module).__name__, "logits, or (features, logits)"
+            raise ConfigError(f"{name} returns one array twice: expected {expected}")
         last_call = calls.find_last_call(_get_logits(out))
         heads.append(
             _make_head(last_call.layer) if last_call and last_call.input.ndim == 2 else None
@@ -466,6 +469,12 @@ def make_pair_model(
         apply_variables = by_collection if has_collections else by_collection["params"]
         out = apply(apply_variables, x, **make_flag_arguments(apply, train), **key_arguments)
         if not (isinstance(out, tuple) and len(out) == 2):
+            if train and collections:
+                updates = ", ".join(f"{name!r}: ..." for name in collections)
+                raise ConfigError(
+                    f"apply returns no new {' and '.join(collections)} in training: expected "
+                    f"(logits, {{{updates}}}), or (logits, {{}}) for values that do not change"
+                )
             return out, variables["state"]
         logits, updates = out
         if not (train and collections):

@@ -278,14 +278,22 @@ def validate_partition(partition: Any, spec: ResolvedRunSpec, dataset: Dataset) 
     return require_distinct_examples(partition)
 
 
-def _warn_about_partition(partition: Partition) -> None:
-    """Log the numbers of clients without examples and of examples of several clients."""
+def _warn_about_partition(partition: Partition, spec: ResolvedRunSpec | None) -> None:
+    """Log the numbers of clients without examples and of examples of several clients.
+
+    Args:
+      partition: the partition.
+      spec: the settings that name it, None for a user's partition.
+    """
     if num_empty := int((partition.sizes == 0).sum()):
+        settings = {**spec.partition_arguments, "seed": spec.partition_seed} if spec else {}
+        setting_text = ", ".join(f"{name} {value}" for name, value in settings.items())
         _log.warning(
-            "partition %r: %d of %d clients hold no examples",
+            "partition %r: %d of %d clients hold no examples%s",
             partition.scheme,
             num_empty,
             partition.num_clients,
+            f" ({setting_text})" if setting_text else "",
         )
     if num_shared := int((np.unique(partition.indices, return_counts=True)[1] > 1).sum()):
         _log.warning(
@@ -317,7 +325,7 @@ def assign_data(
         all_clients = validate_partition(user_partition, spec, dataset)
     else:
         all_clients = build_partition(spec, dataset)
-    _warn_about_partition(all_clients)
+    _warn_about_partition(all_clients, spec if user_partition is None else None)
     tests = None
     if spec.has_client_tests or spec.held_out_clients is not None:
         seed, test_per_client = spec.partition_seed, spec.test_per_client
@@ -396,9 +404,18 @@ def select_participants(spec: ResolvedRunSpec, all_clients: Partition) -> Partic
     partition = select_clients(all_clients, ids) if len(held_out_ids) else all_clients
     validation = None
     if spec.validation is not None:  # held-out clients have none; tests do not depend on it
+        all_sizes = partition.sizes
         partition, validation = withhold_validation_examples(
             partition, spec.validation, spec.partition_seed
         )
+        num_single = int(((partition.sizes == 1) & (all_sizes > 1)).sum())
+        if 2 * num_single >= len(all_sizes):
+            _log.warning(
+                "validation = %g leaves one training example to %d of %d clients",
+                spec.validation,
+                num_single,
+                len(all_sizes),
+            )
     return Participants(partition, validation, ids, held_out_ids)
 
 

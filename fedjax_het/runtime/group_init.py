@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.algorithms import get_algorithm_spec
+from fedjax_het.core.contract_checks import without_trace_frames
 from fedjax_het.core.execution_plan import PER_RUN
 from fedjax_het.core.rng import Stream
 from fedjax_het.core.round_evaluation import make_missing_metrics
@@ -71,7 +72,7 @@ def init_group(
     )
     group_state.cached_inputs = group.shared_inputs | build_run_inputs(group_state)
     if traces_programs and not program.plan.is_debug:
-        with group_state.timing.record_compilation():
+        with group_state.timing.record_compilation(), without_trace_frames():
             _trace_programs(group_state)
     return group_state
 
@@ -194,5 +195,7 @@ def log_run_header(group_state: GroupState) -> None:
     if dataset.note:
         log.info("note: %s", dataset.note)
     algorithm_spec = get_algorithm_spec(spec.algorithm, spec.options)
+    if spec.hyperparameters.get("local_lr") == 0:
+        log.warning("note: learning_rate = 0: clients do not train")
     for remark in algorithm_spec.settings_warnings(spec, algorithm_spec):
         log.warning("note: %s", remark)

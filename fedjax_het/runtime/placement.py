@@ -21,6 +21,7 @@ from fedjax_het.core.autotune import (
     choose_server_sharding,
     lookup_conv_impl,
 )
+from fedjax_het.core.contract_checks import without_trace_frames
 from fedjax_het.core.execution_plan import LANES_AXIS, RUNS_AXIS, ExecutionPlan, make_execution_plan
 from fedjax_het.core.memory import usable_free_bytes
 from fedjax_het.core.schedule import Scheduler, compute_cohort_size
@@ -379,7 +380,8 @@ def compute_client_state_bytes(program: CompiledPrograms, spec: ResolvedRunSpec)
     hp = {name: jax.ShapeDtypeStruct((), np.float32) for name in spec.hyperparameters}
     key = jax.eval_shape(lambda: make_key(0))
     model, init = program.signature.training.task.model, program.algorithm.init
-    state = jax.eval_shape(lambda hp, key: init(hp, key, model.init(key), 1), hp, key)
+    with without_trace_frames():
+        state = jax.eval_shape(lambda hp, key: init(hp, key, model.init(key), 1), hp, key)
     return num_bytes(state.clients)
 
 

@@ -41,8 +41,10 @@ def finish_rounds(group_state: GroupState, state: Any, metrics: Any, count: int)
                 group_state.curves[i], new_curves, run_metrics.is_finite, done, count
             )
             if diverged_round is not None:
-                seed = run.spec.seed
-                log.warning("diverged in round %d; stopped (seed %d)", diverged_round, seed)
+                name, seed = run.spec.algorithm, run.spec.seed
+                log.warning(
+                    "diverged in round %d; stopped (%s, seed %d)", diverged_round, name, seed
+                )
         active = [i for i in active if diverged_rounds[i] is None]
         group_state.update(
             state=state,

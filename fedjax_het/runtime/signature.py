@@ -267,7 +267,8 @@ def warn_batch_norm_padding(spec: ResolvedRunSpec, signature: Signature, sizes: 
     if jax.eval_shape(network.init, make_key(0))["state"]:
         log.warning(
             "note: the last minibatch of %d clients is filled up, and statistics of network %r may "
-            "cover these samples, since it has no argument sample_mask",
+            "cover these samples: use GroupNorm or LayerNorm in place of batch norm, nn.BatchNorm "
+            "of flax.linen, or an (init, apply) pair with an argument sample_mask",
             num_clients,
             spec.model,
         )

@@ -14,7 +14,15 @@ import fedjax_het
 
 # Lines that end with "# wrong" have one error each, all other lines have none.
 USER_FILE = """\
-from fedjax_het import RunSpec, grid, load_dataset, simulate, sweep
+from fedjax_het import RunSpec, grid, load_dataset, register_method, simulate, sweep
+from fedjax_het.methods import (
+    Algorithm,
+    Config,
+    ExecutionPlan,
+    LocalTraining,
+    build_federated_algorithm,
+    make_local_sgd,
+)
 
 spec = RunSpec("fedprox", "digits", alpha=0.1, learning_rate=0.05, hp={"prox_mu": 0.01})
 data = load_dataset("digits")
@@ -24,9 +32,23 @@ print(data.train_images.shape, spec.resolved().num_clients + 1)
 for each in sweep(grid(algorithm=["fedavg", "fedprox"], seed=range(3))).results:
     print(each)
 
+
+def fedavg(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
+    return build_federated_algorithm(training, plan, make_local_sgd(training))
+
+
+def with_options(training: LocalTraining, plan: ExecutionPlan, options: Config) -> Algorithm:
+    return fedavg(training, plan)
+
+
+register_method("own", fedavg)
+register_method("own", with_options)
+
 simulate(spec, datset=None)  # wrong
 simulate("fedavg")  # wrong
 RunSpec(alpha="x")  # wrong
+RunSpec(averaging="mean")  # wrong
+register_method("own", lambda training: fedavg(training, None))  # wrong
 RunSpec("fedavg", rounds=2.5)  # wrong
 RunSpec("fedavg", lr=0.1)  # wrong
 RunSpec("fedavg", "digits", "mlp")  # wrong

@@ -12,11 +12,11 @@ from support.small_runs import OWN_METHOD_RUN, run_spec, sweep_specs
 
 from fedjax_het import ConfigError, RunSpec, methods, register_method
 from fedjax_het.algorithms.base import FineTuning, InitialTraffic, RoundInput, ServerStage, Traffic
-from fedjax_het.algorithms.builders import build_federated_algorithm
+from fedjax_het.algorithms.builders import add_mean_change, build_federated_algorithm
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.server_step import with_server_step
 from fedjax_het.core.client_algorithm import ClientUpdate
-from fedjax_het.core.local_training import make_local_sgd
+from fedjax_het.core.local_training import ServerMessage, make_local_sgd
 from fedjax_het.core.training_variants import make_local_model_training
 from fedjax_het.runtime import runner
 from fedjax_het.runtime.results import Result
@@ -64,6 +64,12 @@ def method(**changed):
 def adjusting(adjust):
     return lambda training, plan: build_federated_algorithm(
         training, plan, make_local_sgd(training, adjust=adjust)
+    )
+
+
+def losing(loss_and_gradient):
+    return lambda training, plan: build_federated_algorithm(
+        training, plan, make_local_sgd(training, loss_and_gradient=loss_and_gradient)
     )
 
 
@@ -146,6 +152,24 @@ BREAKS = {
     ),
     "adjust returned a dict: expected (gradient, aux)": adjusting(
         lambda context, gradient, local, batch: gradient
+    ),
+    "adjust: gradient['head']['bias'] is missing: expected the same structure, as the": adjusting(
+        lambda context, gradient, local, batch: (local.aux, gradient)
+    ),
+    "adjust: gradient['head']['kernel'] is missing: expected the same structure": adjusting(
+        lambda context, gradient, local, batch: (
+            gradient | {"head": {"bias": gradient["head"]["bias"]}},
+            local.aux,
+        )
+    ),
+    "loss_and_gradient returned 2 values: expected (loss, gradient, variables)": losing(
+        lambda context, local, batch: (0.0, local.variables["params"])
+    ),
+    "loss_and_gradient: gradient['params']['head']['bias'] is one too many": losing(
+        lambda context, local, batch: (0.0, local.variables, local.variables)
+    ),
+    "init_server: .extra is a str: expected an array": with_server(
+        init_server=lambda hp, variables: ServerMessage(variables, extra="a")
     ),
     "ClientAlgorithm.begin = None: expected a function of (context, state)": method(
         begin=lambda begin: None
@@ -311,6 +335,10 @@ def find_error(build, **facts):
         register_method("mine", build, **facts)
         train()
     (line,) = str(error_info.value).splitlines()
+    # No other traceback precedes it, and no note of jax follows it.
+    error = error_info.value
+    assert error.__suppress_context__ or error.__context__ is None or error.__cause__
+    assert not getattr(error, "__notes__", [])
     return line
 
 
@@ -378,6 +406,28 @@ def test_undeclared_hyperparameter_is_reported():
     line = find_error(adjusting(lambda context, *arguments: context.hp["mu"]))
     assert line.startswith("method 'mine': adjust reads hp['mu']: expected a declared")
     assert "local_lr, " in line and "server_lr)" in line
+
+
+def test_server_state_may_have_python_numbers():
+    def update(hp, server, client_update, counts):
+        return add_mean_change(hp, server, client_update.mean)._replace(extra=server.extra + 1)
+
+    def init_server(hp, variables):
+        return ServerMessage(variables, extra=0)
+
+    def build(training, plan):
+        algorithm = with_server(init_server=init_server, update=update)(training, plan)
+        return algorithm._replace(summary=lambda hp, state: {"extra": state.server.extra})
+
+    register_method("mine", build)
+    result = train()
+    assert result.summary["extra"] == result.spec.rounds
+
+
+@pytest.mark.parametrize("name", ["local_lr", "learning_rate"])
+def test_settings_are_no_hyperparameters_of_a_method(name):
+    with pytest.raises(ConfigError, match=f"hyperparameters = '{name}': expected a name that is"):
+        register_method("mine", fedavg, hyperparameters={name: 0.5})
 
 
 def test_other_missing_key_is_no_hyperparameter():

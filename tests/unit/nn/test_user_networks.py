@@ -325,6 +325,13 @@ class GrowingState(nn.Module):
         return nn.Dense(CLASSES)(x.reshape(len(x), -1))
 
 
+class Twice(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        logits = nn.Dense(CLASSES)(x.reshape(len(x), -1))
+        return logits, logits
+
+
 def pair_of(params, apply=lambda params, x: jnp.zeros((len(x), CLASSES))):
     return (lambda key: params), apply
 
@@ -341,6 +348,12 @@ BAD = {
     "state": (GrowingState(), {}, r"turns state\['batches'\], float32 \(\), into float32 \(3,\)"),
     "text": (pair_of({"a": {"w": "x"}}), {}, r"params\['a'\]\['w'\] of the variables is a str"),
     "integers": (pair_of({"w": jnp.zeros(3, int)}), {}, r"params\['w'\] of the variables is of ty"),
+    "twice": (Twice(), {}, r"Twice returns one array twice: expected logits, or \(features"),
+    "statistics": (
+        pair_of({"params": {"w": jnp.zeros(3)}, "stats": {"mean": jnp.zeros(3)}}),
+        {},
+        r"apply returns no new stats in training: expected \(logits, {'stats': ...}\), or",
+    ),
     "no logits": (pair_of({"w": jnp.zeros(3)}, lambda p, x: "cat"), {}, "not a valid JAX type"),
 }
 

@@ -248,6 +248,12 @@ def test_validation_decides_when_to_stop():
     assert "validation accuracy" in result.summary["stopped_early"]["reason"]
 
 
+def test_settings_without_training_are_reported(caplog):
+    run(validation=0.999, hp={"local_lr": 0.0}, rounds=1)
+    assert "validation = 0.999 leaves one training example to 4 of 6 clients" in caplog.text
+    assert "learning_rate = 0: clients do not train" in caplog.text
+
+
 def test_stop_on_the_test_split_is_reported(caplog):
     with caplog.at_level("INFO", logger="fedjax_het"):
         result = run(validation=None, rounds=ROUNDS, patience=2)
