@@ -1,6 +1,7 @@
 """Federated learning on heterogeneous clients: each federation is one compiled program."""
 
 import importlib
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,8 @@ def __getattr__(name: str) -> Any:
         warnings.warn(message, DeprecationWarning, stacklevel=2)
         return __getattr__(_FORMER_NAMES[name])
     if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message, name=name, obj=sys.modules[__name__])
     value = getattr(importlib.import_module(f"fedjax_het.{_MODULES[name]}"), name)
     globals()[name] = value
     return value

@@ -174,9 +174,9 @@ def warn_unequal_settings(given: Sequence[RunSettings], resolved: Sequence[RunSe
             f"methods differ in settings that are not given: {describe_unequal_settings(unequal)}"
         )
         if "client_tests" in unequal:
-            text += (
-                f"; {display_name('client_tests')} = True tests all methods on clients' own data"
-            )
+            name = display_name("client_tests")
+            value = "" if name.startswith("--") else "=True"
+            text += f"; {name}{value} tests all methods on clients' own data"
         warn_once(text)
 
 

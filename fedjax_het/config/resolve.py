@@ -68,6 +68,8 @@ from fedjax_het.utils.registry import LIST_COMMAND, get_list_depth
 USER_PROVIDED = "user"
 """Name of a data set, network or optimizer that is passed to the run itself."""
 
+# Arguments of `simulate` for objects of the user, by the settings that name such objects.
+_OBJECT_ARGUMENTS = {"dataset": "dataset", "model": "network", "local_optimizer": "optimizer"}
 NAMES: dict[str, Collection[str]] = {
     "algorithm": METHODS,
     "dataset": DATASETS,
@@ -270,7 +272,10 @@ def _check_names(raw: RunSettings) -> None:
         names["normalization"] = NORMALIZATIONS
     for name, valid in names.items():
         value = getattr(raw, name)
-        may_be_user_object = name in ("dataset", "model", "local_optimizer")
+        may_be_user_object = name in _OBJECT_ARGUMENTS
+        if may_be_user_object and value is not None and not isinstance(value, str):
+            argument = _OBJECT_ARGUMENTS[name]
+            require(False, name, value, f"a name; pass an object to simulate({argument}=...)")
         is_user_object = may_be_user_object and isinstance(value, str) and value == USER_PROVIDED
         if not is_user_object and (value is not None or name in ("algorithm", "dataset")):
             require_name(name, value, valid, listed_by=LIST_COMMAND)

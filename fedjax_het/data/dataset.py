@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -23,6 +23,11 @@ from fedjax_het.utils.config import Bounds, validate, validate_arguments
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.io import digest_arrays
 from fedjax_het.utils.text import make_html_table
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+else:
+    ArrayLike = Any  # the function itself checks arrays, with messages of its own
 
 # The ranges in which float32 can normalize pixels.
 _Mean = Annotated[float, Bounds(-1e6, 1e6)]
@@ -141,10 +146,10 @@ class Dataset:
 
 @validate_arguments
 def dataset_from_arrays(
-    train_images,
-    train_labels,
-    test_images,
-    test_labels,
+    train_images: ArrayLike,
+    train_labels: ArrayLike,
+    test_images: ArrayLike,
+    test_labels: ArrayLike,
     *,
     name: str = "user",
     num_classes: int | None = None,
@@ -152,11 +157,11 @@ def dataset_from_arrays(
     std: Sequence[float] | None = None,
     class_names: str | Sequence[str] = (),
     note: str = "",
-    train_domains=None,
-    test_domains=None,
+    train_domains: ArrayLike | None = None,
+    test_domains: ArrayLike | None = None,
     domain_names: Sequence[str] = (),
-    server_images=None,
-    server_labels=None,
+    server_images: ArrayLike | None = None,
+    server_labels: ArrayLike | None = None,
     channels: Literal["first", "last"] | None = None,
 ) -> Dataset:
     """Build a `Dataset` from the user's own arrays and check them.

@@ -138,12 +138,13 @@ def warn_about_empty_classes(train_labels: np.ndarray, num_classes: int) -> None
     if len(empty):
         _log.warning(
             "train_labels: %d of %d classes have no training example: %s (the labels are %d to %d; "
-            "labels are class indices from 0 on)",
+            "labels are class indices from 0 on%s)",
             len(empty),
             num_classes,
             ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else ""),
             train_labels.min(),
             train_labels.max(),
+            ": pass labels - 1" if train_labels.min() == 1 else "",
         )
 
 
@@ -233,7 +234,15 @@ def validate_labels(
     Raises:
       ConfigError: if shape, length, dtype or range is invalid.
     """
-    labels = to_integers(argument, labels, f"integers [N], a {kind} for each image")
+    expected = f"integers [N], a {kind} for each image"
+    labels = to_array(argument, labels, expected)
+    if labels.ndim == 2:
+        expected += f", such as {argument}.{'ravel()' if labels.shape[1] == 1 else 'argmax(-1)'}"
+    elif labels.dtype.kind in "fb":
+        expected += f", such as {argument}.astype(int)"
+    elif labels.dtype.kind in "SU":
+        expected += f", such as np.unique({argument}, return_inverse=True)[1]"
+    labels = to_integers(argument, labels, expected)
     expected = f"len({images_argument}) = {len(images)}"
     require(len(labels) == len(images), f"len({argument})", len(labels), expected)
     require_below(argument, labels, MAX_CLASSES, kind)

@@ -240,8 +240,9 @@ def format_run_label(
     if spec.lr_schedule is not None:
         parts.append(f"{spec.lr_schedule} rate")
     if spec.server_data is not None:
-        options_text = ", ".join(f"{n}={v}" for n, v in (spec.server_options or {}).items())
-        parts.append(f"server data {spec.server_data}({options_text})")
+        server_options = (spec.server_options or {}).items()
+        options_text = ", ".join(f"{n}={v}" for n, v in server_options if v is not None)
+        parts.append(f"server data {spec.server_data}{options_text and f'({options_text})'}")
     if spec.held_out_clients is not None:
         parts.append(f"{spec.held_out_clients} clients held out")
     if spec.client_test_model is not None:
@@ -272,6 +273,7 @@ def format_outcome(result: DisplayedResult) -> str:
     for name, label in (
         ("final_accuracy", "final accuracy"),
         ("best_accuracy", best),
+        ("final_client_accuracy", "final mean of clients' own tests"),
         ("bmta", best_mean),
     ):
         if summary.get(name) is not None:

@@ -14,7 +14,15 @@ import fedjax_het
 
 # Lines that end with "# wrong" have one error each, all other lines have none.
 USER_FILE = """\
-from fedjax_het import RunSpec, grid, load_dataset, register_method, simulate, sweep
+from fedjax_het import (
+    RunSpec,
+    dataset_from_arrays,
+    grid,
+    load_dataset,
+    register_method,
+    simulate,
+    sweep,
+)
 from fedjax_het.methods import (
     Algorithm,
     Config,
@@ -28,6 +36,7 @@ spec = RunSpec("fedprox", "digits", alpha=0.1, learning_rate=0.05, hp={"prox_mu"
 data = load_dataset("digits")
 result = simulate(spec, dataset=data, progress=None)
 print(result.metrics["test_accuracy"].shape, result.spec.num_clients, spec.digest().upper())
+dataset_from_arrays(data.train_images, [0, 1], data.test_images, data.test_labels)
 print(data.train_images.shape, spec.resolved().num_clients + 1)
 for each in sweep(grid(algorithm=["fedavg", "fedprox"], seed=range(3))).results:
     print(each)
@@ -48,6 +57,7 @@ simulate(spec, datset=None)  # wrong
 simulate("fedavg")  # wrong
 RunSpec(alpha="x")  # wrong
 RunSpec(averaging="mean")  # wrong
+dataset_from_arrays(data, data, data, data)  # wrong
 register_method("own", lambda training: fedavg(training, None))  # wrong
 RunSpec("fedavg", rounds=2.5)  # wrong
 RunSpec("fedavg", lr=0.1)  # wrong
@@ -126,4 +136,7 @@ def test_names_of_type_checkers_and_imports_are_equal():
 
 def test_completion_lists_public_names():
     assert sorted(dir(fedjax_het)) == sorted(fedjax_het.__all__)
+    with pytest.raises(AttributeError) as raised:
+        fedjax_het.simulat  # noqa: B018
+    assert (raised.value.name, raised.value.obj) == ("simulat", fedjax_het)  # "did you mean"
     assert "simulate" in dir(fedjax_het) and "importlib" not in dir(fedjax_het)

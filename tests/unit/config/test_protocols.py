@@ -134,7 +134,7 @@ def test_grid_has_one_protocol(caplog):
     )
     assert second == (
         "methods differ in settings that are not given: client_tests (False: FedAvg, FSL; True: "
-        "Ditto); client_tests = True tests all methods on clients' own data"
+        "Ditto); client_tests=True tests all methods on clients' own data"
     )
     names = ("partition", "alpha", "local_optimizer", "batch_size", "local_epochs", "rounds")
     assert len({tuple(getattr(spec.resolved(), name) for name in names) for spec in specs}) == 1

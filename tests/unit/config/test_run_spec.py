@@ -43,6 +43,7 @@ INVALID = {
     ),
     "short name": (dict(lr=0.1), "setting = 'lr' is unknown: did you mean 'learning_rate'?"),
     "hyperparameter": (dict(server_lr=1), "did you mean 'server_learning_rate'?"),
+    "object": (dict(model=dict), "expected a name; pass an object to simulate(network=...)"),
     "unknown": (dict(epochz=1), "setting = 'epochz' is unknown"),
 }
 

@@ -310,7 +310,7 @@ BAD_ARRAYS = {
     "type": ({"test_images": np.zeros((4, 5, 4, 3), np.float32)}, "format of test_images"),
     "length": ({"train_labels": np.zeros(7, int)}, r"len\(train_labels\) = 7"),
     "label rank": ({"test_labels": np.zeros((4, 3), int)}, "test_labels = .*integers"),
-    "label type": ({"train_labels": np.zeros(8)}, "train_labels = 'float64"),
+    "label type": ({"train_labels": np.zeros(8)}, r"float64 .*such as train_labels.astype\(int\)"),
     "label below": ({"train_labels": np.arange(8) - 1}, r"train_labels\[0\] = -1"),
     "label above": ({"test_labels": np.arange(4) + 7}, r"test_labels\[3\] = 10.*\[0, 10\)"),
     "classes": ({"num_classes": 1}, "num_classes = 1"),
@@ -336,10 +336,17 @@ BAD_ARRAYS = {
         {"train_images": np.full((8, 5, 4, 3), 65535, np.int32)},
         r"range of train_images = \(65535, 65535\): .*of 16 bits: uint16",
     ),
-    "one hot": ({"train_labels": np.eye(8, dtype=int)}, "train_labels = 'int64"),
+    "one hot": (
+        {"train_labels": np.eye(8, dtype=int)},
+        r"int64 .*such as train_labels.argmax\(-1\)",
+    ),
+    "label column": ({"train_labels": np.zeros((8, 1), int)}, r"such as train_labels.ravel\(\)"),
     "labels of truth values": ({"train_labels": np.zeros(8, bool)}, "train_labels = 'bool"),
     "ragged labels": ({"train_labels": [[0], [1, 2]]}, "train_labels: items of shapes"),
-    "label words": ({"train_labels": list("abcdefgh")}, "train_labels = '<U1"),
+    "label words": (
+        {"train_labels": list("abcdefgh")},
+        r"<U1 .*such as np.unique\(train_labels, return_inverse",
+    ),
     "huge label": (
         {"train_labels": np.array([0] * 7 + [10**9]), "num_classes": None},
         r"train_labels\[7\] = 1000000000: expected a label in \[0, 65536\)",
