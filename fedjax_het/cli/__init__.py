@@ -98,6 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = [word.partition("=")[0].replace("_", "-") for word in argv]
     if flags[:1] == ["run"] and "--output-dir" not in flags:
         message = "interrupted; without --output-dir nothing is kept"
+    elif flags[:1] == ["run"]:
+        message = "interrupted; repeat the command"
     else:
         message = "interrupted; repeat the command to continue"
     main = functools.partial(_run, argv)

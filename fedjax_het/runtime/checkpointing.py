@@ -9,7 +9,8 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -32,6 +33,7 @@ from fedjax_het.runtime.identity import (
     compute_class_names_digest,
     list_no_changes,
 )
+from fedjax_het.runtime.leases import lock_run
 from fedjax_het.runtime.resumable_rounds import RoundProgress
 from fedjax_het.runtime.trained_model import (
     InputSpec,
@@ -58,6 +60,8 @@ MAX_CHECKPOINT_FRACTION = 0.1
 """Largest fraction of the time that is spent on checkpoints."""
 CHECKPOINT_FILE = "checkpoint.npz"
 """Name of the file of a checkpoint."""
+NOTHING_SAVED = "nothing was saved yet; the next run starts again"
+"""Note on the exception of Ctrl-C or SIGTERM before the first checkpoint."""
 UNFINISHED_FOLDER = "unfinished"
 """Name of the folder of checkpoints in the folder of a sweep."""
 
@@ -108,6 +112,64 @@ class CheckpointWriter:
         self.folders, self.has_failed = folders, False
         self._saved_at, self._save_seconds = time.perf_counter(), 0.0
         self._min_interval = env.get_value(env.CHECKPOINT_SECONDS, CHECKPOINT_SECONDS)
+        self._saved_point: tuple | None = None  # of the last checkpoint, or of the start
+        self._saved_round: int | None = None
+        self._release_lock: weakref.finalize | None = None
+
+    def lock_run(self, digest: str) -> None:
+        """Lock a run in its folder against other processes, see `leases.lock_run`.
+
+        Args:
+          digest: digest of the run's result.
+
+        Raises:
+          ConfigError: if another process executes the run.
+        """
+        is_locked = self._release_lock is not None and self._release_lock.alive
+        if self.folders is not None and not is_locked and jax.process_index() == 0:
+            release = lock_run(self.folders[0], digest)
+            self._release_lock = weakref.finalize(self, release)
+
+    def unlock_run(self) -> None:
+        """Release the lock of the run."""
+        if self._release_lock is not None:
+            self._release_lock()
+
+    @contextlib.contextmanager
+    def save_at_interrupt(
+        self, group_state: GroupState, may_write: Callable[[], bool] = lambda: True
+    ) -> Iterator[None]:
+        """Write the checkpoints if Ctrl-C or SIGTERM ends the block.
+
+        A note on the exception states where the runs continue. A second signal ends the write.
+
+        Args:
+          group_state: the state of the runs.
+          may_write: returns whether the runs still belong to this process.
+
+        Yields:
+          Nothing.
+        """
+        self._saved_point = self._saved_point or _get_point(group_state)
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit) as error:
+            has_results = len(group_state.reported) == len(group_state.prepared_runs)
+            if self.folders is None or has_results:
+                raise
+            try:
+                with contextlib.suppress(ConfigError):  # an error has destroyed the state
+                    group_state.require_state()
+                    if _get_point(group_state) != self._saved_point and may_write():
+                        self.save(group_state, force=True)
+            finally:
+                if self._saved_round is None:
+                    error.add_note(NOTHING_SAVED)
+                else:
+                    total = group_state.total_rounds
+                    text = f"the next run continues after round {self._saved_round} of {total}"
+                    error.add_note(text)
+            raise
 
     def save(self, group_state: GroupState, *, force: bool = False) -> None:
         """Write the checkpoints of the runs without a result, if they are due.
@@ -128,9 +190,13 @@ class CheckpointWriter:
         is_due = force or not self._min_interval or start - self._saved_at >= interval
         if self.folders is None or not is_writer or not is_due:
             return
-        for i, state in enumerate(group_state.fetch_states()):
-            if i not in group_state.reported:
-                self._write(self.folders[i] / CHECKPOINT_FILE, group_state, i, state)
+        is_written = [
+            self._write(self.folders[i] / CHECKPOINT_FILE, group_state, i, state)
+            for i, state in enumerate(group_state.fetch_states())
+            if i not in group_state.reported
+        ]
+        if is_written and all(is_written):
+            self._saved_point, self._saved_round = _get_point(group_state), group_state.rounds_done
         self._saved_at = time.perf_counter()
         self._save_seconds = self._saved_at - start
 
@@ -156,18 +222,23 @@ class CheckpointWriter:
         if group_state.diverged_rounds[i] is None:
             self._write(path, group_state, i, group_state.fetch_state(i))
 
-    def _write(self, path: Path, group_state: GroupState, i: int, state: Any) -> None:
-        """Write a file; log the first error, since a run is worth more than its checkpoint."""
+    def _write(self, path: Path, group_state: GroupState, i: int, state: Any) -> bool:
+        """Write a file, and return whether it is written.
+
+        The first error is logged, since a run is worth more than its checkpoint.
+        """
         tree, record = _build_checkpoint(group_state, i, state)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             save_checkpoint(path, tree, record)
+            return True
         except Exception as error:
             if not self.has_failed:
                 reason = getattr(error, "strerror", None) or error
                 text = f"{str(path)!r} cannot be written ({reason}): the run continues without"
                 log.warning("checkpoint = %s", to_one_line(text))
             self.has_failed = True
+            return False
 
     def require_matching_data(self, group_state: GroupState, records: Sequence[dict]) -> None:
         """Raise ConfigError if the checkpoint of a run is of other data.
@@ -222,6 +293,7 @@ class CheckpointWriter:
             round_progress=round_progress,
             diverged_rounds=tuple(record["stopped"] for record in records),
         )
+        self._saved_round = group_state.rounds_done
 
 
 def find_checkpoint_record(
@@ -526,6 +598,14 @@ def _compute_data_digests(group_state: GroupState, i: int) -> dict[str, str | No
         **group.program.signature.compute_user_digests(run.spec),
         "initial": None if group.initial_model is None else group.initial_model.variables_digest,
     }
+
+
+def _get_point(group_state: GroupState) -> tuple:
+    """Return the point of the runs: rounds, parts of the next round, and work between rounds."""
+    progress, stages = group_state.round_progress, group_state.group.program.algorithm.server_stages
+    parts = None if progress is None else (progress.done, progress.totals)
+    work = [group_state.count_stage_iterations(stage) for stage in stages]
+    return group_state.rounds_done, parts, work
 
 
 def _build_checkpoint(group_state: GroupState, i: int, state: Any) -> tuple[Tree, dict[str, Any]]:

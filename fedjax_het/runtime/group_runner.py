@@ -134,16 +134,20 @@ class GroupRunner:
 
         start_runs(group_state, self.checkpoints)
         callback_runner.call_unfinished(START)
-        for phase in advance_runs(group_state, self.checkpoints):
-            callback_runner.call_unfinished(phase)
-            finished = [i for i in self.active_jobs if i not in group_state.active]
-            if finished and group_state.is_unfinished:
-                write_results(build_results(group_state, finished))
-            if self._should_repack(group_state):
-                self.checkpoints.save(group_state, force=True)
-                if not self.checkpoints.has_failed:
-                    return
+        with self.checkpoints.save_at_interrupt(group_state, self._has_leases):
+            for phase in advance_runs(group_state, self.checkpoints):
+                callback_runner.call_unfinished(phase)
+                finished = [i for i in self.active_jobs if i not in group_state.active]
+                if finished and group_state.is_unfinished:
+                    write_results(build_results(group_state, finished))
+                if self._should_repack(group_state):
+                    self.checkpoints.save(group_state, force=True)
+                    if not self.checkpoints.has_failed:
+                        return
         write_results(build_results(group_state, list(self.active_jobs)))
+
+    def _has_leases(self) -> bool:
+        return self.work_queue.has_leases(self._list_active_jobs())
 
     def _list_waiting_jobs(self) -> list[Job]:
         """Return the jobs of the group that have no result and are not executed here."""

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from fedjax_het.utils.errors import ConfigError, display_name
 from fedjax_het.utils.text import to_one_line
 
 LEASE_SECONDS = 60.0
@@ -217,6 +218,52 @@ class Leases:
     def _run_heartbeat(self) -> None:
         while not self._closed.wait(LEASE_SECONDS / HEARTBEATS_PER_LEASE):
             self.renew_all()
+
+
+def lock_run(folder: Path, digest: str) -> Callable[[], None]:
+    """Lock a single run in a folder against other processes.
+
+    The system releases the lock when the process ends, also after `kill -9`. A process can lock a
+    run several times. Where the folder or the system has no locks, the function does nothing.
+
+    Args:
+      folder: the output folder.
+      digest: digest of the run's result.
+
+    Returns:
+      A function that releases the lock and removes its file.
+
+    Raises:
+      ConfigError: if another process has the lock.
+    """
+    path = folder / f".{digest}.lock"
+    try:
+        import fcntl
+
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except (ImportError, OSError):
+        return lambda: None
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{socket.gethostname()}, process {os.getpid()}".encode())
+    except (BlockingIOError, PermissionError):
+        owner = to_one_line(os.read(descriptor, 200).decode(errors="replace"))
+        os.close(descriptor)
+        raise ConfigError(
+            f"{display_name('output_dir')} = {str(folder)!r}: expected a run that no other process "
+            f"executes, but another process ({owner}) executes it; wait for its end, or use "
+            "another folder"
+        ) from None
+    except OSError:  # of file systems without locks
+        os.close(descriptor)
+        return lambda: None
+
+    def release() -> None:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+    return release
 
 
 @contextlib.contextmanager

@@ -19,6 +19,8 @@ from fedjax_het.data import Dataset, Partition
 from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.callbacks import Callback, CallbackRunner, RunStatus
 from fedjax_het.runtime.checkpointing import (
+    CHECKPOINT_FILE,
+    NOTHING_SAVED,
     CheckpointWriter,
     delete_checkpoint,
     find_checkpoint_record,
@@ -30,11 +32,12 @@ from fedjax_het.runtime.group_init import init_group, log_run_header
 from fedjax_het.runtime.group_state import GroupState, Snapshot
 from fedjax_het.runtime.history import CALLBACK, EarlyStop
 from fedjax_het.runtime.identity import RegisteredIdentity
+from fedjax_het.runtime.leases import exit_on_sigterm
 from fedjax_het.runtime.memory_limits import translate_out_of_memory
 from fedjax_het.runtime.placement import DEVICE_STATE, Placement
 from fedjax_het.runtime.program_memory import init_within_memory
 from fedjax_het.runtime.progress import END, START, ProgressOption, show_selected_progress
-from fedjax_het.runtime.result_builder import build_results
+from fedjax_het.runtime.result_builder import build_results, compute_result_digest
 from fedjax_het.runtime.result_store import ResultWriter, SavedStateIndex, save_run_files
 from fedjax_het.runtime.results import Result, build_state_path
 from fedjax_het.runtime.runner import advance_runs, start_runs
@@ -128,7 +131,7 @@ class Session:
                     ) as show:
                         if show is not None:
                             self._group_state.progress = show
-                        with _explain_interrupt(folder):
+                        with exit_on_sigterm(), _explain_interrupt(folder):
                             status = next(steps, None)
                     if status is None:
                         return
@@ -142,7 +145,10 @@ class Session:
         """Execute the remaining rounds; yield the status if a callback or a loop reads it."""
         self._require_same_width()
         group_state, checkpoints = self._group_state, self._checkpoints
-        with translate_out_of_memory(group_state.prepared_runs[0].spec):
+        with (
+            translate_out_of_memory(group_state.prepared_runs[0].spec),
+            checkpoints.save_at_interrupt(group_state),
+        ):
             if not self._has_started:
                 log_run_header(group_state)
                 start_runs(group_state, checkpoints)
@@ -236,6 +242,10 @@ class Session:
         elif folder is not None:
             delete_checkpoint(folder)
 
+    def close(self) -> None:
+        """Release the output folder to other processes."""
+        self._checkpoints.unlock_run()
+
 
 @validate_arguments
 def simulate(
@@ -317,6 +327,7 @@ def simulate(
       (2,)
     """
     with (
+        exit_on_sigterm(),
         _explain_interrupt(output_dir),
         show_selected_progress(progress, _make_title(spec, dataset)) as progress_callback,
     ):
@@ -337,9 +348,12 @@ def simulate(
             data_dir=data_dir,
             debug=debug,
         )
-        for _ in session.advance():
-            pass
-        return session.result()
+        try:
+            for _ in session.advance():
+                pass
+            return session.result()
+        finally:
+            session.close()
 
 
 def _is_x64_enabled() -> bool:
@@ -359,17 +373,21 @@ def _make_title(spec: RunSpec, dataset: Dataset | None) -> str:
 
 @contextlib.contextmanager
 def _explain_interrupt(output_dir: str | Path | None) -> Iterator[None]:
-    """Add to a KeyboardInterrupt of Ctrl-C how the run continues."""
+    """Add to the exception of Ctrl-C or SIGTERM how the run continues."""
     try:
         yield
-    except KeyboardInterrupt as error:
-        if output_dir is None:
+    except (KeyboardInterrupt, SystemExit) as error:
+        is_python = display_name("resume") == "resume"
+        has_checkpoint = output_dir is not None and (Path(output_dir) / CHECKPOINT_FILE).exists()
+        if output_dir is None and is_python:
             error.add_note("Without output_dir, no file has the rounds that are done.")
-        else:
+        elif has_checkpoint and is_python:
             error.add_note(
                 f"Call again with output_dir={str(output_dir)!r} and resume=True to continue from "
-                "the latest checkpoint."
+                "the checkpoint."
             )
+        elif output_dir is not None and not has_checkpoint and not hasattr(error, "__notes__"):
+            error.add_note(NOTHING_SAVED)
         raise
 
 
@@ -480,6 +498,12 @@ def federation(
         )
         if existing_record is not None:
             checkpoints.require_matching_data(group_state, [existing_record])
+        if folder is not None and candidate is placement:  # the first one
+            digest = compute_result_digest(group_state, 0)
+            checkpoints.lock_run(digest)
+            if not resume and (path := folder / f"{digest}.json").exists():
+                text = "%r is the result of this run: the run is repeated and replaces it"
+                log.warning(text + "; Result.load reads it", str(path))
         return group_state
 
     with translate_out_of_memory(spec):

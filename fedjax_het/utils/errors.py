@@ -279,7 +279,8 @@ def run_with_exit_status(main: Callable[[], int], *, name: str, interrupt_messag
     Args:
       main: function that runs the command and returns its exit status.
       name: name of the program, which starts the line on stderr.
-      interrupt_message: text of the line after Ctrl-C.
+      interrupt_message: text of the line after Ctrl-C; notes of the exception replace the part
+        after a semicolon.
 
     Returns:
       The status of `main`, or the status of an exception: 2 for a ConfigError and 130 for Ctrl-C,
@@ -293,9 +294,15 @@ def run_with_exit_status(main: Callable[[], int], *, name: str, interrupt_messag
         except ConfigError as error:
             console.print_error(f"{name}: {error}")
             return 2
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
+            if notes := getattr(error, "__notes__", []):
+                interrupt_message = "; ".join([interrupt_message.partition(";")[0], *notes])
             console.print_error(f"{name}: {interrupt_message}")
             return 130
+        except SystemExit as error:  # of SIGTERM, if it has notes
+            if notes := getattr(error, "__notes__", []):
+                console.print_error("; ".join([f"{name}: terminated", *notes]))
+            raise
         except BrokenPipeError:
             # The rest of the buffer would raise again when Python ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,6 +2,8 @@
 
 import collections
 import signal
+import subprocess
+import sys
 from dataclasses import dataclass, field
 
 import jax
@@ -12,7 +14,7 @@ from support.data import make_user_dataset
 from support.interrupts import InstructionTracer, raise_error, send_signal
 from support.small_runs import OWN_METHOD_RUN, assert_results_equal, make_spec, with_placement
 
-from fedjax_het import Result, RunSpec, federation, register_method
+from fedjax_het import Result, RunSpec, federation, register_method, simulate, sweep
 from fedjax_het.algorithms.base import ServerStage
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.server_step import with_server_step
@@ -266,6 +268,73 @@ def test_result_within_loop(case, monkeypatch, tmp_path):
     if case.has_folder:
         assert not list((tmp_path / "loop").glob("*.partial.*"))
         assert read_tracked_rounds(tmp_path / "loop") == [1, 2, 3, 4]
+
+
+def interrupt_at(round, number):
+    """Return a callback that sends a signal after a round."""
+
+    def callback(status):
+        if status.phase == "rounds" and status.done >= round:
+            signal.raise_signal(number)
+
+    return callback
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_writes_checkpoint(number, tmp_path):
+    spec, data = make_spec(rounds=4), make_user_dataset()
+    settings = {"dataset": data, "output_dir": tmp_path}
+    before = signal.getsignal(number)
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as error:
+        simulate(spec, callbacks=[interrupt_at(1, number)], **settings)
+    assert signal.getsignal(number) == before
+    note = error.value.__notes__[0]
+    record = checkpointing.find_checkpoint_record(tmp_path, spec.resolved())
+    assert note == f"the next run continues after round {record['round']} of 4"
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.npz"]
+    assert_results_equal(simulate(spec, resume=True, **settings), simulate(spec, dataset=data))
+
+
+def test_second_signal_ends_the_write(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpointing, "save_checkpoint", lambda *args: send_signal())
+    settings = {"dataset": make_user_dataset(), "callbacks": [interrupt_at(1, signal.SIGINT)]}
+    with pytest.raises(KeyboardInterrupt) as error:
+        simulate(make_spec(rounds=4), output_dir=tmp_path, **settings)
+    assert error.value.__notes__[0] == checkpointing.NOTHING_SAVED
+    assert not list(tmp_path.iterdir())
+
+
+def test_signal_writes_checkpoints_of_sweep(tmp_path):
+    specs = [make_spec(rounds=4, seed=seed) for seed in (0, 1)]
+    data = make_user_dataset()
+    with pytest.raises(KeyboardInterrupt) as error:
+        callbacks = [interrupt_at(1, signal.SIGINT)]
+        sweep(specs, tmp_path, dataset=data, callbacks=callbacks, progress=None)
+    (note,) = error.value.__notes__
+    assert note.startswith("the next run continues after round ")
+    assert len(list(tmp_path.glob("unfinished/*/checkpoint.npz"))) == 2
+
+
+def test_run_of_another_process_is_refused(tmp_path, caplog):
+    settings = {"dataset": make_user_dataset(), "output_dir": tmp_path}
+    result = simulate(make_spec(rounds=1), **settings)
+    path = tmp_path / f".{result.digest()}.lock"
+    assert not path.exists()
+    text = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX)"
+    text += "; f.write('host, process 7'); f.flush(); print('locked', flush=True); input()"
+    command = [sys.executable, "-c", text, str(path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as process:
+        process.stdout.readline()
+        with pytest.raises(ConfigError, match=r"another process \(host, process 7\) executes it"):
+            simulate(make_spec(rounds=1), **settings)
+        process.kill()
+    assert not caplog.records
+    simulate(make_spec(rounds=1), **settings)  # the system has released the lock
+    (record,) = caplog.records
+    assert "is the result of this run: the run is repeated" in record.getMessage()
+    simulate(make_spec(rounds=1), resume=True, **settings)
+    assert len(caplog.records) == 1 and not path.exists()
 
 
 def build_flickering(training, plan):

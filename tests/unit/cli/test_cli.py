@@ -1,5 +1,6 @@
 """The command line: output, help, completion, and messages about bad words."""
 
+import contextlib
 import json
 import logging
 import subprocess
@@ -227,6 +228,21 @@ def test_interrupt_message_depends_on_output_dir(monkeypatch, capsys):
     monkeypatch.setattr("fedjax_het.cli._run", interrupted)
     assert main(["run"]) == 130 and "nothing is kept" in capsys.readouterr().err
     assert main(["run", "--output-dir", "x"]) == 130 and "repeat" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_interrupt_message_has_notes(kind, monkeypatch, capsys):
+    def interrupted(*_):
+        error = kind(143)
+        error.add_note("the next run continues after round 3 of 4")
+        raise error
+
+    monkeypatch.setattr("fedjax_het.cli._run", interrupted)
+    with contextlib.suppress(SystemExit):
+        assert main(["run", "--output-dir", "x"]) == 130
+    word = "interrupted" if kind is KeyboardInterrupt else "terminated"
+    expected = f"fedjax-het: {word}; the next run continues after round 3 of 4\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_log_message_is_printed_once(monkeypatch, capsys):

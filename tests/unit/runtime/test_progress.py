@@ -246,12 +246,12 @@ def test_interrupt_says_how_to_continue(folder, monkeypatch, tmp_path):
 
     with pytest.raises(KeyboardInterrupt) as error:
         run_spec(make_spec(rounds=3), progress=interrupt, output_dir=folder)
-    (note,) = error.value.__notes__
+    note = error.value.__notes__[-1]
     assert ("'results'" in note and "resume=True" in note) if folder else "no file" in note
     run = federation(make_spec(rounds=3), progress=interrupt, output_dir=folder, **SETTINGS)
     with pytest.raises(KeyboardInterrupt) as error:
         next(run.rounds())
-    (note,) = error.value.__notes__
+    note = error.value.__notes__[-1]
     assert ("'results'" in note and "resume=True" in note) if folder else "no file" in note
 
 
