@@ -145,27 +145,29 @@ class Session:
         """Execute the remaining rounds; yield the status if a callback or a loop reads it."""
         self._require_same_width()
         group_state, checkpoints = self._group_state, self._checkpoints
-        with (
-            translate_out_of_memory(group_state.prepared_runs[0].spec),
-            checkpoints.save_at_interrupt(group_state),
-        ):
+        with translate_out_of_memory(group_state.prepared_runs[0].spec):
             if not self._has_started:
                 log_run_header(group_state)
                 start_runs(group_state, checkpoints)
                 self._has_started = True
-            if self._result is None or self._unfinished is not None:
-                group_state.require_state()
-                self._reopen()
-                unreported_phase = group_state.snapshot.unreported_phase
-                if unreported_phase == START:
-                    self._callback_runner.call(0, START)
-                elif unreported_phase not in (None, END):  # a signal came before the callbacks
-                    yield self._callback_runner.call(0, unreported_phase)
-                    self._reopen()
-                for phase in advance_runs(group_state, checkpoints):
-                    yield self._callback_runner.call(0, phase)
-                    self._reopen()  # the caller may have called `result`
-            self._finalize()
+            with checkpoints.save_at_interrupt(group_state):
+                if self._result is None or self._unfinished is not None:
+                    yield from self._advance()
+                self._finalize()
+
+    def _advance(self) -> Iterator[RunStatus | None]:
+        group_state = self._group_state
+        group_state.require_state()
+        self._reopen()
+        unreported_phase = group_state.snapshot.unreported_phase
+        if unreported_phase == START:
+            self._callback_runner.call(0, START)
+        elif unreported_phase not in (None, END):  # a signal came before the callbacks
+            yield self._callback_runner.call(0, unreported_phase)
+            self._reopen()
+        for phase in advance_runs(group_state, self._checkpoints):
+            yield self._callback_runner.call(0, phase)
+            self._reopen()  # the caller may have called `result`
 
     def _reopen(self) -> None:
         """Continue a run that `result` has ended; its result keeps its curves and client states."""
