@@ -85,7 +85,7 @@ def test_comparison_with_unknown_names(tmp_path):
     assert table.loc["mymethod", "mean"] == pytest.approx(100 * measured["mymethod"])
     assert table.loc["fedavg", "mean"] == pytest.approx(100 * measured["fedavg"])
     text = analysis.format_comparison_table(table.reset_index(), title="T")
-    assert [row["Method"] for row in text.sections[0].rows] == ["fedavg", "mymethod"]
+    assert [row["Method"] for row in text.sections[0].rows] == ["FedAvg", "mymethod"]
     assert analysis.list_diverged_runs(cells, results) == []
     figure = analysis.plot_table_curves(cells, results, load_curves(tmp_path), reported)
     assert {"FedAvg", "mymethod"} <= {line.get_label() for line in figure.axes[0].lines}
