@@ -183,7 +183,7 @@ class ServerStage(NamedTuple):
       >>> from fedjax_het.methods import ServerStage
       >>> stage = ServerStage(
       ...     "warm-up",
-      ...     before_round=0,
+      ...     before_rounds=(0,),
       ...     num_iterations=10,
       ...     count_completed=lambda state: int(state.server.extra),
       ...     advance=lambda hp, state, key, num_iterations, server_examples: state,
@@ -194,12 +194,12 @@ class ServerStage(NamedTuple):
 
     name: str
     "Name of the stage in the progress display."
-    before_round: NonNegativeInt
-    "The round, counted from 0, before which the stage runs."
+    before_rounds: tuple[NonNegativeInt, ...]
+    "The rounds, counted from 0 and ascending, before which the stage runs."
     num_iterations: NonNegativeInt
-    "Number of iterations of the whole stage."
+    "Number of iterations of the stage before each of these rounds."
     count_completed: Callable[[State], int]
-    "`count_completed(state) -> int`: number of completed iterations."
+    "`count_completed(state) -> int`: number of completed iterations before all these rounds."
     advance: Callable[[HyperParameters, State, jax.Array, jax.Array, Examples | None], State]
     """`advance(hp, state, key, num_iterations, server_examples) -> state`: the state after
     `num_iterations` (traced) more iterations. `server_examples` is None for a server without."""

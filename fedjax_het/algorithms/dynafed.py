@@ -38,8 +38,14 @@ from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.core.server_training import EpochRange
 from fedjax_het.nn import Model
 from fedjax_het.utils.arrays import make_key
-from fedjax_het.utils.config import NonNegativeFloat, NonNegativeInt
-from fedjax_het.utils.errors import is_integer_at_least
+from fedjax_het.utils.config import (
+    DecayFactor,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    UnitInterval,
+)
+from fedjax_het.utils.errors import is_integer_at_least, require
 
 Tree = Any
 
@@ -59,9 +65,34 @@ class DynaFedOptions(SynthesisOptions):
     "Epochs over the synthetic data in each round."
     fine_tune_optimizer: Literal["adam", "sgd"] = "adam"
     "Optimizer of fine-tuning, new in each round."
+    max_syntheses: PositiveInt = 1
+    "Number of syntheses; each one after the first continues from the data of the one before."
+    synthesis_interval: PositiveInt = 20
+    "Rounds between two syntheses, which match the latest L rounds."
     synthetic: Literal["matched", "untrained", "real"] = "matched"
     """Data for fine-tuning: "matched", synthetic data whose training matches the trajectory; or a
     control of equal size: "untrained", noise with uniform labels; "real", training images."""
+
+    @property
+    def synthesis_rounds(self) -> tuple[int, ...]:
+        """Return the rounds before which data are synthesized."""
+        starts = range(self.max_syntheses)
+        return tuple(self.trajectory_rounds + i * self.synthesis_interval for i in starts)
+
+    @property
+    def total_iterations(self) -> int:
+        """Return the number of iterations of all syntheses."""
+        return self.max_syntheses * self.num_iterations
+
+    def check(self) -> None:
+        """Check the relations between the settings.
+
+        Raises:
+          ConfigError: if two settings contradict each other.
+        """
+        super().check()
+        is_valid = self.keep == "last" or self.max_syntheses == 1
+        require(is_valid, "keep", self.keep, '"last" with more than one synthesis')
 
     @classmethod
     def normalize_values(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -85,6 +116,12 @@ class DynaFedHyperParameters(SynthesisHyperParameters):
 
     fine_tune_lr: NonNegativeFloat = 1e-4
     "Learning rate of fine-tuning."
+    fine_tune_lr_decay: DecayFactor = 1.0
+    "Factor of `fine_tune_lr` per round after the first round of fine-tuning."
+    fine_tune_prox: NonNegativeFloat = 0.0
+    "Weight mu of the term mu / 2 ||w - average||^2 in the loss of fine-tuning."
+    fine_tune_mix: UnitInterval = 1.0
+    "Weight of the fine-tuned model in the global model; the average has the rest."
 
 
 def _make_hyperparameters(options: DynaFedOptions, num_clients: int) -> DynaFedHyperParameters:
@@ -169,13 +206,20 @@ def dynafed(
         data = SyntheticData(images, labels, jnp.zeros(()))
         return data, round_index >= options.trajectory_rounds
 
-    def fine_tune_on_shard(parallelism: ServerParallelism, variables, data, key, lr):
+    def fine_tune_on_shard(parallelism: ServerParallelism, variables, data, key, lr, hp):
+        average, mix = variables["params"], hp["fine_tune_mix"]
+        pull = optax.stateless(
+            lambda gradient, params: jax.tree.map(
+                lambda g, w, a: g + hp["fine_tune_prox"] * (w - a), gradient, params, average
+            )
+        )
         params = fine_tune(
-            *(_make_task(model, variables, options, parallelism), variables["params"], data, key),
-            optimizer=FINE_TUNE_OPTIMIZERS[options.fine_tune_optimizer](lr),
+            *(_make_task(model, variables, options, parallelism), average, data, key),
+            optimizer=optax.chain(pull, FINE_TUNE_OPTIMIZERS[options.fine_tune_optimizer](lr)),
             epochs=EpochRange(options.fine_tune_epochs),
             batch_size=FINE_TUNE_BATCH_SIZE,
         )
+        params = jax.tree.map(lambda a, w: (1 - mix) * a + mix * w, average, params)
         return {**variables, "params": params}
 
     def run_fine_tuning(loops: LoopRunner, *args):
@@ -186,7 +230,9 @@ def dynafed(
         if is_matched:
             step_state = server.store_average(step_state, context)
         data, is_ready = get_data(step_state, cohort.inputs, context.round_index)
-        args = (average, data, fold_in_purpose(context.key, Purpose.SERVER), hp["fine_tune_lr"])
+        num_rounds = jnp.maximum(context.round_index - options.trajectory_rounds, 0)
+        lr = hp["fine_tune_lr"] * hp["fine_tune_lr_decay"] ** num_rounds
+        args = (average, data, fold_in_purpose(context.key, Purpose.SERVER), lr, hp)
         tuned = cohort.loops.cond(is_ready, run_fine_tuning, lambda *args: average, *args)
         return tuned, step_state
 
@@ -216,7 +262,7 @@ def dynafed(
     )
     stage = ServerStage(
         "synthesis",
-        before_round=options.trajectory_rounds,
+        before_rounds=options.synthesis_rounds,
         num_iterations=options.num_iterations,
         count_completed=lambda state: int(state.server.step_state.num_iterations),
         advance=server.advance_synthesis,
@@ -274,7 +320,7 @@ class _Server(NamedTuple):
 
     def init_step_state(self, hp, key, variables) -> DynaFedStepState:
         """Return the server's state before the first round."""
-        params, length = ravel_pytree(variables["params"])[0], self.options.num_iterations
+        params, length = ravel_pytree(variables["params"])[0], self.options.total_iterations
         nans = jnp.full(length, jnp.nan)
         log = SynthesisLog(nans, jnp.zeros(length, jnp.int32), jnp.zeros(length, bool), nans)
         num_images = len(self.snapshot_samples)
@@ -289,8 +335,13 @@ class _Server(NamedTuple):
     def store_average(self, step_state, context: ServerStepContext) -> DynaFedStepState:
         """Store the round's average in the trajectory."""
         average = ravel_pytree(context.variables_after["params"])[0]
+        trajectory, index = step_state.trajectory, context.round_index + 1
+        if self.options.max_syntheses > 1:  # the latest L rounds, in order
+            is_full = index >= len(trajectory)
+            trajectory = jnp.where(is_full, jnp.roll(trajectory, -1, axis=0), trajectory)
+            index = jnp.minimum(index, len(trajectory) - 1)
         # Rounds beyond L fall outside the array and are dropped.
-        trajectory = step_state.trajectory.at[context.round_index + 1].set(average, mode="drop")
+        trajectory = trajectory.at[index].set(average, mode="drop")
         return step_state._replace(trajectory=trajectory)
 
     def get_data(self, step_state: DynaFedStepState) -> tuple[SyntheticData, jax.Array]:
@@ -330,7 +381,7 @@ class _Server(NamedTuple):
 
     @property
     def snapshot_interval(self) -> int:
-        return max(1, (self.options.num_iterations - 1) // (NUM_SNAPSHOTS - 1))
+        return max(1, (self.options.total_iterations - 1) // (NUM_SNAPSHOTS - 1))
 
     def make_artifacts(self, step_state: DynaFedStepState) -> dict[str, Any]:
         """Return the synthetic data, the log of the synthesis and the snapshots."""
@@ -342,7 +393,7 @@ class _Server(NamedTuple):
             "synthetic_step_size": data.step_size,
             "snapshots": step_state.snapshots,
             "snapshot_samples": self.snapshot_samples.astype(int),
-            "snapshot_iterations": np.append(iterations, self.options.num_iterations),
+            "snapshot_iterations": np.append(iterations, self.options.total_iterations),
             **step_state.log._asdict(),
         }
 

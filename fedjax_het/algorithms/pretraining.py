@@ -75,7 +75,7 @@ def with_pretraining(
     )
     stage = ServerStage(
         "pretraining",
-        before_round=0,
+        before_rounds=(0,),
         num_iterations=epochs,
         count_completed=lambda state: int(state.server.step_state),
         advance=advance,

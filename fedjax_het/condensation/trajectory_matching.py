@@ -20,9 +20,10 @@ from jax import Array
 
 from fedjax_het.condensation.augment import DSA_STRATEGY, parse_strategy
 from fedjax_het.condensation.synthetic_data import SyntheticData, SyntheticTask
-from fedjax_het.condensation.unrolling import Unravel, matching_loss, unroll
+from fedjax_het.condensation.unrolling import Differentiation, Unravel, matching_loss, unroll
 from fedjax_het.utils.config import (
     Config,
+    MomentumCoefficient,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -120,12 +121,28 @@ class SynthesisOptions(Config):
     """First round that may be a start."""
     max_start: NonNegativeInt | None = 50
     """Last round that may be a start, inclusive; never beyond L - s."""
+    initial_max_start: NonNegativeInt | None = None
+    """Last round that may be a start in the first iteration. It grows linearly to `max_start` over
+    the iterations (DATM, Guo et al., ICLR 2024); None: `max_start` in all iterations."""
+    path: Literal["rounds", "average", "line"] = "rounds"
+    """Models from which targets are drawn: "rounds", the averages of the rounds; "average", their
+    exponential average; "line", points on the straight line from the first start to round L (MCT,
+    Zhong et al., CVPR 2025)."""
+    path_decay: MomentumCoefficient = 0.5
+    """Weight of the earlier models in the exponential average of the path "average"."""
+    starts: Literal["path", "rounds"] = "path"
+    """Models from which segments start: points of the "path", or averages of "rounds"."""
     num_iterations: PositiveInt = 3000
     """N: outer iterations."""
     inner_steps: PositiveInt = 20
     """s': SGD steps on the synthetic data per iteration."""
     inner_batch_size: PositiveInt | None = None
     """Synthetic samples per inner step; None: all."""
+    inner_momentum: MomentumCoefficient = 0.0
+    """Momentum of the inner steps."""
+    differentiation: Differentiation = "exact"
+    """Derivative of the inner steps: "exact", or "first_order", which holds each step's parameters
+    constant."""
     samples_per_class: PositiveInt | None = 15
     """Synthetic samples of each class."""
     num_samples: PositiveInt | None = None
@@ -164,6 +181,9 @@ class SynthesisOptions(Config):
         expected = f"0 <= first start <= last start <= {bound}"
         starts = self.min_start, self.max_start
         require(0 <= first <= last, "min_start, max_start", starts, expected)
+        initial = self.initial_max_start
+        is_valid = initial is None or first <= initial <= last
+        require(is_valid, "initial_max_start", initial, f"{first} to {last}, the range of starts")
         num, max_count = self.num_candidates, max(self.target_counts, default=0)
         expected = f"at least 2 with target_end = {self.target_end!r}, which excludes the end"
         require(num >= 1, "segment_length", self.segment_length, expected)
@@ -207,7 +227,34 @@ class SynthesisOptions(Config):
         return self.samples_per_class * num_classes
 
 
-def draw_segment(options: SynthesisOptions, trajectory: Array, key: Array) -> tuple[Array, Array]:
+def compute_path(options: SynthesisOptions, trajectory: Array) -> Array:
+    """Return the models from which targets are drawn, by `options.path`.
+
+    Args:
+      options: kind of the path, decay and range of the starts.
+      trajectory: averages of the rounds, `[L + 1, P]`.
+
+    Returns:
+      The models, `[L + 1, P]`.
+    """
+    if options.path == "average":
+
+        def average(mean: Array, model: Array) -> tuple[Array, Array]:
+            mean = options.path_decay * mean + (1 - options.path_decay) * model
+            return mean, mean
+
+        return jax.lax.scan(average, trajectory[0], trajectory)[1]
+    if options.path == "line":
+        first, last = options.start_range[0], options.trajectory_rounds
+        position = jnp.maximum(jnp.arange(last + 1) - first, 0)[:, None] / (last - first)
+        line = trajectory[first] + position * (trajectory[last] - trajectory[first])
+        return trajectory.at[first:].set(line[first:])
+    return trajectory
+
+
+def draw_segment(
+    options: SynthesisOptions, path: Array, key: Array, progress: Array | float = 1.0
+) -> tuple[Array, Array]:
     """Draw the start of a trajectory segment and its target.
 
     The start is uniform over `options.start_range`. The target is the mean of k checkpoints out of
@@ -215,15 +262,20 @@ def draw_segment(options: SynthesisOptions, trajectory: Array, key: Array) -> tu
 
     Args:
       options: lengths, counts and the role of the segment's last checkpoint.
-      trajectory: checkpoints, `[T + 1, P]`.
+      path: models from which the target is drawn, `[L + 1, P]`.
       key: key of the draws.
+      progress: share of the iterations that are done, for `options.initial_max_start`.
 
     Returns:
       The start, `[]` int, and the target, `[P]`.
     """
     start_key, count_key, target_key = jax.random.split(key, 3)
     first_start, last_start = options.start_range
-    start = jax.random.randint(start_key, (), first_start, last_start + 1)
+    end_start: Array | int = last_start + 1
+    if options.initial_max_start is not None:
+        growth = (last_start + 1 - options.initial_max_start) * jnp.minimum(progress, 1)
+        end_start = jnp.minimum(options.initial_max_start + growth.astype(int), last_start) + 1
+    start = jax.random.randint(start_key, (), first_start, end_start)
     count = jax.random.choice(count_key, jnp.asarray(options.target_counts))
     num_candidates, max_count = options.num_candidates, max(options.target_counts)
     if options.target_replacement:
@@ -235,7 +287,7 @@ def draw_segment(options: SynthesisOptions, trajectory: Array, key: Array) -> tu
         steps = jnp.append(steps, options.segment_length)
         is_member = jnp.append(is_member, True)
     weights = is_member / is_member.sum()
-    target = jnp.einsum("k,kp->p", weights, trajectory[start + steps], precision="highest")
+    target = jnp.einsum("k,kp->p", weights, path[start + steps], precision="highest")
     return start, target
 
 
@@ -371,15 +423,20 @@ class TrajectoryMatching:
         expected = f"[{rounds + 1}, P]: the initial model and the averages of {rounds} rounds"
         require(is_valid, "trajectory", trajectory.shape, expected)
         segment_key, unroll_key = jax.random.split(key)
-        start, target = draw_segment(options, trajectory, segment_key)
+        path = compute_path(options, trajectory)
+        progress = state.adam.count / options.num_iterations
+        start, target = draw_segment(options, path, segment_key, progress)
+        start_model = (path if options.starts == "path" else trajectory)[start]
 
         def loss(data: SyntheticData) -> Array:
             end = unroll(
-                *(self.task, self.unravel, trajectory[start], data, unroll_key),
+                *(self.task, self.unravel, start_model, data, unroll_key),
                 num_steps=options.inner_steps,
                 batch_size=options.inner_batch_size,
+                momentum=options.inner_momentum,
+                differentiation=options.differentiation,
             )
-            return matching_loss(end, trajectory[start], target, distance=options.distance)
+            return matching_loss(end, start_model, target, distance=options.distance)
 
         value, gradient = jax.value_and_grad(loss)(data)
         is_finite = jnp.isfinite(value)

@@ -17,7 +17,7 @@ the product itself is from Pearlmutter (1994).
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ from fedjax_het.nn.micro_batch import accumulate_micro_batches
 
 Tree = Any
 Unravel = Callable[[Array], Tree]  # parameters from a vector [P], see `ravel_pytree`
+Differentiation = Literal["exact", "first_order"]
 
 
 def unroll(
@@ -43,12 +44,15 @@ def unroll(
     *,
     num_steps: int,
     batch_size: int | None = None,
+    momentum: float = 0.0,
+    differentiation: Differentiation = "exact",
 ) -> Array:
     """Train by SGD on synthetic data, differentiably: the inner loop A(X, y, w, s').
 
     The update, `num_steps` times, is
 
-        w <- w - step_size * grad loss(w; augment(images), labels)
+        m <- momentum * m + grad loss(w; augment(images), labels)
+        w <- w - step_size * m
 
     Cost: `num_steps` gradients; the backward pass costs about three times as much. Memory:
     `num_steps` * P numbers, and the activations of a (micro-)batch.
@@ -64,6 +68,10 @@ def unroll(
         batch is the remainder, as in the public codes of DynaFed and trajectory matching. None: all
         samples at every step, in their stored order, since neither the mean nor the independent
         augmentations depend on it.
+      momentum: momentum of SGD; the buffer starts at 0.
+      differentiation: "exact", or "first_order", in which each step's gradient is differentiated
+        with its parameters held constant. The released code of TESLA (Cui et al., ICML 2023) does
+        so; its derivative lacks the products of second derivatives along the training.
 
     Returns:
       Parameters at the end, `[P]`, differentiable in `vector` and in every leaf of `synthetic`.
@@ -111,10 +119,16 @@ def unroll(
         server_parallelism=task.parallelism,
     )
 
-    def step(vector: Array, step_index: Array) -> tuple[Array, None]:
-        return vector - synthetic.step_size * gradient(vector, synthetic, (key, step_index)), None
+    def step(carry: tuple[Array, Array | None], step_index: Array) -> tuple[tuple, None]:
+        vector, buffer = carry
+        point = jax.lax.stop_gradient(vector) if differentiation == "first_order" else vector
+        direction = gradient(point, synthetic, (key, step_index))
+        if buffer is not None:
+            buffer = direction = momentum * buffer + direction
+        return (vector - synthetic.step_size * direction, buffer), None
 
-    return jax.lax.scan(step, vector, jnp.arange(num_steps))[0]
+    initial = vector, jnp.zeros_like(vector) if momentum else None
+    return jax.lax.scan(step, initial, jnp.arange(num_steps))[0][0]
 
 
 def mixed_mode(

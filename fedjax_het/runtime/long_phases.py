@@ -98,7 +98,9 @@ def run_resumable_round(group_state: GroupState, checkpoints: CheckpointWriter) 
 def run_server_stage(
     group_state: GroupState, stage: ServerStage, checkpoints: CheckpointWriter
 ) -> Iterator[str]:
-    """Execute a server stage: on each run's device, shared by the devices, or on one device.
+    """Execute a server stage before the current round, unless it is complete.
+
+    It runs on each run's device, shared by the devices, or on one device.
 
     A run whose state has more numbers that are not finite after a call than before it has diverged.
     After a signal another call of this function continues, and several iterators of one run may
@@ -112,7 +114,10 @@ def run_server_stage(
     Yields:
       The name of the stage after each call.
     """
-    group, timing, total = group_state.group, group_state.timing, stage.num_iterations
+    total = stage.num_iterations * (stage.before_rounds.index(group_state.rounds_done) + 1)
+    if group_state.count_stage_iterations(stage) >= total:
+        return
+    group, timing = group_state.group, group_state.timing
     program, plan = group.program.server_stages[stage.name], group.program.plan
     place = (lambda tree: tree) if group_state.shards_server_stages else _copy_to_first_device
     cached_inputs, key = group_state.cached_inputs, group_state.build_keys(Stream.SERVER)

@@ -138,7 +138,7 @@ def count_flops(
     server_stages, rounds = [], []
     for i in range(group_state.total_rounds):
         for stage in algorithm.server_stages:
-            if stage.before_round == i:
+            if i in stage.before_rounds:
                 server_stages.append(ServerStageFlops(stage.name, i, execute(stage.name)))
         rounds.append(execute("rounds", _build_round_inputs(group_state, i, is_evaluated=False)))
     tuning = 0

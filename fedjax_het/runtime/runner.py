@@ -69,9 +69,8 @@ def advance_runs(group_state: GroupState, checkpoints: CheckpointWriter) -> Iter
     with InputPrefetcher(group_state) as prefetcher:
         while group_state.is_unfinished:
             for stage in group_state.group.program.algorithm.server_stages:
-                if stage.before_round == group_state.rounds_done and group_state.active:
-                    if group_state.count_stage_iterations(stage) < stage.num_iterations:
-                        yield from run_server_stage(group_state, stage, checkpoints)
+                if group_state.rounds_done in stage.before_rounds and group_state.active:
+                    yield from run_server_stage(group_state, stage, checkpoints)
                     if group_state.active:
                         with group_state.timing.record_compilation():
                             verify_round_program(group_state, stage.name)
@@ -107,9 +106,8 @@ def _compute_chunk_length(group_state: GroupState) -> int:
     if not timing.timed_rounds:
         return 1
     stop_rounds = [group_state.total_rounds]
-    stop_rounds += [
-        stage.before_round for stage in program.algorithm.server_stages if stage.before_round > done
-    ]
+    for stage in program.algorithm.server_stages:
+        stop_rounds += [i for i in stage.before_rounds if i > done]
     if (every := group_state.pause_every) is not None:
         stop_rounds.append((done // every + 1) * every)
     rounds_until_rules = (
