@@ -217,3 +217,34 @@ def test_runs_share_compiled_program(no_program_eviction):
         run_spec(other)
         assert prepare_group([other], UserObjects(make_user_dataset())).program is first.program
     assert first.program.chunk.program._cache_size() == 1
+
+
+REPEATED_SYNTHESIS = {**SYNTHESIS_OPTIONS, "max_syntheses": 2, "synthesis_interval": 3}
+
+
+@pytest.mark.slow
+def test_repeated_synthesis_resumes(tmp_path, eager, monkeypatch):
+    """The syntheses before rounds 4 and 7 have six iterations each."""
+    spec = make_spec("dynafed", options=REPEATED_SYNTHESIS)
+    whole = run_spec(spec)
+    assert whole.summary["synthesis_iterations"] == 12
+    assert np.isfinite(whole.artifacts["matching_loss"]).all()
+    once = run_spec(make_spec("dynafed")).metrics["test_loss"]
+    same = whole.metrics["test_loss"] == once
+    assert same[:7].all() and not same[7:].any()
+    monkeypatch.setattr("fedjax_het.runtime.long_phases.CHUNK_SECONDS", 0.0)
+    for stop in (8, 16):  # in the first and in the second synthesis
+        folder = tmp_path / str(stop)
+        with pytest.raises(KilledError):
+            run_spec(spec, output_dir=folder, progress=make_killing_callback(stop))
+        assert_results_equal(run_spec(spec, output_dir=folder, resume=True), whole)
+
+
+@pytest.mark.slow
+def test_trajectory_of_repeated_synthesis():
+    options = {**REPEATED_SYNTHESIS, "fine_tune_epochs": 0}
+    state = run_spec(make_spec("dynafed", options=options)).state
+    for row, rounds in enumerate((5, 6, 7, 8, 9)):
+        model = run_spec(make_spec("fedavg", rounds=rounds)).state.server.variables["params"]
+        vector = ravel_pytree(model)[0]
+        np.testing.assert_array_equal(state.server.step_state.trajectory[row], vector)

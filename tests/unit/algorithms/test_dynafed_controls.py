@@ -36,9 +36,19 @@ OPTIONS = {
 }
 
 
+HP = {
+    "local_lr": 0.2,
+    "fine_tune_lr": RATE,
+    "fine_tune_lr_decay": 1.0,
+    "fine_tune_prox": 0.0,
+    "fine_tune_mix": 1.0,
+}
+
+
 class Tuned(ReferenceFedAvg):
     """From round L on the average takes steps of Adam on fixed data, all of them at once, for the
-    cross-entropy of soft labels over the number of classes."""
+    cross-entropy of soft labels over the number of classes. The learning rate decays, a proximal
+    term pulls to the average, and the result is mixed with the average."""
 
     def __init__(self, federation, x, p):
         super().__init__(federation)
@@ -53,10 +63,14 @@ class Tuned(ReferenceFedAvg):
         super().update_server(r, clients, models)
         if r < LAST:
             return
-        adam = ReferenceAdam()
+        hp, adam, average = self.federation.hp, ReferenceAdam(), self.global_vector
+        rate = RATE * hp["fine_tune_lr_decay"] ** (r - LAST)
+        tuned = average
         for _ in range(EPOCHS):
-            slope = self.soft_slope(self.global_vector)
-            self.global_vector = adam.step(self.global_vector, slope, RATE)
+            slope = self.soft_slope(tuned) + hp["fine_tune_prox"] * (tuned - average)
+            tuned = adam.step(tuned, slope, rate)
+        mix = hp["fine_tune_mix"]
+        self.global_vector = mix * tuned + (1 - mix) * average
 
 
 def control(synthetic, images, labels, number=SAMPLES):
@@ -71,10 +85,19 @@ def control(synthetic, images, labels, number=SAMPLES):
     return flatten_images(chosen_images), softmax(20.0 * np.eye(NUM_CLASSES)[classes])
 
 
-@pytest.mark.parametrize("synthetic", ["untrained", "real"])
-def test_control_rounds_match_tuned_fedavg(synthetic):
+@pytest.mark.parametrize(
+    ("synthetic", "settings"),
+    [
+        ("untrained", {}),
+        ("real", {}),
+        ("untrained", {"fine_tune_lr_decay": 0.5}),
+        ("untrained", {"fine_tune_prox": 0.3}),
+        ("real", {"fine_tune_mix": 0.4}),
+    ],
+)
+def test_control_rounds_match_tuned_fedavg(synthetic, settings):
     build = bind_options(dynafed, base=fedavg, **OPTIONS, synthetic=synthetic)
-    hp = {"local_lr": 0.2, "fine_tune_lr": RATE}
+    hp = {**HP, **settings}
     federation = make_small_federation(build, hp=hp, participation=0.7)
     loop = Tuned(federation, *control(synthetic, *federation.data))
     run_and_compare(loop, 4, atol=1e-5)

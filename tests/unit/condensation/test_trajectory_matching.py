@@ -20,6 +20,7 @@ from fedjax_het.condensation import (
 )
 from fedjax_het.condensation.trajectory_matching import (
     NUMERIC_PRESETS,
+    compute_path,
     draw_segment,
     mean_loss_by_start,
 )
@@ -98,6 +99,31 @@ def test_draw_segment_paper_preset():
         [target[t + 1 : t + s] > 0 for t, target in zip(starts, targets, strict=True)], 0
     )
     np.testing.assert_allclose(shares, 1 / 2, atol=0.04)
+
+
+def test_initial_max_start_grows():
+    options = SynthesisOptions(trajectory_rounds=12, segment_length=2, initial_max_start=1)
+    path, keys = jnp.eye(13), jax.random.split(jax.random.key(0), 500)
+    draw = jax.jit(jax.vmap(lambda key, done: draw_segment(options, path, key, done)[0], (0, None)))
+    latest_starts = [int(draw(keys, done).max()) for done in (0.0, 0.5, 1.0, 2.0)]
+    assert latest_starts == [1, 6, 10, 10]
+    assert {int(draw(keys, done).min()) for done in (0.0, 1.0)} == {0}
+
+
+def test_paths_equal_formulas():
+    trajectory = np.random.default_rng(0).normal(size=(7, 3)).astype(np.float32)
+    options = SynthesisOptions(trajectory_rounds=6, segment_length=2, min_start=2, max_start=None)
+    average = dataclasses.replace(options, path="average", path_decay=0.3)
+    expected, rows = trajectory[0].astype(np.float64), []
+    for row in trajectory:
+        expected = 0.3 * expected + 0.7 * row
+        rows.append(expected)
+    np.testing.assert_allclose(compute_path(average, jnp.asarray(trajectory)), rows, rtol=1e-5)
+    line = compute_path(dataclasses.replace(options, path="line"), jnp.asarray(trajectory))
+    np.testing.assert_allclose(line[:3], trajectory[:3], rtol=1e-5)
+    np.testing.assert_allclose(line[4], (trajectory[2] + trajectory[6]) / 2, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(line[6], trajectory[6], rtol=1e-5, atol=1e-6)
+    assert (compute_path(options, jnp.asarray(trajectory)) == trajectory).all()
 
 
 # --- synthesis ---------------------------------------------------------------------------------
@@ -232,6 +258,22 @@ def test_synthesis_skips_nonfinite_iterations():
     assert state.num_skipped == 60 and mean_loss_by_start(info) == {}
     for a, b in zip(jax.tree.leaves(state.data), jax.tree.leaves(start.data), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("starts", ["path", "rounds"])
+def test_starts_of_segments(starts):
+    """The loss of an iteration is the loss from the start and to the target of its draw."""
+    synthesis, _, hp, state = make_toy(path="line", starts=starts, inner_momentum=0.5)
+    trajectory, key = jnp.asarray(real_trajectory()), jax.random.key(1)
+    _, log = synthesis.run_iteration(hp, state, trajectory, key)
+    path = compute_path(synthesis.options, trajectory)
+    segment_key, unroll_key = jax.random.split(key)
+    start, target = draw_segment(synthesis.options, path, segment_key)
+    assert 0 < start < ROUNDS - 2  # the path differs from the rounds between its ends
+    model = (path if starts == "path" else trajectory)[start]
+    args = (synthesis.task, unravel, model, state.data, unroll_key)
+    end = unroll(*args, num_steps=synthesis.options.inner_steps, momentum=0.5)
+    np.testing.assert_allclose(log.matching_loss, matching_loss(end, model, target), rtol=1e-5)
 
 
 def test_synthesis_clips_step_size():

@@ -50,6 +50,8 @@ def make_loss(name="mlp", **options):
     steps = {
         "num_steps": options.pop("num_steps", 4),
         "batch_size": options.pop("batch_size", None),
+        "momentum": options.pop("momentum", 0.0),
+        "differentiation": options.pop("differentiation", "exact"),
     }
     task = SyntheticTask(apply_params, **{"augment_strategy": "none", **options})
 
@@ -86,8 +88,11 @@ def assert_equal(ours, theirs, rtol=1e-9):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * scale)
 
 
-@pytest.mark.parametrize("scaling", ["cross_entropy_over_classes", "cross_entropy"])
-def test_unroll_equals_sgd_loop(scaling):
+@pytest.mark.parametrize(
+    ("scaling", "momentum"),
+    [("cross_entropy_over_classes", 0.0), ("cross_entropy", 0.0), ("cross_entropy", 0.9)],
+)
+def test_unroll_equals_sgd_loop(scaling, momentum):
     """A softmax regression by hand."""
     start = np.random.default_rng(0).normal(size=(16, CLASSES))
     with enable_x64(True):
@@ -100,15 +105,59 @@ def test_unroll_equals_sgd_loop(scaling):
             data,
             jax.random.key(0),
             num_steps=7,
+            momentum=momentum,
         )
     x = np.asarray(data.images).reshape(SAMPLES, -1)
     divisor = SAMPLES * (CLASSES if scaling == "cross_entropy_over_classes" else 1)
-    expected = start
+    expected, buffer = start, 0.0
     for _ in range(7):
         exponentials = np.exp(x @ expected)
         error = exponentials / exponentials.sum(1, keepdims=True) - labels
-        expected = expected - float(data.step_size) * x.T @ error / divisor
+        buffer = momentum * buffer + x.T @ error / divisor
+        expected = expected - float(data.step_size) * buffer
     np.testing.assert_allclose(end.reshape(expected.shape), expected, rtol=1e-10)
+
+
+def test_first_order_sums_derivatives_of_steps():
+    """The end is the start minus the step size times gradients at the visited points, which the
+    derivative holds constant."""
+    with enable_x64(True):
+        apply_params, vector, unravel = network("mlp")
+        data, target = synthetic(), vector + 0.1
+        task = SyntheticTask(apply_params, "none")
+
+        def step_gradient(point, data):
+            return jax.grad(
+                lambda w: task.sum_losses(
+                    unravel(w),
+                    (data.images, data.label_logits, jnp.full(SAMPLES, 1 / SAMPLES)),
+                    None,
+                )
+            )(point)
+
+        points = [vector]
+        for _ in range(4):
+            points.append(points[-1] - data.step_size * step_gradient(points[-1], data))
+
+        def reference(data):
+            end = vector
+            for point in points[:-1]:
+                end = end - data.step_size * step_gradient(point, data)
+            return matching_loss(end, vector, target)
+
+        def loss(data, differentiation):
+            end = unroll(
+                *(task, unravel, vector, data, jax.random.key(4)),
+                num_steps=4,
+                differentiation=differentiation,
+            )
+            return matching_loss(end, vector, target)
+
+        values, gradients = jax.value_and_grad(loss)(data, "first_order")
+        exact_value, exact = jax.value_and_grad(loss)(data, "exact")
+        np.testing.assert_allclose(values, exact_value, rtol=1e-12)
+        assert_equal(gradients, jax.grad(reference)(data))
+        assert not np.allclose(gradients.images, exact.images, rtol=1e-3)
 
 
 @pytest.mark.parametrize(
