@@ -10,7 +10,7 @@ from typing import Any
 from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.config.resolve import resolve_settings, validate_run
 from fedjax_het.config.settings import (
-    ADDED_OPTION_DEFAULTS,
+    ADDED_DEFAULTS,
     FORMER_SETTING_NAMES,
     RunSettings,
     get_former_protocol,
@@ -225,8 +225,9 @@ def hash_settings(spec: RunSettings) -> str:
     settings = rename_former_arguments(spec.to_dict(), digest_names)
     if settings["protocol"] in (None, get_former_protocol(spec.algorithm)):
         del settings["protocol"]
-    options = settings["options"].items()
-    settings["options"] = {k: v for k, v in options if (k, v) not in ADDED_OPTION_DEFAULTS.items()}
+    for field, defaults in ADDED_DEFAULTS.items():
+        values = settings[field].items()
+        settings[field] = {k: v for k, v in values if (k, v) not in defaults.items()}
     text = json.dumps(settings, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

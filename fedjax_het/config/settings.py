@@ -29,8 +29,22 @@ FORMER_SETTING_NAMES = {
     "stop_at": "target_accuracy",
 }
 """Names of settings in version 0.6, which files, command lines and digests contain."""
-ADDED_OPTION_DEFAULTS = {"teacher_weights": "label"}
-"""Options that methods of version 0.6 lack, with the values that digests leave out."""
+ADDED_DEFAULTS: dict[str, dict[str, Any]] = {
+    "options": {
+        "teacher_weights": "label",
+        "differentiation": "exact",
+        "initial_max_start": None,
+        "inner_momentum": 0.0,
+        "max_syntheses": 1,
+        "path": "rounds",
+        "path_decay": 0.5,
+        "starts": "path",
+        "synthesis_interval": 20,
+    },
+    "hp": {"fine_tune_lr_decay": 1.0, "fine_tune_prox": 0.0, "fine_tune_mix": 1.0},
+}
+"""Options and hyperparameters that methods of version 0.6 lack, with the values that digests leave
+out."""
 SETTING_ALIASES = {"lr": "learning_rate", "server_lr": "server_learning_rate"}
 """Short names of settings on the command line."""
 SETTINGS_BY_HYPERPARAMETER = {name: setting for setting, name in HYPERPARAMETER_SETTINGS.items()}

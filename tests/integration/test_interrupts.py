@@ -350,7 +350,7 @@ def build_flickering(training, plan):
         number = jnp.where(done % 2 == 0, jnp.nan, 1.0).astype(jnp.float32)
         return state._replace(server=state.server._replace(step_state=(done, number)))
 
-    stage = ServerStage("flicker", 1, 3, lambda state: int(state.server.step_state[0]), advance)
+    stage = ServerStage("flicker", (1,), 3, lambda state: int(state.server.step_state[0]), advance)
     return algorithm._replace(server_stages=(stage,))
 
 

@@ -294,7 +294,7 @@ BREAKS = {
         server_stages=(lambda: None,)
     ),
     "ServerStage.num_iterations = -1: expected a whole number >= 0": replacing(
-        server_stages=(ServerStage("w", 0, -1, lambda state: 0, lambda *arguments: None),)
+        server_stages=(ServerStage("w", (0,), -1, lambda state: 0, lambda *arguments: None),)
     ),
     "Algorithm.round_inputs = None: expected a list": replacing(round_inputs=None),
     "RoundInput.make_inputs = None: expected a function": replacing(
