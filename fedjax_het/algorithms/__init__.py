@@ -25,6 +25,7 @@ from fedjax_het.algorithms import (
     fedprox,
     fine_tuning,
     fsl,
+    levelled,
     moon,
     per_fedavg,
     pfedme,
@@ -74,6 +75,7 @@ METHODS: Registry[AlgorithmSpec] = Registry(
         fsl.DATA_SHARING,
         fsl.FSL,
         fsl.FSL_P,
+        levelled.SPEC,
     ),
     argument="algorithm",
 )
