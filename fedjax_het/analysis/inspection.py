@@ -193,7 +193,15 @@ def _describe_method(method: Any) -> Iterator[str]:
 def collect_settings_by_protocol(
     method: Any, dataset: str = "fashion_mnist"
 ) -> dict[str, dict[str, Any]]:
-    """Return a method's default settings on a data set: by flag, the value of each protocol."""
+    """Return a method's default settings on a data set.
+
+    Args:
+      method: the method's entry.
+      dataset: name of the data set.
+
+    Returns:
+      By flag, the value of each protocol.
+    """
     values_by_setting: dict[str, dict[str, Any]] = {}
     for protocol in PROTOCOLS:
         try:
