@@ -643,12 +643,21 @@ def _summarize_groups(
         }
         for name in ("wall_seconds", "client_samples_per_second"):
             summary[name] = get_metric_values(runs, name).mean()
-        # The first runs of a group of runs carry the compilation of all of them.
-        compile_seconds = get_metric_values(runs, "compile_seconds").fillna(0.0)
-        run_seconds = get_metric_values(runs, "wall_seconds") - compile_seconds
+        run_seconds = get_metric_values(runs, "wall_seconds") - _get_compile_seconds(runs)
         summary["seconds_without_compilation"] = run_seconds.mean()
         rows.append((settings, summary))
     return rows
+
+
+def _get_compile_seconds(runs: "pd.DataFrame") -> "pd.Series":
+    """Return each run's share of the compilation; 0 without the metric."""
+    compile_seconds = get_metric_values(runs, "compile_seconds").fillna(0.0)
+    if "fedjax_het" not in runs:
+        return compile_seconds
+    # Versions before 0.7 gave each of the runs in lockstep the compilation of all of them.
+    is_undivided = runs["fedjax_het"].astype(str).str.match(r"0\.[0-6]\.")
+    num_runs = get_metric_values(runs, "made_together").fillna(1)
+    return compile_seconds / num_runs.where(is_undivided, 1)
 
 
 class _OverviewRow(NamedTuple):

@@ -98,9 +98,9 @@ ACROSS = TableDeclaration(
                 "fedaf": SHORT_CONDENSATION,
                 "pfedme": {"hp": {"personal_lr": 0.03}},
             },
-            note="feddm and fedaf condense less than by default: 10 images a class, 100 steps, 50 "
-            "server epochs. pfedme's personal_lr is 0.03, since the default of 0.09 diverges in "
-            "the first round. fedbn without batch norm is fedavg.",
+            note="FedDM and FedAF condense less than by default: 10 images a class, 100 steps, 50 "
+            "server epochs. pFedMe's personal_lr is 0.03, since the default of 0.09 diverges in "
+            "the first round. FedBN without batch norm is FedAvg.",
         ),
     },
 )
@@ -116,8 +116,8 @@ CAPTION = (
     "global model on all test images. Own: mean over clients of each client's evaluated model, on "
     "data distributed like the client's training data. MB and TFLOP: of a run; and up to the "
     f"target, where a mean of {WINDOW} rounds reaches {100 * TARGET_FRACTION:.0f} % of "
-    f"{BASELINES[GLOBAL_METRIC]}'s accuracy on all test images, or of {BASELINES[CLIENT_METRIC]}'s "
-    "on clients' own for methods that make models of their own. TFLOP counts batches filled up, "
+    f"{get_method_title(BASELINES[GLOBAL_METRIC])}'s accuracy on all test images, or "
+    f"{get_method_title(BASELINES[CLIENT_METRIC])}'s on clients' own for methods that make models of their own. TFLOP counts batches filled up, "
     "and one tuning of all copies where tuned copies are evaluated; no tests."
 )
 

@@ -6,6 +6,7 @@ results read like files. Tables and figures are files beside it.
 
 import hashlib
 import re
+import shlex
 import shutil
 import sys
 from dataclasses import dataclass
@@ -55,14 +56,22 @@ class ArchivedResults:
     def show_command(self) -> str:
         """Command that shows the results in place."""
         arguments = [*self.arguments, "--show", "--output-dir", f"experiments/{self.folder}"]
-        return " ".join(["python", f"experiments/{self.program}", *arguments])
+        return shlex.join(["python", f"experiments/{self.program}", *arguments])
 
 
-# Command lines for folders that are not named after the preset of their runs.
-_WIDTH16 = "--preset cpu --rounds 100 --width 16 --datasets fashion_mnist --alphas 0.01 --seeds 0"
-ARGUMENTS_BY_FOLDER = {
-    "table5-mlp": ("--models", "mlp"),
-    "table1-width16": tuple(_WIDTH16.split()),
+# Command lines by program and folder, where the folder's preset is not all that the runs need.
+_WIDTH16 = (
+    "--preset cpu --rounds 100 --width 16 --datasets fashion_mnist --alphas 0.01 --seeds 0 "
+    """--methods fedavg 'dynafed(preset="code")' """
+    """'dynafed(preset="code", synthetic="untrained")' 'dynafed(preset="code", synthetic="real")'"""
+)
+_FASHION_MNIST = "--preset cpu --datasets fashion_mnist"
+COMMAND_LINES = {
+    ("dynafed/table5.py", "table5-mlp"): "--models mlp",
+    ("table1.py", "table1-width16"): _WIDTH16,
+    ("fedaf/table1.py", "table1-cpu"): "--preset cpu --rounds 10",
+    ("fedamp/table1.py", "tables-cpu"): _FASHION_MNIST,
+    ("fedamp/table2.py", "tables-cpu"): _FASHION_MNIST,
 }
 PRESETS = ("short", "cpu", "paper")
 
@@ -81,9 +90,9 @@ def find_archives() -> list[ArchivedResults]:
             paper = paper or "dynafed"  # Table 1 and studies beside the papers' folders
             owner = f"{paper}-{stem}" if stem.startswith(("table", "fig")) else paper
             preset = name.rpartition("-")[2]
-            is_preset, own = preset in PRESETS, ARGUMENTS_BY_FOLDER.get(name, ())
+            default = f"--preset {preset}" if preset in PRESETS else ""
+            arguments = tuple(shlex.split(COMMAND_LINES.get((program, name), default)))
             folder = path.parent.relative_to(EXPERIMENTS_FOLDER).as_posix()
-            arguments = ("--preset", preset) if is_preset else own
             archives.append(ArchivedResults(owner, folder, program, arguments))
     return archives
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support.paths import ROOT
 
+from fedjax_het.algorithms import METHODS
 from fedjax_het.config.run_spec import hash_settings
 from fedjax_het.papers.archived_results import archive_runs, archive_runs_main
 from fedjax_het.runtime.device_report import describe_environment
@@ -39,6 +40,21 @@ def test_archived_results_load_under_digest():
             assert result.spec.protocol is not None
             is_renamed = path.stem in OTHER_DIGESTS
             assert is_renamed or result.spec.digest() == hash_settings(result.spec)
+
+
+TESTS_OVER_CLIENTS_OR_IMAGES = {"fig2.md", "leakage.md"}
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "experiments").glob("**/results/*/*.md")), ids=lambda path: path.stem
+)
+def test_archived_tables_have_names_of_methods_and_no_tests_of_few_seeds(path):
+    rows = [line.strip("| ").split(" | ") for line in path.read_text().splitlines() if "|" in line]
+    header, _, *rows = rows
+    assert "p" not in header or path.name in TESTS_OVER_CLIENTS_OR_IMAGES
+    if "Method" in header:
+        methods = {row[header.index("Method")].partition(" ")[0] for row in rows}
+        assert not methods & {*METHODS} and not any("=" in method for method in methods)
 
 
 def test_no_run_files_beside_archive():

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,8 @@ from fedjax_het.papers.archived_results import (
     prepare_show_command,
 )
 from fedjax_het.papers.dynafed.tables import TABLE1
+from fedjax_het.papers.fedaf.tables import TABLE1 as FEDAF_TABLE1
+from fedjax_het.papers.fedamp.tables import TABLE2 as FEDAMP_TABLE2
 from fedjax_het.papers.programs import ProgramModule, find_programs
 from fedjax_het.papers.report import (
     PaperItem,
@@ -333,11 +336,22 @@ def test_archives_belong_to_programs(tmp_path):
     assert there == {each.source for each in kept}
 
 
-def test_archive_of_another_width_has_its_runs():
-    (archive,) = (each for each in find_archives() if each.folder.endswith("table1-width16"))
-    cells = make_cells(TABLE1, parse_arguments(TableArguments, archive.arguments))
-    table = TableRun.from_directory(TABLE1, "cpu", cells, archive.source)
-    assert len([*table.iterate_results()]) == 4 and len(cells) < 10
+@pytest.mark.parametrize(
+    ("folder", "stem", "declaration", "num_runs", "num_cells"),
+    [
+        ("dynafed/results/table1-width16", "table1", TABLE1, 4, 4),
+        ("fedaf/results/table1-cpu", "table1", FEDAF_TABLE1, 5, 13),
+        ("fedamp/results/tables-cpu", "table2", FEDAMP_TABLE2, 30, 12),  # without diverged runs
+    ],
+)
+def test_command_of_archive_finds_runs(folder, stem, declaration, num_runs, num_cells):
+    """The runs of these folders have more settings than a preset's."""
+    archives = [each for each in find_archives() if each.folder == folder]
+    (archive,) = (each for each in archives if Path(each.program).stem == stem)
+    assert shlex.split(archive.show_command)[2:-3] == [*archive.arguments]
+    cells = make_cells(declaration, parse_arguments(TableArguments, archive.arguments))
+    table = TableRun.from_directory(declaration, "cpu", cells, archive.source)
+    assert (len([*table.iterate_results()]), len(cells)) == (num_runs, num_cells)
 
 
 def test_provenance_of_runs(tmp_path):

@@ -74,6 +74,14 @@ def test_figures_without_runs(name, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+def test_list_marks_runs_of_another_version(capsys):
+    folder = ROOT / "experiments" / "fedaf" / "results" / "table1-cpu"
+    words = ["--preset", "cpu", "--rounds", "10", "--list", "--output-dir", str(folder)]
+    assert load_program("fedaf.table1")(words) == 0
+    states = [line.split("  ")[1].strip() for line in capsys.readouterr().out.splitlines()]
+    assert states.count("kept (version 0.6.0)") == 5 and states.count("missing") == 8
+
+
 @pytest.mark.parametrize("name", ["fedaf.table2", "fedamp.table3"])
 def test_table_without_alpha_rejects_alphas(name, capsys, tmp_path):
     assert load_program(name)(["--alphas", "0.1", "--output-dir", str(tmp_path)]) == 2

@@ -8,7 +8,12 @@ import pytest
 from scipy import stats
 from support.tables import make_results
 
-from fedjax_het.analysis.comparison import add_row_settings, compare_with_reported, parse_row
+from fedjax_het.analysis.comparison import (
+    add_row_settings,
+    compare_with_reported,
+    format_row,
+    parse_row,
+)
 from fedjax_het.papers.dynafed.settings import CONTROLS, TUNING
 from fedjax_het.papers.dynafed.tables import TABLE1
 from fedjax_het.papers.table import TableArguments, TableRun, make_cells
@@ -172,7 +177,7 @@ def test_p_values_are_of_paired_seeds():
     assert actual["fedavg"] == pytest.approx(2 * raw["fedavg"])  # Holm: the least of two
     assert actual["fedprox"] == pytest.approx(max(raw["fedprox"], actual["fedavg"]))
     assert actual["fedavg"] < 1e-4
-    assert "over seeds of the difference from dynafed" in describe_p_values(outcome_of(own, []))
+    assert "over seeds of the difference from DynaFed" in describe_p_values(outcome_of(own, []))
 
 
 def test_no_p_value_of_fewer_than_five_seeds():
@@ -242,4 +247,4 @@ def test_gain_columns():
         TABLE1,
     )
     assert paper.count("+50.0 % reported") == 2
-    assert CONTROLS[1] in describe_gains_column(TABLE1)
+    assert f"({format_row(CONTROLS[1])})" in describe_gains_column(TABLE1)

@@ -49,9 +49,9 @@ TABLE1 = EXPERIMENT(
         "quick": replace(
             QUICK,
             optional_rows=EXTRA_METHODS,
-            note="feddm and fedaf have the settings of FedAF's quick tables: a client condenses a "
+            note="FedDM and FedAF have the settings of FedAF's quick tables: a client condenses a "
             "class if it has ten images of it, in 60 steps instead of the papers' 1,000. That is "
-            "for clients that are far apart: at alpha 0.16 neither is above fedavg.",
+            "for clients that are far apart: at alpha 0.16 neither is above FedAvg.",
             note_methods=("feddm", "fedaf"),
             method_settings=QUICK.method_settings | QUICK_OF_FEDAF["method_settings"],
         ),

@@ -207,9 +207,9 @@ def make_text_table(rows: list[dict], arguments: Arguments) -> analysis.TextTabl
         f"Megabytes of 2^20 bytes. Partition dirichlet_capped, {NUM_CLIENTS} clients, balanced labels "
         "in place of the data sets': nothing is read or trained. Seeds "
         f"{', '.join(map(str, arguments.seeds))}.",
-        f"Counted: as the paper counts. fedaf: {ipc} images of 8 bits a value for every class that "
+        f"Counted: as the paper counts. FedAF: {ipc} images of 8 bits a value for every class that "
         f"a client has at least {ipc} of, and V_k and R_k, matrices of classes by classes in "
-        "float32. fedavg: 381,450 (ConvNet) and 11,181,642 (ResNet-18) float32 parameters on every "
+        "float32. FedAvg: 381,450 (ConvNet) and 11,181,642 (ResNet-18) float32 parameters on every "
         "data set. The paper does not say which classes are condensed.",
         "Difference: counted − reported, in percent of the reported value. Reported values have "
         "two digits: rounding alone is up to 8 % of 0.06 and 6 % of 0.09.",
@@ -217,7 +217,7 @@ def make_text_table(rows: list[dict], arguments: Arguments) -> analysis.TextTabl
         "them.",
         f"z: (reported − mean of {count}) / standard deviation. Chance in the partitions explains a "
         "value within ±2.",
-        "As float32: images in float32, the type of their training. fedavg: this package's networks with "
+        "As float32: images in float32, the type of their training. FedAvg: this package's networks with "
         "batch norm, whose parameters depend on the data set, and their running statistics.",
     )
     minor_columns = ("As float32", "z", f"Mean of {count}")

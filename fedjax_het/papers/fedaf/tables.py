@@ -31,8 +31,8 @@ BASELINES = (
     "fedgen",
 )
 _NOTES = {
-    "quick": "On the digits, with 8x8 pixels and about 290 images a client, feddm and fedaf are "
-    "above fedavg at alpha 0.02 and below it at 0.1, unlike in the paper. Their rows with equally "
+    "quick": "On the digits, with 8x8 pixels and about 290 images a client, FedDM and FedAF are "
+    "above FedAvg at alpha 0.02 and below it at 0.1, unlike in the paper. Their rows with equally "
     "many random real images are also below fedavg at 0.1: clients send too few images, however "
     "they are matched. A client condenses a class if it has ten images of it, in 60 steps instead "
     "of the paper's 1,000."
@@ -61,9 +61,9 @@ TABLE1 = EXPERIMENT(
         for name, preset in PRESETS.items()
     },
     row_parser=_parse_table1_row,
-    note="fedbn: the mean of the clients' networks with the mean of their normalization layers. "
-    "fedbn(client_test_model='personal'): with every client's own layers, mean over clients of the "
-    "accuracy on all test images. The paper does not state which it has.",
+    note="FedBN: the mean of the clients' networks with the mean of their normalization layers. "
+    "FedBN (personal): with every client's own layers, mean over clients of the accuracy on all "
+    "test images. The paper does not state which it has.",
 )
 table1 = make_table_program(TABLE1)
 """FedAF's Table 1: methods against label skew, on three data sets.
@@ -119,8 +119,8 @@ TABLE2 = EXPERIMENT(
     name="fedaf-table2",
     item="table2",
     title="FedAF, Table 2: test accuracy of the global model by domain.",
-    note="fedbn: each domain's accuracy is its client's accuracy, with the averaged network and "
-    "the client's normalization layers, since fedbn has no global model.",
+    note="FedBN: each domain's accuracy is its client's accuracy, with the averaged network and "
+    "the client's normalization layers, since FedBN has no global model.",
     row_parser=_parse_table2_row,
     settings={"partition": "by_domain", "num_clients": 6, "rounds": 10},
     presets={
@@ -201,8 +201,8 @@ TABLE4 = EXPERIMENT(
     results_folder="fedaf",
     item="table4",
     title="FedAF, Table 4: best test accuracy without parts of the method.",
-    note="fedaf(lambda_loc=0) is without the condensation loss across clients (CDC), "
-    "fedaf(lambda_glob=0) without the matching of soft labels (LGKM).",
+    note="FedAF (lambda_loc 0) is without the condensation loss across clients (CDC), "
+    "FedAF (lambda_glob 0) without the matching of soft labels (LGKM).",
     presets={
         "quick": add_control_rows(PRESETS["quick"], "table4"),
         "cpu": add_control_rows(PRESETS["cpu"], "table4"),
@@ -262,7 +262,7 @@ TABLE6 = EXPERIMENT(
                     batch_size=64, options={"ipc": 10, "steps": 25, "server_epochs": 50}
                 ),
                 note="A client condenses a class of the digits in 25 steps instead of the paper's "
-                "1,000. With equally many random real images fedaf is below fedavg, too: clients "
+                "1,000. With equally many random real images FedAF is below FedAvg, too: clients "
                 "send too few images, however they are matched.",
             ),
             "table6",

@@ -141,7 +141,7 @@ def _write_outputs(table_run: TableRun) -> list[str]:
         figure = analysis.plot_collaboration(
             [row["weights"] for row in first],
             first[0]["groups"],
-            titles=[f"{row['method']}, {dataset}, seed {row['seed']}" for row in first],
+            titles=[f"{format_row(row['method'])}, {dataset}, seed {row['seed']}" for row in first],
         )
         figures[f"fig3_{dataset}{'_' + model if has_several_models else ''}.png"] = figure
     return table_run.write_table(

@@ -14,7 +14,7 @@ import math
 from dataclasses import replace
 
 from fedjax_het.analysis import TableCell, compare_with_reported
-from fedjax_het.analysis.comparison import add_row_settings
+from fedjax_het.analysis.comparison import add_row_settings, format_row
 from fedjax_het.papers.fsl.scenarios import CPU_SCENARIO2, PAPER, QUICK_SCENARIO2, SCENARIO2
 from fedjax_het.papers.reported import load_reported_values
 from fedjax_het.papers.table import (
@@ -103,7 +103,7 @@ def select_best_cells(table_run: TableRun) -> tuple[list[TableCell], str]:
         best = best_by_row.setdefault(key, index)
         if scores[index] > scores[best]:
             best_by_row[key] = index
-    names = "; ".join(cells[index].method for index in best_by_row.values())
+    names = "; ".join(format_row(cells[index].method) for index in best_by_row.values())
     note = (
         f"Best settings (on the test images, as in the paper): {names}. "
         f"{int(table['diverged'].sum())} of all runs diverged."

@@ -64,7 +64,7 @@ def describe_p_values(table_run: TableRun) -> str:
     """Describe the column of p-values: the test, and the main method's row."""
     row = next(cell.method for cell in table_run.cells if _is_main_method(table_run, cell))
     return (
-        f"p: paired t-test over seeds of the difference from {row}, two-sided, with Holm's "
+        f"p: paired t-test over seeds of the difference from {format_row(row)}, two-sided, with Holm's "
         f"correction over the rows of a section; from {MIN_PAIRS} seeds."
     )
 
@@ -199,7 +199,7 @@ def compute_gains_over_real(
 
 def describe_gains_column(experiment: TableDeclaration) -> str:
     """Describe the column of gains over real images."""
-    rows = ", ".join(dict.fromkeys(experiment.real_data_rows.values()))
+    rows = ", ".join(map(format_row, dict.fromkeys(experiment.real_data_rows.values())))
     return (
         "Over real: points above the row that has equally many random real images in place of the "
         f"synthetic images ({rows})."

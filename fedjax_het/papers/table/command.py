@@ -12,7 +12,11 @@ from fedjax_het.papers.table.table_run import QUICK, TableRun
 from fedjax_het.papers.table.tuning import add_tuned_cells, describe_tuning, make_tuning_trials
 from fedjax_het.papers.table.writer import write_comparison_table
 from fedjax_het.runtime.result_display import format_run_label, list_varying_settings
-from fedjax_het.runtime.result_store import load_results, select_newest
+from fedjax_het.runtime.result_store import (
+    compute_settings_digest,
+    load_results,
+    select_newest,
+)
 from fedjax_het.runtime.sweep import plan_sweep, sweep
 from fedjax_het.utils import console
 from fedjax_het.utils.command_line import display_flags, parse_arguments
@@ -95,8 +99,14 @@ def _run_table(
     if arguments.list:
         plan = plan_sweep(specs, directory, dataset=dataset)
         varying = list_varying_settings(spec for _, spec, _ in plan)
+        kept = load_results(directory) if directory.is_dir() else ()
+        kept = kept[~kept["is_partial"]] if len(kept) else {"settings": (), "fedjax_het": ()}
+        versions = dict(zip(kept["settings"], kept["fedjax_het"], strict=True))
         for digest, spec, state in plan:
-            print(f"{digest}  {state:10}  {format_run_label(spec, varying=varying)}")
+            if state == "missing" and (version := versions.get(compute_settings_digest(spec))):
+                state = f"kept (version {version})"
+            width = 20 if versions else 10
+            print(f"{digest}  {state:{width}}  {format_run_label(spec, varying=varying)}")
         return 0
     if arguments.show:
         require(
