@@ -99,9 +99,10 @@ def _run_table(
     if arguments.list:
         plan = plan_sweep(specs, directory, dataset=dataset)
         varying = list_varying_settings(spec for _, spec, _ in plan)
-        kept = load_results(directory) if directory.is_dir() else ()
-        kept = kept[~kept["is_partial"]] if len(kept) else {"settings": (), "fedjax_het": ()}
-        versions = dict(zip(kept["settings"], kept["fedjax_het"], strict=True))
+        versions: dict[str, str] = {}
+        if directory.is_dir() and len(kept := load_results(directory)):
+            kept = kept[~kept["is_partial"]]
+            versions = dict(zip(kept["settings"], kept["fedjax_het"], strict=True))
         for digest, spec, state in plan:
             if state == "missing" and (version := versions.get(compute_settings_digest(spec))):
                 state = f"kept (version {version})"
