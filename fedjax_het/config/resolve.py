@@ -273,7 +273,7 @@ def _check_names(raw: RunSettings) -> None:
     for name, valid in names.items():
         value = getattr(raw, name)
         may_be_user_object = name in _OBJECT_ARGUMENTS
-        if may_be_user_object and value is not None and not isinstance(value, str):
+        if may_be_user_object and not isinstance(value, str | list | tuple | None):
             argument = _OBJECT_ARGUMENTS[name]
             require(False, name, value, f"a name; pass an object to simulate({argument}=...)")
         is_user_object = may_be_user_object and isinstance(value, str) and value == USER_PROVIDED
