@@ -377,12 +377,13 @@ def validate_algorithm_spec(algorithm_spec: AlgorithmSpec) -> AlgorithmSpec:
     """Return the entry with each field as its annotation has it. Raises ConfigError."""
     spec = algorithm_spec
     for argument, annotation in get_type_hints(AlgorithmSpec, include_extras=True).items():
-        if argument != "base":
+        if argument not in ("base", "hyperparameters"):
             validate(argument, getattr(spec, argument), annotation)
     for argument in ("options", "hyperparameters"):
         value = getattr(spec, argument)
         is_class = isinstance(value, type) and issubclass(value, Config)
-        is_function = argument == "hyperparameters" and not isinstance(value, type)
+        may_be_function = argument == "hyperparameters" and not isinstance(value, type)
+        is_function = may_be_function and callable(value)
         others = ", a dictionary of defaults >= 0, or a function"
         expected = "a class that is a Config" + others * (argument == "hyperparameters")
         require(is_class or is_function, argument, value, expected)

@@ -430,6 +430,12 @@ def test_settings_are_no_hyperparameters_of_a_method(name):
         register_method("mine", fedavg, hyperparameters={name: 0.5})
 
 
+def test_list_of_hyperparameters_is_rejected():
+    expected = r"hyperparameters = \['a'\]: expected a class .*, a dictionary of defaults >= 0, or"
+    with pytest.raises(ConfigError, match=expected):
+        register_method("mine", fedavg, hyperparameters=["a"])
+
+
 def test_other_missing_key_is_no_hyperparameter():
     register_method("mine", adjusting(lambda context, gradient, *arguments: gradient["bais"]))
     with pytest.raises(KeyError, match="bais"):
