@@ -63,6 +63,11 @@ def test_html_has_a_curve_and_escapes_names(result):
     assert {"script", "b"}.isdisjoint(tag for tag, _ in Cells(stranger._repr_html_()).tags)
 
 
+def test_repr_has_final_and_best_mean_of_clients(result):
+    text, mean = repr(result), 100 * result.summary["final_client_accuracy"]
+    assert f"final mean of clients' own tests {mean:.2f} %, best mean of" in text
+
+
 def test_plot_draws_a_metric(result):
     import matplotlib.pyplot as plt
 
