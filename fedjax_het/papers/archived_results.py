@@ -68,6 +68,7 @@ _WIDTH16 = (
 _FASHION_MNIST = "--preset cpu --datasets fashion_mnist"
 COMMAND_LINES = {
     ("dynafed/table5.py", "table5-mlp"): "--models mlp",
+    ("dynafed/fig5.py", "table5-mlp"): "--preset cpu --seeds 0 1 2",
     ("table1.py", "table1-width16"): _WIDTH16,
     ("fedaf/table1.py", "table1-cpu"): "--preset cpu --rounds 10",
     ("fedamp/table1.py", "tables-cpu"): _FASHION_MNIST,
@@ -82,7 +83,7 @@ def find_archives() -> list[ArchivedResults]:
     Returns:
       Archives by folder; none in an installed package.
     """
-    archives = []
+    archives = {}
     for path in sorted(EXPERIMENTS_FOLDER.glob("**/results/*/*.md")):
         program, name = _program_path(path), path.parent.name
         if (EXPERIMENTS_FOLDER / program).is_file():
@@ -93,8 +94,8 @@ def find_archives() -> list[ArchivedResults]:
             default = f"--preset {preset}" if preset in PRESETS else ""
             arguments = tuple(shlex.split(COMMAND_LINES.get((program, name), default)))
             folder = path.parent.relative_to(EXPERIMENTS_FOLDER).as_posix()
-            archives.append(ArchivedResults(owner, folder, program, arguments))
-    return archives
+            archives[folder, program] = ArchivedResults(owner, folder, program, arguments)
+    return [*archives.values()]
 
 
 def _program_path(path: Path) -> str:
@@ -104,6 +105,7 @@ def _program_path(path: Path) -> str:
     one level above for DynaFed's Table 1.
     """
     stem = path.parent.name.partition("-")[0] if path.stem == "table" else path.stem
+    stem = stem.partition("_")[0]  # a program may write several tables, such as fig5_length
     sibling = path.parents[2] / f"{stem}.py"
     program = sibling if sibling.is_file() else EXPERIMENTS_FOLDER / sibling.name
     return program.relative_to(EXPERIMENTS_FOLDER).as_posix()

@@ -326,6 +326,8 @@ def test_archives_belong_to_programs(tmp_path):
         "python experiments/dynafed/table5.py --models mlp --show "
         "--output-dir experiments/dynafed/results/table5-mlp"
     )
+    (figure5,) = archives_of("dynafed-fig5")  # two tables of one program
+    assert figure5.program == "dynafed/fig5.py" and figure5.source == table5.source
     words = prepare_show_command(table5, tmp_path / "copy")
     assert str(tmp_path / "copy") in words and len(list_run_files(tmp_path / "copy")) > 100
     assert not list((tmp_path / "copy").glob("*.md"))
