@@ -179,7 +179,7 @@ def test_figures_match_paper():
 
 def test_note_requires_its_methods():
     quick = ALL["table1"].presets["quick"]
-    assert "feddm" in quick.get_note(["fedavg", "feddm"])
+    assert "FedDM" in quick.get_note(["fedavg", "feddm"])
     assert quick.get_note([parse_row(row)[0] for row in quick.rows]) == ""
 
 

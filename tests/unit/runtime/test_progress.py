@@ -324,7 +324,7 @@ def test_commands_with_quiet_and_json(command, tmp_path, capsys):
     out, err = capsys.readouterr()
     assert err == "" and json.loads(out).keys() == last.keys()
     if command == "table":  # why a method does not do there what it does in its paper
-        note, table = "at alpha 0.16 neither is above fedavg.", tmp_path / "table.md"
+        note, table = "at alpha 0.16 neither is above FedAvg.", tmp_path / "table.md"
         assert note not in table.read_text()  # of FedDM, which is no row of it yet
         with_feddm = ["table", "table1", "--show", "--methods", "feddm", *TABLE[1:]]
         assert main([*with_feddm, str(tmp_path)]) == 0
