@@ -10,6 +10,7 @@ from support.tables import list_cells, list_digests, make_results
 
 from fedjax_het import RunSpec, analysis
 from fedjax_het.analysis import TableCell, compare_with_reported, format_comparison_table
+from fedjax_het.analysis.comparison import format_row
 from fedjax_het.analysis.overview import get_method_title
 from fedjax_het.papers.fedamp.tables import TABLE1 as WITHOUT_CLASSES
 from fedjax_het.papers.fsl import fig9, figures, server_examples, table1
@@ -250,7 +251,7 @@ def test_table1_row_is_best_variant():
     assert [cell.method for cell in best] == ["feddyn", "fsl(n0=250)", "fsl(n0=500)", *CONTROLS]
     assert best[2].runs[0].hyperparameters["gamma"] == 0.8
     assert best[0].runs[0].hyperparameters["feddyn_alpha"] == 0.05  # of equal ones the first
-    assert "fsl(n0=500, gamma=0.8)" in note and "1 of all runs diverged" in note
+    assert "FSL (n0 500, gamma 0.8)" in note and "1 of all runs diverged" in note
     table = compare_with_reported(best, results, reported)
     assert table["reported_mean"].dropna().tolist() == [57.79, 58.45, 61.44]
 
@@ -263,7 +264,7 @@ def test_table1_row_of_unfinished_table():
     outcome = TableRun(ALL["table1"], "paper", planned, results, None, reported, None)
     best, note = table1.select_best_cells(outcome)
     (row,) = (row for row in best if row.method == "fsl(n0=500)")
-    assert row.runs[0].hyperparameters["gamma"] == 1.0 and cell.method in note
+    assert row.runs[0].hyperparameters["gamma"] == 1.0 and format_row(cell.method) in note
 
 
 # Figures
