@@ -236,7 +236,7 @@ def test_run_is_executed_once(tmp_path):
     first = run_sweep([*SPECS, SPECS[0]], tmp_path, progress=lines.append)
     assert len(first.results) == 6 and first.results[0] is first.results[5]
     assert len(lines) == 5 and lines[0].startswith(
-        "[1/5] fedavg, user, mlp, protocol dynafed, seed 0: "
+        "[1/5] fedavg, user, mlp, partition iid, averaging uniform, protocol dynafed, seed 0: "
     )
     assert lines[-1].endswith("; done")
     again = run_sweep(SPECS, tmp_path, progress=lines.append)
