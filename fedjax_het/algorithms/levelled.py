@@ -90,9 +90,9 @@ SPEC = AlgorithmSpec(
     "levelled",
     levelled,
     "the average with the mean logits on noise images subtracted: a control without training",
-    title="Leveled logits",
+    title="Levelled",
     options=LevelledOptions,
-    color="#8C6D31",
+    color="#B8A038",
     dashes=(0, (1, 1)),
     wraps="model",
 )

@@ -35,6 +35,7 @@ from fedjax_het.runtime import benchmark, result_store, run_flops, runner, sessi
 from fedjax_het.runtime import ray_launcher as ray
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.signature import build_signature
+from fedjax_het.runtime.synthetic_dataset import SyntheticDataset
 from fedjax_het.runtime.trained_model import InputSpec, TrainedModel
 from fedjax_het.utils.config import VALIDATED_FUNCTIONS, parameter_types, validate_arguments
 
@@ -136,8 +137,8 @@ NOT_VALIDATED = {
 }
 # Functions that raise OSError, as documented.
 FILE_FUNCTIONS = {
-    *("Partition.save", "Result.load", "Result.save", "TrainedModel.save"),
-    "load_model",
+    *("Partition.save", "Result.load", "Result.save", "SyntheticDataset.save"),
+    *("TrainedModel.save", "load_model"),
 }
 
 
@@ -195,6 +196,10 @@ def make_good_calls(folder) -> dict[str, dict]:
         "Result.save": {"self": Result.load(stored), "directory": folder / "saved"},
         "Result.load": {"cls": Result, "path": stored},
         "TrainedModel.save": {"self": make_untrained_model(), "path": folder / "saved.msgpack"},
+        "SyntheticDataset.save": {
+            "self": SyntheticDataset(*[np.zeros(1)] * len(SyntheticDataset._fields)),
+            "path": folder / "synthetic.npz",
+        },
         "Partition.save": {"self": SPLIT, "path": folder / "split.npz"},
         "Partition.load": {"cls": data.Partition, "path": SPLIT.save(folder / "kept.npz")},
         "Partition.label_counts": {"self": SPLIT, **labels},

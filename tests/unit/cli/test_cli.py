@@ -470,9 +470,8 @@ def test_terminal_shows_summaries_as_text(capsys, monkeypatch, tmp_path):
     assert main(["report", folder, "--json"]) == 0
     files = json.loads(capsys.readouterr().out)["files"]
     assert "overview.md" in files and main(["report", folder, "--quiet"]) == 0
-    out = capsys.readouterr().out.splitlines()
-    assert out[0] == f"Written to {folder}:" and max(map(len, out[1:])) <= 80
-    assert " ".join(out[1:]).split()[:2] == ["overview.md,", "overview.tex,"]
+    words = capsys.readouterr().out.split()
+    assert words[:5] == ["Written", "to", f"{folder}:", "overview.md,", "overview.tex,"]
 
 
 def test_version(capsys):
