@@ -70,6 +70,8 @@ USER_PROVIDED = "user"
 
 # Arguments of `simulate` for objects of the user, by the settings that name such objects.
 _OBJECT_ARGUMENTS = {"dataset": "dataset", "model": "network", "local_optimizer": "optimizer"}
+# Prefixes of the hyperparameters of schedules, by the settings that name the schedules.
+_SCHEDULE_PREFIXES = {"lr_schedule": ROUND_PREFIX, "lr_step_schedule": STEP_PREFIX}
 NAMES: dict[str, Collection[str]] = {
     "algorithm": METHODS,
     "dataset": DATASETS,
@@ -226,7 +228,7 @@ def _resolve_except_hyperparameters(
         settings.pop("local_epochs", None)
     missing = {name: value for name, value in settings.items() if getattr(raw, name) is None}
     missing["protocol"] = protocol
-    for name, prefix in (("lr_schedule", ROUND_PREFIX), ("lr_step_schedule", STEP_PREFIX)):
+    for name, prefix in _SCHEDULE_PREFIXES.items():
         if method.trains_locally and getattr(raw, name) is None and f"{prefix}warmup" in raw.hp:
             missing[name] = "constant"
     spec = update_settings(raw, **missing)
@@ -522,7 +524,7 @@ def _explain_missing(spec: RunSettings, method: AlgorithmSpec, setting: str) -> 
 
 def _explain_schedule(name: str) -> str:
     """Return the schedules that a hyperparameter requires; "" if no schedule has it."""
-    for setting, prefix in (("lr_schedule", ROUND_PREFIX), ("lr_step_schedule", STEP_PREFIX)):
+    for setting, prefix in _SCHEDULE_PREFIXES.items():
         owners = [
             schedule
             for schedule in LR_SCHEDULES
@@ -558,11 +560,11 @@ def optional_hyperparameters(spec: RunSettings) -> dict[str, HyperParameter]:
 
 def _list_schedules(spec: RunSettings) -> list[tuple[str, str, str]]:
     """Return setting, name and hyperparameter prefix of each learning rate schedule of a run."""
-    settings = (
-        ("lr_schedule", spec.lr_schedule, ROUND_PREFIX),
-        ("lr_step_schedule", spec.lr_step_schedule, STEP_PREFIX),
-    )
-    return [(setting, name, prefix) for setting, name, prefix in settings if name is not None]
+    return [
+        (setting, name, prefix)
+        for setting, prefix in _SCHEDULE_PREFIXES.items()
+        if (name := getattr(spec, setting)) is not None
+    ]
 
 
 def is_horizon_dependent(spec: RunSettings) -> bool:
