@@ -38,7 +38,7 @@ from fedjax_het.runtime.result_store import (
     select_newest,
 )
 from fedjax_het.utils.config import validate_arguments
-from fedjax_het.utils.errors import require
+from fedjax_het.utils.errors import make_value_error
 from fedjax_het.utils.io import make_output_directory, write_atomically
 from fedjax_het.utils.text import to_one_line
 
@@ -101,14 +101,14 @@ def write_report(
     """
     directory = Path(directory)
     results = select_newest(load_results(directory))
-    renamed = list_renamed_files(directory)
-    for name in renamed:
+    for name in list_renamed_files(directory):
         text = f"left out: {name} is not named by its digest, as Result.digest() returns it"
         warnings.warn(to_one_line(text), stacklevel=2)
-    expected = "a folder with results of runs"
-    if num_damaged := len(list_run_files(directory)):
-        expected += f" ({num_damaged} result{'s' * (num_damaged > 1)}, damaged)"
-    require(len(results) > 0, "directory", str(directory), expected)
+    if not len(results):
+        expected = "a folder with results of runs"
+        if num_damaged := len(list_run_files(directory)):
+            expected += f" ({num_damaged} result{'s' * (num_damaged > 1)}, damaged)"
+        raise make_value_error("directory", str(directory), expected)
     curves = load_curves(directory, results=results)
     results, curves = add_evaluated_accuracy(results, curves)
     by = resolve_group_settings(results, by)
