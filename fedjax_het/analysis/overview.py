@@ -881,18 +881,19 @@ def _format_settings(settings: dict[str, Any], names: Sequence[str]) -> dict[str
 
 
 def _make_metric_notes(results: "pd.DataFrame", by: Sequence[str], metric: str) -> list[str]:
+    runs_by_row = [runs for _, runs in group_runs(results, by)]
     averaged_settings = [
         f"{format_setting_name(name)} "
         f"({', '.join(format_setting_value(settings[name], name) for settings, _ in groups)})"
         for name in find_varying_settings(results)
         if name not in by
         for groups in [group_runs(results, [name])]
-        if any(len(group_runs(runs, [name])) > 1 for _, runs in group_runs(results, by))
+        if any(len(group_runs(runs, [name])) > 1 for runs in runs_by_row)
     ]
     averaged_text = f"runs that differ in {', '.join(averaged_settings)}, and seeds"
     direction = "; lower is better" if get_metric_info(metric).higher_is_better is False else ""
     spread = f"mean ± standard deviation over {averaged_text if averaged_settings else 'seeds'}"
-    if all(len(runs) == 1 for _, runs in group_runs(results, by)):
+    if all(len(runs) == 1 for runs in runs_by_row):
         spread = "one run, hence no deviation"
     description = _METRIC_DESCRIPTIONS.get(metric, "")
     notes = [f"{get_metric_label(metric)}{description}: {spread}{direction}."]
