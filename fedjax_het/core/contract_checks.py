@@ -327,7 +327,7 @@ def require_arrays(name: str, tree: Any, expected: str) -> Any:
     Args:
       name: name of the function that returned `tree`, for messages.
       tree: any value; None is the result of a function without `return`.
-      expected: what `tree` is, for messages.
+      expected: description of `tree`, for messages.
 
     Returns:
       `tree`.

@@ -364,8 +364,8 @@ def merge_shapes(schedulers: Sequence[Scheduler], num_parallel: int = 1) -> Sche
 
     Args:
       schedulers: the schedulers of the runs.
-      num_parallel: number of runs in lockstep. Any of the runs can be in lockstep,
-        depending on runs that end early and on the progress of other workers.
+      num_parallel: number of runs in lockstep. Any of the runs can be in lockstep, depending on
+        runs that end early and on the progress of other workers.
 
     Returns:
       The sizes.

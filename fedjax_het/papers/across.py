@@ -117,8 +117,9 @@ CAPTION = (
     "data distributed like the client's training data. MB and TFLOP: of a run; and up to the "
     f"target, where a mean of {WINDOW} rounds reaches {100 * TARGET_FRACTION:.0f} % of "
     f"{get_method_title(BASELINES[GLOBAL_METRIC])}'s accuracy on all test images, or "
-    f"{get_method_title(BASELINES[CLIENT_METRIC])}'s on clients' own for methods that make models of their own. TFLOP counts batches filled up, "
-    "and one tuning of all copies where tuned copies are evaluated; no tests."
+    f"{get_method_title(BASELINES[CLIENT_METRIC])}'s on clients' own for methods that make models of "
+    "their own. TFLOP counts batches filled up, and one tuning of all copies where tuned copies are "
+    "evaluated; no tests."
 )
 
 

@@ -40,8 +40,8 @@ def cnn(
     """Build FedAvg's CNN: 5x5 convolution, ReLU, 2x2 max pool, twice, and a hidden layer of 512.
 
     The network is PFLlib's, without padding: 32 and 64 filters of 5x5, each with ReLU and a 2x2 max
-    pool, then a hidden layer of 512. It has 582,026 parameters for 28x28x1. Weights and
-    biases are drawn as PyTorch does by default, U(±1/√fan_in).
+    pool, then a hidden layer of 512. It has 582,026 parameters for 28x28x1. Weights and biases are
+    drawn as PyTorch does by default, U(±1/√fan_in).
 
     Args:
       input_shape: height, width (at least 16 pixels) and channels.

@@ -6,8 +6,8 @@ python experiments/fedaf/privacy.py --preset cpu     Fashion-MNIST, MLP: an hour
 The papers have no values for this table. Runs are made without privacy and with increasing noise.
 epsilon at delta 1e-5 is the privacy loss of one example of a client over all rounds. Noise falls
 with the number of examples in a mean, and epsilon grows with the steps. Clients therefore take few
-steps and read all examples of a class in each. The control (`image_lr=0`) sends the
-initial noise images, which spends nothing. `privacy.png` shows the values of `privacy.md`.
+steps and read all examples of a class in each. The control (`image_lr=0`) sends the initial noise
+images, which spends nothing. `privacy.png` shows the values of `privacy.md`.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -33,7 +33,7 @@ BASELINES = (
 _NOTES = {
     "quick": "On the digits, with 8x8 pixels and about 290 images a client, FedDM and FedAF are "
     "above FedAvg at alpha 0.02 and below it at 0.1, unlike in the paper. Their rows with equally "
-    "many random real images are also below fedavg at 0.1: clients send too few images, however "
+    "many random real images are also below FedAvg at 0.1: clients send too few images, however "
     "they are matched. A client condenses a class if it has ten images of it, in 60 steps instead "
     "of the paper's 1,000."
 }
