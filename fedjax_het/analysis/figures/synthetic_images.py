@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_het.analysis.figures.style import wrap_title, write_animation
 from fedjax_het.condensation.synthetic_data import SyntheticData
 from fedjax_het.data.dataset import Dataset
-from fedjax_het.data.validation import NumClasses, to_array
+from fedjax_het.data.validation import NumClasses, to_array, to_integers
 from fedjax_het.utils.config import PositiveInt, validate_arguments
 from fedjax_het.utils.errors import require
 from fedjax_het.utils.fonts import choose_fonts
@@ -171,16 +171,15 @@ def plot_condensed(
       ['client 0', 'client 1', 'condensed images by client and class']
     """
     images = to_array("images", images, "[P, ipc, H, W, C]")
-    clients = to_array("clients", clients, "integers [P]")
-    classes = to_array("classes", classes, "integers [P]")
+    clients = to_integers("clients", clients, "integers [P]")
+    classes = to_integers("classes", classes, "integers [P]")
     is_valid = images.ndim == 5 and images.size > 0
     expected = "[P, ipc, H, W, C] with at least one pair"
     require(is_valid, "shape of images", images.shape, expected)
     require(images.dtype.kind in "iuf", "dtype of images", str(images.dtype), "numbers")
     for name, values in (("clients", clients), ("classes", classes)):
         require(values.shape == images.shape[:1], f"shape of {name}", values.shape, "[P]")
-        is_index = values.dtype.kind in "iu" and values.min() >= 0
-        require(is_index, name, values.tolist(), "integers from 0")
+        require(values.min() >= 0, name, values.tolist(), "integers from 0")
     if class_names is not None:
         expected = f"the names of {classes.max() + 1} classes or more"
         require(len(class_names) > classes.max(), "class_names", class_names, expected)
