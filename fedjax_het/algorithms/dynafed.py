@@ -36,6 +36,7 @@ from fedjax_het.core.resumable_loops import LoopRunner
 from fedjax_het.core.rng import Purpose, Stream, fold_in_purpose, make_host_rng
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.core.server_training import EpochRange
+from fedjax_het.core.training_variants import add_proximal_gradient
 from fedjax_het.nn import Model
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.config import (
@@ -209,8 +210,8 @@ def dynafed(
     def fine_tune_on_shard(parallelism: ServerParallelism, variables, data, key, lr, hp):
         average, mix = variables["params"], hp["fine_tune_mix"]
         pull = optax.stateless(
-            lambda gradient, params: jax.tree.map(
-                lambda g, w, a: g + hp["fine_tune_prox"] * (w - a), gradient, params, average
+            lambda gradient, params: add_proximal_gradient(
+                gradient, params, average, hp["fine_tune_prox"]
             )
         )
         params = fine_tune(
