@@ -14,7 +14,7 @@ from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.config import Config, PositiveInt
-from fedjax_het.utils.errors import ConfigError
+from fedjax_het.utils.errors import make_value_error
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,8 @@ def levelled(
     layer = {} if head is None else head.get_parameters(shapes)
     biases = [name for name, leaf in layer.items() if leaf.shape == (model.num_classes,)]
     if head is None or len(biases) != 1:
-        raise ConfigError(
-            f"algorithm = 'levelled': network {model.name!r} does not end in a fully connected "
-            "layer with a bias, which the method corrects"
-        )
+        expected = "a network that ends in a fully connected layer with a bias, to correct it"
+        raise make_value_error("model", model.name, expected)
     (name,) = biases
 
     def run_server_step(hp, step_state, context: ServerStepContext):
