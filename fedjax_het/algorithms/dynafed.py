@@ -385,16 +385,19 @@ class _Server(NamedTuple):
         return max(1, (self.options.total_iterations - 1) // (NUM_SNAPSHOTS - 1))
 
     def make_artifacts(self, step_state: DynaFedStepState) -> dict[str, Any]:
-        """Return the synthetic data, the log of the synthesis and the snapshots."""
+        """Return the synthetic data, the log of the synthesis and the snapshots so far."""
         data, _ = self.get_data(step_state)
-        iterations = np.arange(NUM_SNAPSHOTS - 1) * self.snapshot_interval
+        count = int(step_state.num_iterations)
+        iterations = np.append(np.arange(NUM_SNAPSHOTS - 1) * self.snapshot_interval, count)
+        is_taken = iterations < count
+        is_taken[-1] = True  # the latest images
         return {
             "synthetic_images": data.images,
             "synthetic_label_logits": data.label_logits,
             "synthetic_step_size": data.step_size,
-            "snapshots": step_state.snapshots,
+            "snapshots": step_state.snapshots[is_taken],
             "snapshot_samples": self.snapshot_samples.astype(int),
-            "snapshot_iterations": np.append(iterations, self.options.total_iterations),
+            "snapshot_iterations": iterations[is_taken],
             **step_state.log._asdict(),
         }
 

@@ -229,6 +229,11 @@ def test_repeated_synthesis_resumes(tmp_path, eager, monkeypatch):
     whole = run_spec(spec)
     assert whole.summary["synthesis_iterations"] == 12
     assert np.isfinite(whole.artifacts["matching_loss"]).all()
+    assert whole.artifacts["snapshot_iterations"].tolist() == [*range(8), 12]
+    between = run_spec(make_spec("dynafed", options=REPEATED_SYNTHESIS, rounds=6)).artifacts
+    assert between["snapshot_iterations"].tolist() == [*range(7)]
+    for images, of_whole in zip(between["snapshots"], whole.artifacts["snapshots"], strict=False):
+        np.testing.assert_array_equal(images, of_whole)
     once = run_spec(make_spec("dynafed")).metrics["test_loss"]
     same = whole.metrics["test_loss"] == once
     assert same[:7].all() and not same[7:].any()
