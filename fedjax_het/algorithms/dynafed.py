@@ -67,9 +67,10 @@ class DynaFedOptions(SynthesisOptions):
     fine_tune_optimizer: Literal["adam", "sgd"] = "adam"
     "Optimizer of fine-tuning, new in each round."
     max_syntheses: PositiveInt = 1
-    "Number of syntheses; each one after the first continues from the data of the one before."
+    "Maximum number of syntheses; each later synthesis continues from the data of the previous one."
     synthesis_interval: PositiveInt = 20
-    "Rounds between two syntheses, which match the latest L rounds."
+    """Rounds between two syntheses. Each synthesis matches the latest L + 1 models, and its starts
+    count from the oldest of them."""
     synthetic: Literal["matched", "untrained", "real"] = "matched"
     """Data for fine-tuning: "matched", synthetic data whose training matches the trajectory; or a
     control of equal size: "untrained", noise with uniform labels; "real", training images."""
@@ -134,13 +135,14 @@ class DynaFedStepState(NamedTuple):
     """State of the server in addition to the state of the base. Shapes never change."""
 
     trajectory: jax.Array
-    "`[L + 1, P]`: the initial model and the averages of the first L rounds."
+    """`[L + 1, P]`: the initial model and the averages of the first L rounds; with more than one
+    synthesis the latest L + 1 of these models."""
     synthesis: TrajectorySynthesisState
-    "Synthetic data; valid once `num_iterations` is N."
+    "Synthetic data; valid once `num_iterations` is N or more."
     num_iterations: jax.Array
-    "`[]` int32: number of completed iterations of the synthesis."
+    "`[]` int32: number of completed iterations of all syntheses."
     log: SynthesisLog
-    "One entry per iteration, `[N]` each; NaN or 0 before it."
+    "One entry per iteration of all syntheses; NaN or 0 before it."
     snapshots: jax.Array
     "`[NUM_SNAPSHOTS, <= NUM_SNAPSHOT_IMAGES, H, W, C]`: images over the iterations."
 
@@ -154,7 +156,7 @@ def dynafed(
 ) -> Algorithm:
     """DynaFed: the server learns data whose training matches the global trajectory (Algorithm 1).
 
-    The method is `base` for L rounds. Then data D are synthesized, once, by
+    The method is `base` for L rounds. Then data D are synthesized by
 
         D = argmin_D ||SGD(D, w_t) - w_{t+s}||^2 / ||w_t - w_{t+s}||^2,
 
@@ -175,12 +177,17 @@ def dynafed(
 
     Traffic and client state are unchanged from `base`; the synthetic data never leave the server.
     State of the server: L + 1 models, and the synthetic data with Adam's moments. Cost: N
-    iterations, once, each differentiating s' training steps (see `mixed_mode`); then 20 steps a
-    round; shared by the devices of a federation.
+    iterations per synthesis, each differentiating s' training steps (see `mixed_mode`); then 20
+    steps a round; shared by the devices of a federation.
 
     Departures: the paper does not state its fine-tuning, so the settings are the public code's for
     CIFAR-10. The paper has no network with batch norm. Here batch norm uses the synthetic batch's
     statistics and keeps its running statistics.
+
+    Extensions of the paper's method, which the defaults leave out: further syntheses on later
+    rounds (`max_syntheses`), other targets and starts (`path`, `starts`, `initial_max_start`),
+    other inner training (`inner_momentum`, `differentiation`), and other fine-tuning
+    (`fine_tune_lr_decay`, `fine_tune_prox`, `fine_tune_mix`).
 
     Args:
       training: the choices of local training.

@@ -123,7 +123,8 @@ class SynthesisOptions(Config):
     """Last round that may be a start, inclusive; never beyond L - s."""
     initial_max_start: NonNegativeInt | None = None
     """Last round that may be a start in the first iteration. It grows linearly to `max_start` over
-    the iterations (DATM, Guo et al., ICLR 2024); None: `max_start` in all iterations."""
+    N iterations (DATM, Guo et al., ICLR 2024) and stays there; None: `max_start` in all
+    iterations."""
     path: Literal["rounds", "average", "line"] = "rounds"
     """Models from which targets are drawn: "rounds", the averages of the rounds; "average", their
     exponential average; "line", points on the straight line from the first start to round L (MCT,

@@ -56,6 +56,8 @@ def test_rejects_network_without_bias():
             return nn.Dense(NUM_CLASSES, use_bias=False)(x.reshape(len(x), -1))
 
     register_network("biasless", Biasless)
-    expected = "model = 'biasless': expected a network that ends in a fully connected layer with a bias"
+    expected = (
+        "model = 'biasless': expected a network that ends in a fully connected layer with a bias"
+    )
     with pytest.raises(ConfigError, match=expected):
         run_spec(make_spec("levelled", model="biasless"))
