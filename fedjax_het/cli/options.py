@@ -39,7 +39,8 @@ from fedjax_het.core.lr_schedules import (
 from fedjax_het.core.optimizers import OPTIMIZERS
 from fedjax_het.data import NORMALIZATIONS
 from fedjax_het.metrics.registry import METRICS
-from fedjax_het.runtime.placement import Placement
+from fedjax_het.nn.layers import NORMS
+from fedjax_het.runtime.placement import CLIENT_STATES, SERVER_WORKS, SPREADS, Placement
 from fedjax_het.runtime.trackers import TRACKERS
 from fedjax_het.utils.command_line import Option, convert_setting, get_options
 from fedjax_het.utils.config import PositiveInt, hyperparameters_of
@@ -88,14 +89,14 @@ _METAVARS = {"init_from": "PATH", "local_optimizer": "OPT", "metrics": "NAMES"}
 SETTING_CHOICES: Mapping[str, Collection[str]] = {
     **NAMES,
     "normalization": NORMALIZATIONS,
-    "norm": ("group", "instance", "batch", "none"),
+    "norm": NORMS,
     "stem": ("imagenet", "cifar"),
     "metrics": METRICS,
     "client_test_model": ("global", "client", "received"),
     "track": TRACKERS,
-    "server_work": ("auto", "shared", "alone"),
-    "client_state": ("auto", "device", "split", "host"),
-    "spread": ("auto", "lanes", "runs"),
+    "server_work": SERVER_WORKS,
+    "client_state": CLIENT_STATES,
+    "spread": SPREADS,
 }
 """Names that the value of an option may be, by option."""
 _EXTRA_OPTIONS = (

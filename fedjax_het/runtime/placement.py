@@ -35,8 +35,11 @@ from fedjax_het.utils.errors import require, require_name
 AUTO = "auto"
 # Places of the states of all clients: all on each device, a part on each, or on the host.
 DEVICE_STATE, SPLIT_STATE, HOST_STATE = "device", "split", "host"
+CLIENT_STATES = (AUTO, DEVICE_STATE, SPLIT_STATE, HOST_STATE)
 # The server's work on devices that share a run: each a part of it, or each all of it.
 SHARDED_SERVER, REPLICATED_SERVER = "shared", "alone"
+SERVER_WORKS = (AUTO, SHARDED_SERVER, REPLICATED_SERVER)
+SPREADS = (AUTO, LANES_AXIS, RUNS_AXIS)
 # Fraction of a device's memory: if the states of all clients take more, they are on the host. The
 # check of a program's numbers holds four copies on every device, and CPU devices share the memory
 # with the host.
@@ -96,10 +99,9 @@ class Placement:
     def __post_init__(self) -> None:
         for name, value in validate_fields(vars(self), type(self)).items():
             object.__setattr__(self, name, value)
-        require_name("spread", self.spread, (AUTO, LANES_AXIS, RUNS_AXIS))
-        require_name("server_work", self.server_work, (AUTO, SHARDED_SERVER, REPLICATED_SERVER))
-        states = (AUTO, DEVICE_STATE, SPLIT_STATE, HOST_STATE)
-        require_name("client_state", self.client_state, states)
+        require_name("spread", self.spread, SPREADS)
+        require_name("server_work", self.server_work, SERVER_WORKS)
+        require_name("client_state", self.client_state, CLIENT_STATES)
         is_empty = isinstance(self.devices, Sequence) and not self.devices
         require(not is_empty, "devices", self.devices, "at least one device, or None for all")
 
