@@ -147,8 +147,8 @@ def _make_fish_lines(command: str, options: Sequence[Option]) -> list[str]:
         values = "-F" if _takes_files(option) else f"-a '{choices}'" if choices else ""
         condition = f"__fish_seen_subcommand_from {command}"
         if option.is_positional or (choices and _is_repeatable(option)):
-            place = condition if option.is_positional else f"__fedjax_het_after {command}"
-            place = place if option.is_positional else f"{place} {option.flag}"
+            after_flag = f"__fedjax_het_after {command} {option.flag}"
+            place = condition if option.is_positional else after_flag
             lines.append(f"complete -c fedjax-het -n '{place}' {values}")
         if option.annotation is not bool:
             values = f"-r {values}" if _takes_files(option) else f"-x {values}"
@@ -160,7 +160,7 @@ def _make_fish_lines(command: str, options: Sequence[Option]) -> list[str]:
 
 
 def _list_flags(option: Option) -> list[str]:
-    """Return the flag of an option, and the flag that turns it off; none for other arguments."""
+    """Return the flag of an option, and the flag that turns it off; [] without a flag."""
     if option.is_positional:
         return []
     is_on = option.annotation is bool and option.default
@@ -168,7 +168,7 @@ def _list_flags(option: Option) -> list[str]:
 
 
 def _list_choices(option: Option) -> list[str]:
-    """Return the values that an option may have, as far as they are names."""
+    """Return the names that are values of an option."""
     names = [*_CHOICES.get(option.name, ())]
     for member in union_members(list_item_type(option.annotation) or option.annotation):
         if get_origin(member) is Literal:
