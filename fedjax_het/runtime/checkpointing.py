@@ -106,6 +106,7 @@ class CheckpointWriter:
     Attributes:
       folders: folder of each run; None to write nothing.
       has_failed: whether a file could not be written.
+      unlock_run: releases the lock of `lock_run`.
     """
 
     def __init__(self, folders: Sequence[Path] | None = None):
@@ -114,26 +115,20 @@ class CheckpointWriter:
         self._min_interval = env.get_value(env.CHECKPOINT_SECONDS, CHECKPOINT_SECONDS)
         self._saved_point: tuple | None = None  # of the last checkpoint, or of the start
         self._saved_round: int | None = None
-        self._release_lock: weakref.finalize | None = None
+        self.unlock_run: Callable[[], object] = lambda: None
 
-    def lock_run(self, digest: str) -> None:
-        """Lock a run in its folder against other processes, see `leases.lock_run`.
+    def lock_run(self, folder: Path, digest: str) -> None:
+        """Lock a run against other processes until the writer is deleted, see `leases.lock_run`.
 
         Args:
+          folder: the output folder.
           digest: digest of the run's result.
 
         Raises:
           ConfigError: if another process executes the run.
         """
-        is_locked = self._release_lock is not None and self._release_lock.alive
-        if self.folders is not None and not is_locked and jax.process_index() == 0:
-            release = lock_run(self.folders[0], digest)
-            self._release_lock = weakref.finalize(self, release)
-
-    def unlock_run(self) -> None:
-        """Release the lock of the run."""
-        if self._release_lock is not None:
-            self._release_lock()
+        if jax.process_index() == 0:
+            self.unlock_run = weakref.finalize(self, lock_run(folder, digest))
 
     @contextlib.contextmanager
     def save_at_interrupt(

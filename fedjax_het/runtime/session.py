@@ -502,7 +502,7 @@ def federation(
             checkpoints.require_matching_data(group_state, [existing_record])
         if folder is not None and candidate is placement:  # the first one
             digest = compute_result_digest(group_state, 0)
-            checkpoints.lock_run(digest)
+            checkpoints.lock_run(folder, digest)
             if not resume and (path := folder / f"{digest}.json").exists():
                 text = "%r is the result of this run: the run is repeated and replaces it"
                 log.warning(text + "; Result.load reads it", str(path))
