@@ -85,6 +85,7 @@ class Session:
         """
         self._group_state, self._checkpoints = group_state, checkpoints
         self._callback_runner = CallbackRunner(group_state, checkpoints, callbacks)
+        self._folder = checkpoints.folders[0] if checkpoints.folders else None
         self._state_folder, self._progress, self._title = state_folder, progress, title
         self._has_started = False
         self._x64 = _is_x64_enabled()
@@ -117,8 +118,6 @@ class Session:
 
     def _rounds(self, every: int | None) -> Iterator[RunStatus]:
         self._callback_runner.always_report, self._group_state.pause_every = True, every
-        folders = self._checkpoints.folders
-        folder = folders[0] if folders else None
         steps, title = self.advance(), self._title
         # A terminal shows a panel only while rounds are executed: the caller may print or read.
         has_panel = self._progress in ("auto", True) and is_terminal(sys.stderr)
@@ -131,7 +130,7 @@ class Session:
                     ) as show:
                         if show is not None:
                             self._group_state.progress = show
-                        with exit_on_sigterm(), _explain_interrupt(folder):
+                        with exit_on_sigterm(), _explain_interrupt(self._folder):
                             status = next(steps, None)
                     if status is None:
                         return
@@ -232,17 +231,16 @@ class Session:
     def _write(self, result: Result) -> None:
         """Write the result and the final state, and delete the checkpoint of a run that ended."""
         group_state, checkpoints = self._group_state, self._checkpoints
-        folder = None if checkpoints.folders is None else checkpoints.folders[0]
         if self._state_folder is not None:
             path = build_state_path(self._state_folder, result.file_stem)
             checkpoints.save_final_state(group_state, 0, path)
-        result_writer = ResultWriter(folder, save_run_files)
+        result_writer = ResultWriter(self._folder, save_run_files)
         result_writer.write(result)
         result_writer.require_all_written(result)
         if result.is_partial:  # it may be resumed
             checkpoints.save(group_state, force=True)
-        elif folder is not None:
-            delete_checkpoint(folder)
+        elif self._folder is not None:
+            delete_checkpoint(self._folder)
 
     def close(self) -> None:
         """Release the output folder to other processes."""
