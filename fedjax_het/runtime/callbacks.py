@@ -84,7 +84,7 @@ class RunStatus:
         """Return the current model, which the call copies from the devices; see `Result.model`.
 
         Args:
-          client: id of a client whose clients have own models (default: the global model).
+          client: id of a client, if clients have their own models (default: the global model).
 
         Returns:
           The trained model.

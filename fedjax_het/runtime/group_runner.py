@@ -29,8 +29,8 @@ class GroupRunner:
 
     The result of a run that diverges or ends early is written at once. If a quarter of the slots
     are free and further runs of the group wait, the active runs are suspended at the next of eight
-    points. They resume from their checkpoints in full sets. Without a folder there
-    are no checkpoints, and no run is suspended.
+    points. They resume from their checkpoints in full sets. Without a folder there are no
+    checkpoints, and no run is suspended.
     """
 
     def __init__(

@@ -255,7 +255,7 @@ def execute_runs(
       specs_by_digest: the runs by the digests of their files.
       result_writer: writes each result as its run ends.
       options: objects of the user, placement, and options of checkpoints and states.
-      progress: as in `sweep`.
+      progress: reports of the runs, see `sweep`.
       callbacks: functions that are called for every run in turn.
       runs_per_signature: the number of all runs of the sweep by `compute_static_key`, of which
         these may be some (default: these are all).

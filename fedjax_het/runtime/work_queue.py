@@ -79,8 +79,8 @@ MIN_RUNS_OF_ESTIMATE = 3
 class SweepProgress:
     """Reports of a sweep, a line each.
 
-    The lines go to `progress`, except that `print` respects the output mode of the process, see
-    `utils.console`, and None prints nothing. In a notebook, `print` shows one bar instead, and at
+    A function `progress` receives the lines; `print` also respects the output mode of the process,
+    see `utils.console`. None prints nothing. In a notebook, `print` shows one bar instead, and at
     the end the number of runs and the time.
 
     Attributes:

@@ -1,9 +1,8 @@
 """Command lines of dataclasses.
 
 Each field of a dataclass is a flag. tyro splits the words, and the annotations of the fields
-validate them. tyro also prints the help. An invalid value, an
-unknown flag, and a repeated flag are errors of one line. The line has the flag as the user wrote
-it, its value and the valid values.
+validate them. tyro also prints the help. An invalid value, an unknown flag, and a repeated flag are
+errors of one line. The line has the flag as the user wrote it, its value and the valid values.
 """
 
 import contextlib

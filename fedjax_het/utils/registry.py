@@ -191,8 +191,8 @@ def validate_keyword_arguments(
     """Validate arguments by the annotations of their parameters.
 
     Annotations that a field of a `Config` cannot have are ignored. A parameter without annotation
-    requires a truth value, a number or a text if its default is one. None is valid for a parameter
-    whose default is None.
+    whose default is a truth value, a number or a text requires a value of this kind. None is valid
+    for a parameter whose default is None.
 
     Args:
       owner: owner of the parameters in messages.
