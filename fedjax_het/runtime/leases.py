@@ -224,7 +224,7 @@ def lock_run(folder: Path, digest: str) -> Callable[[], None]:
     """Lock a single run in a folder against other processes.
 
     The system releases the lock when the process ends, also after `kill -9`. A process can lock a
-    run several times. Where the folder or the system has no locks, the function does nothing.
+    run several times. The function does nothing if the folder or the system has no locks.
 
     Args:
       folder: the output folder.
