@@ -15,7 +15,6 @@ import tyro
 
 from fedjax_het._version import __version__
 from fedjax_het.cli import results, show
-from fedjax_het.cli.completion import SHELLS, make_completion_script
 from fedjax_het.cli.demo import DemoCommand, demo_command
 from fedjax_het.cli.options import list_help_options, read_settings, rename_flags
 from fedjax_het.cli.plugins import IMPORT_HELP, import_plugin, split_imports
@@ -23,7 +22,6 @@ from fedjax_het.cli.run import RunCommand, run_command
 from fedjax_het.cli.sweep import SweepCommand, sweep_command
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS
-from fedjax_het.papers.table.declaration import TableArguments
 from fedjax_het.utils import command_line, console
 from fedjax_het.utils.command_line import HELP_FLAGS, display_flags
 from fedjax_het.utils.config import field_types
@@ -188,6 +186,9 @@ def _list_help_options(name: str, *, include_rare: bool = True) -> Iterable[comm
 
 def _print_completion(argv: Sequence[str]) -> int:
     """Print or write the script that completes words in a shell; return the exit status."""
+    from fedjax_het.cli.completion import SHELLS, make_completion_script
+    from fedjax_het.papers.table.declaration import TableArguments
+
     require_name("flag", argv[0], _COMPLETION_FLAGS)
     require_name(argv[0], "".join(argv[1:2]), SHELLS)
     commands = {name: [*_list_help_options(name)] for name in COMMANDS}

@@ -10,24 +10,38 @@ from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 from fedjax_het.analysis.inspection import REGISTRIES
-from fedjax_het.cli.options import SETTING_CHOICES
 from fedjax_het.cli.show import KINDS
+from fedjax_het.config.resolve import NAMES
 from fedjax_het.config.settings import RunSettings
+from fedjax_het.data import NORMALIZATIONS
+from fedjax_het.metrics.registry import METRICS
+from fedjax_het.nn.layers import NORMS
 from fedjax_het.papers.programs import PROGRAM_MODULES
+from fedjax_het.runtime.placement import CLIENT_STATES, SERVER_WORKS, SPREADS
+from fedjax_het.runtime.trackers import TRACKERS
 from fedjax_het.utils.command_line import Option, list_item_type
 from fedjax_het.utils.config import union_members
 
 SHELLS = ("bash", "zsh", "fish")
 """Shells whose words can be completed."""
 _CHOICES: Mapping[str, Collection[str]] = {
-    **SETTING_CHOICES,
+    **NAMES,
+    "normalization": NORMALIZATIONS,
+    "norm": NORMS,
+    "stem": ("imagenet", "cifar"),
+    "metrics": METRICS,
+    "client_test_model": ("global", "client", "received"),
+    "track": TRACKERS,
+    "server_work": SERVER_WORKS,
+    "client_state": CLIENT_STATES,
+    "spread": SPREADS,
     "kinds": KINDS,
     "names": [name for registry, _ in REGISTRIES.values() for name in registry],
     "name": PROGRAM_MODULES,
     "preset": ("quick", "cpu", "paper"),
-    "datasets": SETTING_CHOICES["dataset"],
-    "models": SETTING_CHOICES["model"],
-    "methods": SETTING_CHOICES["algorithm"],
+    "datasets": NAMES["dataset"],
+    "models": NAMES["model"],
+    "methods": NAMES["algorithm"],
     "by": [setting.name for setting in dataclasses.fields(RunSettings)],
     "metric": ("final_accuracy", "best_accuracy", "bmta", "bytes_up", "bytes_down", "wall_seconds"),
 }

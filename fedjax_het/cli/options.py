@@ -20,7 +20,6 @@ import yaml
 from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis.inspection import collect_settings_by_protocol, format_by_protocol
 from fedjax_het.analysis.overview import format_setting_value
-from fedjax_het.config.resolve import NAMES
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.config.settings import (
     FORMER_SETTING_NAMES,
@@ -37,11 +36,7 @@ from fedjax_het.core.lr_schedules import (
     schedule_hyperparameters,
 )
 from fedjax_het.core.optimizers import OPTIMIZERS
-from fedjax_het.data import NORMALIZATIONS
-from fedjax_het.metrics.registry import METRICS
-from fedjax_het.nn.layers import NORMS
-from fedjax_het.runtime.placement import CLIENT_STATES, SERVER_WORKS, SPREADS, Placement
-from fedjax_het.runtime.trackers import TRACKERS
+from fedjax_het.runtime.placement import Placement
 from fedjax_het.utils.command_line import Option, convert_setting, get_options
 from fedjax_het.utils.config import PositiveInt, hyperparameters_of
 from fedjax_het.utils.errors import ConfigError, make_value_error, require
@@ -86,19 +81,6 @@ _COMMON = (
     *("lanes", "launcher", "output_dir", "quiet", "json"),
 )
 _METAVARS = {"init_from": "PATH", "local_optimizer": "OPT", "metrics": "NAMES"}
-SETTING_CHOICES: Mapping[str, Collection[str]] = {
-    **NAMES,
-    "normalization": NORMALIZATIONS,
-    "norm": NORMS,
-    "stem": ("imagenet", "cifar"),
-    "metrics": METRICS,
-    "client_test_model": ("global", "client", "received"),
-    "track": TRACKERS,
-    "server_work": SERVER_WORKS,
-    "client_state": CLIENT_STATES,
-    "spread": SPREADS,
-}
-"""Names that the value of an option may be, by option."""
 _EXTRA_OPTIONS = (
     Option("help_all", "--help-all", bool, False, "Print the help of every option."),
     Option("plugin", "--import", str, None, "Python file or module to run first (default: none)."),
