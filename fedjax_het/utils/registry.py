@@ -237,10 +237,8 @@ def _require_kind_of_default(name: str, value: Any, default: Any) -> None:
     for kind, accepted, text in kinds:
         if isinstance(default, kind):
             is_valid = isinstance(value, accepted) and isinstance(value, bool) == (kind is bool)
-            expected = (
-                f"{text}, like the default {default!r}; `grid` and `sweep` take several values"
-            )
-            require(is_valid, name, value, expected)
+            hint = f"like the default {default!r}; `grid` and `sweep` take several values"
+            require(is_valid, name, value, f"{text}, {hint}")
             return
 
 
