@@ -189,7 +189,7 @@ def _list_choices(option: Option) -> list[str]:
             names += map(str, get_args(member))
         elif member is bool and option.annotation is not bool:
             names += ["true", "false"]
-    return names
+    return [*dict.fromkeys(names)]
 
 
 def _takes_files(option: Option) -> bool:
