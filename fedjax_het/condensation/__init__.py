@@ -9,6 +9,7 @@ Modules:
 * `augment`: differentiable augmentation.
 * `privacy`: clipping, noise, and its differential privacy.
 * `downstream_eval`: accuracy of networks that learn from the images alone.
+* `training_dynamics`: training on synthetic data beside training on real data.
 
 `fedjax_het.algorithms` runs these functions for all clients.
 """
@@ -37,6 +38,7 @@ from fedjax_het.condensation.synthetic_pool import (
     SyntheticPool,
     train_on_synthetic_pool,
 )
+from fedjax_het.condensation.training_dynamics import DynamicsGap, compare_dynamics
 from fedjax_het.condensation.trajectory_matching import (
     SynthesisHyperParameters,
     SynthesisOptions,
@@ -47,6 +49,7 @@ from fedjax_het.condensation.unrolling import matching_loss, unroll
 __all__ = [
     "DSA_STRATEGY",
     "DownstreamAccuracy",
+    "DynamicsGap",
     "PoolTask",
     "SoftLabelTargets",
     "SynthesisHyperParameters",
@@ -55,6 +58,7 @@ __all__ = [
     "SyntheticPool",
     "SyntheticTask",
     "TrajectoryMatching",
+    "compare_dynamics",
     "compare_with_random_subset",
     "compute_gaussian_epsilon",
     "compute_soft_labels",

@@ -1,0 +1,110 @@
+"""Training on synthetic data beside training on real data, from one start."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from fedjax_het.condensation.synthetic_data import SyntheticData, SyntheticTask, Tree
+from fedjax_het.core.client_loop import Examples
+from fedjax_het.nn.micro_batch import accumulate_micro_batches
+
+_MICRO_BATCH = 500  # samples at a time
+
+
+class DynamicsGap(NamedTuple):
+    """Differences of two trainings from one start, for each of S steps.
+
+    Attributes:
+      logit_gap: `[S]`, largest absolute difference of a logit of both networks, over the probe
+        images and the classes, after the step: the left side of DynaFed's Lemma 1.
+      mean_logit_gap: `[S]`, mean absolute difference of the logits.
+      gradient_cosine: `[S]`, cosine between the gradients of both data sets at the network that was
+        trained on real data, before the step.
+      gradient_error: `[S]`, norm of the difference of these gradients over the norm of the gradient
+        of the real data: delta of DynaFed's Assumption 3 for epsilon 0.
+    """
+
+    logit_gap: Array
+    mean_logit_gap: Array
+    gradient_cosine: Array
+    gradient_error: Array
+
+
+def compare_dynamics(
+    task: SyntheticTask,
+    params: Tree,
+    synthetic: SyntheticData,
+    real: Examples,
+    probe_images: Array,
+    *,
+    num_steps: int,
+) -> DynamicsGap:
+    """Train on synthetic and on real data from one start, and compare the networks in each step.
+
+    Both trainings are gradient descent with all examples, without augmentation, at the step size of
+    the synthetic data:
+
+        w <- w - step_size * grad L(w, D_syn),   v <- v - step_size * grad L(v, D),
+
+    the two equations of DynaFed, section 5. Lemma 1 bounds the difference of the networks' outputs
+    if the gradients are close; the function measures both.
+
+    Cost: `num_steps` gradients of all examples, and as many passes over the probe images.
+
+    Args:
+      task: network and loss.
+      params: parameters at the start.
+      synthetic: the synthetic data, and the step size.
+      real: normalized images `[N, H, W, C]`, and label logits `[N, C]`.
+      probe_images: normalized images on which outputs are compared, `[n, H, W, C]`.
+      num_steps: number of steps, S.
+
+    Returns:
+      The differences.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.condensation import SyntheticData, SyntheticTask, compare_dynamics
+      >>> from fedjax_het.methods import Examples
+      >>> task = SyntheticTask(lambda w, images: images.reshape(len(images), -1) @ w)
+      >>> images, labels = jnp.ones((6, 2, 2, 1)), jnp.zeros((6, 3))
+      >>> data = SyntheticData(images, labels, jnp.float32(0.1))
+      >>> start = jnp.eye(4, 3)
+      >>> gap = compare_dynamics(task, start, data, Examples(images, labels), images, num_steps=2)
+      >>> print(gap.logit_gap, gap.gradient_error)
+      [0. 0.] [0. 0.]
+    """
+
+    def compute_gradient(params: Tree, images: Array, labels: Array) -> Tree:
+        def sum_gradients(samples: tuple[Array, Array, Array]) -> tuple[Tree, tuple[()]]:
+            return jax.grad(task.sum_losses)(params, samples, None), ()
+
+        samples = (images, labels, jnp.full(len(images), 1 / len(images)))
+        return accumulate_micro_batches(
+            sum_gradients, samples, micro_batch=_MICRO_BATCH, pad_last=True
+        )[0]
+
+    def compute_logits(params: Tree) -> Array:
+        def apply(images: Array) -> tuple[tuple[()], Array]:
+            return (), task.apply_params(params, images)
+
+        return accumulate_micro_batches(apply, probe_images, micro_batch=_MICRO_BATCH)[1]
+
+    def step(both: tuple[Tree, Tree], _) -> tuple[tuple[Tree, Tree], DynamicsGap]:
+        on_synthetic, on_real = both
+        real_gradient = compute_gradient(on_real, real.images, real.labels)
+        data = synthetic.images, synthetic.label_logits
+        gradient = compute_gradient(on_real, *data)
+        norm = optax.tree.norm(real_gradient)
+        cosine = optax.tree.vdot(gradient, real_gradient) / (optax.tree.norm(gradient) * norm)
+        error = optax.tree.norm(optax.tree.sub(gradient, real_gradient)) / norm
+        move = lambda w, g: w - synthetic.step_size * g  # noqa: E731
+        on_real = jax.tree.map(move, on_real, real_gradient)
+        on_synthetic = jax.tree.map(move, on_synthetic, compute_gradient(on_synthetic, *data))
+        gap = jnp.abs(compute_logits(on_synthetic) - compute_logits(on_real))
+        return (on_synthetic, on_real), DynamicsGap(gap.max(), gap.mean(), cosine, error)
+
+    return jax.lax.scan(step, (params, params), length=num_steps)[1]
