@@ -25,6 +25,11 @@ class DynamicsGap(NamedTuple):
         trained on real data, before the step.
       gradient_error: `[S]`, norm of the difference of these gradients over the norm of the gradient
         of the real data: delta of DynaFed's Assumption 3 for epsilon 0.
+
+    Example:
+      >>> from fedjax_het.condensation import DynamicsGap
+      >>> DynamicsGap._fields
+      ('logit_gap', 'mean_logit_gap', 'gradient_cosine', 'gradient_error')
     """
 
     logit_gap: Array
@@ -95,8 +100,9 @@ def compare_dynamics(
 
     def step(both: tuple[Tree, Tree], _) -> tuple[tuple[Tree, Tree], DynamicsGap]:
         on_synthetic, on_real = both
-        real_gradient = compute_gradient(on_real, real.images, real.labels)
+        real_gradient = compute_gradient(on_real, *real_data)
         data = synthetic.images, synthetic.label_logits
+        real_data = jnp.asarray(real.images), jnp.asarray(real.labels)
         gradient = compute_gradient(on_real, *data)
         norm = optax.tree.norm(real_gradient)
         cosine = optax.tree.vdot(gradient, real_gradient) / (optax.tree.norm(gradient) * norm)
