@@ -98,11 +98,12 @@ def compare_dynamics(
 
         return accumulate_micro_batches(apply, probe_images, micro_batch=_MICRO_BATCH)[1]
 
+    real_data = jnp.asarray(real.images), jnp.asarray(real.labels)
+
     def step(both: tuple[Tree, Tree], _) -> tuple[tuple[Tree, Tree], DynamicsGap]:
         on_synthetic, on_real = both
         real_gradient = compute_gradient(on_real, *real_data)
         data = synthetic.images, synthetic.label_logits
-        real_data = jnp.asarray(real.images), jnp.asarray(real.labels)
         gradient = compute_gradient(on_real, *data)
         norm = optax.tree.norm(real_gradient)
         cosine = optax.tree.vdot(gradient, real_gradient) / (optax.tree.norm(gradient) * norm)
