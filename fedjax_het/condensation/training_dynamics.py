@@ -75,7 +75,7 @@ def compare_dynamics(
       >>> from fedjax_het.condensation import SyntheticData, SyntheticTask, compare_dynamics
       >>> from fedjax_het.methods import Examples
       >>> task = SyntheticTask(lambda w, images: images.reshape(len(images), -1) @ w)
-      >>> images, labels = jnp.ones((6, 2, 2, 1)), jnp.zeros((6, 3))
+      >>> images, labels = jnp.ones((6, 2, 2, 1)), jnp.eye(6, 3)
       >>> data = SyntheticData(images, labels, jnp.float32(0.1))
       >>> start = jnp.eye(4, 3)
       >>> gap = compare_dynamics(task, start, data, Examples(images, labels), images, num_steps=2)
