@@ -40,7 +40,8 @@ def levelled(
 
     where b is the bias of the last layer. All classes then have the mean logit 0 on noise. The
     averages of clients with few classes prefer some classes; this step removes the part of the
-    preference that does not depend on the image.
+    preference that does not depend on the image. A round in which no client has data changes
+    nothing.
 
     The method is a control for methods whose server learns without data: FedGen, DynaFed and
     others also level the classes, and a claim that their data or generators carry knowledge must
@@ -75,6 +76,7 @@ def levelled(
         key = fold_in_purpose(context.key, Purpose.SERVER)
         noise = jax.random.normal(key, (options.noise_images, *model.input_shape), jnp.float32)
         logits = model.apply(average, noise, train=False)[0].mean(0)
+        logits *= (context.cohort.schedule.num_steps > 0).any()
         layer = head.get_parameters(average)
         layer = {**layer, name: layer[name] - logits.astype(layer[name].dtype)}
         return head.replace_parameters(average, layer), step_state
