@@ -57,7 +57,8 @@ def compare_dynamics(
     the two equations of DynaFed, section 5. Lemma 1 bounds the difference of the networks' outputs
     if the gradients are close; the function measures both.
 
-    Cost: `num_steps` gradients of all examples, and as many passes over the probe images.
+    Cost: `num_steps` steps, each with two gradients of the synthetic data, one gradient of the real
+    data, and two passes over the probe images.
 
     Args:
       task: network and loss.

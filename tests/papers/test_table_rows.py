@@ -191,10 +191,10 @@ def test_no_p_value_of_fewer_than_five_seeds():
     (equal, _) = compute_p_values(outcome_of(own, make_results(own, lambda cell, run: 0.5)))
     assert equal == 1.0
 
-    def apart(cell, run):  # equal differences apart from rounding
+    def round_differently(cell, run):  # equal differences apart from rounding
         return 0.1 * run.seed + (0.01 if cell.method == "fedavg" else 0.0)
 
-    assert compute_p_values(outcome_of(own, make_results(own, apart))).isna().all()
+    assert compute_p_values(outcome_of(own, make_results(own, round_differently))).isna().all()
     nothing = compute_p_values(outcome_of(own, make_results(own, accuracy).head(0)))
     assert nothing.isna().all()
 
