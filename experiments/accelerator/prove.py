@@ -300,7 +300,7 @@ def compare_curves(device: dict, cpu: dict, in_another_order: dict) -> dict[str,
     if errors:
         return {"error": errors[0]}
 
-    def apart(one, other):
+    def compute_difference(one, other):
         curves = [name for name in one if name != "device"]
         pairs = [(np.asarray(one[name]), np.asarray(other[name])) for name in curves]
         if any((np.isnan(a) != np.isnan(b)).any() for a, b in pairs):
@@ -311,7 +311,8 @@ def compare_curves(device: dict, cpu: dict, in_another_order: dict) -> dict[str,
 
         return max(float(largest(a - b) / max(largest(b), 1e-12)) for a, b in pairs)
 
-    difference, order = apart(device, cpu), apart(in_another_order, cpu)
+    difference = compute_difference(device, cpu)
+    order = compute_difference(in_another_order, cpu)
     agrees = difference <= max(MIN_TOLERANCE, REORDERING_FACTOR * order)
     return {"difference": difference, "another order": order, "agrees": agrees}
 
@@ -419,8 +420,10 @@ def run_checks(arguments: Arguments) -> int:
     if arguments.only != "speed" and (left := due("numbers", names)):
         device, *on_cpu = run_workers(make_parity_workers(left), ends - time.monotonic())
         done = [name for name in left if all(name in actual for actual in (device, *on_cpu))]
-        apart = {name: compare_curves(device[name], *(f[name] for f in on_cpu)) for name in done}
-        keep("numbers", apart)
+        comparisons = {
+            name: compare_curves(device[name], *(f[name] for f in on_cpu)) for name in done
+        }
+        keep("numbers", comparisons)
     asked = (arguments.scale, platform, arguments.precisions, arguments.lanes)
     workers = make_speed_workers(*asked) if arguments.only != "numbers" else []
     for worker in workers:

@@ -37,7 +37,7 @@ from fedjax_het.core.contract_checks import (
 from fedjax_het.nn import Model
 from fedjax_het.utils.arrays import make_key, to_numpy_bits
 from fedjax_het.utils.config import to_python_scalar, validate_fields
-from fedjax_het.utils.errors import ConfigError, format_value, is_integer_at_least
+from fedjax_het.utils.errors import ConfigError, format_value, is_integer_at_least, require
 
 log = logging.getLogger("fedjax_het")
 Arguments = dict[str, Any]  # by the names of the contract
@@ -72,6 +72,10 @@ def validate_algorithm(method: str, algorithm: Algorithm, model: Model) -> Algor
         for part in (*parts, algorithm.fine_tuning, algorithm.condensation_work):
             if part is not None:
                 validate_fields(part._asdict(), type(part), prefix=f"{type(part).__name__}.")
+        for stage in algorithm.server_stages:
+            rounds = list(stage.before_rounds)
+            is_ascending = rounds == sorted(set(rounds))
+            require(is_ascending, "ServerStage.before_rounds", rounds, "rounds in ascending order")
     except ConfigError as error:
         raise ContractError(f"method {method!r}: {error}") from None
     contract = _Contract(method, algorithm, model)

@@ -1,6 +1,6 @@
 """Leveled logits: a correction of the global model's class preferences without training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import jax
@@ -64,8 +64,9 @@ def levelled(
     """
     model, head = training.task.model, training.task.model.head
     shapes = jax.eval_shape(model.init, make_key(0))
-    layer = {} if head is None else head.get_parameters(shapes)
-    biases = [name for name, leaf in layer.items() if leaf.shape == (model.num_classes,)]
+    layer = None if head is None else head.get_parameters(shapes)
+    leaves = layer.items() if isinstance(layer, Mapping) else ()
+    biases = [n for n, leaf in leaves if getattr(leaf, "shape", None) == (model.num_classes,)]
     if head is None or len(biases) != 1:
         expected = "a network that ends in a fully connected layer with a bias, to correct it"
         raise make_value_error("model", model.name, expected)

@@ -823,8 +823,6 @@ def _make_table(
         groups.setdefault(tuple(row.settings[name] for name in shared), []).append(row)
     metric, format_spec = metric_and_format
     direction = get_metric_info(metric).higher_is_better
-    if metric == EVALUATED_ACCURACY:  # rows measure different things
-        direction = None
     if shared and all(len(group) == 1 for group in groups.values()):
         shared, groups, direction = [], {(): list(rows)}, None
     own = [name for name in by if name not in shared]

@@ -14,7 +14,7 @@ from fedjax_het.analysis.figures.style import FigureFormat
 from fedjax_het.analysis.overview import get_method_title
 from fedjax_het.cli.options import CommonOptions
 from fedjax_het.config.run_spec import RunSpec
-from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS, RunSettings
+from fedjax_het.config.settings import RunSettings
 from fedjax_het.utils import console
 from fedjax_het.utils.errors import ConfigError, display_name, require
 
@@ -58,10 +58,6 @@ def build_run_spec(command: RunCommand) -> RunSpec:
     Raises:
       ConfigError: if a setting cannot be used, or if a learning rate is given twice.
     """
-    for setting, name in HYPERPARAMETER_SETTINGS.items():
-        value, other = getattr(command, setting), command.hp.get(name)
-        expected = f"no value, or {other!r} as in {display_name('hp')} {name}"
-        require(value is None or other in (None, value), setting, value, expected)
     names = [field.name for field in dataclasses.fields(RunSpec)]
     return RunSpec(**{name: getattr(command, name) for name in names})
 
@@ -80,7 +76,7 @@ def run_command(command: RunCommand) -> int:
     from fedjax_het.runtime.progress import show_progress
     from fedjax_het.runtime.result_display import to_json_value
     from fedjax_het.runtime.result_store import ResultNotWrittenError
-    from fedjax_het.runtime.session import simulate
+    from fedjax_het.runtime.session import make_title, simulate
 
     is_main_process = jax.process_index() == 0
     console.set_output_mode(quiet=command.quiet or not is_main_process, as_json=command.json)
@@ -100,8 +96,7 @@ def run_command(command: RunCommand) -> int:
     data_options: Any = {"normalization": spec.normalization, "data_dir": command.data_dir}
     dataset = load_dataset(spec.dataset, **data_options)
     write_error: Exception | None = None
-    title = f"{get_method_title(spec.algorithm)} on {spec.dataset}, protocol {spec.protocol}"
-    with show_progress(title) as update_progress:
+    with show_progress(make_title(spec)) as update_progress:
         try:
             result = simulate(
                 spec,

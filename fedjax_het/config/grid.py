@@ -20,6 +20,7 @@ from fedjax_het.config.settings import (
     RunSettings,
     drop_unused_settings,
     rename_former_settings,
+    require_one_name,
     require_setting,
 )
 from fedjax_het.utils.config import to_python_scalar, validate
@@ -87,9 +88,9 @@ def grid(
     names: dict[str, str] = {}  # of hyperparameters that are settings
     for setting, name in HYPERPARAMETER_SETTINGS.items():
         if (value := settings.pop(setting, None)) is not None:
-            expected = f"no value: {display_name('hp')} has {name}"
-            require(name not in hps, setting, value, expected)
-            hps[name], names[f"hp {name}"] = _list_values(setting, value), setting
+            values = _list_values(setting, value)
+            require_one_name(setting, values, hps.get(name))
+            hps[name], names[f"hp {name}"] = values, setting
     lists = {name: _list_values(name, value) for name, value in settings.items()}
     metrics = lists.get("metrics", ())
     if not isinstance(settings.get("metrics"), str | None) and all(type(n) is str for n in metrics):

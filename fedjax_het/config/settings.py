@@ -410,6 +410,13 @@ def merge_hyperparameters(settings: RunSettings) -> RunSettings:
     return update_settings(settings, hp=settings.hyperparameters, **unset)
 
 
+def require_one_name(setting: str, value: Any, hp_value: Any) -> None:
+    """Raise ConfigError if a setting has another value under its name in `hp`; None is no value."""
+    is_valid = value is None or hp_value in (None, value)
+    names = f"{setting}, hp {HYPERPARAMETER_SETTINGS[setting]}"
+    require(is_valid, names, (value, hp_value), "one of the two names")
+
+
 def separate_hyperparameters(settings: RunSettings) -> RunSettings:
     """Return settings whose learning rates are fields and not in `hp`.
 
@@ -420,9 +427,7 @@ def separate_hyperparameters(settings: RunSettings) -> RunSettings:
     names = HYPERPARAMETER_SETTINGS.items()
     changes = {setting: hp.pop(name) for setting, name in names if name in hp}
     for setting, value in changes.items():
-        given, name = getattr(settings, setting), HYPERPARAMETER_SETTINGS[setting]
-        is_valid = given is None or given == value
-        require(is_valid, f"{setting}, hp {name}", (given, value), "one of the two names")
+        require_one_name(setting, getattr(settings, setting), value)
     return update_settings(settings, hp=hp, **changes)
 
 

@@ -184,26 +184,19 @@ def make_training_step(
         )
         parts = ("loss", "gradient", "variables")
         loss, gradient, variables = unpack_tuple("loss_and_gradient", outputs, parts)
-        _require_gradient("loss_and_gradient", gradient, variables)
+        origin = "the model's parameters have"
+        require_like("loss_and_gradient: gradient", gradient, variables["params"], origin)
         outputs = call_user_function(
             "adjust", adjust, context=context, gradient=gradient, local=local, batch=batch
         )
         gradient, aux = unpack_tuple("adjust", outputs, ("gradient", "aux"))
-        _require_gradient("adjust", gradient, variables)
+        require_like("adjust: gradient", gradient, variables["params"], origin)
         variables, optimizer_state = apply_gradient(
             training, context, variables, gradient, local.optimizer_state, batch
         )
         return ClientTrainState(variables, optimizer_state, aux), loss
 
     return step
-
-
-def _require_gradient(name: str, gradient: Tree, variables: Tree) -> None:
-    """Raise ContractError unless a gradient has the structure of the parameters."""
-    params = variables["params"]
-    # jax's stub does not declare that structures can be compared.
-    if jax.tree.structure(gradient) != jax.tree.structure(params):  # type: ignore[operator]
-        require_like(f"{name}: gradient", gradient, params, "the model's parameters have")
 
 
 def apply_gradient(

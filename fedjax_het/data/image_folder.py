@@ -38,7 +38,7 @@ def load_image_folder(
     *,
     name: str | None = None,
     size: tuple[_Side, _Side] | _Side | None = None,
-    colour: bool = True,
+    color: bool = True,
     use_valid: bool = False,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
@@ -59,7 +59,7 @@ def load_image_folder(
       name: name of the data set, shown in results. Default: the name of the folder.
       size: size to which images are resized, antialiased: (height, width) or one number for both,
         in pixels. Default: all images must have one size.
-      colour: whether to read three channels (red, green, blue); False reads one gray channel.
+      color: whether to read three channels (red, green, blue); False reads one gray channel.
       use_valid: whether to add `path/valid` to the training images. It is omitted by default, as in
         DynaFed's code.
       mean: mean of each channel (default: of the training images).
@@ -91,7 +91,7 @@ def load_image_folder(
         root,
         key=f"folder-{hashlib.sha256(os.fsencode(root.absolute())).hexdigest()[:16]}",
         size=size,
-        color=colour,
+        color=color,
         use_valid=use_valid,
         cache_dir=cache_dir,
     )

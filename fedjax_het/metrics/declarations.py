@@ -69,7 +69,6 @@ _CURVE_INFOS: Mapping[str, MetricInfo] = {
     "validation_loss": _loss("Validation loss"),
     "client_validation_accuracy": _accuracy("Validation accuracy of a client"),
     "mean_client_validation_accuracy": _accuracy("Mean validation accuracy of clients"),
-    "evaluated_accuracy": _accuracy("Accuracy of the evaluated model"),
     "gradient_gap": _neutral("Squared distance of gradients"),
     "server_gap": _neutral("Server's gradient gap"),
     "client_gap": _neutral("Clients' gradient gap"),
@@ -90,7 +89,8 @@ _SUMMARY_INFOS: Mapping[str, MetricInfo] = {
     # A method that learns nothing has small deviations and rises at once: neither is an advantage.
     "final_accuracy_std": _neutral("Deviation of the last five rounds", is_fraction=True),
     "rise_time": _neutral("Rise time", "rounds"),
-    "evaluated_accuracy": _accuracy("Accuracy of the evaluated model", missing=UNDEFINED),
+    # Methods are evaluated on different tests: none of the values is the best.
+    "evaluated_accuracy": _neutral("Accuracy of the evaluated model", is_fraction=True),
     "evaluated_best": _accuracy("Best accuracy of the evaluated model", missing=UNDEFINED),
     "best_accuracy": _accuracy("Best test accuracy", missing=UNDEFINED),
     "best_validation_accuracy": _accuracy("Best validation accuracy", missing=UNDEFINED),

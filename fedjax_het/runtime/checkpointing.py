@@ -158,9 +158,7 @@ class CheckpointWriter:
                     if _get_point(group_state) != self._saved_point and may_write():
                         self.save(group_state, force=True)
             finally:
-                if self._saved_round is None:
-                    error.add_note(NOTHING_SAVED)
-                else:
+                if self._saved_round is not None:
                     total = group_state.total_rounds
                     text = f"the next run continues after round {self._saved_round} of {total}"
                     error.add_note(text)

@@ -3,6 +3,7 @@
 `fedjax-het devices` prints `describe_devices`, notebooks call `show_environment`.
 """
 
+import ast
 import functools
 import importlib.metadata
 import logging
@@ -55,6 +56,8 @@ _ROUNDING_SWITCHES = {
 # Flags of XLA that divide the processor, or write and read files of the compiler.
 _FLAG_WITHOUT_EFFECT = re.compile("device_count|cache_dir|dump|command_buffer|log_level")
 _PLUGIN = re.compile(r"jax-(cuda|rocm)\d+-plugin|libtpu")
+# Label of `Planner`: network, options, shape of the images, number of classes, precision.
+_NETWORK_LABEL = re.compile(r"(\S+) (\(.*\)) \((\d+, \d+, \d+)\) (\d+) (.+)")
 _GOOGLE_PCI_VENDOR = "0x1ae0"  # of a TPU among PCI devices
 _TPU_VARIABLES = ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_ID", "COLAB_TPU_ADDR")
 # Modules that a notebook may have imported before another version of them was installed.
@@ -233,13 +236,24 @@ def _describe_timings(timings: Mapping[str, Mapping[str, Any]]) -> Iterator[str]
         return
     yield "timings in ms per step, by number of lanes and implementation of convolutions:"
     for workload, candidates in sorted(timings.items()):
-        yield f"  {workload.partition('|')[2].replace('|', ', ')}"
+        yield f"  {_describe_workload(workload)}"
         seconds = {name: timing.seconds for name, timing in candidates.items()}
         texts = {
             name: "too large, or failed" if value is None else f"{1000 * value:.3g}"
             for name, value in seconds.items()
         }
         yield "    " + ", ".join(f"{name}: {text}" for name, text in texts.items())
+
+
+def _describe_workload(workload: str) -> str:
+    """Return the row of a workload in the table of timings in words."""
+    _, label, *work = workload.split("|")
+    if match := _NETWORK_LABEL.fullmatch(label):
+        name, options, shape, num_classes, precision = match.groups()
+        options = "".join(f" {option}={value}" for option, value in ast.literal_eval(options))
+        images = shape.replace(", ", "x")
+        label = f"{name}{options}, images {images}, {num_classes} classes, precision {precision}"
+    return ", ".join([label, *work])
 
 
 @functools.cache

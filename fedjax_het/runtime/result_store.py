@@ -23,7 +23,13 @@ from fedjax_het.config.settings import HYPERPARAMETER_SETTINGS, rename_former_se
 from fedjax_het.data import Dataset, Partition
 from fedjax_het.runtime.identity import ListChanges, compute_class_names_digest, list_no_changes
 from fedjax_het.runtime.result_display import flatten, name_data
-from fedjax_het.runtime.results import PARTIAL_SUFFIX, STATE_SUFFIX, Result, decode_record
+from fedjax_het.runtime.results import (
+    PARTIAL_SUFFIX,
+    STATE_SUFFIX,
+    SUMMARY_NUMBERS,
+    Result,
+    decode_record,
+)
 from fedjax_het.utils.config import validate_arguments
 from fedjax_het.utils.errors import ConfigError, require, require_columns
 from fedjax_het.utils.io import list_stored_names
@@ -116,7 +122,9 @@ def compute_settings_digest(spec: RunSpec) -> str:
 def _build_dataframe(results: Iterable[tuple[str, Result]]) -> "pd.DataFrame":
     import pandas as pd
 
-    return pd.DataFrame([_build_row(digest, result) for digest, result in results])
+    rows = [_build_row(digest, result) for digest, result in results]
+    names = ("digest", "settings", *RunSpec.__dataclass_fields__, *SUMMARY_NUMBERS)
+    return pd.DataFrame(rows, columns=None if rows else list(names))
 
 
 def _build_row(digest: str, result: Result) -> dict[str, Any]:

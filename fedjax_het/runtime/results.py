@@ -61,10 +61,11 @@ VALIDATION_ACCURACIES = (
 """Names of a summary's values of a run with validation examples."""
 _HELD_OUT_ACCURACIES = ("held_out_accuracy", "held_out_tuned_accuracy")
 _COSTS = ("wall_seconds", "client_samples_per_second", "bytes_up", "bytes_down", "rounds")
-_NUMBERS = (
+SUMMARY_NUMBERS = (
     *(*ACCURACIES, *RISE_METRICS, *CLIENT_ACCURACIES, *VALIDATION_ACCURACIES),
     *(*_HELD_OUT_ACCURACIES, *_COSTS),
 )
+"""Names of a summary's numbers."""
 _ENVIRONMENT = (
     "fedjax_het",
     *ENVIRONMENT_FIELDS,
@@ -74,7 +75,7 @@ _ENVIRONMENT = (
     "prng",
 )
 _SUMMARY_TYPES: dict[str, Any] = {  # of the values that reports read
-    **dict.fromkeys((*_NUMBERS, "epsilon"), float | None),
+    **dict.fromkeys((*SUMMARY_NUMBERS, "epsilon"), float | None),
     **dict.fromkeys((*_ENVIRONMENT, "finished", "dataset_note"), str | None),
     **dict.fromkeys(("diverged", "x64"), bool | None),
     **dict.fromkeys(("stopped_early", "functions"), dict[str, Any] | None),
@@ -95,6 +96,17 @@ def build_state_path(folder: Path, stem: str) -> Path:
       `folder/<stem>.state.npz`.
     """
     return folder / f"{stem}{STATE_SUFFIX}"
+
+
+class _Metrics(dict[str, np.ndarray]):
+    """Metrics by name; the error of an unknown name suggests a name or lists all."""
+
+    def __missing__(self, name: str) -> np.ndarray:
+        try:
+            require_name("metric", name, self)
+        except ConfigError as error:
+            raise KeyError(str(error)) from None
+        raise KeyError(name)
 
 
 @dataclass(repr=False)
@@ -142,6 +154,9 @@ class Result:
     models: Callable[..., Any] | None = field(default=None, repr=False)
     held_out: "HeldOutClients | None" = field(default=None, repr=False)
     validation: Partition | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self.metrics = _Metrics(self.metrics)
 
     @property
     def final_accuracy(self) -> float | None:

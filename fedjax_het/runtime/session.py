@@ -329,7 +329,7 @@ def simulate(
     with (
         exit_on_sigterm(),
         _explain_interrupt(output_dir),
-        show_selected_progress(progress, _make_title(spec, dataset)) as progress_callback,
+        show_selected_progress(progress, make_title(spec, dataset)) as progress_callback,
     ):
         session = federation(
             spec,
@@ -361,7 +361,7 @@ def _is_x64_enabled() -> bool:
     return bool(config.jax_enable_x64)
 
 
-def _make_title(spec: RunSpec, dataset: Dataset | None) -> str:
+def make_title(spec: RunSpec, dataset: Dataset | None = None) -> str:
     """Return the title of a run's progress: method, data set and protocol."""
     data = spec.dataset if dataset is None else "own data"
     try:
@@ -509,7 +509,7 @@ def federation(
     with translate_out_of_memory(spec):
         group_state = init(placement) if debug else init_within_memory(init, placement)
     state_folder = folder if keep_state else None
-    title = _make_title(spec, dataset)
+    title = make_title(spec, dataset)
     return Session(
         group_state, checkpoints, callbacks, state_folder, title=title, progress=progress
     )

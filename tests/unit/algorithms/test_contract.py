@@ -296,6 +296,9 @@ BREAKS = {
     "ServerStage.num_iterations = -1: expected a whole number >= 0": replacing(
         server_stages=(ServerStage("w", (0,), -1, lambda state: 0, lambda *arguments: None),)
     ),
+    "ServerStage.before_rounds = [2, 1]: expected rounds in ascending order": replacing(
+        server_stages=(ServerStage("w", (2, 1), 1, lambda state: 0, lambda *arguments: None),)
+    ),
     "Algorithm.round_inputs = None: expected a list": replacing(round_inputs=None),
     "RoundInput.make_inputs = None: expected a function": replacing(
         round_inputs=(RoundInput("x", None),)

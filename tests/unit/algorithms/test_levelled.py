@@ -1,6 +1,7 @@
 """Leveled logits: the step against NumPy, and its place behind the average."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
@@ -14,6 +15,8 @@ from fedjax_het import ConfigError, register_network
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.levelled import levelled
 from fedjax_het.core.rng import Purpose, fold_in_purpose
+from fedjax_het.nn import make_model
+from fedjax_het.nn.model import Head
 
 NUM_IMAGES = 40
 
@@ -56,8 +59,12 @@ def test_rejects_network_without_bias():
             return nn.Dense(NUM_CLASSES, use_bias=False)(x.reshape(len(x), -1))
 
     register_network("biasless", Biasless)
-    expected = (
-        "model = 'biasless': expected a network that ends in a fully connected layer with a bias"
+    expected = "expected a network that ends in a fully connected layer with a bias"
+    with pytest.raises(ConfigError, match=f"model = 'biasless': {expected}"):
+        run_spec(make_spec("levelled", model="biasless"))
+    kernel = {"params": jnp.ones((16, NUM_CLASSES)), "state": {}}  # no dictionary of parameters
+    matrix = make_model("mlp", (4, 4, 1), NUM_CLASSES)._replace(
+        init=lambda key: kernel, head=Head((), jnp.matmul)
     )
     with pytest.raises(ConfigError, match=expected):
-        run_spec(make_spec("levelled", model="biasless"))
+        make_small_federation(bind_options(levelled, base=fedavg), hp={}, model=matrix)

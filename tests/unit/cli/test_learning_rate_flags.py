@@ -55,7 +55,7 @@ def test_file_and_flag_combine(tmp_path):
     [
         (
             ["--lr", "0.1", "--hp", "local_lr=0.2"],
-            "--learning-rate = 0.1: expected no value, or 0.2",
+            "--learning-rate, --hp local_lr = (0.1, 0.2): expected one of the two names",
         ),
         (["--lr", "-1"], "--learning-rate = -1.0: expected a"),
         (["--hp", "local_lr=-1"], "--hp local_lr = -1.0: expected a finite number >= 0"),

@@ -149,7 +149,7 @@ def test_grid_sweeps_learning_rates():
         ({"algorithm": "fedaf"}, "learning_rate: none of the methods (fedaf) has it"),
         (
             {"hp": {"local_lr": 0.1}},
-            "learning_rate = [0.1, -1]: expected no value: hp has local_lr",
+            "learning_rate, hp local_lr = ([0.1, -1], [0.1]): expected one of the two names",
         ),
         ({}, "learning_rate = -1: expected a finite number >= 0"),
     ):

@@ -95,8 +95,8 @@ def test_image_folder_logs_what_it_leaves_out(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
-@pytest.mark.parametrize("colour", [True, False])
-def test_image_folder_applies_exif_orientation(suffix, colour, tmp_path):
+@pytest.mark.parametrize("color", [True, False])
+def test_image_folder_applies_exif_orientation(suffix, color, tmp_path):
     """Four gray quadrants; each orientation is undone by hand."""
     upright = np.kron(
         np.array([[40, 90, 150], [200, 250, 10]], np.uint8), np.ones((8, 8), np.uint8)
@@ -119,8 +119,8 @@ def test_image_folder_applies_exif_orientation(suffix, colour, tmp_path):
             path = tmp_path / "set" / folder / f"{orientation}.{suffix}"
             options = {"compression": "tiff_lzw"} if suffix == "tif" else {"quality": 100}
             Image.fromarray(np.ascontiguousarray(pixels)).save(path, exif=exif, **options)
-    images = load_image_folder(tmp_path / "set", colour=colour).train_images
-    assert images.shape == (16, 16, 24, 3 if colour else 1)
+    images = load_image_folder(tmp_path / "set", color=color).train_images
+    assert images.shape == (16, 16, 24, 3 if color else 1)
     assert np.abs(images.astype(int) - upright[None, ..., None]).max() <= 4
     if suffix == "tif":
         Image.fromarray(np.ascontiguousarray(upright.T)).save(path, exif=exif)
@@ -172,7 +172,7 @@ def test_image_folder_size_and_gray(tmp_path):
             (root / split / name).mkdir(parents=True)
             Image.new("L", (12, 8), level).save(root / split / name / "0.png")
             Image.new("RGB", (6, 6), (level,) * 3).save(root / split / name / "1.png")
-    dataset = load_image_folder(root, size=(4, 5), colour=False)
+    dataset = load_image_folder(root, size=(4, 5), color=False)
     assert dataset.input_shape == (4, 5, 1)
     np.testing.assert_array_equal(dataset.train_images[:2], np.full((2, 4, 5, 1), 40))
     with pytest.raises(ConfigError, match=r"size of .*1\.png.*\(6, 6\).*\(8, 12\)"):
@@ -440,16 +440,16 @@ def test_16_bit_arrays_are_scaled():
     assert narrow.train_images.dtype == np.uint8, "8 bits in a wider type"
 
 
-@pytest.mark.parametrize("colour", [False, True])
-def test_16_bit_folders_are_scaled(colour, tmp_path):
+@pytest.mark.parametrize("color", [False, True])
+def test_16_bit_folders_are_scaled(color, tmp_path):
     levels = np.array([[0, 257, 32768, 65535]], np.uint16)
     for split in ("train", "test"):
         for name in ("a", "b"):
             folder = tmp_path / split / name
             folder.mkdir(parents=True)
             Image.fromarray(levels).save(folder / "1.png")
-    images = load_image_folder(tmp_path, colour=colour, cache_dir=tmp_path / "cache").train_images
-    assert images.shape == (2, 1, 4, 3 if colour else 1)
+    images = load_image_folder(tmp_path, color=color, cache_dir=tmp_path / "cache").train_images
+    assert images.shape == (2, 1, 4, 3 if color else 1)
     np.testing.assert_array_equal(images[0, 0, :, 0], [0, 1, 128, 255])
 
 
@@ -457,7 +457,7 @@ def test_16_bit_folders_are_scaled(colour, tmp_path):
     "arguments",
     [
         *({"size": size} for size in (True, 0, -1, 2.5, "32", (8,), (8, True), 10**9, [1, 2, 3])),
-        *({name: value} for name in ("colour", "use_valid") for value in ("yes", 1, None)),
+        *({name: value} for name in ("color", "use_valid") for value in ("yes", 1, None)),
         *({"path": path} for path in (None, "", 3)),
     ],
     ids=str,

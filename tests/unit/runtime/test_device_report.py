@@ -72,12 +72,16 @@ def test_recommended_settings_depend_on_backend_and_flags(monkeypatch):
 def test_devices_command_reports_devices_and_timings(capsys, unused_gpu):
     kind = jax.devices()[0].device_kind
     timings = {"1 native": Timing(0.0123), "4 im2col": Timing(None, 10**9)}
-    save_timings(kind, "0.10.2|convnet () (8, 8, 1) 3|sgd|batch 32", timings)
+    label = "convnet (('norm', 'batch'), ('width', 8)) (8, 8, 1) 3 highest x64"
+    save_timings(kind, f"0.10.2|{label}|sgd|batch 32", timings)
+    save_timings(kind, "0.10.2|other|sgd|batch 32", timings)
     assert main(["devices"]) == 0
     out = capsys.readouterr().out
     assert f"jax {jax.__version__}" in out and f"{len(jax.devices())} x {kind}" in out
     assert "precision: float32 (set in jax: highest)" in out
-    assert "convnet () (8, 8, 1) 3, sgd, batch 32" in out
+    words = "images 8x8x1, 3 classes, precision highest x64"
+    assert f"  convnet norm=batch width=8, {words}, sgd, batch 32\n" in out
+    assert "  other, sgd, batch 32\n" in out
     assert "1 native: 12.3, 4 im2col: too large, or failed" in out
     assert "note: there is a GPU" in out
     assert all(line.isprintable() for line in out.splitlines())

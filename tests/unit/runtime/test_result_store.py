@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fedjax_het import sweep
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.runtime.device_report import describe_environment
 from fedjax_het.runtime.result_store import load_curves, load_results, select_newest
@@ -53,6 +54,7 @@ def test_load_results_and_curves(tmp_path):
 def test_load_results_of_an_empty_folder(tmp_path):
     assert len(load_results(tmp_path)) == 0 and len(load_curves(tmp_path)) == 0
     assert len(select_newest(load_results(tmp_path))) == 0
+    assert load_results(tmp_path)["final_accuracy"].empty and sweep([]).to_pandas()["seed"].empty
 
 
 def test_select_newest_of_several_devices(tmp_path):
