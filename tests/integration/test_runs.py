@@ -1,9 +1,6 @@
 """Whole runs: checkpoints, chunks, divergence, dynafed's phases, what a result holds."""
 
 import json
-import signal
-import subprocess
-import time
 
 import jax
 import numpy as np
@@ -11,7 +8,6 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from support.data import make_domains_dataset, make_user_dataset
 from support.markers import method_cases
-from support.processes import start_python
 from support.small_runs import (
     SYNTHESIS_OPTIONS,
     KilledError,
@@ -52,30 +48,6 @@ def test_chunk_size_does_not_change_run(monkeypatch):
     monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 3)
     monkeypatch.setattr("fedjax_het.runtime.long_phases.CHUNK_SECONDS", 0.0)
     assert_results_equal(run_spec(make_spec("dynafed")), whole)
-
-
-@pytest.mark.slow
-def test_sigkill_and_resume_by_command(tmp_path):
-    def start(folder, *more, output=subprocess.PIPE):
-        settings = f"--model mlp --rounds 60 --seed 3 --alpha 0.1 --output-dir {tmp_path / folder}"
-        words = ("-m", "fedjax_het", "run", "--algorithm", "scaffold", *settings.split(), *more)
-        return start_python(*words, output=output, FEDJAX_HET_CHECKPOINT_SECONDS="0")
-
-    def finish(process):
-        text, _ = process.communicate()
-        assert process.returncode == 0, text
-        return json.loads(text.splitlines()[-1])
-
-    whole, process = finish(start("whole")), start("killed", output=subprocess.DEVNULL)
-    while not (tmp_path / "killed" / "checkpoint.npz").exists() and process.poll() is None:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL, "it must die before it is done"
-    resumed = finish(start("killed", "--resume"))
-    (one,), (two,) = (list((tmp_path / d).glob("*.json")) for d in ("whole", "killed"))
-    assert one.name == two.name
-    assert_results_equal(Result.load(one), Result.load(two))
-    assert whole["final_accuracy"] == resumed["final_accuracy"]
 
 
 def test_resume_without_checkpoint(tmp_path):
@@ -153,25 +125,6 @@ def test_summary_of_unmeasured_domains():
     assert summary["best_domains_accuracy"] is summary["best_domain_round"] is None
     assert summary["accuracy_a"] is None
     json.dumps(summary, allow_nan=False)
-
-
-def test_killed_run_with_domains_resumes(tmp_path, eager):
-    data = make_domains_dataset()
-    with pytest.raises(KilledError):
-        simulate(make_spec(), dataset=data, output_dir=tmp_path, progress=make_killing_callback(2))
-    resumed = simulate(make_spec(), dataset=data, output_dir=tmp_path, resume=True)
-    assert_results_equal(resumed, simulate(make_spec(), dataset=data))
-
-
-def test_run_learns():
-    result = run_spec(make_spec(rounds=40, local_optimizer="sgd", hp={"local_lr": 0.1}))
-    assert result.metrics["test_accuracy"][0] < result.summary["final_accuracy"] > 0.6
-
-
-def test_methods_share_clients_and_batches():
-    one, two = run_spec(make_spec("fedavg")), run_spec(make_spec("fedprox", hp={"prox_mu": 0.0}))
-    np.testing.assert_array_equal(one.metrics["test_accuracy"], two.metrics["test_accuracy"])
-    np.testing.assert_allclose(one.metrics["train_loss"], two.metrics["train_loss"], rtol=1e-6)
 
 
 def test_dynafed_equals_fedavg_before_synthesis():

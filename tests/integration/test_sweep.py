@@ -8,12 +8,11 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from support.data import make_domains_dataset, make_user_dataset
+from support.data import make_user_dataset
 from support.markers import method_cases, slow_case
 from support.small_runs import (
     KilledError,
     assert_all_equal,
-    assert_domain_accuracies,
     assert_results_equal,
     make_killing_callback,
     make_spec,
@@ -21,7 +20,7 @@ from support.small_runs import (
     run_sweep,
 )
 
-from fedjax_het import ConfigError, Placement, Result, RunSpec, simulate
+from fedjax_het import ConfigError, Placement, Result, RunSpec
 from fedjax_het.algorithms import METHODS
 from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.core.memory import usable_free_bytes
@@ -79,20 +78,6 @@ def test_vmapped_runs_equal_sequential_runs(name, lanes):
     assert vmapped[0].summary["lanes"] != in_turn[0].summary["lanes"]
     for a, b in zip(in_turn, vmapped, strict=True):
         assert_close(a, b)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [1, 2])
-def test_parallel_runs_have_domain_accuracies(width):
-    data = make_domains_dataset()
-    specs = [make_spec(seed=s) for s in range(3)]
-    for one, result in zip(
-        specs, run_sweep(specs, dataset=data, spread="runs", width=width).results, strict=True
-    ):
-        alone = simulate(one, dataset=data)
-        assert_domain_accuracies(alone, data)
-        assert alone.metrics.keys() == result.metrics.keys()
-        assert_close(alone, result)
 
 
 def test_runs_of_one_signature_share_a_program(no_program_eviction):

@@ -9,7 +9,7 @@ from chex import assert_trees_all_close
 from support.algorithm_builders import bind_options
 from support.data import CLIENT_SIZES
 from support.networks import make_centered_model
-from support.quadratics import Quadratics, distance_to_optimum, make_heterogeneous_quadratics
+from support.quadratics import distance_to_optimum, make_heterogeneous_quadratics
 from support.reference_loop import (
     CLIP_AND_DECAY,
     ClippedAndDecayed,
@@ -128,14 +128,6 @@ def test_joint_optimum_is_reached(build, server_lr, participation):
     biased = distance_to_optimum(fedavg, quadratics, 400, hp={"local_lr": 0.1})
     assert biased > 0.02  # with all clients in every round, so that it is bias and no noise
     assert distance_to_optimum(build, quadratics, 400, **settings) < min(1e-4, biased / 100)
-
-
-@pytest.mark.slow
-def test_equal_clients_have_the_fixed_point_of_fedavg():
-    one = make_heterogeneous_quadratics()
-    alike = Quadratics(one.hessians[:1].repeat(6, 0), one.optima[:1].repeat(6, 0))
-    for build in (fedavg, feddyn):
-        assert distance_to_optimum(build, alike, 400) < 1e-5
 
 
 # --- limits --------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
 from support.algorithm_builders import bind_options, make_method_federation
@@ -381,16 +380,6 @@ def test_identical_clients_stay_identical(method, guard):
     one, _ = make_method_federation("separate", shared, {"local_lr": 0.3}, **settings).run(1)
     first, _ = federation.run(1)  # and their first round is local training: u_i = w_i
     assert_trees_all_close(first.clients.variables, one.clients.variables, atol=1e-5)
-
-
-def test_strong_pull_stays_near_message():
-    gaps = []
-    for strength in (0.0, 1.0, 9.0):
-        hp = {"local_lr": 0.1, "prox_lambda": strength}
-        state, _ = make_federation("fedamp", {"guard": "rows"}, hp, epochs=20).run(1)
-        gap = optax.tree.sub(state.clients.variables, state.server.received)
-        gaps.append(float(optax.tree.norm(gap)))
-    assert gaps[0] > 1.5 * gaps[1] > 1.5**2 * gaps[2] > 0
 
 
 def test_untrained_clients_are_excluded():

@@ -313,42 +313,6 @@ def test_apfl_alpha_moves_to_better_model(own_is_better):
         assert (moved if own_is_better else -moved) >= away and abs(moved) <= 0.5
 
 
-def test_ditto_strong_pull_stays_near_global_model():
-    gaps = {}
-    for strength in (0.0, 10.0, 100.0):
-        hp = {"local_lr": 0.01, "ditto_lambda": strength}
-        federation = make_small_federation(ditto, hp=hp, epochs=5)
-        before, _ = federation.run(2)
-        state, _ = federation.run(1, before)
-        received = flatten_params(federation.global_params(before))
-        models = [
-            flatten_params(federation.personal_model(state, k))
-            for k, size in enumerate(CLIENT_SIZES)
-            if size
-        ]
-        gaps[strength] = max(np.linalg.norm(model - received) for model in models)
-    assert gaps[0.0] > 2 * gaps[10.0] > 10 * gaps[100.0] > 0, gaps
-
-
-def test_pfedme_model_is_proximal_point():
-    strength, lr = 4.0, 0.1
-    settings = {"sizes": (8,), "batch_size": 8, "data": (IMAGES[:8], LABELS[:8])}
-    hp = {"local_lr": lr, "pfedme_lambda": strength, "personal_lr": 0.15}
-    federation = make_small_federation(bind_options(pfedme, inner_steps=200), hp=hp, **settings)
-    start = federation.initial_state()
-    state, info = federation.run(1, start)
-    w = flatten_params(federation.global_params(start))
-    theta = flatten_params(personal(federation, state)[0]["params"])
-    pull = strength * (w - theta)
-    np.testing.assert_allclose(gradient(theta, np.arange(8)), pull, atol=2e-6)
-    np.testing.assert_allclose(
-        flatten_params(federation.global_params(state)), w - lr * pull, atol=1e-6
-    )
-    # The envelope's gradient is that of its value, min f(theta) + lambda / 2 ||theta - w||^2.
-    loss = cross_entropy(logits_of(w, X[:8]), LABELS[:8])
-    np.testing.assert_allclose(info.train_loss, loss, rtol=1e-6)
-
-
 @pytest.mark.parametrize("order", ["first", "hessian_free", "exact"])
 def test_per_fedavg_with_one_minibatch(order):
     """As far as one that has the same minibatch twice, which makes a pair."""

@@ -9,7 +9,7 @@ import pytest
 from support.data import make_user_dataset
 from support.small_runs import KilledError, make_killing_callback, with_placement
 
-from fedjax_het import ConfigError, Result, RunSpec, simulate, sweep
+from fedjax_het import ConfigError, Result, RunSpec, simulate
 from fedjax_het.algorithms import register_method
 from fedjax_het.algorithms.builders import build_federated_algorithm
 from fedjax_het.core.client_algorithm import ClientUpdate
@@ -121,15 +121,6 @@ def assert_same_run(one, other):
         np.testing.assert_array_equal(*map(np.asarray, plain), err_msg=name)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_host_and_device_states_equal_bitwise(lanes):
-    host, device = (run(client_state=where, lanes=lanes) for where in ("host", "device"))
-    assert_same_run(host, device)
-    counts = np.asarray(all_clients(device).count)
-    assert len(set(counts)) > 2 and counts.min() < 0, "clients trained, some more often"
-
-
 @pytest.mark.parametrize(
     ("before", "after"), [("device", "device"), ("host", "device"), ("device", "host")]
 )
@@ -141,22 +132,6 @@ def test_killed_run_resumes_bitwise(before, after, tmp_path, monkeypatch):
         run(client_state=before, output_dir=tmp_path, progress=make_killing_callback(3))
     resumed = run(client_state=after, output_dir=tmp_path, resume=True)
     assert_same_run(resumed, whole)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ["host", "device"])
-def test_sweep_equals_single_runs(where):
-    specs = [spec(seed=seed) for seed in range(len(jax.devices()) + 2)]
-    arguments = {"spread": "runs", "width": 2, "client_state": where}
-    sweep_result = sweep(
-        specs, dataset=make_user_dataset(), progress=lambda line: None, **with_placement(arguments)
-    )
-    for one, result in zip(specs, sweep_result.results, strict=True):
-        alone = run(one, devices=1)
-        for name in ("train_loss", "test_loss"):
-            np.testing.assert_allclose(
-                result.metrics[name], alone.metrics[name], rtol=2e-4, err_msg=name
-            )
 
 
 @pytest.mark.slow

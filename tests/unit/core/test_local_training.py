@@ -8,7 +8,7 @@ from support.algorithm_builders import default_hyper_parameters, make_builder
 from support.data import BATCH_SIZE, CLIENT_SIZES, make_user_dataset
 from support.reference_loop import ReferenceFedAvg, run_and_compare
 from support.small_federation import consecutive_partition, make_small_federation
-from support.small_runs import LOCAL_RUN, KilledError, assert_results_equal, make_killing_callback
+from support.small_runs import LOCAL_RUN
 
 from fedjax_het import ConfigError, RunSpec, simulate
 from fedjax_het.algorithms import get_algorithm_spec
@@ -19,7 +19,6 @@ from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.optimizers import LocalTrainingOptions
 from fedjax_het.core.schedule import RoundSettings, Scheduler, compute_useful_fraction
 from fedjax_het.core.work_items import ClientWork
-from fedjax_het.runtime import checkpointing, group_state
 
 STEPS = 5
 EVEN = (8, 16, 0, 8, 24)  # of which every epoch tiles into steps of two minibatches
@@ -93,14 +92,6 @@ def test_local_steps_equal_reference(averaging):
     run_and_compare(loop, 3, atol=5e-6)
     for k in loop.history[0]:
         assert len(loop.minibatches(0, k)) == STEPS
-
-
-def test_fednova_with_equal_steps_is_fedavg():
-    details = LocalTrainingOptions(num_steps=STEPS)
-    settings = {"hp": {"local_lr": 0.2}, "details": details, "participation": 0.6}
-    builders = [make_builder(get_algorithm_spec(name, {}), {}) for name in ("fedavg", "fednova")]
-    states = [make_small_federation(build, **settings).run(3)[0] for build in builders]
-    assert_trees_all_close(*(state.server.variables for state in states), atol=1e-6)
 
 
 class Scaffold(ReferenceFedAvg):
@@ -312,22 +303,3 @@ def test_local_steps_replace_local_epochs():
     spec = RunSpec(local_steps=7).resolved()
     assert spec.local_epochs is None and spec.local_steps == 7
     assert spec.resolved() == spec and spec.digest() != RunSpec().digest()
-
-
-LION = {"local_optimizer": "lion", "optimizer_state": "keep", "local_steps": 3}
-LION |= {"gradient_accumulation": 2, "lr_step_schedule": "exponential"}
-RESUMED = {
-    "steps": LION | {"hp": {"local_lr": 0.01, "lr_step_decay": 0.9}},
-    "rounds": {"rounds": 6, "lr_schedule": "cosine", "hp": {"local_lr": 0.2, "lr_warmup": 2}},
-}
-
-
-@pytest.mark.parametrize("settings", RESUMED.values(), ids=RESUMED)
-def test_killed_run_resumes_with_equal_results(settings, tmp_path, monkeypatch):
-    monkeypatch.setattr(group_state, "MAX_ROUNDS_PER_CHUNK", 1)
-    monkeypatch.setattr(checkpointing, "CHECKPOINT_SECONDS", 0.0)
-    spec = RunSpec("fedavg", **SMALL | settings)
-    whole = run(spec)
-    with pytest.raises(KilledError):
-        run(spec, output_dir=tmp_path, progress=make_killing_callback(2))
-    assert_results_equal(run(spec, output_dir=tmp_path, resume=True), whole)

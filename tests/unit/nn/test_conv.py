@@ -15,8 +15,6 @@ from fedjax_het.nn.conv import apply_per_lane
 from fedjax_het.nn.conv_products import CONV_IMPLS, Convolution
 from fedjax_het.nn.precision import configure_compute
 
-KEY = jax.random.key(0)
-
 # Batch, height, width, channels, features, window, padding, stride: of few channels and of as many
 # as make a CPU take its library; more padding than window; sides of both parities, so that strides
 # leave edges unread or do not; batches that are no multiple of four.

@@ -7,9 +7,6 @@ import pytest
 from support.data import consecutive_partition, make_user_dataset
 from support.markers import method_cases
 from support.small_runs import (
-    KilledError,
-    assert_results_equal,
-    make_killing_callback,
     make_spec,
     run_spec,
     run_sweep,
@@ -19,7 +16,7 @@ from support.small_runs import (
 from fedjax_het import ConfigError, RunSpec, federation, load_results, simulate
 from fedjax_het.algorithms.base import FederationData
 from fedjax_het.algorithms.dynafed import _make_control_inputs
-from fedjax_het.data import Partition, partition_from_clients, register_server_source
+from fedjax_het.data import partition_from_clients, register_server_source
 from fedjax_het.data.partition import withhold_validation_examples
 from fedjax_het.runtime.build import PreparedRun
 from fedjax_het.runtime.data_assignment import assign_data
@@ -311,20 +308,6 @@ def test_best_round_is_chosen_by_validation():
     summary = summarize_metrics(metrics)
     assert summary["best_accuracy"] == pytest.approx(0.9) and summary["bmta_round"] == 2
     assert not [name for name in summary if "validation" in name or name == "best_round"]
-
-
-def test_resumed_run_equals_an_uninterrupted_run(tmp_path, monkeypatch, eager):
-    monkeypatch.setattr("fedjax_het.runtime.long_phases.CHUNK_SECONDS", 0.0)
-    spec = make_spec(validation=0.2, rounds=ROUNDS, patience=4, client_tests=True)
-    whole = run_spec(spec)
-    assert 3 < whole.rounds < ROUNDS
-    with pytest.raises(KilledError):
-        run_spec(spec, output_dir=tmp_path, progress=make_killing_callback(3))
-    resumed = run_spec(spec, output_dir=tmp_path, resume=True)
-    assert_results_equal(resumed, whole)
-    (path,) = tmp_path.glob("*.validation.npz")
-    assert Partition.load(path).digest() == whole.validation.digest()
-    assert resumed.summary["stopped_early"] == whole.summary["stopped_early"]
 
 
 def test_loop_and_progress_show_validation(capsys):
