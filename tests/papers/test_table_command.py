@@ -66,7 +66,7 @@ def test_unknown_table_has_exit_status_2(words, message, capsys):
     assert message in error and "\n" not in error
 
 
-@pytest.mark.parametrize("name", ["across", "fedamp.fig3", "fsl.fig1"])
+@pytest.mark.parametrize("name", ["across", "composition", "fedamp.fig3", "fsl.fig1"])
 def test_figures_without_runs(name, tmp_path, capsys):
     main = import_module(f"experiments.{name}").main
     assert main(["--show", "--output-dir", str(tmp_path)]) == 0
