@@ -276,9 +276,9 @@ def make_text_tables(
         texts = [
             {
                 "Method": get_method_title(row.base),
-                "Difference": format_mean_std(row.mean, row.std, format_spec="+.1f"),
+                "Difference": _format_difference(row.mean, row.std),
                 "p (= 0)": format_p_value(row.p),
-                "Less FedAvg's": format_mean_std(row.beyond, row.beyond_std, format_spec="+.1f"),
+                "Less FedAvg's": _format_difference(row.beyond, row.beyond_std),
                 "p (= FedAvg's)": format_p_value(row.beyond_p),
                 "Seeds": f"{row.seeds}" if row.seeds else MISSING,
             }
@@ -293,6 +293,10 @@ def make_text_tables(
         "over FedAvg, by seed."
     )
     return accuracies, TextTable(title, ["Method"], sections, (note,))
+
+
+def _format_difference(mean: float, std: float) -> str:
+    return ("+" if mean >= 0 else "") + format_mean_std(mean, std, format_spec=".1f")
 
 
 def _describe_tuning() -> str:
