@@ -68,8 +68,8 @@ RECIPE = {"step_size": 0.4, "step_size_lr": 1e-3, "fine_tune_lr": 3e-4}
 TUNED = {
     "fedprox": {"prox_mu": 0.2},
     "feddyn": {"feddyn_alpha": 0.1},
-    "moon": {"moon_mu": 1.0},
-    "fsl": {},
+    "moon": {"moon_mu": 0.1},
+    "fsl": {"gamma": 5.0},
 }
 
 
