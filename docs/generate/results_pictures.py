@@ -1,7 +1,6 @@
 """Draw pictures of the results from committed runs.
 
-The pictures show FSL's Figure 1 on Fashion-MNIST, every method against its costs, and DynaFed and
-FSL over other methods.
+The pictures show FSL's Figure 1 on Fashion-MNIST, and every method against its costs.
 
     python docs/generate/results_pictures.py   # writes docs/images again, in seconds
 """
@@ -42,17 +41,6 @@ def draw_cost_picture() -> None:
     write_figure(IMAGES / "across.png", figure, dpi=100)
 
 
-def draw_composition_picture() -> None:
-    """Draw the accuracy of DynaFed, FSL and their controls over five methods."""
-    from fedjax_het.papers.composition import COMPOSITION, collect_curves, plot_composition
-
-    runs = ROOT / "experiments" / "results" / "composition-cpu"
-    cells = make_cells(COMPOSITION, TableArguments("cpu"))
-    result = TableRun.from_directory(COMPOSITION, "cpu", cells, runs)
-    write_figure(IMAGES / "composition.png", plot_composition(collect_curves(result)), dpi=100)
-
-
 if __name__ == "__main__":
     draw_fsl_picture()
     draw_cost_picture()
-    draw_composition_picture()
