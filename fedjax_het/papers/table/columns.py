@@ -55,7 +55,7 @@ def compute_p_values(table_run: TableRun) -> "pd.Series":
         for index in column:
             if cells[index] is not main:
                 values = _get_values_by_seed(table_run, cells[index], metric)
-                p_values[index] = _run_paired_test(values, main_values)
+                p_values[index] = run_paired_test(values, main_values)
         p_values[column] = correct_p_values(p_values[column].to_numpy())
     return p_values
 
@@ -106,7 +106,16 @@ def _get_values_by_seed(table_run: TableRun, cell: TableCell, metric: str) -> "p
     return values.set_axis(runs["settings"].map(seeds)).dropna() if len(runs) else values
 
 
-def _run_paired_test(values: "pd.Series", main_values: "pd.Series") -> float:
+def run_paired_test(values: "pd.Series", main_values: "pd.Series") -> float:
+    """Return the two-sided p-value of a paired t-test.
+
+    Args:
+      values: values by seed.
+      main_values: values of the other runs by seed.
+
+    Returns:
+      The p-value over common seeds; NaN with fewer than `MIN_PAIRS` seeds.
+    """
     from scipy import stats
 
     seeds = values.index.intersection(main_values.index)
