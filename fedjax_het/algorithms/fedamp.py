@@ -154,6 +154,8 @@ def fedamp(training: LocalTraining, plan: ExecutionPlan, *, options: FedAMPOptio
       "flgo": the values of FLGo's public code (sigma 25, alpha 1e4, a tenth every 30 rounds). They
         apply to Algorithm 1 (absolute, coupled, independent) with the guard "step". The code's
         alpha was tuned with clients that never reset their gradients, which add up over a round.
+    Other public code has other values, all absolute. Fling, CIFAR-10: sigma 100, alpha 1e4 (a tenth
+    every 30 rounds), lambda 1. PFLlib's defaults: sigma 1, alpha 1, lambda 1.
 
     With `RunSpec.gradient_gaps` two numbers are measured over all clients' training data before a
     round. `objective` is G(W) of Eq. 1, sum_i F_i(w_i) + lambda sum_(i<j) A(||w_i - w_j||^2).

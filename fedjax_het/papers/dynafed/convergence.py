@@ -148,7 +148,12 @@ def make_fine_tuning_data(
         rounds=21,
         seed=seed,
         partition_seed=seed,
-        hp={"local_lr": 0.02, "local_weight_decay": loss.l2, "step_size": 0.4, "step_size_lr": 1e-3},
+        hp={
+            "local_lr": 0.02,
+            "local_weight_decay": loss.l2,
+            "step_size": 0.4,
+            "step_size_lr": 1e-3,
+        },
         options={"num_iterations": iterations, "num_samples": NUM_SAMPLES},
     )
     artifacts = simulate(spec, progress=False).artifacts
@@ -170,24 +175,29 @@ def make_fine_tuning_data(
 
 
 def run_dynafed(
-    federation: ConvexFederation, data: FineTuningData | None, arguments: Arguments, seed: int
+    federation: ConvexFederation,
+    optimum: np.ndarray,
+    data: FineTuningData | None,
+    arguments: Arguments,
+    seed: int,
 ) -> dict[str, np.ndarray]:
     """Run the steps of Eq. 6 from W = 0, with all clients.
 
     Args:
       federation: the problem.
+      optimum: w*, `[D, C]`.
       data: data of fine-tuning; None: FedAvg.
       arguments: numbers of steps.
       seed: seed of the examples that clients draw.
 
     Returns:
-      By round: `step` (t + gamma at its end), `sum` (of eta over fine-tuning), and after the average
+      By round: `step` (t + gamma at its end), `sum` (of eta over fine-tuning); after the average
       (`average_...`) and at the end the squared distance and gap `L(w) - L(w*)`; `error` and
       `gradient` of Assumption 3 at the average.
     """
     loss, clients = federation.loss, federation.clients
-    rng, optimum = np.random.default_rng(seed), loss.minimize()
-    lowest, point = loss.compute_value(optimum), np.zeros_like(optimum)
+    rng, point = np.random.default_rng(seed), np.zeros_like(optimum)
+    lowest = loss.compute_value(optimum)
     offset, rows = 8 * loss.smoothness / loss.l2, []
     local_steps, server_steps = arguments.local_steps, arguments.server_steps if data else 0
     client_ids, one_hot = np.arange(len(clients)), np.eye(10)
@@ -211,22 +221,23 @@ def run_dynafed(
             full = loss.compute_gradient(point)
             row["error"] = float(np.linalg.norm(data.compute_gradient(point, loss.l2) - full))
             row["gradient"] = float(np.linalg.norm(full))
-        for eta in etas[local_steps:]:
-            point = point - eta * data.compute_gradient(point, loss.l2)
+            for eta in etas[local_steps:]:
+                point = point - eta * data.compute_gradient(point, loss.l2)
         row |= {"step": start + len(etas) + offset, "sum": etas[local_steps:].sum()}
         rows.append(row | measure(point))
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
 def summarize_run(
-    curves: dict[str, np.ndarray], loss: SoftmaxRegression, limit: np.ndarray | None
+    curves: dict[str, np.ndarray], condition_number: float, limit: float | None
 ) -> dict[str, float]:
     """Summarize a trajectory.
 
     Args:
       curves: curves of `run_dynafed`.
-      loss: the loss of all clients.
-      limit: minimum of the weighted sum of both losses; None for FedAvg.
+      condition_number: L / mu.
+      limit: squared distance of the minimum of the weighted sum of both losses to the optimum; None
+        for FedAvg.
 
     Returns:
       The columns of the table; NaN where FedAvg has no value.
@@ -248,8 +259,8 @@ def summarize_run(
     return summary | {
         "delta": bound.delta,
         "epsilon": bound.epsilon,
-        "ratio": bound.delta * loss.smoothness / loss.l2,
-        "limit": float(((limit - loss.minimize()) ** 2).sum()),
+        "ratio": bound.delta * condition_number,
+        "limit": limit,
         "first_rate": rates[:tenth].mean(),
         "last_rate": rates[-tenth:].mean(),
         "nearer": 100 * (ratios < 1).mean(),
@@ -291,17 +302,19 @@ def plot_convergence(curves_by_data: dict[str, list[dict[str, np.ndarray]]]):
 def make_table(arguments: Arguments) -> int:
     """Run all trajectories, and write the table and the figure."""
     require(len(arguments.seeds) > 0, "seeds", arguments.seeds, "at least one seed")
-    rows, curves_by_data = [], {name: [] for name in DATA_COLORS}
+    curves_by_data: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in DATA_COLORS}
+    rows = []
     for seed in arguments.seeds:
         federation = make_convex_federation(seed=seed)
-        loss = federation.loss
+        loss, optimum = federation.loss, federation.loss.minimize()
         data_by_name = make_fine_tuning_data(federation, seed, arguments.iterations)
         share = arguments.server_steps / (arguments.local_steps + arguments.server_steps)
         for name in DATA_COLORS:
             data = data_by_name.get(name)
-            curves = run_dynafed(federation, data, arguments, seed)
-            limit = data.mix(loss, share).minimize() if data else None
-            rows.append({"data": name, "seed": seed, **summarize_run(curves, loss, limit)})
+            curves = run_dynafed(federation, optimum, data, arguments, seed)
+            limit = ((data.mix(loss, share).minimize() - optimum) ** 2).sum() if data else None
+            summary = summarize_run(curves, loss.smoothness / loss.l2, limit)
+            rows.append({"data": name, "seed": seed, **summary})
             curves_by_data[name].append(curves)
     table = pd.DataFrame(rows)
     texts = []

@@ -23,7 +23,7 @@ from fedjax_het.analysis.comparison import format_row
 from fedjax_het.analysis.overview import is_diverged
 from fedjax_het.analysis.render import TableSection, TextTable, format_mean_std, format_number
 from fedjax_het.papers.fedamp.tables import TABLE3
-from fedjax_het.papers.table import Preset, TableDeclaration, TableRun, make_table_program
+from fedjax_het.papers.table import Preset, TableRun, make_table_program
 from fedjax_het.papers.table.columns import correct_p_values, run_paired_test
 
 CONTROLS = ("separate", "fedavg_ft")
@@ -102,9 +102,9 @@ def compare_with_controls(results: pd.DataFrame, setting: str) -> pd.DataFrame:
         row["worst_decile"] = groups[method, value]["bmta_worst_decile"].mean()
         for control in CONTROLS:
             own = groups.get((control, value), groups.get((control, np.inf)))
-            is_compared = own is not None and method != control
-            row[f"minus_{control}"] = (bmta - own["bmta"]).mean() if is_compared else np.nan
-            row[f"p_{control}"] = run_paired_test(bmta, own["bmta"]) if is_compared else np.nan
+            values = pd.Series(dtype=float) if own is None or method == control else own["bmta"]
+            row[f"minus_{control}"] = (bmta - values).mean()
+            row[f"p_{control}"] = run_paired_test(bmta, values)
         rows.append({**row, "seeds": len(bmta)})
     table = pd.DataFrame(rows).replace({setting: {np.inf: np.nan}})
     for control in CONTROLS:
@@ -153,8 +153,10 @@ def _write_outputs(table_run: TableRun, *, setting: str, label: str) -> list[str
     panel.set_xlabel(label)
     for row in table[table[setting].isna()].itertuples():
         panel.axhline(row.mean, color="#666666", lw=0.9, ls="--")
-        place = {"xy": (0.99, row.mean), "xycoords": ("axes fraction", "data")}
-        panel.annotate(format_row(row.method), ha="right", va="bottom", fontsize=8, **place)
+        text = panel.text(
+            0.99, row.mean, format_row(row.method), ha="right", va="bottom", fontsize=8
+        )
+        text.set_transform(panel.get_yaxis_transform())
     name = f"robustness_{table_run.experiment.item}"
     return table_run.write_table(name, texts, table, {f"{name}.png": figure})
 
