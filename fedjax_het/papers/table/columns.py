@@ -107,14 +107,21 @@ def _get_values_by_seed(table_run: TableRun, cell: TableCell, metric: str) -> "p
 
 
 def run_paired_test(values: "pd.Series", main_values: "pd.Series") -> float:
-    """Return the two-sided p-value of a paired t-test.
+    """Run a two-sided paired t-test of two rows.
 
     Args:
-      values: values by seed.
-      main_values: values of the other runs by seed.
+      values: values of a row by seed.
+      main_values: values of the other row by seed.
 
     Returns:
-      The p-value over common seeds; NaN with fewer than `MIN_PAIRS` seeds.
+      The p-value over the seeds that both rows have; NaN with fewer than `MIN_PAIRS` seeds.
+
+    Example:
+      >>> import pandas as pd
+      >>> from fedjax_het.papers.table.columns import run_paired_test
+      >>> values = pd.Series([1.0, 2.0, 3.0, 4.0, 6.0])
+      >>> round(run_paired_test(values, values - 1.0), 3), run_paired_test(values, values)
+      (nan, 1.0)
     """
     from scipy import stats
 
