@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_het import RunSpec
 from fedjax_het.analysis.figures.synthetic_images import plot_synthesis
 from fedjax_het.condensation import (
     SynthesisHyperParameters,
@@ -339,6 +340,15 @@ def test_synthesis_presets():
         (0.05, 0.01, 0.04, 1e-5),
     ]
     assert dataclasses.replace(code, include_initial=False).start_range == (1, 21)
+
+
+def test_improved_preset_is_paper_with_other_inner_training():
+    paper, improved = (parse_config(SynthesisOptions, {"preset": p}) for p in ("paper", "improved"))
+    expected = dataclasses.replace(paper, preset="improved", differentiation="first_order")
+    assert improved == expected
+    hp = RunSpec("dynafed", "digits", options={"preset": "improved"}).resolved().hp
+    names = ("step_size", "step_size_lr", "image_lr", "label_lr", "fine_tune_lr")
+    assert [hp[name] for name in names] == [0.4, 1e-3, 0.02, 0.05, 3e-4]
 
 
 @pytest.mark.parametrize(
