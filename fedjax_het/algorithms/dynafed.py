@@ -172,11 +172,11 @@ def dynafed(
     images of each class with their labels, which no server has in the paper. Examples for
     validation and of held-out clients are not drawn.
 
-    Options are the fields of `SynthesisOptions`; `preset` "paper", "code" or "improved" fills in the
-    others. The preset "improved" has settings that this package chose on Fashion-MNIST; it gains
-    more by matching than the others (`experiments/dynafed/RESULTS.md`). On
-    CIFAR-100 all presets have the code's 15 samples a class; the paper's 150 would be 1.5. The
-    fine-tuning there follows the code's script.
+    Options are the fields of `SynthesisOptions`. `preset` "paper", "code" or "improved" fills in
+    the others. This package chose the settings of "improved" on Fashion-MNIST; matching gains more
+    there than with the other presets (`experiments/dynafed/RESULTS.md`). On CIFAR-100 all presets
+    have the code's 15 samples a class; the paper's 150 would be 1.5. The fine-tuning there follows
+    the code's script.
 
     Traffic and client state are unchanged from `base`; the synthetic data never leave the server.
     State of the server: L + 1 models, and the synthetic data with Adam's moments. Cost: N
