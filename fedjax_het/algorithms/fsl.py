@@ -28,7 +28,7 @@ from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.server_parallelism import ServerParallelism
 from fedjax_het.core.server_training import make_sequential_batches, train_on_server
 from fedjax_het.core.training_variants import count_optimizer_steps, require_constant_lr
-from fedjax_het.utils.config import Config, NonNegativeFloat, PositiveInt
+from fedjax_het.utils.config import Config, DecayFactor, NonNegativeFloat, PositiveInt
 
 SERVER_EPOCHS_INPUT = "server_epochs"  # name of the rounds' input
 
@@ -49,7 +49,9 @@ class FSLHyperParameters(Config):
     """Hyperparameters of FSL."""
 
     gamma: NonNegativeFloat = 1.0
-    "Weight of the server's loss."
+    "Weight of the server's loss in the first round."
+    gamma_decay: DecayFactor = 1.0
+    "Factor of `gamma` from round to round; 1: `gamma` is constant."
 
 
 def fsl(
@@ -77,6 +79,11 @@ def fsl(
       "moved": K_0 eta_0 ||grad f_0(x_t)|| = ||xbar_t - x_t||, so that K_0 steps of the server at
         gamma = 1 with their first gradient have the length of the round's change. Near the minimum
         of f_0 this rate is large, so it does not suit a server that has memorized its examples.
+
+    With `gamma_decay` d, the weight in round t is gamma d^t. The paper recommends a large weight far
+    from a stationary point and mentions a diminishing one (after Theorem 1), but analyzes a
+    constant. FSL with a constant weight stays near the optimum of F + gamma f_0. With a diminishing
+    weight it ends near the optimum of F.
 
     `incremental` False is FSL-p: the server trains from x_t in parallel to the clients, and both
     changes are added: x_{t+1} = xbar_t + LocalSGD(x_t, ...) - x_t.
@@ -127,7 +134,8 @@ def fsl(
         if not incremental:  # collectives in order: first the collectives of the clients' training
             epochs = plan.order_after(optax.tree.norm(after["params"]), epochs)
         key = fold_in_purpose(context.key, Purpose.SERVER)
-        start, length = after if incremental else before, hp["gamma"] * length
+        start = after if incremental else before
+        length = hp["gamma"] * hp["gamma_decay"] ** context.round_index * length
         # By the paper's rule a client makes this number of steps on average.
         num_slots, padded_batch_size = schedule.batches.shape[1], schedule.batches.shape[3]
         max_epochs = -(-num_slots * padded_batch_size // len(examples.labels))

@@ -41,7 +41,12 @@ ADDED_DEFAULTS: dict[str, dict[str, Any]] = {
         "starts": "path",
         "synthesis_interval": 20,
     },
-    "hp": {"fine_tune_lr_decay": 1.0, "fine_tune_prox": 0.0, "fine_tune_mix": 1.0},
+    "hp": {
+        "fine_tune_lr_decay": 1.0,
+        "fine_tune_prox": 0.0,
+        "fine_tune_mix": 1.0,
+        "gamma_decay": 1.0,
+    },
 }
 """Options and hyperparameters that methods of version 0.6 lack, with the values that digests leave
 out."""

@@ -76,7 +76,7 @@ class ServerLearning(ReferenceFedAvg):
                 self.global_vector, flatten_images(SERVER_EXAMPLES[0]), SERVER_EXAMPLES[1]
             )
             reach = np.linalg.norm(average - self.global_vector) / np.linalg.norm(whole)
-        lr = self.hp["gamma"] * reach / len(batches)
+        lr = self.hp["gamma"] * self.hp.get("gamma_decay", 1) ** r * reach / len(batches)
         begun = average if self.incremental else self.global_vector
         learnt = self.run_sgd(
             begun, flatten_images(SERVER_EXAMPLES[0]), SERVER_EXAMPLES[1], batches, lr
@@ -91,6 +91,19 @@ def test_three_rounds_match_algorithm_1(name, options):
     epochs, rule = options.get("server_epochs", 2), options.get("server_rate", "paper")
     loop = ServerLearning(federation, epochs=epochs, incremental=name == "fsl", rule=rule)
     run_and_compare(loop, 3, atol=5e-6)
+
+
+@pytest.mark.parametrize("name", ["fsl", "fsl_p"])
+def test_gamma_decays_by_round(name):
+    federation = make_federation(name, hp={"gamma_decay": 0.5})
+    run_and_compare(ServerLearning(federation, epochs=2, incremental=name == "fsl"), 3, atol=5e-6)
+    start = federation.initial_state()
+    first, last = (
+        flatten_params(federation.train(1, start._replace(round=jnp.int32(r)))) for r in (0, 40)
+    )
+    plain = make_federation(name, hp={"gamma": 0.0}).train(1)
+    np.testing.assert_allclose(last, flatten_params(plain), atol=1e-6)
+    assert np.abs(first - last).max() > 1e-2
 
 
 @pytest.mark.parametrize(
