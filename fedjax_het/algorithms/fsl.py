@@ -80,9 +80,9 @@ def fsl(
         gamma = 1 with their first gradient have the length of the round's change. Near the minimum
         of f_0 this rate is large, so it does not suit a server that has memorized its examples.
 
-    With `gamma_decay` d, the weight in round t is gamma d^t. The paper recommends a large weight far
+    With `gamma_decay` d, the weight in round t is gamma d^t. The paper prefers a large weight far
     from a stationary point and mentions a diminishing one (after Theorem 1), but analyzes a
-    constant. FSL with a constant weight stays near the optimum of F + gamma f_0. With a diminishing
+    constant. With a constant weight FSL stays near the optimum of F + gamma f_0. With a diminishing
     weight it ends near the optimum of F.
 
     `incremental` False is FSL-p: the server trains from x_t in parallel to the clients, and both

@@ -65,6 +65,8 @@ class ProgressTerms(NamedTuple):
 
     step: float
     """K_0 eta_0 L."""
+    descent_factor: float
+    """h."""
     descent: np.ndarray
     """Descent in each round, `[R]`."""
     noise: np.ndarray
@@ -82,8 +84,9 @@ def compute_progress_terms(
     cohort_size: int,
     client_steps: float,
     server_steps: float,
+    step: float | None = None,
 ) -> ProgressTerms:
-    """Compute the terms at the largest step that (13) and (11) allow.
+    """Compute the terms, by default at the largest step that (13) and (11) allow.
 
     Measured gradients are in place of the constants that bound them. Divided by K_0 eta_0, the
     terms contain L only in K_0 eta_0 L, which (13) bounds by a number. Therefore L need not be
@@ -98,6 +101,7 @@ def compute_progress_terms(
       cohort_size: S.
       client_steps: K.
       server_steps: K_0.
+      step: K_0 eta_0 L (default: the largest that is allowed).
 
     Returns:
       The terms.
@@ -121,13 +125,15 @@ def compute_progress_terms(
         + 2 * gamma**2 / cohort_size * (client_noise / client_steps + sampling_factor * client_gap)
         + (2 * client_gap + client_noise / client_steps) / server_lr**2
     )
-    max_first_step = min(server_lr, 1 / gamma if gamma else np.inf, 8 / 9) / 4  # (11)
-    step = min(
-        max_first_step, min(1, one_plus_gamma**2 / (2 * kappa)) / (8 * one_plus_gamma)
-    )  # and (13)
+    if step is None:
+        max_first_step = min(server_lr, 1 / gamma if gamma else np.inf, 8 / 9) / 4  # (11)
+        step = min(
+            max_first_step, min(1, one_plus_gamma**2 / (2 * kappa)) / (8 * one_plus_gamma)
+        )  # and (13)
     h = gamma + 0.5 - step * one_plus_gamma / 2 * (3 * gamma + 3 + 16 * kappa * step)
     return ProgressTerms(
         step,
+        h,
         descent=h * mixed_squared_norm,
         noise=5 * step * psi,
         drift=8 * step**2 * (gamma * kappa / one_plus_gamma * server_gap + phi),

@@ -70,6 +70,7 @@ def test_progress_terms_match_theorem(gamma):
     limit = min(1, (gamma + 1) ** 2 / (2 * kappa)) / (8 * L * (gamma + 1))
     assert moved == pytest.approx(limit)
     h = gamma + 0.5 - moved * L * (1 + gamma) / 2 * (3 * gamma + 3 + 16 * kappa * moved * L)
+    assert actual.descent_factor == pytest.approx(h)
     assert h >= (3 * gamma + 1) / 4  # as the paper says of (13)
     rho = (N - S) / (N - 1)
     psi = gamma**2 * own_noise / K0 + noise / (K * S) + rho * between / S
@@ -87,4 +88,4 @@ def test_progress_terms_match_theorem(gamma):
             8 * moved**3 * L**2 * (gamma * kappa / (1 + gamma) * xi + phi),
         ]
     )
-    np.testing.assert_allclose(np.ravel(actual[1:]), whole_terms / moved, rtol=1e-12)
+    np.testing.assert_allclose(np.ravel(actual[2:]), whole_terms / moved, rtol=1e-12)

@@ -411,6 +411,7 @@ def test_figure8_has_means_of_runs(tmp_path, capsys):
 @pytest.mark.slow
 def test_figure9_measures_gradients(tmp_path):
     (result,) = figure("fig9", tmp_path, "--classes", "2", "--methods", "fsl(n0=20)")
+    assert len({path.name for path in tmp_path.rglob("fig9*.png")}) == 3
     for name in ("server_gap", "client_gap"):
         assert np.isfinite(result.metrics[name]).tolist() == [True, False, False]
 

@@ -34,6 +34,8 @@ BAD = {
     "fedamp.robustness": (["--rounds", "x"],),
     "fedamp.theory": (["--rounds", "x"],),
     "fsl.fig9": (["--rounds", "x"],),
+    "fsl.theory": (["--preset", "x"], ["--presets", "quick"]),
+    "fsl.surface": (["--rounds", "x"],),
     "speed": (["--turns", "0"], ["--regimes", "R0"], ["--rounds", "-1"], ["--peers", "x"]),
     "sweep_speed": (["--seeds", "0"], ["--alphas", "nan"], ["--num-clients", "-1"]),
     "condensation_speed": (["--width", "0"], ["--alpha", "-1"], ["--turns", "x"]),

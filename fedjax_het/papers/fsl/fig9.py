@@ -12,6 +12,9 @@ measured, too. The runs are FSL at gamma = 1; the paper does not state its runs.
 `fig9_terms.png`: the terms of Theorem 1 with these distances in place of their bounds, at the
 largest step that its condition (13) allows. The theorem guarantees that F~ decreases where descent
 is above the sum of the others.
+
+`fig9_angle.png`: cosine of the angle between the server's gradient and the gradient of all data. By
+(8) a small step of the server lowers F where the cosine is positive.
 """
 
 from dataclasses import replace
@@ -21,6 +24,7 @@ import numpy as np
 from fedjax_het.analysis import plot_gradient_gaps
 from fedjax_het.analysis.comparison import format_row
 from fedjax_het.analysis.figures.style import (
+    PALETTE,
     add_legend,
     label_outer_axes,
     make_panels,
@@ -28,6 +32,7 @@ from fedjax_het.analysis.figures.style import (
 )
 from fedjax_het.data import load_dataset
 from fedjax_het.papers.convergence_bounds import ProgressTerms, compute_progress_terms
+from fedjax_het.papers.dynafed.theory import gradient_curves
 from fedjax_het.papers.fsl.scenarios import CPU, PAPER, QUICK, SCENARIO1, with_rows
 from fedjax_het.papers.table import Preset, TableRun, make_figure_writer, make_table_program
 from fedjax_het.runtime.data_assignment import build_partition
@@ -103,7 +108,8 @@ def compute_terms(result: Result) -> tuple[np.ndarray, ProgressTerms]:
         server_steps=epochs * -(-size // batch_size),
     )
     rounds = np.flatnonzero(np.isfinite(terms.descent))
-    return rounds, ProgressTerms(terms.step, *(values[rounds] for values in terms[1:]))
+    curves = (values[rounds] for values in terms[2:])
+    return rounds, ProgressTerms(*terms[:2], *curves)
 
 
 def plot_terms(table_run: TableRun):
@@ -130,12 +136,34 @@ def plot_terms(table_run: TableRun):
     return figure
 
 
+def plot_angles(table_run: TableRun):
+    """Plot the cosine of grad f_0 and grad F, a panel per column and a line per seed and row."""
+    from matplotlib.lines import Line2D
+
+    groups: dict[str, list[tuple[str, dict[str, np.ndarray]]]] = {}
+    for cell, result in table_run.iterate_results():
+        line = format_row(cell.method), gradient_curves(result)
+        groups.setdefault(cell.column_label, []).append(line)
+    figure, panels = make_panels(list(groups), columns=3, size=(3.6, 2.6), sharey="all")
+    label_outer_axes(panels.values(), x="Round t", y="cos(grad f_0, grad F)")
+    rows = dict.fromkeys(row for own in groups.values() for row, _ in own)
+    colors = dict(zip(rows, PALETTE, strict=False))
+    for title, panel in panels.items():
+        for row, curves in groups[title]:
+            panel.plot(curves["round"], curves["cosine"], color=colors[row], lw=1.2, alpha=0.7)
+        panel.axhline(0.0, color="#666666", lw=0.8, ls="--")
+        style_axes(panel)
+    add_legend(figure, [Line2D([], [], color=color, lw=2, label=r) for r, color in colors.items()])
+    return figure
+
+
 def _write_outputs(table_run: TableRun) -> list[str]:
     write = make_figure_writer("fig9", _plot_gaps, by=GROUPING, metric="window_accuracy")
     names = write(table_run)
     if not names:
         return []
-    return [*names, *table_run.write_figures({"fig9_terms.png": plot_terms(table_run)})]
+    figures = {"fig9_terms.png": plot_terms(table_run), "fig9_angle.png": plot_angles(table_run)}
+    return [*names, *table_run.write_figures(figures)]
 
 
 main = make_table_program(FIG9, _write_outputs)
