@@ -7,12 +7,12 @@ The clients have parts of the digits with two labels each, and the loss is softm
 l2 (`papers.softmax_regression`), so L, the optimum and all constants of the theorems are known. The
 package's FSL trains; all measurements are in float64.
 
-`rates.md`, `rates.png`: the lowest mean ||grad F~||^2 of T rounds against T, at the step of
-Corollary 1, beside the bound of Theorem 2. The columns `clients` and `server` are the drifts
-E^(c) and E^(0) of the proofs in units of their bounds (Lemmas 4 and 5).
+`theory_rates.md` and its figure: the lowest mean ||grad F~||^2 of T rounds at the step of Corollary
+1, whose first term depends on K S T alone, and the bound of Theorem 2. Columns `clients` and
+`server` are the drifts E^(c) and E^(0) of the proofs in units of their bounds (Lemmas 4 and 5).
 
-`server.png`: Eq. 10, the variance of the server's gradient against n / n_0 - 1; the limit of large
-gamma, which is SGD on the server's data; and a diminishing gamma.
+`theory_server.md` and its figure: Eq. 10, the variance of the server's gradient against n / n_0 -
+1; the limit of large gamma, which is SGD on the server's data; and a diminishing gamma.
 """
 
 import math
@@ -69,7 +69,7 @@ TITLE = "FSL, Theorem 2 and Corollary 1: the lowest squared gradient in T rounds
 CAPTION = (
     "Softmax regression with l2 0.1, digits, 20 clients with two labels each, a server with 50 "
     "examples. T: the lowest mean of ||grad F~(x_t)||^2, t < T, over seeds. Slope: of its logarithm "
-    "over the logarithm of T; the corollary bounds it by -0.5. Bound: Theorem 2's at the largest T "
+    "over the logarithm of T; -0.5 by the corollary's first term. Bound: Theorem 2's at the largest T "
     "with the measured constants. Distance²: mean of ||x_T - x~*||^2. clients, server: the drifts "
     "E^(c) and E^(0) in units of Lemmas 4 and 5, the largest of the rounds."
 )
@@ -684,7 +684,14 @@ def make_rates_table(rates: pd.DataFrame) -> TextTable:
 
 
 def plot_rates(rates: pd.DataFrame):
-    """Plot the lowest squared gradient against T, a panel per varied setting."""
+    """Plot the lowest squared gradient against K S T, a panel per varied setting.
+
+    Args:
+      rates: as `measure_rates` returns it.
+
+    Returns:
+      The figure; lines that coincide depend on K S T alone, as Corollary 1's first term.
+    """
     names = {"K": "local_steps", "S": "cohort_size", "gamma": "gamma"}
     figure, panels = make_panels(
         [f"by {name}" for name in names], columns=3, size=(3.6, 3.2), sharey="all"
@@ -699,11 +706,12 @@ def plot_rates(rates: pd.DataFrame):
             is_small = scale == min(STEP_SCALES)
             label = None if is_small else f"{name} {value:g}"
             style = "--" if is_small else "-"
-            panel.plot(line["T"], line["lowest"], style, color=color, marker="o", ms=4, label=label)
-        rounds, top = np.sort(own["T"].unique()), own["lowest"].max()
-        panel.plot(rounds, top * (rounds / rounds[0]) ** -0.5, ":", color="#444444", label="T^-1/2")
+            work = line["local_steps"] * line["cohort_size"] * line["T"]
+            panel.plot(work, line["lowest"], style, color=color, marker="o", ms=4, label=label)
+        work, top = np.array([300.0, 1e5]), rates["lowest"].max()
+        panel.plot(work, top * (work / work[0]) ** -0.5, ":", color="#444444", label="(KST)^-1/2")
         panel.set(xscale="log", yscale="log")
-        panel.set_xlabel("T", fontsize=10)
+        panel.set_xlabel("K S T", fontsize=10)
         panel.legend(fontsize=8)
         style_axes(panel)
     next(iter(panels.values())).set_ylabel("lowest mean ||grad F~||²", fontsize=10)
@@ -746,7 +754,7 @@ def plot_server(variance: pd.DataFrame, limit: pd.DataFrame, decay: pd.DataFrame
 def make_server_table(
     variance: pd.DataFrame, limit: pd.DataFrame, decay: pd.DataFrame
 ) -> TextTable:
-    """Format the measurements of `server.png`."""
+    """Format the measurements of `theory_server.png`."""
     equation = [
         {
             "Case": f"Eq. 10, x = {row.point}, n_0 {row.n0}",
@@ -779,17 +787,19 @@ def measure_theory(arguments: Arguments) -> int:
     directory = make_output_directory(arguments.output_dir)
     problem = make_problem()
     rates = measure_rates(problem, preset)
-    figures = {"rates.png": plot_rates(rates)}
-    names = write_table_files(directory, "rates", make_rates_table(rates), rates, figures)
+    figures = {"theory_rates.png": plot_rates(rates)}
+    names = write_table_files(directory, "theory_rates", make_rates_table(rates), rates, figures)
     parts = (
         measure_variance(problem, preset.draws),
         measure_limit(problem, preset),
         measure_decay(problem, preset),
     )
     frame = pd.concat(parts, keys=("variance", "limit", "decay"), names=["part"])
-    figures = {"server.png": plot_server(*parts)}
+    figures = {"theory_server.png": plot_server(*parts)}
     frame = frame.reset_index(level=0).reset_index(drop=True)
-    names += write_table_files(directory, "server", make_server_table(*parts), frame, figures)
+    names += write_table_files(
+        directory, "theory_server", make_server_table(*parts), frame, figures
+    )
     print(f"Written to {directory}: {', '.join(names)}.")
     return 0
 
