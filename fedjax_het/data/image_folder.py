@@ -1,5 +1,6 @@
 """Image folders in the layout of CINIC-10: `train/<class>/*.png` and `test/<class>/*.png`."""
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -272,12 +273,15 @@ def _decode_files(files: list[_ImageFile], size: tuple[int, int] | None, color: 
 
 
 def _decode_image(path: str, size: tuple[int, int] | None, color: bool) -> np.ndarray:
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     try:
         with Image.open(path) as file:
             _require_readable_orientation(file)
-            image = _turn_upright(_to_8_bit(file), file).convert("RGB" if color else "L")
+            file.load()  # TIFF files are turned while they are loaded, and lose the tag
+            with contextlib.suppress(Exception):  # damaged EXIF data: the image as it is stored
+                ImageOps.exif_transpose(file, in_place=True)
+            image = _to_8_bit(file).convert("RGB" if color else "L")
             if size is not None:
                 image = image.resize((size[1], size[0]), Image.Resampling.LANCZOS)
             pixels = np.asarray(image)
@@ -291,23 +295,6 @@ def _require_readable_orientation(file: Any) -> None:
     is_on_its_side = file.format == "TIFF" and file.tag_v2.get(_ORIENTATION_TAG, 1) >= 5
     if is_on_its_side and file.tile[0][0] == "raw":
         raise ValueError("uncompressed TIFF with an EXIF rotation: expected a compressed file")
-
-
-def _turn_upright(image: Any, file: Any) -> Any:
-    """Apply the EXIF orientation of an opened file to its image."""
-    from PIL import Image
-
-    file.load()  # TIFF files are turned while they are loaded, and lose the tag
-    try:
-        orientation = file.getexif().get(_ORIENTATION_TAG)
-    except Exception:  # damaged EXIF data: show the image as it is stored
-        return image
-    turn = Image.Transpose
-    turns = {
-        **{2: turn.FLIP_LEFT_RIGHT, 3: turn.ROTATE_180, 4: turn.FLIP_TOP_BOTTOM},
-        **{5: turn.TRANSPOSE, 6: turn.ROTATE_270, 7: turn.TRANSVERSE, 8: turn.ROTATE_90},
-    }
-    return image.transpose(turns[orientation]) if orientation in turns else image
 
 
 def _to_8_bit(file: Any) -> Any:

@@ -58,11 +58,6 @@ class Timing:
     timed_samples: int = 0
 
     @property
-    def rounds_per_second(self) -> float:
-        """Timed rounds of each run per second."""
-        return self.timed_rounds / max(self.round_seconds, 1e-9)
-
-    @property
     def samples_per_second(self) -> float:
         """Client samples of all runs per second."""
         return self.timed_samples / max(self.round_seconds, 1e-9)

@@ -99,14 +99,10 @@ def build_state_path(folder: Path, stem: str) -> Path:
 
 
 class _Metrics(dict[str, np.ndarray]):
-    """Metrics by name; the error of an unknown name suggests a name or lists all."""
+    """Metrics by name; the error of an unknown name lists all."""
 
     def __missing__(self, name: str) -> np.ndarray:
-        try:
-            require_name("metric", name, self)
-        except ConfigError as error:
-            raise KeyError(str(error)) from None
-        raise KeyError(name)
+        raise KeyError(f"metric = {name!r} is unknown: expected {', '.join(self)}")
 
 
 @dataclass(repr=False)

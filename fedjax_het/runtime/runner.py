@@ -124,14 +124,15 @@ def _compute_chunk_length(group_state: GroupState) -> int:
 
 def _report_progress(group_state: GroupState) -> None:
     """Pass the number of rounds, their speed and the latest accuracy to the progress function."""
-    rate, done = group_state.timing.rounds_per_second, group_state.rounds_done
+    timing, done = group_state.timing, group_state.rounds_done
+    rate = timing.timed_rounds / max(timing.round_seconds, 1e-9)
     group_state.progress(
         Progress(
             ROUNDS_PHASE,
             done,
             group_state.total_rounds,
             rate,
-            group_state.timing.samples_per_second,
+            timing.samples_per_second,
             (group_state.total_rounds - done) / rate,
             get_latest_accuracy([group_state.get_accuracies(i) for i in group_state.active]),
             "validation accuracy" if group_state.has_validation else "accuracy",

@@ -25,10 +25,6 @@ class _Deferral:
         else:
             self.handlers[number](number, frame)
 
-    def deactivate(self) -> None:
-        """Call the handlers of further signals at once."""
-        self.is_active = False
-
     def deliver(self) -> None:
         """Call the handlers of the signals that wait; each is called even if another raises."""
         if self._frames:
@@ -73,5 +69,5 @@ def defer_signals(*, enabled: bool = True) -> Iterator[None]:
         for number, handler in deferral.handlers.items():
             stack.callback(signal.signal, number, handler)
             signal.signal(number, deferral)
-        stack.callback(deferral.deactivate)  # the first of the callbacks that is called
+        stack.callback(setattr, deferral, "is_active", False)  # the first callback that is called
         yield

@@ -300,25 +300,6 @@ def test_traffic_counts_sent_bytes(name):
     assert traffic == expected.get(name, (times * model, times * model, 0))
 
 
-@pytest.mark.slow
-def test_batch_norm_statistics_are_averaged():
-    model = make_model("convnet", (8, 8, 1), 3, width=4, depth=2, norm="batch")
-    rng = np.random.default_rng(0)
-    images = rng.normal(size=(10, 8, 8, 1)).astype(np.float32)
-    data = images, rng.integers(0, 3, 10).astype(np.int32)
-    settings = {"model": model, "sizes": (4, 6), "batch_size": 10, "data": data}
-    federation = make_small_federation(fedavg, hp={"local_lr": 0.0}, **settings)
-    start = federation.initial_state()
-    state, _ = federation.run(1, start)
-    # With a step of zero the new statistics are the mean of what each client's batch gives.
-    before, after = map(federation.algorithm.global_model, (start, state))
-    padded = [federation.scheduler.client_batches(0, k) for k in range(2)]
-    batches = [indices[0, : sizes[0]] for indices, sizes in padded]
-    own = [model.apply(before, images[batch], train=True)[1] for batch in batches]
-    mean = jax.tree.map(lambda *a: sum(a) / 2, *own)
-    assert_trees_all_close(after["state"], mean, rtol=1e-5, atol=1e-6)
-
-
 # --- dropout -------------------------------------------------------------------------------
 
 

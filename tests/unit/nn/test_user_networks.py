@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from chex import assert_trees_all_close, assert_trees_all_equal
 
-from fedjax_het import ConfigError, RunSpec, register_network, simulate
+from fedjax_het import ConfigError, RunSpec, register_network
 from fedjax_het.nn import (
     NETWORKS,
     Model,
@@ -224,26 +224,6 @@ def test_pair_signatures():
 
 
 # --- the registry
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedbn"])
-def test_registered_network_in_run(algorithm):
-    class Small(nn.Module):
-        num_classes: int
-
-        @nn.compact
-        def __call__(self, x, training):
-            x = nn.Conv(3, (3, 3), strides=2)(x)
-            x = nn.relu(nn.BatchNorm(use_running_average=not training)(x))
-            return nn.Dense(self.num_classes)(x.reshape(len(x), -1))
-
-    register_network("small", Small, "one convolution")
-    assert NETWORKS["small"].description == "one convolution"
-    settings = {"partition": "iid", "num_clients": 3, "rounds": 2, "participation": 1.0}
-    result = simulate(RunSpec(algorithm, model="small", **settings))
-    assert np.isfinite(result.metrics["train_loss"]).all()
-    assert result.metrics["train_loss"][-1] < result.metrics["train_loss"][0]
 
 
 def test_network_options():

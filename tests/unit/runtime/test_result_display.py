@@ -48,7 +48,9 @@ def test_properties_read_the_summary(result):
     assert (result.rounds, result.diverged) == (6, False) and result.seconds > 0
     assert result.bytes_up == result.metrics["bytes_up"].sum() > 0
     assert result.bytes_down == result.metrics["bytes_down"].sum() > 0
-    with pytest.raises(KeyError, match="'accuracy' is unknown: did you mean 'test_accuracy'"):
+    with pytest.raises(
+        KeyError, match="'accuracy' is unknown: expected train_loss, test_accuracy, "
+    ):
         result.metrics["accuracy"]
 
 
