@@ -49,7 +49,7 @@ def test_properties_read_the_summary(result):
     assert result.bytes_up == result.metrics["bytes_up"].sum() > 0
     assert result.bytes_down == result.metrics["bytes_down"].sum() > 0
     with pytest.raises(
-        KeyError, match="'accuracy' is unknown: expected train_loss, test_accuracy, "
+        KeyError, match="'accuracy' is unknown: expected test_accuracy, test_loss, "
     ):
         result.metrics["accuracy"]
 
