@@ -6,7 +6,7 @@ python experiments/composition.py --preset cpu     Fashion-MNIST, MLP, 80 client
 Both papers state that their server's work composes with other methods, and neither shows it. The
 methods below are FedAvg, FedProx, SCAFFOLD, FedDyn and MOON. Each runs alone, and as the base of:
 
-* DynaFed, with 150 matched samples. Controls: the same fine-tuning on as many untrained samples
+* DynaFed with the preset `improved`, 150 matched samples. Controls: the same fine-tuning on as many untrained samples
   (noise), and on as many random real images.
 * FSL, whose server learns from 150 real images. Control: data sharing, in which every client trains
   on the same 150 images and the server does not learn. More data is thus in both, and server
@@ -44,9 +44,9 @@ BASES = ("fedavg", "fedprox", "scaffold", "feddyn", "moon")
 # What is run over each base, by the heading of its column.
 ADDITIONS = {
     "Alone": "",
-    "DynaFed": "dynafed(base={!r})",
-    "Untrained": "dynafed(base={!r}, synthetic='untrained')",
-    "Real": "dynafed(base={!r}, synthetic='real')",
+    "DynaFed": "dynafed(base={!r}, preset='improved')",
+    "Untrained": "dynafed(base={!r}, preset='improved', synthetic='untrained')",
+    "Real": "dynafed(base={!r}, preset='improved', synthetic='real')",
     "FSL": "fsl(base={!r})",
     "Data sharing": "data_sharing(base={!r})",
     "Levelled": "levelled(base={!r})",
@@ -62,8 +62,6 @@ COMPARISONS = (
     ("Levelled", "Alone"),
 )
 NUM_LAST_ROUNDS = 5
-# Learning rates with which matched samples are better than noise, see `experiments/dynafed`.
-RECIPE = {"step_size": 0.4, "step_size_lr": 1e-3, "fine_tune_lr": 3e-4}
 # The best of three values each with seed 7, a factor of 10 apart (`experiments/ACROSS.md`).
 TUNED = {
     "fedprox": {"prox_mu": 0.2},
@@ -120,8 +118,7 @@ COMPOSITION = TableDeclaration(
             },
             method_settings={
                 "dynafed": {
-                    "options": {"trajectory_rounds": 10, "num_iterations": 50, "num_samples": 50},
-                    "hp": RECIPE,
+                    "options": {"trajectory_rounds": 10, "num_iterations": 50, "num_samples": 50}
                 }
             },
         ),
@@ -132,7 +129,6 @@ COMPOSITION = TableDeclaration(
             seeds=(1, 2, 3),
             rows=_list_rows(*BASES),
             settings={"rounds": 60, "server_options": {"size": 150}},
-            method_settings={"dynafed": {"hp": RECIPE}},
         ),
     },
 )
@@ -328,7 +324,8 @@ def _write_outputs(table_run: TableRun) -> Sequence[str]:
         print("There is no run to show.")
         return []
     methods = COMPOSITION.presets[table_run.preset].method_settings
-    start = methods["dynafed"].get("options", {}).get("trajectory_rounds", DEFAULT_START)
+    options = DynaFedOptions.PRESETS["improved"] | methods.get("dynafed", {}).get("options", {})
+    start = options["trajectory_rounds"]
     scores = make_scores_table(curves, start)
     gains = make_gains_table(scores)
     accuracies, differences = make_text_tables(scores, gains, f"{table_run.title}.", start)
@@ -339,5 +336,4 @@ def _write_outputs(table_run: TableRun) -> Sequence[str]:
     ]
 
 
-DEFAULT_START = DynaFedOptions.PRESETS["paper"]["trajectory_rounds"]
 main = make_table_program(COMPOSITION, _write_outputs)

@@ -10,7 +10,6 @@ from fedjax_het.papers.composition import (
     BASES,
     COMPARISONS,
     COMPOSITION,
-    RECIPE,
     TUNED,
     main,
     make_gains_table,
@@ -31,7 +30,7 @@ def test_row_and_control_differ_only_in_mechanism():
         assert {**dynafed.options, "synthetic": "untrained"} == untrained.options
         assert {**dynafed.options, "synthetic": "real"} == real.options
         assert dynafed.hyperparameters == untrained.hyperparameters == real.hyperparameters
-        assert RECIPE.items() <= dynafed.hyperparameters.items()
+        assert dynafed.options["preset"] == "improved"
         assert dynafed.options["num_samples"] == own["FSL"].server_options["size"]
         for name in ("server_data", "server_options", "seed", "local_optimizer"):
             assert getattr(own["FSL"], name) == getattr(own["Data sharing"], name)
@@ -96,7 +95,7 @@ def test_tables_have_missing_cells():
 
 @pytest.mark.slow
 def test_composition_program(tmp_path, capsys):
-    rows = ("fedavg", "dynafed(base='fedavg', synthetic='untrained')")
+    rows = ("fedavg", name_row("Untrained", "fedavg"))
     words = ["--rounds", "12", "--seeds", "0", "1", "--output-dir", str(tmp_path)]
     assert main([*words, "--methods", *rows]) == 0
     assert "Untrained" in capsys.readouterr().out
