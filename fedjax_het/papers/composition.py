@@ -6,8 +6,8 @@ python experiments/composition.py --preset cpu     Fashion-MNIST, MLP, 80 client
 Both papers state that their server's work composes with other methods, and neither shows it. The
 methods below are FedAvg, FedProx, SCAFFOLD, FedDyn and MOON. Each runs alone, and as the base of:
 
-* DynaFed with the preset `improved`, 150 matched samples. Controls: the same fine-tuning on as many untrained samples
-  (noise), and on as many random real images.
+* DynaFed with the preset `improved`, 150 matched samples. Controls: the same fine-tuning on as many
+  untrained samples (noise), and on as many random real images.
 * FSL, whose server learns from 150 real images. Control: data sharing, in which every client trains
   on the same 150 images and the server does not learn. More data is thus in both, and server
   learning in one.
