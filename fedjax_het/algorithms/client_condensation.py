@@ -115,6 +115,9 @@ class CondensationOptions(Config):
     "Number of synthetic images in a minibatch of the server."
     private: bool = False
     "Whether clients protect every example by differential privacy."
+    upload_bits: Literal[2, 4, 8, 16, 32] = 32
+    """Bits of an uploaded pixel value. 32: float32; fewer: clients round their images to equally
+    spaced levels of the pixel range and clip them to it, as image files do."""
 
     def with_derived_fields(self):
         """Return the options with a threshold."""
@@ -197,6 +200,10 @@ class ClientCondensation:
     number of examples of each class and client is not protected. Epsilon covers images, V, R and
     the model, not the loss in the run's metrics, which no client sends. The papers do not state
     their values.
+
+    With `upload_bits` below 32 clients store and send images as image files have them, which FedAF
+    assumes (appendix C): pixels are clipped to [0, 1] and rounded to 2**bits levels. The range is
+    fixed, so no client sends it, and real images of 8 bits do not change.
 
     Memory: one set of images, its velocity and the activations of a batch for every lane; the
     images of all K * C pairs.
@@ -316,9 +323,11 @@ class ClientCondensation:
         return jax.lax.cond(is_last_class, apply_step, collect, gradients), value
 
     def _end(self, context: ClientContext, local: SynthesisState, state: SyntheticImageState):
-        """Return the images as the client's state."""
-        num_samples = context.client.num_samples
-        new_state = SyntheticImageState(local.images, local.created_round, num_samples)
+        """Return the images as the client stores and sends them."""
+        num_samples, images = context.client.num_samples, local.images
+        if self.options.upload_bits < 32:
+            images = self.training.task.quantize(images, self.options.upload_bits)
+        new_state = SyntheticImageState(images, local.created_round, num_samples)
         return ClientUpdate(), new_state, ()
 
     def _perturb_variables(self, context: ClientContext, iteration: jax.Array) -> Tree:
@@ -456,7 +465,8 @@ class ClientCondensation:
     def _count_traffic(self, hp, state: State) -> Traffic:
         """Count the model and V down; V_k and R_k, whole tables as in the paper, and images up."""
         logit_bytes = 0 if self.aggregate_logits is None else 4 * self.model.num_classes**2
-        image_bytes = 4 * self.options.ipc * int(np.prod(self.model.input_shape))
+        num_values = self.options.ipc * int(np.prod(self.model.input_shape))
+        image_bytes = -(-self.options.upload_bits * num_values // 8)
         down = num_bytes(state.server.variables) + logit_bytes
         return Traffic(down, 2 * logit_bytes, image_bytes)
 

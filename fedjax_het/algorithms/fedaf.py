@@ -5,6 +5,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
+import optax
 
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.client_condensation import (
@@ -17,6 +18,7 @@ from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
 from fedjax_het.condensation.distribution_matching import (
     average_over_owners,
     compute_soft_labels,
+    gaussian_mmd,
     interpolate_params,
     sampled_sliced_wasserstein,
     sliced_wasserstein,
@@ -37,6 +39,9 @@ class FedAFOptions(CondensationOptions):
     owners: Literal["condensing", "all"] = "condensing"
     """Clients whose logits of a class are averaged: "condensing", clients that condense it; "all",
     clients that have any example of it."""
+    distance: Literal["swd", "mmd", "cosine", "l2"] = "swd"
+    """Distance of a class's mean logit from its peers': sliced Wasserstein, maximum mean
+    discrepancy with Gaussian kernels, cosine, or Euclidean (not squared)."""
     swd: Literal["exact", "sampled"] = "exact"
     "Sliced Wasserstein distance in closed form, or by random projections."
     swd_projections: PositiveInt = 50
@@ -85,6 +90,9 @@ def fedaf(training: LocalTraining, plan: ExecutionPlan, *, options: FedAFOptions
     data set (appendix A). lambda_loc = 0 and lambda_glob = 0 are the ablations without
     collaboration and without matching. `private`: see `ClientCondensation`; V and R have noise.
 
+    `distance` replaces SWD: the paper leaves the distance open (Eq. 10), and its instance SWD is the
+    squared error of two vectors. Scales differ, so each distance needs its own lambda_loc.
+
     Traffic: the model and V down; V_k, R_k (redundant, but the paper sends both) and the images up.
     State: ipc images per client and class. Cost: FedDM's cost, a pass over all data in evaluation
     mode, and a fresh initialization in every step.
@@ -114,7 +122,9 @@ def fedaf(training: LocalTraining, plan: ExecutionPlan, *, options: FedAFOptions
 
     def collaboration_loss(hp, logits, class_, statistics: ClassStatistics, key):
         target = statistics.logits[class_]
-        if options.swd == "exact":
+        if options.distance != "swd":
+            distance = _DISTANCES[options.distance](logits, target)
+        elif options.swd == "exact":
             distance = sliced_wasserstein(logits, target)
         else:
             distance = sampled_sliced_wasserstein(logits, target, key, options.swd_projections)
@@ -145,6 +155,12 @@ def fedaf(training: LocalTraining, plan: ExecutionPlan, *, options: FedAFOptions
     return algorithm._replace(artifacts=artifacts)
 
 
+_SMALLEST_NORM = 1e-6  # of logits; below it gradients are 0
+_DISTANCES = {
+    "mmd": gaussian_mmd,
+    "cosine": partial(optax.cosine_distance, epsilon=_SMALLEST_NORM),
+    "l2": lambda u, v: optax.safe_norm(u - v, _SMALLEST_NORM),
+}
 _PROTOCOLS = ("fedaf", "feddm")
 
 

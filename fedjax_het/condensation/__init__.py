@@ -18,6 +18,7 @@ from fedjax_het.condensation.augment import DSA_STRATEGY
 from fedjax_het.condensation.distribution_matching import (
     compute_soft_labels,
     distribution_distance,
+    gaussian_mmd,
     interpolate_params,
     mean_embedding,
     sample_on_ball,
@@ -64,6 +65,7 @@ __all__ = [
     "compute_soft_labels",
     "distribution_distance",
     "fine_tune",
+    "gaussian_mmd",
     "interpolate_params",
     "matching_loss",
     "mean_embedding",

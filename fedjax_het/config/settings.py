@@ -33,6 +33,7 @@ ADDED_DEFAULTS: dict[str, dict[str, Any]] = {
     "options": {
         "teacher_weights": "label",
         "differentiation": "exact",
+        "distance": "swd",
         "initial_max_start": None,
         "inner_momentum": 0.0,
         "max_syntheses": 1,
@@ -40,6 +41,7 @@ ADDED_DEFAULTS: dict[str, dict[str, Any]] = {
         "path_decay": 0.5,
         "starts": "path",
         "synthesis_interval": 20,
+        "upload_bits": 32,
     },
     "hp": {
         "fine_tune_lr_decay": 1.0,

@@ -73,6 +73,21 @@ class Task(NamedTuple):
         shift = (-np.asarray(self.mean) / np.asarray(self.std)).astype(np.float32)
         return images.astype(jnp.float32) * scale + shift
 
+    def quantize(self, images: jax.Array, bits: int) -> jax.Array:
+        """Round network inputs to 2**bits levels of the pixel range [0, 1], and clip them to it.
+
+        Args:
+          images: normalized images, float32 `[..., H, W, C]`.
+          bits: bits of each value, at most 16. With 8 bits, images that were uint8 do not change.
+
+        Returns:
+          Normalized images of the levels, float32.
+        """
+        mean, std = (np.asarray(values, np.float32) for values in (self.mean, self.std))
+        max_level = 2**bits - 1
+        levels = jnp.round(jnp.clip(images * std + mean, 0, 1) * max_level)
+        return self.normalize(levels / max_level)
+
     def loss_and_gradient(
         self,
         variables: Any,

@@ -51,7 +51,7 @@ def test_paper_preset_matches_reported_cells(experiment):
 
 TABLE_PROGRAMS = [
     *(name for name in PROGRAM_MODULES if name not in ("all", *OTHER_PROGRAMS)),
-    "fedaf.privacy",
+    *("fedaf.ablations", "fedaf.privacy"),
 ]
 
 

@@ -78,6 +78,20 @@ PRESETS = {
         seeds=(0, 1, 2),
     ),
 }
+# The smallest preset of Fashion-MNIST, for ablations over five seeds.
+MLP = Preset(
+    datasets=("fashion_mnist",),
+    models=("mlp",),
+    alphas=(0.1,),
+    seeds=(1, 2, 3, 4, 5),
+    settings={"rounds": 5},
+    description="MLP",
+    method_settings=condensing_method_settings(
+        batch_size=64,
+        options={"ipc": 10, "steps": 100, "server_epochs": 50, "server_batch_size": 64},
+        hp={"image_lr": 2.0, "server_lr": 0.01},
+    ),
+)
 
 
 def add_control_rows(preset: Preset, item: str) -> Preset:

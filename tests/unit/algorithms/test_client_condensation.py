@@ -13,13 +13,16 @@ from support.data import (
     make_blobs,
     make_user_dataset,
 )
+from support.networks import make_linear_model
 from support.reference_loop import flatten_images, softmax
 from support.small_runs import make_spec
 
+from fedjax_het.algorithms.fedaf import _DISTANCES
 from fedjax_het.condensation.distribution_matching import compute_class_mean_logits
 from fedjax_het.condensation.privacy import add_noise_to_means, clip_rows, compute_gaussian_epsilon
 from fedjax_het.core.client_loop import Cohort
 from fedjax_het.core.execution_plan import make_execution_plan
+from fedjax_het.core.task import Task
 from fedjax_het.core.work_items import ClientClassWork, CondensationWork
 from fedjax_het.data import partition_from_clients
 from fedjax_het.runtime.build import prepare_group
@@ -60,20 +63,46 @@ def find_condensed_pairs(state):
 # --- a float64 loop ------------------------------------------------------------------------
 
 
+def gaussian_mmd_gradient(u, v):
+    gap, variances = u - v, NUM_CLASSES * np.array([1 / 16, 1 / 4, 1, 4, 16])
+    return gap * (2 * np.exp(-(gap @ gap) / (2 * variances)) / variances).mean()
+
+
+def cosine_gradient(u, v):
+    length, direction = np.linalg.norm(u), v / np.linalg.norm(v)
+    return (u * (u @ direction) / length**2 - direction) / length
+
+
+DISTANCE_GRADIENTS = {
+    "swd": lambda u, v: 2 * (u - v) / NUM_CLASSES,
+    "mmd": gaussian_mmd_gradient,
+    "cosine": cosine_gradient,
+    "l2": lambda u, v: (u - v) / np.linalg.norm(u - v),
+}
+
+
+def round_pixels(images, bits, mean=0.0, std=1.0):
+    """Normalized images whose pixels are multiples of 1 / (2**bits - 1) in [0, 1]."""
+    max_level = 2**bits - 1
+    pixels = np.clip(images * std + mean, 0, 1)
+    return (np.round(pixels * max_level) / max_level - mean) / std
+
+
 class Oracle:
     """Rounds of FedAF or FedDM on softmax regression, whose features are the pixels, by loops.
 
     With batches of whole classes and gamma = 1 nothing but the initial images is drawn.
     """
 
-    def __init__(self, federation, start, *, logit_term, ipc, steps, epochs, least):
+    def __init__(self, federation, start, *, options, logit_term, ipc, steps, epochs, least):
         images, labels = make_blobs()
         self.x, self.y = flatten_images(images), labels
         self.f, self.hp = federation, {k: float(v) for k, v in federation.hp.items()}
         params = federation.global_params(start)
         self.w, self.b = (params[n].astype(np.float64) for n in ("w", "b"))
         self.logit_term, self.ipc, self.steps, self.epochs = logit_term, ipc, steps, epochs
-        self.least = least
+        self.least, self.distance = least, options.get("distance", "swd")
+        self.bits = options.get("upload_bits", 32)
 
     def owned(self, k):
         held = self.f.scheduler.partition.client_indices(k)
@@ -110,12 +139,12 @@ class Oracle:
             if self.logit_term:
                 slope = slope + 2 * self.w @ (self.w.T @ gap)
             u = s.mean(0) @ self.w + self.b
-            pull = self.hp.get("lambda_loc", 0.0) * 2 / NUM_CLASSES
-            slope = slope + pull * self.w @ (u - peers)
+            pull = self.hp.get("lambda_loc", 0.0)
+            slope = slope + pull * self.w @ DISTANCE_GRADIENTS[self.distance](u, peers)
             gradient = np.tile(slope / self.ipc, (self.ipc, 1))
             velocity = self.hp["image_momentum"] * velocity + gradient
             s = s - self.hp["image_lr"] * velocity
-        return s
+        return s if self.bits == 32 else round_pixels(s, self.bits)
 
     def train(self, targets):
         x = np.concatenate(list(self.images.values()))
@@ -156,8 +185,21 @@ class Oracle:
         ("fedaf", {"owners": "all"}, {"gamma": 1.0, "lambda_loc": 0.7, "lambda_glob": 1.3}),
         ("fedaf", {"init": "real"}, {"gamma": 1.0, "lambda_loc": 0.0, "lambda_glob": 0.0}),
         ("feddm", {"clipping": "none"}, {"rho": 0.0, "server_weight_decay": 0.1}),
+        ("feddm", {"clipping": "none", "upload_bits": 4}, {"rho": 0.0}),
+        *(
+            pytest.param(
+                "fedaf",
+                {"distance": distance},
+                {"gamma": 1.0, "lambda_loc": 2.0},
+                marks=pytest.mark.slow,
+            )
+            for distance in ("mmd", "cosine", "l2")
+        ),
     ],
-    ids=["fedaf", "fedaf-all-owners", "fedaf-without-both", "feddm"],
+    ids=[
+        *("fedaf", "fedaf-all-owners", "fedaf-without-both", "feddm", "feddm-4-bits"),
+        *("fedaf-mmd", "fedaf-cosine", "fedaf-l2"),
+    ],
 )
 def test_three_rounds_match_float64_loop(name, options, hp):
     hp = {**hp, "image_lr": 0.3, "image_momentum": 0.5, "server_lr": 0.2}
@@ -165,7 +207,9 @@ def test_three_rounds_match_float64_loop(name, options, hp):
     start = federation.initial_state()
     least = 1 if options.get("owners") == "all" else 2
     oracle = Oracle(
-        federation, start, logit_term=name == "feddm", ipc=2, steps=3, epochs=4, least=least
+        *(federation, start),
+        **{"options": options, "logit_term": name == "feddm", "least": least},
+        **{"ipc": 2, "steps": 3, "epochs": 4},
     )
     state, _ = federation.run(3, start)
     for r in range(3):
@@ -179,6 +223,44 @@ def test_three_rounds_match_float64_loop(name, options, hp):
     assert pairs == set(oracle.images) and len(pairs) > 5
     for k, c in pairs:
         np.testing.assert_allclose(images_of(state)[k, c], oracle.images[k, c], atol=5e-6)
+
+
+# --- distances and quantized uploads --------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mmd", "cosine", "l2"])
+def test_distance_gradients(name):
+    u, v = np.random.default_rng(0).normal(size=(2, NUM_CLASSES))
+    gradient = jax.grad(_DISTANCES[name])(jnp.float32(u), jnp.float32(v))
+    np.testing.assert_allclose(gradient, DISTANCE_GRADIENTS[name](u, v), rtol=1e-5)
+    zeros = jnp.zeros(NUM_CLASSES)  # no logits yet
+    assert np.isfinite(jax.grad(_DISTANCES[name])(zeros, zeros)).all()
+
+
+@pytest.mark.parametrize("bits", [2, 8, 16])
+def test_quantize_matches_float64(bits):
+    rng, mean, std = np.random.default_rng(0), np.array([0.2, 0.5]), np.array([0.3, 0.7])
+    task = Task(make_linear_model(), tuple(mean), tuple(std))
+    images = rng.normal(size=(50, 4, 4, 2)).astype(np.float32)
+    pixels = images.astype(np.float64) * std + mean
+    assert (pixels < 0).any() and (pixels > 1).any()
+    is_tie = np.abs(pixels * (2**bits - 1) % 1 - 0.5) < 0.02  # float32 may round the other way
+    assert is_tie.mean() < 0.1
+    actual = np.asarray(task.quantize(jnp.asarray(images), bits))
+    expected = round_pixels(images.astype(np.float64), bits, mean, std)
+    np.testing.assert_allclose(actual[~is_tie], expected[~is_tie], atol=1e-6)
+    stored = task.normalize(rng.integers(0, 256, (9, 4, 4, 2)).astype(np.uint8))
+    is_fine = np.abs(task.quantize(stored, bits) - stored).max() < 1e-6 + (bits > 8) * 1e-4
+    assert is_fine == (bits >= 8)
+
+
+def test_32_bits_equal_default():
+    options = {"upload_bits": 32, "distance": "swd"}
+    digests = [make_spec("fedaf", options=given).digest() for given in ({}, options)]
+    assert digests[0] == digests[1]
+    _, default = run("fedaf", 1, {})
+    _, given = run("fedaf", 1, options)
+    jax.tree.map(np.testing.assert_array_equal, default, given)
 
 
 # --- limits and invariances ----------------------------------------------------------------
