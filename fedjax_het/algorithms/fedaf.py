@@ -90,8 +90,8 @@ def fedaf(training: LocalTraining, plan: ExecutionPlan, *, options: FedAFOptions
     data set (appendix A). lambda_loc = 0 and lambda_glob = 0 are the ablations without
     collaboration and without matching. `private`: see `ClientCondensation`; V and R have noise.
 
-    `distance` replaces SWD: the paper leaves the distance open (Eq. 10), and its instance SWD is the
-    squared error of two vectors. Scales differ, so each distance needs its own lambda_loc.
+    `distance` replaces SWD. The paper leaves the distance open (Eq. 10), and its instance SWD is
+    the squared error of two vectors. Scales differ: each distance needs its own lambda_loc.
 
     Traffic: the model and V down; V_k, R_k (redundant, but the paper sends both) and the images up.
     State: ipc images per client and class. Cost: FedDM's cost, a pass over all data in evaluation
