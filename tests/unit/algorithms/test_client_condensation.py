@@ -232,7 +232,7 @@ def test_three_rounds_match_float64_loop(name, options, hp):
 def test_distance_gradients(name):
     u, v = np.random.default_rng(0).normal(size=(2, NUM_CLASSES))
     gradient = jax.grad(_DISTANCES[name])(jnp.float32(u), jnp.float32(v))
-    np.testing.assert_allclose(gradient, DISTANCE_GRADIENTS[name](u, v), rtol=1e-5)
+    np.testing.assert_allclose(gradient, DISTANCE_GRADIENTS[name](u, v), rtol=1e-4)
     zeros = jnp.zeros(NUM_CLASSES)  # no logits yet
     assert np.isfinite(jax.grad(_DISTANCES[name])(zeros, zeros)).all()
 
@@ -250,8 +250,8 @@ def test_quantize_matches_float64(bits):
     expected = round_pixels(images.astype(np.float64), bits, mean, std)
     np.testing.assert_allclose(actual[~is_tie], expected[~is_tie], atol=1e-6)
     stored = task.normalize(rng.integers(0, 256, (9, 4, 4, 2)).astype(np.uint8))
-    is_fine = np.abs(task.quantize(stored, bits) - stored).max() < 1e-6 + (bits > 8) * 1e-4
-    assert is_fine == (bits >= 8)
+    changes = np.abs(task.quantize(stored, bits) - stored)
+    assert (changes.max() < 2e-6) == (bits >= 8)
 
 
 def test_32_bits_equal_default():
