@@ -1,7 +1,7 @@
 """Distances of FedAF's collaboration term, and uploads of 8 bits, in accuracy.
 
 python experiments/fedaf/ablations.py                  the embedded digits, minutes on 2 cores
-python experiments/fedaf/ablations.py --preset short   Fashion-MNIST, MLP, five seeds; half an hour
+python experiments/fedaf/ablations.py --preset short   the digits, MLP, five seeds; minutes
 
 The paper has no values for this table. It calls the term of Eq. 10 "a distance metric", takes the
 sliced Wasserstein distance, and counts images as 8 bits. A row with a distance has the best of four

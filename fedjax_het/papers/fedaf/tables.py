@@ -249,7 +249,7 @@ table5 = make_table_program(TABLE5)
 
     python experiments/fedaf/table5.py                  the embedded digits, minutes on 2 cores
     python experiments/fedaf/table5.py --preset cpu     Fashion-MNIST at .02, width 16, 4 rounds
-    python experiments/fedaf/table5.py --preset short   Fashion-MNIST, MLP, five seeds; half an hour
+    python experiments/fedaf/table5.py --preset short   the digits, MLP, five seeds; minutes
     python experiments/fedaf/table5.py --preset paper   CIFAR-10: a GPU's work
 """
 
