@@ -84,11 +84,11 @@ MLP = Preset(
     models=("mlp",),
     alphas=(0.1,),
     seeds=(1, 2, 3, 4, 5),
-    settings={"num_clients": 5, "rounds": 5},
+    settings={"num_clients": 5, "rounds": 3},
     description="the embedded digits, MLP",
     method_settings=condensing_method_settings(
         batch_size=64,
-        options={"ipc": 10, "steps": 100, "server_epochs": 50, "server_batch_size": 64},
+        options={"ipc": 10, "steps": 50, "server_epochs": 50, "server_batch_size": 64},
         hp={"image_lr": 2.0, "server_lr": 0.01},
     ),
 )
