@@ -1,5 +1,6 @@
 """FedAF (Wang et al., CVPR 2024): collaborative condensation, and matching of soft labels."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
@@ -156,7 +157,7 @@ def fedaf(training: LocalTraining, plan: ExecutionPlan, *, options: FedAFOptions
 
 
 _SMALLEST_NORM = 1e-6  # of logits; below it gradients are 0
-_DISTANCES = {
+_DISTANCES: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "mmd": gaussian_mmd,
     "cosine": partial(optax.cosine_distance, epsilon=_SMALLEST_NORM),
     "l2": lambda u, v: optax.safe_norm(u - v, _SMALLEST_NORM),
