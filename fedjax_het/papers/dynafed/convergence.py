@@ -101,7 +101,15 @@ class FineTuningData(NamedTuple):
     "Probabilities, `[m, C]`."
 
     def compute_gradient(self, point: np.ndarray, l2: float) -> np.ndarray:
-        """Return the gradient of the mean cross-entropy and the penalty at W `[D, C]`."""
+        """Compute the gradient of the mean cross-entropy and the penalty.
+
+        Args:
+          point: W, `[D, C]`.
+          l2: coefficient of the penalty.
+
+        Returns:
+          The gradient, `[D, C]`.
+        """
         errors = softmax(self.features @ point, axis=1) - self.labels
         return self.features.T @ errors / len(errors) + l2 * point
 
@@ -109,6 +117,13 @@ class FineTuningData(NamedTuple):
         """Return (1 - share) times a loss plus share times the loss of these examples.
 
         A soft label is a weighted example of every class.
+
+        Args:
+          loss: the other loss.
+          share: weight of these examples.
+
+        Returns:
+          The sum.
         """
         count, classes = self.labels.shape
         return SoftmaxRegression(
