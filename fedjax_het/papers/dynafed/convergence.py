@@ -125,11 +125,12 @@ class FineTuningData(NamedTuple):
         Returns:
           The sum.
         """
-        count, classes = self.labels.shape
+        examples, classes = np.nonzero(self.labels)
+        own_weights = share * self.labels[examples, classes] / len(self.labels)
         return SoftmaxRegression(
-            np.concatenate([loss.features, self.features.repeat(classes, axis=0)]),
-            np.concatenate([loss.labels, np.tile(np.arange(classes), count)]),
-            np.concatenate([(1 - share) * loss.weights, share * self.labels.ravel() / count]),
+            np.concatenate([loss.features, self.features[examples]]),
+            np.concatenate([loss.labels, classes]),
+            np.concatenate([(1 - share) * loss.weights, own_weights]),
             loss.l2,
         )
 

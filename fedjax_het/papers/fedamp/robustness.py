@@ -151,11 +151,12 @@ def _write_outputs(table_run: TableRun, *, setting: str, label: str) -> list[str
     figure = plot_metric_vs_setting(lines, x=setting, by=by, metrics=("bmta",))
     (panel,) = figure.axes
     panel.set_xlabel(label)
-    for row in table[table[setting].isna()].itertuples():
+    constant = table[table[setting].isna()]
+    bottom, top = panel.get_ylim()
+    panel.set_ylim(min([bottom, *constant["mean"] - 0.5]), max([top, *constant["mean"] + 0.7]))
+    for row in constant.itertuples():
         panel.axhline(row.mean, color="#666666", lw=0.9, ls="--")
-        text = panel.text(
-            0.99, row.mean, format_row(row.method), ha="right", va="bottom", fontsize=8
-        )
+        text = panel.text(0.02, row.mean, format_row(row.method), va="bottom", fontsize=8)
         text.set_transform(panel.get_yaxis_transform())
     name = f"robustness_{table_run.experiment.item}"
     return table_run.write_table(name, texts, table, {f"{name}.png": figure})
