@@ -73,6 +73,7 @@ COMMAND_LINES = {
     ("fedaf/table1.py", "table1-cpu"): "--preset cpu --rounds 10",
     ("fedamp/table1.py", "tables-cpu"): _FASHION_MNIST,
     ("fedamp/table2.py", "tables-cpu"): _FASHION_MNIST,
+    ("fedamp/robustness.py", "robustness-digits"): "--seeds 1 2 3 4 5",
 }
 PRESETS = ("short", "cpu", "paper")
 
