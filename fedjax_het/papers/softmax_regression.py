@@ -125,7 +125,7 @@ def make_convex_federation(
     Example:
       >>> from fedjax_het.papers.softmax_regression import make_convex_federation
       >>> make_convex_federation(num_clients=20).clients.shape
-      (20, 70)
+      (20, 60)
     """
     dataset = load_dataset("digits")
     labels, classes = dataset.train_labels, dataset.num_classes
@@ -153,7 +153,15 @@ def make_convex_federation(
 
 
 def make_l2_task(task: Task, l2: float) -> Task:
-    """Return the task with l2 / 2 ||params||^2 added to the loss of every minibatch."""
+    """Add l2 / 2 ||params||^2 to the loss of every minibatch.
+
+    Args:
+      task: the task.
+      l2: coefficient of the penalty.
+
+    Returns:
+      The task with the penalty.
+    """
 
     class L2Task(Task):
         def loss_and_gradient(self, variables: Any, *args: Any, **settings: Any):

@@ -122,8 +122,15 @@ def test_progress_terms_at_given_step():
     assert compute_progress_terms(curves, **numbers, step=default.step) == default
     half = compute_progress_terms(curves, **numbers, step=default.step / 2)
     assert (half.noise / default.noise, half.drift / default.drift) == (0.5, 0.25)
-    assert theory.compute_largest_step(1.0, 2.0) == default.step
     assert default.descent == default.descent_factor  # of a gradient of length 1
+
+
+def test_steps_follow_corollary_1_within_condition_13():
+    setting, (small, large) = Setting(local_steps=20, cohort_size=4), theory.STEP_SCALES
+    assert theory.choose_step(setting, large, 80) == pytest.approx(large / 2)
+    assert theory.choose_step(setting, small, 80) == pytest.approx(small / 2)
+    kappa = max(4, 2 / 4 + 3)
+    assert theory.choose_step(setting, small, 1) == pytest.approx(min(1, 2 / kappa) / 16)
 
 
 def test_random_server_data_have_variance_of_equation_10(problem, monkeypatch):

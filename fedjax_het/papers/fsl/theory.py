@@ -112,6 +112,18 @@ class Setting(NamedTuple):
         """K_0."""
         return self.server_epochs * SERVER_SIZE // BATCH_SIZE
 
+    @property
+    def theorem_arguments(self) -> dict[str, Any]:
+        """Arguments of `compute_progress_terms` in addition to the measured curves."""
+        return {
+            "gamma": self.gamma,
+            "server_lr": self.server_lr,
+            "num_clients": NUM_CLIENTS,
+            "cohort_size": self.cohort_size,
+            "client_steps": self.local_steps,
+            "server_steps": self.server_steps,
+        }
+
 
 SETTINGS = (
     *(Setting(local_steps=K) for K in (1, 5, 20)),
@@ -147,6 +159,8 @@ class Arguments:
     """Size of the measurements: cpu (minutes) or quick (a minute)."""
     output_dir: Path = Path("results/fsl-theory")
     """Folder of the tables and figures."""
+    list: bool = False
+    """Print the settings of the rates; compute nothing."""
 
 
 class Problem(NamedTuple):
@@ -428,20 +442,6 @@ def bound_drifts(
     return bound
 
 
-def compute_largest_step(gamma: float, server_lr: float) -> float:
-    """Return the largest K_0 eta_0 L that conditions (11) and (13) allow."""
-    zeros = dict.fromkeys(GRADIENT_GAP_NAMES, np.zeros(1))
-    return compute_progress_terms(
-        zeros,
-        gamma=gamma,
-        server_lr=server_lr,
-        num_clients=NUM_CLIENTS,
-        cohort_size=1,
-        client_steps=1,
-        server_steps=1,
-    ).step
-
-
 def measure_rates(problem: Problem, preset: Preset) -> pd.DataFrame:
     """Measure the lowest mean squared gradient of F~ at two scales of Corollary 1's step.
 
@@ -476,11 +476,21 @@ def measure_rates(problem: Problem, preset: Preset) -> pd.DataFrame:
 
 
 def choose_step(setting: Setting, scale: float, rounds: int) -> float:
-    """Return K_0 eta_0 L by Corollary 1; the smallest scale also obeys (11) and (13)."""
+    """Choose K_0 eta_0 L by Corollary 1.
+
+    Args:
+      setting: K, S and gamma.
+      scale: factor; with the smallest of `STEP_SCALES` the step also obeys (11) and (13).
+      rounds: T.
+
+    Returns:
+      The step.
+    """
     work = setting.local_steps * setting.cohort_size
     step = scale * math.sqrt(work / rounds) / (1 + setting.gamma)
     if scale == min(STEP_SCALES):
-        step = min(step, compute_largest_step(setting.gamma, setting.server_lr))
+        zeros = dict.fromkeys(GRADIENT_GAP_NAMES, np.zeros(1))
+        step = min(step, compute_progress_terms(zeros, **setting.theorem_arguments).step)
     return step
 
 
@@ -517,16 +527,7 @@ def measure_case(
         (drift.mean(0) / bound.mean(0)).max() for drift, bound in zip(drifts, bounds, strict=True)
     )
     largest = {name: np.array([curve.max()]) for name, curve in curves.items()}
-    terms = compute_progress_terms(
-        largest,
-        gamma=setting.gamma,
-        server_lr=setting.server_lr,
-        num_clients=NUM_CLIENTS,
-        cohort_size=setting.cohort_size,
-        client_steps=setting.local_steps,
-        server_steps=setting.server_steps,
-        step=step,
-    )
+    terms = compute_progress_terms(largest, **setting.theorem_arguments, step=step)
     start = run.points[0, 0]
     decrease = mixed.compute_value(start) - mixed.compute_value(optimum)
     bound = decrease * smoothness / (rounds * step) + float(terms.noise[0] + terms.drift[0])
@@ -661,7 +662,14 @@ def measure_decay(problem: Problem, preset: Preset) -> pd.DataFrame:
 
 
 def make_rates_table(rates: pd.DataFrame) -> TextTable:
-    """Format `measure_rates`, a row per setting and a column per T."""
+    """Format the rates, a row per setting and a column per T.
+
+    Args:
+      rates: as `measure_rates` returns it.
+
+    Returns:
+      A section per scale of the steps.
+    """
     sections = []
     for scale, scale_rows in rates.groupby("scale"):
         texts = []
@@ -719,7 +727,7 @@ def plot_rates(rates: pd.DataFrame):
     return figure
 
 
-def plot_server(variance: pd.DataFrame, limit: pd.DataFrame, decay: pd.DataFrame):
+def _plot_server(variance: pd.DataFrame, limit: pd.DataFrame, decay: pd.DataFrame):
     """Plot Eq. 10, the limit of large gamma, and constant and diminishing gamma."""
     titles = ("Eq. 10", "large gamma: SGD on the server's data", "diminishing gamma")
     figure, panels = make_panels(titles, columns=3, size=(3.8, 3.2), sharey="none")
@@ -751,7 +759,7 @@ def plot_server(variance: pd.DataFrame, limit: pd.DataFrame, decay: pd.DataFrame
     return figure
 
 
-def make_server_table(
+def _make_server_table(
     variance: pd.DataFrame, limit: pd.DataFrame, decay: pd.DataFrame
 ) -> TextTable:
     """Format the measurements of `theory_server.png`."""
@@ -784,6 +792,10 @@ def measure_theory(arguments: Arguments) -> int:
     """Measure, print and write the tables and figures."""
     require_name("preset", arguments.preset, PRESETS)
     preset = PRESETS[arguments.preset]
+    if arguments.list:
+        for setting in preset.settings:
+            print(f"K {setting.local_steps}, S {setting.cohort_size}, gamma {setting.gamma:g}")
+        return 0
     directory = make_output_directory(arguments.output_dir)
     problem = make_problem()
     rates = measure_rates(problem, preset)
@@ -795,10 +807,10 @@ def measure_theory(arguments: Arguments) -> int:
         measure_decay(problem, preset),
     )
     frame = pd.concat(parts, keys=("variance", "limit", "decay"), names=["part"])
-    figures = {"theory_server.png": plot_server(*parts)}
+    figures = {"theory_server.png": _plot_server(*parts)}
     frame = frame.reset_index(level=0).reset_index(drop=True)
     names += write_table_files(
-        directory, "theory_server", make_server_table(*parts), frame, figures
+        directory, "theory_server", _make_server_table(*parts), frame, figures
     )
     print(f"Written to {directory}: {', '.join(names)}.")
     return 0
