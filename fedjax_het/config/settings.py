@@ -418,7 +418,20 @@ def merge_hyperparameters(settings: RunSettings) -> RunSettings:
 
 
 def require_one_name(setting: str, value: Any, hp_value: Any) -> None:
-    """Raise ConfigError if a setting has another value under its name in `hp`; None is no value."""
+    """Require that a setting does not have another value under its name in `hp`.
+
+    Args:
+      setting: name of the setting, such as `learning_rate`.
+      value: value of the setting; None if it is not given.
+      hp_value: value under the setting's name in `hp`; None if it is not given.
+
+    Raises:
+      ConfigError: if the two values differ.
+
+    Example:
+      >>> from fedjax_het.config.settings import require_one_name
+      >>> require_one_name("learning_rate", 0.1, None)
+    """
     is_valid = value is None or hp_value in (None, value)
     names = f"{setting}, hp {HYPERPARAMETER_SETTINGS[setting]}"
     require(is_valid, names, (value, hp_value), "one of the two names")

@@ -362,7 +362,21 @@ def _is_x64_enabled() -> bool:
 
 
 def make_title(spec: RunSpec, dataset: Dataset | None = None) -> str:
-    """Return the title of a run's progress: method, data set and protocol."""
+    """Return the title of a run's progress: method, data set and protocol.
+
+    Args:
+      spec: the settings.
+      dataset: the user's data set, if the run has one.
+
+    Returns:
+      The title.
+
+    Example:
+      >>> from fedjax_het import RunSpec
+      >>> from fedjax_het.runtime.session import make_title
+      >>> make_title(RunSpec())
+      'FedAvg on digits, protocol standard'
+    """
     data = spec.dataset if dataset is None else "own data"
     try:
         method = METHODS.require(spec.algorithm)
