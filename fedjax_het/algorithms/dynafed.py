@@ -37,6 +37,7 @@ from fedjax_het.core.rng import Purpose, Stream, fold_in_purpose, make_host_rng
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE, ServerParallelism
 from fedjax_het.core.server_training import EpochRange
 from fedjax_het.core.training_variants import add_proximal_gradient
+from fedjax_het.data import Dataset
 from fedjax_het.nn import Model
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.config import (
@@ -296,27 +297,43 @@ def dynafed(
 def _make_control_inputs(
     is_real: bool, num_samples: int, federations: Sequence[FederationData]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return images and label logits of each federation.
+    """Return `draw_control_data` of each federation."""
+    return [
+        draw_control_data(is_real, num_samples, f.dataset, f.seed, f.withheld_indices)
+        for f in federations
+    ]
 
-    Images are real ones as stored, with their classes, or noise as the network reads it.
+
+def draw_control_data(
+    is_real: bool,
+    num_samples: int,
+    dataset: Dataset,
+    seed: int,
+    withheld_indices: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw the data of a control.
+
+    Args:
+      is_real: whether to draw real images with their classes, or noise with uniform labels.
+      num_samples: number of samples.
+      dataset: data set of the run.
+      seed: seed of the partition.
+      withheld_indices: positions of training images that are not drawn.
+
+    Returns:
+      Real images as stored, or noise as the network receives it, and label logits.
     """
-    inputs = []
-    for federation in federations:
-        dataset, seed = federation.dataset, federation.seed
-        classes = np.arange(num_samples) * dataset.num_classes // num_samples
-        labels = np.zeros((num_samples, dataset.num_classes), np.float32)
-        if is_real:
-            train_labels = np.array(dataset.train_labels)
-            if federation.withheld_indices is not None:
-                train_labels[federation.withheld_indices] = -1  # no class
-            positions = random_subset(train_labels, classes, seed=seed)
-            labels[np.arange(num_samples), classes] = ONE_HOT_LOGIT
-            images = dataset.train_images[positions]
-        else:
-            rng = make_host_rng(seed, Stream.CONTROL)
-            images = rng.normal(size=(num_samples, *dataset.input_shape)).astype(np.float32)
-        inputs.append((images, labels))
-    return inputs
+    classes = np.arange(num_samples) * dataset.num_classes // num_samples
+    labels = np.zeros((num_samples, dataset.num_classes), np.float32)
+    if not is_real:
+        rng = make_host_rng(seed, Stream.CONTROL)
+        return rng.normal(size=(num_samples, *dataset.input_shape)).astype(np.float32), labels
+    train_labels = np.array(dataset.train_labels)
+    if withheld_indices is not None:
+        train_labels[withheld_indices] = -1  # no class
+    positions = random_subset(train_labels, classes, seed=seed)
+    labels[np.arange(num_samples), classes] = ONE_HOT_LOGIT
+    return dataset.train_images[positions], labels
 
 
 class _Server(NamedTuple):

@@ -8,7 +8,7 @@ Modules:
 * `synthetic_data`: synthetic data with soft labels, and training on them.
 * `augment`: differentiable augmentation.
 * `privacy`: clipping, noise, and its differential privacy.
-* `downstream_eval`: accuracy of networks that learn from the images alone.
+* `downstream_eval`: accuracy of networks that learn from the images alone, and scores of it.
 * `training_dynamics`: training on synthetic data beside training on real data.
 
 `fedjax_het.algorithms` runs these functions for all clients.
@@ -28,7 +28,9 @@ from fedjax_het.condensation.distribution_matching import (
 )
 from fedjax_het.condensation.downstream_eval import (
     DownstreamAccuracy,
+    ScratchAccuracies,
     compare_with_random_subset,
+    measure_scratch_accuracies,
     train_from_scratch,
 )
 from fedjax_het.condensation.privacy import compute_gaussian_epsilon
@@ -52,6 +54,7 @@ __all__ = [
     "DownstreamAccuracy",
     "DynamicsGap",
     "PoolTask",
+    "ScratchAccuracies",
     "SoftLabelTargets",
     "SynthesisHyperParameters",
     "SynthesisOptions",
@@ -69,6 +72,7 @@ __all__ = [
     "interpolate_params",
     "matching_loss",
     "mean_embedding",
+    "measure_scratch_accuracies",
     "sample_on_ball",
     "sampled_sliced_wasserstein",
     "sliced_wasserstein",

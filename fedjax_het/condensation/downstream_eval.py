@@ -1,4 +1,4 @@
-"""Quality of condensed images: training on them versus training on equally many real images."""
+"""Quality of synthetic data: accuracy of networks that train on them from scratch."""
 
 from functools import partial
 from typing import NamedTuple
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedjax_het.condensation.augment import DSA_STRATEGY
 from fedjax_het.condensation.synthetic_data import SyntheticData, SyntheticTask, Tree, fine_tune
 from fedjax_het.condensation.synthetic_pool import (
     PoolTask,
@@ -26,6 +27,10 @@ from fedjax_het.utils.errors import ConfigError, is_integer_at_least, require
 
 # The recipe of distribution matching's and of trajectory matching's public codes.
 LR, BATCH_SIZE, MOMENTUM, WEIGHT_DECAY = 0.01, 256, 0.9, 5e-4
+LEARNING_RATES = (0.001, 0.005, 0.01, 0.05, 0.1)
+"""Learning rates of cross-entropy that DD-Ranking's public code tries."""
+HARD_LABEL_LOGIT = 30.0
+"""Label logit of a sample's own class; the others are 0."""
 _TEST_BATCH = 500
 
 
@@ -128,7 +133,7 @@ def compare_with_random_subset(
     networks = (set_indices, jnp.concatenate([keys, keys]))
     test = Examples(normalize(jnp.asarray(dataset.test_images)), jnp.asarray(dataset.test_labels))
     args = (model, jnp.stack(image_sets), jnp.asarray(labels, jnp.int32), networks, test)
-    accuracies = _train_and_test(*args, epochs=epochs)
+    accuracies = _train_and_test_sets(*args, epochs=epochs)
     synthetic, random = np.asarray(accuracies, np.float64).reshape(2, num_networks)
     return DownstreamAccuracy(*map(_mean_std, (synthetic, random, synthetic - random)))
 
@@ -206,7 +211,7 @@ def train_from_init(
 
 
 @partial(jax.jit, static_argnames=("model", "epochs"))
-def _train_and_test(
+def _train_and_test_sets(
     model: Model,
     image_sets: Array,
     labels: Array,
@@ -220,15 +225,19 @@ def _train_and_test(
     def train_and_test_one(network):
         set_index, key = network
         args = (model, image_sets[set_index], labels, key, jnp.float32(LR))
-        variables = train_from_init(*args, epochs=epochs)
-
-        def is_correct(example):
-            image, label = example
-            return correct(model.apply(variables, image[None], train=False)[0][0], label)
-
-        return jax.lax.map(is_correct, tuple(test), batch_size=_TEST_BATCH).mean()
+        return _test(model, train_from_init(*args, epochs=epochs), test)
 
     return jax.lax.map(train_and_test_one, networks)
+
+
+def _test(model: Model, variables: Variables, test: Examples) -> Array:
+    """Return the accuracy of a network on normalized images."""
+
+    def is_correct(example):
+        image, label = example
+        return correct(model.apply(variables, image[None], train=False)[0][0], label)
+
+    return jax.lax.map(is_correct, tuple(test), batch_size=_TEST_BATCH).mean()
 
 
 def _mean_std(values: np.ndarray) -> MeanStd:
@@ -277,6 +286,230 @@ def train_from_scratch(
             batch_size=BATCH_SIZE,
         )
     return params
+
+
+@partial(jax.jit, static_argnames=("model", "augment_strategy", "loss_scaling", "epochs"))
+def train_and_test(
+    model: Model,
+    synthetic: SyntheticData,
+    key: Array,
+    test: Examples,
+    *,
+    augment_strategy: str,
+    loss_scaling: str,
+    epochs: int,
+) -> Array:
+    """Train a new network by `train_from_scratch`, and return its test accuracy.
+
+    Args:
+      model: the network.
+      synthetic: the data, and the learning rate at the start.
+      key: key of the initial parameters, batches and augmentations.
+      test: normalized test images and their classes.
+      augment_strategy: see `SyntheticTask`.
+      loss_scaling: see `SyntheticTask`.
+      epochs: number of epochs.
+
+    Returns:
+      The accuracy, a fraction `[]`.
+    """
+    init_key, train_key = jax.random.split(key)
+    variables = model.init(init_key)
+
+    def apply(params: Tree, images: Array) -> Array:
+        return model.apply({**variables, "params": params}, images, train=True)[0]
+
+    task = SyntheticTask(apply, augment_strategy, loss_scaling)
+    params = train_from_scratch(task, variables["params"], synthetic, train_key, epochs=epochs)
+    return _test(model, {**variables, "params": params}, test)
+
+
+class ScratchAccuracies(NamedTuple):
+    """Test accuracies of networks that train from scratch, and DD-Ranking's scores.
+
+    All fields are fractions, `[n]` for n networks. Each score is a function of these accuracies.
+    DD-Ranking (arXiv:2505.13300) averages a score over networks. Its public code computes the
+    exponentials of percentages, which are not in [0, 1]; here they are of fractions, as defined.
+
+    Attributes:
+      synthetic: after training on the synthetic data, with their labels and augmentation.
+      synthetic_plain: the same training without augmentation.
+      synthetic_hard: after training on the synthetic images with their likeliest classes, without
+        augmentation.
+      random: after training on equally many random real images, with augmentation.
+      random_plain: the same training without augmentation.
+      real: after training on all real images, without augmentation.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.condensation import ScratchAccuracies
+      >>> accuracies = ScratchAccuracies(*map(np.array, ([0.7], [0.6], [0.5], [0.6], [0.6], [0.9])))
+      >>> accuracies.compute_lrs().round(3), accuracies.compute_ars().round(3)
+      (array([0.209]), array([0.291]))
+    """
+
+    synthetic: np.ndarray
+    synthetic_plain: np.ndarray
+    synthetic_hard: np.ndarray
+    random: np.ndarray
+    random_plain: np.ndarray
+    real: np.ndarray
+
+    @property
+    def improvement_over_random(self) -> np.ndarray:
+        """IOR: accuracy of the synthetic data minus accuracy of random real images."""
+        return self.synthetic - self.random
+
+    @property
+    def hard_label_recovery(self) -> np.ndarray:
+        """HLR: accuracy of all real images minus accuracy of synthetic images with hard labels."""
+        return self.real - self.synthetic_hard
+
+    def compute_lrs(self, weight: float = 0.5) -> np.ndarray:
+        """Compute the label-robust score, (e^a - e^-1) / (e - e^-1).
+
+        Args:
+          weight: w in a = w IOR - (1 - w) HLR.
+
+        Returns:
+          Scores in [0, 1]. Data that equal random images and all real images have 0.27.
+        """
+        return _scale_score(self.improvement_over_random, -self.hard_label_recovery, weight)
+
+    def compute_ars(self, weight: float = 0.5) -> np.ndarray:
+        """Compute the augmentation-robust score, (e^b - e^-1) / (e - e^-1).
+
+        Args:
+          weight: gamma in b = gamma IOR + (1 - gamma) IOR without augmentation.
+
+        Returns:
+          Scores in [0, 1]. Data that equal random images have 0.27.
+        """
+        return _scale_score(
+            self.improvement_over_random, self.synthetic_plain - self.random_plain, weight
+        )
+
+
+def _scale_score(first: np.ndarray, second: np.ndarray, weight: float) -> np.ndarray:
+    """Return DD-Ranking's score of the weighted sum of two differences of accuracies."""
+    is_valid = isinstance(weight, int | float) and 0 <= weight <= 1
+    require(is_valid, "weight", weight, "a number in [0, 1]")
+    total = weight * first + (1 - weight) * second
+    return (np.exp(total) - np.exp(-1)) / (np.exp(1) - np.exp(-1))
+
+
+def measure_scratch_accuracies(
+    model: Model,
+    synthetic: SyntheticData,
+    dataset: Dataset,
+    *,
+    augment_strategy: str = DSA_STRATEGY,
+    loss_scaling: str = "cross_entropy",
+    seed: int = 0,
+    num_networks: int = 3,
+    epochs: int = 300,
+    real_epochs: int = 30,
+    real_accuracy: float | None = None,
+) -> ScratchAccuracies:
+    """Measure accuracies of networks that train from scratch, for DD-Ranking's scores.
+
+    Networks train by `train_from_scratch`. Each accuracy of M samples is the best test accuracy of
+    the learning rates `LEARNING_RATES`, and of the learned step size for the synthetic data.
+    Network n starts from the same parameters in every training. Random real images have equal
+    numbers of all classes, and another draw for each network.
+
+    Departures from DD-Ranking's public code: random images have their classes as labels, since
+    these methods have no teacher network. The accuracy is that after the last epoch, not the best
+    of several epochs. The learning rate of the synthetic data is always chosen.
+
+    Cost: 27 `num_networks` trainings of `epochs` epochs with M samples, and one training of
+    `real_epochs` epochs with all real images.
+
+    Args:
+      model: the network.
+      synthetic: the synthetic data; a step size of NaN is no learned step size.
+      dataset: source of the real images and of the test images.
+      augment_strategy: augmentation of the synthetic data, see `SyntheticTask`.
+      loss_scaling: loss of the synthetic data, see `SyntheticTask`.
+      seed: seed of initial parameters, random images and batches.
+      num_networks: number of networks.
+      epochs: number of epochs.
+      real_epochs: number of epochs with all real images, at a learning rate of 0.01.
+      real_accuracy: accuracy of all real images, if it is known: no network trains on them.
+
+    Returns:
+      The accuracies.
+
+    Raises:
+      ConfigError: if the arguments do not fit together, or a class has too few real images.
+
+    Example:
+      >>> import jax.numpy as jnp, numpy as np
+      >>> from fedjax_het.condensation import SyntheticData, measure_scratch_accuracies
+      >>> from fedjax_het.data import dataset_from_arrays
+      >>> from fedjax_het.nn import make_model
+      >>> images, labels = np.arange(24, dtype=np.uint8).reshape(6, 2, 2, 1), np.arange(6) % 3
+      >>> dataset = dataset_from_arrays(images, labels, images, labels)
+      >>> model = make_model("mlp", (2, 2, 1), 3, hidden=[4])
+      >>> data = SyntheticData(jnp.zeros((3, 2, 2, 1)), jnp.eye(3), jnp.float32(0.1))
+      >>> settings = {"num_networks": 1, "epochs": 2, "real_epochs": 1}
+      >>> measure_scratch_accuracies(model, data, dataset, **settings).random.shape
+      (1,)
+    """
+    _check_images(model, synthetic.images, synthetic.label_logits.argmax(1), dataset.num_classes)
+    for name, value in {"num_networks": num_networks, "epochs": epochs}.items():
+        require(is_integer_at_least(value, 1), name, value, "a whole number >= 1")
+    normalize = Task(model, dataset.mean, dataset.std).normalize
+    test = Examples(normalize(jnp.asarray(dataset.test_images)), jnp.asarray(dataset.test_labels))
+    keys = jax.random.split(make_key(seed), num_networks)
+    classes = dataset.num_classes
+    factor = classes if loss_scaling == "cross_entropy_over_classes" else 1
+
+    def make_labeled(images: Array, labels: np.ndarray) -> SyntheticData:
+        hard_labels = HARD_LABEL_LOGIT * jax.nn.one_hot(labels, classes)
+        return SyntheticData(images, hard_labels, jnp.float32(jnp.nan))
+
+    def take_real(positions: np.ndarray | slice) -> SyntheticData:
+        images = normalize(jnp.asarray(dataset.train_images[positions]))
+        return make_labeled(images, dataset.train_labels[positions])
+
+    def best_accuracy(data: SyntheticData, n: int, strategy: str, scaling: str) -> float:
+        scale = factor if scaling == loss_scaling else 1
+        rates = [scale * rate for rate in LEARNING_RATES]
+        rates += [float(data.step_size)] if np.isfinite(data.step_size) else []
+        accuracies = [
+            train_and_test(
+                *(model, data._replace(step_size=jnp.float32(rate)), keys[n], test),
+                augment_strategy=strategy,
+                loss_scaling=scaling,
+                epochs=epochs,
+            )
+            for rate in rates
+        ]
+        return max(map(float, accuracies))
+
+    hard = make_labeled(synthetic.images, np.asarray(synthetic.label_logits).argmax(1))
+    subset_classes = np.arange(len(synthetic.images)) * classes // len(synthetic.images)
+    rows = []
+    for n in range(num_networks):
+        subset = random_subset(dataset.train_labels, subset_classes, seed=seed, subset_index=n + 1)
+        random = take_real(subset)
+        trainings = (
+            *((synthetic, augment_strategy, loss_scaling), (synthetic, "none", loss_scaling)),
+            (hard, "none", "cross_entropy"),
+            *((random, augment_strategy, loss_scaling), (random, "none", loss_scaling)),
+        )
+        rows.append([best_accuracy(data, n, *recipe) for data, *recipe in trainings])
+    if real_accuracy is None:
+        real_accuracy = float(
+            train_and_test(
+                *(model, take_real(slice(None))._replace(step_size=jnp.float32(LR)), keys[0], test),
+                augment_strategy="none",
+                loss_scaling="cross_entropy",
+                epochs=real_epochs,
+            )
+        )
+    return ScratchAccuracies(*np.array(rows).T, np.full(num_networks, real_accuracy))
 
 
 def make_step_decay_phases(

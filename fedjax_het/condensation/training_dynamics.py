@@ -25,17 +25,20 @@ class DynamicsGap(NamedTuple):
         trained on real data, before the step.
       gradient_error: `[S]`, norm of the difference of these gradients over the norm of the gradient
         of the real data: delta of DynaFed's Assumption 3 for epsilon 0.
+      logit_change: `[S]`, largest absolute change of a logit by the training on real data since the
+        start; a `logit_gap` of this size is the gap of data that teach nothing.
 
     Example:
       >>> from fedjax_het.condensation import DynamicsGap
       >>> DynamicsGap._fields
-      ('logit_gap', 'mean_logit_gap', 'gradient_cosine', 'gradient_error')
+      ('logit_gap', 'mean_logit_gap', 'gradient_cosine', 'gradient_error', 'logit_change')
     """
 
     logit_gap: Array
     mean_logit_gap: Array
     gradient_cosine: Array
     gradient_error: Array
+    logit_change: Array
 
 
 def compare_dynamics(
@@ -100,6 +103,7 @@ def compare_dynamics(
         return accumulate_micro_batches(apply, probe_images, micro_batch=_MICRO_BATCH)[1]
 
     real_data = jnp.asarray(real.images), jnp.asarray(real.labels)
+    first_logits = compute_logits(params)
 
     def step(both: tuple[Tree, Tree], _) -> tuple[tuple[Tree, Tree], DynamicsGap]:
         on_synthetic, on_real = both
@@ -112,7 +116,9 @@ def compare_dynamics(
         move = lambda w, g: w - synthetic.step_size * g  # noqa: E731
         on_real = jax.tree.map(move, on_real, real_gradient)
         on_synthetic = jax.tree.map(move, on_synthetic, compute_gradient(on_synthetic, *data))
-        gap = jnp.abs(compute_logits(on_synthetic) - compute_logits(on_real))
-        return (on_synthetic, on_real), DynamicsGap(gap.max(), gap.mean(), cosine, error)
+        logits = compute_logits(on_real)
+        gap, change = jnp.abs(compute_logits(on_synthetic) - logits), jnp.abs(logits - first_logits)
+        gaps = DynamicsGap(gap.max(), gap.mean(), cosine, error, change.max())
+        return (on_synthetic, on_real), gaps
 
     return jax.lax.scan(step, (params, params), length=num_steps)[1]

@@ -34,10 +34,11 @@ from fedjax_het.papers.fedaf.settings import condensing_method_settings
 from fedjax_het.papers.table import Preset, TableDeclaration, TableRun, make_table_program
 from fedjax_het.runtime.data_assignment import build_partition
 from fedjax_het.runtime.results import Result
+from fedjax_het.runtime.synthetic_measures import load_synthetic_data
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.errors import require
 
-HARD_LABEL_LOGIT = 30.0  # label logit of an image's own class; the others are 0
+ATTACKER_LR = 0.01
 ATTACKER_EPOCHS = 300
 NUM_SHOWN_IMAGES = 8
 CAPTION = (
@@ -103,27 +104,6 @@ LEAKAGE = TableDeclaration(
 )
 
 
-def load_synthetic_data(result: Result, num_classes: int) -> SyntheticData:
-    """Return the synthetic images of all clients with soft labels.
-
-    Args:
-      result: result of a run.
-      num_classes: number of classes.
-
-    Returns:
-      The images.
-    """
-    artifacts = result.artifacts
-    if "synthetic_images" in artifacts:
-        images, logits = artifacts["synthetic_images"], artifacts["synthetic_label_logits"]
-    else:
-        images = artifacts["condensed_images"].astype(np.float32)
-        labels = np.repeat(artifacts["condensed_classes"], images.shape[1])
-        images = images.reshape(-1, *images.shape[2:])
-        logits = HARD_LABEL_LOGIT * np.eye(num_classes)[labels]
-    return SyntheticData(jnp.asarray(images), jnp.asarray(logits, jnp.float32), jnp.float32(0.01))
-
-
 def attacker_losses(task: Task, data: SyntheticData, images: np.ndarray, labels: np.ndarray, key):
     """Compute losses of a network that is trained on synthetic data only.
 
@@ -168,6 +148,7 @@ def measure_leakage(result: Result, dataset: Dataset) -> list[dict[str, Any]]:
     model = make_model(spec.model, dataset.input_shape, dataset.num_classes, **spec.model_options)
     task = Task(model, dataset.mean, dataset.std)
     synthetic = load_synthetic_data(result, dataset.num_classes)
+    synthetic = synthetic._replace(step_size=jnp.float32(ATTACKER_LR))
     rng = np.random.default_rng(spec.seed)
     client_indices = np.unique(build_partition(spec, dataset).indices)
     labels = np.asarray(synthetic.label_logits).argmax(1)

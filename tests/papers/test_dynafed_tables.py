@@ -21,6 +21,7 @@ from fedjax_het.papers.reported import load_reported_values
 from fedjax_het.papers.table import TableRun, list_protocol_deviations
 from fedjax_het.runtime.result_display import format_run_label
 from fedjax_het.runtime.results import Result
+from fedjax_het.runtime.synthetic_measures import load_trajectory
 from fedjax_het.utils.errors import ConfigError
 
 TABLES = ("table2", "table3", "table4", "table5", "table6")
@@ -366,8 +367,8 @@ def test_figure6_measures_synthetic_data(tmp_path, monkeypatch):
     kept = Result.load(path)
     result = simulate(kept.spec)
     assert result.state is not None and kept.state is None
-    again = fig6.load_trajectory(kept)
-    np.testing.assert_allclose(again, fig6.load_trajectory(result), rtol=1e-5, atol=1e-6)
+    again = load_trajectory(kept)
+    np.testing.assert_allclose(again, load_trajectory(result), rtol=1e-5, atol=1e-6)
     assert not np.allclose(again[0], again[-1])
     own = ["--result", str(path), "--shown", "1", "--output-dir", str(tmp_path / "fig3")]
     assert fig3.main(own) == 0

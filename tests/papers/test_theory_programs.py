@@ -6,11 +6,17 @@ import pytest
 from scipy import stats
 
 from fedjax_het.papers import leakage
+<<<<<<< HEAD
 from fedjax_het.papers.dynafed import convergence
+=======
+from fedjax_het.papers.dynafed import measures as dynafed_measures
+>>>>>>> 7bf22afc (Measure the synthetic data of a run: J, gaps, accuracy from scratch, LRS and ARS)
 from fedjax_het.papers.dynafed import theory as dynafed_theory
 from fedjax_het.papers.fedamp import robustness
 from fedjax_het.papers.fedamp import theory as fedamp_theory
 from fedjax_het.papers.softmax_regression import make_convex_federation
+
+CONTROL = "dynafed(synthetic='real')"
 
 
 def run_program(program, folder, *arguments) -> set[str]:
@@ -42,6 +48,24 @@ def test_dynafed_theory_gradient_error(tmp_path, capsys):
     table = pd.read_csv(tmp_path / "theory.csv").set_index("method")
     assert table["cosine"][rows[1]] > table["cosine"][rows[0]]
     assert (table["delta"] >= 0).all() and (table["relative"] > 0).all()
+
+
+@pytest.mark.slow
+def test_dynafed_measures(tmp_path, monkeypatch):
+    monkeypatch.setattr(dynafed_measures, "EPOCHS", 20)
+    monkeypatch.setattr(dynafed_measures, "NUM_NETWORKS", 1)
+    arguments = ["--methods", "dynafed", CONTROL, "--alphas", "0.04", "--rounds", "22"]
+    assert {"measures.md", "measures.csv"} <= run_program(dynafed_measures, tmp_path, *arguments)
+    table = pd.read_csv(tmp_path / "measures.csv").set_index("method")
+    assert table["gradient_cosine"][CONTROL] > table["gradient_cosine"]["dynafed"]
+    assert table["hard_label_recovery"][CONTROL] < table["hard_label_recovery"]["dynafed"]
+    assert "Rank correlation" in (tmp_path / "measures.md").read_text()
+    # Rows of an earlier call are not measured again.
+    monkeypatch.setattr(dynafed_measures, "measure_synthetic_data", None)
+    run_program(dynafed_measures, tmp_path, *arguments, "--show")
+    pd.testing.assert_frame_equal(
+        pd.read_csv(tmp_path / "measures.csv").set_index("method")[table.columns], table
+    )
 
 
 @pytest.mark.slow

@@ -36,18 +36,14 @@ from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.core.server_training import EpochRange
 from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.papers.dynafed import settings
-from fedjax_het.papers.dynafed.fig6 import (
-    build_comparison_data,
-    build_network,
-    load_synthetic_data,
-    load_trajectory,
-)
+from fedjax_het.papers.dynafed.fig6 import build_comparison_data, build_network
 from fedjax_het.papers.programs import make_config_program
 from fedjax_het.runtime.data_assignment import build_partition
 from fedjax_het.runtime.progress import show_progress
 from fedjax_het.runtime.result_display import format_run_label
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.session import simulate
+from fedjax_het.runtime.synthetic_measures import load_trajectory
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.config import NonNegativeInt, PositiveInt
 from fedjax_het.utils.errors import require, require_name
@@ -208,7 +204,8 @@ def load_run(path: str) -> Result:
     except OSError:
         require(False, "result", path, "the JSON file of a run")
         raise
-    load_synthetic_data(run, path)
+    expected = "a run of dynafed with synthetic data"
+    require("synthetic_images" in run.artifacts, "result", path, expected)
     return run
 
 

@@ -40,28 +40,27 @@ from fedjax_het.condensation import (
     SyntheticData,
     SyntheticTask,
     matching_loss,
-    train_from_scratch,
     unroll,
 )
-from fedjax_het.condensation.downstream_eval import random_subset
+from fedjax_het.condensation.downstream_eval import (
+    HARD_LABEL_LOGIT,
+    random_subset,
+    train_and_test,
+)
 from fedjax_het.config.run_spec import ResolvedRunSpec
-from fedjax_het.core.evaluation import correct
+from fedjax_het.core.client_loop import Examples
 from fedjax_het.core.task import Task
 from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.nn import make_model
 from fedjax_het.papers.dynafed.settings import EXPERIMENT, FOLDER, PRESETS
 from fedjax_het.papers.table import TableRun, make_table_program
-from fedjax_het.runtime.progress import show_progress
-from fedjax_het.runtime.result_display import format_run_label
 from fedjax_het.runtime.results import Result
-from fedjax_het.runtime.session import simulate
+from fedjax_het.runtime.synthetic_measures import load_synthetic_data, load_trajectory
 from fedjax_het.utils.arrays import make_key
-from fedjax_het.utils.errors import require
 
 EXTRA_LOCAL_EPOCHS = {"quick": (2, 10), "cpu": (), "paper": (5, 10)}  # in addition to Table 1's
 NUM_NETWORKS = 3
 SCRATCH_EPOCHS = 501
-HARD_LABEL_LOGIT = 30.0  # label logit of a sample's own class; the others are 0
 LINE_COLORS = {"synthetic": "#D55E00", "real": "#0072B2", "noise": "#777777"}
 
 
@@ -102,26 +101,6 @@ def build_network(spec: ResolvedRunSpec, dataset: Dataset):
     return Task(model, dataset.mean, dataset.std), apply, ravel_pytree(variables["params"])[1]
 
 
-def load_synthetic_data(result: Result, path: str | None = None) -> SyntheticData:
-    """Return the synthetic data of a run.
-
-    Args:
-      result: result of a run of DynaFed.
-      path: file of the result, for the message.
-
-    Returns:
-      The data.
-
-    Raises:
-      ConfigError: if the result has no synthetic data.
-    """
-    names = ("synthetic_images", "synthetic_label_logits", "synthetic_step_size")
-    is_complete = all(name in result.artifacts for name in names)
-    expected = "a run of dynafed with synthetic data"
-    require(is_complete, "result", path or format_run_label(result.spec), expected)
-    return SyntheticData(*(jnp.asarray(result.artifacts[name]) for name in names))
-
-
 def build_comparison_data(result: Result, task: Task, dataset: Dataset) -> dict[str, SyntheticData]:
     """Return the run's synthetic data, equally many random real images, and noise.
 
@@ -133,7 +112,8 @@ def build_comparison_data(result: Result, task: Task, dataset: Dataset) -> dict[
     Returns:
       Data by name: `synthetic`, `real` and `noise`.
     """
-    synthetic, seed = load_synthetic_data(result), result.spec.seed
+    synthetic = load_synthetic_data(result, dataset.num_classes)
+    seed = result.spec.seed
     num_samples, classes = synthetic.label_logits.shape
     labels = np.arange(num_samples) * classes // num_samples
     indices = random_subset(dataset.train_labels, labels, seed=seed)
@@ -145,21 +125,6 @@ def build_comparison_data(result: Result, task: Task, dataset: Dataset) -> dict[
         "real": SyntheticData(real, hard_logits, synthetic.step_size),
         "noise": SyntheticData(noise, hard_logits, synthetic.step_size),
     }
-
-
-def load_trajectory(result: Result) -> np.ndarray:
-    """Return the trajectory `[L + 1, P]` of a run.
-
-    A loaded result has none: its rounds are run again with a single iteration of the synthesis.
-    """
-    spec = result.spec
-    if result.state is not None:
-        return np.asarray(result.state.server.step_state.trajectory)
-    rounds = spec.options["trajectory_rounds"]
-    options = {**spec.options, "num_iterations": 1}
-    with show_progress(f"trajectory of {format_run_label(spec)}", transient=True) as show:
-        shortened_run = simulate(replace(spec, rounds=rounds, options=options), progress=show)
-    return np.asarray(shortened_run.state.server.step_state.trajectory)
 
 
 def measure_distances(result: Result, dataset: Dataset) -> pd.DataFrame:
@@ -214,26 +179,15 @@ def scratch_accuracies(results: list[Result], dataset: Dataset) -> pd.DataFrame:
       fraction.
     """
     spec = results[0].spec.resolved()
-    task, apply, _ = build_network(spec, dataset)
+    task, _, _ = build_network(spec, dataset)
     images, labels = jnp.asarray(dataset.test_images), jnp.asarray(dataset.test_labels)
-    synthetic_task = SyntheticTask(
-        apply, spec.options["augment_strategy"], spec.options["loss_scaling"]
+    accuracy = partial(
+        train_and_test,
+        task.model,
+        test=Examples(task.normalize(images), labels),
+        **{name: spec.options[name] for name in ("augment_strategy", "loss_scaling")},
+        epochs=SCRATCH_EPOCHS,
     )
-    train = partial(train_from_scratch, synthetic_task, epochs=SCRATCH_EPOCHS)
-
-    @jax.jit
-    def accuracy(synthetic, key):
-        init_key, train_key = jax.random.split(key)
-        variables = task.model.init(init_key)
-        variables = {**variables, "params": train(variables["params"], synthetic, train_key)}
-
-        def right(example):
-            image, label = example
-            logits = task.model.apply(variables, task.normalize(image[None]), train=False)[0]
-            return correct(logits[0], label)
-
-        return jax.lax.map(right, (images, labels), batch_size=500).mean()
-
     rows = []
     for result in results:
         data = build_comparison_data(result, task, dataset)

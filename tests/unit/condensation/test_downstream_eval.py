@@ -1,6 +1,7 @@
 """A condensed set's quality is measured by the recipe that it names, against its equals."""
 
 import inspect
+import math
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,16 @@ import pytest
 from support.data import IMAGE_SHAPE, NUM_CLASSES, make_user_dataset
 from support.networks import make_linear_model
 
+from fedjax_het.condensation import (
+    ScratchAccuracies,
+    SyntheticData,
+    SyntheticTask,
+    downstream_eval,
+    measure_scratch_accuracies,
+    train_from_scratch,
+)
 from fedjax_het.condensation.downstream_eval import (
+    HARD_LABEL_LOGIT,
     compare_with_random_subset,
     make_step_decay_phases,
     random_subset,
@@ -113,3 +123,82 @@ def test_random_subset_rejects_too_many_images():
     many = np.zeros(1000, int)
     with pytest.raises(ConfigError, match="labels: 1000 images of class 0: expected at most"):
         compare_with_random_subset(MODEL, np.zeros((1000, *IMAGE_SHAPE)), many, DATASET)
+
+
+# DD-Ranking's scores
+
+
+def score(total):
+    return (math.exp(total) - math.exp(-1)) / (math.exp(1) - math.exp(-1))
+
+
+def test_scores_equal_formulas():
+    accuracies = ScratchAccuracies(
+        synthetic=np.array([0.7, 0.5]),
+        synthetic_plain=np.array([0.65, 0.4]),
+        synthetic_hard=np.array([0.6, 0.3]),
+        random=np.array([0.55, 0.6]),
+        random_plain=np.array([0.5, 0.55]),
+        real=np.array([0.9, 0.9]),
+    )
+    for w in (0.5, 0.25):
+        lrs = [score(w * 0.15 - (1 - w) * 0.3), score(w * -0.1 - (1 - w) * 0.6)]
+        ars = [score(w * 0.15 + (1 - w) * 0.15), score(w * -0.1 + (1 - w) * -0.15)]
+        np.testing.assert_allclose(accuracies.compute_lrs(w), lrs, rtol=1e-12)
+        np.testing.assert_allclose(accuracies.compute_ars(w), ars, rtol=1e-12)
+    np.testing.assert_array_equal(accuracies.compute_lrs(), accuracies.compute_lrs(0.5))
+
+
+def test_limits_of_scores():
+    best = ScratchAccuracies(*map(np.array, ([1.0], [1.0], [1.0], [0.0], [0.0], [0.0])))
+    worst = ScratchAccuracies(*map(np.array, ([0.0], [0.0], [0.0], [1.0], [1.0], [1.0])))
+    equal = ScratchAccuracies(*map(np.array, ([0.5],) * 6))
+    for accuracies, expected in ((best, 1), (worst, 0), (equal, 1 / (math.e + 1))):
+        assert accuracies.compute_lrs()[0] == pytest.approx(expected, abs=1e-12)
+        assert accuracies.compute_ars()[0] == pytest.approx(expected, abs=1e-12)
+    with pytest.raises(ConfigError, match=r"weight = 1.5: expected a number in \[0, 1\]"):
+        equal.compute_lrs(1.5)
+
+
+def test_scratch_accuracies_equal_loop(monkeypatch):
+    """The synthetic data are the random real images: all scores are those of equal data."""
+    monkeypatch.setattr(downstream_eval, "LEARNING_RATES", (0.02, 0.3))
+    subset = random_subset(DATASET.train_labels, LABELS, seed=4, subset_index=1)
+    hard_labels = HARD_LABEL_LOGIT * jnp.eye(NUM_CLASSES)[LABELS]
+    data = SyntheticData(normalised(subset), hard_labels, jnp.float32(jnp.nan))
+    settings = {"augment_strategy": "none", "seed": 4, "num_networks": 1, "epochs": 9}
+    actual = measure_scratch_accuracies(MODEL, data, DATASET, **settings, real_accuracy=0.9)
+    assert actual.improvement_over_random == 0 and actual.real == 0.9
+    assert actual.compute_ars() == pytest.approx(score(0))
+
+    init_key, train_key = jax.random.split(jax.random.split(jax.random.key(4), 1)[0])
+    task = SyntheticTask(
+        lambda params, x: MODEL.apply({"params": params, "state": {}}, x, train=True)[0],
+        *("none", "cross_entropy"),
+    )
+    images = normalised_test_images().reshape(len(DATASET.test_labels), -1)
+    expected = []
+    for lr in (0.02, 0.3):
+        start = MODEL.init(init_key)["params"]
+        args = (data._replace(step_size=jnp.float32(lr)), train_key)
+        params = train_from_scratch(task, start, *args, epochs=9)
+        classes = (images @ np.asarray(params["w"]) + np.asarray(params["b"])).argmax(1)
+        expected.append((classes == DATASET.test_labels).mean())
+    assert expected[0] != expected[1]
+    assert actual.synthetic[0] == actual.synthetic_hard[0] == pytest.approx(max(expected))
+
+
+def normalised_test_images():
+    return np.asarray(
+        Task(None, DATASET.mean, DATASET.std).normalize(jnp.asarray(DATASET.test_images))
+    )
+
+
+def test_all_real_images_are_better_than_few():
+    """Without `real_accuracy` a network trains on the whole training set."""
+    data = SyntheticData(
+        jnp.zeros((3, *IMAGE_SHAPE)), 30 * jnp.eye(NUM_CLASSES), jnp.float32(jnp.nan)
+    )
+    settings = {"augment_strategy": "none", "num_networks": 1, "epochs": 1, "real_epochs": 300}
+    actual = measure_scratch_accuracies(MODEL, data, DATASET, **settings)
+    assert actual.real > 0.5 and actual.hard_label_recovery > 0

@@ -51,5 +51,6 @@ def test_gap_equals_numpy(monkeypatch):
         on_synthetic = on_synthetic - STEP_SIZE * gradient(on_synthetic, *synthetic)
         on_real = on_real - STEP_SIZE * both[1]
         difference = np.abs(probe.reshape(9, -1) @ (on_synthetic - on_real))
-        rows.append((difference.max(), difference.mean(), cosine, error))
+        change = np.abs(probe.reshape(9, -1) @ (on_real - start)).max()
+        rows.append((difference.max(), difference.mean(), cosine, error, change))
     np.testing.assert_allclose(np.stack(gap, 1), rows, rtol=1e-9)
