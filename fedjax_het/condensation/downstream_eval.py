@@ -345,7 +345,7 @@ class ScratchAccuracies(NamedTuple):
       >>> from fedjax_het.condensation import ScratchAccuracies
       >>> accuracies = ScratchAccuracies(*map(np.array, ([0.7], [0.6], [0.5], [0.6], [0.6], [0.9])))
       >>> accuracies.compute_lrs().round(3), accuracies.compute_ars().round(3)
-      (array([0.209]), array([0.291]))
+      (array([0.21]), array([0.291]))
     """
 
     synthetic: np.ndarray

@@ -53,12 +53,14 @@ class SyntheticMeasures(NamedTuple):
       accuracies: accuracies of networks that train from scratch, and DD-Ranking's scores.
 
     Example:
-      >>> from fedjax_het import RunSpec, simulate
-      >>> settings = {"num_clients": 2, "rounds": 1, "options": {"steps": 1, "ipc": 1}}
-      >>> result = simulate(RunSpec("feddm", "digits", model="mlp", **settings))
-      >>> measures = result.measure_synthetic_data(num_networks=1, epochs=2, num_steps=2)
-      >>> measures.starts.tolist(), list(measures.by_start())[:2]
-      ([0, 1], ['matching_loss', 'logit_gap'])
+      >>> import numpy as np
+      >>> from fedjax_het.condensation import DynamicsGap, ScratchAccuracies
+      >>> from fedjax_het.runtime.synthetic_measures import SyntheticMeasures
+      >>> gaps = DynamicsGap(*5 * [np.ones((2, 3))])
+      >>> accuracies = ScratchAccuracies(*6 * [np.array([0.5])])
+      >>> measures = SyntheticMeasures(np.arange(2), np.array([0.9, 0.7]), gaps, accuracies)
+      >>> round(measures.summarize()["matching_loss"], 2), round(measures.summarize()["lrs"], 2)
+      (0.8, 0.27)
     """
 
     starts: np.ndarray
