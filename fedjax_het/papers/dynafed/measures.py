@@ -3,10 +3,10 @@
 python experiments/dynafed/measures.py                  the embedded digits, minutes on 2 cores
 python experiments/dynafed/measures.py --preset cpu     Fashion-MNIST, MLP: half an hour
 
-The runs are the runs of `theory.py`, in its folder. `measures.md` lists, for the matched data of
-each recipe and both controls, `Result.measure_synthetic_data` and the test accuracy in the rounds
-after the synthesis. Its last row is Spearman's rank correlation between a measure and this
-accuracy. All data of a recipe are measured with the learned step size of its matched data.
+`measures.md` lists `Result.measure_synthetic_data` and the test accuracy in the rounds after the
+synthesis, for the matched data of the presets `paper` and `improved` and both controls. Its last
+row is Spearman's rank correlation between a measure and this accuracy. All data of a recipe are
+measured with the learned step size of its matched data.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,7 +23,8 @@ from fedjax_het.analysis.report import write_text
 from fedjax_het.condensation import SyntheticData
 from fedjax_het.core.task import Task
 from fedjax_het.data import Dataset, load_dataset
-from fedjax_het.papers.dynafed.theory import THEORY
+from fedjax_het.papers.dynafed.settings import QUICK
+from fedjax_het.papers.dynafed.theory import ROWS, THEORY
 from fedjax_het.papers.table import TableRun, make_table_program
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.synthetic_measures import (
@@ -57,11 +58,24 @@ _COLUMNS = {
     "Rounds after": ("later_accuracy", ".1%"),
 }
 
+# The preset `improved`, and controls with its rate of fine-tuning.
+IMPROVED_ROWS = (
+    "dynafed(preset='improved')",
+    *(f"dynafed(preset='improved', synthetic={data!r})" for data in ("untrained", "real")),
+)
 MEASURES = replace(
     THEORY,
     name="dynafed-measures",
-    results_folder=THEORY.name,
     title="DynaFed: measures of the synthetic data.",
+    presets={
+        "quick": replace(THEORY.presets["quick"], settings=QUICK.settings),
+        "cpu": replace(
+            THEORY.presets["cpu"],
+            seeds=(1, 2, 3),
+            rows=(*ROWS, *IMPROVED_ROWS),
+            settings={"rounds": 60},
+        ),
+    },
 )
 
 
