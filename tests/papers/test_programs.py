@@ -29,11 +29,8 @@ BAD = {
     "fedaf.fig6": (["--preset", "x"], ["--seed", "-1"], ["--seed", "x"], ["--output-dir", ""]),
     "fsl.fig3": (["--preset", "x"], ["--seed", str(10**30)], ["--sede", "1"]),
     "leakage": (["--rounds", "x"], ["--seeds", "x"]),
-<<<<<<< HEAD
     "dynafed.convergence": (["--steps", "0"], ["--seeds", "-1"], ["--output-dir", ""]),
-=======
     "dynafed.measures": (["--rounds", "x"],),
->>>>>>> 7bf22afc (Measure the synthetic data of a run: J, gaps, accuracy from scratch, LRS and ARS)
     "dynafed.theory": (["--rounds", "x"],),
     "fedamp.robustness": (["--rounds", "x"],),
     "fedamp.theory": (["--rounds", "x"],),

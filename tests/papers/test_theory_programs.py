@@ -6,11 +6,8 @@ import pytest
 from scipy import stats
 
 from fedjax_het.papers import leakage
-<<<<<<< HEAD
 from fedjax_het.papers.dynafed import convergence
-=======
 from fedjax_het.papers.dynafed import measures as dynafed_measures
->>>>>>> 7bf22afc (Measure the synthetic data of a run: J, gaps, accuracy from scratch, LRS and ARS)
 from fedjax_het.papers.dynafed import theory as dynafed_theory
 from fedjax_het.papers.fedamp import robustness
 from fedjax_het.papers.fedamp import theory as fedamp_theory
