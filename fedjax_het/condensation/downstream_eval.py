@@ -456,7 +456,8 @@ def measure_scratch_accuracies(
       >>> measure_scratch_accuracies(model, data, dataset, **settings).random.shape
       (1,)
     """
-    _check_images(model, synthetic.images, synthetic.label_logits.argmax(1), dataset.num_classes)
+    hard_labels = np.asarray(synthetic.label_logits).argmax(1)
+    _check_images(model, np.asarray(synthetic.images), hard_labels, dataset.num_classes)
     for name, value in {"num_networks": num_networks, "epochs": epochs}.items():
         require(is_integer_at_least(value, 1), name, value, "a whole number >= 1")
     normalize = Task(model, dataset.mean, dataset.std).normalize
@@ -466,8 +467,8 @@ def measure_scratch_accuracies(
     factor = classes if loss_scaling == "cross_entropy_over_classes" else 1
 
     def make_labeled(images: Array, labels: np.ndarray) -> SyntheticData:
-        hard_labels = HARD_LABEL_LOGIT * jax.nn.one_hot(labels, classes)
-        return SyntheticData(images, hard_labels, jnp.float32(jnp.nan))
+        label_logits = HARD_LABEL_LOGIT * jax.nn.one_hot(labels, classes)
+        return SyntheticData(images, label_logits, jnp.float32(jnp.nan))
 
     def take_real(positions: np.ndarray | slice) -> SyntheticData:
         images = normalize(jnp.asarray(dataset.train_images[positions]))
@@ -488,7 +489,7 @@ def measure_scratch_accuracies(
         ]
         return max(map(float, accuracies))
 
-    hard = make_labeled(synthetic.images, np.asarray(synthetic.label_logits).argmax(1))
+    hard = make_labeled(synthetic.images, hard_labels)
     subset_classes = np.arange(len(synthetic.images)) * classes // len(synthetic.images)
     rows = []
     for n in range(num_networks):
@@ -509,7 +510,7 @@ def measure_scratch_accuracies(
                 epochs=real_epochs,
             )
         )
-    return ScratchAccuracies(*np.array(rows).T, np.full(num_networks, real_accuracy))
+    return ScratchAccuracies(*np.array(rows).T, real=np.full(num_networks, real_accuracy))
 
 
 def make_step_decay_phases(

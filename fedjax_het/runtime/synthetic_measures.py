@@ -147,8 +147,8 @@ def load_synthetic_data(result: "Result", num_classes: int) -> SyntheticData:
         images = np.asarray(artifacts["condensed_images"], np.float32)
         labels = np.repeat(artifacts["condensed_classes"], images.shape[1])
         logits = HARD_LABEL_LOGIT * jax.nn.one_hot(labels, num_classes)
-        images = jnp.asarray(images.reshape(-1, *images.shape[2:]))
-        return SyntheticData(images, logits, jnp.float32(jnp.nan))
+        all_images = jnp.asarray(images.reshape(-1, *images.shape[2:]))
+        return SyntheticData(all_images, logits, jnp.float32(jnp.nan))
     is_complete = "synthetic_images" in artifacts and result.summary.get("synthesis_iterations", 1)
     expected = "a run of dynafed with synthetic data, or of feddm or fedaf"
     require(bool(is_complete), "result", format_run_label(result.spec), expected)
@@ -284,4 +284,4 @@ def measure_synthetic_data(
     probes = task.normalize(jnp.asarray(dataset.test_images[:_NUM_PROBES]))
     compare = partial(compare_dynamics, synthetic_task, num_steps=num_steps)
     dynamics = jax.lax.map(lambda start: compare(unravel(start), data, real, probes), starts)
-    return SyntheticMeasures(rounds, losses, DynamicsGap(*map(np.asarray, dynamics)), accuracies)
+    return SyntheticMeasures(rounds, losses, jax.device_get(dynamics), accuracies)
