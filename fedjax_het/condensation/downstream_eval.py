@@ -510,7 +510,8 @@ def measure_scratch_accuracies(
                 epochs=real_epochs,
             )
         )
-    return ScratchAccuracies(*np.array(rows).T, real=np.full(num_networks, real_accuracy))
+    real = np.full((num_networks, 1), real_accuracy)
+    return ScratchAccuracies._make(np.hstack([np.array(rows), real]).T)
 
 
 def make_step_decay_phases(
