@@ -25,6 +25,7 @@ from scipy.stats import combine_pvalues
 from fedjax_het.analysis.comparison import format_row
 from fedjax_het.analysis.figures.synthetic_images import rescale_to_unit_range
 from fedjax_het.analysis.render import TableSection, TextTable, format_number, format_p_value
+from fedjax_het.analysis.synthetic_measures import load_synthetic_data
 from fedjax_het.condensation import SyntheticData, SyntheticTask, train_from_scratch
 from fedjax_het.condensation.downstream_eval import random_subset
 from fedjax_het.core.task import Task
@@ -34,7 +35,6 @@ from fedjax_het.papers.fedaf.settings import condensing_method_settings
 from fedjax_het.papers.table import Preset, TableDeclaration, TableRun, make_table_program
 from fedjax_het.runtime.data_assignment import build_partition
 from fedjax_het.runtime.results import Result
-from fedjax_het.runtime.synthetic_measures import load_synthetic_data
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.errors import require
 

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
     from fedjax_het.runtime.data_assignment import HeldOutClients
     from fedjax_het.runtime.synthetic_dataset import SyntheticDataset
-    from fedjax_het.runtime.synthetic_measures import SyntheticMeasures
     from fedjax_het.runtime.trained_model import TrainedModel
 
 PARTIAL_SUFFIX = ".partial"
@@ -388,33 +387,6 @@ class Result:
           The path.
         """
         return self.synthetic_dataset(network=network).save(path)
-
-    def measure_synthetic_data(self, **settings: Any) -> "SyntheticMeasures":
-        """Measure how well the synthetic data of DynaFed, FedDM or FedAF replace real data.
-
-        Measures are: J of the data by start, the logit gap between training on them and on real
-        data from the same start by step, the cosine and the error of their gradient, accuracy from
-        scratch, and DD-Ranking's scores LRS and ARS with IOR and HLR.
-
-        DynaFed's starts are the models of its trajectory. FedDM and FedAF have a new network and
-        the final model as starts, no J, and step size 0.01. Each target of J is the model
-        `segment_length` rounds after the start. All images are used at each step.
-
-        Args:
-          settings: keyword arguments of `runtime.synthetic_measures.measure_synthetic_data`:
-            `num_networks=3` and `epochs=300` from scratch, the user's `dataset` and `network`, and
-            others.
-
-        Returns:
-          The measures. `summarize()` has one number per measure, `by_start()` and `by_step()` are
-          tables.
-
-        Raises:
-          ConfigError: if the result has no synthetic images, or an argument does not fit.
-        """
-        from fedjax_het.runtime.synthetic_measures import measure_synthetic_data
-
-        return measure_synthetic_data(self, **settings)
 
     def digest(self) -> str:
         """Return the name of the result's files.

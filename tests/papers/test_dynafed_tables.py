@@ -14,6 +14,7 @@ from support.tables import list_cells, list_digests, list_specs
 from fedjax_het import simulate
 from fedjax_het.algorithms import METHODS
 from fedjax_het.analysis.comparison import parse_row
+from fedjax_het.analysis.synthetic_measures import load_trajectory
 from fedjax_het.papers import all as every
 from fedjax_het.papers.dynafed import fig3, fig6, figures, table4, tables
 from fedjax_het.papers.programs import ProgramModule, load_program
@@ -21,7 +22,6 @@ from fedjax_het.papers.reported import load_reported_values
 from fedjax_het.papers.table import TableRun, list_protocol_deviations
 from fedjax_het.runtime.result_display import format_run_label
 from fedjax_het.runtime.results import Result
-from fedjax_het.runtime.synthetic_measures import load_trajectory
 from fedjax_het.utils.errors import ConfigError
 
 TABLES = ("table2", "table3", "table4", "table5", "table6")

@@ -31,6 +31,7 @@ from fedjax_het.algorithms.dynafed import FINE_TUNE_OPTIMIZERS
 from fedjax_het.analysis import to_csv
 from fedjax_het.analysis.figures.style import FigureFormat, add_legend, style_axes, write_figure
 from fedjax_het.analysis.report import write_text
+from fedjax_het.analysis.synthetic_measures import load_trajectory
 from fedjax_het.condensation import SyntheticTask, fine_tune
 from fedjax_het.config.run_spec import ResolvedRunSpec, RunSpec
 from fedjax_het.core.server_training import EpochRange
@@ -43,7 +44,6 @@ from fedjax_het.runtime.progress import show_progress
 from fedjax_het.runtime.result_display import format_run_label
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.session import simulate
-from fedjax_het.runtime.synthetic_measures import load_trajectory
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.config import NonNegativeInt, PositiveInt
 from fedjax_het.utils.errors import require, require_name

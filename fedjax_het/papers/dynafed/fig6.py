@@ -36,6 +36,7 @@ from fedjax_het.analysis.figures.style import (
     style_axes,
 )
 from fedjax_het.analysis.report import write_text
+from fedjax_het.analysis.synthetic_measures import load_synthetic_data, load_trajectory
 from fedjax_het.condensation import (
     SyntheticData,
     SyntheticTask,
@@ -55,7 +56,6 @@ from fedjax_het.nn import make_model
 from fedjax_het.papers.dynafed.settings import EXPERIMENT, FOLDER, PRESETS
 from fedjax_het.papers.table import TableRun, make_table_program
 from fedjax_het.runtime.results import Result
-from fedjax_het.runtime.synthetic_measures import load_synthetic_data, load_trajectory
 from fedjax_het.utils.arrays import make_key
 
 EXTRA_LOCAL_EPOCHS = {"quick": (2, 10), "cpu": (), "paper": (5, 10)}  # in addition to Table 1's

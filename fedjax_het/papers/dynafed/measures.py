@@ -3,7 +3,7 @@
 python experiments/dynafed/measures.py                  the embedded digits, minutes on 2 cores
 python experiments/dynafed/measures.py --preset cpu     Fashion-MNIST, MLP: half an hour
 
-`measures.md` lists `Result.measure_synthetic_data` and the test accuracy in the rounds after the
+`measures.md` lists `measure_synthetic_data` and the test accuracy in the rounds after the
 synthesis, for the matched data of the presets `paper` and `improved` and both controls. Its last
 row is Spearman's rank correlation between a measure and this accuracy. All data of a recipe are
 measured with the learned step size of its matched data.
@@ -20,6 +20,12 @@ from fedjax_het.algorithms.dynafed import draw_control_data
 from fedjax_het.analysis.comparison import format_row
 from fedjax_het.analysis.render import TableSection, TextTable, format_number, to_csv
 from fedjax_het.analysis.report import write_text
+from fedjax_het.analysis.synthetic_measures import (
+    build_task,
+    load_synthetic_data,
+    load_trajectory,
+    measure_synthetic_data,
+)
 from fedjax_het.condensation import SyntheticData
 from fedjax_het.core.task import Task
 from fedjax_het.data import Dataset, load_dataset
@@ -27,12 +33,6 @@ from fedjax_het.papers.dynafed.settings import QUICK
 from fedjax_het.papers.dynafed.theory import ROWS, THEORY
 from fedjax_het.papers.table import TableRun, make_table_program
 from fedjax_het.runtime.results import Result
-from fedjax_het.runtime.synthetic_measures import (
-    build_task,
-    load_synthetic_data,
-    load_trajectory,
-    measure_synthetic_data,
-)
 
 NUM_NETWORKS = 2
 EPOCHS = 300

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 from jax.flatten_util import ravel_pytree
 
 from fedjax_het.condensation import (
@@ -27,13 +28,10 @@ from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.nn import make_model
 from fedjax_het.runtime.progress import show_progress
 from fedjax_het.runtime.result_display import format_run_label
+from fedjax_het.runtime.results import Result
+from fedjax_het.runtime.session import simulate
 from fedjax_het.utils.arrays import make_key
 from fedjax_het.utils.errors import is_integer_at_least, require
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from fedjax_het.runtime.results import Result
 
 _NUM_PROBES = 1000
 _DEFAULT_STEPS = 20
@@ -42,7 +40,7 @@ _DEFAULT_STEPS = 20
 class SyntheticMeasures(NamedTuple):
     """Measures of synthetic data; T starts, S steps.
 
-    `Result.measure_synthetic_data` returns it.
+    `measure_synthetic_data` returns it.
 
     Attributes:
       starts: `[T]`, rounds whose models training starts from; 0 is the initial model.
@@ -55,7 +53,7 @@ class SyntheticMeasures(NamedTuple):
     Example:
       >>> import numpy as np
       >>> from fedjax_het.condensation import DynamicsGap, ScratchAccuracies
-      >>> from fedjax_het.runtime.synthetic_measures import SyntheticMeasures
+      >>> from fedjax_het.analysis.synthetic_measures import SyntheticMeasures
       >>> gaps = DynamicsGap(*5 * [np.ones((2, 3))])
       >>> accuracies = ScratchAccuracies(*6 * [np.array([0.5])])
       >>> measures = SyntheticMeasures(np.arange(2), np.array([0.9, 0.7]), gaps, accuracies)
@@ -68,10 +66,8 @@ class SyntheticMeasures(NamedTuple):
     dynamics: DynamicsGap
     accuracies: ScratchAccuracies
 
-    def by_start(self) -> "pd.DataFrame":
+    def by_start(self) -> pd.DataFrame:
         """Return J by start, gaps after the last step, and gradients before the first step."""
-        import pandas as pd
-
         columns = {"matching_loss": self.matching_loss}
         for name in ("logit_gap", "mean_logit_gap", "logit_change"):
             columns[name] = getattr(self.dynamics, name)[:, -1]
@@ -79,10 +75,8 @@ class SyntheticMeasures(NamedTuple):
             columns[name] = getattr(self.dynamics, name)[:, 0]
         return pd.DataFrame(columns, index=pd.Index(self.starts, name="start"))
 
-    def by_step(self) -> "pd.DataFrame":
+    def by_step(self) -> pd.DataFrame:
         """Return the mean over starts of each difference, by step from 1."""
-        import pandas as pd
-
         means = {name: values.mean(0) for name, values in self.dynamics._asdict().items()}
         num_steps = self.dynamics.logit_gap.shape[1]
         return pd.DataFrame(means, index=pd.RangeIndex(1, num_steps + 1, name="step"))
@@ -108,7 +102,7 @@ class SyntheticMeasures(NamedTuple):
         }
 
 
-def build_task(result: "Result", dataset: Dataset, network: Any = None) -> Task:
+def build_task(result: Result, dataset: Dataset, network: Any = None) -> Task:
     """Return the network of a run and the normalization of its images.
 
     Args:
@@ -129,7 +123,7 @@ def build_task(result: "Result", dataset: Dataset, network: Any = None) -> Task:
     return Task(model, dataset.mean, dataset.std)
 
 
-def load_synthetic_data(result: "Result", num_classes: int) -> SyntheticData:
+def load_synthetic_data(result: Result, num_classes: int) -> SyntheticData:
     """Return the synthetic data of a run as the network receives them.
 
     Args:
@@ -156,7 +150,7 @@ def load_synthetic_data(result: "Result", num_classes: int) -> SyntheticData:
     return SyntheticData(*(jnp.asarray(artifacts[name]) for name in names))
 
 
-def load_trajectory(result: "Result", **user_objects: Any) -> np.ndarray:
+def load_trajectory(result: Result, **user_objects: Any) -> np.ndarray:
     """Return the trajectory `[L + 1, P]` of a run of DynaFed.
 
     A result without a state has none: its first L rounds run again, with a single iteration of the
@@ -172,8 +166,6 @@ def load_trajectory(result: "Result", **user_objects: Any) -> np.ndarray:
     Raises:
       ConfigError: for a result without a state whose run synthesized data more than once.
     """
-    from fedjax_het.runtime.session import simulate
-
     spec = result.spec
     if result.state is not None:
         return np.asarray(result.state.server.step_state.trajectory)
@@ -188,7 +180,7 @@ def load_trajectory(result: "Result", **user_objects: Any) -> np.ndarray:
 
 
 def measure_synthetic_data(
-    result: "Result",
+    result: Result,
     *,
     data: SyntheticData | None = None,
     trajectory: np.ndarray | None = None,
@@ -200,7 +192,11 @@ def measure_synthetic_data(
     num_real: int = 2000,
     real_accuracy: float | None = None,
 ) -> SyntheticMeasures:
-    """Measure the synthetic data of a run, see `Result.measure_synthetic_data`.
+    """Measure how well the synthetic data of DynaFed, FedDM or FedAF replace real data.
+
+    DynaFed's starts are the models of its trajectory. FedDM and FedAF have a new network and the
+    final model as starts, no J, and step size 0.01. Each target of J is the model `segment_length`
+    rounds after the start.
 
     Args:
       result: result of a run of DynaFed, FedDM or FedAF.

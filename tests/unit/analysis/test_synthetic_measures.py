@@ -9,9 +9,13 @@ from support.data import make_user_dataset
 from support.small_runs import SYNTHESIS_OPTIONS, make_spec, run_spec
 
 from fedjax_het import ConfigError, Result, dataset_from_arrays
+from fedjax_het.analysis.synthetic_measures import (
+    build_task,
+    load_synthetic_data,
+    measure_synthetic_data,
+)
 from fedjax_het.condensation import SyntheticData, SyntheticTask, unroll
 from fedjax_het.condensation.downstream_eval import HARD_LABEL_LOGIT, random_subset
-from fedjax_het.runtime.synthetic_measures import build_task, load_synthetic_data
 
 USER = make_user_dataset()
 LABELS = np.repeat(np.arange(USER.num_classes), 8)
@@ -45,7 +49,7 @@ def trajectory(result):
 
 
 def test_matching_loss_by_start(result, trajectory):
-    measures = result.measure_synthetic_data(**FEW, trajectory=trajectory)
+    measures = measure_synthetic_data(result, **FEW, trajectory=trajectory)
     options, task = result.spec.options, build_task(result, DATA)
     length = options["segment_length"]
     assert measures.starts.tolist() == [*range(len(trajectory) - length)]
@@ -74,7 +78,7 @@ def test_real_data_have_no_gap(result, trajectory):
     labels = HARD_LABEL_LOGIT * jnp.eye(DATA.num_classes)[DATA.train_labels]
     images = build_task(result, DATA).normalize(jnp.asarray(DATA.train_images))
     data = SyntheticData(images, labels, jnp.float32(0.1))
-    measures = result.measure_synthetic_data(data=data, trajectory=trajectory, **FEW, num_steps=3)
+    measures = measure_synthetic_data(result, data=data, trajectory=trajectory, **FEW, num_steps=3)
     table = measures.by_start()
     np.testing.assert_allclose(table["gradient_cosine"], 1, atol=1e-5)
     np.testing.assert_allclose(table["logit_gap"], 0, atol=1e-4)
@@ -87,7 +91,7 @@ def test_trajectory_of_run():
     run = run_spec(make_spec("dynafed", rounds=5, options=SYNTHESIS_OPTIONS))
     loaded = Result(run.spec, run.metrics, run.summary, run.artifacts)
     settings = {**FEW, "dataset": USER}
-    first, again = (r.measure_synthetic_data(**settings) for r in (run, loaded))
+    first, again = (measure_synthetic_data(r, **settings) for r in (run, loaded))
     np.testing.assert_allclose(first.matching_loss, again.matching_loss, rtol=1e-5)
     # The synthesis lowers J, and measures it for targets that it draws.
     loss = run.summary["matching_loss"]
@@ -97,7 +101,7 @@ def test_trajectory_of_run():
 @pytest.mark.slow
 def test_starts_of_feddm():
     result = run_spec(make_spec("feddm", rounds=2))
-    measures = result.measure_synthetic_data(**{**FEW, "dataset": USER}, num_steps=2)
+    measures = measure_synthetic_data(result, **{**FEW, "dataset": USER}, num_steps=2)
     assert measures.starts.tolist() == [0, 2] and np.isnan(measures.matching_loss).all()
     assert np.isfinite(measures.by_start()["logit_gap"]).all()
 
@@ -109,9 +113,9 @@ def test_errors(result):
         "epochs": "epochs = 0: expected",
     }.items():
         with pytest.raises(ConfigError, match=message):
-            result.measure_synthetic_data(**{**FEW, change: 0})
+            measure_synthetic_data(result, **{**FEW, change: 0})
     with pytest.raises(ConfigError, match="dataset = None: expected the user's data of the run"):
-        result.measure_synthetic_data()
+        measure_synthetic_data(result)
     plain = Result(make_spec(rounds=1).resolved(), {}, {})
     with pytest.raises(ConfigError, match=r"result = .*: expected a run of dynafed with synthetic"):
-        plain.measure_synthetic_data(dataset=DATA)
+        measure_synthetic_data(plain, dataset=DATA)
