@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedjax_het.analysis.comparison import TableCell
+from fedjax_het.analysis.figures.curves import Curve, CurveMetric, plot_curve_panels
 from fedjax_het.analysis.render import (
     MISSING,
     TableSection,
@@ -29,7 +29,6 @@ from fedjax_het.analysis.render import (
 from fedjax_het.papers.dynafed.settings import QUICK
 from fedjax_het.papers.table import Preset, TableDeclaration, TableRun, make_table_program
 from fedjax_het.papers.table.columns import correct_p_values, run_paired_test
-from fedjax_het.papers.table.writer import make_curves_writer
 
 IMPROVED = "dynafed(preset='improved')"
 REAL = "dynafed(preset='improved', synthetic='real')"
@@ -142,7 +141,7 @@ def summarize_cells(table_run: TableRun) -> pd.DataFrame:
         records.append(
             {
                 "column_key": cell.column_key,
-                "column": _describe_column(cell),
+                "column": cell.column_label,
                 "row": cell.method,
                 "early": np.mean([curve[20:60].mean() for curve in curves.values()]),
                 "late": late.mean(),
@@ -168,10 +167,6 @@ def summarize_cells(table_run: TableRun) -> pd.DataFrame:
     for _, rows in table.groupby("column"):
         table.loc[rows.index, "p"] = correct_p_values(rows["p"].to_numpy())
     return table.drop(columns="column_key")
-
-
-def _describe_column(cell: TableCell) -> str:
-    return f"{cell.dataset}, {cell.model}, {cell.column_label}"
 
 
 def _average(summaries: pd.DataFrame, name: str) -> float:
@@ -216,15 +211,36 @@ def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
     return TextTable(title, ["Setting"], sections, (note,), ("Seeds", "Step size", "Seconds"))
 
 
+def plot_main_rows(table_run: TableRun):
+    """Plot the accuracies of the main rows against the round, means over seeds.
+
+    Args:
+      table_run: the table with its runs.
+
+    Returns:
+      A figure with a panel per data set, network and alpha.
+    """
+    runs: dict[tuple[str, str], dict[int, np.ndarray]] = {}
+    for cell, result in table_run.iterate_results():
+        if cell.method in MAIN_ROWS.values():
+            accuracies = runs.setdefault((cell.column_label, cell.method), {})
+            accuracies[result.spec.seed] = 100 * result.metrics["test_accuracy"]
+    curves = []
+    for (column, row), accuracies in runs.items():
+        frame = pd.DataFrame(accuracies)
+        frame.index += 1
+        curves.append(Curve(column, _NAMES[row], _NAMES[row], frame))
+    return plot_curve_panels(curves, columns=2, metric=CurveMetric(window=5), sharey="all")
+
+
 def _write_outputs(table_run: TableRun) -> list[str]:
     table = summarize_cells(table_run)
     if not len(table):
         print("There is no run to show.")
         return []
     text = make_text_table(table, f"{table_run.title}.")
-    is_short = len({cell.method for cell in table_run.cells}) <= len(MAIN_ROWS)
-    curves = make_curves_writer("ablation_curves")(table_run) if is_short else []
-    return [*table_run.write_table("ablation", text, table), *curves]
+    figures = {"ablation_curves.png": plot_main_rows(table_run)}
+    return table_run.write_table("ablation", text, table, figures)
 
 
 main = make_table_program(ABLATION, _write_outputs)
