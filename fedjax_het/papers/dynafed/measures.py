@@ -1,12 +1,12 @@
 """DynaFed: measures of the synthetic data beside the accuracy of the federation.
 
 python experiments/dynafed/measures.py                  the embedded digits, minutes on 2 cores
-python experiments/dynafed/measures.py --preset cpu     Fashion-MNIST, MLP: half an hour
+python experiments/dynafed/measures.py --preset cpu     Fashion-MNIST, MLP: 15 minutes, and the runs
 
-`measures.md` lists `measure_synthetic_data` and the test accuracy in the rounds after the
-synthesis, for the matched data of the presets `paper` and `improved` and both controls. Its last
-row is Spearman's rank correlation between a measure and this accuracy. All data of a recipe are
-measured with the learned step size of its matched data.
+The runs are runs of `ablation.py`, in its folder. `measures.md` lists `measure_synthetic_data` and
+the test accuracy in the 40 rounds after the synthesis, for the matched data of three presets and
+both controls of the preset `improved`. Its last row is Spearman's rank correlation between a
+measure and this accuracy. The controls are measured with the learned step size of that preset.
 """
 
 from collections.abc import Iterable, Iterator
@@ -29,19 +29,19 @@ from fedjax_het.analysis.synthetic_measures import (
 from fedjax_het.condensation import SyntheticData
 from fedjax_het.core.task import Task
 from fedjax_het.data import Dataset, load_dataset
-from fedjax_het.papers.dynafed.settings import QUICK
-from fedjax_het.papers.dynafed.theory import ROWS, THEORY
+from fedjax_het.papers.dynafed.ablation import ABLATION, BASELINE, MAIN_ROWS
 from fedjax_het.papers.table import TableRun, make_table_program
 from fedjax_het.runtime.results import Result
 
-NUM_NETWORKS = 2
-EPOCHS = 300
+NUM_NETWORKS = 1
+EPOCHS = 150
+NUM_ROUNDS = 40  # after the synthesis, over which the accuracy is averaged
 CAPTION = (
     "Means over seeds. J: the data's matching loss, over all starts. Gap: largest logit gap to "
     "training on real data after the last step, in units of the largest change of a logit by "
     "training on real data. Cosine: between the gradients of both data at the starts. Scratch: "
     "accuracy of networks that train on the data alone. IOR, HLR, LRS, ARS: DD-Ranking's scores. "
-    "Rounds after: test accuracy of the federation, mean over the rounds after the synthesis. Rank "
+    "Rounds after: test accuracy of the federation, mean over the 40 rounds after the synthesis. Rank "
     "correlation: Spearman's, between a column and the last column over the rows of a seed, mean "
     "over seeds."
 )
@@ -58,23 +58,15 @@ _COLUMNS = {
     "Rounds after": ("later_accuracy", ".1%"),
 }
 
-# The preset `improved`, and controls with its rate of fine-tuning.
-IMPROVED_ROWS = (
-    "dynafed(preset='improved')",
-    *(f"dynafed(preset='improved', synthetic={data!r})" for data in ("untrained", "real")),
-)
+ROWS = tuple(row for row in MAIN_ROWS.values() if row != BASELINE)
 MEASURES = replace(
-    THEORY,
+    ABLATION,
     name="dynafed-measures",
+    results_folder=ABLATION.name,
     title="DynaFed: measures of the synthetic data.",
     presets={
-        "quick": replace(THEORY.presets["quick"], settings=QUICK.settings),
-        "cpu": replace(
-            THEORY.presets["cpu"],
-            seeds=(1, 2, 3),
-            rows=(*ROWS, *IMPROVED_ROWS),
-            settings={"rounds": 60},
-        ),
+        "quick": replace(ABLATION.presets["quick"], rows=ROWS),
+        "cpu": replace(ABLATION.presets["cpu"], rows=ROWS, alphas=(0.01,), seeds=(1, 2, 3)),
     },
 )
 
@@ -146,21 +138,23 @@ def measure_runs(
 
     results, measurement = list(results), _Measurement()
     known = {row["digest"]: row for row in known_rows.to_dict("records")}
-    is_matched = [result.spec.options["synthetic"] == "matched" for _, result in results]
-    matched = {
-        get_key(r): r for (_, r), selected in zip(results, is_matched, strict=True) if selected
-    }
+    matched: dict[tuple, Result] = {}  # the first run of a key, which controls are measured with
+    for _, result in results:
+        if result.spec.options["synthetic"] == "matched":
+            matched.setdefault(get_key(result), result)
     for method, result in results:
         spec, digest = result.spec, result.digest()
-        if get_key(result) not in matched:
+        kind, first = spec.options["synthetic"], spec.options["trajectory_rounds"]
+        source = result if kind == "matched" else matched.get(get_key(result))
+        if source is None:
             continue
-        identifiers = {"dataset": spec.dataset, "alpha": spec.alpha, "method": method}
-        measures = known.get(digest) or measurement.measure(
-            matched[get_key(result)], spec.options["synthetic"]
-        )
-        accuracies = result.metrics["test_accuracy"][spec.options["trajectory_rounds"] :]
-        later = {"later_accuracy": float(accuracies.mean())}
-        yield {**measures, **identifiers, "seed": spec.seed, "digest": digest, **later}
+        measures = known.get(digest) or measurement.measure(source, kind)
+        later = result.metrics["test_accuracy"][first : first + NUM_ROUNDS]
+        yield {
+            **measures,
+            **{"dataset": spec.dataset, "alpha": spec.alpha, "method": method},
+            **{"seed": spec.seed, "digest": digest, "later_accuracy": float(later.mean())},
+        }
 
 
 def correlate_ranks(table: pd.DataFrame) -> dict[str, float]:
@@ -191,7 +185,7 @@ def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
             texts.append({"Method": format_row(method), **numbers, "Seeds": str(len(method_rows))})
         ranks = correlate_ranks(rows)
         numbers = {name: format_number(ranks[key], "+.2f") for name, (key, _) in _COLUMNS.items()}
-        texts.append({"Method": "Rank correlation", **numbers})
+        texts.append({"Method": "Rank correlation", **numbers, "Seeds": ""})
         labels = {"Data": dataset, "alpha": f"{alpha:g}"}
         sections.append(TableSection(texts, f"{dataset}, alpha {alpha:g}", labels))
     return TextTable(title, ["Method"], sections, [CAPTION])
