@@ -41,7 +41,7 @@ from fedjax_het.papers.table import Preset, TableDeclaration, TableRun, make_tab
 from fedjax_het.papers.table.columns import correct_p_values
 
 BASES = ("fedavg", "fedprox", "scaffold", "feddyn", "moon")
-# What is run over each base, by the heading of its column.
+# The method over each base, by the heading of its column.
 ADDITIONS = {
     "Alone": "",
     "DynaFed": "dynafed(base={!r}, preset='improved')",
@@ -72,7 +72,15 @@ TUNED = {
 
 
 def name_row(addition: str, base: str) -> str:
-    """Return the row of an addition over a base."""
+    """Return the row of an addition over a base.
+
+    Args:
+      addition: heading of the addition's column.
+      base: name of the base method.
+
+    Returns:
+      The row, as `parse_composed_row` reads it.
+    """
     return ADDITIONS[addition].format(base) or base
 
 

@@ -272,7 +272,7 @@ def test_single_average_pulls_to_its_label():
 
 
 def test_fedmix_as_base():
-    hp = {"local_lr": 0.1, "mixup_lambda": 0.2, "gamma": 0.0}
+    hp = {"local_lr": 0.1, "mixup_lambda": 0.2, "gamma": 0.0, "gamma_decay": 1.0}
     alone = make_small_federation(method("fedmix"), hp=hp, participation=0.7)
     over = make_small_federation(bind_options(fsl, base=method("fedmix")), hp=hp, participation=0.7)
     assert set(over.inputs) - {"server_epochs"} == set(alone.inputs) == {"averages"}
