@@ -215,6 +215,18 @@ def measure_synthetic_data(
 
     Raises:
       ConfigError: if the result has no synthetic images, or an argument does not fit.
+
+    Example:
+      >>> from fedjax_het import RunSpec, simulate
+      >>> from fedjax_het.analysis.synthetic_measures import measure_synthetic_data
+      >>> options = {"ipc": 1, "steps": 2, "server_epochs": 1}
+      >>> spec = RunSpec(
+      ...     "feddm", "digits", model="mlp", num_clients=3, rounds=1, options=options
+      ... )
+      >>> result = simulate(spec, progress=False)
+      >>> measures = measure_synthetic_data(result, num_networks=1, epochs=1, num_steps=2)
+      >>> measures.starts.tolist(), measures.dynamics.logit_gap.shape
+      ([0, 1], (2, 2))
     """
     for name, value in {"num_steps": num_steps, "num_real": num_real}.items():
         is_valid = value is None or is_integer_at_least(value, 1)
