@@ -14,11 +14,18 @@ from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pandas as pd
 
 from fedjax_het.algorithms.dynafed import draw_control_data
 from fedjax_het.analysis.comparison import format_row
-from fedjax_het.analysis.render import TableSection, TextTable, format_number, to_csv
+from fedjax_het.analysis.render import (
+    TableSection,
+    TextTable,
+    format_number,
+    format_p_value,
+    to_csv,
+)
 from fedjax_het.analysis.report import write_text
 from fedjax_het.analysis.synthetic_measures import (
     build_task,
@@ -35,15 +42,18 @@ from fedjax_het.runtime.results import Result
 
 NUM_NETWORKS = 1
 EPOCHS = 150
+NUM_PERMUTATIONS = 10_000
+ACCURACY = "Rounds after"
 NUM_ROUNDS = 40  # after the synthesis, over which the accuracy is averaged
 CAPTION = (
     "Means over seeds. J: the data's matching loss, over all starts. Gap: largest logit gap to "
     "training on real data after the last step, in units of the largest change of a logit by "
     "training on real data. Cosine: between the gradients of both data at the starts. Scratch: "
     "accuracy of networks that train on the data alone. IOR, HLR, LRS, ARS: DD-Ranking's scores. "
-    "Rounds after: test accuracy of the federation, mean over the 40 rounds after the synthesis. Rank "
-    "correlation: Spearman's, between a column and the last column over the rows of a seed, mean "
-    "over seeds."
+    "Rounds after: test accuracy of the federation, mean over the 40 rounds after the synthesis. "
+    "Rank correlation: Spearman's, between a column and the last column over the rows of a seed, mean "
+    "over seeds. p: share of random permutations of the accuracies within seeds with a correlation "
+    "that is at least as large."
 )
 # Columns of the table, with the keys of `measure_runs` and formats.
 _COLUMNS = {
@@ -55,7 +65,7 @@ _COLUMNS = {
     "HLR": ("hard_label_recovery", "+.1%"),
     "LRS": ("lrs", ".3f"),
     "ARS": ("ars", ".3f"),
-    "Rounds after": ("later_accuracy", ".1%"),
+    ACCURACY: ("later_accuracy", ".1%"),
 }
 
 ROWS = tuple(row for row in MAIN_ROWS.values() if row != BASELINE)
@@ -157,11 +167,27 @@ def measure_runs(
         }
 
 
-def correlate_ranks(table: pd.DataFrame) -> dict[str, float]:
-    """Return Spearman's rank correlation of each measure with the accuracy, mean over seeds."""
-    keys = [key for key, _ in _COLUMNS.values()]
-    by_seed = [rows[keys].corr("spearman")["later_accuracy"] for _, rows in table.groupby("seed")]
-    return pd.concat(by_seed, axis=1).mean(axis=1).to_dict()
+def correlate_ranks(table: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    """Return Spearman's rank correlation of each measure with the accuracy, and its p-value.
+
+    Args:
+      table: rows of `measure_runs` of one data set and alpha.
+
+    Returns:
+      By column, the mean of the correlations of the seeds, and the share of random permutations of
+      the accuracies within seeds with an absolute mean that is at least as large.
+    """
+    rng, keys = np.random.default_rng(0), [key for key, _ in _COLUMNS.values()]
+    rho, random_rho = np.zeros(len(keys)), np.zeros((NUM_PERMUTATIONS, len(keys)))
+    groups = [rows[keys].rank().to_numpy() for _, rows in table.groupby("seed")]
+    for ranks in groups:
+        centered = ranks - ranks.mean(0)
+        centered /= np.maximum(np.linalg.norm(centered, axis=0), 1e-12)
+        rho += centered[:, -1] @ centered / len(groups)
+        accuracies = np.tile(centered[:, -1], (NUM_PERMUTATIONS, 1))
+        random_rho += rng.permuted(accuracies, axis=1) @ centered / len(groups)
+    p_values = (1 + (np.abs(random_rho) >= np.abs(rho) - 1e-9).sum(0)) / (1 + NUM_PERMUTATIONS)
+    return dict(zip(keys, zip(rho.tolist(), p_values.tolist(), strict=True), strict=True))
 
 
 def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
@@ -184,8 +210,12 @@ def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
             }
             texts.append({"Method": format_row(method), **numbers, "Seeds": str(len(method_rows))})
         ranks = correlate_ranks(rows)
-        numbers = {name: format_number(ranks[key], "+.2f") for name, (key, _) in _COLUMNS.items()}
-        texts.append({"Method": "Rank correlation", **numbers, "Seeds": ""})
+        names = {name: ranks[key] for name, (key, _) in _COLUMNS.items() if name != ACCURACY}
+        rho = {name: format_number(value, "+.2f") for name, (value, _) in names.items()}
+        p_values = {name: format_p_value(value) for name, (_, value) in names.items()}
+        empty = {ACCURACY: "", "Seeds": ""}
+        texts.append({"Method": "Rank correlation", **rho, **empty})
+        texts.append({"Method": "p", **p_values, **empty})
         labels = {"Data": dataset, "alpha": f"{alpha:g}"}
         sections.append(TableSection(texts, f"{dataset}, alpha {alpha:g}", labels))
     return TextTable(title, ["Method"], sections, [CAPTION])
