@@ -150,6 +150,7 @@ def summarize_cells(table_run: TableRun) -> pd.DataFrame:
                 "step_size": _average(summaries, "synthesis_step_size"),
                 "seconds": _average(summaries, "wall_seconds"),
                 "seeds": len(results),
+                **dict.fromkeys(("difference", "p", "share"), np.nan),
             }
         )
     table = pd.DataFrame(records)
