@@ -6,16 +6,16 @@ python experiments/composition.py --preset cpu     Fashion-MNIST, MLP, 80 client
 Both papers state that their server's work composes with other methods, and neither shows it. The
 methods below are FedAvg, FedProx, SCAFFOLD, FedDyn and MOON. Each runs alone, and as the base of:
 
-* DynaFed with the preset `improved`, 150 matched samples. Controls: the same fine-tuning on as many
-  untrained samples (noise), and on as many random real images.
-* FSL, whose server learns from 150 real images. Control: data sharing, in which every client trains
-  on the same 150 images and the server does not learn. More data is thus in both, and server
-  learning in one.
-* `levelled`, which subtracts each class's mean logit over noise images and trains nothing.
+* DynaFed fine-tunes on 150 matched samples, with the preset `improved`. Its controls fine-tune
+  on 150 samples of noise, and on 150 random real images.
+* FSL's server learns from 150 real images. Its control is data sharing: every client trains on
+  these images, and the server does not learn. Both have more data than the base; only FSL has
+  server learning.
+* `levelled` subtracts each class's mean logit over noise images and trains nothing.
 
 The score is the mean test accuracy after the round in which DynaFed synthesizes its data. Tests are
 paired t-tests over seeds with Holm's correction over the five methods. The table of gains also
-tests whether a difference is another one than over FedAvg.
+tests whether a difference over a method equals the difference over FedAvg.
 """
 
 import math

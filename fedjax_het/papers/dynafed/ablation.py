@@ -8,7 +8,7 @@ python experiments/dynafed/ablation.py --preset convnet  the main rows, ConvNet 
 The main rows are FedAvg, DynaFed with the preset `improved`, and its two controls: the same
 fine-tuning on untrained data and on as many random real images. Each further row changes one
 setting of the preset. Differences are from the preset, paired by seed. The share is the gain over
-FedAvg divided by the gain of the real images, at the row's own rate of fine-tuning.
+FedAvg divided by the gain of the preset's control with real images.
 """
 
 from collections.abc import Mapping

@@ -18,7 +18,6 @@ import numpy as np
 import pandas as pd
 
 from fedjax_het.algorithms.dynafed import draw_control_data
-from fedjax_het.analysis.comparison import format_row
 from fedjax_het.analysis.render import (
     TableSection,
     TextTable,
@@ -37,6 +36,7 @@ from fedjax_het.condensation import SyntheticData
 from fedjax_het.core.task import Task
 from fedjax_het.data import Dataset, load_dataset
 from fedjax_het.papers.dynafed.ablation import ABLATION, BASELINE, MAIN_ROWS
+from fedjax_het.papers.dynafed.theory import format_means
 from fedjax_het.papers.table import TableRun, make_table_program
 from fedjax_het.runtime.results import Result
 
@@ -202,13 +202,7 @@ def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
     """
     sections = []
     for (dataset, alpha), rows in table.groupby(["dataset", "alpha"], sort=False):
-        texts = []
-        for method, method_rows in rows.groupby("method", sort=False):
-            mean = method_rows.mean(numeric_only=True)
-            numbers = {
-                name: format_number(mean[key], spec) for name, (key, spec) in _COLUMNS.items()
-            }
-            texts.append({"Method": format_row(method), **numbers, "Seeds": str(len(method_rows))})
+        texts = format_means(rows, _COLUMNS)
         ranks = correlate_ranks(rows)
         names = {name: ranks[key] for name, (key, _) in _COLUMNS.items() if name != ACCURACY}
         rho = {name: format_number(value, "+.2f") for name, (value, _) in names.items()}

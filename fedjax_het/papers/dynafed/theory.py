@@ -11,6 +11,7 @@ measured rounds. Delta 1 and epsilon 0 always hold for data without information 
 gradient (a gradient of 0).
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -89,6 +90,26 @@ def summarize_curves(curves: dict[str, np.ndarray]) -> dict[str, float]:
     return {**means, **bound._asdict()}
 
 
+def format_means(
+    rows: pd.DataFrame, columns: Mapping[str, tuple[str, str]]
+) -> list[dict[str, str]]:
+    """Format the means over seeds of each method.
+
+    Args:
+      rows: a row per run, with its `method`.
+      columns: by heading, the column of `rows` and the format of its number.
+
+    Returns:
+      Texts of each method by heading, with the number of seeds.
+    """
+    texts = []
+    for method, method_rows in rows.groupby("method", sort=False):
+        mean = method_rows.mean(numeric_only=True)
+        numbers = {name: format_number(mean[key], spec) for name, (key, spec) in columns.items()}
+        texts.append({"Method": format_row(method), **numbers, "Seeds": str(len(method_rows))})
+    return texts
+
+
 def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
     """Format means over seeds.
 
@@ -101,13 +122,7 @@ def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
     """
     sections = []
     for (dataset, alpha), rows in table.groupby(["dataset", "alpha"], sort=False):
-        texts = []
-        for method, method_rows in rows.groupby("method", sort=False):
-            mean = method_rows.mean(numeric_only=True)
-            numbers = {
-                name: format_number(mean[key], spec) for name, (key, spec) in _COLUMNS.items()
-            }
-            texts.append({"Method": format_row(method), **numbers, "Seeds": str(len(method_rows))})
+        texts = format_means(rows, _COLUMNS)
         labels = {"Data": dataset, "alpha": f"{alpha:g}"}
         sections.append(TableSection(texts, f"{dataset}, alpha {alpha:g}", labels))
     return TextTable(title, ["Method"], sections, [CAPTION])
