@@ -38,7 +38,7 @@ from fedjax_het.analysis.render import (
     format_p_value,
 )
 from fedjax_het.papers.table import Preset, TableDeclaration, TableRun, make_table_program
-from fedjax_het.papers.table.columns import correct_p_values
+from fedjax_het.papers.table.columns import correct_p_values, run_paired_test
 
 BASES = ("fedavg", "fedprox", "scaffold", "feddyn", "moon")
 # The method over each base, by the heading of its column.
@@ -62,6 +62,7 @@ COMPARISONS = (
     ("Levelled", "Alone"),
 )
 NUM_LAST_ROUNDS = 5
+MIN_PAIRS = 3  # seeds of a test
 # The best of three values each with seed 7, a factor of 10 apart (`experiments/ACROSS.md`).
 TUNED = {
     "fedprox": {"prox_mu": 0.2},
@@ -215,28 +216,20 @@ def make_gains_table(scores: pd.DataFrame) -> pd.DataFrame:
         }
         records = []
         for base, difference in differences.items():
-            gain = difference.dropna()
-            beyond = (difference - differences.get(BASELINE, missing)).dropna()
-            beyond = beyond if base != BASELINE else beyond[:0]
+            gain = run_paired_test(difference, missing.fillna(0.0), MIN_PAIRS)
+            baseline = missing if base == BASELINE else differences.get(BASELINE, missing)
+            beyond = run_paired_test(difference, baseline, MIN_PAIRS)
             records.append(
                 {"addition": addition, "control": control, "base": base}
-                | {"mean": gain.mean(), "std": gain.std(), "seeds": len(gain)}
-                | {"p": _run_test(gain), "beyond": beyond.mean(), "beyond_std": beyond.std()}
-                | {"beyond_p": _run_test(beyond)}
+                | {"mean": gain.mean, "std": gain.std, "seeds": difference.count()}
+                | {"p": gain.p_value, "beyond": beyond.mean, "beyond_std": beyond.std}
+                | {"beyond_p": beyond.p_value}
             )
         table = pd.DataFrame(records)
         for name in ("p", "beyond_p"):
             table[name] = correct_p_values(table[name].to_numpy())
         tables.append(table)
     return pd.concat(tables, ignore_index=True)
-
-
-def _run_test(differences: pd.Series) -> float:
-    from scipy import stats
-
-    if len(differences) < 2 or np.ptp(differences) == 0:
-        return math.nan
-    return float(stats.ttest_1samp(differences, 0.0).pvalue)
 
 
 def make_text_tables(

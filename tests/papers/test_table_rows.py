@@ -27,6 +27,7 @@ from fedjax_het.papers.table.columns import (
     describe_matching_losses,
     describe_p_values,
     describe_relative_gains,
+    run_paired_test,
 )
 from fedjax_het.papers.table.tuning import (
     TUNING_FACTORS,
@@ -197,6 +198,19 @@ def test_no_p_value_of_fewer_than_five_seeds():
     assert compute_p_values(outcome_of(own, make_results(own, round_differently))).isna().all()
     nothing = compute_p_values(outcome_of(own, make_results(own, accuracy).head(0)))
     assert nothing.isna().all()
+
+
+def test_paired_test_has_the_interval_of_the_mean():
+    values = pd.Series([71.0, 73.5, 70.2, 68.0], index=[1, 2, 3, 4])
+    others = pd.Series([70.0, 71.0, 69.9, 90.0], index=[1, 2, 3, 9])
+    test = run_paired_test(values, others, min_pairs=3)
+    differences = np.array([1.0, 2.5, 0.3])  # seeds 4 and 9 have no pair
+    half_width = stats.t.ppf(0.975, 2) * differences.std(ddof=1) / math.sqrt(3)
+    expected = differences.mean(), differences.std(ddof=1), half_width
+    np.testing.assert_allclose(test[:3], expected)
+    assert test.p_value == pytest.approx(stats.ttest_rel(values[:3], others[:3]).pvalue)
+    few = run_paired_test(values, others, min_pairs=4)
+    assert few.mean == test.mean and np.isnan([few.half_width, few.p_value]).all()
 
 
 def test_holm_correction():

@@ -33,6 +33,7 @@ from fedjax_het.papers.table.columns import correct_p_values, run_paired_test
 IMPROVED = "dynafed(preset='improved')"
 REAL = "dynafed(preset='improved', synthetic='real')"
 BASELINE = "fedavg"
+MIN_PAIRS = 3  # seeds of a test
 MAIN_ROWS = {
     "FedAvg": BASELINE,
     "Preset improved": IMPROVED,
@@ -108,7 +109,8 @@ ABLATION = TableDeclaration(
             seeds=(1,),
             rows=tuple(MAIN_ROWS.values())[:4],
             model_settings={"convnet": {"width": 16}},
-            description="width 16",
+            settings={"rounds": 100},
+            description="width 16, 100 rounds",
         ),
     },
 )
@@ -124,9 +126,10 @@ def summarize_cells(table_run: TableRun) -> pd.DataFrame:
     Returns:
       A row per cell with runs: `row`, `column` (data set, network and alpha), `early` and `late`,
       means over seeds in percent of the first 40 rounds with synthetic data of the preset and of
-      the second half of the rounds; `late_std`; `difference` and `p` of `late` from the preset,
-      corrected by Holm's method over the column; `share`, of the gain of real images; means of
-      the matching loss `J` and of the final `step_size`; `seconds` of a run; `seeds`.
+      the second half of the rounds; `late_std`; `difference` of `late` from the preset, with
+      `half_width` of its interval and `p`, corrected by Holm's method over the column; `share`,
+      of the gain of real images; means of the matching loss `J` and of the final `step_size`;
+      `seconds` of a run; `seeds`.
     """
     frames, records = {}, []
     for cell in table_run.cells:
@@ -150,7 +153,7 @@ def summarize_cells(table_run: TableRun) -> pd.DataFrame:
                 "step_size": _average(summaries, "synthesis_step_size"),
                 "seconds": _average(summaries, "wall_seconds"),
                 "seeds": len(results),
-                **dict.fromkeys(("difference", "p", "share"), np.nan),
+                **dict.fromkeys(("difference", "half_width", "p", "share"), np.nan),
             }
         )
     table = pd.DataFrame(records)
@@ -159,8 +162,9 @@ def summarize_cells(table_run: TableRun) -> pd.DataFrame:
     for index, row in table.iterrows():
         column, late = row["column_key"], frames[row["column_key"], row["row"]]
         if row["row"] != IMPROVED and (column, IMPROVED) in frames:
-            table.loc[index, "difference"] = (late - frames[column, IMPROVED]).mean()
-            table.loc[index, "p"] = run_paired_test(late, frames[column, IMPROVED])
+            test = run_paired_test(late, frames[column, IMPROVED], MIN_PAIRS)
+            names = ["difference", "half_width", "p"]
+            table.loc[index, names] = test.mean, test.half_width, test.p_value
         if {(column, BASELINE), (column, REAL)} <= set(frames):
             baseline = frames[column, BASELINE]
             gain, real_gain = (late - baseline).mean(), (frames[column, REAL] - baseline).mean()
@@ -192,7 +196,7 @@ def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
                 "Setting": _NAMES[row.row],
                 "Rounds 21-60": format_number(row.early, ".1f"),
                 "Second half": format_mean_std(row.late, row.late_std, format_spec=".1f"),
-                "Difference": format_number(row.difference, "+.1f"),
+                "Difference": _format_difference(row.difference, row.half_width),
                 "p": format_p_value(row.p),
                 "Share": MISSING if np.isnan(row.share) else f"{100 * row.share:.0f} %",
                 "J": format_number(row.J, ".3f"),
@@ -205,11 +209,17 @@ def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
         sections.append(TableSection(texts, str(column), {"Column": str(column)}))
     note = (
         "Test accuracy in %, means over rounds ± deviation over seeds. Difference: second half less "
-        "the preset's. p: two-sided paired t-test over seeds, from five seeds, with Holm's correction "
-        "over the rows. Share: gain over FedAvg, divided by the gain of the real images. J: matching "
+        "the preset's, with half its 95 % confidence interval. p: two-sided paired t-test over seeds, "
+        "from three seeds, with Holm's correction over the rows. Share: gain over FedAvg, divided by the gain of the real images. J: matching "
         "loss in the last fifth of the iterations. Seconds: of a run, without parallel runs."
     )
     return TextTable(title, ["Setting"], sections, (note,), ("Seeds", "Step size", "Seconds"))
+
+
+def _format_difference(mean: float, half_width: float) -> str:
+    if np.isnan(half_width):
+        return format_number(mean, "+.1f")
+    return f"{mean:+.1f} ± {half_width:.1f}"
 
 
 def plot_main_rows(table_run: TableRun):

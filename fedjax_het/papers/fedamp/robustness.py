@@ -103,8 +103,8 @@ def compare_with_controls(results: pd.DataFrame, setting: str) -> pd.DataFrame:
         for control in CONTROLS:
             own = groups.get((control, value), groups.get((control, np.inf)))
             values = pd.Series(dtype=float) if own is None or method == control else own["bmta"]
-            row[f"minus_{control}"] = (bmta - values).mean()
-            row[f"p_{control}"] = run_paired_test(bmta, values)
+            test = run_paired_test(bmta, values)
+            row |= {f"minus_{control}": test.mean, f"p_{control}": test.p_value}
         rows.append({**row, "seeds": len(bmta)})
     table = pd.DataFrame(rows).replace({setting: {np.inf: np.nan}})
     for control in CONTROLS:

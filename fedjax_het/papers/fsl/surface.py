@@ -24,7 +24,7 @@ from fedjax_het.analysis.figures.style import make_panels
 from fedjax_het.analysis.render import TableSection, TextTable, format_number, format_p_value
 from fedjax_het.papers.fsl.scenarios import QUICK, SCENARIO1
 from fedjax_het.papers.table import TableRun, make_table_program
-from fedjax_het.papers.table.columns import correct_p_values
+from fedjax_het.papers.table.columns import correct_p_values, run_paired_test
 
 FROZEN = 1e-4  # factor of the clients' learning rate in `server only`
 # The best of 0.05, 0.1 and 0.2 on seed 7; FSL's server had 40 examples of one client.
@@ -128,20 +128,14 @@ def summarize_gains(accuracies: pd.DataFrame) -> pd.DataFrame:
       A row per distance and n0 with the means, and for each control the gain of FSL `gain_NAME`,
       the half width of its interval `width_NAME` and its p-value `p_NAME`.
     """
-    from scipy import stats
-
     rows = []
     for (distance, size), runs in accuracies.groupby(["distance", "n0"]):
         row = {"distance": distance, "n0": int(size), "seeds": len(runs)}
         row |= runs[["fsl", *CONTROLS]].mean()
         for name in CONTROLS:
-            gains = runs["fsl"] - runs[name]
-            row |= {f"gain_{name}": gains.mean(), f"width_{name}": math.nan, f"p_{name}": math.nan}
-            if len(runs) > 1:
-                test = stats.ttest_1samp(gains, 0.0)
-                interval = test.confidence_interval()
-                width = (interval.high - interval.low) / 2
-                row |= {f"width_{name}": width, f"p_{name}": test.pvalue}
+            test = run_paired_test(runs["fsl"], runs[name], min_pairs=2)
+            row |= {f"gain_{name}": test.mean, f"width_{name}": test.half_width}
+            row[f"p_{name}"] = test.p_value
         rows.append(row)
     summary = pd.DataFrame(rows)
     for name in CONTROLS:

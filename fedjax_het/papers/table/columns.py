@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -55,7 +55,7 @@ def compute_p_values(table_run: TableRun) -> "pd.Series":
         for index in column:
             if cells[index] is not main:
                 values = _get_values_by_seed(table_run, cells[index], metric)
-                p_values[index] = run_paired_test(values, main_values)
+                p_values[index] = run_paired_test(values, main_values).p_value
         p_values[column] = correct_p_values(p_values[column].to_numpy())
     return p_values
 
@@ -106,32 +106,54 @@ def _get_values_by_seed(table_run: TableRun, cell: TableCell, metric: str) -> "p
     return values.set_axis(runs["settings"].map(seeds)).dropna() if len(runs) else values
 
 
-def run_paired_test(values: "pd.Series", main_values: "pd.Series") -> float:
+class PairedTest(NamedTuple):
+    """Differences of two rows over the seeds that both have."""
+
+    mean: float
+    "Mean over seeds; NaN without seeds."
+    std: float
+    "Standard deviation over seeds; NaN with fewer than two seeds."
+    half_width: float
+    "Half the width of the 95 % confidence interval of the mean; NaN where `p_value` is."
+    p_value: float
+    "Two-sided paired t-test; NaN with too few seeds."
+
+
+def run_paired_test(
+    values: "pd.Series", other_values: "pd.Series", min_pairs: int = MIN_PAIRS
+) -> PairedTest:
     """Run a two-sided paired t-test of two rows.
 
     Args:
       values: values of a row by seed.
-      main_values: values of the other row by seed.
+      other_values: values of the other row by seed.
+      min_pairs: number of seeds that a test needs, at least 2.
 
     Returns:
-      The p-value over the seeds that both rows have; NaN with fewer than `MIN_PAIRS` seeds.
+      The test over the seeds that both rows have. Equal values have a p-value of 1, and constant
+      differences have none.
 
     Example:
       >>> import pandas as pd
       >>> from fedjax_het.papers.table.columns import run_paired_test
-      >>> values = pd.Series([1.0, 2.0, 3.0, 4.0, 6.0])
-      >>> round(run_paired_test(values, values - 1.0), 3), run_paired_test(values, values)
-      (nan, 1.0)
+      >>> others = pd.Series([1.0, 2.0, 3.0, 4.0, 6.0])
+      >>> test = run_paired_test(others + [1.0, 2.0, 1.0, 2.0, 2.0], others)
+      >>> print(f"{test.mean:.1f} ± {test.half_width:.1f}, p = {test.p_value:.3f}")
+      1.6 ± 0.7, p = 0.003
     """
     from scipy import stats
 
-    seeds = values.index.intersection(main_values.index)
-    differences = (values[seeds] - main_values[seeds]).to_numpy(float)
-    if len(differences) < MIN_PAIRS:
-        return math.nan
-    if np.ptp(differences) < _MIN_SPREAD:  # the statistic is undefined
-        return 1.0 if abs(differences[0]) < _MIN_SPREAD else math.nan
-    return float(stats.ttest_1samp(differences, 0.0).pvalue)
+    differences = (values - other_values).dropna()
+    mean, std = float(differences.mean()), float(differences.std())
+    half_width = p_value = math.nan
+    if len(differences) >= min_pairs:
+        if np.ptp(differences) >= _MIN_SPREAD:
+            test = stats.ttest_1samp(differences, 0.0)
+            p_value, interval = float(test.pvalue), test.confidence_interval()
+            half_width = float(interval.high - interval.low) / 2
+        elif abs(mean) < _MIN_SPREAD:
+            half_width, p_value = 0.0, 1.0
+    return PairedTest(mean, std, half_width, p_value)
 
 
 def compute_matching_losses(cells: Sequence[TableCell], results: "pd.DataFrame") -> "pd.Series":
