@@ -70,6 +70,7 @@ COMMAND_LINES = {
     ("dynafed/table5.py", "table5-mlp"): "--models mlp",
     ("dynafed/fig5.py", "table5-mlp"): "--preset cpu --seeds 0 1 2",
     ("table1.py", "table1-width16"): _WIDTH16,
+    ("dynafed/ablation.py", "ablation-convnet"): "--preset convnet",
     ("fedaf/table1.py", "table1-cpu"): "--preset cpu --rounds 10",
     ("fedamp/table1.py", "tables-cpu"): _FASHION_MNIST,
     ("fedamp/table2.py", "tables-cpu"): _FASHION_MNIST,
