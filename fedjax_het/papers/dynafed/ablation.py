@@ -217,9 +217,8 @@ def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
 
 
 def _format_difference(mean: float, half_width: float) -> str:
-    if np.isnan(half_width):
-        return format_number(mean, "+.1f")
-    return f"{mean:+.1f} ± {half_width:.1f}"
+    interval = "" if np.isnan(half_width) else f" ± {half_width:.1f}"
+    return format_number(mean, "+.1f") + interval
 
 
 def plot_main_rows(table_run: TableRun):
