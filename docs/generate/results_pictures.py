@@ -1,6 +1,7 @@
 """Draw pictures of the results from committed runs.
 
-The pictures show FSL's Figure 1 on Fashion-MNIST, and every method against its costs.
+The pictures show FSL's Figure 1 on Fashion-MNIST, every method against its costs, and DynaFed's
+preset `improved` beside its controls.
 
     python docs/generate/results_pictures.py   # writes docs/images again, in seconds
 """
@@ -41,6 +42,17 @@ def draw_cost_picture() -> None:
     write_figure(IMAGES / "across.png", figure, dpi=100)
 
 
+def draw_synthesis_picture() -> None:
+    """Draw accuracy against the round: FedAvg, DynaFed's preset `improved`, and its controls."""
+    from fedjax_het.papers.dynafed.ablation import ABLATION, plot_main_rows
+
+    runs = ROOT / "experiments" / "dynafed" / "results" / "ablation-cpu"
+    cells = make_cells(ABLATION, TableArguments("cpu"))
+    table_run = TableRun.from_directory(ABLATION, "cpu", cells, runs)
+    write_figure(IMAGES / "synthesis.png", plot_main_rows(table_run), dpi=100)
+
+
 if __name__ == "__main__":
+    draw_synthesis_picture()
     draw_fsl_picture()
     draw_cost_picture()
