@@ -1,7 +1,7 @@
 """Draw pictures of the results from committed runs.
 
-The pictures show FSL's Figure 1 on Fashion-MNIST, every method against its costs, and DynaFed's
-preset `improved` beside its controls.
+The pictures show FSL's Figure 1 on Fashion-MNIST, every method against its costs, DynaFed's preset
+`improved` beside its controls, and DynaFed and FSL over other methods.
 
     python docs/generate/results_pictures.py   # writes docs/images again, in seconds
 """
@@ -52,7 +52,18 @@ def draw_synthesis_picture() -> None:
     write_figure(IMAGES / "synthesis.png", plot_main_rows(table_run), dpi=100)
 
 
+def draw_composition_picture() -> None:
+    """Draw the accuracy of DynaFed, FSL and their controls over five methods."""
+    from fedjax_het.papers.composition import COMPOSITION, collect_curves, plot_composition
+
+    runs = ROOT / "experiments" / "results" / "composition-cpu"
+    cells = make_cells(COMPOSITION, TableArguments("cpu"))
+    table_run = TableRun.from_directory(COMPOSITION, "cpu", cells, runs)
+    write_figure(IMAGES / "composition.png", plot_composition(collect_curves(table_run)), dpi=100)
+
+
 if __name__ == "__main__":
+    draw_composition_picture()
     draw_synthesis_picture()
     draw_fsl_picture()
     draw_cost_picture()

@@ -4,6 +4,7 @@ Settings of a run come from the paper's protocol, the data set, the preset and t
 layer takes precedence.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -219,10 +220,14 @@ class TableDeclaration:
         return tuple(name for name in papers if papers[name] == papers.get(self.paper))
 
     def load_reported(self) -> "pd.DataFrame":
-        """Load the paper's values as `load_reported_values` does; no row if there are none."""
+        """Load the paper's values as `load_reported_values` does.
+
+        Returns:
+          The values. A table without them has one row of the paper's metric, which is of no cell.
+        """
         if self.has_reported_values:
             return load_reported_values(self.paper, self.item)
-        return load_reported_values(self.paper).head(0)
+        return load_reported_values(self.paper).head(1).assign(dataset="", method="", mean=math.nan)
 
     def list_rows(self, preset: str, dataset: str | None = None) -> tuple[str, ...]:
         """List the rows in order, optional rows at the end.
