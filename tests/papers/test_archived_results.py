@@ -3,6 +3,8 @@
 import warnings
 
 import numpy as np
+import re
+
 import pytest
 from support.paths import ROOT
 
@@ -62,7 +64,8 @@ def test_archived_tables_have_names_of_methods_and_no_tests_of_few_seeds(path):
 
 def test_no_run_files_beside_archive():
     for archive in ARCHIVES:
-        assert not [path for path in archive.parent.iterdir() if len(path.stem) == 16]
+        names = [path.stem for path in archive.parent.iterdir()]
+        assert not [name for name in names if re.fullmatch("[0-9a-f]{16}", name)]
 
 
 @pytest.fixture
