@@ -1,10 +1,9 @@
 """The kept runs of `experiments/`: archives are read like files, and all results can be loaded."""
 
+import re
 import warnings
 
 import numpy as np
-import re
-
 import pytest
 from support.paths import ROOT
 
