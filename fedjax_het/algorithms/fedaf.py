@@ -28,6 +28,7 @@ from fedjax_het.condensation.synthetic_pool import SoftLabelTargets
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.utils.config import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
+from fedjax_het.utils.errors import require
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,12 @@ class FedAFOptions(CondensationOptions):
     "Sliced Wasserstein distance in closed form, or by random projections."
     swd_projections: PositiveInt = 50
     "Number of random projections."
+
+    def check(self) -> None:
+        """Raise ConfigError for options that cannot be combined."""
+        super().check()
+        is_used = self.distance == "swd" or self.swd == "exact"
+        require(is_used, "swd", self.swd, f"no value, with distance = {self.distance!r}")
 
 
 @dataclass(frozen=True)

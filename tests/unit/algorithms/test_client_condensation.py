@@ -20,6 +20,7 @@ from support.small_runs import make_spec
 from fedjax_het.algorithms.fedaf import _DISTANCES
 from fedjax_het.condensation.distribution_matching import compute_class_mean_logits
 from fedjax_het.condensation.privacy import add_noise_to_means, clip_rows, compute_gaussian_epsilon
+from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.core.client_loop import Cohort
 from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.core.task import Task
@@ -632,3 +633,12 @@ def test_one_class_clients_train_joint_model():
         4,
     )
     assert units.num_pairs.sum() == NUM_CLASSES
+
+
+def test_random_projections_need_their_distance():
+    """An option without effect is refused before anything compiles."""
+    options = {"distance": "mmd", "swd": "sampled"}
+    with pytest.raises(
+        ConfigError, match="swd = 'sampled': expected no value, with distance = 'mmd'"
+    ):
+        RunSpec("fedaf", options=options).resolved()
