@@ -71,6 +71,7 @@ COMMAND_LINES = {
     ("dynafed/fig5.py", "table5-mlp"): "--preset cpu --seeds 0 1 2",
     ("table1.py", "table1-width16"): _WIDTH16,
     ("dynafed/ablation.py", "ablation-convnet"): "--preset convnet",
+    ("dynafed/ablation.py", "ablation-settings"): "--preset settings --seeds 1 2 3",
     ("fedaf/table1.py", "table1-cpu"): "--preset cpu --rounds 10",
     ("fedamp/table1.py", "tables-cpu"): _FASHION_MNIST,
     ("fedamp/table2.py", "tables-cpu"): _FASHION_MNIST,
