@@ -12,13 +12,19 @@ from pathlib import Path
 from fedjax_het import load_curves, load_results
 from fedjax_het.analysis import plot_learning_curves
 from fedjax_het.analysis.figures.style import write_figure
-from fedjax_het.papers.table import TableArguments, TableRun, make_cells
+from fedjax_het.papers.table import TableArguments, TableDeclaration, TableRun, make_cells
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "experiments" / "fsl" / "results" / "fig1-cpu"
 METHODS = ("fedavg", "data_sharing", "fsl")
 IMAGES = ROOT / "docs" / "images"
 sys.path.insert(0, str(ROOT))
+
+
+def load_table(declaration: TableDeclaration, folder: str) -> TableRun:
+    """Load the preset `cpu` of a table from a folder below `experiments`."""
+    cells = make_cells(declaration, TableArguments("cpu"))
+    return TableRun.from_directory(declaration, "cpu", cells, ROOT / "experiments" / folder)
 
 
 def draw_fsl_picture() -> None:
@@ -36,9 +42,8 @@ def draw_cost_picture() -> None:
     """Draw accuracy of every method on all test images against rounds, bytes and operations."""
     from fedjax_het.papers.across import ACROSS, GLOBAL_METRIC, collect_rows, plot_accuracy_vs_cost
 
-    runs = ROOT / "experiments" / "results" / "across-cpu"
-    result = TableRun.from_directory(ACROSS, "cpu", make_cells(ACROSS, TableArguments("cpu")), runs)
-    figure = plot_accuracy_vs_cost(collect_rows(result), GLOBAL_METRIC)
+    table_run = load_table(ACROSS, "results/across-cpu")
+    figure = plot_accuracy_vs_cost(collect_rows(table_run), GLOBAL_METRIC)
     write_figure(IMAGES / "across.png", figure, dpi=100)
 
 
@@ -46,9 +51,7 @@ def draw_synthesis_picture() -> None:
     """Draw accuracy against the round: FedAvg, DynaFed's preset `improved`, and its controls."""
     from fedjax_het.papers.dynafed.ablation import ABLATION, plot_main_rows
 
-    runs = ROOT / "experiments" / "dynafed" / "results" / "ablation-cpu"
-    cells = make_cells(ABLATION, TableArguments("cpu"))
-    table_run = TableRun.from_directory(ABLATION, "cpu", cells, runs)
+    table_run = load_table(ABLATION, "dynafed/results/ablation-cpu")
     write_figure(IMAGES / "synthesis.png", plot_main_rows(table_run), dpi=100)
 
 
@@ -56,9 +59,7 @@ def draw_composition_picture() -> None:
     """Draw the accuracy of DynaFed, FSL and their controls over five methods."""
     from fedjax_het.papers.composition import COMPOSITION, collect_curves, plot_composition
 
-    runs = ROOT / "experiments" / "results" / "composition-cpu"
-    cells = make_cells(COMPOSITION, TableArguments("cpu"))
-    table_run = TableRun.from_directory(COMPOSITION, "cpu", cells, runs)
+    table_run = load_table(COMPOSITION, "results/composition-cpu")
     write_figure(IMAGES / "composition.png", plot_composition(collect_curves(table_run)), dpi=100)
 
 

@@ -148,6 +148,19 @@ def format_mean_std(
     return f"{text} {DIVERGED}" if reason else text
 
 
+def format_difference(mean: float, spread: float) -> str:
+    """Format a difference and its spread over seeds with one decimal.
+
+    Args:
+      mean: the difference; NaN if there is none.
+      spread: standard deviation or half width of an interval; NaN if there is none.
+
+    Returns:
+      For example `+1.3 ± 0.4`.
+    """
+    return ("+" if mean >= 0 else "") + format_mean_std(mean, spread, format_spec=".1f")
+
+
 def format_seed_count(num_completed: int, num_planned: int) -> str:
     """Format the number of seeds: `3`, `2 of 3` if some are missing, or a dash if none is planned.
 

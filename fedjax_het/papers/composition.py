@@ -34,6 +34,7 @@ from fedjax_het.analysis.render import (
     MISSING,
     TableSection,
     TextTable,
+    format_difference,
     format_mean_std,
     format_p_value,
 )
@@ -210,18 +211,19 @@ def make_gains_table(scores: pd.DataFrame) -> pd.DataFrame:
     missing = pd.Series(math.nan, by_cell.index)
     tables = []
     for addition, control in COMPARISONS:
-        differences = {
-            base: by_cell.get((addition, base), missing) - by_cell.get((control, base), missing)
+        pairs = {
+            base: (by_cell.get((addition, base), missing), by_cell.get((control, base), missing))
             for base in bases
         }
+        differences = {base: own - others for base, (own, others) in pairs.items()}
         records = []
-        for base, difference in differences.items():
-            gain = run_paired_test(difference, missing.fillna(0.0), MIN_PAIRS)
+        for base, (own, others) in pairs.items():
+            gain = run_paired_test(own, others, MIN_PAIRS)
             baseline = missing if base == BASELINE else differences.get(BASELINE, missing)
-            beyond = run_paired_test(difference, baseline, MIN_PAIRS)
+            beyond = run_paired_test(differences[base], baseline, MIN_PAIRS)
             records.append(
                 {"addition": addition, "control": control, "base": base}
-                | {"mean": gain.mean, "std": gain.std, "seeds": difference.count()}
+                | {"mean": gain.mean, "std": gain.std, "seeds": differences[base].count()}
                 | {"p": gain.p_value, "beyond": beyond.mean, "beyond_std": beyond.std}
                 | {"beyond_p": beyond.p_value}
             )
@@ -273,9 +275,9 @@ def make_text_tables(
         texts = [
             {
                 "Method": get_method_title(row.base),
-                "Difference": _format_difference(row.mean, row.std),
+                "Difference": format_difference(row.mean, row.std),
                 "p (= 0)": format_p_value(row.p),
-                "Less FedAvg's": _format_difference(row.beyond, row.beyond_std),
+                "Less FedAvg's": format_difference(row.beyond, row.beyond_std),
                 "p (= FedAvg's)": format_p_value(row.beyond_p),
                 "Seeds": f"{row.seeds}" if row.seeds else MISSING,
             }
@@ -290,10 +292,6 @@ def make_text_tables(
         "over FedAvg, by seed."
     )
     return accuracies, TextTable(title, ["Method"], sections, (note,))
-
-
-def _format_difference(mean: float, std: float) -> str:
-    return ("+" if mean >= 0 else "") + format_mean_std(mean, std, format_spec=".1f")
 
 
 def _describe_tuning() -> str:

@@ -15,9 +15,16 @@ from fedjax_het.papers.fedaf import domains as DOMAINS
 from fedjax_het.papers.fedaf import fig5 as FIG5
 from fedjax_het.papers.fedaf import fig9, tables
 from fedjax_het.papers.fedaf import table7 as TABLE7
+from fedjax_het.papers.fedaf.ablations import ABLATIONS
 from fedjax_het.papers.programs import load_program
 from fedjax_het.papers.reported import load_reported_values
-from fedjax_het.papers.table import list_protocol_deviations
+from fedjax_het.papers.table import (
+    TableArguments,
+    TableRun,
+    list_protocol_deviations,
+    make_cells,
+)
+from fedjax_het.papers.table.writer import write_comparison_table
 from fedjax_het.runtime.build import prepare_group
 from fedjax_het.runtime.result_store import load_curves, load_results
 from fedjax_het.runtime.results import Result
@@ -408,3 +415,11 @@ def test_accuracy_gains():
     assert lines[0] == ([2, 9], [20.0, 26.0])
     assert lines[1][1][0] == 5.0  # reported
     assert lines[2][1][1] == -1.0
+
+
+def test_table_without_reported_values_is_written(tmp_path, capsys):
+    """Its metric is that of the paper's tables: the best round."""
+    cells = make_cells(ABLATIONS, TableArguments("quick"))
+    table_run = TableRun.from_directory(ABLATIONS, "quick", cells, tmp_path)
+    assert "ablations.md" in write_comparison_table(table_run)
+    assert "of the round where it is highest" in capsys.readouterr().out.replace("\n", " ")

@@ -22,6 +22,7 @@ from fedjax_het.analysis.render import (
     MISSING,
     TableSection,
     TextTable,
+    format_difference,
     format_mean_std,
     format_number,
     format_p_value,
@@ -196,7 +197,7 @@ def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
                 "Setting": _NAMES[row.row],
                 "Rounds 21-60": format_number(row.early, ".1f"),
                 "Second half": format_mean_std(row.late, row.late_std, format_spec=".1f"),
-                "Difference": _format_difference(row.difference, row.half_width),
+                "Difference": format_difference(row.difference, row.half_width),
                 "p": format_p_value(row.p),
                 "Share": MISSING if np.isnan(row.share) else f"{100 * row.share:.0f} %",
                 "J": format_number(row.J, ".3f"),
@@ -214,11 +215,6 @@ def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
         "loss in the last fifth of the iterations. Seconds: median of the runs, one at a time."
     )
     return TextTable(title, ["Setting"], sections, (note,), ("Seeds", "Step size", "Seconds"))
-
-
-def _format_difference(mean: float, half_width: float) -> str:
-    interval = "" if np.isnan(half_width) else f" ± {half_width:.1f}"
-    return format_number(mean, "+.1f") + interval
 
 
 def plot_main_rows(table_run: TableRun):
