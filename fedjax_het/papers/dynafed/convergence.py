@@ -90,6 +90,8 @@ class Arguments:
     """Folder of the table."""
     pictures: tuple[FigureFormat, ...] = ()
     """Additional files of each figure: pdf, svg (default: PNG only)."""
+    list: bool = False
+    """Print the settings of the trajectories; compute nothing."""
 
 
 class FineTuningData(NamedTuple):
@@ -318,6 +320,11 @@ def plot_convergence(curves_by_data: dict[str, list[dict[str, np.ndarray]]]):
 def make_table(arguments: Arguments) -> int:
     """Run all trajectories, and write the table and the figure."""
     require(len(arguments.seeds) > 0, "seeds", arguments.seeds, "at least one seed")
+    if arguments.list:
+        for seed in arguments.seeds:
+            for name in DATA_COLORS:
+                print(f"seed {seed}, fine-tuning on {name}, {arguments.steps:,} steps")
+        return 0
     curves_by_data: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in DATA_COLORS}
     rows = []
     for seed in arguments.seeds:
