@@ -475,8 +475,9 @@ def find_parameter_name(name: str, setting: str) -> str | None:
       >>> find_parameter_name("classes_per_client", "classes")
       'classes_per_client'
     """
+    parameters = PARTITIONS.require(name).parameters
     names = (setting, _SYNONYMS.get(setting, setting))
-    return next((alias for alias in names if alias in PARTITIONS.require(name).parameters), None)
+    return next((alias for alias in names if alias in parameters), None)
 
 
 @validate_arguments

@@ -223,8 +223,9 @@ def format_run_label(
     field = METHODS[spec.algorithm].options.PRESET_FIELD
     preset = {name: value for name, value in spec.options.items() if name == field}
     for options, defaults in ((preset, {}), (spec.options, preset)):
-        default_options = _resolve_defaults(spec, defaults).options
-        parts += [f"{n} {v}" for n, v in options.items() if v != default_options.get(n)]
+        if options:
+            default_options = _resolve_defaults(spec, defaults).options
+            parts += [f"{n} {v}" for n, v in options.items() if v != default_options.get(n)]
     default_spec = _resolve_defaults(spec, spec.options)
     for name, value in spec.hyperparameters.items():
         if value != default_spec.hyperparameters.get(name):

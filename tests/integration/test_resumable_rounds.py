@@ -62,7 +62,7 @@ PLACES = {
     "states on the host": {"client_state": "host"},
 }
 CASES = [
-    *method_cases(METHODS, "default", quick=["scaffold"]),
+    *method_cases(METHODS, "default", quick=()),
     ("scaffold", "vmapped lanes"),
     *(slow_case("scaffold", place) for place in ("blocks in turn", "states on the host")),
     *(slow_case("fedaf", p) for p in ("vmapped lanes", "blocks in turn", "shared server")),

@@ -35,7 +35,7 @@ UNSUPPORTED = {
 
 @pytest.mark.parametrize(
     "method",
-    [name if name in ("abavg", "heurfedamp") else slow_case(name) for name in METHODS],
+    [name if name == "heurfedamp" else slow_case(name) for name in METHODS],
 )
 def test_methods_run_with_x64(method):
     with enable_x64():

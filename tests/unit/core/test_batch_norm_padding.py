@@ -12,6 +12,7 @@ import pytest
 from chex import assert_trees_all_close
 from support.algorithm_builders import bind_options, make_method_federation
 from support.data import IMAGE_SHAPE, NUM_CLASSES, SERVER_EXAMPLES, make_user_dataset
+from support.markers import slow_case
 from support.networks import make_centered_model
 from support.reference_loop import (
     ReferenceFedAvg,
@@ -192,7 +193,9 @@ def make_task(network):
     return task, to_float64(task.model.init(jax.random.key(0)))
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(
+    "network", [slow_case(name) if name == "resnet18 imagenet" else name for name in NETWORKS]
+)
 def test_padding_has_no_effect_on_network(network):
     """On loss, gradient and running statistics."""
     with enable_x64():

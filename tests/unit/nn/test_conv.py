@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.markers import slow_case
 from support.x64 import enable_x64
 
 from fedjax_het.nn import conv2d, conv_products, make_model, to_model
@@ -275,7 +276,7 @@ class FlaxConvolution(flax.linen.Module):
 
 
 @pytest.mark.parametrize("precision", [None, "bfloat16"])
-@pytest.mark.parametrize("network", ["convnet", "cnn", "fsl_cnn", "resnet18", "flax"])
+@pytest.mark.parametrize("network", ["convnet", "cnn", "fsl_cnn", slow_case("resnet18"), "flax"])
 def test_configure_compute_sets_auto_impl(network, precision):
     """For both gradients too, and for no convolution that has an implementation of its own."""
 
