@@ -37,7 +37,7 @@ from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule, validate_alg
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.utils.config import make_config_class, rename_former_arguments, validate_arguments
-from fedjax_het.utils.errors import require_name
+from fedjax_het.utils.errors import make_value_error, require_name
 from fedjax_het.utils.registry import Registry
 
 METHODS: Registry[AlgorithmSpec] = Registry(
@@ -117,6 +117,9 @@ def get_algorithm_spec(algorithm: str, options: Mapping[str, Any]) -> AlgorithmS
     possible_bases = get_possible_bases(algorithm_spec)
     base = options.get("base")
     base = possible_bases[0] if base is None else base
+    if base in METHODS and base not in possible_bases:
+        expected = f"a base that {algorithm} can have: {', '.join(possible_bases)}"
+        raise make_value_error("options base", base, expected)
     require_name("options base", base, possible_bases)
     return algorithm_spec.with_base(METHODS[base])
 

@@ -170,8 +170,7 @@ def _describe_method(method: Any) -> Iterator[str]:
     yield f"default protocol: {describe_protocol(method.protocol)}"
     if method.has_base:
         yield f"base methods (option base): {', '.join(get_possible_bases(method))}"
-    if presets := method.options.PRESETS:
-        yield f"presets (option {method.options.PRESET_FIELD}): {', '.join(presets)}"
+    yield from _describe_presets(method)
     defaults = get_algorithm_spec(method.name, {}).complete_options({})
     if fields := document_fields(method.options):
         yield "options (--option NAME=VALUE):"
@@ -188,6 +187,30 @@ def _describe_method(method: Any) -> Iterator[str]:
     yield f"settings by protocol (--protocol NAME) on Fashion-MNIST, and if others on {RunSpec.dataset}:"
     for name, values in collect_settings_by_protocol(method).items():
         yield f"  {name}: {format_by_protocol(values, default.get(name, {}))}"
+
+
+def _describe_presets(method: Any) -> Iterator[str]:
+    """Describe the values of each preset that the method does not have by default."""
+    field = method.options.PRESET_FIELD
+    if method.options.PRESETS:
+        yield f"presets (--option {field}=NAME):"
+    defaults = _collect_preset_values(method, {})
+    for preset in method.options.PRESETS:
+        values = _collect_preset_values(method, {field: preset})
+        changed = [
+            f"{name} {value}"
+            for name, value in values.items()
+            if value != defaults.get(name) and name != field
+        ]
+        yield f"  {preset}: {', '.join(changed) or 'the defaults below'}"
+
+
+def _collect_preset_values(method: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of options and hyperparameters by name."""
+    completed = get_algorithm_spec(method.name, {}).complete_options(options)
+    config = method.make_hyperparameter_record(options, num_clients=10)
+    numbers = {name: f"{h.default:g}" for name, h in hyperparameters_of(config).items()}
+    return completed | numbers
 
 
 def collect_settings_by_protocol(

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,8 @@ from fedjax_het.runtime.result_display import format_run_label
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.session import simulate
 from fedjax_het.utils.arrays import make_key
-from fedjax_het.utils.errors import is_integer_at_least, require
+from fedjax_het.utils.config import Bounds, PositiveInt, validate_arguments
+from fedjax_het.utils.errors import require
 
 _NUM_PROBES = 1000
 _DEFAULT_STEPS = 20
@@ -179,6 +180,7 @@ def load_trajectory(result: Result, **user_objects: Any) -> np.ndarray:
     return np.asarray(shortened_run.state.server.step_state.trajectory)
 
 
+@validate_arguments
 def measure_synthetic_data(
     result: Result,
     *,
@@ -186,11 +188,11 @@ def measure_synthetic_data(
     trajectory: np.ndarray | None = None,
     dataset: Dataset | None = None,
     network: Any = None,
-    num_networks: int = 3,
-    epochs: int = 300,
-    num_steps: int | None = None,
-    num_real: int = 2000,
-    real_accuracy: float | None = None,
+    num_networks: PositiveInt = 3,
+    epochs: PositiveInt = 300,
+    num_steps: PositiveInt | None = None,
+    num_real: PositiveInt = 2000,
+    real_accuracy: Annotated[float, Bounds(0, 1)] | None = None,
 ) -> SyntheticMeasures:
     """Measure how well the synthetic data of DynaFed, FedDM or FedAF replace real data.
 
@@ -208,7 +210,8 @@ def measure_synthetic_data(
       epochs: number of epochs from scratch.
       num_steps: number of steps from each start (default: `inner_steps` of the run, or 20).
       num_real: number of random real images for the training on real data.
-      real_accuracy: accuracy of a network that trains on all real images, if it is known.
+      real_accuracy: accuracy of a network that trains on all real images, in [0, 1], if it is
+        known.
 
     Returns:
       The measures.
@@ -228,9 +231,6 @@ def measure_synthetic_data(
       >>> measures.starts.tolist(), measures.dynamics.logit_gap.shape
       ([0, 1], (2, 2))
     """
-    for name, value in {"num_steps": num_steps, "num_real": num_real}.items():
-        is_valid = value is None or is_integer_at_least(value, 1)
-        require(is_valid, name, value, "a whole number >= 1")
     spec = result.spec.resolved()
     if dataset is None:
         require(spec.dataset != USER_PROVIDED, "dataset", dataset, "the user's data of the run")
@@ -274,6 +274,9 @@ def measure_synthetic_data(
     if "segment_length" in options:
         user_objects = {"dataset": dataset, "network": network}
         own = load_trajectory(result, **user_objects) if trajectory is None else trajectory
+        num_parameters = ravel_pytree(variables["params"])[0].size
+        expected = (options["trajectory_rounds"] + 1, num_parameters)
+        require(own.shape == expected, "trajectory", own.shape, f"the shape {expected}")
         models, length = jnp.asarray(own), options["segment_length"]
         starts, targets = models[:-length], models[length:]
         rounds = np.arange(len(starts))

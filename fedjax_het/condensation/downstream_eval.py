@@ -172,8 +172,8 @@ def random_subset(
         is_label = labels == label
         if is_label.sum() > len(members):
             raise ConfigError(
-                f"labels: {is_label.sum()} images of class {label}: expected at most "
-                f"{len(members)}, the number in the training set"
+                f"{len(labels)} random real images need {is_label.sum()} of class {label}: expected "
+                f"at most {len(members)}, the number in the training set"
             )
         positions[is_label] = rng.permutation(members)[: is_label.sum()]
     return positions

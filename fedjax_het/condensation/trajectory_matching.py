@@ -184,14 +184,20 @@ class SynthesisOptions(Config):
         sizes = self.samples_per_class, self.num_samples
         is_valid = sizes.count(None) == 1
         require(is_valid, "samples_per_class, num_samples", sizes, "exactly one of the two")
-        self.check_step_size(SynthesisHyperParameters.step_size, "step_size")
+        floor, ceiling = self.step_size_floor, self.step_size_ceiling
+        expected = f"at most step_size_ceiling, {ceiling}"
+        require(floor <= ceiling, "step_size_floor", floor, expected)
         parse_strategy(self.augment_strategy, "augment_strategy")
         first, last = self.start_range
         num_rounds, length = self.trajectory_rounds, self.segment_length
         bound = f"trajectory_rounds - segment_length = {num_rounds} - {length}"
         expected = f"0 <= first start <= last start <= {bound}"
+        lengths = num_rounds, length, first
+        is_valid = num_rounds - length >= first
+        names = "trajectory_rounds, segment_length, min_start"
+        require(is_valid, names, lengths, "trajectory_rounds - segment_length >= min_start")
         starts = self.min_start, self.max_start
-        require(0 <= first <= last, "min_start, max_start", starts, expected)
+        require(first <= last, "min_start, max_start", starts, expected)
         initial = self.initial_max_start
         is_valid = initial is None or first <= initial <= last
         require(is_valid, "initial_max_start", initial, f"{first} to {last}, the range of starts")

@@ -463,7 +463,12 @@ def _resolve_options(
     raw: RunSettings, spec: RunSettings, method: AlgorithmSpec, protocol_options: dict[str, Any]
 ) -> RunSettings:
     """Write out all options of the method; the default base is dropped."""
-    for name in raw.options:
+    for name, value in raw.options.items():
+        if name in method.option_names:
+            continue
+        if name in method.collect_method_hyperparameters({}, spec.num_clients or 1):
+            expected = f"no value, since it is a hyperparameter: {display_name(f'hp {name}')}"
+            raise make_value_error(f"options {name}", value, expected)
         require_name("options", name, method.option_names)
     values = _evaluate_rule_values(protocol_options, spec, method, method.option_names)
     values |= raw.options
@@ -493,6 +498,9 @@ def _resolve_hyperparameters(
             expected = f"no value: {_explain_missing(spec, method, setting)}"
             raise make_value_error(f"hp {name}", value, expected)
         if name not in supported and (expected := _explain_schedule(name)):
+            raise make_value_error(f"hp {name}", value, expected)
+        if name in method.option_names:
+            expected = f"no value, since it is an option: {display_name(f'options {name}')}"
             raise make_value_error(f"hp {name}", value, expected)
         require_name("hp", name, supported)
     for setting, schedule, prefix in _list_schedules(spec):

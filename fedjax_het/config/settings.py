@@ -56,7 +56,7 @@ SETTING_ALIASES = {"lr": "learning_rate", "server_lr": "server_learning_rate"}
 """Short names of settings on the command line."""
 SETTINGS_BY_HYPERPARAMETER = {name: setting for setting, name in HYPERPARAMETER_SETTINGS.items()}
 """Settings that are hyperparameters, by their names in `hp`."""
-SETTING_SYNONYMS = SETTING_ALIASES | SETTINGS_BY_HYPERPARAMETER
+SETTING_SYNONYMS = SETTING_ALIASES | SETTINGS_BY_HYPERPARAMETER | {"hyperparameters": "hp"}
 """Settings that messages suggest, by other names."""
 _FORMER_METHODS = {
     "fedamp": (

@@ -219,13 +219,15 @@ def require_name(
     if any(type(value) is type(name) and value == name for name in names):
         return
     valid_names = [str(name) for name in names]
-    suggestion = suggest_name(value, valid_names) if isinstance(value, str) else None
+    words = [name for name in names if isinstance(name, str)]
+    suggestion = suggest_name(value, words) if isinstance(value, str) else None
     if suggestion is not None:
         hint = f"did you mean {suggestion!r}?"
     elif listed_by and len(valid_names) > _MAX_LISTED_NAMES:
         hint = f"see `{listed_by}`"
     else:
-        hint = f"expected {', '.join(valid_names)}" if valid_names else "no name is valid here"
+        kind = "" if words else "one of the numbers "
+        hint = f"expected {kind}{', '.join(valid_names)}" if names else "no name is valid here"
     raise ConfigError(f"{display_name(argument)} = {format_value(value)} is unknown: {hint}")
 
 

@@ -19,7 +19,7 @@ from support.small_runs import SYNTHESIS_OPTIONS, make_spec, run_spec
 from support.x64 import enable_x64
 
 from fedjax_het import ConfigError, RunSpec
-from fedjax_het.algorithms import METHODS
+from fedjax_het.algorithms import get_algorithm_spec
 from fedjax_het.algorithms.dynafed import dynafed
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.condensation.downstream_eval import random_subset
@@ -128,7 +128,7 @@ def test_warns_of_settings_without_effect(caplog):
     (said,) = [record.message for record in caplog.records if "note" in record.message]
     assert said == "note: rounds = 4: this is fedavg, since data are synthesized after round 4"
     spec = make_spec("dynafed", options={**options, "synthetic": "untrained"}, rounds=5)
-    method = METHODS["dynafed"]
+    method = get_algorithm_spec("dynafed", spec.options)
     assert method.settings_warnings(spec.resolved(), method) == []
 
 
@@ -139,6 +139,16 @@ def test_rejects_step_size_outside_bounds(step_size):
     free = {"step_size_floor": 1e-6, "step_size_ceiling": 1e3}
     result = RunSpec("dynafed", hp={"step_size": step_size}, options=free).resolved()
     assert result.hp["step_size"] == step_size
+
+
+def test_bounds_of_step_size_belong_to_the_value_of_the_run():
+    RunSpec("dynafed", hp={"step_size": 0.005}, options={"step_size_ceiling": 0.01}).resolved()
+    bounds = {"step_size_floor": 0.1}
+    RunSpec("dynafed", options={"preset": "improved", **bounds}).resolved()
+    with pytest.raises(
+        ConfigError, match=r"^hp step_size = 0\.04: expected step_size_floor \(0\.1"
+    ):
+        RunSpec("dynafed", options=bounds).resolved()
 
 
 @pytest.mark.slow

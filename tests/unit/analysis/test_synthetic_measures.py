@@ -114,6 +114,10 @@ def test_errors(result):
     }.items():
         with pytest.raises(ConfigError, match=message):
             measure_synthetic_data(result, **{**FEW, change: 0})
+    with pytest.raises(ConfigError, match="real_accuracy = 70: expected a number in"):
+        measure_synthetic_data(result, **{**FEW, "real_accuracy": 70})
+    with pytest.raises(ConfigError, match=r"^trajectory = \(2, 3\): expected the shape"):
+        measure_synthetic_data(result, **FEW, trajectory=np.zeros((2, 3)))
     with pytest.raises(ConfigError, match="dataset = None: expected the user's data of the run"):
         measure_synthetic_data(result)
     plain = Result(make_spec(rounds=1).resolved(), {}, {})

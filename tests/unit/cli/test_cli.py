@@ -147,7 +147,7 @@ BAD = {
     "width of an mlp": ("--model mlp --width 8", "network 'mlp' has no option 'width'"),
     "trajectory beyond the end": (
         "--algorithm dynafed --option segment_length=30",
-        "--option min_start, --option max_start",
+        "--option segment_length, --option min_start = (20, 30, 1)",
     ),
 }
 

@@ -121,7 +121,9 @@ def test_downstream_rejects_invalid_arguments(change, message):
 
 def test_random_subset_rejects_too_many_images():
     many = np.zeros(1000, int)
-    with pytest.raises(ConfigError, match="labels: 1000 images of class 0: expected at most"):
+    with pytest.raises(
+        ConfigError, match="1000 random real images need 1000 of class 0: expected at most"
+    ):
         compare_with_random_subset(MODEL, np.zeros((1000, *IMAGE_SHAPE)), many, DATASET)
 
 
