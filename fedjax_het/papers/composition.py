@@ -64,7 +64,8 @@ COMPARISONS = (
 )
 NUM_LAST_ROUNDS = 5
 MIN_PAIRS = 3  # seeds of a test
-# The best of three values each with seed 7, a factor of 10 apart (`experiments/ACROSS.md`).
+# The best of three values each with seed 7, a factor of 10 apart; of FSL the better of 1 and 5
+# (`experiments/ACROSS.md`).
 TUNED = {
     "fedprox": {"prox_mu": 0.2},
     "feddyn": {"feddyn_alpha": 0.1},

@@ -129,8 +129,8 @@ def summarize_cells(table_run: TableRun) -> pd.DataFrame:
       means over seeds in percent of the first 40 rounds with synthetic data of the preset and of
       the second half of the rounds; `late_std`; `difference` of `late` from the preset, with
       `half_width` of its interval and `p`, corrected by Holm's method over the column; `share`,
-      of the gain of real images; means of the matching loss `J` and of the final `step_size`;
-      median `seconds` of a run; `seeds`.
+      of the gain of real images on the seeds of the row; means of the matching loss `J` and of the
+      final `step_size`; median `seconds` of a run; `seeds`.
     """
     frames, records = {}, []
     for cell in table_run.cells:
@@ -167,8 +167,8 @@ def summarize_cells(table_run: TableRun) -> pd.DataFrame:
             names = ["difference", "half_width", "p"]
             table.loc[index, names] = test.mean, test.half_width, test.p_value
         if {(column, BASELINE), (column, REAL)} <= set(frames):
-            baseline = frames[column, BASELINE]
-            gain, real_gain = (late - baseline).mean(), (frames[column, REAL] - baseline).mean()
+            gains = late - frames[column, BASELINE], frames[column, REAL] - frames[column, BASELINE]
+            gain, real_gain = pd.concat(gains, axis=1, join="inner").dropna().mean()
             table.loc[index, "share"] = gain / real_gain
     for _, rows in table.groupby("column"):
         table.loc[rows.index, "p"] = correct_p_values(rows["p"].to_numpy())
@@ -211,8 +211,9 @@ def make_text_table(table: pd.DataFrame, title: str) -> TextTable:
     note = (
         "Test accuracy in %, means over rounds ± deviation over seeds. Difference: second half less "
         "the preset's, with half its 95 % confidence interval. p: two-sided paired t-test over seeds, "
-        "from three seeds, with Holm's correction over the rows. Share: gain over FedAvg, divided by the gain of the real images. J: matching "
-        "loss in the last fifth of the iterations. Seconds: median of the runs, one at a time."
+        "from three seeds, with Holm's correction over the rows. Share: gain over FedAvg, divided by "
+        "the gain of the real images on equal seeds. J: matching loss in the last fifth of the "
+        "iterations. Seconds: median of the runs; other programs on the machine lengthen them."
     )
     return TextTable(title, ["Setting"], sections, (note,), ("Seeds", "Step size", "Seconds"))
 
