@@ -117,7 +117,7 @@ def get_algorithm_spec(algorithm: str, options: Mapping[str, Any]) -> AlgorithmS
     possible_bases = get_possible_bases(algorithm_spec)
     base = options.get("base")
     base = possible_bases[0] if base is None else base
-    if base in METHODS and base not in possible_bases:
+    if isinstance(base, str) and base in METHODS and base not in possible_bases:
         expected = f"a base that {algorithm} can have: {', '.join(possible_bases)}"
         raise make_value_error("options base", base, expected)
     require_name("options base", base, possible_bases)

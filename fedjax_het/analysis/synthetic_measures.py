@@ -31,7 +31,7 @@ from fedjax_het.runtime.result_display import format_run_label
 from fedjax_het.runtime.results import Result
 from fedjax_het.runtime.session import simulate
 from fedjax_het.utils.arrays import make_key
-from fedjax_het.utils.config import Bounds, PositiveInt, validate_arguments
+from fedjax_het.utils.config import Bounds, PositiveInt, parameter_types, validate
 from fedjax_het.utils.errors import require
 
 _NUM_PROBES = 1000
@@ -180,7 +180,6 @@ def load_trajectory(result: Result, **user_objects: Any) -> np.ndarray:
     return np.asarray(shortened_run.state.server.step_state.trajectory)
 
 
-@validate_arguments
 def measure_synthetic_data(
     result: Result,
     *,
@@ -231,6 +230,9 @@ def measure_synthetic_data(
       >>> measures.starts.tolist(), measures.dynamics.logit_gap.shape
       ([0, 1], (2, 2))
     """
+    arguments = locals()
+    for name, annotation in parameter_types(measure_synthetic_data).items():
+        validate(name, arguments[name], annotation)
     spec = result.spec.resolved()
     if dataset is None:
         require(spec.dataset != USER_PROVIDED, "dataset", dataset, "the user's data of the run")

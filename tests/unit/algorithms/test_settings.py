@@ -94,6 +94,7 @@ BAD_SETTINGS = [
     ("dynafed", {"options": {"image_lr": 0.1}}, "since it is a hyperparameter: hp image_lr"),
     ("dynafed", {"hp": {"inner_steps": 5}}, "since it is an option: options inner_steps"),
     ("dynafed", {"options": {"base": "fedamp"}}, "base = 'fedamp': expected a base that dynafed"),
+    ("dynafed", {"options": {"base": []}}, "options base = [] is unknown: expected fedavg, "),
     ("fedaf", {"options": {"upload_bits": "8"}}, "expected one of the numbers 2, 4, 8, 16, 32"),
     ("feddf", {"options": {"num_samples": 3}}, "'num_samples'"),
     ("feddf", {"options": {"preset": "fedaux"}, "hp": {"distill_clip": 5.0}}, "distill_clip"),

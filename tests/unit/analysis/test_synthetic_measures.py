@@ -114,6 +114,10 @@ def test_errors(result):
     }.items():
         with pytest.raises(ConfigError, match=message):
             measure_synthetic_data(result, **{**FEW, change: 0})
+    with pytest.raises(ConfigError, match="data = 5: expected"):
+        measure_synthetic_data(result, **{**FEW, "data": 5})
+    with pytest.raises(ConfigError, match="result = None: expected"):
+        measure_synthetic_data(None)
     with pytest.raises(ConfigError, match="real_accuracy = 70: expected a number in"):
         measure_synthetic_data(result, **{**FEW, "real_accuracy": 70})
     with pytest.raises(ConfigError, match=r"^trajectory = \(2, 3\): expected the shape"):
