@@ -243,7 +243,10 @@ def measure_synthetic_data(
     num_steps = num_steps or options.get("inner_steps", _DEFAULT_STEPS)
     key = make_key(spec.seed)
     variables = task.model.init(key)
-    unravel = ravel_pytree(variables["params"])[1]
+    vector, unravel = ravel_pytree(variables["params"])
+    if trajectory is not None and "segment_length" in options:
+        expected = (options["trajectory_rounds"] + 1, vector.size)
+        require(trajectory.shape == expected, "trajectory", trajectory.shape, f"shape {expected}")
 
     def apply(params: Any, images: jax.Array) -> jax.Array:
         return task.model.apply({**variables, "params": params}, images, train=True)[0]
@@ -276,9 +279,6 @@ def measure_synthetic_data(
     if "segment_length" in options:
         user_objects = {"dataset": dataset, "network": network}
         own = load_trajectory(result, **user_objects) if trajectory is None else trajectory
-        num_parameters = ravel_pytree(variables["params"])[0].size
-        expected = (options["trajectory_rounds"] + 1, num_parameters)
-        require(own.shape == expected, "trajectory", own.shape, f"the shape {expected}")
         models, length = jnp.asarray(own), options["segment_length"]
         starts, targets = models[:-length], models[length:]
         rounds = np.arange(len(starts))

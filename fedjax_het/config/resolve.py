@@ -499,7 +499,7 @@ def _resolve_hyperparameters(
             raise make_value_error(f"hp {name}", value, expected)
         if name not in supported and (expected := _explain_schedule(name)):
             raise make_value_error(f"hp {name}", value, expected)
-        if name in method.option_names:
+        if name not in supported and name in method.option_names:
             expected = f"no value, since it is an option: {display_name(f'options {name}')}"
             raise make_value_error(f"hp {name}", value, expected)
         require_name("hp", name, supported)

@@ -120,7 +120,7 @@ def test_errors(result):
         measure_synthetic_data(None)
     with pytest.raises(ConfigError, match="real_accuracy = 70: expected a number in"):
         measure_synthetic_data(result, **{**FEW, "real_accuracy": 70})
-    with pytest.raises(ConfigError, match=r"^trajectory = \(2, 3\): expected the shape"):
+    with pytest.raises(ConfigError, match=r"^trajectory = \(2, 3\): expected shape"):
         measure_synthetic_data(result, **FEW, trajectory=np.zeros((2, 3)))
     with pytest.raises(ConfigError, match="dataset = None: expected the user's data of the run"):
         measure_synthetic_data(result)
