@@ -267,8 +267,8 @@ def make_text_tables(
         sections.append(TableSection(rows, period, {"Rounds": period}))
     note = (
         "Test accuracy in %, mean ± deviation over seeds. DynaFed: fine-tuning on matched samples; "
-        "Untrained and Real: the same on noise and on random real images. FSL: the server learns "
-        "from real images; Data sharing: every client trains on the same images instead."
+        "Untrained and Real: fine-tuning on noise and on random real images. FSL: the server learns "
+        "from real images; Data sharing: every client trains on these images instead."
     )
     accuracies = TextTable(title, ["Method"], sections, (note, _describe_tuning()))
     sections = []
