@@ -289,8 +289,8 @@ def make_text_tables(
     note = (
         f"Points of the mean accuracy of the rounds from {start + 1}, ± deviation over seeds. p: "
         "two-sided paired t-tests over seeds with Holm's correction over the methods of a section. "
-        "A test of three seeds has two degrees of freedom. Less FedAvg's: the difference less that "
-        "over FedAvg, by seed."
+        "A test of three seeds has two degrees of freedom. Less FedAvg's: the difference minus the "
+        "difference over FedAvg, by seed."
     )
     return accuracies, TextTable(title, ["Method"], sections, (note,))
 
