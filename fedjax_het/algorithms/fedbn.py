@@ -7,12 +7,13 @@ import jax.numpy as jnp
 
 from fedjax_het.algorithms.base import Algorithm, Traffic
 from fedjax_het.algorithms.builders import build_federated_algorithm, num_bytes
+from fedjax_het.algorithms.local_parameters import split_parameters
 from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
 from fedjax_het.core.client_algorithm import ClientAlgorithm
 from fedjax_het.core.client_rows import get_client_row
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, make_local_sgd
-from fedjax_het.nn import get_norm_variables, replace_norm_variables
+from fedjax_het.nn import get_norm_variables
 
 Tree = Any
 
@@ -57,16 +58,17 @@ def fedbn(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
     Returns:
       The method.
     """
-    base, model = make_local_sgd(training), training.task.model
+    base = make_local_sgd(training)
+    split = split_parameters(training.task.model, get_norm_variables, allows_empty=True)
 
     def personalize(state: FedBNClientState, variables: Tree) -> Tree:
         """Return the variables with the client's layers, if the client has trained."""
-        pairs = zip(state.norms, get_norm_variables(model, variables), strict=True)
+        pairs = zip(state.norms, split.get_local(variables), strict=True)
         norms = tuple(jnp.where(state.has_trained > 0, own, received) for own, received in pairs)
-        return replace_norm_variables(model, variables, norms)
+        return split.join(split.drop_local(variables), norms)
 
     def init(hp, variables):
-        zeros = jax.tree.map(jnp.zeros_like, get_norm_variables(model, variables))
+        zeros = jax.tree.map(jnp.zeros_like, split.get_local(variables))
         return FedBNClientState(zeros, jnp.int32(0), base.init(hp, variables))
 
     def begin(context, state):
@@ -76,15 +78,14 @@ def fedbn(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
 
     def end(context, local, state):
         update, optimizer, output = base.end(context, local, state.optimizer)
-        norms = get_norm_variables(model, local.variables)
+        norms = split.get_local(local.variables)
         return update, FedBNClientState(norms, jnp.int32(1), optimizer), output
 
     def personal_variables(hp, state, k):
         return personalize(get_client_row(state.clients, k), state.server.variables)
 
     def traffic(hp, state):
-        variables = state.server.variables
-        size = num_bytes(variables) - num_bytes(get_norm_variables(model, variables))
+        size = num_bytes(split.drop_local(state.server.variables))
         return Traffic(size, size)
 
     client = ClientAlgorithm(init, begin, base.step, end)

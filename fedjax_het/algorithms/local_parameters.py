@@ -1,6 +1,7 @@
-"""Parameters that stay at the clients, such as the heads of FedPer."""
+"""The split of a network's variables into the part of the clients and the part of the server."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -9,10 +10,64 @@ from fedjax_het.core.client_algorithm import ClientAlgorithm, ClientContext, Cli
 from fedjax_het.core.client_rows import get_client_row
 from fedjax_het.core.contract_checks import ContractError, describe_value
 from fedjax_het.nn import Model
+from fedjax_het.nn.model import NETWORKS_WITH_FEATURES
 from fedjax_het.utils.arrays import make_key
-from fedjax_het.utils.errors import describe_error
+from fedjax_het.utils.config import Config
+from fedjax_het.utils.errors import ConfigError, describe_error, make_value_error
 
 Tree = Any
+
+
+@dataclass(frozen=True)
+class HeadOptions(Config):
+    """Choice of the layers that form a network's head; all other layers are its body."""
+
+    head_layers: tuple[str, ...] = ()
+    """Paths of the head's layers within the network's parameters, such as `hidden2` or
+    `block3/conv1`; empty: the last fully connected layer."""
+
+
+def select_head(model: Model, variables: Tree, *, options: HeadOptions) -> list[Tree]:
+    """Return the leaves of a network's head, for `AlgorithmSpec.local_parameters`.
+
+    Args:
+      model: the network.
+      variables: variables of the network, `{"params": ..., "state": ...}`.
+      options: choice of the layers.
+
+    Returns:
+      The leaves, with the running statistics of the head's normalization layers.
+
+    Raises:
+      ConfigError: if a layer does not exist, or if the network has no last fully connected layer
+        and `head_layers` is empty.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_het.algorithms.local_parameters import HeadOptions, select_head
+      >>> from fedjax_het.nn import make_model
+      >>> model = make_model("mlp", (4, 4, 1), 3, hidden=[5])
+      >>> variables = model.init(jax.random.key(0))
+      >>> [leaf.shape for leaf in select_head(model, variables, options=HeadOptions())]
+      [(3,), (5, 3)]
+    """
+    if not options.head_layers:
+        if model.head is None:
+            expected = f"{NETWORKS_WITH_FEATURES}, or options head_layers"
+            raise make_value_error("model", model.name, expected)
+        return jax.tree.leaves(model.head.get_parameters(variables))
+    paths = jax.tree_util.tree_leaves_with_path(variables)
+    # The first part of a path is "params" or "state".
+    names = [jax.tree_util.keystr(path[1:], simple=True, separator="/") for path, _ in paths]
+    prefixes = tuple(f"{layer}/" for layer in options.head_layers)
+    for layer, prefix in zip(options.head_layers, prefixes, strict=True):
+        if not any(f"{name}/".startswith(prefix) for name in names):
+            layers = sorted({name.split("/")[0] for name in names})
+            expected = f"layers of the network: {', '.join(layers)}"
+            raise make_value_error("head_layers", layer, expected)
+    leaves = [leaf for _, leaf in paths]
+    is_in_head = [f"{name}/".startswith(prefixes) for name in names]
+    return [leaf for leaf, is_head in zip(leaves, is_in_head, strict=True) if is_head]
 
 
 class LocalParametersState(NamedTuple):
@@ -74,12 +129,15 @@ class ParameterSplit(NamedTuple):
         return update._replace(mean=jax.tree.map(drop, update.mean, is_leaf=is_like_variables))
 
 
-def split_parameters(model: Model, select: Callable[[Model, Tree], Tree]) -> ParameterSplit:
+def split_parameters(
+    model: Model, select: Callable[[Model, Tree], Tree], *, allows_empty: bool = False
+) -> ParameterSplit:
     """Find the local parameters of a network.
 
     Args:
       model: the network.
       select: `select(model, variables) -> parts of the variables`.
+      allows_empty: whether a network without local parameters is valid.
 
     Returns:
       The places of the local parameters.
@@ -87,6 +145,7 @@ def split_parameters(model: Model, select: Callable[[Model, Tree], Tree]) -> Par
     Raises:
       ContractError: if `select` fails, or returns anything but parts of the variables, or returns
         no parameters or all of them.
+      ConfigError: if `select` raises it.
     """
     variables = jax.eval_shape(model.init, make_key(0))
     leaves = jax.tree.leaves(variables)
@@ -95,6 +154,8 @@ def split_parameters(model: Model, select: Callable[[Model, Tree], Tree]) -> Par
     positions = structure.unflatten(range(len(leaves)))
     try:
         selected = jax.tree.leaves(select(model, positions))
+    except ConfigError:
+        raise
     except Exception as error:
         params = variables["params"]
         names = f", with the parameters {', '.join(params)}" if isinstance(params, dict) else ""
@@ -104,7 +165,8 @@ def split_parameters(model: Model, select: Callable[[Model, Tree], Tree]) -> Par
             f"local_parameters fails on {network} ({describe_error(error)})"
         ) from error
     indices = {i for i in selected if type(i) is int and 0 <= i < len(leaves)}
-    if len(indices) != len(selected) or not 0 < len(indices) < len(leaves):
+    min_count = 0 if allows_empty else 1
+    if len(indices) != len(selected) or not min_count <= len(indices) < len(leaves):
         actual = f"{len(selected)} leaves of {len(leaves)}"
         expected = "parts of the variables without change, at least one leaf and not all"
         raise ContractError(f"local_parameters returned {actual}: expected {expected}")

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from fedjax_het.algorithms.base import Algorithm
 from fedjax_het.algorithms.builders import add_mean_change, build_federated_algorithm
 from fedjax_het.algorithms.client_state import with_client_memory, zeros_like_params
+from fedjax_het.algorithms.measuring_passes import compute_batch_weight, count_pass_steps
 from fedjax_het.algorithms.spec import AlgorithmSpec, DefaultsRule
 from fedjax_het.core.client_algorithm import ClientUpdate
 from fedjax_het.core.execution_plan import ExecutionPlan
@@ -80,18 +81,14 @@ def scaffold(
     """
     has_measuring_pass = options.option == "I"
 
-    def is_measuring(batch, client):
-        if training.options.num_steps is not None:
-            return batch.step_index < client.num_steps - training.options.num_steps
-        return batch.step_index < client.num_steps // (training.epochs + 1)
-
     def adjust(context, gradient, local, batch):
         control, next_control = local.aux
         server_control = context.message.extra
         corrected = jax.tree.map(lambda g, c_i, c: g - c_i + c, gradient, control, server_control)
         if has_measuring_pass:
-            weight = batch.mask.sum() / context.client.num_samples
-            weight, measured = weight * is_measuring(batch, context.client), gradient
+            is_measuring = batch.step_index < count_pass_steps(training, context.client, 1)
+            weight = compute_batch_weight(batch, context.client) * is_measuring
+            measured = gradient
         else:
             params, weight = local.variables["params"], 1 / context.client.num_steps
             measured = measure_applied_gradient(training, context.hp, params, gradient, corrected)
@@ -103,7 +100,7 @@ def scaffold(
     def step(context, local, batch):
         new_local, loss = base.step(context, local, batch)
         measured = local._replace(aux=new_local.aux)  # the first pass only measures, at x
-        is_first_pass = is_measuring(batch, context.client)
+        is_first_pass = batch.step_index < count_pass_steps(training, context.client, 1)
         return jax.tree.map(lambda m, n: jnp.where(is_first_pass, m, n), measured, new_local), loss
 
     def end(context, local, control, update):

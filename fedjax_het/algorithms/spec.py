@@ -139,12 +139,12 @@ class AlgorithmSpec:
     model of the method. A run chooses one name by its setting `client_test_model`. `build` reads
     the choice as `training.evaluated_model`, and `Algorithm.personal_variables` computes that
     model, or `Algorithm.fine_tuning` trains it. `build_federated_algorithm` supplies "client"."""
-    local_parameters: Callable[[Model, Any], Any] | None = None
-    """`local_parameters(model, variables) -> parts of the variables` that stay at the client, such
-    as `model.head.get_parameters(variables)`. This is the one declaration of such a method:
-    `build_federated_algorithm` stores the parts in the client's state, leaves them out of messages
-    and uploads, and evaluates each client's own model on its own test. `evaluated_models` is then
-    ("personal",) and `has_global_model` False."""
+    local_parameters: Callable[..., Any] | None = None
+    """`local_parameters(model, variables[, options=]) -> parts of the variables` that stay at the
+    client, such as `model.head.get_parameters(variables)`. This is the one declaration of such a
+    method: `build_federated_algorithm` stores the parts in the client's state, leaves them out of
+    messages and uploads, and evaluates each client's own model on its own test. `evaluated_models`
+    is then ("personal",) and `has_global_model` False."""
     has_global_model: bool = True
     """Whether the server has one model for all clients. False: `Algorithm.global_model` is None,
     and runs have no hyperparameter `server_lr`, unless the method has `local_parameters`. FedAvg's
@@ -301,6 +301,10 @@ class AlgorithmSpec:
         if self.has_base:
             assert self.base is not None, "see `get_algorithm_spec`"
             arguments["base"] = partial(self.base.build_algorithm, options=options)
+        if (select := self.local_parameters) is not None:
+            if "options" in inspect.signature(select).parameters:
+                select = partial(select, options=arguments["options"])
+            training = training._replace(local_parameters=select)
         signature = inspect.signature(self.build)
         try:
             signature.bind(None, None, **arguments)

@@ -12,7 +12,6 @@ from fedjax_het.nn.model import (
     count_parameters,
     get_norm_variables,
     norm_mask,
-    replace_norm_variables,
 )
 from fedjax_het.nn.network import NetworkSpec, compute_network_digest, to_model
 from fedjax_het.nn.networks import NETWORKS, make_model, register_network
@@ -38,6 +37,5 @@ __all__ = [
     "micro_batched_value_and_grad",
     "norm_mask",
     "register_network",
-    "replace_norm_variables",
     "to_model",
 ]

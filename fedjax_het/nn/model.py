@@ -3,7 +3,7 @@
 The module also finds the variables of a network's normalization layers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -273,33 +273,3 @@ def get_norm_variables(model: Model, variables: Variables) -> tuple[jax.Array, .
     """
     leaves, is_norm = jax.tree.leaves(variables), jax.tree.leaves(norm_mask(model, variables))
     return tuple(leaf for leaf, mark in zip(leaves, is_norm, strict=True) if mark)
-
-
-def replace_norm_variables(
-    model: Model, variables: Variables, norms: Sequence[jax.Array]
-) -> Variables:
-    """Replace the variables of the normalization layers.
-
-    Args:
-      model: the network.
-      variables: variables of `model`.
-      norms: new leaves in the order of `get_norm_variables`.
-
-    Returns:
-      A copy of `variables` with `norms` at the leaves that `norm_mask` marks.
-
-    Example:
-      >>> import jax
-      >>> from fedjax_het.nn import make_model
-      >>> from fedjax_het.nn import get_norm_variables, replace_norm_variables
-      >>> model = make_model("convnet", (8, 8, 1), 3, width=2, depth=1)
-      >>> variables = model.init(jax.random.key(0))
-      >>> norms = [leaf + 1 for leaf in get_norm_variables(model, variables)]
-      >>> print(replace_norm_variables(model, variables, norms)["params"]["norm1"]["scale"])
-      [2. 2.]
-    """
-    leaves, structure = jax.tree.flatten(variables)
-    is_norm = jax.tree.leaves(norm_mask(model, variables))
-    values = iter(norms)
-    merged = [next(values) if mark else leaf for leaf, mark in zip(leaves, is_norm, strict=True)]
-    return jax.tree.unflatten(structure, merged)

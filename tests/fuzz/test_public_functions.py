@@ -130,7 +130,7 @@ MODULES = (fedjax_het, data, nn, analysis)
 NOT_VALIDATED = {
     *("find_parameter_name", "conv2d", "count_parameters", "make_generator", "parse_row"),
     *("count_training_flops", "micro_batched_value_and_grad", "compute_network_digest"),
-    *("norm_mask", "get_norm_variables", "choose_micro_batch_size", "replace_norm_variables"),
+    *("norm_mask", "get_norm_variables", "choose_micro_batch_size"),
     "add_projection_head",
     "show_environment",  # has no arguments
     "grid",  # has the settings of RunSpec: `test_entry_points.py`

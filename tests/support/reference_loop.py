@@ -23,6 +23,15 @@ def flatten_images(images: np.ndarray) -> np.ndarray:
     return images.reshape(len(images), -1).astype(np.float64)
 
 
+def name_leaves(params: dict) -> Params:
+    """The arrays of nested dictionaries by path, such as "head/kernel"."""
+    leaves = {}
+    for name, value in params.items():
+        inner = name_leaves(value) if isinstance(value, dict) else {"": value}
+        leaves |= {f"{name}/{path}".rstrip("/"): leaf for path, leaf in inner.items()}
+    return leaves
+
+
 def flatten_params(params: Params) -> np.ndarray:
     """All weights of a model as one float64 vector, by sorted name."""
     return np.concatenate([np.asarray(params[name], np.float64).ravel() for name in sorted(params)])
@@ -113,6 +122,7 @@ class ReferenceFedAvg:
         self.client_sizes = federation.sizes
         self.hp = {name: float(value) for name, value in federation.hp.items()}
         params = federation.global_params(federation.initial_state()) if params is None else params
+        params = name_leaves(params)
         self.shapes = {name: params[name].shape for name in sorted(params)}
         self.global_vector = flatten_params(params)
         self.history: list[list[int]] = []  # the clients that trained in each round
@@ -242,6 +252,7 @@ class ReferenceFedAvg:
     def assert_model(self, params: Params, *, atol: float, model: np.ndarray | None = None) -> None:
         """That weights are those of the global model, or of another of the loop's."""
         expected = self.params(self.global_vector if model is None else model)
+        params = name_leaves(params)
         assert params.keys() == expected.keys()
         for name, leaf in params.items():
             np.testing.assert_allclose(leaf, expected[name], atol=atol, err_msg=name)

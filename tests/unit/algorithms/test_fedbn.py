@@ -12,13 +12,20 @@ from support.small_federation import make_small_federation
 
 from fedjax_het import Placement, simulate
 from fedjax_het.algorithms.fedbn import fedbn
+from fedjax_het.algorithms.local_parameters import split_parameters
 from fedjax_het.config.protocols import PROTOCOLS
 from fedjax_het.config.run_spec import RunSpec
-from fedjax_het.nn import get_norm_variables, make_model, norm_mask, replace_norm_variables
+from fedjax_het.nn import get_norm_variables, make_model, norm_mask
 from fedjax_het.nn.adapters import make_flax_model
 from fedjax_het.nn.layers import BatchNorm, InstanceNorm, Linear
 
 LR = 0.3
+
+
+def replace_norms(model, variables, norms):
+    """Return the variables with other normalization layers."""
+    split = split_parameters(model, get_norm_variables)
+    return split.join(split.drop_local(variables), tuple(norms))
 
 
 def gradients(p, x, y, mean):
@@ -97,7 +104,7 @@ def test_trained_client_ignores_server_norms():
     noise = [
         jnp.full_like(leaf, 7.0) for leaf in get_norm_variables(make_centered_model(), variables)
     ]
-    changed = replace_norm_variables(make_centered_model(), variables, noise)
+    changed = replace_norms(make_centered_model(), variables, noise)
     other, _ = federation.run(1, federation.algorithm.with_global_model(state, changed))
     same, _ = federation.run(1, state)
     assert_trees_all_equal(other.clients, same.clients)
@@ -179,7 +186,7 @@ def test_norm_variables_round_trip():
     model = make_model("convnet", (4, 4, 1), 3, width=2, depth=1, norm="batch")
     one, other = (model.init(jax.random.key(k)) for k in range(2))
     other = jax.tree.map(lambda leaf: leaf + 1, other)
-    mixed = replace_norm_variables(model, one, get_norm_variables(model, other))
+    mixed = replace_norms(model, one, get_norm_variables(model, other))
     for part, layer in (("params", "norm1"), ("state", "norm1")):
         assert_trees_all_equal(mixed[part][layer], other[part][layer])
     for layer in ("conv1", "head"):
@@ -207,7 +214,7 @@ def test_client_test_uses_own_norms(count):
     for k in range(3):
         variables = server
         if clients.has_trained[k]:
-            variables = replace_norm_variables(model, server, [leaf[k] for leaf in clients.norms])
+            variables = replace_norms(model, server, [leaf[k] for leaf in clients.norms])
         mine = result.tests.client_indices(k)
         assert len(mine) == (len(data.test_labels) if count == "all" else count)
         x = jnp.float32((data.test_images[mine] - mean) / std)

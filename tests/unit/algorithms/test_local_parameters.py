@@ -108,7 +108,7 @@ def test_traffic_excludes_local_parameters():
     (code,) = [code for _, code in find_code_blocks("python", [page]) if "def fedper(" in code]
     exec(code.split("settings = ")[0], {})
     settings = {"model": "mlp", "num_clients": 4, "participation": 1.0, "rounds": 2}
-    plain, kept = (simulate(RunSpec(name, **settings)) for name in ("fedavg", "fedper"))
+    plain, kept = (simulate(RunSpec(name, **settings)) for name in ("fedavg", "own_fedper"))
     variables = plain.model().variables
     head = kept.model(0).task.model.head
     shared_bytes = num_bytes(head.replace_parameters(variables, None))
