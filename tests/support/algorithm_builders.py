@@ -8,6 +8,7 @@ from fedjax_het.utils.config import parse_config
 from support.data import CLIENT_SIZES
 from support.small_federation import make_small_federation
 from support.small_runs import CONDENSATION_OPTIONS, SYNTHESIS_OPTIONS
+from support.two_layers import make_two_layer_model
 
 FAST_SYNTHESIS = SYNTHESIS_OPTIONS | {"num_iterations": 2, "trajectory_rounds": 3}
 FAST_SYNTHESIS |= {"augment_strategy": "none"}
@@ -38,6 +39,8 @@ def fast_registered_builder(name, base=None):
         **HYPER_PARAMETERS.get(name, {}),
     }
     settings = {"hp": hyper_parameters, "client_test_model": algorithm_spec.evaluated_models[0]}
+    if algorithm_spec.local_parameters is not None:  # a linear model is all head
+        settings["model"] = make_two_layer_model()
     return make_builder(algorithm_spec, options), settings
 
 

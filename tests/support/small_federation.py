@@ -9,6 +9,7 @@ import numpy as np
 
 from fedjax_het.algorithms.base import Algorithm, FederationData
 from fedjax_het.core.client_loop import Cohort, Examples
+from fedjax_het.core.client_rows import get_client_row
 from fedjax_het.core.execution_plan import ExecutionPlan, make_execution_plan
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.core.optimizers import LocalTrainingOptions
@@ -62,10 +63,11 @@ class SmallFederation(NamedTuple):
         return state, info
 
     def global_params(self, state):
-        """The global model's weights; of a method without one, those of all clients."""
-        get_model = self.algorithm.global_model
-        variables = state.clients.variables if get_model is None else get_model(state)
-        return jax.tree.map(np.asarray, variables["params"])
+        """The global model's weights; of a method without one, the weights of all clients."""
+        if self.algorithm.global_model is None:
+            models = [self.personal_model(state, k) for k in range(self.num_clients)]
+            return jax.tree.map(lambda *leaves: np.stack(leaves), *models)
+        return jax.tree.map(np.asarray, self.algorithm.global_model(state)["params"])
 
     def train(self, rounds, state=None):
         """The global model's weights after so many rounds."""
@@ -73,9 +75,13 @@ class SmallFederation(NamedTuple):
 
     def personal_model(self, state, k):
         """The weights of the model that client k's own test is for."""
-        if self.algorithm.personal_variables is None:
-            return self.global_params(state)
-        variables = self.algorithm.personal_variables(self.hp, state, k)
+        get_model = self.algorithm.personal_variables
+        if get_model is None and self.algorithm.global_model is None:
+            variables = get_client_row(state.clients.variables, k)
+        elif get_model is None:
+            variables = self.algorithm.global_model(state)
+        else:
+            variables = get_model(self.hp, state, k)
         return jax.tree.map(np.asarray, variables["params"])
 
 
