@@ -15,18 +15,11 @@ _INPUT_NAME = "class_counts"
 
 def _make_class_counts(federations: Sequence[FederationData]) -> list[np.ndarray]:
     """Return the number of examples of each class at each client, float32 `[K, C]`."""
-
-    def count(federation: FederationData) -> np.ndarray:
-        dataset, partition = federation.dataset, federation.partition
-        labels = np.asarray(dataset.train_labels)
-        return np.stack(
-            [
-                np.bincount(labels[partition.client_indices(k)], minlength=dataset.num_classes)
-                for k in range(partition.num_clients)
-            ]
-        ).astype(np.float32)
-
-    return [count(federation) for federation in federations]
+    datasets = [(federation.partition, federation.dataset) for federation in federations]
+    return [
+        partition.label_counts(dataset.train_labels, dataset.num_classes).astype(np.float32)
+        for partition, dataset in datasets
+    ]
 
 
 CLASS_COUNTS = RoundInput(_INPUT_NAME, _make_class_counts)
