@@ -62,6 +62,7 @@ METHODS: Registry[AlgorithmSpec] = Registry(
         fedopt.FEDAVGM,
         fedopt.FEDADAM,
         fedopt.FEDYOGI,
+        fedopt.FEDADAGRAD,
         feddm.SPEC,
         fedaf.SPEC,
         separate.SPEC,

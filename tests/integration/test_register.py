@@ -334,7 +334,9 @@ def test_copied_server_optimizer_has_its_step():
         assert own.hyperparameters == theirs.hyperparameters
 
 
-@pytest.mark.parametrize("name", ["fedadam", "fedyogi", "fedavgm", "scaffold", "feddyn"])
+@pytest.mark.parametrize(
+    "name", ["fedadam", "fedyogi", "fedadagrad", "fedavgm", "scaffold", "feddyn"]
+)
 def test_copied_method_has_its_defaults(name):
     register_method("copied", METHODS[name].build)
     for protocol in ("dynafed", "fsl"):

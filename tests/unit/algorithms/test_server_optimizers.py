@@ -1,4 +1,4 @@
-"""FedAvgM, FedAdam, FedYogi and FedNova against float64 loops, closed forms and their limits."""
+"""FedAvgM, FedAdagrad, FedAdam, FedYogi, FedNova: float64 loops, closed forms and their limits."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,13 @@ from support.small_federation import make_small_federation
 
 from fedjax_het.algorithms.fedavg import fedavg
 from fedjax_het.algorithms.fednova import fednova
-from fedjax_het.algorithms.fedopt import AdaptiveServerHyperParameters, fedadam, fedavgm, fedyogi
+from fedjax_het.algorithms.fedopt import (
+    AdaptiveServerHyperParameters,
+    fedadagrad,
+    fedadam,
+    fedavgm,
+    fedyogi,
+)
 from fedjax_het.utils.errors import ConfigError
 
 LR = 0.2
@@ -82,6 +88,11 @@ class Yogi(Adam):
         return v - (1 - beta2) * change**2 * np.sign(v - change**2)
 
 
+class Adagrad(Adam):
+    def square(self, v, beta2, change):
+        return v + change**2
+
+
 class Nova(Momentum):
     def update_server(self, r, clients, models):
         work = [self.client_states[k] for k in clients]
@@ -97,6 +108,7 @@ CASES = {
     "damped": (bind_options(fedavgm, damped=True), {**MOMENTUM, "server_lr": 2.0}, Damped),
     "fedadam": (fedadam, ADAPTIVE, Adam),
     "fedyogi": (fedyogi, ADAPTIVE, Yogi),
+    "fedadagrad": (fedadagrad, ADAPTIVE, Adagrad),
     "fednova": (fednova, {"server_lr": 0.7}, Nova),
 }
 
@@ -134,7 +146,7 @@ def changes_of(build, hp, **settings):
     return moved
 
 
-@pytest.mark.parametrize("name", ["fedadam", "fedyogi"])
+@pytest.mark.parametrize("name", ["fedadam", "fedyogi", "fedadagrad"])
 def test_first_adaptive_step_has_no_bias_correction(name):
     beta1, beta2, tau, lr = 0.7, 0.9, 0.05, 0.3
     hp = {"server_beta1": beta1, "server_beta2": beta2, "server_tau": tau, "server_lr": lr}
@@ -143,6 +155,8 @@ def test_first_adaptive_step_has_no_bias_correction(name):
     square = beta2 * tau**2 + (1 - beta2) * change**2
     if name == "fedyogi":
         square = tau**2 + (1 - beta2) * change**2 * np.sign(change**2 - tau**2)
+    if name == "fedadagrad":
+        square = tau**2 + change**2
     expected = lr * (1 - beta1) * change / (np.sqrt(square) + tau)
     np.testing.assert_allclose(actual, expected, atol=1e-6)
 

@@ -61,6 +61,7 @@ BAD_OPTIONS = {
 BAD_NUMBERS = {
     "apfl": {"apfl_alpha": [1.5, -0.1]},
     "ditto": {"ditto_lambda": [-1.0]},
+    "fedadagrad": {"server_beta1": [1.0], "server_tau": [0.0]},
     "fedadam": {"server_beta1": [1.0], "server_tau": [0.0], "server_lr": ["a"]},
     "fedaf": {"gamma": [1.5, -0.1], "tau": [0.0], "clip_norm": [0.0]},
     "fedamp": {"sigma": [0.0, -1.0]},
