@@ -19,6 +19,7 @@ from fedjax_het.data.grouped_partition import (
     resolve_grouped_parameters,
 )
 from fedjax_het.data.sampling import allocate_equal_counts, shuffle_by_class, take_quota
+from fedjax_het.data.unequal_partition import pathological_unequal
 from fedjax_het.data.validation import validate_labels
 from fedjax_het.utils.config import Bounds, NonNegativeInt, PositiveInt, validate_arguments
 from fedjax_het.utils.errors import ConfigError, display_name, require
@@ -440,6 +441,7 @@ PARTITIONS: Registry[PartitionScheme] = Registry(
         _describe(dirichlet_capped),
         _describe(classes_per_client),
         _describe(pathological),
+        _describe(pathological_unequal),
         _describe(
             grouped,
             resolve_parameters=resolve_grouped_parameters,

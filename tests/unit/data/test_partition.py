@@ -29,7 +29,8 @@ from fedjax_het.utils.io import write_npz
 LABELS = shuffled_labels([500] * 10)
 SCHEMES = {name: required_parameters(name, alpha=0.1, classes_per_client=2) for name in PARTITIONS}
 SCHEMES["dirichlet_capped"]["alpha"] = 0.5
-LEAVE_SOME = ("classes_per_client", "pathological", "grouped")  # examples that nobody holds
+# Examples that nobody holds.
+LEAVE_SOME = ("classes_per_client", "pathological", "pathological_unequal", "grouped")
 
 
 def make(scheme, labels=LABELS, num_classes=10, num_clients=20, seed=0, **parameters):
