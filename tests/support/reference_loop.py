@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from fedjax_het.core.server_training import make_shuffled_batches
-from support.data import BATCH_SIZE
+from support.data import BATCH_SIZE, NUM_CLASSES
 from support.small_federation import SmallFederation, make_small_federation
 
 Params = dict[str, np.ndarray]
@@ -180,6 +180,11 @@ class ReferenceFedAvg:
         cohort = self.federation.scheduler.draw_cohort(r)
         return sorted(int(k) for k in cohort if self.client_sizes[k])
 
+    def class_counts(self, client: int) -> np.ndarray:
+        """The number of a client's examples in each class, `[C]`."""
+        held = self.federation.scheduler.partition.client_indices(client)
+        return np.bincount(self.labels[held], minlength=NUM_CLASSES)
+
     def minibatches(self, r: int, client: int) -> list[Minibatch]:
         minibatches = []
         batches, sizes = self.federation.scheduler.client_batches(r, client)
@@ -290,10 +295,10 @@ def run_and_compare(loop: ReferenceFedAvg, rounds: int, *, atol: float) -> Any:
     return state
 
 
-def run_four_rounds_and_compare(make_loop, build, *, averaging, hp):
+def run_four_rounds_and_compare(make_loop, build, *, averaging, hp, **settings):
     """-> (state, loop) after rounds in which clients come back and an empty one is drawn; their
     models are equal."""
-    settings = {"participation": 0.5, "averaging": averaging, "epochs": 2}
+    settings |= {"participation": 0.5, "averaging": averaging, "epochs": 2}
     loop = make_loop(make_small_federation(build, hp={"local_lr": 0.2, **hp}, **settings))
     state = run_and_compare(loop, 4, atol=5e-6)
     rounds = loop.history
