@@ -248,8 +248,11 @@ class RunSettings:
     client_tests: bool | None = None
     """Evaluate each client on test data distributed like its training data (default: only for
     personalized methods)."""
-    test_per_client: int | Literal["all"] | None = field(default=None, metadata=_COUNT)
-    """Test images per client; "all" uses the whole test split for every client (default: 100, or
+    test_per_client: int | Literal["all", "proportional"] | None = field(
+        default=None, metadata=_COUNT
+    )
+    """Test images per client. "all" uses the whole test split for every client, "proportional"
+    divides the test split among the clients in proportion to their training data (default: 100, or
     fewer if the test split is too small; classes with too few test images are left out)."""
     client_test_model: str | None = None
     """Model that is evaluated on the clients' own test data: global, client or received (default:
@@ -282,8 +285,8 @@ class RunSettings:
     """Epochs of fine-tuning on each held-out client's own data, at the learning rate without a
     schedule over rounds (default: the method's own fine-tuning, otherwise 1)."""
     metrics: str | tuple[str, ...] | None = None
-    """Additional measurements, as a list or separated by commas: class_accuracy, macro_f1,
-    calibration, confusion, fairness, drift (default: none)."""
+    """Further metrics, as a list or separated by commas: class_accuracy, macro_f1,
+    calibration, confusion, fairness, pooled_accuracy, drift (default: none)."""
     optimizer_options: dict[str, bool] = field(default_factory=dict)
     """Boolean options of the local optimizer, e.g. nesterov=true; `fedjax-het show OPTIMIZER` lists
     them (default: the optimizer's own)."""

@@ -7,6 +7,7 @@ from fedjax_het.data.client_tests import (
     make_client_tests,
     make_domain_tests,
     make_full_tests,
+    make_proportional_tests,
 )
 from fedjax_het.data.dataset import Dataset, dataset_from_arrays
 from fedjax_het.data.dataset_registry import DATASETS, DatasetSpec, load_dataset, register_dataset
@@ -62,6 +63,7 @@ __all__ = [
     "make_domain_tests",
     "make_full_tests",
     "make_partition",
+    "make_proportional_tests",
     "make_server_data",
     "make_server_pool",
     "partition_from_clients",

@@ -32,7 +32,7 @@ def make_client_tests(
     partition: Partition,
     dataset: Dataset,
     seed: Seed,
-    per_client: PositiveInt | Literal["all"] | None = None,
+    per_client: PositiveInt | Literal["all", "proportional"] | None = None,
 ) -> Partition:
     """Choose the test examples of each client.
 
@@ -40,6 +40,8 @@ def make_client_tests(
 
     * Clients that are domains are tested on all test images of their domain (`make_domain_tests`).
     * With `per_client="all"`, every client is tested on the whole test split (`make_full_tests`).
+    * With `per_client="proportional"`, the clients share the whole test split in proportion to
+      their training data (`make_proportional_tests`).
     * All other clients get `per_client` test examples with the class mixture of their training data
       (`draw_local_tests`).
 
@@ -47,7 +49,8 @@ def make_client_tests(
       partition: the training examples of each of the K clients.
       dataset: the data set of the partition.
       seed: seed of the draw, >= 0.
-      per_client: number of test examples of each client, or "all". Default: see `draw_local_tests`.
+      per_client: number of test examples of each client, "all" or "proportional". Default: see
+        `draw_local_tests`.
 
     Returns:
       A `Partition` of K clients with positions in the *test* split.
@@ -75,10 +78,10 @@ def make_client_tests(
         return make_domain_tests(partition, dataset.test_domains)
     if per_client == "all":
         return make_full_tests(partition, len(dataset.test_labels))
-    labels = (dataset.train_labels, dataset.test_labels)
-    return draw_local_tests(
-        partition, *labels, dataset.num_classes, seed=seed, per_client=per_client
-    )
+    data = (partition, dataset.train_labels, dataset.test_labels, dataset.num_classes)
+    if per_client == "proportional":
+        return make_proportional_tests(*data, seed=seed)
+    return draw_local_tests(*data, seed=seed, per_client=per_client)
 
 
 def has_domain_clients(partition: Partition) -> bool:
@@ -249,6 +252,70 @@ def make_full_tests(
     return partition_from_clients(
         [all_examples if size else no_examples for size in partition.sizes],
         scheme="whole_tests",
+        parameters={"of": partition.digest()},
+    )
+
+
+@validate_arguments
+def make_proportional_tests(
+    partition: Partition,
+    train_labels: np.ndarray,
+    test_labels: np.ndarray,
+    num_classes: NumClasses,
+    *,
+    seed: Seed,
+) -> Partition:
+    """Divide the whole test split among the clients, in proportion to their training data.
+
+    The test examples of each class are shuffled and cut in proportion to the numbers of training
+    examples of the class. The number of each client is its proportion rounded down or up. Clients
+    share no test example, and every example of a class that a client holds belongs to one client.
+    If the split has a fraction f of all examples, a client's test therefore has the fraction f of
+    the client's examples of every class, up to rounding. PFLlib divides each client's examples
+    75 : 25 at random instead, which keeps the proportions of classes in expectation.
+
+    Args:
+      partition: the training examples of each of the K clients.
+      train_labels: labels of the training split, integers `[N]` in [0, num_classes).
+      test_labels: labels of the test split, integers `[N_test]` in [0, num_classes).
+      num_classes: number of classes, C.
+      seed: seed of the draw, >= 0. Equal arguments give equal tests.
+
+    Returns:
+      A `Partition` of K clients with positions in the *test* split. A client with few examples may
+      have no test.
+
+    Raises:
+      ConfigError: if clients are domains, or if no client has a test.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.data import make_proportional_tests, partition_from_clients
+      >>> partition = partition_from_clients([[0, 1, 2], [3, 4, 5, 6, 7, 8]])
+      >>> train_labels, test_labels = np.array([0, 0, 0, 0, 0, 0, 1, 1, 1]), np.array([0, 0, 1])
+      >>> tests = make_proportional_tests(partition, train_labels, test_labels, 2, seed=0)
+      >>> tests.label_counts(test_labels, 2)
+      array([[1, 0],
+             [1, 1]])
+    """
+    test_labels = validate_class_labels("test_labels", test_labels, num_classes)
+    expected = "a scheme by class (for clients that are domains, use make_domain_tests)"
+    require(not has_domain_clients(partition), "partition", partition.scheme, expected)
+    cumulative = partition.label_counts(train_labels, num_classes).cumsum(0)  # [K, C]
+    class_counts = np.bincount(test_labels, minlength=num_classes)
+    ends = cumulative * class_counts // np.maximum(cumulative[-1], 1)
+    expected = "an example of a class that a client holds"
+    require(not len(partition.indices) or ends[-1].any(), "test_labels", test_labels, expected)
+    rng = make_data_rng(seed, DataStream.LOCAL_TESTS)
+    pools = shuffle_by_class(rng, test_labels, num_classes)
+    clients = take_quota(
+        [pool[:end] for pool, end in zip(pools, ends[-1], strict=True)],
+        np.diff(ends, axis=0, prepend=0).T,
+    )
+    return partition_from_clients(
+        clients,
+        scheme="proportional_tests",
+        seed=seed,
         parameters={"of": partition.digest()},
     )
 

@@ -42,8 +42,8 @@ class Metric(NamedTuple):
         pytree of arrays, which is summed over all batches.
       finish: function `(sums) -> values` that maps the total of `sums` to arrays by name.
       from_client_accuracy: for a metric of the clients' accuracies on their own tests. A NumPy
-        function of accuracies `[rounds, K]`, NaN for a missing test, that returns arrays `[rounds]`
-        by name.
+        function of accuracies `[rounds, K]`, NaN for a missing test, and of the numbers of test
+        examples `[K]`. It returns arrays `[rounds]` by name.
       update_metric_names: names of the metrics of a round's client updates, see
         `fedjax_het.core.drift`.
       infos: pairs of a value's name and its declaration.
@@ -58,7 +58,7 @@ class Metric(NamedTuple):
     description: str
     sums: BatchSumsFunction | None = None
     finish: FinishFunction | None = None
-    from_client_accuracy: Callable[[np.ndarray], dict[str, np.ndarray]] | None = None
+    from_client_accuracy: Callable[[np.ndarray, np.ndarray], dict[str, np.ndarray]] | None = None
     update_metric_names: tuple[str, ...] = ()
     infos: tuple[tuple[str, MetricInfo], ...] = ()
 
@@ -224,6 +224,30 @@ def compute_fairness(accuracy: np.ndarray) -> dict[str, np.ndarray]:
     return values
 
 
+def compute_pooled_accuracy(accuracy: np.ndarray, test_sizes: np.ndarray) -> np.ndarray:
+    """Compute the fraction of correct outputs over the tests of all clients together.
+
+    Each test example has the same weight, as in PFLlib. The mean over clients gives each client the
+    same weight.
+
+    Args:
+      accuracy: accuracies `[rounds, K]` in [0, 1]; NaN for a client that was not measured.
+      test_sizes: number of test examples of each client, integers `[K]`.
+
+    Returns:
+      Fractions, float64 `[rounds]`; NaN in rounds in which a client with a test was not measured.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_het.metrics.registry import compute_pooled_accuracy
+      >>> compute_pooled_accuracy(np.array([[0.5, 1.0, np.nan]]), np.array([30, 10, 0]))
+      array([0.625])
+    """
+    has_test = test_sizes > 0
+    correct = np.asarray(accuracy, np.float64)[:, has_test] @ test_sizes[has_test]
+    return correct / max(test_sizes.sum(), 1)
+
+
 METRICS: Registry[Metric] = Registry(
     "metric",
     (
@@ -263,7 +287,7 @@ METRICS: Registry[Metric] = Registry(
         Metric(
             "fairness",
             "mean of the worst tenth, variance and Gini coefficient of the clients' accuracies",
-            from_client_accuracy=compute_fairness,
+            from_client_accuracy=lambda accuracy, _: compute_fairness(accuracy),
             infos=(
                 ("worst_decile", MetricInfo("Worst decile of clients", "", True, True)),
                 (
@@ -273,6 +297,19 @@ METRICS: Registry[Metric] = Registry(
                 (
                     "accuracy_gini",
                     MetricInfo("Gini coefficient of clients' accuracies", higher_is_better=False),
+                ),
+            ),
+        ),
+        Metric(
+            "pooled_accuracy",
+            "accuracy over the tests of all clients together, each test example weighted equally",
+            from_client_accuracy=lambda accuracy, test_sizes: {
+                "pooled_client_accuracy": compute_pooled_accuracy(accuracy, test_sizes)
+            },
+            infos=(
+                (
+                    "pooled_client_accuracy",
+                    MetricInfo("Pooled accuracy of clients", "", True, True),
                 ),
             ),
         ),

@@ -109,7 +109,9 @@ def build_curves(
         curves |= {f"client_accuracy_{n}": client_accuracy[:, k] for k, n in enumerate(names)}
         for metric in requested_metrics:
             if metric.from_client_accuracy is not None:
-                client_curves = metric.from_client_accuracy(np.asarray(client_accuracy))
+                assert run.client_tests is not None
+                sizes = run.client_tests.sizes
+                client_curves = metric.from_client_accuracy(np.asarray(client_accuracy), sizes)
                 curves |= {name: np.float32(values) for name, values in client_curves.items()}
     curves |= metrics.validation
     if "client_validation_accuracy" in metrics.validation:
@@ -167,10 +169,10 @@ def is_evaluation_curve(curve: str, evaluation: EvaluationOptions) -> bool:
 def list_metric_names(evaluation: EvaluationOptions) -> list[str]:
     """Return the names of the curves that the setting `metrics` adds."""
     names = [*evaluation.metric_shapes, *evaluation.update_metric_names]
-    no_clients = np.zeros((0, 1))
+    no_clients = np.zeros((0, 1)), np.zeros(1, np.int64)
     for metric in evaluation.metrics:
         if metric.from_client_accuracy is not None:
-            names += metric.from_client_accuracy(no_clients)
+            names += metric.from_client_accuracy(*no_clients)
     return names
 
 

@@ -219,6 +219,7 @@ def make_good_calls(folder) -> dict[str, dict]:
         "draw_local_tests": {**tests, "num_classes": 3, "seed": 0},
         "make_domain_tests": {"partition": SPLIT, "test_domains": np.arange(60) % 4},
         "make_full_tests": {"partition": SPLIT, "num_examples": 60},
+        "make_proportional_tests": {**tests, "num_classes": 3, "seed": 0},
         "compute_client_mixtures": {"partition": SPLIT, **labels},
         "get_client_groups": {
             "partition": data.make_partition(

@@ -45,7 +45,10 @@ def test_methods_run_with_x64(method):
     assert all(leaf.dtype == np.float64 for leaf in jax.tree.leaves(model.variables["params"]))
 
 
-ALL_METRICS = ("class_accuracy", "macro_f1", "calibration", "confusion", "drift", "fairness")
+ALL_METRICS = (
+    *("class_accuracy", "macro_f1", "calibration", "confusion"),
+    *("drift", "fairness", "pooled_accuracy"),
+)
 X64_PLACEMENTS = {
     "host": ("scaffold", {"devices": 1, "client_state": "host"}),
     "split": ("fedbn", {"devices": 2, "client_state": "split"}),

@@ -11,10 +11,13 @@ from fedjax_het.data import (
     PARTITIONS,
     Partition,
     compute_client_mixtures,
+    dataset_from_arrays,
     draw_local_tests,
     load_dataset,
+    make_client_tests,
     make_full_tests,
     make_partition,
+    make_proportional_tests,
     partition_from_clients,
 )
 from fedjax_het.utils.errors import ConfigError
@@ -170,6 +173,31 @@ def test_full_tests():
     tests = make_full_tests(partition_from_clients([[0, 1, 2], [], [3]]), 5)
     everything = list(range(5))
     assert [list(tests.client_indices(k)) for k in range(3)] == [everything, [], everything]
+
+
+@pytest.mark.parametrize("scheme", ["dirichlet", "pathological_unequal"])
+def test_proportional_tests_divide_test_split(scheme):
+    partition = split(scheme)
+    tests = make_proportional_tests(partition, TRAIN, TEST, 10, seed=1)
+    assert sorted(tests.indices) == list(range(len(TEST)))
+    held, tested = partition.label_counts(TRAIN, 10), tests.label_counts(TEST, 10)
+    expected = held * np.bincount(TEST) / np.bincount(TRAIN)
+    assert np.abs(tested - expected).max() < 1
+    images = [np.zeros((len(labels), 2, 2, 1), np.uint8) for labels in (TRAIN, TEST)]
+    dataset = dataset_from_arrays(images[0], TRAIN, images[1], TEST)
+    assert make_client_tests(partition, dataset, 1, "proportional").digest() == tests.digest()
+    other = make_proportional_tests(partition, TRAIN, TEST, 10, seed=2)
+    assert other.digest() != tests.digest()
+    np.testing.assert_array_equal(other.label_counts(TEST, 10), tested)
+
+
+def test_proportional_tests_leave_out_classes_of_nobody():
+    partition = partition_from_clients([[0, 1], [], [2, 4]])
+    train, test = np.array([0, 0, 1, 2, 1]), np.array([0, 1, 2, 2, 0, 0, 1])
+    tests = make_proportional_tests(partition, train, test, 3, seed=0)
+    assert [tests.client_indices(k).tolist() for k in range(3)] == [[0, 4, 5], [], [1, 6]]
+    with pytest.raises(ConfigError, match="expected an example of a class that a client holds"):
+        make_proportional_tests(partition, train, np.array([2, 2]), 3, seed=0)
 
 
 def test_local_tests_follow_seed_and_load(tmp_path):

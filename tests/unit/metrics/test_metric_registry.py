@@ -17,7 +17,13 @@ from fedjax_het.core.gradient_diagnostics import GRADIENT_GAP_NAMES
 from fedjax_het.core.task import Task
 from fedjax_het.data import partition_from_clients
 from fedjax_het.metrics.personal import worst_decile
-from fedjax_het.metrics.registry import METRICS, compute_fairness, get_metric_info, parse_metrics
+from fedjax_het.metrics.registry import (
+    METRICS,
+    compute_fairness,
+    compute_pooled_accuracy,
+    get_metric_info,
+    parse_metrics,
+)
 from fedjax_het.nn import to_model
 
 DATA = make_user_dataset()
@@ -189,6 +195,31 @@ def test_fairness_of_run(name):
     for curve, values in expected.items():
         np.testing.assert_allclose(result.metrics[curve], values, rtol=1e-6)
         assert result.summary[f"final_{curve}"] == pytest.approx(np.mean(values), rel=1e-5)
+
+
+def test_pooled_accuracy_counts_each_example():
+    correct, sizes = np.array([[3, 0, 7], [1, 5, 0]]), np.array([4, 5, 9])
+    np.testing.assert_allclose(compute_pooled_accuracy(correct / sizes, sizes), [10 / 18, 6 / 18])
+    accuracy = np.array([[0.5, np.nan, 1.0], [np.nan, 0.5, 1.0]])
+    actual = compute_pooled_accuracy(accuracy, np.array([4, 0, 12]))
+    np.testing.assert_allclose(actual, [14 / 16, np.nan])
+
+
+@pytest.mark.parametrize("model", ["global", "client"])
+def test_pooled_accuracy_of_run(model):
+    settings = {"client_tests": True, "test_per_client": "proportional", "participation": 1.0}
+    spec = make_spec(rounds=3, metrics="pooled_accuracy", client_test_model=model, **settings)
+    result = run_spec(spec)
+    accuracy, sizes = result.metrics["client_accuracy"], result.tests.sizes
+    pooled = result.metrics["pooled_client_accuracy"]
+    has_test = sizes > 0
+    expected = (accuracy[:, has_test] * sizes[has_test]).sum(1) / sizes.sum()
+    np.testing.assert_allclose(pooled, expected, rtol=1e-6)
+    assert result.summary["final_pooled_client_accuracy"] == pytest.approx(pooled.mean(), rel=1e-5)
+    # The clients' tests are the whole test split, on which the global model is tested.
+    assert sizes.sum() == len(DATA.test_labels)
+    if model == "global":
+        np.testing.assert_allclose(pooled, result.metrics["test_accuracy"], atol=1e-6)
 
 
 # --- of what they send ---------------------------------------------------------------------------
