@@ -301,6 +301,7 @@ def test_traffic_counts_sent_bytes(name):
         "fedaf": (model + 36, 2 * 36, condensed),
         "fedgen": (model + generator, model + 4 * NUM_CLASSES, 0),
         "fedper": (body, body, 0),
+        "fedexp": (model, model + 4, 0),  # the norm of the change
     }
     assert traffic == expected.get(name, (times * model, times * model, 0))
 
