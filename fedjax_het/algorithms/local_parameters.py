@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_het.core.client_algorithm import ClientAlgorithm, ClientContext, ClientUpdate
+from fedjax_het.core.client_algorithm import Batch, ClientAlgorithm, ClientContext, ClientUpdate
 from fedjax_het.core.client_rows import get_client_row
 from fedjax_het.core.contract_checks import ContractError, describe_value
+from fedjax_het.core.local_training import LocalTraining, apply_gradient, init_local_optimizer
 from fedjax_het.nn import Model
 from fedjax_het.nn.model import NETWORKS_WITH_FEATURES
 from fedjax_het.utils.arrays import make_key
@@ -70,6 +71,23 @@ def select_head(model: Model, variables: Tree, *, options: HeadOptions) -> list[
     return [leaf for leaf, is_head in zip(leaves, is_in_head, strict=True) if is_head]
 
 
+def select_head_weights(model: Model, variables: Tree, *, options: HeadOptions) -> list[Tree]:
+    """Return the leaves of a network's head without running statistics.
+
+    Args:
+      model: the network.
+      variables: variables of the network, `{"params": ..., "state": ...}`.
+      options: choice of the layers.
+
+    Returns:
+      The leaves.
+
+    Raises:
+      ConfigError: see `select_head`.
+    """
+    return select_head(model, {**variables, "state": {}}, options=options)
+
+
 class LocalParametersState(NamedTuple):
     """A client with parameters of its own, between the rounds or in training."""
 
@@ -112,6 +130,11 @@ class ParameterSplit(NamedTuple):
         return self.structure.unflatten(
             [next(own if i in self.indices else others) for i in places]
         )
+
+    def get_complement(self) -> "ParameterSplit":
+        """Return the split whose local parameters are the shared ones of this split."""
+        places = range(self.structure.num_leaves)
+        return self._replace(indices=frozenset(i for i in places if i not in self.indices))
 
     def drop_local_changes(self, update: ClientUpdate) -> ClientUpdate:
         """Return a client's upload without the changes of its local parameters."""
@@ -171,6 +194,57 @@ def split_parameters(
         expected = "parts of the variables without change, at least one leaf and not all"
         raise ContractError(f"local_parameters returned {actual}: expected {expected}")
     return ParameterSplit(structure, frozenset(indices))
+
+
+def init_shared_optimizer(
+    training: LocalTraining, hp: Any, variables: Tree, split: ParameterSplit
+) -> Tree:
+    """Return the state of a local optimizer of the shared parameters before its first step.
+
+    Args:
+      training: the choices of local training.
+      hp: values of the hyperparameters by name.
+      variables: variables of the network, `{"params": ..., "state": ...}`.
+      split: the places of the local parameters.
+
+    Returns:
+      The state, which has no arrays for the local parameters.
+    """
+    return init_local_optimizer(training, hp, split.drop_local(variables))
+
+
+def apply_shared_gradient(
+    training: LocalTraining,
+    context: ClientContext,
+    variables: Tree,
+    gradient: Tree,
+    optimizer_state: Tree,
+    batch: Batch,
+    split: ParameterSplit,
+) -> tuple[Tree, Tree]:
+    """Make one step of the local optimizer on the shared parameters only.
+
+    The local parameters do not change and have no part in momentum, weight decay or the norm of
+    the gradient.
+
+    Args:
+      training: the choices of local training.
+      context: the context of the method's `step`.
+      variables: variables of the network, `{"params": ..., "state": ...}`.
+      gradient: gradient of the loss, like `variables["params"]`.
+      optimizer_state: state of the optimizer, see `init_shared_optimizer`.
+      batch: the minibatch of the method's `step`.
+      split: the places of the local parameters.
+
+    Returns:
+      The variables with new shared parameters, and the new state of the optimizer.
+    """
+    shared = split.drop_local(variables)
+    shared_gradient = split.drop_local({**variables, "params": gradient})["params"]
+    shared, optimizer_state = apply_gradient(
+        training, context, shared, shared_gradient, optimizer_state, batch
+    )
+    return split.join(shared, split.get_local(variables)), optimizer_state
 
 
 def with_local_parameters(client: ClientAlgorithm, split: ParameterSplit) -> ClientAlgorithm:

@@ -25,6 +25,7 @@ FAST_OPTIONS = {
     # Of these the variants with most work.
     "apfl": {"mixing": "outputs", "adaptive": True, "alpha_update": "step"},
     "per_fedavg": {"order": "exact"},
+    "fedrep": {"head_epochs": 2},
 }
 # The mean logits of linear models are those of their mean: FedDF would follow rounding errors.
 HYPER_PARAMETERS = {"feddf": {"server_lr": 0.7}}
@@ -39,7 +40,7 @@ def fast_registered_builder(name, base=None):
         **HYPER_PARAMETERS.get(name, {}),
     }
     settings = {"hp": hyper_parameters, "client_test_model": algorithm_spec.evaluated_models[0]}
-    if algorithm_spec.local_parameters is not None:  # a linear model is all head
+    if "head_layers" in algorithm_spec.option_names:  # a linear model is all head
         settings["model"] = make_two_layer_model()
     return make_builder(algorithm_spec, options), settings
 

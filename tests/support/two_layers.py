@@ -6,7 +6,7 @@ import numpy as np
 
 from fedjax_het.nn import Head, Model
 from support.data import IMAGE_SHAPE, NUM_CLASSES
-from support.reference_loop import Params, logit_gradient
+from support.reference_loop import Params, ReferenceFedAvg, flatten_params, logit_gradient
 
 NUM_FEATURES = 5
 
@@ -73,3 +73,53 @@ def backpropagate(
 def cross_entropy_gradient(params: Params, x: np.ndarray, y: np.ndarray) -> Params:
     """The gradient of the mean cross-entropy by all weights."""
     return backpropagate(params, x, logit_gradient(compute_logits(params, x), y) / len(y))
+
+
+class ReferenceTwoLayers(ReferenceFedAvg):
+    """FedAvg on the network of two layers."""
+
+    def loss_gradient(self, params, x, y):
+        return cross_entropy_gradient(params, x, y)
+
+    def select_layer(self, layer: str, values: np.ndarray, others: np.ndarray) -> np.ndarray:
+        """A vector with one layer of `values` and the other layer of `others`."""
+        chosen, rest = self.params(values), self.params(others)
+        return flatten_params(
+            {name: (chosen if name.startswith(layer) else rest)[name] for name in rest}
+        )
+
+
+class ReferenceLocalLayer(ReferenceTwoLayers):
+    """Clients go on with their own layer; a client's state is its last model."""
+
+    local_layer = "head"
+
+    def init_client_state(self, client):
+        return self.global_vector
+
+    def initial_client_model(self, client):
+        return self.personal_vector(client)
+
+    def personal_vector(self, client):
+        """The global model with the client's own layer."""
+        return self.select_layer(self.local_layer, self.client_states[client], self.global_vector)
+
+    def finish_client(self, client, model, steps):
+        self.client_states[client] = model
+
+
+def run_and_compare_personal_models(make_loop, federation, *, rounds: int = 4, atol: float = 2e-6):
+    """-> (loop, state) after rounds in which clients come back; all personal models are equal.
+
+    `make_loop(federation, params)` returns a loop with `personal_vector`.
+    """
+    start = federation.initial_state()
+    loop = make_loop(federation, params=federation.personal_model(start, 0))
+    for r in range(rounds):
+        loop.run_round(r)
+    assert loop.count_repeat_clients() >= 2
+    state, _ = federation.run(rounds, start)
+    for k in range(federation.num_clients):
+        actual = federation.personal_model(state, k)
+        loop.assert_model(actual, model=loop.personal_vector(k), atol=atol)
+    return loop, state

@@ -4,35 +4,15 @@ import jax
 import numpy as np
 import pytest
 from support.algorithm_builders import make_method_federation
-from support.data import CLIENT_SIZES
-from support.reference_loop import ReferenceFedAvg, flatten_params
-from support.two_layers import cross_entropy_gradient, make_two_layer_model
+from support.two_layers import (
+    ReferenceLocalLayer,
+    make_two_layer_model,
+    run_and_compare_personal_models,
+)
 
 from fedjax_het import ConfigError, RunSpec, simulate
 from fedjax_het.methods import num_bytes
 from fedjax_het.nn import make_model
-
-
-class ReferenceFedPer(ReferenceFedAvg):
-    """Clients go on with their own heads."""
-
-    def init_client_state(self, client):
-        return self.global_vector
-
-    def initial_client_model(self, client):
-        return self.personal_vector(client)
-
-    def personal_vector(self, client):
-        """The global body with the client's own head."""
-        own, body = map(self.params, (self.client_states[client], self.global_vector))
-        parts = {name: own[name] if name.startswith("head") else body[name] for name in body}
-        return flatten_params(parts)
-
-    def loss_gradient(self, params, x, y):
-        return cross_entropy_gradient(params, x, y)
-
-    def finish_client(self, client, model, steps):
-        self.client_states[client] = model
 
 
 @pytest.mark.parametrize("averaging", ["uniform", "weighted"])
@@ -46,15 +26,7 @@ def test_rounds_match_float64_loop(averaging):
         epochs=2,
         client_test_model="personal",
     )
-    start = federation.initial_state()
-    loop = ReferenceFedPer(federation, params=federation.personal_model(start, 0))
-    for r in range(4):
-        loop.run_round(r)
-    assert loop.count_repeat_clients() >= 2
-    state, _ = federation.run(4, start)
-    for k in range(len(CLIENT_SIZES)):
-        actual = federation.personal_model(state, k)
-        loop.assert_model(actual, model=loop.personal_vector(k), atol=2e-6)
+    run_and_compare_personal_models(ReferenceLocalLayer, federation)
 
 
 SETTINGS = {"model": "mlp", "num_clients": 4, "participation": 1.0, "rounds": 2}
