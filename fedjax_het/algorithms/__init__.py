@@ -7,6 +7,7 @@ from typing import Any, Concatenate
 from fedjax_het.algorithms import (
     abavg,
     apfl,
+    ccvr,
     ditto,
     dynafed,
     fedaf,
@@ -56,6 +57,7 @@ METHODS: Registry[AlgorithmSpec] = Registry(
         feddf.SPEC,
         fedbe.SPEC,
         abavg.SPEC,
+        ccvr.SPEC,
         fedgen.SPEC,
         fedmix.FEDMIX,
         fedmix.NAIVEMIX,

@@ -242,6 +242,9 @@ class Algorithm(NamedTuple):
 
     # --- evaluation ---
 
+    result_model: Callable[[State], Tree] | None = None
+    """`result_model(state) -> variables`: the model that is evaluated and returned instead of the
+    global model, which is only sent to clients; None: the global model."""
     personal_variables: Callable[[HyperParameters, State, jax.Array], Tree] | None = None
     """`personal_variables(hp, state, k) -> variables`: the model that is evaluated on client k's
     own test; None: the global model."""
@@ -292,3 +295,16 @@ class Algorithm(NamedTuple):
     "`artifacts(state) -> {name: array}`, stored with the result."
     summary: Callable[[HyperParameters, State], dict[str, Any]] = lambda hp, state: {}
     "`summary(hp, state) -> {name: value}`, values that JSON can represent, stored with the result."
+
+    def get_result_model(self, state: State) -> Tree:
+        """Return the model that is evaluated and returned, of a method with a global model.
+
+        Args:
+          state: state of the federation.
+
+        Returns:
+          Variables of `result_model`, or of `global_model` if there is none.
+        """
+        get_model = self.result_model or self.global_model
+        assert get_model is not None
+        return get_model(state)

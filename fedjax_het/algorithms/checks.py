@@ -235,6 +235,7 @@ _CHECKS: dict[type, dict[str, tuple[str, Callable]]] = {
         "init": ("hp key variables num_clients", _check_state),
         "round": ("hp state key cohort", _check_round),
         "global_model": ("state", partial(_check_variables, False)),
+        "result_model": ("state", partial(_check_variables, False)),
         "with_global_model": ("state variables", _check_new_state),
         "personal_variables": ("hp state k", partial(_check_variables, True)),
         "traffic": ("hp state", partial(_check_traffic, Traffic)),

@@ -22,6 +22,8 @@ class ServerStepState(NamedTuple):
     "The server's state of the wrapped method."
     step_state: Tree
     "State of the server step, carried from round to round."
+    result: Tree = ()
+    "Variables that are evaluated, of a step that does not feed back; else `()`."
 
 
 class ServerStepContext(NamedTuple):
@@ -77,12 +79,17 @@ def with_server_step(
     *,
     init_step_state: Callable[[Any, Any, Tree], Tree] = lambda hp, key, variables: (),
     server_batch_size: int = 0,
+    feeds_back: bool = True,
 ) -> Algorithm:
     """Return `algorithm` with a step of the server on the global model after each round.
 
     The step's result is evaluated and sent to the clients of the next round, and `update_norm` is
     the change of the global model by round and step. Clients, their state and the traffic are
     unchanged from `algorithm`.
+
+    With `feeds_back=False` the step's result is evaluated and returned, see
+    `Algorithm.result_model`. The clients of the next round receive the model of `algorithm`, and
+    `update_norm` is the change by the round alone.
 
     Args:
       algorithm: a method with one global model.
@@ -91,6 +98,7 @@ def with_server_step(
       init_step_state: `init_step_state(hp, key, variables) -> step_state`, the state of the step
         before the first round.
       server_batch_size: samples per step of the work, see `Algorithm.server_batch_size`.
+      feeds_back: whether the step's result becomes the global model.
 
     Returns:
       The method with the step.
@@ -123,7 +131,8 @@ def with_server_step(
         state = algorithm.init(hp, key, variables, num_clients)
         arguments = {"hp": hp, "key": key, "variables": variables}
         step_state = call_user_function("init_step_state", init_step_state, **arguments)
-        return state._replace(server=ServerStepState(state.server, step_state))
+        result = () if feeds_back else variables
+        return state._replace(server=ServerStepState(state.server, step_state, result))
 
     def round_(hp, state: State, key, cohort: Cohort):
         inner, step_state = inner_state(state), state.server.step_state
@@ -136,6 +145,9 @@ def with_server_step(
         variables, step_state = unpack_tuple("run_server_step", outputs, names)
         origin = "`context.variables_after`"
         require_like("run_server_step: variables", variables, context.variables_after, origin)
+        if not feeds_back:
+            server = ServerStepState(new.server, step_state, variables)
+            return new._replace(server=server), info._replace(models=None)
         new = set_model(new, variables)
         old_params, new_params = (get_model(s)["params"] for s in (inner, new))
         update_norm = optax.tree.norm(jax.tree.map(jnp.subtract, new_params, old_params))
@@ -150,13 +162,21 @@ def with_server_step(
         return stage._replace(count_completed=count_completed, advance=advance)
 
     def with_global_model(state, variables):
-        return with_inner_state(state, set_model(inner_state(state), variables))
+        state = with_inner_state(state, set_model(inner_state(state), variables))
+        if feeds_back:
+            return state
+        return state._replace(server=state.server._replace(result=variables))
+
+    result_model = on_inner_state(algorithm.result_model)
+    if not feeds_back:
+        result_model = lambda state: state.server.result  # noqa: E731
 
     return algorithm._replace(
         init=init_state,
         round=round_,
         global_model=on_inner_state(get_model),
         with_global_model=with_global_model,
+        result_model=result_model,
         traffic=on_inner_state(algorithm.traffic),
         personal_variables=on_inner_state(algorithm.personal_variables),
         server_stages=tuple(map(lift_stage, algorithm.server_stages)),

@@ -33,6 +33,7 @@ REPLICATED_CARRY, BLOCKS, TURNS = "replicated", "a block on each device", "block
 
 CLIENTS, SERVER, SOFT_LABELS = "clients", "server", "soft labels"
 TUNING, DIAGNOSTICS, TEACHERS = "tuning", "survey", "teachers"
+FEATURES = "features"
 
 
 class LoopTrace(NamedTuple):

@@ -176,7 +176,7 @@ def _evaluate_global_model(
     return evaluate(
         components.task,
         components.plan,
-        algorithm.global_model(state),
+        algorithm.get_result_model(state),
         inputs.test_set,
         num_batches,
         num_domains=components.evaluation.num_domains,
@@ -195,7 +195,7 @@ def _validate_global_model(
     return evaluate(
         components.task,
         components.plan,
-        components.algorithm.global_model(state),
+        components.algorithm.get_result_model(state),
         inputs.validation_set,
         components.plan.order_after(signal, num_batches),
         examples=inputs.examples,
@@ -220,7 +220,7 @@ def _evaluate_clients(
 
     def get_model(hp_and_state, k):
         if algorithm.personal_variables is None:
-            return algorithm.global_model(hp_and_state[1])
+            return algorithm.get_result_model(hp_and_state[1])
         return algorithm.personal_variables(*hp_and_state, k)
 
     models = ClientModelSource(get_model, (inputs.hp, state))

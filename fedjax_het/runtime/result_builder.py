@@ -124,7 +124,7 @@ def _build_result(group_state: GroupState, i: int, state: Any) -> Result:
             run.spec,
             run.dataset,
             run.held_out,
-            jax.tree.map(fetch_to_host, algorithm.global_model(state)),
+            jax.tree.map(fetch_to_host, algorithm.get_result_model(state)),
             run.hp,
         )
         artifacts |= {"held_out_clients": run.held_out.clients, **accuracies}

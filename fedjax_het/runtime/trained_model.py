@@ -354,7 +354,7 @@ def extract_model(
     algorithm, task = build_algorithm(signature), signature.training.task
     get_personal, expected = algorithm.personal_variables, f"0 to {spec.num_clients - 1}"
     if client is None and algorithm.global_model is not None:
-        variables = algorithm.global_model(state)
+        variables = algorithm.get_result_model(state)
     elif client is not None and get_personal is not None and 0 <= client < spec.num_clients:
         variables = get_personal(hp, state, jnp.int32(client))
         task = task._replace(model=algorithm.personal_model or task.model)

@@ -19,6 +19,7 @@ FAST_OPTIONS = {
     "dynafed": FAST_SYNTHESIS,
     "feddm": FAST_CONDENSATION,
     "fedaf": FAST_CONDENSATION,
+    "ccvr": {"virtual_features": 4, "calibration_epochs": 2, "calibration_batch_size": 4},
     "fedgen": FAST_GENERATOR,
     "feddf": FAST_DISTILLATION,
     "fedbe": {**FAST_DISTILLATION, "num_samples": 3},

@@ -24,6 +24,7 @@ FAST_OPTIONS = {
     "dynafed": SYNTHESIS_OPTIONS,
     "feddm": CONDENSATION_OPTIONS,
     "fedaf": CONDENSATION_OPTIONS,
+    "ccvr": {"virtual_features": 4, "calibration_epochs": 2, "calibration_batch_size": 4},
     "fedgen": GENERATOR_OPTIONS,
 }
 

@@ -177,7 +177,7 @@ def test_server_lr_scales_change():
 # --- every registered method ---------------------------------------------------------------
 
 
-NEED_HEAD = ("fedaf", "feddm", "fedgen", "levelled", "moon")
+NEED_HEAD = ("ccvr", "fedaf", "feddm", "fedgen", "levelled", "moon")
 
 
 @pytest.mark.parametrize("name", method_cases())
@@ -202,8 +202,8 @@ def test_lanes_and_devices_do_not_change_results(name, devices, lanes):
     if lanes == 1:
         # Two collectives that are ready at once can be entered in different orders, which hangs
         # XLA's CPU devices. FedAF's clients need what all of them told, FedAMP's the distances that
-        # devices share: so that their second one waits for the first.
-        two = ("fedaf", "fedamp", "heurfedamp")
+        # devices share, CCVR's draws the new model: so that their second one waits for the first.
+        two = ("ccvr", "fedaf", "fedamp", "heurfedamp")
         assert len(collectives(federation, start)) == (2 if name in two else 1)
 
 
@@ -233,8 +233,8 @@ def test_round_keeps_structure_shapes_and_types(name, base):
 
 # Clients of data_sharing always have data: the server's.
 HAVE_EMPTY_ROUNDS = [name for name in METHODS if name != "data_sharing"]
-# Their servers store the round's model, labels or messages.
-STORE_ROUNDS = ("dynafed", "fedaf", "fedamp", "heurfedamp")
+# Their servers store the round's model, labels, messages or draws.
+STORE_ROUNDS = ("ccvr", "dynafed", "fedaf", "fedamp", "heurfedamp")
 WITH_SERVER_STATE = (*REPRESENTATIVE_METHODS, "fedadam", "feddc")
 
 
