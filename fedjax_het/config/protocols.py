@@ -1,4 +1,4 @@
-"""Protocols: defaults of the settings of a run, each from one paper.
+"""Protocols: defaults of the settings of a run, each from one paper or benchmark.
 
 A protocol is a list of rules, each with the data sets and networks to which it applies. A later
 rule replaces an earlier one, and the rules of a method come last. `RunSpec.resolved()` uses them
@@ -32,7 +32,7 @@ from fedjax_het.utils.errors import require_name
 # or from the training split. DynaFed's paper does not state their number.
 _PROXY_DATA_RULE = DefaultsRule(settings={"server_data": "held_out", "server_options": {}})
 
-# Settings of each paper; the rules below refine them. Sources:
+# Settings of each experiment; the rules below refine them. Sources:
 # DynaFed: paper section 6 and appendix; the released code for settings that the paper omits.
 # FedAF: sections 5.1 and 5.2 and appendix A. The settings of its baselines point at MOON's code,
 # which provides the partition. The paper does not state the weight decay 1e-5 of that code.
@@ -41,26 +41,29 @@ _PROXY_DATA_RULE = DefaultsRule(settings={"server_data": "held_out", "server_opt
 # FSL: section IV, scenario 1. The paper does not state the batch size. 50 is the value of scenario
 # 2 for EMNIST, and gives K = K_0 on CIFAR-10, as a remark of the paper requires. For eta_g of FL
 # and DS, the sentence on the implementation gives sqrt(S) for all methods with such a server step.
-_PAPERS = ("standard", "dynafed", "fedaf", "fedamp", "fsl")
+# PFLlib: docs/benchmark.html, and the defaults of system/main.py for the optimizer, which the page
+# does not state.
+_PAPERS = ("standard", "dynafed", "fedaf", "fedamp", "fsl", "pfllib")
 _SETTINGS: dict[str, tuple[Any, ...]] = {
     "partition": (
         *("dirichlet_capped", "dirichlet_balanced", "dirichlet_capped", "grouped"),
-        "classes_per_client",
+        *("classes_per_client", "dirichlet_capped"),
     ),
-    "alpha": (0.5, 0.01, 0.1, None, None),
-    "classes": (None, None, None, None, 2),
-    "model": ("mlp", "convnet", "convnet", "cnn", "fsl_cnn"),
-    "normalization": (None, None, None, None, "fsl"),
-    "num_clients": (10, 80, 10, 50, 10),
-    "participation": (1.0, 0.4, 1.0, 1.0, 0.4),
-    "local_epochs": (10, 1, 10, 5, 1),
-    "batch_size": (64, 32, 64, 50, 50),
-    "rounds": (50, 200, 20, 100, 1000),
-    "local_optimizer": ("momentum", "adam", "momentum", "sgd", "sgd"),
-    "optimizer_state": ("reset", "keep", "reset", "reset", "reset"),
-    "averaging": ("weighted", "uniform", "weighted", "weighted", "uniform"),
-    "client_tests": (None, None, None, True, None),
-    "server_data": (None, None, None, None, "iid"),
+    "alpha": (0.5, 0.01, 0.1, None, None, 0.1),
+    "classes": (None, None, None, None, 2, None),
+    "model": ("mlp", "convnet", "convnet", "cnn", "fsl_cnn", "cnn"),
+    "normalization": (None, None, None, None, "fsl", "pfllib"),
+    "num_clients": (10, 80, 10, 50, 10, 20),
+    "participation": (1.0, 0.4, 1.0, 1.0, 0.4, 1.0),
+    "local_epochs": (10, 1, 10, 5, 1, 1),
+    "batch_size": (64, 32, 64, 50, 50, 10),
+    "rounds": (50, 200, 20, 100, 1000, 2000),
+    "local_optimizer": ("momentum", "adam", "momentum", "sgd", "sgd", "sgd"),
+    "optimizer_state": ("reset", "keep", "reset", "reset", "reset", "reset"),
+    "averaging": ("weighted", "uniform", "weighted", "weighted", "uniform", "weighted"),
+    "client_tests": (None, None, None, True, None, True),
+    "test_per_client": (None, None, None, None, None, "proportional"),
+    "server_data": (None, None, None, None, "iid", None),
 }
 # FedProx's mu in DynaFed's code. FedAF states another value for FedProx itself.
 _PAPERS_PROX_MU = 0.002
@@ -143,6 +146,21 @@ PROTOCOLS: dict[str, tuple[DefaultsRule, ...]] = {
             settings={"num_clients": 45, "participation": 5 / 45, "server_options": {"size": 225}},
         ),
     ),
+    # Default values of PFLlib's code with which methods could not have the reported accuracies are
+    # not used: FedProx and Ditto without proximal terms (`mu` 0), pFedMe without server updates
+    # (`beta` 0). These methods have the defaults of this package.
+    "pfllib": (
+        _make_rule(
+            "pfllib",
+            {
+                "local_lr": _make_sgd_value(0.005),
+                "prox_mu": 0.01,
+                "inner_lr": 0.005,  # Per-FedAvg's step before evaluation has the learning rate
+                "personal_lr": 0.01,
+            },
+        ),
+        DefaultsRule(datasets=("digits",), settings={"model": "mlp"}),
+    ),
 }
 """Rules of each protocol, by name."""
 OWN_PROTOCOL = "own"
@@ -154,6 +172,7 @@ _SOURCES = {
     "feddm": "public re-implementations of Xiong et al., CVPR 2023",
     "fedamp": "Huang et al., AAAI 2021",
     "fsl": "Mai et al., 2022",
+    "pfllib": "PFLlib's leaderboard, Zhang et al., JMLR 2025",
 }
 
 

@@ -191,7 +191,7 @@ class RunSettings:
     _: KW_ONLY
     normalization: str | None = None
     """Source of the mean and standard deviation that normalize the images: dynafed, fedaf, fedamp,
-    fsl, unit or dataset (default: the protocol's, otherwise the data set's usual values)."""
+    fsl, pfllib, unit or dataset (default: the protocol's, otherwise the data set's own)."""
     partition: str | None = None
     """Scheme that splits the training data among the clients; `fedjax-het list` names all
     partitions."""
@@ -242,9 +242,10 @@ class RunSettings:
     """Seed of the partition and of the clients' test data (default: the seed of all random
     draws)."""
     protocol: str | None = None
-    """Experiment that provides omitted settings: standard (NIID-Bench), dynafed, fedaf, feddm,
-    fedamp, fsl, or own, the method's default. Methods of these five papers have their paper's
-    protocol by default. All other methods, and sweeps with several defaults, have standard."""
+    """Experiment that provides omitted settings: standard (NIID-Bench), pfllib, dynafed, fedaf,
+    feddm, fedamp, fsl, or own, the method's default. Methods of the last five papers have their
+    paper's protocol by default. All other methods, and sweeps with several defaults, have
+    standard."""
     client_tests: bool | None = None
     """Evaluate each client on test data distributed like its training data (default: only for
     personalized methods)."""

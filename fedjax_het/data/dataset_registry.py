@@ -94,6 +94,7 @@ def _make_tfds_spec(
 # Never changed: another value would be another benchmark.
 _DIGITS_SPLIT_SEED, _DIGITS_TEST_FRACTION = 0, 0.2
 _EMNIST_45_CLASSES, _EMNIST_45_TEST_IMAGES, _EMNIST_45_SEED = 45, 10_000, 45
+_POOLED_SEED, _POOLED_TEST_FRACTION = 75, 0.25
 # EMNIST Balanced merges letters whose two cases look alike; the other lower-case letters remain.
 _BALANCED_CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
 _BYCLASS_CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -161,6 +162,36 @@ def select_first_45_classes(
     return selected, {**meta, "class_names": meta["class_names"][:_EMNIST_45_CLASSES]}
 
 
+def divide_pooled_splits(
+    arrays: dict[str, np.ndarray], meta: dict
+) -> tuple[dict[str, np.ndarray], dict]:
+    """Pool both splits, and draw a quarter of each class as the new test split.
+
+    PFLlib pools both splits, divides all examples among the clients, and then divides each client's
+    examples into 75 % for training and 25 % for tests, at random. Here the pool is divided first,
+    class by class, with a fixed seed. `make_proportional_tests` then divides the test split among
+    the clients in proportion to their training examples. Both orders give each client 25 % of its
+    examples as tests.
+
+    Args:
+      arrays: images and labels of both splits by name.
+      meta: facts of the data set by name, with class names.
+
+    Returns:
+      `(arrays, meta)` with the new splits. Images keep their order, training images first.
+    """
+    pooled = {
+        part: np.concatenate([arrays[f"train_{part}"], arrays[f"test_{part}"]])
+        for part in ("images", "labels")
+    }
+    rng = np.random.default_rng(_POOLED_SEED)
+    is_test = np.zeros(len(pooled["labels"]), bool)
+    for members in shuffle_by_class(rng, pooled["labels"], len(meta["class_names"])):
+        is_test[members[: round(_POOLED_TEST_FRACTION * len(members))]] = True
+    train = {f"train_{part}": array[~is_test] for part, array in pooled.items()}
+    return train | {f"test_{part}": array[is_test] for part, array in pooled.items()}, meta
+
+
 DATASETS: Registry[DatasetSpec] = Registry(
     "data set",
     (
@@ -172,6 +203,12 @@ DATASETS: Registry[DatasetSpec] = Registry(
         _make_tfds_spec("mnist", "MNIST: 60,000 + 10,000 gray 28x28 images, 10 classes"),
         _make_tfds_spec(
             "fashion_mnist", "Fashion-MNIST: 60,000 + 10,000 gray 28x28 images, 10 classes"
+        ),
+        _make_tfds_spec(
+            "fashion_mnist_pooled",
+            "Fashion-MNIST, both splits pooled and divided anew, for PFLlib: 52,500 + 17,500 images",
+            TfdsSource("fashion_mnist", "fashion_mnist"),
+            divide_pooled_splits,
         ),
         _make_tfds_spec("cifar10", "CIFAR-10: 50,000 + 10,000 color 32x32 images, 10 classes"),
         _make_tfds_spec("cifar100", "CIFAR-100: 50,000 + 10,000 color 32x32 images, 100 classes"),

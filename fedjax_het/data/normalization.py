@@ -11,6 +11,7 @@ Sources:
   as for `unit`.
 * `fedamp`: its appendix could not be read and no code is public. The statistics of the training set
   are assumed, as for `dataset`.
+* `pfllib`: `dataset/generate_FashionMNIST.py` of PFLlib's public code.
 """
 
 import numpy as np
@@ -49,6 +50,7 @@ NORMALIZATIONS = {
     "CIFAR-100); DomainNet: equals 'dataset'",
     "fedamp": "equals 'dataset', since the paper's constants could not be read",
     "fsl": "equals 'unit', since the paper states no constants",
+    "pfllib": "images scaled to [-1, 1], as in PFLlib",
     "unit": "images scaled to [0, 1] without further normalization",
     "dataset": "mean and standard deviation of the training images",
 }
@@ -57,7 +59,7 @@ NORMALIZATIONS = {
 Example:
   >>> from fedjax_het.data import NORMALIZATIONS
   >>> list(NORMALIZATIONS)
-  ['dynafed', 'fedaf', 'fedamp', 'fsl', 'unit', 'dataset']
+  ['dynafed', 'fedaf', 'fedamp', 'fsl', 'pfllib', 'unit', 'dataset']
 """
 
 
@@ -81,9 +83,11 @@ def get_normalization_constants(
     if preset is None:
         preset = "dynafed" if dataset in _CONSTANTS["dynafed"] else "dataset"
     require_name("normalization", preset, NORMALIZATIONS)
+    channels = train_images.shape[-1]
     if preset in ("unit", "fsl"):
-        channels = train_images.shape[-1]
         return (0.0,) * channels, (1.0,) * channels
+    if preset == "pfllib":
+        return (0.5,) * channels, (0.5,) * channels
     if preset in ("dataset", "fedamp"):
         return compute_channel_statistics(train_images)
     if dataset not in _CONSTANTS[preset]:

@@ -300,6 +300,30 @@ def test_run_texts_name_the_protocol(capsys, caplog):
     assert "default protocol: fsl (Mai et al., 2022)" in text
 
 
+def test_pfllib_settings():
+    """The page and the code of PFLlib's leaderboard."""
+    run = RunSpec("fedavg", "fashion_mnist_pooled", protocol="pfllib").resolved()
+    assert (run.num_clients, run.participation, run.rounds) == (20, 1.0, 2000)
+    assert (run.local_epochs, run.batch_size, run.local_optimizer) == (1, 10, "sgd")
+    assert (run.averaging, run.optimizer_state, run.model) == ("weighted", "reset", "cnn")
+    assert (run.partition, run.alpha, run.normalization) == ("dirichlet_capped", 0.1, "pfllib")
+    assert run.has_client_tests and run.test_per_client == "proportional"
+    assert run.evaluated_model == "global"
+    assert run.hyperparameters == {"local_lr": 0.005, "server_lr": 1.0}
+    pathological = RunSpec(protocol="pfllib", partition="pathological_unequal").resolved()
+    assert pathological.partition_arguments == {}
+    values = {
+        name: RunSpec(name, "fashion_mnist_pooled", protocol="pfllib").resolved().hyperparameters
+        for name in ("fedprox", "ditto", "per_fedavg", "pfedme")
+    }
+    assert all(hp["local_lr"] == 0.005 for hp in values.values())
+    assert values["fedprox"]["prox_mu"] == 0.01 and values["ditto"]["ditto_lambda"] == 1.0
+    assert values["per_fedavg"]["inner_lr"] == 0.005 and values["pfedme"]["personal_lr"] == 0.01
+    assert RunSpec("fedavg", "digits", protocol="pfllib").resolved().model == "mlp"
+    other = RunSpec("fedavg", "digits", protocol="pfllib", local_optimizer="adam").resolved()
+    assert other.hyperparameters["local_lr"] != 0.005
+
+
 def test_fedprox_default_is_in_the_tuned_range():
     assert RunSpec("fedprox", "fashion_mnist").resolved().hp["prox_mu"] == 0.01
     assert RunSpec("fedprox", "digits").resolved().hp["prox_mu"] == 0.1

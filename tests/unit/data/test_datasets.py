@@ -139,6 +139,30 @@ def test_emnist_45_selection(tmp_path, monkeypatch):
     np.testing.assert_allclose((*dataset.mean, *dataset.std), (pixels.mean(), pixels.std()))
 
 
+def test_pooled_fashion_mnist(tmp_path, monkeypatch):
+    labels = np.repeat(np.arange(10), [40] * 9 + [42])
+    images = np.random.default_rng(0).integers(0, 256, (402, 28, 28, 1), np.uint8)
+    rows = {"train": slice(0, 300), "test": slice(300, 402)}
+    content = {split: (images[part], labels[part]) for split, part in rows.items()}
+    write_tfds_dataset(tmp_path, "fashion_mnist", (28, 28, 1), 10, content=content)
+    original = load_dataset("fashion_mnist", data_dir=tmp_path)
+    forbid_decoding(monkeypatch)
+    dataset = load_dataset("fashion_mnist_pooled", data_dir=tmp_path)
+    assert np.bincount(dataset.test_labels).tolist() == [10] * 10
+    assert np.bincount(dataset.train_labels).tolist() == [30] * 9 + [32]
+
+    def collect(data):
+        train = as_pairs(data.train_images, data.train_labels)
+        return sorted([*train, *as_pairs(data.test_images, data.test_labels)])
+
+    assert collect(dataset) == collect(original)
+    assert dataset.class_names == original.class_names
+    scaled = load_dataset("fashion_mnist_pooled", data_dir=tmp_path, normalization="pfllib")
+    assert (scaled.mean, scaled.std) == ((0.5,), (0.5,))
+    monkeypatch.setattr("fedjax_het.data.dataset_registry._POOLED_SEED", 76)
+    assert load_dataset("fashion_mnist_pooled", data_dir=tmp_path).digest() != dataset.digest()
+
+
 def test_emnist_45_counts():
     """108,000 and 10,000 of EMNIST Balanced's 2,400 and 400 for each class."""
     arrays = {
@@ -532,6 +556,9 @@ def test_real_fashion_mnist(prepared_data):
     # The constants that the field quotes, .2861 and .3530, are the statistics of these images.
     own = load_dataset("fashion_mnist", data_dir=prepared_data, normalization="dataset")
     np.testing.assert_allclose((own.mean, own.std), ((0.2860,), (0.3530,)), atol=2e-4)
+    pooled = load_dataset("fashion_mnist_pooled", data_dir=prepared_data)
+    np.testing.assert_array_equal(np.bincount(pooled.train_labels), 5_250)
+    np.testing.assert_array_equal(np.bincount(pooled.test_labels), 1_750)
     # A classifier of nearest class means gets 67 to 69 % where labels and images belong together.
     flat = dataset.train_images.reshape(60_000, -1).astype(np.float32)
     means = np.stack([flat[dataset.train_labels == c].mean(0) for c in range(10)])
