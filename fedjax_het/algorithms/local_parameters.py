@@ -88,6 +88,36 @@ def select_head_weights(model: Model, variables: Tree, *, options: HeadOptions) 
     return select_head(model, {**variables, "state": {}}, options=options)
 
 
+def select_body(model: Model, variables: Tree, *, options: HeadOptions) -> list[Tree]:
+    """Return the leaves outside of a network's head, for `AlgorithmSpec.local_parameters`.
+
+    Args:
+      model: the network.
+      variables: variables of the network, `{"params": ..., "state": ...}`.
+      options: choice of the head's layers.
+
+    Returns:
+      The leaves, with the running statistics of the body's normalization layers.
+
+    Raises:
+      ConfigError: see `select_head`.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_het.algorithms.local_parameters import HeadOptions, select_body
+      >>> from fedjax_het.nn import make_model
+      >>> model = make_model("mlp", (4, 4, 1), 3, hidden=[5])
+      >>> variables = model.init(jax.random.key(0))
+      >>> [leaf.shape for leaf in select_body(model, variables, options=HeadOptions())]
+      [(5,), (16, 5)]
+    """
+    leaves = jax.tree.leaves(variables)
+    structure: Any = jax.tree.structure(variables)
+    positions = structure.unflatten(range(len(leaves)))
+    head = select_head(model, positions, options=options)
+    return [leaf for i, leaf in enumerate(leaves) if i not in head]
+
+
 class LocalParametersState(NamedTuple):
     """A client with parameters of its own, between the rounds or in training."""
 

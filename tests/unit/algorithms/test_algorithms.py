@@ -291,6 +291,7 @@ def test_traffic_counts_sent_bytes(name):
     traffic = federation.algorithm.traffic(federation.hp, federation.initial_state())
     model = 4 * (4 * NUM_CLASSES + NUM_CLASSES)
     body = 4 * (4 * NUM_FEATURES + NUM_FEATURES)  # of the network of two layers
+    head = 4 * (NUM_FEATURES * NUM_CLASSES + NUM_CLASSES)
     times = {"scaffold": 2, "feddc": 2, "separate": 0}.get(name, 1)
     condensed = 2 * 4 * 4  # two images of four floats
     generator = 4 * (
@@ -302,6 +303,7 @@ def test_traffic_counts_sent_bytes(name):
         "fedgen": (model + generator, model + 4 * NUM_CLASSES, 0),
         "fedexp": (model, model + 4, 0),  # the norm of the change
         **dict.fromkeys(("fedper", "fedrep", "fedbabu"), (body, body, 0)),
+        "lg_fedavg": (head, head, 0),
     }
     assert traffic == expected.get(name, (times * model, times * model, 0))
 
