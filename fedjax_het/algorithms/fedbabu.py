@@ -137,6 +137,6 @@ SPEC = AlgorithmSpec(
     title="FedBABU",
     paper="Oh, Kim and Yun, ICLR 2022, arXiv:2106.06042",
     options=FedBABUOptions,
-    color="#E7298A",
+    color="#D4A5C9",
     evaluated_models=("tuned",),
 )
