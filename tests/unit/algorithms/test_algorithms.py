@@ -301,7 +301,6 @@ def test_traffic_counts_sent_bytes(name):
         "feddm": (model, 0, condensed),
         "fedaf": (model + 36, 2 * 36, condensed),
         "fedgen": (model + generator, model + 4 * NUM_CLASSES, 0),
-        "fedper": (body, body, 0),
         "fedcm": (2 * model, model, 0),
         "mofedsam": (2 * model, model, 0),
         "fedexp": (model, model + 4, 0),  # the norm of the change
