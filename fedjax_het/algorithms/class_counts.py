@@ -11,9 +11,11 @@ from fedjax_het.core.client_algorithm import ClientContext, HyperParameters
 from fedjax_het.core.client_loop import Cohort
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining, ServerMessage, make_local_sgd
-from fedjax_het.core.task import Task, per_sample_cross_entropy
+from fedjax_het.core.task import per_sample_cross_entropy
 
 _INPUT_NAME = "class_counts"
+ABSENT_LOGIT = -1e9
+"""Logit of a class that a client's softmax leaves out: e^-1e9 is 0, and 0 times it is no NaN."""
 
 
 def _make_class_counts(federations: Sequence[FederationData]) -> list[np.ndarray]:
@@ -57,12 +59,13 @@ def get_class_counts(context: ClientContext) -> jax.Array:
 
 
 def make_corrected_loss(
-    task: Task, correct_logits: Callable[[HyperParameters, jax.Array, jax.Array], jax.Array]
+    training: LocalTraining,
+    correct_logits: Callable[[HyperParameters, jax.Array, jax.Array], jax.Array],
 ) -> Callable:
     """Return the cross-entropy of logits that a client corrects by its class counts.
 
     Args:
-      task: the task.
+      training: the choices of local training.
       correct_logits: `correct_logits(hp, counts, logits) -> logits` with the class counts `[C]` of
         the client and logits `[B, C]`. Corrected logits must be finite: a sample that fills up a
         minibatch may have a class that the client lacks, and its loss is multiplied by 0.
@@ -81,8 +84,8 @@ def make_corrected_loss(
 
             return per_sample_cross_entropy(corrected_network, images, labels)
 
-        return task.loss_and_gradient(
-            local.variables, batch, context.key, sample_losses=sample_losses
+        return training.loss_and_gradient(
+            context, local.variables, batch, sample_losses=sample_losses
         )
 
     return loss_and_gradient
@@ -103,7 +106,7 @@ def build_corrected_loss_algorithm(
     Returns:
       The method.
     """
-    loss_and_gradient = make_corrected_loss(training.task, correct_logits)
+    loss_and_gradient = make_corrected_loss(training, correct_logits)
     client = make_local_sgd(training, loss_and_gradient=loss_and_gradient)
     return build_federated_algorithm(
         training, plan, client, make_message=make_class_counts_message

@@ -242,7 +242,7 @@ def _make_guided_client(
     training: LocalTraining, head: Head, generator: Generator, guided_steps: int
 ) -> ClientAlgorithm:
     """Return local training with generated features; its `aux` counts labels."""
-    task, num_classes = training.task, training.task.model.num_classes
+    num_classes = training.task.model.num_classes
 
     def loss_and_gradient(context, local, batch):
         hp, variables = context.hp, local.variables
@@ -274,10 +274,10 @@ def _make_guided_client(
             divergences = (jnp.exp(targets) * log_ratio).sum(-1)
             return cross_entropies + distilled_weight * divergences, state
 
-        loss, gradient, new_variables = task.loss_and_gradient(
+        loss, gradient, new_variables = training.loss_and_gradient(
+            context,
             variables,
             batch,
-            context.key,
             sample_losses=losses,
             extra_sample_arrays=(jax.nn.log_softmax(label_logits),),
         )

@@ -6,14 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_het.algorithms.base import Algorithm
-from fedjax_het.algorithms.class_counts import build_corrected_loss_algorithm
+from fedjax_het.algorithms.class_counts import ABSENT_LOGIT, build_corrected_loss_algorithm
 from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.client_algorithm import HyperParameters
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import LocalTraining
 from fedjax_het.utils.config import Config, NonNegativeFloat
-
-ABSENT_LOGIT = -1e9  # e^ABSENT_LOGIT is 0, and 0 * ABSENT_LOGIT is no NaN
 
 
 @dataclass(frozen=True)

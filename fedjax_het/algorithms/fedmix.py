@@ -186,9 +186,12 @@ def _build_mixup_algorithm(
         row = jax.random.randint(key, (), 0, num_rows)
         mixup = _Mixup(context.hp["mixup_lambda"], task.normalize(images[row]), labels[row])
         losses = partial(compute_losses, mixup)
-        args = (local.variables, batch, context.key)
-        return task.loss_and_gradient(
-            *args, sample_losses=losses, extra_sample_arrays=(batch.mask,)
+        return training.loss_and_gradient(
+            context,
+            local.variables,
+            batch,
+            sample_losses=losses,
+            extra_sample_arrays=(batch.mask,),
         )
 
     def make_message(server, cohort):

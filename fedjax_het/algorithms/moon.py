@@ -15,7 +15,6 @@ from fedjax_het.algorithms.spec import AlgorithmSpec
 from fedjax_het.core.client_algorithm import Batch, ClientContext
 from fedjax_het.core.execution_plan import ExecutionPlan
 from fedjax_het.core.local_training import ClientTrainState, LocalTraining, make_local_sgd
-from fedjax_het.core.task import Task
 from fedjax_het.nn import Model, add_projection_head, micro_batched_value_and_grad
 from fedjax_het.nn.model import NETWORKS_WITH_FEATURES
 from fedjax_het.utils.config import Config, NonNegativeFloat, NonNegativeInt, PositiveFloat
@@ -111,7 +110,7 @@ def moon(training: LocalTraining, plan: ExecutionPlan, *, options: MOONOptions) 
     def end(context, local, previous, update):
         return update, PreviousModel(local.variables, jnp.int32(1))
 
-    loss_and_gradient = partial(_loss_and_gradient, training.task)
+    loss_and_gradient = partial(_loss_and_gradient, training)
     base = make_local_sgd(training, loss_and_gradient=loss_and_gradient)
     client = with_client_memory(base, init=init, begin=begin, end=end)
     return build_federated_algorithm(training, plan, client)
@@ -122,8 +121,14 @@ def _adapt_network(model: Model, *, options: MOONOptions) -> Model:
     return add_projection_head(model, options.projection) if options.projection else model
 
 
-def _loss_and_gradient(task: Task, context: ClientContext, local: ClientTrainState, batch: Batch):
-    """Return (mean cross-entropy, gradient of the whole loss, variables with new statistics)."""
+def _loss_and_gradient(
+    training: LocalTraining, context: ClientContext, local: ClientTrainState, batch: Batch
+):
+    """Return (reported loss, gradient of the whole loss, variables with new statistics).
+
+    The reported loss is the mean cross-entropy with the regularizer of local training.
+    """
+    task, regularizer = training.task, training.regularizer
     embed, variables, previous = task.model.embed, local.variables, local.aux
     assert embed is not None  # `moon` requires it
 
@@ -136,17 +141,21 @@ def _loss_and_gradient(task: Task, context: ClientContext, local: ClientTrainSta
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, samples["labels"])
         tau = context.hp["moon_tau"]
         contrastive_losses = compute_contrastive_losses(z, z_global, z_previous, tau)
-        cross_entropy = (losses * mask).sum()
-        total = cross_entropy + previous.mu * (contrastive_losses * mask).sum()
-        return total, (cross_entropy, state)
+        reported = (losses * mask).sum()
+        if regularizer is not None:
+            term = regularizer(context.hp, z, mask)
+            reported += jnp.maximum(mask.sum(), 1) * term
+        total = reported + previous.mu * (contrastive_losses * mask).sum()
+        return total, (reported, state)
 
-    micro_batch = task.model.micro_batch
+    # A regularizer depends on all samples together.
+    micro_batch = task.model.micro_batch if regularizer is None else None
     value_and_gradient = micro_batched_value_and_grad(loss_sum, micro_batch, has_aux=True)
     samples = {"images": batch.images, "labels": batch.labels, "mask": batch.mask}
-    (_, (cross_entropy, state)), gradient = value_and_gradient(variables["params"], samples)
+    (_, (reported, state)), gradient = value_and_gradient(variables["params"], samples)
     count = jnp.maximum(batch.mask.sum(), 1)
     gradient = jax.tree.map(lambda g: g / count, gradient)
-    return cross_entropy / count, gradient, {**variables, "state": state}
+    return reported / count, gradient, {**variables, "state": state}
 
 
 def compute_contrastive_losses(

@@ -123,8 +123,8 @@ class AlgorithmSpec:
     `server_lr` scales another step."""
     wraps: WrapKind = "nothing"
     """Methods that the option "base" accepts. "model": methods with one global model, on which this
-    method works after each round. "average": methods whose model is w + server_lr sum_k p_k
-    (w_k - w), in which this method uses other weights."""
+    method works after each round or in local training. "average": methods whose model is w +
+    server_lr sum_k p_k (w_k - w), in which this method uses other weights."""
     wrappable_as: WrapKind = "nothing"
     'Kind of base that this method can be; "average" implies "model".'
     required_data: tuple[Literal["server_data", "proxy_data", "averages", "norms"], ...] = ()

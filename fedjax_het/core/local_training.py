@@ -1,6 +1,7 @@
 """Local SGD: the client functions that most methods share, from a round's start to its end."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ from fedjax_het.core.client_algorithm import (
     ClientAlgorithm,
     ClientContext,
     ClientUpdate,
+    HyperParameters,
 )
 from fedjax_het.core.contract_checks import call_user_function, require_like, unpack_tuple
 from fedjax_het.core.optimizers import (
@@ -57,12 +59,33 @@ class LocalTraining(NamedTuple):
     "Options of the optimizer, schedule of its rate, accumulation."
     local_parameters: Callable[[Model, Tree], Tree] | None = None
     "See `AlgorithmSpec.local_parameters`."
+    regularizer: Callable[[HyperParameters, jax.Array, jax.Array], jax.Array] | None = None
+    """`regularizer(hp, features, mask) -> term`: a scalar that every local step adds to its mean
+    loss, of the features `[B, F]` and the mask `[B]` of the minibatch. None: no term."""
 
     @property
     def epochs(self) -> int:
         """The local epochs of clients that train by epochs; clients that condense have none."""
         assert self.local_epochs is not None
         return self.local_epochs
+
+    def loss_and_gradient(
+        self, context: ClientContext, variables: Tree, batch: Batch, **arguments: Any
+    ) -> tuple[jax.Array, Tree, Tree]:
+        """Compute the loss of a local step: `Task.loss_and_gradient` with the regularizer.
+
+        Args:
+          context: the context of the method's `step`.
+          variables: variables of the model, `{"params": ..., "state": ...}`.
+          batch: the minibatch of the method's `step`.
+          **arguments: further arguments of `Task.loss_and_gradient`.
+
+        Returns:
+          The loss, the gradient, and the variables with new batch-norm statistics.
+        """
+        if self.regularizer is not None:
+            arguments["regularizer"] = partial(self.regularizer, context.hp)
+        return self.task.loss_and_gradient(variables, batch, context.key, **arguments)
 
 
 class ServerMessage(NamedTuple):
@@ -161,7 +184,7 @@ def make_training_step(
         local optimizer uses, and the new `local.aux`.
       loss_and_gradient: `loss_and_gradient(context, local, batch) -> (loss, gradient, variables)`
         of a minibatch, with new batch-norm statistics. Default: cross-entropy,
-        `Task.loss_and_gradient`.
+        `LocalTraining.loss_and_gradient`.
 
     Returns:
       `step(context, local, batch) -> (local, loss)` with a `ClientTrainState` for `local`.
@@ -174,7 +197,7 @@ def make_training_step(
     """
 
     def cross_entropy_and_gradient(context, local, batch):
-        return training.task.loss_and_gradient(local.variables, batch, context.key)
+        return training.loss_and_gradient(context, local.variables, batch)
 
     compute_gradient = loss_and_gradient or cross_entropy_and_gradient
 

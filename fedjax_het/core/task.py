@@ -97,6 +97,7 @@ class Task(NamedTuple):
         train: bool = True,
         sample_losses: Callable = per_sample_cross_entropy,
         extra_sample_arrays: tuple = (),
+        regularizer: Callable | None = None,
     ):
         """Compute the mean loss over the samples of a batch, and its gradient.
 
@@ -111,12 +112,18 @@ class Task(NamedTuple):
             for images of another number of samples, pass it `sample_mask`.
           extra_sample_arrays: further arguments of `sample_losses`, arrays with one entry per
             sample.
+          regularizer: `regularizer(features, mask) -> term`, a scalar that is added to the mean
+            loss. The features `[B, F]` are the features in the call of `network` whose state
+            `sample_losses` returns. The network needs `embed`.
 
         Returns:
           The loss in nats, the gradient of `variables["params"]`, and the variables with the new
           batch-norm statistics, if the network has any.
         """
-        batch_axis = batch.axis
+        batch_axis, micro_batch = batch.axis, self.model.micro_batch
+        if regularizer is not None:
+            micro_batch = None  # the term depends on all samples together
+            assert batch_axis is None, "regularizers are terms of clients, whose batches are whole"
 
         def loss_sum(params, samples):
             images, labels, mask, extra = samples
@@ -124,16 +131,23 @@ class Task(NamedTuple):
             def network(images, sample_mask=mask):
                 sample_mask = sample_mask if len(sample_mask) == len(images) else None
                 arguments = self.model.make_batch_arguments(sample_mask, batch_axis)
-                return self.model.apply(
-                    {**variables, "params": params}, images, train=train, key=key, **arguments
-                )
+                arguments |= {"train": train, "key": key}
+                network_variables = {**variables, "params": params}
+                if regularizer is None:
+                    return self.model.apply(network_variables, images, **arguments)
+                assert self.model.embed is not None
+                features, logits, state = self.model.embed(network_variables, images, **arguments)
+                # The state reaches the result from inside transformations, and so do features.
+                return logits, (state, features)
 
             losses, state = sample_losses(network, self.normalize(images), labels, *extra)
-            return (losses * mask).sum(), state
+            total = (losses * mask).sum()
+            if regularizer is None:
+                return total, state
+            state, features = state
+            return total + jnp.maximum(mask.sum(), 1) * regularizer(features, mask), state
 
-        value_and_grad = micro_batched_value_and_grad(
-            loss_sum, self.model.micro_batch, has_aux=True
-        )
+        value_and_grad = micro_batched_value_and_grad(loss_sum, micro_batch, has_aux=True)
         samples = batch.images, batch.labels, batch.mask, extra_sample_arrays
         (loss_total, state), gradient = value_and_grad(variables["params"], samples)
         num_samples = jnp.maximum(batch.mask.sum(), 1)

@@ -21,7 +21,7 @@ from fedjax_het.algorithms.moon import (
 )
 from fedjax_het.config.run_spec import RunSpec
 from fedjax_het.core.client_algorithm import Batch, ClientContext, ClientInfo
-from fedjax_het.core.local_training import ClientTrainState, ServerMessage
+from fedjax_het.core.local_training import ClientTrainState, LocalTraining, ServerMessage
 from fedjax_het.core.task import Task
 from fedjax_het.nn import Model, add_projection_head, count_parameters, make_model
 
@@ -152,7 +152,7 @@ def slopes(model, key=0, mask=None, previous_state=None, received_state=None):
     hp = {"moon_tau": jnp.float32(0.5)}
     facts = ClientInfo(jnp.int32(0), jnp.int32(8), jnp.int32(1), images)
     context = ClientContext(hp, ServerMessage(received), facts, jax.random.key(0))
-    return jax.jit(partial(_loss_and_gradient, task))(context, local, batch)
+    return jax.jit(partial(_loss_and_gradient, LocalTraining(task, "sgd")))(context, local, batch)
 
 
 def test_micro_batches_and_padding_have_no_effect():

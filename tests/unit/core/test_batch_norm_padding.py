@@ -38,7 +38,7 @@ from fedjax_het.condensation.synthetic_pool import (
     train_on_synthetic_pool,
 )
 from fedjax_het.core.client_algorithm import Batch, ClientContext
-from fedjax_het.core.local_training import ClientTrainState, ServerMessage
+from fedjax_het.core.local_training import ClientTrainState, LocalTraining, ServerMessage
 from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.server_parallelism import SINGLE_DEVICE
 from fedjax_het.core.server_training import EpochRange
@@ -210,8 +210,9 @@ def test_padding_has_no_effect_on_moon():
         local = ClientTrainState(variables, (), _ContrastiveAux(other, jnp.float64(3)))
         hp = {"moon_tau": jnp.float64(0.5)}
         context = ClientContext(hp, ServerMessage(other), client=None, key=None)
+        training = LocalTraining(task, "sgd")
         assert_padding_has_no_effect(
-            lambda batch: _loss_and_gradient(task, context, local, batch), tolerance=1e-5
+            lambda batch: _loss_and_gradient(training, context, local, batch), tolerance=1e-5
         )
 
 
