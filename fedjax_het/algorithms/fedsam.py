@@ -87,14 +87,14 @@ def mofedsam(training: LocalTraining, plan: ExecutionPlan) -> Algorithm:
 
 def _make_sam_gradient(training: LocalTraining) -> Callable:
     """Return the `loss_and_gradient` of sharpness-aware minimization, see `make_training_step`."""
-    compute_gradient = training.task.loss_and_gradient
 
     def loss_and_gradient(context, local, batch):
-        variables, key = local.variables, context.key
-        loss, gradient, new_variables = compute_gradient(variables, batch, key)
+        variables = local.variables
+        loss, gradient, new_variables = training.loss_and_gradient(context, variables, batch)
         scale = context.hp["fedsam_rho"] / (optax.tree.norm(gradient) + _MIN_NORM)
         params = jax.tree.map(lambda w, g: w + scale * g, variables["params"], gradient)
-        _, gradient, _ = compute_gradient({**variables, "params": params}, batch, key)
+        ahead = {**variables, "params": params}
+        _, gradient, _ = training.loss_and_gradient(context, ahead, batch)
         return loss, gradient, new_variables
 
     return loss_and_gradient

@@ -53,15 +53,29 @@ def decorrelation_gradient(features):
 
 
 class ReferenceFedDecorr(ReferenceFedAvg):
-    """Clients decorrelate features; with the proximal term of FedProx, if it has a weight."""
+    """Clients decorrelate features."""
 
     def descent_direction(self, model, batch):
         params = self.params(model)
         rows = logit_gradient(compute_logits(params, batch.x), batch.y) / len(batch.y)
         term = decorrelation_gradient(compute_features(params, batch.x))
         gradient = backpropagate(params, batch.x, rows, self.hp["feddecorr_beta"] * term)
-        pull = self.hp.get("prox_mu", 0) * (model - self.global_vector)
-        return flatten_params(gradient) + pull
+        return flatten_params(gradient)
+
+
+class OverFedProx(ReferenceFedDecorr):
+    def descent_direction(self, model, batch):
+        pull = self.hp["prox_mu"] * (model - self.global_vector)
+        return super().descent_direction(model, batch) + pull
+
+
+class OverFedSAM(ReferenceFedDecorr):
+    """Both gradients are gradients of the whole loss."""
+
+    def descent_direction(self, model, batch):
+        gradient = super().descent_direction(model, batch)
+        ahead = model + self.hp["fedsam_rho"] * gradient / np.linalg.norm(gradient)
+        return super().descent_direction(ahead, batch)
 
 
 def make_federation(base, hp=None, **settings):
@@ -71,11 +85,18 @@ def make_federation(base, hp=None, **settings):
     )
 
 
-@pytest.mark.parametrize("base", ["fedavg", "fedprox"])
+@pytest.mark.parametrize(
+    ("base", "make_loop", "hp"),
+    [
+        ("fedavg", ReferenceFedDecorr, {}),
+        ("fedprox", OverFedProx, {"prox_mu": 0.5}),
+        ("fedsam", OverFedSAM, {"fedsam_rho": 0.1}),
+    ],
+)
 @pytest.mark.parametrize("averaging", ["uniform", "weighted"])
-def test_rounds_match_float64_loop(averaging, base):
-    hp = {"feddecorr_beta": 0.3, "server_lr": 0.7} | ({"prox_mu": 0.5} if base == "fedprox" else {})
-    loop = ReferenceFedDecorr(make_federation(base, hp, averaging=averaging))
+def test_rounds_match_float64_loop(averaging, base, make_loop, hp):
+    hp = {"feddecorr_beta": 0.3, "server_lr": 0.7, **hp}
+    loop = make_loop(make_federation(base, hp, averaging=averaging))
     run_and_compare(loop, 4, atol=5e-6)
     assert loop.count_repeat_clients() >= 2
 
