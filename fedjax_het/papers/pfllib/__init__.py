@@ -1,0 +1,1 @@
+"""PFLlib's leaderboard: personalized methods on Fashion-MNIST."""
