@@ -148,7 +148,8 @@ PROTOCOLS: dict[str, tuple[DefaultsRule, ...]] = {
     ),
     # Default values of PFLlib's code with which methods could not have the reported accuracies are
     # not used: FedProx and Ditto without proximal terms (`mu` 0), pFedMe without server updates
-    # (`beta` 0). These methods have the defaults of this package.
+    # (`beta` 0). These methods have the defaults of this package. FedGen has the objective of
+    # PFLlib's code: one loss on generated features, of constant weight, in every step.
     "pfllib": (
         _make_rule(
             "pfllib",
@@ -157,6 +158,19 @@ PROTOCOLS: dict[str, tuple[DefaultsRule, ...]] = {
                 "prox_mu": 0.01,
                 "inner_lr": 0.005,  # Per-FedAvg's step before evaluation has the learning rate
                 "personal_lr": 0.01,
+            },
+        ),
+        DefaultsRule(
+            options={
+                **{"generator_hidden": 512, "generator_noise": 512, "generator_steps": 1000},
+                **{"generator_batch_size": 10, "guided_steps": 100_000},
+                "head_epochs": 1,
+            },
+            hp={
+                **{"generated_weight": 1.0, "distilled_weight": 0.0, "guidance_decay": 1.0},
+                **{"teacher_weight": 1.0, "diversity_weight": 0.0},
+                **{"generator_lr": 0.005, "generator_lr_decay": 1.0},
+                "generator_weight_decay": 0.0,
             },
         ),
         DefaultsRule(datasets=("digits",), settings={"model": "mlp"}),

@@ -75,6 +75,9 @@ def test_methods_have_equal_tuning_budgets():
         assert rate == TUNED[runs[0].partition].get(runs[0].algorithm, LEARNING_RATES[1])
         assert rate in LEARNING_RATES
     assert all({*rates} <= {*METHOD_ROWS} for rates in TUNED.values())
+    for runs in trials.values():
+        hp = runs[0].hyperparameters
+        assert hp.get("inner_lr", hp["local_lr"]) == hp["local_lr"]
 
 
 def make_scores(partition="dirichlet_capped", rate=0.03, **gains):

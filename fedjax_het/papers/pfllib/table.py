@@ -87,6 +87,22 @@ def name_row(method: str, partition: str, **settings: Any) -> str:
     return add_row_settings(method, partition=partition, **settings)
 
 
+def parse_leaderboard_row(row: str, dataset: str) -> tuple[str, dict[str, Any]]:
+    """Read a row; Per-FedAvg's inner step has the row's learning rate, as in PFLlib.
+
+    Args:
+      row: the row.
+      dataset: name of the data set.
+
+    Returns:
+      The method's name, and the settings by name.
+    """
+    method, settings = parse_row(row)
+    if method == "per_fedavg" and "local_lr" in settings:
+        settings["inner_lr"] = settings["local_lr"]
+    return method, settings
+
+
 def _list_rows(methods: Sequence[str], **settings: Any) -> tuple[str, ...]:
     return tuple(
         name_row(method, partition, **settings)
@@ -128,6 +144,7 @@ CPU = Preset(
     seeds=(1, 2, 3),
     rows=_list_tuned_rows(),
     settings={"rounds": 200, "eval_every": EVAL_EVERY, "partition_options": {"min_size": 10}},
+    method_settings={"fedgen": {"options": {"generator_steps": 50}}},
     description="a twentieth of the images, 200 rounds",
     make_dataset=make_reduced_dataset,
 )
@@ -136,6 +153,7 @@ LEADERBOARD = TableDeclaration(
     paper="pfllib",
     item="table",
     title="PFLlib's leaderboard.",
+    row_parser=parse_leaderboard_row,
     settings={"metrics": "pooled_accuracy", "partition_options": {"min_size": 30}},
     presets={
         "quick": Preset(
@@ -150,6 +168,7 @@ LEADERBOARD = TableDeclaration(
                 "partition_options": {"min_size": 5},
                 "hp": {"local_lr": 0.1},
             },
+            method_settings={"fedgen": {"options": {"generator_steps": 10}}},
         ),
         "cpu": CPU,
         "tuning": dataclasses.replace(

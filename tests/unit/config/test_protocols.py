@@ -319,6 +319,10 @@ def test_pfllib_settings():
     assert all(hp["local_lr"] == 0.005 for hp in values.values())
     assert values["fedprox"]["prox_mu"] == 0.01 and values["ditto"]["ditto_lambda"] == 1.0
     assert values["per_fedavg"]["inner_lr"] == 0.005 and values["pfedme"]["personal_lr"] == 0.01
+    assert RunSpec("fedrep", protocol="pfllib").resolved().options["head_epochs"] == 1
+    fedgen = RunSpec("fedgen", protocol="pfllib").resolved()
+    assert (fedgen.options["generator_noise"], fedgen.options["generator_steps"]) == (512, 1000)
+    assert (fedgen.hp["generated_weight"], fedgen.hp["distilled_weight"]) == (1.0, 0.0)
     assert RunSpec("fedavg", "digits", protocol="pfllib").resolved().model == "mlp"
     other = RunSpec("fedavg", "digits", protocol="pfllib", local_optimizer="adam").resolved()
     assert other.hyperparameters["local_lr"] != 0.005
