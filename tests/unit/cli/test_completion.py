@@ -42,7 +42,7 @@ CASES = {
     "desc": "describe",
     "run --held": "--held-out-clients --held-out-epochs",
     "run --no-": "--no-keep-state",
-    "run --algorithm fedp": "fedprox fedprox_ft",
+    "run --algorithm fedprox": "fedprox fedprox_ft",
     "run --algorithm fedprox --algo": "--algorithm",
     "run --metrics fai": "fairness",
     "run --metrics fairness dri": "drift",
@@ -55,7 +55,7 @@ CASES = {
     "run --track tens": "tensorboard",
     "run --config res": "results.yaml",
     "run --alpha EMPTY": "",
-    "sweep --algorithm fedavg fedp": "fedprox fedprox_ft",
+    "sweep --algorithm fedavg fedprox": "fedprox fedprox_ft",
     "sweep --algorithm fedavg --prot": "--protocol",
     "sweep --launcher EMPTY": "here ray",
     "list methods parti": "partitions",
@@ -63,7 +63,7 @@ CASES = {
     "describe fedam": "fedamp",
     "table fedaf.table1": "fedaf.table1",
     "table table1 --preset EMPTY": "cpu paper quick",
-    "table table1 --methods fedp": "fedprox fedprox_ft",
+    "table table1 --methods fedprox": "fedprox fedprox_ft",
     "report res": "results.yaml",
     "report results.yaml --metric best": "best_accuracy",
     "export results.yaml --mod": "--model",
@@ -96,7 +96,7 @@ def test_value_after_equals_sign(tmp_path, capsys):
     """Bash splits a word at the sign."""
     assert main(["--tyro-print-completion", "bash"]) == 0
     script = f"""{capsys.readouterr().out}
-COMP_WORDS=(fedjax-het run --algorithm = fedp) COMP_CWORD=4
+COMP_WORDS=(fedjax-het run --algorithm = fedprox) COMP_CWORD=4
 _fedjax_het; echo "${{COMPREPLY[@]}}"
 """
     if shutil.which("bash") is None:
