@@ -40,6 +40,7 @@ from fedjax_het.algorithms import (
     moon,
     per_fedavg,
     pfedme,
+    qfedavg,
     scaffold,
     separate,
 )
@@ -78,6 +79,7 @@ METHODS: Registry[AlgorithmSpec] = Registry(
         fedopt.FEDYOGI,
         fedopt.FEDADAGRAD,
         fedexp.SPEC,
+        qfedavg.SPEC,
         fedcm.SPEC,
         fedsam.FEDSAM,
         fedsam.MOFEDSAM,
