@@ -26,7 +26,8 @@ from fedjax_het.core.rng import Purpose, fold_in_purpose
 from fedjax_het.core.server_parallelism import ServerParallelism
 from fedjax_het.core.server_training import ServerTraining, ServerTrainState
 from fedjax_het.nn import Generator, make_generator
-from fedjax_het.nn.batch_axis import gather_rows, get_num_shards, sum_over_shards
+from fedjax_het.nn.batch_axis import get_num_shards, sum_over_shards
+from fedjax_het.nn.generator import compute_diversity_loss
 from fedjax_het.nn.model import Head, count_features
 from fedjax_het.utils.config import (
     Bounds,
@@ -419,10 +420,8 @@ def compute_generator_loss(
         sums = sum_over_shards(weights.sum(1, keepdims=True), axis)
         weights = sums / (len(labels) * get_num_shards(axis))
     teacher_loss = (weights * losses).sum(0).mean()
-    noise_gaps = jnp.square(noise[:, None] - gather_rows(noise, axis)).mean(-1)
-    feature_gaps = jnp.abs(features[:, None] - gather_rows(features, axis)).mean(-1)
-    diversity = sum_over_shards((noise_gaps * feature_gaps).sum(), axis) / noise_gaps.shape[1] ** 2
-    return hp["teacher_weight"] * teacher_loss + hp["diversity_weight"] * jnp.exp(-diversity)
+    diversity_loss = compute_diversity_loss(noise, features, axis)
+    return hp["teacher_weight"] * teacher_loss + hp["diversity_weight"] * diversity_loss
 
 
 def _make_adam(hp) -> optax.GradientTransformation:

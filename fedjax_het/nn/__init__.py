@@ -3,7 +3,7 @@
 from fedjax_het.nn.conv import conv2d
 from fedjax_het.nn.conv_products import CONV_IMPLS
 from fedjax_het.nn.flops import count_training_flops
-from fedjax_het.nn.generator import Generator, make_generator
+from fedjax_het.nn.generator import Generator, make_generator, make_image_generator
 from fedjax_het.nn.micro_batch import choose_micro_batch_size, micro_batched_value_and_grad
 from fedjax_het.nn.model import (
     Head,
@@ -33,6 +33,7 @@ __all__ = [
     "count_training_flops",
     "get_norm_variables",
     "make_generator",
+    "make_image_generator",
     "make_model",
     "micro_batched_value_and_grad",
     "norm_mask",

@@ -158,7 +158,12 @@ class BatchNorm(nn.Module):
     batch. Statistics cover the given batch alone and are never shared across mapped axes. If
     devices share the batch, statistics cover the parts of all devices. Samples that only fill up a
     batch are masked: they enter neither statistics nor gradients of other samples.
+
+    Attributes:
+      has_parameters: whether a scale and a shift of each channel follow the normalization.
     """
+
+    has_parameters: bool = True
 
     @nn.compact
     def __call__(self, x, train, batch_axis: BatchAxis | None = None, mask=None):
@@ -167,8 +172,9 @@ class BatchNorm(nn.Module):
         `mask` is bool `[B, 1, 1, 1]`, true for the samples that statistics cover; None: all.
         """
         channels = (x.shape[-1],)
-        scale = self.param("scale", nn.initializers.ones, channels)
-        shift = self.param("bias", nn.initializers.zeros, channels)
+        if self.has_parameters:
+            scale = self.param("scale", nn.initializers.ones, channels)
+            shift = self.param("bias", nn.initializers.zeros, channels)
         running_mean = self.variable("state", "mean", jnp.zeros, channels)
         running_variance = self.variable("state", "variance", jnp.ones, channels)
         inputs, x = x, _to_float32(x)
@@ -195,7 +201,11 @@ class BatchNorm(nn.Module):
                     running.value += BATCH_NORM_MOMENTUM * (new - running.value)
         else:
             mean, variance = running_mean.value, running_variance.value
-        normalized = (x - mean) * (jax.lax.rsqrt(variance + NORM_EPSILON) * scale) + shift
+        factor = jax.lax.rsqrt(variance + NORM_EPSILON)
+        if self.has_parameters:
+            normalized = (x - mean) * (factor * scale) + shift
+        else:
+            normalized = (x - mean) * factor
         return _cast_like(normalized, inputs)
 
 

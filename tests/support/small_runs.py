@@ -20,11 +20,13 @@ SYNTHESIS_OPTIONS = {
 }
 CONDENSATION_OPTIONS = {"ipc": 2, "steps": 3, "server_epochs": 2}
 GENERATOR_OPTIONS = {"generator_hidden": 8, "generator_noise": 4, "generator_steps": 3}
+IMAGE_GENERATOR_OPTIONS = {"distill_iterations": 2, "distill_batch_size": 4, "image_width": 2}
 FAST_OPTIONS = {
     "dynafed": SYNTHESIS_OPTIONS,
     "feddm": CONDENSATION_OPTIONS,
     "fedaf": CONDENSATION_OPTIONS,
     "ccvr": {"virtual_features": 4, "calibration_epochs": 2, "calibration_batch_size": 4},
+    "fedftg": IMAGE_GENERATOR_OPTIONS,
     "fedgen": GENERATOR_OPTIONS,
 }
 

@@ -204,7 +204,7 @@ def test_take_local_rows():
         np.testing.assert_array_equal(actual, [10, 18])
 
 
-REFINING = ["ccvr", "fedgen", "feddf", "fedbe", "abavg", "dynafed", "feddm", "fedaf"]
+REFINING = ["ccvr", "fedftg", "fedgen", "feddf", "fedbe", "abavg", "dynafed", "feddm", "fedaf"]
 
 
 @pytest.mark.parametrize("name", ["fsl_p", *map(slow_case, ["fsl", *REFINING])])
