@@ -177,7 +177,7 @@ def test_server_lr_scales_change():
 # --- every registered method ---------------------------------------------------------------
 
 
-NEED_HEAD = ("ccvr", "fedaf", "feddecorr", "feddm", "fedgen", "levelled", "moon")
+NEED_HEAD = ("ccvr", "fedaf", "feddecorr", "feddm", "fedgen", "fedrod", "levelled", "moon")
 
 
 @pytest.mark.parametrize("name", method_cases())
