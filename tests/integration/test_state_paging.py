@@ -60,7 +60,18 @@ def assert_equal_states(result, other):
     jax.tree.map(np.testing.assert_array_equal, all_clients(result), all_clients(other))
 
 
-ALL_AT_ONCE = ("separate", "fedamp", "heurfedamp", "apfl", "ditto", "pfedme", "feddm", "fedaf")
+ALL_AT_ONCE = (
+    "separate",
+    "fedamp",
+    "heurfedamp",
+    "apfl",
+    "ditto",
+    "pfedme",
+    "feddm",
+    "fedaf",
+    "fedrod",
+    "fedproto",
+)
 ALL_AT_ONCE += tuple(name for name in METHODS if METHODS[name].local_parameters is not None)
 OTHERS = sorted(set(METHODS) - {*ALL_AT_ONCE, "scaffold", "fedavg"})
 KEEP_ADAM = {"local_optimizer": "adam", "optimizer_state": "keep"}

@@ -177,7 +177,17 @@ def test_server_lr_scales_change():
 # --- every registered method ---------------------------------------------------------------
 
 
-NEED_HEAD = ("ccvr", "fedaf", "feddecorr", "feddm", "fedgen", "fedrod", "levelled", "moon")
+NEED_HEAD = (
+    "ccvr",
+    "fedaf",
+    "feddecorr",
+    "feddm",
+    "fedgen",
+    "fedproto",
+    "fedrod",
+    "levelled",
+    "moon",
+)
 
 
 @pytest.mark.parametrize("name", method_cases())
@@ -305,6 +315,7 @@ def test_traffic_counts_sent_bytes(name):
         "mofedsam": (2 * model, model, 0),
         "qfedavg": (model, model + 4, 0),
         "fedexp": (model, model + 4, 0),  # the norm of the change
+        "fedproto": (4 * 4 * NUM_CLASSES, 4 * 5 * NUM_CLASSES, 0),
         **dict.fromkeys(("fedper", "fedrep", "fedbabu"), (body, body, 0)),
         "lg_fedavg": (head, head, 0),
     }
