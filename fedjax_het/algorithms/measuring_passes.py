@@ -60,6 +60,30 @@ def compute_batch_weight(batch: Batch, client: ClientInfo) -> jax.Array:
     return batch.mask.sum() / client.num_samples
 
 
+def run_if(condition: jax.Array, function: Callable[[Tree], Tree], value: Tree) -> Tree:
+    """Return `function(value)` if a condition holds, else `value`.
+
+    Vmapped lanes run the function only in steps in which the condition holds in some lane, whereas
+    `jax.lax.cond` runs it in all steps.
+
+    Args:
+      condition: `[]` bool.
+      function: a function that keeps structure, shapes and types.
+      value: a pytree of arrays.
+
+    Returns:
+      The new value.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_het.algorithms.measuring_passes import run_if
+      >>> int(run_if(jnp.bool_(True), lambda count: count + 1, jnp.int32(1)))
+      2
+    """
+    body = lambda state: (jnp.bool_(False), function(state[1]))  # noqa: E731
+    return jax.lax.while_loop(lambda state: state[0], body, (condition, value))[1]
+
+
 def with_measuring_passes(
     client: ClientAlgorithm,
     training: LocalTraining,

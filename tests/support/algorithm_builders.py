@@ -30,6 +30,7 @@ FAST_OPTIONS = {
     "apfl": {"mixing": "outputs", "adaptive": True, "alpha_update": "step"},
     "per_fedavg": {"order": "exact"},
     "fedrep": {"head_epochs": 2},
+    "fedala": {"initial_epochs": 2},
 }
 # The mean logits of linear models are those of their mean: FedDF would follow rounding errors.
 # For images of 2x2 pixels batch norm removes the biases before it. Their gradients are rounding, of

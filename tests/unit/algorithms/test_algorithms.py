@@ -318,6 +318,7 @@ def test_traffic_counts_sent_bytes(name):
         "fedproto": (4 * 4 * NUM_CLASSES, 4 * 5 * NUM_CLASSES, 0),
         **dict.fromkeys(("fedper", "fedrep", "fedbabu"), (body, body, 0)),
         "lg_fedavg": (head, head, 0),
+        "fedala": (body + head, body + head, 0),
     }
     assert traffic == expected.get(name, (times * model, times * model, 0))
 
