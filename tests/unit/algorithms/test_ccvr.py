@@ -155,6 +155,18 @@ def test_no_epochs_are_base(base):
     assert_trees_all_equal((state.clients, info), (expected.clients, plain_info))
 
 
+def test_new_head_does_not_depend_on_head_of_base():
+    """After 0 epochs it is another draw of the head, and the body stays."""
+    options = {"calibrates_new_head": True, "calibration_epochs": 0}
+    federation = make_federation(options)
+    state, _ = federation.run(1)
+    result, sent = calibrated_params(federation, state), federation.global_params(state)
+    assert_trees_all_equal(result["hidden"], sent["hidden"])
+    key = fold_in_purpose(round_key(0), Purpose.SERVER)
+    drawn = federation.task.model.init(jax.random.split(key, 3)[1])["params"]["head"]
+    assert_trees_all_equal(result["head"], jax.tree.map(np.asarray, drawn))
+
+
 def test_class_without_examples_has_no_virtual_features():
     images, labels = make_blobs()
     federation = make_federation(data=(images, np.minimum(labels, 1)))

@@ -254,6 +254,9 @@ BREAKS = {
     "Algorithm.global_model returned None: expected variables, a dict of params and state": lambda training, plan: (
         fedavg(training, plan)._replace(global_model=lambda state: None)
     ),
+    "Algorithm.result_model returned None: expected variables, a dict of params and state": replacing(
+        result_model=lambda state: None
+    ),
     "Algorithm.global_model: variables['params']['x'] is one too many, and": replacing(
         global_model=lambda state: {"params": {"x": jnp.zeros(3)}, "state": {}}
     ),
