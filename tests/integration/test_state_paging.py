@@ -72,6 +72,7 @@ ALL_AT_ONCE = (
     "fedrod",
     "fedproto",
     "fedala",
+    "ifca",
 )
 ALL_AT_ONCE += tuple(name for name in METHODS if METHODS[name].local_parameters is not None)
 OTHERS = sorted(set(METHODS) - {*ALL_AT_ONCE, "scaffold", "fedavg"})

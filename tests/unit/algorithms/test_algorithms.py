@@ -313,6 +313,7 @@ def test_traffic_counts_sent_bytes(name):
         "fedgen": (model + generator, model + 4 * NUM_CLASSES, 0),
         "fedcm": (2 * model, model, 0),
         "mofedsam": (2 * model, model, 0),
+        "ifca": (4 * model, model + 4, 0),
         "qfedavg": (model, model + 4, 0),
         "fedexp": (model, model + 4, 0),  # the norm of the change
         "fedproto": (4 * 4 * NUM_CLASSES, 4 * 5 * NUM_CLASSES, 0),
