@@ -94,7 +94,7 @@ def _make_tfds_spec(
 # Never changed: another value would be another benchmark.
 _DIGITS_SPLIT_SEED, _DIGITS_TEST_FRACTION = 0, 0.2
 _EMNIST_45_CLASSES, _EMNIST_45_TEST_IMAGES, _EMNIST_45_SEED = 45, 10_000, 45
-_POOLED_SEED, _POOLED_TEST_FRACTION = 75, 0.25
+_POOLED_SEED, _POOLED_TEST_FRACTION, _TWENTIETH_SEED = 75, 0.25, 20
 # EMNIST Balanced merges letters whose two cases look alike; the other lower-case letters remain.
 _BALANCED_CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
 _BYCLASS_CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -192,6 +192,30 @@ def divide_pooled_splits(
     return train | {f"test_{part}": array[is_test] for part, array in pooled.items()}, meta
 
 
+def select_twentieth(
+    arrays: dict[str, np.ndarray], meta: dict
+) -> tuple[dict[str, np.ndarray], dict]:
+    """Pool and divide both splits, and draw a twentieth of each class of both, rounded up.
+
+    Args:
+      arrays: images and labels of both splits by name.
+      meta: facts of the data set by name, with class names.
+
+    Returns:
+      `(arrays, meta)` of the smaller splits. Images keep their order.
+    """
+    arrays, meta = divide_pooled_splits(arrays, meta)
+    rng = np.random.default_rng(_TWENTIETH_SEED)
+    selected = {}
+    for split in ("train", "test"):
+        pools = shuffle_by_class(rng, arrays[f"{split}_labels"], len(meta["class_names"]))
+        rows = np.sort(np.concatenate([pool[: -(-len(pool) // 20)] for pool in pools]))
+        selected |= {
+            f"{split}_{part}": arrays[f"{split}_{part}"][rows] for part in ("images", "labels")
+        }
+    return selected, meta
+
+
 DATASETS: Registry[DatasetSpec] = Registry(
     "data set",
     (
@@ -209,6 +233,12 @@ DATASETS: Registry[DatasetSpec] = Registry(
             "Fashion-MNIST, both splits pooled and divided anew, for PFLlib: 52,500 + 17,500 images",
             TfdsSource("fashion_mnist", "fashion_mnist"),
             divide_pooled_splits,
+        ),
+        _make_tfds_spec(
+            "fashion_mnist_twentieth",
+            "a twentieth of fashion_mnist_pooled, for runs on two cores: 2,630 + 880 images",
+            TfdsSource("fashion_mnist", "fashion_mnist"),
+            select_twentieth,
         ),
         _make_tfds_spec("cifar10", "CIFAR-10: 50,000 + 10,000 color 32x32 images, 10 classes"),
         _make_tfds_spec("cifar100", "CIFAR-100: 50,000 + 10,000 color 32x32 images, 100 classes"),

@@ -12,7 +12,6 @@ last table tests the differences from fine-tuned FedAvg, paired over seeds.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from itertools import product
@@ -34,8 +33,6 @@ from fedjax_het.analysis.render import (
     format_number,
     format_p_value,
 )
-from fedjax_het.data import Dataset, load_dataset
-from fedjax_het.data.sampling import shuffle_by_class
 from fedjax_het.papers.reported import load_reported_values
 from fedjax_het.papers.table import (
     Preset,
@@ -69,9 +66,6 @@ TUNING_SEED = 1000
 TUNED: dict[str, dict[str, float]] = {"pathological_unequal": {}, "dirichlet_capped": {}}
 # PFLlib tests every round, which would make fine-tuning five times as expensive as training.
 EVAL_EVERY = 10
-# Fraction of the images of each class in the presets `cpu` and `tuning`.
-CPU_FRACTION = 0.05
-_SUBSET_SEED = 0
 
 
 def name_row(method: str, partition: str, **settings: Any) -> str:
@@ -119,35 +113,14 @@ def _list_tuned_rows() -> tuple[str, ...]:
     )
 
 
-@functools.cache
-def make_reduced_dataset() -> Dataset:
-    """Draw a twentieth of the images of each class of pooled Fashion-MNIST, in both splits.
-
-    Returns:
-      The data set: 2,625 images for training and 875 for tests, normalized as in PFLlib.
-    """
-    dataset = load_dataset("fashion_mnist_pooled", normalization="pfllib")
-    rng = np.random.default_rng(_SUBSET_SEED)
-    arrays = {}
-    for split in ("train", "test"):
-        labels = getattr(dataset, f"{split}_labels")
-        pools = shuffle_by_class(rng, labels, dataset.num_classes)
-        chosen = np.sort(np.concatenate([p[: math.ceil(CPU_FRACTION * len(p))] for p in pools]))
-        arrays[f"{split}_images"] = getattr(dataset, f"{split}_images")[chosen]
-        arrays[f"{split}_labels"] = labels[chosen]
-    note = f"{CPU_FRACTION:.0%} of the images of each class of pooled Fashion-MNIST"
-    return dataclasses.replace(dataset, **arrays, note=note)
-
-
 CPU = Preset(
-    datasets=("user",),
+    datasets=("fashion_mnist_twentieth",),
     models=("cnn",),
     seeds=(1, 2, 3),
     rows=_list_tuned_rows(),
     settings={"rounds": 200, "eval_every": EVAL_EVERY, "partition_options": {"min_size": 10}},
     method_settings={"fedgen": {"options": {"generator_steps": 50}}},
     description="a twentieth of the images, 200 rounds",
-    make_dataset=make_reduced_dataset,
 )
 LEADERBOARD = TableDeclaration(
     name="pfllib",
@@ -380,7 +353,6 @@ def _write_outputs(table_run: TableRun) -> Sequence[str]:
         return []
     deviations = list_protocol_deviations(table_run.experiment, table_run.cells)
     notes = [f"Settings that differ from protocol pfllib: {'; '.join(deviations)}."]
-    notes += [f"Data: {note}." for note in table_run.cell_results["dataset_note"].unique() if note]
     has_reported = "digits" not in {cell.dataset for cell in table_run.cells}
     reported = table_run.reported if has_reported else table_run.reported.head(0)
     if table_run.preset == "tuning":
@@ -389,7 +361,7 @@ def _write_outputs(table_run: TableRun) -> Sequence[str]:
         table = _make_tuning_text(scores, title)
         return table_run.write_table("tuning", table, scores)
     title, gains = f"{table_run.title}.", make_gains_table(scores)
-    text = make_accuracies_text(scores, reported, title, notes)
+    text = make_accuracies_text(scores, reported, title, notes if deviations else ())
     names = table_run.write_table("table", text, scores)
     if len(gains):
         names += table_run.write_table("gains", make_gains_text(gains, title), gains)

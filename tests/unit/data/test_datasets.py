@@ -157,6 +157,12 @@ def test_pooled_fashion_mnist(tmp_path, monkeypatch):
 
     assert collect(dataset) == collect(original)
     assert dataset.class_names == original.class_names
+    small = load_dataset("fashion_mnist_twentieth", data_dir=tmp_path)
+    assert np.bincount(small.train_labels).tolist() == [2] * 10
+    assert np.bincount(small.test_labels).tolist() == [1] * 10
+    assert {*as_pairs(small.train_images, small.train_labels)} < {
+        *as_pairs(dataset.train_images, dataset.train_labels)
+    }
     scaled = load_dataset("fashion_mnist_pooled", data_dir=tmp_path, normalization="pfllib")
     assert (scaled.mean, scaled.std) == ((0.5,), (0.5,))
     monkeypatch.setattr("fedjax_het.data.dataset_registry._POOLED_SEED", 76)
