@@ -206,7 +206,7 @@ def select_twentieth(
     """
     arrays, meta = divide_pooled_splits(arrays, meta)
     rng = np.random.default_rng(_TWENTIETH_SEED)
-    selected = {}
+    selected: dict[str, np.ndarray] = {}
     for split in ("train", "test"):
         pools = shuffle_by_class(rng, arrays[f"{split}_labels"], len(meta["class_names"]))
         rows = np.sort(np.concatenate([pool[: -(-len(pool) // 20)] for pool in pools]))

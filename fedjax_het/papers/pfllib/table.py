@@ -118,7 +118,7 @@ CPU = Preset(
     models=("cnn",),
     seeds=(1, 2, 3),
     rows=_list_tuned_rows(),
-    settings={"rounds": 200, "eval_every": EVAL_EVERY, "partition_options": {"min_size": 10}},
+    settings={"rounds": 200, "eval_every": EVAL_EVERY},
     method_settings={"fedgen": {"options": {"generator_steps": 50}}},
     description="a twentieth of the images, 200 rounds",
 )
