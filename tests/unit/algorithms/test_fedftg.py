@@ -22,6 +22,11 @@ from support.small_federation import round_key
 
 from fedjax_het import RunSpec, simulate
 from fedjax_het.algorithms import METHODS, fedftg
+from fedjax_het.algorithms.data_free_distillation import (
+    DataFreeDistillation,
+    DataFreeOptions,
+    TeacherEnsemble,
+)
 from fedjax_het.core.client_algorithm import Batch
 from fedjax_het.core.execution_plan import make_execution_plan
 from fedjax_het.core.rng import Purpose, fold_in_purpose
@@ -185,14 +190,14 @@ def test_equal_models_give_student_nothing_to_learn():
 @pytest.mark.parametrize("loss", ["paper", "code"])
 def test_devices_share_generator_gradient(loss):
     model, slots, batch_size = make_model("mlp", (8, 8, 1), NUM_CLASSES, hidden=[6]), 3, 8
-    options = fedftg.FedFTGOptions(synthesis_loss=loss)
+    options = DataFreeOptions(synthesis_loss=loss)
     generator = make_image_generator(NUM_CLASSES, (8, 8, 1), width=3, noise_size=NOISE)
     task = Task(model, (0.0,), (1.0,))
-    distillation = fedftg.DataFreeDistillation(task, generator, options)
+    distillation = DataFreeDistillation(task, generator, options)
     keys = jax.random.split(jax.random.key(0), slots)
     weights = jax.random.uniform(keys[0], (slots, NUM_CLASSES))
     models, is_present = jax.vmap(model.init)(keys), jnp.array([True, True, False])
-    teachers = fedftg.TeacherEnsemble(models, weights, is_present)
+    teachers = TeacherEnsemble(models, weights, is_present)
     noise = jax.random.normal(keys[1], (batch_size, NOISE))
     batch = Batch(noise, jnp.arange(batch_size) % NUM_CLASSES, jnp.ones(batch_size), jnp.int32(0))
     hp = {name: jnp.float32(HP[name]) for name in ("fidelity_weight", "image_diversity")}
